@@ -1,4 +1,4 @@
-//! Builds the C side of the `dpdk-lib` peer when the feature `dpdk` asks for it, and does nothing otherwise.
+//! Builds the C part of the `dpdk-lib` peer if the feature `dpdk` is enabled. Otherwise does nothing.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -11,7 +11,7 @@ fn dpdk_peer() {
     for file in ["peer/dpdk_peer.c", "peer/dpdk_peer.h"] {
         println!("cargo:rerun-if-changed={file}");
     }
-    // What offcore-dpdk's build script has found out about the library.
+    // Results of offcore-dpdk's build script about the library.
     let found = |what: &str| std::env::var(format!("DEP_OFFCORE_DPDK_{what}"));
     let expected = |what: &str| found(what).expect("offcore-dpdk is built with DPDK");
 
@@ -22,7 +22,8 @@ fn dpdk_peer() {
         .std("gnu11")
         .flag("-include")
         .flag("rte_config.h");
-    // The peer is a yardstick: built the same in every profile, for the instruction set of the library itself.
+    // The peer is a reference, so it is built in the same way in every profile, for the instruction set of the library
+    // itself.
     build.opt_level(3);
     expected("FLAGS").split_whitespace().for_each(|flag| {
         build.flag(flag);

@@ -1,4 +1,4 @@
-//! Builds the C side when the feature `dpdk` asks for it, and does nothing otherwise.
+//! Builds the C shim if the feature `dpdk` is enabled, and does nothing otherwise.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -10,8 +10,8 @@ fn main() {
 mod dpdk {
     use std::path::PathBuf;
 
-    /// The instruction sets beyond SSE4.2 that DPDK's headers have code for: as its configuration calls them, and how the
-    /// compiler has them switched off.
+    /// The instruction sets beyond SSE4.2 for which DPDK's headers contain code: the name in DPDK's configuration, and
+    /// the compiler option that disables the set.
     const INSTRUCTION_SETS: [(&str, &str); 3] =
         [("AVX", "-mno-avx"), ("AVX2", "-mno-avx2"), ("AVX512F", "-mno-avx512f")];
 
@@ -36,34 +36,35 @@ mod dpdk {
 
         let mut build = cc::Build::new();
         build.files(FILES).includes(&dpdk.include_paths).std("gnu11").flag("-include").flag("rte_config.h");
-        // Per-packet code of DPDK is in its headers: fast in every profile.
+        // Much of DPDK's per-packet code is in its headers, so it is optimized in every profile.
         build.opt_level(3).define("ALLOW_EXPERIMENTAL_API", None);
         flags.iter().for_each(|flag| {
             build.flag(flag);
         });
         build.compile("offcore_dpdk");
 
-        // By hand: the list of pkg-config names every DPDK library, and loads as many. Drivers are loaded by the EAL.
+        // The libraries are listed explicitly, because pkg-config would link, and load, every DPDK library. The EAL
+        // loads drivers.
         for path in &dpdk.link_paths {
             println!("cargo:rustc-link-search=native={}", path.display());
         }
         for library in ["rte_dmadev", "rte_ethdev", "rte_mbuf", "rte_mempool", "rte_eal"] {
             println!("cargo:rustc-link-lib=dylib={library}");
         }
-        // For the build scripts of crates that depend on this one.
+        // For the build scripts of dependent crates.
         let include: Vec<_> = dpdk.include_paths.iter().map(|path| path.display().to_string()).collect();
         println!("cargo:include={}", include.join(":"));
         println!("cargo:flags={}", flags.join(" "));
         println!("cargo:libdir={libdir}");
         if !libdir.starts_with("/usr/lib") {
-            // A build of one's own: programs find it where it is.
+            // For a DPDK outside the system's directories, programs get an rpath to find the libraries.
             println!("cargo:rpath=-Wl,-rpath,{libdir}");
             println!("cargo:rustc-link-arg=-Wl,-rpath,{libdir}");
         }
     }
 
-    /// The compiler's options for what the library was compiled for, by the configuration among its headers. They are
-    /// the library's own, less what it lacks: its `native` may have been another machine's.
+    /// Returns the compiler options that match the library's configuration, according to its headers. Instruction sets
+    /// that the library was built without are disabled, because its `native` may refer to another machine.
     fn target_flags(include_paths: &[PathBuf]) -> Vec<String> {
         if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Stations that send any frames to a bridge.
+//! Stations that send arbitrary frames to a bridge.
 #![no_main]
 
 #[path = "../../crates/offcore-flow/tests/hostile_bridge/bridge.rs"]

@@ -1,4 +1,4 @@
-//! A DSA device that completes what it likes, as it likes.
+//! A DSA device that writes arbitrary completions.
 #![no_main]
 
 #[path = "../../crates/offcore-dsa/tests/hostile/completions.rs"]

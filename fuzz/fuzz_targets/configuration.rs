@@ -1,4 +1,4 @@
-//! accel-config files of any content.
+//! accel-config files with arbitrary content.
 #![no_main]
 
 #[path = "../../crates/offcore-dsa/tests/hostile/configuration.rs"]

@@ -1,4 +1,4 @@
-//! A hostile front end and its guest at a real socket, against a running worker: the input is a script that they follow.
+//! A hostile front end and its guest at a real socket, against a running worker. The input is a script for them.
 #![no_main]
 
 #[path = "../../crates/offcore-vhost/tests/hostile_guest/live.rs"]

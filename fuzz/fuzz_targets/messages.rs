@@ -1,4 +1,5 @@
-//! vhost-user messages: the first byte is the number of file descriptors beside each, the rest is what the peer sends.
+//! vhost-user messages. The first byte is the number of file descriptors with each message, the rest is the peer's
+//! data.
 #![no_main]
 
 #[path = "../../crates/offcore-vhost/tests/hostile_guest/messages.rs"]

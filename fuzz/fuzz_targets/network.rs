@@ -1,4 +1,4 @@
-//! DHCP servers, routers and queriers that send anything to a host.
+//! DHCP servers, routers and queriers that send arbitrary packets to a host.
 #![no_main]
 
 #[path = "../../crates/offcore-tcp/tests/network/hostile.rs"]

@@ -1,4 +1,4 @@
-//! Checksums and segmentation that somebody leaves to be done, to a queue that takes some of it.
+//! Packets with missing checksums and segmentation, sent to a queue that supports some offloads.
 #![no_main]
 
 #[path = "../../crates/offcore-port/tests/hostile/offloads.rs"]

@@ -1,4 +1,4 @@
-//! The hostile other side of a packed queue: the input is a script that it follows.
+//! The hostile other side of a packed queue. The input is its script.
 #![no_main]
 
 #[path = "../../crates/offcore-ring/tests/hostile_packed/script.rs"]

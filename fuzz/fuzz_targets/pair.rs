@@ -1,4 +1,4 @@
-//! Two hostile guests with checksums and segmentation negotiated, and the way between them in one copy or in two.
+//! Two hostile guests with checksum and segmentation offloads, connected by one copy or by two.
 #![no_main]
 
 #[path = "../../crates/offcore-vhost/tests/hostile_guest/neighbour.rs"]

@@ -1,4 +1,4 @@
-//! Capture files of any bytes, to the reader and to a pcap port.
+//! Capture files with arbitrary content, for the reader and for a pcap port.
 #![no_main]
 
 #[path = "../../crates/offcore-port/tests/hostile/pcap.rs"]

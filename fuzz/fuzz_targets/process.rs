@@ -1,4 +1,4 @@
-//! A process of an application that sends anything and stores anything in the shared memory.
+//! An application process that sends arbitrary messages and writes arbitrary values to the shared memory.
 #![no_main]
 #![allow(dead_code, reason = "tests need more of the modules")]
 

@@ -1,4 +1,4 @@
-//! HTTP requests of any content to the file server.
+//! HTTP requests with arbitrary content for the file server.
 #![no_main]
 
 #[path = "../../crates/offcore-flow/tests/apps/requests.rs"]

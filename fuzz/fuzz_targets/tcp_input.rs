@@ -1,4 +1,4 @@
-//! Frames of any content to a host of ARP, ICMP, UDP and TCP over IPv4 and IPv6.
+//! Frames with arbitrary content for a host with ARP, ICMP, UDP and TCP over IPv4 and IPv6.
 #![no_main]
 
 #[allow(dead_code, reason = "tests need more of it")]

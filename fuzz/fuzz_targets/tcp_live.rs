@@ -1,4 +1,4 @@
-//! A TCP connection whose peer, application and routers do what the input says.
+//! A TCP connection whose peer, application and routers follow the input.
 #![no_main]
 
 #[allow(dead_code, reason = "tests need more of it")]

@@ -1,4 +1,4 @@
-//! A hostile guest's rings, tables and buffers: the input is a script that the guest follows.
+//! A hostile guest's rings, tables and buffers. The input is the guest's script.
 #![no_main]
 
 #[path = "../../crates/offcore-vhost/tests/hostile_guest/arena.rs"]

@@ -20,7 +20,7 @@ static void stuck(int signal)
 {
     (void)signal;
     const char *text = current;
-    // Output that cannot be written is missed by whoever compares.
+    // A failed write is detected by the comparison of outputs.
     if (write(STDOUT_FILENO, "stuck: ", 7) + write(STDOUT_FILENO, text, strlen(text)) + write(STDOUT_FILENO, "\n", 1))
         _exit(3);
     _exit(3);
@@ -41,7 +41,8 @@ void begin(int argc, char **argv)
     for (int i = 0; i < 4; i++)
         addresses[i] = argv[2 + i];
     extra = argv + 6;
-    // The peer keeps its sockets by control connection, so a program that executes itself goes on with the same one.
+    // The peer identifies sockets by control connection, so a program that executes itself keeps using the same
+    // connection.
     const char *inherited = getenv("CONTROL_FD");
     if (inherited) {
         control = atoi(inherited);
@@ -50,7 +51,7 @@ void begin(int argc, char **argv)
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     snprintf(to.sun_path, sizeof to.sun_path, "%s", argv[1]);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-    // Out of the way: tests look at which descriptor is the lowest.
+    // A high number, because tests check which descriptor is the lowest free one.
     control = fcntl(fd, F_DUPFD, 200);
     close(fd);
     if (connect(control, (struct sockaddr *)&to, sizeof to))
@@ -76,7 +77,7 @@ static void print(const char *label, const char *text)
 {
     char line[1024];
     int len = snprintf(line, sizeof line, "%s%s: %s\n", before, label, text);
-    // One write a line: lines of several processes are not torn.
+    // Each line is one write, so that lines of several processes are not mixed.
     if (write(STDOUT_FILENO, line, (size_t)len) != len)
         _exit(2);
 }
@@ -315,7 +316,7 @@ uint16_t port_of(int fd)
     socklen_t len = sizeof own;
     if (getsockname(fd, (struct sockaddr *)&own, &len))
         broken("getsockname: %s", error_name(errno));
-    // The port is at the same place in both families.
+    // The port has the same offset in both families.
     return ntohs(own.sin6_port);
 }
 
@@ -402,8 +403,8 @@ long fill_up(int fd, unsigned seed)
                 quiet = 0;
             }
         } while (done > 0);
-        // There may be room for some although poll does not report any, and a peer may find room at the next attempt
-        // of a retransmission.
+        // There may be room for some bytes although poll does not report it, and the peer may accept more at the next
+        // retransmission.
         poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, 50);
     }
     return sent;
@@ -446,7 +447,7 @@ void await_sleep(pid_t process, pid_t thread)
         if (len <= 0)
             return;
         stat[len] = 0;
-        // The state is behind the name in brackets.
+        // The state follows the name in parentheses.
         const char *state = strrchr(stat, ')');
         if (state && state[1] == ' ' && state[2] == 'S')
             return;

@@ -1,4 +1,4 @@
-// connect: every way it ends, what poll and SO_ERROR say meanwhile, and the two ends' addresses.
+// connect: all outcomes, the results of poll and SO_ERROR, and the addresses of both ends.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -62,7 +62,7 @@ static void success(int family)
     prefix("");
 }
 
-// The address is cut to the room there is, and the length says how long it would be.
+// An address is truncated to the available room, and the returned length is the full length.
 static void truncated_names(void)
 {
     int fd = opened(AF_INET, 1);
@@ -90,7 +90,7 @@ static void truncated_names(void)
 
 static void refused(void)
 {
-    // A port that was free a moment ago and has no listener.
+    // A port that was recently free and has no listener.
     uint16_t port = (uint16_t)must("listen 1 %s 1", all_arguments[3]);
     must("close 1");
     int fd = tcp(AF_INET);
@@ -134,7 +134,8 @@ static void refused(void)
     close(fd);
 }
 
-// A listener whose queue is full drops the request, so the connection is on its way until the peer accepts one.
+// A listener with a full queue drops the request, so the connection stays in progress until the peer accepts another
+// one.
 static void in_progress(void)
 {
     char byte;
@@ -187,7 +188,7 @@ static void in_progress(void)
 
 static void unreachable(void)
 {
-    // Nobody has this address, which is on the link.
+    // An unused address on the link.
     int fd = tcp(AF_INET);
     result("nobody-connect", join(fd, address("10.99.0.77", 9)));
     result("nobody-error", int_of(fd, SOL_SOCKET, SO_ERROR));
@@ -226,7 +227,7 @@ static void bound(void)
     close(fd);
 }
 
-// What was set before connect is so afterwards, and the descriptor is the same one.
+// Settings made before connect are kept, and the descriptor stays the same.
 static void kept(void)
 {
     uint16_t port = (uint16_t)must("listen 1 %s 4", all_arguments[3]);
@@ -254,7 +255,7 @@ static void kept(void)
     set_nonblocking(copy, false);
     char byte;
     result("kept-timeout", recv(fd, &byte, 1, 0));
-    // The duplicate is of the connection, though it is older.
+    // The duplicate refers to the connection, although it was made before connect.
     result("kept-copy-send", send(copy, "copy", 4, 0));
     peer_says("kept-copy-peer", "recv 2 4");
     close(fd);

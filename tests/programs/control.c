@@ -1,5 +1,5 @@
-// Datagrams with control messages and options: header fields of sent datagrams, control messages of received ones, datagrams of
-// several parts and in segments, and sockets that share a port.
+// Datagrams with control messages and options: header fields of sent datagrams, control messages of received ones,
+// datagrams from several buffers and in segments, and sockets that share a port.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -16,7 +16,8 @@
 
 static char buffer[70000], room[512];
 
-// A socket bound to this side's address. The peer's socket 1 gets its address.
+// Returns a socket bound to this side's address, and sends a datagram to the peer's socket 1, which thereby learns the
+// address.
 static int met(int family, struct place *there)
 {
     const char *text = family == AF_INET ? all_arguments[3] : all_arguments[5];
@@ -159,7 +160,7 @@ static void received(int family)
     set_int(fd, level, v4 ? IP_PKTINFO : IPV6_RECVPKTINFO, 1);
     must("reply 1 5 1");
     told("pktinfo", fd, sizeof room);
-    // The destination address.
+    // Sends with the destination address of a received datagram as source.
     struct place ours = here(family, 0);
     struct cmsghdr *control = (struct cmsghdr *)room;
     if (v4) {
@@ -278,7 +279,7 @@ static void segments(int family)
     prefix("");
 }
 
-// Receives datagrams of 1000 bytes, joined or not.
+// Receives datagrams of 1000 bytes, coalesced or not.
 static void joined(int family)
 {
     prefix(family == AF_INET ? "joined4-" : "joined6-");
@@ -323,7 +324,7 @@ static int sharing(int name, struct place at)
     return fd;
 }
 
-// The one of two sockets that has a datagram.
+// Names the socket that has a datagram.
 static const char *which(int one, int two)
 {
     struct pollfd both[] = {{one, POLLIN, 0}, {two, POLLIN, 0}};
@@ -365,7 +366,7 @@ static void shared(void)
     result("port-and-address", sharing(SO_REUSEADDR, at));
     close(first);
     const char *receiver = "none";
-    // A stack in another process learns of the close later: a datagram may still reach the closed socket.
+    // A stack in another process notices the close later, so a datagram may still reach the closed socket.
     for (int tries = 0; tries < 5 && !strcmp(receiver, "none"); tries++) {
         must("reply 1 5 1");
         receiver = which(second, second);

@@ -6,13 +6,13 @@
 
 static char buffer[4096];
 
-// Waits, so that data sent too early would show.
+// Waits, so that data sent too early would be noticed.
 static void pause_a_little(void)
 {
     must("pause 5");
 }
 
-// Received bytes, and the number of segments.
+// Prints the received bytes and the number of segments.
 static void came(const char *label, int bytes)
 {
     prefix(label);
@@ -31,7 +31,7 @@ static void corks(int fd)
     result("uncork", set_int(fd, IPPROTO_TCP, TCP_CORK, 0));
     came("corked", 300);
 
-    // Like an answer of nginx.
+    // Headers and a file, as nginx sends an answer.
     int file = file_of(1000, 3);
     off_t offset = 0;
     set_int(fd, IPPROTO_TCP, TCP_CORK, 1);
@@ -41,7 +41,7 @@ static void corks(int fd)
     set_int(fd, IPPROTO_TCP, TCP_CORK, 0);
     came("answer", 1238);
 
-    // The next answer's head does not hold the end of the previous one.
+    // The corked header of the next answer does not delay the end of the previous answer.
     set_int(fd, IPPROTO_TCP, TCP_CORK, 1);
     result("first", write(fd, buffer, 100));
     set_int(fd, IPPROTO_TCP, TCP_CORK, 0);

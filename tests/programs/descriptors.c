@@ -1,5 +1,5 @@
-// Descriptors of connections: duplicates, flags, which number is taken, what the rest of the system says they are, and
-// passing them on.
+// Descriptors of connections: duplicates, flags, descriptor numbers, how other system calls describe them, and passing
+// them to other processes.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -18,7 +18,7 @@ static void on_signal(int signal)
 
 static void lowest(void)
 {
-    // The library of a stack keeps its own descriptors out of the way.
+    // The library of a stack keeps its own descriptors at other numbers.
     int a = tcp(AF_INET), b = tcp(AF_INET), c = tcp(AF_INET);
     say("lowest", "%d %d %d", a, b, c);
     close(a);
@@ -74,7 +74,7 @@ static void duplicates(void)
 
     int one = opened(AF_INET, 1), two = opened(AF_INET, 2);
     say("dup2-over", "%s", dup2(one, two) == two ? "ok" : error_name(errno));
-    // What was there is closed.
+    // The overwritten descriptor is closed.
     peer_says("dup2-over-peer", "recv 2 1");
     must("text 1 byboth");
     bytes("dup2-recv", recv(two, buffer, 99, 0), buffer);
@@ -186,7 +186,7 @@ static void no_more(void)
     result("emfile-dup", dup(from));
     polled("emfile-poll", from, POLLIN);
     setrlimit(RLIMIT_NOFILE, &before);
-    // The connection still waits.
+    // The connection still waits in the queue.
     int fd = accept(from, NULL, NULL);
     must("text 1 waited");
     bytes("emfile-later", recv(fd, buffer, 99, 0), buffer);
@@ -249,7 +249,7 @@ static void passing(void)
     if (!child) {
         watchdog();
         close(over[0]);
-        // The connection is younger than the child.
+        // The connection was opened after the child was forked.
         fd = receive(over[1]);
         bytes("recv", recv(fd, buffer, 99, 0), buffer);
         result("send", send(fd, "child", 5, 0));
@@ -277,7 +277,7 @@ static void passing(void)
     close(fd);
     close(from);
 
-    // A connection in a message that nobody receives ends with the message.
+    // A connection in a message that is never received is closed with the message.
     prefix("lost-");
     fd = opened(AF_INET, 1);
     result("passed", pass(over[0], fd));

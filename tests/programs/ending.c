@@ -1,4 +1,4 @@
-// How a connection ends: half-close in both directions, EOF, resets, SIGPIPE, lingering.
+// Ends of connections: half-close in both directions, EOF, resets, SIGPIPE, lingering.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -76,7 +76,7 @@ static void shutdown_read(void)
     polled("rd-poll", fd, ALL);
     result("rd-recv", recv(fd, buffer, 9, 0));
     must("text 1 after");
-    // Linux takes what arrives later all the same.
+    // Linux delivers data that arrives after SHUT_RD.
     bytes("rd-recv-later", recv(fd, buffer, 9, 0), buffer);
     result("rd-send", send(fd, "out", 3, 0));
     peer_says("rd-peer", "recv 1 3");
@@ -88,7 +88,7 @@ static void shutdown_read(void)
     close(fd);
 }
 
-// The peer closes with data unread, or with linger 0.
+// The peer closes with unread data, or with linger 0.
 static void reset(const char *name, bool unread, bool data)
 {
     prefix(name);
@@ -121,7 +121,7 @@ static void reset(const char *name, bool unread, bool data)
     prefix("");
 }
 
-// The same with the call that finds out first: each of them takes the error.
+// The first call after a reset returns and clears the error, whichever call it is.
 static void reset_found_by(void)
 {
     int fd = opened(AF_INET, 1);
@@ -177,7 +177,7 @@ static void broken_pipe(void)
     signal(SIGPIPE, on_pipe);
     close(fd);
 
-    // The peer is closed: the first write is taken, the answer to it is a reset.
+    // The peer has closed: the first write succeeds, and the peer answers with a reset.
     fd = opened(AF_INET, 1);
     must("close 1");
     await(fd, POLLRDHUP);
@@ -206,7 +206,7 @@ static void ours(void)
     result("close-unread", close(fd));
     peer_says("close-unread-peer", "recv 1 1");
 
-    // What a server says before it closes is there before the reset, though it has not read what it was asked.
+    // Data that a server sends before it closes arrives before the reset, although the server has not read its input.
     static uint8_t answer[900];
     for (int lingers = 0; lingers < 2; lingers++) {
         fd = opened(AF_INET, 1);
@@ -247,7 +247,7 @@ static void ours(void)
     fill(much, sizeof much, 4, 0);
     amount("close-after-write", write(fd, much, sizeof much), sizeof much);
     result("close-after-write-close", close(fd));
-    // All that was written arrives, though the socket is closed.
+    // All written data arrives, although the socket is closed.
     peer_says("close-after-write-peer", "drain 1");
 
     fd = opened(AF_INET, 1);

@@ -22,7 +22,7 @@ static int control(int set, int operation, int fd, uint32_t events, uint32_t num
     return epoll_ctl(set, operation, fd, &event);
 }
 
-// Prints every event, by number.
+// Prints every event by number.
 static void events_of(const char *label, int set, int timeout)
 {
     struct epoll_event events[8];
@@ -83,7 +83,7 @@ static void level(void)
     close(set);
 }
 
-// Of 50 times that something comes behind data that is left, how many are told of.
+// Sends data 50 times while older data is unread. Returns the number of edges that are reported.
 static int edges_with_data_left(int fd, int set)
 {
     int edges = 0;
@@ -116,7 +116,7 @@ static void edge(void)
             _exit(0);
         waitpid(child, NULL, 0);
     }
-    // Who shares the socket may be told once more.
+    // A socket that is shared may be reported once more.
     while (epoll_wait(set, (struct epoll_event[1]){0}, 1, 20) > 0) {
     }
     result("edge-each-time-after-children", edges_with_data_left(fd, set));
@@ -134,7 +134,7 @@ static void edge(void)
     control(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, 3);
     events_of("edge-mod-drained", set, 0);
     fill_up(fd, 7);
-    // The room that came and went meanwhile was an edge or was none.
+    // Room that appeared in the meantime may or may not have been an edge.
     epoll_wait(set, (struct epoll_event[1]){0}, 1, 0);
     events_of("edge-full", set, 0);
     must("later 0 drain 1");
@@ -251,7 +251,7 @@ static void closing(void)
     events_of("dup-both-report", set, 0);
     close(copy);
     result("dup-del", control(set, EPOLL_CTL_DEL, fd, 0, 0));
-    // The closed duplicate's registration lives as long as the socket.
+    // The closed duplicate's registration exists as long as the socket.
     events_of("dup-closed-still-reports", set, 0);
     close(fd);
     events_of("dup-all-closed", set, 0);
@@ -276,7 +276,7 @@ static void before_connect(void)
     close(fd);
     close(set);
 
-    // As nginx does: no wait between the registration and connect.
+    // As in nginx, nothing waits between the registration and connect.
     fd = tcp(AF_INET);
     set_nonblocking(fd, true);
     set = set_of(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
@@ -303,7 +303,7 @@ static void before_connect(void)
     close(set);
 }
 
-// A socket that is in two sets, in one of them by a duplicate, before anyone knows where it will be connected to.
+// A socket in two sets, in one of them by a duplicate, before its destination is known.
 static void aliases_before_connect(void)
 {
     uint16_t port = (uint16_t)must("listen 2 %s 8", all_arguments[3]);
@@ -410,7 +410,7 @@ static void listening(void)
     close(accept(from, NULL, NULL));
     close(accept(from, NULL, NULL));
     events_of("listener-level-empty", level, 0);
-    // Registered before it listens, as a socket that may become either.
+    // Registered before it listens, when the socket could still become a client.
     int late = tcp(AF_INET);
     int set = set_of(late, EPOLLIN);
     bind_to(late, here(AF_INET, 0));
@@ -462,7 +462,7 @@ static void mixed(void)
     close(set);
 }
 
-// A process that has put itself into a sandbox, which lets everything pass.
+// A process with a system call filter that allows everything.
 static void filtered(void)
 {
     int fd = opened(AF_INET, 1);

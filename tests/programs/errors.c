@@ -1,4 +1,4 @@
-// Datagrams that are not delivered: the error queue, and datagrams to all hosts of a network.
+// Datagrams that are not delivered: the error queue, and broadcast datagrams.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -15,7 +15,7 @@ static long sent_to(int fd, const void *data, size_t len, struct place to)
     return sendto(fd, data, len, 0, (struct sockaddr *)&to.addr, to.len);
 }
 
-// A socket bound to this side's address.
+// Returns a socket bound to this side's address.
 static int bound(int family)
 {
     int fd = udp(family);
@@ -24,7 +24,7 @@ static int bound(int family)
     return fd;
 }
 
-// Waits for a datagram. poll returns at once while an error is queued.
+// Waits for a datagram. poll returns immediately while an error is queued.
 static void await_data(int fd)
 {
     int there = 0;
@@ -34,7 +34,7 @@ static void await_data(int fd)
     }
 }
 
-// Reads the error queue: what it is, of whom, and about which datagram.
+// Reads the error queue: the error, its source, and the datagram that caused it.
 static void queued(const char *label, int fd, int family, uint16_t port, size_t space)
 {
     char text[200], room[256];
@@ -99,13 +99,13 @@ static void errors(int family)
     result("recv-data", recv(fd, buffer, 99, MSG_DONTWAIT));
     queued("cut", fd, family, port, 20);
     result("error", int_of(fd, SOL_SOCKET, SO_ERROR));
-    // A datagram that is too long for the way.
+    // A datagram that is longer than the path MTU.
     int discover = family == AF_INET ? IP_MTU_DISCOVER : IPV6_MTU_DISCOVER;
     set_int(fd, level, discover, IP_PMTUDISC_DO);
     result("too-long", sent_to(fd, buffer, 3000, peer(family, open)));
     queued("too-long-queued", fd, family, open, 256);
     polled("too-long-poll", fd, ALL);
-    // A connected one, and one that no longer asks for errors.
+    // A connected socket, and a socket that no longer requests errors.
     join(fd, peer(family, port));
     send(fd, "connected", 9, 0);
     await(fd, POLLIN | POLLERR);
@@ -115,7 +115,7 @@ static void errors(int family)
     result("option-off", set_int(fd, level, option, 0));
     queued("cleared", fd, family, port, 256);
     close(fd);
-    // The option is set before the socket belongs anywhere.
+    // The option is set before the socket is bound or connected.
     fd = udp(family);
     set_int(fd, level, option, 1);
     join(fd, peer(family, port));
@@ -126,7 +126,7 @@ static void errors(int family)
     prefix("");
 }
 
-// Prints what an epoll set shows of its one socket.
+// Prints the events of an epoll set with one socket.
 static void events_of(const char *label, int set, int timeout)
 {
     struct epoll_event event;
@@ -143,7 +143,7 @@ static int set_of(int fd, uint32_t events)
     return set;
 }
 
-// Prints what select shows of a socket: whether it can be read, written, and has an exception.
+// Prints the result of select for a socket: readable, writable, exception.
 static void selected(const char *label, int fd)
 {
     fd_set sets[3];
@@ -157,7 +157,8 @@ static void selected(const char *label, int fd)
         FD_ISSET(fd, &sets[2]) ? " exception" : "");
 }
 
-// What epoll, select and poll show of errors. With `queue` the socket has an error queue, else it is connected.
+// Prints errors as epoll, select and poll report them. With `queue` the socket has an error queue, otherwise it is
+// connected.
 static void watched(int family, bool queue)
 {
     prefix(queue ? "watched-queue-" : "watched-connected-");
@@ -165,7 +166,7 @@ static void watched(int family, bool queue)
     uint16_t open = (uint16_t)must("udp 2 %s", there), port = (uint16_t)must("udp 1 %s", there);
     must("close 1");
     int fd = bound(family);
-    // One set has the socket before the error and before the option, the others ask for little.
+    // The first set contains the socket before the error and before the option. The others request few events.
     int level = set_of(fd, EPOLLIN | EPOLLOUT | EPOLLPRI), edge = set_of(fd, EPOLLIN | EPOLLET);
     int nothing = set_of(fd, 0), once = set_of(fd, EPOLLIN | EPOLLONESHOT);
     if (queue)
@@ -196,7 +197,7 @@ static void watched(int family, bool queue)
     events_of("told-edge", edge, 0);
     events_of("told-nothing", nothing, 0);
     selected("told-select", fd);
-    // An error, and data behind it.
+    // An error, followed by data.
     queue ? sent_to(fd, "two", 3, peer(family, port)) : send(fd, "two", 3, 0);
     events_of("second-edge", edge, TIMEOUT);
     if (!queue)
@@ -212,7 +213,7 @@ static void watched(int family, bool queue)
     polled("data-left-poll", fd, ALL);
     result("recv", recv(fd, buffer, 99, MSG_DONTWAIT));
     events_of("empty", level, 0);
-    // A call that waits for data is not disturbed by the queue, and poll is woken by an error that comes later.
+    // A call that waits for data is not interrupted by the error queue, and a later error wakes poll.
     if (queue) {
         sent_to(fd, "three", 5, peer(family, port));
         events_of("third", nothing, TIMEOUT);
@@ -232,7 +233,7 @@ static void watched(int family, bool queue)
     prefix("");
 }
 
-// A datagram to all hosts of the network needs an option.
+// Sending a broadcast datagram requires an option.
 static void broadcast(void)
 {
     prefix("broadcast-");
@@ -253,7 +254,7 @@ static void broadcast(void)
     result("allowed-send", send(fd, "to all again", 12, 0));
     peer_says("allowed-send-peer", "recvfrom 1");
     close(fd);
-    // A socket that nothing has been done with yet.
+    // A new, unused socket.
     fd = udp(AF_INET);
     result("new-sendto", sent_to(fd, "x", 1, to));
     result("new-connect", join(fd, to));

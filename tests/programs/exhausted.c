@@ -1,5 +1,5 @@
-// A process that may have few descriptors: it makes sockets, connects and accepts until it has none left, closes some, and goes on.
-// Behind the others is an argument for a run beside a stack that has none left itself.
+// A process with a low limit of descriptors. It creates sockets, connects and accepts until it has none left, closes
+// some, and continues. An additional argument is for a run with a stack that itself runs out of descriptors.
 //
 //     exhausted ... [hold]
 #define _GNU_SOURCE
@@ -13,7 +13,7 @@
 static int made[MOST * 4];
 static int count;
 
-// Sockets that can be made, connected; the error of the next one.
+// Creates and connects sockets until an error occurs. Returns their number and prints the error.
 static int make_all(uint16_t port, int most)
 {
     while (count < most) {
@@ -34,7 +34,7 @@ static void close_some(int some)
 }
 
 
-// Holds as many sessions as there are for as long as its standard input is open.
+// Creates as many sessions as possible and holds them until its standard input ends.
 static void hold(void)
 {
     uint16_t port = (uint16_t)must("listen 5 %s 256", extra[-3]);
@@ -44,7 +44,7 @@ static void hold(void)
     char byte;
     if (read(STDIN_FILENO, &byte, 1) < 0)
         broken("standard input");
-    // What could not be made can be made when others have gone.
+    // Sockets can be created again after others were closed.
     close_some(4);
     usleep(100000);
     int fd = socket(AF_INET, SOCK_STREAM, 0);

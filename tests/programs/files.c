@@ -1,4 +1,4 @@
-// Files and pipes to a connection and back, without the bytes passing the program: sendfile, splice.
+// sendfile and splice between files, pipes and connections, without copying the bytes through the program.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -11,7 +11,7 @@ static void from_file(int fd)
 {
     int file = file_of(10000, 3);
     off_t offset = 0;
-    // The peer's checksums are of the same bytes as `send S N SEED` would give.
+    // The peer's checksums are the same as for `send S N SEED`.
     result("sendfile-offset", sendfile(fd, file, &offset, 1000));
     say("sendfile-offset-moved", "%ld", (long)offset);
     result("sendfile-offset-file-stays", lseek(file, 0, SEEK_CUR));
@@ -31,7 +31,7 @@ static void from_file(int fd)
     result("sendfile-negative", sendfile(fd, file, &offset, 10));
     offset = 0;
     result("sendfile-none", sendfile(fd, file, &offset, 0));
-    // More is asked for than the file has, with its own position.
+    // Requests more bytes than the file has, at the file's own position.
     result("sendfile-rest", sendfile(fd, file, NULL, 100000));
     peer_says("sendfile-rest-peer", "recv 1 9500");
     result("sendfile-rest-position", lseek(file, 0, SEEK_CUR));
@@ -79,7 +79,7 @@ static void large(void)
     set_nonblocking(fd, true);
     amount("sendfile-nonblocking", sendfile(fd, file, &offset, 16000000), 16000000);
     say("sendfile-nonblocking-offset", "%s", offset > 0 && offset < 16000000 ? "between" : "?");
-    // There may be room for some although poll does not report any.
+    // There may be room for some bytes although poll does not report it.
     for (int quiet = 0; quiet < 3; quiet++) {
         while (sendfile(fd, file, &offset, 16000000) > 0)
             quiet = 0;
@@ -125,8 +125,8 @@ static void ended(void)
     close(file);
 }
 
-// A pipe with too little room: splice moves as much as fits. Without room the call waits or fails, depending on the flag and the
-// pipe's descriptor.
+// A pipe with too little room: splice moves as many bytes as fit. Without room the call waits or fails, depending on
+// the flag and the pipe's descriptor.
 static void full_pipe(int fd, int *pipe_fds)
 {
     int size = fcntl(pipe_fds[1], F_SETPIPE_SZ, 16384), there = 0;
@@ -172,7 +172,7 @@ static void splices(int fd)
     must("text 1 spliced");
     result("splice-in", splice(fd, NULL, pipe_fds[1], NULL, 100, 0));
     bytes("splice-in-pipe", read(pipe_fds[0], buffer, 100), buffer);
-    // The flag is for the pipe; whether the socket blocks is the descriptor's affair.
+    // The flag applies only to the pipe. The descriptor's flags determine whether the socket blocks.
     must("later 30 text 1 flag");
     result("splice-in-flag-blocks", splice(fd, NULL, pipe_fds[1], NULL, 100, SPLICE_F_NONBLOCK));
     bytes("splice-in-flag-pipe", read(pipe_fds[0], buffer, 100), buffer);
@@ -194,7 +194,7 @@ static void splices(int fd)
     set_nonblocking(pipe_fds[0], true);
     result("splice-out-empty", splice(pipe_fds[0], NULL, fd, NULL, 100, SPLICE_F_NONBLOCK));
     result("splice-none", splice(fd, NULL, pipe_fds[1], NULL, 0, 0));
-    // sendfile takes a pipe as the file too.
+    // sendfile also accepts a pipe as input.
     if (write(pipe_fds[1], "piped", 5) != 5)
         broken("write");
     int file = file_of(100, 3);

@@ -1,14 +1,14 @@
-// Other names of the calls: the checked variants that a compiler puts in place of read, recv, recvfrom, poll and fd_set
-// with _FORTIFY_SOURCE=2, and the names with two underscores that the C library has for old programs.
+// Alternative names of the calls: the checked variants of read, recv, recvfrom, poll and fd_set that a compiler uses
+// with _FORTIFY_SOURCE=2, and the names with two underscores that the C library keeps for old programs.
 #define _GNU_SOURCE
 #include "common.h"
 
 #include <sys/prctl.h>
 
-// A length that the compiler does not know is what makes it call the checked variant.
+// The compiler only uses the checked variant for a length that it does not know.
 static volatile size_t some = 8;
 
-// No header has them.
+// No header declares these functions.
 int __connect(int fd, const struct sockaddr *addr, socklen_t len);
 ssize_t __read(int fd, void *to, size_t len);
 ssize_t __write(int fd, const void *from, size_t len);
@@ -72,7 +72,7 @@ int main(int argc, char **argv)
     result("recv-closed", recv(fd, text, some, 0));
 
     old_names();
-    // Asking for more than there is room for ends the program; the child's message goes nowhere.
+    // A read into a buffer that is too small ends the program. The child's message is discarded.
     some = 64;
     pid_t child = fork();
     if (!child) {

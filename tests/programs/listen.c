@@ -1,5 +1,5 @@
-// Listeners: what accept returns and inherits, a full queue, connections that end while they wait, addresses shared and
-// taken.
+// Listeners: results of accept and inherited options, a full queue, connections that end while they wait, and shared or
+// used addresses.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -15,7 +15,7 @@ static void unconnected_calls(void)
     result("bind", bind_to(fd, here(AF_INET, 0)));
     say("bind-port", "%s", port_of(fd) ? "chosen" : "0");
     must("start 1 %s %d", here_text(AF_INET), port_of(fd));
-    // Bound is not listening.
+    // A bound socket does not listen yet.
     peer_says("bound-only-peer", "up 1 8000");
     result("listen", listen(fd, 4));
     result("listen-again", listen(fd, 8));
@@ -155,7 +155,7 @@ static void overflow(void)
     static const char *labels[] = {"overflow-accept-1", "overflow-accept-2", "overflow-accept-3"};
     for (int i = 0; i < 3; i++) {
         if (i == 2) {
-            // It asks again after a second.
+            // The peer retransmits its request after a second.
             peer_says("overflow-third-later", "up 3 5000");
             must("text 3 three");
         }
@@ -191,7 +191,7 @@ static void ended_while_waiting(void)
     bytes("closed-recv", recv(fd, buffer, 99, 0), buffer);
     result("closed-eof", recv(fd, buffer, 99, 0));
     close(fd);
-    // The third one waits when the listener is closed.
+    // The third connection still waits when the listener is closed.
     result("close-listener", close(from));
     peer_says("close-listener-peer", "recv 3 1");
 
@@ -204,7 +204,8 @@ static void ended_while_waiting(void)
     close(fd);
 }
 
-// A port that is free in both families and on every address: an old connection may hold one on a single address.
+// Returns a port that is free in both families and on every address, because an old connection may use a port on one
+// address only.
 static uint16_t free_port(void)
 {
     int fd = tcp(AF_INET6);
@@ -253,7 +254,7 @@ static void shared_addresses(void)
         must("connect %d %s %d", i + 1, here_text(AF_INET), port);
         struct pollfd both[] = {{.fd = one, .events = POLLIN}, {.fd = two, .events = POLLIN}};
         poll(both, 2, TIMEOUT);
-        // One of the two has it, never both.
+        // Exactly one of the two receives each connection.
         taken += !!both[0].revents + !!both[1].revents;
         close(accept(both[0].revents ? one : two, NULL, NULL));
     }
@@ -263,7 +264,7 @@ static void shared_addresses(void)
     close(three);
 }
 
-// A server that restarts while its old connections are in TIME_WAIT.
+// A server restarts while its old connections are in TIME_WAIT.
 static void restart(void)
 {
     int from = listener(AF_INET, 4);
@@ -345,7 +346,7 @@ static void ipv6_only(void)
     close(from);
 }
 
-// A port is free again when the call that closes its listener returns, as iperf3 has it.
+// A port is free once the call that closes its listener returns. iperf3 relies on this.
 static void again(void)
 {
     int first = tcp(AF_INET);

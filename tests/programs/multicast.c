@@ -1,5 +1,5 @@
-// Multicast groups of datagram sockets, as programs for mDNS and SSDP use them: memberships, copies for several sockets, the
-// sender's own copy, and the options of sent datagrams.
+// Multicast groups of datagram sockets, as programs for mDNS and SSDP use them: memberships, copies for several
+// sockets, the sender's own copy, and the options of sent datagrams.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -19,7 +19,7 @@ static const char *group(int number)
     return text;
 }
 
-// Joins or leaves a group by this side's interface.
+// Joins or leaves a group on this side's interface.
 static int change(int fd, bool joins, const char *text)
 {
     struct place at = address(text, 0);
@@ -41,7 +41,7 @@ static int change_generic(int fd, bool joins, unsigned interface, const char *te
     return setsockopt(fd, level, joins ? MCAST_JOIN_GROUP : MCAST_LEAVE_GROUP, &asked, sizeof asked);
 }
 
-// A socket at a port of all addresses, which others may share.
+// Returns a socket bound to a port of all addresses, which other sockets may share.
 static int shared(uint16_t port)
 {
     int fd = udp(family);
@@ -56,7 +56,8 @@ static void peer_sends(const char *text, uint16_t port, int len)
     must("sendto 1 %s %d %d 1", text, port, len);
 }
 
-// Prints the lengths of datagrams that a socket has, up to the one of 99 bytes that the peer sends to it last.
+// Prints the lengths of a socket's datagrams, up to the final one with 99 bytes, which the peer sends to this socket
+// alone.
 static void received(const char *label, int fd)
 {
     char text[200] = "";
@@ -74,7 +75,7 @@ static void received(const char *label, int fd)
     say(label, "%s", text);
 }
 
-// Prints whether a group's datagrams stop coming.
+// Prints whether a group's datagrams stop arriving.
 static void stops(const char *label, int fd, const char *text)
 {
     bool comes = true;
@@ -125,7 +126,7 @@ static void members(int fd)
     peer_sends(group(1), port, 11);
     peer_sends(group(3), port, 13);
     received("two-sockets-newest", other);
-    // The datagram to one address reaches the newest socket only.
+    // A unicast datagram only reaches the newest socket.
     bool more = true;
     for (int i = 0; i < 2 && more; i++) {
         await(fd, POLLIN);
@@ -165,7 +166,7 @@ static long send_to_group(int fd, const char *text, uint16_t port, size_t len)
     return sendto(fd, buffer, len, 0, (struct sockaddr *)&to.addr, to.len);
 }
 
-// The sender's own copy, and what the peer gets.
+// Tests the sender's own copy and the peer's copy.
 static void sender(int fd)
 {
     bool v4 = family == AF_INET;
@@ -218,7 +219,7 @@ static void sender(int fd)
     change(fd, false, group(1));
 }
 
-// What a responder learns of a question: the group, and its own address.
+// Tests the addresses that a responder gets with a query: the group, and its own address.
 static void told(int fd)
 {
     bool v4 = family == AF_INET;
@@ -244,7 +245,7 @@ static void told(int fd)
             index = info->ipi6_ifindex;
         }
         say("told-of", "%s own %s by %s", to, own, index == if_nametoindex("t0") ? "t0" : "another");
-        // The answer goes from the address that the question came to, as mDNS responders send it.
+        // The answer has the query's destination as source address, as mDNS responders send it.
         struct place answer = {.len = message.msg_namelen};
         memcpy(&answer.addr, &from.addr, sizeof from.addr);
         result("answer", sendto(fd, "answer", 6, 0, (struct sockaddr *)&answer.addr, answer.len));
@@ -295,7 +296,7 @@ int main(int argc, char **argv)
             limit(fd);
         close(fd);
     }
-    // A stream has no groups.
+    // A stream socket cannot join groups.
     int fd = tcp(AF_INET);
     family = AF_INET;
     prefix("");

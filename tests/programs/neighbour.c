@@ -1,5 +1,5 @@
-// An application beside others: it sends and receives all the time, and checks each byte. It goes on until its standard input has
-// something, or ends.
+// An application that runs beside others. It sends and receives continuously and checks each byte. It runs until its
+// standard input has data or ends.
 #define _GNU_SOURCE
 #include "common.h"
 

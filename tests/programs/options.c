@@ -1,4 +1,4 @@
-// Socket options: those that servers, clients and interpreters set or ask for, what they are afterwards, and errors.
+// Socket options that servers, clients and interpreters set or read: values before and after, and errors.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -14,7 +14,7 @@ struct option {
 
 #define OPTION(level, name, value) {#name, level, name, value}
 
-// The value that is read back is the one that was set, or what the kernel makes of it.
+// Options that read back as they were set, or as the kernel changes them.
 static const struct option plain[] = {
     OPTION(SOL_SOCKET, SO_REUSEADDR, 1),
     OPTION(SOL_SOCKET, SO_REUSEPORT, 1),
@@ -73,7 +73,7 @@ static const struct option plain[] = {
     OPTION(IPPROTO_IP, IP_PKTINFO, 1),
 };
 
-// What a connection reads depends on the path.
+// The value that a connection reads depends on the path.
 static const struct option before[] = {
     OPTION(IPPROTO_TCP, TCP_MAXSEG, 1000),
     OPTION(IPPROTO_TCP, TCP_MAXSEG, 1),
@@ -244,7 +244,7 @@ static void lengths(int fd)
     close(file);
 }
 
-// Connects within a time in milliseconds.
+// Returns whether a connection succeeds within a time in milliseconds.
 static bool connects(int fd, struct place to, int milliseconds)
 {
     set_nonblocking(fd, true);
@@ -254,7 +254,7 @@ static bool connects(int fd, struct place to, int milliseconds)
     return poll(&ready, 1, milliseconds) == 1 && !int_of(fd, SOL_SOCKET, SO_ERROR);
 }
 
-// Options set before connect, or on a listener, are kept by the connection.
+// A connection keeps options that were set before connect, or on a listener.
 static void kept(void)
 {
     uint16_t port = (uint16_t)must("listen 2 %s 64", all_arguments[3]);
@@ -302,7 +302,7 @@ static void kept(void)
     result("kept-connect SO_SNDBUF", int_of(fd, SOL_SOCKET, SO_SNDBUF));
     result("kept-connect SO_RCVBUF", int_of(fd, SOL_SOCKET, SO_RCVBUF));
     close(fd);
-    // A refused connection leaves a socket with its options.
+    // After a refused connection, the socket keeps its options.
     must("close 2");
     fd = tcp(AF_INET);
     set_int(fd, IPPROTO_TCP, TCP_KEEPIDLE, 77);
@@ -326,7 +326,7 @@ static void effects(void)
     join(fd, peer(AF_INET, port));
     must("accept 2 1");
     peer_says("effect-marks", "marks 1");
-    // Data wakes this side at the low-water mark.
+    // Data wakes this side when it reaches the low-water mark.
     set_int(fd, SOL_SOCKET, SO_RCVLOWAT, 10);
     must("text 1 abcde");
     must("settle 1");
@@ -349,7 +349,7 @@ static void effects(void)
     must("close 2");
 }
 
-// The bytes that a connection takes for a peer that reads nothing, with a limit of those that are not sent.
+// Returns the number of bytes that a connection accepts while the peer does not read, with a limit for unsent bytes.
 static long takes(int limit, const char *label)
 {
     int fd = opened(AF_INET, 1);
@@ -370,7 +370,7 @@ static void limits(void)
 {
     long all = takes(0, "effect-unlimited"), few = takes(4096, "effect-notsent");
     say("effect-notsent-less", "%s", all - few > 50000 ? "much" : all > few ? "little" : "no");
-    // The limit is set when the connection is full.
+    // The limit is set while the connection is full.
     int fd = opened(AF_INET, 1);
     fill_up(fd, 1);
     set_int(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, 4096);
@@ -391,7 +391,7 @@ static void limits(void)
             must("accept 2 1");
         }
         must("later 1 send 1 100000 5");
-        // Until no more comes for half a second.
+        // Waits until no data has arrived for half a second.
         int unread = 0;
         for (int i = 0, quiet = 0; i < 100 && quiet < 5; i++) {
             int before = unread;
@@ -405,7 +405,7 @@ static void limits(void)
         close(fd);
         must("close 1");
     }
-    // A small buffer is full before it is read.
+    // A small buffer fills up before it is read.
     int from = listener(AF_INET, 4);
     set_int(from, SOL_SOCKET, SO_RCVBUF, 4096);
     must("connect 1 %s %d", here_text(AF_INET), port_of(from));
@@ -418,7 +418,7 @@ static void limits(void)
     must("close 1");
 }
 
-// An option that protects is either refused, or it prevents the connection.
+// A security option is either refused, or it prevents the connection.
 static void protects(const char *label, int level, int name, const void *value, socklen_t len)
 {
     uint16_t port = (uint16_t)must("listen 2 %s 64", all_arguments[3]);
@@ -457,7 +457,7 @@ static void multipath(void)
     struct place from = here(AF_INET, 0);
     close(fd);
     must("close 1");
-    // An address without a port.
+    // Binds to an address without a port.
     fd = tcp(AF_INET);
     set_int(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
     result("no-port-bind", bind_to(fd, from));
@@ -468,7 +468,7 @@ static void multipath(void)
     must("close 2");
 }
 
-// What a corked socket holds back goes out when the cork is taken away.
+// Removing a cork sends the data that it held back.
 static void cork(void)
 {
     int fd = opened(AF_INET, 1);

@@ -1,7 +1,8 @@
-// The peer: a program of the kernel's stack that does on its side of the link what a test asks for over a Unix socket.
+// The peer: a program on the kernel's stack that executes a test's commands, received over a Unix socket, on its side
+// of the link.
 //
-// It gets a line and answers with one. Each control connection has a process of its own with 64 numbered sockets, which
-// go with the connection. An answer is `ok`, maybe with a number, or an error's name. A wait ends after 10 s.
+// It answers each line with one line. Each control connection has its own process with 64 numbered sockets, which are
+// closed with the connection. An answer is `ok`, possibly with a number, or an error's name. A wait ends after 10 s.
 //
 //     listen S ADDRESS BACKLOG   ok PORT             connect S ADDRESS PORT
 //     accept L S                                     start S ADDRESS PORT      does not wait
@@ -9,18 +10,18 @@
 //     newline S                  sends one             urgent S                 sends `!` out of band
 //     oob S                      ok CODE of an urgent byte
 //     recv S N                   ok|eof|ERROR N SUM  drain S                   the same to the end
-//     records S N LEN            ok N torn T: how many records are not LEN times the same byte
+//     records S N LEN            ok N torn T: number of records that are not LEN times the same byte
 //     line S                     ok TEXT             error S                   SO_ERROR
 //     segments S                 ok N: segments with data since the last call
-//     wait S N                   N bytes are there   settle S                  what was sent is acknowledged
+//     wait S N                   N bytes arrived     settle S                  all sent bytes are acknowledged
 //     shutdown S                 close S             rst S                     close with linger 0
 //     set S LEVEL NAME VALUE     before listen, connect: of the next socket
-//     up S MS                    ok yes|no: whether the connection that `start` began is there after so long at most
+//     up S MS                    ok yes|no: whether the connection from `start` is established within this time
 //     udp S ADDRESS              ok PORT             sendto S ADDRESS PORT N SEED
-//     recvfrom S                 ok N SUM            reply S N SEED            to whom the last datagram came from
+//     recvfrom S                 ok N SUM            reply S N SEED            to the sender of the last datagram
 //     from S                     ok PORT of it       try S                     ok N, or EAGAIN: a datagram now
 //     headers S                  ok N hops H class C: a datagram, and fields of its IP header
-//     pause MS                                       later MS COMMAND          answers at once, runs it afterwards
+//     pause MS                                       later MS COMMAND          answers first, then runs the command
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -63,9 +64,9 @@ static void take(int slot, int fd)
     set_timeout(fd, SO_RCVTIMEO, 10000);
     set_timeout(fd, SO_SNDTIMEO, 10000);
     int one = 1, room = 262144;
-    // A bound that does not grow, so that a few megabytes never fit on the way.
+    // A fixed buffer size, so that a few megabytes never fit into the buffers.
     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof room);
-    // Fails for UDP, where it means nothing.
+    // Fails for UDP, which does not have this option.
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     if (pending[0] >= 0)
         setsockopt(fd, pending[0], pending[1], &pending[2], sizeof pending[2]);
@@ -77,7 +78,7 @@ static void pause_for(long milliseconds)
     nanosleep(&(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000}, NULL);
 }
 
-// Asks every millisecond until it holds.
+// Checks the condition every millisecond until it holds.
 static void until(bool (*holds)(int fd, long wanted), int fd, long wanted)
 {
     for (int i = 0; i < 10000; i++) {
@@ -99,7 +100,7 @@ static bool settled(int fd, long wanted)
     int unsent = 0;
     struct pollfd poll_fd = {.fd = fd};
     (void)wanted;
-    // A FIN takes a sequence number of its own. After a reset nothing is acknowledged any more.
+    // A FIN uses a sequence number. After a reset nothing is acknowledged any more.
     return ioctl(fd, SIOCOUTQ, &unsent) || !unsent || (poll(&poll_fd, 1, 0) == 1 && poll_fd.revents & POLLERR);
 }
 
@@ -211,7 +212,7 @@ static void do_recvfrom(int slot, int flags)
     snprintf(out, sizeof out, "ok %zd %08x", len, checksum(NO_BYTES, data, (size_t)len));
 }
 
-// Header fields of an accepted connection's packets, and the peer's segment size.
+// Returns header fields of an accepted connection's packets, and the peer's segment size.
 static void do_marks(int fd)
 {
     int on = 1, mss = 0, tos = -1, ttl = -1;
@@ -238,7 +239,7 @@ static void do_up(int fd, int milliseconds)
 {
     struct pollfd poll_fd = {.fd = fd, .events = POLLOUT};
     poll(&poll_fd, 1, milliseconds);
-    // A reset sets the error, and wakes who polls, before the hang-up.
+    // A reset sets the error and wakes pollers before the hang-up is set.
     bool refused = poll_fd.revents & (POLLHUP | POLLERR);
     reply(refused ? "ok refused" : poll_fd.revents & POLLOUT ? "ok yes" : "ok no");
 }
@@ -287,7 +288,7 @@ static void do_udp(int slot, char **word)
     number(port_of(slots[slot]));
 }
 
-// Joins a group by the first interface.
+// Joins a group on the first interface.
 static void do_member(int fd, struct place group)
 {
     struct group_req asked = {.gr_interface = if_nametoindex("k0")};

@@ -1,4 +1,4 @@
-// select and poll on sockets: what they report, with other descriptors, interrupted.
+// select and poll on sockets: reported events, other descriptors, interruptions.
 #define _GNU_SOURCE
 #include "common.h"
 

@@ -1,4 +1,4 @@
-// Connections and listeners that several processes hold: fork, and processes that are killed meanwhile.
+// Connections and listeners that several processes share: fork, and processes that are killed.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -32,7 +32,7 @@ static void shared(void)
     result("child-closes-parent-send", send(fd, "open", 4, 0));
     peer_says("child-closes-peer", "recv 1 4");
 
-    // The parent closes and the child goes on: as a server does that forks for each connection.
+    // The parent closes the connection and the child continues, as in a server that forks for each connection.
     int gate[2];
     if (pipe(gate))
         broken("pipe");
@@ -41,7 +41,7 @@ static void shared(void)
         close(gate[1]);
         read_all(gate[0], buffer, 1);
         long sent = send(fd, "alone", 5, 0);
-        // The parent has printed its line when this returns.
+        // When this returns, the parent has printed its line.
         long got = recv(fd, buffer, 99, 0);
         result("parent-closes-child-send", sent);
         bytes("parent-closes-child-recv", got, buffer);
@@ -63,12 +63,12 @@ static void shared(void)
         _exit(0);
     }
     reap("child-shuts-down", child);
-    // Shutdown is of the connection, not of the descriptor.
+    // shutdown applies to the connection, not to the descriptor.
     peer_says("child-shuts-down-peer", "recv 1 1");
     result("child-shuts-down-parent-send", send(fd, "x", 1, MSG_NOSIGNAL));
     close(fd);
 
-    // Sockets that a child makes are its own.
+    // A child's sockets belong only to the child.
     child = forked();
     if (!child) {
         fd = opened(AF_INET, 2);
@@ -80,7 +80,7 @@ static void shared(void)
     peer_says("child-makes-peer-eof", "recv 2 1");
 }
 
-// A parent and a child that write and read at the same time; nothing is lost or doubled.
+// Parent and child write and read at the same time. No bytes are lost or duplicated.
 static void at_once(void)
 {
     int fd = opened(AF_INET, 1);
@@ -198,7 +198,7 @@ static void last_holder_killed(void)
     prefix("");
 }
 
-// A socket is the same one in both processes, whichever of them connects it or lets it listen.
+// A socket is shared by both processes, whichever of them connects it or makes it listen.
 static void before_it_is_decided(void)
 {
     uint16_t port = (uint16_t)must("listen 2 %s 8", all_arguments[3]);
@@ -243,7 +243,7 @@ static void before_it_is_decided(void)
     close(fd);
 }
 
-// A set that is older than the child, and sockets that are younger.
+// A set that was created before the child, and sockets that were created afterwards.
 static void sets(void)
 {
     int fd = opened(AF_INET, 1);
@@ -264,7 +264,7 @@ static void sets(void)
     must("text 1 def");
     result("set-parent-data", epoll_wait(set, &event, 1, TIMEOUT));
     bytes("set-parent-recv", recv(fd, buffer, 99, MSG_DONTWAIT), buffer);
-    // Registered as long as any process holds the socket.
+    // A socket stays registered while any process holds it.
     child = forked();
     if (!child) {
         must("text 1 ghi");

@@ -1,9 +1,11 @@
-// Applications that write what means nothing over all that they share with the stack, and to their sessions' descriptors.
+// Applications that overwrite all memory that they share with the stack with nonsense, and write it to their sessions'
+// descriptors.
 //
 //     scribble ... SECONDS
 //
-// Each has sessions of all kinds. From then on it calls the kernel by itself, without any library. Some exit, some are killed, some
-// die of what they have done to themselves. The lines: how many there were, and whether what was to be spoiled was there.
+// Each application has sessions of all kinds. After that it makes system calls directly, without any library. Some
+// exit, some are killed, and some crash because of their own writes. The output has the number of applications, and
+// whether the objects to overwrite existed.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -12,7 +14,7 @@
 
 #define AREAS 64
 #define SESSIONS 8
-// Milliseconds that each of them goes on.
+// Lifetime of each application in milliseconds.
 #define LIFE 300
 
 static struct {
@@ -22,7 +24,7 @@ static struct {
 static size_t area_count;
 static int sessions[SESSIONS];
 static size_t session_count;
-// The library's own: the stack's event, and the socket on which the stack is asked.
+// The library's own descriptors: the stack's event, and the socket for requests to the stack.
 static int event = -1, channel = -1;
 static uint64_t state;
 
@@ -85,11 +87,11 @@ static void make_sessions(void)
     int datagrams = udp(AF_INET);
     bind_to(datagrams, here(AF_INET, 0));
     sessions[session_count++] = datagrams;
-    // What comes, comes while it is spoiled.
+    // Data arrives while it is being overwritten.
     must("later 0 send 1 100000 1");
 }
 
-// Values of which some mean something.
+// Returns values, some of which are meaningful.
 static uint64_t value(void)
 {
     switch (any() % 8) {
@@ -108,7 +110,7 @@ static uint64_t value(void)
     }
 }
 
-// At the beginning of pages and slots is more than elsewhere.
+// The beginnings of pages and slots contain the most data.
 static void spoil_memory(void)
 {
     for (int i = 0; i < 200; i++) {
@@ -119,7 +121,7 @@ static void spoil_memory(void)
     }
 }
 
-// A message with descriptors, of sessions of its own among them: one in its own queue, too.
+// Sends a message with descriptors, including its own sessions. One of these may be in its own queue.
 static void pass(int to)
 {
     union {
@@ -161,7 +163,7 @@ static void spoil_descriptors(void)
         call(SYS_write, event, (long)&(uint64_t){value() >> 1}, 8, 0);
         break;
     case 10:
-        // Afterwards the stack does not listen to it any more.
+        // After this the stack no longer listens to the socket.
         if (any() % 64 == 0)
             call(SYS_write, channel, (long)bytes, (long)(any() % 200), 0);
         break;
@@ -179,7 +181,7 @@ static void live(unsigned seed, int report)
     bool is_there = area_count >= 2 && event >= 0 && channel >= 0;
     if (write(report, &is_there, 1) != 1 || !is_there)
         _exit(1);
-    // Some close the socket on which they are known, and some pass their own sessions on to themselves before.
+    // Some applications close the socket that identifies them, and some first pass their sessions to themselves.
     struct timespec now, from;
     clock_gettime(CLOCK_MONOTONIC, &from);
     do {
@@ -215,7 +217,7 @@ int main(int argc, char **argv)
         struct pollfd told = {.fd = report[0], .events = POLLIN};
         if (poll(&told, 1, TIMEOUT) == 1 && read(report[0], &is_there, 1) == 1)
             whole += is_there;
-        // What it has done to itself may keep it from ending.
+        // Its own writes may keep the process from ending.
         for (int i = 0; i < LIFE * 4 && !waitpid(child, NULL, WNOHANG); i++)
             usleep(1000);
         kill(child, SIGKILL);

@@ -1,5 +1,5 @@
-// What servers do with processes: workers of one listener, programs on a connection, the background, another user, and
-// exec with connections and listeners open.
+// How servers use processes: workers with one listener, programs on a connection, daemons, another user, and exec with
+// open connections and listeners.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -33,7 +33,7 @@ static void run(const char *label, char **arguments, int in)
 
 static void other_programs(void)
 {
-    // As inetd does: the connection is the program's input and output.
+    // As in inetd, the connection is the program's input and output.
     int fd = opened(AF_INET, 1);
     must("text 1 echoed");
     must("shutdown 1");
@@ -59,8 +59,8 @@ static void other_programs(void)
     peer_says("system-peer-eof", "recv 1 1");
 }
 
-// A process without the C library, with the connection as its standard streams and no free descriptors: only its
-// own bytes get into the stream.
+// A process without the C library, with the connection as its standard streams and no free descriptors. Only its own
+// bytes may enter the stream.
 static void limited(void)
 {
     int fd = opened(AF_INET, 1);
@@ -124,7 +124,7 @@ static void workers(bool polls)
     prefix("");
 }
 
-// As servers that put themselves into the background, change the user and the root.
+// A server that daemonizes and changes its user and root directory.
 static void servers_habits(void)
 {
     int from = listener(AF_INET, 4);
@@ -169,7 +169,7 @@ static void servers_habits(void)
     close(from);
 }
 
-// This program again, which finds its descriptors by the numbers in its arguments.
+// Executes this program again. It finds its descriptors by the numbers in its arguments.
 static void executes_itself(int fd, int from, int closed)
 {
     char numbers[3][16];

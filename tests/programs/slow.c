@@ -1,19 +1,19 @@
-// An application that takes its time.
+// A slow application.
 //
-//     slow ... never    reads nothing, and sends to a peer that reads nothing, until all is full: then `full`. It waits for a line on
-//                       its standard input, and reads and sends the rest.
+//     slow ... never    reads nothing, and sends to a peer that reads nothing, until all buffers are full: then `full`. It waits for
+//                       a line on its standard input, then reads and sends the rest.
 //     slow ... little   reads and sends a little at a time, with pauses between.
 #define _GNU_SOURCE
 #include "common.h"
 
-// More than there is room for on the way.
+// More than the buffers on the path can hold.
 #define MUCH (24l << 20)
 #define LITTLE 40000
 #define SEED 5
 
 static uint8_t bytes_of[65536], wanted[65536];
 
-// Reads what the peer sends: `len` bytes, at most `most` at once, with a pause behind each.
+// Reads what the peer sends: `len` bytes in all, `most` bytes per call, with a pause after each.
 static void read_slowly(int fd, long len, size_t most, unsigned pause)
 {
     for (long got = 0; got < len;) {
@@ -29,7 +29,7 @@ static void read_slowly(int fd, long len, size_t most, unsigned pause)
     }
 }
 
-// Waits until no more comes in: how much there is.
+// Waits until no more data arrives. Returns its amount.
 static long full(int fd)
 {
     int there = 0, last = -1;

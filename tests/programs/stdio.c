@@ -1,4 +1,4 @@
-// Streams of the C library on a connection. It reads and writes without a call that a library could take the place of.
+// Streams of the C library on a connection. They read and write by system calls that a library cannot intercept.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -57,7 +57,7 @@ static void reading(void)
     fprintf(out, "unflushed");
     result("fclose-out", fclose(out));
     peer_says("fclose-flushes", "recv 1 9");
-    // The duplicate holds the connection.
+    // The duplicate keeps the connection open.
     must("text 1 still");
     must("newline 1");
     say("fgets-after-fclose", "%.5s", fgets(buffer, 100, in) ? buffer : "nothing");
@@ -76,7 +76,7 @@ static void direct(void)
     must("text 1 before");
     char text[3];
     result("recv-before-fdopen", recv(fd, text, 3, 0));
-    // What was read in part with recv goes on with the stream.
+    // The stream continues after the bytes that recv has read.
     FILE *in = fdopen(fd, "r");
     result("fread-after-recv", (long)fread(buffer, 1, 3, in));
     say("fread-after-recv-bytes", "%.3s", buffer);
@@ -110,7 +110,7 @@ static void standard_output(void)
         dup2(fd, STDIN_FILENO);
         dup2(fd, STDOUT_FILENO);
         close(fd);
-        // As a program does that inetd starts.
+        // As in a program that inetd starts.
         int number = 0;
         if (scanf("%d", &number) != 1)
             _exit(1);

@@ -1,10 +1,11 @@
-// A process is killed after so many instructions of a call, none at first and more each time, up to the call's end. Another one
-// that shares its sessions goes on, and a moment later the stack has nothing of the dead one any more.
+// A process is killed after a number of instructions of a call. The number starts at 0 and increases up to the end of
+// the call. Another process that shares its sessions continues, and soon the stack holds nothing of the dead process.
 //
 //     steps ... STACK NAME STRIDE FROM POINTS
 //
-// STACK is the stack's process, NAME the call, STRIDE how many instructions are between two points, and FROM those of the first of
-// POINTS. The only line is `NAME: N points, end at K` or, where there are more of them, `NAME: N points, more`.
+// STACK is the stack's process, NAME the call, STRIDE the number of instructions between two points, and FROM the
+// number for the first of POINTS. The only line is `NAME: N points, end at K` or, if the call has more points, `NAME: N
+// points, more`.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -22,17 +23,17 @@
 static pid_t stack;
 static const char *call_name;
 static char *self;
-// The instructions after which the process was killed, and whether the call had ended by then.
+// The number of instructions after which the process was killed, and whether the call had ended by then.
 static long killed_at;
 static bool had_ended;
 
-// What the calls are about: a session that lives as long as this program, one of each point, and others.
+// The sessions of the calls: one that lasts as long as this program, one for each point, and others.
 static int lasting = -1, fd = -1, other = -1;
 static uint16_t port;
 static long filled;
-// The stack's descriptors when nobody is there but this process and its neighbour.
+// The number of the stack's descriptors while it only serves this process and its neighbour.
 static int before;
-// What the process that is killed sends, and what the one that goes on sends.
+// The data that the killed process sends, and the data that the surviving process sends.
 static char theirs[RECORD], ours[RECORD], buffer[1 << 16];
 
 static _Noreturn void wrong(const char *what, const char *more)
@@ -46,14 +47,14 @@ static void demand(bool holds, const char *what)
         wrong(what, error_name(errno));
 }
 
-// What the peer answers begins so.
+// Checks the beginning of the peer's answer.
 static void demand_answer(const char *answer, const char *wanted)
 {
     if (strncmp(answer, wanted, strlen(wanted)))
         wrong("the peer says", answer);
 }
 
-// The peer's connection is over.
+// Checks that the peer's connection has ended.
 static void demand_end(int slot)
 {
     const char *answer = ask("drain %d", slot);
@@ -75,7 +76,7 @@ static int descriptors_of_stack(void)
     return count;
 }
 
-// Each session, and each process, has a descriptor in the stack. Those of who ran before may go late.
+// Each session and each process has a descriptor in the stack. Descriptors of earlier processes may be closed late.
 static void demand_descriptors(void)
 {
     int found = 0;
@@ -91,7 +92,7 @@ static void demand_descriptors(void)
     wrong("the stack has", buffer);
 }
 
-// Both directions of the lasting session work.
+// Checks that both directions of the lasting session work.
 static void demand_lasting(void)
 {
     demand(send(lasting, "lasting", 7, MSG_NOSIGNAL) == 7, "send");
@@ -119,7 +120,7 @@ static void close_one(void)
     demand_answer(ask("drain 2"), "eof");
 }
 
-// The session of the point is as it was, but for the one that is dead.
+// Checks that the point's session still works, although one of its processes is dead.
 static void use_and_close_one(void)
 {
     demand(send(fd, "x", 1, MSG_NOSIGNAL) == 1, "send");
@@ -152,7 +153,7 @@ static const char *sum_of(const char *record)
     return text;
 }
 
-// What is in the FIFO is sent, though nobody else tells the stack of it.
+// The FIFO's content is sent, although no other process notifies the stack.
 static void demand_all_sent(void)
 {
     int left = 1;
@@ -163,7 +164,7 @@ static void demand_all_sent(void)
     demand(!left, "what was written is not sent");
 }
 
-// The dead process's record is there as a whole, or not at all; and this one's is behind it.
+// The dead process's record was sent completely or not at all, and this process's record follows it.
 static void after_send(void)
 {
     demand_all_sent();
@@ -200,10 +201,10 @@ static void call_recvmsg(void)
     recvmsg(lasting, &message, 0);
 }
 
-// What the dead process has read is gone, or is still there as a whole.
+// The data that the dead process was reading is consumed, or still completely available.
 static void after_reading(size_t taken)
 {
-    // It comes when this process waits for it already.
+    // The data arrives while this process already waits for it.
     must("later 5 send 1 10 2");
     uint8_t sent[20];
     fill(sent, 10, 1, 0);
@@ -216,7 +217,7 @@ static void after_reading(size_t taken)
     demand(!memcmp(buffer, sent + 20 - left, (size_t)left), "other bytes");
 }
 
-// What comes when the stack knows already that the process is dead is told, too.
+// Data that arrives after the stack has noticed the death is also reported.
 static void after_recv(void)
 {
     demand_descriptors();
@@ -239,7 +240,7 @@ static void call_send_more(void)
     send(fd, theirs, sizeof theirs, MSG_DONTWAIT);
 }
 
-// Who waits for room gets it.
+// A process that waits for room gets it.
 static void after_send_more(void)
 {
     char wanted[32];
@@ -281,7 +282,7 @@ static void call_fork(void)
         _exit(0);
 }
 
-// The child is the one that is killed: the library makes it a process of its own.
+// The child is killed after the library has registered it as a separate process.
 static void call_forked(void)
 {
     if (fork())
@@ -307,7 +308,7 @@ static void peer_listens(void)
     port = (uint16_t)must("listen 5 %s 4", extra[5]);
 }
 
-// What has been connected is in the queue, half closed.
+// The connected session is in the queue, half closed.
 static void peer_closes(void)
 {
     must("close 5");
@@ -374,7 +375,7 @@ static void call_accept(void)
     accept(other, NULL, NULL);
 }
 
-// The connection is in the queue, or has ended with the process that has accepted it.
+// The connection is in the queue, or has ended with the process that accepted it.
 static void after_accept(void)
 {
     set_nonblocking(other, true);
@@ -487,8 +488,8 @@ static void call_first_sendto(void)
     sendto(socket(AF_INET, SOCK_DGRAM, 0), theirs, sizeof theirs, 0, (struct sockaddr *)&to.addr, to.len);
 }
 
-// A call: what is there before, in the process that goes on; what only the one that is killed does before; the call; and what
-// has to hold when it is dead.
+// A call: preparation in the surviving process, preparation in the process that is killed, the call itself, and the
+// conditions after the death.
 static const struct call {
     const char *name;
     void (*prepare)(void), (*before)(void), (*call)(void), (*after)(void);
@@ -520,8 +521,8 @@ static const struct call {
     {"first_sendto", peer_has_datagrams, nothing, call_first_sendto, nothing},
 };
 
-// Lets a process that is stopped go on by one instruction, or (`PTRACE_SYSCALL`) to the next system call. `false`: it has
-// stopped itself at the end of the call.
+// Resumes a stopped process for one instruction or (`PTRACE_SYSCALL`) until the next system call. Returns `false` if it
+// has stopped itself at the end of the call.
 static bool go_on(pid_t child, enum __ptrace_request how)
 {
     static int signal;
@@ -534,7 +535,7 @@ static bool go_on(pid_t child, enum __ptrace_request how)
     return WSTOPSIG(status) != SIGSTOP;
 }
 
-// The program that is executed is loaded, and its library begins: it makes a socket.
+// Resumes until the executed program is loaded and its library starts, which creates a socket.
 static void go_on_to_library(pid_t child)
 {
     struct user_regs_struct registers;
@@ -545,7 +546,7 @@ static void go_on_to_library(pid_t child)
     } while (registers.orig_rax != SYS_socket && registers.orig_rax != SYS_getsockopt);
 }
 
-// The child of a process that is stopped before it forks.
+// Returns the child of a process that is stopped before it forks.
 static pid_t go_on_to_child(pid_t parent)
 {
     unsigned long child = 0;
@@ -559,7 +560,7 @@ static pid_t go_on_to_child(pid_t parent)
     return (pid_t)child;
 }
 
-// One process, which is killed. Whether its call has ended.
+// Runs and kills one process. Returns whether its call has ended.
 static bool kill_one(const struct call *call, long instructions)
 {
     pid_t child = forked();
@@ -602,7 +603,7 @@ int main(int argc, char **argv)
     }
     begin(argc, argv);
     self = argv[0];
-    // The peer's address is given once more, behind the others.
+    // The peer's address is repeated behind the other arguments.
     char *arguments[] = {extra[0], extra[1], extra[2], extra[3], extra[4], argv[3]};
     extra = arguments;
     stack = atoi(extra[0]);
@@ -615,14 +616,14 @@ int main(int argc, char **argv)
         call++;
     if (call == calls + LEN(calls))
         broken("no call %s", call_name);
-    // Who attaches is new to the stack: nobody here has had to do with it.
+    // The stack must not know a process that attaches, so this process has not used the stack yet.
     bool attaches = !strcmp(call_name, "attach");
     if (!attaches) {
         lasting = opened(AF_INET, 1);
-        // From its first listener on an application has a thread in the stack, with descriptors.
+        // After its first listener, an application has a thread in the stack, which uses descriptors.
         close(listening());
     }
-    // What was closed just now is gone when the number stays.
+    // Recently closed descriptors are gone when the number no longer changes.
     for (int now; (now = descriptors_of_stack()) != before; before = now)
         usleep(500000);
     while (made < points) {

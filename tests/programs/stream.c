@@ -1,4 +1,4 @@
-// Sending and receiving on a connection: every call and flag, what is blocking and what is not, timeouts, pressure.
+// Sending and receiving on a connection: every call and flag, blocking and non-blocking calls, timeouts, full buffers.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 
 static char buffer[65536];
-// Volatile, so that the compiler does not warn of what is wrong on purpose.
+// Volatile, so that the compiler does not warn about intentionally wrong values.
 static volatile int too_many = 1025, negative = -1;
 
 static void calls(int family, int fd)
@@ -66,7 +66,7 @@ static void flags(int fd)
     ioctl(fd, FIONREAD, &there);
     say("fionread-part", "%d", there);
     memset(buffer, '-', 8);
-    // TCP counts what is dropped and copies nothing.
+    // TCP counts the dropped bytes and copies nothing.
     result("trunc", recv(fd, buffer, 3, MSG_TRUNC));
     say("trunc-untouched", "%.3s", buffer);
     bytes("trunc-rest", recv(fd, buffer, 100, 0), buffer);
@@ -98,7 +98,7 @@ static void flags(int fd)
     peer_says("send-more-peer", "recv 1 7");
 }
 
-// An urgent byte between others.
+// An urgent byte between other bytes.
 static void urgent(int fd, bool inlined)
 {
     prefix(inlined ? "inline-" : "urgent-");
@@ -123,7 +123,7 @@ static void on_urgent(int signal)
     urgent_signals++;
 }
 
-// What poll, epoll and select show.
+// Prints the results of poll, epoll and select.
 static void all_show(const char *name, int fd, int set)
 {
     char label[40];
@@ -181,7 +181,7 @@ static void out_of_band(void)
     result("peeked-mark", sockatmark(fd));
     bytes("rest", recv(fd, buffer, 100, 0), buffer);
     result("behind", sockatmark(fd));
-    // A byte without data, which a read passes.
+    // An urgent byte without data, which a read skips.
     must("urgent 7");
     await(fd, POLLPRI);
     all_show("alone", fd, set);
@@ -189,12 +189,12 @@ static void out_of_band(void)
     result("alone-recv", recv(fd, buffer, 100, MSG_DONTWAIT));
     all_show("alone-passed", fd, set);
     result("alone-byte", recv(fd, buffer, 1, MSG_OOB));
-    // A call waits for data behind it.
+    // A call waits for data behind the byte.
     must("urgent 7");
     await(fd, POLLPRI);
     must("later 50 text 7 ghi");
     bytes("waits", recv(fd, buffer, 100, 0), buffer);
-    // All bytes are of the stream.
+    // All bytes are part of the stream.
     set_int(fd, SOL_SOCKET, SO_OOBINLINE, 1);
     must("urgent 7");
     await(fd, POLLPRI);
@@ -211,7 +211,7 @@ static void out_of_band(void)
     result("two-urgent", recv(fd, buffer, 1, MSG_OOB));
     bytes("two-first", recv(fd, buffer, 100, 0), buffer);
     bytes("two-rest", recv(fd, buffer, 100, 0), buffer);
-    // The peer's end leaves the byte.
+    // The urgent byte remains after the peer's FIN.
     must("urgent 7");
     must("shutdown 7");
     await(fd, POLLRDHUP);
@@ -224,7 +224,7 @@ static void out_of_band(void)
     prefix("");
 }
 
-// Urgent bytes are sent.
+// Sends urgent bytes.
 static void sends_urgent(void)
 {
     prefix("urgent-send-");
@@ -235,7 +235,7 @@ static void sends_urgent(void)
     result("none", send(fd, "", 0, MSG_OOB));
     result("more", send(fd, "more", 4, 0));
     peer_says("more-recv", "recv 7 4");
-    // Nothing holds it back.
+    // Nothing delays the data.
     set_int(fd, IPPROTO_TCP, TCP_NODELAY, 0);
     result("first", send(fd, "first", 5, 0));
     result("one", send(fd, "A", 1, MSG_OOB));
@@ -290,7 +290,8 @@ static void vectors(int fd)
     result("recvmmsg-dontwait", recvmmsg(fd, many, 3, MSG_DONTWAIT, NULL));
 }
 
-// The error of sending one more byte. A buffer that was found full may grow: bytes that it takes belong to what was sent.
+// Prints the error of sending one more byte. A buffer that was full may grow, so bytes that it accepts are added to
+// `sent`.
 static void refused(const char *label, int fd, long *sent, int flags)
 {
     ssize_t done;
@@ -335,7 +336,7 @@ static void pressure(void)
     result("drained-send", send(fd, "room", 4, MSG_DONTWAIT));
     peer_says("drained-peer", "recv 2 4");
 
-    // A blocking write of more than fits takes all of it, once somebody reads.
+    // A blocking write of more than fits sends everything once the peer reads.
     static uint8_t much[16000000];
     fill(much, sizeof much, 3, 0);
     must("later 20 recv 2 16000000");
@@ -366,7 +367,7 @@ static void timeouts(int fd)
     struct timeval time = {0};
     socklen_t len = sizeof time;
     result("timeout-get", getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, &len));
-    // The kernel counts in ticks of its own, 10 ms at most.
+    // The kernel rounds to clock ticks of up to 10 ms.
     bool near = time.tv_sec == 0 && time.tv_usec >= 50000 && time.tv_usec <= 60000;
     say("timeout-value", "%s length %u", near ? "50 ms" : "?", len);
     set_timeout(fd, SO_RCVTIMEO, 0);
@@ -401,7 +402,7 @@ static void bad_arguments(int fd)
     bytes("still-works", recv(fd, buffer, 9, 0), buffer);
 }
 
-// The same calls by their numbers, as language runtimes make them.
+// The same calls by system call number, as language runtimes make them.
 static void by_number(void)
 {
     int fd = opened(AF_INET, 1);

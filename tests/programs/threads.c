@@ -1,4 +1,4 @@
-// Several threads on one socket, and signals that come while a call waits.
+// Several threads on one socket, and signals that arrive while a call waits.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -23,7 +23,7 @@ static void handle(bool restart)
     signals = 0;
 }
 
-// A call on a thread of its own.
+// A call on its own thread.
 struct call {
     pthread_t thread;
     long (*body)(struct call *);
@@ -94,7 +94,7 @@ static long polls(struct call *call)
 
 static long writes_records(struct call *call)
 {
-    // The thread's letter is in its data already.
+    // The thread's letter is already in its data.
     for (int i = 0; i < 200; i++)
         if (write(call->fd, call->data, 100) != 100)
             return -1;
@@ -175,7 +175,7 @@ static void records(void)
     close(fd);
 }
 
-// What ends a wait that another thread is in.
+// Calls of other threads that end a wait.
 static void ended_by_others(void)
 {
     struct call call;
@@ -211,7 +211,7 @@ static void ended_by_others(void)
     close(fd);
 }
 
-// A call keeps the connection that it is in, though its descriptor is closed meanwhile.
+// A call keeps using its connection, although the descriptor is closed in the meantime.
 static void closed_meanwhile(void)
 {
     struct call call;
@@ -229,7 +229,7 @@ static void closed_meanwhile(void)
     peer_says("close-poll-peer", "recv 1 1");
 }
 
-// Sends this thread a signal when it sleeps, and then the peer a line.
+// Sends this thread a signal when it sleeps, and then a line to the peer.
 static pid_t interrupt_then(const char *line)
 {
     pid_t process = getpid(), thread = (pid_t)syscall(SYS_gettid);
@@ -259,7 +259,7 @@ static void interrupted(void)
     reap("eintr-child", child);
     must("text 1 part");
     child = interrupt(SIGUSR1);
-    // What has been read is not lost.
+    // Bytes that were already read are not lost.
     bytes("eintr-waitall", recv(fd, buffer, 99, MSG_WAITALL), buffer);
     reap("eintr-child", child);
     set_timeout(fd, SO_RCVTIMEO, 5000);
@@ -288,7 +288,7 @@ static void interrupted(void)
     close(fd);
     must("close 1");
 
-    // A listener whose queue is full lets a connection wait.
+    // A connection waits while the listener's queue is full.
     uint16_t port = (uint16_t)must("listen 2 %s 0", all_arguments[3]);
     int first = tcp(AF_INET);
     join(first, peer(AF_INET, port));
@@ -318,7 +318,7 @@ static void restarted(void)
     bytes("restart-read", read(fd, buffer, 99), buffer);
     reap("restart-child", child);
     result("restart-signals", signals);
-    // With a timeout there is no restart.
+    // With a timeout, calls are not restarted.
     set_timeout(fd, SO_RCVTIMEO, 5000);
     child = interrupt(SIGUSR1);
     result("restart-recv-timeout", recv(fd, buffer, 99, 0));
@@ -357,10 +357,11 @@ static void restarted(void)
     must("close 2");
 }
 
-// A signal handler that uses the connection on which it may have interrupted a call.
+// A signal handler that uses a connection, possibly while it interrupts a call on it.
 #define RECORDS 20000
 #define HANDLED 2000
-// A segment of 1,448 bytes holds 8 records: the kernel waits for memory between two records, and no signal cuts one off.
+// A segment of 1,448 bytes holds 8 records, so the kernel waits for memory only between two records, and no signal
+// splits a record.
 #define RECORD 181
 
 static int handled_fd;
@@ -373,7 +374,7 @@ static void writes_in_handler(int signal)
     int error = errno;
     char record[RECORD];
     memset(record, 'h', sizeof record);
-    // Where it interrupts a write it may find no room.
+    // It may find no room if it interrupts a write.
     if (handled < HANDLED && write(handled_fd, record, sizeof record) == (ssize_t)sizeof record)
         handled++;
     errno = error;
@@ -420,7 +421,7 @@ static void block(int signal, int how)
     pthread_sigmask(how, &set, NULL);
 }
 
-// The thread that the signals come to.
+// The thread that receives the signals.
 static long writes_while_interrupted(struct call *call)
 {
     block(SIGUSR2, SIG_UNBLOCK);
@@ -473,7 +474,7 @@ static void beside_handlers(void)
     close(fd);
     must("close 1");
 
-    // Sockets that belong nowhere yet.
+    // Sockets that are neither bound nor connected.
     timer = every_20_us(closes_in_handler);
     long failed = 0;
     for (int i = 0; i < 2000 || handled < 200; i++) {

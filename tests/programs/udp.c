@@ -1,4 +1,4 @@
-// Datagrams: bound, connected, cut, refused, in batches, over both families.
+// Datagrams: bound, connected, truncated, refused, in batches, over both families.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -11,7 +11,7 @@ static long sent_to(int fd, const void *data, size_t len, struct place to)
     return sendto(fd, data, len, 0, (struct sockaddr *)&to.addr, to.len);
 }
 
-// A socket bound to this side's address.
+// Returns a socket bound to this side's address.
 static int bound(int family)
 {
     int fd = udp(family);
@@ -20,7 +20,7 @@ static int bound(int family)
     return fd;
 }
 
-// Waits until a datagram has come that the peer's first socket has sent after all others.
+// Waits for a datagram that the peer's first socket sends after all others.
 static void fence(void)
 {
     int fd = bound(AF_INET);
@@ -38,7 +38,7 @@ static void unconnected(int family)
     result("send-no-address", send(fd, "x", 1, 0));
     struct place name = {.len = sizeof name.addr};
     result("getpeername", getpeername(fd, (struct sockaddr *)&name.addr, &name.len));
-    // It has a port all the same.
+    // The socket has a port nevertheless.
     say("send-no-address-port", "%s", port_of(fd) ? "chosen" : "0");
     close(fd);
     fd = udp(family);
@@ -75,7 +75,7 @@ static void unconnected(int family)
     name.len = 4;
     result("recvfrom-short-address", recvfrom(fd, buffer, 99, 0, (struct sockaddr *)&name.addr, &name.len));
     say("recvfrom-short-address-length", "%u", name.len);
-    // Read calls take a datagram each too.
+    // Each read call also takes one datagram.
     result("read", read(fd, buffer, 99));
     result("recv-dontwait", recv(fd, buffer, 99, MSG_DONTWAIT));
     set_timeout(fd, SO_RCVTIMEO, 50);
@@ -147,7 +147,7 @@ static void connected(int family)
     result("write", write(fd, "world", 5));
     peer_says("peer", "recvfrom 1");
     peer_says("peer-second", "recvfrom 1");
-    // Another port of the peer is not the one that it is connected to.
+    // The socket is connected to one port of the peer, so datagrams from another port are not delivered.
     must("sendto 2 %s %d 9 1", here_text(family), port_of(fd));
     must("reply 1 4 1");
     await(fd, POLLIN);
@@ -200,7 +200,7 @@ static void refused(int family)
     await(fd, POLLIN | POLLERR);
     say("error", "%s", error_name(int_of(fd, SOL_SOCKET, SO_ERROR)));
     close(fd);
-    // A blocked receiver is told too.
+    // A blocked receiver gets the error, too.
     fd = udp(family);
     join(fd, peer(family, port));
     send(fd, "x", 1, 0);
@@ -250,7 +250,7 @@ static void batches(void)
     result("recvmmsg-one-dontwait", recvmmsg(fd, many, 3, MSG_DONTWAIT, &time));
     close(fd);
 
-    // Two sockets, each of which gets its own.
+    // Two sockets, each of which receives its own datagrams.
     int one = bound(AF_INET), two = bound(AF_INET);
     must("sendto 1 %s %d 11 1", here_text(AF_INET), port_of(one));
     must("sendto 1 %s %d 22 1", here_text(AF_INET), port_of(two));
@@ -258,7 +258,7 @@ static void batches(void)
     await(two, POLLIN);
     result("two-first", recv(one, buffer, 99, MSG_DONTWAIT));
     result("two-second", recv(two, buffer, 99, MSG_DONTWAIT));
-    // Bound to another address while it is in use: the second one says so.
+    // Binding a used address again fails.
     close(two);
     two = udp(AF_INET);
     result("rebind-in-use", bind_to(two, here(AF_INET, port_of(one))));

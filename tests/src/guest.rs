@@ -1,14 +1,14 @@
-//! A QEMU guest: Linux's own virtio-net driver as a front end, driven over its serial console.
+//! A QEMU guest: Linux's virtio-net driver as a front end, driven over its serial console.
 //!
-//! Known to work with QEMU 7.2 (Debian 12) and Debian's 6.1 cloud kernel. What had to be found out:
-//! - Software emulation (TCG) is used, so a guest needs no KVM. It is slow: a peer for whether things work, not for
-//!   how fast.
+//! Known to work with QEMU 7.2 (Debian 12) and Debian's 6.1 cloud kernel. Known constraints:
+//! - Software emulation (TCG) is used, so a guest needs no KVM. It is slow: it shows whether things work, not their
+//!   speed.
 //! - `vectors=0` on the device. With MSI-X, QEMU 7.2 crashes when the guest loads virtio_net on a vhost-user device
-//!   under TCG.
-//! - `la57=off`: with page tables of five levels an emulated guest needs a fifth longer to boot.
+//! under TCG.
+//! - `la57=off`: with five-level page tables an emulated guest needs 20 % longer to boot.
 //! - Guest memory must be shareable (`memory-backend-memfd,share=on`), or a back end cannot map it.
-//! - QEMU as the socket's client retries every second with `reconnect=1`, from the start and after a loss; as its
-//!   server it waits, before the guest's first instruction, until a back end connects.
+//! - QEMU as the socket's client retries every second with `reconnect=1`, from the start and after a loss. As the
+//! server it waits, before the guest's first instruction, until a back end connects.
 //! - With several queues the guest uses as many as it has CPUs.
 
 mod image;
@@ -22,27 +22,27 @@ use offcore_bench::peer::process::Process;
 
 use image::Image;
 
-/// How long an emulated guest may print nothing: while it boots, or while it runs a command.
+/// Maximum time for which an emulated guest may print nothing, while it boots or runs a command.
 const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A guest's console takes lines of up to 4095 bytes.
+/// Maximum length of a command. A guest's console accepts lines of up to 4095 bytes.
 const LONGEST_COMMAND: usize = 4000;
 
-/// What a guest is made of.
+/// The configuration of a guest.
 #[derive(Debug, Clone)]
 pub struct GuestConfig {
-    /// MiB of memory.
+    /// Memory in MiB.
     pub memory_mb: u32,
-    /// Virtual CPUs, which are as many threads on the host.
+    /// Number of virtual CPUs. Each is a thread on the host.
     pub cpus: u16,
-    /// The host core that QEMU is kept on; `None` is any.
+    /// The host core to which QEMU is pinned. `None` is any core.
     pub core: Option<usize>,
-    /// Network interfaces; in the guest they are `eth0` and on, in this order.
+    /// Network interfaces. In the guest they are `eth0`, `eth1` and so on, in this order.
     pub nics: Vec<Nic>,
-    /// Words for the kernel's command line. The default turns IPv6 off, whose solicitations would be packets that no
-    /// test sent.
+    /// Additional parameters for the kernel command line. The default disables IPv6, whose neighbour solicitations
+    /// would be packets that no test sent.
     pub kernel_args: String,
-    /// More arguments for QEMU.
+    /// Additional arguments for QEMU.
     pub args: Vec<String>,
 }
 
@@ -51,24 +51,25 @@ pub struct GuestConfig {
 pub struct Nic {
     /// The vhost-user socket.
     pub socket: PathBuf,
-    /// Whether QEMU makes the socket and waits for the back end to connect. Otherwise QEMU connects, and does so
-    /// again, each second, when the back end goes away.
+    /// Whether QEMU creates the socket and waits for the back end to connect. Otherwise QEMU connects, and retries
+    /// every second when the back end ends.
     pub server: bool,
     /// The MAC address.
     pub mac: String,
-    /// The IPv4 address with its prefix length, such as `10.77.0.2/24`; `None` for none.
+    /// The IPv4 address with its prefix length, such as `10.77.0.2/24`. `None` for no address.
     pub address: Option<String>,
-    /// Queue pairs. See [`GuestConfig::cpus`].
+    /// Number of queue pairs. See [`GuestConfig::cpus`].
     pub queues: u16,
-    /// Descriptors a virtqueue, a power of two up to 1024; `None` is QEMU's 256.
+    /// Descriptors per virtqueue, a power of two up to 1024. `None` is QEMU's default of 256.
     pub queue_size: Option<u16>,
     /// Whether packed virtqueues are offered.
     pub packed: bool,
     /// Whether mergeable receive buffers are offered.
     pub mrg_rxbuf: bool,
-    /// Whether checksum and segmentation offloads are offered. Off, packets are on the ring as they are on a wire.
+    /// Whether checksum and segmentation offloads are offered. Without them, packets on the ring have the format of the
+    /// wire.
     pub offloads: bool,
-    /// More properties of the device, such as `indirect_desc=off`; empty for none.
+    /// Additional properties of the device, such as `indirect_desc=off`. Empty for none.
     pub extra: String,
 }
 
@@ -76,18 +77,18 @@ pub struct Nic {
 #[derive(Debug)]
 pub struct Guest {
     qemu: Process,
-    /// Commands given since the guest booted.
+    /// Number of commands since the guest booted.
     commands: u32,
-    /// Where in the console's output the present boot begins.
+    /// Position in the console's output at which the current boot begins.
     boot: usize,
 }
 
-/// What a command did in the guest.
+/// The result of a command in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// The command's exit status, as the shell gives it.
+    /// The command's exit status, as the shell reports it.
     pub status: i32,
-    /// What it printed, standard output and standard error together.
+    /// The command's standard output and standard error, combined.
     pub text: String,
 }
 
@@ -135,7 +136,7 @@ impl GuestConfig {
 }
 
 impl Nic {
-    /// An interface with one queue pair, split, with mergeable buffers, no offloads, connecting to `socket`.
+    /// Returns an interface with one split queue pair, mergeable buffers and no offloads, which connects to `socket`.
     pub fn new(socket: impl Into<PathBuf>, mac: &str, address: &str) -> Self {
         Self {
             socket: socket.into(),
@@ -151,7 +152,7 @@ impl Nic {
         }
     }
 
-    /// QEMU's arguments for the `index`-th interface.
+    /// Returns QEMU's arguments for interface number `index`.
     fn arguments(&self, index: usize) -> [(&'static str, String); 3] {
         let on = |on: bool| if on { "on" } else { "off" };
         let role = if self.server { "server=on" } else { "reconnect=1" };
@@ -194,29 +195,29 @@ impl Nic {
 }
 
 impl Guest {
-    /// Boots a guest and waits until it takes commands: some 5 s, and the first time on a machine as long as it
-    /// takes to fetch a kernel.
+    /// Boots a guest and waits until it accepts commands. This takes about 5 s, and longer the first time on a machine,
+    /// when the kernel is downloaded.
     ///
     /// # Errors
-    /// When there is no image and none can be built, QEMU ends, the guest says what is wrong, or its console stays
-    /// silent for 180 s.
+    /// If the image does not exist and cannot be built, QEMU ends, the guest reports an error, or its console prints
+    /// nothing for 180 s.
     pub fn boot(config: &GuestConfig) -> Result<Self> {
         let mut guest = Self::spawn(config)?;
         guest.wait_ready()?;
         Ok(guest)
     }
 
-    /// Starts QEMU without waiting for the guest: where the back end has to be started after it.
+    /// Starts QEMU without waiting for the guest, for cases in which the back end is started afterwards.
     ///
     /// # Errors
-    /// When there is no image and none can be built, or QEMU cannot be started.
+    /// If the image does not exist and cannot be built, or QEMU cannot be started.
     pub fn spawn(config: &GuestConfig) -> Result<Self> {
         let image = Image::ready()?;
         let qemu = Process::spawn("QEMU guest", config.command(&image))?;
         Ok(Self { qemu, commands: 0, boot: 0 })
     }
 
-    /// Waits until the guest has booted, its interfaces have their addresses, and it takes commands.
+    /// Waits until the guest has booted, its interfaces have their addresses, and it accepts commands.
     ///
     /// # Errors
     /// As [`Guest::boot`].
@@ -235,11 +236,11 @@ impl Guest {
 
     /// Runs a command in the guest's shell to its end. Its input is empty.
     ///
-    /// What it leaves running in the background must not keep its output: `iperf3 -s >/dev/null 2>&1 &`.
+    /// Background processes must not keep its output open: `iperf3 -s >/dev/null 2>&1 &`.
     ///
     /// # Errors
-    /// When the command is longer than 4000 bytes or a line, the guest's kernel panics, QEMU ends, or the console
-    /// stays silent for 180 s. A status other than 0 is no error: see [`Guest::check`].
+    /// If the command is longer than 4000 bytes or one line, the guest's kernel panics, QEMU ends, or the console
+    /// prints nothing for 180 s. A status other than 0 is not an error: see [`Guest::check`].
     pub fn run(&mut self, command: &str) -> Result<Output> {
         ensure!(
             !command.contains('\n') && command.len() <= LONGEST_COMMAND,
@@ -270,10 +271,10 @@ impl Guest {
         Ok(Output { status, text })
     }
 
-    /// Runs a command that must succeed and returns what it printed.
+    /// Runs a command that must succeed and returns its output.
     ///
     /// # Errors
-    /// As [`Guest::run`], and when the status is not 0.
+    /// As [`Guest::run`], and if the status is not 0.
     pub fn check(&mut self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(
@@ -285,10 +286,10 @@ impl Guest {
         Ok(output.text)
     }
 
-    /// Starts an iperf3 server in the guest and waits until it takes connections on port 5201.
+    /// Starts an iperf3 server in the guest and waits until it accepts connections on port 5201.
     ///
     /// # Errors
-    /// As [`Guest::check`], and when it does not come up within 10 s of the guest's time.
+    /// As [`Guest::check`], and if it does not listen within 10 s of the guest's time.
     pub fn start_iperf3_server(&mut self) -> Result<()> {
         let wait = "for i in $(seq 100); do netstat -ltn | grep -q :5201 && exit; sleep 0.1; done; exit 1";
         self.check(&format!("iperf3 -s >/tmp/iperf3.log 2>&1 & {wait}"))
@@ -296,7 +297,7 @@ impl Guest {
             .context("the guest's iperf3 server does not come up")
     }
 
-    /// Restarts the guest's machine, without a clean shutdown, and waits until it takes commands again.
+    /// Resets the guest's machine, without a clean shutdown, and waits until it accepts commands again.
     ///
     /// # Errors
     /// As [`Guest::boot`].
@@ -309,18 +310,18 @@ impl Guest {
         Ok(())
     }
 
-    /// QEMU's process id.
+    /// Returns QEMU's process ID.
     pub fn id(&self) -> u32 {
         self.qemu.id()
     }
 
-    /// The end of the console's output, and of what QEMU said, to add to an assertion.
+    /// Returns the end of the console's output and of QEMU's messages, for assertion messages.
     pub fn tail(&self) -> String {
         self.qemu.tail()
     }
 }
 
-/// The complete lines of console output.
+/// Returns the complete lines of console output.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.split_inclusive('\n')
         .filter_map(|line| line.strip_suffix('\n'))

@@ -1,15 +1,16 @@
 //! Drivers for the programs that the end-to-end tests run Offcore against: dpdk-testpmd, a QEMU guest, network
 //! namespaces, and the `offcore` binary itself.
 //!
-//! Every driver starts a real program, talks to it over its own console, and stops it when dropped. They share three
+//! Every driver starts a real program, communicates over its own console, and stops it when dropped. They share three
 //! rules:
-//! - **A wait ends when nothing moves.** Deadlines count from the last sign of progress (new output, a counter that
-//!   grew), so a slow machine is not a failure and a hang is.
-//! - **A failure shows what the program said.** Every error carries the end of its output.
-//! - **Nothing outlives the test.** Programs die with the test process, however it ends; names (namespaces, sockets,
-//!   file prefixes) are unique to the process.
+//! - **A wait ends when nothing progresses.** Deadlines count from the last sign of progress (new output, or a counter
+//!   that
+//! grew), so a slow machine is not a failure, but a hang is.
+//! - **A failure shows the program's output.** Every error carries the end of the output.
+//! - **No process outlives the test.** Programs end with the test process, however it ends. Names (namespaces, sockets,
+//! file prefixes) are unique to the process.
 //!
-//! A test starts by saying what it needs:
+//! A test starts with its requirements:
 //! ```no_run
 //! use peers::{Need, exclusive, require};
 //!
@@ -36,9 +37,9 @@ pub mod wire;
 
 /// Network namespaces.
 pub use offcore_bench::peer::netns;
-/// Directories and names of a test's own.
+/// Temporary directories and unique names for tests.
 pub use offcore_bench::peer::tempdir;
-/// dpdk-testpmd, which the benchmarks drive too.
+/// Driver for dpdk-testpmd, which the benchmarks also use.
 pub use offcore_bench::peer::testpmd;
 
 pub use guest::{Guest, GuestConfig, Nic};

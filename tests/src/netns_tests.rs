@@ -1,4 +1,4 @@
-//! Network namespaces that the benchmarks and the end-to-end tests share.
+//! Tests of the network namespaces that the benchmarks and the end-to-end tests share.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -46,7 +46,7 @@ fn who_is_left_in_a_namespace_is_ended() {
 #[test]
 fn stale_namespace_is_removed() {
     let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
-    // A process that is gone: it has been waited for.
+    // A process that has ended and been waited for.
     let mut gone = Command::new("true").spawn().unwrap();
     gone.wait().unwrap();
     let left = format!("oc{}n0", gone.id());

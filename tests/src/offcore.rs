@@ -1,4 +1,4 @@
-//! The `offcore` binary, run as a user runs it.
+//! Driver for the `offcore` binary, run as by a user.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -13,14 +13,13 @@ use crate::netns::Netns;
 
 /// A running `offcore`, killed on drop.
 ///
-/// Its waits read standard output like a person does, from top to bottom: each goes on below the line that ended the
-/// one before.
+/// Its waits read standard output from top to bottom. Each wait continues after the line that ended the previous one.
 #[derive(Debug)]
 pub struct Offcore {
     process: Process,
-    /// How many lines of standard output earlier waits have passed.
+    /// Number of lines of standard output that earlier waits have consumed.
     read: usize,
-    /// How long it may show no progress.
+    /// Maximum time without progress.
     timeout: Duration,
 }
 
@@ -29,16 +28,16 @@ pub struct Offcore {
 pub struct Line {
     /// The line without its newline.
     pub text: String,
-    /// The line as JSON, which every line is under `--format json`; `None` where it is not.
+    /// The line as JSON, or `None` if it is not JSON. With `--format json` every line is.
     pub json: Option<Value>,
 }
 
-/// How a finished `offcore` ended, and all it printed.
+/// The status and output of a finished `offcore`.
 #[derive(Debug)]
 pub struct Finished {
-    /// Its exit status: the design has 0 for done, 1 for failed, 2 for usage.
+    /// Its exit status: 0 for success, 1 for failure, 2 for a usage error.
     pub status: ExitStatus,
-    /// Standard output, by line.
+    /// Standard output as lines.
     pub lines: Vec<Line>,
     /// Standard output.
     pub stdout: String,
@@ -47,15 +46,15 @@ pub struct Finished {
 }
 
 impl Offcore {
-    /// Starts `offcore` with these arguments. See [`binary`] for which one.
+    /// Starts `offcore` with these arguments. [`binary`] chooses the executable.
     ///
     /// # Errors
-    /// When there is no binary, or it cannot be started.
+    /// If the binary does not exist or cannot be started.
     pub fn start(args: &[&str]) -> Result<Self> {
         Self::spawn(Command::new(binary()?), args)
     }
 
-    /// Starts `offcore` in a network namespace, where it makes its TAP interfaces. Unix sockets are not affected.
+    /// Starts `offcore` in a network namespace, where it creates its TAP interfaces. Unix sockets are not affected.
     ///
     /// # Errors
     /// As [`Offcore::start`].
@@ -63,7 +62,7 @@ impl Offcore {
         Self::start_behind(netns, &[], args)
     }
 
-    /// The same behind `prefix`, a command that becomes what follows it.
+    /// Starts `offcore` in a namespace, behind `prefix`, a command that executes its arguments.
     ///
     /// # Errors
     /// As [`Offcore::start`].
@@ -75,7 +74,7 @@ impl Offcore {
         Self::spawn(command, args)
     }
 
-    /// Runs `offcore` to its end: for what does not go on by itself, such as refused arguments.
+    /// Runs `offcore` to its end, for runs that end by themselves, such as refused arguments.
     ///
     /// # Errors
     /// As [`Offcore::start`] and [`Offcore::wait`].
@@ -88,23 +87,23 @@ impl Offcore {
         Ok(Self { process: Process::spawn("offcore", command)?, read: 0, timeout: TIMEOUT })
     }
 
-    /// The process id.
+    /// Returns the process ID.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// Writes a line to standard input, which a command that reads none leaves alone.
+    /// Writes a line to standard input. Commands that do not read input ignore it.
     ///
     /// # Errors
-    /// When `offcore` has ended.
+    /// If `offcore` has ended.
     pub fn command(&mut self, line: &str) -> Result<()> {
         self.process.write_line(line)
     }
 
-    /// Waits for a line of standard output that `wanted` accepts, below the line that ended the last wait.
+    /// Waits for a line of standard output that `wanted` accepts, after the line that ended the last wait.
     ///
     /// # Errors
-    /// When `offcore` ends, or prints no line at all for 30 s, or goes on for 2 minutes without the line wanted.
+    /// If `offcore` ends, prints no line for 30 s, or runs for 2 minutes without the wanted line.
     pub fn wait_for(&mut self, what: &str, mut wanted: impl FnMut(&Line) -> bool) -> Result<Line> {
         let mut read = self.read;
         let found = self.process.wait_for(0, self.timeout, what, |text| {
@@ -122,10 +121,10 @@ impl Offcore {
     }
 
     /// Waits until the number that `counter` reads from some lines (periodic statistics) is `at_least`, and returns
-    /// that line. Lines that `counter` finds nothing in are passed.
+    /// that line. Lines without the number are skipped.
     ///
     /// # Errors
-    /// When `offcore` ends, or the number has not grown for 30 s.
+    /// If `offcore` ends, or the number has not grown for 30 s.
     pub fn wait_for_count(
         &mut self,
         what: &str,
@@ -155,33 +154,33 @@ impl Offcore {
         }
     }
 
-    /// All complete lines printed so far, whether or not a wait has passed them.
+    /// Returns all complete lines printed so far, including lines that waits have consumed.
     pub fn lines(&self) -> Vec<Line> {
         lines(&self.process.stdout_from(0)).map(Line::new).collect()
     }
 
-    /// The last line that is JSON, whether or not a wait has passed it.
+    /// Returns the last line that is JSON, even if a wait has consumed it.
     pub fn last_report(&self) -> Option<Value> {
         let text = self.process.stdout_from(0);
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         whole.rsplit('\n').find_map(|line| serde_json::from_str(line).ok())
     }
 
-    /// What has been printed on standard error so far.
+    /// Returns the standard error output so far.
     pub fn stderr(&self) -> String {
         self.process.stderr()
     }
 
-    /// Sends a signal: [`Signal::INT`] and [`Signal::TERM`] ask for a clean stop, [`Signal::HUP`] for a reload,
-    /// [`Signal::KILL`] ends it on the spot.
+    /// Sends a signal. [`Signal::INT`] and [`Signal::TERM`] request a clean stop, [`Signal::HUP`] requests a reload,
+    /// and [`Signal::KILL`] ends the process immediately.
     ///
     /// # Errors
-    /// When `offcore` has ended.
+    /// If `offcore` has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         self.process.signal(signal)
     }
 
-    /// Asks for a clean stop by SIGINT and waits for it.
+    /// Requests a clean stop by SIGINT and waits for it.
     ///
     /// # Errors
     /// As [`Offcore::signal`] and [`Offcore::wait`].
@@ -190,7 +189,7 @@ impl Offcore {
         self.wait()
     }
 
-    /// Whether `offcore` has ended.
+    /// Returns whether `offcore` has ended.
     pub fn has_ended(&mut self) -> bool {
         self.process.exit_status(Duration::ZERO).is_some()
     }
@@ -198,7 +197,7 @@ impl Offcore {
     /// Waits for `offcore` to end by itself, whatever its status.
     ///
     /// # Errors
-    /// When it has not ended after printing nothing for 30 s, or after 2 minutes.
+    /// If it has printed nothing for 30 s, or has not ended after 2 minutes.
     pub fn wait(mut self) -> Result<Finished> {
         let status = self.process.wait_for_exit(self.timeout)?;
         let stdout = self.process.stdout_from(0);
@@ -206,7 +205,7 @@ impl Offcore {
         Ok(Finished { status, lines, stdout, stderr: self.process.stderr() })
     }
 
-    /// The end of what it printed on both streams, to add to an assertion.
+    /// Returns the end of the output on both streams, for assertion messages.
     pub fn tail(&self) -> String {
         self.process.tail()
     }
@@ -218,7 +217,7 @@ impl Line {
     }
 }
 
-/// The complete lines of a text that may still grow.
+/// Returns the complete lines of a text that may still grow.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'))
 }
@@ -226,21 +225,20 @@ fn lines(text: &str) -> impl Iterator<Item = &str> {
 /// Copies the binary to `path`.
 ///
 /// # Errors
-/// Without a binary, or when it cannot be copied.
+/// If the binary does not exist or cannot be copied.
 pub fn copy_binary(path: &Path) -> Result<()> {
-    // The copy could not be executed (ETXTBSY) while a child of another test has a descriptor of it for writing. This process opens
-    // none that a child could inherit.
+    // The copy could not be executed (ETXTBSY) while a child of another test has it open for writing. Therefore this
+    // process opens no descriptor that a child could inherit.
     let status = Command::new("cp").arg(binary()?).arg(path).status().context("cp")?;
     ensure!(status.success(), "cp to {}: {status}", path.display());
     Ok(())
 }
 
-/// The `offcore` binary under test: the environment's `CARGO_BIN`; otherwise `offcore` beside the test in the target
-/// directory, of the profile the test was built with or, failing that, of the release profile.
+/// Returns the path of the `offcore` binary under test: `CARGO_BIN` from the environment, otherwise `offcore` beside
+/// the test in the target directory, from the test's build profile or, failing that, from the release profile.
 ///
 /// # Errors
-/// When neither is there. Building the tests does not build it, nor bring it up to date: `cargo build --release`
-/// does.
+/// If neither exists. Building the tests does not build or update the binary: `cargo build --release` does.
 pub fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("CARGO_BIN") {
         let path = PathBuf::from(path);
@@ -265,7 +263,7 @@ pub fn binary() -> Result<PathBuf> {
     }
 }
 
-/// The directory of the build profile in the target directory: a test executable is in its `deps`.
+/// Returns the directory of the build profile in the target directory. A test executable is in its `deps`.
 pub(crate) fn profile_dir() -> Result<PathBuf> {
     let test = std::env::current_exe().context("cannot find the test executable")?;
     let dir = test.parent().context("an executable is in a directory")?;
@@ -278,9 +276,9 @@ mod tests {
     use super::*;
     use crate::{Need, require};
 
-    /// A stand-in that prints what a run of `offcore --format json` might.
+    /// Starts a script that imitates the output of `offcore --format json`.
     fn stand_in(script: &str) -> Offcore {
-        // A shell cannot trap what was ignored when it began, as SIGINT is in a run that was put into the background.
+        // A shell cannot trap signals that were ignored at its start, as SIGINT is in a background job.
         let mut command = Command::new("env");
         command.args(["--default-signal=INT", "sh", "-c"]);
         Offcore::spawn(command, &[script]).unwrap()
@@ -334,7 +332,7 @@ mod tests {
         assert!(error.contains("stayed at 5"), "{error}");
     }
 
-    /// Each case runs in a process of its own, since the binary is chosen by an environment variable.
+    /// Each case runs in its own process, because an environment variable selects the binary.
     #[test]
     fn the_binary_is_the_one_that_was_named() {
         const NAME: &str = "offcore::tests::the_binary_is_the_one_that_was_named";
@@ -370,7 +368,7 @@ mod tests {
 
     #[test]
     fn a_signal_stops_it_cleanly() {
-        // `wait` ends at once when a signal comes; a foreground child would have to end first.
+        // `wait` returns immediately when a signal arrives. A foreground child would have to end first.
         let mut offcore =
             stand_in("trap 'echo report; exit 0' INT; echo up; while :; do sleep 0.05 & wait; done");
         offcore.wait_for("up", |line| line.text == "up").unwrap();

@@ -1,4 +1,4 @@
-//! Open vSwitch with DPDK beside our learning switch: that the benchmark measures it, and that nothing of it stays.
+//! Open vSwitch with DPDK beside Offcore's learning switch: the benchmark measures it and leaves nothing behind.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use offcore_bench::workload::{Ring, Route};
 
 use crate::{Need, exclusive, require};
 
-/// What it measures is not asserted: see there for the rates.
+/// The measured rates are not asserted.
 #[test]
 fn benchmark_alternates_with_ovs() {
     let Some(()) = require(&[Need::Ovs, Need::Hugepages(384), Need::Cores(2)]) else { return };
@@ -48,10 +48,10 @@ fn nothing_of_open_vswitch_is_left_behind() {
     let home = socket.parent().unwrap().to_owned();
     let proc = PathBuf::from(format!("/proc/{}", ovs.id()));
     assert!(proc.exists() && socket.exists());
-    // Its TAP devices go with a network namespace of its own.
+    // Its TAP devices are in a separate network namespace and are deleted with it.
     let namespace = |proc: &Path| std::fs::read_link(proc.join("ns/net")).unwrap();
     assert_ne!(namespace(&proc), namespace(Path::new("/proc/self")));
-    // Stopped, too, it goes.
+    // It also ends when it is stopped.
     ovs.set_running(false).unwrap();
     drop(ovs);
     assert!(!proc.exists() && !home.exists());

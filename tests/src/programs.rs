@@ -1,4 +1,4 @@
-//! C programs that try the socket calls and print a line for each thing they see, and the link they try them over.
+//! C programs that test socket calls and print a line for each observation, and the link on which they run.
 //!
 //! ```text
 //! here: 10.99.0.2, fd99::2   t0 ── k0   far: 10.99.0.1, fd99::1
@@ -6,7 +6,7 @@
 //!        └──────── Unix socket: what the peer shall do ────┘
 //! ```
 //!
-//! The kernel is the oracle: what a program prints there it prints on every other stack.
+//! The kernel is the oracle: a program must print the same on every other stack.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -31,22 +31,22 @@ pub const HERE_ADDRESSES: [&str; 2] = ["10.99.0.2", "fd99::2"];
 /// The peer's addresses.
 pub const FAR_ADDRESSES: [&str; 2] = ["10.99.0.1", "fd99::1"];
 
-/// Where the sources are.
+/// Directory of the sources.
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs");
 
-/// How every program is compiled.
+/// Compiler flags of every program.
 const FLAGS: [&str; 5] = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread"];
 
 /// The program that needs the compiler's checked variants of the calls.
 const CHECKED: &str = "fortify";
 
-/// A program's watchdog ends it after 30 s.
+/// Time limit for a program. Its own watchdog ends it after 30 s.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Two namespaces with a veth pair between them, the peer running in one.
+/// Two namespaces with a veth pair between them. The peer runs in one of them.
 #[derive(Debug)]
 pub struct Link {
-    // Dropped first: a namespace goes when nothing runs in it any more.
+    // Dropped first: a namespace can only be deleted when no process runs in it.
     _peer: Process,
     here: Netns,
     far: Netns,
@@ -55,10 +55,10 @@ pub struct Link {
 }
 
 impl Link {
-    /// A link whose tested side is up and has no address: a stack that opens [`HERE`] brings its own.
+    /// Creates a link whose tested side is up and has no address: a stack that opens [`HERE`] brings its own addresses.
     ///
     /// # Errors
-    /// When there is no compiler or no right to make namespaces, or the peer does not start.
+    /// Without a compiler or the permission to create namespaces, or if the peer does not start.
     pub fn new() -> Result<Self> {
         let peer = compiled("peer")?;
         let (here, far) = (Netns::new()?, Netns::new()?);
@@ -66,7 +66,7 @@ impl Link {
         here.ip(&["link", "set", HERE, "up"])?;
         far.ip(&["link", "set", FAR, "up"])?;
         give(&far, FAR, FAR_ADDRESSES)?;
-        // Every datagram to a closed port is answered, not the first few of a second.
+        // Every datagram to a closed port gets an ICMP error, without the usual rate limit.
         far.run("sysctl", &["-qw", "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0"])?;
         let dir = TempDir::new()?;
         let control = dir.file("control");
@@ -77,7 +77,7 @@ impl Link {
         Ok(Self { _peer: peer, here, far, control, _dir: dir })
     }
 
-    /// A link whose tested side is the kernel's stack.
+    /// Creates a link whose tested side is the kernel's stack.
     ///
     /// # Errors
     /// As [`Link::new`].
@@ -87,26 +87,26 @@ impl Link {
         Ok(link)
     }
 
-    /// The namespace in which programs run.
+    /// Returns the namespace in which programs run.
     pub fn here(&self) -> &Netns {
         &self.here
     }
 
-    /// The peer's namespace.
+    /// Returns the peer's namespace.
     pub fn far(&self) -> &Netns {
         &self.far
     }
 
-    /// Runs the program `tests/programs/NAME.c` behind `prefix`, a command that runs what follows it (empty: the program
-    /// itself), and returns its lines without the last, which is `end`.
+    /// Runs the program `tests/programs/NAME.c` behind `prefix`, a command that executes its arguments (empty: the
+    /// program itself), and returns its lines without the last one, which is `end`.
     ///
     /// # Errors
-    /// When it does not compile, does not end well, or does not end with `end`; the text has the end of its output.
+    /// If it does not compile, fails, or does not end with `end`. The error has the end of its output.
     pub fn run(&self, name: &str, prefix: &[&str]) -> Result<Vec<String>> {
         self.run_with(name, prefix, &[])
     }
 
-    /// The same of a program that has more arguments.
+    /// Runs a program with additional arguments, like [`Link::run`].
     ///
     /// # Errors
     /// As [`Link::run`].
@@ -114,10 +114,10 @@ impl Link {
         lines(self.start(name, prefix, more)?)
     }
 
-    /// Starts such a program; [`lines`] waits for its end.
+    /// Starts a program. [`lines`] waits for its end.
     ///
     /// # Errors
-    /// When it does not compile, or cannot be started.
+    /// If it does not compile, or cannot be started.
     pub fn start(&self, name: &str, prefix: &[&str], more: &[&str]) -> Result<Process> {
         let program = compiled(name)?;
         let mut words = prefix.iter().map(AsRef::<OsStr>::as_ref).chain([program.as_os_str()]);
@@ -132,7 +132,7 @@ impl Link {
     }
 }
 
-/// Waits for a program that was [started](Link::start) to end: its lines without the last, which is `end`.
+/// Waits for a [started](Link::start) program to end. Returns its lines without the last one, which is `end`.
 ///
 /// # Errors
 /// As [`Link::run`].
@@ -151,7 +151,7 @@ fn give(netns: &Netns, interface: &str, [four, six]: [&str; 2]) -> Result<()> {
     netns.ip(&["addr", "add", &format!("{six}/64"), "dev", interface, "nodad"]).map(drop)
 }
 
-/// The first line that two runs do not have in common, as a text for a failure.
+/// Returns the first line that differs between two runs, as a failure message.
 pub fn difference(one: &[String], other: &[String]) -> Option<String> {
     let longest = one.len().max(other.len());
     let end = |lines: &[String], at: usize| lines.get(at).cloned().unwrap_or_else(|| "nothing more".into());
@@ -159,7 +159,7 @@ pub fn difference(one: &[String], other: &[String]) -> Option<String> {
     Some(format!("line {}: {} | {}", at + 1, end(one, at), end(other, at)))
 }
 
-/// The executable of a program. It is compiled where there is none of these sources in the target directory.
+/// Returns the executable of a program. It is compiled unless the target directory has one from the same sources.
 fn compiled(name: &str) -> Result<PathBuf> {
     let sources = [name, "common"].map(|name| Path::new(SOURCES).join(format!("{name}.c")));
     let header = Path::new(SOURCES).join("common.h");
@@ -176,7 +176,7 @@ fn compiled(name: &str) -> Result<PathBuf> {
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let program = dir.join(format!("{name}-{:016x}", hasher.finish()));
     if !program.exists() {
-        // Another test may want it at the same time: it appears there when it is whole.
+        // Another test may need it at the same time, so the complete file is renamed into place.
         let part = dir.join(unique_name());
         checked(Command::new("cc").args(FLAGS).args(level).args(sources).arg("-o").arg(&part))?;
         fs::rename(&part, &program).with_context(|| format!("cannot make {}", program.display()))?;

@@ -1,4 +1,4 @@
-//! What a test needs of the machine, and how it says that it cannot run without.
+//! Requirements of tests on the machine, and the messages of tests that are skipped without them.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
@@ -10,19 +10,19 @@ use offcore_bench::peer::ovs;
 
 use crate::offcore::Offcore;
 
-/// Something that a test needs and a machine may lack.
+/// A requirement of a test that a machine may lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Need {
-    /// To run as root: for namespaces, TAP interfaces and raw sockets.
+    /// Root privileges, for namespaces, TAP interfaces and raw sockets.
     Root,
     /// The TUN/TAP device.
     Tun,
     /// `dpdk-testpmd`.
     Testpmd,
-    /// Open vSwitch with DPDK, and what it needs.
+    /// Open vSwitch with DPDK, and its requirements.
     Ovs,
-    /// QEMU, and what a guest is built from ([`crate::guest`]).
+    /// QEMU, and the files from which a guest is built ([`crate::guest`]).
     Guest,
     /// `ip`.
     Ip,
@@ -42,7 +42,7 @@ pub enum Need {
     Curl,
     /// `wrk`, a load generator for HTTP.
     Wrk,
-    /// `ab`, another one.
+    /// `ab`, another load generator for HTTP.
     Ab,
     /// `nginx`.
     Nginx,
@@ -54,21 +54,21 @@ pub enum Need {
     Openssl,
     /// `python3`.
     Python,
-    /// This many free MiB of 2 MiB hugepages.
+    /// This number of free MiB in 2 MiB hugepages.
     Hugepages(u32),
-    /// At least this many cores to run on.
+    /// At least this number of usable cores.
     Cores(usize),
-    /// An `offcore` binary with `--device host`: built with a C++ compiler.
+    /// An `offcore` binary with `--device host`, which requires a C++ compiler at build time.
     HostDevice,
 }
 
-/// Checks that everything a test needs is there. Where something is missing the test returns at once:
-/// `let Some(()) = require(&[Need::Testpmd]) else { return };`
+/// Checks that all requirements of a test are met. Otherwise the test returns immediately: `let Some(()) =
+/// require(&[Need::Testpmd]) else { return };`
 ///
-/// It has then printed `SKIP: test: reason`, past the test harness's capture, with what to install or change.
+/// In that case this function has printed `SKIP: test: reason`, bypassing the test harness's capture, with the remedy.
 ///
 /// # Panics
-/// When something is missing and the environment has `CI=true`: there a skip is a failure.
+/// If a requirement is missing and the environment has `CI=true`: a skip is a failure in CI.
 pub fn require(needs: &[Need]) -> Option<()> {
     let missing: Vec<_> = needs.iter().filter_map(|need| need.missing()).collect();
     if missing.is_empty() {
@@ -80,19 +80,19 @@ pub fn require(needs: &[Need]) -> Option<()> {
     None
 }
 
-/// Says what a test checks in place of what this machine cannot do, past the test harness's capture.
+/// Prints what a test checks instead of something that this machine cannot do, bypassing the test harness's capture.
 pub fn note(text: &str) {
     say("NOTE", text);
 }
 
 fn say(what: &str, text: &str) {
     let thread = std::thread::current();
-    // The print macros would be captured; a failure to print is none of the test.
+    // The print macros would be captured. A failure to print does not affect the test.
     let _ = writeln!(io::stderr(), "{what}: {}: {text}", thread.name().unwrap_or("a test"));
 }
 
 impl Need {
-    /// Why this is missing and what helps, or `None` when it is there.
+    /// Returns why the requirement is missing and the remedy, or `None` if it is met.
     fn missing(self) -> Option<String> {
         match self {
             Self::Root => (!rustix::process::geteuid().is_root()).then(|| "not root: run as root".to_owned()),
@@ -134,7 +134,7 @@ impl Need {
     }
 }
 
-/// Programs that run a guest or go into it, and the Debian packages they are in.
+/// Programs that run a guest or are copied into it, and their Debian packages.
 const GUEST_PROGRAMS: [(&str, &str); 8] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -146,7 +146,7 @@ const GUEST_PROGRAMS: [(&str, &str); 8] = [
     ("taskset", "util-linux"),
 ];
 
-/// What `offcore gpu doctor` says. That there is no binary at all is for the test to say.
+/// Asks `offcore gpu doctor`. If the binary does not exist, the test reports that itself.
 fn has_host_device() -> bool {
     let Ok(doctor) = Offcore::run(&["gpu", "doctor", "--all", "--format", "json"]) else { return true };
     let mut findings = doctor.lines.iter().filter_map(|line| line.json.as_ref());
@@ -157,20 +157,20 @@ fn program(name: &str, package: &str) -> Option<String> {
     find_program(name).is_none().then(|| format!("no {name}: apt-get install {package}"))
 }
 
-/// Held by the one test on this machine that may use both cores. See [`exclusive`].
+/// Held by the only test on this machine that may use both cores. See [`exclusive`].
 #[derive(Debug)]
 #[must_use = "the cores are given back when this is dropped"]
 pub struct Exclusive {
     _lock: File,
 }
 
-/// Waits until no other test, of this process or another, holds a core, then holds both until the result is dropped. A
+/// Waits until no other test, in this process or another, holds a core, then holds both until the result is dropped. A
 /// test that keeps a core busy (a polling port, a testpmd) calls this first.
 ///
-/// Calling it a second time while the first result lives waits for ever.
+/// A second call while the first result lives waits forever.
 ///
 /// # Panics
-/// When the lock file in the temporary directory cannot be opened or locked.
+/// If the lock file in the temporary directory cannot be opened or locked.
 pub fn exclusive() -> Exclusive {
     let path = both_cores();
     match lock(&path) {
@@ -189,17 +189,17 @@ pub struct OneCore {
 }
 
 impl OneCore {
-    /// The core's number, 0 or 1: what keeps it busy is pinned to it.
+    /// Returns the core's number, 0 or 1. Busy processes are pinned to it.
     pub fn number(&self) -> usize {
         self.number
     }
 }
 
-/// Waits for one of the two cores and holds it until the result is dropped. A test calls this first that keeps one core
-/// busy (with a guest), and on the other has no more than workers that sleep when they have nothing to do.
+/// Waits for one of the two cores and holds it until the result is dropped. A test calls this first if it keeps one
+/// core busy (with a guest), and only has workers on the other core that sleep when idle.
 ///
 /// # Panics
-/// When a lock file in the temporary directory cannot be opened or locked.
+/// If a lock file in the temporary directory cannot be opened or locked.
 pub fn one_core() -> OneCore {
     let hold = || -> io::Result<OneCore> {
         let not_both = open(&both_cores())?;
@@ -214,7 +214,7 @@ pub fn one_core() -> OneCore {
                     Err(TryLockError::Error(e)) => return Err(e),
                 }
             }
-            // Nobody can wait for either of two locks.
+            // A process cannot wait for either of two locks, so it polls.
             std::thread::sleep(Duration::from_millis(50));
         }
     };
@@ -225,8 +225,8 @@ fn both_cores() -> PathBuf {
     std::env::temp_dir().join("offcore-tests.lock")
 }
 
-/// Waits until nobody else, in this process or another, holds the file's lock, and holds it until the result is
-/// dropped. The file is made where it is not there.
+/// Waits until no other holder, in this process or another, has the file's lock, and holds it until the result is
+/// dropped. Creates the file if it does not exist.
 pub(crate) fn lock(path: &Path) -> io::Result<File> {
     let file = open(path)?;
     uninterrupted(|| file.lock())?;
@@ -234,7 +234,7 @@ pub(crate) fn lock(path: &Path) -> io::Result<File> {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // Another user's file in a sticky directory can be opened, but not with O_CREAT.
+    // A file of another user in a sticky directory can be opened, but not with O_CREAT.
     File::open(path).or_else(|_| File::options().append(true).create(true).open(path))
 }
 
@@ -270,7 +270,8 @@ mod tests {
         assert!(Need::Cores(usize::MAX).missing().unwrap().contains("needed"));
     }
 
-    /// The skip itself is watched from outside, since it depends on the environment and passes the capture by.
+    /// A separate process runs the skipped test, because the result depends on the environment and bypasses the
+    /// capture.
     #[test]
     fn a_missing_peer_skips_and_under_ci_fails() {
         const CHILD: &str = "OFFCORE_TEST_REQUIRE_CHILD";
@@ -308,7 +309,7 @@ mod tests {
                 scope.spawn(hold);
             }
         });
-        // Another process is kept out too: flock(1) gives up with status 1.
+        // Another process cannot take the lock either: flock(1) gives up with status 1.
         let held = exclusive();
         let lock = std::env::temp_dir().join("offcore-tests.lock");
         let try_lock = || Command::new("flock").args(["-n"]).arg(&lock).arg("true").status().unwrap();

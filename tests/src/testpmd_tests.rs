@@ -1,10 +1,10 @@
-//! testpmd against testpmd, over vhost-user: what the driver sends really is done, and what it reads really counts.
+//! testpmd against testpmd, over vhost-user: the driver's commands take effect, and its counters are correct.
 
 use std::path::PathBuf;
 
 use crate::{Memory, Need, NetVhost, TempDir, Testpmd, TestpmdConfig, VirtioUser, exclusive, require};
 
-/// Back end on core 0, front end on core 1.
+/// Starts a back end on core 0 and a front end on core 1.
 fn pair(memory: Memory, back_end: &NetVhost, front_end: &VirtioUser) -> (Testpmd, Testpmd) {
     let back_end = TestpmdConfig { memory, ..TestpmdConfig::net_vhost(0, back_end) };
     let front_end = TestpmdConfig { memory, ..TestpmdConfig::virtio_user(1, front_end) };
@@ -16,7 +16,7 @@ fn pair(memory: Memory, back_end: &NetVhost, front_end: &VirtioUser) -> (Testpmd
     (back_end, front_end)
 }
 
-/// Sends frames of 128 bytes one way until 10,000 have arrived, and checks that every one that was sent did.
+/// Sends frames of 128 bytes in one direction until 10,000 have arrived, and checks that no frame is lost.
 fn one_way(from: &mut Testpmd, to: &mut Testpmd) {
     for testpmd in [&mut *from, &mut *to] {
         testpmd.clear_port_stats().unwrap();
@@ -47,7 +47,7 @@ fn packets_pass_both_ways_on_ordinary_pages() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();
-    // The front end is second: it needs the socket to be there.
+    // The front end starts second, because it needs the socket.
     let back_end = NetVhost::new(dir.file("s"));
     let mut back_end =
         Testpmd::start(&TestpmdConfig { memory: Memory::Ordinary, ..TestpmdConfig::net_vhost(0, &back_end) })
@@ -64,7 +64,7 @@ fn packets_pass_both_ways_on_ordinary_pages() {
     one_way(&mut back_end, &mut front_end);
     one_way(&mut front_end, &mut back_end);
 
-    // Both ways at once: packets go round and round.
+    // Both directions at once: packets circulate.
     back_end.set_forward("io").unwrap();
     front_end.set_forward("io").unwrap();
     front_end.clear_port_stats().unwrap();
@@ -82,7 +82,7 @@ fn packets_pass_both_ways_on_ordinary_pages() {
     back_end.quit().unwrap();
 }
 
-/// The roles of the socket are exchanged, there are two queues, and memory is whatever the machine has.
+/// The back end connects, two queues are used, and memory is whatever the machine has.
 #[test]
 fn two_queues_as_a_socket_client() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
@@ -126,7 +126,7 @@ fn what_testpmd_refuses_is_an_error() {
     assert!(testpmd.stop_forwarding().is_err(), "forwarding was not on");
     assert!(testpmd.port_stats(7).is_err());
     assert!(testpmd.command("two\nlines").is_err());
-    // It still answers.
+    // It still answers commands.
     assert_eq!(testpmd.port_stats(0).unwrap().rx_packets, 0);
 }
 
@@ -155,7 +155,7 @@ fn nothing_is_left_behind() {
     assert!(!proc.exists() && !dir.file("s").exists() && !runtime.exists());
 }
 
-/// The benchmark that runs a testpmd beside our back end. What it measures is not asserted: see there for the rates.
+/// Runs the benchmark with testpmd and Offcore's back end. The measured rates are not asserted.
 #[test]
 fn benchmark_alternates_with_testpmd() {
     use offcore_bench::end_to_end::{EndToEndOptions, Peer, run};

@@ -1,5 +1,5 @@
-//! `offcore bench copy --case end-to-end` and `offcore bench tcp --case veth`: that they measure what they say, over
-//! interfaces of their own.
+//! `offcore bench copy --case end-to-end` and `offcore bench tcp --case veth` measure the named cases, over their own
+//! interfaces.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -16,7 +16,7 @@ use crate::netns::checked;
 use crate::offcore::{Offcore, Signal};
 use crate::{Need, Netns, exclusive, require};
 
-/// The two cores of the test.
+/// Uses the two cores of the test.
 fn options() -> VethOptions {
     VethOptions {
         restarts: 1,
@@ -32,7 +32,7 @@ fn measured(options: &VethOptions) -> Vec<Row> {
     rows
 }
 
-/// Takes seconds: 24 namespaces and 12 pairs of interfaces are made and deleted.
+/// Takes seconds: 24 namespaces and 12 pairs of interfaces are created and deleted.
 #[test]
 fn every_direction_is_measured() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
@@ -46,7 +46,7 @@ fn every_direction_is_measured() {
         );
         assert!(row.median > 0.0 && row.received > 0 && row.fe_bound.is_some(), "{row:?}");
         assert!(row.busy_cycles_per_packet > Some(0.0) && row.peer.is_none(), "{row:?}");
-        // What is forwarded or made is looked at before anything is timed; what is received is only counted.
+        // Forwarded and generated packets are checked before the measurement. Received packets are only counted.
         assert_eq!((row.verified > 2000, row.lost), (row.case != "rxonly", 0), "{row:?}");
     }
     let ports: Vec<_> = rows.iter().filter_map(|row| row.port).collect();
@@ -125,7 +125,7 @@ fn kernel_sends_numbered_frames() {
     for sequence in 0..4u64 {
         let since = Instant::now();
         let len = loop {
-            // A busy core receives later.
+            // A busy core receives late.
             assert!(since.elapsed() < Duration::from_secs(10), "frame {sequence} never arrived");
             if let Some(frame) = sink.next(&mut room).unwrap() {
                 break frame.len();
@@ -138,7 +138,7 @@ fn kernel_sends_numbered_frames() {
     }
     assert_eq!((sink.next(&mut room).unwrap(), source.sent()), (None, 4));
     assert!(FrameSource::new(from, &[7; 57]).unwrap_err().to_string().contains("no room"));
-    // Deleted meanwhile.
+    // The interface is deleted in the meantime.
     far.ip(&["link", "del", "far"]).unwrap();
     assert!(far.within(|| source.send(1)).is_err());
 }
@@ -155,9 +155,9 @@ fn streams_are_compared_beside_the_kernels() {
     for row in &rows {
         assert_eq!((row.bench, row.arrangement, row.peer.as_deref()), ("tcp", "end-to-end", Some("kernel")));
         assert!(row.received > 0 && row.received == row.verified && row.lost == 0, "{row:?}");
-        // A short window may have no tick of the kernel's clock.
+        // The kernel's clock may not tick within a short window.
         assert!(row.ns_per_kib.is_some() && row.peer_ratio > Some(0.0), "{row:?}");
-        // Both cores pay.
+        // The cost on both cores is at least the cost on one.
         assert!(row.both_ns_per_kib >= row.ns_per_kib && row.peer_both_ns_per_kib.is_some(), "{row:?}");
         assert!(
             row.far_ns_per_kib.is_some() && row.fe_bound.is_some() && row.noise_floor.is_some(),

@@ -1,4 +1,4 @@
-//! The far end of an interface that `offcore` has a port on: frames are sent there and come back there, each looked at.
+//! The far end of an interface that `offcore` uses as a port. Tests send frames there, and receive and check frames.
 
 use anyhow::{Context, Result, ensure};
 use offcore_bench::peer::frames::FrameSink;
@@ -7,7 +7,7 @@ use rustix::net::{SendFlags, send, sockopt};
 
 use crate::netns::Netns;
 
-/// Bytes that may wait to be received.
+/// Maximum number of bytes that may wait to be received.
 const WAITING: usize = 64 << 20;
 /// The longest frame, without FCS.
 const LONGEST: usize = 65_536;
@@ -20,10 +20,10 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// A socket on an interface in a namespace.
+    /// Opens a socket on an interface in a namespace.
     ///
     /// # Errors
-    /// There is no such interface, or the kernel refuses: it takes root.
+    /// If the interface does not exist, or the kernel refuses access: this requires root.
     pub fn open(netns: &Netns, interface: &str) -> Result<Self> {
         let shown = netns.ip(&["-o", "link", "show", "dev", interface])?;
         let index = shown.split(':').next().and_then(|index| index.trim().parse().ok());
@@ -37,25 +37,25 @@ impl Wire {
     /// Sends a frame, without FCS.
     ///
     /// # Errors
-    /// The system's, and when the frame was cut.
+    /// System errors, and if the frame was truncated.
     pub fn send(&self, frame: &[u8]) -> Result<()> {
         let sent = send(&self.socket, frame, SendFlags::empty()).context("sending a frame")?;
         ensure!(sent == frame.len(), "{sent} bytes of {} were sent", frame.len());
         Ok(())
     }
 
-    /// The next frame that has come, if there is one.
+    /// Returns the next received frame, if any.
     ///
     /// # Errors
-    /// The system's.
+    /// System errors.
     pub fn receive(&mut self) -> Result<Option<&[u8]>> {
         self.socket.next(&mut self.room).context("receiving a frame")
     }
 
-    /// Waits until a frame has come to one of `wires`, or for some milliseconds.
+    /// Waits until one of `wires` has received a frame, or until the timeout in milliseconds.
     ///
     /// # Errors
-    /// The system's.
+    /// System errors.
     pub fn wait(wires: &[Self], milliseconds: i64) -> Result<()> {
         let mut fds: Vec<_> = wires.iter().map(|wire| PollFd::new(&wire.socket, PollFlags::IN)).collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: milliseconds * 1_000_000 };

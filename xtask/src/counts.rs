@@ -1,8 +1,8 @@
-//! Instruction counts of the hot functions: exact on any machine, where times on a shared machine are not.
+//! Instruction counts of hot functions. They are exact on any machine, unlike times on a shared machine.
 //!
-//! `crates/offcore-vhost/examples/counts.rs` and `crates/offcore-flow/examples/tcp_counts.rs` run one case at a time;
-//! callgrind counts what happens inside their function `counted`. What a packet costs is kept in counts.toml and may grow by
-//! 3 % at most.
+//! `crates/offcore-vhost/examples/counts.rs` and `crates/offcore-flow/examples/tcp_counts.rs` run one case at a time.
+//! callgrind counts the instructions inside their function `counted`. The cost per packet is kept in counts.toml and
+//! may grow by up to 3 %.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,14 +21,15 @@ const HEAD: &str = "\
 # `cargo xtask test` fails where a count grows by more than 3 %. After a change that is worth its instructions:
 # `cargo xtask counts --update`, and say in the commit why. docs/measuring.md tells more.
 ";
-/// The examples that are counted.
+/// The examples to count.
 const EXAMPLES: [&str; 2] = ["counts", "tcp_counts"];
-/// A count that has grown by this factor or less is the same.
+/// A count that has grown by no more than this factor is unchanged.
 const TOLERANCE: f64 = 1.03;
 
 type Counts = BTreeMap<String, f64>;
 
-/// What the code that is counted asks the CPU for, and valgrind's CPU has when this one has; it has no AVX-512.
+/// Returns whether the CPU has the vector instructions of the counted code. valgrind's CPU has AVX2 if this one does,
+/// and never AVX-512.
 fn has_avx2() -> bool {
     std::arch::is_x86_feature_detected!("avx2")
 }
@@ -41,8 +42,8 @@ pub(crate) fn update(project: &Project) -> Result<()> {
     fs::write(&path, render(&counts)).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Counts again; returns a line for each count that is not what the file has. Descriptors and packets are read and
-/// copied by vectors in every case, so that on a CPU without AVX2 nothing can be compared.
+/// Counts again and returns a line for each count that differs from the file. Descriptors and packets are read and
+/// copied by vector instructions in every case, so nothing can be compared on a CPU without AVX2.
 pub(crate) fn compare(project: &Project) -> Result<Vec<String>> {
     if !has_avx2() {
         println!(
@@ -89,7 +90,7 @@ fn count(project: &Project) -> Result<Counts> {
     let examples = EXAMPLES.iter().flat_map(|example| ["--example", example]);
     let status = project
         .cargo()
-        // Of the whole workspace: as the tests have built it.
+        // Builds the whole workspace, because the tests have built it the same way.
         .args(["build", "--release", "--quiet", "--workspace"])
         .args(examples)
         .args(setup::features())
@@ -134,7 +135,7 @@ fn count_case(project: &Project, example: &PathBuf, name: &str, case: &str) -> R
         .with_context(|| format!("{} has no totals", profile.display()))?;
     ensure!(total > 0.0 && packets > 0.0, "{case}: {total} instructions for {packets} packets");
     fs::remove_file(&profile).with_context(|| format!("cannot remove {}", profile.display()))?;
-    // As the file has it, so that a count is compared with itself.
+    // Rounded as in the file, so that unchanged counts are equal.
     Ok((total / packets * 10.0).round() / 10.0)
 }
 

@@ -1,6 +1,6 @@
-//! The crates that the workspace depends on, against `deny.toml`.
+//! Checks the crates that the workspace depends on against `deny.toml`.
 //!
-//! [`check`] is for every run: it takes licences and sources from `cargo metadata`. [`deny`] runs cargo-deny, which also looks for
+//! [`check`] is fast: it takes licences and sources from `cargo metadata`. [`deny`] runs cargo-deny, which also checks
 //! advisories, duplicates and yanked crates, but takes minutes to build.
 
 use std::fs;
@@ -16,7 +16,7 @@ use crate::tools;
 
 const FILE: &str = "deny.toml";
 
-/// A source of `deny.toml` as `cargo metadata` writes it, before the address.
+/// Prefix of a source in `cargo metadata`, before the address as in `deny.toml`.
 const REGISTRY: &str = "registry+";
 
 /// Finds crates whose licence or source `deny.toml` does not allow.
@@ -36,7 +36,7 @@ pub(crate) fn check(project: &Project) -> Result<Outcome> {
     Ok(Outcome::of(packages.iter().filter_map(|package| wrong(package, &licences, &registries)).collect()))
 }
 
-/// Runs cargo-deny. It cannot look for advisories where their database cannot be fetched, and says so.
+/// Runs cargo-deny. If the advisory database cannot be fetched, a message says that advisories were not checked.
 pub(crate) fn deny(project: &Project, steps: &mut Steps) {
     let name = "cargo deny";
     let tool = match tools::find(project, tools::DENY) {
@@ -58,7 +58,7 @@ fn cargo_deny(project: &Project, tool: &Path) -> Command {
     command
 }
 
-/// Fetches the database of advisories; the error says why it cannot.
+/// Fetches the advisory database. The error gives the reason.
 fn fetch_advisories(project: &Project, tool: &Path) -> Result<(), String> {
     let output = cargo_deny(project, tool).args(["fetch", "db"]).output();
     let output = output.map_err(|error| error.to_string())?;
@@ -67,20 +67,20 @@ fn fetch_advisories(project: &Project, tool: &Path) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(why.trim().to_owned()) }
 }
 
-/// Names what `deny.toml` forbids of a crate that `cargo metadata` describes.
+/// Returns what `deny.toml` forbids about a crate that `cargo metadata` describes.
 fn wrong(package: &Value, licences: &[String], registries: &[String]) -> Option<String> {
     let name = format!("{} {}", package["name"].as_str()?, package["version"].as_str()?);
     let licence = package["license"].as_str().unwrap_or("");
     if !allows(licences, licence) {
         return Some(format!("{name} has licence '{licence}', which {FILE} does not allow"));
     }
-    // A crate of the workspace has no source.
+    // Crates of the workspace have no source.
     let source = package["source"].as_str()?;
     let known = source.strip_prefix(REGISTRY).is_some_and(|url| registries.iter().any(|known| known == url));
     (!known).then(|| format!("{name} comes from {source}, which {FILE} does not allow"))
 }
 
-/// The strings of the list `name`.
+/// Returns the strings of the list `name`.
 fn list(text: &str, name: &str) -> Result<Vec<String>> {
     let start = format!("{name} = [");
     let at = text.lines().position(|line| line.starts_with(&start));
@@ -93,8 +93,8 @@ fn list(text: &str, name: &str) -> Result<Vec<String>> {
     Ok(entries.map(str::to_owned).collect())
 }
 
-/// Whether the licences that are allowed satisfy an SPDX expression: parentheses, then WITH, AND, OR. An exception (WITH) makes a
-/// licence another one. A slash is how old crates write OR.
+/// Returns whether the allowed licences satisfy an SPDX expression, with the precedence parentheses, WITH, AND, OR. A
+/// licence with an exception (WITH) is a separate licence. Old crates write a slash for OR.
 fn allows(allowed: &[String], expression: &str) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = spaced.split_whitespace().peekable();
@@ -104,7 +104,7 @@ fn allows(allowed: &[String], expression: &str) -> bool {
 
 type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 
-/// `None`: the expression is malformed.
+/// Returns `None` if the expression is malformed.
 fn either(allowed: &[String], words: &mut Words<'_>) -> Option<bool> {
     let mut result = both(allowed, words)?;
     while words.next_if_eq(&"OR").is_some() {

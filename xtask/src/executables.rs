@@ -1,12 +1,12 @@
-//! Test executables: `cargo test --no-run` says which it has built, and they are run without asking cargo again, since
-//! another choice of packages may mean other features, and then another build.
+//! Test executables. `cargo test --no-run` reports which it has built. They are run without calling cargo again,
+//! because another selection of packages may have other features and cause another build.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
 
-/// An executable with tests.
+/// A test executable.
 #[derive(Clone, Debug)]
 pub(crate) struct Executable {
     /// `PACKAGE/TARGET`.
@@ -17,7 +17,7 @@ pub(crate) struct Executable {
 }
 
 impl Executable {
-    /// The executable that a line of `cargo test --no-run --message-format=json` tells of, if it does.
+    /// Returns the executable in a line of `cargo test --no-run --message-format=json`, if any.
     pub(crate) fn of_line(line: &str) -> Option<Self> {
         let message: Value = line.starts_with('{').then(|| serde_json::from_str(line).ok())??;
         let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
@@ -29,7 +29,7 @@ impl Executable {
         Some(Self { name, path: path.into(), dir })
     }
 
-    /// Runs its tests.
+    /// Returns the command that runs its tests.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.dir);

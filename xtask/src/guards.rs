@@ -1,9 +1,9 @@
-//! `cargo xtask guards`: takes each guard out of a copy of the sources, one at a time, and sees its test fail.
+//! `cargo xtask guards`: removes each guard from a copy of the sources, one at a time, and checks that its test fails.
 //!
-//! A guard is a check that holds another party off; [`LIST`] says where each is, and what is there without it. A test that
-//! passes with and without its guard proves nothing. The copy is patched, so that no switch for this is in anybody's
-//! binary. (cargo-mutants changes what it likes, and tells which changes no test notices; here is said which change which
-//! test has to notice.)
+//! A guard is a check that protects against another party. [`LIST`] has the location of each, and the code without it.
+//! A test that passes with and without its guard proves nothing. The copy is patched, so that no binary contains a
+//! switch for this. (cargo-mutants makes arbitrary changes and reports the changes that no test detects. This task
+//! makes listed changes, each of them with the test that must detect it.)
 
 mod list;
 #[cfg(test)]
@@ -19,19 +19,19 @@ use crate::project::Project;
 use crate::steps::{Outcome, Steps};
 use list::LIST;
 
-/// How long one test may take, in seconds: without its guard, it may wait for ever.
+/// Time limit for one test in seconds: without its guard, it may wait forever.
 const LIMIT: &str = "300";
-/// The same of one build.
+/// Time limit for one build in seconds.
 const BUILD_LIMIT: &str = "900";
-/// `timeout`'s exit status when the time was up.
+/// `timeout`'s exit status after a timeout.
 const TIMED_OUT: i32 = 124;
 
-/// A check, and the test that needs it.
+/// A check, and the test that depends on it.
 struct Guard {
-    /// What it holds off.
+    /// The attack or error that the guard prevents.
     name: &'static str,
     file: &'static str,
-    /// The code, which is there once, and what takes its place.
+    /// The guard's code, which occurs exactly once in the file, and its replacement.
     code: &'static str,
     without: &'static str,
     package: &'static str,
@@ -40,7 +40,7 @@ struct Guard {
     test: &'static str,
 }
 
-/// Looks at the guards whose names contain `only`; whether all tests failed that should.
+/// Tests the guards whose names contain `only`.
 pub(crate) fn run(project: &Project, steps: &mut Steps, only: &str) -> Result<()> {
     let guards: Vec<&Guard> = LIST.iter().filter(|guard| guard.name.contains(only)).collect();
     ensure!(!guards.is_empty(), "no guard is called '{only}': xtask/src/guards/list.rs has them");
@@ -78,7 +78,7 @@ enum Ended {
     Failed,
 }
 
-/// A copy of the sources, with a target directory of its own.
+/// A copy of the sources with its own target directory.
 struct Sources {
     root: PathBuf,
     target: PathBuf,
@@ -99,7 +99,7 @@ impl Sources {
         let names = String::from_utf8(listed.stdout).context("a file's name is not UTF-8")?;
         for name in names.split('\0').filter(|name| !name.is_empty()) {
             let (from, to) = (project.root.join(name), root.join(name));
-            // What was removed and not yet committed is listed.
+            // The list contains files whose removal is not committed yet.
             if !from.is_file() {
                 continue;
             }
@@ -109,7 +109,7 @@ impl Sources {
         Ok(Self { root, target: project.target.join("guards/target") })
     }
 
-    /// Builds and runs a guard's test; how it ended.
+    /// Builds and runs a guard's test. Returns how it ended.
     fn test(&self, guard: &Guard) -> Result<Ended> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let executable = match guard.executable {
@@ -125,13 +125,13 @@ impl Sources {
                 .args(more)
                 .current_dir(&self.root)
                 .env("CARGO_TARGET_DIR", &self.target)
-                // Built a lot and run once.
+                // Settings for many builds with one run each.
                 .envs([("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"), ("CARGO_PROFILE_RELEASE_DEBUG", "0")])
                 .envs([("CARGO_INCREMENTAL", "1"), ("PROPTEST_RNG_SEED", "1"), ("RUST_BACKTRACE", "0")])
                 .output()
                 .context("cannot run cargo")
         };
-        // A build that takes long is no guard that is missed.
+        // A build that takes too long must not count as a failed test.
         let built = test(BUILD_LIMIT, ["--no-run", "--quiet"])?;
         ensure!(built.status.success(), "cargo test --no-run: {}", errors(&built.stderr));
         let output = test(LIMIT, ["--", guard.test])?;
@@ -140,7 +140,7 @@ impl Sources {
             ensure!(!out.contains("test result: ok. 0 passed"), "there is no test {}", guard.test);
             return Ok(Ended::Passed);
         }
-        // Of a test that ends its process there is no result, but cargo's word.
+        // If a test ends its process, no test result is printed, only cargo's message.
         let ran = out.contains("test result: FAILED") || err.contains("test failed, to rerun pass");
         if ran || output.status.code() == Some(TIMED_OUT) {
             return Ok(Ended::Failed);
@@ -149,7 +149,7 @@ impl Sources {
     }
 }
 
-/// What cargo calls errors.
+/// Returns the lines that cargo marks as errors.
 fn errors(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     text.lines().filter(|line| line.starts_with("error")).collect::<Vec<_>>().join("; ")

@@ -1,6 +1,5 @@
-//! `cargo xtask kernels`: the GPU kernels' PTX is made anew from their source, assembled, and compared with the file
-//! that is checked in. No GPU and no CUDA toolkit is needed: nvrtc and ptxas come from PyPI, into cargo's target
-//! directory.
+//! `cargo xtask kernels`: compiles the GPU kernels' PTX from source, assembles it, and compares it with the checked-in
+//! file. This needs no GPU and no CUDA toolkit: nvrtc and ptxas are downloaded from PyPI into cargo's target directory.
 
 mod ptxas;
 mod tools;
@@ -15,19 +14,19 @@ use crate::project::Project;
 use crate::steps::Outcome;
 use tools::{Found, NVRTC, Tools};
 
-/// Where the kernels are, from the root.
+/// Directory of the kernels, relative to the root.
 const DIR: &str = "crates/offcore-gpu/kernels";
 const SOURCE: &str = "kernels.cu";
 const PTX: &str = "kernels.ptx";
 
-/// How the source is compiled: for the lowest architecture that the kernels run on, since a driver makes the rest of
-/// the way. Nothing here may depend on the machine, or the PTX would.
+/// Compiler options. The architecture is the lowest that the kernels support, because a driver compiles PTX for newer
+/// ones. The options must not depend on the machine, or the PTX would.
 const OPTIONS: [&str; 2] = ["--gpu-architecture=compute_75", "--std=c++17"];
 
-/// The architectures whose assembler must take the PTX: that of the PTX itself, A100's, and H100's and H200's.
+/// The architectures for which the PTX must assemble: the PTX's own, A100's, and H100's and H200's.
 const ARCHITECTURES: [&str; 3] = ["sm_75", "sm_80", "sm_90"];
 
-/// Makes the PTX and assembles it, then compares it with the one that is checked in, or replaces that to `update` it.
+/// Compiles and assembles the PTX, then compares it with the checked-in file, or replaces that file with `update`.
 pub(crate) fn run(project: &Project, update: bool) -> Result<Outcome> {
     let dir = project.root.join(DIR);
     ensure!(dir.join(SOURCE).is_file(), "there is no {DIR}/{SOURCE}, which the kernels are compiled from");
@@ -60,13 +59,13 @@ pub(crate) fn run(project: &Project, update: bool) -> Result<Outcome> {
     Ok(Outcome::of(findings))
 }
 
-/// The same as a step of CI, which may have no way to PyPI: that the PTX was made from these sources is checked without
-/// the compiler, too, by a test of offcore-gpu.
+/// Runs as a step of CI, which may be unable to reach PyPI. A test of offcore-gpu also checks, without the compiler,
+/// that the PTX was made from these sources.
 pub(crate) fn step(project: &Project) -> Result<Outcome> {
     Ok(forgiven(run(project, false)?))
 }
 
-/// Passed, with a word on it, where there was no compiler. A difference stays one.
+/// Without a compiler the step passes with a note. A difference is always a failure.
 fn forgiven(outcome: Outcome) -> Outcome {
     match outcome {
         Outcome::Skipped(why) => {
@@ -80,9 +79,9 @@ fn forgiven(outcome: Outcome) -> Outcome {
 }
 
 struct Compiled {
-    /// The PTX, unless there are errors.
+    /// The PTX, unless compilation failed.
     code: Option<String>,
-    /// Errors and warnings, with file and line.
+    /// Errors and warnings with file and line.
     log: String,
 }
 
@@ -109,8 +108,7 @@ fn compile(tools: &Tools, dir: &Path, work: &Path) -> Result<Compiled> {
     Ok(Compiled { code: Some(code), log })
 }
 
-/// Assembles for every architecture, and prints what each kernel takes there; returns what the assembler finds fault
-/// with.
+/// Assembles for every architecture and prints each kernel's resources. Returns the assembler's complaints.
 fn assemble(tools: &Tools, ptx: &Path) -> Result<Vec<String>> {
     println!("{}", ptxas::HEADING);
     let mut findings = Vec::new();
@@ -135,7 +133,7 @@ fn assemble(tools: &Tools, ptx: &Path) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// What a reader of the PTX is told, in place of the compiler's own words.
+/// Returns the PTX file's header, which replaces the compiler's own.
 fn head(sources: &str) -> String {
     format!(
         "// Made from {SOURCE} by `cargo xtask kernels --update`: {} {}, {}\n// {sources}\n\n",
@@ -145,8 +143,8 @@ fn head(sources: &str) -> String {
     )
 }
 
-/// The files that the kernels are made of, and a hash of names and content, each with a zero behind it. A test of
-/// offcore-gpu (src/ptx.rs) says what the line must be, so that who has no compiler learns of PTX that is too old.
+/// Returns the names of the kernels' source files, and a hash of names and content, each followed by a zero byte. A
+/// test of offcore-gpu (src/ptx.rs) checks this line, so that outdated PTX is also detected without a compiler.
 fn sources(dir: &Path) -> Result<String> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).with_context(|| format!("cannot read {DIR}"))? {
@@ -166,14 +164,14 @@ fn sources(dir: &Path) -> Result<String> {
     Ok(format!("Sources, with their FNV-1a: {} {:016x}", names.join(" "), fnv1a(&bytes)))
 }
 
-/// FNV-1a of 64 bits.
+/// 64-bit FNV-1a.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// PTX from its first directive on: above it are comments, which name the build of the compiler.
+/// Returns PTX from its first directive. The comments above it name the build of the compiler.
 fn without_head(ptx: &str) -> &str {
     let mut rest = ptx;
     while let Some((line, below)) = rest.split_once('\n') {
@@ -196,7 +194,7 @@ fn differs(kept: &Path, made: &str) -> Result<Option<String>> {
     }))
 }
 
-/// Where two texts differ first, in words.
+/// Describes the first difference between two texts.
 fn difference(kept: &str, made: &str) -> Option<String> {
     if kept == made {
         return None;

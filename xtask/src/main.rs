@@ -1,4 +1,4 @@
-//! What people run while developing Offcore: `cargo xtask setup|peers|test|ci|lint|guards|counts|fuzz|kernels`.
+//! Development tasks for Offcore: `cargo xtask setup|peers|test|ci|lint|guards|counts|fuzz|kernels`.
 
 mod counts;
 mod dependencies;
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a task; returns whether everything it looked at was right.
+/// Runs a task. Returns whether all its checks passed.
 fn run(task: &Task) -> Result<bool> {
     let project = Project::find()?;
     match task {

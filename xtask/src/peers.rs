@@ -1,8 +1,8 @@
-//! `cargo xtask peers --native`: DPDK from Debian's source package, compiled for the CPU of this machine.
+//! `cargo xtask peers --native`: builds DPDK from Debian's source package for the CPU of this machine.
 //!
-//! Debian compiles DPDK for any x86-64-v2 CPU. Who needs speed compiles it himself, so that build is what figures are
-//! compared with. It is the version that is installed as a package, is kept in the user's cache directory, and is made
-//! anew when the version or the CPU is another.
+//! Debian compiles DPDK for any x86-64-v2 CPU. Users who need speed compile it themselves, so benchmarks compare with
+//! such a build. It has the version of the installed package, is kept in the user's cache directory, and is built again
+//! when the version or the CPU changes.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::setup::{self, Peer};
 
-/// What the build needs besides DPDK's own development package.
+/// Build requirements in addition to DPDK's own development package.
 const TOOLS: [Peer; 6] = [
     Peer::program("dpkg-dev", "dpkg-source"),
     Peer::program("gcc", "gcc"),
@@ -24,24 +24,24 @@ const TOOLS: [Peer; 6] = [
     Peer::file("python3-pyelftools", "/usr/lib/python3/dist-packages/elftools"),
 ];
 
-/// What testpmd and the features `dpdk` load, and offcore-dpdk's tests.
+/// Drivers for testpmd, the feature `dpdk`, and offcore-dpdk's tests.
 const DRIVERS: &str =
     "bus/pci,bus/vdev,mempool/ring,net/af_packet,net/null,net/ring,net/tap,net/vhost,net/virtio,dma/skeleton";
 
-/// Libraries that none of these needs.
+/// Libraries that these drivers do not need.
 const WITHOUT: &str =
     "bitratestats,flow_classify,gpudev,jobstats,kni,latencystats,node,pipeline,port,power,table";
 
-/// The key that Debian's archive is signed with.
+/// The signing key of Debian's archive.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Where Debian's own programs are: meson must find the Python that its packages are for.
+/// Directories of Debian's own programs: meson must find Debian's Python.
 const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The build's file that says what it was made from and for; written last.
+/// A file in the build that identifies its version and CPU. It is written last.
 const MARK: &str = "offcore-build.txt";
 
-/// Builds DPDK unless it is there, and says how to use it.
+/// Builds DPDK unless a current build exists, and prints how to use it.
 pub(crate) fn native() -> Result<()> {
     let version = packaged_version()?;
     let cpu = Cpu::of_this_machine()?;
@@ -63,7 +63,7 @@ pub(crate) fn native() -> Result<()> {
     Ok(())
 }
 
-/// The source version of the installed libdpdk-dev.
+/// Returns the source version of the installed libdpdk-dev.
 fn packaged_version() -> Result<String> {
     let mut query = Command::new("dpkg-query");
     query.args(["--show", "--showformat=${source:Version}", "libdpdk-dev"]);
@@ -74,11 +74,11 @@ fn packaged_version() -> Result<String> {
     Ok(version)
 }
 
-/// The CPU that the compiler's `-march=native` means.
+/// The CPU that the compiler selects with `-march=native`.
 struct Cpu {
-    /// The compiler's name for it: `znver3`.
+    /// The compiler's name for it, such as `znver3`.
     name: String,
-    /// What it can do, as the kernel says.
+    /// Its feature flags, as the kernel lists them.
     flags: String,
 }
 
@@ -92,14 +92,14 @@ impl Cpu {
     }
 }
 
-/// The value of `-march=` in what `gcc --help=target` says.
+/// Returns the value of `-march=` in the output of `gcc --help=target`.
 fn march(help: &str) -> Option<&str> {
     let value = help.lines().find_map(|line| line.trim().strip_prefix("-march="))?.trim();
     (!value.is_empty()).then_some(value)
 }
 
-/// Offcore's part of the user's cache directory. The EAL loads no driver from a directory that everybody may write to, or
-/// that is below one.
+/// Returns Offcore's part of the user's cache directory. The EAL loads no drivers from a world-writable directory or
+/// from a directory below one.
 fn cache() -> Result<PathBuf> {
     let cache = match std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()) {
         Some(dir) => PathBuf::from(dir),
@@ -121,7 +121,7 @@ fn is_world_writable(dir: &Path) -> bool {
     fs::metadata(dir).is_ok_and(|metadata| metadata.mode() & 0o002 != 0)
 }
 
-/// Fetches, compiles and installs; what is not needed afterwards is removed, and kept where something fails.
+/// Downloads, compiles and installs DPDK. Temporary files are removed, but kept after a failure.
 fn build(version: &str, prefix: &Path) -> Result<()> {
     setup::install_missing(&TOOLS)?;
     let name = prefix.file_name().context("the prefix has a name")?.to_string_lossy();
@@ -134,7 +134,7 @@ fn build(version: &str, prefix: &Path) -> Result<()> {
     let mut meson = Command::new("meson");
     meson.arg("setup").arg(work.join("objects")).arg(&source);
     meson.arg(format!("--prefix={}", prefix.display())).args(["--libdir=lib", "--default-library=shared"]);
-    // So that the libraries find each other, and testpmd them, and none of them Debian's.
+    // The run path makes the libraries and testpmd use each other and not Debian's.
     meson.arg(format!("-Dc_link_args=-Wl,-rpath,{}", prefix.join("lib").display()));
     meson.args(["-Dcpu_instruction_set=native", "-Dtests=false", "-Denable_apps=test-pmd"]);
     meson.args([format!("-Denable_drivers={DRIVERS}"), format!("-Ddisable_libs={WITHOUT}")]);
@@ -143,7 +143,7 @@ fn build(version: &str, prefix: &Path) -> Result<()> {
         logged(Command::new("ninja").arg("-C").arg(work.join("objects")).args(target), &work)
     };
     ninja(&[])?;
-    // Not before: somebody may be running what is there.
+    // Removed as late as possible, because the old build may be in use.
     remove(prefix)?;
     ninja(&["install"])?;
     remove(&work)
@@ -158,8 +158,8 @@ fn remove(dir: &Path) -> Result<()> {
     }
 }
 
-/// Has apt fetch and unpack the source package, from Debian's mirrors that this machine uses and by lists of its own: the
-/// system's need not have source packages. Returns where it is.
+/// Downloads and unpacks the source package with apt, from the Debian mirrors that this machine uses but with separate
+/// package lists, because the system's lists may lack source packages. Returns the directory.
 fn fetch(version: &str, work: &Path) -> Result<PathBuf> {
     let format = "--format=$(ORIGIN) deb-src [signed-by=KEYRING] $(REPO_URI) $(RELEASE) $(COMPONENT)";
     let known = output(Command::new("apt-get").args(["indextargets", format, "Created-By: Packages"]))?;
@@ -190,7 +190,7 @@ fn fetch(version: &str, work: &Path) -> Result<PathBuf> {
     source.context("apt-get source has unpacked no DPDK")
 }
 
-/// Runs a program whose output goes to the log in `work`, the end of which is told where it fails.
+/// Runs a program whose output goes to the log in `work`. An error contains the end of the log.
 fn logged(command: &mut Command, work: &Path) -> Result<()> {
     let path = work.join("log");
     let log = File::options().create(true).append(true).open(&path);
@@ -209,7 +209,7 @@ fn logged(command: &mut Command, work: &Path) -> Result<()> {
     bail!("{name}: {status}; the end of {}:\n{}", path.display(), end.join("\n"))
 }
 
-/// What a program prints.
+/// Returns the output of a program.
 fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {name}"))?;

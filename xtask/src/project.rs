@@ -1,4 +1,4 @@
-//! The checkout that a task works on.
+//! The checkout on which a task works.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// The workspace: where it is, and what cargo says about it.
+/// The workspace: its location, and cargo's metadata.
 #[derive(Debug)]
 pub(crate) struct Project {
     /// The directory of the workspace's Cargo.toml.
@@ -18,7 +18,7 @@ pub(crate) struct Project {
 }
 
 impl Project {
-    /// The workspace that this program was built from.
+    /// Returns the workspace from which this program was built.
     pub(crate) fn find() -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask is in a directory")?;
         let output = cargo(root)
@@ -32,20 +32,20 @@ impl Project {
         Ok(Self { root: root.to_owned(), target: target.into(), packages: packages.clone() })
     }
 
-    /// Cargo, at the root.
+    /// Returns a cargo command that runs at the root.
     pub(crate) fn cargo(&self) -> Command {
         cargo(&self.root)
     }
 }
 
-/// The cargo that runs this program, or the one in PATH.
+/// Returns the cargo that runs this program, or the one in PATH.
 fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root);
     command
 }
 
-/// Whether this runs in CI, where a skip is a failure.
+/// Returns whether this runs in CI, where a skip is a failure.
 pub(crate) fn in_ci() -> bool {
     std::env::var_os("CI").is_some_and(|ci| ci == "true")
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: the programs that tests run against, and hugepages.
+//! `cargo xtask setup`: installs the programs that tests run against, and reserves hugepages.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-/// Something that a Debian package brings, and how to see whether it is there.
+/// A requirement that a Debian package provides, and how to detect it.
 pub(crate) struct Peer {
     package: &'static str,
     what: &'static str,
@@ -16,7 +16,7 @@ pub(crate) struct Peer {
 
 enum SeenBy {
     Program(&'static str),
-    /// A library that pkg-config knows, at this version or later.
+    /// A library that pkg-config finds in this version or a later one.
     Library(&'static str),
     File(&'static str),
 }
@@ -55,19 +55,19 @@ const PEERS: [Peer; 29] = [
 
 const LIBDPDK: &str = "libdpdk >= 22.11";
 
-/// The package whose dependency names Debian's present kernel, which the guest of the end-to-end tests boots.
+/// The package whose dependency names Debian's current kernel, which the guest of the end-to-end tests boots.
 const GUEST_KERNEL: &str = "linux-image-cloud-amd64";
 
-/// 2 MiB hugepages that a machine without any is given, at most.
+/// Maximum number of 2 MiB hugepages to reserve on a machine without any.
 const HUGEPAGES: u64 = 1024;
 
 impl Peer {
-    /// A program, by its name.
+    /// Returns a program, detected by its name.
     pub(crate) const fn program(package: &'static str, program: &'static str) -> Self {
         Self { package, what: program, seen_by: SeenBy::Program(program) }
     }
 
-    /// A file or directory, by its path.
+    /// Returns a file or directory, detected by its path.
     pub(crate) const fn file(package: &'static str, path: &'static str) -> Self {
         Self { package, what: path, seen_by: SeenBy::File(path) }
     }
@@ -81,7 +81,7 @@ impl Peer {
     }
 }
 
-/// Installs what is missing, as root; returns a line for each thing that still is.
+/// Installs missing packages, as root. Returns a line for each requirement that is still missing.
 pub(crate) fn run() -> Result<Vec<String>> {
     let root = rustix::process::geteuid().is_root();
     let wanted: Vec<&str> = PEERS.iter().filter(|peer| !peer.is_there()).map(|peer| peer.package).collect();
@@ -105,15 +105,15 @@ pub(crate) fn run() -> Result<Vec<String>> {
     Ok(missing)
 }
 
-/// Cargo's arguments for the features that can be built here: `dpdk` where its library is.
+/// Returns cargo's arguments for the features that can be built here: `dpdk` if its library is installed.
 pub(crate) fn features() -> &'static [&'static str] {
     if has_library(LIBDPDK) { &["--features", "offcore/dpdk"] } else { &[] }
 }
 
-/// Installs what is missing, as root.
+/// Installs missing packages, as root.
 ///
 /// # Errors
-/// When something is missing and this is not root, or it cannot be installed.
+/// If a package is missing and this is not root, or it cannot be installed.
 pub(crate) fn install_missing(peers: &[Peer]) -> Result<()> {
     let wanted: Vec<&str> = peers.iter().filter(|peer| !peer.is_there()).map(|peer| peer.package).collect();
     if wanted.is_empty() {
@@ -124,12 +124,12 @@ pub(crate) fn install_missing(peers: &[Peer]) -> Result<()> {
     install(&wanted)
 }
 
-/// Whether the `python3` in PATH makes virtual environments: Debian's does with a package of its own.
+/// Returns whether the `python3` in PATH can create virtual environments. Debian needs an additional package for this.
 pub(crate) fn has_python_venv() -> bool {
     succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"]))
 }
 
-/// Where a program is: in PATH, or where an ordinary user's PATH does not lead.
+/// Returns the path of a program, from PATH or from directories that are not in an ordinary user's PATH.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -162,8 +162,8 @@ fn install(packages: &[&str]) -> Result<()> {
     apt(&[&["install", "--yes", "--no-install-recommends"], packages].concat())
 }
 
-/// While it lives, packages that are installed start no daemons: tests start their own. It is the file that Debian's
-/// policy has for it (invoke-rc.d(8), deb-systemd-invoke(1p)); one that is there already is left alone.
+/// While this lives, installed packages start no daemons, because tests start their own. It uses the file that Debian's
+/// policy specifies (invoke-rc.d(8), deb-systemd-invoke(1p)). An existing file is left unchanged.
 struct NoDaemons {
     made: bool,
 }
@@ -195,7 +195,7 @@ impl Drop for NoDaemons {
     }
 }
 
-/// Runs apt-get; its output is shown only where it fails.
+/// Runs apt-get. Its output is shown only after a failure.
 fn apt(args: &[&str]) -> Result<()> {
     let output = Command::new("apt-get")
         .args(["-o", "DPkg::Lock::Timeout=120", "--quiet"])
@@ -214,7 +214,7 @@ fn apt(args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Reserves hugepages where there are none and memory allows; says in words how things stand.
+/// Reserves hugepages if the machine has none and memory allows it. Returns a description of the result.
 fn hugepages(root: bool) -> Result<String> {
     let setting = Path::new("/proc/sys/vm/nr_hugepages");
     let meminfo = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
@@ -237,7 +237,7 @@ fn hugepages(root: bool) -> Result<String> {
     Ok(format!("reserved {} of the {wanted} asked for", got.trim()))
 }
 
-/// How many 2 MiB pages to reserve: at most a third of the memory that is available.
+/// Returns the number of 2 MiB pages to reserve: up to a third of the available memory.
 fn affordable(meminfo: &str) -> u64 {
     let available_kib = field(meminfo, "MemAvailable").unwrap_or(0);
     if field(meminfo, "Hugepagesize") != Some(2048) {
@@ -246,7 +246,7 @@ fn affordable(meminfo: &str) -> u64 {
     (available_kib / 3 / 2048).min(HUGEPAGES)
 }
 
-/// A number in /proc/meminfo.
+/// Returns a number from /proc/meminfo.
 fn field(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.split_whitespace().next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! A run of several steps: each is announced, watched, timed and counted, and a run goes on after one has failed.
+//! A run of several steps. Each is announced, watched, timed and counted, and a run continues after a failure.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Read};
@@ -12,12 +12,12 @@ use rustix::process::{Pid, Signal};
 
 use crate::executables::Executable;
 
-/// How long tests may print nothing. They end by themselves when nothing moves; this ends what they did not foresee. A
-/// compiler on a busy machine may print nothing for longer.
+/// Time limit for tests without output. Tests end by themselves when they make no progress, so this limit is for
+/// unexpected hangs. A compiler on a busy machine may print nothing for longer.
 const SILENCE: Duration = Duration::from_secs(10 * 60);
-/// How long a step may take.
+/// Time limit for a step.
 const LIMIT: Duration = Duration::from_secs(120 * 60);
-/// How long the output of an ended program is waited for: what it started may hold its streams open.
+/// How long to wait for output after a program has ended: its children may hold its streams open.
 const AFTER_END: Duration = Duration::from_secs(2);
 
 /// Numbers of tests.
@@ -35,7 +35,7 @@ impl Tally {
         self.skipped += other.skipped;
     }
 
-    /// What one line says: a harness's summary.
+    /// Returns the numbers in one line if it is a harness's summary.
     fn of_line(line: &str) -> Self {
         let Some(counts) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". ")) else {
             return Self::default();
@@ -57,7 +57,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// What harnesses print.
+/// Output of test harnesses.
 #[derive(Debug, Default)]
 struct Seen {
     tally: Tally,
@@ -70,26 +70,27 @@ impl Seen {
         self.skips += u64::from(line.starts_with("SKIP:"));
     }
 
-    /// A test that cannot run here says so and returns, which its harness takes for a pass.
+    /// Counts skipped tests. A test that cannot run here prints a message and returns, which its harness counts as a
+    /// pass.
     fn tally(&self) -> Tally {
         let Tally { passed, failed, skipped } = self.tally;
         Tally { passed: passed.saturating_sub(self.skips), failed, skipped: skipped + self.skips }
     }
 }
 
-/// What a check of our own found.
+/// The result of one of the project's own checks.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Nothing is wrong.
+    /// No errors were found.
     Passed,
-    /// These things are wrong.
+    /// These errors were found.
     Failed(Vec<String>),
-    /// It could not be done, for this reason.
+    /// The check could not run, for this reason.
     Skipped(String),
 }
 
 impl Outcome {
-    /// Passed where nothing was found.
+    /// Returns `Passed` if the list is empty.
     pub(crate) fn of(findings: Vec<String>) -> Self {
         if findings.is_empty() { Self::Passed } else { Self::Failed(findings) }
     }
@@ -99,7 +100,7 @@ struct Done {
     name: String,
     took: Duration,
     tally: Tally,
-    /// Why the step failed, when it did.
+    /// The reason if the step failed.
     failure: Option<String>,
 }
 
@@ -110,17 +111,17 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// A run that starts now.
+    /// Starts a run.
     pub(crate) fn new() -> Self {
         Self { started: Instant::now(), done: Vec::new() }
     }
 
-    /// Runs a program to its end and shows what it prints. It fails or not; there is nothing to count.
+    /// Runs a program to its end and shows its output. The result is only success or failure.
     pub(crate) fn command(&mut self, name: &str, command: &mut Command) {
         self.run(name, |_| watch(command, LIMIT, |_| true));
     }
 
-    /// Runs `cargo test --no-run --message-format=json…`; returns what it has built.
+    /// Runs `cargo test --no-run --message-format=json…`. Returns the executables.
     pub(crate) fn build(&mut self, name: &str, command: &mut Command) -> Vec<Executable> {
         let mut built = Vec::new();
         self.run(name, |_| {
@@ -132,7 +133,7 @@ impl Steps {
         built
     }
 
-    /// Runs a program and counts the tests it reports; none at all is a failure.
+    /// Runs a program and counts the tests that it reports. A program without tests is a failure.
     pub(crate) fn tests(&mut self, name: &str, command: &mut Command) {
         self.run(name, |seen| {
             let seen = seen.insert(Seen::default());
@@ -143,7 +144,7 @@ impl Steps {
         });
     }
 
-    /// The same where other steps run the tests that are ignored here.
+    /// Like `tests`, if other steps run the tests that are ignored here.
     pub(crate) fn chosen_tests(&mut self, name: &str, command: &mut Command) {
         self.run(name, |seen| {
             let seen = seen.insert(Seen::default());
@@ -156,8 +157,8 @@ impl Steps {
         });
     }
 
-    /// Runs programs with names, `jobs` at a time, and counts the tests that they report; none at all is a failure. Of
-    /// several at a time each shows what it has printed when it has ended.
+    /// Runs named programs, `jobs` at a time, and counts the tests that they report. A program without tests is a
+    /// failure. If several run at a time, the output of each is shown when it has ended.
     pub(crate) fn programs(&mut self, name: &str, programs: Vec<(String, Command)>, jobs: usize) {
         self.run(name, |seen| {
             let (queue, failed) = (Mutex::new(programs.into_iter()), Mutex::new(Vec::new()));
@@ -185,7 +186,7 @@ impl Steps {
         });
     }
 
-    /// A step, which notes in the option what its harnesses have printed if it has tests.
+    /// Runs a step. If it has tests, it stores the output of its harnesses in the option.
     fn run(&mut self, name: &str, step: impl FnOnce(&mut Option<Seen>) -> Result<()>) {
         let started = self.announce(name);
         let mut seen = None;
@@ -200,7 +201,7 @@ impl Steps {
         self.record(name, started, tally, failure);
     }
 
-    /// Runs a check of our own, which counts as one test.
+    /// Runs one of the project's own checks, which counts as one test.
     pub(crate) fn check(&mut self, name: &str, check: impl FnOnce() -> Result<Outcome>) {
         let started = self.announce(name);
         let (mut tally, mut failure) = (Tally::default(), None);
@@ -236,7 +237,7 @@ impl Steps {
         self.done.push(Done { name: name.to_owned(), took, tally, failure });
     }
 
-    /// Prints the steps and, last, the sum of their tests; returns whether the run passed.
+    /// Prints the steps and the sum of their tests. Returns whether the run passed.
     pub(crate) fn finish(self, skips_fail: bool) -> bool {
         let mut sum = Tally::default();
         println!("\n{:<44} {:>6} {:>7} {:>7} {:>8}", "step", "time", "passed", "failed", "skipped");
@@ -264,19 +265,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Minutes and seconds.
+/// Formats minutes and seconds.
 fn clock(duration: Duration) -> String {
     format!("{}:{:02}", duration.as_secs() / 60, duration.as_secs() % 60)
 }
 
-/// Prints a line, its end included, to the stream it came from.
+/// Prints a line, including its end, to the stream it came from.
 type Show = fn(&str);
 
-/// Runs a program, gives `look` every line, and passes on those that it wants shown. Kills the program and all that it
-/// started when it prints nothing for so long, or takes too long.
+/// Runs a program, passes every line to `look`, and prints the lines for which it returns `true`. Kills the program and
+/// its descendants if it prints nothing for `silence`, or takes too long.
 ///
 /// # Errors
-/// When it ends badly or was killed; the text says which.
+/// If it fails or was killed. The text says which.
 fn watch(command: &mut Command, silence: Duration, mut look: impl FnMut(&str) -> bool) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
@@ -313,7 +314,7 @@ fn watch(command: &mut Command, silence: Duration, mut look: impl FnMut(&str) ->
     }
 }
 
-/// Sends each line as it comes, with what shows it.
+/// Sends each line when it arrives, with the function that prints it.
 fn read_lines(from: impl Read + Send + 'static, to: Sender<(String, Show)>, show: Show) {
     std::thread::spawn(move || {
         let mut from = BufReader::new(from);
@@ -327,11 +328,11 @@ fn read_lines(from: impl Read + Send + 'static, to: Sender<(String, Show)>, show
     });
 }
 
-/// Kills a program and everything below it: cargo does not take its children with it.
+/// Kills a program and its descendants, because cargo does not kill its children.
 fn stop(child: &mut Child) -> Result<()> {
     for pid in descendants(child.id()) {
         if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-            // It may have ended meanwhile.
+            // It may have ended in the meantime.
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
     }
@@ -340,7 +341,7 @@ fn stop(child: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// The processes that `root` started, and those started by them.
+/// Returns the descendants of the process `root`.
 fn descendants(root: u32) -> Vec<u32> {
     let parents: Vec<(u32, u32)> = std::fs::read_dir("/proc")
         .into_iter()
@@ -349,7 +350,7 @@ fn descendants(root: u32) -> Vec<u32> {
         .filter_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-            // The name in parentheses may hold anything; state and parent follow it.
+            // The name in parentheses may contain anything. State and parent follow it.
             let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
             Some((pid, parent))
         })
@@ -414,7 +415,7 @@ mod tests {
             false
         });
         assert!(ended.unwrap_err().to_string().contains("stopped after"));
-        // It dies when the kernel gets to it, and may stay as a zombie until its new parent collects it.
+        // The process ends asynchronously, and may stay a zombie until its new parent reaps it.
         let deadline = Instant::now() + Duration::from_secs(10);
         while std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
             assert!(Instant::now() < deadline, "process {pid} has not ended");

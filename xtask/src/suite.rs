@@ -9,31 +9,31 @@ use crate::project::{Project, in_ci};
 use crate::steps::{Outcome, Steps};
 use crate::{counts, dependencies, guards, kernels, lint, nightly, setup};
 
-/// The directory of the end-to-end tests, which run after everything else.
+/// The directory of the end-to-end tests, which run last.
 const PEER_TESTS: &str = "tests/";
 
-/// End-to-end tests at a time: most of them wait for a core or for both.
+/// Number of concurrent end-to-end tests: most of them wait for a core or for both.
 const PEER_THREADS: &str = "6";
 
-/// Executables of other tests that run side by side: most of them wait more than they work.
+/// Number of concurrent executables of other tests: most of them wait more than they compute.
 const JOBS: usize = 2;
 
-/// How long a fuzz target runs, unless something else is said.
+/// Default duration of a fuzz target in seconds.
 pub(crate) const FUZZ_SECONDS: u32 = 300;
 
-/// What to run.
+/// The selected steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Suite {
-    /// Every test, with soaks when `full`.
+    /// Every test, including long forms if `full` is set.
     Test {
-        /// Whether soaks and long forms run too.
+        /// Whether soak tests and long forms run, too.
         full: bool,
     },
-    /// Every test, and what else a commit must pass.
+    /// Every test, and all other checks for a commit.
     Ci,
 }
 
-/// Runs the suite; returns whether it passed.
+/// Runs the suite. Returns whether it passed.
 pub(crate) fn run(project: &Project, suite: Suite) -> Result<bool> {
     let full = matches!(suite, Suite::Test { full: true });
     let mut steps = Steps::new();
@@ -42,7 +42,7 @@ pub(crate) fn run(project: &Project, suite: Suite) -> Result<bool> {
         missing.iter().for_each(|line| println!("SKIP: {line}"));
         Ok(if in_ci() && !missing.is_empty() { Outcome::Failed(missing) } else { Outcome::Passed })
     });
-    // Known only now: setup may have installed the library.
+    // Determined here, because setup may have installed the library.
     let features = setup::features();
     if matches!(suite, Suite::Ci) {
         checks(project, &mut steps, features);
@@ -51,7 +51,7 @@ pub(crate) fn run(project: &Project, suite: Suite) -> Result<bool> {
     Ok(steps.finish(in_ci()))
 }
 
-/// What a commit must pass besides its tests.
+/// Runs the checks for a commit, in addition to its tests.
 fn checks(project: &Project, steps: &mut Steps, features: &[&str]) {
     steps.command("format", project.cargo().args(["fmt", "--all", "--check"]));
     let clippy = ["clippy", "--workspace", "--all-targets"];
@@ -68,7 +68,7 @@ fn checks(project: &Project, steps: &mut Steps, features: &[&str]) {
 }
 
 fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) -> Result<()> {
-    // A commit's property tests make the same cases everywhere; the full run looks for new ones.
+    // A commit's property tests use the same cases everywhere. A full run tests new ones.
     let mode = if full { ("OFFCORE_FULL", "1") } else { ("PROPTEST_RNG_SEED", "1") };
     let cargo = |args: &[&str]| -> Command {
         let mut command = project.cargo();
@@ -80,7 +80,7 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) ->
         Ok(Outcome::of(found.iter().map(ToString::to_string).collect()))
     });
     steps.check("dependencies", || dependencies::check(project));
-    // One build for all: the tests, the binary that the peers meet, and what is counted.
+    // One build is used for everything: the tests, the binary for the peers, and the instruction counts.
     let test = ["test", "--release", "--workspace"];
     let no_run = ["--no-run", "--message-format=json-render-diagnostics"];
     let built = steps.build("build", cargo(&test).args(no_run).args(features));
@@ -94,11 +94,11 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) ->
         };
         executables.into_iter().map(program).collect()
     };
-    // That build has test switches, which no user has.
+    // That build contains test switches, unlike a user's build.
     steps.command("check offcore", &mut cargo(&["check", "--package=offcore"]));
     steps.programs("tests", programs(ours), JOBS);
     steps.tests("documented examples", cargo(&test).args(["--doc", "--no-fail-fast"]).args(features));
-    // The checks that only debug builds make: one owner for each packet buffer, arithmetic that does not overflow.
+    // Runs checks that only debug builds have: one owner for each packet buffer, and arithmetic without overflow.
     let small = [
         "--package=offcore-mem",
         "--package=offcore-ring",
@@ -108,7 +108,7 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) ->
     steps.tests("tests with debug assertions", cargo(&["test", "--no-fail-fast"]).args(small));
     steps.tests(
         "loom models",
-        // What optimising loom itself would take is more than its models do.
+        // Optimising loom would take longer than its models run.
         cargo(&["test", "--package=offcore-ring", "--package=offcore-session", "--lib", "loom"])
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", project.target.join("loom")),
@@ -133,21 +133,21 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) ->
     Ok(())
 }
 
-/// Looks at the guards whose names contain `only` and nothing else; returns whether each is missed where it is not.
+/// Runs only the guards whose names contain `only`. Returns whether each test fails without its guard.
 pub(crate) fn guards_alone(project: &Project, only: &str) -> Result<bool> {
     let mut steps = Steps::new();
     guards::run(project, &mut steps, only)?;
     Ok(steps.finish(in_ci()))
 }
 
-/// Runs each fuzz target for so long and nothing else; returns whether all passed.
+/// Runs only the fuzz targets, each for this number of seconds. Returns whether all passed.
 pub(crate) fn fuzz_alone(project: &Project, seconds: u32) -> bool {
     let mut steps = Steps::new();
     fuzz(project, &mut steps, seconds);
     steps.finish(in_ci())
 }
 
-/// Runs each fuzz target for a while. Its corpus is replayed by the crates' own tests, on stable, in every run.
+/// Runs each fuzz target for a while. Its corpus is also replayed by the crates' own tests, on stable, in every run.
 fn fuzz(project: &Project, steps: &mut Steps, seconds: u32) {
     let dir = project.root.join("fuzz/fuzz_targets");
     let mut targets: Vec<String> = std::fs::read_dir(dir)
@@ -157,7 +157,7 @@ fn fuzz(project: &Project, steps: &mut Steps, seconds: u32) {
         .collect();
     targets.sort();
     for target in targets {
-        // The `cargo` in PATH, since the one that runs this program is of a fixed toolchain.
+        // The `cargo` in PATH, because the cargo that runs this program has a fixed toolchain.
         let cargo_fuzz = || {
             let mut command = Command::new("cargo");
             command.args(["+nightly", "fuzz"]).current_dir(&project.root);
@@ -169,7 +169,7 @@ fn fuzz(project: &Project, steps: &mut Steps, seconds: u32) {
             steps.check(&name, || Ok(Outcome::Skipped(why)));
             continue;
         }
-        // What it finds on its way goes to the first directory: the corpus in the tree is only read.
+        // New inputs go to the first directory. The corpus in the tree is only read.
         let found = project.target.join("fuzz-corpus").join(&target);
         let kept = project.root.join("fuzz/corpus").join(&target);
         let limit = format!("-max_total_time={seconds}");

@@ -1,11 +1,11 @@
-//! Programs from the crates registry, which are built once and kept below `target/`.
+//! Programs from the crates registry that are built once and kept below `target/`.
 
 use std::path::PathBuf;
 
 use crate::project::Project;
 use crate::setup;
 
-/// A crate that brings a program of the same name, at a fixed version.
+/// A crate with a program of the same name, at a fixed version.
 #[derive(Clone, Copy)]
 pub(crate) struct Tool {
     name: &'static str,
@@ -14,10 +14,10 @@ pub(crate) struct Tool {
 
 pub(crate) const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
 
-/// Where the program is: in PATH, or below `target/`, where this builds it first if need be.
+/// Returns the path of the program, from PATH or from `target/`, where it is built if necessary.
 ///
 /// # Errors
-/// Why it cannot be had.
+/// The reason if it is not available.
 pub(crate) fn find(project: &Project, Tool { name, version }: Tool) -> Result<PathBuf, String> {
     if let Some(path) = setup::find_program(name) {
         return Ok(path);

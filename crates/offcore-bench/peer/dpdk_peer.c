@@ -1,4 +1,4 @@
-/* See dpdk_peer.h. The data calls are shaped after drivers/net/vhost and app/test-pmd of DPDK 22.11. */
+/* See dpdk_peer.h. The data calls follow drivers/net/vhost and app/test-pmd of DPDK 22.11. */
 #define _GNU_SOURCE
 #include "dpdk_peer.h"
 
@@ -26,22 +26,22 @@
 #include <rte_prefetch.h>
 #include <rte_vhost.h>
 
-/* librte_vhost handles at most this many packets a call (its MAX_PKT_BURST). */
+/* Maximum number of packets that librte_vhost processes per call (its MAX_PKT_BURST). */
 #define VHOST_BURST 32U
 #define PATH_BYTES 108
 #define POOL_CACHE 256
 #define NONE (-1)
 
 struct port {
-	/* Running device, or NONE. Written by librte_vhost's control thread, read by the data thread. */
+	/* ID of the running device, or NONE. librte_vhost's control thread writes it, the data thread reads it. */
 	int vid;
 	/* 1 while the data thread is inside librte_vhost with `vid`. */
 	unsigned busy;
 
-	/* The rest belongs to the control side, under `control`. */
+	/* The following fields belong to the control side and are protected by `control`. */
 	bool used __rte_cache_aligned;
-	int connection; /* device number of the connected front end, running or not, or NONE */
-	uint64_t enabled; /* bit per virtqueue */
+	int connection; /* device ID of the connected front end, running or not, or NONE */
+	uint64_t enabled; /* one bit per virtqueue */
 	char path[PATH_BYTES];
 } __rte_cache_aligned;
 
@@ -57,9 +57,9 @@ static int membarrier(int command)
 }
 
 /*
- * EAL runs its control threads (librte_vhost's among them) on the CPUs that the calling thread may use, less its
- * lcore. A caller that is already pinned would put them onto the timed core, so lend it what the process's main thread
- * may use.
+ * EAL runs its control threads, including librte_vhost's, on the CPUs that the calling thread may use, except its
+ * lcore. With a pinned caller they would run on the timed core. The caller therefore temporarily gets the affinity of
+ * the process's main thread in addition.
  */
 static int widen_affinity(unsigned lcore)
 {
@@ -102,7 +102,7 @@ static int start_eal(int huge, unsigned lcore, unsigned mem_mb, const char *file
 	argv[argc] = NULL;
 	if (rte_eal_init(argc, argv) < 0)
 		return rte_errno > 0 ? -rte_errno : -EIO;
-	/* Nothing is kept there in either mode. */
+	/* The directory is empty in both modes. */
 	rmdir(rte_eal_get_runtime_dir());
 	return 0;
 }
@@ -115,7 +115,7 @@ int peer_eal_init(int huge, unsigned lcore, unsigned mem_mb, const char *file_pr
 
 	if (lcore >= CPU_SETSIZE)
 		return -ENXIO;
-	/* Lets destroy_device() order itself against the data thread, so that the data thread needs no fence. */
+	/* Allows destroy_device() to synchronise with the data thread without a fence in the data thread. */
 	if (membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0)
 		return -errno;
 	if (pthread_getaffinity_np(pthread_self(), sizeof(before), &before) != 0)
@@ -172,7 +172,7 @@ int64_t peer_pool_page_size(struct rte_mempool *pool)
 
 /* ---- control side: sockets and devices -------------------------------------------------------------------- */
 
-/* The port whose front end is device `vid`; called with `control` held. */
+/* Returns the port whose front end is device `vid`. The caller must hold `control`. */
 static struct port *port_of(int vid)
 {
 	for (unsigned i = 0; i < PEER_MAX_PORTS; i++) {
@@ -251,7 +251,7 @@ static int new_device(int vid)
 	return port == NULL ? -1 : 0;
 }
 
-/* When this returns, librte_vhost frees the device: the data thread must be out of it and find no way back in. */
+/* librte_vhost frees the device after this call, so the data thread must have left it and must not enter it again. */
 static void destroy_device(int vid)
 {
 	struct port *port;
@@ -263,7 +263,7 @@ static void destroy_device(int vid)
 	pthread_mutex_unlock(&control);
 	if (port == NULL)
 		return;
-	/* The fence of both sides: either the data thread sees NONE, or we see its `busy`. */
+	/* Fences both sides: either the data thread sees NONE, or this thread sees its `busy`. */
 	membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
 	while (__atomic_load_n(&port->busy, __ATOMIC_ACQUIRE) != 0)
 		sched_yield();
@@ -314,13 +314,13 @@ int peer_register(const char *path, uint64_t disabled)
 
 	if (strlen(path) >= PATH_BYTES)
 		return -ENAMETOOLONG;
-	/* Cleaning up after a bind that failed would remove the other's socket. */
+	/* The clean-up after a failed bind would remove the existing socket. */
 	if (access(path, F_OK) == 0)
 		return -EADDRINUSE;
 	port = claim_port(path);
 	if (port < 0)
 		return port;
-	/* Offload flags as the specification has them, which is net_vhost's default. */
+	/* Offload flags that comply with the specification, like net_vhost's default. */
 	if (rte_vhost_driver_register(path, RTE_VHOST_USER_NET_COMPLIANT_OL_FLAGS) != 0) {
 		release_port(port);
 		return -EINVAL;
@@ -344,11 +344,11 @@ int peer_unregister(unsigned port)
 
 /* ---- data side -------------------------------------------------------------------------------------------- */
 
-/* Keeps the device from being freed until leave(): its number, or NONE. */
+/* Prevents the device from being freed until leave(). Returns its ID, or NONE. */
 static inline int enter(struct port *port)
 {
 	__atomic_store_n(&port->busy, 1, __ATOMIC_RELAXED);
-	/* Only the compiler has to be held back here: destroy_device() fences the processor. */
+	/* A compiler fence suffices, because destroy_device() fences the processor. */
 	__atomic_signal_fence(__ATOMIC_SEQ_CST);
 	return __atomic_load_n(&port->vid, __ATOMIC_ACQUIRE);
 }
@@ -378,7 +378,7 @@ int peer_wait_ready(unsigned port, unsigned pairs, unsigned timeout_ms)
 	pthread_mutex_unlock(&control);
 	if (rc != 0)
 		return -rc;
-	/* Again, for queue pairs that did not exist yet when the device started. */
+	/* Repeated for queue pairs that did not exist when the device started. */
 	vid = enter(p);
 	if (vid != NONE)
 		disable_kicks(vid);
@@ -397,7 +397,7 @@ int peer_touch(unsigned port)
 		for (uint32_t i = 0; i < table->nregions; i++) {
 			uint8_t *host = (uint8_t *)(uintptr_t)table->regions[i].host_user_addr;
 
-			/* Written, as a copy would, and left as it is. */
+			/* A write access, as in a copy, which does not change the content. */
 			for (uint64_t at = 0; at < table->regions[i].size; at += 4096)
 				__atomic_fetch_add(host + at, 0, __ATOMIC_RELAXED);
 		}
@@ -463,9 +463,10 @@ int peer_enqueue(unsigned port, unsigned pair, struct rte_mbuf **mbufs, unsigned
 }
 
 /*
- * librte_vhost says of a received packet whose sender left the checksum to the device that there is none
- * (RX_L4_CKSUM_NONE). testpmd's mode mac forgets that; a switch between guests asks the port that sends for it, and
- * librte_vhost then has it in the header that the receiving guest reads. librte_vhost has parsed the packet.
+ * If the sender of a packet left the checksum to the device, librte_vhost reports for the received packet that it has
+ * no checksum (RX_L4_CKSUM_NONE). testpmd's mode mac drops this information. A switch between guests requests the
+ * checksum from the sending port, and librte_vhost then requests it in the header for the receiving guest. librte_vhost
+ * has already parsed the packet.
  */
 static inline uint64_t request_checksum(struct rte_mbuf *mbuf)
 {

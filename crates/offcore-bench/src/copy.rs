@@ -1,10 +1,10 @@
-//! `offcore bench copy`: Table 5 of the packet-copy guide (DPDK's dpdk-dma), re-measured as core cost, and over veth
-//! beside dpdk-testpmd.
+//! `offcore bench copy`: re-measures Table 5 of the packet-copy guide (DPDK's dpdk-dma) as core cost, and over veth in
+//! comparison with dpdk-testpmd.
 //!
-//! * [`run`]: what receiving, copying into a new buffer, rewriting addresses and handing over costs the core, by who
-//!   copies; no network card's driver is in it.
-//! * [`veth`]: packets a second of the af_xdp and af_packet ports over a veth pair,
-//! * `conversion` (feature `dpdk`): DPDK's packet buffers made into handles, and back.
+//! - [`run`]: core cost of receiving, copying into a new buffer, rewriting addresses and handing over, by copy mode. No
+//!   network card driver is included.
+//! - [`veth`]: packet rate of the af_xdp and af_packet ports over a veth pair,
+//! - `conversion` (feature `dpdk`): conversion of DPDK's packet buffers to packet handles and back.
 
 #[cfg(feature = "dpdk")]
 pub mod conversion;
@@ -34,10 +34,10 @@ use crate::report::sample::{ClockCheck, SumRatio};
 use nic::Nic;
 use variant::{Variant, counterpart, is};
 
-/// Frame lengths that are measured where nothing else is said: those of the published table, and the longest of Ethernet.
+/// Default frame lengths: the frame lengths of the published table, and Ethernet's maximum.
 pub const FRAMES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
 
-/// The guide's Table 5 in Gbit/s: frame, core copies (software), DSA copies (hardware).
+/// Table 5 of the guide in Gbit/s: frame length, core copies (software), DSA copies (hardware).
 const PUBLISHED: [(usize, f64, f64); 6] = [
     (64, 18.0, 12.0),
     (128, 30.0, 30.0),
@@ -46,45 +46,45 @@ const PUBLISHED: [(usize, f64, f64); 6] = [
     (1024, 44.0, 200.0),
     (1280, 48.0, 200.0),
 ];
-/// What that was measured on.
+/// System on which Table 5 was measured.
 const PUBLISHED_UNIT: &str = "gbps, Xeon Gold 6438N 2.0 GHz, one lcore, two ports of 100 Gbit/s";
-/// Bytes of a packet buffer, headroom included.
+/// Size of a packet buffer in bytes, including headroom.
 const BUFFER: usize = 2048;
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Frame lengths, FCS included.
+    /// Frame lengths, including the FCS.
     pub frames: Vec<usize>,
-    /// How warm the data is.
+    /// Cache temperatures of the data.
     pub temperatures: Vec<Temperature>,
-    /// Who copies: what is measured alternately.
+    /// Modes and engines that alternate.
     pub setups: Vec<Setup>,
-    /// Whether the variant of mode `cpu` is measured once more with an equal-rate copier on the other core.
+    /// Whether the variant of mode `cpu` is measured a second time with an equal-rate copier on the other core.
     pub background: bool,
-    /// A B B A blocks per cell.
+    /// Number of A B B A blocks per cell.
     pub blocks: usize,
-    /// Bursts of a turn that are timed, at least: [`TURN_BURSTS`](crate::method::alternate::TURN_BURSTS).
+    /// Minimum number of timed bursts per turn: [`TURN_BURSTS`](crate::method::alternate::TURN_BURSTS).
     pub bursts: usize,
-    /// How long a cell may take: then fewer blocks have to do, but never fewer than ten.
+    /// Time limit of a cell. When it is reached, the cell ends with fewer blocks, but never with fewer than ten.
     pub timeout: Option<Duration>,
-    /// Pages of the packet buffers.
+    /// Page size of the packet buffers.
     pub hugepages: Hugepages,
     pub lcore: usize,
-    /// The other core: the network card, and the engine.
+    /// The other core, which runs the network card and the engine.
     pub other_lcore: Option<usize>,
 }
 
-/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+/// Measures everything that `options` selects and passes each finished row to `emit`.
 ///
 /// # Errors
-/// When something cannot be set up, or a packet is lost or changed.
+/// If something cannot be set up, or a packet is lost or changed.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     offcore_stats::lcore::pin(options.lcore)?;
     let other = OtherCore::start(options.other_lcore)?;
     let buffers = options.temperatures.iter().map(|&temperature| nic::buffers(temperature)).max();
     let buffers = buffers.unwrap_or(0).max(BURST);
-    // Two MiB more than needed, since what is left of the last page is taken, too.
+    // Two MiB more than needed, because the rest of the last page is also allocated.
     let hugepages = pages_for(options.hugepages, ((buffers * BUFFER) >> 20) + 2)?;
     let pool = Pool::new(buffers, BUFFER, hugepages)?;
     let mut clock = ClockCheck::new();
@@ -111,7 +111,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-/// The variants of one frame length, which share a network card.
+/// Creates the variants of one frame length, which share a network card.
 fn cell(
     options: &Options,
     pool: &'static Pool,
@@ -172,7 +172,7 @@ fn rows(cell: &mut Alternating<Variant>, temperature: Temperature, frame: usize)
         steadiness.enter(&mut row);
         row.published_unit = row.published.map(|_| PUBLISHED_UNIT);
         let engine_ns = match setup.copier.simulated() {
-            // Windows are too short to keep a device busy: it is asked for what it does when it is.
+            // Windows are too short to keep a device busy, so its rate under full load is measured separately.
             true => {
                 let device =
                     DeviceRate::of_copies((frame - FCS_LEN) as u32, (1, 1, 4), setup.copier.batch())?;
@@ -196,7 +196,7 @@ fn rows(cell: &mut Alternating<Variant>, temperature: Temperature, frame: usize)
     Ok(rows)
 }
 
-/// The guide's figure. It has none for `auto`, which would have followed the better of the two, and none for 1518 bytes.
+/// Returns the published figure. The guide has no figure for `auto` and for 1518 bytes.
 fn published(frame: usize, mode: Mode) -> Option<f64> {
     let (_, software, hardware) = PUBLISHED.into_iter().find(|(f, ..)| *f == frame)?;
     match mode {

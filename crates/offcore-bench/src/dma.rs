@@ -1,9 +1,10 @@
-//! `offcore bench dma`: what a copy costs the core that asks for it, how fast its engine is, and how long it takes.
+//! `offcore bench dma`: measures the cost of a copy on the submitting core, and the throughput and latency of the
+//! engine.
 //!
-//! In a round the other core (with `hot`, the measured one) writes the sources; the measured core hands `depth` copies
-//! over, `batch` at a time (timed); the engine is stepped until it has nothing to do (its own clock: the TSC, or a
-//! model's virtual one); the measured core reaps them (timed); every byte is compared. With the core copying, handing
-//! over is all there is.
+//! In each round, the other core (with `hot`, the measured core) writes the sources. The measured core submits `depth`
+//! copies, `batch` at a time (timed). The engine is stepped until no work is pending, with its own clock (the TSC, or a
+//! model's virtual clock). The measured core reaps the completions (timed), and every byte is compared. If the core
+//! copies, the submission includes the copies.
 
 pub mod copies;
 pub mod sharing;
@@ -28,24 +29,24 @@ use crate::report::row::Row;
 use crate::report::sample::{ClockCheck, Spread};
 use copies::{Copies, WARM};
 
-/// Sizes of copies that are measured where nothing else is said.
+/// Default copy sizes in bytes.
 pub const SIZES: [usize; 8] = [64, 256, 1024, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
-/// Rounds that are not counted.
+/// Number of uncounted rounds.
 const WARM_UP: usize = 4;
-/// Rounds that are counted in any case.
+/// Minimum number of counted rounds.
 const FEWEST: usize = 5;
 
-/// Who makes the copies.
+/// The unit that copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// The core, by the routine that it chooses, or an engine.
+    /// The core, with the routine that it selects, or an engine.
     Copier(Copier),
-    /// The core, by this routine.
+    /// The core, with this routine.
     Routine(Routine),
 }
 
 impl Subject {
-    /// The engine's name in options and JSON.
+    /// Returns the engine's name in options and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Copier(copier) => copier.name(),
@@ -53,7 +54,7 @@ impl Subject {
         }
     }
 
-    /// Every one that this machine can run.
+    /// Returns all subjects that this machine can run.
     pub fn available() -> impl Iterator<Item = Self> {
         let copiers = Copier::ALL.into_iter().map(Self::Copier);
         copiers.chain(Routine::ALL.into_iter().filter(|routine| routine.is_available()).map(Self::Routine))
@@ -81,26 +82,26 @@ impl FromStr for Subject {
     }
 }
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Bytes of a copy.
+    /// Copy sizes in bytes.
     pub sizes: Vec<usize>,
-    /// Copies handed over at a time.
+    /// Numbers of copies per submission.
     pub batches: Vec<usize>,
-    /// Copies in flight; fewer of large ones, so that warm data stays warm.
+    /// Numbers of copies in flight. They are reduced for large copies, so that warm data stays warm.
     pub depths: Vec<usize>,
     pub temperatures: Vec<Temperature>,
     pub subjects: Vec<Subject>,
     pub rounds: usize,
-    /// How long a cell may take: then fewer rounds have to do, but never fewer than five.
+    /// Time limit of a cell. When it is reached, the cell ends with fewer rounds, but never with fewer than five.
     pub timeout: Duration,
     pub hugepages: Hugepages,
     pub lcore: usize,
     pub other_lcore: Option<usize>,
 }
 
-/// A combination that makes sense.
+/// A valid combination of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cell {
     size: usize,
@@ -111,7 +112,8 @@ struct Cell {
 }
 
 impl Options {
-    /// The combinations; a depth that is too large for warm data is cut down, and a batch is never larger than it.
+    /// Returns the combinations. A depth that is too large for warm data is reduced, and a batch is never larger than
+    /// the depth.
     fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::new();
         for &temperature in &self.temperatures {
@@ -133,10 +135,10 @@ impl Options {
     }
 }
 
-/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+/// Measures everything that `options` selects and passes each finished row to `emit`.
 ///
 /// # Errors
-/// When something cannot be set up, or a byte does not arrive.
+/// If something cannot be set up, or a byte does not arrive.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     offcore_stats::lcore::pin(options.lcore)?;
     let other = OtherCore::start(options.other_lcore)?;
@@ -157,13 +159,13 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-/// What the rounds of a cell gave.
+/// Results of the rounds of a cell.
 #[derive(Debug, Default)]
 struct Samples {
-    /// TSC ticks a copy.
+    /// TSC ticks per copy.
     submit: Vec<f64>,
     reap: Vec<f64>,
-    /// Bytes a nanosecond.
+    /// Bytes per nanosecond.
     bandwidth: Vec<f64>,
     latencies: Vec<f64>,
     verified: u64,
@@ -172,7 +174,7 @@ struct Samples {
 
 impl Cell {
     fn measure(&self, options: &Options, other: &OtherCore, clock: &mut ClockCheck) -> Result<Row> {
-        // Dropped in this order: the channel ends what is in flight before the buffers and the engine go.
+        // Drop order: the channel ends the copies in flight before the buffers and the engine are dropped.
         let copies = Copies::new(self.size, self.depth, self.temperature, options.hugepages)?;
         let copies = Arc::new(Mutex::new(copies));
         let mut engine = match self.subject {
@@ -200,7 +202,7 @@ impl Cell {
         Ok(self.row(&samples))
     }
 
-    /// One round; what it gave goes into `samples`.
+    /// Runs one round and adds its results to `samples`.
     fn round(
         &self,
         copies: &Arc<Mutex<Copies>>,
@@ -297,7 +299,7 @@ impl Cell {
     }
 }
 
-/// The sample below which a `share` of the sorted samples are.
+/// Returns the sample at quantile `share` of the sorted samples.
 pub(crate) fn percentile(sorted: &[f64], share: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
     sorted.get((last as f64 * share).round() as usize).copied()
@@ -322,7 +324,7 @@ mod tests {
         }
     }
 
-    /// Takes some seconds: each of up to fourteen engines and routines, in four arrangements, with every byte compared.
+    /// Takes some seconds: up to fourteen engines and routines in four arrangements, with every byte compared.
     #[test]
     fn every_engine_copies_every_size() {
         let options = Options { sizes: vec![64, 5000], ..options(Subject::available().collect()) };

@@ -1,18 +1,20 @@
-//! `offcore bench gpu`: re-measures l2fwd-nv's published tables, and measures the time of a burst, the latency of
-//! packets, and the burst from which on a device beats a core.
+//! `offcore bench gpu`: re-measures l2fwd-nv's published tables, and measures the processing time of bursts, the
+//! latency of packets, and the burst size from which a device is faster than a core.
 //!
-//! It uses no ports: packets circulate from a generator through a pipeline to a verifier, which checks them, and back.
-//! Each end has its own lcore if there are enough; otherwise one lcore runs both ends of a pipeline. The rate of the
-//! two ends alone is measured the same way, with workload `none`: rows say whether that or the workload is the limit.
+//! No ports are used: packets circulate from a generator through a pipeline to a verifier, which checks them, and back.
+//! Each end has its own lcore if enough lcores are available. Otherwise one lcore runs both ends of a pipeline. The
+//! rate of the two ends alone is measured in the same way, with workload `none`. Each row states whether the ends or
+//! the workload are the bottleneck.
 //!
-//! Subjects that are compared take turns, forwards and backwards, each with pipelines started for it, so that an idle
-//! device does not disturb one that is measured. Before the first window every byte and result of every packet is
-//! checked; in the windows one packet in 64, and length, order, addresses and result of all.
+//! Subjects that are compared take turns, forwards and backwards. Each has pipelines that are started for it, so that
+//! an idle device does not disturb a measured device. Before the first window every byte and result of every packet is
+//! checked. In the windows one packet in 64 is checked completely, and length, order, addresses and result of all
+//! packets.
 //!
-//! * `io`, `workload`: the two tables,
-//! * `forced`: forced time per packet, by burst,
-//! * `break-even`: work that may be worth a device, by burst, compared with a core that does nothing else,
-//! * `latency`: packets at a fixed rate.
+//! - `io`, `workload`: the two tables,
+//! - `forced`: artificial processing time per packet, by burst,
+//! - `break-even`: work that may benefit from a device, by burst, compared with a core that does nothing else,
+//! - `latency`: packets at a fixed rate.
 
 mod baseline;
 mod cases;
@@ -45,26 +47,26 @@ use crate::report::progress::Progress;
 use crate::report::row::Row;
 use rig::Rig;
 
-/// The device that stands in for a GPU.
+/// Name of the device that replaces a GPU.
 pub const STAND_IN: &str = "host";
 
 named! {
-    /// What is measured.
+    /// The measurement case.
     pub enum Case {
         /// The first published table: packets of 64 to 1024 bytes without work.
         Io = "io",
-        /// The second one: MAC swap by bursts.
+        /// The second published table: MAC swap by burst.
         Workload = "workload",
-        /// A forced time for each packet.
+        /// Artificial processing time per packet.
         Forced = "forced",
-        /// The burst from which on a device beats a core.
+        /// The burst size from which a device is faster than a core.
         BreakEven = "break-even",
         /// Latency at a fixed rate.
         Latency = "latency",
     }
 }
 
-/// What processes bursts.
+/// The unit that processes bursts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
     /// Nothing.
@@ -78,11 +80,11 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// The device workloads.
+    /// All device workloads.
     pub(crate) const DEVICE: [Self; 3] =
         [Self::Device(Launch::Kernel), Self::Device(Launch::Persistent), Self::Device(Launch::Graph)];
 
-    /// The name in JSON.
+    /// Returns the name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -92,7 +94,7 @@ impl Workload {
         }
     }
 
-    /// Whether it uses a device.
+    /// Returns whether the workload uses a device.
     pub const fn is_device(self) -> bool {
         matches!(self, Self::Device(_))
     }
@@ -101,24 +103,24 @@ impl Workload {
 named! {
     /// The work on every packet.
     pub enum WorkKind {
-        /// None.
+        /// No work.
         Nothing = "nothing",
         /// Swaps the MAC addresses.
         Swap = "swap",
-        /// CRC-32C of its payload.
+        /// CRC-32C of the payload.
         Crc32c = "crc32c",
-        /// The Internet checksum of its payload.
+        /// The Internet checksum of the payload.
         Checksum = "checksum",
-        /// Its payload is searched for 5,000 patterns of 8 to 32 bytes.
+        /// Search of the payload for 5,000 patterns of 8 to 32 bytes.
         Match = "match",
     }
 }
 
 impl WorkKind {
-    /// The selectable ones.
+    /// The selectable kinds of work.
     pub const WORKS: [Self; 4] = [Self::Swap, Self::Crc32c, Self::Checksum, Self::Match];
 
-    /// The CPU implementation.
+    /// Returns the description of the CPU implementation.
     const fn baseline(self) -> &'static str {
         match self {
             Self::Nothing => "none",
@@ -150,52 +152,52 @@ impl WorkKind {
     }
 }
 
-/// The options of a measurement.
+/// Options of a measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub cases: Vec<Case>,
-    /// Pipelines, each with a generator and a verifier.
+    /// Number of pipelines, each with a generator and a verifier.
     pub pipelines: usize,
-    /// Packets of a burst; none: those of each case.
+    /// Burst sizes in packets. If empty, each case uses its default.
     pub bursts: Vec<usize>,
-    /// Frame lengths of case `io`, FCS included.
+    /// Frame lengths of case `io`, including the FCS.
     pub sizes: Vec<usize>,
-    /// Work of case `break-even`.
+    /// Kinds of work of case `break-even`.
     pub works: Vec<WorkKind>,
-    /// Where devices work on packets. Cases that do not compare them take the first.
+    /// Memories in which devices process packets. Cases that do not compare memories use the first.
     pub memories: Vec<Memory>,
-    /// Maximum bursts in flight per pipeline: a power of two.
+    /// Maximum number of bursts in flight per pipeline: a power of two.
     pub slots: usize,
-    /// Blocks per pipeline of workload `persistent`; `None`: a few, and more for longer work.
+    /// Thread blocks per pipeline of workload `persistent`. `None` selects a few, and more for longer work.
     pub blocks: Option<u32>,
     /// Threads per block.
     pub threads: u32,
     pub windows: usize,
     pub window: Duration,
-    /// How long packets go round before it.
+    /// Warm-up time of a window, in which packets circulate.
     pub warm_up: Duration,
-    /// Time limit of everything: if it would be exceeded, cells have fewer windows, but at least one.
+    /// Time limit of the whole run. If it would be exceeded, cells have fewer windows, but at least one.
     pub limit: Duration,
-    /// Maximum packets in flight per pipeline, or two bursts if that is more.
+    /// Maximum number of packets in flight per pipeline, or two bursts if that is more.
     pub on_their_way: usize,
-    /// Fewer cells.
+    /// Whether to measure fewer cells.
     pub quick: bool,
-    /// Pages of packet buffers and burst rings.
+    /// Page size of packet buffers and burst rings.
     pub hugepages: Hugepages,
-    /// Where threads may run.
+    /// Lcores on which threads may run.
     pub lcores: Vec<usize>,
-    /// Test switch: in every pipeline the packet of this number has a byte changed on its way.
+    /// Test switch: number of a packet and offset of a byte that is changed in flight, in every pipeline.
     #[cfg(test)]
     pub(crate) corrupted: Option<(u64, usize)>,
 }
 
 impl Options {
-    /// Blocks for work that takes no time: bursts are what they wait for.
+    /// Returns the number of thread blocks for work that takes no time. Such blocks mostly wait for bursts.
     fn few_blocks(&self) -> u32 {
         self.blocks.unwrap_or(4)
     }
 
-    /// The bursts given, or else those of the case.
+    /// Returns the burst sizes given in the options, or else the defaults of the case.
     fn bursts_or(&self, all: &[usize], quick: &[usize]) -> Vec<usize> {
         match self.bursts[..] {
             [] if self.quick => quick.into(),
@@ -204,7 +206,7 @@ impl Options {
         }
     }
 
-    /// The whole of it for `device`, on `lcores`.
+    /// Returns options for all cases on `device` with `lcores`.
     pub fn new(device: &str, quick: bool, lcores: &[usize]) -> Self {
         let stand_in = device == STAND_IN;
         Self {
@@ -221,7 +223,7 @@ impl Options {
             window: Duration::from_millis(200),
             warm_up: Duration::from_millis(30),
             limit: Duration::from_secs(if quick { 50 } else { 210 }),
-            // Packets in flight have to return after each window, and a stand-in is slow.
+            // Packets in flight have to return after each window, and the replacement for a GPU is slow.
             on_their_way: if stand_in { 1024 } else { 32_768 },
             quick,
             hugepages: Hugepages::Auto,
@@ -251,15 +253,16 @@ impl Options {
     }
 }
 
-/// Opens the device of this name; without a name the GPU, or else its stand-in and a line that says so.
+/// Opens the device `name`. Without a name, opens the GPU, or else its replacement and returns a message about it.
 ///
 /// # Errors
-/// When it cannot be used.
+/// If the device cannot be used.
 pub fn open(name: Option<&str>) -> Result<(Box<dyn Device>, Option<String>)> {
     if let Some(name) = name {
         return Ok((devices::open(name)?, None));
     }
-    // Not by its name: errors of that say what to name instead, which is what is done here.
+    // Not opened by name, because the error message would then suggest another name, which this function already
+    // selects.
     let missing = match CudaDevice::open(0) {
         Ok(device) => return Ok((Box::new(device), None)),
         Err(error) => error,
@@ -272,20 +275,20 @@ pub fn open(name: Option<&str>) -> Result<(Box<dyn Device>, Option<String>)> {
     Ok((device, Some(line)))
 }
 
-/// The outcome of a measurement.
+/// Result of a measurement.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// The device's notes for the user.
+    /// Notes of the device for the user.
     pub notes: Vec<String>,
-    /// What could not be measured, and why: a device that refused or failed; a packet that was lost, reordered or
+    /// Measurements that failed, with reasons: a device that refused or failed; a packet that was lost, reordered or
     /// changed, or had a wrong result.
     pub failures: Vec<String>,
 }
 
-/// Measures everything in `options`, and passes each row to `emit` as it is ready. Failed parts are left out.
+/// Measures everything that `options` selects and passes each finished row to `emit`. Failed parts are skipped.
 ///
 /// # Errors
-/// Nothing can be measured.
+/// If nothing can be measured.
 pub fn run(
     options: &Options,
     device: Box<dyn Device>,

@@ -1,4 +1,4 @@
-//! Guests in this process, their memory and what they send.
+//! Guests in this process, with their memory and traffic.
 
 pub mod guest;
 pub mod memory;

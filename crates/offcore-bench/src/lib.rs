@@ -1,4 +1,4 @@
-//! The published tables, re-measured beside peers.
+//! Benchmarks: re-measures the published tables, side by side with peers.
 
 pub mod copy;
 pub mod dma;
@@ -21,5 +21,5 @@ pub use plot::throughput as throughput_plot;
 pub use report::{progress, row, sample};
 pub use vhost::{core_cost, demo, end_to_end, flip, latency, neighbour, work_sweep};
 
-/// Packets in a burst.
+/// Packets per burst.
 pub(crate) const BURST: usize = 32;

@@ -1,13 +1,14 @@
-//! What a peer finds on the machine: programs and free hugepages; and who uses its cores.
+//! Properties of the machine that peers depend on: installed programs, free hugepages and the CPU time of cores.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// What the kernel says of 2 MiB pages, and is told.
+/// Directory in which the kernel reports and configures 2 MiB pages.
 const HUGEPAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
-/// Where `name` is, in PATH or the directories for administrators that an ordinary user's PATH leaves out.
+/// Returns the path of `name`, searched in PATH and in the administrators' directories that an ordinary user's PATH
+/// lacks.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -16,13 +17,13 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// MiB of 2 MiB hugepages that nobody uses or has reserved.
+/// Returns the MiB of 2 MiB hugepages that are neither in use nor reserved.
 pub fn free_hugepage_mib() -> u32 {
     hugepages("free_hugepages").saturating_sub(hugepages("resv_hugepages")).saturating_mul(2)
 }
 
-/// What to say where fewer than `needed` MiB of 2 MiB pages are free: how many there are, and the command that adds what
-/// is missing to those that others use.
+/// Returns the message for less than `needed` MiB of free 2 MiB pages: the number of free pages and the command that
+/// increases the pool to the required size.
 pub fn more_hugepages(needed: u32) -> String {
     let free = free_hugepage_mib();
     let all = hugepages("nr_hugepages").saturating_add(needed.saturating_sub(free).div_ceil(2));
@@ -31,18 +32,18 @@ pub fn more_hugepages(needed: u32) -> String {
     )
 }
 
-/// What a core's time went to since the machine began, in ticks of the kernel's clock (proc_stat(5)).
+/// CPU time of a core since boot, in ticks of the kernel's clock (proc_stat(5)).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CoreTime {
     pub(crate) busy: u64,
-    /// Busy and idle; time that the machine did not have is in neither.
+    /// Busy and idle time, without stolen time.
     pub(crate) all: u64,
-    /// That time.
+    /// Stolen time, which the hypervisor gave to other machines.
     pub(crate) stolen: u64,
 }
 
 impl CoreTime {
-    /// That of an lcore.
+    /// Reads the times of `lcore`.
     pub(crate) fn of(lcore: usize) -> Result<Self> {
         let text = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;
         let name = format!("cpu{lcore} ");

@@ -1,4 +1,4 @@
-//! How something is measured: on one core, in turns with what works for it on another one.
+//! Measurement methods: the measured code runs on one core and takes turns with guests and engines on another core.
 
 pub mod alternate;
 pub(crate) mod background;

@@ -1,4 +1,5 @@
-//! `offcore bench model`: the simulated device's timing against every published point, on the stepped virtual clock.
+//! `offcore bench model`: compares the simulated device's timing with all published points, on the stepped virtual
+//! clock.
 
 pub mod load;
 pub mod plot;
@@ -12,13 +13,13 @@ use crate::report::progress::Progress;
 use crate::report::row::Row;
 use points::{POINTS, Point, Target};
 
-/// How far a judged figure may be off.
+/// Tolerated relative error of a judged figure.
 pub const TOLERANCE: f64 = 0.15;
 
-/// Asks the model about every point.
+/// Evaluates the model at every point.
 ///
 /// # Errors
-/// When the simulated device does not do what is asked of it.
+/// If the simulated device fails.
 pub fn run(progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     progress.begin(POINTS.len());
     for point in &POINTS {

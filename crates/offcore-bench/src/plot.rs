@@ -1,4 +1,4 @@
-//! Rows drawn as SVG: panels side by side, each with its own scale, one legend for all.
+//! Draws rows as SVG: panels side by side, each with a separate scale, and a common legend.
 
 pub mod throughput;
 
@@ -12,16 +12,17 @@ use crate::method::temperature::Temperature;
 use crate::report::row::Row;
 use crate::report::svg::{self, Area};
 
-/// Pixels of a panel.
+/// Size of a panel in pixels.
 const PANEL: (u32, u32) = (400, 360);
-/// Pixels above the panels: title, what it means, legend.
+/// Pixels above the panels for title, explanation and legend.
 const HEAD: u32 = 92;
-/// Panels beside each other, at most.
+/// Maximum number of panels side by side.
 const COLUMNS: usize = 3;
 /// Pixels between the drawing's edge and its text.
 const EDGE: i32 = 16;
 
-/// Who copies, as the drawings tell them apart: by colour (of Okabe and Ito, for colour-blind eyes too) and by mark.
+/// Series of a drawing. They differ in colour (palette of Okabe and Ito, suitable for colour-blind readers) and in
+/// mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Series {
     Cpu,
@@ -34,10 +35,10 @@ enum Series {
 impl Series {
     const ALL: [Self; 5] = [Self::Cpu, Self::Offload, Self::DpdkLib, Self::GuideCore, Self::GuideDsa];
 
-    /// The series that a row belongs to.
+    /// Returns the series of a row.
     fn of(row: &Row) -> Option<Self> {
         match (row.engine.as_str(), row.mode.as_str()) {
-            // The same with something else beside it.
+            // Rows with a background copier are not drawn.
             _ if row.background => None,
             ("dpdk-lib", _) => Some(Self::DpdkLib),
             (_, "cpu") => Some(Self::Cpu),
@@ -73,14 +74,14 @@ struct Line {
     points: Vec<(f64, f64)>,
 }
 
-/// One coordinate system.
+/// A coordinate system.
 #[derive(Debug)]
 struct Panel {
     title: String,
     lines: Vec<Line>,
 }
 
-/// What a drawing says besides its panels.
+/// Texts of a drawing outside its panels.
 #[derive(Debug)]
 struct Words {
     title: &'static str,
@@ -89,11 +90,11 @@ struct Words {
     y: &'static str,
 }
 
-/// TSC cycles a packet over the frame length: a panel for each temperature, case and ring format, a line for ours with the
-/// core copying, ours with an engine copying, and librte_vhost, where `rows` has them.
+/// Draws TSC cycles per packet over the frame length. Each temperature, case and ring format has a panel. The lines are
+/// ours with the core copying, ours with an engine copying, and librte_vhost, if `rows` contains them.
 ///
 /// # Errors
-/// When no row is of the core-cost arrangement's loop or from guest to guest, or the file cannot be written.
+/// If no row belongs to the core-cost arrangement with case `loop` or `guest-to-guest`, or the file cannot be written.
 pub fn core_cost(rows: &[Row], path: &Path) -> Result<()> {
     let cases = [Route::Loop, Route::GuestToGuest].map(Route::name);
     let wanted = |row: &&Row| row.arrangement == "core-cost" && cases.contains(&row.case.as_str());
@@ -117,11 +118,11 @@ pub fn core_cost(rows: &[Row], path: &Path) -> Result<()> {
     draw(&words, &panels.collect::<Vec<_>>(), path)
 }
 
-/// Gbit/s over the frame length of the packet-copy forwarder's core: a panel for each temperature, lines for ours with the
-/// core copying and with an engine copying, and for the guide's figures, where `rows` has them.
+/// Draws Gbit/s over the frame length for the packet-copy forwarder's core. Each temperature has a panel. The lines are
+/// ours with the core copying, ours with an engine copying, and the guide's figures, if `rows` contains them.
 ///
 /// # Errors
-/// When no row is of the core-cost arrangement, or the file cannot be written.
+/// If no row belongs to the core-cost arrangement, or the file cannot be written.
 pub fn packet_copy(rows: &[Row], path: &Path) -> Result<()> {
     let rows: Vec<_> =
         rows.iter().filter(|row| row.arrangement == "core-cost" && row.case == "forward").collect();
@@ -150,15 +151,15 @@ pub fn packet_copy(rows: &[Row], path: &Path) -> Result<()> {
     draw(&words, &panels.collect::<Vec<_>>(), path)
 }
 
-/// Million packets a second that core and engine reach together, over the application's work on each packet: a panel for
-/// each ring format and frame length, a line for the core copying and one for an engine copying.
+/// Draws million packets per second that core and engine reach together over the application's work per packet. Each
+/// ring format and frame length has a panel. The lines are the core copying and an engine copying.
 ///
 /// # Errors
-/// When no row is of the case `work`, or the file cannot be written.
+/// If no row belongs to case `work`, or the file cannot be written.
 pub fn work_sweep(rows: &[Row], path: &Path) -> Result<()> {
     let rows: Vec<_> = rows.iter().filter(|row| row.case == "work").collect();
     let mut kinds = distinct(rows.iter().map(|row| (row.ring, row.frame)));
-    // Split before packed, as everywhere.
+    // Split before packed, as in other outputs.
     kinds.sort_by_key(|&(ring, frame)| (std::cmp::Reverse(ring), frame));
     let formats = distinct(kinds.iter().map(|&(ring, _)| ring)).len();
     let panels = kinds.into_iter().filter_map(|(ring, frame)| {
@@ -175,7 +176,7 @@ pub fn work_sweep(rows: &[Row], path: &Path) -> Result<()> {
     draw(&words, &panels.collect::<Vec<_>>(), path)
 }
 
-/// Each value once, in the order of their first appearance.
+/// Returns each value once, in the order of first appearance.
 fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut all = Vec::new();
     for value in values {
@@ -195,7 +196,7 @@ fn temperature_title(temperature: Temperature) -> String {
     format!("{temperature}: {where_it_is}")
 }
 
-/// A panel of points `(row, x, y)`; `None` without any.
+/// Creates a panel from points `(row, x, y)`, or returns `None` without points.
 fn panel<'a>(title: String, points: impl Iterator<Item = (&'a Row, f64, f64)>) -> Option<Panel> {
     let mut lines: Vec<_> =
         Series::ALL.into_iter().map(|series| Line { series, points: Vec::new() }).collect();
@@ -241,7 +242,7 @@ fn draw_head(words: &Words, panels: &[Panel], area: &Area<'_>) -> Result<()> {
         mark(area, series, (x + 14, y))?;
         let font = ("sans-serif", 14).into_font().color(&BLACK);
         area.draw_text(series.name(), &font, (x + 36, y - 8))?;
-        // Roughly: without the font, a letter is taken for 7.5 pixels wide.
+        // An estimate: without the font, a letter is assumed to be 7.5 pixels wide.
         x += 60 + i32::try_from(series.name().len())? * 15 / 2;
     }
     Ok(())
@@ -251,7 +252,7 @@ fn draw_panel(words: &Words, panel: &Panel, area: &Area<'_>) -> Result<()> {
     let all = || panel.lines.iter().flat_map(|line| &line.points);
     let right = all().map(|point| point.0).fold(0.0, f64::max);
     let top = all().map(|point| point.1).fold(0.0, f64::max);
-    // A little further, so that the last point is not on the edge.
+    // Extended a little, so that the last point is not on the edge.
     let range = |reach: f64| 0.0..(reach * 1.05).max(1e-3);
     let mut chart = ChartBuilder::on(area)
         .caption(&panel.title, ("sans-serif", 15))
@@ -284,13 +285,13 @@ fn draw_panel(words: &Words, panel: &Panel, area: &Area<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A point of the whole drawing as one of `area`.
+/// Converts a point of the whole drawing to a point of `area`.
 fn relative(area: &Area<'_>, (x, y): (i32, i32)) -> (i32, i32) {
     let (left, top) = area.get_base_pixel();
     (x - left, y - top)
 }
 
-/// A point of a line.
+/// Draws a point of a line.
 fn mark(area: &Area<'_>, series: Series, at: (i32, i32)) -> Result<()> {
     let style = series.colour().filled();
     match series {
@@ -339,9 +340,9 @@ mod tests {
         for word in ["ours, the core copies", "ours, an engine copies", "librte_vhost", "remote: ", "FCS"] {
             assert!(svg.contains(word), "no {word} in {svg}");
         }
-        // Nine points, and one in the legend.
+        // Nine points and one mark in the legend.
         assert_eq!(svg.matches("<circle").count(), 10);
-        // Another format has panels of its own, and what was measured with a copier beside is not drawn.
+        // Another format has separate panels, and rows with a background copier are not drawn.
         let packed = rows.iter().map(|row| Row { ring: "packed", ..row.clone() });
         let beside = rows.iter().map(|row| Row { background: true, ..row.clone() });
         let both: Vec<_> = rows.iter().cloned().chain(packed).chain(beside).collect();
@@ -350,7 +351,7 @@ mod tests {
         let svg = std::fs::read_to_string(&path).unwrap();
         assert_eq!(svg.matches("<circle").count(), 19);
         assert!(svg.contains("loop, split, remote: ") && svg.contains("loop, packed, remote: "), "{svg}");
-        // What was not measured is not named.
+        // The legend names only measured series.
         let path = dir.file("one.svg");
         core_cost(&rows[..1], &path).unwrap();
         let svg = std::fs::read_to_string(&path).unwrap();
@@ -376,7 +377,7 @@ mod tests {
         {
             assert!(svg.contains(word) || svg.contains(&word.replace("&apos;", "'")), "no {word} in {svg}");
         }
-        // Two points, and one in the legend.
+        // Two points and one mark in the legend.
         assert_eq!(svg.matches("<circle").count(), 3);
         assert!(packet_copy(&rows[..0], &path).is_err());
     }

@@ -1,7 +1,8 @@
-//! `offcore predict`: what DSA would give this machine: core costs measured here, the device by its model.
+//! `offcore predict`: predicts the benefit of DSA for this machine from core costs measured here and a model of the
+//! device.
 //!
-//! A rate is the smallest of three: what the cores do, what the devices copy, what the ports carry. The device's rate is
-//! that of the stepped simulator on its virtual clock. Everything with an engine in it is a model's word.
+//! A rate is the minimum of three rates: of the cores, of the devices' copies, and of the ports. The device's rate is
+//! taken from the stepped simulator on its virtual clock. All figures that involve an engine are model results.
 
 mod guides;
 mod measure;
@@ -16,37 +17,37 @@ use crate::report::row::Row;
 pub use guides::{GUIDES, Guide};
 pub use measure::{Options, run};
 
-/// What `auto` was of the better of the two other modes, with a helper core as the engine, in full runs of `bench vhost`
-/// with hot and remote data: the least of them, and the middle.
+/// Speed of `auto` relative to the better of the two other modes, with a helper core as the engine, in full runs of
+/// `bench vhost` with hot and remote data: minimum and median.
 const AUTO: [f64; 2] = [0.89, 0.95];
 
-/// The means of forwarding.
+/// Resources of a forwarding machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
     pub cores: usize,
-    /// Ports that packets come in by; each sends as many as it receives.
+    /// Number of receiving ports. Each port sends as much as it receives.
     pub ports: usize,
-    /// Gbit/s of a port, preamble and gap included.
+    /// Gbit/s of a port, including preamble and gap.
     pub port_gbps: f64,
-    /// DSA devices.
+    /// Number of DSA devices.
     pub devices: usize,
-    /// DSA engines of each, in one group.
+    /// DSA engines per device, in one group.
     pub engines: usize,
 }
 
-/// A figure with what it may be off.
+/// A figure with its uncertainty.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Interval {
-    /// At least.
+    /// Lower limit.
     pub low: f64,
-    /// Most likely.
+    /// Most likely value.
     pub mid: f64,
-    /// At most.
+    /// Upper limit.
     pub high: f64,
 }
 
 impl Interval {
-    /// A figure that is what it is.
+    /// Returns an interval without uncertainty.
     pub const fn exact(mid: f64) -> Self {
         Self { low: mid, mid, high: mid }
     }
@@ -65,17 +66,17 @@ impl Interval {
     }
 }
 
-/// A rate in million packets a second, and its bound.
+/// A rate in million packets per second, and its bottleneck.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
     pub mpps: Interval,
-    /// What the most likely one is limited by.
+    /// Bottleneck of the most likely value.
     pub bound: Bound,
 }
 
-/// What `machine` forwards in a mode, when a packet of `frame` bytes costs the core `core_ns`.
+/// Predicts the rate of `machine` in a mode in which a packet of `frame` bytes costs the core `core_ns`.
 ///
-/// `device` is given where an engine copies, with the copies that a packet takes.
+/// `device` is required if an engine copies. It includes the number of copies per packet.
 pub fn estimate(
     machine: &Machine,
     frame: usize,
@@ -95,20 +96,20 @@ pub fn estimate(
     Estimate { mpps, bound: lowest.1 }
 }
 
-/// What `auto` makes of the two: at each size the better one, less what it costs to find that out.
+/// Predicts the rate of `auto` from the other two modes: the better mode at each size, minus the cost of finding it.
 pub fn auto(cpu: Estimate, offload: Estimate) -> Estimate {
     let better = if cpu.mpps.mid >= offload.mpps.mid { cpu } else { offload };
     let mut mpps = cpu.mpps.max(offload.mpps);
     let [least, middle] = AUTO;
     mpps.low *= least;
-    // Where the core waits for a port or a device, it has time to find out.
+    // If a port or a device is the bottleneck, the core has spare time to find the better mode.
     if better.bound == Bound::Core {
         mpps.mid *= middle;
     }
     Estimate { mpps, bound: better.bound }
 }
 
-/// A row of a prediction.
+/// Returns the row of a prediction.
 fn row(case: &str, frame: usize, mode: Mode, estimate: Estimate) -> Row {
     let Interval { low, mid, high } = estimate.mpps;
     let bits = mid * 8.0 / 1e3;

@@ -1,4 +1,4 @@
-//! What a measurement tells: rows, drawings, and how far it is.
+//! Output of a measurement: rows, drawings and progress.
 
 pub mod progress;
 pub mod row;

@@ -1,14 +1,14 @@
-//! `offcore bench tcp`: what a segment, or a connection, costs the core of the TCP host stack.
+//! `offcore bench tcp`: measures the cost of a segment or a connection on the core of the TCP host stack.
 //!
-//! * [`run`]: a segment, by who copies it.
-//! * [`idle`]: the same beside connections on which nothing happens, against alone.
-//! * [`open_close`]: connections that are opened, used once and closed.
-//! * [`veth`]: a stream to and from the kernel's TCP, beside the kernel's in our place.
-//! * [`paths`]: such a stream over a slow, long or lossy path.
-//! * [`flows`]: many connections at once, and short ones over a lossy path.
-//! * [`neighbour`]: the rate of an honest client during attacks on the stack.
-//! * [`http`]: nginx, beside the same on the kernel's TCP.
-//! * [`programs`]: nginx, PostgreSQL and PHP behind a TAP, beside the same on the kernel's.
+//! - [`run`]: cost of a segment, by copy mode.
+//! - [`idle`]: the same with and without idle connections.
+//! - [`open_close`]: connections that are opened, used once and closed.
+//! - [`veth`]: a stream to and from the kernel's TCP, compared with the kernel's TCP on our side.
+//! - [`paths`]: such a stream over a slow, long or lossy path.
+//! - [`flows`]: many concurrent connections, and short connections over a lossy path.
+//! - [`neighbour`]: the rate of an honest client during attacks on the stack.
+//! - [`http`]: nginx, compared with nginx on the kernel's TCP.
+//! - [`programs`]: nginx, PostgreSQL and PHP behind a TAP, compared with the same programs on the kernel's TCP.
 
 pub mod flows;
 pub mod http;
@@ -45,78 +45,81 @@ use link::{Link, Load, Moved, Traffic};
 
 pub use link::Side;
 
-/// Bytes that applications write at a time, where nothing else is said.
+/// Default write sizes of applications in bytes.
 pub const CHUNKS: [usize; 4] = [4 << 10, 64 << 10, 256 << 10, 2 << 20];
-/// Bytes of payload of a segment, where nothing else is said: Ethernet's, with timestamps.
+/// Default payload of a segment in bytes: Ethernet's MTU with TCP timestamps.
 pub const SEGMENT: usize = 1448;
-/// Headers of a segment, FCS included.
+/// Bytes of headers per segment, including the FCS.
 pub const HEADERS: usize = 70;
-/// What the VPP guide says of copies from packets to FIFOs; of the kernel's `copy_user` it says 42 %.
+/// Share of copies from packets to FIFOs, as published in the VPP guide. The guide's figure for the kernel's
+/// `copy_user` is 42 %.
 const PUBLISHED: (f64, &str) =
     (36.5, "percent of a VPP core in copies to FIFOs, iperf3 (739269-002US, figure 2)");
-/// What the mTCP library with DSA is said to gain, and from what length on.
+/// Published gain of the mTCP library with DSA, and the minimum length for it.
 const GAIN: (f64, &str) = (1.7, "times, up to, epping by DSA at 256 KB and above (mTCP, VDSL 2022)");
 const GAINS_FROM: usize = 256 << 10;
-/// Packet buffers, and bytes of one, headroom included: of Ethernet's segments, and of longer ones.
+/// Number of packet buffers, and their size in bytes including headroom: for Ethernet's segments, and for longer ones.
 const BUFFERS: usize = 8192;
 const BUFFER: usize = 2048;
 const LONG_BUFFER: usize = 16384;
-/// Links that a pair has open, each with packet buffers of its own.
+/// Number of links that a pair keeps open, each with separate packet buffers.
 const PAIR: usize = 2;
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Which host's core.
+    /// Hosts whose core is measured.
     pub sides: Vec<Side>,
     pub chunks: Vec<usize>,
-    /// Bytes of payload in a segment, at most 8192.
+    /// Payload of a segment in bytes, at most 8192.
     pub segments: Vec<usize>,
-    /// Connections that take turns; in [`idle`], those beside that do not; in [`open_close`], those that are open at a time.
+    /// Number of connections that take turns; in [`idle`] the number of idle connections, in [`open_close`] the number
+    /// of concurrently open connections.
     pub connections: Vec<usize>,
     pub temperatures: Vec<Temperature>,
-    /// No longer chunks are measured hot: a core's own caches have to hold one twice, in the FIFO and in packets.
+    /// Maximum chunk size for hot data: a core's private caches have to hold a chunk twice, in the FIFO and in packets.
     pub largest_hot: usize,
-    /// Who copies: what is measured alternately.
+    /// Modes and engines that alternate.
     pub setups: Vec<Setup>,
-    /// Whether the port completes and verifies checksums; otherwise the core reads all payload.
+    /// Whether the port completes and verifies checksums. Otherwise the core reads all payload.
     pub checksums: bool,
-    /// Whether the measured core may store past the caches, as it does otherwise. The far host and a helper core never do.
+    /// Whether the measured core may use stores that bypass the caches, which is its default. The far host and a helper
+    /// core never do.
     pub past_caches: bool,
-    /// Whether chunks are sent when they are asked for, by requests that the other host sends, and requests are counted.
+    /// Whether a chunk is sent only in response to a request of the other host. Requests are counted then.
     pub asks: bool,
-    /// Whether the core is measured against itself first, for the noise floor of all ratios.
+    /// Whether to first measure the core against itself, to get the noise floor of all ratios.
     pub noise_floor: bool,
-    /// A B B A blocks per cell.
+    /// Number of A B B A blocks per cell.
     pub blocks: usize,
-    /// Bursts of a turn that are timed, at least.
+    /// Minimum number of timed bursts per turn.
     pub bursts: usize,
-    /// How long a cell may take: then fewer blocks have to do, but never fewer than ten.
+    /// Time limit of a cell. When it is reached, the cell ends with fewer blocks, but never with fewer than ten.
     pub timeout: Option<Duration>,
     pub hugepages: Hugepages,
     pub lcore: usize,
-    /// The other core: the far host, the applications, and the engine.
+    /// The other core, which runs the far host, the applications and the engine.
     pub other_lcore: Option<usize>,
 }
 
 impl Options {
-    /// How long a cell is measured.
+    /// Returns the schedule of a cell.
     fn schedule(&self, load: Load, segment: usize) -> Schedule {
         let cold = load.temperature == Temperature::Cold;
         let blocks = if cold { self.blocks.div_ceil(2) } else { self.blocks };
-        // What is counted is segments, or requests of which each has many.
+        // The counted units are segments, or requests with several segments each.
         let segments = if self.asks { load.chunk.div_ceil(segment) } else { 1 };
         Schedule { blocks, bursts: self.bursts.div_ceil(segments), limit: self.timeout, fewest: FEWEST }
     }
 
-    /// What goes over each wire, in turns.
+    /// Returns the loads that take turns on each wire.
     fn loads(&self) -> Vec<Load> {
         let of = |&temperature| self.chunks.iter().map(move |&chunk| Load { temperature, chunk });
         let can_be = |load: &Load| load.temperature != Temperature::Hot || load.chunk <= self.largest_hot;
         self.temperatures.iter().flat_map(of).filter(can_be).collect()
     }
 
-    /// Which host, how long its segments are, and how many connections.
+    /// Returns the combinations of measured host, segment length and number of connections.
     fn wires(&self) -> impl Iterator<Item = (Side, usize, usize)> {
         self.segments.iter().flat_map(move |&segment| {
             let sides = self.sides.iter().map(move |&side| (side, segment));
@@ -124,18 +127,18 @@ impl Options {
         })
     }
 
-    /// Blocks of all wires, those of a cell counted so often.
+    /// Returns the number of blocks of all wires, where each cell counts `often` times.
     fn steps(&self, often: usize) -> usize {
         let blocks: usize = self.loads().iter().map(|load| self.schedule(*load, SEGMENT).blocks).sum();
         self.wires().count() * blocks * often
     }
 }
 
-/// What everything in a run is measured with.
+/// State shared by all measurements of a run.
 struct Rig {
     other: OtherCore,
     clock: ClockCheck,
-    /// One for each link that is open: what one has sent warms no other's buffers.
+    /// One pool per open link, so that one link's packets do not warm another link's buffers.
     pools: Vec<&'static Pool>,
 }
 
@@ -155,14 +158,14 @@ impl Rig {
     }
 }
 
-/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+/// Measures everything that `options` selects and passes each finished row to `emit`.
 ///
 /// # Errors
-/// When something cannot be set up, or a byte is lost or changed.
+/// If something cannot be set up, or a byte is lost or changed.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     let mut rig = Rig::new(options, options.setups.len().max(PAIR))?;
     let pages = rig.pages();
-    // Without a ratio there is nothing that the floor would be for.
+    // Without a ratio a noise floor has no use.
     let with_noise = options.noise_floor && options.setups.len() > 1;
     progress.begin(options.steps(1 + usize::from(with_noise)));
     let loads = options.loads();
@@ -208,7 +211,7 @@ fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, load: Load) -> Vec<Row>
         let setup = link.setup;
         let mut row = row(setup, traffic, load, (blocks, cell.steadiness()), link.moved());
         if let Some(ns) = link.engine_ns_per_copy() {
-            // A copy for each segment; a request has several.
+            // Each segment is one copy, and a request has several segments.
             let moved = link.moved();
             let units =
                 if traffic.asks { moved.bytes as f64 / load.chunk as f64 } else { moved.segments as f64 };
@@ -243,7 +246,7 @@ fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, load: Load) -> Vec<Row>
     rows
 }
 
-/// What a link has taken, and what it was.
+/// Returns the row of a link.
 fn row(
     setup: Setup,
     traffic: Traffic,
@@ -274,7 +277,7 @@ fn row(
     let ns = |samples: &[f64]| mean(samples).map(|ticks| ticks * 1e9 / tsc::hz() as f64);
     row.guest_ns_per_packet = ns(&blocks.guest);
     row.both_ns_per_packet = ns(&blocks.both());
-    // Not all segments are full: a chunk's last one, and any that the window has no room for.
+    // Not all segments are full: the last segment of a chunk, and segments that are limited by the window.
     let segment = moved.bytes as f64 / moved.segments.max(1) as f64;
     let payload = if traffic.asks { load.chunk as f64 } else { segment };
     row.payload_per_packet = Some(payload);

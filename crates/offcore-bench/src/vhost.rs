@@ -1,7 +1,7 @@
-//! `offcore bench vhost`: Table 8 of the vhost guide, re-measured as core cost, beside DPDK's librte_vhost.
+//! `offcore bench vhost`: re-measures Table 8 of the vhost guide as core cost, side by side with DPDK's librte_vhost.
 //!
-//! The case is the guide's: a packet is dequeued from a guest, its Ethernet addresses are rewritten, and it is enqueued
-//! to a guest: the same one (`loop`) or another (`guest-to-guest`).
+//! The case follows the guide: a packet is dequeued from a guest, its Ethernet addresses are rewritten, and it is
+//! enqueued to a guest: to the same guest (`loop`) or to another one (`guest-to-guest`).
 
 mod cell;
 pub mod core_cost;
@@ -31,10 +31,10 @@ use crate::report::row::Row;
 use crate::report::sample::ClockCheck;
 use cell::{Cell, Kind};
 
-/// Frame lengths of the published table, FCS included.
+/// Frame lengths of the published table, including the FCS.
 pub const FRAMES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
 
-/// The guide's Table 8 in million packets a second: frame, core copies, DSA copies.
+/// Table 8 of the guide in million packets per second: frame length, core copies, DSA copies.
 pub(crate) const PUBLISHED: [(usize, f64, f64); 7] = [
     (64, 7.19, 4.59),
     (128, 7.02, 4.64),
@@ -44,47 +44,47 @@ pub(crate) const PUBLISHED: [(usize, f64, f64); 7] = [
     (1280, 2.31, 4.62),
     (1518, 2.04, 4.67),
 ];
-/// Copies that a packet of the loop takes: out of the guest, into the guest.
+/// Copies per packet of the loop: out of the guest and into the guest.
 pub(crate) const COPIES: f64 = 2.0;
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub route: Route,
     pub rings: Vec<Ring>,
     pub guests: Vec<GuestKind>,
-    /// Whether ours copies a payload from guest to guest once, where it can.
+    /// Whether our back end copies a payload only once from guest to guest where possible.
     pub one_copy: bool,
-    /// Frame lengths, FCS included.
+    /// Frame lengths, including the FCS.
     pub frames: Vec<usize>,
-    /// Whether they are those of the Internet mix instead.
+    /// Whether to use the frame lengths of the Internet mix instead.
     pub imix: bool,
-    /// How warm the data is.
+    /// Cache temperatures of the data.
     pub temperatures: Vec<Temperature>,
-    /// Who copies: what is measured alternately.
+    /// Modes and engines that alternate.
     pub setups: Vec<Setup>,
-    /// Whether the variants of mode `cpu` are measured once more with an equal-rate copier on the other core.
+    /// Whether the variants of mode `cpu` are measured a second time with an equal-rate copier on the other core.
     pub background: bool,
-    /// Whether the shares of Figure 3 are measured, too.
+    /// Whether to measure the shares of Figure 3 as well.
     pub breakdown: bool,
-    /// Whether librte_vhost is measured beside.
+    /// Whether to measure librte_vhost as a peer.
     pub dpdk_lib: bool,
-    /// Whether the core is measured against itself first, for the noise floor of all ratios.
+    /// Whether to first measure the core against itself, to get the noise floor of all ratios.
     pub noise_floor: bool,
     /// A B B A blocks per cell.
     pub blocks: usize,
-    /// Bursts of a turn that are timed, at least: [`TURN_BURSTS`](crate::method::alternate::TURN_BURSTS).
+    /// Minimum number of timed bursts per turn: [`TURN_BURSTS`](crate::method::alternate::TURN_BURSTS).
     pub bursts: usize,
-    /// How long a cell may take: then fewer blocks have to do, but never fewer than ten.
+    /// Time limit of a cell. When it is reached, the cell ends with fewer blocks, but never with fewer than ten.
     pub timeout: Option<Duration>,
-    /// Pages for guests and packet buffers.
+    /// Page size for guests and packet buffers.
     pub hugepages: Hugepages,
     pub lcore: usize,
     pub other_lcore: Option<usize>,
 }
 
 impl Options {
-    /// The cells, in their order.
+    /// Returns the cells in their order.
     fn workloads(&self) -> Vec<Workload> {
         let &Self { route, one_copy, imix, ref rings, ref guests, ref temperatures, .. } = self;
         let frames = if imix { &[IMIX_MEAN][..] } else { &self.frames };
@@ -101,10 +101,10 @@ impl Options {
     }
 }
 
-/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+/// Measures everything that `options` selects and passes each finished row to `emit`.
 ///
 /// # Errors
-/// When something cannot be set up, or a packet is lost or changed.
+/// If something cannot be set up, or a packet is lost or changed.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     offcore_stats::lcore::pin(options.lcore)?;
     let other = OtherCore::start(options.other_lcore)?;
@@ -149,14 +149,14 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-/// How long a cell is measured.
+/// Returns the schedule of a cell.
 fn schedule(options: &Options, workload: &Workload) -> Schedule {
     let cold = workload.temperature == Temperature::Cold;
     let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
     Schedule { blocks, bursts: options.bursts, limit: options.timeout, fewest: FEWEST }
 }
 
-/// What a peer needs once per process.
+/// State of the peers that is set up once per process.
 struct Peers {
     #[cfg(feature = "dpdk")]
     dpdk: Option<std::rc::Rc<crate::peer::dpdk_lib::DpdkLib>>,
@@ -164,15 +164,15 @@ struct Peers {
 
 #[cfg(feature = "dpdk")]
 impl Peers {
-    /// Packet buffers of librte_vhost's side.
+    /// Number of packet buffers of librte_vhost.
     const MBUFS: u32 = 16_384;
 
-    /// MiB of memory that the peers take.
+    /// Returns the MiB of memory that the peers need.
     fn mib(options: &Options) -> usize {
         if options.dpdk_lib { crate::peer::dpdk_lib::memory_mib(Self::MBUFS) as usize } else { 0 }
     }
 
-    /// On the same pages as ours.
+    /// Opens the peers on pages of the same size as ours.
     fn open(options: &Options, hugepages: Hugepages) -> Result<Self> {
         use crate::peer::dpdk_lib::{DpdkConfig, DpdkLib, Pages};
         let pages = if hugepages == Hugepages::None { Pages::Ordinary } else { Pages::Huge };
@@ -182,7 +182,7 @@ impl Peers {
         Ok(Self { dpdk: dpdk.map(std::rc::Rc::new) })
     }
 
-    /// The peer in a testbed.
+    /// Creates the peer's variant in a testbed.
     fn variant(&self, bed: &Testbed) -> Result<cell::Variant> {
         let dpdk = self.dpdk.as_ref().context("no peer was opened")?;
         Ok(cell::Variant::DpdkLib(Box::new(crate::peer::variant::PeerVariant::new(dpdk, bed)?)))

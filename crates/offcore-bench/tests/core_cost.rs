@@ -1,4 +1,5 @@
-//! The variants of a core-cost measurement, without a clock: that every packet arrives, as often copied as it should be.
+//! Tests the variants of a core-cost measurement without timing: every packet arrives and is copied the expected number
+//! of times.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::rc::Rc;
@@ -15,7 +16,7 @@ use offcore_dma::Mode;
 use offcore_mem::Hugepages;
 
 const TURNS: usize = 20;
-/// A machine that takes the engine's core away for 100 ms makes two guests go through packet buffers for a second.
+/// If the machine preempts the engine's core for 100 ms, two guests use packet buffers for a second.
 const LONGEST: Duration = Duration::from_secs(30);
 
 fn workloads(frame: usize) -> Vec<Workload> {
@@ -32,7 +33,7 @@ fn workloads(frame: usize) -> Vec<Workload> {
     all
 }
 
-/// Memory for variants of either route.
+/// Returns memory for variants of either route.
 fn memory() -> impl Fn(Route) -> Rc<RunMemory> {
     let new =
         |route| Rc::new(RunMemory::new(Need::of(route, &[Temperature::Remote]), Hugepages::None).unwrap());
@@ -40,7 +41,7 @@ fn memory() -> impl Fn(Route) -> Rc<RunMemory> {
     move |route| Rc::clone(&both.iter().find(|(of, _)| *of == route).unwrap().1)
 }
 
-/// How often a packet of one more window is copied.
+/// Runs one more window and returns the number of copies per packet.
 fn window(variant: &mut OwnVariant, other: &OtherCore) -> u64 {
     let bytes = |variant: &OwnVariant| variant.copied_bytes() * variant.seen().received as f64;
     let (received, copied) = (variant.seen().received, bytes(variant));
@@ -101,7 +102,8 @@ fn copier_disturbs_no_packet() {
         }
         let seen = variant.seen();
         assert_eq!((seen.received, seen.verified), (seen.sent, seen.sent));
-        // As many as the core made, and more when the core was taken away; none at all is a copier that does nothing.
+        // Usually the same number as the core, and more if the core was preempted. Zero would mean that the copier does
+        // not work.
         assert!(variant.background_copies().unwrap() > 0.0, "{workload}");
     }
 }

@@ -1,5 +1,5 @@
-//! The same bytes have the same CRC-32C whoever computes it: the core, DSA (simulated) with its CRC generation operation, and
-//! a device's kernel (its stand-in on threads).
+//! Tests that all engines compute the same CRC-32C for the same bytes: the core, DSA (simulated) with its CRC
+//! generation operation, and a device's kernel (its replacement on threads).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use offcore_mem::{HEADROOM, Hugepages, Packet, Pool};
 
 const SKIP: usize = 42;
 
-/// Results of a pipeline for packets of these lengths, and what they were for: the packets' bytes.
+/// Returns for packets of these lengths their bytes and the results of a pipeline.
 fn results(worker: Worker<'_>, lens: &[usize]) -> Vec<(Vec<u8>, u32)> {
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
@@ -50,7 +50,7 @@ fn results(worker: Worker<'_>, lens: &[usize]) -> Vec<(Vec<u8>, u32)> {
     results
 }
 
-/// Calls with an engine on a simulated device that runs meanwhile.
+/// Calls `call` with an engine on a simulated device that runs in parallel.
 fn by_dsa(call: impl FnOnce(&mut Engine)) {
     let (device, mut steps) = SimDevice::stepped("dsa-sim0", "profile=net".parse().unwrap()).unwrap();
     let stop = AtomicBool::new(false);
@@ -78,7 +78,7 @@ fn core_dsa_and_kernels_agree() {
             let payload = &bytes[SKIP..];
             let crc = Operation::Crc { src: payload.into(), crc: Crc::default(), seed: 0 };
             let done = dsa.run(crc).unwrap();
-            // An operation of no bytes is none of the device's.
+            // The device does not process an operation of zero bytes.
             assert!(payload.is_empty() || done.done_by == DoneBy::Device, "{:?}", done.done_by);
             assert_eq!(done.crc, *result, "{} bytes", payload.len());
         }

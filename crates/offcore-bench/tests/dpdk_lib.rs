@@ -1,6 +1,7 @@
-//! The peer `dpdk-lib` against dpdk-testpmd as virtio-user front end: every packet counted, every byte compared.
+//! Tests the peer `dpdk-lib` with dpdk-testpmd as virtio-user front end. Every packet is counted, and every byte
+//! compared.
 #![cfg(feature = "dpdk")]
-// clippy.toml allows it in test functions only; the helpers here are part of them.
+// clippy.toml allows it only in test functions. The helpers here are part of the tests.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -16,15 +17,15 @@ use offcore_stats::lcore;
 
 const MBUFS: u32 = 8192;
 const BURST: usize = 32;
-/// Where a packet's sequence number is: behind Ethernet (14), IPv4 (20) and UDP (8), 8 bytes, big-endian.
+/// Offset of a packet's sequence number (8 bytes, big-endian): after Ethernet (14), IPv4 (20) and UDP (8).
 const SEQUENCE_OFFSET: usize = 42;
 const TIMEOUT: Duration = Duration::from_secs(20);
 const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 const MRG_RXBUF: u64 = 1 << 15;
-/// Set in the process that repeats the test on hugepages, since EAL starts once per process.
+/// Set in the process that repeats the test on hugepages, because EAL can start only once per process.
 const HUGE: &str = "OFFCORE_TEST_DPDK_HUGE";
 
-/// One peer at a time in a process.
+/// Serialises the tests, because a process can have only one peer at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -48,11 +49,11 @@ fn testpmd_missing() -> bool {
     missing
 }
 
-/// dpdk-testpmd with one virtio-user port, which starts the device when it finds it and again when it configures the
-/// port; packets of the first time are lost, so that is over.
+/// Starts dpdk-testpmd with one virtio-user port. It starts the device when it probes the port and again when it
+/// configures the port. Packets of the first start would be lost, so this function returns after the second.
 fn front_end(socket: &Path, packed_vq: bool, queues: u16) -> Testpmd {
     let port = VirtioUser { queues, packed_vq, ..VirtioUser::new(socket) };
-    // Its own lcore where there are two.
+    // A separate lcore if two are available.
     let core = *lcore::available().unwrap().last().unwrap();
     let config = TestpmdConfig {
         memory_mb: 512,
@@ -63,7 +64,7 @@ fn front_end(socket: &Path, packed_vq: bool, queues: u16) -> Testpmd {
     Testpmd::start(&config).unwrap()
 }
 
-/// An IPv4/UDP frame of `len` bytes (without FCS) whose payload is a pattern.
+/// Returns an IPv4/UDP frame of `len` bytes (without FCS) whose payload is a pattern.
 fn frame(len: u16) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
     frame[..14].copy_from_slice(&[0x02, 0, 0, 0, 0, 0xaa, 0x02, 0, 0, 0, 0, 0xbb, 0x08, 0x00]);
@@ -78,7 +79,7 @@ fn expected(frame: &[u8], sequence: u64) -> Vec<u8> {
     packet
 }
 
-/// Sends `total` packets to a front end that echoes them; all must come back in order and unchanged.
+/// Sends `total` packets to a front end that echoes them. All must come back in order and unchanged.
 fn echo(dpdk: &DpdkLib, port: &Port, pair: u8, len: u16, total: u64) {
     let frame = frame(len);
     let mut burst = dpdk.burst();
@@ -103,7 +104,7 @@ fn echo(dpdk: &DpdkLib, port: &Port, pair: u8, len: u16, total: u64) {
     assert_eq!((sent, back), (total, total));
 }
 
-/// Dequeues until nothing has come for a while: the number of packets, which are dropped.
+/// Dequeues and drops packets until none has arrived for 300 ms. Returns their number.
 fn drain(dpdk: &DpdkLib, port: &Port, burst: &mut Burst) -> u64 {
     let (mut total, mut last) = (0, Instant::now());
     while last.elapsed() < Duration::from_millis(300) {
@@ -130,7 +131,7 @@ fn every_ring_echoes_every_byte() {
     for (packed, mergeable) in [(false, true), (false, false), (true, true)] {
         let offer = Offer { packed, mergeable, ..Offer::default() };
         let port = dpdk.register(&scratch.file("v.sock"), &offer).unwrap();
-        // The front end could do both: what is negotiated is the offer's doing.
+        // The front end supports both, so that the offer decides the result of the negotiation.
         let mut front_end = front_end(&scratch.file("v.sock"), true, 2);
         front_end.set_forward("io").unwrap();
         front_end.start_forwarding().unwrap();
@@ -195,7 +196,7 @@ fn mac_forwarding_changes_addresses_only() {
         for i in 0..n {
             let packet = burst.packet(i).unwrap();
             assert_eq!(packet[..12], [DESTINATION, SOURCE].concat());
-            // testpmd numbers its packets in the IPv4 header, where the checksum changes with it.
+            // testpmd numbers its packets in the IPv4 header, which also changes the checksum.
             assert_eq!(packet[12..18], original[12..18]);
             assert_eq!(packet[26..], original[26..]);
         }
@@ -223,7 +224,7 @@ fn a_full_ring_takes_what_it_has_room_for() {
     let scratch = TempDir::new();
     let dpdk = DpdkLib::open(&config()).unwrap();
     let port = dpdk.register(&scratch.file("v.sock"), &Offer::default()).unwrap();
-    // Nobody receives before "start".
+    // testpmd does not receive before the "start" command.
     let mut front_end = front_end(&scratch.file("v.sock"), false, 1);
     dpdk.wait_ready(&port, 1, TIMEOUT).unwrap();
     let frame = frame(60);
@@ -232,7 +233,7 @@ fn a_full_ring_takes_what_it_has_room_for() {
         burst.fill(BURST, 60, |i| expected(&frame, from + i as u64)).unwrap();
         dpdk.enqueue(&port, 0, burst).unwrap() as u64
     };
-    // The front end fills its ring after it has enabled it.
+    // The front end fills its ring after enabling it.
     let (mut taken, since) = (0, Instant::now());
     while taken < 256 {
         taken += send(&mut burst, taken);
@@ -278,7 +279,7 @@ fn a_front_end_may_die_and_come_back() {
             assert!(since.elapsed() < TIMEOUT, "round {round}: nothing came");
         }
         burst.clear();
-        // Killed while this thread is in librte_vhost most of the time.
+        // Killed while this thread is mostly inside librte_vhost.
         let kill = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
             front_end.kill();
@@ -328,7 +329,7 @@ fn what_cannot_be_is_refused_in_words() {
     dpdk.features(&port).unwrap_err();
     assert!(scratch.file("v.sock").exists(), "the refused second port left the first one's socket alone");
 
-    // Longer than a buffer; more than the pool has.
+    // A packet longer than a buffer, and more packets than the pool has.
     dpdk.burst().fill(1, 2049, |_| frame(2049)).unwrap_err();
     let take = |packets: usize, len| -> anyhow::Result<Vec<Burst>> {
         let full = |_| {
@@ -338,13 +339,13 @@ fn what_cannot_be_is_refused_in_words() {
         (0..packets / Burst::CAPACITY).map(full).collect()
     };
     take(MBUFS as usize + Burst::CAPACITY, 60).unwrap_err();
-    // Neither kept any: the whole pool can still be had, less what the thread's cache may hold back.
+    // The failed calls kept no buffers: the whole pool is available, except for buffers in the thread's cache.
     drop(take(MBUFS as usize - 512, 2048).unwrap());
     drop((port, dpdk));
 
     let other = if config().pages == Pages::Huge { Pages::Ordinary } else { Pages::Huge };
     refused(DpdkLib::open(&DpdkConfig { pages: other, ..config() }), "starts only once");
-    // The same again, from a thread that EAL has not seen yet.
+    // The same on a thread that EAL does not know yet.
     let again = std::thread::spawn(|| {
         let dpdk = DpdkLib::open(&config()).unwrap();
         dpdk.burst().fill(64, 60, |_| frame(60)).unwrap();

@@ -1,8 +1,9 @@
-//! Vhost on a simulated DSA device on which things go wrong: every packet arrives, in order, unchanged; and every credit
-//! comes back. The mechanisms that see to that are shown to matter: with one switched off, the same run fails.
+//! Tests vhost on a simulated DSA device with injected faults: every packet arrives in order and unchanged, and every
+//! credit is returned. The protecting mechanisms are shown to be necessary: with one mechanism switched off, the same
+//! run fails.
 //!
-//! A hundred thousand packets for each failure alone, a million for all of them together; ten million with
-//! `OFFCORE_FULL=1`.
+//! Each fault alone is tested with a hundred thousand packets, all of them together with a million. `OFFCORE_FULL=1`
+//! selects ten times as many.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::{Arc, Mutex};
@@ -23,13 +24,13 @@ use offcore_stats::{StageClock, tsc};
 use offcore_vhost::features::{VIRTIO_F_VERSION_1, VIRTIO_NET_F_MRG_RXBUF};
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 
-/// Where the device sees a guest's memory.
+/// Address of a guest's memory as seen by the device.
 const GUEST_ADDRESS: u64 = 0x1_0000_0000;
-/// Bytes for each of the two virtqueues of a guest.
+/// Size of each of a guest's two virtqueues in bytes.
 const RING_BYTES: usize = 1 << 20;
 const RING: u32 = 1024;
 const WINDOW: usize = 256;
-/// Virtual nanoseconds that pass on the device from one round of the loop to the next.
+/// Virtual time on the device per round of the loop, in nanoseconds.
 const ROUND_NS: u64 = 4_000;
 
 /// A guest that sends packets to itself through the device under test.
@@ -42,7 +43,7 @@ struct Looped {
     queues: [QueueId; 2],
 }
 
-/// One worker, one device, and guests whose packets they copy.
+/// One worker, one device, and the guests whose packets they copy.
 struct Loop {
     guests: Vec<Looped>,
     mover: Mover,
@@ -53,12 +54,12 @@ struct Loop {
 }
 
 impl Loop {
-    /// One guest for each frame length, all on the work queues `wqs` of a device that `options` describes.
+    /// Creates one guest for each frame length. All use the work queues `wqs` of a device that `options` describes.
     fn new(options: &str, wqs: &[&str], frames: &[usize]) -> Self {
         Self::with_ring(1024, options, wqs, frames)
     }
 
-    /// The same with channels of `ring` copies.
+    /// As [`Loop::new`], with channels of `ring` copies.
     fn with_ring(ring: usize, options: &str, wqs: &[&str], frames: &[usize]) -> Self {
         let options: SimOptions = options.parse().unwrap();
         let (device, engine) = SimDevice::stepped("dsa-sim0", options).unwrap();
@@ -78,7 +79,7 @@ impl Loop {
         Self { guests, mover, cache: pool.cache(), clock: StageClock::private(), device, engine }
     }
 
-    /// One round of the worker over every guest, and some time on the device.
+    /// Runs a round of the worker over every guest, and advances the device's time.
     fn round(&mut self) {
         let Self { guests, mover, cache, clock, .. } = self;
         let mut ctx = Context { mover, cache, clock, burst: 32 };
@@ -89,7 +90,7 @@ impl Loop {
         self.engine.run_until(self.engine.now() + ROUND_NS);
     }
 
-    /// Moves `packets` packets of each guest through, then stops their virtqueues.
+    /// Transfers `packets` packets of each guest, then stops their virtqueues.
     fn run(&mut self, packets: u64) -> Result<(), String> {
         let mut progress = (0, Instant::now());
         loop {
@@ -115,7 +116,7 @@ impl Loop {
         for cell in self.guests.iter().flat_map(|guest| &guest.cells) {
             cell.publish(|wanted| wanted.vring = None);
         }
-        // Twice the time after which a copy counts as lost: what still waits for one is redone.
+        // Waits longer than the time after which a copy counts as lost, so that outstanding copies are redone.
         let end = Instant::now() + Duration::from_millis(20);
         while Instant::now() < end || self.mover.channels().any(|(_, channel)| channel.in_flight() > 0) {
             self.round();
@@ -144,7 +145,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Packet buffers that are free; all of them have to be when nothing is in flight.
+    /// Returns the number of free packet buffers. It must be the total number if no packet is in flight.
     fn free_buffers(mut self) -> usize {
         self.guests.clear();
         std::iter::from_fn(|| self.cache.take()).count()
@@ -199,12 +200,13 @@ impl Looped {
         self.enqueue.poll_completed(ctx);
     }
 
-    /// The guest's part: takes back and checks what there is, and keeps a window of packets on their way.
+    /// Runs the guest's side: collects and checks received packets, and keeps a window of packets in flight.
     fn exchange(&mut self, packets: u64) -> Result<(), String> {
         self.guest.collect().map_err(|error| format!("packet: {error:#}"))?;
         let room = WINDOW - self.guest.outstanding();
         let left = packets - self.guest.seen().sent;
-        // Half a window at a time, as buffers are used in turn: one that is still being copied is not written again.
+        // Sends half a window at a time. Buffers are used in order, so that a buffer is not rewritten while it is being
+        // copied.
         if room >= WINDOW / 2 || left < WINDOW as u64 {
             let n = room.min(WINDOW / 2).min(left as usize);
             self.guest.transmit(n).map_err(|error| format!("{error:#}"))?;
@@ -213,7 +215,7 @@ impl Looped {
     }
 }
 
-/// A tenth of a soak's packets in everyday runs.
+/// Returns a tenth of a soak test's packets unless `OFFCORE_FULL` is set.
 fn soak(packets: u64) -> u64 {
     if std::env::var_os("OFFCORE_FULL").is_some() { packets } else { packets / 10 }
 }
@@ -224,7 +226,7 @@ const ALL_FAULTS: &str = "profile=vhost,seed=7,fault=page:0.001+hw:0.0001+drop:0
 fn packets_survive_faults_and_a_halt() {
     let mut looped = Loop::new(ALL_FAULTS, &["wq0.0", "wq0.1"], &[64, 590, 1518]);
     let packets = soak(10_000_000) / 3;
-    // The device halts in the middle, and comes back some rounds later.
+    // The device halts in the middle and resumes some rounds later.
     let (mut halted, mut back) = (false, 0);
     let mut progress = (0, Instant::now());
     loop {
@@ -257,7 +259,7 @@ fn packets_survive_faults_and_a_halt() {
     assert!(device.injected_hardware_errors > 0 && device.injected_late > 0, "{device:?}");
     assert!(device.injected_drops > 0 && (device.halts, device.resets) == (1, 1), "{device:?}");
     assert!(mover.fallbacks > 0 && mover.resets > 0, "{mover:?}");
-    // After the halt the channels were probed, and took copies again.
+    // After the halt the channels were probed and accepted copies again.
     for (_, channel) in looped.mover.channels() {
         let stats = channel.stats();
         assert!(stats.completed > packets, "{stats:?}");
@@ -282,8 +284,9 @@ fn without_recovery_it_is_noticed() {
     assert!(error.starts_with("packet"), "{error}");
 }
 
-/// A late copy must land in memory that is in use again, between the moments at which a packet is copied there and looked
-/// at. Most runs have one; how late that is takes another clock than what counts as lost, so there are several kinds of run.
+/// The test needs a late copy that lands in reused memory after a packet has been copied there and before it is
+/// checked. Most runs have such a copy. Lateness and the detection of lost copies use different clocks, so several
+/// kinds of runs are tried.
 #[test]
 fn without_the_quarantine_it_is_noticed() {
     let noticed = (0..32).find_map(|seed| {
@@ -305,10 +308,10 @@ fn each_failure_alone_is_survived() {
     }
 }
 
-/// Two guests on one channel of a slow device: the first offers eight bursts a round, the second one. The part of the
-/// device's copies that the second gets.
+/// Runs two guests on a channel of a slow device. The first offers eight bursts per round, the second offers one burst.
+/// Returns the share of the device's copies that the second guest gets.
 fn part_of_the_modest(shares: bool) -> f64 {
-    // Fewer places than one guest alone would fill.
+    // The channel has fewer places than a single guest would fill.
     let mut looped = Loop::with_ring(32, "profile=vpp,seed=3", &["wq0.0"], &[1518, 1518]);
     if !shares {
         looped.mover.switch_off_shares();

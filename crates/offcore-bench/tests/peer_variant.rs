@@ -1,4 +1,5 @@
-//! librte_vhost in the harness of core-cost: every packet arrives, from a guest to itself and from one to another.
+//! Tests librte_vhost in the core-cost harness: every packet arrives, from a guest to itself and from one guest to
+//! another.
 #![cfg(feature = "dpdk")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,18 +1,18 @@
 //! Devices, channels, copies and completions: the interface of every copy engine.
 //!
-//! A [`Device`] gives out channels. A [`Channel`] belongs to one worker: copies are put into its ring in bursts,
-//! [`Channel::submit`] rings the doorbell, [`Channel::poll`] returns the tokens of what has completed, in any order.
-//! One dynamic call handles a burst, never a single copy.
+//! A [`Device`] provides channels. A [`Channel`] belongs to one worker: copies are put into its ring in bursts,
+//! [`Channel::submit`] rings the doorbell, and [`Channel::poll`] returns the tokens of completed copies, in any order.
+//! A dynamic call handles a burst, never a single copy.
 
 use std::fmt;
 
 use arrayvec::ArrayVec;
 use offcore_stats::counters;
 
-/// Names a copy's packet to the one who submitted it; engines only hand it back.
+/// Identifies a copy's packet for the submitter. Engines return it unchanged.
 pub type Token = u32;
 
-/// One copy of `len` bytes. Source and destination do not overlap.
+/// A copy of `len` bytes. Source and destination do not overlap.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CopyOp {
@@ -20,17 +20,17 @@ pub struct CopyOp {
     pub src: *const u8,
     /// First byte to write.
     pub dst: *mut u8,
-    /// Bytes; 0 is allowed and completes like any other.
+    /// Number of bytes. A copy of 0 bytes is valid and completes like any other.
     pub len: u32,
-    /// Handed back on completion.
+    /// Returned on completion.
     pub token: Token,
 }
 
-// SAFETY: a copy is a description; whoever submits it promises that the memory may be touched by an engine.
+// SAFETY: a copy is only a description. The submitter guarantees that an engine may access the memory.
 unsafe impl Send for CopyOp {}
 
 impl CopyOp {
-    /// Stands where there is no copy.
+    /// A placeholder for an absent copy.
     pub const NONE: Self = Self { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
 }
 
@@ -42,62 +42,62 @@ pub enum Failure {
     /// hardware error
     Hardware,
     /// operation refused
-    Refused, // by its length, alignment or kind
+    Refused, // because of its length, alignment or kind
     /// aborted
-    Aborted, // before it ran: the channel was stopped or reset
+    Aborted, // before execution: the channel was stopped or reset
 }
 
-/// A copy that failed: the first `done` bytes were written, the rest were not.
+/// A failed copy: the first `done` bytes were written, the others were not.
 #[derive(Clone, Copy, Debug)]
 pub struct Failed {
     pub copy: CopyOp,
     pub failure: Failure,
-    /// Bytes at the start of the destination that are complete.
+    /// Number of complete bytes at the start of the destination.
     pub done: u32,
 }
 
-/// What a poll found: a fixed-capacity list, reused from poll to poll.
+/// The results of a poll: lists of fixed capacity, reused for each poll.
 #[derive(Debug, Default)]
 pub struct Completions {
-    /// Tokens of operations that succeeded, in the order in which they completed.
+    /// Tokens of successful operations, in the order of completion.
     pub tokens: ArrayVec<Token, 128>,
     pub failed: ArrayVec<Failed, 16>,
 }
 
 impl Completions {
-    /// Forgets everything.
+    /// Clears both lists.
     #[inline(always)]
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.failed.clear();
     }
 
-    /// Whether there is no more room on either list.
+    /// Whether one list is full.
     #[inline(always)]
     pub fn is_full(&self) -> bool {
         self.tokens.is_full() || self.failed.is_full()
     }
 }
 
-/// What a channel can do beyond copying.
+/// The properties of a channel that are not common to all engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Operations may complete in another order than they were submitted in.
+    /// Whether operations may complete in another order than they were submitted in.
     pub out_of_order: bool,
-    /// Copies are made inside [`Channel::copy`], by the calling core.
+    /// Whether the calling core makes the copies inside [`Channel::copy`].
     pub synchronous: bool,
-    /// A model, not hardware: every figure from it is labelled so.
+    /// Whether it is a model, not hardware. Every figure from it is labelled as simulated.
     pub simulated: bool,
 }
 
 /// A channel's fixed properties.
 #[derive(Clone, Debug)]
 pub struct ChannelInfo {
-    /// What the command line calls it: `cpu`, `core:1`.
+    /// The name on the command line: `cpu`, `core:1`.
     pub name: String,
-    /// Operations it holds at most.
+    /// Maximum number of operations in the ring.
     pub ring_size: usize,
-    /// Bytes of the longest operation; longer ones fail with [`Failure::Refused`].
+    /// Maximum length of an operation in bytes. Longer ones fail with [`Failure::Refused`].
     pub max_len: u32,
     pub capabilities: Capabilities,
 }
@@ -113,7 +113,7 @@ counters! {
     }
 }
 
-/// What a channel keeps to tell its [`ChannelStats`]. Copies in flight are subtracted only when somebody asks.
+/// The accounting behind [`ChannelStats`]. Copies in flight are only subtracted when the counters are read.
 #[derive(Debug, Default)]
 pub struct Ledger {
     submitted: u64,
@@ -123,7 +123,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Counts copies that were accepted, and their bytes.
+    /// Counts accepted copies and their bytes.
     #[inline(always)]
     pub fn accept(&mut self, copies: usize, bytes: u64) {
         self.submitted += copies as u64;
@@ -138,7 +138,7 @@ impl Ledger {
         }
     }
 
-    /// The counters, with these copies in flight.
+    /// Returns the counters, given the copies in flight.
     pub fn stats(&self, in_flight: impl IntoIterator<Item = CopyOp>) -> ChannelStats {
         let (copies, bytes) = in_flight
             .into_iter()
@@ -152,12 +152,12 @@ impl Ledger {
     }
 }
 
-/// How far a reset has come.
+/// The progress of a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reset {
-    /// Outstanding operations may still touch memory: call again.
+    /// Outstanding operations may still access memory: call again.
     Pending,
-    /// No operation submitted so far will touch memory any more.
+    /// No operation submitted so far accesses memory any more.
     Done,
 }
 
@@ -174,56 +174,57 @@ pub enum EngineError {
 
 /// A device that copies.
 pub trait Device: fmt::Debug + Send + Sync {
-    /// What the command line calls it.
+    /// Returns the name on the command line.
     fn name(&self) -> &str;
 
-    /// Channels that can be open at a time; more workers than that have to share one by a lock.
+    /// Returns the number of channels that can be open at a time. More workers than that must share channels with a
+    /// lock.
     fn max_channels(&self) -> usize {
         usize::MAX
     }
 
-    /// A new channel for one worker, with room for `ring_size` operations (a power of two).
+    /// Opens a channel for one worker, with room for `ring_size` operations (a power of two).
     ///
     /// # Errors
     /// See [`EngineError`].
     fn open_channel(&self, ring_size: usize) -> Result<Box<dyn Channel>, EngineError>;
 }
 
-/// A channel of a device: owned by one worker, so it needs no lock. Dropping it frees it; operations still in flight
-/// are finished or stopped first, so that none touches memory afterwards.
+/// A channel of a device. It is owned by one worker, so it needs no lock. Dropping it frees it. Operations in flight
+/// are completed or stopped first, so that none accesses memory afterwards.
 pub trait Channel: fmt::Debug + Send {
-    /// Fixed properties.
+    /// Returns the fixed properties.
     fn info(&self) -> &ChannelInfo;
 
-    /// How many more copies fit.
+    /// Returns the number of copies that can be accepted now.
     fn room(&self) -> usize;
 
-    /// Operations accepted and not yet reported.
+    /// Returns the number of operations accepted and not yet reported.
     fn in_flight(&self) -> usize;
 
-    /// Puts copies into the ring, in order, as many as fit; returns how many.
+    /// Puts copies into the ring, in order, up to its room. Returns the number of accepted copies.
     ///
     /// # Safety
-    /// Each accepted copy's memory must stay valid, and be used by nobody else in a way that conflicts, until its token
-    /// is reported, or until a [`Channel::reset`] has returned [`Reset::Done`]. (Memory of another process may be
-    /// written by it at any time: what is copied is then whatever was there.)
+    /// The memory of each accepted copy must stay valid, and must not be used in a conflicting way, until its token is
+    /// reported or until a [`Channel::reset`] has returned [`Reset::Done`]. (Memory of another process may be written
+    /// by that process at any time. The copy then contains whatever was there.)
     unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize;
 
     /// Rings the doorbell: everything put into the ring so far may start.
     fn submit(&mut self);
 
-    /// Adds what has completed to `completions`, as much as fits there.
+    /// Adds completed operations to `completions`, up to its capacity.
     fn poll(&mut self, completions: &mut Completions);
 
-    /// Works towards a state in which no operation submitted so far touches memory any more (drain, abort or reset,
-    /// whatever the engine has). Call it until it returns [`Reset::Done`]; meanwhile submit nothing. Completions that
-    /// happen meanwhile are still reported by [`Channel::poll`].
+    /// Works towards a state in which no operation submitted so far accesses memory any more (by drain, abort or reset,
+    /// depending on the engine). Call it until it returns [`Reset::Done`], and submit nothing meanwhile.
+    /// [`Channel::poll`] still reports operations that complete meanwhile.
     fn reset(&mut self) -> Reset;
 
-    /// Takes out every operation not yet reported. After [`Reset::Done`] they are dead and can be done over; before,
-    /// they may still land.
+    /// Takes out every operation not yet reported. After [`Reset::Done`] they will never execute and can be repeated;
+    /// before that, they may still write.
     fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>);
 
-    /// The counters since the channel was opened.
+    /// Returns the counters since the channel was opened.
     fn stats(&self) -> ChannelStats;
 }

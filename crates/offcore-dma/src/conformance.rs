@@ -1,9 +1,9 @@
-//! What every engine does alike, as tests: one suite, run on each of them.
+//! Tests of the common behaviour of engines: one suite, run on each engine.
 //!
-//! [`conformance_suite!`](crate::conformance_suite) makes a test for each check of [`CHECKS`]. A check gets a function that
-//! opens a channel with a given ring size, and one that lets the engine make progress (a step, or nothing where a thread
-//! or a device does it). It panics with what was wrong. Completions may come in any order, unless the channel says
-//! otherwise, but none may stay out for 10 s.
+//! [`conformance_suite!`](crate::conformance_suite) creates a test for each check of [`CHECKS`]. A check gets a
+//! function that opens a channel with a given ring size, and a function that lets the engine make progress (a step, or
+//! nothing if a thread or a device does the work). It panics with a description of the failure. Completions may come in
+//! any order, unless the channel's capabilities exclude that, but none may be missing for 10 s.
 
 mod content;
 mod control;
@@ -16,19 +16,19 @@ use offcore_stats::SplitMix;
 
 use crate::channel::{Channel, Completions, CopyOp, Failed, Token};
 
-/// Opens a channel with room for that many operations.
+/// Opens a channel with room for this number of operations.
 pub type Open<'a> = &'a dyn Fn(usize) -> Box<dyn Channel>;
 /// Lets the engine make progress.
 pub type Pump<'a> = &'a mut dyn FnMut();
-/// One check.
+/// A check.
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
     pub name: &'static str,
-    /// Runs it; panics when it fails.
+    /// Runs the check; panics if it fails.
     pub run: fn(Open<'_>, Pump<'_>),
 }
 
-/// The checks of a module, by name.
+/// Lists the checks of modules, by name.
 macro_rules! checks {
     ($($module:ident: $($name:ident),+;)+) => {
         &[$($(Check { name: stringify!($name), run: $module::$name }),+),+]
@@ -44,8 +44,9 @@ pub const CHECKS: &[Check] = checks! {
         a_channel_moves_to_another_thread;
 };
 
-/// Makes a module for each engine, with a test for each check: `conformance_suite! { engine => run }`, where `run` is a
-/// function of a [`Check`](crate::conformance::Check), named from inside the module, that runs it on the engine.
+/// Creates a module for each engine, with a test for each check: `conformance_suite! { engine => run }`. `run` is a
+/// function of a [`Check`](crate::conformance::Check) that runs it on the engine; its path is resolved inside the
+/// module.
 #[macro_export]
 macro_rules! conformance_suite {
     ($($engine:ident => $run:expr),+ $(,)?) => {
@@ -81,7 +82,7 @@ macro_rules! conformance_suite {
     };
 }
 
-/// A channel under test and what it has reported.
+/// A channel under test and its reports.
 struct Rig<'a> {
     channel: Box<dyn Channel>,
     pump: Pump<'a>,
@@ -94,7 +95,7 @@ impl<'a> Rig<'a> {
         Self { channel, pump, tokens: Vec::new(), failed: Vec::new() }
     }
 
-    /// Lets the engine work and takes in what it reports, once; returns how much that was.
+    /// Lets the engine work and collects its reports, once. Returns their number.
     fn turn(&mut self) -> usize {
         (self.pump)();
         let mut completions = Completions::default();
@@ -115,13 +116,13 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Makes every copy and waits for all of them. At most `burst` are handed over at once.
+    /// Makes every copy and waits for all of them. At most `burst` copies are submitted at once.
     fn copy_all(&mut self, ops: &[CopyOp], burst: usize) {
         let mut deadline = Deadline::new();
         let mut at = 0;
         while at < ops.len() {
             let offered = &ops[at..(at + burst).min(ops.len())];
-            // SAFETY: every check's buffers outlive its rig and are only touched while nothing is in flight.
+            // SAFETY: every check's buffers outlive its rig, and are only accessed while nothing is in flight.
             let accepted = unsafe { self.channel.copy(offered) };
             self.channel.submit();
             at += accepted;
@@ -133,8 +134,8 @@ impl<'a> Rig<'a> {
         self.drain();
     }
 
-    /// Asserts that every operation succeeded and that each of `expected` came back as often as it stands there;
-    /// forgets what was reported.
+    /// Asserts that every operation succeeded, and that the reported tokens equal `expected`, including repetitions.
+    /// Then forgets the reports.
     fn expect_tokens(&mut self, expected: impl IntoIterator<Item = Token>) {
         assert!(self.failed.is_empty(), "operations failed: {:?}", self.failed);
         let mut expected: Vec<Token> = expected.into_iter().collect();
@@ -148,11 +149,11 @@ impl<'a> Rig<'a> {
     }
 }
 
-/// Polls after which a thread gives its core up. On a machine with fewer cores than threads the engine needs one now and
-/// then; on a busy one, who gives a core up gets it back after milliseconds.
+/// Number of polls after which a thread yields its core. On a machine with fewer cores than threads, the engine needs
+/// the core from time to time. On a busy machine, a yielded core is only available again after milliseconds.
 const POLLS_TO_YIELD: u32 = 1024;
 
-/// Ten seconds without progress are a failure.
+/// A deadline: ten seconds without progress are a failure.
 struct Deadline {
     at: Instant,
     polls: Cell<u32>,
@@ -177,14 +178,14 @@ impl Deadline {
     }
 }
 
-/// Memory for destinations, surrounded by guard bytes, and what it should hold in the end.
+/// Memory for destinations, surrounded by guard bytes, and its expected contents.
 struct Canvas {
     memory: Vec<u8>,
     expected: Vec<u8>,
     used: usize,
 }
 
-/// Guard bytes on either side of a destination, at least.
+/// Minimum number of guard bytes on either side of a destination.
 const GUARD: usize = 64;
 
 impl Canvas {
@@ -194,7 +195,7 @@ impl Canvas {
         Self { expected: memory.clone(), memory, used: 0 }
     }
 
-    /// `len` bytes at `offset` past a multiple of 64, which are to become `content`.
+    /// Allocates `len` bytes at `offset` past a multiple of 64, with `content` as the expected contents.
     fn place(&mut self, offset: usize, content: impl Iterator<Item = u8>) -> (*mut u8, u32) {
         let base = self.memory.as_mut_ptr();
         let aligned = (base.addr() + self.used + GUARD).next_multiple_of(64) - base.addr();
@@ -209,13 +210,13 @@ impl Canvas {
         (base.wrapping_add(start), u32::try_from(end - start).expect("destinations are short"))
     }
 
-    /// A copy of `content` to a new place.
+    /// Returns a copy of `content` to a new place.
     fn copy(&mut self, offset: usize, content: &[u8], token: Token) -> CopyOp {
         let (dst, len) = self.place(offset, content.iter().copied());
         CopyOp { src: content.as_ptr(), dst, len, token }
     }
 
-    /// Asserts that exactly what was asked for has been written, and starts over.
+    /// Asserts that exactly the requested bytes have been written, and starts over.
     fn check(&mut self, what: &str) {
         if self.memory != self.expected {
             let differs =
@@ -228,7 +229,7 @@ impl Canvas {
     }
 }
 
-/// Bytes to copy from.
+/// Returns bytes to copy from.
 fn source(len: usize) -> Vec<u8> {
     let mut random = SplitMix::new(7);
     (0..len).map(|_| random.next().to_le_bytes()[0]).collect()

@@ -1,11 +1,11 @@
-//! What a worker lends one of its queues for one call.
+//! The resources that a worker lends to a queue for one call.
 
 use offcore_mem::PoolCache;
 use offcore_stats::StageClock;
 
 use crate::Mover;
 
-/// What a worker lends one of its queues for one call.
+/// The resources that a worker lends to a queue for one call.
 #[derive(Debug)]
 pub struct Context<'a> {
     /// The worker's engines.
@@ -13,6 +13,6 @@ pub struct Context<'a> {
     /// The worker's free packet buffers.
     pub cache: &'a mut PoolCache,
     pub clock: &'a mut StageClock,
-    /// Packets to receive in one call, at most [`BURST`](offcore_mem::BURST).
+    /// Maximum number of packets to receive in one call; not more than [`BURST`](offcore_mem::BURST).
     pub burst: usize,
 }

@@ -1,19 +1,19 @@
-//! Copy queues: what everything that copies packets uses.
+//! Copy queues: the interface for copies of packets.
 //!
-//! A packet is some copies and a value, the *holder*, that keeps their memory alive: packet buffers, chains of a guest
-//! whose memory is referenced. Packets come out in the order in which they went in, whoever copies and whatever
-//! completes first.
+//! A packet consists of some copies and a value, the *holder*, which keeps their memory alive: for example packet
+//! buffers, or descriptor chains of a guest whose memory is referenced. Packets are returned in the order in which they
+//! were entered, regardless of the engine and of the order of completions.
 //!
-//! 1. [`CopyQueue::plan`] says who will copy, and for how many packets and copies there is room. Take no more from the
-//!    source: nothing is ever put back.
-//! 2. [`CopyQueue::begin`] opens a [`Batch`]: [`Batch::copy`] for each copy of a packet, then [`Batch::enter`] with its
-//!    holder.
-//! 3. [`Batch::submit`] hands the copies over, in one call.
-//! 4. [`CopyQueue::ready`] gives the holders of packets that are complete, or [`CopyQueue::take_by_key`] takes them: then
-//!    only packets of the same key wait for one another, those of a connection, say.
+//! 1. [`CopyQueue::plan`] selects core or channel, and reports the room for packets and copies. Take no more packets
+//!    from the source than that: packets cannot be returned.
+//! 2. [`CopyQueue::begin`] opens a [`Batch`]. Call [`Batch::copy`] for each copy of a packet, then [`Batch::enter`]
+//!    with its holder.
+//! 3. [`Batch::submit`] submits the copies in one call.
+//! 4. [`CopyQueue::ready`] returns the holders of complete packets. With [`CopyQueue::take_by_key`] instead, only
+//!    packets with the same key, such as packets of a connection, wait for one another.
 //!
-//! When the core copies and no older packet is in flight, packets are complete when they are submitted: [`Begun`] says
-//! so, and such a batch needs no holders.
+//! If the core copies and no older packet is in flight, packets are complete when they are submitted. [`Begun`] tells
+//! these batches apart; they need no holders.
 
 mod keyed;
 
@@ -27,42 +27,43 @@ use crate::mover::{Binding, Channels, Mover, MoverError, Plan, Queue, QueueId};
 use crate::reorder::ReorderRing;
 use keyed::Keys;
 
-/// Copies of a batch, at most.
+/// Maximum number of copies of a batch.
 pub const LIST: usize = 256;
 
-/// Copies, gathered to be submitted.
+/// Copies collected for submission.
 pub type List = ArrayVec<CopyOp, LIST>;
 
-/// The packets of one queue whose copies are made elsewhere, in order.
+/// The packets of a queue with copies in flight, in order.
 #[derive(Debug)]
 pub struct CopyQueue<T> {
     id: QueueId,
-    /// By slot of the reorder ring.
+    /// Holders by slot of the reorder ring.
     holders: Box<[T]>,
     list: Box<List>,
-    /// Copies that the core makes while an engine makes those on the list.
+    /// Copies that the core makes while an engine makes the copies on the list.
     beside: Box<List>,
     keys: Keys,
 }
 
 impl<T: Default> CopyQueue<T> {
-    /// A queue with room for at least `packets` in flight, 1 to 32768; the core copies until it is bound.
+    /// Opens a queue with room for `packets` or more in flight, from 1 to 32768. The core copies until the queue is
+    /// bound.
     ///
     /// # Panics
-    /// When `packets` is out of range.
+    /// If `packets` is out of range.
     pub fn open(mover: &mut Mover, packets: usize) -> Self {
         let id = mover.open_queue(packets);
         let (list, beside) = (Box::default(), Box::default());
         Self { id, holders: holders(mover, id), list, beside, keys: Keys::default() }
     }
 
-    /// Gives the queue room for at least `packets` in flight, 1 to 32768.
+    /// Changes the queue's room to `packets` or more in flight, from 1 to 32768.
     ///
     /// # Errors
-    /// While packets are in flight.
+    /// Packets are in flight.
     ///
     /// # Panics
-    /// When `packets` is out of range.
+    /// If `packets` is out of range.
     pub fn resize(&mut self, mover: &mut Mover, packets: usize) -> Result<(), MoverError> {
         mover.resize_queue(self.id, packets)?;
         self.holders = holders(mover, self.id);
@@ -70,59 +71,61 @@ impl<T: Default> CopyQueue<T> {
     }
 }
 
-/// One holder for each entry of the queue's reorder ring.
+/// Returns a holder for each entry of the queue's reorder ring.
 fn holders<T: Default>(mover: &mut Mover, id: QueueId) -> Box<[T]> {
     let entries = mover.parts(id).0.ring.mask() + 1;
     (0..entries).map(|_| T::default()).collect()
 }
 
 impl<T> CopyQueue<T> {
-    /// The queue's name in the mover's reports.
+    /// Returns the queue's id in the mover's reports.
     pub fn id(&self) -> QueueId {
         self.id
     }
 
-    /// Says who copies from now on. Copies in flight stay where they are; the order is kept all the same.
+    /// Sets the copy mode and the channels from now on. Copies in flight are not moved, and the order of packets is
+    /// kept.
     ///
     /// # Errors
-    /// Channels that are not this mover's, or too many.
+    /// Channels of another mover, or too many channels.
     pub fn bind(&mut self, mover: &mut Mover, binding: &Binding) -> Result<(), MoverError> {
         mover.bind_queue(self.id, binding)
     }
 
-    /// A copy of this queue that has not completed after `ticks` (TSC) counts as lost, whatever the mover's other queues
-    /// have.
+    /// Sets the time in TSC ticks after which an incomplete copy of this queue counts as lost. It overrides the mover's
+    /// value.
     pub fn set_lost_after(&mut self, mover: &mut Mover, ticks: u64) {
         mover.parts(self.id).0.lost_after = Some(ticks);
     }
 
-    /// Packets in flight.
+    /// Returns the number of packets in flight.
     #[inline(always)]
     pub fn in_flight(&self, mover: &mut Mover) -> usize {
         mover.parts(self.id).0.ring.in_flight()
     }
 
-    /// Packets that it has room for.
+    /// Returns the number of packets that the queue has room for.
     pub fn capacity(&self) -> usize {
         self.holders.len()
     }
 
-    /// Chooses who makes the next copies: once for every batch.
+    /// Returns the plan for the next copies. Call it once per batch.
     #[inline(always)]
     pub fn plan(&self, mover: &mut Mover) -> Plan {
         let (queue, channels) = mover.parts(self.id);
         channels.plan(queue)
     }
 
-    /// The core makes the next copies, whoever is bound to the queue: for a packet that has more copies than there is
-    /// room for in any channel.
+    /// Returns a plan in which the core makes the next copies, whatever the queue's binding is. It is for a packet with
+    /// more copies than any channel has room for.
     #[cold]
     pub fn plan_by_core(&self, mover: &mut Mover) -> Plan {
         Plan::by_core_instead(mover.parts(self.id).0)
     }
 
-    /// Opens a batch, which keeps the plan up to date.
-    // By reference: wide loads of what has just been stored field by field would wait for those stores, every burst.
+    /// Opens a batch, which updates the plan.
+    // The plan is passed by reference: wide loads of fields that were just stored one by one would stall on every
+    // burst.
     #[inline(always)]
     pub fn begin<'a>(&'a mut self, mover: &'a mut Mover, plan: &'a mut Plan) -> Begun<'a, T> {
         let Self { id, holders, list, beside, .. } = self;
@@ -135,7 +138,7 @@ impl<T> CopyQueue<T> {
         }
     }
 
-    /// What is complete, from the oldest packet on.
+    /// Returns the complete packets, from the oldest on.
     #[inline(always)]
     pub fn ready<'a>(&'a mut self, mover: &'a mut Mover) -> Ready<'a, T> {
         let (queue, channels) = mover.parts(self.id);
@@ -145,7 +148,7 @@ impl<T> CopyQueue<T> {
     }
 }
 
-/// What a batch has of its queue.
+/// A batch's borrowed parts of its queue.
 struct Own<'a, T> {
     id: QueueId,
     holders: &'a mut [T],
@@ -153,17 +156,17 @@ struct Own<'a, T> {
     beside: &'a mut List,
 }
 
-/// A batch that has been opened.
+/// An opened batch.
 #[derive(Debug)]
 pub enum Begun<'a, T> {
-    /// Its packets are complete once it is submitted.
+    /// Its packets are complete after submission.
     Immediate(Batch<'a, T, true>),
-    /// Its packets are complete when [`CopyQueue::ready`] gives them.
+    /// Its packets are complete when [`CopyQueue::ready`] returns them.
     Queued(Batch<'a, T, false>),
 }
 
-/// Packets whose copies are being gathered. One that packets were entered into must be submitted: nobody copies them
-/// otherwise, and the queue waits for those that an engine was to copy.
+/// Packets whose copies are being collected. A batch with entered packets must be submitted: otherwise nothing copies
+/// them, and the queue waits forever for the copies of an engine.
 #[must_use = "packets that were entered are never copied without a submission"]
 #[derive(Debug)]
 pub struct Batch<'a, T, const IMMEDIATE: bool> {
@@ -174,10 +177,10 @@ pub struct Batch<'a, T, const IMMEDIATE: bool> {
     list: &'a mut List,
     beside: &'a mut List,
     plan: &'a mut Plan,
-    /// Slot of the first packet; slots follow it, modulo the mask.
+    /// Slot of the first packet. The other slots follow it, modulo the ring size.
     first: usize,
     mask: usize,
-    /// Copies on the list of packets that have been entered.
+    /// Number of copies on the list that belong to entered packets.
     entered: usize,
 }
 
@@ -190,48 +193,48 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
             beside.clear();
         }
         let (first, mask) = (queue.ring.next_slot(), queue.ring.mask());
-        // The plan may be an older one.
+        // The plan may have been made earlier.
         plan.packets = plan.packets.min(queue.ring.room());
         Self { id, queue, channels, holders, list, beside, plan, first, mask, entered: 0 }
     }
 
-    /// Packets that a batch may have.
+    /// Returns the maximum number of packets of the batch.
     #[inline(always)]
     pub fn packets(&self) -> usize {
         if IMMEDIATE { usize::MAX } else { self.plan.packets }
     }
 
-    /// Copies that there is room for still.
+    /// Returns the room for copies.
     #[inline(always)]
     pub fn room(&self) -> usize {
         let list = self.plan.copies.min(LIST).saturating_sub(self.list.len());
         if IMMEDIATE {
             return list;
         }
-        // The core may come to make the copies that the next packet has already.
+        // The copies that the next packet already has may be moved to the core's list.
         let next = self.list.len() - self.entered;
         list.min(self.beside.remaining_capacity().saturating_sub(next))
     }
 
-    /// Packets in flight with this queue, those of the batch included.
+    /// Returns the number of packets of this queue in flight, including the batch's packets.
     #[inline(always)]
     pub fn in_flight(&self) -> usize {
         self.queue.ring.in_flight()
     }
 
-    /// Whether the core makes copies of it: packets may be complete once the batch is submitted.
+    /// Whether the core makes any of the batch's copies. Then packets may be complete after submission.
     #[inline(always)]
     pub fn has_copies_of_the_core(&self) -> bool {
         self.plan.by_core() || !self.beside.is_empty()
     }
 
-    /// The copies so far, for who adds many at a time; those of the next packet have its [`Batch::token`].
+    /// Returns the list of copies, for adding many at a time. Copies of the next packet must have its [`Batch::token`].
     #[inline(always)]
     pub fn list(&mut self) -> &mut List {
         self.list
     }
 
-    /// What the copies of the next packet are marked with.
+    /// Returns the token for copies of the next packet.
     #[inline(always)]
     pub fn token(&self) -> Token {
         if IMMEDIATE { 0 } else { self.id.token(self.queue.ring.next_slot()) }
@@ -240,38 +243,38 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
     /// Adds a copy of `len` bytes to the next packet.
     ///
     /// # Panics
-    /// When there is no [room](Batch::room).
+    /// If the batch has no [room](Batch::room).
     #[inline(always)]
     pub fn copy(&mut self, src: *const u8, dst: *mut u8, len: u32) {
         let token = self.token();
         self.list.push(CopyOp { src, dst, len, token });
     }
 
-    /// For packets of one copy each, entered in a row.
+    /// Starts entering packets of one copy each in a row.
     #[inline(always)]
     pub fn singles(&mut self) -> Singles<'_, T, IMMEDIATE> {
         let Self { id, queue, holders, list, beside, plan, entered, .. } = self;
         let len = list.len();
-        // From here on the list is used by this pointer only: another borrow of it would end what `next` may do.
+        // From here on only this pointer accesses the list: another borrow of the list would invalidate `next`.
         let list = std::ptr::from_mut::<List>(list);
-        // SAFETY: the list is there, and its end is inside its array, or where that ends.
+        // SAFETY: the list is valid, and `len` is not beyond the end of its array.
         let next = unsafe { (*list).as_mut_ptr().add(len) };
         let borrow = PhantomData;
         Singles { id: *id, ring: &mut queue.ring, holders, list, borrow, beside, plan, entered, next }
     }
 
-    /// Takes the copies of the next packet back.
+    /// Removes the copies of the next packet.
     pub fn cancel(&mut self) {
         self.list.truncate(self.entered);
     }
 
-    /// The holder of packet `index` of the batch.
+    /// Returns the holder of packet `index` of the batch.
     #[inline(always)]
     pub fn holder(&mut self, index: usize) -> &mut T {
         &mut self.holders[(self.first + index) & self.mask]
     }
 
-    /// Ends a packet: what was added since the last one are its copies. They may be none. Returns the holder of one that
+    /// Enters a packet with the copies added since the last one, or without copies. Returns the holder of a packet that
     /// is complete when the batch is submitted.
     #[inline(always)]
     pub fn enter(&mut self, holder: T) -> Option<T> {
@@ -285,7 +288,7 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
         None
     }
 
-    /// The same, of a packet whose [holder](Batch::holder) has been filled in.
+    /// As [`Batch::enter`], for a packet whose [holder](Batch::holder) has been filled in.
     #[inline(always)]
     pub fn enter_filled(&mut self) {
         if IMMEDIATE {
@@ -308,7 +311,7 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
         self.entered = self.list.len();
     }
 
-    /// As [`Batch::enter`], but the core makes the packet's copies: it is not worth an engine's while.
+    /// As [`Batch::enter`], but the core makes the packet's copies, because an engine is not worthwhile.
     #[inline(always)]
     pub fn enter_by_core(&mut self, holder: T) -> Option<T> {
         if IMMEDIATE || self.plan.by_core() {
@@ -320,32 +323,33 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
         None
     }
 
-    /// The core makes the copies of the packet that is entered last.
+    /// Moves the copies of the last packet to the core's list.
     #[cold]
     fn set_aside(&mut self) {
         self.beside.extend(self.list.drain(self.entered..));
     }
 
-    /// Makes the copies, or hands them to the planned channel; returns those on the list.
+    /// Makes the copies, or submits them to the planned channel. Returns the copies on the list.
     ///
     /// # Safety
-    /// The memory of every copy must stay valid, and be used by nobody else in a way that conflicts: until this returns
-    /// when the batch is immediate, otherwise until its packet's holder comes out of [`CopyQueue::ready`], or the mover
-    /// is dropped. So a holder owns what its packet's copies read and write, and until then nobody takes it out of
-    /// [`Batch::holder`] or drops the queue before the mover. No more packets were entered than [`Batch::packets`], the
-    /// queue and the batch are of the same mover, and the queue is not used after it was closed. What was added by
-    /// [`Batch::list`] has the [token](Batch::token) that its packet had then.
+    /// The memory of every copy must stay valid and must not be used in a conflicting way: until this function returns
+    /// if the batch is immediate, otherwise until [`CopyQueue::ready`] returns the packet's holder, or the mover is
+    /// dropped. Therefore a holder must own the memory that its packet's copies read and write. Until then the holder
+    /// must not be taken out of [`Batch::holder`], and the queue must not be dropped before the mover. No more packets
+    /// than [`Batch::packets`] were entered. The queue and the batch belong to the same mover, and the queue is not
+    /// used after it was closed. Copies added with [`Batch::list`] have the [token](Batch::token) that their packet had
+    /// then.
     #[inline(always)]
     pub unsafe fn submit(self, clock: &mut StageClock) -> &'a [CopyOp] {
         let Self { queue, channels, list, beside, plan, .. } = self;
-        // SAFETY: the caller's promise.
+        // SAFETY: the copies' memory is valid as the caller guarantees.
         unsafe { channels.submit(queue, plan, list, if IMMEDIATE { &[] } else { beside }, clock) };
         list
     }
 }
 
-/// Packets of one copy each, on their way into a batch. They are in it when this is [finished](Singles::finish), and
-/// never complete without that.
+/// Packets of one copy each that are being entered into a batch. They are part of the batch after [`Singles::finish`],
+/// and never complete without it.
 #[derive(Debug)]
 pub struct Singles<'a, T, const IMMEDIATE: bool> {
     id: QueueId,
@@ -360,7 +364,8 @@ pub struct Singles<'a, T, const IMMEDIATE: bool> {
 }
 
 impl<T, const IMMEDIATE: bool> Singles<'_, T, IMMEDIATE> {
-    /// Enters a packet of one copy; returns its holder, to be filled in, unless it is complete when the batch is submitted.
+    /// Enters a packet of one copy. Returns its holder to be filled in, unless the packet is complete when the batch is
+    /// submitted.
     ///
     /// # Safety
     /// No more packets may be entered than there was [room](Batch::room) for copies.
@@ -384,7 +389,7 @@ impl<T, const IMMEDIATE: bool> Singles<'_, T, IMMEDIATE> {
         if aside {
             self.beside.push(copy);
         } else {
-            // SAFETY: the list has at least as much room as the batch.
+            // SAFETY: the list has room for all copies for which the batch had room.
             unsafe {
                 self.next.write(copy);
                 self.next = self.next.add(1);
@@ -393,19 +398,19 @@ impl<T, const IMMEDIATE: bool> Singles<'_, T, IMMEDIATE> {
         holder
     }
 
-    /// The packets are in the batch.
+    /// Completes entering: the packets are in the batch.
     #[inline(always)]
     pub fn finish(self) {
         let Self { list, entered, next, .. } = self;
-        // SAFETY: the list is borrowed for as long as this lives, and nobody else uses it.
+        // SAFETY: the list is borrowed for the lifetime of this value, and nothing else uses it.
         let list = unsafe { &mut *list };
-        // SAFETY: so many have been written, one after the other from the array's beginning on; `next` has come from there.
+        // SAFETY: all elements up to `next` have been written, contiguously from the start of the array.
         unsafe { list.set_len(next.offset_from_unsigned(list.as_ptr())) };
         *entered = list.len();
     }
 }
 
-/// Packets of a queue that are complete, from the oldest on.
+/// The complete packets of a queue, from the oldest on.
 #[derive(Debug)]
 pub struct Ready<'a, T> {
     queue: &'a mut Queue,
@@ -417,38 +422,38 @@ pub struct Ready<'a, T> {
 }
 
 impl<T> Ready<'_, T> {
-    /// How many there are.
+    /// Returns the number of complete packets.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.packets
     }
 
-    /// Whether there is none.
+    /// Whether no packet is complete.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.packets == 0
     }
 
-    /// Position of the oldest packet in flight: it changes whenever one is retired.
+    /// Returns the position of the oldest packet in flight. It changes whenever a packet is retired.
     #[inline(always)]
     pub fn oldest(&self) -> u32 {
         self.queue.ring.oldest()
     }
 
-    /// The holder of packet `index`.
+    /// Returns the holder of packet `index`.
     ///
     /// # Panics
-    /// When there are not so many: copies of later ones are still in flight.
+    /// If `index` is not less than the number of complete packets: later packets are still in flight.
     #[inline(always)]
     pub fn holder(&mut self, index: usize) -> &mut T {
         assert!(index < self.packets, "the packet is in flight");
         &mut self.holders[(self.first + index) & self.mask]
     }
 
-    /// The oldest `packets` leave the queue; returns how many packets are left in flight.
+    /// Removes the oldest `packets` from the queue. Returns the number of packets left in flight.
     ///
     /// # Panics
-    /// When there are not so many.
+    /// If fewer packets are complete.
     #[inline(always)]
     pub fn retire(self, packets: usize) -> usize {
         assert!(packets <= self.packets, "the packets are in flight");

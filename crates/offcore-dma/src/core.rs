@@ -1,14 +1,15 @@
-//! A core as a copy engine: `core:N`, a helper thread on lcore N, or a loop body for whoever owns the core.
+//! A core as a copy engine: `core:N` is a helper thread on lcore N. Without a thread, the owner of the core calls the
+//! loop body.
 //!
 //! ```text
 //! channel  --- ring of descriptors, published by submit --->  engine
 //! (a worker) <--- the ring's released cursor = copies done ---  (one thread)
 //! ```
-//! A descriptor is a [`Copy`], so that the engine copies straight from the ring's slots. Copies are made in the order
-//! in which they were submitted, so the cursor with which the engine gives slots back is the completion record of all
-//! of them: one cache line. Tokens stay with the submitter.
+//! A descriptor is a [`Copy`], so the engine copies directly from the ring's slots. Copies are made in the order of
+//! submission, so the cursor with which the engine releases slots is the completion record of all of them, in a single
+//! cache line. Tokens stay with the submitter.
 //!
-//! A channel that is dropped is taken away from the engine first, so that none of its operations is made later.
+//! A dropped channel is withdrawn from the engine first, so that none of its operations is made later.
 
 mod channel;
 mod engine;
@@ -28,16 +29,16 @@ use offcore_stats::{lcore, tsc};
 use crate::channel::{Channel, Device, EngineError};
 use engine::Shared;
 
-/// Channels that one engine serves at most: it looks at each in turn.
+/// Maximum number of channels of an engine, which polls each in turn.
 pub const MAX_CHANNELS: usize = 64;
-/// The largest ring.
+/// The largest ring size.
 pub const MAX_RING: usize = 1 << 15;
 
-/// How long a helper thread that naps spins in vain first, and how long it naps.
+/// For helper threads that nap: time of spinning without work before the first nap, and duration of a nap.
 const TIMEOUT: Duration = Duration::from_millis(10);
 const NAP: Duration = Duration::from_micros(250);
 
-/// The device: gives out channels to one copying core.
+/// The device: provides channels to one copying core.
 #[derive(Debug)]
 pub struct CoreDevice {
     engine: Engine,
@@ -48,13 +49,13 @@ impl CoreDevice {
     /// been dropped.
     ///
     /// # Errors
-    /// [`EngineError::Thread`] when the thread cannot be started or pinned.
+    /// [`EngineError::Thread`] if the thread cannot be started or pinned.
     pub fn start(lcore: usize) -> Result<Self, EngineError> {
         Self::start_with(lcore, false)
     }
 
-    /// As [`CoreDevice::start`]; with `naps` the thread does not spin on when nothing has come for 10 ms, but looks
-    /// every quarter of a millisecond. What comes first after such a pause waits as long.
+    /// As [`CoreDevice::start`]. With `naps`, the thread stops spinning after 10 ms without work and then polls every
+    /// quarter of a millisecond. The first copy after such a pause is delayed by up to that time.
     ///
     /// # Errors
     /// As for [`CoreDevice::start`].
@@ -70,7 +71,7 @@ impl CoreDevice {
             .spawn(move || {
                 let outcome = lcore::pin(lcore).map_err(|e| e.to_string());
                 let failed = outcome.is_err();
-                // The receiver waits for this message, so it is there.
+                // Sending cannot fail, because the receiver waits for this message.
                 let _ = report.send(outcome);
                 let (timeout, mut busy) = (tsc::ticks(TIMEOUT), tsc::now());
                 while !failed && !stopped.load(Ordering::Relaxed) {
@@ -92,8 +93,8 @@ impl CoreDevice {
         }
     }
 
-    /// A device without a thread: copies are made by whoever calls [`Stepper::step`]. Once the stepper is dropped,
-    /// nothing is copied any more.
+    /// Creates a device without a thread: [`Stepper::step`] makes the copies. After the stepper is dropped, no copies
+    /// are made any more.
     pub fn stepped() -> (Self, Stepper) {
         let shared = Arc::new(Shared::new("core:stepped".into()));
         let stepper = Stepper::new(Arc::clone(&shared));
@@ -115,15 +116,15 @@ impl Device for CoreDevice {
     }
 }
 
-/// What keeps an engine running, held by the device and by each of its channels.
+/// Keeps an engine running; held by the device and by each of its channels.
 #[derive(Clone, Debug)]
 struct Engine {
     shared: Arc<Shared>,
-    /// Only held, so that the thread outlives every channel.
+    /// Never read. It keeps the thread alive until the last channel is dropped.
     _helper: Option<Arc<Helper>>,
 }
 
-/// The helper thread; stopped and joined when the last one who needs it is gone.
+/// The helper thread. Dropping the last reference stops and joins it.
 #[derive(Debug)]
 struct Helper {
     stop: Arc<AtomicBool>,
@@ -134,7 +135,7 @@ impl Drop for Helper {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic of the loop has been printed; there is nothing left to do about it.
+            // The panic of the loop has already been printed, so the result needs no handling.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! What it costs a core to have a copy made elsewhere: submit and reap, with everything that a data path needs around
-//! them (plan, reorder ring, region reference). Used by the benchmark, which times the two halves.
+//! The cost for a core of a copy by an engine: submit and reap, with the parts of a data path that they need (plan,
+//! reorder ring, region reference). The benchmark times the two halves.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use crate::channel::Channel;
 use crate::mover::{Binding, Mode, Mover};
 use crate::{Begun, CopyQueue};
 
-/// Copies in a burst.
+/// Number of copies in a burst.
 pub const BURST: usize = 32;
-/// Bytes between two buffers.
+/// Distance between two buffers in bytes.
 const STRIDE: u64 = 2048;
 
-/// Bursts of copies from one region to itself through one channel.
+/// Bursts of copies within one region, through one channel.
 #[derive(Debug)]
 pub struct SubmitReap {
     mover: Mover,
@@ -25,7 +25,7 @@ pub struct SubmitReap {
     len: u32,
 }
 
-/// What the copies of a [`SubmitReap`] are made of, for who checks them: any thread, while none is in flight.
+/// The buffers of a [`SubmitReap`], for checks. Any thread may use them while no copy is in flight.
 #[derive(Clone, Debug)]
 pub struct Contents {
     memory: Arc<GuestMemory>,
@@ -33,14 +33,14 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Writes the sources of burst `number`; each burst and each copy has bytes of its own.
+    /// Writes the sources of burst `number`. Every burst and every copy has different bytes.
     pub fn write(&self, number: u64) {
         for copy in 0..BURST {
             self.mapping().write_at(copy * STRIDE as usize, &self.expected(number, copy));
         }
     }
 
-    /// How many copies of burst `number` have arrived, every byte of them.
+    /// Returns the number of copies of burst `number` that have arrived completely.
     pub fn arrived(&self, number: u64) -> usize {
         let mut found = vec![0; self.len];
         let arrived = (0..BURST).filter(|&copy| {
@@ -62,10 +62,10 @@ impl Contents {
 }
 
 impl SubmitReap {
-    /// Copies of `len` bytes, at most 2048, through `channel`.
+    /// Creates copies of `len` bytes (at most 2048) through `channel`.
     ///
     /// # Panics
-    /// When `len` is longer, or there are not 256 KiB of memory.
+    /// If `len` is longer, or 256 KiB of memory are not available.
     pub fn new(channel: Box<dyn Channel>, len: u32) -> Self {
         assert!(u64::from(len) <= STRIDE, "copies of {len} bytes: at most {STRIDE}");
         let bytes = 2 * BURST * STRIDE as usize;
@@ -81,12 +81,12 @@ impl SubmitReap {
         Self { mover, queue, memory, clock: StageClock::private(), len }
     }
 
-    /// What is copied.
+    /// Returns the buffers.
     pub fn contents(&self) -> Contents {
         Contents { memory: Arc::clone(&self.memory), len: self.len as usize }
     }
 
-    /// Submits a burst; returns the ticks it took. There must be room for it in the channel.
+    /// Submits a burst. Returns the ticks it took. The channel must have room for the burst.
     pub fn submit(&mut self) -> u64 {
         let start = tsc::now();
         let Self { mover, queue, memory, clock, len } = self;
@@ -99,19 +99,19 @@ impl SubmitReap {
                 let src = memory.translate(i * STRIDE, *len, &mut cache);
                 let dst = memory.translate((BURST as u64 + i) * STRIDE, *len, &mut cache);
                 if let (Some(src), Some(dst)) = (src, dst) {
-                    // SAFETY: there is room for as many.
+                    // SAFETY: the batch has room for all copies of the burst.
                     unsafe { list.enter(src.as_ptr(), dst.as_ptr(), *len) };
                 }
             }
             list.finish();
-            // SAFETY: sources and destinations are disjoint halves of a region that is kept by `memory`, which outlives
-            // the mover: the fields are dropped in order, and a mover finishes its channels' copies when it is dropped.
+            // SAFETY: sources and destinations are disjoint halves of a region that `memory` keeps. It outlives the
+            // mover: fields are dropped in order, and a mover completes its channels' copies when it is dropped.
             unsafe { batch.submit(clock) };
         }
         tsc::now() - start
     }
 
-    /// Reaps what has completed; returns the ticks it took and the number of copies.
+    /// Reaps completed copies. Returns the ticks it took and the number of copies.
     pub fn reap(&mut self) -> (u64, usize) {
         let start = tsc::now();
         self.mover.poll(&mut self.clock);

@@ -1,9 +1,10 @@
 //! The core as an engine.
 //!
-//! It knows every address of a burst before the first byte moves, so it asks for the lines of later packets, the
-//! source's to be read and the destination's to be written, while it copies earlier ones: a loop of plain copies waits
-//! for each packet's lines in turn. Packets that are already in the core's own caches are copied faster without, and
-//! some destinations are better not brought into the caches at all; a [`Copier`] finds out which.
+//! All addresses of a burst are known before the first byte is copied. While the core copies earlier packets, it
+//! therefore prefetches the lines of later ones: the source's for reading and the destination's for writing. A loop of
+//! plain copies waits for each packet's lines in turn. Packets that are already in the core's own caches are copied
+//! faster without prefetching, and some destinations are better not brought into the caches at all. A [`Copier`]
+//! selects the best routine.
 
 mod channel;
 mod choice;
@@ -19,28 +20,28 @@ pub use routine::{Routine, Width};
 
 use crate::channel::CopyOp;
 
-/// Makes every copy of the list, in order, fetching ahead. Without any state; [`Copier`] is better for a queue.
+/// Makes every copy of the list, in order, with prefetching. It keeps no state; prefer a [`Copier`] for a queue.
 ///
 /// # Safety
-/// Each copy's source is readable and its destination writable for its length, and the two do not overlap. Another
-/// process may write either meanwhile: what is copied is then whatever was there.
+/// Each copy's source is readable and its destination is writable for its length, and the two do not overlap. Another
+/// process may write either meanwhile: the copy then contains whatever was there.
 #[inline(always)]
 pub unsafe fn copy_burst(ops: &[CopyOp]) {
-    // SAFETY: the caller's promises; the loop is one whose instructions this CPU has.
+    // SAFETY: the copies' memory is valid as the caller guarantees; this CPU has the loop's instructions.
     unsafe { (Cpu::this().ahead)(ops) }
 }
 
-/// Makes the copies of one queue, by the routine that has been best for it of late.
+/// Makes the copies of one queue, with the routine that has recently been the fastest for it.
 ///
-/// One burst in 16 is timed, and about one in 256 is copied by another routine, to see whether that is better by now
-/// (the table in `cpu/choice.rs` says what is tried for which size). A change of temperature is noticed by the times,
-/// and followed within some tens of bursts.
+/// One burst in 16 is timed, and about one in 256 is copied by another routine, to test whether that is faster now (the
+/// table in `cpu/choice.rs` lists the candidates for each size). Changes of the data's location in the caches are
+/// detected by the times, and followed within some tens of bursts.
 #[derive(Debug)]
 pub struct Copier {
     until_timed: u32,
-    /// The present routine's loop.
+    /// The loop of the present routine.
     burst: Burst,
-    /// The size of the burst that was timed last.
+    /// The size of the last timed burst.
     size: Size,
     small: Choice,
     large: Choice,
@@ -53,12 +54,13 @@ impl Default for Copier {
 }
 
 impl Copier {
-    /// Lines and copies together, from which on a burst takes so long, some hundred ticks, that reading the clock does
-    /// not blur it.
+    /// Minimum number of lines plus copies of a timed burst: it then takes some hundred ticks, so that reading the
+    /// clock does not distort the result.
     const WORTH_TIMING: u64 = 32;
 
-    /// One that never stores past the caches: whoever reads its copies next finds them in this core's. For measurements
-    /// that say where their data is; the core alone may be faster past them.
+    /// Creates a copier that never bypasses the caches: the next reader of its copies finds them in this core's caches.
+    /// This is for measurements with a defined location of the data. Bypassing the caches may be faster for the core
+    /// alone.
     pub fn through_caches() -> Self {
         Self::new(Past::None)
     }
@@ -81,14 +83,14 @@ impl Copier {
     pub unsafe fn copy_burst(&mut self, ops: &[CopyOp]) {
         self.until_timed -= 1;
         if self.until_timed == 0 {
-            // SAFETY: the caller's promises.
+            // SAFETY: the copies' memory is valid as the caller guarantees.
             return unsafe { self.copy_timed(ops) };
         }
-        // SAFETY: the caller's promises; the loop is one whose instructions this CPU has.
+        // SAFETY: the copies' memory is valid as the caller guarantees; this CPU has the loop's instructions.
         unsafe { (self.burst)(ops) }
     }
 
-    /// The routine that makes the copies at present.
+    /// Returns the present routine.
     pub fn routine(&self) -> Routine {
         Routine::of(match self.size {
             Size::Small => self.small.present(),
@@ -118,7 +120,8 @@ impl Copier {
         other.abandon();
         let burst = Routine::of(choice.timed()).burst();
         let start = tsc::now();
-        // SAFETY: the caller's promises; only routines that this CPU has are candidates.
+        // SAFETY: the copies' memory is valid as the caller guarantees; only routines that this CPU supports are
+        // candidates.
         unsafe { burst(ops) };
         let ticks = tsc::now() - start;
         self.until_timed = choice.record(ticks as f64 / amount as f64);
@@ -127,7 +130,7 @@ impl Copier {
     }
 }
 
-/// Makes one copy from byte `done` on: the rest of what an engine left unfinished.
+/// Makes a copy from byte `done` on, for example the rest of a copy that an engine did not complete.
 ///
 /// # Safety
 /// As for [`copy_burst`].
@@ -139,7 +142,7 @@ pub unsafe fn copy_one(op: &CopyOp, done: u32) {
         len: op.len - done,
         token: op.token,
     };
-    // SAFETY: the rest is part of what the caller promises.
+    // SAFETY: the rest is part of the copy for which the caller guarantees valid memory.
     unsafe { copy_burst(std::slice::from_ref(&rest)) };
 }
 

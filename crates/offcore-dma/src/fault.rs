@@ -1,9 +1,9 @@
-//! An engine that misbehaves on purpose, around any other: for tests of those who must cope with it.
+//! An engine that wraps another one and fails on purpose, for tests of error handling.
 //!
-//! Every operation draws its fate when it is accepted, from a seeded generator. What the wrapped channel is given, it
-//! makes; errors are never shown to it; operations that are to be late are held here and made many polls after, by the
-//! core, even when they have been taken out as outstanding meanwhile: like an engine that was written off and wakes up.
-//! Only a finished [`Channel::reset`] stops them.
+//! A seeded generator decides the outcome of every operation when it is accepted. The wrapped channel makes the
+//! operations that it gets, and never sees errors. Late operations are held here and made many polls later by the core,
+//! even if they have been taken out as outstanding meanwhile, like in an engine that was given up and resumes. Only a
+//! finished [`Channel::reset`] stops them.
 
 #[cfg(test)]
 mod tests;
@@ -15,52 +15,52 @@ use offcore_stats::{Counter, SplitMix};
 use crate::channel::{Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Failed, Failure, Reset};
 use crate::cpu;
 
-/// What goes wrong, and how often: probabilities are per mille of operations.
+/// The faults to inject. Probabilities are per mille of operations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// Seed of the generator: the same seed and calls give the same faults.
+    /// Seed of the generator. The same seed and the same calls produce the same faults.
     pub seed: u64,
-    /// Nothing is done and a failure is reported.
+    /// Nothing is copied, and a failure is reported.
     pub error: u32,
-    /// Some first bytes are done and a failure is reported that says how many.
+    /// Some bytes at the start are copied, and a failure with their number is reported.
     pub partial: u32,
-    /// Reported one to [`Faults::delay_polls`] polls later than it could be.
+    /// The report is delayed by one to [`Faults::delay_polls`] polls.
     pub delay: u32,
-    /// Not done and never reported.
+    /// The operation is not executed and never reported.
     pub never: u32,
-    /// Not done until [`Faults::late_polls`] polls later, then done and reported.
+    /// The operation is executed and reported [`Faults::late_polls`] polls later.
     pub late: u32,
-    /// Per mille of reports for which a random one of those due is picked instead of the oldest.
+    /// Per mille of reports for which a random due report is selected instead of the oldest.
     pub reorder: u32,
     pub delay_polls: u32,
     pub late_polls: u32,
-    /// Calls of [`Channel::reset`] that return [`Reset::Pending`] before one can return [`Reset::Done`].
+    /// Number of calls of [`Channel::reset`] that return [`Reset::Pending`] before a call can return [`Reset::Done`].
     pub reset_calls: u32,
 }
 
-/// How many faults were injected, readable while somebody else owns the channel.
+/// Numbers of injected faults, readable while the channel is owned elsewhere.
 #[derive(Debug, Default)]
 pub struct FaultCounts {
-    /// Failures without a byte done.
+    /// Failures without any bytes copied.
     pub errors: Counter,
-    /// Failures with some bytes done.
+    /// Failures with some bytes copied.
     pub partials: Counter,
-    /// Completions held back.
+    /// Delayed completions.
     pub delayed: Counter,
-    /// Reports that overtook an older one.
+    /// Reports that overtook an older report.
     pub reordered: Counter,
     /// Operations that will never complete.
     pub never: Counter,
-    /// Operations held to be done late.
+    /// Operations held for late execution.
     pub late: Counter,
-    /// Late operations that were done after they had been taken out as outstanding.
+    /// Late operations that were executed after they had been taken out as outstanding.
     pub late_after_taken: Counter,
     /// Late operations that a reset stopped.
     pub late_stopped: Counter,
     pub resets: Counter,
 }
 
-/// The channel that misbehaves.
+/// The channel with injected faults.
 #[derive(Debug)]
 pub struct FaultyChannel {
     inner: Box<dyn Channel>,
@@ -69,17 +69,17 @@ pub struct FaultyChannel {
     counts: Arc<FaultCounts>,
     info: ChannelInfo,
     stats: ChannelStats,
-    /// Polls and resets so far: the clock of delays.
+    /// Number of polls and resets so far: the clock of delays.
     now: u64,
-    /// Operations not yet forgotten; the inner channel's tokens are indices of this list.
+    /// Operations not yet forgotten. The inner channel's tokens are indices of this list.
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
     in_flight: usize,
-    /// What became due only by a submission that has not come yet.
+    /// Reports that become due with the next submission.
     unsubmitted: Vec<Report>,
-    /// What is to be reported, oldest first.
+    /// Reports that are due, oldest first.
     reports: Vec<Report>,
-    /// Operations held to be made late.
+    /// Operations held for late execution.
     late: Vec<Late>,
     resets_pending: Option<u32>,
     scratch: Completions,
@@ -88,12 +88,12 @@ pub struct FaultyChannel {
 #[derive(Debug)]
 struct Entry {
     copy: CopyOp,
-    /// Bytes given to the inner channel, when the operation is to fail after them.
+    /// Number of bytes given to the inner channel, if the operation fails after them.
     cut: Option<u32>,
     delay: u64,
-    /// Given up by the owner; kept because the inner channel or the late list still has it.
+    /// Given up by the owner, but kept because the inner channel or the late list still has it.
     taken: bool,
-    /// In the inner channel or the late list.
+    /// Whether it is in the inner channel or the late list.
     held: bool,
 }
 
@@ -136,7 +136,7 @@ impl FaultyChannel {
         }
     }
 
-    /// What has been injected, kept up to date.
+    /// Returns the numbers of injected faults, which are updated continuously.
     pub fn counts(&self) -> Arc<FaultCounts> {
         Arc::clone(&self.counts)
     }
@@ -165,13 +165,13 @@ impl FaultyChannel {
             Some(1) => {
                 self.counts.partials.add(1);
                 let cut = self.random.below(copy.len.max(1).into()) as u32;
-                // SAFETY: the caller's promises.
+                // SAFETY: the copy's memory is valid as the caller guarantees.
                 unsafe { self.pass_on(entry, copy, Some(cut), 0) };
             }
             Some(2) => {
                 self.counts.delayed.add(1);
                 let delay = 1 + self.random.below(self.faults.delay_polls.max(1).into());
-                // SAFETY: as above.
+                // SAFETY: the copy's memory is valid as the caller guarantees.
                 unsafe { self.pass_on(entry, copy, None, delay) };
             }
             Some(3) => self.counts.never.add(1),
@@ -180,7 +180,7 @@ impl FaultyChannel {
                 self.hold(entry);
                 self.late.push(Late { entry, due: self.now + u64::from(self.faults.late_polls) });
             }
-            // SAFETY: as above.
+            // SAFETY: the copy's memory is valid as the caller guarantees.
             None => unsafe { self.pass_on(entry, copy, None, 0) },
         }
         self.in_flight += 1;
@@ -220,12 +220,12 @@ impl FaultyChannel {
         let entry = self.entry(index);
         (entry.cut, entry.delay, entry.held) = (cut, delay, true);
         let len = cut.unwrap_or(copy.len);
-        // SAFETY: the caller's promises, for the whole operation or its beginning.
+        // SAFETY: the memory of the operation, or of its first bytes, is valid as the caller guarantees.
         let accepted = unsafe { self.inner.copy(&[CopyOp { len, token: index, ..copy }]) };
         assert_eq!(accepted, 1, "{} had room and took nothing", self.inner.info().name);
     }
 
-    /// Makes the late operations that are due: whoever owns them may have given them up.
+    /// Executes the late operations that are due. Their owner may have given them up.
     fn land(&mut self) {
         let now = self.now;
         let due: Vec<u32> = self.late.extract_if(.., |late| late.due <= now).map(|late| late.entry).collect();
@@ -233,8 +233,8 @@ impl FaultyChannel {
             let entry = self.entry(index);
             (entry.held, entry.delay) = (false, 0);
             let taken = entry.taken;
-            // SAFETY: the owner keeps the memory until the operation is reported or a reset is done; neither has
-            // happened, since a report and a finished reset drop the operation from the list.
+            // SAFETY: the owner keeps the memory valid until the operation is reported or a reset is done. Neither has
+            // happened, because both remove the operation from the list.
             unsafe { cpu::copy_one(&entry.copy, 0) };
             if taken {
                 self.counts.late_after_taken.add(1);
@@ -245,7 +245,7 @@ impl FaultyChannel {
         }
     }
 
-    /// Takes in what the inner channel has completed.
+    /// Collects the completions of the inner channel.
     fn gather(&mut self) {
         loop {
             let mut scratch = std::mem::take(&mut self.scratch);
@@ -281,7 +281,7 @@ impl FaultyChannel {
         self.reports.push(Report { entry: index, due, failed });
     }
 
-    /// What is left of the inner channel's operations after its reset is dead: nobody will touch their memory.
+    /// Discards the inner channel's operations after its reset: their memory is not accessed any more.
     fn bury(&mut self) {
         self.gather();
         let mut dead = Vec::new();
@@ -315,7 +315,7 @@ impl Channel for FaultyChannel {
     unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
         let n = ops.len().min(self.room());
         for &op in &ops[..n] {
-            // SAFETY: the caller's promises.
+            // SAFETY: the copy's memory is valid as the caller guarantees.
             unsafe { self.accept(op) };
         }
         n
@@ -384,7 +384,7 @@ impl Channel for FaultyChannel {
             self.in_flight -= 1;
             self.stats.failed += 1;
             if !entry.held {
-                // The list was indexed by u32 tokens when the entry was made.
+                // The list was indexed by u32 tokens when the entry was created.
                 self.forget(u32::try_from(index).expect("indices are tokens"));
             }
         }

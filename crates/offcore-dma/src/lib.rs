@@ -1,16 +1,17 @@
 //! Copy engines.
 //!
-//! A data path gathers the copies of a whole burst and hands them over in one call; what moves the bytes is an engine.
+//! A data path collects the copies of a whole burst and submits them in one call. An engine executes them.
 //!
-//! * [`channel`]: what every engine offers: devices, channels, operations, completions,
-//! * [`cpu`]: the core itself, fetching ahead across the whole list,
+//! * [`channel`]: the interface of every engine: devices, channels, operations, completions,
+//! * [`cpu`]: the core itself, which prefetches across the whole list,
 //! * [`core`]: a helper thread on another lcore,
-//! * [`copy_queue`]: what everything that copies packets uses: room, copies with what keeps their memory alive, order,
-//! * [`mover`]: one worker's channels: chooses who copies, and finishes what an engine could not,
-//! * [`share`]: one channel for several workers, by a lock,
-//! * [`reorder`]: the ring that keeps that order,
-//! * [`cost`]: what submitting and reaping costs, for the benchmark,
-//! * `fault`: an engine that misbehaves on purpose, with feature `testing`,
+//! * [`copy_queue`]: the interface for packet copies: room, copies with the holders that keep their memory alive,
+//!   order,
+//! * [`mover`]: the channels of a worker. It selects core or engine, and completes failed copies,
+//! * [`share`]: a channel for several workers, with a lock,
+//! * [`reorder`]: the ring that keeps packets in order,
+//! * [`cost`]: the cost of submitting and reaping, for the benchmark,
+//! * `fault`: an engine that fails on purpose, with feature `testing`,
 //! * `conformance`: the test suite that every engine passes, with feature `testing`.
 
 pub mod channel;

@@ -1,12 +1,12 @@
-//! The mover: one worker's channels, and what it knows of each of its copy queues.
+//! The mover: the channels of a worker, and the state of its copy queues.
 //!
-//! What is submitted to a [`CopyQueue`](crate::CopyQueue) goes to a channel or is copied by the core, as its [`Plan`]
-//! says. Completions come back through [`Mover::poll`], which routes every token to its queue, whatever channel it went
-//! through, so that any queue can use any channel. What an engine fails to do the core finishes from the first byte not
-//! copied.
+//! Copies submitted to a [`CopyQueue`](crate::CopyQueue) go to a channel or are made by the core, depending on the
+//! [`Plan`]. Completions are collected by [`Mover::poll`], which routes every token to its queue, whatever channel the
+//! copy used. Therefore any queue can use any channel. If an engine fails a copy, the core completes it from the first
+//! byte not copied.
 //!
-//! A copy that is not answered in time is *quarantined*: its packet is neither published nor freed while the channel is
-//! reset; only when the reset has proved the copy dead does the core make it.
+//! A copy that does not complete in time is *quarantined*: its packet is neither published nor freed while the channel
+//! is reset. The core makes the copy only after the reset has proved that the engine will not.
 
 mod auto;
 mod channels;
@@ -46,34 +46,34 @@ use health::{BackOff, Health};
 use latency::Latency;
 use tally::Tally;
 
-/// Channels that one queue can spread its load over, at most.
+/// Maximum number of channels that a queue can use.
 pub const MAX_CHANNELS_PER_QUEUE: usize = 8;
-/// How long a channel that failed repeatedly is left alone before one burst tries it: at first, and at most.
+/// First and maximum time for which a repeatedly failing channel is not used, until one burst tries it.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(10));
 
-/// Names a queue of a mover.
+/// Identifies a queue of a mover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QueueId(u16);
 
-/// Names a channel of a mover.
+/// Identifies a channel of a mover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ChannelId(u16);
 
 impl ChannelId {
-    /// The channel's position: the order in which channels were added.
+    /// Returns the channel's position in the order in which channels were added.
     pub fn index(self) -> usize {
         self.0.into()
     }
 }
 
 impl QueueId {
-    /// The token of a copy of the packet in reorder slot `slot`.
+    /// Returns the token for copies of the packet in reorder slot `slot`.
     #[inline(always)]
     pub(crate) fn token(self, slot: usize) -> Token {
         u32::from(self.0) << 16 | slot as u32
     }
 
-    /// The position of the queue that a token belongs to.
+    /// Returns the position of the queue that a token belongs to.
     #[inline(always)]
     fn of(token: Token) -> usize {
         token as usize >> 16
@@ -91,7 +91,7 @@ pub enum MoverError {
     NoChannel(usize),
 }
 
-/// One worker's channels and queues.
+/// The channels and queues of a worker.
 #[derive(Debug)]
 pub struct Mover {
     queues: Vec<Queue>,
@@ -100,14 +100,14 @@ pub struct Mover {
     lost_after: u64,
     until_lost_check: u32,
     until_idle_check: u32,
-    /// Queues in mode `auto`.
+    /// Number of queues in mode `auto`.
     autos: usize,
     timed: Timed,
-    /// Work done when the lease before this one ended.
+    /// Total work at the end of the previous lease.
     settled: u64,
     quarantine: bool,
     shares: bool,
-    /// The core never stores past the caches.
+    /// Whether the core never uses streaming stores.
     through_caches: bool,
 }
 
@@ -118,7 +118,7 @@ impl Default for Mover {
 }
 
 impl Mover {
-    /// A mover without channels: the core copies.
+    /// Creates a mover without channels: the core copies.
     pub fn new() -> Self {
         Self {
             queues: Vec::new(),
@@ -136,8 +136,8 @@ impl Mover {
         }
     }
 
-    /// From now on the core makes copies through its caches only ([`Copier::through_caches`]), for all queues, those that
-    /// are opened later, too.
+    /// Makes the core use only stores through its caches ([`Copier::through_caches`]) from now on, also for queues that
+    /// are opened later.
     pub fn keep_to_caches(&mut self) {
         self.through_caches = true;
         for queue in &mut self.queues {
@@ -145,20 +145,20 @@ impl Mover {
         }
     }
 
-    /// A channel that failed repeatedly is tried again after `first` ticks (TSC; 10 ms by default), and after twice as
-    /// many whenever that fails, up to `most` (10 s by default).
+    /// Sets the time in TSC ticks after which a repeatedly failing channel is tried again: first `first` (10 ms by
+    /// default), then twice as long after each failure, up to `most` (10 s by default).
     pub fn set_back_off(&mut self, first: u64, most: u64) {
         self.channels.back_off = BackOff { first, most: most.max(first) };
     }
 
-    /// A copy that has not completed after `ticks` (TSC; one second by default) counts as lost.
+    /// Sets the time in TSC ticks (one second by default) after which an incomplete copy counts as lost.
     pub fn set_lost_after(&mut self, ticks: u64) {
         self.lost_after = ticks;
     }
 
-    /// In mode `auto`, a queue whose packets take longer than `ticks` (TSC) through an engine, from submission to
-    /// publication, is left to the core ([`Reason::Latency`]); one burst in some thousands sees whether that has changed.
-    /// `None`, the default: only cost counts.
+    /// Sets a limit, in TSC ticks, of the latency from submission to publication for queues in mode `auto`. A queue
+    /// that exceeds it through an engine is left to the core ([`Reason::Latency`]), and one burst in some thousands
+    /// tests whether the latency has changed. With `None`, the default, only cost counts.
     pub fn set_max_latency(&mut self, ticks: Option<u64>) {
         self.channels.max_latency = ticks;
         for queue in &mut self.queues {
@@ -175,23 +175,24 @@ impl Mover {
         ChannelId(self.channels.slots.len() as u16 - 1)
     }
 
-    /// The channels, with their ids.
+    /// Returns the channels with their ids.
     pub fn channels(&self) -> impl Iterator<Item = (ChannelId, &dyn Channel)> {
         let channels = self.channels.slots.iter().enumerate();
         channels.map(|(i, slot)| (ChannelId(i as u16), slot.channel.as_ref()))
     }
 
-    /// A new queue whose reorder ring has room for `packets` in flight; the core copies until it is bound.
+    /// Opens a queue whose reorder ring has room for `packets` in flight. The core copies until the queue is bound.
     pub(crate) fn open_queue(&mut self, packets: usize) -> QueueId {
         let copier = if self.through_caches { Copier::through_caches() } else { Copier::default() };
         self.queues.push(Queue::new(packets, copier));
         QueueId(self.queues.len() as u16 - 1)
     }
 
-    /// Says who copies for a queue from now on. Copies in flight stay where they are; the order is kept all the same.
+    /// Sets the copy mode and the channels of a queue from now on. Copies in flight are not moved, and the order of
+    /// packets is kept.
     ///
     /// # Errors
-    /// Channels that are not this mover's, or too many.
+    /// Channels of another mover, or too many channels.
     pub(crate) fn bind_queue(&mut self, queue: QueueId, binding: &Binding) -> Result<(), MoverError> {
         let Binding { mode, channels, weight } = binding;
         let is_missing = |c: &&ChannelId| self.channels.slots.get(c.index()).is_none();
@@ -203,7 +204,7 @@ impl Mover {
         let queue = self.queue(queue);
         (queue.mode, queue.channels, queue.turn) = (*mode, list, 0);
         queue.weight = (*weight).max(1);
-        // What copies cost through other channels says nothing.
+        // Costs measured with other channels do not apply.
         (queue.choice, queue.tally, queue.unavailable) = (Choice::new(), Tally::default(), None);
         queue.latency = Latency::new();
         self.count_autos();
@@ -216,10 +217,10 @@ impl Mover {
         self.begin_anew();
     }
 
-    /// Gives a queue a reorder ring of another size.
+    /// Changes the size of a queue's reorder ring.
     ///
     /// # Errors
-    /// While packets are in flight.
+    /// Packets are in flight.
     pub(crate) fn resize_queue(&mut self, queue: QueueId, packets: usize) -> Result<(), MoverError> {
         let queue = self.queue(queue);
         match queue.ring.in_flight() {
@@ -231,19 +232,18 @@ impl Mover {
         }
     }
 
-    /// The queues.
+    /// Returns the ids of the queues.
     pub fn queues(&self) -> impl Iterator<Item = QueueId> {
         (0..self.queues.len()).map(|i| QueueId(i as u16))
     }
 
-    /// The routine by which the core makes the queue's copies at present, when it makes them; `None` for a queue of
-    /// another mover.
+    /// Returns the routine with which the core presently makes the queue's copies; `None` for a queue of another mover.
     pub fn routine(&self, queue: QueueId) -> Option<Routine> {
         let queue = self.queues.get(usize::from(queue.0))?;
         Some(queue.copier.routine())
     }
 
-    /// What has been decided for a queue, and why.
+    /// Returns the decisions for a queue and their reasons.
     pub fn decisions(&self, queue: QueueId) -> Decisions {
         let Some(queue) = self.queues.get(usize::from(queue.0)) else {
             return Decisions::default();
@@ -260,13 +260,13 @@ impl Mover {
         }
     }
 
-    /// How a channel does; as new when the mover does not have it.
+    /// Returns the health of a channel; the default for a channel of another mover.
     pub fn health(&self, channel: ChannelId) -> ChannelHealth {
         let slot = self.channels.slots.get(channel.index());
         slot.map(|slot| slot.health.report()).unwrap_or_default()
     }
 
-    /// What the mover counted.
+    /// Returns the mover's counters.
     pub fn stats(&self) -> MoverStats {
         let slots = || self.channels.slots.iter();
         MoverStats {
@@ -276,7 +276,7 @@ impl Mover {
         }
     }
 
-    /// Packets and copies in flight over all queues and channels: while there are any, [`Mover::poll`] has to be called.
+    /// Returns the number of packets and busy channels. While it is not 0, the worker must call [`Mover::poll`].
     pub fn in_flight(&self) -> usize {
         let packets: usize = self.queues.iter().map(|queue| queue.ring.in_flight()).sum();
         let busy = |slot: &&Slot| slot.resetting || slot.channel.in_flight() > 0;
@@ -290,15 +290,15 @@ impl Mover {
         &mut self.queues[usize::from(id.0)]
     }
 
-    /// A queue's state, and what its copies go through.
+    /// Returns a queue's state and the channels.
     #[inline(always)]
     pub(crate) fn parts(&mut self, id: QueueId) -> (&mut Queue, &mut Channels) {
         let Self { queues, channels, .. } = self;
         (&mut queues[usize::from(id.0)], channels)
     }
 
-    /// Collects what has completed on every channel and notes it in the reorder rings. To be called in every round,
-    /// before the queues.
+    /// Collects completions of every channel and records them in the reorder rings. Call it in every round, before the
+    /// queues are served.
     #[inline]
     pub fn poll(&mut self, clock: &mut StageClock) {
         if self.channels.slots.is_empty() {
@@ -347,7 +347,7 @@ impl Mover {
         true
     }
 
-    /// Notes what a channel reports; returns how many operations that were.
+    /// Records the completions of a channel. Returns the number of operations.
     #[inline(always)]
     fn collect(&mut self, index: usize) -> usize {
         let Self { queues, channels, completions, .. } = self;
@@ -371,19 +371,19 @@ impl Mover {
         done + failed
     }
 
-    /// Test switch: packets come out at once, complete or not.
+    /// Test switch: packets are returned at once, complete or not.
     #[cfg(feature = "testing")]
     pub fn switch_off_order(&mut self) {
         self.queues.iter_mut().for_each(|queue| queue.ring.switch_off());
     }
 
-    /// Test switch: lost copies are made by the core at once, without waiting for proof that they are dead.
+    /// Test switch: the core makes lost copies at once, without proof that the engine will not execute them.
     #[cfg(feature = "testing")]
     pub fn switch_off_quarantine(&mut self) {
         self.quarantine = false;
     }
 
-    /// Test switch: what a channel could not copy counts as copied.
+    /// Test switch: copies that a channel failed count as copied.
     #[cfg(feature = "testing")]
     pub fn switch_off_recovery(&mut self) {
         self.channels.recovery = false;
@@ -391,7 +391,7 @@ impl Mover {
 }
 
 impl Drop for Mover {
-    /// Channels finish or stop what is in flight before they go, so nothing lands afterwards.
+    /// Closes the channels first: they complete or stop copies in flight, so that nothing is written afterwards.
     fn drop(&mut self) {
         self.channels.slots.clear();
     }

@@ -1,13 +1,12 @@
-//! The reorder ring: keeps the order of a queue whose copies complete in any order.
+//! The reorder ring, which keeps the order of a queue whose copies complete in any order.
 //!
-//! One entry per packet: how many of its copies are outstanding. The counters stand close together, apart from
-//! everything that is only needed when a packet is published. Packets are retired from the oldest, and only up to the
-//! first that is not done.
+//! It has one entry per packet: the number of outstanding copies. The counters are contiguous, separate from data that
+//! is only needed when a packet is published. Packets are retired from the oldest on, up to the first incomplete one.
 
-/// Entries that are looked at at once.
+/// Number of entries that are checked at once.
 const MANY: usize = 8;
 
-/// A reorder ring of a power of two of entries.
+/// A reorder ring; its number of entries is a power of two.
 #[derive(Debug)]
 pub struct ReorderRing {
     outstanding: Box<[u16]>,
@@ -16,18 +15,18 @@ pub struct ReorderRing {
     next: u32,
     /// Every packet before this position is done.
     done: u32,
-    /// Entries from the oldest on that may be used: all, or as many as there are before one of a packet passed over.
+    /// Number of usable entries from the oldest on: all, or the entries before the next entry of a passed-over packet.
     limit: u32,
-    /// Positions of packets that were passed over, the oldest first.
+    /// Positions of passed-over packets, the oldest first.
     passed: Vec<u32>,
     ordered: bool,
 }
 
 impl ReorderRing {
-    /// A ring of at least `size` entries.
+    /// Creates a ring of `size` or more entries.
     ///
     /// # Panics
-    /// When `size` is 0 or above 32768.
+    /// If `size` is 0 or above 32768.
     pub fn new(size: usize) -> Self {
         let mut ring = Self {
             outstanding: Box::default(),
@@ -43,10 +42,10 @@ impl ReorderRing {
         ring
     }
 
-    /// Makes it a ring of at least `size` entries. It must be empty.
+    /// Resizes the ring to `size` or more entries. It must be empty.
     ///
     /// # Panics
-    /// When `size` is 0 or above 32768, or packets are in flight.
+    /// If `size` is 0 or above 32768, or packets are in flight.
     pub fn resize(&mut self, size: usize) {
         assert!((1..=32768).contains(&size), "a reorder ring has 1 to 32768 entries, not {size}");
         assert_eq!(self.in_flight(), 0, "packets are in flight in the reorder ring");
@@ -56,43 +55,44 @@ impl ReorderRing {
         self.limit = size as u32;
     }
 
-    /// Free entries.
+    /// Returns the number of free entries.
     #[inline(always)]
     pub fn room(&self) -> usize {
         self.limit.wrapping_sub(self.next.wrapping_sub(self.oldest)) as usize
     }
 
-    /// Packets that are not yet retired, without those that were passed over: while there are any of those, one at least.
+    /// Returns the number of packets not yet retired, without passed-over ones; 1 or more while passed-over packets
+    /// exist.
     #[inline(always)]
     pub fn in_flight(&self) -> usize {
         self.next.wrapping_sub(self.oldest) as usize
     }
 
-    /// Position of the oldest packet: it changes whenever one is retired.
+    /// Returns the position of the oldest packet. It changes whenever a packet is retired.
     #[inline(always)]
     pub fn oldest(&self) -> u32 {
         self.oldest
     }
 
-    /// The slot of the oldest packet; slots of later packets follow it, modulo the number of entries.
+    /// Returns the slot of the oldest packet. Slots of later packets follow it, modulo the number of entries.
     #[inline(always)]
     pub fn oldest_slot(&self) -> usize {
         (self.oldest & self.mask) as usize
     }
 
-    /// The slot that the next packet will have.
+    /// Returns the slot of the next packet.
     #[inline(always)]
     pub fn next_slot(&self) -> usize {
         (self.next & self.mask) as usize
     }
 
-    /// Number of entries minus one: slots are positions masked with it.
+    /// Returns the number of entries minus one. A slot is a position masked with it.
     #[inline(always)]
     pub fn mask(&self) -> usize {
         self.mask as usize
     }
 
-    /// Adds a packet of `copies` outstanding copies; returns its slot. There must be room.
+    /// Adds a packet with `copies` outstanding copies. Returns its slot. The ring must have room.
     #[inline(always)]
     pub fn push(&mut self, copies: u16) -> usize {
         debug_assert!(self.room() > 0, "no room in the reorder ring");
@@ -102,7 +102,7 @@ impl ReorderRing {
         slot
     }
 
-    /// Notes that one copy of the packet in `slot` has completed.
+    /// Records that a copy of the packet in `slot` has completed.
     #[inline(always)]
     pub fn complete(&mut self, slot: usize) {
         let entry = &mut self.outstanding[slot & self.mask as usize];
@@ -110,10 +110,10 @@ impl ReorderRing {
         *entry = entry.wrapping_sub(1);
     }
 
-    /// Notes the completions at the start of `tokens` whose packets follow each other, the first at least; returns their
-    /// number. All tokens up to there are of this ring's queue, and their low 16 bits are slots.
+    /// Records the completions at the start of `tokens` whose packets are consecutive (one or more). Returns their
+    /// number. All these tokens belong to this ring's queue, and their low 16 bits are slots.
     ///
-    /// Copies mostly complete in the order in which they were submitted: then many are counted down at a time.
+    /// Copies usually complete in the order of submission. In that case many counters are decremented at a time.
     #[inline(always)]
     pub fn complete_run(&mut self, tokens: &[u32]) -> usize {
         let Some(&first) = tokens.first() else { return 0 };
@@ -134,13 +134,13 @@ impl ReorderRing {
         self.outstanding[slot & self.mask as usize] == 0
     }
 
-    /// How many packets, from the oldest, are done. Each entry is looked at once.
+    /// Returns the number of packets, from the oldest on, that are done. Each entry is checked only once.
     #[inline(always)]
     pub fn ready(&mut self) -> usize {
         if !self.ordered {
             self.done = self.next;
         }
-        // Many at a time, as long as they are.
+        // Check several entries at a time while all of them are done.
         while self.next.wrapping_sub(self.done) >= MANY as u32
             && let at = (self.done & self.mask) as usize
             && let Some(entries) = self.outstanding.get(at..at + MANY)
@@ -161,23 +161,24 @@ impl ReorderRing {
         self.oldest = self.oldest.wrapping_add(packets as u32);
     }
 
-    /// The position that the next packet will have.
+    /// Returns the position of the next packet.
     pub fn end(&self) -> u32 {
         self.next
     }
 
-    /// Positions of packets that were passed over and have not been [let go](Self::let_go), the oldest first.
+    /// Returns the positions of passed-over packets that have not been [forgotten](Self::keep_passed), the oldest
+    /// first.
     pub(crate) fn passed(&self) -> &[u32] {
         &self.passed
     }
 
-    /// Slots of the packets from the oldest on that were not passed over, and of some that were.
+    /// Returns the slots of all packets from the oldest on that were not passed over, and of some passed-over ones.
     pub(crate) fn slots(&self) -> impl Iterator<Item = usize> + use<> {
         let Self { oldest, next, mask, .. } = *self;
         (0..next.wrapping_sub(oldest)).map(move |index| (oldest.wrapping_add(index) & mask) as usize)
     }
 
-    /// Forgets packets that were passed over but for those to be kept, by slot and whether they are done.
+    /// Forgets passed-over packets for which `keep` returns false. `keep` gets the slot and whether the packet is done.
     pub(crate) fn keep_passed(&mut self, mut keep: impl FnMut(usize, bool) -> bool) {
         let Self { outstanding, passed, mask, .. } = self;
         passed.retain(|&position| {
@@ -186,8 +187,9 @@ impl ReorderRing {
         });
     }
 
-    /// Retires the oldest packets that are not `kept`, by slot. With over half of the entries in use, those that are kept
-    /// are passed over until it is a quarter: they keep their slots, which later packets leave out.
+    /// Retires the oldest packets up to the first for which `kept` returns true, by slot. If more than half of the
+    /// entries are in use, kept packets are passed over until a quarter is in use. They keep their slots, which later
+    /// packets skip.
     pub(crate) fn pass_over(&mut self, kept: impl Fn(usize) -> bool) {
         let entries = self.outstanding.len();
         let crowded = self.in_flight() > entries / 2 || self.room() == 0;
@@ -211,7 +213,7 @@ impl ReorderRing {
         self.passed.iter().any(|&position| (position & self.mask) as usize == slot)
     }
 
-    /// The entries that may be used end before the next slot of a packet that was passed over.
+    /// Sets the limit of usable entries before the next slot of a passed-over packet.
     fn leave_out(&mut self) {
         let entries = self.outstanding.len();
         while !self.passed.is_empty() && self.in_flight() < entries && self.was_passed(self.next_slot()) {
@@ -223,14 +225,14 @@ impl ReorderRing {
         self.limit = (self.in_flight() + ahead.min().unwrap_or(free).min(free)) as u32;
     }
 
-    /// Test switch: every packet counts as done at once. Shows that the tests notice a ring that does not work.
+    /// Test switch: every packet counts as done at once. It shows that the tests detect a broken ring.
     #[cfg(feature = "testing")]
     pub fn switch_off(&mut self) {
         self.ordered = false;
     }
 }
 
-/// How many tokens there are from the first until one is not its predecessor's successor.
+/// Returns the number of tokens, from the first on, that are consecutive.
 #[inline(always)]
 fn run_length(tokens: &[u32], first: u32) -> usize {
     let (chunks, _) = tokens.as_chunks::<MANY>();
@@ -254,7 +256,7 @@ mod tests {
 
     #[test]
     fn the_second_packet_is_late() {
-        // Figure 7 of the vhost guide: four channels, the second packet late.
+        // Figure 7 of the vhost guide: four channels, the second packet is late.
         let mut ring = ReorderRing::new(4);
         let slots: Vec<usize> = (0..4).map(|_| ring.push(1)).collect();
         for i in [0, 2, 3] {
@@ -268,7 +270,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against one at a time, in every place of the ring.
+        /// Compares with single completions, at every position in the ring.
         #[test]
         fn runs_are_counted_down_like_single_copies(start in 0usize..64, n in 1usize..64, cut in 0usize..64) {
             let mut rings = [ReorderRing::new(64), ReorderRing::new(64)];
@@ -279,7 +281,7 @@ mod tests {
             }
             let mut tokens: Vec<u32> = (0..n).map(|_| 7 << 16 | rings[0].push(1) as u32).collect();
             (0..n).for_each(|_| _ = rings[1].push(1));
-            // Somewhere another token stands before its time.
+            // One token comes too early.
             tokens.rotate_left(cut % n);
             tokens.iter().for_each(|&token| rings[1].complete(token as usize & 0xffff));
             let mut left = &tokens[..];
@@ -292,7 +294,7 @@ mod tests {
             prop_assert_eq!((rings[0].ready(), rings[1].ready()), (n, n));
         }
 
-        /// Against a plain list of counters.
+        /// Compares with a plain list of counters.
         #[test]
         fn retires_in_order(ops in proptest::collection::vec((0u8..3, 0u16..4, any::<prop::sample::Index>()), 1..500)) {
             let mut ring = ReorderRing::new(8);

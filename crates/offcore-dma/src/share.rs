@@ -1,11 +1,11 @@
-//! One channel for several workers, shared by a lock.
+//! A channel for several workers, shared with a lock.
 //!
-//! A [`SharedChannel`] gives out handles that are channels themselves; each belongs to one worker. The lock is taken once
-//! for a burst (what a handle is given it submits at once) and once for a poll, and never to ask for room. What one
-//! handle's poll finds of another's it puts aside for it.
+//! A [`SharedChannel`] provides handles that are channels themselves. Each belongs to one worker. The lock is taken
+//! once per burst (a handle submits copies immediately) and once per poll, but not for room checks. If a handle's poll
+//! finds completions of another handle, it stores them for that handle.
 //!
-//! While several handles have had work lately, each may have its part of the ring in flight, by weight; one that alone
-//! has had work leaves an eighth of it free, so that another can begin.
+//! While several handles are active, each may have its part of the ring in flight, by weight. A handle that is the only
+//! active one leaves an eighth of the ring free, so that another handle can begin.
 
 #[cfg(test)]
 mod tests;
@@ -20,27 +20,27 @@ use offcore_stats::named;
 use crate::channel::{Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Failed, Failure, Reset};
 
 named! {
-    /// How a channel comes to be used by more than one worker, or not.
+    /// The way in which a channel is shared between workers.
     #[derive(Default)]
     pub enum Sharing {
-        /// One worker has it.
+        /// The channel belongs to a single worker.
         #[default]
         Bound = "bound",
-        /// By a lock around it.
+        /// Shared with a lock around the channel.
         Lock = "lock",
-        /// By the device: a shared work queue.
+        /// Shared by the device: a shared work queue.
         SharedQueue = "swq",
     }
 }
 
-/// Submissions to the channel after which a handle that had none of them no longer counts as one that has work.
+/// Number of submissions to the channel after which a handle without any of them counts as inactive.
 const IDLE_AFTER: u64 = 64;
-/// Operations handed to the channel at a time.
+/// Number of operations submitted to the channel at a time.
 const PART: usize = 64;
-/// How often a handle that is dropped asks whether its operations are done before it gives the whole channel up.
+/// Number of polls for its operations by a dropped handle before it gives up the whole channel.
 const TIMEOUT: usize = 1 << 16;
 
-/// A channel that several workers use.
+/// A channel used by several workers.
 #[derive(Clone, Debug)]
 pub struct SharedChannel {
     shared: Arc<Shared>,
@@ -49,18 +49,18 @@ pub struct SharedChannel {
 #[derive(Debug)]
 struct Shared {
     info: ChannelInfo,
-    /// Operations that are not yet reported by the channel: readable without the lock.
+    /// Number of operations that the channel has not reported yet, readable without the lock.
     used: AtomicUsize,
-    /// A reset is going on, or the channel was given up.
+    /// Whether a reset is in progress, or the channel was given up.
     closed: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// `None` once it was given up.
+    /// `None` after the channel was given up.
     channel: Option<Box<dyn Channel>>,
-    /// Operations in the channel or not yet fetched by their handle; the channel's tokens are indices of this list.
+    /// Operations in the channel or not yet fetched by their handle. The channel's tokens are indices of this list.
     entries: Box<[Entry]>,
     free: Vec<u32>,
     handles: Vec<HandleState>,
@@ -72,23 +72,23 @@ struct State {
 struct Entry {
     handle: usize,
     copy: CopyOp,
-    /// Neither reported to its handle nor taken out by it.
+    /// Whether the operation is neither reported to its handle nor taken out by it.
     live: bool,
-    /// Given up by its handle.
+    /// Whether the handle has given up the operation.
     taken: bool,
     held: bool,
 }
 
-/// What is kept for one handle.
+/// The state of a handle.
 #[derive(Debug, Default)]
 struct HandleState {
     taken: bool,
     weight: usize,
-    /// Operations in the channel.
+    /// Number of operations in the channel.
     held: usize,
     /// Number of the last submission.
     last: u64,
-    /// Reports that the handle has not fetched: index of the entry, and the failure if it is one.
+    /// Reports that the handle has not fetched: the index of the entry, and the failure if the operation failed.
     reports: VecDeque<(u32, Option<(Failure, u32)>)>,
 }
 
@@ -96,13 +96,13 @@ impl SharedChannel {
     /// Shares `channel`, which must have nothing in flight.
     pub fn new(channel: Box<dyn Channel>) -> Self {
         let mut info = channel.info().clone();
-        // Completions of one handle keep their order; but each is fetched from the channel by whoever polls first.
+        // Completions of a handle keep their order, but any handle's poll fetches them from the channel.
         info.capabilities.synchronous = false;
         let size = info.ring_size;
         let entry = Entry { handle: 0, copy: CopyOp::NONE, live: false, taken: false, held: false };
         let state = State {
             channel: Some(channel),
-            // What was reported by the channel and not yet fetched needs its entry, too.
+            // Operations that the channel has reported also need their entry until they are fetched.
             entries: vec![entry; 2 * size].into(),
             free: (0..2 * size as u32).rev().collect(),
             handles: Vec::new(),
@@ -113,12 +113,12 @@ impl SharedChannel {
         Self { shared: Arc::new(Shared { info, used, closed, state: Mutex::new(state) }) }
     }
 
-    /// A handle for one worker, of weight 1.
+    /// Returns a handle for a worker, with weight 1.
     pub fn handle(&self) -> SharedHandle {
         self.handle_of_weight(1)
     }
 
-    /// A handle for one worker, of the weight given (0 counts as 1).
+    /// Returns a handle for a worker with this weight (0 counts as 1).
     pub fn handle_of_weight(&self, weight: u16) -> SharedHandle {
         let mut state = self.shared.lock();
         let reports = VecDeque::with_capacity(state.entries.len());
@@ -144,12 +144,12 @@ impl SharedChannel {
         SharedHandle { shared, index, in_flight: 0, share: usize::MAX, stats: Default::default() }
     }
 
-    /// How it is shared: by lock.
+    /// Returns the kind of sharing: by lock.
     pub fn sharing(&self) -> Sharing {
         Sharing::Lock
     }
 
-    /// The counters of the channel itself, over all handles; zeros once it was given up.
+    /// Returns the counters of the channel itself, over all handles; zeros after it was given up.
     pub fn stats(&self) -> ChannelStats {
         self.shared.lock().channel.as_ref().map(|channel| channel.stats()).unwrap_or_default()
     }
@@ -157,7 +157,7 @@ impl SharedChannel {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic while it was held has not left anything half done that another worker could not go on with.
+        // Poisoning is ignored: a panic under the lock leaves nothing inconsistent for other workers.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -167,7 +167,7 @@ impl State {
         self.channel.as_ref().map_or(0, |channel| channel.in_flight())
     }
 
-    /// Operations that handle `index` may have in the channel.
+    /// Returns the number of operations that handle `index` may have in the channel.
     fn share(&self, index: usize, ring_size: usize) -> usize {
         let handles = self.handles.iter().enumerate();
         let others_taken = handles.filter(|(other, handle)| *other != index && handle.taken);
@@ -185,7 +185,7 @@ impl State {
         }
     }
 
-    /// Takes in everything that the channel reports.
+    /// Collects everything that the channel reports.
     fn gather(&mut self) {
         while let Some(channel) = self.channel.as_mut() {
             self.scratch.clear();
@@ -216,7 +216,8 @@ impl State {
         }
     }
 
-    /// What the channel still had is dead: `mine` keeps its own as outstanding, the others' are reported as aborted.
+    /// Handles operations that the channel will never complete: `mine` keeps its own as outstanding, those belonging to
+    /// other handles are reported as aborted.
     fn bury(&mut self, mine: Option<usize>) {
         for index in 0..self.entries.len() {
             let Entry { held, handle, taken, .. } = self.entries[index];
@@ -230,24 +231,24 @@ impl State {
     }
 }
 
-/// One worker's handle on a shared channel.
+/// A worker's handle to a shared channel.
 #[derive(Debug)]
 pub struct SharedHandle {
     shared: Arc<Shared>,
     index: usize,
     in_flight: usize,
-    /// Operations that it may have in the channel, as of the last time that the lock was held.
+    /// Number of operations that the handle may have in the channel, as of the last time that the lock was held.
     share: usize,
     stats: ChannelStats,
 }
 
 impl SharedHandle {
-    /// How it is shared: by lock.
+    /// Returns the kind of sharing: by lock.
     pub fn sharing(&self) -> Sharing {
         Sharing::Lock
     }
 
-    /// Takes the reports that are waiting for this handle, as many as fit.
+    /// Fetches the reports for this handle, up to the capacity of the lists.
     fn fetch(&mut self, state: &mut State, completions: &mut Completions) {
         let handle = &mut state.handles[self.index];
         while !completions.is_full()
@@ -282,7 +283,7 @@ impl Channel for SharedHandle {
         if self.shared.closed.load(Ordering::Relaxed) {
             return 0;
         }
-        // What others do meanwhile is seen when operations are handed over: then fewer may fit.
+        // Concurrent submissions by other handles are only seen when operations are submitted. Then fewer may fit.
         let free = self.shared.info.ring_size.saturating_sub(self.shared.used.load(Ordering::Relaxed));
         let own = self.shared.info.ring_size.min(self.share).saturating_sub(self.in_flight);
         free.min(own)
@@ -312,7 +313,7 @@ impl Channel for SharedHandle {
             let names = state.free.iter().rev();
             let list: ArrayVec<CopyOp, PART> =
                 part.iter().zip(names).map(|(&op, &token)| CopyOp { token, ..op }).collect();
-            // SAFETY: the caller's promises; only the tokens are others.
+            // SAFETY: the copies' memory is valid as the caller guarantees; only the tokens are changed.
             let accepted = unsafe { channel.copy(&list) };
             for &copy in &part[..accepted] {
                 let Some(name) = state.free.pop() else { break };
@@ -332,7 +333,7 @@ impl Channel for SharedHandle {
         given
     }
 
-    /// What was accepted has been submitted already, under the same lock.
+    /// Does nothing: accepted copies have been submitted already, under the same lock.
     fn submit(&mut self) {}
 
     fn poll(&mut self, completions: &mut Completions) {
@@ -344,7 +345,7 @@ impl Channel for SharedHandle {
         shared.used.store(state.in_channel(), Ordering::Relaxed);
     }
 
-    /// Resets the channel for all its handles; the others' operations that it stops are reported to them as aborted.
+    /// Resets the channel for all its handles. Stopped operations of other handles are reported to them as aborted.
     fn reset(&mut self) -> Reset {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
@@ -355,7 +356,7 @@ impl Channel for SharedHandle {
         }
         state.gather();
         if let Some(channel) = state.channel.as_mut() {
-            // Cold: once per reset.
+            // Cold path: once per reset.
             channel.take_outstanding(&mut Vec::new());
         }
         state.bury(Some(self.index));
@@ -376,7 +377,7 @@ impl Channel for SharedHandle {
             outstanding.push(entry.copy);
             entry.live = false;
             if entry.held {
-                // The channel will report it; nobody is told then.
+                // The channel will report this operation, and the report will be discarded.
                 entry.taken = true;
             } else {
                 state.free.push(index);
@@ -392,8 +393,8 @@ impl Channel for SharedHandle {
 }
 
 impl Drop for SharedHandle {
-    /// Waits for the handle's operations. If they do not complete in time, the channel is dropped, which stops them; the
-    /// other handles' are then reported as aborted, and they have no room any more.
+    /// Waits for the handle's operations. If they do not complete in time, the channel is dropped, which stops them.
+    /// Operations of other handles are then reported as aborted, and these handles have no room any more.
     fn drop(&mut self) {
         let shared = Arc::clone(&self.shared);
         let others = |state: &State| {
@@ -414,7 +415,7 @@ impl Drop for SharedHandle {
             state.channel = None;
             state.bury(None);
         }
-        // A reset that this handle had begun ends with it.
+        // A reset begun by this handle ends with it.
         shared.closed.store(state.channel.is_none(), Ordering::Relaxed);
         let mut dead = Vec::new();
         drop(state);

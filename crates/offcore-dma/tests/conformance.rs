@@ -1,4 +1,4 @@
-//! The conformance suite on every engine of this crate: one test for each engine and check.
+//! The conformance suite on every engine of this crate: one test per engine and check.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -35,7 +35,7 @@ fn on_core_thread(check: Check) {
     (check.run)(&|size| device.open_channel(size).unwrap(), &mut || ());
 }
 
-/// Delays and any order, as a device with several engines has them, but no errors.
+/// Runs a check with delays and arbitrary order, as with a device with several engines, but without errors.
 fn on_faulty_order(check: Check) {
     let faults =
         Faults { seed: 1, delay: 300, delay_polls: 7, reorder: 500, reset_calls: 3, ..Faults::default() };

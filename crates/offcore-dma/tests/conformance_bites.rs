@@ -1,4 +1,4 @@
-//! The conformance suite notices engines that are wrong: each defect here makes the named check fail.
+//! The conformance suite detects incorrect engines: each defect here makes the named check fail.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -24,7 +24,7 @@ enum Defect {
     WritesAfterReset,
 }
 
-/// A correct channel with one defect put in front of it.
+/// A correct channel with an added defect.
 #[derive(Debug)]
 struct Saboteur {
     inner: CpuChannel,
@@ -52,7 +52,7 @@ impl Channel for Saboteur {
             .map(|op| {
                 let len = match self.defect {
                     Defect::LosesLastByte if op.len > 1000 => op.len - 1,
-                    // Destinations of the suite have guard bytes after them, sources more bytes.
+                    // In the suite, guard bytes follow destinations, and further bytes follow sources.
                     Defect::OneByteTooMany if op.len == 65 => op.len + 1,
                     _ => op.len,
                 };
@@ -61,7 +61,8 @@ impl Channel for Saboteur {
             })
             .collect();
         self.last = ops.last().copied().or(self.last);
-        // SAFETY: the caller's promises, but for the one guard byte of the suite's memory.
+        // SAFETY: the copies' memory is valid as the caller guarantees; the additional byte is a guard byte of the
+        // suite.
         unsafe { self.inner.copy(&ops) }
     }
 
@@ -89,7 +90,7 @@ impl Channel for Saboteur {
             _ => {}
         }
         if let (Defect::WritesAfterReset, Some(last)) = (self.defect, self.last) {
-            // SAFETY: none in general, which is the defect; the suite's canvas outlives the channel.
+            // SAFETY: unsound in general, which is the defect; the suite's canvas outlives the channel.
             unsafe { last.dst.write(last.src.read()) };
         }
     }

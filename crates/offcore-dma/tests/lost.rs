@@ -1,4 +1,4 @@
-//! When the mover takes a copy for lost, and when it must not.
+//! Tests when the mover considers a copy lost, and when it must not.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
@@ -34,11 +34,11 @@ impl Rig {
         let base = self.bytes.as_mut_ptr();
         batch.copy(base, base.wrapping_add(64), 64);
         batch.enter(());
-        // SAFETY: two halves of an array that lives as long as the mover, and that nobody else uses.
+        // SAFETY: the copy is between two halves of an array that lives as long as the mover and is not used otherwise.
         unsafe { batch.submit(&mut self.clock) };
     }
 
-    /// Enough polls for the mover to have looked for lost copies.
+    /// Polls often enough for the mover to check for lost copies.
     fn poll(&mut self) {
         (0..1000).for_each(|_| self.mover.poll(&mut self.clock));
     }
@@ -54,7 +54,7 @@ impl Rig {
 
 #[test]
 fn first_copy_is_not_lost_at_once() {
-    // A machine that has been up for a day has counted more ticks than this.
+    // The TSC of a machine that has been up for a day exceeds this number of ticks.
     let mut rig = rig(Duration::from_secs(60));
     rig.submit();
     rig.poll();
@@ -64,7 +64,7 @@ fn first_copy_is_not_lost_at_once() {
 
 #[test]
 fn a_copy_after_a_pause_is_not_lost_at_once() {
-    // Longer than 1000 polls take, even when somebody else has the core for a while.
+    // The limit is longer than 1000 polls take, even if another process has the core for a while.
     let limit = Duration::from_millis(300);
     let mut rig = rig(limit);
     for _ in 0..3 {

@@ -1,5 +1,5 @@
-//! Prints what the conversion between mbufs and packet handles costs: `cargo run --release -p offcore-dpdk --features dpdk
-//! --example conversion`.
+//! Prints the cost of the conversion between mbufs and packet handles: `cargo run --release -p offcore-dpdk --features
+//! dpdk --example conversion`.
 
 #[cfg(feature = "dpdk")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {

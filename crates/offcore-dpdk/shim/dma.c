@@ -1,4 +1,4 @@
-/* See shim.h. One virtual channel a device: a device's functions may not run on two cores at a time. */
+/* See shim.h. Each device has one virtual channel: its functions may not run on two cores at a time. */
 #include "shim.h"
 
 #include <errno.h>

@@ -55,7 +55,7 @@ static int take_log(void)
 
 /* ---- start-up --------------------------------------------------------------------------------------------- */
 
-/* The EAL prints its usage to stdout, and getopt its complaints to stderr: both are kept off where results go. */
+/* Redirects stdout and stderr: the EAL prints its usage to stdout, and getopt prints errors to stderr. */
 static int init_quietly(int argc, char **argv, int said)
 {
 	int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO);
@@ -90,7 +90,7 @@ int off_eal_init(int argc, char **argv, int said)
 
 	if (rc < 0)
 		return rc;
-	/* Threads inherit the mask: signals stay with the threads that the process has now. */
+	/* New threads inherit the mask, so only the process's present threads receive signals. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &signals);
 	pinned = pthread_getaffinity_np(pthread_self(), sizeof(cpus), &cpus) == 0;
@@ -98,7 +98,7 @@ int off_eal_init(int argc, char **argv, int said)
 	if (pinned)
 		pthread_setaffinity_np(pthread_self(), sizeof(cpus), &cpus);
 	pthread_sigmask(SIG_SETMASK, &signals, NULL);
-	/* Nothing is kept there without a shared configuration, nor by one that did not start. */
+	/* The directory is empty without a shared configuration, and if the EAL did not start. */
 	rmdir(rte_eal_get_runtime_dir());
 	return rc;
 }
@@ -121,7 +121,7 @@ int off_memory_register(void *base, size_t len, size_t page_size, int unmapped)
 	rte_iova_t *addresses = NULL;
 	int rc;
 
-	/* Without addresses for devices: who reaches such memory knows it by its virtual address. */
+	/* No device addresses are given: devices that can access such memory use its virtual address. */
 	if (unmapped)
 		pages = 0;
 	else if (!off_iova_is_va()) {

@@ -56,7 +56,7 @@ int off_eth_info(uint16_t port, struct off_eth_info *info)
 	return 0;
 }
 
-/* Devices that reach memory by an IOMMU or keys of their own are told of the packet buffers; others need nothing. */
+/* Maps the packet buffers for devices that access memory through an IOMMU or memory keys. Others need no mapping. */
 static int map(const struct rte_eth_dev_info *dev, const struct off_eth_config *config)
 {
 	uint64_t address = (uint64_t)(uintptr_t)config->base;
@@ -113,14 +113,14 @@ int off_eth_start(uint16_t port, const struct off_eth_config *config, const char
 	}
 	*step = "setting the MTU";
 	rc = rte_eth_dev_set_mtu(port, config->mtu);
-	/* Drivers without the call have the MTU by their configuration, or none. */
+	/* Drivers without this call take the MTU from the configuration, or have none. */
 	if (rc != 0 && rc != -ENOTSUP)
 		return rc;
 	*step = "starting the device";
 	rc = rte_eth_dev_start(port);
 	if (rc != 0)
 		return rc;
-	/* Many virtual devices have no filter to switch. */
+	/* Errors are ignored: many virtual devices have no promiscuous mode. */
 	if (config->promiscuous)
 		rte_eth_promiscuous_enable(port);
 	else

@@ -1,4 +1,4 @@
-/* See shim.h. A mempool whose objects are about chunks of a pool of ours, and that takes them from there. */
+/* See shim.h. A mempool whose objects describe the chunks of a packet pool and are allocated from that pool. */
 #include "shim.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <rte_mbuf.h>
 #include <rte_mempool.h>
 
-/* What convert.rs knows of an mbuf. */
+/* The mbuf layout that convert.rs relies on. */
 #define LIES_AT(field, offset) \
 	_Static_assert(offsetof(struct rte_mbuf, field) == (offset), #field " is elsewhere in this DPDK's mbufs")
 LIES_AT(buf_addr, 0);
@@ -65,7 +65,7 @@ static int register_ops(void)
 	return rc < 0 ? rc : 0;
 }
 
-/* ---- making one ------------------------------------------------------------------------------------------- */
+/* ---- creation --------------------------------------------------------------------------------------------- */
 
 struct fill {
 	const struct off_pool_config *config;
@@ -91,7 +91,7 @@ static void free_nothing(void *buffer, void *opaque)
 	(void)opaque;
 }
 
-/* Of all external buffers: each is its mbuf's alone, and goes back with it. */
+/* Shared by all external buffers: each belongs to one mbuf and is freed with it. */
 static struct rte_mbuf_ext_shared_info never_shared = { .free_cb = free_nothing, .refcnt = 1 };
 
 static void init_mbuf(struct rte_mempool *pool, void *opaque, void *object, unsigned index)
@@ -134,8 +134,8 @@ size_t off_pool_headers_len(unsigned chunks)
 static int populate(struct rte_mempool *pool, const struct off_pool_config *config, struct rte_mbuf **first)
 {
 	/*
-	 * Drivers that register buffers by themselves (mlx5) look for external ones at the mbufs, and for others in the
-	 * mempool's own memory.
+	 * Drivers that register buffers themselves (mlx5) take external buffers from the mbufs, and other buffers from
+	 * the mempool's memory.
 	 */
 	struct rte_pktmbuf_pool_private private = {
 		.mbuf_data_room_size = (uint16_t)config->chunk_size,
@@ -160,7 +160,7 @@ static int populate(struct rte_mempool *pool, const struct off_pool_config *conf
 int off_pool_create(const struct off_pool_config *config, struct rte_mempool **pool, struct rte_mbuf **first,
 		    size_t *stride_out)
 {
-	/* One after the other, whatever pages they are on: no device reads mbufs. */
+	/* Mbufs are contiguous in virtual memory only, because devices do not access them. */
 	unsigned flags = RTE_MEMPOOL_F_NO_SPREAD | RTE_MEMPOOL_F_NO_IOVA_CONTIG;
 	struct rte_mempool *made;
 	int rc = register_ops();

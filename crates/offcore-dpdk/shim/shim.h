@@ -1,4 +1,4 @@
-/* What Rust calls of DPDK: bursts, never single packets. Functions return a count or 0, or a negative errno. */
+/* The DPDK functions that Rust calls, in bursts only. They return a count or 0, or a negative errno value. */
 #ifndef OFFCORE_DPDK_SHIM_H
 #define OFFCORE_DPDK_SHIM_H
 
@@ -10,9 +10,9 @@ struct rte_mempool;
 
 /* ---- in Rust ---------------------------------------------------------------------------------------------- */
 
-/* A line that DPDK logged, without its end; `level` is one of RTE_LOG_*. */
+/* Receives a line that DPDK logged, without the newline; `level` is one of RTE_LOG_*. */
 void offcore_dpdk_log(uint32_t level, const char *line, size_t len);
-/* The mempool's operations: `pool` is what off_pool_create() was given. Dequeue takes all or nothing. */
+/* The mempool's operations: `pool` is the owner that off_pool_create() was given. Dequeue takes all or nothing. */
 int offcore_dpdk_dequeue(void *pool, struct rte_mbuf **mbufs, unsigned count);
 int offcore_dpdk_enqueue(void *pool, struct rte_mbuf *const *mbufs, unsigned count);
 unsigned offcore_dpdk_count(const void *pool);
@@ -20,43 +20,43 @@ unsigned offcore_dpdk_count(const void *pool);
 /* ---- EAL (eal.c) ------------------------------------------------------------------------------------------ */
 
 /*
- * Starts the EAL. What it prints meanwhile goes to the file `said`. Threads of the EAL get no signals; the calling
+ * Starts the EAL. Its output meanwhile goes to the file `said`. Threads of the EAL receive no signals; the calling
  * thread keeps its affinity.
  */
 int off_eal_init(int argc, char **argv, int said);
 /* Probes one device: `NAME[,ARGS]`. */
 int off_probe(const char *devargs);
-/* Whether addresses for devices are virtual ones. */
+/* Returns whether devices use virtual addresses. */
 int off_iova_is_va(void);
-/* Makes memory known to DPDK; `unmapped`: the processor has no address for it. */
+/* Registers memory with DPDK; `unmapped`: the CPU has no address for it. */
 int off_memory_register(void *base, size_t len, size_t page_size, int unmapped);
-/* Maps registered memory for devices that vfio has; -ENOTSUP when vfio has none. */
+/* Maps registered memory for the devices of vfio; -ENOTSUP if vfio is not in use. */
 int off_memory_map_vfio(void *base, size_t len);
 
 /* ---- packet buffers (pool.c) ------------------------------------------------------------------------------ */
 
 struct off_pool_config {
 	const char *name;
-	void *owner; /* handed to offcore_dpdk_dequeue() and its like */
+	void *owner; /* passed to offcore_dpdk_dequeue() and the other operations */
 	unsigned chunks;
 	unsigned chunk_size; /* at most 32768 */
-	uint8_t *base; /* of the chunks */
-	int external;  /* chunks are not the pool's own memory, but a device's ... */
-	int unmapped;  /* ... that the processor has no address for */
+	uint8_t *base; /* address of the chunks */
+	int external;  /* the chunks are in a device's memory, not in the pool's ... */
+	int unmapped;  /* ... and the CPU has no address for it */
 	size_t page_size;
 	void *headers; /* memory for the mbufs */
 	size_t headers_len;
 };
 
-/* Bytes of `headers` that `chunks` mbufs take. */
+/* Returns the number of bytes of `headers` that `chunks` mbufs take. */
 size_t off_pool_headers_len(unsigned chunks);
-/* Makes a mempool whose mbuf `i`, `stride` bytes after mbuf i - 1, is about chunk `i`. */
+/* Creates a mempool whose mbuf i, `stride` bytes after mbuf i - 1, describes chunk i. */
 int off_pool_create(const struct off_pool_config *config, struct rte_mempool **pool, struct rte_mbuf **first,
 		    size_t *stride);
-/* Takes mbufs of 60 bytes each, as a driver does. */
+/* Allocates mbufs with 60 bytes of data each, as a driver does. */
 int off_pool_alloc(struct rte_mempool *pool, struct rte_mbuf **mbufs, unsigned count);
 void off_mbuf_free(struct rte_mbuf *mbuf);
-/* Lets the mbuf, which nobody uses, be about the buffer at this address; `unmapped` as above. */
+/* Points an unused mbuf at the buffer at this address; `unmapped` as above. */
 void off_mbuf_restore(struct rte_mbuf *mbuf, uint8_t *buffer, unsigned len, int unmapped);
 
 /* ---- network devices (eth.c) ------------------------------------------------------------------------------ */
@@ -66,7 +66,7 @@ struct off_eth_info {
 	uint8_t mac[6];
 	uint16_t max_rx_queues, max_tx_queues;
 	uint16_t mtu, min_mtu, max_mtu;
-	uint16_t overhead; /* bytes of a frame beyond its MTU */
+	uint16_t overhead; /* bytes of a frame in addition to its MTU */
 	uint16_t rx_desc_min, rx_desc_max, tx_desc_min, tx_desc_max;
 	uint16_t rx_desc_default, tx_desc_default; /* 0: any */
 	uint64_t rx_offloads, tx_offloads, rss;
@@ -77,9 +77,9 @@ struct off_eth_config {
 	uint64_t rx_offloads, tx_offloads, rss;
 	int promiscuous;
 	struct rte_mempool *pool;
-	void *base; /* of the packet buffers, to be mapped for the device */
+	void *base; /* address of the packet buffers, to map for the device */
 	size_t len;
-	int unmapped; /* they are where only a device that has mapped them gets at them */
+	int unmapped; /* only devices that have mapped the buffers can access them */
 };
 
 struct off_eth_stats {
@@ -91,14 +91,14 @@ struct off_eth_link {
 	int up, full_duplex;
 };
 
-/* Hash functions: bit 0 stands for IP, 1 for TCP, 2 for UDP, 3 for SCTP. */
+/* Returns the hash functions for the bits of `kinds`: bit 0 stands for IP, 1 for TCP, 2 for UDP, 3 for SCTP. */
 uint64_t off_eth_rss(unsigned kinds);
-/* The port of the device called `name`, or -ENODEV. */
+/* Returns the port of the device `name`, or -ENODEV. */
 int off_eth_find(const char *name);
 int off_eth_info(uint16_t port, struct off_eth_info *info);
-/* Configures and starts; `step` says in words what was refused. */
+/* Configures and starts the device; `step` names the step that failed. */
 int off_eth_start(uint16_t port, const struct off_eth_config *config, const char **step);
-/* Stops and closes; with `remove` the device is taken out of the EAL. */
+/* Stops and closes the device; with `remove`, removes it from the EAL. */
 void off_eth_close(uint16_t port, int remove);
 int off_eth_stats(uint16_t port, struct off_eth_stats *stats);
 int off_eth_link(uint16_t port, struct off_eth_link *link);
@@ -113,7 +113,7 @@ struct off_dma_info {
 	int16_t node;
 };
 
-/* As offcore_dma::Copy. */
+/* Has the layout of offcore_dma::channel::CopyOp. */
 struct off_copy {
 	const void *src;
 	void *dst;
@@ -125,12 +125,12 @@ int off_dma_info(int16_t dev, struct off_dma_info *info);
 int off_dma_start(int16_t dev, uint16_t desc);
 int off_dma_stop(int16_t dev);
 uint16_t off_dma_capacity(int16_t dev);
-/* Enqueues copies up to the first that is refused or has length 0. */
+/* Enqueues copies up to the first one that is refused or has length 0. */
 unsigned off_dma_copy(int16_t dev, const struct off_copy *ops, unsigned count);
 void off_dma_submit(int16_t dev);
-/* Operations that have completed since, up to `max` or the first that failed; then `*failed` is set. */
+/* Returns how many operations have completed, up to `max` or the first failed one; then `*failed` is set. */
 uint16_t off_dma_completed(int16_t dev, uint16_t max, int *failed);
-/* As above, with a status of each. */
+/* Like off_dma_completed(), with a status for each operation. */
 uint16_t off_dma_statuses(int16_t dev, uint16_t max, uint32_t *statuses);
 
 #endif

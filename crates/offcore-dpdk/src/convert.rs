@@ -1,9 +1,9 @@
-//! Mbufs and packet handles, made into each other.
+//! Conversion between mbufs and packet handles.
 //!
-//! A driver gives and takes mbufs in bursts; the data path has [`Packet`]s. Both are about the same buffers, so only what
-//! is said of them is carried over: where the data is, how long, and which buffers follow. What a driver said of
-//! checksums is not: whoever needs to know looks himself. Plain packets, nearly all, take one cache line of an mbuf each
-//! way, and the word that drivers set anew for each packet is written as one.
+//! Drivers exchange bursts of mbufs; the data path uses [`Packet`]s. Both refer to the same buffers, so only the
+//! metadata is converted: offset and length of the data, and the buffers that follow. The driver's checksum flags are
+//! ignored; code that needs checksums verifies them itself. For plain packets, which are the common case, one cache
+//! line of the mbuf is accessed per direction, and the word that drivers reset for each packet is written as a whole.
 
 use arrayvec::ArrayVec;
 use offcore_mem::{BURST, Burst, Packet, Pool};
@@ -11,25 +11,25 @@ use offcore_mem::{BURST, Burst, Packet, Pool};
 use crate::ffi::{self, Mbuf, Rearm};
 use crate::mempool::MbufPool;
 
-/// Mbufs of a burst.
+/// The mbufs of a burst.
 pub(crate) type Mbufs = [*mut Mbuf; BURST];
-/// Places for them.
+/// An initial value for [`Mbufs`].
 pub(crate) const NO_MBUFS: Mbufs = [std::ptr::null_mut(); BURST];
 
-/// Shorter than an Ethernet header is no packet.
+/// Minimum length of a packet: an Ethernet header.
 const SHORTEST: u16 = 14;
-/// Buffers of a packet, at most; more are dropped.
+/// Maximum number of buffers of a packet. Packets with more buffers are dropped.
 const MAX_SEGMENTS: usize = 64;
-/// Mbufs that are fetched ahead.
+/// Prefetch distance in mbufs.
 const AHEAD: usize = 4;
-/// `RTE_MBUF_PORT_INVALID`: it came from none of DPDK's ports.
+/// `RTE_MBUF_PORT_INVALID`: the mbuf was not received by a DPDK port.
 const NO_PORT: u16 = u16::MAX;
 
-/// What was made of a burst's mbufs.
+/// The result of converting a burst of mbufs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) bytes: u64,
-    /// Mbufs that are no packet: shorter than an Ethernet header, of too many buffers, or of another pool.
+    /// Mbufs that are not valid packets: shorter than an Ethernet header, with too many buffers, or of another pool.
     pub(crate) malformed: u64,
 }
 
@@ -39,33 +39,34 @@ fn prefetch(mbuf: *const Mbuf) {
     unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(mbuf.cast()) };
 }
 
-/// Appends a packet to `burst` for each of `mbufs`, which a driver has just handed over.
+/// Appends a packet to `burst` for each of `mbufs`, which a driver has just returned.
 ///
 /// # Safety
-/// The mbufs are from a driver's receive call, none twice, and those of this pool are the only use of their chunks.
+/// The mbufs must come from a driver's receive call and be distinct. An mbuf of this pool must be the only owner of its
+/// chunk.
 ///
 /// # Panics
-/// When `burst` has no room for them.
+/// If `burst` has no room for them.
 #[inline(always)]
 pub(crate) unsafe fn receive(pool: &MbufPool, mbufs: &[*mut Mbuf], burst: &mut Burst) -> Received {
     let base = pool.base();
     let (before, mut made, mut bytes) = (burst.len(), 0, 0);
     assert!(mbufs.len() <= burst.remaining_capacity(), "the burst has no room for what was received");
     for &mbuf in mbufs {
-        // SAFETY: mbufs that a driver has handed over are ours to read. Its fields are read one by one: the driver has
-        // written them so, and a load waits long for several stores that it covers.
+        // SAFETY: the driver has returned these mbufs, so they may be read. The fields are read one by one, as the
+        // driver has written them: a load that spans several recent stores would stall.
         let (address, offset, segments, len) = unsafe {
             ((*mbuf).buf_addr, (*mbuf).rearm.fields.data_off, (*mbuf).rearm.fields.nb_segs, (*mbuf).data_len)
         };
         let place = address.addr().wrapping_sub(base).wrapping_add(offset.into());
         let plain = segments == 1 && len >= SHORTEST;
-        // SAFETY: the buffer was lent to the driver, which hands it over once; and once only is a handle made of it.
+        // SAFETY: the buffer was lent to the driver, which returns it once, and only one handle is made of it.
         let packet = match plain.then(|| unsafe { pool.pool().reclaim(place as u64, len.into()) }).flatten() {
             Some(packet) => {
                 bytes += u64::from(len);
                 packet
             }
-            // SAFETY: as for this function.
+            // SAFETY: the caller guarantees the conditions of `receive`.
             None => match unsafe { receive_special(pool, mbuf) } {
                 Some((packet, len)) => {
                     bytes += len;
@@ -74,16 +75,16 @@ pub(crate) unsafe fn receive(pool: &MbufPool, mbufs: &[*mut Mbuf], burst: &mut B
                 None => continue,
             },
         };
-        // SAFETY: there is room for as many packets as there are mbufs.
+        // SAFETY: the burst has room for as many packets as there are mbufs.
         unsafe { burst.as_mut_ptr().add(before + made).write(packet) };
         made += 1;
     }
-    // SAFETY: so many have just been written behind those that were there.
+    // SAFETY: `made` packets have just been written behind the existing ones.
     unsafe { burst.set_len(before + made) };
     Received { bytes, malformed: (mbufs.len() - made) as u64 }
 }
 
-/// A packet of several buffers and its length; `None` when it is none, and then its mbufs are freed.
+/// Returns a packet of several buffers and its length. If the mbuf is not a valid packet, frees it and returns `None`.
 ///
 /// # Safety
 /// As for [`receive`].
@@ -93,32 +94,32 @@ unsafe fn receive_special(pool: &MbufPool, mbuf: *mut Mbuf) -> Option<(Packet, u
     let (first, mut next, mut total) = (mbuf, mbuf, 0);
     let mut ours = true;
     while !next.is_null() {
-        // SAFETY: the chain is the driver's, which hands it over whole.
+        // SAFETY: the driver has returned the complete chain.
         let (len, following) = unsafe { ((*next).data_len, (*next).next) };
         total += u64::from(len);
         ours &= pool.place(next).is_some() && chain.try_push(next).is_ok();
         next = following;
     }
     if !ours || total < u64::from(SHORTEST) {
-        // SAFETY: handed over, and used by nobody.
+        // SAFETY: the driver has returned the chain, and it is not used elsewhere.
         unsafe { ffi::off_mbuf_free(mbuf) };
         return None;
     }
     let mut packet: Option<Packet> = None;
     for mbuf in chain.into_iter().rev() {
-        // SAFETY: as above. A free mbuf has no successor and is alone.
+        // SAFETY: as above. A free mbuf has no successor and one segment.
         let len = unsafe {
             (*mbuf).next = std::ptr::null_mut();
             (*mbuf).rearm.fields.nb_segs = 1;
             (*mbuf).data_len
         };
-        // Buffers after the first are not empty.
+        // Buffers after the first must not be empty.
         if len == 0 && !std::ptr::eq(mbuf, first) {
-            // SAFETY: as above, and out of the chain.
+            // SAFETY: as above; the mbuf was removed from the chain.
             unsafe { ffi::off_mbuf_free(mbuf) };
             continue;
         }
-        // SAFETY: each buffer was lent to the driver and is handed over once; its place was looked at above.
+        // SAFETY: each buffer was lent to the driver and is returned once; its place was checked above.
         let front =
             pool.place(mbuf).and_then(|place| unsafe { pool.pool().reclaim(place, usize::from(len)) })?;
         packet = Some(match packet {
@@ -129,14 +130,14 @@ unsafe fn receive_special(pool: &MbufPool, mbuf: *mut Mbuf) -> Option<(Packet, u
     packet.map(|packet| (packet, total))
 }
 
-/// Fills `mbufs` with the mbufs of `packets`, which stay where they are; returns their bytes.
+/// Fills `mbufs` with the mbufs of `packets`, which remain valid; returns the packets' total length.
 ///
 /// # Panics
-/// When a packet is of another pool, or there are more packets than `mbufs` has places.
+/// If a packet belongs to another pool, or there are more packets than `mbufs` has entries.
 #[inline(always)]
 pub(crate) fn transmit(pool: &MbufPool, packets: &[Packet], mbufs: &mut Mbufs) -> u64 {
     let mut bytes = 0;
-    // Their lines were last written by a device, or by another core, if not by the driver that received them.
+    // If not the receiving driver, then a device or another core has written these cache lines last.
     for packet in packets.iter().take(AHEAD) {
         prefetch(pool.mbuf(packet.chunk()));
     }
@@ -153,22 +154,22 @@ pub(crate) fn transmit(pool: &MbufPool, packets: &[Packet], mbufs: &mut Mbufs) -
             continue;
         }
         let len = packet.len() as u32;
-        // SAFETY: the mbuf is about the packet's chunk, and whoever owns the chunk owns it.
+        // SAFETY: the mbuf belongs to the packet's chunk, and the owner of the chunk owns the mbuf.
         unsafe { say(mbuf, packet.headroom(), len, len, 1) };
         bytes += u64::from(len);
     }
     bytes
 }
 
-/// Says in the mbuf what a driver has to know.
+/// Writes the metadata that a driver needs into the mbuf.
 ///
 /// # Safety
-/// The caller owns the mbuf.
+/// The caller must own the mbuf.
 #[inline(always)]
 unsafe fn say(mbuf: *mut Mbuf, offset: usize, len: u32, total: u32, segments: u16) {
-    // Offset, references (one), segments, port, from the lowest bits up.
+    // From the lowest bits up: offset, reference count (one), number of segments, port.
     let word = offset as u64 | 1 << 16 | u64::from(segments) << 32 | u64::from(NO_PORT) << 48;
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller owns the mbuf.
     unsafe {
         (*mbuf).rearm = Rearm { word };
         (*mbuf).ol_flags = 0;
@@ -177,12 +178,12 @@ unsafe fn say(mbuf: *mut Mbuf, offset: usize, len: u32, total: u32, segments: u1
     }
 }
 
-/// A chain of the mbufs of the packet's buffers; returns their bytes.
+/// Links the mbufs of the packet's buffers to a chain; returns the packet's total length.
 #[cold]
 fn transmit_special(ours: &Pool, pool: &MbufPool, packet: &Packet) -> u64 {
     let (total, count) = (ours.total_len(packet) as u32, ours.segment_count(packet) as u16);
     let first = pool.mbuf(packet.chunk());
-    // SAFETY: the packet owns all of its buffers, and so their mbufs.
+    // SAFETY: the packet owns all of its buffers and thus their mbufs.
     unsafe { say(first, packet.headroom(), packet.len() as u32, total, count) };
     let (mut before, mut is_first) = (first, true);
     ours.for_each_segment(packet, |data, len| {
@@ -203,13 +204,13 @@ fn transmit_special(ours: &Pool, pool: &MbufPool, packet: &Packet) -> u64 {
     u64::from(total)
 }
 
-/// Takes the chains of `mbufs` apart, which a driver did not take: their packets stay ours.
+/// Takes apart the chains of `mbufs` that a driver did not accept. The caller keeps their packets.
 #[cold]
 pub(crate) fn untransmit(mbufs: &[*mut Mbuf]) {
     for &mbuf in mbufs {
         let mut next = mbuf;
         while !next.is_null() {
-            // SAFETY: `transmit` made the chain of mbufs whose chunks the caller's packets own.
+            // SAFETY: `transmit` made the chain from mbufs whose chunks the caller's packets own.
             next = unsafe {
                 (*next).rearm.fields.nb_segs = 1;
                 std::mem::replace(&mut (*next).next, std::ptr::null_mut())
@@ -219,9 +220,9 @@ pub(crate) fn untransmit(mbufs: &[*mut Mbuf]) {
 }
 
 impl MbufPool {
-    /// Where the mbuf's data begins in the pool's memory; `None` when it is none of the pool's mbufs.
+    /// Returns the offset of the mbuf's data in the pool's memory; `None` if the mbuf does not belong to the pool.
     fn place(&self, mbuf: *const Mbuf) -> Option<u64> {
-        // SAFETY: the mbuf is one that a driver handed over.
+        // SAFETY: a driver has returned the mbuf.
         let (address, offset) = unsafe { ((*mbuf).buf_addr.addr(), (*mbuf).rearm.fields.data_off) };
         let place = address.checked_sub(self.base())?;
         let chunk = place / self.pool().chunk_size();

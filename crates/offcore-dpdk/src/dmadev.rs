@@ -1,15 +1,15 @@
 //! DMA devices of DPDK as copy engines: `dmadev:NAME`.
 //!
-//! A device has one channel here, on its virtual channel 0: a device's functions may not be called from two cores at a
-//! time, whatever virtual channels it has, so a second channel would need a lock as much as sharing the first one does
-//! (`offcore_dma::share`).
+//! A device has one channel here, on its virtual channel 0. The functions of a device may not be called from two cores
+//! at a time, however many virtual channels it has. A second channel would therefore need a lock, just as sharing the
+//! first one does (`offcore_dma::share`).
 //!
-//! # Which memory it reaches
-//! A device with shared virtual memory (capability SVA: idxd's user queues, `dma_skeleton`) reaches all of the process.
-//! Any other one reaches what was mapped for it, which is the packet buffers. Copies from and to other memory, such as a
-//! guest's, never get to such a device: the channel reports them as page faults, and the core makes them. Devices
-//! without SVA need virtual addresses as device addresses (`--iova-mode=va`, an IOMMU); with physical ones they are
-//! refused.
+//! # Accessible memory
+//! A device with shared virtual memory (capability SVA: idxd's user queues, `dma_skeleton`) can access all memory of
+//! the process. Any other device can access the memory that was mapped for it, which is the packet buffers. Copies from
+//! and to other memory, such as a guest's, are not given to such a device: the channel reports them as page faults, and
+//! the core performs them. Devices without SVA must use virtual addresses (`--iova-mode=va`, an IOMMU). With physical
+//! addresses they are refused.
 
 mod channel;
 
@@ -32,25 +32,25 @@ const MEM_TO_MEM: u64 = 1;
 const SVA: u64 = 1 << 4;
 const OPS_COPY: u64 = 1 << 32;
 
-/// The devices opened so far. The EAL keeps them, stopped, for whoever wants them next.
+/// The devices opened so far. The EAL keeps them, stopped, for later users.
 static OPENED: Mutex<Vec<Arc<Inner>>> = Mutex::new(Vec::new());
 
-/// A DMA device. Its channel is given out to one user at a time.
+/// A DMA device. Its channel has one user at a time.
 #[derive(Debug)]
 pub struct DmaDevice {
     name: String,
     inner: Arc<Inner>,
 }
 
-/// What a channel keeps of its device.
+/// The state of a device that its channel keeps.
 #[derive(Debug)]
 struct Inner {
-    /// What DPDK calls it.
+    /// The device's name in DPDK.
     device: String,
     number: i16,
     min_desc: u16,
     max_desc: u16,
-    /// Memory that it reaches, as first byte and length; `None` for all.
+    /// The memory ranges that it can access, as address and length; `None`: all memory.
     reach: Option<Vec<(usize, usize)>>,
     /// NUMA node, if it has one.
     node: Option<usize>,
@@ -58,12 +58,11 @@ struct Inner {
 }
 
 impl DmaDevice {
-    /// Starts the EAL if need be, and finds or probes the device called `device`: a PCI address or a virtual device, whose
-    /// arguments may follow after a comma (`dma_skeleton,lcore=1`). `pool` is what a device without shared virtual memory
-    /// gets to reach.
+    /// Starts the EAL if necessary, and finds or probes the device `device`: a PCI address or a virtual device,
+    /// optionally with arguments after a comma (`dma_skeleton,lcore=1`). A device without shared virtual memory gets
+    /// access to `pool`.
     ///
-    /// # Errors
-    /// What was found, what was expected, what to do.
+    /// # Errors The error names the problem, the expectation and the remedy.
     pub fn open(device: &str, pool: Option<&'static Pool>) -> Result<Self, EthError> {
         eal::start()?;
         let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +72,7 @@ impl DmaDevice {
             return Ok(Self { name, inner: Arc::clone(known) });
         }
         let mut info = DmaInfo::default();
-        // SAFETY: the number is a device's, and `info` has room for the answer.
+        // SAFETY: the number belongs to a device, and `info` is valid for writes.
         let rc = unsafe { ffi::off_dma_info(number, &mut info) };
         if rc < 0 {
             let what = format!("asking what {device} can do");
@@ -105,7 +104,7 @@ impl DmaDevice {
         self.inner.node
     }
 
-    /// What a person should know of it.
+    /// A message for the user about the device.
     pub fn note(&self) -> Option<String> {
         self.inner.reach.as_ref().map(|_| {
             format!(
@@ -116,7 +115,7 @@ impl DmaDevice {
     }
 }
 
-/// Maps the packet buffers for a device without shared virtual memory; returns what it reaches.
+/// Maps the packet buffers for a device without shared virtual memory; returns the ranges that it can access.
 fn reach(device: &str, pool: Option<&'static Pool>) -> Result<Vec<(usize, usize)>, EthError> {
     if !eal::iova_is_va() {
         return Err(EthError::Device(format!(
@@ -127,7 +126,7 @@ fn reach(device: &str, pool: Option<&'static Pool>) -> Result<Vec<(usize, usize)
     let Some(pool) = pool else { return Ok(Vec::new()) };
     MbufPool::of(pool)?;
     let (base, len) = pool.memory();
-    // SAFETY: the EAL is up; the memory was registered, and is never unmapped.
+    // SAFETY: the EAL is running; the memory was registered and is never unmapped.
     let rc = unsafe { ffi::off_memory_map_vfio(base.as_ptr(), len) };
     if rc < 0 && rc != -libc::EEXIST && rc != -libc::ENOTSUP {
         let what = format!(
@@ -138,14 +137,14 @@ fn reach(device: &str, pool: Option<&'static Pool>) -> Result<Vec<(usize, usize)
     Ok(if rc == -libc::ENOTSUP { Vec::new() } else { vec![(base.as_ptr().addr(), len)] })
 }
 
-/// The number of the device, which is probed when the EAL does not have it.
+/// Returns the number of the device, which is probed if the EAL does not have it.
 fn find(device: &str) -> Result<i16, EthError> {
     let (name, args) = device.split_once(',').map_or((device, None), |(name, args)| (name, Some(args)));
     let address = pci::address(name);
     let name = address.as_deref().unwrap_or(name);
     let c_name = c_string(name)?;
     let _alone = eal::one_at_a_time();
-    // SAFETY: the EAL is up, and the name a C string.
+    // SAFETY: the EAL is running, and the name is a C string.
     let number = || i16::try_from(unsafe { ffi::off_dma_find(c_name.as_ptr()) }).ok().filter(|&n| n >= 0);
     if let Some(number) = number() {
         return Ok(number);
@@ -160,7 +159,7 @@ fn find(device: &str) -> Result<i16, EthError> {
     let devargs = args.map_or_else(|| name.to_owned(), |args| format!("{name},{args}"));
     let devargs = c_string(&devargs)?;
     eal::forget();
-    // SAFETY: the EAL is up, and `devargs` a C string.
+    // SAFETY: the EAL is running, and `devargs` is a C string.
     let rc = unsafe { ffi::off_probe(devargs.as_ptr()) };
     let said = eal::said();
     let said = if said.is_empty() { String::new() } else { format!("; DPDK says: {}", said.join("; ")) };

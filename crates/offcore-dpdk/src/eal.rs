@@ -1,7 +1,8 @@
-//! The EAL, DPDK's environment: there is one in a process, it starts once and never ends.
+//! The EAL, DPDK's environment abstraction layer. A process has one; it is started once and never stopped.
 //!
-//! [`configure`] takes what the user has to say to it (`--eal`), [`start`] starts it when the first device needs it. It
-//! gets no signals, its log goes to ours (target `dpdk`), and the thread that starts it may run where it could before.
+//! [`configure`] takes the user's arguments (`--eal`), and [`start`] starts the EAL when the first device needs it. Its
+//! threads receive no signals, its log is forwarded to the program's log (target `dpdk`), and the calling thread keeps
+//! its CPU affinity.
 
 mod args;
 mod log;
@@ -36,7 +37,7 @@ pub enum EalError {
     System(String),
 }
 
-/// What has become of the process's EAL.
+/// State of the process's EAL.
 enum State {
     Down { arguments: String },
     Up { note: String },
@@ -50,12 +51,12 @@ fn lock() -> MutexGuard<'static, State> {
     EAL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says with which arguments the EAL will start, in the EAL's own syntax; words with blanks go between quotes. Where they
-/// say nothing, it has no telemetry, no shared files, virtual addresses for devices, hugepages if there are some, and only
-/// the PCI devices that are asked for.
+/// Sets the arguments with which the EAL will start, in the EAL's syntax; words that contain blanks are quoted. By
+/// default, the EAL has no telemetry and no shared files, uses virtual addresses for devices and hugepages if some are
+/// available, and probes only the PCI devices that are opened.
 ///
 /// # Errors
-/// Arguments that end the process or need another one, or the EAL is up already.
+/// Arguments that end the process or require another process; or the EAL is already running.
 pub fn configure(text: &str) -> Result<(), EalError> {
     args::check(&args::split(text)?, text)?;
     let mut state = lock();
@@ -70,16 +71,16 @@ pub fn configure(text: &str) -> Result<(), EalError> {
 /// Starts the EAL with these arguments, as [`configure`] and [`start`] do.
 ///
 /// # Errors
-/// As those.
+/// As [`configure`] and [`start`].
 pub fn init(text: &str) -> Result<(), EalError> {
     configure(text)?;
     start().map(|_| ())
 }
 
-/// Starts the EAL unless it is up; says in one line how it runs.
+/// Starts the EAL unless it is running; returns a line that describes its settings.
 ///
 /// # Errors
-/// What it said, and what to do about it. It is not tried again.
+/// The EAL's messages, and what to do about them. A failed start is not repeated.
 pub fn start() -> Result<String, EalError> {
     let mut state = lock();
     let arguments = match &*state {
@@ -101,22 +102,22 @@ pub fn start() -> Result<String, EalError> {
     }
 }
 
-/// For who adds or removes a device: one at a time, since the EAL's list of device arguments, which either goes through and
-/// changes, has no lock of its own.
+/// Serializes the addition and removal of devices: both traverse and change the EAL's list of device arguments, which
+/// has no lock.
 pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
     static DEVICES: Mutex<()> = Mutex::new(());
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether the EAL is up.
+/// Returns whether the EAL is running.
 pub fn is_up() -> bool {
     matches!(*lock(), State::Up { .. })
 }
 
-/// Keeps the process's one EAL for somebody who starts it himself, whom `owner` names.
+/// Reserves the process's EAL for other code that starts it, which `owner` names.
 ///
 /// # Errors
-/// When it is up, or kept for somebody else.
+/// If it is running, or reserved for another owner.
 pub fn claim(owner: &str) -> Result<(), EalError> {
     let mut state = lock();
     match &*state {
@@ -130,9 +131,9 @@ pub fn claim(owner: &str) -> Result<(), EalError> {
     Ok(())
 }
 
-/// Whether addresses for devices are virtual ones.
+/// Returns whether devices use virtual addresses.
 pub(crate) fn iova_is_va() -> bool {
-    // SAFETY: asks for a value.
+    // SAFETY: the function only returns a value.
     unsafe { ffi::off_iova_is_va() != 0 }
 }
 
@@ -152,7 +153,7 @@ fn launch(text: &str) -> Result<String, EalError> {
     let output = rustix::fs::memfd_create("offcore-eal", MemfdFlags::CLOEXEC)
         .map_err(|e| EalError::System(e.to_string()))?;
     forget();
-    // SAFETY: the words and their list, which ends with a null, live as long as the process; the lock on `EAL` makes this
+    // SAFETY: the words and their null-terminated list live as long as the process, and the lock on `EAL` makes this
     // the only call.
     let rc = unsafe { ffi::off_eal_init(argc, words.as_mut_ptr(), output.as_raw_fd()) };
     if rc < 0 {
@@ -167,14 +168,14 @@ fn launch(text: &str) -> Result<String, EalError> {
     Ok(format!("DPDK's EAL runs {memory}, with {addresses} addresses for devices"))
 }
 
-/// The lines that getopt wrote, of all that was printed.
+/// Returns the lines of the output that getopt wrote.
 fn complaints(output: &OwnedFd) -> Vec<String> {
     let mut text = vec![0; 16384];
     let read = rustix::io::pread(output, &mut text, 0).unwrap_or(0);
     let text = String::from_utf8_lossy(&text[..read]).into_owned();
     let said = text.lines().filter_map(|line| line.strip_prefix("offcore: "));
     let mut said: Vec<String> = said.map(str::to_owned).collect();
-    // It parses them twice.
+    // The EAL parses the arguments twice.
     said.dedup();
     said
 }

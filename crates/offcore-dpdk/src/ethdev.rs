@@ -1,7 +1,8 @@
-//! Network devices of DPDK: any that the EAL has a driver for.
+//! Network devices of DPDK: all devices that the EAL has a driver for.
 //!
-//! [`Ethdev::open`] finds or makes the device, configures it and starts it. Its queues are [`EthRx`] and [`EthTx`]; when
-//! the last of them is gone and the device itself, it is stopped, and the EAL forgets it if it was made here.
+//! [`Ethdev::open`] finds or creates the device, configures it and starts it. Its queues are [`EthRx`] and [`EthTx`].
+//! When the device and all its queues have been dropped, the device is stopped, and removed from the EAL if it was
+//! created here.
 
 mod direct;
 mod open;
@@ -18,48 +19,48 @@ use crate::mempool::{MbufPool, PoolError};
 
 pub use queue::{EthRx, EthTx, Receipt, Sent};
 
-/// Bytes that drivers leave free in front of a received packet (`RTE_PKTMBUF_HEADROOM`).
+/// Bytes that drivers reserve in front of a received packet (`RTE_PKTMBUF_HEADROOM`).
 const HEADROOM: usize = 128;
-/// Descriptors of a queue where neither the user nor the driver says.
+/// Number of descriptors of a queue if neither the user nor the driver specifies it.
 const DESCRIPTORS: u16 = 1024;
 /// `RTE_ETH_RX_OFFLOAD_SCATTER`: a packet may take several buffers.
 const SCATTER: u64 = 1 << 13;
 /// `RTE_ETH_TX_OFFLOAD_MULTI_SEGS`: a packet may have several buffers.
 const MULTI_SEGMENTS: u64 = 1 << 15;
-/// Bytes of an Ethernet header and a VLAN tag.
+/// Length of an Ethernet header and a VLAN tag in bytes.
 const ETHERNET: usize = 18;
 
-/// Which parts of a packet say which queue of a device it goes to.
+/// The fields of a packet that determine the device's queue for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rss {
-    /// All that the device can of IP, TCP and UDP.
+    /// All that the device supports of IP, TCP and UDP.
     #[default]
     Usual,
-    /// None: what the device does without.
+    /// None: the device's behavior without RSS.
     Off,
-    /// These, all of which the device must know: bit 0 stands for IP, 1 for TCP, 2 for UDP, 3 for SCTP.
+    /// These; the device must support all of them. The bits stand for IP (bit 0), TCP (1), UDP (2) and SCTP (3).
     Of(u8),
 }
 
-/// What is wanted of a device.
+/// The settings of a device.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// As the EAL names it: a PCI address, or a virtual device such as `net_null0`.
+    /// The device's name in the EAL: a PCI address, or a virtual device such as `net_null0`.
     pub device: String,
     /// Arguments for its driver: `key=value,key=value`.
     pub args: Option<String>,
     pub queues: u16,
-    /// MTU in bytes; `None`: as the device has it.
+    /// MTU in bytes; `None`: the device's present MTU.
     pub mtu: Option<u16>,
-    /// Descriptors of an RX queue.
+    /// Number of descriptors of an RX queue.
     pub rx_desc: Option<u16>,
-    /// Descriptors of a TX queue.
+    /// Number of descriptors of a TX queue.
     pub tx_desc: Option<u16>,
-    /// How packets are spread over queues.
+    /// How received packets are distributed among the queues.
     pub rss: Rss,
     /// Whether packets for other addresses are received, too.
     pub promiscuous: bool,
-    /// Memory of a device that packets are received into and sent from, in place of the pool's.
+    /// Device memory in which packets are received and from which they are sent, in place of the pool's memory.
     pub memory: Option<DeviceMemory>,
 }
 
@@ -85,7 +86,7 @@ pub struct Link {
     pub full_duplex: bool,
 }
 
-/// What a device has dropped since it was started.
+/// Packets that a device has dropped since it was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
     /// Received while a queue was full.
@@ -96,12 +97,12 @@ pub struct Losses {
     pub tx_errors: u64,
 }
 
-/// A device that is running.
+/// A running device.
 #[derive(Debug)]
 pub struct Ethdev {
     name: String,
     port: u16,
-    /// Whether it was made here.
+    /// Whether it was created here.
     ours: bool,
     driver: String,
     mac: [u8; 6],
@@ -113,11 +114,10 @@ pub struct Ethdev {
 }
 
 impl Ethdev {
-    /// Starts the EAL if need be, finds or makes the device, configures and starts it. Its packets will be chunks of
+    /// Starts the EAL if necessary, finds or creates the device, configures and starts it. Its packets are chunks of
     /// `pool`.
     ///
-    /// # Errors
-    /// What was found, what was expected, what to do.
+    /// # Errors The error names the problem, the expectation and the remedy.
     pub fn open(request: &Request, pool: &'static Pool) -> Result<Arc<Self>, EthError> {
         open::check(request)?;
         let first = !eal::is_up();
@@ -127,7 +127,7 @@ impl Ethdev {
             Some(memory) => MbufPool::elsewhere(pool, memory)?,
         };
         let (port, ours) = open::find(request)?;
-        // From here on it is closed when it is dropped.
+        // From here on, dropping `device` closes it.
         let mut device = Self {
             name: request.device.clone(),
             port,
@@ -153,14 +153,15 @@ impl Ethdev {
         let config = self.config(request, &info, mtu)?;
         let mut step = std::ptr::null();
         eal::forget();
-        // SAFETY: the port is the device's, the configuration lives as long as the call, and the packet buffers as long
-        // as the process.
+        // SAFETY: the port belongs to the device, the configuration lives as long as the call, and the packet buffers
+        // live as long as the process.
         let rc = unsafe { ffi::off_eth_start(self.port, &config, &mut step) };
         if rc < 0 {
-            // SAFETY: a string constant of the shim's, set before whatever failed.
+            // SAFETY: a string constant of the shim, which is set before the step that failed.
             let step = if step.is_null() { c"" } else { unsafe { std::ffi::CStr::from_ptr(step) } };
             let said = open::said();
-            // Drivers with buffers of their own compare them with ours: 128 bytes of headroom are not for data.
+            // Drivers with their own buffers compare their size with the mbufs' size, whose 128 bytes of headroom are
+            // not for data.
             let remedy = if said.contains("mbuf") { "; use a larger --mbuf-size" } else { "" };
             let what = format!("{} ({}){remedy}", step.to_string_lossy(), self.driver);
             return Err(EthError::Dpdk { what, source: ffi::errno(rc), said });
@@ -222,9 +223,9 @@ impl Ethdev {
         })
     }
 
-    /// The hash functions to be switched on.
+    /// Returns the hash functions to enable.
     fn rss(&mut self, request: &Request, info: &EthInfo) -> Result<u64, EthError> {
-        // SAFETY: asks for a value.
+        // SAFETY: the function only returns a value.
         let mask = |kinds: u8| unsafe { ffi::off_eth_rss(kinds.into()) };
         match request.rss {
             Rss::Off => Ok(0),
@@ -251,9 +252,9 @@ impl Ethdev {
     }
 
     fn info(&self) -> Result<EthInfo, EthError> {
-        // SAFETY: all-zero bytes are valid for these fields, which are numbers.
+        // SAFETY: zeros are valid for these fields, which are numbers.
         let mut info: EthInfo = unsafe { std::mem::zeroed() };
-        // SAFETY: the port is the device's, and `info` has room for the answer.
+        // SAFETY: the port belongs to the device, and `info` is valid for writes.
         let rc = unsafe { ffi::off_eth_info(self.port, &mut info) };
         if rc < 0 {
             let what = "asking what the device can do".to_owned();
@@ -262,17 +263,17 @@ impl Ethdev {
         Ok(info)
     }
 
-    /// The packet buffers.
+    /// Returns the pool of the packet buffers.
     pub(crate) fn pool(&self) -> &'static Pool {
         self.pool.pool()
     }
 
-    /// The number that DPDK has for it.
+    /// Returns DPDK's number of the port.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    /// As the EAL names it.
+    /// Returns the device's name in the EAL.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -292,30 +293,30 @@ impl Ethdev {
         self.mtu
     }
 
-    /// Bytes of the longest packet that it sends, tagged.
+    /// Returns the length of the longest packet that it sends, including a VLAN tag, in bytes.
     pub fn longest(&self) -> usize {
         usize::from(self.mtu) + ETHERNET
     }
 
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub fn queues(&self) -> u16 {
         self.queues
     }
 
-    /// Whether it sends packets of several buffers.
+    /// Returns whether it sends packets of several buffers.
     pub fn takes_segments(&self) -> bool {
         self.segments
     }
 
-    /// What a person should know.
+    /// Messages for the user about the device.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The link's state.
+    /// Returns the link's state.
     pub fn link(&self) -> Link {
         let mut link = EthLink::default();
-        // SAFETY: the port is the device's.
+        // SAFETY: the port belongs to the device.
         let known = unsafe { ffi::off_eth_link(self.port, &mut link) } == 0;
         Link {
             up: known && link.up != 0,
@@ -324,10 +325,10 @@ impl Ethdev {
         }
     }
 
-    /// What the device has dropped.
+    /// Returns the numbers of packets that the device has dropped.
     pub fn losses(&self) -> Losses {
         let mut stats = EthStats::default();
-        // SAFETY: the port is the device's. A driver that cannot say leaves zeros.
+        // SAFETY: the port belongs to the device. A driver without counters leaves zeros.
         unsafe { ffi::off_eth_stats(self.port, &mut stats) };
         Losses {
             missed: stats.missed,
@@ -337,19 +338,19 @@ impl Ethdev {
         }
     }
 
-    /// The receiving half of queue `queue`, to be taken once.
+    /// Takes the receiving half of queue `queue`. It must be taken only once.
     ///
     /// # Panics
-    /// When there are fewer queues.
+    /// If the device has fewer queues.
     pub fn rx(self: &Arc<Self>, queue: u16) -> EthRx {
         assert!(queue < self.queues, "queue {queue} of {}", self.queues);
         EthRx::new(Arc::clone(self), queue)
     }
 
-    /// The sending half of queue `queue`, to be taken once.
+    /// Takes the sending half of queue `queue`. It must be taken only once.
     ///
     /// # Panics
-    /// When there are fewer queues.
+    /// If the device has fewer queues.
     pub fn tx(self: &Arc<Self>, queue: u16) -> EthTx {
         assert!(queue < self.queues, "queue {queue} of {}", self.queues);
         EthTx::new(Arc::clone(self), queue)
@@ -359,13 +360,13 @@ impl Ethdev {
 impl Drop for Ethdev {
     fn drop(&mut self) {
         let _alone = eal::one_at_a_time();
-        // SAFETY: the port is the device's, and nobody has one of its queues.
+        // SAFETY: the port belongs to the device, and all its queues have been dropped.
         unsafe { ffi::off_eth_close(self.port, self.ours.into()) };
         self.pool.settle();
     }
 }
 
-/// Text as C has it.
+/// Converts text to a C string.
 pub(crate) fn c_string(text: &str) -> Result<CString, EthError> {
     CString::new(text).map_err(|_| EthError::Device(format!("'{text}' has a zero byte in it")))
 }

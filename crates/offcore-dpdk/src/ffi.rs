@@ -1,16 +1,16 @@
-//! The functions of `shim/shim.h`, which says what each does. They return a count or 0, or a negative errno.
+//! The functions of `shim/shim.h`, which documents them. They return a count or 0, or a negative errno value.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use offcore_dma::channel::CopyOp;
 
-/// `struct rte_mempool`, used behind pointers only.
+/// `struct rte_mempool`, only used behind pointers.
 #[repr(C)]
 pub(crate) struct Mempool {
     _opaque: [u8; 0],
 }
 
-/// `struct rte_mbuf`, as far as it is used here; `shim/pool.c` checks where each field is.
+/// The fields of `struct rte_mbuf` that are used here. `shim/pool.c` checks their offsets.
 #[repr(C, align(64))]
 pub(crate) struct Mbuf {
     pub(crate) buf_addr: *mut u8,
@@ -25,7 +25,7 @@ pub(crate) struct Mbuf {
     _transmit: [u64; 7],
 }
 
-/// What an mbuf is given whenever it is used anew: it is written as a word, and read field by field.
+/// The fields of an mbuf that are reset for every use. They are written as one word and read one by one.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union Rearm {
@@ -37,7 +37,7 @@ pub(crate) union Rearm {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct RearmFields {
-    /// Where the data begins, from `buf_addr`.
+    /// Offset of the data from `buf_addr`.
     pub(crate) data_off: u16,
     pub(crate) refcnt: u16,
     pub(crate) nb_segs: u16,
@@ -161,7 +161,7 @@ unsafe extern "C" {
     pub(crate) fn off_dma_statuses(dev: i16, max: u16, statuses: *mut u32) -> u16;
 }
 
-/// The error behind a negative errno value.
+/// Converts a negative errno value to an error.
 pub(crate) fn errno(rc: c_int) -> std::io::Error {
     std::io::Error::from_raw_os_error(rc.wrapping_neg())
 }

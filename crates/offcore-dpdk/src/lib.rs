@@ -1,15 +1,15 @@
-//! DPDK: its network devices as ports, its DMA devices as copy engines.
+//! DPDK support: its network devices as ports, and its DMA devices as copy engines.
 //!
-//! Everything here needs the feature `dpdk`; without it the crate is empty and builds anywhere.
+//! Everything here needs the feature `dpdk`. Without it the crate is empty and builds on any machine.
 //!
-//! * `eal`: the environment that DPDK has once in a process,
-//! * `mempool`: our packet pool as DPDK's: received buffers are ours, sent ones come back to it,
-//! * `convert`: mbufs and packet handles, made into each other in bursts,
+//! * `eal`: the DPDK environment, which exists once per process,
+//! * `mempool`: the packet pool as a DPDK mempool: received buffers are its chunks, and sent ones return to it,
+//! * `convert`: conversion between mbufs and packet handles, in bursts,
 //! * `ethdev`: network devices,
 //! * `dmadev`: DMA devices as copy engines,
-//! * `measure`: what the conversion costs.
+//! * `measure`: measures the cost of the conversion.
 //!
-//! The C side (`shim/`) is there since half of DPDK is inline functions. It is called once a burst.
+//! The C shim (`shim/`) is necessary because many DPDK functions are inline. It is called once per burst.
 #![cfg(feature = "dpdk")]
 
 pub mod convert;

@@ -1,4 +1,4 @@
-//! What the conversion between mbufs and packet handles costs, in cycles of the time stamp counter.
+//! Measures the cost of the conversion between mbufs and packet handles, in cycles of the time stamp counter.
 
 use std::ffi::c_uint;
 
@@ -10,30 +10,30 @@ use crate::ethdev::{EthError, Ethdev, Request};
 use crate::ffi::{self, Mbuf};
 use crate::mempool::{Lent, MbufPool};
 
-/// Packets of a burst.
+/// Number of packets of a burst.
 const BURST: usize = 32;
-/// Bursts between two looks at the clock.
+/// Number of bursts between two readings of the clock.
 const BURSTS: usize = 1024;
 
-/// TSC cycles a packet, each the median of the rounds measured.
+/// TSC cycles per packet. Each value is the median over the measured rounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Conversion {
-    /// Mbufs made into handles and handles into mbufs: the two loops, and nothing else.
+    /// Only the two conversion loops: mbufs to handles and handles to mbufs.
     pub loops: f64,
-    /// Receiving from net_null and sending to it, by queues as the port has them.
+    /// Receiving from net_null and sending to it, through the port's queues.
     pub port: f64,
-    /// The same with DPDK's calls alone, on the same mempool.
+    /// The same with only DPDK's calls, on the same mempool.
     pub bare: f64,
 }
 
 impl Conversion {
-    /// What the port's path takes more than DPDK's calls alone: the conversion where it is done.
+    /// Returns the cost of the port's path beyond DPDK's calls: the cost of the conversion in its context.
     pub fn added(&self) -> f64 {
         self.port - self.bare
     }
 }
 
-/// Measures over `rounds` rounds of 32768 packets each, by turns of the three kinds, on a device net_null of its own.
+/// Measures `rounds` rounds of 32768 packets each, alternating between the three kinds, on a separate net_null device.
 ///
 /// # Errors
 /// As [`Ethdev::open`].
@@ -61,14 +61,14 @@ fn per_packet(ticks: u64) -> f64 {
     ticks as f64 / (BURST * BURSTS) as f64
 }
 
-/// The loops on a few bursts of mbufs that a driver could have handed over.
+/// Runs the loops on a few bursts of mbufs, as a driver could return them.
 fn convert_only(mbufs: &'static MbufPool) -> Result<f64, EthError> {
     const SETS: usize = 8;
     let mut cache = mbufs.pool().cache();
     let mut taken = [std::ptr::null_mut::<Mbuf>(); BURST * SETS];
     {
         let _lent = Lent::new(&mut cache);
-        // SAFETY: the mempool is DPDK's, and there is room for so many.
+        // SAFETY: the mempool is valid, and there is room for that number of mbufs.
         let rc = unsafe { ffi::off_pool_alloc(mbufs.mempool(), taken.as_mut_ptr(), taken.len() as c_uint) };
         if rc < 0 {
             return Err(EthError::Device("no packet buffers to measure with".into()));
@@ -78,7 +78,7 @@ fn convert_only(mbufs: &'static MbufPool) -> Result<f64, EthError> {
     let before = tsc::now();
     for round in 0..BURSTS {
         let set = &taken[round % SETS * BURST..][..BURST];
-        // SAFETY: the mbufs are ours, as if received; the handles that the last round made of them are gone.
+        // SAFETY: the mbufs were allocated here, as if received; the handles that the last round made of them are gone.
         unsafe { convert::receive(mbufs, set, &mut burst) };
         convert::transmit(mbufs, &burst, &mut list);
         std::hint::black_box(&mut list);
@@ -115,8 +115,8 @@ fn by_calls(device: &Ethdev, pool: &'static MbufPool) -> f64 {
     let before = tsc::now();
     for _ in 0..BURSTS {
         let _lent = Lent::new(&mut cache);
-        // SAFETY: the device is running, and nobody else uses its one queue; what is sent was received. net_null takes
-        // all that it is given.
+        // SAFETY: the device is running, and its only queue is not used elsewhere; the sent mbufs were received.
+        // net_null accepts all packets.
         unsafe {
             let count = ffi::off_eth_rx(device.port(), 0, mbufs.as_mut_ptr(), BURST as u16);
             ffi::off_eth_tx(device.port(), 0, mbufs.as_mut_ptr(), count);

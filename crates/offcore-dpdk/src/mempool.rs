@@ -1,14 +1,15 @@
-//! Our packet pool as DPDK's: a mempool of mbuf headers, of which number i is about chunk i of the pool.
+//! The packet pool as a DPDK mempool of mbuf headers: mbuf i describes chunk i of the pool.
 //!
 //! ```text
 //! mbuf i --buf_addr--> chunk i of the pool | headroom | data ... |
 //! ```
-//! The chunks may also be in a [device's memory](DeviceMemory), which the network card then receives into and sends from:
-//! handles are the pool's, and nothing here or in [`crate::convert`] reads or writes a packet's bytes.
+//! The chunks may also be in a [device's memory](DeviceMemory), where the network card then receives packets and from
+//! where it sends them: handles belong to the pool, and neither this module nor [`crate::convert`] accesses packets'
+//! bytes.
 //!
-//! The mempool has operations of its own. What a driver takes for received packets is taken from our pool, what it frees
-//! after sending goes back there: through the cache of the worker that is calling the driver (`Lent`), or through one
-//! under a lock where a driver does it at another time (start, stop, threads of its own).
+//! The mempool has its own operations. A driver's buffers for received packets are taken from the packet pool, and the
+//! buffers that it frees after sending return there. This uses the cache of the worker that calls the driver (`Lent`),
+//! or a cache behind a lock if the driver allocates or frees outside of such calls (start, stop, its own threads).
 
 use std::cell::Cell;
 use std::ffi::{CString, c_int, c_uint, c_void};
@@ -34,45 +35,45 @@ pub enum PoolError {
     Dpdk { what: String, source: std::io::Error },
 }
 
-/// A pool of ours with mbufs for its chunks. Made once for a pool, and lives as long as the process.
+/// A packet pool with mbufs for its chunks. It is created once per pool and lives as long as the process.
 #[derive(Debug)]
 pub struct MbufPool {
     pool: &'static Pool,
-    /// Where the bytes of its chunks are, if not in the pool.
+    /// The memory of the chunks' bytes, if it is not the pool's.
     elsewhere: Option<DeviceMemory>,
     mempool: NonNull<Mempool>,
     first: NonNull<Mbuf>,
-    /// Bytes from one mbuf to the next.
+    /// Distance in bytes between two mbufs.
     stride: usize,
-    /// The mempool's operations.
+    /// State of the mempool's operations.
     source: &'static Source,
     _headers: Mapping,
 }
 
-// SAFETY: a mempool may be used by any thread: its operations are ours, and they take a worker's own cache or a lock. Who
-// writes an mbuf owns its chunk.
+// SAFETY: any thread may use a mempool, because its operations use the thread's lent cache or a lock. An mbuf is only
+// written by the owner of its chunk.
 unsafe impl Send for MbufPool {}
 // SAFETY: as above.
 unsafe impl Sync for MbufPool {}
 
-/// The pool behind a mempool, for the operations.
+/// The pool behind a mempool, for the mempool's operations.
 #[derive(Debug)]
 struct Source {
     pool: &'static Pool,
-    /// Where the bytes of its chunks begin.
+    /// Address of the chunks' bytes.
     base: usize,
-    /// Whether the CPU has no address for them.
+    /// Whether the bytes have no CPU address.
     unmapped: bool,
-    /// While the mempool is filled with its mbufs: their chunks are where they belong.
+    /// Set while the mempool is filled with its mbufs, whose chunks are already in the pool.
     filling: AtomicBool,
-    /// For threads that lend no cache; there while somebody needs it.
+    /// The cache of threads that lend none; `None` unless such a thread needed it.
     fallback: Mutex<Option<PoolCache>>,
-    /// Where mbufs are, once they are known.
+    /// Address of the mbufs, once it is known.
     first: AtomicPtr<Mbuf>,
     stride: AtomicUsize,
 }
 
-/// One for each pool that was asked for.
+/// One entry for each registered pool.
 static POOLS: Mutex<Vec<&'static MbufPool>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -80,18 +81,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl MbufPool {
-    /// The mbufs of `pool`, whose memory is made known to DPDK with the first call. The EAL is up.
+    /// Returns the mbufs of `pool`. The first call registers its memory with DPDK. The EAL must be running.
     ///
     /// # Errors
-    /// No memory, or what DPDK refused.
+    /// If memory is exhausted or DPDK refuses a step.
     pub fn of(pool: &'static Pool) -> Result<&'static Self, PoolError> {
         Self::known_or_made(pool, None)
     }
 
-    /// Mbufs about the same chunks of `memory` in place of the pool's own. They keep it.
+    /// Returns mbufs for the same chunks in `memory` instead of the pool's memory. They keep `memory` alive.
     ///
     /// # Errors
-    /// As [`MbufPool::of`], and `memory` that is smaller than the pool.
+    /// As for [`MbufPool::of`]; in addition, if `memory` is smaller than the pool.
     pub fn elsewhere(pool: &'static Pool, memory: &DeviceMemory) -> Result<&'static Self, PoolError> {
         if !memory.holds(pool) {
             let expected = pool.chunks() * pool.chunk_size();
@@ -127,7 +128,7 @@ impl MbufPool {
         let own = (pool.memory().0.as_ptr(), pool.page_size());
         let (base, page_size) = elsewhere.as_ref().map_or(own, |memory| (memory.base(), memory.page_size()));
         let unmapped = elsewhere.as_ref().is_some_and(|memory| !memory.is_mapped());
-        // SAFETY: asks for a size.
+        // SAFETY: the function only returns a size.
         let len = unsafe { ffi::off_pool_headers_len(chunks) };
         let (headers, _fd) = Mapping::memfd("offcore-mbufs", len, Hugepages::Auto)?;
         let source: &'static Source = Box::leak(Box::new(Source {
@@ -153,8 +154,8 @@ impl MbufPool {
             headers_len: headers.len(),
         };
         let (mut mempool, mut first, mut stride) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
-        // SAFETY: the EAL is up; the configuration is as long as the call; the memory it names lives as long as the
-        // process, and the headers are used by nobody else.
+        // SAFETY: the EAL is running; the configuration lives as long as the call; the memory that it refers to lives
+        // as long as the process, and the headers are not used elsewhere.
         let rc = unsafe { ffi::off_pool_create(&config, &mut mempool, &mut first, &mut stride) };
         let (Some(mempool), Some(first)) = (NonNull::new(mempool), NonNull::new(first)) else {
             return Err(refused(if rc < 0 { rc } else { -libc::ENOMEM }));
@@ -165,18 +166,18 @@ impl MbufPool {
         Ok(Self { pool, elsewhere, mempool, first, stride, source, _headers: headers })
     }
 
-    /// The pool of ours.
+    /// Returns the packet pool.
     pub fn pool(&self) -> &'static Pool {
         self.pool
     }
 
-    /// Where the bytes of its chunks begin.
+    /// Returns the address of the chunks' bytes.
     #[inline(always)]
     pub(crate) fn base(&self) -> usize {
         self.source.base
     }
 
-    /// The device's memory that they are in, if they are not in the pool.
+    /// Returns the device memory that contains the bytes, if they are not in the pool.
     pub(crate) fn memory(&self) -> Option<&DeviceMemory> {
         self.elsewhere.as_ref()
     }
@@ -185,19 +186,19 @@ impl MbufPool {
         self.mempool.as_ptr()
     }
 
-    /// The mbuf about chunk `chunk`, which the pool has.
+    /// Returns the mbuf of chunk `chunk`, which must be a chunk of the pool.
     #[inline(always)]
     pub(crate) fn mbuf(&self, chunk: u32) -> *mut Mbuf {
         self.first.as_ptr().wrapping_byte_add(chunk as usize * self.stride)
     }
 
-    /// Gives back what is held for threads that lend no cache: after a device was stopped.
+    /// Returns the chunks cached for threads that lend no cache to the pool. Called after a device was stopped.
     pub(crate) fn settle(&self) {
         *lock(&self.source.fallback) = None;
     }
 }
 
-/// Makes the pool's memory known to DPDK.
+/// Registers the pool's memory with DPDK.
 fn register(pool: &'static Pool) -> Result<(), PoolError> {
     let ((base, len), page_size) = (pool.memory(), pool.page_size());
     if !eal::iova_is_va() && page_size < 2 << 20 {
@@ -208,7 +209,7 @@ fn register(pool: &'static Pool) -> Result<(), PoolError> {
             source: ffi::errno(-libc::EINVAL),
         });
     }
-    // SAFETY: the EAL is up; the memory is the pool's, which is never unmapped.
+    // SAFETY: the EAL is running; the memory belongs to the pool and is never unmapped.
     let rc = unsafe { ffi::off_memory_register(base.as_ptr(), len, page_size, 0) };
     if rc < 0 && rc != -libc::EEXIST {
         let what = format!("making {len} bytes of packet buffers known to DPDK");
@@ -217,10 +218,10 @@ fn register(pool: &'static Pool) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// The same for memory of a device's. The mbufs that are made then keep it.
+/// Registers a device's memory with DPDK. The mbufs created for it keep it alive.
 fn register_elsewhere(memory: &DeviceMemory) -> Result<(), PoolError> {
     let (len, unmapped) = (memory.len(), c_int::from(!memory.is_mapped()));
-    // SAFETY: the EAL is up; DPDK only writes down where the memory is, which is a device's for as long as it is kept.
+    // SAFETY: the EAL is running; DPDK only records the address, which belongs to the device while the memory is kept.
     let rc = unsafe { ffi::off_memory_register(memory.base(), len, memory.page_size(), unmapped) };
     if rc < 0 && rc != -libc::EEXIST {
         let what = format!("making {len} bytes in the memory of {} known to DPDK", memory.device());
@@ -234,11 +235,11 @@ thread_local! {
     static LENT: Cell<*mut PoolCache> = const { Cell::new(std::ptr::null_mut()) };
 }
 
-/// While it lives, the mempool's operations on this thread use the cache it was made of.
+/// While this lives, the mempool's operations on this thread use the cache that it was created with.
 #[derive(Debug)]
 pub(crate) struct Lent<'a> {
     _cache: PhantomData<&'a mut PoolCache>,
-    /// It is about this thread.
+    /// It must stay on its thread.
     _stays: PhantomData<*const ()>,
 }
 
@@ -258,12 +259,12 @@ impl Drop for Lent<'_> {
 }
 
 impl Source {
-    /// Calls `act` with the cache that this thread lends, or the one for those that lend none.
+    /// Calls `act` with the cache that this thread lends, or with the shared one.
     #[inline(always)]
     fn with<R>(&self, act: impl FnOnce(&mut PoolCache) -> R) -> R {
         let lent = LENT.get();
-        // SAFETY: `Lent` has the cache borrowed mutably for as long as the pointer is there, and whoever made it only
-        // calls a driver meanwhile, which comes here one call after the other.
+        // SAFETY: `Lent` borrows the cache mutably while the pointer is set. Its owner only calls a driver meanwhile,
+        // which calls this function sequentially.
         if let Some(cache) = unsafe { lent.as_mut() }
             && std::ptr::eq(cache.pool(), self.pool)
         {
@@ -272,8 +273,9 @@ impl Source {
         self.with_fallback(act)
     }
 
-    /// Makes `mbuf`, which nobody uses any more, be about its chunk again: a driver had let it be about a buffer of its
-    /// own (mlx5 with mprq_en=1), and DPDK, letting go of that, has taken the chunk to lie behind the mbuf as elsewhere.
+    /// Points an unused `mbuf` at its chunk again. A driver had attached another buffer to it (mlx5 with mprq_en=1).
+    /// When DPDK detached that buffer, it pointed the mbuf at the memory behind itself, where other mempools have their
+    /// data.
     #[cold]
     fn restore(&self, mbuf: *mut Mbuf) -> Option<Packet> {
         let (first, stride) = (self.first.load(Ordering::Relaxed), self.stride.load(Ordering::Relaxed));
@@ -283,7 +285,8 @@ impl Source {
         }
         let place = chunk * self.pool.chunk_size();
         let buffer = std::ptr::with_exposed_provenance_mut::<u8>(self.base).wrapping_add(place);
-        // SAFETY: the mbuf is one of the mempool's, all of which have a chunk, and nobody else uses it; this chunk is its.
+        // SAFETY: the mbuf belongs to the mempool, all of whose mbufs have a chunk; it is not used elsewhere, and this
+        // is its chunk.
         unsafe {
             ffi::off_mbuf_restore(mbuf, buffer, self.pool.chunk_size() as c_uint, self.unmapped.into())
         };
@@ -297,20 +300,20 @@ impl Source {
     }
 }
 
-/// Takes `count` chunks of the pool for a driver, and puts their mbufs at `mbufs`; all or none.
+/// Takes `count` chunks from the pool for a driver, and writes their mbufs to `mbufs`. It takes all of them or none.
 ///
 /// # Safety
-/// `source` is a mempool's, and `mbufs` has room for `count`.
+/// `source` must be a mempool's owner, and `mbufs` must have room for `count` entries.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn offcore_dpdk_dequeue(
     source: *const c_void,
     mbufs: *mut *mut Mbuf,
     count: c_uint,
 ) -> c_int {
-    // SAFETY: the owner that `MbufPool::new` gave the mempool, which is never freed.
+    // SAFETY: `MbufPool::new` gave this owner to the mempool, and it is never freed.
     let source = unsafe { &*source.cast::<Source>() };
     let (first, stride) = (source.first.load(Ordering::Relaxed), source.stride.load(Ordering::Relaxed));
-    // SAFETY: there is room for so many.
+    // SAFETY: the caller guarantees room for `count` entries.
     let mbufs = unsafe { std::slice::from_raw_parts_mut(mbufs, count as usize) };
     source.with(|cache| {
         for at in 0..mbufs.len() {
@@ -325,10 +328,10 @@ unsafe extern "C" fn offcore_dpdk_dequeue(
     })
 }
 
-/// Gives the chunks of `count` mbufs back to the pool.
+/// Returns the chunks of `count` mbufs to the pool.
 ///
 /// # Safety
-/// `source` is a mempool's, and the mbufs at `mbufs` are its own and used by nobody any more.
+/// `source` must be a mempool's owner, and the mbufs at `mbufs` must belong to it and be unused.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn offcore_dpdk_enqueue(
     source: *const c_void,
@@ -340,7 +343,7 @@ unsafe extern "C" fn offcore_dpdk_enqueue(
     if source.filling.load(Ordering::Relaxed) {
         return 0;
     }
-    // SAFETY: there are so many.
+    // SAFETY: the caller guarantees `count` entries.
     let mbufs = unsafe { std::slice::from_raw_parts(mbufs, count as usize) };
     source.with(|cache| give_back(source, cache, mbufs));
     0
@@ -350,10 +353,10 @@ unsafe extern "C" fn offcore_dpdk_enqueue(
 fn give_back(source: &Source, cache: &mut PoolCache, mbufs: &[*mut Mbuf]) {
     let base = source.base;
     for &mbuf in mbufs {
-        // SAFETY: an mbuf of the mempool, which nobody uses any more.
+        // SAFETY: an unused mbuf of the mempool.
         let place = unsafe { (*mbuf).buf_addr }.addr().wrapping_sub(base);
-        // SAFETY: the chunk was lent when its mbuf went to a driver, by dequeue or by a packet that was sent, and a
-        // driver frees an mbuf once.
+        // SAFETY: the chunk was lent when its mbuf went to a driver, by dequeue or with a sent packet, and a driver
+        // frees an mbuf once.
         let packet = unsafe { source.pool.reclaim(place as u64, 0) };
         if let Some(packet) = packet.or_else(|| source.restore(mbuf)) {
             cache.free(packet);
@@ -361,10 +364,10 @@ fn give_back(source: &Source, cache: &mut PoolCache, mbufs: &[*mut Mbuf]) {
     }
 }
 
-/// Free chunks of the pool, about.
+/// Returns the approximate number of free chunks.
 ///
 /// # Safety
-/// `source` is a mempool's.
+/// `source` must be a mempool's owner.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn offcore_dpdk_count(source: *const c_void) -> c_uint {
     // SAFETY: as for dequeue.
@@ -389,12 +392,13 @@ mod tests {
         let mut taken = [std::ptr::null_mut::<Mbuf>(); 32];
         let lent = Lent::new(&mut cache);
         for _ in 0..2 * pool.chunks() / taken.len() {
-            // SAFETY: the mempool is DPDK's, and there is room for so many.
+            // SAFETY: the mempool is valid, and there is room for that number of mbufs.
             let rc =
                 unsafe { ffi::off_pool_alloc(mbufs.mempool(), taken.as_mut_ptr(), taken.len() as c_uint) };
             assert_eq!(rc, 0, "chunks are missing");
             for &mbuf in &taken {
-                // SAFETY: just taken, and used by nobody else. This is where rte_pktmbuf_detach lets an mbuf point.
+                // SAFETY: the mbuf was just taken and is not used elsewhere. rte_pktmbuf_detach leaves an mbuf with
+                // this address.
                 unsafe {
                     let own = (*mbuf).buf_addr;
                     (*mbuf).buf_addr = mbuf.cast::<u8>().wrapping_add(size_of::<Mbuf>());

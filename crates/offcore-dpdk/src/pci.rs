@@ -1,13 +1,14 @@
-//! PCI devices as the kernel shows them.
+//! PCI devices and their drivers, as listed in sysfs.
 
 use std::path::Path;
 
-/// Kernel drivers that DPDK's drivers work beside.
+/// Kernel drivers that stay bound to a device that DPDK uses.
 const SHARED: [&str; 3] = ["mlx4_core", "mlx5_core", "mana"];
-/// Kernel drivers that give a device to DPDK.
+/// Kernel drivers that give a device to user space programs such as DPDK applications.
 const GIVING: [&str; 3] = ["vfio-pci", "igb_uio", "uio_pci_generic"];
 
-/// The PCI address in its long form, if `name` is one: `0000:43:00.0`, or without the domain.
+/// Parses `name` as a PCI address, with or without the domain; returns the address in its long form, such as
+/// `0000:43:00.0`.
 pub(crate) fn address(name: &str) -> Option<String> {
     let (bus, function) = name.rsplit_once('.')?;
     let parts: Vec<&str> = bus.split(':').collect();
@@ -20,13 +21,14 @@ pub(crate) fn address(name: &str) -> Option<String> {
     }
 }
 
-/// The kernel's driver that the device at `address` is bound to, by the sysfs at `sys`.
+/// Returns the kernel driver to which the device at `address` is bound, according to the sysfs at `sys`.
 pub(crate) fn kernel_driver(sys: &Path, address: &str) -> Option<String> {
     let path = std::fs::read_link(sys.join("bus/pci/devices").join(address).join("driver")).ok()?;
     Some(path.file_name()?.to_string_lossy().into_owned())
 }
 
-/// Whether DPDK can have the device at `address`, by the sysfs at `sys`; if not, why and what to do.
+/// Checks whether DPDK can use the device at `address`, according to the sysfs at `sys`. The error says why not, and
+/// what to do.
 pub(crate) fn check(sys: &Path, address: &str) -> Result<(), String> {
     let device = sys.join("bus/pci/devices").join(address);
     if !device.exists() {

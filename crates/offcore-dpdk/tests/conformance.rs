@@ -1,6 +1,8 @@
-//! The engine conformance suite on DPDK's dma_skeleton, whose copies a thread of DPDK makes: one test for each check.
+//! Runs the engine conformance suite on DPDK's dma_skeleton, whose copies a DPDK thread performs, with one test per
+//! check.
 //!
-//! There is one such device in a process, and it has one channel: the tests take turns. Where a check wants several
+//! A process can have one such device with one channel, so the tests take turns. Checks that need several channels get
+//! what workers get in that case: handles of one channel that is shared with a lock.
 //! channels at a time, they are what workers get then: handles of one channel that is shared by a lock.
 #![cfg(feature = "dpdk")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -63,7 +65,7 @@ fn taken_operations_are_not_reported() {
         (from..from + count).map(op).collect()
     };
     let (mut completions, mut outstanding) = (Completions::default(), Vec::new());
-    // SAFETY: the buffers outlive the channel; copies to one place write the same.
+    // SAFETY: the buffers outlive the channel; copies to the same place write the same bytes.
     assert_eq!(unsafe { channel.copy(&copies(0, 16)) }, 16);
     channel.submit();
     channel.take_outstanding(&mut outstanding);

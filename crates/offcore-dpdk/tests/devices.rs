@@ -1,4 +1,4 @@
-//! Virtual devices of DPDK: what goes in comes out, and every packet buffer comes back.
+//! Tests DPDK's virtual devices: sent packets are received unchanged, and every packet buffer is returned.
 #![cfg(feature = "dpdk")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -15,7 +15,7 @@ fn request(device: &str) -> Request {
     Request { device: device.into(), queues: 1, promiscuous: true, ..Request::default() }
 }
 
-/// How many buffers can be taken: all of them, when none is lost.
+/// Returns how many buffers can be taken, which is all of them if none was lost.
 fn free_buffers(cache: &mut PoolCache) -> usize {
     let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
     let count = all.len();
@@ -53,7 +53,7 @@ fn net_ring_returns_every_byte() {
     let bytes = |number: u32, len: usize| (0..len).map(move |at| (number as usize * 31 + at * 7) as u8);
     for round in 0..2000 {
         for _ in 0..1 + round % BURST {
-            // Of one buffer, and of up to four.
+            // Packets of one buffer, or of up to four.
             let len = 60 + (next as usize * 977) % if round % 3 == 0 { 6000 } else { 1400 };
             let mut packet = cache.take_chain(HEADROOM - round % 100, len).unwrap();
             let content = bytes(next, len);
@@ -77,7 +77,7 @@ fn net_ring_returns_every_byte() {
             }
         }
     }
-    // The ring is full at some point: what it does not take stays here, whole.
+    // The ring eventually becomes full. Packets that it does not accept stay in the burst, complete.
     let mut left = 0;
     let mut sent = 0;
     while left == 0 {
@@ -139,17 +139,17 @@ fn open_errors_name_the_remedy() {
     cache.free_all(burst.drain(..));
 }
 
-/// A mapping in place of a device's memory, for packets of `pool`.
+/// Creates a mapping that represents a device's memory, for the packets of `pool`.
 fn elsewhere(pool: &Pool) -> (Arc<Mapping>, DeviceMemory) {
     let len = pool.chunks() * pool.chunk_size();
     let mapping = Arc::new(Mapping::memfd("offcore-test", len, Hugepages::None).unwrap().0);
     let place = (mapping.base().as_ptr().expose_provenance(), mapping.len());
     let page_size = mapping.page_size();
-    // SAFETY: that is the mapping, which tests only read.
+    // SAFETY: the range is the mapping, which tests only read.
     (Arc::clone(&mapping), unsafe { DeviceMemory::new("host", place, page_size, true, mapping) })
 }
 
-/// net_pcap copies what it receives out of a file, and what it sends into one, by the CPU.
+/// net_pcap uses the CPU to copy received packets out of a file and sent packets into one.
 #[test]
 fn device_memory_receives_and_sends() {
     let pool = pool();
@@ -159,7 +159,8 @@ fn device_memory_receives_and_sends() {
     let [from, to] =
         ["from", "to"].map(|name| directory.join(format!("offcore-{}-{name}.pcap", std::process::id())));
     let content = |number: u8| (0..60).map(move |at| number.wrapping_mul(31) + at);
-    // The file's header: times in microseconds, Ethernet; a packet's: no time, 60 bytes, of 60.
+    // The file header says microsecond timestamps and Ethernet; each packet header has time 0, length 60, original
+    // length 60.
     let mut file: Vec<u8> =
         [0xa1b2_c3d4, 4 << 16 | 2, 0, 0, 65_535, 1u32].iter().flat_map(|word| word.to_le_bytes()).collect();
     for number in 0..200 {
@@ -179,7 +180,7 @@ fn device_memory_receives_and_sends() {
             let mut received = [0; 60];
             mapping.read_at(place, &mut received);
             assert!(packet.len() == 60 && content(number).eq(received), "packet {number}");
-            // As a device would.
+            // The test plays the device's part.
             mapping.write_at(place, b"swapped");
             number += 1;
         }
@@ -193,10 +194,10 @@ fn device_memory_receives_and_sends() {
         let packet = &sent[24 + usize::from(number) * 76 + 16..][..60];
         assert!(packet.starts_with(b"swapped") && content(number).skip(7).eq(packet[7..].iter().copied()));
     }
-    // Nothing of it was in the pool's own memory.
+    // The pool's memory was not used.
     let (base, len) = pool.memory();
     for place in (0..len).step_by(64) {
-        // SAFETY: inside the pool's memory, of which nobody uses anything now.
+        // SAFETY: the range is within the pool's memory, which is not used at this point.
         let own = unsafe { base.add(place).cast::<[u8; 64]>().read() };
         assert_eq!(own, [0; 64], "at {place}");
     }
@@ -241,7 +242,7 @@ fn unusable_device_memory_is_refused() {
     let pool = pool();
     let (mapping, _) = elsewhere(pool);
     let place = |len| (mapping.base().as_ptr().expose_provenance(), len);
-    // SAFETY: at most the mapping; nothing is put there.
+    // SAFETY: the range is at most the mapping, and it is not accessed.
     let of =
         |len, mapped| Some(unsafe { DeviceMemory::new("cuda:0", place(len), 4096, mapped, Arc::new(())) });
     let with = |request: Request, words: &[&str]| {

@@ -1,4 +1,5 @@
-//! The EAL as a guest of our process: each test is a process of its own, since there is one EAL in a process.
+//! Tests how the EAL behaves in a process. Each test runs in a separate process, because a process can have only one
+//! EAL.
 #![cfg(feature = "dpdk")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -10,7 +11,7 @@ use offcore_mem::{Burst, Hugepages, Pool};
 
 const CHILD: &str = "OFFCORE_TEST_EAL_CHILD";
 
-/// Runs the rest of the test called `name` in a process of its own; whether this is it.
+/// Runs the rest of the test `name` in a child process; returns whether this is the child.
 fn is_child(name: &str) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;
@@ -27,7 +28,7 @@ fn is_child(name: &str) -> bool {
     false
 }
 
-/// A few packets from net_null.
+/// Receives a few packets from net_null.
 fn receives() {
     let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
     let request = Request { device: "net_null0".into(), queues: 1, ..Request::default() };
@@ -86,7 +87,7 @@ fn bad_arguments_are_in_the_error_only() {
     for _ in 0..2 {
         let error = eal::start().unwrap_err().to_string();
         let words = ["--bogus=1", "unrecognized option", "Invalid argument", "correct --eal"];
-        // Not printed, or the parent would take it for the EAL's own words.
+        // The prefix is removed, because the parent would take the line for the EAL's output.
         assert!(words.iter().all(|word| error.contains(word)), "{}", error.replace("EAL:", "EAL"));
     }
 }

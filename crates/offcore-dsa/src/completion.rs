@@ -39,27 +39,27 @@ impl Status {
     pub const HARDWARE_READBACK: Self = Self(0x21);
     pub const TRANSLATION: Self = Self(0x22);
 
-    /// Whether everything that was asked for has been done.
+    /// Whether the device has done everything that the descriptor asked for.
     #[inline(always)]
     pub const fn is_success(self) -> bool {
         matches!(self, Self::SUCCESS | Self::FALSE_PREDICATE)
     }
 
-    /// Whether the operation stopped at a page fault, after the bytes that the record counts.
+    /// Whether the operation stopped at a page fault. The record counts the bytes completed before the fault.
     pub const fn is_page_fault(self) -> bool {
         matches!(self, Self::PAGE_FAULT | Self::PAGE_REQUEST_INVALID | Self::BATCH_LIST_FAULT)
     }
 }
 
 bitflags! {
-    /// What was wrong with a data integrity field: DIF Status, byte 1 of the record (section 8.3.17.4).
+    /// Mismatches of a data integrity field: DIF Status, byte 1 of the record (section 8.3.17.4).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct DifMismatch: u8 {
         /// The guard is not the block's CRC.
         const GUARD = 1 << 0;
-        /// Another application tag was expected.
+        /// The application tag differs from the expected one.
         const APPLICATION = 1 << 1;
-        /// Another reference tag was expected.
+        /// The reference tag differs from the expected one.
         const REFERENCE = 1 << 2;
         /// All F Detect Error: the field is all ones.
         const ALL_F = 1 << 3;
@@ -67,7 +67,7 @@ bitflags! {
     }
 }
 
-/// A completion record in memory that a device writes: 32 bytes, 32-byte aligned. The status byte is written last.
+/// A completion record in memory that the device writes: 32 bytes, 32-byte aligned. The status byte is written last.
 #[derive(Debug, Default)]
 #[repr(C, align(32))]
 pub struct CompletionRecord {
@@ -82,46 +82,46 @@ pub struct CompletionRecord {
 
 const _: () = assert!(size_of::<CompletionRecord>() == 32 && align_of::<CompletionRecord>() == 32);
 
-/// A completion record, read.
+/// The contents of a completion record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completed {
     /// Bits 5:0 of the status byte.
     pub status: Status,
-    /// Bit 7 of the status byte: the access that faulted was a write.
+    /// Bit 7 of the status byte: the faulting access was a write.
     pub fault_was_write: bool,
-    /// Operation-specific; memory move: 1 when it ran backwards.
+    /// Operation-specific. Memory move: 1 when the copy ran from the end backwards.
     pub result: u8,
-    /// Bit 0: the address is masked; bits 3:1: which operand.
+    /// Bit 0: the address is masked. Bits 3:1: the operand that faulted.
     pub fault_info: u8,
-    /// Bytes, or descriptors of a batch, completed; 0 when all of them are.
+    /// Bytes completed, or descriptors of a batch; 0 when all of them are complete.
     pub completed: u32,
-    /// Where the page fault was; the low 12 bits may be 0.
+    /// The address of the page fault; the low 12 bits may be 0.
     pub fault_address: u64,
     /// Bytes 16 to 31: operation-specific (invalid flags, CRC value, delta record size, DIF status).
     pub specific: [u64; 2],
 }
 
 impl CompletionRecord {
-    /// Sets the status to none, before the descriptor is submitted. A fence must come between.
+    /// Sets the status to 0 before the descriptor is submitted. The caller must execute a fence between the two.
     #[inline(always)]
     pub fn clear(&self) {
         self.status.store(0, Ordering::Relaxed);
     }
 
-    /// The status byte as it is now; 0 while the device has written nothing. What the device wrote before it is visible
-    /// when it is not 0.
+    /// Returns the current status byte; 0 until the device has written the record. If it is not 0, everything that the
+    /// device wrote before it is visible.
     #[inline(always)]
     pub fn status_byte(&self) -> u8 {
         self.status.load(Ordering::Acquire)
     }
 
-    /// Whether the device has completed the operation with success and nothing else.
+    /// Whether the device has completed the operation with status Success.
     #[inline(always)]
     pub fn is_plain_success(&self) -> bool {
         self.status_byte() == Status::SUCCESS.0
     }
 
-    /// The whole record; `None` while there is none.
+    /// Returns the whole record; `None` until the device has written it.
     pub fn read(&self) -> Option<Completed> {
         let byte = self.status_byte();
         if byte == 0 {
@@ -139,7 +139,7 @@ impl CompletionRecord {
         })
     }
 
-    /// Writes a record as a device does: the status byte last.
+    /// Writes a record in the order that a device uses: the status byte last.
     pub fn write(&self, record: &Completed) {
         self.result.store(record.result, Ordering::Relaxed);
         self.fault_info.store(record.fault_info, Ordering::Relaxed);
@@ -156,7 +156,7 @@ impl CompletionRecord {
 }
 
 impl Completed {
-    /// A record of `status` with everything else zero.
+    /// Returns a record with this status; all other fields are zero.
     pub fn of(status: Status) -> Self {
         Self { status, ..Self::default() }
     }

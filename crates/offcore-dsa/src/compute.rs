@@ -1,4 +1,4 @@
-//! What operations compute, by the core: for the software fallback of [`ops`](crate::ops), and for the simulated device.
+//! Operations computed by the CPU core: for the software fallback of [`ops`](crate::ops), and for the simulated device.
 
 mod crc;
 mod pattern;
@@ -6,7 +6,7 @@ mod pattern;
 pub use crc::Crc;
 pub use pattern::Pattern;
 
-/// The offset of the first byte in which the two differ, over the length of the shorter one.
+/// Returns the offset of the first byte that differs, within the length of the shorter slice.
 pub(crate) fn compare(first: &[u8], second: &[u8]) -> Option<usize> {
     const STEP: usize = 64;
     let len = first.len().min(second.len());

@@ -1,9 +1,10 @@
-//! How a device is laid out: groups, work queues and DSA engines, in accel-config's words.
+//! The layout of a device: groups, work queues and DSA engines, with accel-config's names.
 //!
-//! * [`DeviceConfig`]: a layout; [`profile`] and [`preset`] are the built-in ones, [`one_line`] makes one from a line,
-//! * [`Capabilities`]: what a device can be laid out as, [`check`]: every rule of the specification by name,
-//! * [`json`]: accel-config's files, [`commands`]: accel-config's command lines,
-//! * [`sysfs`]: the present layout as the kernel tells it, [`apply`]: writing another one.
+//! * [`DeviceConfig`]: a layout. [`profile`] and [`preset`] return built-in layouts, [`one_line`] parses a one-line
+//!   form,
+//! * [`Capabilities`]: the limits of a device's layout; [`check`]: every rule of the specification by name,
+//! * [`json`]: accel-config's files; [`commands`]: accel-config's command lines,
+//! * [`sysfs`]: the present layout as the kernel reports it; [`apply`]: changes of the layout.
 
 pub mod apply;
 mod capabilities;
@@ -29,17 +30,17 @@ pub struct DeviceConfig {
     pub name: String,
     /// Read buffers that the groups with [`Group::use_read_buffer_limit`] share; 0 for no limit (section 9.2.8).
     pub read_buffer_limit: u32,
-    /// Entries of the event log, at least 64; `None` leaves the kernel's default.
+    /// Entries of the event log, 64 or more; `None` leaves the kernel's default.
     pub event_log_size: Option<u32>,
-    /// Groups. One without work queues and engines is not used.
+    /// Groups. A group without work queues and engines is unused.
     pub groups: Vec<Group>,
-    /// Work queues. One of size 0 is not used.
+    /// Work queues. A queue of size 0 is unused.
     pub wqs: Vec<WqConfig>,
     /// The group that each DSA engine is in, if any.
     pub engines: Vec<Option<usize>>,
 }
 
-/// What is set for a group (section 9.2.23).
+/// The settings of a group (section 9.2.23).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     /// Traffic class of addresses whose selector is 0; `None` leaves the device's.
@@ -47,47 +48,47 @@ pub struct Group {
     /// Traffic class of addresses whose selector is 1; `None` leaves the device's.
     pub traffic_class_b: Option<u32>,
     pub read_buffers_reserved: u32,
-    /// Read buffers that the group may use; `None`: as many as there are.
+    /// Read buffers that the group may use; `None` for all of the device's.
     pub read_buffers_allowed: Option<u32>,
-    /// Whether [`DeviceConfig::read_buffer_limit`] holds for the group.
+    /// Whether [`DeviceConfig::read_buffer_limit`] applies to the group.
     pub use_read_buffer_limit: bool,
-    /// Work descriptors in progress in an engine: 1/2^N of the maximum, N from 0 to 3.
+    /// Limit of work descriptors in progress in an engine: 1/2^N of the maximum, N from 0 to 3.
     pub desc_progress_limit: u32,
-    /// Batch descriptors in progress in an engine: 1/2^N of the maximum, N from 0 to 3.
+    /// Limit of batch descriptors in progress in an engine: 1/2^N of the maximum, N from 0 to 3.
     pub batch_progress_limit: u32,
 }
 
-/// What is set for a work queue (section 9.2.24, and what the kernel adds).
+/// The settings of a work queue (section 9.2.24 and additions of the kernel).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WqConfig {
-    /// Who may submit.
+    /// The access mode.
     pub mode: WqMode,
-    /// Descriptors that it holds; 0 for a queue that is not used.
+    /// Number of descriptors that the queue holds; 0 for an unused queue.
     pub size: u32,
-    /// Shared: descriptors that it holds for user clients. Dedicated: not used.
+    /// Shared: number of descriptors that the queue holds for user clients. Dedicated: unused.
     pub threshold: u32,
     pub group: Option<usize>,
     /// Weight among the queues of its group, 1 to 15.
     pub priority: u32,
-    /// Whether descriptors may ask to wait for page faults.
+    /// Whether descriptors may ask the device to wait for page faults.
     pub block_on_fault: bool,
     pub max_batch_size: u32,
     pub max_transfer_size: u64,
     pub kind: WqType,
-    /// The name by which programs find it; DPDK takes those that begin with `dpdk_`.
+    /// The name with which programs find the queue. DPDK takes queues with names that begin with `dpdk_`.
     pub label: String,
-    /// The kernel driver that is to be bound: `user` (Linux 6.7 and later want it said), `dmaengine`, …
+    /// The kernel driver to bind: `user` (required since Linux 6.7), `dmaengine`, …
     pub driver_name: String,
-    /// Address translation service off.
+    /// Turns the address translation service off.
     pub ats_disable: bool,
-    /// Page request service off.
+    /// Turns the page request service off.
     pub prs_disable: bool,
-    /// Operations that are allowed; `None` for all of the device's.
+    /// Allowed operations; `None` for all of the device's.
     pub op_config: Option<OpSet>,
 }
 
 impl Default for WqConfig {
-    /// A queue that is not used, with the values that a device has after a reset where they are good ones.
+    /// Returns an unused queue, with useful reset values of the device.
     fn default() -> Self {
         Self {
             mode: WqMode::Dedicated,
@@ -108,10 +109,10 @@ impl Default for WqConfig {
     }
 }
 
-/// Who a work queue is for.
+/// The intended user of a work queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WqType {
-    /// Nobody: it has not been configured.
+    /// None: the queue has not been configured.
     None,
     /// The kernel, such as its DMA engine.
     Kernel,
@@ -121,7 +122,7 @@ pub enum WqType {
 }
 
 impl WqType {
-    /// The word that sysfs and accel-config use.
+    /// Returns the name that sysfs and accel-config use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -132,32 +133,32 @@ impl WqType {
 }
 
 impl DeviceConfig {
-    /// The device's number: 0 for `dsa0`; `None` for a name without one.
+    /// Returns the device's number: 0 for `dsa0`; `None` for a name without a number.
     pub fn number(&self) -> Option<u32> {
         device_number(&self.name)
     }
 
-    /// `wq0.1` for work queue 1 of `dsa0`.
+    /// Returns `wq0.1` for work queue 1 of `dsa0`.
     pub fn wq_name(&self, wq: usize) -> String {
         format!("wq{}.{wq}", self.number().unwrap_or(0))
     }
 
-    /// `group0.1` for group 1 of `dsa0`.
+    /// Returns `group0.1` for group 1 of `dsa0`.
     pub fn group_name(&self, group: usize) -> String {
         format!("group{}.{group}", self.number().unwrap_or(0))
     }
 
-    /// `engine0.1` for DSA engine 1 of `dsa0`.
+    /// Returns `engine0.1` for DSA engine 1 of `dsa0`.
     pub fn engine_name(&self, engine: usize) -> String {
         format!("engine{}.{engine}", self.number().unwrap_or(0))
     }
 
-    /// The work queues that are used, with their numbers.
+    /// Returns the used work queues with their numbers.
     pub fn used_wqs(&self) -> impl Iterator<Item = (usize, &WqConfig)> {
         self.wqs.iter().enumerate().filter(|(_, wq)| wq.size > 0)
     }
 
-    /// The same layout for another device: `dpdk_wq0.1` becomes `dpdk_wq2.1` on `dsa2`.
+    /// Returns the same layout for another device: `dpdk_wq0.1` becomes `dpdk_wq2.1` on `dsa2`.
     #[must_use]
     pub fn renamed(mut self, name: &str) -> Self {
         let old: Vec<String> = (0..self.wqs.len()).map(|wq| self.wq_name(wq)).collect();
@@ -171,8 +172,8 @@ impl DeviceConfig {
         self
     }
 
-    /// Leaves out what a device of these capabilities cannot be told, as accel-config and the kernel do, and fills in
-    /// what accel-config's template for users leaves open. Returns what was changed, in words.
+    /// Removes settings that a device with these capabilities does not have, as accel-config and the kernel do, and
+    /// fills in the values that accel-config's template for users leaves open. Returns the changes, in words.
     pub fn fit(&mut self, device: &Capabilities) -> Vec<String> {
         let mut notes = Vec::new();
         if self.is_template() {
@@ -208,7 +209,7 @@ impl DeviceConfig {
         notes
     }
 
-    /// Whether this is accel-config's template for users: queues with names, but no sizes, and no engines.
+    /// Whether this is accel-config's template for users: queues with names but without sizes, and no engines.
     fn is_template(&self) -> bool {
         let named = |wq: &WqConfig| !wq.label.is_empty();
         self.wqs.iter().any(named)
@@ -216,7 +217,7 @@ impl DeviceConfig {
             && self.engines.iter().all(Option::is_none)
     }
 
-    /// The named queues get an even share of the queue space, and the first group all engines.
+    /// Gives the named queues equal shares of the queue space, and all engines to the first group.
     fn fill(&mut self, device: &Capabilities) {
         let size = device.total_wq_size / device.wqs.max(1) as u32;
         for wq in self.wqs.iter_mut().filter(|wq| !wq.label.is_empty()) {
@@ -234,22 +235,22 @@ impl DeviceConfig {
         self.engines = vec![group; device.engines];
     }
 
-    /// DSA engines in a group.
+    /// Returns the number of DSA engines in a group.
     pub fn engines_in(&self, group: usize) -> usize {
         self.engines.iter().filter(|engine| **engine == Some(group)).count()
     }
 }
 
-/// 0 for `dsa0` or `dsa-sim0`: the digits at the end.
+/// Returns the number formed by the digits at the end: 0 for `dsa0` or `dsa-sim0`.
 pub(crate) fn device_number(name: &str) -> Option<u32> {
     let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
     name[digits..].parse().ok()
 }
 
-/// Why there is no layout, or why it cannot be had.
+/// Errors of reading, checking and applying layouts.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// No built-in layout has this name, and it is no path.
+    /// There is neither a built-in layout nor a file of this name.
     #[error("'{found}' is no built-in layout and no file: expected {} or the path of an accel-config JSON file",
         BUILT_IN.join(", "))]
     UnknownName { found: String },
@@ -259,13 +260,13 @@ pub enum ConfigError {
     /// A file is not accel-config's JSON.
     #[error("{place}: {problem}")]
     Json { place: String, problem: String },
-    /// A one-line form does not fit the device.
+    /// A one-line form is invalid for the device.
     #[error("{0}")]
     OneLine(String),
-    /// Rules are broken, all of them here.
+    /// Rules are violated; the list is complete.
     #[error("{}", rules::list(.0))]
     Rules(Vec<RuleBroken>),
-    /// A device is not there.
+    /// The device does not exist.
     #[error("{device}: not found under {root}; found {found}. Load the idxd driver, or name another device")]
     NoDevice { device: String, root: PathBuf, found: String },
     /// A step of applying a layout failed.

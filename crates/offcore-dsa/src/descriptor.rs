@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 
-/// Defines the operation codes and the list of them.
+/// Defines the operation codes and the list of all of them.
 macro_rules! opcodes {
     ($($(#[doc = $name:literal])+ $op:ident = $code:literal,)*) => {
         /// Operation codes (Table 8-2).
@@ -13,7 +13,7 @@ macro_rules! opcodes {
         }
 
         impl Opcode {
-            /// All of them.
+            /// All operation codes.
             pub const ALL: [Self; [$($code),*].len()] = [$(Self::$op),*];
         }
     };
@@ -85,29 +85,30 @@ opcodes! {
 }
 
 impl Opcode {
-    /// The operation with this code; `None` for a reserved one.
+    /// Returns the operation with this code; `None` for a reserved code.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|&op| op as u8 == code)
     }
 }
 
 bitflags! {
-    /// Descriptor flags, bits 0 to 23 (Table 8-3). Bits 16 to 23 mean something else for every operation.
+    /// Descriptor flags, bits 0 to 23 (Table 8-3). The meaning of bits 16 to 23 depends on the operation.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Flags: u32 {
-        /// In a batch: waits for the descriptors before it. Reserved in a descriptor that is submitted directly.
+        /// In a batch: the descriptor waits for the descriptors before it. Reserved in a descriptor that is submitted
+        /// directly.
         const FENCE = 1 << 0;
         /// The device waits for a page fault to be resolved.
         const BLOCK_ON_FAULT = 1 << 1;
         /// The completion record address is valid.
         const CRAV = 1 << 2;
-        /// A completion record is written on success, too.
+        /// A completion record is also written on success.
         const RCR = 1 << 3;
         /// Request completion interrupt.
         const RCI = 1 << 4;
         /// Cache control 3.
         const CACHE_CONTROL_3 = 1 << 5;
-        /// The result decides between success and success with false predicate.
+        /// The result selects between the statuses success and success with false predicate.
         const CHECK_RESULT = 1 << 7;
         /// Cache control 1: write to the cache instead of memory.
         const CACHE_CONTROL_1 = 1 << 8;
@@ -170,7 +171,7 @@ pub struct Descriptor {
 const _: () = assert!(size_of::<Descriptor>() == 64 && align_of::<Descriptor>() == 64);
 
 impl Descriptor {
-    /// A descriptor of `opcode` with `flags`; everything else zero.
+    /// Returns a descriptor with this opcode and these flags; all other fields are zero.
     #[inline(always)]
     pub const fn new(opcode: Opcode, flags: Flags) -> Self {
         Self {
@@ -186,24 +187,24 @@ impl Descriptor {
         }
     }
 
-    /// The operation code as it stands there, valid or not.
+    /// Returns the operation code, valid or not.
     #[inline(always)]
     pub const fn code(&self) -> u8 {
         (self.flags_opcode >> 24) as u8
     }
 
-    /// The operation; `None` for a reserved code.
+    /// Returns the operation; `None` for a reserved code.
     pub fn opcode(&self) -> Option<Opcode> {
         Opcode::from_code(self.code())
     }
 
-    /// The flags.
+    /// Returns the flags.
     #[inline(always)]
     pub const fn flags(&self) -> Flags {
         Flags::from_bits_retain(self.flags_opcode & 0xff_ffff)
     }
 
-    /// The same with other flags.
+    /// Returns the descriptor with other flags.
     #[must_use]
     #[inline(always)]
     pub const fn with_flags(mut self, flags: Flags) -> Self {
@@ -211,31 +212,32 @@ impl Descriptor {
         self
     }
 
-    /// The 64 bytes that go through a portal.
+    /// Returns the 64 bytes that are written to a portal.
     #[inline(always)]
     pub fn bytes(&self) -> &[u8; 64] {
-        // SAFETY: the struct is 64 bytes of integers without padding (asserted above), all of them initialized.
+        // SAFETY: the struct consists of 64 bytes of integers without padding (asserted above), all of them
+        // initialized.
         unsafe { &*std::ptr::from_ref(self).cast() }
     }
 
-    /// The descriptor that stands in 64 bytes.
+    /// Returns the descriptor that these 64 bytes encode.
     pub fn from_bytes(bytes: &[u8; 64]) -> Self {
-        // SAFETY: every bit pattern is a descriptor; the read needs no alignment.
+        // SAFETY: every bit pattern is a valid descriptor, and `read_unaligned` needs no alignment.
         unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() }
     }
 
-    /// One byte of the operation-specific fields, by its offset in the descriptor (40 to 63).
+    /// Returns one byte of the operation-specific fields, by its offset in the descriptor (40 to 63).
     pub const fn specific_byte(&self, offset: usize) -> u8 {
         (self.specific[(offset - 40) / 8] >> ((offset % 8) * 8)) as u8
     }
 }
 
-/// What became of a submission.
+/// The result of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submitted {
-    /// The descriptor is with the device; on a dedicated queue that has no room it is silently dropped.
+    /// The device has accepted the descriptor. A dedicated queue that is full drops the descriptor silently.
     Accepted,
-    /// A shared queue had no room: try again later.
+    /// The shared queue was full: try again later.
     Retry,
 }
 

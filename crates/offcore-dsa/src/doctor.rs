@@ -1,8 +1,8 @@
-//! What is wrong with a set-up, and what to do about it.
+//! Diagnosis of a set-up, with advice.
 //!
-//! [`examine`] looks at everything that has to be right for a program to use a work queue, from the kernel's command
-//! line to the permissions of the character device, and says of each whether it is. All that it reads lies under a
-//! root that can be another directory than `/`.
+//! [`examine`] checks everything that a program needs to use a work queue, from the kernel's command line to the
+//! permissions of the character device, and reports each result. All files that it reads are under a root directory,
+//! which can be another directory than `/`.
 
 mod access;
 mod device;
@@ -15,7 +15,7 @@ use offcore_stats::finding::{Report, Rights};
 
 use crate::config::sysfs::{self, Device, Roots};
 
-/// Where to look.
+/// The system to examine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct System {
     /// The directory that holds `proc`, `sys`, `dev` and `boot`.
@@ -25,14 +25,14 @@ pub struct System {
 }
 
 impl Default for System {
-    /// This system, with the roots that the environment names.
+    /// Returns this system, with the roots that the environment names.
     fn default() -> Self {
         Self { root: "/".into(), dsa: Roots::from_env() }
     }
 }
 
 impl System {
-    /// The system whose files are under `root`.
+    /// Returns the system with its files under `root`.
     pub fn under(root: &Path) -> Self {
         Self { root: root.to_owned(), dsa: Roots::under(root) }
     }
@@ -45,19 +45,19 @@ impl System {
         sysfs::read(&self.path(path))
     }
 
-    /// The names in a directory, sorted; none when it is not there.
+    /// Returns the names in a directory, sorted; an empty list if it does not exist.
     fn names(&self, path: &str) -> Vec<String> {
         sysfs::names(&self.path(path))
     }
 }
 
-/// How to come by a device.
+/// Advice on how to get a device.
 pub const WITHOUT_DSA: &str = "DSA is in Xeon processors from the 4th generation (Sapphire Rapids) on, and is not passed to \
      ordinary virtual machines. Bare-metal instances have it: AWS m7i, c7i, r7i in the metal sizes, Google Cloud \
      c3-*-metal. Where the processor has it, the firmware may hide it (look for DSA or accelerators in its I/O settings). \
      Until then 'dsa-sim0:wq0.0' works wherever 'dsa:wq0.0' does, and 'offcore predict' says what a device would give";
 
-/// Looks at everything.
+/// Runs all checks.
 pub fn examine(system: &System) -> Report {
     let mut report = Report::default();
     let devices = match sysfs::devices(&system.dsa) {
@@ -88,7 +88,7 @@ pub fn examine(system: &System) -> Report {
     report
 }
 
-/// Whether there is anything for a program to use.
+/// Checks whether there is a queue that a program can use.
 fn user_queues(devices: &[Device], report: &mut Report) {
     let usable = |device: &Device| {
         let queues = device.config.wqs.iter().zip(&device.wqs);

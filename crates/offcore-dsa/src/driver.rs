@@ -1,8 +1,8 @@
-//! Finding work queues, and the copy engine over one of them.
+//! Discovery of work queues, and the copy engine over a work queue.
 //!
-//! * [`discover`]: the work queues that sysfs tells of, and why one of them cannot be used, in words,
-//! * [`DsaDevice`]: an [`offcore_dma::Device`] over one work queue, real or simulated,
-//! * [`DsaChannel`]: what a worker owns of it.
+//! * [`discover`]: the work queues in sysfs, and the reason why a queue cannot be used, in words,
+//! * [`DsaDevice`]: an [`offcore_dma::Device`] over a work queue, real or simulated,
+//! * [`DsaChannel`]: the part of it that a worker owns.
 
 mod channel;
 mod device;

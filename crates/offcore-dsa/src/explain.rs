@@ -1,6 +1,6 @@
-//! What a status code, a completion record or a command status means, in words, and what to do about it.
+//! Explanations of status codes, completion records and command statuses, in words and with advice.
 
-/// Makes a table of codes: each with its name, what it means, and what to do.
+/// Defines a table of codes: each with its name, its meaning, and advice.
 macro_rules! codes {
     ($($code:literal $name:literal $meaning:literal $advice:literal;)*) => {
         &[$(($code, ($name, $meaning, $advice)),)*]
@@ -19,18 +19,18 @@ pub use record::{descriptor, record};
 pub use statuses::status;
 pub use text::{ExplainError, from_text};
 
-/// An explanation: what it is, what is known about it, and what to do.
+/// An explanation: a title, facts, and advice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Explanation {
     /// One line: code and name.
     pub title: String,
-    /// What is known, one thing a line.
+    /// Facts, one per line.
     pub facts: Vec<String>,
-    /// What to do, one thing a line.
+    /// Advice, one per line.
     pub advice: Vec<String>,
 }
 
-/// Name, meaning, what to do.
+/// Name, meaning and advice.
 type Words = (&'static str, &'static str, &'static str);
 type Codes = &'static [(u32, Words)];
 

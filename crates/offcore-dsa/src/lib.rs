@@ -1,13 +1,13 @@
-//! Intel Data Streaming Accelerator.
+//! Driver and software model of the Intel Data Streaming Accelerator (DSA).
 //!
-//! * [`descriptor`], [`completion`]: what software and device exchange, byte for byte,
-//! * [`wq`]: what a work queue can do, as the kernel or the simulator tells it,
-//! * [`portal`]: the door through which descriptors go: MOVDIR64B, ENQCMD, write(), or the simulator,
-//! * [`driver`]: finding work queues, and the copy engine over one of them,
-//! * [`ops`]: fill, compare, CRC32C and the like, with the core where the device lacks them,
+//! * [`descriptor`], [`completion`]: the structures that software and device exchange, byte for byte,
+//! * [`wq`]: the capabilities of a work queue, as the kernel or the simulator reports them,
+//! * [`portal`]: submission of descriptors by MOVDIR64B, ENQCMD, write() or to the simulator,
+//! * [`driver`]: discovery of work queues, and the copy engine over a work queue,
+//! * [`ops`]: fill, compare, CRC32C and other operations, computed by the CPU core where the device lacks them,
 //! * [`config`]: accel-config's profiles, presets and rules,
-//! * [`doctor`], [`explain`]: what is wrong with a set-up, and what a status code means, in words,
-//! * [`sim`]: the device as the specification has it. What ran on it is labelled `dsa-sim`.
+//! * [`doctor`], [`explain`]: problems of a set-up, and the meaning of status codes, in words,
+//! * [`sim`]: a simulated device that follows the specification. Its results are labelled `dsa-sim`.
 
 pub mod completion;
 mod compute;

@@ -1,8 +1,8 @@
-//! Operations of one work queue: copy, fill, compare, CRC32C, copy with CRC32C, dualcast. What the device cannot do,
-//! the core does.
+//! Operations of a work queue: copy, fill, compare, CRC32C, copy with CRC32C, dualcast. The CPU core computes what the
+//! device does not support.
 //!
-//! There is one way to ask for one: an [`Operation`] goes to [`Engine::run`], which waits for it, or to
-//! [`Engine::submit`], and [`Engine::poll`] returns it. What comes back is [`Done`].
+//! An [`Operation`] is passed to [`Engine::run`], which waits for it, or to [`Engine::submit`]; then [`Engine::poll`]
+//! returns its result. The result is a [`Done`].
 //!
 //! ```
 //! use offcore_dsa::ops::{Crc, DoneBy, Engine, Operation, Why};

@@ -1,7 +1,7 @@
-//! The door through which descriptors reach a work queue.
+//! Submission of descriptors to a work queue.
 //!
-//! Behind it is one of four ways, chosen when the queue is opened ([`SubmitBy`]). The choice costs one predictable
-//! branch per doorbell.
+//! There are four ways to submit. The choice is made when the queue is opened ([`SubmitBy`]). The choice costs one
+//! predictable branch per doorbell.
 
 mod instructions;
 mod ways;
@@ -16,7 +16,7 @@ use crate::sim::Stepper;
 pub use instructions::Instructions;
 pub(crate) use ways::{Page, Writer};
 
-/// ENQCMD is tried so often before the descriptor is said to have found no room.
+/// Number of ENQCMD attempts before a descriptor is reported as not accepted.
 const ENQCMD_TRIES: u32 = 4;
 
 /// How descriptors get to the device.
@@ -36,13 +36,13 @@ pub enum SubmitBy {
     Simulator,
 }
 
-/// A work queue's portal. Dropping it closes the queue: the kernel (or the simulator) aborts what this client still has
-/// in it, and nothing of it touches memory afterwards.
+/// A work queue's portal. Dropping it closes the queue: the kernel (or the simulator) aborts the descriptors that this
+/// client still has in it, and none of them accesses memory afterwards.
 #[derive(Debug)]
 pub struct Portal {
     door: Door,
     batches: bool,
-    /// Where the kernel tells the queue's state; the simulator is asked itself.
+    /// The sysfs attribute with the queue's state; `None` for the simulator, which is asked directly.
     state: Option<PathBuf>,
 }
 
@@ -61,34 +61,34 @@ impl From<SimPortal> for Portal {
 }
 
 impl Portal {
-    /// A mapped dedicated queue. The CPU has MOVDIR64B: see [`Instructions`].
+    /// Returns the portal of a mapped dedicated queue. The CPU must have MOVDIR64B: see [`Instructions`].
     pub(crate) fn movdir64b(page: Page, state: PathBuf) -> Self {
         debug_assert!(Instructions::detect().movdir64b);
         Self { door: Door::Movdir64b(page), batches: true, state: Some(state) }
     }
 
-    /// A mapped shared queue. The CPU has ENQCMD: see [`Instructions`].
+    /// Returns the portal of a mapped shared queue. The CPU must have ENQCMD: see [`Instructions`].
     pub(crate) fn enqcmd(page: Page, state: PathBuf) -> Self {
         debug_assert!(Instructions::detect().enqcmd);
         Self { door: Door::Enqcmd(page), batches: true, state: Some(state) }
     }
 
-    /// A queue by write(). The kernel refuses batches on devices of version 1.
+    /// Returns the portal of a queue that is used by write(). The kernel refuses batches on devices of version 1.
     pub(crate) fn write(writer: Writer, batches: bool, state: PathBuf) -> Self {
         Self { door: Door::Write(writer), batches, state: Some(state) }
     }
 
-    /// Hands one descriptor to the device.
+    /// Submits one descriptor to the device.
     ///
     /// # Safety
-    /// The memory that the descriptor names is valid for its operation until the device has completed it, and nothing else uses it
-    /// meanwhile but for reads of what the operation reads. This includes the completion record, and the descriptors of a batch
-    /// with their memory.
+    /// The memory that the descriptor names is valid for its operation until the device has completed it. Until then,
+    /// nothing else uses that memory, except to read what the operation only reads. This includes the completion
+    /// record, and the descriptors of a batch with their memory.
     #[inline(always)]
     pub unsafe fn submit(&mut self, descriptor: &Descriptor) -> Submitted {
         match &mut self.door {
             Door::Movdir64b(page) => {
-                // SAFETY: this door is only made where the CPU has the instruction; the page is a mapped portal.
+                // SAFETY: this variant is only created if the CPU has the instruction; the page is a mapped portal.
                 unsafe { instructions::movdir64b(page.next(), descriptor) };
                 Submitted::Accepted
             }
@@ -97,28 +97,30 @@ impl Portal {
                 0 => Submitted::Retry,
                 _ => Submitted::Accepted,
             },
-            // SAFETY: the caller's promise.
+            // SAFETY: the memory that the descriptor names stays valid and unused until completion, as the caller
+            // guarantees.
             Door::Sim(portal) => unsafe { portal.submit(descriptor) },
         }
     }
 
-    /// Hands descriptors to the device, in order, until one finds no room; returns how many it has.
+    /// Submits descriptors to the device, in order, until one is not accepted. Returns the number of accepted
+    /// descriptors.
     ///
     /// # Safety
-    /// As [`Portal::submit`], for each of them.
+    /// As [`Portal::submit`], for each descriptor.
     #[inline(always)]
     pub unsafe fn submit_burst(&mut self, descriptors: &[Descriptor]) -> usize {
         if let Door::Write(writer) = &mut self.door {
-            // One system call for all.
+            // A single system call submits all descriptors.
             return writer.write(descriptors);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the conditions of `submit` for each descriptor.
         let submit = |descriptor| unsafe { self.submit(descriptor) };
         let taken = descriptors.iter().map(submit).position(|submitted| submitted == Submitted::Retry);
         taken.unwrap_or(descriptors.len())
     }
 
-    /// Stores to memory before it are seen by the device before descriptors that are submitted after it.
+    /// Orders memory: the device sees stores before this call before it sees descriptors that are submitted after it.
     #[inline(always)]
     pub fn fence(&mut self) {
         instructions::sfence();
@@ -127,7 +129,7 @@ impl Portal {
         }
     }
 
-    /// Gets ready for about `n` submissions: after a burst, for the one to come.
+    /// Prepares for about `n` submissions. Call it after a burst, with the expected size of the next one.
     #[inline(always)]
     pub fn prepare(&self, n: usize) {
         if let Door::Sim(portal) = &self.door {
@@ -135,7 +137,7 @@ impl Portal {
         }
     }
 
-    /// The thread that steps a simulated device. Hardware needs no steps.
+    /// Returns the thread that steps a simulated device. Hardware needs no steps.
     pub(crate) fn stepper(&self) -> Stepper {
         match &self.door {
             Door::Sim(portal) => portal.stepper(),
@@ -143,7 +145,7 @@ impl Portal {
         }
     }
 
-    /// The way that was chosen.
+    /// Returns the way in which this portal submits.
     pub fn kind(&self) -> SubmitBy {
         match &self.door {
             Door::Movdir64b(_) => SubmitBy::Movdir64b,
@@ -153,12 +155,12 @@ impl Portal {
         }
     }
 
-    /// Whether batch descriptors may be submitted this way.
+    /// Whether batch descriptors may be submitted through this portal.
     pub fn allows_batch(&self) -> bool {
         self.batches
     }
 
-    /// Whether the queue still works: a system call on hardware, so not for every burst.
+    /// Whether the queue still works. On hardware this is a system call, so do not call it for every burst.
     pub fn is_alive(&self) -> bool {
         match &self.door {
             Door::Sim(portal) => return portal.is_alive(),
@@ -173,7 +175,7 @@ impl Portal {
 #[inline(always)]
 fn enqcmd(page: &mut Page, descriptor: &Descriptor) -> Submitted {
     for _ in 0..ENQCMD_TRIES {
-        // SAFETY: this door is only made where the CPU has the instruction; the page is a mapped portal.
+        // SAFETY: this variant is only created if the CPU has the instruction; the page is a mapped portal.
         if unsafe { instructions::enqcmd(page.next(), descriptor) } == Submitted::Accepted {
             return Submitted::Accepted;
         }

@@ -1,7 +1,7 @@
-//! The simulator: a model of the device as the specification has it.
+//! The simulator: a model of the device according to the specification.
 //!
-//! It is a model of the device, not of the driver: it sees 64-byte descriptors and memory, nothing else. What ran on it
-//! is labelled `dsa-sim` in every report.
+//! It models the device, not the driver: it only sees 64-byte descriptors and memory. Every report labels its results
+//! `dsa-sim`.
 
 mod arbiter;
 mod checks;
@@ -36,7 +36,7 @@ use crate::config::ConfigError;
 use crate::wq::{WqInfo, WqMode};
 use shared::{Client, PortalCell, Shared, lock};
 
-/// Slots of a portal's ring, at least.
+/// Minimum number of slots of a portal's ring.
 const SMALLEST_RING: usize = 32;
 
 /// Why there is no simulated device, or no work queue of it.
@@ -58,16 +58,16 @@ pub enum SimError {
     Halted(String),
 }
 
-/// What a device is doing (GENSTS).
+/// The state of a device (GENSTS).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceState {
-    /// It works.
+    /// The device works.
     Enabled,
-    /// It has stopped for an error; only a reset brings it back.
+    /// The device has stopped because of an error. Only a reset enables it again.
     Halted,
 }
 
-/// A simulated device: the control side. Clones are handles of the same device.
+/// The control side of a simulated device. Clones are handles of the same device.
 #[derive(Clone, Debug)]
 pub struct SimDevice {
     inner: Arc<Inner>,
@@ -77,11 +77,11 @@ pub struct SimDevice {
 struct Inner {
     shared: Arc<Shared>,
     seed: u64,
-    /// Only held: stopped when the last handle and portal is gone.
+    /// Never read. It stops the thread when the last handle and portal are gone.
     _helper: Option<Helper>,
 }
 
-/// The helper thread; stopped and joined when it is dropped.
+/// The helper thread. Dropping this value stops and joins it.
 #[derive(Debug)]
 struct Helper {
     stop: Arc<AtomicBool>,
@@ -92,18 +92,18 @@ impl Drop for Helper {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic of the loop has been printed; there is nothing left to do about it.
+            // The panic of the loop has already been printed, so the result needs no handling.
             let _ = thread.join();
         }
     }
 }
 
 impl SimDevice {
-    /// A device that nobody runs but the caller of [`SimEngine::step`], on a virtual clock: with the same seed and the
-    /// same submissions the same happens. `name` ends in the device's number, such as `dsa-sim0`.
+    /// Creates a device on a virtual clock that only runs when [`SimEngine::step`] is called. The same seed and the
+    /// same submissions produce the same events. `name` ends in the device's number, such as `dsa-sim0`.
     ///
     /// # Errors
-    /// [`SimError::Name`], or [`SimError::Config`] when there is no such layout or it breaks a rule.
+    /// [`SimError::Name`], or [`SimError::Config`] if the layout does not exist or violates a rule.
     pub fn stepped(name: &str, options: SimOptions) -> Result<(Self, SimEngine), SimError> {
         memory::install();
         let config = options::layout(&options, name)?;
@@ -112,10 +112,11 @@ impl SimDevice {
         Ok((Self { inner: Arc::new(Inner { shared, seed: options.seed, _helper: None }) }, engine))
     }
 
-    /// A device that a helper thread runs on lcore `lcore`, on the TSC, until the last handle and portal is dropped.
+    /// Creates a device that a helper thread runs on lcore `lcore`, by the TSC, until the last handle and portal are
+    /// dropped.
     ///
     /// # Errors
-    /// As [`SimDevice::stepped`], and [`SimError::Thread`] when the thread cannot be started or pinned.
+    /// As [`SimDevice::stepped`], and [`SimError::Thread`] if the thread cannot be started or pinned.
     pub fn start(name: &str, options: SimOptions, lcore: usize) -> Result<Self, SimError> {
         let seed = options.seed;
         let (device, mut engine) = Self::stepped(name, options)?;
@@ -129,7 +130,7 @@ impl SimDevice {
                 let outcome = lcore::pin(lcore).map_err(|e| e.to_string());
                 let failed = outcome.is_err();
                 let ticks_per_ns = tsc::hz() as f64 / 1e9;
-                // The receiver waits for this message, so it is there.
+                // Sending cannot fail, because the receiver waits for this message.
                 let _ = report.send(outcome);
                 let start = tsc::now();
                 while !failed && !stopped.load(Ordering::Relaxed) {
@@ -155,20 +156,20 @@ impl SimDevice {
         &self.inner.shared
     }
 
-    /// The device's name.
+    /// Returns the device's name.
     pub fn name(&self) -> &str {
         &self.shared().name
     }
 
-    /// The enabled work queues.
+    /// Returns the enabled work queues.
     pub fn work_queues(&self) -> Vec<WqInfo> {
         self.shared().layout.queues.iter().map(|queue| queue.info.clone()).collect()
     }
 
-    /// Opens a work queue, as opening its character device does.
+    /// Opens a work queue, like opening its character device.
     ///
     /// # Errors
-    /// [`SimError::NoWorkQueue`], [`SimError::Busy`] for a dedicated one that is open, [`SimError::Halted`].
+    /// [`SimError::NoWorkQueue`], [`SimError::Busy`] for a dedicated queue that is already open, [`SimError::Halted`].
     pub fn open(&self, wq: &str) -> Result<SimPortal, SimError> {
         let shared = self.shared();
         let queues = &shared.layout.queues;
@@ -211,13 +212,13 @@ impl SimDevice {
         Ok(SimPortal::new(self.clone(), producer, cell, occupancy, (queue, opened.epoch)))
     }
 
-    /// Whether the device works.
+    /// Returns the state of the device.
     pub fn state(&self) -> DeviceState {
         self.shared().state()
     }
 
-    /// Halts the device, as a fatal error does: nothing in flight completes any more. When this returns, nothing of it
-    /// touches memory.
+    /// Halts the device, as a fatal error does: descriptors in flight never complete. When this returns, none of them
+    /// accesses memory any more.
     pub fn halt(&self) {
         let shared = self.shared();
         if shared.state() == DeviceState::Enabled {
@@ -227,8 +228,8 @@ impl SimDevice {
         shared.notify_and_wait();
     }
 
-    /// Function-level reset: everything in flight is given up, open portals are dead, the device is enabled again with
-    /// its work queues closed. When this returns, no descriptor submitted before touches memory any more.
+    /// Function-level reset: descriptors in flight are aborted, open portals no longer work, and the device is enabled
+    /// again with its work queues closed. When this returns, no earlier descriptor accesses memory any more.
     pub fn reset(&self) {
         let shared = self.shared();
         {
@@ -243,13 +244,14 @@ impl SimDevice {
             wishes.reset = true;
         }
         shared.counters.resets.fetch_add(1, Ordering::Relaxed);
-        // Enabled before the engine has given everything up, a device that was halted would go on with it.
+        // The device is enabled last: if a halted device were enabled before the engine has aborted everything, it
+        // would continue with it.
         shared.notify_and_wait();
         shared.clear_errors();
         shared.set_state(DeviceState::Enabled);
     }
 
-    /// SWERROR and the event log as they are now.
+    /// Returns the present contents of SWERROR and the event log.
     pub fn errors(&self) -> SoftwareErrors {
         self.shared().errors()
     }
@@ -259,12 +261,12 @@ impl SimDevice {
         self.shared().clear_errors();
     }
 
-    /// What the device has done so far.
+    /// Returns the statistics of the device.
     pub fn stats(&self) -> SimStats {
         self.shared().counters.snapshot()
     }
 
-    /// Changes what goes wrong from now on.
+    /// Replaces the faults to inject from now on.
     pub fn set_faults(&self, faults: Faults) {
         let shared = self.shared();
         *lock(&shared.faults) = faults;

@@ -1,4 +1,4 @@
-//! What a work queue is and can do, as sysfs tells it; the simulator tells the same.
+//! The properties of a work queue as sysfs or the simulator reports them.
 
 use std::fmt;
 
@@ -21,13 +21,13 @@ pub enum WqMode {
 pub struct OpSet(pub [u64; 4]);
 
 impl OpSet {
-    /// Whether the operation is there.
+    /// Whether the set contains the operation.
     pub const fn contains(&self, op: Opcode) -> bool {
         let code = op as usize;
         self.0[code / 64] >> (code % 64) & 1 == 1
     }
 
-    /// The same with `op`.
+    /// Returns the set with `op` added.
     #[must_use]
     pub const fn with(mut self, op: Opcode) -> Self {
         let code = op as usize;
@@ -35,7 +35,7 @@ impl OpSet {
         self
     }
 
-    /// The same without `op`.
+    /// Returns the set with `op` removed.
     #[must_use]
     pub const fn without(mut self, op: Opcode) -> Self {
         let code = op as usize;
@@ -56,31 +56,31 @@ impl fmt::Debug for OpSet {
     }
 }
 
-/// A work queue's properties.
+/// The properties of a work queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WqInfo {
     /// `wq0.1`: work queue 1 of device 0.
     pub name: String,
-    /// Who may submit.
+    /// The access mode.
     pub mode: WqMode,
-    /// Descriptors that it holds.
+    /// Number of descriptors that the queue holds.
     pub size: u32,
-    /// Shared: descriptors that it holds for submitters like us; dedicated: the same as `size`.
+    /// Shared: number of descriptors that the queue holds for unprivileged submitters. Dedicated: the same as `size`.
     pub threshold: u32,
-    /// Descriptors of a batch, at most; 0 or 1 when batches cannot be used.
+    /// Maximum number of descriptors of a batch; 0 or 1 when batches cannot be used.
     pub max_batch_size: u32,
     pub max_transfer_size: u64,
     /// Whether descriptors may ask to block on a page fault.
     pub block_on_fault: bool,
-    /// Operations that may be submitted.
+    /// Operations that the queue accepts.
     pub ops: OpSet,
     /// GENCAP: capabilities of the device.
     pub gen_cap: u64,
-    /// 0x100, 0x200, …
+    /// Version of the device: 0x100, 0x200, …
     pub version: u32,
-    /// DSA engines in the queue's group: with one, descriptors of a kind complete in order.
+    /// Number of DSA engines in the queue's group. With one engine, descriptors of the same kind complete in order.
     pub engines: u32,
-    /// The device's NUMA node, where it has one.
+    /// The device's NUMA node, if it has one.
     pub numa_node: Option<u32>,
 }
 
@@ -88,7 +88,7 @@ pub struct WqInfo {
 pub mod gen_cap {
     /// Block on fault is supported.
     pub const BLOCK_ON_FAULT: u64 = 1 << 0;
-    /// A memory move may overlap itself.
+    /// Source and destination of a memory move may overlap.
     pub const OVERLAP: u64 = 1 << 1;
     /// Cache control for the destination is supported.
     pub const CACHE_CONTROL_MEMORY: u64 = 1 << 2;

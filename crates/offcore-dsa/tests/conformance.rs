@@ -1,5 +1,6 @@
-//! The engine conformance suite on the simulated device: one test for each arrangement and check. Dedicated and shared
-//! queues, one DSA engine and four, batches and single descriptors; stepped, and run by a thread.
+//! The engine conformance suite on the simulated device: one test per arrangement and check. The arrangements are
+//! dedicated and shared queues, one and four DSA engines, batches and single descriptors, stepped devices and devices
+//! run by a thread.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -28,7 +29,7 @@ offcore_dma::conformance_suite! {
     threaded_shared_direct_4 => |check| super::run(super::threaded(super::Shared, false, 4), check),
 }
 
-/// How the device is laid out and run.
+/// The layout of the device and the way in which it runs.
 struct Arrangement {
     mode: WqMode,
     batch: bool,
@@ -44,14 +45,14 @@ fn threaded(mode: WqMode, batch: bool, engines: usize) -> Arrangement {
     Arrangement { threaded: true, ..stepped(mode, batch, engines) }
 }
 
-/// Events of the simulator between two polls.
+/// Number of simulator events between two polls.
 const STEPS: usize = 8;
-/// Helper threads spin: one at a time, so that the threaded arrangements take some seconds.
+/// Helper threads spin. Only one runs at a time, so that the threaded arrangements take only some seconds.
 static THREAD: Mutex<()> = Mutex::new(());
 
 fn run(arrangement: Arrangement, check: Check) {
     let Arrangement { mode, batch, engines, threaded } = arrangement;
-    // A dedicated queue has one channel, and some checks have several open.
+    // A dedicated queue has a single channel, and some checks open several.
     let wqs = if mode == Dedicated { 8 } else { 1 };
     let device = "dsa-sim0".to_owned();
     let layout = one_line(&OneLine { device, wqs, mode, engines }, &Capabilities::spr()).unwrap();
@@ -80,7 +81,7 @@ fn queues(device: &SimDevice, batch: bool) -> Vec<DsaDevice> {
     queues.iter().map(|wq| DsaDevice::simulated(device, &wq.name, options.clone()).unwrap()).collect()
 }
 
-/// A channel of the first queue that has one left.
+/// Opens a channel of the first queue that accepts another one.
 fn open(queues: &[DsaDevice], size: usize) -> Box<dyn Channel> {
     let mut refused = None;
     for queue in queues {

@@ -1,4 +1,4 @@
-//! The doctor on a healthy machine and on broken ones: each is a tree of files.
+//! The doctor on a healthy machine and on faulty machines. Each machine is a tree of files.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -18,7 +18,7 @@ fn list(report: &Report, verdict: Verdict) -> Vec<(&str, &str)> {
     found.map(|finding| (finding.check, finding.place.as_str())).collect()
 }
 
-/// The only problems are these; the first says these words, and what to do.
+/// Asserts that the report has exactly these problems, and that the first one contains these words and advice.
 fn problems(tree: &Tree, expected: &[(&str, &str)], words: &[&str]) {
     let report = look(tree);
     assert_eq!(list(&report, Verdict::Problem), expected, "{:#?}", report.findings);
@@ -69,11 +69,11 @@ fn broken_01_scalable_mode_is_not_turned_on() {
     tree.set(&format!("{DSA0}/pasid_enabled"), 0);
     let expected = [("kernel-command-line", "system"), ("shared-virtual-memory", "dsa0")];
     problems(&tree, &expected, &["scalable mode is off", "intel_iommu=on,sm_on"]);
-    // A later word wins, and a kernel may be built to have it on.
+    // A later option wins. A kernel may also be built with the option enabled.
     tree.set(&format!("{DSA0}/pasid_enabled"), 1);
     tree.set("proc/cmdline", "intel_iommu=on,sm_on intel_iommu=off");
     problems(&tree, &[("kernel-command-line", "system")], &["the IOMMU is off"]);
-    // What several words say adds up.
+    // Several options are combined.
     tree.set("proc/cmdline", "intel_iommu=on quiet intel_iommu=sm_on");
     assert_eq!(says(&look(&tree), "kernel-command-line", &["on,sm_on"]).verdict, Verdict::Ok);
     tree.set("proc/cmdline", "intel_iommu=on,sm_on intel_iommu=sm_off");
@@ -85,7 +85,7 @@ fn broken_01_scalable_mode_is_not_turned_on() {
     let more = "\nCONFIG_INTEL_IOMMU_DEFAULT_ON=y\nCONFIG_INTEL_IOMMU_SCALABLE_MODE_DEFAULT_ON=y";
     tree.set(&path, config + more);
     assert_eq!(look(&tree).worst(), Verdict::Ok);
-    // Without word and configuration nobody knows; a word is one all the same.
+    // Without an option and a kernel configuration the state is unknown. An option alone is sufficient.
     tree.remove(&path);
     let verdict = |line: &str| {
         tree.set("proc/cmdline", line);
@@ -153,7 +153,7 @@ fn broken_05_driver_name_is_missing() {
     says(&report, "driver-name", &["driver_name is not set", "--driver-name=user"]);
     says(&report, "command-status", &["0x80200000", "driver_name"]);
     assert!(list(&report, Verdict::Problem).contains(&("layout", "wq0.1")));
-    // A kernel without the attribute needs none.
+    // A kernel without the attribute does not need it.
     for wq in 0..8 {
         tree.remove(&format!("{DSA0}/wq0.{wq}/driver_name"));
     }
@@ -206,10 +206,10 @@ fn broken_09_there_is_no_iommu() {
     let tree = Tree::healthy();
     tree.remove("sys/class/iommu");
     problems(&tree, &[("iommu", "system")], &["VT-d"]);
-    // One without scalable mode is as good as none.
+    // An IOMMU without scalable mode is not sufficient.
     tree.set("sys/class/iommu/dmar0/intel-iommu/ecap", "f050da");
     problems(&tree, &[("iommu", "system")], &["scalable mode", "0xf050da"]);
-    // Two of them are no better; one that has it is enough.
+    // Two IOMMUs without scalable mode are not sufficient; one with scalable mode is.
     tree.set("sys/class/iommu/dmar1/intel-iommu/ecap", "f050de");
     problems(&tree, &[("iommu", "system")], &["none of 2", "scalable mode", "0xf050da"]);
     tree.set("sys/class/iommu/dmar1/intel-iommu/ecap", "90020f050da");
@@ -223,7 +223,7 @@ fn broken_10_kernel_lacks_shared_memory() {
     let config = tree.get(&path).replace("CONFIG_INTEL_IDXD_SVM=y", "# CONFIG_INTEL_IDXD_SVM is not set");
     tree.set(&path, config);
     problems(&tree, &[("kernel-config", "system")], &["CONFIG_INTEL_IDXD_SVM"]);
-    // Neither here nor in /proc: nobody knows.
+    // The configuration is neither here nor in /proc, so the state is unknown.
     tree.remove(&path);
     assert_eq!(says(&look(&tree), "kernel-config", &["/proc/config.gz"]).verdict, Verdict::NotApplicable);
 }

@@ -1,4 +1,4 @@
-//! What users read about a code, a record, or a record and its descriptor.
+//! The explanations of a code, a record, and a record with its descriptor.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -16,7 +16,7 @@ fn says(text: &str, parts: &[&str]) {
     }
 }
 
-/// A descriptor without flags: its addresses, its size, and the fields of the operation's own.
+/// Returns a descriptor without flags: its addresses, its size, and the operation-specific fields.
 fn descriptor(op: Opcode, [src, dst]: [u64; 2], size: u32, specific: [u64; 3]) -> Descriptor {
     Descriptor { src, dst, size, specific, ..Descriptor::new(op, Flags::empty()) }
 }

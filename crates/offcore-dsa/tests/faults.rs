@@ -1,5 +1,6 @@
-//! A simulated device that fails in every way it knows, behind the mover: every copy's bytes are right, packets come
-//! out in order, nothing lands afterwards, and the channel's credits are intact in the end. Stepped, on a virtual clock.
+//! A simulated device that fails in every possible way, behind the mover: every copy's bytes are correct, packets come
+//! out in order, no late writes occur, and all credits of the channel are free in the end. The device is stepped, on a
+//! virtual clock.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -19,10 +20,10 @@ const SLOT: usize = 8 * 1024;
 const BURST: usize = 32;
 /// Virtual nanoseconds between two polls.
 const STEP: u64 = 200;
-/// What a place holds while nothing is in flight to it.
+/// The contents of a slot with no copy in flight.
 const IDLE: u8 = 0x5a;
 
-/// The channel, with a second handle to look at its credits.
+/// The channel, with a second handle to check its credits.
 #[derive(Clone, Debug)]
 struct Watched(Arc<Mutex<DsaChannel>>, ChannelInfo);
 
@@ -47,7 +48,7 @@ impl Channel for Watched {
         self.with(|channel| channel.in_flight())
     }
     unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the memory of `ops` stays valid until the copies are completed, as the caller guarantees.
         self.with(|channel| unsafe { channel.copy(ops) })
     }
     fn submit(&mut self) {
@@ -95,7 +96,7 @@ impl Rig {
     fn new(mode: WqMode, batch: bool, faults: Faults) -> Self {
         let layout = OneLine { device: "dsa-sim0".into(), wqs: 2, mode, engines: 4 };
         let mut layout = one_line(&layout, &Capabilities::spr()).unwrap();
-        // Some copies are longer, and go in parts.
+        // Some copies are longer than this limit, and are split into parts.
         layout.wqs[0].max_transfer_size = 4096;
         let profile = Profile::Layout(Box::new(layout));
         let options = SimOptions { profile, seed: 7, faults, ..SimOptions::default() };
@@ -109,7 +110,7 @@ impl Rig {
         let info = channel.info().clone();
         let channel = Watched(Arc::new(Mutex::new(channel)), info);
         let mut mover = Mover::new();
-        // What waits when the mover looks for the second time is lost.
+        // A copy that is still pending at the mover's second check is lost.
         mover.set_lost_after(1);
         // A channel that failed too often is tried again at once.
         mover.set_back_off(1, 1);
@@ -149,7 +150,7 @@ impl Rig {
         }
     }
 
-    /// Packet `number`, and a place for it.
+    /// Returns packet `number`, with a slot for it.
     fn packet(&mut self, number: usize) -> Packet {
         let len = match self.random.below(64) {
             0 => 0,
@@ -182,7 +183,7 @@ impl Rig {
         }
     }
 
-    /// Lets everything in flight come out, and looks at the accounts.
+    /// Waits until everything in flight has come out, and checks the accounting.
     fn finish(&mut self) {
         for _ in 0..1_000_000 {
             if self.sent == self.verified && self.channel.in_flight() == 0 {
@@ -212,11 +213,11 @@ fn gather<const IMMEDIATE: bool>(
         batch.copy(source[packet.from..].as_ptr(), place.as_mut_ptr(), packet.len as u32);
         batch.enter(*packet);
     }
-    // SAFETY: a packet's place is its own until it is checked; source and target outlive the mover's copies.
+    // SAFETY: a packet's slot is not used otherwise until it is checked; source and target outlive the mover's copies.
     unsafe { batch.submit(clock) };
 }
 
-/// Checks the packet after the `verified` first, and clears its place.
+/// Checks the packet that follows the first `verified` ones, and clears its slot.
 fn check(packet: &Packet, (source, target): (&[u8], &mut [u8]), verified: &mut usize) {
     let &Packet { slot, from, len } = packet;
     assert_eq!(slot, *verified % PACKETS, "packets come out in the order in which they went in");
@@ -229,18 +230,18 @@ fn check(packet: &Packet, (source, target): (&[u8], &mut [u8]), verified: &mut u
 
 const COPIES: usize = 50_000;
 
-/// Everything but halts. A lost record of a batch's member that failed cannot be told from success where another
-/// member's is there (see the driver), so with batches records are lost on their own.
+/// All faults except halts. If the record of a failed batch member is lost and another member's record exists, the
+/// failure cannot be told from success (see the driver). With batches, lost records are therefore injected separately.
 fn everything(batch: bool) -> [Faults; 2] {
     let kept = Faults { page: 0.01, hardware: 0.001, late: 0.001, late_ns: 20_000, ..Faults::default() };
     match batch {
-        // A batch is one submission.
+        // A batch is a single submission.
         true => [Faults { drop: 0.005, ..kept }, Faults { lost: 0.01, late: 0.01, ..Faults::default() }],
         false => [Faults { drop: 0.0003, ..kept }, Faults { drop: 0.0003, lost: 0.0003, ..kept }],
     }
 }
 
-/// Sends copies with the one kind of faults, then with the other.
+/// Sends copies with the first kind of faults, then with the second.
 fn survives(mode: WqMode, faults: [Faults; 2], batch: bool) -> Rig {
     let mut rig = Rig::new(mode, batch, faults[0]);
     rig.run(COPIES / 2);
@@ -252,7 +253,7 @@ fn survives(mode: WqMode, faults: [Faults; 2], batch: bool) -> Rig {
     assert!(device.injected_page_faults > 0 && device.injected_hardware_errors > 0, "{device:?}");
     assert!(device.injected_drops > 0 && device.injected_late > 0 && device.injected_lost > 0, "{device:?}");
     assert!(mover.fallbacks > 0 && mover.resets > 0 && mover.quarantined > 0, "{mover:?}");
-    // The device goes on working for the channel: most copies are its own.
+    // The device remains in use for the channel: it makes most copies.
     assert!(rig.channel.stats().completed > COPIES as u64 / 2, "{:?}", rig.channel.stats());
     rig
 }
@@ -282,7 +283,7 @@ fn device_resumes_its_page_faults() {
     rig.run(COPIES);
     rig.finish();
     let faults = rig.device.stats().injected_page_faults;
-    // Three faults in a row at 1 % each are one in a million.
+    // The probability of three faults in a row at 1 % each is one in a million.
     assert!(faults > 200 && rig.mover.stats().fallbacks < faults / 20, "{faults} {:?}", rig.mover.stats());
     assert_eq!(rig.mover.stats().resets, 0);
 }

@@ -1,6 +1,6 @@
-//! The specification suite: one test for each rule that a DSA device keeps, with raw descriptors through a simulated
-//! portal, without a driver. Where the specification leaves it open which of several errors is reported, only 'an error'
-//! is expected.
+//! The specification suite: one test for each rule that a DSA device follows, with raw descriptors through a simulated
+//! portal and without a driver. If the specification leaves open which of several errors is reported, any error is
+//! accepted.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

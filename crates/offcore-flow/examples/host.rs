@@ -1,5 +1,5 @@
-//! An application of one's own on the host stack: a server that counts the bytes of each connection, and its client. Both
-//! hosts are in this process, with rings for a wire.
+//! A custom application on the host stack: a server that counts the bytes of each connection, and its client. Both
+//! hosts run in this process, and rings connect them.
 //!
 //!     cargo run --release -p offcore-flow --example host
 
@@ -20,13 +20,13 @@ use offcore_wire::MacAddr;
 
 type Fifos = (Reader, Writer);
 
-/// What a connection's bytes are read from and written to.
+/// The FIFOs of a connection.
 fn fifos(conn: ConnId, calls: &Calls<'_>) -> Option<Fifos> {
     let (memory, slot) = (calls.stack.memory(AppId::OWN), calls.stack.slot(conn)?);
     Some((Reader::new(Arc::clone(memory), slot)?, Writer::new(Arc::clone(memory), slot)?))
 }
 
-/// Answers how many bytes have come, when the peer has sent all of them.
+/// Answers with the number of received bytes when the peer has ended its stream.
 #[derive(Debug, Default)]
 struct Counter(HashMap<ConnId, (Fifos, usize)>);
 
@@ -40,13 +40,13 @@ impl App for Counter {
             Event::Incoming { listener } => {
                 while let Some(conn) = calls.stack.accept(listener) {
                     self.0.extend(fifos(conn, calls).map(|fifos| (conn, (fifos, 0))));
-                    // What has come with the handshake is told here only.
+                    // Data that arrived with the handshake is not reported by another event.
                     self.event(Event::Readable(conn), calls);
                 }
             }
             Event::Readable(conn) => {
                 let Some(((reader, _), count)) = self.0.get_mut(&conn) else { return };
-                // Without a copy: the spans lie where the engine has put the bytes.
+                // The data is not copied: the spans refer to the memory into which the engine has written.
                 let there: usize = reader.spans().map(|span| span.len()).sum();
                 reader.consume(there);
                 *count += there;
@@ -80,7 +80,7 @@ impl Client {
         self.left -= writer.write(&vec![7; self.left]);
         let _ = calls.stack.written(calls.now, *conn, calls.out);
         if self.left > 0 {
-            // Event::Writable tells of more room.
+            // Event::Writable reports more room.
             calls.stack.want_room(*conn);
         } else {
             let _ = calls.stack.shutdown(calls.now, *conn, calls.out);
@@ -121,7 +121,7 @@ impl App for Client {
     fn stop(&mut self, _: &mut Calls<'_>) {}
 }
 
-/// A host with one port, whose copies the core makes.
+/// Creates a host with one port. The core makes its copies.
 fn worker(
     last: u8,
     port: HostPort,
@@ -129,7 +129,7 @@ fn worker(
     pool: &'static Pool,
 ) -> Result<Worker, Box<dyn std::error::Error>> {
     let (mut mover, mut out) = (Mover::new(), Out::default());
-    // A secret that nobody can guess is what hashes, sequence numbers and ports are made of.
+    // Hashes, sequence numbers and ports are derived from the secret, which must not be predictable.
     let mut stack = Stack::new(Config { secret: [last; 16], ..Config::default() })?;
     let iface = IfaceConfig {
         mac: MacAddr([2, 0, 0, 0, 0, last]),
@@ -139,7 +139,7 @@ fn worker(
     };
     stack.add_iface(0, &iface, &mut out);
     let mut path = Path::new(stack, out, &mut mover, pool);
-    // Channels of engines, added to the mover, would be named here.
+    // Channels of engines that were added to the mover would be named here.
     path.bind(&mut mover, &Binding::core(), &Binding::core())?;
     let host = Host::new(path, vec![port], app)?;
     Ok(Worker::new(vec![Box::new(host)], mover, pool.cache()))
@@ -158,7 +158,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let over = Arc::clone(&app.over);
     let mut client = worker(1, client, Box::new(app), pool)?;
     let mut server = worker(2, server, Box::new(Counter::default()), pool)?;
-    // Workers of real hosts run on lcores of their own. Addresses are probed for first, which takes some seconds.
+    // Workers of real hosts run on separate lcores. The stack first probes the addresses, which takes some seconds.
     while !over.load(Ordering::Relaxed) {
         client.round();
         server.round();

@@ -1,4 +1,4 @@
-//! A copying stage of one's own: a task that keeps the first 64 bytes of every packet, copied by an engine.
+//! A custom copying stage: a task that keeps the first 64 bytes of every packet, copied by an engine.
 //!
 //!     cargo run --release -p offcore-flow --example stage
 
@@ -17,7 +17,7 @@ use offcore_stats::page::StatsPage;
 
 const HEAD: usize = 64;
 
-/// The holder of a packet: it owns what its copy reads and what it writes.
+/// The holder of a copy. It owns the source packet and the destination bytes.
 type Kept = Option<(Packet, Vec<u8>)>;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ struct KeepHeads {
     kept: Vec<Vec<u8>>,
 }
 
-/// Enters each packet with its copy and submits them; returns those that are complete at once.
+/// Enters each packet with its copy and submits the batch. Returns the copies that are already complete.
 fn submit<const I: bool>(mut batch: Batch<'_, Kept, I>, burst: Burst, clock: &mut StageClock) -> Vec<Kept> {
     let mut complete = Vec::new();
     for packet in burst {
@@ -35,7 +35,8 @@ fn submit<const I: bool>(mut batch: Batch<'_, Kept, I>, burst: Burst, clock: &mu
         batch.copy(packet.data().as_ptr(), head.as_mut_ptr(), head.len() as u32);
         complete.extend(batch.enter(Some((packet, head))));
     }
-    // SAFETY: a copy reads its holder's packet and writes its holder's bytes. Nobody uses them before it is complete.
+    // SAFETY: a copy reads its holder's packet and writes its holder's bytes. Neither is accessed before the copy is
+    // complete.
     unsafe { batch.submit(clock) };
     complete
 }
@@ -77,7 +78,7 @@ impl Task for KeepHeads {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (pool, stats) = (Pool::new(4096, 2048, Hugepages::Auto)?, StatsPage::new(1 << 16)?);
-    let (device, mut engine) = CoreDevice::stepped(); // on a thread of its own: CoreDevice::start
+    let (device, mut engine) = CoreDevice::stepped(); // `CoreDevice::start` would run the engine in a separate thread
     let mut mover = Mover::new();
     let channel = mover.add_channel(device.open_channel(256)?);
     let PortSpec::Gen(spec) = "gen:size=256,count=1000".parse()? else { return Err("no generator".into()) };

@@ -1,8 +1,10 @@
-//! What `cargo xtask counts` counts of the host stack: what a segment of 1448 bytes takes the host that sends or receives
-//! it, its acknowledgements included, with an engine for the payload. Two hosts in one process, with rings for a wire.
+//! The host stack's cases for `cargo xtask counts`: the cost of a segment of 1448 bytes on the sending or receiving
+//! host, including acknowledgements, with an engine for the payload. Two hosts run in one process, and rings connect
+//! them.
 //!
-//! Without arguments it prints the names of the cases; with one, it runs that case and prints how many segments went
-//! through. Only what happens inside [`counted`] is measured: not the far host, nor the applications or the engine.
+//! Without arguments it prints the names of the cases. With one argument it runs that case and prints the number of
+//! segments transferred. Only the work inside [`counted`] is measured, without the other host, the applications and the
+//! engine.
 
 use std::hint::black_box;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,23 +21,24 @@ use offcore_tcp::path::Path;
 use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
 use offcore_wire::MacAddr;
 
-/// Bytes of a segment, segments of a window, and windows: those before are to warm up.
+/// Bytes per segment, segments per window, and numbers of windows. The first `WARM` windows are not measured.
 const SEGMENT: usize = 1448;
 const WINDOW: usize = 64;
 const WARM: usize = 50;
 const WINDOWS: usize = 100;
-/// Rounds that a window may take.
+/// Maximum number of rounds per window.
 const ROUNDS: usize = 10_000;
 
 const CASES: [(&str, bool); 2] = [("tcp-receive-offload", true), ("tcp-send-offload", false)];
 
-/// What is measured.
+/// The measured function.
 #[inline(never)]
 fn counted<T>(work: impl FnOnce() -> T) -> T {
     black_box(work())
 }
 
-/// A connection's FIFOs, which the measurement has, and what is to be said of them.
+/// The FIFOs of a connection. The measurement sets `touched` after it has used them, so that the application notifies
+/// the stack.
 #[derive(Debug, Default)]
 struct Ends {
     conn: Option<(ConnId, Reader, Writer)>,
@@ -48,7 +51,7 @@ fn lock(ends: &Shared) -> MutexGuard<'_, Ends> {
     ends.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The application of either host: the client connects.
+/// The application of both hosts. The client connects.
 #[derive(Debug)]
 struct Talk {
     client: bool,
@@ -112,7 +115,7 @@ struct End {
 impl End {
     fn new(last: u8, port: HostPort, pool: &'static Pool) -> Result<Self, Box<dyn std::error::Error>> {
         let (mut mover, mut out) = (Mover::new(), Out::default());
-        // What takes long under valgrind is not lost.
+        // Copies are slow under valgrind, and must not be treated as lost.
         mover.set_lost_after(u64::MAX >> 1);
         let (device, engine) = CoreDevice::stepped();
         let channel = mover.add_channel(device.open_channel(1024)?);
@@ -139,7 +142,7 @@ impl End {
         Ok(Self { worker: Worker::new(vec![Box::new(host)], mover, pool.cache()), engine, ends })
     }
 
-    /// A round, counted or not, and the engine's copies.
+    /// Runs a round, which is counted on request, and the engine's copies.
     fn round(&mut self, count: bool) {
         if count {
             counted(|| self.worker.round());
@@ -150,7 +153,8 @@ impl End {
     }
 }
 
-/// Moves a window from one to the other; whose rounds are counted is the receiver, or the sender.
+/// Transfers a window. `count` selects the host whose rounds are counted: the receiver if `true`, the sender if
+/// `false`.
 fn window(from: &mut End, to: &mut End, count: Option<bool>) -> Result<(), String> {
     let bytes = WINDOW * SEGMENT;
     let (mut written, mut read) = (0, 0);

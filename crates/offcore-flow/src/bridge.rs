@@ -1,14 +1,14 @@
 //! A learning switch between any ports: forwarding mode `l2` (IEEE 802.1Q, without a spanning tree).
 //!
-//! * [`fdb`]: which station is behind which port, shared by all workers,
-//! * [`vlan`]: which port is in which VLAN, [`tag`]: the tag in a packet,
-//! * [`stations`]: which addresses are a port's in any case,
-//! * [`limit`]: how much a port may have flooded.
+//! * [`fdb`]: the forwarding database, shared by all workers,
+//! * [`vlan`]: VLAN membership of ports, [`tag`]: 802.1Q tags in packets,
+//! * [`stations`]: static addresses and locked ports,
+//! * [`limit`]: flood limits (storm control).
 //!
-//! Each worker has one [`Bridge`], with queues of its own of every port. A round of it takes a burst from each RX queue,
-//! decides for the whole burst where its packets go (a set of ports for each, 64 bits), and collects them for each TX
-//! queue, which is sent to once at the end of the round. Of a packet for several ports the last one gets the packet
-//! itself, the others get copies.
+//! Each worker has one [`Bridge`] with its own RX and TX queues of every port. In each round, the bridge takes a burst
+//! from each RX queue, decides for each packet to which ports it goes (a set of ports, 64 bits), and collects the
+//! packets per TX queue. It sends to each TX queue once, at the end of the round. If a packet goes to several ports,
+//! the last port gets the packet itself; the other ports get copies.
 
 pub mod fdb;
 pub mod limit;
@@ -36,26 +36,26 @@ use stations::{StationRule, Stations};
 use tag::TagError;
 use vlan::{VlanRule, Vlans};
 
-/// What a bridge is told.
+/// Configuration of a bridge.
 #[derive(Clone, Debug)]
 pub struct BridgeConfig {
-    /// After how long without a packet a station is forgotten. Zero: none is ever learned, as in Linux's bridge, and
-    /// everything is flooded.
+    /// A station is forgotten after this time without a packet from it. Zero disables learning, as in the Linux bridge:
+    /// all packets are flooded.
     pub ageing: Duration,
-    /// Addresses that can be known at the same time.
+    /// Maximum number of known addresses.
     pub addresses: usize,
-    /// Packets a second that one port may have flooded.
+    /// Packets per second that one port may have flooded.
     pub flood_limit: Option<u64>,
-    /// VLANs of ports; what is not said of any port: every VLAN, and tags stay.
+    /// VLAN rules of ports. A port without a rule is in every VLAN, and its packets keep their tags.
     pub vlans: Vec<VlanRule>,
-    /// Addresses that are a port's in any case, and ports that are locked.
+    /// Static addresses of ports, and locked ports.
     pub stations: Vec<StationRule>,
 }
 
 impl BridgeConfig {
-    /// IEEE 802.1Q's ageing time.
+    /// The default ageing time of IEEE 802.1Q.
     pub const AGEING: Duration = Duration::from_secs(300);
-    /// Addresses that there is room for, when nothing is said.
+    /// The default limit for known addresses.
     pub const ADDRESSES: usize = 16384;
 }
 
@@ -72,26 +72,26 @@ impl Default for BridgeConfig {
 }
 
 named! {
-    /// What one worker counts for one port, about packets that came from there.
+    /// Counters of one worker for the packets received on one port.
     pub enum Count {
         /// Stations learned.
         Learned = "learned",
         /// Stations moved to the port.
         Moved = "moved",
-        /// Stations for which the database had no room.
+        /// Stations not learned because the database had no room.
         NotLearned = "not_learned",
         Flooded = "flooded",
         /// Packets not flooded because of the limit.
         FloodLimited = "flood_limited",
-        /// Packets that have no other port to go to: their station is behind the port itself, their VLAN has no other port,
-        /// the port does not take their tag, or their address is one that bridges keep to themselves.
+        /// Packets without another port to go to: their station is behind the port itself, their VLAN has no other
+        /// port, the port does not accept their tag, or their destination is an address reserved for bridges.
         Filtered = "filtered",
-        /// Packets from an address that is another port's, or that a locked port lacks.
+        /// Packets whose source address belongs to another port, or is missing on a locked port.
         Refused = "refused",
     }
 }
 
-/// What the bridges of all workers share.
+/// State that the bridges of all workers share.
 #[derive(Debug)]
 pub struct Shared {
     pub fdb: Fdb,
@@ -102,7 +102,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For `ports` ports, 2 to [`MAX_PORTS`], of which `config` names no others, by a clock of `hz` ticks a second.
+    /// Creates the state for `ports` ports, 2 to [`MAX_PORTS`]. `config` names only these ports. The clock has `hz`
+    /// ticks per second.
     pub fn new(config: &BridgeConfig, ports: usize, hz: u64) -> Self {
         let limits = |pps| (0..ports).map(|_| FloodLimit::new(pps, hz)).collect();
         Self {
@@ -120,11 +121,11 @@ impl Shared {
 pub struct Input {
     pub rx: Box<dyn RxQueue>,
     pub port: usize,
-    /// Which of the worker's TX queues of each port its packets go to: this one, counted round.
+    /// The packets go to the worker's TX queue with this index, modulo the number of its TX queues of a port.
     pub turn: usize,
 }
 
-/// One TX queue of a worker's bridge, and the packets for it.
+/// One TX queue of a worker's bridge, and the packets collected for it.
 #[derive(Debug)]
 struct Output {
     tx: Box<dyn TxQueue>,
@@ -138,20 +139,20 @@ pub struct Bridge {
     inputs: Vec<Input>,
     /// Each port's TX queues.
     outputs: Vec<Vec<Output>>,
-    /// Each port's counters, of [`Count::NAMES`].
+    /// Each port's counters, with the names [`Count::NAMES`].
     counters: Vec<Block>,
     duplicator: Duplicator,
     /// Application work per packet, in TSC ticks.
     work: u64,
 }
 
-/// What is known of the packets of a burst: where they go, a bit for each port, and their VLAN and tag.
+/// Decisions for the packets of a burst: target ports (a bit for each port), VLAN and tag.
 struct Decisions {
     targets: [u64; BURST],
     vlans: [(u16, Option<u16>); BURST],
-    /// All targets together.
+    /// Union of all targets.
     union: u64,
-    /// Packets to be flooded, a bit for each.
+    /// Packets to flood, a bit for each.
     floods: u64,
     malformed: u64,
 }
@@ -165,8 +166,8 @@ impl Task for Bridge {
         packets
     }
 
-    /// A port's turn is that of its RX queues. What they bring is sent on in it, so that it is that port's time, and no other one has to
-    /// wait: a port that much is sent to does not do more than others.
+    /// A port's turn covers its RX queues. The packets received in a turn are also sent in it, so the receiving port is
+    /// charged for the time. A port to which many packets are sent is not charged for them.
     fn round_in_turns(&mut self, ctx: &mut Context<'_>, turns: &mut Turns) -> usize {
         let mut packets = 0;
         for input in 0..self.inputs.len() {
@@ -204,11 +205,11 @@ impl Task for Bridge {
 }
 
 impl Bridge {
-    /// One with these RX queues, and of each port these TX queues (at least one) and a block of counters made with
-    /// [`Count::NAMES`]; `work` is TSC ticks of application work per packet.
+    /// Creates a bridge with these RX queues. Each port has TX queues (at least one) and a block of counters made with
+    /// [`Count::NAMES`]. `work` is the application work per packet in TSC ticks.
     ///
     /// # Panics
-    /// When the numbers of ports differ, or a port has no TX queue.
+    /// If the numbers of ports differ, or a port has no TX queue.
     pub fn new(
         shared: Arc<Shared>,
         inputs: Vec<Input>,
@@ -223,14 +224,14 @@ impl Bridge {
         Self { shared, inputs, outputs, counters, duplicator: Duplicator::default(), work }
     }
 
-    /// Takes a burst from an RX queue and decides where its packets go; how many they are.
+    /// Takes a burst from an RX queue and forwards its packets. Returns their number.
     #[inline(always)]
     fn receive(&mut self, input: usize, ctx: &mut Context<'_>) -> usize {
         let mut burst = Burst::new();
         self.inputs[input].rx.rx(ctx, &mut burst);
         let packets = burst.len();
         if packets == 0 {
-            // What a poll that found nothing took belongs to no stage of a packet's way.
+            // The time of an empty poll does not belong to any stage of a packet's path.
             ctx.clock.lap(Stage::Idle);
             return 0;
         }
@@ -239,7 +240,8 @@ impl Bridge {
         packets
     }
 
-    /// Sends what there is, in the turn of `port`, whose own queues follow their other side. A port that rests gets nothing.
+    /// Sends the collected packets in the turn of `port`. The queues of `port` itself are polled even without packets,
+    /// so that they follow their other side. Packets for a throttled port are dropped.
     fn send_in_turn(&mut self, port: usize, ctx: &mut Context<'_>, turns: &mut Turns) {
         for (to, outputs) in self.outputs.iter_mut().enumerate() {
             for output in outputs.iter_mut().filter(|output| to == port || !output.burst.is_empty()) {
@@ -250,7 +252,7 @@ impl Bridge {
         }
     }
 
-    /// Puts the packets of one burst into those of the ports that they go to.
+    /// Moves the packets of one burst to the bursts of their target ports.
     fn forward(&mut self, input: usize, ctx: &mut Context<'_>, burst: Burst) {
         let Input { port, turn, .. } = self.inputs[input];
         let mut decisions = self.decide(port, &burst);
@@ -271,7 +273,7 @@ impl Bridge {
         ctx.cache.free_all(packets.into_iter().flatten());
     }
 
-    /// Decides where packets go that came from `port`, and learns who sent them.
+    /// Decides where the packets received on `port` go, and learns their source addresses.
     #[inline]
     fn decide(&self, port: usize, burst: &[Packet]) -> Decisions {
         let mut decisions =
@@ -305,7 +307,7 @@ impl Bridge {
             return Err(Malformed);
         }
         let nowhere = Decision { targets: 0, flood: false, vlan: 0, tag };
-        // Pause frames, spanning tree, LLDP and the like are from a bridge to its neighbour (802.1Q, table 8-1).
+        // Pause frames, spanning tree, LLDP and similar frames are never forwarded (802.1Q, table 8-1).
         let reserved = [a, b, c, d, e] == [0x01, 0x80, 0xc2, 0, 0] && f < 0x10;
         let Some(vlan) = vlans.of(port, tag).filter(|_| !reserved) else {
             self.count(port, Count::Filtered);
@@ -335,7 +337,7 @@ impl Bridge {
         let others = vlans.members(vlan) & !(1 << port);
         let (targets, flood) = match known {
             Some(to) if to == port => (0, false),
-            // What the database says counts among the VLAN's ports only.
+            // A database entry only counts if its port is in the VLAN.
             Some(to) if others & 1 << to != 0 => (1 << to, false),
             _ => (others, true),
         };
@@ -346,7 +348,7 @@ impl Bridge {
         Ok(Decision { targets, flood, vlan, tag })
     }
 
-    /// Counts the packets that are to be flooded, and takes those out that are more than `port` may.
+    /// Counts the packets to flood, and drops those beyond the limit of `port`.
     fn limit(&self, port: usize, decisions: &mut Decisions, now: u64) {
         let wanted = u64::from(decisions.floods.count_ones());
         let allowed = match &self.shared.limits {
@@ -369,7 +371,7 @@ impl Bridge {
         decisions.union = decisions.targets.iter().fold(0, |union, targets| union | targets);
     }
 
-    /// Gives `port` its packets of the burst: those themselves that no port after it gets, of the others copies.
+    /// Gives `port` its packets of the burst: the packets themselves if no later port gets them, otherwise copies.
     fn collect(
         &mut self,
         port: usize,
@@ -381,7 +383,7 @@ impl Bridge {
         let queues = self.outputs[port].len();
         let output = &mut self.outputs[port][if turn < queues { turn } else { turn % queues }];
         let is_for = |targets: u64| targets & 1 << port != 0;
-        // Whether a port that comes later gets it, too.
+        // Whether a later port gets the packet, too.
         let is_copied = |targets: u64| is_for(targets) && targets >> port > 1;
         let mut copies = Burst::new();
         if decisions.targets.iter().any(|&targets| is_copied(targets)) {
@@ -417,7 +419,7 @@ impl Bridge {
     }
 }
 
-/// What is decided of a packet.
+/// The decision for one packet.
 struct Decision {
     targets: u64,
     flood: bool,
@@ -425,7 +427,7 @@ struct Decision {
     tag: Option<u16>,
 }
 
-/// The packet ends before its header, or nobody can have sent it.
+/// The packet ends before its header, or its source address is invalid.
 struct Malformed;
 
 #[cold]
@@ -445,7 +447,7 @@ impl Output {
         self.burst.push(packet);
     }
 
-    /// Sends what there is, and lets the queue follow its other side in any case.
+    /// Sends the collected packets. Without packets, only polls the queue so that it follows its other side.
     #[inline]
     fn send(&mut self, ctx: &mut Context<'_>) {
         if !Packet::all_plain(&self.burst) {

@@ -1,5 +1,6 @@
-//! Receive, copy into a new buffer, give on: the stage that makes a switch the dpdk-dma application.
+//! The copy stage: received packets are copied into new buffers and passed on. With this stage, a switch does the same
+//! as the dpdk-dma application.
 //!
-//! The stage itself is an RX queue around another one, and lives with the queues: [`offcore_port::copy`].
+//! The stage is an RX queue that wraps another one. It is implemented with the queues: [`offcore_port::copy`].
 
 pub use offcore_port::copy::{CopyCount, CopyRx, CopySetup};

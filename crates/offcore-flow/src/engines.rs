@@ -22,11 +22,11 @@ use simulator::Simulator;
 const EXPECTED: &str = "expected cpu, core:N (a helper thread on lcore N), dsa:wqN.M, dsa:auto, dsa-simN:wqN.M or \
                         dmadev:NAME (a DMA device of DPDK)";
 
-/// Operations that a channel holds.
+/// Capacity of a channel in operations.
 pub const CHANNEL_RING: usize = 1024;
 
-/// The devices opened so far: each is opened once. A worker gets a channel of its own as long as the device has one for
-/// every worker that asks; otherwise they share one by a lock.
+/// The devices opened so far. Each device is opened once. Each worker gets its own channel if the device has enough
+/// channels for all workers that ask; otherwise, the workers share one channel with a lock.
 #[derive(Debug, Default)]
 pub struct Engines {
     devices: BTreeMap<String, Arc<dyn Device>>,
@@ -35,17 +35,17 @@ pub struct Engines {
     workers: Vec<usize>,
     /// NUMA node of the packet buffers.
     node: Option<usize>,
-    /// The packet buffers, which some devices have to be told of.
+    /// The packet buffers, which some devices must register.
     #[cfg_attr(not(feature = "dpdk"), allow(dead_code, reason = "what DPDK's devices reach"))]
     pool: Option<&'static Pool>,
-    /// Whether helper threads that have nothing to do nap.
+    /// Whether idle helper threads nap.
     naps: bool,
     notes: Vec<String>,
 }
 
 impl Engines {
-    /// Devices for workers on the lcores `workers`, whose packet buffers are on NUMA node `node`. Simulated devices begin
-    /// to run when a channel names them. With [`Idle::Sleep`] helper threads that have nothing to do nap, too.
+    /// Creates devices for workers on the lcores `workers`, with packet buffers on NUMA node `node`. A simulated device
+    /// starts when a channel names it. With [`Idle::Sleep`], idle helper threads nap, too.
     pub fn new(simulators: &[Simulator], workers: &[usize], node: Option<usize>, idle: Idle) -> Self {
         Self {
             naps: idle == Idle::Sleep,
@@ -56,16 +56,16 @@ impl Engines {
         }
     }
 
-    /// Devices that have to be told which memory they reach will reach the packet buffers of `pool`.
+    /// Sets the pool of packet buffers for devices that must register memory.
     #[must_use]
     pub fn with_pool(self, pool: &'static Pool) -> Self {
         Self { pool: Some(pool), ..self }
     }
 
-    /// Refuses a name that no channel has, whatever devices there are.
+    /// Refuses names that no channel can have, whatever devices exist.
     ///
     /// # Errors
-    /// In words.
+    /// An error message.
     pub fn check_name(name: &str) -> Result<(), String> {
         let checked = match name.split_once(':') {
             None if name == "cpu" => Ok(()),
@@ -79,11 +79,11 @@ impl Engines {
         checked.map_err(|error| format!("channel '{name}': {error}"))
     }
 
-    /// The channels that `name` stands for: `dsa:auto` is every work queue for users, those of the packet buffers' NUMA
-    /// node if there are any; everything else is itself.
+    /// Returns the channels for `name`. `dsa:auto` stands for every work queue of type user; if some are on the NUMA
+    /// node of the packet buffers, only these. Other names stand for themselves.
     ///
     /// # Errors
-    /// In words, when there is no such work queue.
+    /// An error message, if no such work queue exists.
     pub fn resolve(&mut self, name: &str) -> Result<Vec<String>, String> {
         if name != "dsa:auto" {
             return Ok(vec![name.into()]);
@@ -107,7 +107,7 @@ impl Engines {
         self.usable(names)
     }
 
-    /// Those of `names` that can be opened, eight at most: others may be in use, or not for us.
+    /// Returns up to eight of `names` that can be opened. Others may be in use or not accessible.
     fn usable(&mut self, names: Vec<String>) -> Result<Vec<String>, String> {
         let (mut usable, mut refused) = (Vec::new(), Vec::new());
         for name in names {
@@ -132,11 +132,11 @@ impl Engines {
         Ok(usable)
     }
 
-    /// A channel of the device called `name` for one of the `workers` workers that will ask for one, and how it is shared
-    /// with the others.
+    /// Returns a channel of the device `name`, and how it is shared. `workers` is the number of workers that will ask
+    /// for a channel of this device.
     ///
     /// # Errors
-    /// In words, when there is no such device or it has no channel left.
+    /// An error message, if the device does not exist or has no channel left.
     pub fn open_channel(
         &mut self,
         name: &str,
@@ -168,24 +168,24 @@ impl Engines {
         Ok((channel, if by_queue { Sharing::SharedQueue } else { Sharing::Bound }))
     }
 
-    /// The lcores that helper threads and simulated devices run on.
+    /// Returns the lcores on which helper threads and simulated devices run.
     pub fn helper_lcores(&self) -> Vec<usize> {
         let helpers = self.devices.keys().filter_map(|name| name.strip_prefix("core:")?.parse().ok());
         let running = self.simulators.values().filter(|(_, device)| device.is_some());
         helpers.chain(running.filter_map(|(simulator, _)| simulator.lcore)).collect()
     }
 
-    /// What a person should know about the devices that were opened.
+    /// Returns notes for the user about the opened devices.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// NUMA node of the packet buffers, as the driver has it.
+    /// Returns the NUMA node of the packet buffers in the driver's type.
     fn node(&self) -> Option<u32> {
         self.node.and_then(|node| node.try_into().ok())
     }
 
-    /// Whether a device of this NUMA node is on the packet buffers' one, as far as is known.
+    /// Whether a device on this NUMA node is near the packet buffers. Unknown nodes are near.
     fn is_near(&self, theirs: Option<u32>) -> bool {
         theirs.zip(self.node).is_none_or(|(theirs, ours)| theirs as usize == ours)
     }
@@ -236,7 +236,7 @@ impl Engines {
             .into())
     }
 
-    /// The simulated device, started when it is not yet running.
+    /// Returns the simulated device, and starts it first if necessary.
     fn simulator(&mut self, name: &str) -> Result<SimDevice, String> {
         let helpers = self.helper_lcores();
         let Some((simulator, device)) = self.simulators.get_mut(name) else {
@@ -257,7 +257,7 @@ impl Engines {
     }
 }
 
-/// A work queue's name, and what stands behind it: `wq0.1/direct/memory`.
+/// Parses a work queue's name and the options behind it: `wq0.1/direct/memory`.
 fn options(which: &str, numa_node: Option<u32>) -> Result<(&str, Options), String> {
     let mut parts = which.split('/');
     let wq = parts.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Why a configuration cannot be, by its field, and why a switch cannot start.
+//! Errors in configurations, by field, and errors when a switch starts.
 
 use offcore_gpu::device::DeviceError;
 use offcore_port::PortError;
@@ -27,10 +27,10 @@ pub enum Field {
     PortMask,
     Ports,
     RingSize,
-    /// Where applications in other processes are served.
+    /// The service for applications in other processes.
     Serve,
     Service,
-    /// Who is connected to.
+    /// The peer to connect to.
     Receiver,
     /// Bytes of payload in a packet.
     Segment,
@@ -43,12 +43,12 @@ pub enum Field {
 }
 
 impl Field {
-    /// An error about the field: what was found, and what was expected.
+    /// Returns an error about this field. `text` names the found and the expected value.
     pub(crate) fn refuse<T>(self, text: impl Into<String>) -> Result<T, SwitchError> {
         Err(SwitchError::Config { field: self, text: text.into() })
     }
 
-    /// Refuses the first of `found` that is none of `ports` ports.
+    /// Refuses the first port number in `found` that is not below `ports`.
     pub(crate) fn check_ports(
         self,
         ports: usize,
@@ -61,7 +61,7 @@ impl Field {
     }
 }
 
-/// How many ports there are, in words.
+/// Returns the number of ports in words.
 pub(crate) fn counted(ports: usize) -> String {
     match ports {
         1 => "there is one port, number 0".into(),
@@ -92,7 +92,7 @@ pub enum SwitchError {
     Thread { lcore: usize, source: std::io::Error },
 }
 
-/// Refuses lcores that workers cannot run on here.
+/// Refuses lcores on which workers cannot run.
 ///
 /// # Errors
 /// [`SwitchError::Lcore`].
@@ -104,7 +104,7 @@ pub fn check_lcores(lcores: &[usize]) -> Result<(), SwitchError> {
     }
 }
 
-/// Packets of so many bytes take more of the packet buffers than one packet may.
+/// Returns the error for packets of `found` bytes, which take more packet buffers than one packet may.
 pub(crate) fn too_long<T>(found: usize, most: usize) -> Result<T, SwitchError> {
     Field::Pool.refuse(format!(
         "too small for packets of {found} bytes, expected at most {most}: a quarter of the packet buffers"

@@ -1,4 +1,4 @@
-//! From one RX queue to one TX queue.
+//! Forwarding from one RX queue to one TX queue.
 
 pub mod forward;
 pub mod guest_pair;
@@ -12,7 +12,7 @@ use crate::worker::task::{Task, WakeSource, work};
 use crate::worker::turns::Turns;
 use forward::{Addresses, Forward, Rewrite, Source};
 
-/// Packets from one RX queue to one TX queue, through packet buffers.
+/// Forwards packets from one RX queue to one TX queue through packet buffers.
 #[derive(Debug)]
 pub struct Forwarding {
     rx: Box<dyn RxQueue>,
@@ -21,12 +21,12 @@ pub struct Forwarding {
 }
 
 impl Forwarding {
-    /// From `rx` to `tx`.
+    /// Creates a task that forwards from `rx` to `tx`.
     pub fn new(rx: Box<dyn RxQueue>, tx: Box<dyn TxQueue>, rules: Rules) -> Self {
         Self { rx, tx, rules }
     }
 
-    /// What is done with the packets, to be changed.
+    /// Returns the rules, which the caller may change.
     pub fn rules(&mut self) -> &mut Rules {
         &mut self.rules
     }
@@ -55,35 +55,36 @@ impl Task for Forwarding {
     }
 }
 
-/// What becomes of received packets.
+/// Treatment of received packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Received {
-    /// They are sent.
+    /// Packets are sent.
     Sent,
-    /// They are dropped.
+    /// Packets are dropped.
     Dropped,
-    /// There are none: nothing is received.
+    /// Nothing is received.
     None,
 }
 
-/// What is done with packets between two queues.
+/// Rules for packets between two queues.
 #[derive(Debug)]
 pub struct Rules {
     received: Received,
-    /// What is rewritten of those that are sent.
+    /// How sent packets are rewritten.
     pub rewrite: Rewrite,
     /// The generator of `txonly` and `flowgen`.
     source: Option<Source>,
     /// Application work per packet, in TSC ticks.
     pub work: u64,
-    /// Whose turns these are.
+    /// The port that is charged for turns.
     port: Option<usize>,
-    /// Whether none of the last packets could be sent.
+    /// Whether no packet of the last burst could be sent.
     stuck: bool,
 }
 
 impl Rules {
-    /// Those of a forwarding mode, with the addresses that `mac` writes, and `work` TSC ticks of application work per packet.
+    /// Returns the rules of a forwarding mode. Mode `mac` writes `addresses`. `work` is the application work per packet
+    /// in TSC ticks.
     pub fn new(mode: Forward, addresses: Addresses, work: u64) -> Self {
         let received = match mode {
             Forward::Io | Forward::Mac | Forward::Macswap => Received::Sent,
@@ -93,24 +94,24 @@ impl Rules {
         Self { received, ..Self::sending(Rewrite::of(mode, addresses), work) }
     }
 
-    /// What is received is rewritten so and sent.
+    /// Returns rules that rewrite all received packets and send them.
     pub(crate) fn sending(rewrite: Rewrite, work: u64) -> Self {
         Self { received: Received::Sent, rewrite, source: None, work, port: None, stuck: false }
     }
 
-    /// For what comes from the worker's port of this number, whose queues have turns together.
+    /// Sets the worker's port from which packets are received. All queues of a port share its turns.
     #[must_use]
     pub fn of_port(self, port: usize) -> Self {
         Self { port: Some(port), ..self }
     }
 
-    /// With packets of `source`, if there is one, beside what is received.
+    /// Adds the packets of `source`, if any, to the received ones.
     #[must_use]
     pub fn with_source(self, source: Option<Source>) -> Self {
         Self { source, ..self }
     }
 
-    /// Makes a round in a turn. If none of its packets could be sent, nobody shall wait for the next ones.
+    /// Makes a round in a turn. If no packet could be sent, other ports do not wait for this one.
     fn turn(
         &mut self,
         ctx: &mut Context<'_>,
@@ -127,7 +128,7 @@ impl Rules {
         })
     }
 
-    /// Takes a burst from `rx`, or only what was on its way already unless `take`, and sends it to `tx`.
+    /// Receives a burst from `rx` and sends it to `tx`. Without `take`, only packets already in progress are received.
     pub(crate) fn round(
         &mut self,
         rx: &mut dyn RxQueue,
@@ -139,12 +140,12 @@ impl Rules {
         if take && self.received != Received::None {
             rx.rx(ctx, &mut burst);
         } else {
-            // Nothing is received, but the queue has to follow its front end.
+            // Nothing is received, but the queue must follow its front end.
             rx.drain(ctx, &mut burst);
         }
         let received = burst.len();
         if received == 0 {
-            // What a poll that found nothing took belongs to no stage of a packet's way.
+            // The time of an empty poll does not belong to any stage of a packet's path.
             ctx.clock.lap(Stage::Idle);
         }
         work(self.work, received, ctx);
@@ -172,7 +173,7 @@ impl Rules {
         received.max(sent)
     }
 
-    /// There is no room for these: whoever can wait takes them back, the others' are dropped.
+    /// Handles packets that did not fit into the TX queue: an RX queue that can wait takes them back, others drop them.
     #[cold]
     fn left_over(
         &self,
@@ -182,15 +183,15 @@ impl Rules {
         burst: &mut Burst,
     ) {
         if self.source.is_none() {
-            // They will come this way again.
+            // These packets will be received again.
             self.rewrite.undo(burst);
             rx.take_back(burst);
         }
         tx.counters().drop_all(DropReason::Full, burst, ctx.cache);
     }
 
-    /// Forwards what was already taken from the other side, of which `crossing` packets are on another way; returns how
-    /// many packets are still in flight.
+    /// Forwards packets already taken from the other side. `crossing` packets are still on another path. Returns the
+    /// number of packets in flight.
     pub(crate) fn drain(
         &mut self,
         rx: &mut dyn RxQueue,
@@ -208,10 +209,10 @@ impl Rules {
         fall_back(tx, ctx, &mut burst);
         tx.tx(ctx, &mut burst);
         tx.counters().drop_all(DropReason::Full, &mut burst, ctx.cache);
-        // A queue that has stopped takes no more: first comes what is still to come from the other side.
+        // A stopped queue accepts no packets, so remaining packets from the other side are forwarded first.
         let coming = crossing + receiving + forwarded;
         if coming > 0 {
-            // What it has sent goes on meanwhile: its buffers may be what the other side waits for.
+            // Sent packets must complete, because the other side may wait for their buffers.
             tx.poll(ctx);
             return coming;
         }

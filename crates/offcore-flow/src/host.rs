@@ -1,4 +1,4 @@
-//! A host on ports: the TCP/IP stack as a task, and applications on it.
+//! A host: the TCP/IP stack as a worker task on ports, with an application.
 
 pub mod apps;
 pub mod serve;
@@ -25,18 +25,18 @@ use crate::worker::task::{Task, WakeSource, Wakes};
 use spread::{Rings, Spread, Unfinished};
 use watched::Watched;
 
-/// How long connections may take to end when the worker stops.
+/// How long connections may take to close when the worker stops, in microseconds.
 const LINGER_MICROS: u64 = 1_000_000;
 
-/// An application in the stack's own process and on its worker.
+/// An application in the process of the stack, on the worker of the stack.
 pub trait App: std::fmt::Debug + Send {
-    /// Begins: listens, or connects.
+    /// Starts the application: it listens or connects.
     ///
     /// # Errors
-    /// What the stack refuses.
+    /// Returns the error of a call that the stack refuses.
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError>;
 
-    /// Something has happened.
+    /// Handles an event of the stack.
     fn event(&mut self, event: Event, calls: &mut Calls<'_>);
 
     /// Called in every round, before packets are sent.
@@ -44,100 +44,100 @@ pub trait App: std::fmt::Debug + Send {
         let _ = (ctx, calls);
     }
 
-    /// All that has happened in this turn has been told.
+    /// Called after all events of a turn were delivered.
     fn told(&mut self, calls: &mut Calls<'_>) {
         let _ = calls;
     }
 
-    /// Stores counters that are not stored where they are counted: called now and then.
+    /// Publishes counters that are not updated directly on the statistics page. Called from time to time.
     fn publish(&mut self) {}
 
-    /// What wakes its worker up, beside packets.
+    /// Returns the wake sources of the application in addition to packets.
     fn wakes(&mut self) -> Option<&mut dyn Wakes> {
         None
     }
 
-    /// Whether there is more to do in the next round, whatever comes: the worker does not sleep then.
+    /// Whether work is left for the next round. The worker does not sleep then.
     fn is_busy(&self) -> bool {
         false
     }
 
-    /// Copies of its own that are under way: the worker waits for them.
+    /// Returns the number of the application's own copies in progress. The worker waits for them before it stops.
     fn in_flight(&self, mover: &mut Mover) -> usize {
         let _ = mover;
         0
     }
 
-    /// The worker stops: connections are closed.
+    /// Closes the application's connections because the worker stops.
     fn stop(&mut self, calls: &mut Calls<'_>);
 
-    /// Whether it waits for something before it has stopped, which it may do for some seconds.
+    /// Whether the application still waits for something before it has stopped. It may do so for some seconds.
     fn is_ending(&self) -> bool {
         false
     }
 }
 
-/// The stack, as an application calls it.
+/// The stack's interface for an application.
 #[derive(Debug)]
 pub struct Calls<'a> {
     pub stack: &'a mut Stack,
     pub out: &'a mut Out,
-    /// Microseconds since the stack was made.
+    /// Microseconds since the host was created.
     pub now: u64,
 }
 
 impl Calls<'_> {
-    /// The application lets go of a connection.
+    /// Closes a connection.
     pub fn close(&mut self, conn: ConnId) {
         self.stack.close(self.now, conn, self.out);
     }
 }
 
-/// The MTU of an interface, which may change.
+/// The MTU of an interface, which can change at runtime.
 pub type Mtu = Arc<AtomicU16>;
 
-/// One interface of a host, as one of its workers has it.
+/// The state of one interface of a host on one worker.
 #[derive(Debug)]
 pub struct HostPort {
-    /// The port's queues that the worker polls; none where others have them all.
+    /// The port's receive queues that the worker polls; empty if other workers poll all of them.
     pub rx: Vec<Box<dyn RxQueue>>,
     pub tx: Box<dyn TxQueue>,
-    /// Where there are several workers.
+    /// Set if the host has several workers.
     pub spread: Option<Spread>,
 }
 
 /// A stack, its ports, and an application.
 #[derive(Debug)]
 pub struct Host {
-    /// By number of the stack's interface.
+    /// By the stack's interface number.
     ports: Vec<HostPort>,
     path: Path,
     app: Box<dyn App>,
     events: Vec<Event>,
     watched: Option<Watched>,
-    /// By interface: the MTU that it follows, and its limit.
+    /// By interface: the MTU to follow, and its upper limit.
     mtus: Vec<(Mtu, u16)>,
-    /// By interface, the VLAN of its packets.
+    /// By interface: the VLAN of its packets.
     vlans: Vec<Option<u16>>,
-    /// Time stamp counter when the host was made, and its ticks in a microsecond.
+    /// TSC value when the host was created, and TSC ticks per microsecond.
     started: u64,
     ticks: u64,
-    /// When the application was told to stop.
+    /// When the application was told to stop, in microseconds.
     stopping: Option<u64>,
-    /// Leases have been given back.
+    /// Address leases have been released.
     released: bool,
-    /// The host's workers that need each other's queues still; none when this is the only one.
+    /// Number of the host's workers that still need each other's queues; `None` for a single worker.
     unfinished: Option<Unfinished>,
     finished: bool,
-    /// Rings that other workers may not have left yet.
+    /// Rings that other workers may still use.
     ending: Vec<RingRx>,
 }
 
 impl Host {
-    /// A host whose stack has an interface for each port, in their order.
+    /// Creates a host whose stack has an interface for each port, in the same order.
     ///
     /// # Errors
-    /// What the application's beginning was refused.
+    /// Returns the error of the application's start.
     pub fn new(path: Path, ports: Vec<HostPort>, app: Box<dyn App>) -> Result<Self, CallError> {
         let ticks = (tsc::hz() / 1_000_000).max(1);
         let (started, events) = (tsc::now(), Vec::new());
@@ -164,7 +164,7 @@ impl Host {
         Ok(host)
     }
 
-    /// The same, and where it tells how it is.
+    /// Makes the host report its state to `watched`.
     pub fn watched(mut self, watched: Watched) -> Self {
         self.watched = Some(watched);
         self
@@ -182,13 +182,14 @@ impl Host {
         self
     }
 
-    /// The same, beside other workers, all of which have `unfinished`: it counts them.
+    /// Makes this worker share the host with others. All of them hold `unfinished`, which counts them.
     pub fn beside(mut self, unfinished: Unfinished) -> Self {
         self.unfinished = Some(unfinished);
         self
     }
 
-    /// Whoever is behind a port may have changed what it takes. Until that is seen, it is done for him in software.
+    /// Updates the properties of the links. The other side of a port may have changed the offloads that it accepts.
+    /// Until this update, packets that need more are converted in software.
     fn look_at_links(&mut self) {
         for (iface, port) in self.ports.iter().enumerate() {
             let accepts = port.tx.accepts();
@@ -198,7 +199,7 @@ impl Host {
             let Accepts { offloads, segments } = accepts;
             self.path.set_link(iface as u8, offloads, segments);
         }
-        // The system's clock may have changed.
+        // The system clock may have been set.
         let unix_time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.path.stack.set_unix_time(self.now(), unix_time.as_micros() as u64);
         for (iface, (mtu, most)) in self.mtus.iter().enumerate() {
@@ -206,7 +207,7 @@ impl Host {
         }
     }
 
-    /// Microseconds since the host was made, at least one.
+    /// Microseconds since the host was created, at least 1.
     fn now(&self) -> u64 {
         (tsc::now().wrapping_sub(self.started)) / self.ticks + 1
     }
@@ -216,7 +217,7 @@ impl Host {
         &mut self.path.stack
     }
 
-    /// One turn; returns the packets received, and one more when the application has more to do.
+    /// Runs one turn. Returns the number of received packets, plus 1 if the application has more work.
     fn turn(&mut self, ctx: &mut Context<'_>, take: bool) -> usize {
         let now = self.now();
         let mut received = self.receive(ctx, now, take);
@@ -242,7 +243,7 @@ impl Host {
         received
     }
 
-    /// The stack gets what has come. How many packets that were, other workers' included.
+    /// Passes received packets to the stack. Returns their number, including packets for other workers.
     fn receive(&mut self, ctx: &mut Context<'_>, now: u64, take: bool) -> usize {
         let Self { ports, path, vlans, .. } = self;
         let mut received = 0;
@@ -250,7 +251,7 @@ impl Host {
         for (iface, port) in ports.iter_mut().enumerate() {
             let iface = iface as u8;
             for queue in &mut port.rx {
-                // Other workers' packets are not to wait for this one.
+                // Packets for other workers must not wait for this one.
                 if take && (port.spread.is_some() || path.is_open()) {
                     queue.rx(ctx, &mut burst);
                 } else {
@@ -279,7 +280,7 @@ impl Host {
         received
     }
 
-    /// This worker needs nobody else's queues any more.
+    /// Reports that this worker no longer needs the queues of other workers.
     fn finish(&mut self) {
         if !mem::replace(&mut self.finished, true)
             && let Some(unfinished) = &self.unfinished
@@ -293,7 +294,8 @@ impl Host {
         self.unfinished.as_ref().is_some_and(|unfinished| unfinished.load(Ordering::Acquire) > 0)
     }
 
-    /// Frees what was not sent. Returns how much is still to come from other workers, who do the same.
+    /// Frees packets that were not sent. Returns the number of packets that are still in rings from other workers,
+    /// which do the same.
     fn end(&mut self, ctx: &mut Context<'_>) -> usize {
         for (iface, mut port) in self.ports.drain(..).enumerate() {
             ctx.cache.free_all(self.path.to_send(iface as u8).drain(..));
@@ -310,8 +312,8 @@ impl Host {
         left
     }
 
-    /// The application hears what has happened. What it does may make more happen, which it hears in the next turn. Whether
-    /// there was anything.
+    /// Delivers the events of the stack to the application. Events that the application causes are delivered in the
+    /// next turn. Returns whether there were any events.
     fn tell(&mut self, now: u64) -> bool {
         let mut events = mem::take(&mut self.events);
         self.path.take_events(&mut events);
@@ -336,7 +338,7 @@ impl Host {
     }
 }
 
-/// The stack as a receiver of packets of a queue.
+/// The stack as the receiver of packets from one queue.
 struct Input<'a> {
     path: &'a mut Path,
     now: u64,
@@ -345,7 +347,8 @@ struct Input<'a> {
 }
 
 impl Taker for Input<'_> {
-    /// The stack accepts a large TCP packet as one segment, but no large UDP or tunnel packets: it would treat them as one datagram.
+    /// The stack accepts a large TCP packet as one segment, but no large UDP or tunnel packets, because it would treat
+    /// them as one datagram.
     fn accepts(&self) -> Accepts {
         Accepts { offloads: Offloads { uso: false, ..Offloads::ALL }, segments: true }
     }
@@ -359,11 +362,11 @@ impl Taker for Input<'_> {
     }
 }
 
-/// Gives the stack a burst.
+/// Passes a burst to the stack.
 #[inline]
 fn give(input: &mut Input<'_>, ctx: &mut Context<'_>, burst: &mut Burst) {
     if burst.is_empty() {
-        // What a poll that found nothing took belongs to no stage of a packet's way.
+        // The time of a poll without packets is not attributed to a packet stage.
         ctx.clock.lap(Stage::Idle);
         return;
     }
@@ -373,7 +376,7 @@ fn give(input: &mut Input<'_>, ctx: &mut Context<'_>, burst: &mut Burst) {
     input.take(ctx, burst);
 }
 
-/// Sends packets until the port takes no more: one received burst can cause several.
+/// Sends packets until the port accepts no more. One received burst can cause several.
 fn send(tx: &mut dyn TxQueue, waiting: &mut SendQueue, vlan: Option<u16>, ctx: &mut Context<'_>) {
     if waiting.is_empty() {
         tx.poll(ctx);
@@ -382,7 +385,7 @@ fn send(tx: &mut dyn TxQueue, waiting: &mut SendQueue, vlan: Option<u16>, ctx: &
     while !waiting.is_empty() {
         let count = waiting.len().min(BURST);
         let mut burst: Burst = waiting.drain(..count).collect();
-        // Before the fallback, which may give full bursts to the port.
+        // Tags come before the fallback, which may already send full bursts.
         if let Some(vlan) = vlan {
             let dropped = tagging::tag(vlan, &mut burst, ctx.cache);
             tx.counters().drop(DropReason::NoBuffer, dropped);
@@ -413,7 +416,7 @@ impl Task for Host {
             self.app.stop(&mut Calls { stack, out, now });
             now
         });
-        // Peers may still answer: connections end as they should, if that does not take long.
+        // Peers may still answer, so connections get some time to close in an orderly way.
         let lingers =
             self.app.is_ending() || self.path.stack.connections() > 0 && now - since < LINGER_MICROS;
         let needed = !self.ports.is_empty() && self.is_needed();
@@ -429,7 +432,7 @@ impl Task for Host {
                 return self.end(ctx);
             }
         }
-        // It differs from turn to turn while connections end, so that the worker waits for them.
+        // The value changes from turn to turn while connections close, so that the worker waits for them.
         left + 1 + (now % 1024) as usize
     }
 

@@ -1,17 +1,17 @@
-//! Workers and what they do with packets.
+//! Workers and the tasks that they run to move packets.
 //!
-//! * [`forward`]: the forwarding modes, [`bridge`]: the learning switch,
-//! * [`mirror`]: what goes through a port, sent to another one, too,
-//! * [`dma_map`]: which queue uses which channels,
+//! * [`forward`]: forwarding modes, [`bridge`]: the learning switch,
+//! * [`mirror`]: port mirroring,
+//! * [`dma_map`]: assignment of channels to queues,
 //! * [`engines`]: devices by name,
 //! * [`simulator`]: simulated devices,
-//! * [`copy`]: packets given on as copies, [`ring`]: packets from one worker to another, [`pipeline`]: the same by way of a
+//! * [`copy`]: the copy stage, [`ring`]: packet rings between workers, [`pipeline`]: packets between workers through a
 //!   GPU,
-//! * [`worker`]: one lcore's loop, [`task`]: what it does: [`forwarding`], [`guest_pair`], a bridge, a mirror,
-//! * [`idle`]: what it does when there is nothing to do,
-//! * [`switch`]: ports, engines and workers put together,
-//! * [`report`]: what a running switch tells,
-//! * [`pktgen`]: a packet generator, which is no switch.
+//! * [`worker`]: the loop of one lcore, [`task`]: its tasks: [`forwarding`], [`guest_pair`], a bridge, a mirror,
+//! * [`idle`]: polling and sleeping of workers without work,
+//! * [`switch`]: assembly of ports, engines and workers,
+//! * [`report`]: reports of a running switch,
+//! * [`pktgen`]: a packet generator, which is not a switch.
 
 pub mod bridge;
 pub mod copy;

@@ -1,4 +1,4 @@
-//! Mirrors: what goes through a port is sent to another one, too.
+//! Port mirroring: the packets of a port are also sent to another port.
 //!
 //! ```text
 //! worker:  port's RX queue -> MirrorRx -> ...             any worker:   RingRx \
@@ -6,11 +6,12 @@
 //!          ... -> MirrorTx -> port's TX queue                           RingRx /
 //!                    \-- copy, stamped -> RingTx | ring |
 //! ```
-//! Each queue of the port is wrapped, and the forwarding behind it is as before. Copies go over a ring to the worker that
-//! owns the mirror's TX queue, with the time of their burst in the headroom, and are sent in the order of these times: a
-//! capture has an answer after its question. Between queues of one worker the order is exact, between workers as exact as
-//! a ring is fast. What the mirror is too slow for is dropped there, and counted with the rings of `mirrorN`. The last
-//! eighth of the pool is for the traffic itself: while no more is free, no copy is made.
+//! Each queue of the port is wrapped; forwarding is unchanged. Copies pass through a ring to the worker that owns the
+//! mirror's TX queue. The headroom contains the time of their burst, and packets are sent in the order of these times,
+//! so a capture shows an answer after its question. Between queues of one worker, the order is exact. Between workers,
+//! it is as exact as rings are fast. Copies that the mirror is too slow for are dropped and counted with the rings of
+//! `mirrorN`. The last eighth of the pool is reserved for forwarded packets: no copies are made while only that is
+//! free.
 
 use std::str::FromStr;
 
@@ -24,21 +25,21 @@ use offcore_wire::virtio_net;
 use crate::ring::{RingRx, RingTx};
 use crate::worker::task::{Task, WakeSource};
 
-/// Bytes of a stamp. It is in front of the virtio-net header, if there is one.
+/// Bytes of a stamp. It is in front of the virtio-net header, if the packet has one.
 const STAMP: usize = 8;
 const STAMPED: usize = STAMP + virtio_net::HEADER_LEN;
-/// One in so many packet buffers is not for copies: a stalled mirror must not cost the ports their packets.
-/// Ports may keep buffers for good (fill rings), so this is no larger part.
+/// This fraction of the packet buffers is not available for copies, so that a stalled mirror does not cost the ports
+/// their packets. Ports may keep buffers permanently (fill rings), so the fraction is not larger.
 const KEPT: usize = 8;
 
-/// Which of a port's packets are mirrored.
+/// The packets of a port that are mirrored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direction {
-    /// Those received from it.
+    /// Packets received from the port.
     Rx,
-    /// Those sent to it.
+    /// Packets sent to the port.
     Tx,
-    /// All.
+    /// All packets.
     #[default]
     Both,
 }
@@ -73,23 +74,23 @@ impl FromStr for Direction {
 pub struct Mirror {
     pub port: usize,
     pub direction: Direction,
-    /// The port that they are sent to, too: it does nothing else. Several mirrors may have the same.
+    /// The port to which the packets are also sent. It has no other task. Several mirrors may share it.
     pub to: usize,
 }
 
-/// The way to the worker that sends them: what goes here is sent in the order of its stamps.
+/// The path to the worker that sends stamped packets, in the order of their stamps.
 #[derive(Debug)]
 pub struct Stamping {
     ring: RingTx,
 }
 
 impl Stamping {
-    /// By way of `ring`.
+    /// Creates a path through `ring`.
     pub fn new(ring: RingTx) -> Self {
         Self { ring }
     }
 
-    /// Sends packets that were seen at the time `stamp` (TSC); those that there is no room for are dropped and counted.
+    /// Sends packets with the time `stamp` (TSC). Packets that do not fit into the ring are dropped and counted.
     pub fn send(&mut self, mut packets: Burst, stamp: u64, ctx: &mut Context<'_>) {
         for packet in &mut packets {
             // copy-ok: eight bytes of time
@@ -102,7 +103,7 @@ impl Stamping {
     }
 }
 
-/// Where the copies of one queue go.
+/// The path for copies of one queue.
 #[derive(Debug)]
 struct Tap {
     to: Stamping,
@@ -114,7 +115,7 @@ impl Tap {
         Self { to: Stamping::new(ring), duplicator: Duplicator::default() }
     }
 
-    /// Copies of the first packets, of all of them where there are enough packet buffers.
+    /// Returns copies of the first packets. All packets are copied if enough buffers are free.
     fn copies(&mut self, packets: &[Packet], ctx: &mut Context<'_>) -> Burst {
         let mut copies = Burst::new();
         let pool = ctx.cache.pool();
@@ -124,13 +125,13 @@ impl Tap {
             false => packets.iter().map(buffers).sum(),
         };
         if ctx.cache.available() >= pool.chunks() / KEPT + wanted {
-            // What is missing is counted when it is known which packets were to be mirrored.
+            // Missing copies are counted later, when it is known which packets must be mirrored.
             let _ = self.duplicator.duplicate(packets, ctx.cache, &mut copies);
         }
         copies
     }
 
-    /// Sends the copies of the first of `packets` packets; the others' are counted as dropped.
+    /// Sends the copies of `packets` packets. Packets without a copy are counted as dropped.
     fn send(&mut self, copies: Burst, packets: usize, stamp: u64, ctx: &mut Context<'_>) {
         if copies.len() < packets {
             self.to.ring.counters().drop(DropReason::NoBuffer, (packets - copies.len()) as u64);
@@ -140,7 +141,7 @@ impl Tap {
     }
 }
 
-/// When the packet, which came over a ring, was seen.
+/// Returns the stamp of a packet that came over a ring.
 fn stamp(packet: &Packet) -> u64 {
     packet.headroom_bytes(STAMPED).first_chunk().copied().map_or(0, u64::from_ne_bytes)
 }
@@ -150,17 +151,17 @@ fn stamp(packet: &Packet) -> u64 {
 pub struct MirrorRx {
     inner: Box<dyn RxQueue>,
     tap: Tap,
-    /// Packets that were mirrored, taken back, and come first again.
+    /// Packets that were mirrored and then taken back. They are received first.
     seen: usize,
 }
 
 impl MirrorRx {
-    /// `inner`, the copies of whose packets go into `ring`.
+    /// Wraps `inner`. Copies of its packets go into `ring`.
     pub fn new(inner: Box<dyn RxQueue>, ring: RingTx) -> Self {
         Self { inner, tap: Tap::new(ring), seen: 0 }
     }
 
-    /// Mirrors what was received: the packets of the burst from `first` on.
+    /// Mirrors the received packets, which start at index `first` of the burst.
     fn mirror(&mut self, first: usize, ctx: &mut Context<'_>, burst: &Burst) {
         let seen = self.seen.min(burst.len() - first);
         self.seen -= seen;
@@ -209,7 +210,8 @@ impl RxQueue for MirrorRx {
     }
 }
 
-/// A TX queue whose packets are mirrored: those that it takes, which does not say that the other side got them.
+/// A TX queue whose packets are mirrored. All packets that it accepts are mirrored, even if the other side does not get
+/// them.
 #[derive(Debug)]
 pub struct MirrorTx {
     inner: Box<dyn TxQueue>,
@@ -217,7 +219,7 @@ pub struct MirrorTx {
 }
 
 impl MirrorTx {
-    /// `inner`, the copies of whose packets go into `ring`.
+    /// Wraps `inner`. Copies of its packets go into `ring`.
     pub fn new(inner: Box<dyn TxQueue>, ring: RingTx) -> Self {
         Self { inner, tap: Tap::new(ring) }
     }
@@ -225,12 +227,12 @@ impl MirrorTx {
 
 impl TxQueue for MirrorTx {
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
-        // Before they are taken: afterwards they are somebody else's.
+        // Copies are made first, because accepted packets no longer belong to this worker.
         let stamp = tsc::now();
         let mut copies = self.tap.copies(burst, ctx);
         let (before, counted) = (burst.len(), self.inner.counters().packets());
         self.inner.tx(ctx, burst);
-        // Taken and all of them dropped is what a link does that is down.
+        // A link that is down accepts packets but drops all of them.
         let taken = match self.inner.counters().packets() == counted {
             true => 0,
             false => before - burst.len(),
@@ -256,7 +258,7 @@ impl TxQueue for MirrorTx {
     }
 }
 
-/// One ring, and its packets that have come, the oldest last.
+/// One ring, and its received packets in reverse order.
 #[derive(Debug)]
 struct Input {
     ring: RingRx,
@@ -264,7 +266,7 @@ struct Input {
 }
 
 impl Input {
-    /// The time of the oldest packet, if there is any.
+    /// Returns the stamp of the oldest packet, if any.
     fn next(&mut self, ctx: &mut Context<'_>) -> Option<u64> {
         if self.waiting.is_empty() {
             self.ring.rx(ctx, &mut self.waiting);
@@ -282,7 +284,7 @@ pub struct MirrorOut {
 }
 
 impl MirrorOut {
-    /// Sends what comes over `rings` to `tx`.
+    /// Creates a task that sends packets from `rings` to `tx`.
     pub fn new(rings: Vec<RingRx>, tx: Box<dyn TxQueue>) -> Self {
         let inputs = rings.into_iter().map(|ring| Input { ring, waiting: Burst::new() }).collect();
         Self { inputs, tx }
@@ -309,7 +311,7 @@ impl Task for MirrorOut {
         packets
     }
 
-    /// What is left are packets, and one for each queue that is still mirrored.
+    /// Returns the remaining packets, plus one for each queue that is still mirrored.
     fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
         let mut left = self.round(ctx);
         for input in &mut self.inputs {
@@ -319,7 +321,7 @@ impl Task for MirrorOut {
                 input.waiting.reverse();
             }
         }
-        // A queue that has stopped takes no more; the round above polls it meanwhile.
+        // A stopped queue accepts no packets. Until then, the round above polls it.
         if left > 0 {
             return left;
         }

@@ -1,19 +1,19 @@
-//! Pipelines of a GPU or of a CPU as a TX queue and an RX queue.
+//! Pipelines of a GPU or a CPU, as a TX queue and an RX queue.
 //!
 //! ```text
 //! worker 1: port's RX queue -> ... -> WorkTx | bursts | WorkRx -> ... -> port's TX queue: worker 2
 //! ```
-//! They take the place of a [ring](crate::ring) between two workers. [`WorkTx`] gathers the packets of several port
-//! bursts into a work burst, until that is full or its first packet has waited for the timeout. When there is no room
-//! it accepts no more: packets that the worker's RX side cannot take back are dropped there and counted. [`WorkRx`]
-//! returns processed packets in order, and takes back what cannot be sent.
+//! A pipeline replaces a [ring](crate::ring) between two workers. [`WorkTx`] gathers the packets of several port bursts
+//! into a work burst, until that is full or its first packet has waited for the timeout. A full pipeline accepts no
+//! packets. Packets that the worker's RX side cannot take back are dropped there and counted. [`WorkRx`] returns
+//! processed packets in order, and takes back packets that cannot be sent.
 //!
 //! With buffer split, [`WorkTx`] moves the first bytes of each packet to a separate buffer, and [`WorkRx`] moves them
 //! back.
 //!
-//! With packets in device memory ([`Memory::Direct`]) nothing here reads or writes them. (A timestamp goes to the
-//! host's chunk of the same number, which is not used.) Packets of several buffers are dropped (`too_big`), and so are
-//! those that a failed device leaves, and all after them (`failed`).
+//! With packets in device memory ([`Memory::Direct`]), this module does not access them. (Timestamps go to the host's
+//! chunk of the same number, which is otherwise unused.) Packets with several buffers are dropped (`too_big`). If a
+//! device fails, its remaining packets and all later ones are dropped (`failed`).
 
 use std::time::Duration;
 
@@ -47,15 +47,15 @@ named! {
         Steered = "steered",
         /// Whether the device has failed (1): the CPU takes over if it can.
         Failed = "failed",
-        /// Packets held back because of that.
+        /// Packets held back because of the failure.
         Quarantined = "quarantined",
     }
 }
 
-/// What happens to packets by their result. With patterns, a packet with a match has a result.
+/// Treatment of packets by their result. With patterns, a packet with a match has a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnHit {
-    /// All are forwarded; matches are counted.
+    /// All packets are forwarded; matches are counted.
     #[default]
     Pass,
     /// Packets with a result get this DSCP, if they are IP.
@@ -73,9 +73,9 @@ pub enum OnHit {
 pub struct QueuesSetup<'a> {
     /// How long a packet waits for its burst to fill.
     pub burst_timeout: Duration,
-    /// What happens to packets by their result.
+    /// Treatment of packets by their result.
     pub on_hit: OnHit,
-    /// The destination of [`OnHit::Steer`]; without it those packets are dropped.
+    /// The destination of [`OnHit::Steer`]. Without it, such packets are dropped.
     pub elsewhere: Option<Stamping>,
     pub stats: &'a StatsPage,
     /// Name in statistics, such as `pipeline0`.
@@ -138,7 +138,7 @@ pub struct WorkTx {
 }
 
 impl WorkTx {
-    /// Submits the gathered packets, if there is room. Returns whether none are left.
+    /// Submits the gathered packets if the pipeline has room. Returns whether none are left.
     #[inline]
     fn flush(&mut self) -> bool {
         let Some(front) = &mut self.front else { return self.gathered.is_empty() };
@@ -154,7 +154,7 @@ impl WorkTx {
         true
     }
 
-    /// Drops packets of several buffers.
+    /// Drops packets with several buffers.
     #[cold]
     fn drop_segmented(&self, burst: &mut Burst, cache: &mut PoolCache) {
         for packet in std::mem::take(burst) {
@@ -175,7 +175,7 @@ impl WorkTx {
 
 impl TxQueue for WorkTx {
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
-        // Stopped: the worker drops and counts them.
+        // The queue has stopped. The worker drops and counts these packets.
         if self.front.is_none() {
             return;
         }
@@ -228,8 +228,8 @@ impl TxQueue for WorkTx {
     }
 }
 
-/// Moves the first `at` bytes to a separate buffer. Leaves packets that are no longer, that have several buffers, or
-/// for which there is no buffer.
+/// Moves the first `at` bytes to a separate buffer. The packet is unchanged if it is not longer, if it has several
+/// buffers, or if no buffer is free.
 #[inline]
 fn split(mut packet: Packet, at: usize, cache: &mut PoolCache) -> Packet {
     if packet.is_segmented() || packet.len() <= at {
@@ -262,7 +262,7 @@ pub struct WorkRx {
     next: usize,
     on_hit: OnHit,
     elsewhere: Option<Stamping>,
-    /// Packets that could not be sent; returned first.
+    /// Packets that could not be sent. They are returned first.
     returned: Burst,
     pool: &'static Pool,
     /// Packets are in the device's memory.
@@ -284,7 +284,7 @@ impl WorkRx {
     #[inline]
     fn receive(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         if !self.returned.is_empty() {
-            // Already counted.
+            // These packets are already counted.
             return hand_over(&mut self.returned, burst);
         }
         let room = ctx.burst.min(burst.remaining_capacity());
@@ -352,7 +352,7 @@ impl WorkRx {
 }
 
 impl Hits {
-    /// The packet, if it is forwarded.
+    /// Returns the packet if it is forwarded.
     #[inline(always)]
     fn pass(
         &mut self,

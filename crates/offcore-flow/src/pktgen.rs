@@ -1,20 +1,21 @@
-//! A packet generator: sends packets on one port, receives them from another or the same, and tells what became of them.
+//! A packet generator: sends packets on one port, receives them on another or the same port, and reports losses and
+//! latency.
 //!
 //! ```text
 //! control thread ── settings ──▶ Sender ──▶ port A ~~~ what is tested ~~~ port B ──▶ Receiver ── counts, latencies ──▶
 //! ```
 //!
-//! A sender's packets carry a flow, a number and the time they were due ([`offcore_wire::stamp`]). A receiver knows from
-//! them what was lost, came late or twice, or was changed. A latency is counted from when a packet was *due* by the rate
-//! that was asked for, whether it could be sent then or not, so what waits behind a stall counts as waiting; where no
-//! rate was asked for, from when it was made.
+//! Each packet carries a flow, a number and the time at which it was due ([`offcore_wire::stamp`]). From these, a
+//! receiver detects packets that were lost, late, duplicated or changed. Latency is measured from the time at which the
+//! packet was *due* according to the requested rate, even if it was sent later. Waiting time behind a stall is
+//! therefore included. Without a requested rate, latency is measured from the creation of the packet.
 //!
-//! A captured packet is sent as it is: of those only the number is compared.
+//! Captured packets are sent unchanged. Only their number is compared.
 //!
-//! * [`sizes`], [`rate`]: what can be asked for; [`control`]: how it reaches senders while they run,
-//! * captures are in [`replay`],
-//! * [`report`]: what a generator tells,
-//! * [`search`]: the search for a throughput, [`trial`]: its measurements.
+//! * [`sizes`], [`rate`]: settings; [`control`]: passes settings to running senders,
+//! * [`replay`]: capture files,
+//! * [`report`]: reports of a generator,
+//! * [`search`]: the throughput search, [`trial`]: its measurements.
 
 pub mod control;
 pub mod rate;
@@ -55,43 +56,43 @@ pub use source::MAX_FLOWS;
 
 /// Bytes of the statistics page.
 const STATS_PAGE: usize = 1 << 20;
-/// How long workers may take to follow a change.
+/// Maximum time in which workers apply a change.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is sent.
+/// The packets to send.
 #[derive(Clone, Debug)]
 pub enum Payload {
-    /// Packets that are made, with these headers from port 0, and with those from port 1 where both send.
+    /// Generated packets with these headers: the first for port 0, the second for port 1 if both ports send.
     Made(Vec<HeaderTemplate>),
-    /// A capture's.
+    /// Packets of a capture.
     Captured {
         capture: Capture,
-        /// Whether it begins anew at its end.
+        /// Whether the capture is repeated.
         repeat: bool,
-        /// How many times faster than it was captured; without meaning where there is a rate.
+        /// Speed-up relative to the times in the capture. It has no effect if a rate is set.
         speed: f64,
     },
 }
 
-/// What a generator shall do.
+/// Configuration of a generator.
 #[derive(Clone, Debug)]
 pub struct PktgenConfig {
     pub payload: Payload,
-    /// Whether port 1 sends to port 0, too.
+    /// Whether port 1 also sends to port 0.
     pub bidirectional: bool,
-    /// What senders do at first.
+    /// Initial settings of senders.
     pub settings: Settings,
-    /// The content of one packet in so many is verified; of none when 0.
+    /// The content of one packet in `verify` is verified; none if 0.
     pub verify: u32,
-    /// What decides on sizes.
+    /// Seed of the choice of sizes.
     pub seed: u64,
-    /// One worker each: one for all; or one for what sends and one for what receives; or, where both ports send, two for
-    /// each.
+    /// Each lcore has one worker. One lcore does everything. With two lcores, one sends and one receives. If both ports
+    /// send, four lcores are possible, two for each port.
     pub lcores: Vec<usize>,
 }
 
 impl PktgenConfig {
-    /// The smallest size for which headers and stamp fit, in bytes with FCS; 0 for captures.
+    /// Returns the smallest frame size with room for headers and stamp, in bytes including the FCS; 0 for captures.
     pub fn min_size(&self) -> usize {
         match &self.payload {
             Payload::Made(templates) => {
@@ -167,7 +168,7 @@ struct PortCounters {
 /// A running generator.
 #[derive(Debug)]
 pub struct Running {
-    /// Before what they use: they are dropped first.
+    /// Declared before the fields that workers use, so that workers are dropped first.
     workers: Threads,
     config: PktgenConfig,
     ports: Vec<Box<dyn Port>>,
@@ -181,7 +182,7 @@ pub struct Running {
 /// Puts the generator together and starts its workers.
 ///
 /// # Errors
-/// [`SwitchError`]; nothing runs then.
+/// [`SwitchError`]; no worker runs then.
 pub fn start(
     config: PktgenConfig,
     mut ports: Vec<Box<dyn Port>>,
@@ -192,14 +193,15 @@ pub fn start(
     let control = Arc::new(Control::new(config.settings.clone()));
     let mut workers: Vec<_> = config.lcores.iter().map(|_| worker(pool)).collect();
     let (mut directions, mut counters) = (Vec::new(), Vec::new());
-    // Where each port's packets come from, and where they are expected.
+    // Port `n` receives the packets that port `last - n` sends.
     let last = ports.len() - 1;
     let stream = RandomState::new().hash_one("stream") as u16;
     let sends = |port: usize| port == 0 || config.bidirectional;
     let mut sent = Vec::new();
     for (index, port) in ports.iter_mut().enumerate() {
         let name = format!("port{index}");
-        // With two lcores 0 and 1 are what sends and what receives, with four also 2 and 3.
+        // With two lcores, the first one sends and the second one receives. With four, the other two do this for port
+        // 1.
         let place = match (workers.len(), index) {
             (1, _) => [0, 0],
             (4, 1) => [2, 3],
@@ -212,7 +214,7 @@ pub fn start(
             tx.push(port.tx_queue(queue, setup(&mut workers[sending].mover, &page, &name))?);
         }
         let packets = if sends(index) { packets(&config, index, stream) } else { Packets::None };
-        // What comes to a port is what the other one sent; to the only one, its own.
+        // A port receives the packets of the other port; a single port receives its own.
         let from = last - index;
         let expected = match &config.payload {
             _ if !sends(from) => Expected::Nothing,
@@ -260,7 +262,7 @@ fn worker(pool: &'static Pool) -> Worker {
     }
 }
 
-/// What port `index` sends.
+/// Returns the packets that port `index` sends.
 fn packets(config: &PktgenConfig, index: usize, stream: u16) -> Packets {
     match &config.payload {
         Payload::Made(templates) => {
@@ -276,25 +278,25 @@ fn packets(config: &PktgenConfig, index: usize, stream: u16) -> Packets {
 }
 
 impl Running {
-    /// The ports.
+    /// Returns the ports.
     pub fn ports(&self) -> &[Box<dyn Port>] {
         &self.ports
     }
 
-    /// Lets every port look after what it hangs on; to be called about every 20 ms.
+    /// Lets every port maintain its interface or device. Call it about every 20 ms.
     pub fn tend(&mut self) {
         self.ports.iter_mut().for_each(|port| port.tend());
     }
 
-    /// What senders are told to do.
+    /// Returns the settings of the senders.
     pub fn settings(&self) -> Settings {
         self.control.settings()
     }
 
-    /// Changes what senders do, and waits until they do so.
+    /// Changes the settings, and waits until senders have applied them.
     ///
     /// # Errors
-    /// When the settings cannot be followed (nothing is changed then), or a worker does not follow.
+    /// If the settings are invalid (nothing is changed then), or if a worker does not apply them.
     pub fn change(&mut self, change: impl FnOnce(&mut Settings)) -> Result<(), SwitchError> {
         let mut settings = self.settings();
         change(&mut settings);
@@ -319,7 +321,7 @@ impl Running {
         Ok(())
     }
 
-    /// Begins to send: a count from its beginning, a capture from its first packet.
+    /// Starts sending. A count starts from zero, a capture from its first packet.
     ///
     /// # Errors
     /// As for [`change`](Self::change).
@@ -327,7 +329,7 @@ impl Running {
         self.change(|settings| (settings.running, settings.start) = (true, settings.start + 1))
     }
 
-    /// Sends nothing more; what is on its way is still received.
+    /// Stops sending. Packets in flight are still received.
     ///
     /// # Errors
     /// As for [`change`](Self::change).
@@ -335,7 +337,7 @@ impl Running {
         self.change(|settings| settings.running = false)
     }
 
-    /// Whether everything that was to be sent since the last start was: the count, or the capture.
+    /// Whether the count or the capture has been sent completely since the last start.
     pub fn is_done(&self) -> bool {
         self.directions.iter().all(|direction| direction.sent.counter(Sent::Done as usize).value() == 1)
     }
@@ -345,7 +347,7 @@ impl Running {
         self.workers.all_run()
     }
 
-    /// Stops the workers; what they had taken over is finished first. Returns the packets that could not be.
+    /// Stops the workers after they have finished the packets in flight. Returns the number of unfinished packets.
     pub fn stop(&mut self) -> usize {
         self.workers.stop()
     }

@@ -1,4 +1,4 @@
-//! What a running switch tells: read from the statistics page, as any other process would read it.
+//! Reports of a running switch, read from the statistics page like any other process would read it.
 
 mod interfaces;
 
@@ -19,7 +19,7 @@ pub use interfaces::{AddressReport, IfaceReport};
 /// Counters of one queue half.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct QueueReport {
-    /// Such as `port0`.
+    /// The port, such as `port0`.
     pub port: String,
     /// `rx` or `tx`.
     pub half: String,
@@ -27,11 +27,11 @@ pub struct QueueReport {
     pub packets: u64,
     /// Bytes since the start, without FCS.
     pub bytes: u64,
-    /// Packets a second over the last interval.
+    /// Packets per second over the last interval.
     pub packets_per_second: f64,
-    /// Bits a second over the last interval, without FCS.
+    /// Bits per second over the last interval, without FCS.
     pub bits_per_second: f64,
-    /// Packets dropped since the start, by reason; reasons without drops are left out.
+    /// Packets dropped since the start, by reason. Reasons without drops are omitted.
     #[serde(serialize_with = "as_map")]
     pub drops: Vec<(String, u64)>,
     /// Polls that found no free packet buffer.
@@ -41,15 +41,15 @@ pub struct QueueReport {
 /// Counters of the copy stage around one RX queue: see [`copy`](mod@crate::copy).
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct CopyReport {
-    /// Such as `port0`.
+    /// The port, such as `port0`.
     pub port: String,
     pub queue: u32,
-    /// Packets whose copies were begun.
+    /// Packets for which copying was started.
     pub packets: u64,
     pub bytes: u64,
     /// Packets dropped because they were longer than allowed.
     pub too_big: u64,
-    /// Packets dropped because no packet buffer was to be had for long.
+    /// Packets dropped because no packet buffer was available for a long time.
     pub no_buffer: u64,
     /// Polls that left packets waiting for a packet buffer.
     pub starved: u64,
@@ -58,17 +58,17 @@ pub struct CopyReport {
 /// Counters of the work in one pipeline: see [`pipeline`](mod@crate::pipeline).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct WorkReport {
-    /// Such as `pipeline0`: the number is its RX port's.
+    /// The pipeline, such as `pipeline0`, with the number of its RX port.
     pub pipeline: String,
     pub queue: u32,
     pub bursts: u64,
-    /// Packets in them whose result was not 0.
+    /// Packets in these bursts with a non-zero result.
     pub hits: u64,
     pub dropped: u64,
     pub marked: u64,
-    /// Packets sent to another port for their result.
+    /// Packets sent to another port because of their result.
     pub steered: u64,
-    /// The device has failed, and the CPU has taken over if it can.
+    /// Whether the device has failed. The CPU takes over if it can.
     pub failed: bool,
     /// Packets held back because a hung device may still write them.
     pub quarantined: u64,
@@ -80,118 +80,118 @@ pub struct ChannelReport {
     pub lcore: u32,
     /// The channel, such as `core:1`.
     pub channel: String,
-    /// How workers share it: `bound` when one worker has it, `lock`, or `swq` for a shared work queue.
+    /// How workers share the channel: `bound` for one worker, `lock`, or `swq` for a shared work queue.
     pub sharing: String,
     pub submitted: u64,
     pub completed: u64,
-    /// Copies failed, aborted or given up.
+    /// Copies that failed, were aborted or were given up.
     pub failed: u64,
     pub bytes: u64,
     pub in_flight: u64,
 }
 
-/// Where one worker's cycles went since the start, from the sampled bursts.
+/// Where one worker's cycles were spent since the start, from the sampled bursts, and its counters.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct WorkerReport {
     pub lcore: u32,
-    /// Share of all sampled TSC ticks by stage, in percent.
+    /// Share of each stage in all sampled TSC ticks, in percent.
     #[serde(serialize_with = "as_map")]
     pub stages: Vec<(String, f64)>,
-    /// Share by Figure 3's group, in percent of the three groups' sum.
+    /// Share of each group of Figure 3 in the sum of the three groups, in percent.
     #[serde(serialize_with = "as_map")]
     pub groups: Vec<(String, f64)>,
-    /// Copies made by the core because that was the plan.
+    /// Copies that the core made as planned.
     pub core_copies: u64,
-    /// Copies that the core finished for a channel that failed.
+    /// Copies that the core finished after their channel failed.
     pub fallbacks: u64,
     /// Copies that the core made because every channel was full.
     pub overflow: u64,
     /// Channel resets because of lost copies.
     pub resets: u64,
     pub quarantined: u64,
-    /// Copies made by the core that had to wait for older ones of an engine.
+    /// Copies by the core that had to wait for older copies by an engine.
     pub held_by_order: u64,
     /// Copies that failed because a guest's memory could not be reached.
     pub faults: u64,
-    /// How often a channel was taken out of service.
+    /// Number of times that a channel was taken out of service.
     pub out_of_service: u64,
-    /// Bursts sent to see whether such a channel works again.
+    /// Bursts sent to check whether such a channel works again.
     pub probes: u64,
-    /// Share of the time since the start that the worker slept, in percent; 0 unless it sleeps when idle.
+    /// Share of the time since the start in which the worker slept, in percent; 0 unless it sleeps when idle.
     pub asleep: f64,
-    /// How often it fell asleep.
+    /// Number of sleeps.
     pub sleeps: u64,
-    /// How often something woke it that came, and not the end of the time.
+    /// Number of sleeps ended by an event and not by a timeout.
     pub woken: u64,
-    /// Turns that ports' queues have waited because they had used more of the core than others.
+    /// Turns that ports' queues had to wait because they had used more CPU time than others.
     pub waited: u64,
     /// The longest turn so far, in microseconds; 0 while no round was long.
     pub longest_us: f64,
-    /// How often, and for how many seconds, the worker slept in a turn: it waited for a page of somebody's memory.
+    /// Number of times that the worker slept in a turn to wait for a page of a port's memory, and the total in seconds.
     pub stalls: u64,
     pub stalled: f64,
-    /// What each port had of the worker while turns were measured; ports that had packets then.
+    /// CPU time of each port while turns were measured, for ports that had packets then.
     pub turns: Vec<TurnsReport>,
 }
 
-/// What a port had of a worker while turns were measured.
+/// CPU time that a port had from a worker while turns were measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TurnsReport {
-    /// Which port, from 0.
+    /// Port number, from 0.
     pub port: usize,
     /// Seconds that its turns with packets took.
     pub used: f64,
-    /// Seconds in which it had packets, or was waited for.
+    /// Seconds in which it had packets, or in which other ports waited for its next packets.
     pub active: f64,
-    /// Turns that it has waited.
+    /// Turns that it had to wait.
     pub waited: u64,
-    /// Seconds that the worker has slept for its memory.
+    /// Seconds that the worker slept for its memory.
     pub stalled: f64,
 }
 
-/// What mode `auto` has decided on one worker for the copies of one size class.
+/// Decision of mode `auto` on one worker for the copies in one size class.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DecisionReport {
     pub lcore: u32,
-    /// Bytes of the longest copy of the class; `max` for the last.
+    /// Bytes of the longest copy in the class; `max` for the last class.
     pub up_to: String,
-    /// Who copies: `core` or `engine`.
+    /// The chosen way: `core` or `engine`.
     pub way: &'static str,
-    /// Why that last changed.
+    /// Reason for the last change.
     pub reason: &'static str,
-    /// TSC ticks of the worker's whole rounds for each copy when the core makes them all; 0 while not measured.
+    /// TSC ticks of the worker's whole rounds per copy if the core makes all copies; 0 if not measured.
     pub core_ticks: u64,
-    /// The same when an engine makes them all.
+    /// The same if an engine makes all copies.
     pub engine_ticks: u64,
     pub by_core: u64,
     pub by_engine: u64,
-    /// Copies made by the core that had to wait for older ones of an engine.
+    /// Copies by the core that had to wait for older copies by an engine.
     pub held_by_order: u64,
     pub changes: u64,
 }
 
-/// What a host's stack has counted.
+/// Counters of a host's stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TcpReport {
     pub lcore: u32,
     /// See [`HOST_COUNTERS`](crate::host::watched::HOST_COUNTERS).
     #[serde(flatten, serialize_with = "as_map")]
     pub counts: Vec<(String, u64)>,
-    /// Packets dropped since the start, by reason; reasons without drops are left out.
+    /// Packets dropped since the start, by reason. Reasons without drops are omitted.
     #[serde(serialize_with = "as_map")]
     pub drops: Vec<(String, u64)>,
-    /// See [`ServeCounts`](crate::host::serve::ServeCounts); nothing where no applications in other processes are served.
+    /// See [`ServeCounts`](crate::host::serve::ServeCounts). Empty unless applications in other processes are served.
     #[serde(serialize_with = "as_map", skip_serializing_if = "Vec::is_empty")]
     pub serve: Vec<(String, u64)>,
 }
 
 impl TcpReport {
-    /// The counter of that name.
+    /// Returns the counter `name`.
     pub fn count(&self, name: &str) -> u64 {
         self.counts.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count)
     }
 
-    /// What the server of applications in other processes counts by that name.
+    /// Returns the counter `name` of the server for applications in other processes.
     pub fn served(&self, name: &str) -> u64 {
         self.serve.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count)
     }
@@ -202,20 +202,20 @@ impl TcpReport {
 pub struct ConnectionReport {
     pub local: SocketAddr,
     pub remote: SocketAddr,
-    /// As in RFC 9293, such as `ESTABLISHED`.
+    /// State as in RFC 9293, such as `ESTABLISHED`.
     pub state: &'static str,
-    /// Bytes received, and those of them that the application has not read.
+    /// Bytes received; `unread` is the number of bytes that the application has not read.
     pub received: u64,
     pub unread: u64,
-    /// Bytes that the peer has acknowledged, and those that it has not.
+    /// Bytes that the peer has acknowledged, and bytes that it has not acknowledged.
     pub acknowledged: u64,
     pub unacknowledged: u64,
-    /// Bytes of payload in a segment, and of the congestion window.
+    /// Bytes of payload in a segment, and bytes of the congestion window.
     pub mss: u16,
     pub cwnd: u64,
     /// Round trip time, in microseconds.
     pub srtt: u64,
-    /// Segments retransmitted.
+    /// Retransmitted segments.
     pub again: u64,
 }
 
@@ -228,47 +228,47 @@ impl From<&Info> for ConnectionReport {
     }
 }
 
-/// Named values as one object, in their order.
+/// Serializes named values as one object, in their order.
 fn as_map<S: Serializer, V: Serialize>(values: &[(String, V)], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(values.iter().map(|(name, value)| (name, value)))
 }
 
-/// What the learning switch has counted for one port, over all workers.
+/// Counters of the learning switch for one port, over all workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BridgePortReport {
-    /// Such as `port0`.
+    /// The port, such as `port0`.
     pub port: String,
     pub learned: u64,
     pub moved: u64,
     /// Stations behind the port that were forgotten.
     pub aged: u64,
-    /// Packets whose sender was not learned, since the database is full.
+    /// Packets whose source was not learned because the database is full.
     pub not_learned: u64,
     pub flooded: u64,
-    /// Packets from the port that were dropped rather than flooded, because of the limit.
+    /// Packets from the port that were dropped because of the flood limit.
     pub flood_limited: u64,
-    /// Packets from the port that have no other one to go to.
+    /// Packets from the port without another port to go to.
     pub filtered: u64,
-    /// Packets from an address that is another port's, or that the locked port lacks.
+    /// Packets whose source address belongs to another port, or is missing on a locked port.
     pub refused: u64,
 }
 
-/// The learning switch.
+/// Counters of the learning switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BridgeReport {
     pub addresses: u64,
     pub ports: Vec<BridgePortReport>,
 }
 
-/// One report.
+/// A report.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// `interval` or `final`.
     pub report: &'static str,
     pub seconds: f64,
-    /// What the rates are over.
+    /// Duration that the rates cover.
     pub over_seconds: f64,
-    /// TSC ticks a second.
+    /// TSC ticks per second.
     pub tsc_hz: u64,
     pub queues: Vec<QueueReport>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -278,7 +278,7 @@ pub struct Report {
     pub work: Vec<WorkReport>,
     pub channels: Vec<ChannelReport>,
     pub workers: Vec<WorkerReport>,
-    /// What mode `auto` has decided; size classes that were never used are left out.
+    /// Decisions of mode `auto`. Size classes that were never used are omitted.
     pub decisions: Vec<DecisionReport>,
     /// The learning switch, in mode `l2`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -289,36 +289,36 @@ pub struct Report {
     /// A host's interfaces.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<IfaceReport>,
-    /// A host's connections, the first 1000, when they are asked for.
+    /// The first 1000 connections of a host, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<Vec<ConnectionReport>>,
 }
 
-/// Makes reports from a statistics page.
+/// Creates reports from a statistics page.
 #[derive(Debug)]
 pub struct Reporter {
     reader: Reader,
     started: Instant,
-    /// When no packet had come yet.
+    /// Last check before any packet was counted.
     quiet: Instant,
-    /// Packets at the last look, and when one had come or gone since the one before.
+    /// Number of packets, and the time of the check that saw it change.
     moved: (u64, Instant),
     last: Option<(Instant, Vec<Snapshot>)>,
     host: Arc<HostState>,
 }
 
 impl Reporter {
-    /// A reporter over `reader`'s page and a host's state.
+    /// Creates a reporter for `reader`'s page and a host's state.
     pub fn new(reader: Reader, host: Arc<HostState>) -> Self {
         let started = Instant::now();
         Self { reader, started, quiet: started, moved: (0, started), last: None, host }
     }
 
-    /// Looks whether packets come or go. To be called now and then: what the rates of a first report are over begins and ends with
-    /// them.
+    /// Checks whether packets arrive or leave. Call it regularly: the rates of a first report cover the time in which
+    /// they do.
     ///
     /// # Errors
-    /// When the page is damaged.
+    /// If the page is damaged.
     pub fn look(&mut self) -> Result<(), PageError> {
         let now = Instant::now();
         let snapshot = self.reader.read()?;
@@ -331,11 +331,11 @@ impl Reporter {
         Ok(())
     }
 
-    /// The counters now; rates are over the time since the last report. Those of a first one are over the time in which
-    /// [packets moved](Self::look), or all.
+    /// Returns the current counters. Rates cover the time since the last report. In the first report, they cover the
+    /// time in which [packets moved](Self::look), or the whole time if none did.
     ///
     /// # Errors
-    /// When the page is damaged.
+    /// If the page is damaged.
     pub fn report(&mut self, kind: &'static str) -> Result<Report, PageError> {
         let now = Instant::now();
         let snapshot = self.reader.read()?;
@@ -403,7 +403,7 @@ fn value(block: &Snapshot, name: &str) -> u64 {
     block.counters.iter().find(|(n, _)| n == name).map_or(0, |(_, v)| *v)
 }
 
-/// Sets the report's fields (`=`), or adds to them (`+=`), by the block's counters of the same names.
+/// Sets the report's fields (`=`), or adds to them (`+=`), from the block's counters with the same names.
 macro_rules! read {
     ($block:ident, $report:ident $sets:tt $($counter:ident)+) => {
         $($report.$counter $sets value($block, stringify!($counter));)+
@@ -419,7 +419,7 @@ fn bridge_port<'a>(report: &'a mut BridgeReport, name: &str) -> &'a mut BridgePo
     &mut report.ports[index]
 }
 
-/// Adds a block of the learning switch: `aged`, or a port's of one worker.
+/// Adds a block of the learning switch: `aged`, or the block of a port from one worker.
 fn bridge(report: &mut BridgeReport, what: &str, block: &Snapshot) {
     if let Some((name, _)) = what.split_once('/') {
         let port = bridge_port(report, name);
@@ -432,8 +432,9 @@ fn bridge(report: &mut BridgeReport, what: &str, block: &Snapshot) {
     report.addresses = value(block, "addresses");
 }
 
-/// Blocks are named `portN/rxQ`, `portN/rxQ/copy`, `pipelineN/workQ`, `lcoreN/channel/NAME/SHARING`, `lcoreN/stages`, `lcoreN/mover`,
-/// `lcoreN/idle`, `lcoreN/tcp`, `lcoreN/tcp_drops` and `lcoreN/tcp_serve`; those of the learning switch `bridge/aged` and `bridge/portN/lcoreN`.
+/// Adds a block. Blocks are named `portN/rxQ`, `portN/rxQ/copy`, `pipelineN/workQ`, `lcoreN/channel/NAME/SHARING`,
+/// `lcoreN/stages`, `lcoreN/mover`, `lcoreN/idle`, `lcoreN/turns`, `lcoreN/tcp`, `lcoreN/tcp_drops` and
+/// `lcoreN/tcp_serve`. Blocks of the learning switch are named `bridge/aged` and `bridge/portN/lcoreN`.
 fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elapsed: Duration) {
     let Some((owner, what)) = block.name.split_once('/') else { return };
     if owner == "bridge" {
@@ -476,7 +477,7 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
     }
 }
 
-/// The turns of ports that had packets while turns were measured.
+/// Returns the turns of ports that had packets while turns were measured.
 fn turns(block: &Snapshot, tsc_hz: u64) -> Vec<TurnsReport> {
     let of_port = |port: usize| {
         let count = |what| value(block, &format!("port{port}_{what}"));
@@ -487,7 +488,7 @@ fn turns(block: &Snapshot, tsc_hz: u64) -> Vec<TurnsReport> {
     (0..block.counters.len()).map(of_port).filter(|turns| turns.used + turns.stalled > 0.0).collect()
 }
 
-/// Adds a block of a host: its counters, or its drops.
+/// Adds a block of a host: its counters, its drops, or the counters of its server.
 fn tcp(report: &mut Report, lcore: u32, what: &str, block: &Snapshot) {
     // copy-ok: names and numbers, for a report
     let counts = block.counters.clone();
@@ -526,7 +527,7 @@ fn port(
     }
 }
 
-/// What the channel `NAME/SHARING`, or `NAME/SHARING#N`, has counted.
+/// Returns the counters of the channel `NAME/SHARING`, or `NAME/SHARING#N`.
 fn channel(lcore: u32, name: &str, block: &Snapshot) -> ChannelReport {
     let name = name.split_once('#').map_or(name, |(name, _)| name);
     let (channel, sharing) = name.rsplit_once('/').unwrap_or((name, ""));

@@ -1,11 +1,12 @@
-//! Packets from one worker to another: a ring of handles between a TX queue and an RX queue.
+//! Packet rings between workers: a ring of handles between a TX queue and an RX queue.
 //!
 //! ```text
 //! worker 1: port's RX queue -> ... -> RingTx | ring | RingRx -> ... -> port's TX queue: worker 2
 //! ```
-//! Whole packets travel, of several buffers and with offload headers as they are: both sides have one pool. A ring that
-//! is full takes no more; what its worker's RX side cannot take back is dropped there and counted. When both workers
-//! stop, the one that sends ends first: the other one is not done before that one's half is gone and the ring is empty.
+//! Packets are passed on unchanged, including segmented packets and offload headers: both sides use the same pool. A
+//! full ring accepts no packets. Packets that the sending worker's RX side cannot take back are dropped there and
+//! counted. When both workers stop, the sender ends first. The receiver ends when the sender's half is gone and the
+//! ring is empty.
 
 mod bell;
 
@@ -21,31 +22,31 @@ use offcore_wire::virtio_net::Offloads;
 
 use bell::Bell;
 
-/// Packets that a ring has room for, at most.
+/// Maximum number of packets in a ring.
 const MOST: usize = 1 << 20;
 
-/// What a ring is made with.
+/// Parameters of a ring.
 #[derive(Debug)]
 pub struct RingSetup<'a> {
-    /// Packets it has room for, rounded up to a power of two.
+    /// Number of packets, rounded up to a power of two.
     pub packets: usize,
     pub pool: &'static Pool,
-    /// Whether what the receiving worker cannot send waits, and then fills the ring, rather than being dropped there: for
-    /// packets whose source waits as well ([`RxQueue::waits`]).
+    /// Whether packets that the receiving worker cannot send wait and then fill the ring. Otherwise, they are dropped
+    /// there. This is for packets whose source waits, too ([`RxQueue::waits`]).
     pub waits: bool,
-    /// Whether the receiving worker may sleep and is to be woken up.
+    /// Whether the receiving worker may sleep and needs a wake-up.
     pub wakes: bool,
     pub stats: &'a StatsPage,
     /// Name in statistics, such as `ring0`.
     pub name: &'a str,
-    /// The queue whose packets it takes.
+    /// The queue whose packets the ring takes.
     pub index: u16,
 }
 
-/// A ring between two workers.
+/// Creates a ring between two workers.
 ///
 /// # Errors
-/// When it is to have no room, or too much, or the statistics page is full.
+/// If the number of packets is 0 or too large, an eventfd cannot be created, or the statistics page is full.
 pub fn ring(setup: RingSetup<'_>) -> Result<(RingTx, RingRx), PortError> {
     let RingSetup { packets, pool, waits, wakes, stats, name, index } = setup;
     let refuse = |reason: String| PortError::Other { port: name.into(), reason };
@@ -112,13 +113,13 @@ impl RingRx {
     #[inline]
     fn receive(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         if !self.returned.is_empty() {
-            // They were counted when they came.
+            // Already counted when they were first received.
             return hand_over(&mut self.returned, burst);
         }
         let first = burst.len();
         let room = ctx.burst.min(burst.remaining_capacity());
         for packet in self.consumer.pop_burst(room) {
-            // The other worker's cache has the line that is looked at, and mostly written, next.
+            // The packet's data is in the other worker's cache. It is read, and mostly written, next.
             prefetch::write(packet.data().as_ptr());
             burst.push(packet);
         }
@@ -129,10 +130,10 @@ impl RingRx {
         }
     }
 
-    /// What is still to come: packets, and one for the other half as long as it is there.
+    /// Returns the number of packets left, plus one while the other half exists.
     fn left(&mut self) -> usize {
         let gone = self.consumer.is_abandoned();
-        // What the other half has sent before it went is seen after this.
+        // Packets that the other half sent before it was dropped are visible after this fence.
         fence(Ordering::Acquire);
         self.consumer.available(self.consumer.capacity()) + self.returned.len() + usize::from(!gone)
     }
@@ -183,7 +184,7 @@ impl RxQueue for RingRx {
     }
 }
 
-/// The bytes of `packets`.
+/// Returns the number of bytes in `packets`.
 #[inline]
 pub(crate) fn bytes(pool: &Pool, packets: &[Packet]) -> u64 {
     let first: u64 = packets.iter().map(|packet| packet.len() as u64).sum();

@@ -1,4 +1,4 @@
-//! A switch: ports, engines and workers put together, started and stopped.
+//! A switch: assembles, starts and stops ports, engines and workers.
 
 mod bridging;
 mod check;
@@ -54,16 +54,16 @@ pub struct Running {
     mtus: Vec<HostMtu>,
     notes: Vec<String>,
     host_state: Arc<HostState>,
-    /// What works on packets.
+    /// Devices that process packets.
     devices: Devices,
     profiling: bool,
 }
 
-/// One queue's way through the switch, and the workers that it is on.
+/// The path of one queue through the switch, and the workers on it.
 #[derive(Clone, Copy, Debug)]
 struct Route {
     worker: usize,
-    /// The one that sends: another one when a ring is between them.
+    /// The worker that sends. It differs from `worker` if a ring is between them.
     sender: usize,
     rx_port: usize,
     tx_port: usize,
@@ -71,13 +71,13 @@ struct Route {
 }
 
 impl Route {
-    /// The two queue halves that may have channels, and the workers that have them.
+    /// Returns the two queue halves that may have channels, and their workers.
     fn halves(&self) -> [(usize, Half, usize); 2] {
         [(self.rx_port, Half::Rx, self.worker), (self.tx_port, Half::Tx, self.sender)]
     }
 }
 
-/// Every queue that has one at the other end, dealt to the workers in turn.
+/// Returns a route for every queue that has a queue at the other end. Routes are assigned to workers round-robin.
 fn routes(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Vec<Route> {
     match config.run {
         Run::Bridge(_) => return bridging::routes(ports, config.lcores.len()),
@@ -95,7 +95,7 @@ fn routes(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Vec<Route> {
     routes
 }
 
-/// Says which port has its own packets back, where others send to one another.
+/// Returns a warning if a port gets its own packets back while other ports send to one another.
 fn alone(run: &Run, ports: usize) -> Option<String> {
     let own = |port: &usize| run.peer(*port, ports) == Some(*port);
     let alone = (0..ports).find(own).filter(|_| !(0..ports).all(|port| own(&port)))?;
@@ -105,8 +105,8 @@ fn alone(run: &Run, ports: usize) -> Option<String> {
     ))
 }
 
-/// Says which queues have none at the other end: what comes in there stays where it is, and a guest that spreads its
-/// flows over all of its queues loses some.
+/// Returns a warning for queues without a queue at the other end. Nothing is received from these, and a guest that
+/// spreads its flows over all of its queues loses some flows.
 fn dead_ends(run: &Run, queues: &[u16]) -> Vec<String> {
     let ports = (0..queues.len()).filter_map(|rx| Some((rx, run.peer(rx, queues.len())?)));
     let dead = ports.filter(|&(rx, tx)| queues[rx] > queues[tx]);
@@ -121,7 +121,7 @@ fn dead_ends(run: &Run, queues: &[u16]) -> Vec<String> {
     .collect()
 }
 
-/// The mapping with every channel's name spelt out.
+/// Returns the mapping with every channel name resolved.
 fn resolved(dma: &DmaMap, engines: &mut Engines) -> Result<DmaMap, SwitchError> {
     let mut dma = dma.clone();
     for entry in &mut dma.entries {
@@ -145,7 +145,7 @@ fn resolved(dma: &DmaMap, engines: &mut Engines) -> Result<DmaMap, SwitchError> 
     Ok(dma)
 }
 
-/// How many workers use each channel.
+/// Returns the number of workers that use each channel.
 fn sharers(dma: &DmaMap, routes: &[Route]) -> BTreeMap<String, usize> {
     let mut workers: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
     for route in routes {
@@ -168,14 +168,14 @@ struct Assembly<'a> {
     workers: Vec<(Worker, Vec<(String, ChannelId)>)>,
     targets: Vec<Target>,
     host_state: Arc<HostState>,
-    /// Behind their queues: they are dropped last.
+    /// Declared after their queues, so that ports are dropped last.
     ports: Vec<Box<dyn Port>>,
 }
 
-/// Puts the switch together and starts its workers.
+/// Assembles the switch and starts its workers.
 ///
 /// # Errors
-/// [`SwitchError`]; nothing runs then.
+/// [`SwitchError`]; no worker runs then.
 pub fn start(
     config: &SwitchConfig,
     ports: Vec<Box<dyn Port>>,
@@ -184,10 +184,10 @@ pub fn start(
     start_with(config, ports, pool, Devices::open(config, pool)?)
 }
 
-/// The same with devices that have been opened already: before ports whose packets are in the memory of one.
+/// Like [`start`], with devices that are already open. Devices must be opened before ports that use their memory.
 ///
 /// # Errors
-/// As [`start`].
+/// The same as for [`start`].
 pub fn start_with(
     config: &SwitchConfig,
     ports: Vec<Box<dyn Port>>,
@@ -297,7 +297,7 @@ impl Assembly<'_> {
         let tx = self.open_tx(worker, tx_port, queue)?;
         let forwards = matches!(mode, Forward::Io | Forward::Mac | Forward::Macswap);
         let worker = &mut self.workers[worker].0;
-        // A port's packets to itself are not between guests.
+        // Packets from a port to itself do not go from guest to guest.
         let guests = match forwards && rx_port != tx_port {
             true => OneCopy::between(rx, tx, &mut worker.mover),
             false => Err((rx, tx)),
@@ -309,7 +309,8 @@ impl Assembly<'_> {
         Ok(())
     }
 
-    /// Gives a worker two queues to forward between, for packets that come from `port`; they get the `addresses` given.
+    /// Adds a task that forwards packets of `port` between two queues of a worker. The packets get `addresses`, if
+    /// given.
     fn forward(
         &mut self,
         worker: usize,
@@ -323,12 +324,12 @@ impl Assembly<'_> {
         self.workers[worker].0.tasks.push(Box::new(Forwarding::new(rx, tx, rules)));
     }
 
-    /// Application work per packet, in TSC ticks.
+    /// Returns the application work per packet, in TSC ticks.
     fn work(&self) -> u64 {
         (self.config.work_ns as f64 * tsc::hz() as f64 / 1e9) as u64
     }
 
-    /// The channels of one queue, opened for its worker when they are not yet.
+    /// Returns the channels of one queue, and opens them for its worker if necessary.
     fn binding(
         &mut self,
         worker: usize,
@@ -339,7 +340,7 @@ impl Assembly<'_> {
         let mut channels = Vec::new();
         // copy-ok: names, once at the start
         let names = self.dma.channels(port, half, queue).to_vec();
-        // The core itself needs no channel: it is what every queue falls back on.
+        // The core needs no channel: every queue can fall back on it.
         for name in names.iter().filter(|name| *name != "cpu") {
             channels.push(self.channel(worker, name)?);
         }
@@ -365,13 +366,13 @@ impl Assembly<'_> {
     }
 }
 
-/// What `mac` writes into what is sent on port number `index`.
+/// Returns the addresses that mode `mac` writes into packets sent on port `index`.
 fn addresses(eth_peers: &EthPeers, index: usize, port: &dyn Port) -> Addresses {
     let destination = eth_peers.get(&index).copied().unwrap_or(MacAddr::local(index as u8));
     Addresses { source: port.mac(), destination }
 }
 
-/// Says which lcores have more than one spinning thread: they would take the core from each other.
+/// Returns warnings about lcores with several spinning threads, which compete for the core.
 fn shared_lcores(workers: &[usize], helpers: &[usize]) -> Vec<String> {
     let mut threads: BTreeMap<usize, usize> = BTreeMap::new();
     for &lcore in workers.iter().chain(helpers) {
@@ -386,32 +387,32 @@ fn shared_lcores(workers: &[usize], helpers: &[usize]) -> Vec<String> {
 }
 
 impl Running {
-    /// What a person should know about the set-up.
+    /// Returns notes for the user about the setup.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The ports.
+    /// Returns the ports.
     pub fn ports(&self) -> &[Box<dyn Port>] {
         &self.ports
     }
 
-    /// Lets every port look after what it hangs on; to be called about every 20 ms.
+    /// Lets ports, bridges and interface MTUs follow changes. Call it about every 20 ms.
     pub fn tend(&mut self) {
         self.ports.iter_mut().for_each(|port| port.tend());
         self.bridging.iter_mut().for_each(Bridging::tend);
         self.mtus.iter_mut().for_each(|mtu| mtu.tend(&self.ports));
     }
 
-    /// A reporter over the switch's statistics page.
+    /// Returns a reporter for the switch's statistics page.
     ///
     /// # Errors
-    /// When the page cannot be mapped.
+    /// If the page cannot be mapped.
     pub fn reporter(&self) -> Result<Reporter, SwitchError> {
         Ok(Reporter::new(Reader::open(self.page.fd())?, Arc::clone(&self.host_state)))
     }
 
-    /// Tells profilers that the run begins, if they are to look at it.
+    /// Tells profilers that the run begins, if profiling is enabled.
     fn begin_profile(&mut self, config: &SwitchConfig) -> Result<(), SwitchError> {
         if matches!(&config.run, Run::Pipelines(working) if working.profile) {
             self.devices.each().try_for_each(|device| device.profile(true))?;
@@ -425,7 +426,7 @@ impl Running {
         self.workers.all_run()
     }
 
-    /// Stops the workers; what they had taken over is finished first. Returns the packets that could not be.
+    /// Stops the workers after they have finished the packets in flight. Returns the number of unfinished packets.
     pub fn stop(&mut self) -> usize {
         let left = self.workers.stop();
         self.bridging.iter().for_each(Bridging::publish);

@@ -1,4 +1,4 @@
-//! One lcore's loop: poll completions, then one round of each task; run to completion on its own queues.
+//! The loop of one lcore: poll completions, then one round of each task, run to completion on the worker's own queues.
 
 pub mod idle;
 pub mod task;
@@ -24,12 +24,12 @@ use turns::Turns;
 
 /// Rounds between two updates of the channel counters on the statistics page.
 const PUBLISH_EVERY: u32 = 1024;
-/// The same in sleeps, the first of which comes after something was done.
+/// The same in consecutive sleeps. Counters are also updated before the first of these.
 const PUBLISH_ASLEEP: u32 = 100;
-/// A worker that stops gives up when nothing has moved for this long.
+/// A worker that stops gives up if nothing has moved for this long.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The names of [`CLASS_COUNTERS`] for these classes.
+/// Returns the names of [`CLASS_COUNTERS`] for these classes.
 macro_rules! class_counters {
     ($($class:literal),*) => {
         [
@@ -50,41 +50,41 @@ macro_rules! class_counters {
 /// Counters of one channel on the statistics page.
 pub const CHANNEL_COUNTERS: [&str; ChannelStats::NAMES.len() + 1] =
     joined(ChannelStats::NAMES, ["in_flight"]);
-/// Counters of one worker's mover on the statistics page: its own, then for every size class of mode `auto` those of
-/// [`CLASS_COUNTERS`], the class named by the bytes of its longest copy.
+/// Counters of one worker's mover on the statistics page: the mover's own, then [`CLASS_COUNTERS`] for every size class
+/// of mode `auto`. A class is named after the bytes of its longest copy.
 pub const MOVER_COUNTERS: [&str; MoverStats::NAMES.len() + mover::CLASSES * CLASS_COUNTERS.len()] = joined(
     MoverStats::NAMES,
     class_counters![
         "64", "128", "256", "512", "1024", "2048", "4096", "8192", "16384", "32768", "65536", "max"
     ],
 );
-/// What is told of a size class, over all queues of the worker: how many copies the core made, how many an engine, how
-/// many of the core's waited for older ones of an engine, and how often the choice changed; and of the queue with most
-/// copies of the class who copies (0 no one so far, 1 the core, 2 an engine), the number of the reason
-/// ([`Reason::ALL`](offcore_dma::mover::Reason::ALL)), and both costs in TSC ticks a copy.
+/// Counters of a size class. The first four are sums over all queues of the worker: copies made by the core, copies
+/// made by an engine, copies of the core that waited for older copies of an engine, and changes of the choice. The
+/// others describe the queue with the most copies in the class: its choice (0 none so far, 1 the core, 2 an engine),
+/// the number of the reason ([`Reason::ALL`](offcore_dma::mover::Reason::ALL)), and both costs in TSC ticks per copy.
 pub const CLASS_COUNTERS: [&str; 8] =
     ["by_core", "by_engine", "held", "changes", "way", "reason", "core_ticks", "engine_ticks"];
 
-/// One lcore's work.
+/// The work of one lcore.
 #[derive(Debug)]
 pub struct Worker {
-    /// Dropped first: then no engine works for the tasks' queues any more.
+    /// Dropped first. Afterwards, no engine works for the tasks' queues.
     pub mover: Mover,
     pub tasks: Vec<Box<dyn Task>>,
-    /// Packets a round takes from one queue, 1 to 64.
+    /// Maximum packets per queue and round, 1 to 64.
     pub burst: usize,
-    /// Its free packet buffers.
+    /// Free packet buffers.
     pub cache: PoolCache,
     pub clock: StageClock,
     pub turns: Turns,
-    /// Where the mover's counters go.
+    /// The block for the mover's counters.
     pub mover_stats: Block,
-    /// Where each channel's counters go.
+    /// The block for each channel's counters.
     pub channel_stats: Vec<(ChannelId, Block)>,
 }
 
 impl Worker {
-    /// A worker with bursts of 32 packets whose counters nobody reads.
+    /// Creates a worker with bursts of 32 packets and private counters.
     pub fn new(tasks: Vec<Box<dyn Task>>, mover: Mover, cache: PoolCache) -> Self {
         Self {
             tasks,
@@ -98,8 +98,8 @@ impl Worker {
         }
     }
 
-    /// Runs until `stop` is set, then finishes what is in flight; with a `sleeper` it sleeps when there is nothing to do.
-    /// Returns the number of packets that could not be finished.
+    /// Runs until `stop` is set, then finishes the packets in flight. With a `sleeper`, the worker sleeps when idle.
+    /// Returns the number of unfinished packets.
     pub fn run(mut self, mut sleeper: Option<Sleeper>, stop: &Arc<AtomicBool>) -> usize {
         let mut until_publish = PUBLISH_EVERY;
         while !stop.load(Ordering::Relaxed) {
@@ -126,13 +126,13 @@ impl Worker {
         left
     }
 
-    /// One round of every task; returns the packets received or generated.
+    /// Runs one round of every task. Returns the number of packets received or generated.
     pub fn round(&mut self) -> usize {
         self.clock.begin();
         self.mover.poll(&mut self.clock);
         let Self { mover, cache, clock, burst, tasks, turns, .. } = self;
         let mut ctx = Context { mover, cache, clock, burst: *burst };
-        // Who is alone has the core.
+        // A single task that serves a single port has the core to itself.
         let shared = tasks.len() > 1 || tasks.first().is_some_and(|task| task.shares());
         let packets = match shared && turns.begin() {
             false => tasks.iter_mut().map(|task| task.round(&mut ctx)).sum(),
@@ -145,8 +145,9 @@ impl Worker {
         packets
     }
 
-    /// Drains every task until nothing is left in flight; what is left when nothing moves any more. A task that is done
-    /// goes at once: mirrors, here and on other workers, are done when the queues that they copy from are gone.
+    /// Drains every task until nothing is left in flight, or nothing moves any more. Returns how much is left. A
+    /// finished task is dropped at once, because mirrors on all workers only finish when the queues that they copy from
+    /// are gone.
     fn drain(&mut self) -> usize {
         let mut last = usize::MAX;
         let mut progress = Instant::now();
@@ -171,7 +172,7 @@ impl Worker {
         }
     }
 
-    /// The values of [`CLASS_COUNTERS`] for every class.
+    /// Returns the values of [`CLASS_COUNTERS`] for every class.
     fn decisions(&self) -> [[u64; CLASS_COUNTERS.len()]; mover::CLASSES] {
         let mut classes = [(0, Decision::default()); mover::CLASSES];
         for queue in self.mover.queues() {

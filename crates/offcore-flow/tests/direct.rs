@@ -1,4 +1,4 @@
-//! A switch with packets in device memory: DPDK receives them there, the device processes them, DPDK sends them.
+//! A switch with packets in device memory: DPDK receives them there, the device processes them, and DPDK sends them.
 #![cfg(feature = "dpdk")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -18,7 +18,7 @@ use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 
 const PACKETS: usize = 5000;
-/// Bytes before the packets of a capture file, and before a packet.
+/// Bytes of a capture file's header, and of a packet's header.
 const HEADERS: [usize; 2] = [24, 16];
 
 fn content(number: usize) -> Vec<u8> {
@@ -60,7 +60,7 @@ fn config(launch: Launch) -> SwitchConfig {
         workload: Workload::Device(launch),
         devices: vec!["host".into()],
         memory: Memory::Direct,
-        // All packets fit, so none is dropped.
+        // All packets fit, so none are dropped.
         slots: 128,
         kind: Kind::Crc32c,
         timeout: Duration::from_secs(10),
@@ -122,7 +122,8 @@ fn direct_packets_bypass_the_pool() {
         }
         let (base, len) = pool.memory();
         for place in (0..len).step_by(64) {
-            // SAFETY: inside the pool's memory, of which nobody uses anything now.
+            // SAFETY: the 64 bytes at `place` are inside the pool's memory, and nothing uses it after `running` was
+            // dropped.
             let own = unsafe { base.add(place).cast::<[u8; 64]>().read() };
             assert_eq!(own, [0; 64], "{launch}: the pool has something at {place}");
         }
@@ -146,7 +147,7 @@ fn ports_without_direct_memory_are_refused() {
     let ports: Vec<Box<dyn Port>> = vec![Box::new(GenPort::open(&spec, pool).unwrap())];
     let error = start_with(&config, ports, pool, devices).unwrap_err().to_string();
     assert!(error.contains("gen:") && error.contains("memory of host"), "{error}");
-    // The right kind of port, but opened without the memory.
+    // The right kind of port, but opened without the device memory.
     let ports = vec![dpdk("dpdk:net_null0", pool, None)];
     let error = start(&config, ports, pool).unwrap_err().to_string();
     assert!(error.contains("net_null0 are elsewhere"), "{error}");

@@ -1,5 +1,5 @@
-//! In every forwarding mode a worker follows the front end of its ports: a virtqueue that it does not use is stopped as
-//! promptly as one that it does.
+//! In every forwarding mode, a worker follows the front end of its ports: virtqueues that it does not use stop as
+//! promptly as virtqueues that it uses.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! A switch that sleeps when idle: it leaves its core to others, and every packet wakes it.
+//! A switch that sleeps when idle: it leaves its core to other threads, and every packet wakes it.
 //!
-//! The one place where time is asserted: the smallest of several windows, so that a busy machine does not matter. Some
-//! seconds long, since idleness takes time.
+//! This is the only place where time is asserted. The smallest of several windows counts, so a busy machine does not
+//! matter. The tests take some seconds, since idleness takes time.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../../offcore-port/tests/common/mod.rs"]
@@ -26,16 +26,16 @@ use offcore_wire::MacAddr;
 
 /// Packets of a ping-pong, each after a pause in which the worker falls asleep.
 const PINGS: u32 = 1000;
-/// That pause: the worker polls for 50 us.
+/// This pause. The worker polls for 50 us.
 const PAUSE: Duration = Duration::from_micros(200);
-/// Of them, how many an event has to have woken it for at least: on a busy machine it is not always asleep by then.
+/// Minimum number of wake-ups by events for these packets. On a busy machine, the worker is not always asleep in time.
 const WOKEN: u64 = 300;
-/// Windows of which the quietest counts, and how long they are.
+/// Number of windows, and their length. The quietest one counts.
 const WINDOWS: (usize, Duration) = (8, Duration::from_millis(250));
-/// What begins every packet of these tests: addresses and an ethertype for experiments.
+/// The start of every packet in these tests: addresses and an EtherType for experiments.
 const HEADER: [u8; 14] = [2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 0x88, 0xb5];
 
-/// One end of the switch, which the test plays.
+/// One end of the switch, operated by the test.
 struct Side {
     worker: Worker,
     rx: Box<dyn RxQueue>,
@@ -51,7 +51,7 @@ impl Side {
         Self { worker, rx, tx, _port: port }
     }
 
-    /// Sends packet `number`, when there is room.
+    /// Sends packet `number` as soon as there is room.
     fn send(&mut self, number: u32) {
         let bytes: Vec<u8> = HEADER.into_iter().chain(number.to_le_bytes()).chain([7; 60]).collect();
         let packet = self.worker.packet(&bytes);
@@ -63,7 +63,7 @@ impl Side {
         });
     }
 
-    /// What has come: numbers of packets of these tests.
+    /// Receives packets. Returns the numbers of packets from these tests.
     fn receive(&mut self) -> Vec<u32> {
         let mut burst = Burst::new();
         self.tx.poll(&mut self.worker.ctx());
@@ -85,7 +85,7 @@ impl Side {
     }
 }
 
-/// One test at a time: a worker's thread is known by its name.
+/// One test runs at a time, because a worker's thread is identified by its name.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -97,7 +97,7 @@ fn start(idle: Idle, ports: Vec<Box<dyn Port>>, pool: &'static Pool) -> Running 
     offcore_flow::switch::start(&config, ports, pool).unwrap()
 }
 
-/// Nanoseconds that the worker's thread has run so far.
+/// Returns the nanoseconds that the worker's thread has run so far.
 fn ran() -> u64 {
     let name = format!("lcore{}", lcore::available().unwrap()[0]);
     let mut threads = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
@@ -106,7 +106,7 @@ fn ran() -> u64 {
     read(task.join("schedstat")).split(' ').next().unwrap().parse().unwrap()
 }
 
-/// The part of a core that the worker takes in the quietest window, in percent.
+/// Returns the share of a core that the worker takes in the quietest window, in percent.
 fn part_of_a_core() -> f64 {
     let (windows, length) = WINDOWS;
     let window = |_| {
@@ -117,13 +117,13 @@ fn part_of_a_core() -> f64 {
     (0..windows).map(window).fold(f64::INFINITY, f64::min)
 }
 
-/// Events that have woken the worker, and how often it has slept.
+/// Returns the number of events that have woken the worker, and the number of its sleeps.
 fn woken(running: &Running) -> (u64, u64) {
     let report = running.reporter().unwrap().report("test").unwrap();
     (report.workers[0].woken, report.workers[0].sleeps)
 }
 
-/// Packets one by one from one side to the other, and as many as fit a ring after a rest.
+/// Sends packets one by one from one side to the other, and after a pause as many as fit into a ring.
 fn ping(running: &Running, from: &mut Side, to: &mut Side) {
     let (before, _) = woken(running);
     for number in 0..PINGS {
@@ -162,9 +162,9 @@ fn two_guests(options: &str) {
     let sockets = ["a", "b"].map(|name| dir.file(name));
     let mut running = start(Idle::Sleep, sockets.iter().map(|socket| vhost(socket)).collect(), pool(2048));
     let [mut a, mut b] = sockets.each_ref().map(|socket| front_end(socket, options));
-    // Rings are filled, and everything is quiet.
+    // Rings are filled first. Afterwards, no packets are sent.
     until("the first packet", || {
-        // Both have buffers to receive to then.
+        // This gives both sides buffers for received packets.
         a.receive();
         a.send(0);
         !b.receive().is_empty()
@@ -178,7 +178,7 @@ fn two_guests(options: &str) {
     assert_eq!(running.stop(), 0);
 }
 
-/// What the other tests measure is the worker.
+/// Checks that the other tests measure the worker.
 #[test]
 fn a_switch_that_polls_keeps_its_core_busy() {
     let _alone = alone();
@@ -222,7 +222,7 @@ fn at_a_back_end_of_somebody_else() {
         ping(&running, &mut back_end, &mut guest);
         ping(&running, &mut guest, &mut back_end);
         assert_eq!(running.stop(), 0);
-        // First, so that nobody waits for it.
+        // Dropped first, so that the other drops do not wait for it.
         drop(back_end);
     }
 }
@@ -234,7 +234,8 @@ fn at_a_tap_interface() {
     }
     let _alone = alone();
     let thread = std::thread::spawn(|| {
-        // SAFETY: unshare(CLONE_NEWNET) changes only which network the calling thread, made for this, sees.
+        // SAFETY: unshare(CLONE_NEWNET) only changes the network namespace of the calling thread, which was created for
+        // this.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
             eprintln!("SKIP: no network namespace: {}", std::io::Error::last_os_error());
             return;
@@ -256,7 +257,7 @@ fn tap() {
     let switch_pool = pool(2048);
     let PortSpec::Tap(spec) = "tap:idle0".parse().unwrap() else { panic!("no TAP") };
     let tap = TapPort::open(&spec, switch_pool).unwrap();
-    // Nothing by itself: no IPv6, no ARP.
+    // The interface sends nothing by itself: no IPv6, no ARP.
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/idle0/disable_ipv6", "1");
     ip("addr add 10.77.0.1/24 dev idle0");
     ip("neigh add 10.77.0.2 lladdr 02:00:00:00:00:22 dev idle0");
@@ -266,7 +267,7 @@ fn tap() {
     let numbers = |guest: &mut Side| -> Vec<u32> {
         let mut burst = Burst::new();
         guest.worker.rx(&mut *guest.rx, &mut burst);
-        // Ethernet, IPv4 and UDP take 42 bytes; ours are to port 7001.
+        // Ethernet, IPv4 and UDP headers take 42 bytes. Packets of this test go to port 7001.
         let ours = burst.iter().filter(|packet| packet.len() >= 46 && packet.bytes()[36..38] == [0x1b, 0x59]);
         let numbers = ours.map(|packet| u32::from_le_bytes(packet.bytes()[42..46].try_into().unwrap()));
         let numbers = numbers.collect();

@@ -1,4 +1,4 @@
-//! The learning switch and mirrors, put together as a switch on two workers.
+//! The learning switch and mirrors, as a switch with two workers.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::File;
@@ -39,13 +39,14 @@ fn packets_in(path: &Path) -> u64 {
     std::iter::from_fn(|| reader.next_record(&mut buffer).unwrap()).count() as u64
 }
 
-/// Runs a switch until the generators have received as many packets as said; what they found, and the last report.
+/// Runs a switch until the generators have received `received` packets. Returns the generators' reports and the last
+/// report of the switch.
 fn run(config: &SwitchConfig, specs: &[&str], captures: &[&Path], received: u64) -> (Vec<GenReport>, Report) {
     let pool = Pool::new(8192, 2048, Hugepages::None).unwrap();
     let (mut ports, generators): (Vec<_>, Vec<_>) = specs.iter().map(|spec| generator(spec, pool)).unzip();
     ports.extend(captures.iter().map(|path| capture(path)));
     let lcores = lcore::available().unwrap();
-    // Two workers, on one lcore where there is no other.
+    // Two workers, which share an lcore if there is only one.
     let config = SwitchConfig { lcores: vec![lcores[0], lcores[lcores.len() - 1]], ..config.clone() };
     let mut running = switch::start(&config, ports, pool).unwrap();
     let mut reporter = running.reporter().unwrap();
@@ -68,8 +69,8 @@ fn packets(report: &Report, port: &str) -> u64 {
     report.queues.iter().filter(|queue| queue.port == port).map(|queue| queue.packets).sum()
 }
 
-/// The copies that the mirror to this port had no time for. Nobody else may lose a packet: a mirror's worker may be kept
-/// from its core for so long that the rings to it are full.
+/// Returns the number of copies that the mirror to this port dropped. Only mirrors may lose packets: a mirror's worker
+/// may lose its core for so long that the rings to it become full.
 fn dropped_by_mirror(report: &Report, to: usize) -> u64 {
     let rings = format!("mirror{to}");
     let drops = |queue: &QueueReport| queue.drops.iter().map(|(_, packets)| packets).sum::<u64>();

@@ -1,4 +1,4 @@
-//! What is counted does not depend on the way that packets go from guest to guest.
+//! Counters do not depend on the path that packets take from guest to guest.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use offcore_wire::MacAddr;
 
 const HEADER: usize = 12;
 
-/// Packets and bytes, and packets dropped for each reason, of the receiving half and of the sending one.
+/// Packets, bytes, and packets dropped by reason; for the receiving half and the sending half.
 type Counted = [(u64, u64, [u64; DropReason::ALL.len()]); 2];
 
-/// Sends frames of these lengths from one guest to another whose buffers have `rx_buffer` bytes.
+/// Sends frames of these lengths from one guest to another, whose buffers have `rx_buffer` bytes. Returns the counters.
 fn counted(one_copy: bool, packed: bool, features: u64, rx_buffer: u32, lengths: &[usize]) -> Counted {
     let (sender, receiver) = (Guest::with_rings(16, packed), Guest::with_rings(16, packed));
     let mut parts = Parts::new();
@@ -63,10 +63,10 @@ fn the_way_does_not_change_what_is_counted() {
     for packed in [false, true] {
         for (features, rx_buffer, lengths) in [
             (FEATURES, 2048, &[60, 13, 1500, 14, 64][..]),
-            // Several buffers for one packet; longer than any packet; more buffers than a packet may take.
+            // Packets in several buffers, a packet that is too long, and a packet that needs too many buffers.
             (FEATURES, 1024, &[60, 3000, 100_000, 1500][..]),
             (FEATURES, 128, &[60, 9000, 60][..]),
-            // One buffer for one packet, and it is too short.
+            // One buffer per packet, which is too short for some packets.
             (VIRTIO_F_VERSION_1, 512, &[60, 501, 500, 1500, 64][..]),
             // More packets than buffers.
             (VIRTIO_F_VERSION_1, 2048, &[60; 16][..]),

@@ -1,4 +1,4 @@
-//! A burst makes no allocation and no system call: measured, not promised.
+//! Measures that a burst makes no allocation and no system call.
 //!
 //! A child process (this test binary again) puts its worker behind a seccomp filter that ends the process at the first
 //! system call, and counts allocations with its own allocator.
@@ -42,16 +42,16 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: everything is passed on to the system allocator.
+// SAFETY: all calls are passed on to the system allocator, which fulfils the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: passed on.
+        // SAFETY: `layout` has a non-zero size, as the caller guarantees.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: passed on.
+        // SAFETY: `ptr` was allocated by `System` with `layout`, as the caller guarantees.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -60,12 +60,12 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 const CHILD: &str = "OFFCORE_QUIET_CHILD";
-/// What the child's exit says when it allocated.
+/// Exit code of a child that has allocated.
 const ALLOCATED: i32 = 3;
-/// What it says when packets did not come through.
+/// Exit code of a child whose packets were lost.
 const LOST: i32 = 4;
 
-/// Ends the process at any system call but exit_group.
+/// Kills the process at any system call other than exit_group.
 fn forbid_system_calls() {
     let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
@@ -78,7 +78,7 @@ fn forbid_system_calls() {
         statement(give, libc::SECCOMP_RET_KILL_PROCESS),
     ];
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: plain prctl calls; the program outlives them.
+    // SAFETY: the calls only read `program`, which outlives them.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
@@ -86,13 +86,13 @@ fn forbid_system_calls() {
 }
 
 fn exit(code: i32) -> ! {
-    // SAFETY: ends the process; nothing runs after it.
+    // SAFETY: the call takes an integer and ends the process; nothing runs after it.
     unsafe { libc::syscall(libc::SYS_exit_group, code) };
     unreachable!("exit_group does not return")
 }
 
-/// Moves packets through a worker behind the filter, by the core or by a helper core stepped here; with `copied` they go
-/// through a copy stage, whose copies are made so while the guest's are the core's.
+/// Moves packets through a worker behind the filter. Copies are made by the core, or by a helper core that is stepped
+/// here. With `copied`, this applies to the copies of a copy stage, while the core makes the guest's copies.
 fn child(offload: bool, copied: bool) -> ! {
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let guest = Guest::new(256);
@@ -144,7 +144,7 @@ fn child(offload: bool, copied: bool) -> ! {
     }
     rx.publish();
     tx.publish();
-    // What is set up at first use (the copy loop that fits this CPU) is set up.
+    // Everything that is set up at first use (such as the copy loop for this CPU) is set up now.
     worker.round();
     stepper.as_mut().map(offcore_dma::core::Stepper::step);
     forbid_system_calls();
@@ -155,7 +155,7 @@ fn child(offload: bool, copied: bool) -> ! {
         if let Some(stepper) = &mut stepper {
             stepper.step();
         }
-        // The guest gives back at once what it gets.
+        // The guest returns buffers at once.
         let (Ok(_), Ok(_)) = (rx.used(), tx.used()) else { exit(LOST) };
         while let Ok(Some(used)) = rx.pop() {
             received += 1;
@@ -173,8 +173,8 @@ fn child(offload: bool, copied: bool) -> ! {
     exit(if ALLOCATIONS.with(Cell::get) == before { 0 } else { ALLOCATED });
 }
 
-/// Moves packets through a pipeline behind the filter, split as they come in, worked on by the core, or by threads that run
-/// beside the filter.
+/// Moves packets through a pipeline behind the filter. Packets are split, and processed by the core or by threads that
+/// run outside the filter.
 fn piped(by_device: bool) -> ! {
     let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
@@ -203,7 +203,7 @@ fn piped(by_device: bool) -> ! {
     let (mut tx, mut rx) = work_queues(setup, queues).unwrap();
     let (mut mover, mut cache, mut clock) = (Mover::new(), pool.cache(), StageClock::private());
     let mut ctx = Context { mover: &mut mover, cache: &mut cache, clock: &mut clock, burst: 32 };
-    // What is set up at first use is set up.
+    // Everything that is set up at first use is set up now.
     let _ = offcore_stats::tsc::hz();
     forbid_system_calls();
     let before = ALLOCATIONS.with(Cell::get);
@@ -228,7 +228,7 @@ fn piped(by_device: bool) -> ! {
     exit(if ALLOCATIONS.with(Cell::get) == before { 0 } else { ALLOCATED });
 }
 
-/// Allocations of a worker that sleeps so many times and ends.
+/// Returns the allocations of a worker that sleeps `sleeps` times and ends.
 fn allocations(sleeps: u64) -> u64 {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let guest = Guest::new(64);
@@ -262,9 +262,9 @@ fn allocations(sleeps: u64) -> u64 {
 
 #[test]
 fn sleeping_allocates_nothing() {
-    // What is set up at first use is set up.
+    // Everything that is set up at first use is set up now.
     allocations(1);
-    // To end it takes some.
+    // Ending a worker makes some allocations.
     assert_eq!(allocations(250), allocations(10));
 }
 
@@ -308,7 +308,7 @@ fn a_burst_worked_on_by_the_core_is_quiet() {
     run_child("a_burst_worked_on_by_the_core_is_quiet", "piped");
 }
 
-/// Where there is no stand-in for a device, the core works here, too.
+/// If no stand-in for a device is available, the core does the work here, too.
 #[test]
 fn a_burst_worked_on_by_a_device_is_quiet() {
     run_child("a_burst_worked_on_by_a_device_is_quiet", "piped-device");

@@ -1,4 +1,4 @@
-//! A generator waits for the other side: what there is no room for comes again, as it was.
+//! A generator waits for the other side: packets that do not fit are sent again, unchanged.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use offcore_vhost::testing::{FEATURES, Guest, Receiver, Worker as Parts, start};
 use offcore_wire::virtio_net::HEADER_LEN;
 use offcore_wire::{MacAddr, probe};
 
-/// Packets, many more than the guest has room for at any time.
+/// Number of packets, which is much more than the guest ever has room for.
 const PACKETS: u64 = 1000;
 
 #[test]

@@ -1,8 +1,8 @@
-//! Memory of a device in place of a pool's own: packets that a network card puts into a GPU's memory itself.
+//! A device's memory in place of a pool's memory, for packets that a network card writes directly into a GPU's memory.
 //!
-//! The pool still gives out chunks, and handles say where in a chunk a packet is; but its bytes are in the device's memory,
-//! chunk `i` from `i` times the chunk size on. Nobody may read or write them through a handle: what is there is the pool's
-//! own memory, which holds something else.
+//! The pool still allocates chunks, and handles contain the range of a packet in its chunk. But the packet's bytes are
+//! in the device's memory: chunk `i` begins at `i` times the chunk size. They must not be accessed through a handle,
+//! because the handle's address is in the pool's memory, which contains other data.
 
 use std::any::Any;
 use std::ptr;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::pool::Pool;
 
-/// Memory of a device for the packets of a pool. It stays for as long as a clone of this is there.
+/// A device's memory for the packets of a pool. It is kept while a clone of this exists.
 #[derive(Clone, Debug)]
 pub struct DeviceMemory {
     device: String,
@@ -22,14 +22,16 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// `len` bytes from the address `base` on, in whole pages of `page_size` bytes, which `keep` keeps; of the device of this
-    /// name. `mapped`: the CPU reaches them at the same address, so that somebody who copies can stand in for a network card.
+    /// Describes `len` bytes at address `base` in the memory of `device`, in whole pages of `page_size` bytes. `keep`
+    /// keeps the memory alive. `mapped`: the CPU can access the bytes at the same address, so that copies by the CPU
+    /// can replace a network card.
     ///
     /// # Safety
-    /// The bytes are there, for devices and, if `mapped`, for the CPU, as long as `keep` is; and nobody else uses them.
+    /// The bytes must exist, for devices and, if `mapped`, for the CPU, while `keep` exists, and must not be used
+    /// elsewhere.
     ///
     /// # Panics
-    /// When they are not whole pages, or pages no power of two.
+    /// If they are not whole pages, or the page size is not a power of two.
     pub unsafe fn new(
         device: &str,
         (base, len): (usize, usize),
@@ -47,32 +49,33 @@ impl DeviceMemory {
         &self.device
     }
 
-    /// Where it begins: an address that means something to devices, and to the CPU only when it is [mapped](Self::is_mapped).
+    /// Returns the start address. It is valid for devices, and for the CPU only if the memory is
+    /// [mapped](Self::is_mapped).
     pub fn base(&self) -> *mut u8 {
         ptr::with_exposed_provenance_mut(self.base)
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes of a page.
+    /// Returns the page size in bytes.
     pub fn page_size(&self) -> usize {
         self.page_size
     }
 
-    /// Whether the CPU can read and write it.
+    /// Returns whether the CPU can access it.
     pub fn is_mapped(&self) -> bool {
         self.mapped
     }
 
-    /// Whether there is room for all chunks of `pool`.
+    /// Returns whether it has room for all chunks of `pool`.
     pub fn holds(&self, pool: &Pool) -> bool {
         pool.chunks() * pool.chunk_size() <= self.len
     }
@@ -87,7 +90,7 @@ mod tests {
     #[test]
     fn it_holds_pools_that_are_not_larger() {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
-        // SAFETY: nothing is put there.
+        // SAFETY: the memory is not accessed.
         let memory = |len| unsafe { DeviceMemory::new("host", (1 << 30, len), 65_536, false, Arc::new(())) };
         assert!(
             memory(128 << 10).holds(pool) && !memory(64 << 10).holds(pool) && !memory(64 << 10).is_empty()
@@ -97,7 +100,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "bytes at 0x40000800")]
     fn it_is_whole_pages() {
-        // SAFETY: nothing is put there.
+        // SAFETY: the memory is not accessed.
         unsafe { DeviceMemory::new("host", ((1 << 30) + 2048, 65_536), 65_536, false, Arc::new(())) };
     }
 }

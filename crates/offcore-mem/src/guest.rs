@@ -1,8 +1,8 @@
-//! Memory of another party: a table of regions as vhost-user's SET_MEM_TABLE describes it.
+//! Memory of another party: a table of regions, as described by vhost-user's SET_MEM_TABLE message.
 //!
-//! Addresses come from a hostile guest, so every use checks the whole range against the table. A table never changes:
-//! a change makes a new one, which shares the regions that stay, and the old one lives until the last in-flight copy
-//! into or out of it has completed.
+//! Addresses come from a hostile guest, so every use checks the complete range against the table. A table is immutable.
+//! A change creates a new table, which shares unchanged regions with the old one. The old table lives until the last
+//! in-flight copy that uses it has completed.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -31,17 +31,17 @@ pub struct GuestRegion {
     mapping: Guarded,
 }
 
-// SAFETY: a region is an address range; access goes through raw pointers whose users argue for themselves.
+// SAFETY: a region is an address range; users of its raw pointers justify their accesses.
 unsafe impl Send for GuestRegion {}
 // SAFETY: as above.
 unsafe impl Sync for GuestRegion {}
 
 impl GuestRegion {
-    /// The region at guest physical address `guest` (and front-end address `user`), `len` bytes long, which starts
-    /// `offset` bytes into `mapping`.
+    /// Creates the region of `len` bytes at guest physical address `guest` and front-end address `user`, which starts
+    /// at `offset` in `mapping`.
     ///
     /// # Errors
-    /// When the range is empty, wraps, or does not fit the mapping.
+    /// If the range is empty, wraps around, or does not fit the mapping.
     pub fn new(guest: u64, user: u64, len: u64, mapping: Mapping, offset: usize) -> Result<Self, TableError> {
         if len == 0 || guest.checked_add(len).is_none() || user.checked_add(len).is_none() {
             return Err(TableError::Range { guest, len });
@@ -53,7 +53,7 @@ impl GuestRegion {
         if !fits {
             return Err(TableError::Mapping { guest, len, offset, mapped: mapping.len() });
         }
-        // SAFETY: offset is inside the mapping, as just checked.
+        // SAFETY: the offset was just checked to be within the mapping.
         let host = unsafe { mapping.base().add(offset) };
         Ok(Self { guest, len, user, host, mapping: Guarded::new(mapping) })
     }
@@ -63,7 +63,7 @@ impl GuestRegion {
         self.guest
     }
 
-    /// The front end's own address of the first byte, in which it names its rings.
+    /// The front end's address of the first byte. Ring addresses are given in this form.
     pub fn user(&self) -> u64 {
         self.user
     }
@@ -74,23 +74,24 @@ impl GuestRegion {
         self.len
     }
 
-    /// Bytes of the mapping before the first byte.
+    /// Offset of the region's first byte in the mapping.
     pub fn offset(&self) -> usize {
         self.host.as_ptr() as usize - self.mapping.base().as_ptr() as usize
     }
 
-    /// Whether pages of the region have vanished (its file was truncated): the party is to be dropped.
+    /// Returns whether pages of the region have vanished because its file was truncated. The other party must be
+    /// disconnected then.
     pub fn vanished(&self) -> bool {
         self.mapping.has_vanished()
     }
 
-    /// The mapping under the region.
+    /// Returns the region's mapping.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 }
 
-/// The last region that a translation hit: most buffers of a burst are in the same one.
+/// The region of the last translation: most buffers of a burst are in the same region.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionCache {
     guest: u64,
@@ -98,30 +99,30 @@ pub struct RegionCache {
     host: *mut u8,
 }
 
-// SAFETY: the cache is a copy of a region's addresses; it is only used together with the table it was filled from.
+// SAFETY: the cache is a copy of a region's addresses; it is only used together with the table that it was filled from.
 unsafe impl Send for RegionCache {}
 
 impl RegionCache {
-    /// A cache that holds nothing. Empty it whenever the table changes.
+    /// Creates an empty cache. It must be emptied when the table changes.
     pub const fn empty() -> Self {
         Self { guest: 0, len: 0, host: std::ptr::null_mut() }
     }
 
-    /// The region: guest address, length (0 when there is none) and host address.
+    /// Returns the region: guest address, length (0 if the cache is empty) and host address.
     #[inline(always)]
     pub fn range(&self) -> (u64, u64, *mut u8) {
         (self.guest, self.len, self.host)
     }
 }
 
-/// A table of regions. Who has copies in flight into or out of it has it as [`Held`].
+/// A table of regions. Owners of in-flight copies that use it hold it as [`Held`].
 #[derive(Debug)]
 pub struct GuestMemory {
     regions: Vec<Arc<GuestRegion>>,
 }
 
 impl GuestMemory {
-    /// A table of `regions`, in any order.
+    /// Creates a table of `regions`, in any order.
     ///
     /// # Errors
     /// [`TableError::Overlap`].
@@ -129,7 +130,7 @@ impl GuestMemory {
         Self::sharing(regions.into_iter().map(Arc::new).collect())
     }
 
-    /// A table of `regions`, in any order, that other tables may have, too: none of them is mapped anew.
+    /// Creates a table of `regions`, in any order, that other tables may share. Their mappings are not created again.
     ///
     /// # Errors
     /// [`TableError::Overlap`].
@@ -141,19 +142,19 @@ impl GuestMemory {
         Ok(Self { regions })
     }
 
-    /// The regions, by ascending guest address.
+    /// Returns the regions, by ascending guest address.
     pub fn regions(&self) -> &[Arc<GuestRegion>] {
         &self.regions
     }
 
-    /// The host address of the `len` bytes at guest address `guest`, when all of them are in one region.
+    /// Returns the host address of the `len` bytes at guest address `guest`, if all of them are in one region.
     #[inline(always)]
     pub fn translate(&self, guest: u64, len: u32, cache: &mut RegionCache) -> Option<NonNull<u8>> {
         let (host, room) = self.translate_some(guest, cache)?;
         (u64::from(len) <= room).then_some(host)
     }
 
-    /// The host address of guest address `guest`, and how many bytes from there are in its region.
+    /// Returns the host address of guest address `guest`, and the number of bytes from there to the end of its region.
     #[inline(always)]
     pub fn translate_some(&self, guest: u64, cache: &mut RegionCache) -> Option<(NonNull<u8>, u64)> {
         let mut offset = guest.wrapping_sub(cache.guest);
@@ -161,9 +162,9 @@ impl GuestMemory {
             *cache = self.find(guest)?;
             offset = guest - cache.guest;
         }
-        // SAFETY: the cache names a region, and offset is below its length, so this is the address of a byte in its
-        // mapping, which is not null. (Wrapping, because a cache that was filled from another table names a region that
-        // may be gone.)
+        // SAFETY: the cache describes a region, and the offset is below its length, so this is the address of a byte in
+        // its mapping, which is not null. (The addition wraps, because a cache that was filled from another table may
+        // describe a region that is gone.)
         let host = unsafe { NonNull::new_unchecked(cache.host.wrapping_add(offset as usize)) };
         Some((host, cache.len - offset))
     }
@@ -179,17 +180,17 @@ impl GuestMemory {
         })
     }
 
-    /// The host address of the `len` bytes that the front end calls `user`: ring addresses come in this form.
+    /// Returns the host address of the `len` bytes at front-end address `user`, the form of ring addresses.
     pub fn translate_user(&self, user: u64, len: usize) -> Option<NonNull<u8>> {
         self.regions.iter().find_map(|region| {
             let offset = user.checked_sub(region.user)?;
             let end = offset.checked_add(len as u64)?;
-            // SAFETY: end is at most the region's length, so the offset is inside its mapping.
+            // SAFETY: `end` is at most the region's length, so the offset is within its mapping.
             (end <= region.len).then(|| unsafe { region.host.add(offset as usize) })
         })
     }
 
-    /// The guest address of a host address, when that is in one of the regions.
+    /// Returns the guest address of a host address, if a region contains it.
     pub fn guest_address(&self, host: NonNull<u8>) -> Option<u64> {
         self.regions.iter().find_map(|region| {
             let offset = (host.as_ptr() as usize).checked_sub(region.host.as_ptr() as usize)? as u64;
@@ -197,13 +198,13 @@ impl GuestMemory {
         })
     }
 
-    /// Whether pages have vanished under the table: see [`crate::sigbus`].
+    /// Returns whether pages of the table have vanished: see [`crate::sigbus`].
     pub fn vanished(&self) -> bool {
         self.regions.iter().any(|region| region.vanished())
     }
 }
 
-/// A table, and how many copies into or out of it are in flight: its mappings are not taken away under them.
+/// A table, and the number of in-flight copies that use it, during which its mappings must not be removed.
 #[derive(Debug)]
 pub struct Held {
     memory: Arc<GuestMemory>,
@@ -211,12 +212,12 @@ pub struct Held {
 }
 
 impl Held {
-    /// A table with no copies in flight.
+    /// Creates a holder of a table with no copies in flight.
     pub fn new(memory: Arc<GuestMemory>) -> Self {
         Self { memory, in_flight: 0 }
     }
 
-    /// Notes how many copies are in flight now. Once a burst, not once a copy.
+    /// Sets the number of copies in flight. Called once per burst, not once per copy.
     #[inline(always)]
     pub fn set_in_flight(&mut self, copies: usize) {
         self.in_flight = copies;
@@ -224,8 +225,9 @@ impl Held {
 }
 
 impl Drop for Held {
-    /// Memory outlives its copies: with copies in flight the mappings, and their guards, stay for good, whoever else shares
-    /// them. Owners drain first, so this happens only when an engine never answered, or in a panic.
+    /// Memory must outlive its copies: if copies are in flight, the mappings and their guards are leaked, whether or
+    /// not the table is shared. Owners drain first, so this only happens if an engine never completed its copies, or in
+    /// a panic.
     fn drop(&mut self) {
         if self.in_flight > 0 {
             std::mem::forget(Arc::clone(&self.memory));
@@ -305,8 +307,8 @@ mod tests {
         table.set_in_flight(1);
         drop(table);
         rustix::fs::ftruncate(&fd, 0).unwrap();
-        // SAFETY: the mapping was leaked with its guard, which puts a page where the guest has taken one away. Without it
-        // this write ends the process.
+        // SAFETY: the mapping was leaked with its guard, which replaces pages that the guest has removed. Without the
+        // guard this write would end the process.
         unsafe { host.write_volatile(1) };
     }
 
@@ -320,8 +322,8 @@ mod tests {
         assert_eq!(at(&second, 0), Some(host), "mapped once");
         assert!(at(&first, 0x8000).is_some() && at(&second, 0x8000).is_none());
         drop(first);
-        // SAFETY: the second table still has the region: that is what is tested. Had the first one unmapped it, this
-        // would be a segmentation fault.
+        // SAFETY: the second table still has the region, which is what is tested. If the first table had unmapped it,
+        // this would be a segmentation fault.
         unsafe { host.write_volatile(1) };
         let weak = Arc::downgrade(&second.regions()[0]);
         drop(second);
@@ -337,8 +339,8 @@ mod tests {
         table.set_in_flight(2);
         table.set_in_flight(1);
         drop(table);
-        // SAFETY: one copy is still in flight, so the mapping must still be there: that is what is tested. Without the
-        // reference this write is a segmentation fault.
+        // SAFETY: one copy is still in flight, so the mapping must still exist, which is what is tested. Otherwise this
+        // write would be a segmentation fault.
         unsafe { host.write_volatile(1) };
     }
 

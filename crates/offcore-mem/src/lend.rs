@@ -1,18 +1,18 @@
-//! Packet buffers in the hands of somebody who knows them by where they are in the pool: a kernel with an XDP socket, the
+//! Lends packet buffers to users that identify them by their offset in the pool: a kernel with an XDP socket, or the
 //! ring of a network card.
 //!
-//! [`Pool::lend`] gives up a packet's handle for the place of its bytes in the pool; [`Pool::reclaim`] makes a handle
-//! again of a place that came back. In between the buffer has an owner, and debug builds know that it has.
+//! [`Pool::lend`] converts a packet's handle to the offset of its bytes in the pool. [`Pool::reclaim`] converts a
+//! returned offset to a handle. In between, the buffer counts as taken, which debug builds check.
 
 use crate::packet::Packet;
 use crate::pool::Pool;
 
 impl Pool {
-    /// Gives up a handle on one buffer: where its bytes begin, counted from the start of the pool's memory. A packet of
-    /// several buffers is [split](Pool::split) first, and linked again when it comes back.
+    /// Gives up a handle of one buffer; returns the offset of its bytes from the start of the pool's memory. A packet
+    /// of several buffers is [split](Pool::split) first, and linked again when it comes back.
     ///
     /// # Panics
-    /// When the packet has several buffers, or is of another pool.
+    /// If the packet has several buffers or belongs to another pool.
     #[inline(always)]
     pub fn lend(&self, packet: Packet) -> u64 {
         assert!(self.owns(&packet), "packet {} is not of this pool", packet.chunk());
@@ -20,11 +20,11 @@ impl Pool {
         (packet.chunk() as u64) << self.chunk_shift() | packet.headroom() as u64
     }
 
-    /// The handle on a buffer that comes back: `len` bytes from `place` on, which is counted from the start of the pool's
-    /// memory and may be anywhere in the buffer. `None` when they are not inside one buffer of the pool.
+    /// Returns the handle of a buffer that comes back: `len` bytes at offset `place` from the start of the pool's
+    /// memory, which may be anywhere in the buffer. `None` if the bytes are not within one buffer of the pool.
     ///
     /// # Safety
-    /// The buffer that `place` is in was [lent](Pool::lend), and this is the first time since that it comes back.
+    /// The buffer that contains `place` must have been [lent](Pool::lend) and must not have been reclaimed since.
     #[inline(always)]
     pub unsafe fn reclaim(&self, place: u64, len: usize) -> Option<Packet> {
         let size = self.chunk_size();
@@ -32,8 +32,8 @@ impl Pool {
         if chunk >= self.chunks() as u64 || len > size - offset {
             return None;
         }
-        // SAFETY: the chunk is one of the pool's, and the range inside it; its last handle was given up by `lend`, as the
-        // caller promises, and the pool lives as long as the process.
+        // SAFETY: the chunk belongs to the pool, and the range is within it; `lend` gave up its last handle, as the
+        // caller guarantees, and the pool lives as long as the process.
         Some(unsafe { Packet::new(self.chunk_base(chunk as u32), chunk as u32, offset as u16, len as u16) })
     }
 }
@@ -51,7 +51,7 @@ mod tests {
         let chunk = packet.chunk();
         let place = pool.lend(packet);
         assert_eq!(place, u64::from(chunk) * 4096 + HEADROOM as u64);
-        // SAFETY: lent above, and back for the first time.
+        // SAFETY: the buffer was lent above and is reclaimed for the first time.
         let packet = unsafe { pool.reclaim(place + 1, 3) }.unwrap();
         assert_eq!((packet.chunk(), packet.headroom(), packet.bytes()), (chunk, HEADROOM + 1, &b"her"[..]));
         cache.free(packet);
@@ -61,7 +61,7 @@ mod tests {
     fn places_outside_a_buffer_are_refused() {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         for (place, len) in [(64 * 2048, 0), (u64::MAX, 1), (2047, 2), (0, 2049), (4000, usize::MAX)] {
-            // SAFETY: no handle is made of these.
+            // SAFETY: no handles are made of these places.
             assert!(unsafe { pool.reclaim(place, len) }.is_none(), "{place} {len}");
         }
     }

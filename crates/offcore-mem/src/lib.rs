@@ -1,14 +1,14 @@
-//! Memory that packets live in.
+//! The memory that contains packets.
 //!
-//! * [`mapping`]: shared mappings over memfds, with the largest pages to be had,
-//! * [`device`]: a device's memory in place of the pool's,
-//! * [`guest`]: another party's memory: a table of regions, address checks of whole ranges, reference counts held by
+//! * [`mapping`]: shared mappings of memfds, with the largest available pages,
+//! * [`device`]: a device's memory in place of the pool's memory,
+//! * [`guest`]: another party's memory: a table of regions, checks of address ranges, and reference counts held by
 //!   in-flight copies,
-//! * [`lend`]: buffers in the hands of a kernel or a network card, known by where they are,
+//! * [`lend`]: buffers lent to a kernel or a network card, identified by their offset,
 //! * [`packet`]: packet handles and bursts,
 //! * [`pool`]: the packet pool and its per-worker caches,
 //! * [`segments`]: packets of several buffers,
-//! * [`sigbus`]: what happens when shared memory vanishes under us.
+//! * [`sigbus`]: handles shared memory that another party truncates.
 
 pub mod device;
 pub mod guest;

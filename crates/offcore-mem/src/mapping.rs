@@ -1,4 +1,4 @@
-//! Shared mappings over memfds and over files that other parties pass to us.
+//! Shared mappings of memfds and of files that other parties pass.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,19 +14,19 @@ mod kernel;
 
 pub use available::{all_memory, available_memory};
 
-/// Facts about a file.
+/// Properties of a file.
 struct File {
-    /// Its device and inode.
+    /// Its device and inode numbers.
     number: (u64, u64),
-    /// Bytes of it, and of what its file system calls a block.
+    /// Length of the file, and of a block of its file system, in bytes.
     len: u64,
     block: i64,
 }
 
-/// Which pages a mapping is made of.
+/// The page size of a mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hugepages {
-    /// The largest to be had: 1 GiB pages for a whole number of GiB, then 2 MiB, then ordinary pages.
+    /// The largest available pages: 1 GiB pages if the length is at least 1 GiB, then 2 MiB pages, then ordinary pages.
     #[default]
     Auto,
     /// 1 GiB pages or an error.
@@ -68,17 +68,18 @@ pub enum MemoryError {
     Short { len: usize, offset: u64, file: u64 },
 }
 
-/// A shared, writable mapping. It hands out addresses, not slices: other parties write to it.
+/// A shared, writable mapping. It provides addresses instead of slices, because other parties write to it.
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
     page_size: usize,
     numa_node: Option<usize>,
-    /// The file by its device and inode, and where in it the mapping begins. No other file has them while this one is mapped.
+    /// Device and inode of the file, and the mapping's offset in it. No other file has these numbers while this one is
+    /// mapped.
     file: (u64, u64, u64),
 }
 
-// SAFETY: a mapping is an address range; all access goes through raw pointers whose users argue for themselves.
+// SAFETY: a mapping is an address range; users of its raw pointers justify their accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -90,11 +91,11 @@ impl fmt::Debug for Mapping {
 }
 
 impl Mapping {
-    /// `len` bytes (rounded up to whole pages) of new shared memory, sealed against shrinking, touched, and the memfd
-    /// behind it.
+    /// Creates `len` bytes (rounded up to whole pages) of new shared memory, sealed against shrinking and already
+    /// populated. Returns the mapping and its memfd.
     ///
     /// # Errors
-    /// When there is not as much memory of that page size.
+    /// If not enough memory of that page size is available.
     pub fn memfd(name: &str, len: usize, hugepages: Hugepages) -> Result<(Self, OwnedFd), MemoryError> {
         let sizes: &[usize] = match hugepages {
             Hugepages::Auto if len >= 1 << 30 => &[1 << 30, 2 << 20, 0],
@@ -113,10 +114,10 @@ impl Mapping {
         result
     }
 
-    /// The same on ordinary pages. The kernel allocates each when it is touched.
+    /// The same with ordinary pages that are not populated. The kernel allocates each page on first access.
     ///
     /// # Errors
-    /// When there is not as much memory.
+    /// If not enough memory is available.
     pub fn untouched_memfd(name: &str, len: usize) -> Result<(Self, OwnedFd), MemoryError> {
         Self::new_memfd(name, len, 0, MapFlags::empty())
     }
@@ -135,7 +136,8 @@ impl Mapping {
                 _ => MemoryError::Hugepages { len, page_size: huge >> 10, source },
             }
         };
-        // Ordinary pages are not reserved: who touches more of them than there are is killed, and others with him.
+        // Ordinary pages are not reserved: if too many of them are accessed, the kernel kills this process and possibly
+        // others.
         if huge == 0
             && let Some(available) = available_memory().filter(|&available| len > available)
         {
@@ -149,15 +151,15 @@ impl Mapping {
                 _ => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
             };
         let fd = kernel::memfd(name, len, flags).map_err(|(what, source)| fail(what)(source))?;
-        // mmap reserves hugepages or fails here, rather than with a SIGBUS later; POPULATE touches them.
+        // mmap reserves hugepages or fails here, instead of a SIGBUS later. POPULATE allocates them.
         let mapping = Self::map(fd.as_fd(), 0, len, page_size, mapped_with).map_err(fail("mmap"))?;
         Ok((mapping, fd))
     }
 
-    /// Maps `len` bytes at `offset` of a file that somebody gave us.
+    /// Maps `len` bytes at `offset` of a file that another party passed.
     ///
     /// # Errors
-    /// [`MemoryError::Short`] when the file is shorter, or what the kernel says.
+    /// [`MemoryError::Short`] if the file is shorter; otherwise the kernel's error.
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, MemoryError> {
         let fail = |what| move |source| MemoryError::System { what, len, source };
         let found = kernel::file(fd).map_err(fail("fstat"))?;
@@ -165,7 +167,7 @@ impl Mapping {
         if offset.checked_add(len as u64).is_none_or(|end| end > file) {
             return Err(MemoryError::Short { len, offset, file });
         }
-        // Only hugetlbfs says in st_blksize what its pages are; elsewhere the file's owner may say anything.
+        // Only hugetlbfs reports its page size in st_blksize. On other file systems the value can be arbitrary.
         let huge = kernel::is_hugetlbfs(fd).map_err(fail("fstatfs"))?;
         let ordinary = rustix::param::page_size();
         let page_size = if huge { usize::try_from(found.block).unwrap_or(ordinary) } else { ordinary };
@@ -184,12 +186,12 @@ impl Mapping {
         Ok(Self { base, len, page_size, numa_node: kernel::numa_node(base), file: (device, inode, offset) })
     }
 
-    /// Whether it is of the file `fd`, from `offset` on.
+    /// Returns whether this maps the file `fd` at `offset`.
     pub fn is_of(&self, fd: BorrowedFd<'_>, offset: u64) -> bool {
         kernel::file(fd).is_ok_and(|file| self.file == (file.number.0, file.number.1, offset))
     }
 
-    /// First byte of the mapping, page aligned.
+    /// Returns the first byte of the mapping, which is page aligned.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -200,33 +202,33 @@ impl Mapping {
         self.len
     }
 
-    /// Bytes of a page.
+    /// Returns the page size in bytes.
     pub fn page_size(&self) -> usize {
         self.page_size
     }
 
-    /// The NUMA node of the first page, when the kernel said.
+    /// Returns the NUMA node of the first page, if the kernel reported it.
     pub fn numa_node(&self) -> Option<usize> {
         self.numa_node
     }
 
-    /// Copies `bytes.len()` bytes at `offset` out of the mapping. Another party may write them meanwhile: each is read
-    /// once, and what is read is then whatever was there.
+    /// Copies `bytes.len()` bytes at `offset` out of the mapping. Another party may write them concurrently: each byte
+    /// is read once, with the value that it has at that time.
     ///
     /// # Panics
-    /// When the range is not inside the mapping.
+    /// If the range is not within the mapping.
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) {
         self.check(offset, bytes.len());
-        // SAFETY: the range is inside the mapping, as just checked.
+        // SAFETY: the range was just checked to be within the mapping.
         let from = unsafe { self.base.add(offset) };
         let (words, rest) = bytes.as_chunks_mut::<8>();
         let done = words.len() * 8;
         for (i, word) in words.iter_mut().enumerate() {
-            // SAFETY: inside the range; an array of bytes needs no alignment.
+            // SAFETY: within the range; an array of bytes needs no alignment.
             *word = unsafe { from.cast::<[u8; 8]>().add(i).read_volatile() };
         }
         for (i, byte) in rest.iter_mut().enumerate() {
-            // SAFETY: inside the range.
+            // SAFETY: within the range.
             *byte = unsafe { from.add(done + i).read_volatile() };
         }
     }
@@ -234,19 +236,19 @@ impl Mapping {
     /// Copies `bytes` to `offset` of the mapping.
     ///
     /// # Panics
-    /// When the range is not inside the mapping.
+    /// If the range is not within the mapping.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) {
         self.check(offset, bytes.len());
-        // SAFETY: the range is inside the mapping, as just checked.
+        // SAFETY: the range was just checked to be within the mapping.
         let to = unsafe { self.base.add(offset) };
         let (words, rest) = bytes.as_chunks::<8>();
         let done = words.len() * 8;
         for (i, word) in words.iter().enumerate() {
-            // SAFETY: inside the range; an array of bytes needs no alignment.
+            // SAFETY: within the range; an array of bytes needs no alignment.
             unsafe { to.cast::<[u8; 8]>().add(i).write_volatile(*word) };
         }
         for (i, byte) in rest.iter().enumerate() {
-            // SAFETY: inside the range.
+            // SAFETY: within the range.
             unsafe { to.add(done + i).write_volatile(*byte) };
         }
     }
@@ -259,7 +261,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this range was mapped by `map`; whoever hands out its addresses keeps the mapping alive meanwhile.
+        // SAFETY: `map` created this range; users of its addresses keep the mapping alive while they use them.
         unsafe { kernel::unmap(self.base, self.len) };
     }
 }
@@ -273,7 +275,7 @@ mod tests {
         let (a, fd) = Mapping::memfd("test", 10_000, Hugepages::None).unwrap();
         assert_eq!(a.len(), 12288);
         let b = Mapping::shared(fd.as_fd(), 4096, 8192).unwrap();
-        // SAFETY: both addresses are inside their mappings.
+        // SAFETY: both addresses are within their mappings.
         unsafe {
             a.base().add(4096).write_volatile(7);
             assert_eq!(b.base().read_volatile(), 7);

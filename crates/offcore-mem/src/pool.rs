@@ -1,13 +1,14 @@
-//! The packet pool: chunks of one memfd, and per-worker caches of free ones.
+//! The packet pool: chunks of one memfd, and per-worker caches of free chunks.
 //!
 //! ```text
 //! chunk (2 KiB or a larger power of two, so aligned)
 //! | 256 B headroom | data room ........................ |
 //! ```
-//! The pool lives as long as the process, because others are told where it is (a kernel's UMEM, a GPU, a DMA device).
-//! Free chunks are kept in magazines of [`MAGAZINE`] indices. A worker's [`PoolCache`] holds two magazines and takes
-//! and gives single chunks there; whole magazines travel between caches and the pool over two lock-free queues, once
-//! in [`MAGAZINE`] packets at most. Recently freed chunks are used first: they are hot.
+//! The pool lives as long as the process, because its address is given to others (a kernel's UMEM, a GPU, a DMA
+//! device). Free chunks are kept in magazines of [`MAGAZINE`] indices. A worker's [`PoolCache`] holds two magazines,
+//! from which it takes and to which it frees single chunks. Whole magazines move between caches and the pool through
+//! two lock-free queues, at most once per [`MAGAZINE`] packets. Recently freed chunks are used first, because they are
+//! likely in the CPU cache.
 
 use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -20,13 +21,13 @@ use crossbeam_queue::ArrayQueue;
 use crate::mapping::{Hugepages, Mapping, MemoryError};
 use crate::packet::{Burst, Packet};
 
-/// Chunks are aligned to this and a power-of-two multiple of it long.
+/// Alignment of chunks. Their length is a power-of-two multiple of it.
 pub const CHUNK_ALIGN: usize = 2048;
-/// Bytes before a fresh packet's data, for headers that are put in front.
+/// Bytes before a new packet's data, for headers that are added in front.
 pub const HEADROOM: usize = 256;
-/// Free chunks that travel together.
+/// Number of free chunks in a magazine.
 pub const MAGAZINE: usize = 64;
-/// Workers that can have a cache at the same time.
+/// Maximum number of workers that can have a cache at the same time.
 const MAX_CACHES: usize = if cfg!(miri) { 8 } else { 256 };
 
 /// What can go wrong when a pool is made.
@@ -44,7 +45,7 @@ struct Magazine {
     chunks: UnsafeCell<[u32; MAGAZINE]>,
 }
 
-/// A pool of packet buffers. Made once, never unmapped.
+/// A pool of packet buffers. It is created once and never unmapped.
 pub struct Pool {
     base: NonNull<u8>,
     chunk_size: usize,
@@ -56,17 +57,19 @@ pub struct Pool {
     full: ArrayQueue<u32>,
     empty: ArrayQueue<u32>,
     caches: AtomicU32,
-    /// Chunks of dropped caches that do not fill a magazine. Only touched when a cache is dropped or the pool is dry.
+    /// Chunks of dropped caches that do not fill a magazine. Only accessed when a cache is dropped or the pool is
+    /// empty.
     leftovers: Mutex<Vec<u32>>,
-    /// Of every chunk the word of the handle on the packet's next buffer, if its own handle says that there is one.
-    /// Whoever owns a packet owns its entries: what orders the handle's way between threads orders them, too.
+    /// For every chunk, the word of the handle of the packet's next buffer, if the chunk's own handle is marked as
+    /// segmented. The owner of a packet owns its entries: the synchronization that passes the handle to another thread
+    /// also orders accesses to them.
     next: Box<[AtomicU64]>,
     #[cfg(debug_assertions)]
     taken: Box<[std::sync::atomic::AtomicBool]>,
 }
 
-// SAFETY: chunk memory is only reached through handles that own their chunk; a magazine's array is only touched by
-// the cache that popped the magazine's id from one of the queues.
+// SAFETY: chunk memory is only accessed through handles that own their chunk; a magazine's array is only accessed by
+// the cache that popped the magazine's id from a queue.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
@@ -78,10 +81,10 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Packet {
-    /// Says which bytes of the (first) chunk are the packet: `pool` knows how many there are.
+    /// Sets the range of the packet's bytes in the (first) chunk, after checking it against the pool's chunk size.
     ///
     /// # Panics
-    /// When the range is longer than the chunk, or the packet is of another pool.
+    /// If the range does not fit into the chunk, or the packet belongs to another pool.
     #[inline(always)]
     pub fn set_range(&mut self, pool: &Pool, offset: usize, len: usize) {
         assert!(pool.owns(self), "packet {} is not of this pool", self.chunk());
@@ -92,10 +95,11 @@ impl Packet {
 }
 
 impl Pool {
-    /// A pool of `chunks` packet buffers of `chunk_size` bytes (headroom included), rounded up to whole magazines.
+    /// Creates a pool of `chunks` packet buffers of `chunk_size` bytes (including headroom), rounded up to whole
+    /// magazines.
     ///
     /// # Errors
-    /// Sizes out of range, or no memory.
+    /// If sizes are out of range or memory is not available.
     pub fn new(chunks: usize, chunk_size: usize, hugepages: Hugepages) -> Result<&'static Self, PoolError> {
         if !chunk_size.is_power_of_two() || !(CHUNK_ALIGN..=32768).contains(&chunk_size) {
             return Err(PoolError::ChunkSize { found: chunk_size });
@@ -137,10 +141,10 @@ impl Pool {
         Ok(Box::leak(Box::new(pool)))
     }
 
-    /// A cache for one worker.
+    /// Creates a cache for one worker.
     ///
     /// # Panics
-    /// When more than 256 caches exist: a worker has one, and there are not that many lcores.
+    /// If more than 256 caches exist. Each worker has one, and there are fewer lcores than that.
     pub fn cache(&'static self) -> PoolCache {
         let before = self.caches.fetch_add(1, Ordering::Relaxed);
         assert!((before as usize) < MAX_CACHES, "a pool serves at most {MAX_CACHES} workers");
@@ -148,19 +152,19 @@ impl Pool {
         PoolCache { pool: self, current: empty(), count: 0, spare: empty(), spare_full: false }
     }
 
-    /// Bytes of a chunk, headroom included.
+    /// Returns the size of a chunk in bytes, including headroom.
     #[inline(always)]
     pub fn chunk_size(&self) -> usize {
         self.chunk_size
     }
 
-    /// The power of two that [`chunk_size`](Self::chunk_size) is.
+    /// Returns the binary logarithm of [`chunk_size`](Self::chunk_size).
     #[inline(always)]
     pub(crate) fn chunk_shift(&self) -> u32 {
         self.chunk_shift
     }
 
-    /// Bytes a packet can have after the standard headroom.
+    /// Returns the room for a packet behind the standard headroom, in bytes.
     #[inline(always)]
     pub fn data_room(&self) -> usize {
         self.chunk_size - HEADROOM
@@ -171,61 +175,63 @@ impl Pool {
         self.chunks
     }
 
-    /// Address and bytes of the memory, for those that must be told where it is. What packets have in it is theirs.
+    /// Returns address and length of the memory, for users that register it. The bytes of packets belong to their
+    /// owners.
     #[inline(always)]
     pub fn memory(&self) -> (NonNull<u8>, usize) {
         (self.base, self.mapping.len())
     }
 
-    /// Bytes of one of its pages.
+    /// Returns its page size in bytes.
     pub fn page_size(&self) -> usize {
         self.mapping.page_size()
     }
 
-    /// Its NUMA node, when the kernel said.
+    /// Returns its NUMA node, if the kernel reported it.
     pub fn numa_node(&self) -> Option<usize> {
         self.mapping.numa_node()
     }
 
-    /// The memfd behind the memory.
+    /// Returns the memfd behind the memory.
     pub fn fd(&self) -> BorrowedFd<'_> {
         std::os::fd::AsFd::as_fd(&self.fd)
     }
 
-    /// Free chunks in whole magazines: what caches hold is not counted.
+    /// Returns the number of free chunks in whole magazines. Chunks in caches are not counted.
     pub fn available(&self) -> usize {
         self.full.len() * MAGAZINE
     }
 
-    /// A handle on a chunk: `len` bytes from `offset` on.
+    /// Creates a handle of a chunk, with `len` bytes at `offset`.
     ///
     /// # Safety
-    /// The index came from a magazine, where only indices of chunks stand, and only while nobody owns the chunk;
-    /// `offset` and `len` together are at most the chunk size.
+    /// The index must come from a magazine, which contains only valid indices of chunks without an owner. `offset +
+    /// len` must be at most the chunk size.
     #[inline(always)]
     unsafe fn packet(&'static self, chunk: u32, offset: usize, len: usize) -> Packet {
         #[cfg(debug_assertions)]
         assert!(!self.taken[chunk as usize].swap(true, Ordering::Relaxed), "chunk {chunk} has two owners");
-        // SAFETY: as the caller promises; the mapping is never unmapped.
+        // SAFETY: the caller guarantees that the chunk has no owner and contains the range; the mapping is never
+        // unmapped.
         unsafe { Packet::new(self.chunk_base(chunk), chunk, offset as u16, len as u16) }
     }
 
-    /// Where a chunk's memory starts.
+    /// Returns the start of a chunk's memory.
     ///
     /// # Safety
-    /// `chunk` is below the number of chunks.
+    /// `chunk` must be below the number of chunks.
     #[inline(always)]
     pub(crate) unsafe fn chunk_base(&self, chunk: u32) -> NonNull<u8> {
-        // SAFETY: chunk < chunks, so the address is inside the mapping.
+        // SAFETY: chunk < chunks, so the address is within the mapping.
         unsafe { self.base.add((chunk as usize) << self.chunk_shift) }
     }
 
-    /// The entry of `chunk` in the table of following buffers.
+    /// Returns the entry of `chunk` in the table of next buffers.
     pub(crate) fn next(&self, chunk: u32) -> &AtomicU64 {
         &self.next[chunk as usize]
     }
 
-    /// Whether the packet's chunk is one of this pool's.
+    /// Returns whether the packet's chunk belongs to this pool.
     #[inline(always)]
     pub fn owns(&self, packet: &Packet) -> bool {
         let offset = (packet.chunk_base().as_ptr() as usize).wrapping_sub(self.base.as_ptr() as usize);
@@ -250,7 +256,7 @@ fn is_foreign(chunk: u32) -> ! {
     panic!("packet {chunk} is not of this pool");
 }
 
-/// Values, not references to them, as a message would take: those would keep them in memory.
+/// Takes values, because references to them in a panic message would force them into memory.
 #[cold]
 #[inline(never)]
 fn does_not_fit(headroom: usize, len: usize, size: usize) -> ! {
@@ -268,20 +274,20 @@ pub struct PoolCache {
 }
 
 impl PoolCache {
-    /// The pool behind the cache.
+    /// Returns the cache's pool.
     #[inline(always)]
     pub fn pool(&self) -> &'static Pool {
         self.pool
     }
 
-    /// Free chunks that this cache can take: its own, and the pool's in whole magazines. It is a number of a moment that
-    /// others change.
+    /// Returns the number of free chunks that this cache can take: its own, and the pool's in whole magazines. Other
+    /// workers may change it at any time.
     #[inline]
     pub fn available(&self) -> usize {
         self.pool.available() + self.count + if self.spare_full { MAGAZINE } else { 0 }
     }
 
-    /// An empty packet at the standard headroom; `None` when the pool has run dry.
+    /// Takes an empty packet with the standard headroom; `None` if the pool is empty.
     #[inline(always)]
     pub fn take(&mut self) -> Option<Packet> {
         if self.count == 0 && !self.refill() {
@@ -290,15 +296,15 @@ impl PoolCache {
         self.count -= 1;
         let count = self.count;
         let chunk = self.slots()[count % MAGAZINE];
-        // SAFETY: the index is a magazine's, and HEADROOM is less than the chunk size.
+        // SAFETY: the index comes from a magazine, and HEADROOM is less than the chunk size.
         Some(unsafe { self.pool.packet(chunk, HEADROOM, 0) })
     }
 
-    /// A packet of `len` bytes that starts `headroom` bytes into its chunk, its content whatever the chunk held; `None`
-    /// when the pool has run dry.
+    /// Takes a packet of `len` bytes that starts `headroom` bytes into its chunk, with undefined content; `None` if the
+    /// pool is empty.
     ///
     /// # Panics
-    /// When it does not fit the chunk.
+    /// If the packet does not fit into the chunk.
     #[inline(always)]
     pub fn take_sized(&mut self, headroom: usize, len: usize) -> Option<Packet> {
         let size = self.pool.chunk_size();
@@ -309,15 +315,15 @@ impl PoolCache {
         self.count -= 1;
         let count = self.count;
         let chunk = self.slots()[count % MAGAZINE];
-        // SAFETY: the index is a magazine's; the range was checked above.
+        // SAFETY: the index comes from a magazine; the range was checked above.
         Some(unsafe { self.pool.packet(chunk, headroom, len) })
     }
 
-    /// Takes a packet for each of `items`, of so many bytes as `len` says from `headroom` bytes into the chunk on, and gives
-    /// it to `each`. Ends where the pool has run dry; returns how many there were.
+    /// Takes a packet for each of `items` and passes it to `each`. The packet has the length that `len` returns and
+    /// starts `headroom` bytes into its chunk. Stops if the pool is empty; returns the number of packets taken.
     ///
     /// # Panics
-    /// When one does not fit the chunk.
+    /// If a packet does not fit into the chunk.
     #[inline(always)]
     pub fn take_each<T>(
         &mut self,
@@ -330,7 +336,7 @@ impl PoolCache {
         let mut left = items;
         while !left.is_empty() && (self.count > 0 || self.refill()) {
             let (now, later) = left.split_at(self.count.min(left.len()));
-            // Whatever happens in between, nobody else is given these.
+            // These chunks are removed first, so that they cannot be taken twice if a callback panics.
             self.count -= now.len();
             let first = self.count;
             let chunks = &self.slots()[first..first + now.len()];
@@ -339,7 +345,7 @@ impl PoolCache {
                 if len > room {
                     does_not_fit(headroom, len, pool.chunk_size());
                 }
-                // SAFETY: the index is a magazine's; the range was just checked.
+                // SAFETY: the index comes from a magazine; the range was just checked.
                 each(item, unsafe { pool.packet(chunk, headroom, len) });
             }
             left = later;
@@ -347,10 +353,10 @@ impl PoolCache {
         items.len() - left.len()
     }
 
-    /// Gives a packet's chunk back; of a packet of several buffers, all of its chunks.
+    /// Returns all chunks of a packet to the pool.
     ///
     /// # Panics
-    /// When the packet is of another pool.
+    /// If the packet belongs to another pool.
     #[inline(always)]
     pub fn free(&mut self, mut packet: Packet) {
         if packet.is_segmented() {
@@ -365,7 +371,7 @@ impl PoolCache {
         self.count += 1;
     }
 
-    /// Gives back every packet of `packets`.
+    /// Frees every packet of `packets`.
     #[inline]
     pub fn free_all(&mut self, packets: impl IntoIterator<Item = Packet>) {
         for packet in packets {
@@ -373,10 +379,9 @@ impl PoolCache {
         }
     }
 
-    /// Gives back the first `count` packets of `burst`, which then begins with the next one.
+    /// Frees the first `count` packets of `burst`, and removes them from it.
     ///
-    /// # Panics
-    /// When there are fewer, or one of them is of another pool.
+    /// # Panics If there are fewer packets, or any of them belongs to another pool.
     #[inline(never)]
     pub fn free_front(&mut self, burst: &mut Burst, count: usize) {
         if Packet::any_segmented(&burst[..count]) {
@@ -402,7 +407,7 @@ impl PoolCache {
 
     #[inline(always)]
     fn slots(&mut self) -> &mut [u32; MAGAZINE] {
-        // SAFETY: `current` is below the number of magazines (every id in the queues is), and this cache alone holds it.
+        // SAFETY: `current` is below the number of magazines, like all ids in the queues, and only this cache holds it.
         unsafe { &mut *self.pool.magazines.get_unchecked(self.current as usize).chunks.get() }
     }
 

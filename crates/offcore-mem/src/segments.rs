@@ -1,8 +1,9 @@
 //! Packets of several buffers.
 //!
-//! The handle of such a packet is the one on its first buffer, marked [segmented](Packet::is_segmented). The handles on
-//! the buffers that follow are kept as words in a table of the pool, each in the entry of the chunk before it, so that
-//! a handle stays two words and whoever owns the first buffer owns them all. [`PoolCache::free`] frees them all.
+//! The handle of such a packet is the handle of its first buffer, marked as [segmented](Packet::is_segmented). The
+//! handles of the buffers that follow are stored as words in a table of the pool, each in the entry of the preceding
+//! chunk. A handle is therefore only two words long, and the owner of the first buffer owns all buffers.
+//! [`PoolCache::free`] frees them all.
 //!
 //! ```text
 //! handle -> chunk 7 | headroom | first bytes |
@@ -17,69 +18,69 @@ use std::sync::atomic::Ordering;
 use crate::packet::Packet;
 use crate::pool::{HEADROOM, Pool, PoolCache};
 
-/// What part of the pool one packet may take: one in this many.
+/// The share of the pool that one packet may take: one buffer in this many.
 const LONGEST_SHARE: usize = 4;
 
 impl Pool {
-    /// Length of the packet in bytes, over all its buffers.
+    /// Returns the length of the packet in bytes, over all its buffers.
     ///
     /// # Panics
-    /// When the packet is of another pool.
+    /// If the packet belongs to another pool.
     #[inline]
     pub fn total_len(&self, packet: &Packet) -> usize {
         if packet.is_segmented() { self.segments(packet).map(<[u8]>::len).sum() } else { packet.len() }
     }
 
-    /// Length in bytes of the longest packet that should be made of the pool's buffers: as many as would leave none for
-    /// anybody else for a while are not to be had, so one packet gets a quarter of them at most.
+    /// Returns the maximum length in bytes of packets to create from the pool's buffers. One packet gets at most a
+    /// quarter of the buffers, so that enough are left for others.
     pub fn longest(&self) -> usize {
         self.chunks() / LONGEST_SHARE * self.data_room()
     }
 
-    /// Number of the packet's buffers.
+    /// Returns the number of the packet's buffers.
     ///
     /// # Panics
-    /// When the packet is of another pool.
+    /// If the packet belongs to another pool.
     pub fn segment_count(&self, packet: &Packet) -> usize {
         Buffers::of(self, packet).count()
     }
 
-    /// The bytes of each of the packet's buffers, from the first.
+    /// Iterates over the bytes of the packet's buffers, from the first.
     ///
     /// # Panics
-    /// When the packet is of another pool.
+    /// If the packet belongs to another pool.
     pub fn segments<'a>(&'a self, packet: &'a Packet) -> Segments<'a> {
         Segments { buffers: Buffers::of(self, packet), packet: PhantomData }
     }
 
-    /// The bytes of each of the packet's buffers, from the first, writable.
+    /// Iterates over the bytes of the packet's buffers, from the first, writable.
     ///
     /// # Panics
-    /// When the packet is of another pool.
+    /// If the packet belongs to another pool.
     pub fn segments_mut<'a>(&'a self, packet: &'a mut Packet) -> SegmentsMut<'a> {
         SegmentsMut { buffers: Buffers::of(self, packet), packet: PhantomData }
     }
 
-    /// Chunk, offset in it and length of the second buffer of a packet that has two; `None` for a packet that has one, or
-    /// more.
+    /// Returns chunk, offset in the chunk, and length of the second buffer of a packet with exactly two buffers; `None`
+    /// for other packets.
     ///
     /// # Panics
-    /// When the packet is of another pool.
+    /// If the packet belongs to another pool.
     #[inline]
     pub fn second_of_two(&self, packet: &Packet) -> Option<(u32, u16, u16)> {
         assert!(self.owns(packet), "packet {} is not of this pool", packet.chunk());
         if !packet.is_segmented() {
             return None;
         }
-        // SAFETY: a segmented packet of this pool, which is borrowed; the handle is only looked at.
+        // SAFETY: a segmented packet of this pool, which is borrowed; the handle is only read.
         let second = unsafe { self.following(packet) };
         (!second.is_segmented()).then(|| (second.chunk(), second.headroom() as u16, second.len() as u16))
     }
 
-    /// Calls `visit` with address and length of the bytes in each of the packet's buffers, from the first.
+    /// Calls `visit` with the address and length of the bytes in each of the packet's buffers, from the first.
     ///
     /// # Panics
-    /// When the packet is of another pool.
+    /// If the packet belongs to another pool.
     #[inline]
     pub fn for_each_segment(&self, packet: &Packet, mut visit: impl FnMut(NonNull<u8>, usize)) {
         visit(packet.data(), packet.len());
@@ -88,12 +89,10 @@ impl Pool {
         }
     }
 
-    /// One packet of the bytes of `front` and, after them, those of `rest`. A packet of several buffers is built from
-    /// its last to its first.
+    /// Joins `front` and `rest` to one packet. A packet of several buffers is built from its last to its first buffer.
     ///
-    /// # Panics
-    /// When `front` has several buffers already, `rest` asks for an offload (the first buffer does that), or one of them
-    /// is of another pool.
+    /// # Panics If `front` already has several buffers, `rest` has an offload request (only the first buffer may have
+    /// one), or either belongs to another pool.
     pub fn link(&self, mut front: Packet, rest: Packet) -> Packet {
         assert!(self.owns(&front) && self.owns(&rest), "packets of another pool");
         assert!(!front.is_segmented(), "packet {} has several buffers already", front.chunk());
@@ -103,41 +102,41 @@ impl Pool {
         front
     }
 
-    /// Takes what follows the first buffer off the packet, if there is anything.
+    /// Removes all buffers after the first from the packet and returns them, if there are any.
     ///
     /// # Panics
-    /// When the packet is of another pool.
+    /// If the packet belongs to another pool.
     pub fn split(&self, packet: &mut Packet) -> Option<Packet> {
         assert!(self.owns(packet), "packet {} is not of this pool", packet.chunk());
         if !packet.is_segmented() {
             return None;
         }
-        // SAFETY: a segmented packet of this pool, and the mark that led to the handle goes off.
+        // SAFETY: a segmented packet of this pool; the mark that makes the handle reachable is cleared below.
         let rest = unsafe { self.following(packet) };
         packet.set_segmented(false);
         Some(rest)
     }
 
-    /// The handle in the entry of the packet's chunk.
+    /// Returns the handle in the entry of the packet's chunk.
     ///
     /// # Safety
-    /// The packet is of this pool and segmented; and the handle is the only one in use of its chunk, or only looked at
-    /// while the packet is borrowed.
+    /// The packet must belong to this pool and be segmented. The returned handle must be the only one in use for its
+    /// chunk, or only be read while the packet is borrowed.
     unsafe fn following(&self, packet: &Packet) -> Packet {
         let word = self.next(packet.chunk()).load(Ordering::Relaxed);
-        // SAFETY: a segmented packet's entry was written by `link`, which takes words of this pool's handles only, so
-        // the pool has the chunk; who uses the handle is the caller's promise.
+        // SAFETY: `link` wrote a segmented packet's entry, and only accepts handles of this pool, so the pool has the
+        // chunk; the caller guarantees that no other handle of the chunk is in use.
         unsafe { Packet::from_word(self.chunk_base(Packet::chunk_of(word)), word) }
     }
 }
 
 impl PoolCache {
-    /// A packet of `total` bytes in as many buffers as it takes, its content whatever they held: the first begins
-    /// `headroom` bytes into its chunk, the others behind the usual headroom. `None`, with nothing taken, when the pool
-    /// has fewer.
+    /// Takes a packet of `total` bytes in as many buffers as necessary, with undefined content. The first buffer's data
+    /// begins `headroom` bytes into its chunk, the other buffers' data behind the standard headroom. Returns `None`,
+    /// without taking any buffers, if the pool has too few.
     ///
     /// # Panics
-    /// When `headroom` is not inside a chunk.
+    /// If `headroom` is not within a chunk.
     #[inline]
     pub fn take_chain(&mut self, headroom: usize, total: usize) -> Option<Packet> {
         let size = self.pool().chunk_size();
@@ -155,7 +154,7 @@ impl PoolCache {
         if rest.div_ceil(room) >= self.pool().chunks() {
             return None;
         }
-        // From the last to the first: the last has what is left over.
+        // From the last to the first buffer. The last buffer gets the remainder.
         let mut left = rest;
         let mut packet: Option<Packet> = None;
         while left > 0 {
@@ -166,7 +165,7 @@ impl PoolCache {
         self.take_before(packet, headroom, first)
     }
 
-    /// A buffer in front of `rest`; `None` when the pool has run dry, and then `rest` is freed.
+    /// Takes a buffer and links `rest` behind it. If the pool is empty, frees `rest` and returns `None`.
     fn take_before(&mut self, rest: Option<Packet>, headroom: usize, len: usize) -> Option<Packet> {
         match (self.take_sized(headroom, len), rest) {
             (Some(front), Some(rest)) => Some(self.pool().link(front, rest)),
@@ -178,11 +177,11 @@ impl PoolCache {
         }
     }
 
-    /// Shortens the packet to `total` bytes over all its buffers and frees those that nothing is left of, but for the
-    /// first; longer is left alone.
+    /// Shortens the packet to `total` bytes over all its buffers, unless it is shorter already. Buffers that become
+    /// empty are freed, except the first one.
     ///
     /// # Panics
-    /// When the packet is of another pool.
+    /// If the packet belongs to another pool.
     pub fn truncate(&mut self, packet: &mut Packet, total: usize) {
         let pool = self.pool();
         assert!(pool.owns(packet), "packet {} is not of this pool", packet.chunk());
@@ -192,13 +191,13 @@ impl PoolCache {
             return self.free_chain(rest);
         }
         let mut left = total - packet.len();
-        // The buffer whose word is in the entry of chunk `before` is looked at next.
+        // The entry of chunk `before` contains the word of the next buffer to examine.
         let (mut before, mut more) = (packet.chunk(), packet.is_segmented());
         while more {
             let entry = pool.next(before);
             let word = entry.load(Ordering::Relaxed);
-            // SAFETY: the entry of a segmented packet's chunk, so a handle of this pool; it is put back, unless its
-            // packet ends before it.
+            // SAFETY: this is the entry of a segmented packet's chunk, so it contains a handle of this pool. The handle
+            // is not used after this iteration; it is stored again if the packet ends in this buffer.
             let mut buffer = unsafe { Packet::from_word(pool.chunk_base(Packet::chunk_of(word)), word) };
             if left <= buffer.len() {
                 buffer.truncate(left);
@@ -211,18 +210,18 @@ impl PoolCache {
         }
     }
 
-    /// Frees the buffers that follow a packet's first.
+    /// Frees the buffers after a packet's first.
     #[cold]
     pub(crate) fn free_rest(&mut self, packet: &mut Packet) {
         let rest = self.pool().split(packet);
         self.free_chain(rest);
     }
 
-    /// Lengthens the packet to `total` bytes by zeroes, in one buffer; one that is as long is left alone. `false`: its first buffer
-    /// has no room for so many.
+    /// Pads the packet with zeros to `total` bytes, in one buffer. A packet of at least that length is not changed.
+    /// Returns `false` if its first buffer has no room for `total` bytes.
     ///
     /// # Panics
-    /// When the packet is of another pool.
+    /// If the packet belongs to another pool.
     pub fn pad(&mut self, packet: &mut Packet, total: usize) -> bool {
         let pool = self.pool();
         assert!(pool.owns(packet), "packet {} is not of this pool", packet.chunk());
@@ -234,7 +233,7 @@ impl PoolCache {
         }
         let (mut rest, mut len) = (pool.split(packet), packet.len());
         packet.place(packet.headroom(), total);
-        packet.bytes_mut()[len..].fill(0); // copy-ok: fewer than `total` zeroes
+        packet.bytes_mut()[len..].fill(0); // copy-ok: fewer than `total` zeros
         while let Some(mut buffer) = rest {
             rest = pool.split(&mut buffer);
             let to = len..len + buffer.len();
@@ -253,7 +252,7 @@ impl PoolCache {
     }
 }
 
-/// The handles on a packet's buffers, to look at: they are neither moved on nor written through.
+/// The handles of a packet's buffers. They are only read: they are neither moved out nor used to write.
 #[derive(Debug)]
 struct Buffers<'a> {
     pool: &'a Pool,
@@ -263,8 +262,8 @@ struct Buffers<'a> {
 impl<'a> Buffers<'a> {
     fn of(pool: &'a Pool, packet: &'a Packet) -> Self {
         assert!(pool.owns(packet), "packet {} is not of this pool", packet.chunk());
-        // SAFETY: the pool has the chunk; the second handle stays in here, where it is only looked at while the packet
-        // is borrowed.
+        // SAFETY: the chunk belongs to the pool; the second handle stays in this iterator, where it is only read while
+        // the packet is borrowed.
         let first = unsafe { Packet::from_word(pool.chunk_base(packet.chunk()), packet.word()) };
         Self { pool, next: Some(first) }
     }
@@ -277,14 +276,14 @@ impl Iterator for Buffers<'_> {
     fn next(&mut self) -> Option<Packet> {
         let this = self.next.take()?;
         if this.is_segmented() {
-            // SAFETY: a segmented packet of the pool, and the handle is only looked at.
+            // SAFETY: a segmented packet of the pool; the handle is only read.
             self.next = Some(unsafe { self.pool.following(&this) });
         }
         Some(this)
     }
 }
 
-/// The bytes of each of a packet's buffers: [`Pool::segments`].
+/// Iterator over the bytes of a packet's buffers: [`Pool::segments`].
 #[derive(Debug)]
 pub struct Segments<'a> {
     buffers: Buffers<'a>,
@@ -297,13 +296,13 @@ impl<'a> Iterator for Segments<'a> {
     #[inline]
     fn next(&mut self) -> Option<&'a [u8]> {
         let buffer = self.buffers.next()?;
-        // SAFETY: the packet, which is borrowed for 'a, owns the chunk, which lives as long as the process; a handle's
-        // range is inside its chunk.
+        // SAFETY: the packet, which is borrowed for 'a, owns the chunk, which lives as long as the process; the
+        // handle's range is within its chunk.
         Some(unsafe { std::slice::from_raw_parts(buffer.data().as_ptr(), buffer.len()) })
     }
 }
 
-/// The bytes of each of a packet's buffers, writable: [`Pool::segments_mut`].
+/// Iterator over the bytes of a packet's buffers, writable: [`Pool::segments_mut`].
 #[derive(Debug)]
 pub struct SegmentsMut<'a> {
     buffers: Buffers<'a>,
@@ -316,8 +315,8 @@ impl<'a> Iterator for SegmentsMut<'a> {
     #[inline]
     fn next(&mut self) -> Option<&'a mut [u8]> {
         let buffer = self.buffers.next()?;
-        // SAFETY: as for `Segments`; the packet is borrowed mutably, and no chunk is in it twice, since `link` takes
-        // handles over and a chunk has one.
+        // SAFETY: as for `Segments`; the packet is borrowed mutably, and it contains no chunk twice, because `link`
+        // consumes handles and each chunk has one.
         Some(unsafe { std::slice::from_raw_parts_mut(buffer.data().as_ptr(), buffer.len()) })
     }
 }
@@ -506,8 +505,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Packets are made, shortened and freed in any order: their bytes stay theirs, and in the end every chunk is
-        /// there, once.
+        /// Packets are created, shortened and freed in any order. Their bytes do not change, and at the end every chunk
+        /// is free, once.
         #[test]
         fn no_chunk_is_lost_and_none_is_there_twice(
             steps in proptest::collection::vec((0..4u8, 0..SIZE, 0..12 * SIZE, any::<prop::sample::Index>()), 1..60)

@@ -1,9 +1,10 @@
-//! Memory that vanishes.
+//! Handles shared memory that vanishes.
 //!
-//! A party that shares a memfd with us can truncate it; the next access then raises SIGBUS, which would end the process
-//! and with it every other guest. While a [`Guarded`] mapping lives, the first fault inside it puts zeroes in place of all of
-//! it, and flags it: the access goes on, and the owner drops that party when it next looks. However many pages are gone, it is
-//! one mapping afterwards as before, so that nobody uses up those that a process may have (`vm.max_map_count`).
+//! A party that shares a memfd with this process can truncate it. The next access then raises SIGBUS, which would end
+//! the process and disconnect every other guest. While a [`Guarded`] mapping lives, the first fault in it replaces the
+//! whole mapping by zeros and sets a flag: the access completes, and the owner disconnects that party when it next
+//! checks the flag. However many pages are gone, the result is a single mapping, so that the limit of mappings per
+//! process (`vm.max_map_count`) cannot be exhausted.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -14,10 +15,10 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use crate::mapping::Mapping;
 
-/// A guarded range of addresses, or a free entry, of length 0.
+/// A guarded range of addresses; a free entry has length 0.
 #[derive(Debug)]
 struct Entry {
-    /// The one that was made before.
+    /// The entry that was created before this one.
     next: *const Self,
     /// Odd while the range changes.
     version: AtomicUsize,
@@ -26,13 +27,13 @@ struct Entry {
     vanished: AtomicBool,
 }
 
-// SAFETY: `next` never changes, and what it refers to is never freed.
+// SAFETY: `next` never changes, and the entry that it refers to is never freed.
 unsafe impl Send for Entry {}
 // SAFETY: as above.
 unsafe impl Sync for Entry {}
 
 impl Entry {
-    /// Only by who has the entry.
+    /// Sets the range. Only the owner of the entry may call this.
     fn set(&self, start: usize, len: usize) {
         self.version.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -41,7 +42,7 @@ impl Entry {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// The range; none while it changes: then it is not the one of an access that goes on.
+    /// Returns the range; `None` while it changes, in which case no access can be using it.
     fn range(&self) -> Option<(usize, usize)> {
         let before = self.version.load(Ordering::Acquire);
         let range = (self.start.load(Ordering::Relaxed), self.len.load(Ordering::Relaxed));
@@ -50,15 +51,16 @@ impl Entry {
     }
 }
 
-/// All entries there ever were, which a signal handler may look at: a list that only grows. Its length is that of the most
+/// List of all entries, which a signal handler may traverse. It only grows. Its length is the maximum number of
 /// mappings that were guarded at the same time.
 static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
-/// Those that are free.
+/// Free entries.
 static FREE: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
-/// Mappings that have vanished since the process began.
+/// Number of mappings that have vanished since the process began.
 static VANISHED: AtomicUsize = AtomicUsize::new(0);
 
-/// How many guarded mappings have vanished since the process began: as long as the number stays, none has that was looked at.
+/// Returns how many guarded mappings have vanished since the process began. If the number has not changed, the mappings
+/// checked before have not vanished.
 #[inline(always)]
 pub fn vanished() -> usize {
     VANISHED.load(Ordering::Relaxed)
@@ -72,12 +74,12 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Guards a mapping for as long as it lives.
+    /// Guards a mapping until this is dropped.
     pub fn new(mapping: Mapping) -> Self {
         install_handler();
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = free.pop().unwrap_or_else(|| {
-            // Others add entries under the same lock only.
+            // Entries are only added under this lock.
             let entry = Box::leak(Box::new(Entry {
                 next: ENTRIES.load(Ordering::Relaxed),
                 version: AtomicUsize::new(0),
@@ -93,7 +95,7 @@ impl Guarded {
         Self { entry, mapping }
     }
 
-    /// Whether a fault has been caught in it: what it maps now is zeroes of this process's own.
+    /// Returns whether a fault occurred in the mapping. It then consists of private zero pages.
     pub fn has_vanished(&self) -> bool {
         self.entry.vanished.load(Ordering::Relaxed)
     }
@@ -108,7 +110,8 @@ impl Deref for Guarded {
 }
 
 impl Drop for Guarded {
-    /// Before the mapping goes: the entry must not answer for whatever is mapped there next.
+    /// The entry is cleared before the mapping is removed, so that it does not apply to a later mapping at the same
+    /// address.
     fn drop(&mut self) {
         self.entry.set(0, 0);
         FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.entry);
@@ -117,15 +120,15 @@ impl Drop for Guarded {
 
 struct Previous(UnsafeCell<MaybeUninit<libc::sigaction>>);
 
-// SAFETY: written once, before the handler that reads it is installed.
+// SAFETY: it is written once, before the handler that reads it is installed.
 unsafe impl Sync for Previous {}
 
 static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::uninit()));
 
 static INSTALL: Once = Once::new();
 
-/// Installs the handler behind the guards, once in a process. [`Guarded::new`] does so, too; whoever has a handler of SIGBUS that
-/// is to be asked before the guards calls this first and passes on to it what is not its own.
+/// Installs the SIGBUS handler of the guards, once per process. [`Guarded::new`] also does this. Code that installs
+/// another SIGBUS handler in front of it must call this first, and pass signals that are not its own on to it.
 pub fn install_handler() {
     // Miri has no signals.
     if !cfg!(miri) {
@@ -138,8 +141,8 @@ fn install() {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: both pointers are to live values; the handler only does what is allowed in one (loads, stores, mmap,
-    // sigaction).
+    // SAFETY: both pointers refer to live values; the handler only performs async-signal-safe operations (loads,
+    // stores, mmap, sigaction).
     unsafe { libc::sigaction(libc::SIGBUS, &raw const action, PREVIOUS.0.get().cast()) };
 }
 
@@ -155,11 +158,11 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
             continue;
         };
         if entry.vanished.swap(true, Ordering::Relaxed) {
-            // Another thread has been here: the access is tried again until there is something.
+            // Another thread is replacing the mapping: the access is repeated until the new pages exist.
             return;
         }
-        // SAFETY: the range is a mapping that its owner keeps, and who makes the access with it; replacing it by zeroes is
-        // what the guard is for, and nobody holds a reference (only raw pointers) into it.
+        // SAFETY: the range is a mapping that its owner and the accessing thread keep alive; replacing it by zeros is
+        // the purpose of the guard, and only raw pointers refer to it.
         let mapped = unsafe {
             libc::mmap(
                 start as *mut libc::c_void,
@@ -176,15 +179,16 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
         }
         entry.vanished.store(false, Ordering::Relaxed);
     }
-    // SAFETY: `install` filled PREVIOUS in before this handler could run for SIGBUS, whose arguments these are.
+    // SAFETY: `install` filled PREVIOUS before this handler could run; these are the handler's arguments.
     unsafe { pass_on((*PREVIOUS.0.get()).assume_init_ref(), signal, info, context) };
 }
 
-/// Lets `previous`, the action that was there before a handler was installed, decide about a signal that is not that
-/// handler's; by default it ends the process.
+/// Passes a signal that is not the handler's own on to `previous`, the action before the handler was installed. The
+/// default action ends the process.
 ///
 /// # Safety
-/// Called from the handler of `signal`, with its arguments; `previous` is what installing that handler replaced.
+/// It must be called from the handler of `signal`, with its arguments. `previous` must be the action that the handler
+/// replaced.
 pub unsafe fn pass_on(
     previous: &libc::sigaction,
     signal: libc::c_int,
@@ -193,17 +197,17 @@ pub unsafe fn pass_on(
 ) {
     match previous.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: restores a valid earlier action; the faulting instruction runs again and meets it.
+            // SAFETY: this restores a valid earlier action; the faulting instruction runs again and triggers it.
             unsafe { libc::sigaction(signal, previous, ptr::null_mut()) };
         }
         earlier if previous.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: with SA_SIGINFO the earlier action is a function of this signature.
+            // SAFETY: with SA_SIGINFO, the earlier action is a function of this signature.
             let earlier: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
                 unsafe { std::mem::transmute(earlier) };
             earlier(signal, info, context);
         }
         earlier => {
-            // SAFETY: without SA_SIGINFO the earlier action is a function of one argument.
+            // SAFETY: without SA_SIGINFO, the earlier action is a function of one argument.
             let earlier: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(earlier) };
             earlier(signal);
         }
@@ -231,7 +235,7 @@ mod tests {
         let (other, (fd, guarded)) = (guarded(4), guarded(4));
         let (_other, beside) = other;
         let before = vanished();
-        // SAFETY: the addresses are inside the mapping; the guard catches the fault of the pages that vanished.
+        // SAFETY: the addresses are within the mapping; the guard handles the fault of the pages that vanished.
         unsafe {
             guarded.base().write_volatile(7);
             guarded.base().add(8192).write_volatile(9);
@@ -245,7 +249,7 @@ mod tests {
         assert!(guarded.has_vanished() && !beside.has_vanished() && vanished() > before);
     }
 
-    /// Mappings of this process within a range.
+    /// Returns the number of this process's mappings that begin within a range.
     fn mappings(range: &Mapping) -> usize {
         let (start, end) = (range.base().as_ptr() as usize, range.base().as_ptr() as usize + range.len());
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -259,18 +263,18 @@ mod tests {
         let pages = 4096;
         let (fd, guarded) = guarded(pages);
         for page in 0..pages {
-            // SAFETY: inside the mapping.
+            // SAFETY: within the mapping.
             unsafe { guarded.base().add(page * PAGE).write_volatile(1) };
         }
         rustix::fs::ftruncate(&fd, 0).unwrap();
         rustix::fs::ftruncate(&fd, (pages * PAGE) as u64).unwrap();
-        // Every other page is there again, and the others vanish when they are touched.
+        // The mapping is accessed at every other page after all pages but one have vanished.
         rustix::fs::ftruncate(&fd, PAGE as u64).unwrap();
         for page in (1..pages).step_by(2) {
-            // SAFETY: inside the mapping, which is guarded.
+            // SAFETY: within the mapping, which is guarded.
             unsafe { guarded.base().add(page * PAGE).read_volatile() };
         }
-        // Zeroes beside others of this process's own may be one with them: then none begins here.
+        // The kernel may merge the zero pages with an adjacent private mapping. Then no mapping begins here.
         assert!(mappings(&guarded) <= 1, "{} mappings", mappings(&guarded));
     }
 
@@ -280,7 +284,7 @@ mod tests {
         let all: Vec<_> = (0..3000).map(|_| guarded(1)).collect();
         let (fd, last) = all.last().unwrap();
         rustix::fs::ftruncate(fd, 0).unwrap();
-        // SAFETY: inside the mapping, which is guarded.
+        // SAFETY: within the mapping, which is guarded.
         unsafe { last.base().write_volatile(1) };
         assert_eq!(all.iter().filter(|(_, guarded)| guarded.has_vanished()).count(), 1);
     }
@@ -296,7 +300,7 @@ mod tests {
                     let guarded = &guarded;
                     scope.spawn(move || {
                         for page in 0..64 {
-                            // SAFETY: inside the mapping, which is guarded.
+                            // SAFETY: within the mapping, which is guarded.
                             unsafe { guarded.base().add(page * PAGE + thread).write_volatile(1) };
                         }
                     });

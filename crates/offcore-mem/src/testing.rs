@@ -1,4 +1,4 @@
-//! For tests: guest memory, in ordinary pages and full of zeroes; and directories.
+//! Helpers for tests: guest memory, in ordinary pages filled with zeros, and temporary directories.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::PathBuf;
@@ -7,29 +7,29 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{GuestMemory, GuestRegion, Hugepages, Mapping};
 
-/// A region of `len` bytes at guest physical address `guest` and front-end address `user`.
+/// Creates a region of `len` bytes at guest physical address `guest` and front-end address `user`.
 pub fn region(guest: u64, user: u64, len: usize) -> GuestRegion {
     let (mapping, _fd) = Mapping::memfd("guest", len, Hugepages::None).unwrap();
     GuestRegion::new(guest, user, len as u64, mapping, 0).unwrap()
 }
 
-/// One region of `len` bytes at address 0, for the guest and for its front end.
+/// Creates a table with one region of `len` bytes at guest and front-end address 0.
 pub fn guest_memory(len: usize) -> Arc<GuestMemory> {
     guest_regions([(0, 0, len)])
 }
 
-/// Regions by guest physical address, front-end address and length.
+/// Creates a table of regions, given by guest physical address, front-end address and length.
 pub fn guest_regions<const N: usize>(regions: [(u64, u64, usize); N]) -> Arc<GuestMemory> {
     let regions = regions.map(|(guest, user, len)| region(guest, user, len));
     Arc::new(GuestMemory::new(regions.into()).unwrap())
 }
 
-/// A directory of the test's own, removed with it.
+/// A temporary directory, deleted on drop.
 #[derive(Debug)]
 pub struct TempDir(pub PathBuf);
 
 impl TempDir {
-    /// An empty directory.
+    /// Creates an empty directory.
     #[allow(clippy::new_without_default, reason = "it makes a directory")]
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -39,7 +39,7 @@ impl TempDir {
         Self(path)
     }
 
-    /// A path in it.
+    /// Returns the path of a file in it.
     pub fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }

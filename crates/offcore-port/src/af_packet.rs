@@ -1,15 +1,17 @@
-//! The af_packet port: an interface of the kernel by packet sockets, whatever its driver.
+//! The af_packet port: an interface of the kernel, accessed through packet sockets with any driver.
 //!
-//! Each queue has a socket that receives into a ring shared with the kernel, and one that sends from one: no system
-//! call to receive, one a burst to send. Several queues share what is received by the kernel's fanout. Packets have the
-//! kernel's virtio-net header in front, so that TCP between the kernel behind the interface and a guest goes in packets
-//! of up to 64 KiB that nobody sums up; those, which no slot has room for, go beside the ring.
+//! Each queue has a socket that receives into a ring shared with the kernel, and another socket that sends from such a
+//! ring: receiving takes no system call, sending takes one per burst. With several queues, the kernel's fanout
+//! distributes received packets among them. Packets have the kernel's virtio-net header in front, so that TCP between
+//! the kernel behind the interface and a guest uses packets of up to 64 KiB without computing checksums. Such packets
+//! do not fit into a slot and bypass the ring.
 //!
-//! What arrives is also given to the machine's own network stack: an interface that a port uses should have no address.
+//! Received packets are also passed to the host's network stack, so an interface used by a port should have no address.
 //!
-//! The interface stays as it was found; promiscuous mode ends with the sockets. While it is away, down, or without a
-//! carrier, what is to be sent is dropped and counted. When it is made anew under its name, it gets new sockets. They
-//! belong to the network namespace of the thread that calls [`Port::tend`], which must be that which opened the port.
+//! The interface's configuration is not changed; promiscuous mode ends with the sockets. While the interface is
+//! missing, down, or without a carrier, packets to send are dropped and counted. An interface that is recreated under
+//! the same name gets new sockets. They belong to the network namespace of the thread that calls [`Port::tend`], which
+//! must be in the same namespace as the thread that opened the port.
 
 mod header;
 mod long;
@@ -38,13 +40,13 @@ use rx::AfPacketRx;
 use socket::Refusal;
 use tx::{AfPacketTx, Sender};
 
-/// Bytes of a frame around its payload: header and two VLAN tags.
+/// Bytes of a frame other than its payload: header and two VLAN tags.
 const AROUND: usize = ethernet::HEADER_LEN + 2 * header::TAG;
 
-/// Between two attempts to get sockets of an interface that refuses them.
+/// Time between two attempts to set up sockets after a failure.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
 
-/// What the control thread tells the sending queues.
+/// State that the control thread shares with the sending queues.
 #[derive(Debug, Default)]
 struct State {
     /// Whether packets can be sent.
@@ -63,31 +65,31 @@ pub struct AfPacketPort {
     state: Arc<State>,
     rx: Vec<Arc<Cell<Ring>>>,
     tx: Vec<Arc<Cell<Sender>>>,
-    /// Which of them are in use.
+    /// Which queues are in use.
     taken_rx: Vec<bool>,
     taken_tx: Vec<bool>,
-    /// What further receiving queues join.
+    /// The fanout group that further receiving queues join.
     group: Option<libc::c_int>,
     link: Link,
-    /// The queues have sockets of the present interface.
+    /// Whether the queues have sockets of the present interface.
     connected: bool,
-    /// One of them, which knows whether the interface is still the one that they were made for.
+    /// A copy of a socket, used to detect that their interface was deleted.
     witness: Option<OwnedFd>,
-    /// Why they have none, and when that was asked last.
+    /// Why the queues have no sockets, and when the last attempt was made.
     refusal: Option<String>,
     tried: Instant,
-    /// How often the link was lost, and how often the interface was made anew.
+    /// Number of times that the link was lost and that the interface was recreated.
     lost: u64,
     renewed: u64,
 }
 
 impl AfPacketPort {
-    /// Opens the interface in the calling thread's network namespace. It may be down: packets are received once it is
-    /// up.
+    /// Opens the interface in the calling thread's network namespace. The interface may be down; packets are received
+    /// once it is up.
     ///
     /// # Errors
-    /// An interface that is not there, is none of Ethernet, or may not be opened; what else the kernel refused. Each
-    /// says what to do about it.
+    /// An interface that does not exist, is not an Ethernet interface, or may not be opened; other errors of the
+    /// kernel. Each error says what to do about it.
     pub fn open(spec: &AfPacketSpec, pool: &'static Pool) -> Result<Self, PortError> {
         let name = spec.to_string();
         let fail = |what: String, source| PortError::System { port: name.clone(), what, source };
@@ -128,8 +130,8 @@ impl AfPacketPort {
         Ok(port)
     }
 
-    /// Gives every queue that is in use sockets of the present interface; the first is, so that what is refused is known
-    /// at once.
+    /// Sets up sockets of the present interface for every queue in use, and always for the first queue, so that errors
+    /// are detected at once.
     fn connect(&mut self) -> Result<(), Refusal> {
         self.group = None;
         let (mut receivers, mut senders) = (Vec::new(), Vec::new());
@@ -143,19 +145,19 @@ impl AfPacketPort {
         }
         let witness = senders.first().map(|(_, first)| first.beside.try_clone()).transpose();
         self.witness = witness.map_err(|source| Refusal::new("copying a descriptor", source))?;
-        // All of them are there: no queue gets sockets of a port that has only some.
+        // Sockets are handed to the queues only after all have been set up.
         receivers.into_iter().for_each(|(queue, ring)| self.rx[queue].publish(Some(ring)));
         senders.into_iter().for_each(|(queue, sender)| self.tx[queue].publish(Some(sender)));
         (self.connected, self.refusal) = (true, None);
         Ok(())
     }
 
-    /// Bytes of the frames that slots shall have room for.
+    /// Length of the frames that slots must have room for.
     fn frame(&self) -> usize {
         self.state.mtu.load(Ordering::Relaxed) + AROUND
     }
 
-    /// A queue that nobody reads gets no socket: the kernel would give it its share of the packets.
+    /// A queue that is not polled gets no socket: the kernel would give it a share of the packets.
     fn receiver(&mut self, queue: usize) -> Result<Ring, Refusal> {
         let (index, spec) = (self.netdev.index(), &self.spec);
         let socket = socket::open()?;
@@ -165,7 +167,7 @@ impl AfPacketPort {
             socket::promiscuous(&ring.socket, index)?;
         }
         if self.group.is_some() {
-            // Until it has joined, it would get what the others get, too.
+            // Before it has joined the group, the socket would receive copies of the other queues' packets.
             socket::keep_out(&ring.socket)?;
         }
         socket::bind(&ring.socket, index, true)?;
@@ -192,7 +194,8 @@ impl AfPacketPort {
         Ok(Sender { ring, beside })
     }
 
-    /// Whether a queue that is taken needs sockets now: the first has them, and all get theirs with the interface.
+    /// Returns whether a queue needs sockets when it is taken: the first queue already has them, and all queues get
+    /// theirs when the interface is connected.
     fn joins(&self, queue: usize) -> bool {
         queue != 0 && self.connected
     }
@@ -201,7 +204,7 @@ impl AfPacketPort {
         PortError::System { port: self.base.name.clone(), what, source }
     }
 
-    /// The interface is gone, if only from under its name. Its sockets go, too, and with them promiscuous mode.
+    /// The interface was deleted or renamed. Closes its sockets, which also ends promiscuous mode.
     fn let_go(&mut self) {
         if self.connected {
             (self.connected, self.witness) = (false, None);
@@ -266,7 +269,7 @@ impl Port for AfPacketPort {
         self.tx.iter().for_each(|cell| cell.close_retired());
         let before = self.link;
         self.link = self.netdev.link();
-        // An interface made anew may have its predecessor's number, too.
+        // A recreated interface may have the same index as its predecessor.
         if self.connected && self.witness.as_ref().is_some_and(socket::is_orphaned) {
             self.link = Link::Gone;
         }
@@ -285,7 +288,7 @@ impl Port for AfPacketPort {
         if let Ok(mtu) = self.netdev.mtu() {
             self.state.mtu.store(mtu, Ordering::Relaxed);
         }
-        // Each attempt makes all rings anew.
+        // Each attempt creates all rings again, so attempts are rate-limited.
         if !self.connected && (self.link != before || self.tried.elapsed() >= BETWEEN_ATTEMPTS) {
             self.tried = Instant::now();
             if let Err(refusal) = self.connect() {

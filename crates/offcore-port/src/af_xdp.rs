@@ -1,21 +1,22 @@
-//! The AF_XDP port: a network interface of the kernel by XDP sockets, one for each queue.
+//! The AF_XDP port: a network interface of the kernel, accessed through XDP sockets, one per queue.
 //!
 //! ```text
 //! interface ── XDP program ── RX ring ──────────> worker ──────────> TX ring ── interface
 //!              (queue → socket)  ^ fill ring <── packet pool <── completion ring v
 //! ```
-//! The packet pool is the sockets' UMEM. Where the driver can do it, packets are received into packet buffers and sent
-//! from there (zero-copy); otherwise the kernel copies them once between its buffers and ours (copy mode). Packets of
-//! queues that the port does not have go to the kernel's stack as before.
+//! The packet pool is the sockets' UMEM. If the driver supports it, packets are received into packet buffers and sent
+//! from them (zero-copy). Otherwise the kernel copies each packet once between its own buffers and packet buffers (copy
+//! mode). Packets of queues that the port does not use go to the kernel's network stack as before.
 //!
-//! The program is attached by a link that ends with the process, in whichever way it ends; a program of somebody else is
-//! never replaced. An interface that the kernel's stack uses is taken over only by force. One that is deleted takes its
-//! sockets along: what is sent meanwhile is dropped and counted
-//! ([`DropReason::Down`]), and when an interface of that name is there again, it is taken over anew.
+//! The program is attached by a link that ends with the process, however it ends. Another process's program is never
+//! replaced. An interface that the kernel's network stack uses is taken over only with `force`. If the interface is
+//! deleted, its sockets are gone, too: packets to send are dropped and counted ([`DropReason::Down`]) until an
+//! interface of that name exists again, which the port then takes over.
 //!
-//! The kernel leaves checksums of its own packets to an interface that says it does them, as veth does, and an XDP
-//! socket is not told. So whoever sends through the kernel's stack to an interface that is a port has to compute them:
-//! `ethtool -K PEER tx off`.
+//! If an interface offers checksum offload, as veth does, the kernel does not compute the checksums of packets that it
+//! sends through it, and an XDP socket is not told which checksums are missing. Therefore a sender that uses the
+//! kernel's network stack and reaches the port through such an interface must compute the checksums itself: `ethtool -K
+//! PEER tx off`.
 
 mod bpf;
 mod lent;
@@ -43,22 +44,22 @@ use rx::{RxHalf, XdpRx};
 use session::{Halves, Refusal, Session, buffers, longest_frame};
 use tx::{TxHalf, XdpTx};
 
-/// Bytes of a VLAN tag, which the MTU does not count.
+/// Length of a VLAN tag in bytes, which the MTU does not include.
 const VLAN_TAG: usize = 4;
-/// Buffers of a packet, at most: what the kernel can send of several (MAX_SKB_FRAGS).
+/// Maximum number of buffers of a packet: the kernel's limit for sending (MAX_SKB_FRAGS).
 const MAX_BUFFERS: usize = 17;
-/// How long opening a port waits for the kernel to let go of a queue whose socket was closed just before.
+/// Maximum time that opening a port waits for the kernel to release a queue whose socket was just closed.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// How long opening a port waits for the carrier of a link that was up: drivers may take it away for a moment to attach
-/// a program.
+/// Maximum time that opening a port waits for the carrier of a link that was up: drivers may drop it for a moment to
+/// attach a program.
 const LINK_TIMEOUT: Duration = Duration::from_secs(3);
-/// The same when there was none before: the kernel tells of a new one within a second.
+/// The same for a link without a carrier before: the kernel reports a new carrier within a second.
 const NEWS_TIMEOUT: Duration = Duration::from_millis(1200);
-/// Between two looks at it.
+/// Interval between two checks of the link.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
-/// Between two attempts to take an interface over that is there again.
+/// Interval between two attempts to take over an interface that exists again.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
-/// What part of the pool may wait for packets at one port: one in this many.
+/// The share of the pool that may be lent to the kernel for one port: one buffer in this many.
 const POOL_SHARE: usize = 2;
 
 /// An AF_XDP port.
@@ -73,41 +74,41 @@ pub struct AfXdpPort {
     state: State,
 }
 
-/// What the control thread knows of a queue.
+/// State of a queue in the control thread.
 #[derive(Debug)]
 struct Queue {
     rx: Arc<Cell<RxHalf>>,
     tx: Arc<Cell<TxHalf>>,
     counters: Option<RxCounters>,
-    /// What of the present socket's drops was counted.
+    /// The drops of the present socket that have been counted.
     counted: Dropped,
 }
 
-/// What the kernel dropped of a socket's packets.
+/// Packets of a socket that the kernel dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Dropped {
-    /// The worker did not come to take them.
+    /// The RX ring was full.
     full: u64,
     /// There was no packet buffer for them.
     no_buffer: u64,
-    /// They are longer than a packet buffer, or the port's packets.
+    /// They were longer than a packet buffer, or than the port's longest packet.
     too_big: u64,
 }
 
 #[derive(Debug)]
 enum State {
     Taken(Session),
-    /// The interface is gone; since when it has been tried to take it over anew, and what came of it.
+    /// The interface is missing. `tried` is the time of the last attempt to take it over, and `why` its error.
     Gone {
         tried: Instant,
         why: Option<Refusal>,
     },
 }
 
-/// What the workers of a port's TX queues have to know of the interface.
+/// State of the interface that the TX queues' workers read.
 #[derive(Debug, Default)]
 struct Line {
-    /// Bytes of the longest frame that can be sent, 0 while the link is not up.
+    /// Length of the longest frame that can be sent, in bytes; 0 while the link is not up.
     longest: AtomicUsize,
     segments: AtomicBool,
 }
@@ -135,10 +136,10 @@ impl Line {
 }
 
 impl AfXdpPort {
-    /// Takes over the queues of an interface in the calling thread's network namespace. Packets will be chunks of `pool`.
+    /// Takes over queues of an interface in the calling thread's network namespace. Packets are chunks of `pool`.
     ///
     /// # Errors
-    /// What the kernel refused, or will not do, and what to do about it.
+    /// The step that the kernel refused or does not support, and what to do about it.
     pub fn open(spec: &AfXdpSpec, pool: &'static Pool) -> Result<Self, PortError> {
         let name = spec.to_string();
         let fail = |what: String, source| Refusal::System(what, source).of(&name);
@@ -193,7 +194,7 @@ impl AfXdpPort {
         })
     }
 
-    /// Whether the interface uses the packet buffers themselves, on every queue.
+    /// Whether all queues are in zero-copy mode.
     pub fn is_zero_copy(&self) -> bool {
         match &self.state {
             State::Taken(session) => session.sockets.iter().all(|socket| socket.is_zero_copy()),
@@ -201,7 +202,7 @@ impl AfXdpPort {
         }
     }
 
-    /// Takes the drops that the kernel has counted since the last time over to the RX queues' counters.
+    /// Adds the drops that the kernel has counted since the last call to the RX queues' counters.
     fn count_drops(&mut self) {
         let State::Taken(session) = &self.state else { return };
         for (queue, socket) in self.queues.iter_mut().zip(&session.sockets) {
@@ -220,7 +221,7 @@ impl AfXdpPort {
         }
     }
 
-    /// The interface is gone: the workers give their halves of the sockets back.
+    /// The interface is gone: makes the workers return their halves of the sockets.
     fn let_go(&mut self) {
         self.count_drops();
         self.line.longest.store(0, Ordering::Relaxed);
@@ -229,12 +230,12 @@ impl AfXdpPort {
             queue.tx.publish(None);
             queue.counted = Dropped::default();
         }
-        // The first attempt is made at once.
+        // The first attempt to take over the interface is made at once.
         let tried = Instant::now().checked_sub(BETWEEN_ATTEMPTS).unwrap_or_else(Instant::now);
         self.state = State::Gone { tried, why: None };
     }
 
-    /// Takes an interface of the same name over, if there is one.
+    /// Takes over an interface of the same name, if it exists.
     fn try_again(&mut self) {
         let refused = match self.device.reopen() {
             Err(_) => None,
@@ -263,7 +264,8 @@ impl AfXdpPort {
     }
 }
 
-/// Why an interface must not be taken away from whoever uses it. Who is not told what it is used for cannot take it over either.
+/// Returns why the interface must not be taken over: its present uses. If the uses cannot be determined, the kernel
+/// will not allow a takeover either.
 fn in_use(spec: &AfXdpSpec, device: &NetDev) -> Option<String> {
     let uses = if spec.force { vec![] } else { inventory::uses(device.index()).unwrap_or_default() };
     (!uses.is_empty()).then(|| {
@@ -277,8 +279,8 @@ fn in_use(spec: &AfXdpSpec, device: &NetDev) -> Option<String> {
 }
 
 impl Dropped {
-    /// A packet without a buffer is counted by the kernel twice in copy mode, and not at all as one in zero-copy mode,
-    /// where the driver waits or drops as it likes.
+    /// In copy mode, the kernel counts a packet without a buffer twice: as dropped and as an empty fill ring. In
+    /// zero-copy mode it is not counted as dropped, because the driver decides whether to wait or to drop.
     fn of(statistics: &libc::xdp_statistics) -> Self {
         let no_buffer = statistics.rx_dropped.min(statistics.rx_fill_ring_empty_descs);
         Self { full: statistics.rx_ring_full, no_buffer, too_big: statistics.rx_dropped - no_buffer }

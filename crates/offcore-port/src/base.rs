@@ -1,4 +1,4 @@
-//! What every port has.
+//! State that all ports have in common.
 
 pub mod address;
 pub(crate) mod cell;
@@ -8,10 +8,10 @@ use offcore_wire::MacAddr;
 
 use crate::{PortError, QueueSetup, RxCounters, TxCounters};
 
-/// A port's name, its address, and which halves of its queue pairs have been given out.
+/// A port's name, its address, and which halves of its queue pairs have been taken.
 #[derive(Debug)]
 pub struct PortBase {
-    /// The port as it was written on the command line.
+    /// The port as written on the command line.
     pub name: String,
     pub mac: MacAddr,
     rx: Vec<bool>,
@@ -19,7 +19,7 @@ pub struct PortBase {
 }
 
 impl PortBase {
-    /// A port with `queues` queue pairs, none given out.
+    /// Creates a port with `queues` queue pairs, none of them taken.
     pub fn new(name: String, mac: MacAddr, queues: u16) -> Self {
         let free = || vec![false; queues.into()];
         Self { name, mac, rx: free(), tx: free() }
@@ -30,16 +30,16 @@ impl PortBase {
         u16::try_from(self.rx.len()).unwrap_or(u16::MAX)
     }
 
-    /// Gives out the receiving half of queue `index`; returns its counters.
+    /// Takes the receiving half of queue `index`; returns its counters.
     ///
     /// # Errors
-    /// [`PortError::Queue`] when there is none, or it was given out; [`PortError::Stats`].
+    /// [`PortError::Queue`] if the queue does not exist or was taken; [`PortError::Stats`].
     pub fn take_rx(&mut self, index: u16, setup: &QueueSetup<'_>) -> Result<RxCounters, PortError> {
         take(&mut self.rx, index, &self.name)?;
         Ok(RxCounters::new(setup.stats, setup.port, index)?)
     }
 
-    /// Gives out the sending half of queue `index`; returns its counters.
+    /// Takes the sending half of queue `index`; returns its counters.
     ///
     /// # Errors
     /// As for [`PortBase::take_rx`].

@@ -1,14 +1,16 @@
-//! Packets that are given on as copies: what dpdk-dma does between receiving and sending.
+//! A stage that replaces received packets by copies, as the dpdk-dma sample application does between receiving and
+//! sending.
 //!
-//! A [`CopyRx`] stands around any RX queue. It receives a burst, gathers one copy for each buffer, submits them in one
-//! call, and gives on in order what has completed: the packet in its new buffer, when all of it has been copied. The
-//! buffer that was received goes back to the pool then, and not before.
+//! A [`CopyRx`] wraps any RX queue. It receives a burst, gathers one copy per buffer, submits the copies in one call,
+//! and returns completed packets in order. A packet is returned in its new buffer when all of it has been copied. Only
+//! then does the received buffer go back to the pool.
 //!
-//! 1. The mover's plan says who will copy and for how many packets there is room; no more are taken from the queue.
-//! 2. What was taken waits in order, in the rare case that there is no buffer to copy it into or that a packet of
-//!    several buffers has more copies than fit: then nothing more is taken until it is under way.
-//! 3. Both buffers of a packet are its holder in the copy queue. When the core copies and nothing older is in flight,
-//!    packets are complete at once and need none.
+//! 1. The mover's plan says which engine or core copies, and how many packets it has room for. No more packets are
+//!    received.
+//! 2. Received packets wait in order if the pool has no buffer for the copy or if a packet of several buffers needs
+//!    more copies than fit, which is rare. Nothing more is received until the copies of these packets are submitted.
+//! 3. The copy queue holds both buffers of each packet in flight. When the core copies and nothing older is in flight,
+//!    packets complete at once and are not queued.
 
 mod pieces;
 
@@ -25,37 +27,37 @@ use offcore_stats::{Stage, StageClock, named, tsc};
 use crate::{Context, PortError, RxCounters, RxQueue, Wake, hand_over, room};
 use pieces::{MAX_SEGMENTS, NoCopy};
 
-/// How long a packet may wait for a buffer to be copied into, while nothing of the queue is in flight that would set one
-/// free. Then it is dropped: all buffers may be those of packets that wait.
+/// The time that a packet may wait for a buffer while no copy of the queue is in flight that would free one. Then it is
+/// dropped: waiting packets may occupy all buffers.
 const TIMEOUT: Duration = Duration::from_millis(100);
 
 named! {
-    /// Counters of a copy stage on the statistics page, whose block is called `NAME/copy`.
+    /// Counters of a copy stage. On the statistics page their block is called `NAME/copy`.
     pub enum CopyCount {
-        /// Packets of which copies were begun.
+        /// Packets whose copies were begun.
         Packets = "packets",
-        /// Their bytes.
+        /// Bytes of these packets.
         Bytes = "bytes",
         /// Packets dropped because they were longer than allowed.
         TooBig = "too_big",
-        /// Packets dropped because no packet buffer was to be had.
+        /// Packets dropped because the pool had no buffer.
         NoBuffer = "no_buffer",
-        /// Calls that left packets waiting for a packet buffer.
+        /// Calls that left packets waiting for a buffer.
         Starved = "starved",
     }
 }
 
-/// What a [`CopyRx`] is made with.
+/// The parameters of a [`CopyRx`].
 #[derive(Debug)]
 pub struct CopySetup<'a> {
     /// The mover of the worker that will own the queue.
     pub mover: &'a mut Mover,
     pub binding: Binding,
-    /// Packets in flight at most, rounded up to a power of two: 1 to 32768.
+    /// Maximum number of packets in flight, rounded up to a power of two: 1 to 32768.
     pub in_flight: usize,
-    /// Bytes of a packet, without FCS; longer ones are dropped. 0: any.
+    /// Maximum packet length in bytes, without FCS; longer packets are dropped. 0 means no limit.
     pub max_frame: usize,
-    /// Packets with fewer bytes are copied by the core, whoever copies the others.
+    /// The core copies packets with fewer bytes, whatever copies the others.
     pub min_copy: usize,
     pub pool: &'static Pool,
     pub stats: &'a StatsPage,
@@ -63,54 +65,55 @@ pub struct CopySetup<'a> {
     pub name: &'a str,
 }
 
-/// An RX queue whose packets are copies of another's.
+/// An RX queue that returns copies of another queue's packets.
 #[derive(Debug)]
 pub struct CopyRx {
     inner: Box<dyn RxQueue>,
     queue: CopyQueue<InFlight>,
     pending: Pending,
-    /// Copied and given on, and taken back.
+    /// Copied packets that were returned by `rx` and taken back.
     returned: Burst,
 }
 
-/// What waits to be copied, and how it is.
+/// Packets that wait to be copied, and the settings of the copies.
 #[derive(Debug)]
 struct Pending {
     pool: &'static Pool,
-    /// Received, to be copied.
+    /// Received packets that wait to be copied.
     waiting: Burst,
     max_frame: usize,
     min_copy: usize,
     at_least: usize,
     batch: usize,
-    /// TSC since when the first of `waiting` has found no buffer, with nothing in flight.
+    /// The TSC value since when the first packet of `waiting` has found no buffer while nothing is in flight.
     stuck_since: Option<u64>,
     stats: Block,
 }
 
-/// A packet in flight: the buffers that its copies read and write.
+/// A packet in flight: the source and destination buffers of its copies.
 #[derive(Debug, Default)]
 struct InFlight {
     source: Option<Packet>,
     copy: Option<Packet>,
 }
 
-/// What became of a batch.
+/// The outcome of gathering a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gathered {
-    /// As many packets as were allowed; whether some of them may be complete already and wait in the queue.
+    /// The batch has as many packets as allowed. `complete` says whether some of them may already have completed in the
+    /// queue.
     Some { complete: bool },
-    /// Nothing: the first packet has more copies than fit.
+    /// The batch is empty: the first packet needs more copies than fit.
     NoRoom,
-    /// The pool has run dry.
+    /// The pool has no free buffer.
     Starved,
 }
 
 impl CopyRx {
-    /// A copy stage around `inner`.
+    /// Creates a copy stage around `inner`.
     ///
     /// # Errors
-    /// When the mover does not have the channels, numbers are out of range, or the statistics page is full.
+    /// If the mover does not have the channels, numbers are out of range, or the statistics page is full.
     pub fn new(inner: Box<dyn RxQueue>, setup: CopySetup<'_>) -> Result<Self, PortError> {
         let CopySetup { mover, binding, in_flight, max_frame, min_copy, pool, stats, name } = setup;
         let refuse = |reason: String| PortError::Other { port: name.into(), reason };
@@ -133,27 +136,28 @@ impl CopyRx {
         Ok(Self { inner, queue, pending, returned: Burst::new() })
     }
 
-    /// Copies at least `bytes` of every packet of one buffer, as far as the buffer has them: what follows a shorter packet
-    /// there is copied, too, and belongs to no packet.
+    /// Copies at least `bytes` of every packet that has one buffer, limited to the buffer's size: the bytes behind a
+    /// shorter packet are copied, too, although they do not belong to a packet.
     #[must_use]
     pub fn with_at_least(mut self, bytes: usize) -> Self {
         self.pending.at_least = bytes;
         self
     }
 
-    /// Submits the copies of at most `packets` packets at a time, 1 to 64.
+    /// Submits the copies of at most `packets` packets at a time: 1 to 64.
     #[must_use]
     pub fn with_batch(mut self, packets: usize) -> Self {
         self.pending.batch = packets.clamp(1, BURST);
         self
     }
 
-    /// Packets that were taken from the queue and not yet given on.
+    /// Returns the number of packets that were received from the inner queue and not yet returned.
     pub fn in_flight(&self, mover: &mut Mover) -> usize {
         self.queue.in_flight(mover) + self.pending.waiting.len() + self.returned.len()
     }
 
-    /// Copies what waits, in batches; what is complete at once, or has become complete meanwhile, is given on.
+    /// Copies the waiting packets in batches. Packets that complete at once, or have completed meanwhile, go to
+    /// `burst`.
     #[inline]
     fn copy_waiting(&mut self, ctx: &mut Context<'_>, mut plan: Plan, burst: &mut Burst) {
         let Self { queue, pending, .. } = self;
@@ -188,7 +192,7 @@ impl CopyRx {
         }
     }
 
-    /// Gives on what has completed, in order, and frees the buffers that it was received in.
+    /// Appends completed packets to `burst`, in order, and frees their source buffers.
     #[inline]
     fn reap(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         let most = room(ctx, burst);
@@ -200,7 +204,7 @@ impl CopyRx {
         for index in 0..packets {
             let InFlight { source, copy } = ready.holder(index);
             if let Some(copy) = copy.take() {
-                // Its addresses are rewritten next; an engine has left them far away.
+                // The packet's addresses are rewritten next, and an engine's writes may have bypassed the CPU caches.
                 prefetch::write(copy.data().as_ptr());
                 burst.push(copy);
             }
@@ -214,7 +218,7 @@ impl CopyRx {
 }
 
 impl Pending {
-    /// Gathers and submits one batch. Packets that are complete then go to `burst`.
+    /// Gathers and submits one batch. Packets that complete at once go to `burst`.
     #[inline(always)]
     fn gather<const IMMEDIATE: bool>(
         &mut self,
@@ -231,7 +235,7 @@ impl Pending {
         let gathered = loop {
             let singles = self.singles(taken..most, &mut batch, cache, burst);
             (taken, bytes) = (taken + singles.0, bytes + singles.1);
-            // Short packets of several buffers fill the core's list before there are as many packets.
+            // Short packets of several buffers can fill the core's list before the batch has all packets.
             if taken == most || batch.room() == 0 {
                 break None;
             }
@@ -249,9 +253,9 @@ impl Pending {
                     batch.holder(index).source = Some(source);
                 }
             }
-            // SAFETY: sources and destinations are packet buffers of a pool that lives as long as the process. A packet's
-            // holder has the handles of both; or, when the copies are complete at the end of this call, they are in
-            // `waiting`, and in `burst`, which nobody reads before the call is over.
+            // SAFETY: Sources and destinations are packet buffers of a pool that lives as long as the process. The
+            // packet's holder owns the handles of both. If the copies complete within this call, the handles are in
+            // `waiting` and in `burst`, and neither is read before the call returns.
             unsafe { batch.submit(clock) };
             if IMMEDIATE {
                 cache.free_front(waiting, taken);
@@ -263,8 +267,8 @@ impl Pending {
         gathered.unwrap_or(Gathered::Some { complete })
     }
 
-    /// Adds packets of one buffer that an engine may copy, nearly all, until one comes that is none; their number and
-    /// bytes.
+    /// Adds packets that have one buffer and may be copied by an engine, which is the common case, up to the first
+    /// other packet. Returns the number of packets and bytes.
     #[inline(always)]
     fn singles<const IMMEDIATE: bool>(
         &self,
@@ -281,7 +285,7 @@ impl Pending {
                 break;
             }
             let Some((copy, bytes_of_it)) = self.buffer_for(source, cache) else { break };
-            // SAFETY: no more are entered than there is room for.
+            // SAFETY: No more packets are entered than there is room for.
             match unsafe { list.enter(source.data().as_ptr(), copy.data().as_ptr(), bytes_of_it as u32) } {
                 None => burst.push(copy),
                 Some(holder) => holder.copy = Some(copy),
@@ -293,7 +297,8 @@ impl Pending {
         (run, bytes)
     }
 
-    /// A buffer for the copy of a packet of one, and the bytes to be copied; none when the pool has run dry.
+    /// Returns a buffer for the copy of a packet of one buffer, and the number of bytes to copy. `None` if the pool is
+    /// empty.
     #[inline(always)]
     fn buffer_for(&self, source: &Packet, cache: &mut PoolCache) -> Option<(Packet, usize)> {
         let (offset, len) = (source.headroom(), source.len());
@@ -301,7 +306,7 @@ impl Pending {
         Some((copy, len.max(self.at_least.min(self.pool.chunk_size() - offset))))
     }
 
-    /// Adds any packet, number `index` of those that wait; its bytes.
+    /// Adds waiting packet number `index`, of any kind; returns its length in bytes.
     fn packet<const IMMEDIATE: bool>(
         &self,
         index: usize,
@@ -324,7 +329,7 @@ impl Pending {
         Ok(bytes)
     }
 
-    /// Drops what was received and is longer than allowed.
+    /// Drops received packets that are longer than allowed.
     #[inline]
     fn check_lengths(&mut self, cache: &mut PoolCache) {
         let longest = self.max_frame;
@@ -346,7 +351,8 @@ impl Pending {
         }
     }
 
-    /// The pool has no buffer to copy the first packet into. It waits, since what is in flight will set some free.
+    /// The pool has no buffer for the first packet's copy. The packet waits, because copies in flight will free
+    /// buffers.
     #[cold]
     fn starved(&mut self, cache: &mut PoolCache, in_flight: usize) {
         self.stats.counter(CopyCount::Starved as usize).add(1);
@@ -420,7 +426,7 @@ impl RxQueue for CopyRx {
         self.inner.disarm();
     }
 
-    /// The copies: younger packets are in flight, so the queue itself must not get them back.
+    /// The copies are kept here: younger packets are in flight, so the inner queue must not get these back.
     fn take_back(&mut self, burst: &mut Burst) {
         if self.inner.waits() {
             hand_over(burst, &mut self.returned);

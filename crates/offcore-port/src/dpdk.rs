@@ -1,12 +1,13 @@
-//! The DPDK port: any network device that DPDK has a driver for, one call of its driver a burst.
+//! The DPDK port: any network device that DPDK has a driver for, with one call of the driver per burst.
 //!
-//! Its packet buffers are the pool's: DPDK knows the pool as external memory, and has an mbuf for each of its buffers
-//! (`offcore_dpdk::mempool`). Packets of several buffers go both ways where the device can.
+//! It uses the pool's packet buffers: the pool is registered with DPDK as external memory, and each of its buffers has
+//! an mbuf (`offcore_dpdk::mempool`). Packets of several buffers are received and sent if the device supports them.
 //!
-//! They can also be in a device's memory ([`DpdkPort::open`]): no byte of a packet is read or written here.
+//! The packets' bytes can also be in a device's memory ([`DpdkPort::open`]). The port reads and writes no packet bytes
+//! then.
 //!
-//! What the device drops is counted with queue 0 within a fifth of a second: packets that found a queue full as `full`,
-//! broken ones as `malformed`, those for which the driver had no packet buffer as `no_buffer`.
+//! Packets that the device drops are added to the counters of queue 0 within a fifth of a second: `full` if a queue was
+//! full, `malformed` if they were damaged, `no_buffer` if the driver had no packet buffer for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,7 +23,7 @@ use crate::{
     Accepts, Context, DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, room,
 };
 
-/// Calls of `tend` between two looks at what the device counts.
+/// Number of calls of `tend` between two reads of the device's counters.
 const LOOK_EVERY: u32 = 10;
 
 /// A DPDK port.
@@ -37,7 +38,7 @@ pub struct DpdkPort {
     tended: u32,
 }
 
-/// What the control thread tells the queues.
+/// State that the control thread shares with the queues.
 #[derive(Debug, Default)]
 struct Shared {
     down: AtomicBool,
@@ -48,11 +49,10 @@ struct Shared {
 }
 
 impl DpdkPort {
-    /// Opens and starts the device; the EAL starts with the first. Packets will be chunks of `pool`, and their bytes in `memory`
-    /// if that is given.
+    /// Opens and starts the device. The first device also starts the EAL. Packets are chunks of `pool`; their bytes are
+    /// in `memory` if that is given.
     ///
-    /// # Errors
-    /// What was found, what was expected, what to do.
+    /// # Errors The error names the problem, the expectation and the remedy.
     pub fn open(
         spec: &DpdkSpec,
         pool: &'static Pool,
@@ -75,7 +75,7 @@ impl DpdkPort {
         Ok(port)
     }
 
-    /// What a person should know of the device.
+    /// Messages for the user about the device.
     pub fn notes(&self) -> &[String] {
         self.device.notes()
     }
@@ -169,7 +169,7 @@ impl Port for DpdkPort {
     }
 }
 
-/// What of the device's losses has been counted.
+/// The device's losses that have been counted so far.
 #[derive(Debug)]
 struct Losses {
     shared: Arc<Shared>,
@@ -191,7 +191,7 @@ impl Losses {
         }
         let reasons = [DropReason::Full, DropReason::Malformed, DropReason::NoBuffer];
         for ((now, before), reason) in now.into_iter().zip(&mut self.counted).zip(reasons) {
-            // A device that begins to count anew has lost nothing.
+            // If the device resets its counters, nothing is counted as lost.
             counters.drop(reason, now.saturating_sub(*before));
             *before = now;
         }
@@ -202,7 +202,7 @@ impl Losses {
 struct DpdkRx {
     queue: EthRx,
     counters: RxCounters,
-    /// Of queue 0, which counts them for the device.
+    /// Only in queue 0, which counts the device's losses.
     losses: Option<Losses>,
 }
 
@@ -233,18 +233,18 @@ impl RxQueue for DpdkRx {
 #[derive(Debug)]
 struct DpdkTx {
     queue: EthTx,
-    /// Bytes of the longest packet that the device takes.
+    /// Length of the longest packet that the device accepts, in bytes.
     longest: usize,
     segments: bool,
     pool: &'static Pool,
     counters: TxCounters,
     shared: Arc<Shared>,
-    /// Of queue 0: what of the device's losses has been counted.
+    /// Only in queue 0: the device's TX errors that have been counted so far.
     failed: Option<u64>,
 }
 
 impl DpdkTx {
-    /// Counts and frees what cannot be sent, and lengthens what is too short: not every driver does.
+    /// Frees and counts packets that cannot be sent, and pads short packets, because not every driver does.
     #[cold]
     fn sort_out(&self, ctx: &mut Context<'_>, burst: &mut Burst) {
         for mut packet in std::mem::take(burst) {

@@ -1,4 +1,4 @@
-//! Copies of packets, for whoever sends one packet to several ports.
+//! Duplicates packets that are sent to several ports.
 
 use arrayvec::ArrayVec;
 use offcore_dma::CopyOp;
@@ -6,21 +6,21 @@ use offcore_dma::cpu::Copier;
 use offcore_mem::{Burst, HEADROOM, Packet, PoolCache};
 use offcore_wire::virtio_net::HEADER_LEN;
 
-/// Copies made at a time: so many are fetched ahead over.
+/// Number of copies made at a time, and thus the prefetch distance.
 const LIST: usize = 128;
 
-/// Makes copies of packets, a burst at a time, by the core.
+/// Duplicates packets, one burst at a time, with the CPU core.
 #[derive(Debug, Default)]
 pub struct Duplicator {
     copier: Copier,
 }
 
 impl Duplicator {
-    /// Appends to `copies` a copy of each of the packets, in their order: its bytes and what it asks for. When packet
-    /// buffers run out it ends; returns how many packets have no copy then.
+    /// Appends a copy of each packet to `copies`, in order: its bytes and its offload header. Stops when packet buffers
+    /// run out; returns the number of packets that were not copied.
     ///
     /// # Panics
-    /// When `copies` has no room for all, or a packet is not of the cache's pool.
+    /// If `copies` has no room for all packets, or a packet does not belong to the cache's pool.
     pub fn duplicate<'a>(
         &mut self,
         packets: impl IntoIterator<Item = &'a Packet>,
@@ -42,20 +42,20 @@ impl Duplicator {
     }
 }
 
-/// What is to be copied.
+/// A list of pending copies.
 ///
-/// Whoever adds to it keeps both packets until the list is made: the source is borrowed for as long as
-/// [`Duplicator::duplicate`] runs, which makes the list before it returns, and the copy is in a burst that it borrows
-/// mutably.
+/// The caller of `add` keeps both packets alive until the copies are made: the sources are borrowed until
+/// [`Duplicator::duplicate`] returns, which executes the list before that, and the destinations are in a burst that it
+/// borrows mutably.
 struct List<'a> {
     copier: &'a mut Copier,
     ops: ArrayVec<CopyOp, LIST>,
 }
 
 impl List<'_> {
-    /// Notes what has to be copied so that `copy`, which is as long, is what `packet` is.
+    /// Adds the copies that make `copy` equal to `packet`. Both packets have the same length.
     fn add(&mut self, packet: &Packet, mut copy: Packet, cache: &PoolCache) -> Packet {
-        // The header in front is copied with the first bytes.
+        // The offload header in front of the data is copied together with the first bytes.
         let front = if packet.has_offload() { HEADER_LEN } else { 0 };
         copy.set_offload(packet.has_offload());
         if packet.is_plain() && !copy.is_segmented() {
@@ -72,7 +72,7 @@ impl List<'_> {
         for mut from in pool.segments(packet) {
             while !from.is_empty() {
                 while room.is_empty() {
-                    // Both are as long in all.
+                    // Both packets have the same total length.
                     let Some(next) = to.next() else { return copy };
                     room = next;
                 }
@@ -94,9 +94,9 @@ impl List<'_> {
     }
 
     fn make(&mut self) {
-        // SAFETY: sources are ranges of packets that are borrowed until `duplicate` returns, destinations ranges of
-        // packets that nobody else has a handle on, in the pool's memory, which is never unmapped; a chunk has one
-        // owner, so the two do not overlap.
+        // SAFETY: The sources are ranges of packets that are borrowed until `duplicate` returns. The destinations are
+        // ranges of packets that only `copies` refers to. The pool's memory is never unmapped, and each chunk has one
+        // owner, so sources and destinations do not overlap.
         unsafe { self.copier.copy_burst(&self.ops) };
         self.ops.clear();
     }

@@ -1,16 +1,17 @@
-//! The generator port: its RX side makes probe packets, its TX side checks those that come back.
+//! The generator port: its RX side generates probe packets, and its TX side checks probes that come back.
 //!
-//! A probe (`offcore_wire::probe`) carries a number and a pattern that can be checked in full. Each RX queue is a
-//! stream of its own with a random id, so a sink tells the generators of several queues, ports and processes apart.
-//! Within a stream each flow (an IPv4 destination, 198.19.0.0 + flow) has its own numbers, so flows may take different
-//! ways. Packets may be given other MAC addresses on their way; everything else is checked.
+//! A probe (`offcore_wire::probe`) carries a number and a pattern that allows checking all its bytes. Each RX queue is
+//! a stream with its own random id, so that a sink distinguishes the streams of several queues, ports and processes.
+//! Within a stream, each flow (an IPv4 destination, 198.19.0.0 + flow) has its own numbers, so flows may take different
+//! paths. MAC addresses may be rewritten on the way; everything else is checked.
 //!
-//! A generator waits for the other side: a packet that there is no room for is not dropped, but sent again. Where there
-//! is no other side (yet), its packets are dropped like any other's.
+//! A generator loses nothing by waiting: a packet that the other side has no room for is not dropped, but sent again.
+//! If no other side is connected, its packets are dropped like those from any other port.
 //!
-//! Packets that are longer than a packet buffer take several, up to the longest that IPv4 can carry.
+//! Packets that are longer than a packet buffer take several buffers, up to the longest packet that IPv4 can carry.
 //!
-//! What a packet costs here is the generator's own work as an application: it is no part of the data path between.
+//! The time that packets cost here is the generator's work as an application. It is not part of the data path between
+//! generators.
 
 pub mod sequence;
 mod sink;
@@ -30,45 +31,46 @@ use crate::{Port, PortError, QueueSetup, RxCounters, RxQueue, TxQueue, address};
 use sink::{Counts, Sink};
 use source::Source;
 
-/// What was generated and what came back.
+/// Counters of generated and returned packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GenReport {
     /// Packets generated.
     pub sent: u64,
-    /// Probes that came back, duplicates included.
+    /// Probes that came back, including duplicates.
     pub received: u64,
-    /// Probes whose content was checked byte for byte.
+    /// Probes whose content was checked byte by byte.
     pub verified: u64,
-    /// Probes that are missing below the highest number that came in their flow.
+    /// Probes missing below the highest number received in their flow.
     pub lost: u64,
-    /// Probes that came after one with a higher number. One that comes more than [`sequence::WINDOW`] numbers late
-    /// counts here and stays counted as lost.
+    /// Probes received after a probe with a higher number. A probe that is more than [`sequence::WINDOW`] numbers late
+    /// is counted here and remains counted as lost.
     pub reordered: u64,
-    /// Probes that came more than once, without their first time.
+    /// Probes received again after their first reception.
     pub duplicates: u64,
-    /// Probes whose content, length or number is not what was sent. One whose number cannot be believed (headers,
-    /// length or the number itself changed) does not count as received, and therefore as lost.
+    /// Probes whose content, length or number differs from the sent one. A probe whose number is unreliable (headers,
+    /// length or the number itself changed) is not counted as received, and is therefore counted as lost.
     pub corrupt: u64,
-    /// Packets that are no probes: not counted anywhere else.
+    /// Packets that are not probes. No other counter includes them.
     pub foreign: u64,
-    /// Streams of other generators that have come.
+    /// Received streams of other generators.
     pub others: u64,
 }
 
 impl GenReport {
-    /// Packets that were sent and have not come back (yet), where a port's own packets, and no others, come back to it.
+    /// Returns the number of packets sent that have not come back yet. `None` unless the port receives its own packets,
+    /// and no others.
     pub fn missing(&self) -> Option<u64> {
         let comes_back = self.received > 0 && self.others == 0;
         comes_back.then(|| self.sent.saturating_sub(self.received - self.duplicates.min(self.received)))
     }
 
-    /// Whether everything that came back came once, in order and unchanged, and nothing is lost.
+    /// Returns whether all probes that came back came back once, in order and unchanged, without gaps.
     pub fn is_clean(&self) -> bool {
         self.lost == 0 && self.reordered == 0 && self.duplicates == 0 && self.corrupt == 0
     }
 }
 
-/// The counters behind a port's [`GenReport`], for any thread, as long as it likes.
+/// The counters behind a port's [`GenReport`]. Any thread may read them, even after the port is closed.
 #[derive(Clone, Debug, Default)]
 pub struct GenCounters(Arc<Mutex<Queues>>);
 
@@ -79,7 +81,7 @@ struct Queues {
 }
 
 impl GenCounters {
-    /// The sum over the port's queues, as it is now.
+    /// Returns the present sum over the port's queues.
     pub fn report(&self) -> GenReport {
         let queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Counts { received, verified, lost, reordered, duplicates, corrupt, foreign, others } =
@@ -98,16 +100,16 @@ impl GenCounters {
 pub struct GenPort {
     base: PortBase,
     spec: GenSpec,
-    /// Id of queue 0's stream; the others count on from it.
+    /// Id of queue 0's stream; the other queues use the following ids.
     stream: u32,
     counters: GenCounters,
 }
 
 impl GenPort {
-    /// Opens the port; its packets will be chunks of `pool`.
+    /// Opens the port. Its packets are chunks of `pool`.
     ///
     /// # Errors
-    /// When the packets would take too many of the pool's packet buffers.
+    /// If the packets would take too many of the pool's packet buffers.
     pub fn open(spec: &GenSpec, pool: &Pool) -> Result<Self, PortError> {
         let name = spec.to_string();
         let most = pool.longest() + FCS;
@@ -133,7 +135,7 @@ impl GenPort {
         self.counters.clone()
     }
 
-    /// What was generated and what came back, so far.
+    /// Returns the packets generated and received so far.
     pub fn report(&self) -> GenReport {
         self.counters.report()
     }
@@ -165,7 +167,7 @@ impl Port for GenPort {
         let GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign, .. } =
             report;
         let mut text = match (received, report.missing()) {
-            // Whether anything was to come back is not known here, and so neither is what is lost.
+            // It is unknown whether packets should come back, so none can be reported as lost.
             (0, _) => format!("{sent} sent, nothing received"),
             (_, Some(missing)) => {
                 format!("{sent} sent, {received} received ({verified} verified), {missing} lost")

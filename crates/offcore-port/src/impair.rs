@@ -1,12 +1,13 @@
-//! The impairment port: another port, whose packets are lost, overtaken, doubled, damaged, late or slow on purpose.
+//! The impairment port: wraps another port and deliberately loses, reorders, duplicates, corrupts, delays or
+//! rate-limits its packets.
 //!
-//! It wraps any port. Each direction of each queue has random numbers of its own, made of the seed: the same packets in
-//! the same order are treated alike in every run. A packet that is to be segmented, or has several buffers, is one
-//! packet. What a packet waits for is counted in packet buffers; where more would be held than may be, it is dropped as
-//! `full`. Packets lost on purpose are `impaired`. All else that is counted is counted by the port inside.
+//! It wraps any port. Each direction of each queue has its own random number generator, derived from the seed: in every
+//! run, the same packets in the same order are treated alike. A packet that requests segmentation or has several
+//! buffers counts as one packet. The limit on held packets is in packet buffers; packets beyond it are dropped as
+//! `full`. Packets lost on purpose are counted as `impaired`. The inner port counts everything else.
 //!
-//! A burst that comes is looked at packet by packet, and what is held sorted by when it leaves: this port is for tests,
-//! and not fast.
+//! Every packet is examined individually, and held packets are sorted by departure time: this port is meant for tests,
+//! not for speed.
 
 mod line;
 
@@ -29,14 +30,14 @@ use crate::{
 
 use line::{Count, END_OF_TIME, Line};
 
-/// What part of the pool the lines of a port may hold together: one buffer in this many.
+/// The share of the pool that all lines of a port may hold together: one buffer in this many.
 const SHARE: usize = 4;
-/// Packet buffers that one line may hold, at most and at least.
+/// The maximum and minimum number of packet buffers that one line may hold.
 const MOST: usize = 4096;
 const LEAST: usize = 64;
-/// A second by this is how long a queue that is drained keeps to its times, at most: a tenth.
+/// A queue that is drained keeps to its departure times for at most one second divided by this: a tenth.
 const DRAIN_WITHIN: u64 = 10;
-/// A second by this is how long a queue that stops tries to send what it holds: a tenth.
+/// A queue that stops tries to send its held packets for at most one second divided by this: a tenth.
 const STOP_WITHIN: u64 = 10;
 
 /// An impairment port.
@@ -46,14 +47,14 @@ pub struct ImpairPort {
     spec: ImpairSpec,
     inner: Box<dyn Port>,
     pool: &'static Pool,
-    /// Packets that the sending half of each queue holds.
+    /// Number of packets that the sending half of each queue holds.
     sending: Vec<Arc<AtomicUsize>>,
-    /// What the receiving and the sending halves count.
+    /// Counters of the receiving and the sending halves.
     counts: [Vec<Block>; 2],
 }
 
 impl ImpairPort {
-    /// `inner`, impaired as `spec` says. Its packets are chunks of `pool`.
+    /// Wraps `inner` with the impairments of `spec`. Its packets are chunks of `pool`.
     pub fn new(spec: &ImpairSpec, inner: Box<dyn Port>, pool: &'static Pool) -> Self {
         let queues = inner.queues();
         Self {
@@ -66,7 +67,7 @@ impl ImpairPort {
         }
     }
 
-    /// The line of one half of queue `index`, 0 to receive and 1 to send.
+    /// Creates the line of one half of queue `index`: 0 to receive, 1 to send.
     fn line(&mut self, index: u16, half: usize, counts: Block) -> Line {
         self.counts[half].push(counts.clone());
         let lines = 2 * usize::from(self.queues()).max(1);
@@ -147,16 +148,16 @@ impl Port for ImpairPort {
 struct ImpairRx {
     inner: Box<dyn RxQueue>,
     line: Line,
-    /// Given and taken back, because the other side had no room.
+    /// Packets that were returned by `rx` and taken back, because the other side had no room.
     returned: Burst,
-    /// Since when the queue has been drained, and not received from.
+    /// The time at which draining began; `None` while the queue receives.
     draining: Option<u64>,
-    /// Packets that the sending half holds: nobody else wakes the worker up for them.
+    /// Packets that the sending half holds. No event wakes up the worker for them.
     sending: Arc<AtomicUsize>,
 }
 
 impl ImpairRx {
-    /// Puts what has come at `now` into the line.
+    /// Puts the packets that arrived at `now` into the line.
     fn hold(&mut self, come: &mut Burst, now: u64, ctx: &mut Context<'_>) {
         for packet in come.drain(..) {
             if let Err(reason) = self.line.take(packet, now, ctx.cache) {
@@ -174,7 +175,7 @@ impl RxQueue for ImpairRx {
         }
         let most = burst.len() + room(ctx, burst);
         let mut come = Burst::new();
-        // Who waits is not asked for what there is no room for.
+        // A queue that loses nothing by waiting is not polled while the line has no room for its packets.
         if !self.inner.waits() || self.line.has_room() {
             self.inner.rx(ctx, &mut come);
         }
@@ -190,7 +191,7 @@ impl RxQueue for ImpairRx {
         self.inner.counters()
     }
 
-    /// What is held comes at its time for a while, and then at once.
+    /// Held packets keep their departure times for a while. Then they leave at once.
     fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
         let mut come = Burst::new();
         let left = self.inner.drain(ctx, &mut come);
@@ -218,7 +219,7 @@ impl RxQueue for ImpairRx {
         self.inner.disarm();
     }
 
-    /// What was given has been impaired, so the port inside must not get it back.
+    /// The packets are already impaired, so they must not be returned to the inner port.
     fn take_back(&mut self, burst: &mut Burst) {
         if self.inner.waits() {
             hand_over(burst, &mut self.returned);
@@ -230,7 +231,7 @@ impl RxQueue for ImpairRx {
     }
 }
 
-/// The pool gets back what was never asked for again.
+/// Returns packets that were never asked for again to the pool.
 impl Drop for ImpairRx {
     fn drop(&mut self) {
         self.line.free_all(&mut self.returned);
@@ -242,15 +243,15 @@ impl Drop for ImpairRx {
 struct ImpairTx {
     inner: Box<dyn TxQueue>,
     line: Line,
-    /// Have left the line, and the port inside had no room for them yet.
+    /// Packets that have left the line and that the inner port had no room for yet.
     leaving: Burst,
-    /// Since when the queue has been stopping.
+    /// The time at which the queue began to stop.
     stopping: Option<u64>,
     sending: Arc<AtomicUsize>,
 }
 
 impl ImpairTx {
-    /// Sends what leaves at `now`, as far as there is room.
+    /// Sends the packets that leave at `now`, while the inner port has room.
     fn send(&mut self, now: u64, ctx: &mut Context<'_>) {
         loop {
             self.line.give(now, self.leaving.capacity(), &mut self.leaving);
@@ -259,7 +260,7 @@ impl ImpairTx {
                 break;
             }
             if !Packet::all_plain(&self.leaving) {
-                // A guest may have ceased to accept what it did when they came.
+                // A guest may have stopped accepting offloads since these packets arrived.
                 fall_back(&mut *self.inner, ctx, &mut self.leaving);
             }
             self.inner.tx(ctx, &mut self.leaving);
@@ -294,7 +295,7 @@ impl TxQueue for ImpairTx {
         self.inner.counters()
     }
 
-    /// What is held goes at once. What the port inside has no room for within a tenth of a second is dropped.
+    /// Held packets leave at once. Packets that the inner port does not accept within a tenth of a second are dropped.
     fn stop(&mut self, ctx: &mut Context<'_>) -> bool {
         self.send(END_OF_TIME, ctx);
         if !self.leaving.is_empty() {
@@ -312,7 +313,7 @@ impl TxQueue for ImpairTx {
     }
 }
 
-/// The pool gets back what was never sent.
+/// Returns packets that were never sent to the pool.
 impl Drop for ImpairTx {
     fn drop(&mut self) {
         self.line.free_all(&mut self.leaving);

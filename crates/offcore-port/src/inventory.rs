@@ -1,5 +1,5 @@
-//! The devices that can be used as ports: network interfaces of the kernel, and PCI devices for networks and copies, whoever
-//! drives them.
+//! The devices that can be used as ports: network interfaces of the kernel, and PCI network and DMA devices with any
+//! driver.
 
 mod links;
 mod pci;
@@ -16,15 +16,15 @@ use crate::netdev::{Channels, Link, NetDev};
 pub use pci::{PciDevice, PciKind, devices};
 
 named! {
-    /// What an interface's driver does for XDP.
+    /// XDP support of an interface's driver.
     pub enum Xdp {
-        /// The kernel does not tell: it is older than 6.3.
+        /// Unknown, because the kernel is older than 6.3.
         Unknown = "unknown",
-        /// The driver has none: the kernel does it behind the driver, with copies.
+        /// The driver has no support: the kernel runs programs behind the driver, and packets are copied.
         Generic = "generic",
-        /// In the driver, with copies.
+        /// The driver runs programs, and packets are copied.
         Native = "native",
-        /// In the driver, straight into the sockets' memory.
+        /// The driver runs programs, and receives directly into the sockets' memory.
         ZeroCopy = "zero-copy",
     }
 }
@@ -34,32 +34,32 @@ named! {
 pub struct Interface {
     pub name: String,
     pub driver: Option<String>,
-    /// Where its device is, if it is anywhere.
+    /// Bus address of its device, if it has one.
     pub bus: Option<String>,
-    /// The NUMA node that it is next to, if any.
+    /// The NUMA node of its device, if any.
     pub numa_node: Option<u32>,
     /// Longest payload of a frame in bytes.
     pub mtu: usize,
     pub mac: MacAddr,
-    /// Whether its frames are Ethernet's.
+    /// Whether its frames are Ethernet frames.
     pub is_ethernet: bool,
     pub link: Link,
     /// Speed in Mbit/s, if known.
     pub speed: Option<u32>,
     /// Queues in use, if known.
     pub channels: Option<Channels>,
-    /// IP addresses with their prefixes' lengths.
+    /// IP addresses with their prefix lengths.
     pub addresses: Vec<String>,
-    /// What the kernel's stack uses it for: see [`uses`].
+    /// Its uses by the kernel's network stack: see [`uses`].
     pub uses: Vec<String>,
-    /// What there is of XDP.
+    /// XDP support of its driver.
     pub xdp: Xdp,
-    /// Number of the XDP program that is attached.
+    /// Id of the attached XDP program.
     pub program: Option<u32>,
 }
 
 impl Interface {
-    /// The ports that it could be opened as without taking it away from anybody.
+    /// Returns the ports as which the interface can be opened without taking it away from other users.
     pub fn ports(&self) -> Vec<String> {
         let mut kinds = Vec::new();
         if self.is_ethernet && self.uses.is_empty() {
@@ -74,7 +74,7 @@ impl Interface {
         kinds.iter().map(|kind| format!("{kind}:{}", self.name)).collect()
     }
 
-    /// What stands in the way, and what to do about it.
+    /// Returns the obstacles to using the interface, and what to do about them.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let Self { name, .. } = self;
@@ -101,7 +101,7 @@ impl Interface {
     }
 }
 
-/// What the kernel's stack uses interfaces for.
+/// Uses of interfaces by the kernel's network stack.
 #[derive(Debug)]
 struct Uses {
     links: Vec<links::Listed>,
@@ -119,7 +119,7 @@ impl Uses {
     }
 
     fn of(&self, index: u32) -> Vec<String> {
-        // Every interface has a link-local one, at which nobody is expected to answer.
+        // Every interface has a link-local address. It does not count as a use.
         let own = self.addresses(index).iter().filter(|address| !address.starts_with("fe80:"));
         let mut uses: Vec<_> = own.map(|address| format!("address {address}")).collect();
         match self.routes.get(&index) {
@@ -138,26 +138,27 @@ impl Uses {
     }
 }
 
-/// What the kernel's stack uses interface number `index` for in the calling thread's network namespace: addresses, routes,
-/// a bridge or bond that it is a part of, and VLANs and others that are on it. Nothing, if that is empty.
+/// Returns the uses of interface `index` in the calling thread's network namespace by the kernel's network stack:
+/// addresses, routes, a bridge or bond that it is a member of, and VLANs and other interfaces on top of it. If the list
+/// is empty, the interface is not in use.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn uses(index: u32) -> io::Result<Vec<String>> {
     Ok(Uses::look()?.of(index))
 }
 
-/// The interfaces in the calling thread's network namespace, in the order of their numbers. NUMA nodes are looked up in
-/// `sysfs`, which is /sys or a tree like it.
+/// Returns the interfaces in the calling thread's network namespace, in the order of their indices. NUMA nodes are
+/// looked up in `sysfs`, which is /sys or a tree like it.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn interfaces(sysfs: &Path) -> io::Result<Vec<Interface>> {
     let uses = Uses::look()?;
     let mut features = links::xdp_features();
     let mut all = Vec::new();
     for links::Listed { index, name, program, .. } in &uses.links {
-        // One that went away meanwhile is not there.
+        // An interface that was deleted meanwhile is skipped.
         let Ok(netdev) = NetDev::open(name) else { continue };
         let (Ok(mtu), Ok(mac), Ok(is_ethernet)) = (netdev.mtu(), netdev.mac(), netdev.is_ethernet()) else {
             continue;

@@ -1,6 +1,7 @@
-//! Ports: where packets come from and go to.
+//! Ports: the sources and destinations of packets.
 //!
-//! A [`Port`] gives out queues; a queue belongs to one worker and moves bursts. One dynamic call handles a burst.
+//! A [`Port`] hands out queues. Each queue belongs to one worker and moves packets in bursts, with one dynamic call per
+//! burst.
 
 pub mod af_packet;
 pub mod af_xdp;
@@ -35,98 +36,100 @@ pub use base::stats::{self, DropReason, RxCounters, TxCounters};
 pub use base::{PortBase, address};
 pub use offload_fallback::Accepts;
 
-/// Packets that one call may append to `burst`.
+/// Returns the number of packets that one call may append to `burst`.
 #[inline(always)]
 pub(crate) fn room(ctx: &Context<'_>, burst: &Burst) -> usize {
     ctx.burst.min(burst.remaining_capacity())
 }
 
-/// Moves packets, in order, as many as there is room for.
+/// Moves packets from `from` to `to`, in order, until `to` is full.
 #[inline]
 pub fn hand_over(from: &mut Burst, to: &mut Burst) {
     let packets = from.len().min(to.remaining_capacity());
     to.extend(from.drain(..packets));
 }
 
-/// What a queue is made with, on the control thread, before its worker starts.
+/// The parameters of a new queue. The control thread creates it before the queue's worker starts.
 #[derive(Debug)]
 pub struct QueueSetup<'a> {
     /// The mover of the worker that will own the queue.
     pub mover: &'a mut Mover,
-    /// Where the queue's counters go.
+    /// The statistics page that holds the queue's counters.
     pub stats: &'a StatsPage,
-    /// Who makes the queue's copies, where it makes any.
+    /// The engine or core that performs the queue's copies, if the queue makes any.
     pub binding: Binding,
     /// Name of the queue's port in statistics, such as `port0`.
     pub port: &'a str,
 }
 
-/// How a worker that has nothing to do learns that a queue has packets: see [`RxQueue::arm`].
+/// How an idle worker learns that a queue has packets: see [`RxQueue::arm`].
 #[derive(Clone, Copy, Debug)]
 pub enum Wake<'a> {
-    /// It has some, or something else to do: look at it at once.
+    /// The queue has packets or other work: poll it at once.
     Now,
-    /// The descriptor becomes readable when it has.
+    /// The descriptor becomes readable when the queue has packets.
     Event(BorrowedFd<'a>),
-    /// There is no event: look again soon.
+    /// The queue has no event source: poll it again soon.
     Poll,
-    /// Nothing can come until the control thread changes something.
+    /// No packets can arrive until the control thread changes something.
     Never,
 }
 
-/// The receiving half of a port's queue. `Any`, so that two queues can be found to be of guests when they are put
-/// together: [`vhost::OneCopy`].
+/// The receiving half of a port's queue. The `Any` supertrait lets [`vhost::OneCopy`] recognize two queues of guests
+/// when they are paired.
 pub trait RxQueue: Any + fmt::Debug + Send {
-    /// Appends received packets to `burst`, as many as it has room for.
+    /// Appends received packets to `burst`, up to its capacity.
     fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst);
 
     /// Counters of the queue.
     fn counters(&self) -> &RxCounters;
 
-    /// Appends to `burst` what was already on its way, and takes nothing new; returns how many packets are still in
-    /// flight. A worker that stops calls it until none is.
+    /// Appends packets that are already in flight to `burst` and accepts no new ones. Returns the number of packets
+    /// that are still in flight. A worker that stops calls this until the result is 0.
     fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
         let _ = (ctx, burst);
         0
     }
 
-    /// The worker is going to sleep: asks whoever sends to this queue to wake it up, and then looks once more whether
-    /// something has come meanwhile. Whatever the answer, [`RxQueue::disarm`] follows, and then [`RxQueue::rx`] as usual.
-    /// Nothing of the worker's is in flight. Even a queue that answers [`Wake::Never`] is looked at again within 10 ms.
+    /// Prepares for the worker to sleep: asks the sender to wake up the worker, and then checks once more for packets
+    /// that arrived meanwhile. Whatever the result, [`RxQueue::disarm`] follows, and then [`RxQueue::rx`] as usual. The
+    /// worker has no packets in flight at this point. Even a queue that returns [`Wake::Never`] is polled again within
+    /// 10 ms.
     fn arm(&mut self) -> Wake<'_> {
         Wake::Poll
     }
 
-    /// The worker is awake and polls: no more events, and what made the descriptor readable is read. Also called for
-    /// queues that were not armed.
+    /// Ends sleeping: the worker polls again. No more events are requested, and the data that made the descriptor
+    /// readable is read. This is also called for queues that were not armed.
     fn disarm(&mut self) {}
 
-    /// Takes back packets of the last call that the other side has no room for; those it leaves in `burst` are dropped.
-    /// For what loses nothing by waiting, a generator or a file: the next calls begin with them.
+    /// Takes back packets of the last call that the other side has no room for. Packets left in `burst` are dropped.
+    /// Sources that lose nothing by waiting, such as a generator or a file, implement this: the next calls return these
+    /// packets first.
     fn take_back(&mut self, burst: &mut Burst) {
         let _ = burst;
     }
 
-    /// Whether the queue loses nothing by waiting, and therefore [takes back](Self::take_back) what is given to it.
+    /// Returns whether the queue loses nothing by waiting, and therefore [takes back](Self::take_back) packets.
     fn waits(&self) -> bool {
         false
     }
 }
 
-/// The sending half of a port's queue. `Any` as [`RxQueue`] is.
+/// The sending half of a port's queue. It is `Any` for the same reason as [`RxQueue`].
 pub trait TxQueue: Any + fmt::Debug + Send {
-    /// Takes packets from the front of `burst`, in order; those it cannot take stay there. Packets that cannot be sent
-    /// at all (too big) are taken, freed and counted.
+    /// Takes packets from the front of `burst`, in order. Packets that it has no room for stay in `burst`. Packets that
+    /// can never be sent (too long) are taken, freed and counted.
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst);
 
-    /// Which packets it takes that are not [plain](offcore_mem::Packet::is_plain). The others are made plain before
-    /// they come to [`tx`](Self::tx): see [`offload_fallback`].
+    /// Returns which packets it takes that are not [plain](offcore_mem::Packet::is_plain). All other packets are made
+    /// plain before [`tx`](Self::tx): see [`offload_fallback`].
     fn accepts(&self) -> Accepts {
         Accepts::default()
     }
 
-    /// Publishes and frees what has been sent since. Called in every round of the worker, whether there was something
-    /// to send or not.
+    /// Publishes and frees packets whose transmission has completed. It is called in every round of the worker, even if
+    /// there was nothing to send.
     fn poll(&mut self, ctx: &mut Context<'_>) {
         let _ = ctx;
     }
@@ -134,7 +137,7 @@ pub trait TxQueue: Any + fmt::Debug + Send {
     /// Counters of the queue.
     fn counters(&self) -> &TxCounters;
 
-    /// Finishes what is in flight; returns whether nothing is left. Called until it does.
+    /// Finishes packets in flight; returns whether all are done. It is called until it returns `true`.
     fn stop(&mut self, ctx: &mut Context<'_>) -> bool {
         let _ = ctx;
         true
@@ -143,7 +146,7 @@ pub trait TxQueue: Any + fmt::Debug + Send {
 
 /// A port. Used by the control thread only.
 pub trait Port: fmt::Debug + Send {
-    /// What it has in common with every other port.
+    /// The part that all ports have in common.
     fn base(&self) -> &PortBase;
 
     /// The port as it was written on the command line.
@@ -161,67 +164,69 @@ pub trait Port: fmt::Debug + Send {
         self.base().queues()
     }
 
-    /// The receiving half of queue `index`, once.
+    /// Takes the receiving half of queue `index`. It can be taken once.
     ///
     /// # Errors
     /// [`PortError`].
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError>;
 
-    /// The sending half of queue `index`, once.
+    /// Takes the sending half of queue `index`. It can be taken once.
     ///
     /// # Errors
     /// [`PortError`].
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError>;
 
-    /// The present MTU of its interface, in bytes; `None` for a port without an interface, and while the interface is missing.
+    /// The current MTU of the port's interface, in bytes. `None` if the port has no interface or the interface is
+    /// missing.
     fn mtu(&self) -> Option<usize> {
         None
     }
 
-    /// Whether the port's queues make copies that an engine can take (`--dma` applies).
+    /// Whether the port's queues make copies that a DMA engine can perform (`--dma` applies).
     fn offloads(&self) -> bool {
         false
     }
 
-    /// The memory of a device that its packets are in, if they are not in the pool: nobody else reaches their bytes.
+    /// The device memory that holds the port's packets, if they are not in the pool. Then only the device accesses
+    /// their bytes.
     fn memory(&self) -> Option<&DeviceMemory> {
         None
     }
 
-    /// Looks after what the port hangs on, such as an interface that went away and is there again. The control thread
-    /// calls it about every 20 ms; what there is for the queues to know reaches them between two bursts.
+    /// Checks the resources that the port depends on, such as an interface that was deleted and recreated. The control
+    /// thread calls it about every 20 ms. Queues pick up changes between two bursts.
     fn tend(&mut self) {}
 
-    /// One line on the port's state for a person: link, peer, negotiated features.
+    /// One line on the port's state for the user: link, peer, negotiated features.
     fn status(&self) -> String;
 
-    /// Whether something is on its way though nothing moves: a pipe's writer or reader may be slow, or still to come.
+    /// Whether data is pending although nothing moves: the other end of a pipe may be slow or not connected yet.
     fn is_waiting(&self) -> bool {
         false
     }
 
-    /// Why it does not do any more what it was opened for, such as a full disk: the run has failed.
+    /// The reason why the port stopped working, such as a full disk. The run has then failed.
     fn failure(&self) -> Option<String> {
         None
     }
 
-    /// What the front end of a vhost port has done so far.
+    /// The activity of a vhost port's front end so far.
     fn peer(&self) -> Option<PeerReport> {
         None
     }
 }
 
-/// What the front end of a vhost port, and those before it, have done.
+/// The activity of a vhost port's present and earlier front ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct PeerReport {
     pub connected: bool,
     pub connections: u64,
-    /// Those that were refused included.
+    /// Includes refused messages.
     pub messages: u64,
     pub refused: u64,
-    /// Virtqueues that take nothing more until they are started anew.
+    /// Virtqueues that are stopped until the front end restarts them.
     pub broken: usize,
-    /// Whether written pages are logged.
+    /// Whether dirty page logging is on.
     pub migrates: bool,
 }
 

@@ -1,7 +1,8 @@
-//! Network interfaces of the kernel, as far as a port has to know them: address, MTU, link, counters, driver.
+//! Network interfaces of the kernel: address, MTU, link, counters, driver.
 //!
-//! A [`NetDev`] asks through sockets that were made when it was opened, so it means the network namespace of the thread
-//! that opened it, whoever asks. Files in /sys would mean the mount's.
+//! A [`NetDev`] sends its requests through sockets that are created when it is opened. It therefore refers to the
+//! network namespace of the thread that opened it, whichever thread uses it. Files in /sys would refer to the namespace
+//! of the mount.
 
 mod ioctl;
 pub(crate) mod netlink;
@@ -17,26 +18,26 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 pub(crate) use ioctl::{interface_request, ioctl};
 use netlink::Netlink;
 
-/// One network interface, as it was called when it was opened.
+/// One network interface, identified by its name at the time of opening.
 #[derive(Debug)]
 pub struct NetDev {
     name: String,
     index: u32,
-    /// Any socket of the interface's network namespace; requests go through it.
+    /// Any socket in the interface's network namespace, for ioctl requests.
     control: OwnedFd,
     route: Mutex<Netlink>,
 }
 
-/// What an interface's link does.
+/// State of an interface's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// It is set up and has a carrier.
+    /// The interface is up and has a carrier.
     Up,
-    /// It is set up, and nothing is at the other end: the cable is out, the peer is down.
+    /// The interface is up without a carrier: the cable is unplugged or the peer is down.
     NoCarrier,
-    /// It is set down.
+    /// The interface is down.
     Down,
-    /// The interface was deleted, renamed, or moved to another network namespace. One that was made anew under the same
+    /// The interface was deleted, renamed, or moved to another network namespace. An interface recreated under the same
     /// name is another interface: see [`NetDev::reopen`].
     Gone,
 }
@@ -52,26 +53,26 @@ impl fmt::Display for Link {
     }
 }
 
-/// What the kernel counts of an interface since it was made.
+/// Counters of the kernel for an interface, since the interface was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetDevCounters {
     pub rx_packets: u64,
     /// Bytes received, without FCS.
     pub rx_bytes: u64,
-    /// Damaged packets received.
+    /// Received packets with errors.
     pub rx_errors: u64,
-    /// Received packets that nobody had room for.
+    /// Received packets dropped for lack of buffers.
     pub rx_dropped: u64,
     pub tx_packets: u64,
     /// Bytes sent, without FCS.
     pub tx_bytes: u64,
     /// Packets that could not be sent.
     pub tx_errors: u64,
-    /// Packets to send that there was no room for.
+    /// Packets to send that were dropped for lack of buffers.
     pub tx_dropped: u64,
 }
 
-/// Queues of an interface that are in use (`ethtool -l`).
+/// Queues of an interface in use (`ethtool -l`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Channels {
     /// Queues that receive and send.
@@ -80,7 +81,7 @@ pub struct Channels {
     pub tx: u32,
 }
 
-/// What to do when an interface cannot be opened.
+/// Explains to the user why an interface cannot be opened.
 pub(crate) fn advice(name: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ENODEV) => format!(
@@ -90,7 +91,7 @@ pub(crate) fn advice(name: &str, error: &io::Error) -> String {
     }
 }
 
-/// Whether the kernel is version `major`.`minor` or later. An unknown version counts as older.
+/// Returns whether the kernel is version `major`.`minor` or later. An unknown version counts as older.
 pub(crate) fn kernel_is_at_least(major: u32, minor: u32) -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
@@ -98,10 +99,10 @@ pub(crate) fn kernel_is_at_least(major: u32, minor: u32) -> bool {
 }
 
 impl NetDev {
-    /// The interface called `name` in the calling thread's network namespace.
+    /// Opens the interface called `name` in the calling thread's network namespace.
     ///
     /// # Errors
-    /// ENODEV when there is none of that name; what the kernel says otherwise.
+    /// ENODEV if no interface has that name; otherwise the kernel's error.
     pub fn open(name: &str) -> io::Result<Self> {
         let control =
             rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -109,11 +110,10 @@ impl NetDev {
         Ok(Self { name: name.into(), index, control, route: Mutex::new(Netlink::route()?) })
     }
 
-    /// Looks again which interface has the name, in the namespace of the first time: to be called when the link is
-    /// [`Link::Gone`].
+    /// Looks up the interface of that name again, in the same namespace. To be called when the link is [`Link::Gone`].
     ///
     /// # Errors
-    /// ENODEV while there is none.
+    /// ENODEV if no interface has the name.
     pub fn reopen(&mut self) -> io::Result<()> {
         self.index = ioctl::index(&self.control, &self.name)?;
         Ok(())
@@ -124,15 +124,15 @@ impl NetDev {
         &self.name
     }
 
-    /// The interface's number. Another one made later may have it, if somebody says so.
+    /// The interface's index. It can be reused for a later interface on request.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Longest payload of a frame in bytes: what follows the Ethernet header and a VLAN tag.
+    /// The longest payload of a frame in bytes: the bytes behind the Ethernet header and a VLAN tag.
     ///
     /// # Errors
-    /// ENODEV when the interface is gone.
+    /// ENODEV if the interface is gone.
     pub fn mtu(&self) -> io::Result<usize> {
         ioctl::mtu(&self.control, &self.name)
     }
@@ -140,21 +140,21 @@ impl NetDev {
     /// The interface's Ethernet address.
     ///
     /// # Errors
-    /// ENODEV when the interface is gone.
+    /// ENODEV if the interface is gone.
     pub fn mac(&self) -> io::Result<MacAddr> {
         Ok(ioctl::hardware(&self.control, &self.name)?.1)
     }
 
-    /// Whether its frames are Ethernet's: those of a tunnel without addresses are not.
+    /// Returns whether its frames are Ethernet frames. Those carried by layer 3 tunnels are not.
     ///
     /// # Errors
-    /// ENODEV when the interface is gone.
+    /// ENODEV if the interface is gone.
     pub fn is_ethernet(&self) -> io::Result<bool> {
         let kind = ioctl::hardware(&self.control, &self.name)?.0;
         Ok(matches!(kind, libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK))
     }
 
-    /// What the link does now.
+    /// The present state of the link.
     pub fn link(&self) -> Link {
         if ioctl::index(&self.control, &self.name).ok() != Some(self.index) {
             return Link::Gone;
@@ -167,7 +167,7 @@ impl NetDev {
         }
     }
 
-    /// Sets the link up, unless it is.
+    /// Sets the interface up, unless it is up.
     ///
     /// # Errors
     /// EPERM without CAP_NET_ADMIN.
@@ -178,27 +178,27 @@ impl NetDev {
     /// The interface's counters.
     ///
     /// # Errors
-    /// ENODEV when the interface is gone.
+    /// ENODEV if the interface is gone.
     pub fn counters(&self) -> io::Result<NetDevCounters> {
         self.netlink().counters(self.index)
     }
 
-    /// Name of the interface's driver (`ethtool -i`), such as `ice` or `veth`, if it has one that says so.
+    /// Name of the interface's driver (`ethtool -i`), such as `ice` or `veth`, if the driver reports one.
     pub fn driver(&self) -> Option<String> {
         ioctl::driver(&self.control, &self.name).map(|(name, _)| name).filter(|name| !name.is_empty())
     }
 
-    /// Where the interface's device is, such as `0000:43:00.0`, if it is anywhere.
+    /// Bus address of the interface's device, such as `0000:43:00.0`, if it has one.
     pub fn bus(&self) -> Option<String> {
         ioctl::driver(&self.control, &self.name).map(|(_, bus)| bus).filter(|bus| !bus.is_empty())
     }
 
-    /// How many queues the interface uses, if its driver says.
+    /// The numbers of queues in use, if the driver reports them.
     pub fn channels(&self) -> Option<Channels> {
         ioctl::channels(&self.control, &self.name)
     }
 
-    /// Speed of the link in Mbit/s, if its driver says.
+    /// Speed of the link in Mbit/s, if the driver reports it.
     pub fn speed(&self) -> Option<u32> {
         ioctl::speed(&self.control, &self.name)
     }
@@ -221,7 +221,7 @@ mod tests {
         assert!(lo.is_ethernet().unwrap());
         assert_ne!(lo.link(), Link::Gone);
         let counters = lo.counters().unwrap();
-        // What is sent there is received there.
+        // The loopback interface receives all packets sent through it.
         assert_eq!(counters.tx_errors, 0);
         assert!(counters.rx_bytes >= counters.rx_packets);
     }

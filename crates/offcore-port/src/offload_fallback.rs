@@ -1,8 +1,8 @@
-//! The software offload fallback: packets that are more than the other side takes, made into ones that it does.
+//! The software offload fallback: converts packets that the receiver does not accept into packets that it accepts.
 //!
-//! A guest or the kernel may send packets with partial checksums, unsegmented TCP and UDP packets of up to 64 KiB, also inside a
-//! tunnel, and packets of several buffers. They pass unchanged to a port that accepts them. For any other port the
-//! core does the rest: it completes checksums, segments packets, and copies several buffers into one.
+//! A guest or the kernel may send packets with partial checksums, unsegmented TCP and UDP packets of up to 64 KiB, also
+//! inside a tunnel, and packets of several buffers. They pass unchanged to a port that accepts them. For any other
+//! port, the CPU core completes checksums, segments packets, and copies several buffers into one.
 
 use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache, Segments};
 use offcore_stats::Stage;
@@ -12,23 +12,23 @@ use offcore_wire::virtio_net::{HEADER_LEN, NetHeader, Offloads};
 
 use crate::{Context, DropReason, TxQueue};
 
-/// Segments that a packet becomes at most: twice as many as 64 KiB are with TCP's default segment size of 536 bytes
-/// (RFC 9293, 3.7.1). Segments of a few bytes are allowed, but a packet that would become more of them is dropped; without
-/// a bound one burst would keep the core from everybody else for tens of milliseconds. It is the packet's and not the
-/// burst's, in which packets of several parties may be.
+/// Maximum number of segments of a packet: twice as many as 64 KiB need with TCP's default segment size of 536 bytes
+/// (RFC 9293, 3.7.1). Segments of a few bytes are allowed, but a packet that needs more segments is dropped. Without a
+/// limit, one burst could occupy the core for tens of milliseconds. The limit applies to each packet, not to the burst,
+/// because a burst may contain packets of several senders.
 const SEGMENTS: usize = 256;
 
-/// Which packets a TX queue takes that are not [plain](Packet::is_plain). The default is none.
+/// Which packets a TX queue accepts that are not [plain](Packet::is_plain). By default, none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Accepts {
-    /// What the header in front of a packet may ask for.
+    /// The offloads that a packet's header may request.
     pub offloads: Offloads,
     /// Whether a packet may have several buffers.
     pub segments: bool,
 }
 
 impl Accepts {
-    /// Whether the packet is taken as it is.
+    /// Returns whether the packet is accepted unchanged.
     #[inline]
     pub fn takes(&self, packet: &Packet) -> bool {
         packet.is_plain()
@@ -63,8 +63,8 @@ impl<T: TxQueue + ?Sized> Taker for T {
     }
 }
 
-/// Converts the packets in `burst` into packets that `to` accepts, in their order. If a burst has no room for all of them, the
-/// first ones are sent to `to`. A packet that cannot be converted, or would become more than 256 segments, is dropped and
+/// Converts the packets in `burst` into packets that `to` accepts, in order. If a burst has no room for all of them,
+/// the first ones are sent to `to`. A packet that cannot be converted, or needs more than 256 segments, is dropped and
 /// counted.
 pub fn fall_back<T: Taker + ?Sized>(to: &mut T, ctx: &mut Context<'_>, burst: &mut Burst) {
     let accepts = to.accepts();
@@ -101,7 +101,7 @@ fn fall_back_slowly<T: Taker + ?Sized>(
     ctx.clock.lap(Stage::Copy);
 }
 
-/// The header in front of a packet that asks for something; of any other one, a header that does not.
+/// Returns the header in front of a packet with an offload request, and the default header for any other packet.
 #[inline]
 pub(crate) fn header(packet: &Packet) -> NetHeader {
     if !packet.has_offload() {
@@ -110,13 +110,13 @@ pub(crate) fn header(packet: &Packet) -> NetHeader {
     packet.headroom_bytes(HEADER_LEN).first_chunk().map(NetHeader::from_bytes).unwrap_or_default()
 }
 
-/// What becomes of a packet.
+/// The action for a packet.
 enum Fallback {
-    /// It can be sent.
+    /// The packet can be sent.
     Packet(Packet),
-    /// It is to be segmented.
+    /// The packet needs to be segmented.
     Segment(Packet),
-    /// It cannot be sent.
+    /// The packet cannot be sent.
     Drop(Packet, DropReason),
 }
 
@@ -154,7 +154,7 @@ fn fallback_for(accepts: Accepts, mut packet: Packet, cache: &mut PoolCache) -> 
     }
 }
 
-/// A copy of a packet of several buffers in one, which has room for it; `None` when the pool has run dry.
+/// Copies a packet of several buffers into one buffer, which must be large enough; `None` if the pool is empty.
 fn join(packet: &Packet, cache: &mut PoolCache) -> Option<Packet> {
     let pool = cache.pool();
     let mut one = cache.take_sized(HEADROOM, pool.total_len(packet))?;
@@ -167,7 +167,7 @@ fn join(packet: &Packet, cache: &mut PoolCache) -> Option<Packet> {
     Some(one)
 }
 
-/// Sends the packets that `packet` is to be segmented into; or says why some are not, and how many.
+/// Sends the segments of `packet`. If some cannot be sent, returns the reason and their number.
 fn segment<T: Taker + ?Sized>(
     accepts: Accepts,
     packet: &Packet,
@@ -180,7 +180,7 @@ fn segment<T: Taker + ?Sized>(
     let front = &mut front[..total.min(MAX_HEADERS)];
     Reader::new(pool.segments(packet)).read(front);
     let mut segmenter = Segmenter::new(&header(packet), front, total).map_err(|e| (reason(e), 1))?;
-    // Segments may be jumbo frames, too.
+    // Segments may be jumbo frames.
     let is_long = segmenter.longest() > pool.data_room() && !accepts.segments;
     if is_long || segmenter.segments().count() > SEGMENTS {
         return Err((DropReason::TooBig, 1));
@@ -236,7 +236,7 @@ impl<'a> Reader<'a> {
         Self { segments, rest: &[] }
     }
 
-    /// Fills the packet's buffers with the next bytes, from byte `from` of the first buffer on; their sum.
+    /// Fills the packet's buffers with the next bytes, starting at byte `from` of the first buffer; returns their sum.
     fn fill(&mut self, pool: &Pool, packet: &mut Packet, from: usize) -> Sum {
         let mut skip = from;
         for part in pool.segments_mut(packet) {
@@ -246,7 +246,7 @@ impl<'a> Reader<'a> {
         Sum::of_parts(pool.segments(packet).map(|part| &part[std::mem::take(&mut skip)..]))
     }
 
-    /// Fills `to` with the next bytes, as far as there are any.
+    /// Fills `to` with the next bytes, while there are any.
     fn read(&mut self, mut to: &mut [u8]) {
         while !to.is_empty() {
             while self.rest.is_empty() {
@@ -256,7 +256,7 @@ impl<'a> Reader<'a> {
             let len = to.len().min(self.rest.len());
             let (from, rest) = self.rest.split_at(len);
             let (now, later) = to.split_at_mut(len);
-            // copy-ok: a packet that the other side cannot take as it is, copied by the core, which sums it up anyway
+            // copy-ok: the receiver does not accept the packet unchanged; the core reads its bytes for the checksum anyway
             now.copy_from_slice(from);
             (self.rest, to) = (rest, later);
         }

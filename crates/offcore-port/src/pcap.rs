@@ -1,13 +1,13 @@
-//! The pcap port: receives the packets of one capture file, writes what is sent to another.
+//! The pcap port: receives the packets of a capture file, and writes sent packets to another.
 //!
-//! It reads and writes files in its bursts, which may block the worker: good for tests and for looking at traffic, not
-//! for rates; pipes never do. What is written reaches the file when the port has been idle for a while, and when it is stopped. Until then a
-//! capture is called `OUT.part`.
+//! It reads and writes files within its bursts, which may block the worker: the port suits tests and the inspection of
+//! traffic, not high rates. Pipes never block. Written data reaches the file when the port has been idle for a while,
+//! and when it is stopped. Until then a capture is called `OUT.part`.
 //!
-//! The file waits for the other side: a packet that there is no room for is received again.
+//! The input file loses nothing by waiting: a packet that the other side has no room for is received again.
 //!
-//! Packets may be as long as capture files have them, 256 KiB: those longer than a packet buffer take several. One that
-//! was cut when it was captured is received as far as the file has it.
+//! Packets may be as long as capture files allow, 256 KiB. Packets longer than a packet buffer take several buffers. A
+//! packet that was truncated during capture is received with the bytes that the file contains.
 
 mod pipe;
 mod rx;
@@ -38,22 +38,22 @@ pub struct PcapPort {
     output: Arc<FileState>,
 }
 
-/// A file as the status line shows it.
+/// The state of a file as the status line shows it.
 #[derive(Debug)]
 struct FileState {
     path: Option<PathBuf>,
-    /// Why it is not used any more; written once, by the worker.
+    /// Why the file is not used any more. The worker writes it once.
     end: Mutex<Option<End>>,
-    /// Packets received that were longer once.
+    /// Number of received packets that were truncated during capture.
     cut: AtomicU64,
-    /// It is a pipe whose other end has something to do.
+    /// The file is a pipe that waits for its other end.
     waiting: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
 struct End {
     why: String,
-    /// Whether it should not have ended.
+    /// Whether it ended because of an error.
     is_failure: bool,
 }
 
@@ -103,9 +103,8 @@ impl PcapPort {
     /// Opens the files.
     ///
     /// # Errors
-    /// A file that cannot be opened, an output that exists and is not to be overwritten, or an input that is not a capture
-    /// file of Ethernet packets. An input that is to be repeated is read once to its end, so a damaged or empty one is
-    /// refused too.
+    /// A file that cannot be opened, an output that exists without `overwrite`, or an input that is not a capture file
+    /// of Ethernet packets. An input with `repeat` is read once to its end, so a damaged or empty file is refused, too.
     pub fn open(spec: &PcapSpec) -> Result<Self, PortError> {
         let name = spec.to_string();
         let fail = |path: &Path, error: PcapError| match error {
@@ -163,7 +162,7 @@ impl Port for PcapPort {
     }
 }
 
-/// What is wrong, in words.
+/// Describes an error in words.
 fn reason(error: PcapError) -> String {
     match error {
         PcapError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe => {

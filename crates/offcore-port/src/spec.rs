@@ -1,22 +1,25 @@
-//! Ports as they are written: `KIND:ARGS,key=value,flag`.
+//! Parses and prints port specifications: `KIND:ARGS,key=value,flag`.
 //!
-//! | kind | written as |
-//! |---|---|
-//! | vhost | `vhost:SOCKET[,queues=N,client,owner=USER,group=GROUP,mode=MODE,FEATURE=off…,max_memory=MIB,dmas=[txq0@wq0.0;rxq0@wq0.1]]` |
-//! | af_xdp | `af_xdp:INTERFACE[,queues=N,first=N,mode=MODE,ring_size=N,busy_poll=N,need_wakeup=off,promisc=off]` |
-//! | virtio-user | `virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,event_idx=off,offloads=off,mtu=N,mac=MAC,peer=USER]` |
-//! | af_packet | `af_packet:INTERFACE[,queues=N,fanout=MODE,slots=N,promisc=off,qdisc_bypass]` |
-//! | dpdk | `dpdk:DEVICE[,queues=N,mtu=N,rx_desc=N,tx_desc=N,rss=off,rss=[ip,tcp,udp,sctp],promisc=off,args=[KEY=VALUE,…]]` |
-//! | tap | `tap:NAME[,queues=N,offloads=off]` |
-//! | pcap | `pcap:IN[,OUT][,loop]`, where `-` or nothing stands for no file |
-//! | gen | `gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]` |
-//! | impair | `impair:[loss=P%,reorder=P%,duplicate=P%,corrupt=P%,delay=TIME,jitter=TIME,rate=N,seed=N,]PORT` |
+//! * `vhost:SOCKET` with the options `queues=N`, `client`, `owner=USER`, `group=GROUP`, `mode=MODE`, `FEATURE=off`,
+//!   `max_memory=MIB` and `dmas=[txq0@wq0.0;rxq0@wq0.1]`
+//! * `af_xdp:INTERFACE` with the options `queues=N`, `first=N`, `mode=MODE`, `ring_size=N`, `busy_poll=N`,
+//!   `need_wakeup=off` and `promisc=off`
+//! * `virtio-user:SOCKET` with the options `queues=N`, `queue_size=N`, `server`, `packed`, `mrg=off`, `event_idx=off`,
+//!   `offloads=off`, `mtu=N`, `mac=MAC` and `peer=USER`
+//! * `af_packet:INTERFACE` with the options `queues=N`, `fanout=MODE`, `slots=N`, `promisc=off` and `qdisc_bypass`
+//! * `dpdk:DEVICE` with the options `queues=N`, `mtu=N`, `rx_desc=N`, `tx_desc=N`, `rss=off`, `rss=[ip,tcp,udp,sctp]`,
+//!   `promisc=off` and `args=[KEY=VALUE,…]`
+//! * `tap:NAME` with the options `queues=N` and `offloads=off`
+//! * `pcap:IN[,OUT][,loop]`, where `-` or nothing stands for no file
+//! * `gen:` with the options `size=N`, `count=N`, `rate=N`, `flows=N`, `verify=N` and `queues=N`
+//! * `impair:PORT` with the options `loss=P%`, `reorder=P%`, `duplicate=P%`, `corrupt=P%`, `delay=TIME`, `jitter=TIME`,
+//!   `rate=N` and `seed=N`, which are written before the inner `PORT`
 //!
-//! The MODE of af_packet is hash, lb, cpu, rollover, rnd or qm. A FEATURE that a vhost port need not offer is packed,
-//! in_order, mrg, indirect, event_idx or offloads.
+//! The MODE of af_packet is hash, lb, cpu, rollover, rnd or qm. A FEATURE that can be switched off for a vhost port is
+//! packed, in_order, mrg, indirect, event_idx or offloads.
 //!
-//! A flag may be given a value (`client=off`), a switch may go without (`mrg`). Numbers may end in k, M or G.
-//! [`PortSpec`] reads and writes them; each port's own module opens it.
+//! Flags may have a value (`client=off`), and switches may omit it (`mrg`). Numbers may end in k, M or G. [`PortSpec`]
+//! parses and prints specifications. Each port's own module opens the port.
 
 mod af_packet;
 mod af_xdp;
@@ -46,31 +49,31 @@ pub use tap::TapSpec;
 pub use vhost::VhostSpec;
 pub use virtio_user::VirtioUserSpec;
 
-/// Queue pairs that a port can have, at most.
+/// Maximum number of queue pairs of a port.
 pub const MAX_QUEUES: u16 = 128;
-/// Flows that a generator can have, at most: what its two varied address bytes tell apart.
+/// Maximum number of flows of a generator: the number of values of its two varying address bytes.
 pub const MAX_FLOWS: u32 = 1 << 16;
-/// Bytes of the frame check sequence, which sizes on the command line include and packet buffers do not.
+/// Length of the frame check sequence in bytes. Sizes on the command line include it, packet buffers do not.
 pub const FCS: usize = 4;
 
-/// Longest path of a Unix socket in bytes: `sun_path` less its final zero (unix(7)).
+/// Longest path of a Unix socket in bytes: `sun_path` without its terminating zero (unix(7)).
 const MAX_SOCKET_PATH: usize = 107;
-/// Longest interface name in bytes: IFNAMSIZ less its final zero.
+/// Longest interface name in bytes: IFNAMSIZ without its terminating zero.
 const MAX_INTERFACE_NAME: usize = 15;
 const KINDS: &str = "vhost, virtio-user, af_xdp, af_packet, dpdk, tap, pcap, gen or impair";
 
-/// A port as it was described.
+/// The specification of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PortSpec {
-    /// An interface of the kernel by packet sockets.
+    /// An interface of the kernel, through packet sockets.
     AfPacket(AfPacketSpec),
-    /// An interface of the kernel by XDP sockets.
+    /// An interface of the kernel, through XDP sockets.
     AfXdp(AfXdpSpec),
-    /// A device of DPDK.
+    /// A DPDK device.
     Dpdk(DpdkSpec),
     /// A traffic generator and verifying sink.
     Gen(GenSpec),
-    /// Another port, whose packets are lost, delayed or changed on purpose.
+    /// Another port whose packets are deliberately lost, delayed or changed.
     Impair(ImpairSpec),
     /// Capture files.
     Pcap(PcapSpec),
@@ -83,7 +86,7 @@ pub enum PortSpec {
 }
 
 impl PortSpec {
-    /// The port itself; of an impaired one, the port that is impaired.
+    /// Returns the port itself, or the inner port of an impairment port.
     pub fn bare(&self) -> &Self {
         match self {
             Self::Impair(spec) => spec.port.bare(),
@@ -91,12 +94,12 @@ impl PortSpec {
         }
     }
 
-    /// Queue pairs that it is to have.
+    /// Number of queue pairs of the port.
     pub fn queues(&self) -> u16 {
         self.clone().queues_mut().map_or(1, |queues| *queues)
     }
 
-    /// The same, to be changed; `None` for a port that always has one.
+    /// The number of queue pairs, for changes; `None` for a port that always has one.
     pub fn queues_mut(&mut self) -> Option<&mut u16> {
         match self {
             Self::AfPacket(spec) => Some(&mut spec.queues),
@@ -111,7 +114,7 @@ impl PortSpec {
         }
     }
 
-    /// Whether its queues make copies that an engine can take: [`Port::offloads`](crate::Port::offloads).
+    /// Whether its queues make copies that an engine can perform: [`Port::offloads`](crate::Port::offloads).
     pub fn offloads(&self) -> bool {
         matches!(self.bare(), Self::Vhost(_))
     }
@@ -173,10 +176,10 @@ fn unless<T: fmt::Display + PartialEq>(
     if value == default { Ok(()) } else { write!(f, ",{key}={value}") }
 }
 
-/// The comma-separated fields of `text`; commas within brackets do not separate.
+/// Returns the comma-separated fields of `text`. Commas within brackets do not separate fields.
 ///
 /// # Errors
-/// Brackets that are not closed, or not opened.
+/// Brackets that are not closed or not opened.
 pub fn split_fields(text: &str) -> Result<Vec<&str>, String> {
     let (mut fields, mut start, mut inside) = (Vec::new(), 0, false);
     for (at, c) in text.char_indices() {
@@ -199,11 +202,11 @@ pub fn split_fields(text: &str) -> Result<Vec<&str>, String> {
     Ok(fields)
 }
 
-/// The field that every port of a kind begins with, and the others.
+/// Returns the mandatory first field of a kind of port, and the other fields.
 fn first<'a>(fields: &'a [&'a str], expected: &str) -> Result<(&'a str, &'a [&'a str]), String> {
     match fields {
         ["", ..] | [] => Err(format!("expected {expected}")),
-        // A first field such as `queues=2` is an option in the wrong place; a path may have an '=' further on.
+        // A first field such as `queues=2` is a misplaced option. A path may contain an '='.
         [first, ..] if !first.contains('/') && first.contains('=') => {
             Err(format!("it begins with '{first}', expected {expected}"))
         }
@@ -218,7 +221,7 @@ fn socket_path(path: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The name of a network interface, as the kernel allows it.
+/// Checks the name of a network interface against the kernel's rules.
 fn interface_name(name: &str) -> Result<String, String> {
     let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
     if name.len() > MAX_INTERFACE_NAME {
@@ -233,12 +236,12 @@ fn interface_name(name: &str) -> Result<String, String> {
     Ok(name.into())
 }
 
-/// What is inside the brackets, if there are any.
+/// Returns the text inside the brackets, if there are any.
 fn inner(text: &str) -> &str {
     text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text)
 }
 
-/// A number whose range was checked, in the type that the range was chosen for.
+/// Converts a number whose range was checked to a type that covers the range.
 fn narrow<T: TryFrom<u64>>(value: u64) -> T
 where
     T::Error: fmt::Debug,
@@ -246,7 +249,7 @@ where
     T::try_from(value).expect("the caller's range fits the type")
 }
 
-/// Keys, each with its value if it has one.
+/// Option keys, each with its value if it has one.
 struct Options<'a>(Vec<(&'a str, Option<&'a str>)>);
 
 impl<'a> Options<'a> {
@@ -268,7 +271,7 @@ impl<'a> Options<'a> {
         Ok(Self(list))
     }
 
-    /// `None`: not given; `Some(None)`: given without a value.
+    /// Returns `None` if the key is not given, and `Some(None)` if it is given without a value.
     fn find(&self, key: &str) -> Option<Option<&'a str>> {
         self.0.iter().find(|(other, _)| *other == key).map(|(_, value)| *value)
     }
@@ -301,13 +304,13 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// A user, by name or number.
+    /// Returns a user id, given by name or number.
     fn user(&self, key: &str) -> Result<Option<u32>, String> {
         let by_name = |name: &str| User::from_name(name).ok().flatten().map(|user| user.uid.as_raw());
         self.id(key, "user", by_name)
     }
 
-    /// A group, by name or number.
+    /// Returns a group id, given by name or number.
     fn group(&self, key: &str) -> Result<Option<u32>, String> {
         let by_name = |name: &str| Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw());
         self.id(key, "group", by_name)
@@ -321,7 +324,7 @@ impl<'a> Options<'a> {
     ) -> Result<Option<u32>, String> {
         let Some(value) = self.find(key) else { return Ok(None) };
         let found = value.unwrap_or_default();
-        // The last number stands for none.
+        // The highest id means "no id".
         let number = found.parse().ok().filter(|id| *id != u32::MAX);
         match number.or_else(|| by_name(found)) {
             Some(id) => Ok(Some(id)),
@@ -334,7 +337,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// A decimal number that may end in k, M or G.
+/// Parses a decimal number that may end in k, M or G.
 fn parse_number(text: &str) -> Option<u64> {
     let (digits, unit) = match text.as_bytes().last()? {
         b'k' => (&text[..text.len() - 1], 1_000),
@@ -342,7 +345,7 @@ fn parse_number(text: &str) -> Option<u64> {
         b'G' => (&text[..text.len() - 1], 1_000_000_000),
         _ => (text, 1),
     };
-    // `parse` alone would also take "+1".
+    // `parse` alone would also accept "+1".
     let number: u64 = digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())??;
     number.checked_mul(unit)
 }

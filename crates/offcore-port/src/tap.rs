@@ -1,12 +1,13 @@
-//! The TAP port: a network interface of the kernel, one system call a packet.
+//! The TAP port: a network interface of the kernel, with one system call per packet.
 //!
-//! The kernel puts a virtio-net header of 12 bytes in front of each packet, and takes one. It is read into the packet's
-//! headroom, so that the packet itself lies where packets lie. Unless offloads are switched off, it may leave a
-//! checksum open or ask for segmentation: TCP and UDP between the kernel and a guest then use packets of up to 64 KiB, and
-//! nobody sums them up. Packets longer than a packet buffer are packets of several.
+//! The kernel puts a virtio-net header of 12 bytes in front of each packet, and expects one in front of packets that
+//! are sent to it. The header is read into the packet's headroom, so that the packet's data begins at its usual place.
+//! Unless offloads are switched off, the kernel may leave checksums incomplete and request segmentation: TCP and UDP
+//! between the kernel and a guest then use packets of up to 64 KiB, without computing checksums. Packets longer than a
+//! packet buffer take several buffers.
 //!
-//! An interface that the port made goes away with the port; one that was there before (`ip tuntap add`) stays. One that
-//! somebody deletes meanwhile is made again.
+//! An interface created by the port is deleted with the port; an existing one (`ip tuntap add`) stays. If the interface
+//! is deleted meanwhile, the port creates it again.
 
 mod interface;
 mod rx;
@@ -33,13 +34,13 @@ use crate::{Accepts, Context, DropReason, Port, PortError, QueueSetup, RxQueue, 
 use interface::Interface;
 use rx::TapRx;
 
-/// Bytes of a VLAN tag, which the MTU does not count.
+/// Length of a VLAN tag in bytes, which the MTU does not include.
 const VLAN_TAG: usize = 4;
-/// Longest packet that the kernel has segmented by others, in bytes: the longest IP packet in a tagged frame.
+/// Length of the longest packet that the kernel leaves unsegmented, in bytes: the longest IP packet in a tagged frame.
 const LONGEST_GSO: usize = u16::MAX as usize + ethernet::HEADER_LEN + VLAN_TAG;
-/// What part of the pool may wait for long packets: one in this many.
+/// The share of the pool that may be reserved for long packets: one buffer in this many.
 const SPARES_SHARE: usize = 4;
-/// Buffers of a packet to send, at most: more than the longest packet has.
+/// Maximum number of buffers of a packet to send: more than the longest packet has.
 const MAX_SEGMENTS: usize = 64;
 
 /// A TAP port.
@@ -49,38 +50,38 @@ pub struct TapPort {
     interface: NetDev,
     mtu: usize,
     offloads: Offloads,
-    /// The pool is too small for the offloads that were asked for.
+    /// Whether the pool is too small for the requested offloads.
     too_small: bool,
-    /// Bytes of the longest packet that is received.
+    /// Length of the longest packet that is received, in bytes.
     longest: usize,
     pool: &'static Pool,
-    /// The halves of each queue, and the file that both use.
+    /// The halves of each queue. Both use the same file.
     queues: Vec<[Arc<Cell<Arc<OwnedFd>>>; 2]>,
     lost: Arc<AtomicU32>,
     spec: TapSpec,
-    /// How often the interface was made anew.
+    /// Number of times that the interface was created again.
     renewed: u64,
 }
 
 impl TapPort {
-    /// Makes the interface (or joins the one of that name) in the calling thread's network namespace and sets its link
-    /// up. Packets will be chunks of `pool`.
+    /// Creates the interface, or joins an existing interface of that name, in the calling thread's network namespace,
+    /// and sets it up. Packets are chunks of `pool`.
     ///
     /// # Errors
-    /// What the kernel refused and what to do about it.
+    /// The step that the kernel refused, and what to do about it.
     pub fn open(spec: &TapSpec, pool: &'static Pool) -> Result<Self, PortError> {
         let name = spec.to_string();
         let fail = |what: String, source| PortError::System { port: name.clone(), what, source };
         let spares = |longest| rx::spares(pool, longest) * usize::from(spec.queues);
         let most = pool.chunks() / SPARES_SHARE;
-        // The kernel leaves nothing to a port that has no room for it.
+        // Without room for long packets, offloads are not offered to the kernel.
         let offloads = spec.offloads && spares(LONGEST_GSO) <= most;
         let Interface { netdev: interface, files, offloads: agreed } =
             interface::open(&spec.name, spec.queues, offloads).map_err(|(what, e)| fail(what, e))?;
         let ask = |what: &str| format!("asking for the {what} of '{}'", interface.name());
         let mtu = interface.mtu().map_err(|e| fail(ask("MTU"), e))?;
         let mac = interface.mac().map_err(|e| fail(ask("address"), e))?;
-        // As long as the MTU says now: whoever may set it may set it later.
+        // The present MTU sets the limit. Privileged users may change the MTU later.
         let ordinary = mtu + ethernet::HEADER_LEN + VLAN_TAG;
         let longest = if offloads { ordinary.max(LONGEST_GSO) } else { ordinary };
         let needed = spares(longest);
@@ -110,25 +111,25 @@ impl TapPort {
         Ok(port)
     }
 
-    /// Gives the queues their files.
+    /// Hands the files to the queues.
     fn publish(&self, files: Vec<OwnedFd>) {
         for (halves, file) in self.queues.iter().zip(files.into_iter().map(Arc::new)) {
             halves.iter().for_each(|half| half.publish(Some(Arc::clone(&file))));
         }
     }
 
-    /// Whether a queue has found that the interface was deleted, the present one.
+    /// Returns whether a queue has found that the present interface was deleted.
     fn is_deleted(&self) -> bool {
         let lost = self.lost.load(Ordering::Relaxed);
         self.queues.first().is_some_and(|[rx, _]| rx.generation() == lost)
     }
 
-    /// The interface's name: the one asked for, unless that was a pattern such as `tap%d`.
+    /// The interface's name: the requested name, unless that was a pattern such as `tap%d`.
     pub fn interface(&self) -> &str {
         self.interface.name()
     }
 
-    /// One half of a queue, 0 to receive and 1 to send.
+    /// Returns one half of a queue: 0 to receive, 1 to send.
     fn queue(&self, index: u16, half: usize) -> Result<Queue, PortError> {
         let end = End::new(Arc::clone(&self.queues[usize::from(index)][half]));
         let missing = || PortError::Queue { port: self.base.name.clone(), index };
@@ -159,7 +160,7 @@ impl Port for TapPort {
         self.interface.mtu().ok().map(|mtu| mtu.min(most))
     }
 
-    /// An interface that was deleted is made again, without the addresses that it had.
+    /// Creates a deleted interface again, without its former addresses.
     fn tend(&mut self) {
         self.queues.iter().flatten().for_each(|half| half.close_retired());
         if !self.is_deleted() {
@@ -205,12 +206,12 @@ impl Port for TapPort {
 struct Queue {
     file: Arc<OwnedFd>,
     end: End<Arc<OwnedFd>>,
-    /// The publication whose interface was found deleted, 0 for none.
+    /// The publication whose interface was found deleted; 0 if none.
     lost: Arc<AtomicU32>,
 }
 
 impl Queue {
-    /// Notes an error that says that the interface was deleted.
+    /// Records an error that means that the interface was deleted.
     #[cold]
     fn note(&self, error: Errno) {
         if error == Errno::BADFD {
@@ -222,7 +223,7 @@ impl Queue {
         self.lost.load(Ordering::Relaxed) == self.end.generation()
     }
 
-    /// Goes on with the file of an interface that was made anew, when there is one.
+    /// Switches to the file of a recreated interface, if one has been published.
     #[inline(always)]
     fn follow(&mut self) {
         if self.end.is_stale() {
@@ -241,10 +242,10 @@ struct TapTx {
 }
 
 impl TapTx {
-    /// Sends one packet, all of its buffers; returns its length in bytes.
+    /// Sends one packet with all its buffers; returns its length in bytes.
     #[inline]
     fn send(&self, packet: &Packet) -> Result<usize, Errno> {
-        /// Of an ordinary packet.
+        /// The virtio-net header of a packet without offload requests.
         static HEADER: [u8; HEADER_LEN] = [0; HEADER_LEN];
         if !packet.is_plain() {
             return self.send_special(packet);
@@ -277,9 +278,9 @@ impl TxQueue for TapTx {
         for packet in burst.iter() {
             match self.send(packet) {
                 Ok(len) => (packets, bytes) = (packets + 1, bytes + len as u64),
-                // No memory for it now: it stays in the burst, with those behind it.
+                // The kernel has no memory now: this packet and those behind it stay in the burst.
                 Err(Errno::AGAIN | Errno::NOBUFS) => break,
-                // The link is down, or the interface was deleted: so it is for the others.
+                // The link is down or the interface was deleted, so the remaining packets cannot be sent either.
                 Err(error @ (Errno::IO | Errno::BADFD)) => {
                     self.queue.note(error);
                     let rest = burst.len() - taken;

@@ -1,7 +1,7 @@
-//! The vhost port: a guest's virtio-net device over vhost-user.
+//! The vhost port: a guest's virtio-net device, served over vhost-user.
 //!
-//! The port's TX queue `n` is the guest's RX virtqueue `2n` (enqueue), its RX queue `n` the guest's TX virtqueue
-//! `2n + 1` (dequeue).
+//! The port's TX queue `n` is the guest's RX virtqueue `2n` (enqueue). The port's RX queue `n` is the guest's TX
+//! virtqueue `2n + 1` (dequeue).
 
 use std::any::Any;
 use std::sync::Arc;
@@ -29,17 +29,17 @@ pub struct VhostPort {
     backend: Backend,
 }
 
-/// Logs what happens to the device; the port itself needs no callbacks.
+/// The port needs no callbacks: device events are only logged.
 #[derive(Debug, Default)]
 struct Quiet;
 
 impl DeviceEvents for Quiet {}
 
 impl VhostPort {
-    /// Opens the port: the socket exists (or is being connected to) when this returns.
+    /// Opens the port. When this returns, the socket exists, or the port is trying to connect to it.
     ///
     /// # Errors
-    /// When the socket cannot be had.
+    /// If the socket cannot be created.
     pub fn open(name: &str, mac: MacAddr, config: BackendConfig) -> Result<Self, PortError> {
         let backend = Backend::start(config, Box::new(Quiet))
             .map_err(|error| PortError::Other { port: name.into(), reason: error.to_string() })?;
@@ -47,7 +47,7 @@ impl VhostPort {
         Ok(Self { base: PortBase::new(name.into(), mac, queues), backend })
     }
 
-    /// The back end, for those who want its control calls.
+    /// Returns the back end, for its control functions.
     pub fn backend(&self) -> &Backend {
         &self.backend
     }
@@ -102,10 +102,10 @@ impl Port for VhostPort {
     }
 }
 
-/// The receiving half over the virtqueue `cell` of a guest that needs no socket, such as one in this process.
+/// Creates the receiving half for the virtqueue `cell` of a guest without a socket, such as a guest in this process.
 ///
 /// # Errors
-/// When another worker has the virtqueue.
+/// If another worker uses the virtqueue.
 pub fn rx_over(
     cell: &Arc<VringCell>,
     mover: &mut Mover,
@@ -114,10 +114,10 @@ pub fn rx_over(
     Ok(Box::new(VhostRx { dequeue: Dequeue::attach(cell, mover)?, counters }))
 }
 
-/// The sending half over the virtqueue `cell`, likewise.
+/// Creates the sending half for the virtqueue `cell`, as [`rx_over`] does for the receiving half.
 ///
 /// # Errors
-/// When another worker has the virtqueue.
+/// If another worker uses the virtqueue.
 pub fn tx_over(
     cell: &Arc<VringCell>,
     mover: &mut Mover,
@@ -126,10 +126,10 @@ pub fn tx_over(
     Ok(Box::new(VhostTx { enqueue: Enqueue::attach(cell, mover)?, counters }))
 }
 
-/// Two queues that packets go between.
+/// Two queues between which packets are forwarded.
 pub type Queues = (Box<dyn RxQueue>, Box<dyn TxQueue>);
 
-/// The queues of two vhost ports, and the way from one to the other in one copy.
+/// The queues of two vhost ports, between which packets are forwarded with one copy.
 #[derive(Debug)]
 pub struct OneCopy {
     rx: Box<VhostRx>,
@@ -138,10 +138,10 @@ pub struct OneCopy {
 }
 
 impl OneCopy {
-    /// The way from `rx` to `tx`, which belong to the worker of `mover`.
+    /// Creates the path from `rx` to `tx`. Both queues belong to the worker of `mover`.
     ///
     /// # Errors
-    /// The queues, unless both are of vhost ports.
+    /// Returns the queues unless both belong to vhost ports.
     pub fn between(rx: Box<dyn RxQueue>, tx: Box<dyn TxQueue>, mover: &mut Mover) -> Result<Self, Queues> {
         let (any_rx, any_tx): (&dyn Any, &dyn Any) = (&*rx, &*tx);
         if !any_rx.is::<VhostRx>() || !any_tx.is::<VhostTx>() {
@@ -154,13 +154,13 @@ impl OneCopy {
         }
     }
 
-    /// The two queues.
+    /// Returns the two queues.
     pub fn queues(&mut self) -> (&mut dyn RxQueue, &mut dyn TxQueue) {
         (&mut *self.rx, &mut *self.tx)
     }
 
-    /// Publishes what has arrived and takes new packets, whose heads (the Ethernet header at least) are given to
-    /// `rewrite`. Returns how many have arrived, and what else is to be done with the two queues.
+    /// Publishes completed packets and takes new ones, whose first bytes (at least the Ethernet header) are passed to
+    /// `rewrite`. Returns the number of completed packets, and the remaining work for the two queues.
     #[inline]
     pub fn forward(&mut self, ctx: &mut Context<'_>, rewrite: impl FnMut(&mut [u8])) -> (usize, Next) {
         let Self { rx, tx, pair } = self;
@@ -169,7 +169,7 @@ impl OneCopy {
         (forwarded.packets, forwarded.next)
     }
 
-    /// Publishes what has arrived and takes nothing new; returns how many packets are still in flight.
+    /// Publishes completed packets and takes no new ones; returns the number of packets still in flight.
     pub fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
         let Self { rx, tx, pair } = self;
         let (forwarded, left) = pair.drain(ctx, &mut rx.dequeue, &mut tx.enqueue);
@@ -178,7 +178,7 @@ impl OneCopy {
     }
 }
 
-/// Counts packets where they came from and where they went to.
+/// Counts packets at their source and at their destination.
 #[inline(always)]
 fn count(rx: &VhostRx, tx: &VhostTx, forwarded: &Forwarded) {
     let &Forwarded { packets, bytes, too_long, malformed, too_big, too_big_bytes, .. } = forwarded;
@@ -191,7 +191,7 @@ fn count(rx: &VhostRx, tx: &VhostTx, forwarded: &Forwarded) {
     }
 }
 
-/// RX: what the guest transmits.
+/// RX: packets that the guest transmits.
 #[derive(Debug)]
 pub struct VhostRx {
     dequeue: Dequeue,
@@ -246,7 +246,7 @@ impl RxQueue for VhostRx {
     }
 }
 
-/// TX: what the guest receives.
+/// TX: packets that the guest receives.
 #[derive(Debug)]
 pub struct VhostTx {
     enqueue: Enqueue,

@@ -1,12 +1,12 @@
-//! What a port does with the virtio-net header in front of a packet that it received.
+//! Handles the virtio-net header in front of a received packet.
 
 use offcore_mem::{Packet, Pool};
 use offcore_wire::virtio_net::{HEADER_LEN, NetHeader, Offloads};
 use offcore_wire::{checksum, ethernet};
 
-/// Does with a packet what `header` asks for, when that was agreed on: leaves it in front of the packet for others,
-/// and marks the packet. A checksum left open without being asked for is computed here. Whether the packet is a good one: it
-/// is not when it is no Ethernet frame, or the header is not one that it can have, or was not to have.
+/// Applies `header` to a packet. Negotiated offload requests stay in front of the packet, which is marked. A partial
+/// checksum without a negotiated offload is completed. Returns whether the packet is valid: it is not if it is shorter
+/// than an Ethernet header, or if the header does not match the packet or was not negotiated.
 #[inline]
 pub(crate) fn apply(header: NetHeader, packet: &mut Packet, pool: &Pool, agreed: Offloads) -> bool {
     if packet.len() < ethernet::HEADER_LEN {
@@ -20,10 +20,10 @@ fn apply_special(header: NetHeader, packet: &mut Packet, pool: &Pool, agreed: Of
     if header.check(pool.total_len(packet)).is_err() {
         return false;
     }
-    // Segments have checksums of their own, so they are left open, too (virtio 1.2, section 5.1.6.4.1).
+    // Segments need checksums, so a GSO packet requires a partial checksum (virtio 1.2, section 5.1.6.4.1).
     let open = header.needs_checksum();
     if open && agreed.allows(&header) {
-        // copy-ok: the virtio-net header, as it was understood
+        // copy-ok: the virtio-net header in normalized form
         packet.headroom_mut(HEADER_LEN).copy_from_slice(&header.essence().to_bytes());
         packet.set_offload(true);
         return true;
@@ -61,7 +61,7 @@ mod tests {
             ..Default::default()
         };
         assert!(apply(open, &mut packet, pool, NONE));
-        // The complement of 13 words of 0x0101.
+        // The complement of the sum of 13 words of 0x0101.
         assert_eq!(packet.bytes()[40..42], [0xf2, 0xf2]);
         assert!(packet.is_plain());
 

@@ -1,20 +1,22 @@
-//! The virtio-user port: a virtio-net driver over vhost-user, as DPDK's virtio-user device is one.
+//! The virtio-user port: a virtio-net driver over vhost-user, like DPDK's virtio-user device.
 //!
-//! The packet pool is the memory that the back end is given, so packets are not copied on this side: a buffer that the
-//! back end fills is a packet buffer, with the virtio-net header (12 bytes) in the headroom and the packet behind it; a
-//! packet that is sent stays in its buffer until the back end is done with it. A packet that is longer than a buffer is a
-//! chain of descriptors when it is sent, and takes several buffers when it is received: as the back end needs them with
-//! mergeable buffers, and otherwise as many as the port's MTU asks for, made available as one chain.
+//! The packet pool is the memory shared with the back end, so this side does not copy packets. The back end fills
+//! packet buffers directly, with the virtio-net header (12 bytes) in the headroom and the packet behind it. A sent
+//! packet stays in its buffer until the back end has processed it. A packet longer than a buffer is sent as a chain of
+//! descriptors. When received, it takes several buffers: with mergeable buffers, as many as the back end needs;
+//! otherwise as many as the port's MTU requires, made available as one chain.
 //!
 //! ```text
 //! control thread: connect, negotiate, start rings, watch the connection ──> cells ──> RX and TX queues of the workers
 //! ```
-//! A back end that notes what is in flight may go and come again: the rings stay as they are, and it goes on with them. Any other one
-//! that goes away, or does not come again within 15 s, takes the rings with it: the port drops what is sent meanwhile, takes the
-//! packet buffers back once the connection is gone, and connects anew when a back end is there again.
+//! If the back end records in-flight descriptors, it may disconnect and reconnect: the rings stay as they are, and the
+//! new back end continues with them. If another back end disconnects, or does not reconnect within 15 s, the rings are
+//! discarded: the port drops packets to send, takes its packet buffers back after the connection is closed, and
+//! connects again when a back end is available.
 //!
-//! What a back end writes into a ring is checked, and breaks that ring at worst. But it is given the whole pool: like
-//! any vhost-user back end it is trusted not to touch packet buffers that it was not given.
+//! All data that a back end writes into a ring is validated; invalid data at worst breaks that ring. But the whole pool
+//! is shared with it: like any vhost-user back end, it is trusted not to access packet buffers that were not made
+//! available to it.
 
 mod cell;
 mod link;
@@ -42,13 +44,13 @@ use link::{Link, LinkState};
 use rx::VirtioRx;
 use tx::VirtioTx;
 
-/// Bytes of a frame, at most: a packet of 64 KiB that is to be segmented, with its Ethernet header and two VLAN tags.
+/// Maximum length of a frame in bytes: an unsegmented packet of 64 KiB with its Ethernet header and two VLAN tags.
 const MAX_FRAME: usize = u16::MAX as usize + ethernet::HEADER_LEN + 2 * VLAN_TAG;
-/// Bytes of a VLAN tag, which the MTU does not count.
+/// Length of a VLAN tag in bytes, which the MTU does not include.
 const VLAN_TAG: usize = 4;
-/// Buffers of a packet, at most: what longer ones have are none that a back end would take as one.
+/// Maximum number of buffers of a packet. A back end does not accept longer chains as one packet.
 const MAX_SEGMENTS: usize = 64;
-/// All about checksums and segmentation.
+/// All feature bits for checksums and segmentation.
 const OFFLOADS: u64 = features::VIRTIO_NET_F_CSUM
     | features::VIRTIO_NET_F_HOST_TSO4
     | features::VIRTIO_NET_F_HOST_TSO6
@@ -69,19 +71,20 @@ pub struct VirtioUserPort {
     role: Role,
     wants_packed: bool,
     pool: &'static Pool,
-    /// Bytes of the longest frame for which there is room without mergeable buffers.
+    /// Length of the longest frame, in bytes, that fits without mergeable buffers.
     longest: usize,
     link: Link,
 }
 
 impl VirtioUserPort {
-    /// Opens the port. `pool`'s memory will be given to the back end, and packets will be chunks of it.
+    /// Opens the port. `pool`'s memory is shared with the back end, and packets are chunks of it.
     ///
-    /// A back end that is not there yet is waited for in the background; [`VirtioUserPort::is_connected`] tells.
+    /// If the back end is not available yet, the port waits for it in the background; see
+    /// [`VirtioUserPort::is_connected`].
     ///
     /// # Errors
-    /// What waiting would not help: a back end that lacks what is needed, a socket that another process has, an MTU for
-    /// which the virtqueue or the pool is too small.
+    /// Errors that waiting would not resolve: a back end that lacks required features, a socket that another process
+    /// uses, an MTU for which the virtqueue or the pool is too small.
     pub fn open(spec: &VirtioUserSpec, pool: &'static Pool) -> Result<Self, PortError> {
         let name = spec.to_string();
         let longest = Self::longest(spec, pool)
@@ -113,8 +116,8 @@ impl VirtioUserPort {
         })
     }
 
-    /// Bytes of the longest frame for which there is room when the back end has no mergeable buffers: what a packet buffer
-    /// holds, or what the MTU says.
+    /// Returns the length of the longest frame that fits without mergeable buffers, in bytes: the room in one packet
+    /// buffer or the length that the MTU requires.
     fn longest(spec: &VirtioUserSpec, pool: &Pool) -> Result<usize, String> {
         let room = pool.data_room();
         let Some(mtu) = spec.mtu else { return Ok(room) };
@@ -134,12 +137,12 @@ impl VirtioUserPort {
         PortError::Other { port: name.into(), reason: error.to_string() }
     }
 
-    /// Whether there is a back end, and the rings run.
+    /// Whether a back end is connected and the rings are running.
     pub fn is_connected(&self) -> bool {
         matches!(self.link.state(), LinkState::Connected { .. })
     }
 
-    /// Why virtqueues do not run although the port is connected, by index of the virtqueue.
+    /// Returns the errors of virtqueues that are stopped although the port is connected, by virtqueue index.
     pub fn broken(&self) -> Vec<(usize, RingError)> {
         let cells = self.link.cells().iter().enumerate();
         cells.filter_map(|(index, cell)| Some((index, cell.broken()?))).collect()

@@ -1,4 +1,4 @@
-//! The generator port: what it makes, and that its sink notices everything that can happen to a packet.
+//! Tests the generator port: the packets that it generates, and that its sink detects every kind of damage.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -18,7 +18,7 @@ fn spec(text: &str) -> GenSpec {
     }
 }
 
-/// A generator whose first queues a test forwards between.
+/// A generator between whose first queues a test forwards packets.
 struct Loop {
     worker: Worker,
     port: GenPort,
@@ -32,7 +32,7 @@ impl Loop {
         Self::of(text, 512)
     }
 
-    /// With as many packet buffers.
+    /// Like `new`, with `chunks` packet buffers.
     fn of(text: &str, chunks: usize) -> Self {
         let pool = pool(chunks);
         let mut worker = Worker::new(pool);
@@ -54,7 +54,7 @@ impl Loop {
         assert!(burst.is_empty(), "a sink takes everything");
     }
 
-    /// Forwards `bursts`, each changed by `harm`, and reports. No buffer may be lost.
+    /// Forwards `bursts` bursts, each changed by `harm`, and returns the report. Checks that no packet buffer is lost.
     fn run(&mut self, bursts: usize, mut harm: impl FnMut(&mut Self, usize, &mut Burst)) -> GenReport {
         for n in 0..bursts {
             let mut burst = self.receive();
@@ -104,7 +104,7 @@ fn packets_are_what_was_asked_for() {
         assert!(ip.verify_checksum());
         assert_eq!(ip.dst().octets(), [198, 19, 0, (n % 3) as u8]);
     }
-    // Neighbours differ in content, so that a mixed-up payload is noticed.
+    // Neighboring packets differ in content, so that a mixed-up payload is detected.
     let payloads: std::collections::HashSet<&[u8]> = burst.iter().map(|p| &p.bytes()[58..]).collect();
     assert!(payloads.len() > 10, "{} different contents", payloads.len());
     port.worker.free(&mut burst);
@@ -142,7 +142,7 @@ fn another_order_is_counted() {
     let mut port = Loop::new("gen:");
     let report = port.run(100, |_, _, burst| burst.swap(10, 11));
     assert_eq!((report.reordered, report.lost, report.duplicates, report.corrupt), (100, 0, 0, 0));
-    // Flows may overtake each other, packets of a flow may not.
+    // Packets of different flows may overtake each other, but packets of one flow may not.
     let mut port = Loop::new("gen:flows=2");
     let report = port.run(100, |_, _, burst| burst.swap(10, 11));
     assert!(report.is_clean(), "{report:?}");
@@ -158,14 +158,15 @@ fn duplicates_are_counted() {
         burst.push(twice);
     });
     assert_eq!((report.duplicates, report.reordered, report.corrupt), (50, 0, 0));
-    // The packets that made room, but for the last: nothing came after it.
+    // The packets that made room for duplicates are lost, except for the last one, after which no other packet was
+    // received.
     assert_eq!((report.lost, report.missing()), (49, Some(50)));
 }
 
 #[test]
 fn every_changed_byte_is_counted() {
     const LEN: usize = 124;
-    // From the EtherType on; before that are the MAC addresses, which may change.
+    // Starts at the EtherType. The MAC addresses before it may change.
     for at in 12..LEN {
         let mut port = Loop::new("gen:size=128,flows=3");
         let report = port.run(3, |_, n, burst| {
@@ -174,7 +175,7 @@ fn every_changed_byte_is_counted() {
             }
         });
         let noticed = report.corrupt + report.foreign + report.lost + report.reordered + report.duplicates;
-        // UDP ports and checksum are nobody's business; see `offcore_wire::probe`.
+        // UDP ports and checksum are not checked; see `offcore_wire::probe`.
         let free = (34..38).contains(&at) || (40..42).contains(&at);
         assert_eq!(noticed == 0, free, "byte {at}: {report:?}");
         if at >= 58 {
@@ -192,7 +193,7 @@ fn a_changed_length_is_corrupt() {
 
 #[test]
 fn left_over_content_is_noticed() {
-    // What a copy that was never made would look like: headers of one packet, payload of another.
+    // This is the result of a copy that was never made: the headers of one packet and the payload of another.
     let mut port = Loop::new("gen:size=1518");
     let report = port.run(10, |_, _, burst| {
         let stale = burst[0].bytes()[58..].to_vec();
@@ -273,7 +274,7 @@ fn the_rate_is_kept() {
         port.send(burst);
     }
     let (sent, due) = (port.port.report().sent, start.elapsed().as_secs_f64() * 100_000.0);
-    // A pause of this thread of more than 10 ms is not made up for, so only the upper side is exact.
+    // A pause of this thread of more than 10 ms is not made up for, so only the upper bound is exact.
     assert!(sent as f64 <= due + 2.0, "{sent} sent where {due} were due");
     assert!(sent > 1000, "{sent} sent where {due} were due");
 }
@@ -297,7 +298,7 @@ fn packets_must_fit_the_pool() {
     );
 }
 
-/// Lengths around those at which a packet takes one more buffer, and the longest.
+/// Lengths around those at which a packet needs one more buffer, and the longest ones.
 const LONG: [usize; 8] = [1796, 1797, 3588, 3589, 9018, 9220, 65535, 65553];
 
 #[test]
@@ -332,7 +333,7 @@ fn a_changed_byte_is_found_in_every_buffer() {
         });
         assert_eq!((report.corrupt, report.lost, report.received), (1, 0, 192), "byte {at}: {report:?}");
     }
-    // One that lost its last buffer, or has another one's.
+    // A packet without its last buffer, and two packets whose last buffers were exchanged.
     let mut port = Loop::of("gen:size=9018", 2048);
     let report = port.run(2, |port, n, burst| {
         if n == 1 {
@@ -345,7 +346,7 @@ fn a_changed_byte_is_found_in_every_buffer() {
             }
         }
     });
-    // The shorter one is not believed, so it is lost as well.
+    // The number of the truncated packet is not reliable, so it also counts as lost.
     assert_eq!((report.corrupt, report.lost, report.foreign), (3, 1, 0), "{report:?}");
 }
 
@@ -386,7 +387,7 @@ fn sink_counts_anything_once() {
             let before = port.port.report();
             for (what, noise, index, len) in steps {
                 match what {
-                    // A packet of whatever bytes, as long as whatever.
+                    // A packet of arbitrary bytes and length.
                     0 => {
                         let bytes: Vec<u8> = noise
                             .iter()
@@ -399,7 +400,7 @@ fn sink_counts_anything_once() {
                         let packet = port.worker.packet_with(&Default::default(), &bytes);
                         burst.push(packet);
                     }
-                    // Noise over the headers, or over the payload, of a probe.
+                    // Arbitrary bytes over the headers or the payload of a probe.
                     _ => {
                         let packet = index.get_mut(&mut burst);
                         let bytes = pool.segments_mut(packet).flatten().skip(len % 100);
@@ -409,7 +410,8 @@ fn sink_counts_anything_once() {
             }
             port.send(burst);
             let after = port.port.report();
-            // A probe that came is counted as received, and perhaps as corrupt; or it is only corrupt, or foreign.
+            // A returned probe is counted as received, and possibly as corrupt. Other packets are counted as corrupt or
+            // foreign only.
             let counted = after.received + after.corrupt + after.foreign
                 - before.received
                 - before.corrupt

@@ -1,4 +1,4 @@
-//! Packets with offloads and of several buffers, to a queue that takes them, some of them, or none.
+//! Tests packets with offload requests and several buffers on queues that accept them, some of them, or none of them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -16,7 +16,7 @@ use offcore_wire::virtio_net::{
     VIRTIO_NET_HDR_GSO_TCPV6, VIRTIO_NET_HDR_GSO_UDP,
 };
 
-/// Keeps what is sent, as long as there is room.
+/// Keeps sent packets while it has room.
 #[derive(Debug)]
 struct Sink {
     accepts: Accepts,
@@ -62,7 +62,7 @@ impl TxQueue for Sink {
     }
 }
 
-/// Sends a burst as a worker does; no packet buffer is lost.
+/// Sends a burst as a worker does, and checks that no packet buffer is lost.
 fn send(worker: &mut Worker, sink: &mut Sink, packets: impl FnOnce(&mut Worker) -> Burst) {
     let free = worker.free_chunks();
     let mut burst = packets(worker);
@@ -145,7 +145,7 @@ fn udp_is_segmented() {
     }
 }
 
-/// Independent of the queue's offloads: the header of a tunnel's packet has another meaning for the other side.
+/// The queue's offloads do not matter: the header of a tunnelled packet has another meaning for the other side.
 #[test]
 fn tunnelled_packets_are_always_segmented() {
     let mut worker = Worker::new(pool(512));
@@ -160,7 +160,7 @@ fn tunnelled_packets_are_always_segmented() {
     assert_eq!(sink.counters.dropped(DropReason::Malformed), 1);
 }
 
-/// Between guests with jumbo frames, of which one has its offloads switched off.
+/// This happens between guests with jumbo frames if a guest has its offloads switched off.
 #[test]
 fn segments_may_be_chained() {
     let mut worker = Worker::new(pool(256));
@@ -202,7 +202,7 @@ fn checksum_spans_buffers() {
     }
 }
 
-/// A packet of `bytes` in two buffers although it fits into one, as a guest's may come.
+/// Creates a packet of `bytes` in two buffers although one is sufficient, as a guest may send it.
 fn in_two(worker: &mut Worker, header: &NetHeader, bytes: &[u8], cut: usize) -> Packet {
     let rest = worker.packet(&bytes[cut..]);
     let mut front = worker.packet_with(header, bytes);
@@ -215,7 +215,7 @@ fn buffers_are_joined_where_they_fit() {
     let mut worker = Worker::new(pool(128));
     let (header, bytes) = whole(true, 1500, 700);
     for cut in [1, 60, 61, 1573] {
-        // With a header that the queue takes, it goes along.
+        // If the queue accepts the header, the joined packet keeps it.
         let mut sink = Sink::new(TSO, false);
         send(&mut worker, &mut sink, |worker| Burst::from_iter([in_two(worker, &header, &bytes, cut)]));
         assert_eq!(sink.sent, [(header, bytes.clone())]);
@@ -227,7 +227,8 @@ fn buffers_are_joined_where_they_fit() {
         send(&mut worker, &mut sink, |worker| Burst::from_iter([in_two(worker, &plain, &bytes, cut)]));
         assert_eq!(sink.sent, [(plain, bytes.clone())]);
     }
-    // A TCP packet that does not fit is segmented although the queue would do that; another one cannot be helped.
+    // A TCP packet that does not fit into one buffer is segmented although the queue accepts segmentation. Other
+    // packets that do not fit are dropped.
     let (header, bytes) = whole(true, 5000, 1448);
     let mut sink = Sink::new(TSO, false);
     send_one(&mut worker, &mut sink, &header, &bytes);
@@ -253,7 +254,7 @@ fn nonsense_is_dropped_and_counted() {
     let outside = NetHeader { csum_start: u16::MAX, gso_type: VIRTIO_NET_HDR_GSO_NONE, ..header };
     send_one(&mut worker, &mut sink, &outside, &bytes[..100]);
     assert_eq!((sink.counters.dropped(DropReason::Malformed), sink.counters.dropped_total()), (6, 6));
-    // Segments that no packet buffer has room for.
+    // Segments that are longer than a packet buffer.
     send_one(
         &mut worker,
         &mut sink,
@@ -264,7 +265,7 @@ fn nonsense_is_dropped_and_counted() {
     assert!(sink.sent.is_empty());
 }
 
-/// TCP allows segments of eight bytes; a guest that asks for thousands of them costs nobody else's packets.
+/// TCP allows segments of eight bytes. A guest that requests thousands of them must not cause other packets to be lost.
 #[test]
 fn a_packet_becomes_256_segments_at_most() {
     let mut worker = Worker::new(pool(4096));

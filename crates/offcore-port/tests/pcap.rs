@@ -1,4 +1,4 @@
-//! The pcap port: what was written is read back, and bad files are refused or counted.
+//! Tests the pcap port: written packets are read back, and invalid files are refused or counted.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -17,7 +17,7 @@ use offcore_port::{DropReason, Port, RxQueue};
 use offcore_wire::pcap::{MAX_RECORD_LEN, PcapReader, PcapWriter};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 
-/// Bytes in front of each packet of a capture file.
+/// Length of the record header in front of each packet of a capture file, in bytes.
 const RECORD_HEADER: usize = 16;
 
 fn spec(text: &str) -> PcapSpec {
@@ -39,18 +39,18 @@ fn make_pipe(path: &Path) {
     mknodat(CWD, path, FileType::Fifo, Mode::RWXU, 0).unwrap();
 }
 
-/// Packet `n` of every file here.
+/// Returns packet `n` of the test files.
 fn frame(n: usize) -> Vec<u8> {
     let len = 60 + n * 37 % 1400;
     (0..len).map(|i| (i * 7 + n) as u8).collect()
 }
 
-/// A capture file of `frames`.
+/// Returns a capture file of `frames`.
 fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
     capture_of(65535, frames)
 }
 
-/// One whose packets are cut to `snaplen` bytes.
+/// Returns a capture file whose packets are truncated to `snaplen` bytes.
 fn capture_of(snaplen: u32, frames: &[Vec<u8>]) -> Vec<u8> {
     let mut writer = PcapWriter::new(Vec::new(), snaplen).unwrap();
     for frame in frames {
@@ -64,7 +64,7 @@ fn write(dir: &TempDir, name: &str, bytes: &[u8]) -> String {
     dir.file(name).display().to_string()
 }
 
-/// Receives one burst and gives the buffers back.
+/// Receives one burst and returns the buffers to the pool.
 fn receive(worker: &mut Worker, rx: &mut dyn RxQueue) -> Vec<Vec<u8>> {
     let mut burst = Burst::new();
     worker.rx(rx, &mut burst);
@@ -156,7 +156,7 @@ fn pipes_are_read_as_far_as_their_writers_have_come() {
     let bytes = capture(&frames);
     let mut writer = fs::OpenOptions::new().write(true).open(&path).unwrap();
     let mut received = Vec::new();
-    // Cut in the file's header, in a record's, in a packet, and behind it.
+    // The cuts are in the file header, in a record header, in a packet, and behind a packet.
     let second = 24 + 2 * RECORD_HEADER + frames[0].len();
     for cut in [0..10, 10..30, 30..second + 5, second + 5..bytes.len() - 1] {
         writer.write_all(&bytes[cut]).unwrap();
@@ -179,7 +179,7 @@ fn packets_of_a_pipe_that_are_passed_over_do_not_end_it() {
     let mut worker = Worker::new(pool(64));
     let mut port = open(&format!("pcap:{}", path.display()));
     let mut rx = worker.rx_queue(&mut port, 0).unwrap();
-    // Too long for all buffers, and shorter than a header.
+    // A packet that is too long for the pool, and a packet that is shorter than an Ethernet header.
     let frames = [frame(0), vec![7; 200_000], vec![7; 13], frame(1)];
     let bytes = capture_of(MAX_RECORD_LEN, &frames);
     let mut writer = fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -191,7 +191,7 @@ fn packets_of_a_pipe_that_are_passed_over_do_not_end_it() {
     assert_eq!(received, [frame(0), frame(1)]);
     let dropped = |reason| rx.counters().dropped(reason);
     assert_eq!((dropped(DropReason::TooBig), dropped(DropReason::Malformed)), (1, 1));
-    // In pieces of a byte, as long as its writer is there.
+    // The writer, which stays connected, writes single bytes.
     let more = capture(&[vec![7; 5], frame(2)]);
     for byte in &more[24..] {
         writer.write_all(&[*byte]).unwrap();
@@ -211,9 +211,9 @@ fn what_is_sent_to_a_pipe_waits_for_its_reader() {
     let mut worker = Worker::new(pool(256));
     let mut port = open(&format!("pcap:-,{}", path.display()));
     let mut tx = worker.tx_queue(&mut port, 0).unwrap();
-    // More than a pipe and its port hold.
+    // More packets than a pipe and its port hold.
     let frames: Vec<Vec<u8>> = (0..600).map(frame).collect();
-    // Until there is no room: nobody reads.
+    // Sends until the pipe is full, because it has no reader.
     let mut next = 0;
     let mut burst = Burst::new();
     while burst.is_empty() {
@@ -229,7 +229,7 @@ fn what_is_sent_to_a_pipe_waits_for_its_reader() {
             next += 32;
         }
         worker.tx(&mut *tx, &mut burst);
-        // As workers do: not with packets that are waiting.
+        // Workers do not poll either while packets are waiting.
         if burst.is_empty() {
             tx.poll(&mut worker.ctx());
         }
@@ -293,7 +293,7 @@ fn a_file_is_repeated_without_end() {
     assert_eq!(received.len(), 20 * 64);
     assert!(received.iter().zip(frames.iter().cycle()).all(|(a, b)| a == b));
 
-    // The file may lose its packets meanwhile: that ends it.
+    // If the file's packets are removed meanwhile, repeating ends.
     fs::write(&input, capture(&[])).unwrap();
     assert!(receive_all(&mut worker, &mut *rx).len() <= 5);
     assert!(port.status().contains("no packets that can be received"), "{}", port.status());
@@ -333,7 +333,7 @@ fn every_length_is_read_and_written() {
         }
         assert_eq!(worker.free_chunks(), chunks);
         drop(tx);
-        // All but the times.
+        // Everything except the timestamps is equal.
         let written = fs::read(&out).unwrap();
         assert_eq!(written.len(), whole.len());
         let mut at = 24;
@@ -348,7 +348,7 @@ fn every_length_is_read_and_written() {
 #[test]
 fn bad_records_are_counted() {
     let dir = TempDir::new();
-    // A pool of 64 buffers gives one packet 16 of them at most.
+    // With a pool of 64 buffers, one packet may have at most 16 of them.
     let frames = [frame(0), vec![1; 28673], vec![2; 28672], vec![3; 13], vec![4; 14], vec![]];
     let input = write(&dir, "in.pcap", &capture(&frames));
     let mut worker = Worker::new(pool(64));
@@ -363,7 +363,7 @@ fn bad_records_are_counted() {
     );
     assert_eq!(worker.free_chunks(), chunks);
 
-    // Where nothing fits there is an end to repeating, too.
+    // Repeating also ends if no packet fits.
     let input = write(&dir, "big.pcap", &capture(&[vec![1; 30000]]));
     let mut port = open(&format!("pcap:{input},loop"));
     let mut rx = worker.rx_queue(&mut port, 0).unwrap();
@@ -424,7 +424,7 @@ fn cut_packets_are_reported() {
     assert!(port.status().contains("2 packets were cut when they were captured"), "{}", port.status());
 }
 
-/// Whatever a file says, its packets are received or it is said what is wrong, and no buffer is lost.
+/// Whatever a file contains, its packets are received or an error is reported, and no packet buffer is lost.
 #[test]
 fn damaged_files_end_somewhere() {
     use proptest::prelude::*;
@@ -520,10 +520,10 @@ fn bad_files_are_refused() {
 #[test]
 fn an_output_that_fails_drops_and_says_so() {
     if Path::new("/dev/full").exists() {
-        // The header is written when the port is opened.
+        // The file header is written when the port is opened.
         assert!(error("pcap:-,/dev/full").contains("No space left on device"));
     }
-    // A pipe whose reader goes away.
+    // A pipe whose reader disconnects.
     let dir = TempDir::new();
     let pipe = dir.file("pipe");
     make_pipe(&pipe);

@@ -1,4 +1,4 @@
-//! The TAP port against the kernel's own IP stack, in network namespaces made here.
+//! Tests the TAP port against the kernel's IP stack, in separate network namespaces.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -13,7 +13,7 @@ use offcore_port::tap::TapPort;
 use offcore_port::{DropReason, Port, PortError, RxQueue, TxQueue};
 use offcore_wire::{Ipv4Packet, MacAddr, UdpDatagram, UdpEndpoint, UdpFlow, UdpTemplate, checksum};
 
-/// The station on our side of the interface.
+/// The station on the port's side of the interface.
 const STATION: &str = "02:00:00:00:00:22";
 
 fn spec(text: &str) -> TapSpec {
@@ -23,7 +23,7 @@ fn spec(text: &str) -> TapSpec {
     }
 }
 
-/// A port whose interface has address 10.77.0.1 and knows us as 10.77.0.2.
+/// A port whose interface has address 10.77.0.1. The kernel has a neighbor entry for the port's side, 10.77.0.2.
 struct Tap {
     port: TapPort,
     worker: Worker,
@@ -47,7 +47,7 @@ impl Tap {
         Self { port, worker, rx, tx, chunks }
     }
 
-    /// Free packet buffers when the port keeps none for long packets.
+    /// Returns the number of free packet buffers after the port has returned its spare buffers.
     fn free_chunks(&mut self) -> usize {
         let mut burst = Burst::new();
         for rx in &mut self.rx {
@@ -57,7 +57,8 @@ impl Tap {
         self.worker.free_chunks()
     }
 
-    /// UDP payloads to us that a burst from every queue brings. The kernel also sends packets of its own accord.
+    /// Receives a burst from every queue; returns the payloads of UDP packets to the port. The kernel also sends other
+    /// packets.
     fn receive(&mut self) -> Vec<Vec<u8>> {
         let mut payloads = Vec::new();
         let pool = self.worker.cache.pool();
@@ -80,7 +81,7 @@ impl Tap {
         payloads.remove(0)
     }
 
-    /// A UDP packet from us to the interface.
+    /// Creates a UDP packet from the port's side to the interface.
     fn packet(&mut self, payload: &[u8], port: u16) -> Packet {
         let end = |mac, ip: [u8; 4], port| UdpEndpoint { mac, ip: ip.into(), port };
         let src = end(STATION.parse().unwrap(), [10, 77, 0, 2], 9);
@@ -187,7 +188,7 @@ fn queues_share_the_traffic() {
         let mut tap = Tap::new("tap:oc0,queues=4");
         assert_eq!(tap.port.queues(), 4);
         for n in 0..200u32 {
-            // A new socket is a new flow.
+            // A new socket creates a new flow.
             let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
             socket.send_to(&n.to_le_bytes(), "10.77.0.2:9").unwrap();
         }
@@ -249,13 +250,13 @@ fn an_interface_that_disappears_is_said() {
 fn packets_beyond_the_buffer_are_counted() {
     in_namespace("packets_beyond_the_buffer_are_counted", || {
         let mut tap = Tap::new("tap:oc0,offloads=off");
-        // Whoever may set the MTU may set it after we looked.
+        // A privileged user may change the MTU after the port was opened.
         ip("link set oc0 mtu 3000");
         let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
         for len in [1749, 1750, 2900] {
             socket.send_to(&payload(len), "10.77.0.2:9").unwrap();
         }
-        // 1750 + 42 bytes would just fit, but cannot be told from a longer packet that was cut.
+        // 1750 + 42 bytes would just fit, but cannot be distinguished from a longer packet that was truncated.
         assert_eq!(tap.receive_one(), payload(1749));
         until("two packets are dropped", || {
             tap.receive().is_empty() && tap.rx_dropped(DropReason::TooBig) == 2
@@ -268,7 +269,7 @@ fn packets_beyond_the_buffer_are_counted() {
 fn a_dry_pool_leaves_packets_waiting() {
     in_namespace("a_dry_pool_leaves_packets_waiting", || {
         let mut tap = Tap::new("tap:oc0");
-        // What the kernel has to say by itself when the link comes up.
+        // The kernel sends packets when the link comes up.
         until("the interface is quiet", || {
             let packets = tap.rx[0].counters().packets();
             std::thread::sleep(std::time::Duration::from_millis(50));
@@ -314,11 +315,11 @@ fn what_cannot_be_opened_says_why() {
             message.contains("50018 bytes on 1 queues need 24 spare") && message.contains("MTU of 50000"),
             "{message}"
         );
-        // Large packets are not asked for where there is no room for them.
+        // Offloads are not offered if the pool has no room for long packets.
         let port = open("tap:oc2").unwrap();
         assert!(port.status().contains("offloads off (they need more packet buffers"), "{}", port.status());
 
-        // The system call itself, as libc would change the user of every thread.
+        // The system call is used directly, because the libc function would change the user of every thread.
         // SAFETY: setresuid changes only the credentials of this thread, which ends here.
         let rc = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
         assert_eq!(rc, 0);
@@ -331,7 +332,7 @@ fn deleted_interface_is_made_again() {
     in_namespace("deleted_interface_is_made_again", || {
         let mut tap = Tap::new("tap:tap0,queues=2");
         ip("link del tap0");
-        // A queue finds it out.
+        // A queue detects the deletion.
         until("a queue notices", || {
             tap.receive();
             tap.port.status().contains("was deleted")
@@ -348,7 +349,7 @@ fn deleted_interface_is_made_again() {
         let mut buffer = [0; 64];
         let (len, _) = socket.recv_from(&mut buffer).unwrap();
         assert_eq!(&buffer[..len], b"and back");
-        // Nothing is to be done twice.
+        // The interface is not created again.
         tap.port.tend();
         assert!(tap.port.status().contains("made anew 1 times"), "{}", tap.port.status());
     });

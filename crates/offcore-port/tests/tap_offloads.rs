@@ -1,5 +1,5 @@
-//! What a TAP port leaves to the kernel and the kernel to it: open checksums, packets to be segmented, packets longer
-//! than a packet buffer. Two ports on a bridge in a network namespace made here.
+//! Tests offloads between a TAP port and the kernel: partial checksums, unsegmented packets, and packets longer than a
+//! packet buffer. Two ports are connected by a bridge in a separate network namespace.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -16,7 +16,7 @@ use offcore_port::tap::TapPort;
 use offcore_port::{DropReason, Port, RxQueue, TxQueue};
 use offcore_wire::virtio_net::{NetHeader, Offloads, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_NONE};
 
-/// A port, its queues, and whoever works them.
+/// A port, its queues, and their worker.
 struct Tap {
     worker: Worker,
     port: TapPort,
@@ -38,7 +38,7 @@ impl Tap {
         Self { worker, port, rx, tx }
     }
 
-    /// Two ports that a bridge connects.
+    /// Creates two ports connected by a bridge.
     fn bridged(first: &str, second: &str) -> [Self; 2] {
         let taps = [Self::new(first), Self::new(second)];
         ip("link add br0 type bridge");
@@ -57,7 +57,7 @@ impl Tap {
         assert!(burst.is_empty());
     }
 
-    /// Packets with `bytes`' addresses that have arrived. The kernel also sends packets of its own accord.
+    /// Returns the received packets that have the addresses of `bytes`. The kernel also sends other packets.
     fn receive(&mut self, bytes: &[u8]) -> Vec<(NetHeader, Vec<u8>)> {
         let mut burst = Burst::new();
         self.worker.rx(&mut *self.rx, &mut burst);
@@ -80,7 +80,7 @@ impl Tap {
         frames.remove(0)
     }
 
-    /// Nothing was dropped, and every packet buffer is there.
+    /// Checks that no packet was dropped and that every packet buffer is back in the pool.
     fn end_whole(mut self) {
         assert_eq!((self.rx.counters().dropped_total(), self.tx.counters().dropped_total()), (0, 0));
         assert_eq!(self.rx.drain(&mut self.worker.ctx(), &mut Burst::new()), 0);
@@ -99,7 +99,7 @@ fn a_packet_to_be_segmented_passes_as_it_is() {
                 let header = NetHeader { gso_type: header.gso_type | ecn, ..header };
                 a.send(&header, &bytes);
                 let (found, frame) = b.receive_one(&bytes);
-                // How many bytes the kernel has in one piece: a hint.
+                // The kernel reports the length of its linear buffer, which is only a hint.
                 assert!(found.hdr_len >= header.hdr_len);
                 assert_eq!(NetHeader { hdr_len: header.hdr_len, ..found }, header);
                 assert!(frame == bytes, "{len} bytes, byte for byte");
@@ -145,7 +145,7 @@ fn long_packets_may_come_at_any_time() {
         let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
         let (ordinary, long) = (whole(false, 1000, 1448), whole(false, 50_000, 1448));
         let open = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_NONE, gso_size: 0, hdr_len: 0, ..ordinary.0 };
-        // Runs of ordinary packets after which the port does and does not expect long ones.
+        // Runs of ordinary packets after which the port does or does not expect long packets.
         for run in [0, 70, 63, 64, 65, 1, 0, 0, 200] {
             for _ in 0..run {
                 a.send(&open, &ordinary.1);
@@ -206,7 +206,7 @@ fn no_offloads_get_finished_segments() {
 fn long_packets_pass_both_ways() {
     in_namespace("long_packets_pass_both_ways", || {
         for offloads in ["on", "off"] {
-            // So that the port finds the interface's MTU as it is going to be.
+            // The interface gets its final MTU before the port is opened.
             ip("tuntap add oc0 mode tap");
             ip("link set oc0 mtu 9000");
             let mut tap = Tap::new(&format!("tap:oc0,offloads={offloads}"));
@@ -226,7 +226,7 @@ fn long_packets_pass_both_ways() {
                 assert_eq!(frame.len(), 42 + len);
                 assert!(frame[42..] == payload);
                 assert_eq!(header.needs_checksum(), offloads == "on");
-                // The same back: addresses and ports change places, which no sum notices.
+                // The same packet in the other direction: exchanging addresses and ports does not change the checksum.
                 let mut back = frame.clone();
                 back.copy_within(0..6, 6);
                 back[..6].copy_from_slice(&mac);
@@ -251,7 +251,7 @@ fn kernel_refusals_are_counted() {
         let (header, bytes) = whole(false, 5000, 1448);
         let mut no_ip = bytes.clone();
         no_ip[12..14].copy_from_slice(&[0x88, 0xb5]);
-        // Each passes a header's own checks, as a guest's would have.
+        // All of these pass the checks of a header alone, as a guest's header would.
         let hostile = [
             (header, &no_ip[..]),
             (NetHeader { gso_type: header.gso_type | 4, ..header }, &bytes),

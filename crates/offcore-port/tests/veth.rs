@@ -1,4 +1,4 @@
-//! Ports on veth pairs, in network namespaces made here.
+//! Tests ports on veth pairs, in separate network namespaces.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -16,10 +16,10 @@ use offcore_port::spec::PortSpec;
 use offcore_port::{DropReason, Port, RxQueue, TxQueue};
 use offcore_wire::virtio_net::NetHeader;
 
-/// The type of our frames.
+/// The EtherType of the test's frames.
 const KIND: [u8; 2] = [0x88, 0xb5];
 
-/// A port and the worker that has all of its queues.
+/// A port and the worker with all of its queues.
 struct End {
     rx: Vec<Box<dyn RxQueue>>,
     tx: Vec<Box<dyn TxQueue>>,
@@ -29,7 +29,7 @@ struct End {
 }
 
 impl End {
-    /// A port that nobody receives from.
+    /// Opens a port without taking its RX queues.
     fn open_to_send(text: &str) -> Self {
         let pool = pool(1024);
         let mut worker = Worker::new(pool);
@@ -63,7 +63,7 @@ impl End {
         assert!(burst.is_empty());
     }
 
-    /// Frames of ours that a burst from every queue brings: the kernel sends some of its own.
+    /// Receives a burst from every queue; returns the test's frames. The kernel also sends other frames.
     fn receive(&mut self) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         for rx in &mut self.rx {
@@ -84,7 +84,7 @@ impl End {
     }
 }
 
-/// A frame of `len` bytes with a number.
+/// Returns a frame of `len` bytes that contains a number.
 fn numbered(number: u64, len: usize) -> Vec<u8> {
     let mut frame = vec![number as u8; len];
     frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8]);
@@ -108,7 +108,7 @@ fn link_down_keeps_long_packets_in_step() {
     in_namespace("out_of_step", || {
         veth();
         let (mut a, mut b) = (End::open("af_packet:v0"), End::open("af_packet:v1"));
-        // The slots are of the MTU before.
+        // The slots were sized for the previous MTU.
         ip("link set v0 mtu 9000");
         ip("link set v1 mtu 9000");
         b.wait_for_link();
@@ -155,7 +155,7 @@ fn non_frames_are_counted() {
     });
 }
 
-/// Each queue's socket gets everything until it has joined the others.
+/// Until a socket has joined the group, it would receive the packets of all queues.
 #[test]
 fn opening_under_traffic_receives_once() {
     in_namespace("twice", || {
@@ -221,7 +221,7 @@ fn losses_survive_a_new_interface() {
             received += packets;
             packets == 0
         });
-        // The kernel may have sent some packets of its own, and lost those.
+        // The kernel may have sent other packets, and some of these may have been lost.
         let lost = a.rx[0].counters().dropped(DropReason::Full) as usize;
         assert!(received >= 32 && received + lost >= 300, "{received} received, {lost} lost");
     });

@@ -1,4 +1,5 @@
-//! The virtio-user port against dpdk-testpmd's net_vhost: generated packets go there, come back, and are checked.
+//! Tests the virtio-user port against dpdk-testpmd's net_vhost: generated packets are sent to it, come back, and are
+//! checked.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -18,26 +19,26 @@ use offcore_port::virtio_user::VirtioUserPort;
 use offcore_port::{Port, RxQueue, TxQueue};
 use offcore_vhost::features::VIRTIO_F_RING_PACKED;
 
-/// Packets on their way at a time: fewer than any ring has room for, so that testpmd, which drops what does not fit,
-/// has nothing to drop.
+/// Maximum number of packets in flight: fewer than any ring has room for. testpmd drops packets that do not fit, so
+/// there must be room for all of them.
 const WINDOW: u64 = 128;
 
-/// One peer at a time: it keeps a core busy.
+/// Only one peer runs at a time, because it occupies a core.
 fn one_at_a_time() -> MutexGuard<'static, ()> {
     static PEER: Mutex<()> = Mutex::new(());
     PEER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A testpmd that sends everything back where it came from.
+/// A testpmd that sends all packets back to their source.
 struct Testpmd {
     child: Child,
     output: Arc<Mutex<String>>,
 }
 
 impl Testpmd {
-    /// `None`, and a line that says so, when there is no testpmd here.
+    /// Returns `None`, and prints a message, if testpmd is not installed.
     fn start(socket: &Path, queues: u16, options: &str) -> Option<Self> {
-        // Not in this process's network: the peer needs none.
+        // Without PCI devices, because the peer only needs the socket.
         let mut command = Command::new("dpdk-testpmd");
         command.args(["--no-pci", "--no-huge", "--no-shconf", "-m", "256", "--no-telemetry"]);
         command.args(["--file-prefix", &format!("offcore{}", std::process::id()), "--lcores", "0@0,1@0"]);
@@ -75,7 +76,7 @@ impl Testpmd {
         self.output.lock().unwrap().clone()
     }
 
-    /// As a crash would end it.
+    /// Kills the process, as a crash would.
     fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -97,7 +98,7 @@ impl Drop for Testpmd {
     }
 }
 
-/// A generator and a virtio-user port, and one worker that has all their queues.
+/// A generator, a virtio-user port, and one worker with all their queues.
 struct Bench {
     worker: Worker,
     generator: GenPort,
@@ -146,7 +147,7 @@ impl Bench {
         bench
     }
 
-    /// Waits until packets can come back: the peer needs RX buffers before it has anything to send.
+    /// Waits until the port is connected, and fills its RX rings: the peer needs RX buffers before it can send.
     fn wait_for_peer(&mut self) {
         until("the port is connected", || self.port.is_connected());
         for queues in &mut self.queues {
@@ -156,14 +157,14 @@ impl Bench {
         }
     }
 
-    /// The virtio features negotiated, from the port's status.
+    /// Returns the negotiated virtio features, from the port's status.
     fn features(&self) -> u64 {
         let status = self.port.status();
         let (_, features) = status.rsplit_once("0x").unwrap();
         u64::from_str_radix(features, 16).unwrap()
     }
 
-    /// One round over every queue; whether a packet came back.
+    /// Polls every queue once; returns whether a packet came back.
     fn round(&mut self, generate: bool) -> bool {
         let mut progress = false;
         for queues in &mut self.queues {
@@ -183,7 +184,7 @@ impl Bench {
         progress
     }
 
-    /// Goes on until `count` packets have come back.
+    /// Polls until `count` packets have come back.
     fn run(&mut self, count: u64) {
         let mut last = Instant::now();
         while self.generator.report().received < count {
@@ -199,7 +200,7 @@ impl Bench {
         }
     }
 
-    /// Closes the ports; no packet buffer may be lost.
+    /// Closes the ports, and checks that no packet buffer was lost.
     fn close(self) {
         let Self { mut worker, port, queues, chunks, .. } = self;
         drop(queues);
@@ -248,7 +249,7 @@ fn a_peer_that_connects_to_us_is_served() {
     let _one = one_at_a_time();
     let dir = TempDir::new();
     let socket = dir.file("v.sock");
-    // The socket is there when the port is open, so the order does not matter to the peer.
+    // The socket exists once the port is open, so the peer may start before or after it.
     let Some(testpmd) = Testpmd::start(&socket, 1, ",client=1") else { return };
     let mut bench = Bench::new("gen:size=1518", &format!("virtio-user:{},server", socket.display()));
     bench.run(5_000);
@@ -265,7 +266,7 @@ fn a_peer_that_crashes_is_found_again() {
     }
 }
 
-/// `options` are the port's.
+/// `options` are the options of the port.
 fn crash(options: &str) {
     let dir = TempDir::new();
     let socket = dir.file("v.sock");

@@ -1,4 +1,4 @@
-//! Descriptors that came from elsewhere: passed by another process, or had before this program was executed.
+//! Adopts descriptors that another process passed, or that a previous program left open before `execve`.
 
 use core::ffi::c_int;
 
@@ -11,7 +11,7 @@ use crate::session::{self, Session};
 use crate::sys;
 use crate::table::{self, Entry, Kind};
 
-/// A descriptor that came from somewhere: it may be an end of one of the application's sessions.
+/// Adopts a descriptor of unknown origin if it is the end of a session of this application.
 pub(crate) fn adopt(fd: c_int) {
     let option = |name| sys::int_option(fd, libc::SOL_SOCKET, name);
     let may_be = option(libc::SO_DOMAIN) == libc::AF_UNIX && option(libc::SO_TYPE) == libc::SOCK_STREAM;
@@ -21,7 +21,7 @@ pub(crate) fn adopt(fd: c_int) {
     if let Ok((answer, received)) = link::ask(&Question::new(Call::Adopt, NONE, 0), &[fd]) {
         let entry = Entry::session(Kind::Stream, false, answer.session);
         table::set(fd, Some(entry));
-        // Which of both kinds, and what its program calls its addresses, lies in the slot.
+        // The slot has the kind of the session and the address family of its socket.
         if let Some(session) = session::get(fd) {
             let session = Session { entry: session.as_it_is(), ..session };
             table::set(fd, Some(session.entry));
@@ -35,7 +35,7 @@ pub(crate) fn adopt(fd: c_int) {
     }
 }
 
-/// A program that has just been executed may have sessions of the one before it.
+/// Adopts sessions that the previous program of this process left open.
 pub(crate) fn inherit() {
     if !environment::was_linked() {
         return;

@@ -1,4 +1,4 @@
-//! libc's functions that are replaced.
+//! Replacements for functions of libc.
 
 mod descriptors;
 mod duplicates;

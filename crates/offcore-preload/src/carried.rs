@@ -1,4 +1,4 @@
-//! Options that a session takes over from the socket of the kernel that it replaces.
+//! Options that a session takes over from the kernel socket that it replaces.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use crate::session::Session;
 use crate::sys;
 use crate::table::{Entry, Kind};
 
-/// Options of datagram sockets that their slots keep by name.
+/// Options of datagram sockets that the slot stores by name.
 const KEPT: [(c_int, c_int); 6] = [
     (libc::SOL_SOCKET, libc::SO_BROADCAST),
     (libc::SOL_SOCKET, libc::SO_REUSEADDR),
@@ -21,7 +21,7 @@ const KEPT: [(c_int, c_int); 6] = [
     (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF),
 ];
 
-/// Options of a socket of the kernel's that a session has, too.
+/// Options of a kernel socket that a session supports, too.
 pub(crate) struct Options {
     wishes: u32,
     keep: [c_int; 3],
@@ -48,7 +48,7 @@ impl Options {
         }
         let keep = [libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT];
         let keep = keep.map(|name| sys::int_option(fd, libc::IPPROTO_TCP, name));
-        // Accepted sockets inherit them.
+        // Accepted sockets inherit the timeouts.
         let told = if copy_times(fd, end) { wish::TIMED } else { 0 };
         let datagrams = entry.kind == Kind::OpenDatagrams;
         let datagrams = datagrams.then(|| datagram_options::of_kernel(fd, entry.v6));
@@ -90,7 +90,7 @@ pub(crate) fn copy_times(from: c_int, to: c_int) -> bool {
         let time = sys::socket_option(from, libc::SOL_SOCKET, name, zero);
         if let Some(time) = time.filter(|time| time.tv_sec != 0 || time.tv_usec != 0) {
             let (at, len) = ((&raw const time).cast(), size_of::<libc::timeval>());
-            // SAFETY: a time that lives until the call returns.
+            // SAFETY: `time` lives until the call returns, and `len` is its size.
             let _ = unsafe { sys::setsockopt(to, libc::SOL_SOCKET, name, at, len) };
             any = true;
         }

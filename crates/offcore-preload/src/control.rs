@@ -1,4 +1,4 @@
-//! Control messages of datagrams, as Linux has them: `ip(7)`, `ipv6(7)`, `udp(7)`, `socket(7)`.
+//! Control messages of datagrams, as on Linux: `ip(7)`, `ipv6(7)`, `udp(7)`, `socket(7)`.
 
 use core::ffi::c_int;
 use core::mem;
@@ -14,7 +14,7 @@ use crate::datagram_options::{self as options, UDP_GRO, UDP_SEGMENT, bit};
 use crate::session::Session;
 use crate::sys::Errno;
 
-// `linux/in6.h`, which the crate libc lacks.
+// Constants of `linux/in6.h` that the crate libc lacks.
 const IPV6_2292PKTINFO: c_int = 2;
 const IPV6_2292HOPLIMIT: c_int = 8;
 const IPV6_DONTFRAG: c_int = 62;
@@ -38,7 +38,7 @@ impl Control {
     /// `EINVAL` for an unknown message, and for a wrong length or value, as on Linux.
     ///
     /// # Safety
-    /// The header's addresses can be read.
+    /// The header's `msg_control` is null, or valid for reads of `msg_controllen` bytes.
     pub(crate) unsafe fn of(header: &msghdr, v6: bool) -> Result<Self, Errno> {
         let mut all = Self::default();
         if header.msg_control.is_null() {
@@ -48,37 +48,37 @@ impl Control {
         let mut at = header.msg_control.cast::<u8>();
         let head = size_of::<cmsghdr>();
         while left >= head {
-            // SAFETY: so many bytes are there, as the caller promises.
+            // SAFETY: at least the size of a header is left, and the caller guarantees these bytes.
             let message = unsafe { at.cast::<cmsghdr>().read_unaligned() };
             let len = message.cmsg_len;
             if len < head || len > left {
                 return Err(libc::EINVAL);
             }
-            // SAFETY: within the message.
+            // SAFETY: `len` is at least `head` and at most `left`, so the address lies within the message.
             let data = Data { at: unsafe { at.add(head) }, len: len - head };
-            // SAFETY: the data is there, as the caller promises.
+            // SAFETY: the caller guarantees the bytes of the message, which include the data.
             unsafe { all.take(message.cmsg_level, message.cmsg_type, &data, v6) }?;
             let step = len.next_multiple_of(align_of::<cmsghdr>());
             if step >= left {
                 break;
             }
             left -= step;
-            // SAFETY: there is more behind it.
+            // SAFETY: `step` is less than `left`, so the address lies within the control messages.
             at = unsafe { at.add(step) };
         }
         Ok(all)
     }
 
     /// # Safety
-    /// The data can be read.
+    /// `data` is valid for reads.
     unsafe fn take(&mut self, level: c_int, kind: c_int, data: &Data, v6: bool) -> Result<(), Errno> {
         let byte = |value: c_int, least: c_int| {
             u8::try_from(value).ok().filter(|byte| c_int::from(*byte) >= least).ok_or(libc::EINVAL)
         };
-        // SAFETY: the caller's promise, for all of these.
+        // SAFETY: the caller guarantees that `data` is readable. All types below are structures of integers.
         unsafe {
             match (level, kind) {
-                // UDP ignores them.
+                // UDP ignores these messages.
                 (libc::SOL_SOCKET, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS) => {}
                 (libc::IPPROTO_UDP, UDP_SEGMENT) => self.segment = Some(data.read::<u16>()?),
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
@@ -116,12 +116,12 @@ impl Control {
         }
     }
 
-    /// The source address, if a message has one.
+    /// Returns the source address, if a message has one.
     pub(crate) fn local(&self) -> Option<IpAddr> {
         self.local
     }
 
-    /// Header fields of the datagram. A control message takes precedence over the socket's option.
+    /// Returns the header fields of the datagram. A control message takes precedence over the socket's option.
     pub(crate) fn more(&self, session: &Session, to: IpAddr) -> More {
         let mut more = options::to_send(session, to);
         more.index = self.index;
@@ -136,7 +136,7 @@ impl Control {
     }
 }
 
-/// A number from 0 to 255; -1 selects the default.
+/// Converts a number from 0 to 255. -1 selects the default.
 fn usual_or(value: c_int) -> Result<Option<u8>, Errno> {
     match value {
         -1 => Ok(None),
@@ -152,12 +152,13 @@ struct Data {
 
 impl Data {
     /// # Safety
-    /// The data can be read, and the type is a structure of numbers.
+    /// The data is valid for reads, and `T` is a structure of integers.
     unsafe fn read<T: Copy>(&self) -> Result<T, Errno> {
         if self.len != size_of::<T>() {
             return Err(libc::EINVAL);
         }
-        // SAFETY: it is as long.
+        // SAFETY: the data has the size of `T`, as checked, and is readable, as the caller guarantees. Any bytes are a
+        // valid `T`.
         Ok(unsafe { self.at.cast::<T>().read_unaligned() })
     }
 }
@@ -171,10 +172,10 @@ struct Room {
 }
 
 impl Room {
-    /// Appends a message, truncated if the buffer is too short.
+    /// Appends a message. It is truncated if the buffer is too short.
     ///
     /// # Safety
-    /// The buffer can be written.
+    /// `at` is valid for writes of `left` bytes.
     unsafe fn put<T: Copy>(&mut self, level: c_int, kind: c_int, value: T) {
         let head = size_of::<cmsghdr>();
         if self.left < head {
@@ -184,11 +185,11 @@ impl Room {
         let whole = head + size_of::<T>();
         let len = whole.min(self.left);
         self.cut |= len < whole;
-        // SAFETY: a structure of numbers.
+        // SAFETY: the structure consists of integers, for which all zeros are valid.
         let mut header: cmsghdr = unsafe { mem::zeroed() };
         (header.cmsg_len, header.cmsg_level, header.cmsg_type) = (len as _, level, kind);
         let step = whole.next_multiple_of(align_of::<cmsghdr>()).min(self.left);
-        // SAFETY: so many bytes are there.
+        // SAFETY: `len` and `step` are at most `left`, and the caller guarantees that `left` bytes are writable.
         unsafe {
             self.at.cast::<cmsghdr>().write_unaligned(header);
             // copy-ok: a control message
@@ -200,11 +201,11 @@ impl Room {
     }
 }
 
-/// Writes the control messages of a received datagram in the order of Linux. `segment` is the length of each datagram that
-/// `UDP_GRO` has joined.
+/// Writes the control messages of a received datagram in the order of Linux. `segment` is the length of each datagram
+/// that `UDP_GRO` has joined.
 ///
 /// # Safety
-/// The header's addresses can be written.
+/// The header's `msg_control` is null, or valid for writes of `msg_controllen` bytes.
 pub(crate) unsafe fn tell(session: &Session, header: &mut msghdr, of: &Header, segment: Option<u16>) {
     let port = address::of(session.slot, End::Ours).port();
     let bits = options::bits(session);
@@ -215,7 +216,7 @@ pub(crate) unsafe fn tell(session: &Session, header: &mut msghdr, of: &Header, s
     }
     let left = if header.msg_control.is_null() { 0 } else { header.msg_controllen };
     let mut room = Room { at: header.msg_control.cast(), left, used: 0, cut: false };
-    // SAFETY: the caller's promise, for all of these.
+    // SAFETY: `room` describes the header's control buffer, which the caller guarantees to be writable.
     unsafe {
         tell_of_socket(&mut room, &of.more, bits, times);
         if let Some(segment) = segment {
@@ -230,10 +231,10 @@ pub(crate) unsafe fn tell(session: &Session, header: &mut msghdr, of: &Header, s
     header.msg_flags |= if room.cut { libc::MSG_CTRUNC } else { 0 };
 }
 
-/// Writes the control message of an error: `struct sock_extended_err`, and the address of its sender.
+/// Writes the control message of an error: `struct sock_extended_err`, and the address of the node that sent the error.
 ///
 /// # Safety
-/// The header's addresses are the program's to be written.
+/// The header's `msg_control` is null, or valid for writes of `msg_controllen` bytes.
 pub(crate) unsafe fn tell_error(header: &mut msghdr, error: &Undelivered, v6: bool) {
     let left = if header.msg_control.is_null() { 0 } else { header.msg_controllen };
     let mut room = Room { at: header.msg_control.cast(), left, used: 0, cut: false };
@@ -246,7 +247,8 @@ pub(crate) unsafe fn tell_error(header: &mut msghdr, error: &Undelivered, v6: bo
         ee_info: error.info,
         ee_data: 0,
     };
-    // SAFETY: structures of numbers, and the caller's promise.
+    // SAFETY: the structures consist of integers, for which all zeros are valid. `room` describes the header's control
+    // buffer, which the caller guarantees to be writable.
     unsafe {
         if v6 {
             let mut offender: sockaddr_in6 = mem::zeroed();
@@ -273,11 +275,11 @@ pub(crate) unsafe fn tell_error(header: &mut msghdr, error: &Undelivered, v6: bo
 }
 
 /// # Safety
-/// The buffer can be written.
+/// The buffer of `room` is valid for writes.
 unsafe fn tell_of_socket(room: &mut Room, more: &More, bits: u32, times: bool) {
     let (seconds, micros) = ((more.time / 1_000_000) as i64, (more.time % 1_000_000) as i64);
     let time = timespec { tv_sec: seconds, tv_nsec: micros * 1000 };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the buffer of `room` is writable.
     unsafe {
         if bits & bit::TIMESTAMP != 0 {
             let time = timeval { tv_sec: seconds, tv_usec: micros };
@@ -297,11 +299,11 @@ unsafe fn tell_of_socket(room: &mut Room, more: &More, bits: u32, times: bool) {
 }
 
 /// # Safety
-/// The buffer can be written.
+/// The buffer of `room` is valid for writes.
 unsafe fn tell_of_v4(room: &mut Room, more: &More, bits: u32, local: Ipv4Addr, port: u16) {
     let index = more.index as c_int;
     let address = libc::in_addr { s_addr: u32::from_ne_bytes(local.octets()) };
-    // SAFETY: the caller's promise; structures of numbers.
+    // SAFETY: the caller guarantees that the buffer of `room` is writable. All values are structures of integers.
     unsafe {
         if bits & bit::PKTINFO6 != 0 {
             let ipi6_addr = libc::in6_addr { s6_addr: local.to_ipv6_mapped().octets() };
@@ -330,10 +332,10 @@ unsafe fn tell_of_v4(room: &mut Room, more: &More, bits: u32, local: Ipv4Addr, p
 }
 
 /// # Safety
-/// The buffer can be written.
+/// The buffer of `room` is valid for writes.
 unsafe fn tell_of_v6(room: &mut Room, more: &More, bits: u32, local: Ipv6Addr, port: u16) {
     let address = libc::in6_addr { s6_addr: local.octets() };
-    // SAFETY: the caller's promise; structures of numbers.
+    // SAFETY: the caller guarantees that the buffer of `room` is writable. All values are structures of integers.
     unsafe {
         if bits & bit::PKTINFO6 != 0 {
             let info = in6_pktinfo { ipi6_addr: address, ipi6_ifindex: more.index as _ };

@@ -1,7 +1,7 @@
 //! Options of datagram sockets: header fields of sent datagrams, and control messages of received ones.
 //!
-//! The values are in the words of the slot that hold the keep-alive settings of a stream. The kernel checks each value on a
-//! separate socket.
+//! The values are stored in the words of the slot that hold the keep-alive settings of a stream. The kernel checks each
+//! value on a separate socket.
 
 use core::ffi::{c_int, c_void};
 use core::net::IpAddr;
@@ -53,7 +53,7 @@ pub(crate) mod bit {
     pub(crate) const TOLD: u32 = (1 << 12) - 1;
 }
 
-/// The place of an option's value: `bits` bits of word `word`, from bit `shift` on.
+/// Location of an option's value: `bits` bits of word `word`, starting at bit `shift`.
 struct Row {
     level: c_int,
     name: c_int,
@@ -109,7 +109,7 @@ impl Row {
     }
 }
 
-/// The words of a session.
+/// Returns the words of a session that store the values.
 fn words(session: &Session) -> [&AtomicU32; 4] {
     let wishes = &session.slot.wishes;
     [&wishes.keep_idle, &wishes.keep_interval, &wishes.keep_count, &wishes.untold]
@@ -119,25 +119,25 @@ fn find(level: c_int, name: c_int) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.level == level && row.name == name)
 }
 
-/// The value of an option; `None` when this table does not have it.
+/// Returns the value of an option, or `None` if the table does not contain it.
 pub(crate) fn get(session: &Session, level: c_int, name: c_int) -> Option<c_int> {
     let row = find(level, name)?;
     let word = words(session).get(row.word)?.load(Ordering::Relaxed);
     Some(((word & row.mask()) >> row.shift) as c_int)
 }
 
-/// Whether this table has an option.
+/// Returns whether the table contains an option.
 pub(crate) fn has(level: c_int, name: c_int) -> bool {
     find(level, name).is_some()
 }
 
-/// Whether the stack has the timestamps of a value of `SO_TIMESTAMPING`. Timestamps of sent packets are not supported.
+/// Returns whether the stack supports a value of `SO_TIMESTAMPING`. Timestamps of sent packets are not supported.
 pub(crate) fn has_timestamps(value: c_int) -> bool {
     let known = TIMESTAMPING_RX_SOFTWARE | TIMESTAMPING_SOFTWARE | TIMESTAMPING_OF_HARDWARE;
     value as u32 & !known == 0
 }
 
-/// Options that are not in the table of values, and that have an effect.
+/// Supported options that are not in the table of values.
 const OTHERS: [(c_int, c_int); 14] = [
     (libc::IPPROTO_IP, libc::IP_MULTICAST_IF),
     (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF),
@@ -155,7 +155,7 @@ const OTHERS: [(c_int, c_int); 14] = [
     (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE),
 ];
 
-/// Options without an effect on a UDP socket that is bound, on Linux either.
+/// Options without an effect on a bound UDP socket, on Linux either.
 pub(crate) const WITHOUT_EFFECT: [(c_int, c_int); 8] = [
     (libc::SOL_SOCKET, libc::SO_DEBUG),
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
@@ -167,13 +167,13 @@ pub(crate) const WITHOUT_EFFECT: [(c_int, c_int); 8] = [
     (libc::IPPROTO_IPV6, 78), // IPV6_FREEBIND
 ];
 
-/// Whether an option of a socket that the stack has can be set to that. The kernel checks the value, too.
+/// Checks whether the stack supports this value of an option. The kernel checks the value, too.
 ///
 /// # Errors
-/// The kernel's error on a new socket, or the error of a Linux that lacks the option or the value.
+/// Returns the kernel's error on a new socket, or the error of a Linux that lacks the option or the value.
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn check(
     v6: bool,
     level: c_int,
@@ -186,7 +186,7 @@ pub(crate) unsafe fn check(
     if is_there {
         return Ok(());
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     unsafe { refuse(&Fresh::datagrams(v6)?, level, name, value, len) }
 }
 
@@ -204,7 +204,7 @@ pub(crate) fn set(session: &Session, level: c_int, name: c_int, value: c_int) {
     let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| Some(old & !cleared | new));
 }
 
-/// Reads the options of the kernel's socket `fd`.
+/// Reads the options of the kernel socket `fd`.
 pub(crate) fn of_kernel(fd: c_int, v6: bool) -> [u32; 4] {
     let mut all = [0u32; 4];
     for row in ROWS.iter().filter(|row| v6 || row.level != libc::IPPROTO_IPV6) {
@@ -225,17 +225,17 @@ pub(crate) fn give(session: &Session, all: [u32; 4]) {
     }
 }
 
-/// The first word.
+/// Returns the first word.
 pub(crate) fn bits(session: &Session) -> u32 {
     session.slot.wishes.keep_idle.load(Ordering::Relaxed)
 }
 
-/// Whether `SO_TIMESTAMPING` asks for software timestamps.
+/// Returns whether `SO_TIMESTAMPING` requests software timestamps.
 pub(crate) fn tells_times(session: &Session) -> bool {
     session.slot.wishes.untold.load(Ordering::Relaxed) & TIMESTAMPING_SOFTWARE != 0
 }
 
-/// Header fields of a datagram to an address, by the socket's options.
+/// Returns the header fields for a datagram to an address, according to the socket's options.
 pub(crate) fn to_send(session: &Session, to: IpAddr) -> More {
     let [bits, headers, paths, last] = words(session).map(|word| word.load(Ordering::Relaxed));
     let v6 = to.is_ipv6();
@@ -254,21 +254,21 @@ pub(crate) fn to_send(session: &Session, to: IpAddr) -> More {
     More { hops, tos, path_mtu: path_mtu as u8, segment: paths as u16, no_loop, ..More::default() }
 }
 
-/// The name of an option in [`Kept`](offcore_session::slot::Kept).
+/// Returns the name of an option in [`Kept`](offcore_session::slot::Kept).
 pub(crate) fn kept_name(level: c_int, name: c_int) -> u32 {
     ((level as u32 & 0xff) + 1) << 16 | name as u32 & 0xffff
 }
 
-/// Whether a datagram socket may send broadcasts.
+/// Returns whether a datagram socket may send broadcasts.
 pub(crate) fn may_broadcast(session: &Session) -> bool {
     let kept = session.slot.kept.get(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST));
     kept.is_some_and(|value| value != 0)
 }
 
-/// A value that is read from the program.
+/// Reads a value that a program passed.
 ///
 /// # Safety
-/// `value` is of `len` bytes, or null; `T` is a structure of numbers.
+/// `value` is null, or valid for reads of `len` bytes. `T` is a structure of integers.
 pub(crate) unsafe fn read<T: Copy>(value: *const c_void, len: socklen_t) -> Result<T, Errno> {
     if (len as usize) < size_of::<T>() {
         return Err(libc::EINVAL);
@@ -276,6 +276,7 @@ pub(crate) unsafe fn read<T: Copy>(value: *const c_void, len: socklen_t) -> Resu
     if value.is_null() {
         return Err(libc::EFAULT);
     }
-    // SAFETY: as long, as checked; any bytes are a valid `T`.
+    // SAFETY: `value` is not null and has at least the size of `T`, as checked; the caller guarantees `len` readable
+    // bytes. Any bytes are a valid `T`.
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }

@@ -32,24 +32,25 @@ pub(crate) struct Received {
     pub(crate) segment: Option<u16>,
 }
 
-/// The maximum number of segments of a datagram (`UDP_MAX_SEGMENTS` of Linux).
+/// Maximum number of segments of a datagram (`UDP_MAX_SEGMENTS` of Linux).
 const SENT_SEGMENTS: usize = 128;
 /// Limits of a joined datagram: the number of datagrams in it, and its length.
 const MOST_SEGMENTS: usize = 64;
 const MOST_BYTES: usize = 65_535;
-/// Nanoseconds in which a program gets more memory, if there is any, and milliseconds between two attempts of a call.
+/// Time in nanoseconds within which a program's memory grows if possible, and pause in milliseconds between two
+/// attempts.
 const GROWTH: i128 = 100_000_000;
 const RETRY: u64 = 1;
-/// Bytes that the stack has not taken, after which it is looked whether it is there.
+/// Number of bytes that the stack has not consumed after which a call checks whether the stack is still alive.
 const LATE: u64 = 4096;
 
-/// The peer of a connected socket.
+/// Returns the peer of a connected socket.
 pub(crate) fn peer(session: &Session) -> Option<SocketAddr> {
     let peer = address::of(session.slot, End::Peer);
     (peer.port() != 0).then_some(peer)
 }
 
-/// Connects the socket: it sends to one peer, and receives from nobody else. `None` undoes it.
+/// Connects the socket: it sends to one peer, and receives from this peer only. `None` disconnects it.
 pub(crate) fn connect(session: &Session, to: Option<SocketAddr>) -> Result<(), Errno> {
     let session = &if session.is_lost() || session.is_orphan() { again::now(session.fd)? } else { *session };
     if to.is_some_and(|to| link::is_broadcast(to.ip())) && !options::may_broadcast(session) {
@@ -63,16 +64,16 @@ pub(crate) fn connect(session: &Session, to: Option<SocketAddr>) -> Result<(), E
             received.close();
             Ok(())
         }
-        // Nothing that is sent to an address of the stack's own comes back.
+        // Datagrams to the stack's own addresses are not looped back.
         Err(libc::EOPNOTSUPP) => Err(libc::ENETUNREACH),
         Err(error) => Err(error),
     }
 }
 
-/// Receives a datagram; `None` when it has been shut down and there is none.
+/// Receives a datagram. Returns `None` if the socket was shut down and has no datagram.
 ///
 /// # Safety
-/// The buffers can be written.
+/// The buffers are valid for writes.
 pub(crate) unsafe fn receive(
     session: &Session,
     buffers: Buffers<'_>,
@@ -84,7 +85,7 @@ pub(crate) unsafe fn receive(
             session = again::wait(session.fd, waits)?;
         }
         let mut hides = false;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers are writable.
         let received = unsafe { receive_here(&session, buffers, how, &mut hides) };
         if hides {
             session.mark();
@@ -96,10 +97,10 @@ pub(crate) unsafe fn receive(
     }
 }
 
-/// `hides` becomes true if the call hides errors while it waits.
+/// Receives a datagram on the present stack. Sets `hides` if the call hides errors while it waits.
 ///
 /// # Safety
-/// The buffers are the program's to be written.
+/// The buffers are valid for writes.
 unsafe fn receive_here(
     session: &Session,
     buffers: Buffers<'_>,
@@ -110,11 +111,11 @@ unsafe fn receive_here(
         return Err(libc::EAGAIN);
     }
     loop {
-        // As Linux: an error comes before data.
+        // As on Linux, an error is reported before data.
         if let Some(error) = session.take_error() {
             return Err(error);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers are writable.
         let received = unsafe { take(session, buffers, how) }?;
         if received.is_some() {
             return Ok(received);
@@ -137,21 +138,21 @@ unsafe fn receive_here(
     }
 }
 
-/// Takes the oldest datagram; `None` when there is none.
+/// Takes the oldest datagram, if any.
 ///
 /// # Safety
-/// The buffers can be written.
+/// The buffers are valid for writes.
 unsafe fn take(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<Option<Received>, Errno> {
     let _lock = Held::new(&session.slot.wishes.reading);
     loop {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers are writable.
         if let Some(taken) = unsafe { take_once(session, buffers, how) }? {
             return Ok(taken.received());
         }
     }
 }
 
-/// What there was.
+/// Result of [`take_once`].
 enum Taken {
     Nothing,
     Datagram(Received),
@@ -166,10 +167,10 @@ impl Taken {
     }
 }
 
-/// `None`: a signal handler has read in between.
+/// Takes a datagram. Returns `None` if a signal handler has read during the call.
 ///
 /// # Safety
-/// The buffers can be written.
+/// The buffers are valid for writes.
 unsafe fn take_once(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<Option<Taken>, Errno> {
     let mut reader = session.reader()?;
     let mut header = [0; HEADER_LEN];
@@ -182,12 +183,12 @@ unsafe fn take_once(session: &Session, buffers: Buffers<'_>, how: c_int) -> Resu
     if reader.available() < whole {
         return Err(libc::EIO);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the buffers are writable.
     let copied = unsafe { buffers.fill(0, part(reader.spans(), HEADER_LEN, len)) };
     let mut received = Received { copied, len, header, segment: None };
     let mut taken = whole;
     if options::bits(session) & options::bit::GRO != 0 && copied == len {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers are writable.
         taken += unsafe { join(&reader, whole, buffers, &mut received) };
     }
     let left = reader.available() - taken;
@@ -201,11 +202,11 @@ unsafe fn take_once(session: &Session, buffers: Buffers<'_>, how: c_int) -> Resu
     Ok(Some(Taken::Datagram(received)))
 }
 
-/// Joins the first datagram with the following ones, as GRO of Linux does: they have the same sender and length, and the last
-/// one may be shorter. They begin at byte `skip`. Returns the length of all of them in the FIFO.
+/// Joins the first datagram with the following ones, as GRO of Linux does: they have the same sender and length, and
+/// the last one may be shorter. The following ones begin at byte `skip`. Returns their total length in the FIFO.
 ///
 /// # Safety
-/// The buffers can be written.
+/// The buffers are valid for writes.
 unsafe fn join(
     reader: &app::Reader<Mapped>,
     skip: usize,
@@ -217,7 +218,7 @@ unsafe fn join(
     for _ in 1..MOST_SEGMENTS {
         let mut bytes = [0u8; HEADER_LEN];
         let buffer = crate::vectors::buffer(bytes.as_mut_ptr().cast(), bytes.len());
-        // SAFETY: a buffer of ours.
+        // SAFETY: `buffer` describes the local array `bytes`.
         let there = unsafe { Buffers::one(&buffer).fill(0, part(reader.spans(), at, HEADER_LEN)) };
         let next = Header::from_bytes(&bytes).filter(|_| there == HEADER_LEN);
         let same = |next: &Header| {
@@ -231,7 +232,7 @@ unsafe fn join(
         if !fits || reader.available() < at + whole {
             break;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers are writable.
         let copied = unsafe { buffers.fill(first.copied, part(reader.spans(), at + HEADER_LEN, len)) };
         if copied < len {
             break;
@@ -247,7 +248,7 @@ unsafe fn join(
     at - skip
 }
 
-/// `len` bytes of the spans from byte `skip` on.
+/// Returns `len` bytes of the spans, starting at byte `skip`.
 fn part<'a>(
     spans: impl Iterator<Item = offcore_session::Span<'a>>,
     skip: usize,
@@ -263,7 +264,7 @@ fn part<'a>(
     })
 }
 
-/// Whether the stack sends datagrams to an address, as far as that is known here.
+/// Checks whether datagrams to an address are permitted. The stack may know further reasons to refuse them.
 fn may_be_sent_to(session: &Session, to: IpAddr) -> Result<(), Errno> {
     if link::is_broadcast(to) && !options::may_broadcast(session) {
         return Err(libc::EACCES);
@@ -285,10 +286,11 @@ fn check_len(session: &Session, more: &More, to: SocketAddr, len: usize) -> Resu
     if segment > 0 && len > segment * SENT_SEGMENTS { Err(libc::EINVAL) } else { Ok(()) }
 }
 
-/// Sends a datagram. Without an address it goes to the peer. With `MSG_MORE` or `UDP_CORK` the next call appends to it.
+/// Sends a datagram. Without an address it is sent to the peer. With `MSG_MORE` or `UDP_CORK`, the next call appends to
+/// it.
 ///
 /// # Safety
-/// The buffers can be read.
+/// The buffers are valid for reads.
 pub(crate) unsafe fn send(
     session: &Session,
     buffers: Buffers<'_>,
@@ -297,11 +299,11 @@ pub(crate) unsafe fn send(
     control: &Control,
 ) -> Result<usize, Errno> {
     let session = if session.is_lost() { again::now(session.fd)? } else { *session };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the buffers are readable.
     match unsafe { send_here(&session, buffers, how, to, control) } {
         Err(again::GONE) => {
             let session = again::now(session.fd)?;
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees that the buffers are readable.
             unsafe { send_here(&session, buffers, how, to, control) }
         }
         sent => sent,
@@ -309,7 +311,7 @@ pub(crate) unsafe fn send(
 }
 
 /// # Safety
-/// The buffers are the program's to be read.
+/// The buffers are valid for reads.
 unsafe fn send_here(
     session: &Session,
     buffers: Buffers<'_>,
@@ -321,7 +323,7 @@ unsafe fn send_here(
         return Err(libc::EOPNOTSUPP);
     }
     if cork::is_begun(session) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers are readable.
         return unsafe { cork::go_on(session, buffers, how) };
     }
     let peer = to.or_else(|| peer(session)).ok_or(libc::EDESTADDRREQ)?;
@@ -356,14 +358,14 @@ unsafe fn send_here(
     more.broadcast = !v6 && options::may_broadcast(session);
     let header = Header { len: len as u16, peer, local, more };
     if how & libc::MSG_MORE != 0 || options::bits(session) & options::bit::CORK != 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers are readable.
         return unsafe { cork::begin(session, &header, buffers) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the buffers are readable.
     unsafe { send_whole(session, header, buffers, how) }
 }
 
-/// Length of the longest datagram to an address.
+/// Returns the maximum length of a datagram to an address.
 fn longest(peer: SocketAddr) -> usize {
     if peer.is_ipv4() { 65_507 } else { 65_527 }
 }
@@ -371,7 +373,7 @@ fn longest(peer: SocketAddr) -> usize {
 /// Sends the buffers as one datagram with this header.
 ///
 /// # Safety
-/// The buffers can be read.
+/// The buffers are valid for reads.
 unsafe fn send_whole(
     session: &Session,
     mut header: Header,
@@ -385,14 +387,14 @@ unsafe fn send_whole(
     }
     header.len = len as u16;
     let (tail, edge) = session.slot.sent();
-    // A stack that takes nothing may be gone. The kernel is asked once in 4 KB.
+    // A stack that consumes nothing may be gone. The kernel is asked once per 4 KB.
     let asks = tail - edge.min(tail) >= LATE && tail / LATE != (tail + record_len(header.len) as u64) / LATE;
     if asks && session.is_orphan() {
         return Err(again::GONE);
     }
     let mut fails_at = None;
     loop {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers are readable.
         let put = unsafe { put(session, &header, buffers) }?;
         if put == Put::Done {
             return Ok(len);
@@ -404,7 +406,7 @@ unsafe fn send_whole(
             return Err(libc::EAGAIN);
         }
         if put == Put::Memory && !sys::is_sandboxed() {
-            // The memory of the program may be growing.
+            // The program's memory may be about to grow.
             let now = sys::now();
             if now >= *fails_at.get_or_insert(now + GROWTH) {
                 return Err(libc::ENOBUFS);
@@ -416,22 +418,22 @@ unsafe fn send_whole(
     }
 }
 
-/// What has become of a datagram.
+/// Result of an attempt to write a datagram.
 #[derive(PartialEq, Eq)]
 enum Put {
     Done,
-    /// There is no room for it, and the gate is closed.
+    /// The datagram does not fit, and the gate is closed.
     Full,
-    /// The stack has no memory for it, and the socket has sent everything before.
+    /// The stack has no memory for the datagram, and the socket has sent all previous ones.
     Memory,
-    /// There is no room for it, and it may be the call that a signal handler has interrupted which has it.
+    /// The datagram does not fit, and this call runs in a signal handler. The interrupted call may hold the space.
     Interrupts,
 }
 
 /// Writes a datagram.
 ///
 /// # Safety
-/// The buffers can be read.
+/// The buffers are valid for reads.
 unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<Put, Errno> {
     let lock = Held::new(&session.slot.wishes.writing);
     let whole = record_len(header.len);
@@ -441,12 +443,12 @@ unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Resul
         if let Some(claim) = Session::claim(&turn, whole, whole) {
             let bytes = header.to_bytes();
             let head = crate::vectors::buffer(bytes.as_ptr().cast(), bytes.len());
-            // SAFETY: a header of ours, and the program's buffers, as the caller promises.
+            // SAFETY: `head` describes the local array `bytes`, and the caller guarantees that `buffers` are readable.
             let done = unsafe {
                 let done = Buffers::one(&head).drain(0, turn.spans(claim, 0, bytes.len()));
                 done + buffers.drain(0, turn.spans(claim, bytes.len(), whole))
             };
-            // What is left of 8 bytes is whatever was there: nobody reads it.
+            // The padding to a multiple of 8 bytes is not initialized and never read.
             let complete = done == bytes.len() + usize::from(header.len);
             if !complete {
                 turn.cut(claim, 0);
@@ -463,18 +465,18 @@ unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Resul
         }
     }
     session.mark();
-    // A full socket waits until its datagrams are sent. An empty one would wait for other sockets.
+    // A full socket waits until its datagrams are sent. An empty socket would have to wait for other sockets.
     let waits = granted || !session.slot.has_sent_all() || !session.slot.lacks(whole);
     Ok(if waits { Put::Full } else { Put::Memory })
 }
 
-/// Whether there is a datagram to be read.
+/// Returns whether a datagram can be read.
 fn has_data(session: &Session) -> bool {
     let _lock = Held::new(&session.slot.wishes.reading);
     session.reader().is_ok_and(|reader| reader.available() > 0)
 }
 
-/// Length of the next datagram, 0 without one.
+/// Returns the length of the next datagram, or 0 without one.
 pub(crate) fn next_len(session: &Session) -> Result<usize, Errno> {
     if session.is_lost() {
         return Ok(0);

@@ -1,8 +1,8 @@
-//! Sockets of the kernel's that become sessions.
+//! Decides which kernel sockets become sessions.
 //!
-//! A program's socket is the kernel's until it is known where it belongs: when it is bound to an address of the stack's,
-//! connects, listens, or sends its first datagram. Until then the kernel's socket keeps its options. Then the session's end
-//! takes its place under all its descriptors, with the same flags, and the options go with it.
+//! A program's socket belongs to the kernel until its use is known: when it is bound to an address of the stack,
+//! connects, listens, or sends its first datagram. Until then, the kernel socket stores its options. The end of the
+//! session's pair then replaces all its descriptors, with the same flags, and the options are copied.
 
 use core::ffi::{c_int, c_void};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -29,17 +29,17 @@ use crate::table::{self, Entry, Kind, open};
 /// The reason why a socket does not use the stack.
 const NO_STACK: &str = "the stack cannot be reached";
 
-/// `linux/in6.h`, which the crate libc lacks.
+/// A constant of `linux/in6.h` that the crate libc lacks.
 const IPV6_FREEBIND: c_int = 78;
 
-/// Remembers a new socket of the kernel's, if it may become a session.
+/// Records a new kernel socket if it may become a session.
 ///
 /// # Errors
-/// `EMFILE`: the table has no room for the descriptor.
+/// `EMFILE` if the table has no room for the descriptor.
 pub(crate) fn opened(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) -> Result<(), Errno> {
     let is_ip = matches!(domain, libc::AF_INET | libc::AF_INET6);
     let kind = match (kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK), protocol) {
-        // MPTCP falls back to plain TCP, as Linux does with a peer without MPTCP.
+        // MPTCP falls back to plain TCP, as on Linux with a peer without MPTCP.
         (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP) => Kind::OpenStream,
         (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Kind::OpenDatagrams,
         _ => return Ok(()),
@@ -52,7 +52,7 @@ pub(crate) fn opened(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) -> 
     if known || environment::falls_back() { Ok(()) } else { Err(libc::EMFILE) }
 }
 
-/// Notes that the program has set an option of a socket.
+/// Records that the program has set an option of a socket.
 pub(crate) fn note_options(fd: c_int, entry: Entry, option: (c_int, c_int)) {
     let congestion = option == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
     let bits = open::SET | if congestion { open::CONGESTION } else { 0 };
@@ -73,7 +73,7 @@ pub(crate) fn leave(fd: c_int, entry: Entry) {
     }
 }
 
-/// All descriptors of a socket: `fd` and its duplicates.
+/// Returns all descriptors of a socket: `fd` and its duplicates.
 fn descriptors(fd: c_int, entry: Entry) -> impl Iterator<Item = c_int> {
     let alone = entry.is_open() && entry.generation & open::SHARED == 0;
     let all = table::all(if alone { 0 } else { table::DESCRIPTORS });
@@ -81,7 +81,7 @@ fn descriptors(fd: c_int, entry: Entry) -> impl Iterator<Item = c_int> {
     core::iter::once(fd).chain(all.filter_map(same))
 }
 
-/// Replaces an undecided socket by a session's descriptor. `listens`: keep its epoll registrations.
+/// Replaces an undecided socket by a session's descriptor. With `listens`, keeps its epoll registrations.
 fn become_session(
     fd: c_int,
     entry: Entry,
@@ -124,13 +124,13 @@ fn become_session(
     Ok(session)
 }
 
-/// Asks for a session instead of `fd`.
+/// Requests a session that replaces `fd`.
 pub(crate) fn ask_session(
     fd: c_int,
     question: &Question,
     descriptors: &[c_int],
 ) -> Result<(Where, c_int), Errno> {
-    // The stack makes a listener that it is given non-blocking.
+    // The stack makes a listener that is passed to it non-blocking.
     let status = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK as usize;
     let (answer, received) = link::ask(question, descriptors)?;
     match *received.as_slice() {
@@ -149,19 +149,21 @@ pub(crate) fn ask_session(
 pub(crate) enum Decided {
     /// This call uses the kernel.
     Kernel,
-    /// This call uses the kernel's loopback: the destination is an address of the stack without a server on the stack.
+    /// This call uses the kernel's loopback interface: the destination is an address of the stack that has no server
+    /// there.
     Loopback(SocketAddr),
     Session(Session),
 }
 
-/// `bind`: an address that is not the kernel's may be the stack's.
+/// Handles `bind`: an address that the kernel does not have may be an address of the stack.
 ///
-/// A stream stays the kernel's until it listens or connects: the kernel keeps the address for it, which is not its own, and
-/// says who else has it. A datagram socket receives from now on.
+/// A stream stays with the kernel until it listens or connects: the kernel reserves the address for it, although the
+/// address is not the kernel's, and detects conflicts. A datagram socket receives from now on.
 pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, Errno> {
     let ip = to.ip();
     let any = ip.is_unspecified();
-    // The stack takes a datagram socket at all addresses, or at a group, if a rule names it or it joins a group of the stack.
+    // A datagram socket at all addresses, or at a group, moves to the stack if a rule names its port or if it joins a
+    // group of the stack.
     let ours = (any || ip.is_multicast())
         && entry.kind == Kind::OpenDatagrams
         && (rules::may_listen(entry.kind, to.port()) || memberships::joins_later(entry));
@@ -196,7 +198,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
             explain::say("bind", entry.kind, to, Goes::Stack);
             Ok(Decided::Session(session))
         }
-        // Neither has the address: the kernel returns the error.
+        // Neither side has the address. The kernel returns the error.
         Err(libc::EADDRNOTAVAIL) => {
             explain::say("bind", entry.kind, to, Goes::Kernel("not an address of the stack"));
             leave(fd, entry);
@@ -206,7 +208,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
     }
 }
 
-/// Makes a datagram socket a session with an address.
+/// Turns a datagram socket into a session with an address.
 pub(crate) fn take(fd: c_int, entry: Entry, at: Option<SocketAddr>) -> Result<Session, Errno> {
     let mut question = Question::new(Call::Bind, NONE, kind_of_datagrams(fd, entry));
     question.local = Some(at.unwrap_or(SocketAddr::new(address::unspecified(entry.v6), 0)));
@@ -214,14 +216,14 @@ pub(crate) fn take(fd: c_int, entry: Entry, at: Option<SocketAddr>) -> Result<Se
     become_session(fd, entry, false, found)
 }
 
-/// Stores a change of an undecided socket's memberships that the kernel has made. A group for which the kernel has no interface may be
-/// the stack's: then the socket becomes a session, or joins when it becomes one.
+/// Records a change of an undecided socket's memberships. If the kernel has no interface for a group, the stack may
+/// have one. In this case the socket becomes a session at once, or joins the group when it becomes one.
 ///
 /// # Errors
-/// The kernel's, or the stack's.
+/// Returns the error of the kernel or of the stack.
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn change_membership(
     fd: c_int,
     entry: Entry,
@@ -229,7 +231,7 @@ pub(crate) unsafe fn change_membership(
     (value, len): (*const c_void, socklen_t),
     changed: Result<(), Errno>,
 ) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     let Ok(group) = (unsafe { Group::of(option.0, option.1, value, len) }) else { return changed };
     if changed.is_ok() {
         memberships::note(entry, change, group);
@@ -245,16 +247,16 @@ pub(crate) unsafe fn change_membership(
         return changed;
     }
     if port == 0 {
-        // Without a port it receives nothing, and the program may bind it later.
+        // A socket without a port receives nothing, and the program may still bind it.
         return memberships::join_later(entry, group);
     }
     let session = take(fd, entry, bound)?;
     explain::say("join", entry.kind, SocketAddr::new(group.address(), port), Goes::Stack);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     unsafe { memberships::set(&session, change, option, value, len) }
 }
 
-/// The kind of session, with the options that affect address conflicts.
+/// Returns the kind of session, including the options that affect address conflicts.
 fn kind_of_datagrams(fd: c_int, entry: Entry) -> u32 {
     let bit = |bit, level, name| if sys::int_option(fd, level, name) != 0 { bit } else { 0 };
     let only_v6 = if entry.v6 { bit(ONLY_V6, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) } else { 0 };
@@ -264,8 +266,8 @@ fn kind_of_datagrams(fd: c_int, entry: Entry) -> u32 {
         | only_v6
 }
 
-/// Handles a refusal by the stack, or a stack that cannot be reached (`ENETDOWN`). The call fails, except with
-/// `--fallback kernel`.
+/// Handles an error of the stack, or a stack that cannot be reached (`ENETDOWN`). The call fails, unless
+/// `--fallback kernel` permits to use the kernel.
 fn no_stack(call: &str, fd: c_int, entry: Entry, to: SocketAddr, error: Errno) -> Result<Decided, Errno> {
     if error != libc::ENETDOWN {
         return Err(error);
@@ -279,10 +281,11 @@ fn no_stack(call: &str, fd: c_int, entry: Entry, to: SocketAddr, error: Errno) -
     Ok(Decided::Kernel)
 }
 
-/// Asks the stack to bind a session to an address, and drops that session. The stack first releases closed sessions there.
+/// Asks the stack to bind a session to an address, and drops that session. The stack first releases closed sessions at
+/// this address.
 ///
 /// # Errors
-/// The stack's; `EADDRNOTAVAIL` if the stack does not have the address.
+/// Returns the stack's error; `EADDRNOTAVAIL` if the stack does not have the address.
 fn can_bind(to: SocketAddr) -> Result<(), Errno> {
     let mut question = Question::new(Call::Bind, NONE, libc::SOCK_STREAM as u32);
     question.local = Some(to);
@@ -292,7 +295,7 @@ fn can_bind(to: SocketAddr) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Has the stack let go of an address that a socket, which is not decided, cannot have: whether it was asked.
+/// Makes the stack release an address that an undecided socket failed to bind. Returns whether the stack was asked.
 pub(crate) fn release(fd: c_int, to: SocketAddr) -> bool {
     let open =
         table::get(fd).is_some_and(|entry| matches!(entry.kind, Kind::OpenStream | Kind::OpenDatagrams));
@@ -303,17 +306,17 @@ pub(crate) fn release(fd: c_int, to: SocketAddr) -> bool {
     asked
 }
 
-/// Has the kernel bind a socket to an address that is not its own.
+/// Allows the kernel to bind a socket to an address that the kernel does not have.
 fn allow_any_address(fd: c_int) {
     let one: c_int = 1;
     for (level, name) in [(libc::IPPROTO_IP, libc::IP_FREEBIND), (libc::IPPROTO_IPV6, IPV6_FREEBIND)] {
-        // SAFETY: a number that lives until the call returns.
+        // SAFETY: `one` lives until the call returns, and the length is its size.
         let _ = unsafe { sys::setsockopt(fd, level, name, (&raw const one).cast(), size_of::<c_int>()) };
     }
 }
 
-/// `listen`: at all addresses the kernel's listener is the stack's, too; it keeps the port in any case. The kernel listens
-/// already.
+/// Handles `listen`, after the kernel's socket was made to listen. A listener at all addresses listens on the kernel
+/// and on the stack. The kernel's socket reserves the port in any case.
 pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided, Errno> {
     let Some(local) = address::of_kernel(fd) else {
         leave(fd, entry);
@@ -337,20 +340,20 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
             let _ = kernel.map(|kernel| kernel_listeners::keep(session.entry, session.slot, kernel));
             Ok(Decided::Session(session))
         }
-        // IP_FREEBIND: the address may become the kernel's later.
+        // With IP_FREEBIND, the kernel may get the address later.
         Err(libc::EADDRNOTAVAIL) => {
             explain::say("listen", entry.kind, local, Goes::Kernel("not an address of the stack"));
             leave(fd, entry);
             Ok(Decided::Kernel)
         }
         Err(error) => no_stack("listen", fd, entry, local, error).inspect_err(|_| {
-            // The kernel's socket listens already: it stops listening and keeps the address.
+            // The kernel's socket already listens. It must stop listening, and keeps the address.
             let _ = sys::shutdown(fd, libc::SHUT_RD);
         }),
     }
 }
 
-/// Requests a listener. The kernel's socket listens already, and is passed to the stack. `congestion`: the program has set its
+/// Requests a listener, and passes the kernel's listening socket to the stack. `congestion`: the program has set the
 /// congestion control.
 fn ask_listener(
     kernel: c_int,
@@ -371,10 +374,10 @@ fn ask_listener(
 /// Requests a listener from a new stack, with the address, options and backlog of the kernel's socket.
 ///
 /// # Errors
-/// The stack's.
+/// Returns the stack's error.
 pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<(Where, c_int), Errno> {
     let local = address::of_kernel(kernel).ok_or(libc::EADDRNOTAVAIL)?;
-    // `struct tcp_info` begins with 8 bytes and 6 numbers. For a listener the last of these is the backlog.
+    // `struct tcp_info` begins with 8 bytes and 6 numbers. For a listener, the last one is the backlog.
     let info = sys::socket_option(kernel, libc::IPPROTO_TCP, libc::TCP_INFO, [0u32; 8]);
     let backlog = info.map_or(libc::SOMAXCONN, |info| info[7] as c_int);
     let (found, end) = ask_listener(kernel, (v6, false), local, backlog)?;
@@ -388,7 +391,7 @@ pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<(Where, c_int), Er
     Ok((found, end))
 }
 
-/// Copies the options of a listener or a datagram socket of a dead stack.
+/// Copies the options of a listener or datagram socket whose stack has ended.
 pub(crate) fn inherit(session: &Session, old: &Slot) {
     session.slot.kept.inherit(&old.kept);
     let (from, to) = (&old.wishes, &session.slot.wishes);
@@ -407,7 +410,7 @@ pub(crate) fn inherit(session: &Session, old: &Slot) {
     session.mark();
 }
 
-/// Options of a stream that differ from the defaults.
+/// Returns the options of a stream that differ from the defaults.
 fn options_of(fd: c_int, entry: Entry) -> [u32; OPTIONS] {
     match entry.generation & open::SET {
         0 => [0; OPTIONS],
@@ -415,28 +418,28 @@ fn options_of(fd: c_int, entry: Entry) -> [u32; OPTIONS] {
     }
 }
 
-/// Whether the program has set the congestion control of an undecided socket.
+/// Returns whether the program has set the congestion control of an undecided socket.
 fn names_congestion(entry: Entry) -> bool {
     entry.generation & open::CONGESTION != 0
 }
 
-/// A backlog as programs give it.
+/// Converts a program's backlog.
 pub(crate) fn backlog_of(backlog: c_int) -> u32 {
-    // As the kernel: a negative one is as large as can be.
+    // As in the kernel, a negative backlog selects the maximum.
     u32::try_from(backlog).unwrap_or(u32::from(u16::MAX)).min(u16::MAX.into())
 }
 
-/// `connect`.
+/// Handles `connect`.
 pub(crate) fn connect(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, Errno> {
     go(fd, entry, to, Call::Connect)
 }
 
-/// The first datagram of a socket goes to somewhere.
+/// Handles the first datagram of a socket.
 pub(crate) fn send(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, Errno> {
     go(fd, entry, to, Call::Bind)
 }
 
-/// Asks for a session that goes to somewhere.
+/// Requests a session for a destination.
 fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Errno> {
     let name = if call == Call::Connect { "connect" } else { "send" };
     let say = |goes| explain::say(name, entry.kind, to, goes);
@@ -445,7 +448,7 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
         leave(fd, entry);
         return Ok(Decided::Kernel);
     }
-    // The stack tells a process its broadcast addresses when it links itself. A failure is told below.
+    // The stack reports its broadcast addresses when the process links itself. Errors of this step are reported below.
     if entry.kind == Kind::OpenDatagrams
         && link::ensure().is_ok()
         && link::is_broadcast(to.ip())
@@ -492,12 +495,12 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
     }
 }
 
-/// What `connect` returns of a session that has been asked for.
+/// Returns the result of `connect` for a requested session.
 pub(crate) fn connected(session: &Session) -> Result<(), Errno> {
     if session.is_nonblocking() { Err(libc::EINPROGRESS) } else { wait_connected(session) }
 }
 
-/// Waits for a session to be connected.
+/// Waits until a session is connected.
 fn wait_connected(session: &Session) -> Result<(), Errno> {
     if session.slot.state() == state::CONNECTING && !session.is_over() {
         match session.wait_gate() {
@@ -517,7 +520,7 @@ fn wait_connected(session: &Session) -> Result<(), Errno> {
     }
 }
 
-/// `connect` of a stream that is a session already.
+/// Handles `connect` of a stream that is already a session.
 pub(crate) fn connect_session(session: &Session, to: SocketAddr) -> Result<(), Errno> {
     let told = session.slot.wishes.told.load(Ordering::Relaxed);
     match session.slot.state() {
@@ -525,7 +528,7 @@ pub(crate) fn connect_session(session: &Session, to: SocketAddr) -> Result<(), E
             if let Some(error) = session.take_error() {
                 return Err(error);
             }
-            // It is a socket like any other again.
+            // The failed session becomes an undecided socket again.
             let entry = reopen(session)?;
             match connect(session.fd, entry, to)? {
                 Decided::Session(session) => connected(&session),
@@ -542,12 +545,12 @@ pub(crate) fn connect_session(session: &Session, to: SocketAddr) -> Result<(), E
     }
 }
 
-/// Puts a new socket of the kernel's in the place of a session that is over, or that the program wants to be.
+/// Replaces a session that is over, or that the program disconnects, by a new kernel socket.
 pub(crate) fn reopen(session: &Session) -> Result<Entry, Errno> {
     let family = if session.entry.v6 { libc::AF_INET6 } else { libc::AF_INET };
     let status = sys::fcntl(session.fd, libc::F_GETFL, 0)? & libc::O_NONBLOCK as usize;
     let args = [family as usize, (libc::SOCK_STREAM | libc::SOCK_CLOEXEC) as usize, 0, 0, 0, 0];
-    // SAFETY: it takes no addresses.
+    // SAFETY: `socket` takes no addresses.
     let new = unsafe { sys::call(libc::SYS_socket, args) };
     let new = c_int::try_from(new).ok().filter(|new| *new >= 0).ok_or(libc::EMFILE)?;
     let _ = sys::fcntl(new, libc::F_SETFL, status);
@@ -558,7 +561,7 @@ pub(crate) fn reopen(session: &Session) -> Result<Entry, Errno> {
         (wish::KEEP_ALIVE, libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     ] {
         let on = c_int::from(wanted & bit != 0);
-        // SAFETY: a number that lives until the call returns.
+        // SAFETY: `on` lives until the call returns, and the length is its size.
         let _ = unsafe { sys::setsockopt(new, level, name, (&raw const on).cast(), size_of::<c_int>()) };
     }
     stream_options::give_back(session.slot, new);

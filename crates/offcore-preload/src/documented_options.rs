@@ -1,4 +1,4 @@
-//! Checks the tables of options in `docs/exec.md`: the library tries every option in the kernel's headers.
+//! Checks the tables of options in `docs/exec.md` by trying every option in the kernel's headers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::stream_options::{EFFECTIVE, Fresh, SWITCHES, check};
 use crate::sys::{self, Errno};
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/exec.md");
-/// What headers define beside options: constants of these beginnings.
+/// Prefixes of constants in the headers that are not options.
 const OTHER_NAMES: [&str; 14] = [
     "IPV6_FL_",
     "IP_PMTUDISC_",
@@ -34,7 +34,7 @@ const OTHER_NAMES: [&str; 14] = [
     "UDP_ENCAP_",
 ];
 
-/// Options that a header of Linux names: level, name and number.
+/// Returns the options that a header of Linux defines: level, name and number.
 fn options(header: &str, prefixes: &[(&str, c_int)]) -> Vec<(c_int, String, c_int)> {
     let text = fs::read_to_string(format!("/usr/include/{header}")).unwrap();
     let define = |line: &str| {
@@ -49,7 +49,7 @@ fn options(header: &str, prefixes: &[(&str, c_int)]) -> Vec<(c_int, String, c_in
     found
 }
 
-/// A kind of socket, and its section of the documentation.
+/// A kind of socket with its own section in the documentation.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Tcp,
@@ -67,7 +67,7 @@ impl Kind {
         if self == Self::Tcp { "## Options of TCP sockets" } else { "## Options of UDP sockets" }
     }
 
-    /// What becomes of an option that is set to another value than its default.
+    /// Tries to set an option to a value other than its default.
     fn tried(self, level: c_int, name: c_int) -> Result<(), Errno> {
         if self == Self::Udp && MEMBERSHIPS.iter().any(|(l, n, _)| (*l, *n) == (level, name)) {
             return Ok(());
@@ -76,13 +76,13 @@ impl Kind {
         let value: c_int = match (level, name) {
             (TCP, libc::TCP_MAXSEG) => 1000,
             (IP, libc::IP_MTU_DISCOVER) | (IPV6, libc::IPV6_MTU_DISCOVER) => libc::IP_PMTUDISC_DO,
-            // Any interface.
+            // This stands for any interface.
             (IP, libc::IP_MULTICAST_IF) => 0,
             _ if sys::int_option(fresh.0, level, name) == 1 => 0,
             _ => 1,
         };
         let (at, len) = ((&raw const value).cast(), size_of::<c_int>());
-        // SAFETY: a value that lives until the calls return.
+        // SAFETY: `at` points to `value`, which lives until the calls return, and `len` is its size.
         unsafe {
             match self {
                 Self::Tcp => check(level == IPV6, level, name, at, len as socklen_t)?,
@@ -99,9 +99,9 @@ impl Kind {
         }
     }
 
-    /// The row of the documentation that lists an option.
+    /// Returns the row of the documentation that must list an option.
     fn group(self, level: c_int, name: &str, number: c_int) -> &'static str {
-        /// They are structures.
+        /// Options whose values are structures.
         const STRUCTURES: [&str; 4] = ["SO_LINGER", "SO_RCVTIMEO", "SO_SNDTIMEO", "TCP_CONGESTION"];
         let fresh = self.fresh(level);
         let reads = sys::socket_option(fresh.0, level, number, 0 as c_int).is_some();
@@ -116,7 +116,7 @@ impl Kind {
         }
     }
 
-    /// Checks that the documentation says of every option of Linux what becomes of it.
+    /// Checks that the documentation lists every option of Linux in the right row.
     fn compare(self, own: Vec<(c_int, String, c_int)>) {
         let all = [
             options("asm-generic/socket.h", &[("SO_", SOCKET)]),
@@ -130,7 +130,7 @@ impl Kind {
             let absent = sys::set_int_option(fresh.0, level, number, 1) == Err(libc::ENOPROTOOPT)
                 && sys::socket_option(fresh.0, level, number, 0 as c_int).is_none();
             let group = self.group(level, &name, number);
-            // A kernel that lacks an option shows nothing.
+            // A kernel without the option cannot show whether it is supported.
             if group == "Fail" || !absent {
                 rows.entry(group).or_default().push(format!("`{name}`"));
             }
@@ -145,7 +145,7 @@ impl Kind {
         for (group, names) in rows {
             let mut listed = cell(group);
             if group == "Can be read" || group == "Fail" {
-                // Which of both it is differs among kernels.
+                // Kernels differ in which of these two rows applies.
                 listed.extend(cell(if group == "Fail" { "Can be read" } else { "Fail" }));
             }
             if names.iter().any(|name| !listed.contains(&name.as_str())) {

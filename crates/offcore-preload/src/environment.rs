@@ -1,18 +1,19 @@
-//! What `offcore exec` tells the library: environment variables, which programs that are executed get, too.
+//! Environment variables with which `offcore exec` configures the library. Executed programs get them, too.
 //!
-//! | variable | what |
+//! | variable | meaning |
 //! |---|---|
 //! | `OFFCORE_STACK` | path of the stack's socket |
-//! | `OFFCORE_KEY` | 32 hexadecimal digits: the application of this program and of all that it starts; a `+` once one of these has linked itself |
-//! | `OFFCORE_ONLY` | what goes to the stack: see [`crate::rules`] |
-//! | `OFFCORE_STDERR` | device and inode of the standard error of `offcore exec`, the only file that the library writes to: see [`crate::report`] |
+//! | `OFFCORE_KEY` | 32 hexadecimal digits: key of the application; a `+` follows once a process was linked |
+//! | `OFFCORE_ONLY` | selects sockets for the stack: see [`crate::rules`] |
+//! | `OFFCORE_STDERR` | device and inode of the standard error of `offcore exec`: see [`crate::report`] |
 //! | `OFFCORE_EXPLAIN` | `1`: the library prints each decision: see [`crate::explain`] |
-//! | `OFFCORE_FALLBACK` | `kernel`: a socket uses the kernel's network if the stack cannot be reached; otherwise its call fails |
+//! | `OFFCORE_FALLBACK` | `kernel`: sockets use the kernel if the stack cannot be reached; otherwise, calls fail |
 //! | `OFFCORE_ON_LOSS` | `exit`: a program with listeners exits after the stack's end |
 //! | `OFFCORE_LIBRARY` | path of this library |
 //! | `LD_PRELOAD` | this library, then the program's own preloaded libraries |
 //!
-//! The library has copies of its own: programs overwrite their environment with their title.
+//! An application consists of a program and all programs that it starts. The library writes only to the file in
+//! `OFFCORE_STDERR`. It keeps copies of the variables, because programs overwrite their environment with their title.
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
@@ -23,10 +24,10 @@ use offcore_session::message::KEY as KEY_LEN;
 
 use crate::sys::{self, Errno};
 
-/// What an application is known by to the stack.
+/// The key that identifies an application to the stack.
 pub(crate) type Key = [u8; KEY_LEN];
 
-/// `NAME=` of each variable.
+/// The prefix `NAME=` of each variable.
 const NAMES: [&[u8]; 8] = [
     b"OFFCORE_STACK=",
     b"OFFCORE_KEY=",
@@ -47,17 +48,17 @@ const ON_LOSS: usize = 6;
 const LIBRARY: usize = 7;
 /// The variable of the dynamic linker.
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
-/// Bytes of a variable, name and null included: those of a path, at most.
+/// Maximum length of a variable in bytes, including the name and the null. It is the maximum length of a path.
 const LONGEST: usize = 4096;
 
-/// A copy of a variable, name included; empty without one.
+/// A copy of a variable with its name, or empty if the variable is not set.
 struct Variable {
     bytes: UnsafeCell<[u8; LONGEST]>,
     len: AtomicUsize,
 }
 
-// SAFETY: it is written before the program begins, and later (the key) by who holds the lock of the link to the stack, whose
-// readers are content with either.
+// SAFETY: a variable is written before the program begins. Later, only the key is written, under the lock of the link
+// to the stack. Readers of the key accept the old and the new value.
 unsafe impl Sync for Variable {}
 
 static OURS: [Variable; NAMES.len()] =
@@ -66,59 +67,59 @@ static OURS: [Variable; NAMES.len()] =
 impl Variable {
     fn bytes(&self) -> &'static [u8] {
         let len = self.len.load(Ordering::Acquire);
-        // SAFETY: so many bytes were written, and a variable is static.
+        // SAFETY: `len` bytes were written before `len` was stored, and the variable is static.
         unsafe { core::slice::from_raw_parts(self.bytes.get().cast::<u8>(), len) }
     }
 
     fn set(&self, bytes: &[u8]) {
-        // One byte stays a null.
+        // At least one byte stays null.
         let len = if bytes.len() < LONGEST { bytes.len() } else { 0 };
-        // SAFETY: there is room; nobody reads it before its length is stored.
+        // SAFETY: `len` is less than `LONGEST`, and no reader uses the new bytes before their length is stored.
         // copy-ok: a variable
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.bytes.get().cast::<u8>(), len) };
         self.len.store(len, Ordering::Release);
     }
 }
 
-/// Bytes of a string.
+/// Returns the bytes of a string.
 ///
 /// # Safety
-/// `string` is one that ends with a null.
+/// `string` is a valid string that ends with a null.
 unsafe fn bytes<'a>(string: *const c_char) -> &'a [u8] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees a valid string that ends with a null.
     unsafe { CStr::from_ptr(string) }.to_bytes()
 }
 
-/// The strings of a list that ends with a null.
+/// Returns the strings of a list that ends with a null.
 ///
 /// # Safety
-/// It is such a list, or null.
+/// `environment` is null, or such a list.
 unsafe fn list(environment: *const *mut c_char) -> impl Iterator<Item = *mut c_char> {
     let mut at = environment;
     core::iter::from_fn(move || {
         if at.is_null() {
             return None;
         }
-        // SAFETY: not beyond the null at the end.
+        // SAFETY: the list continues at `at`, since no null was read yet, as the caller guarantees.
         let variable = unsafe { *at };
         if variable.is_null() {
             at = ptr::null();
             return None;
         }
-        // SAFETY: up to the null at the end.
+        // SAFETY: this entry is not null, so the list has another one.
         at = unsafe { at.add(1) };
         Some(variable)
     })
 }
 
-/// Finds the variables. `true`: there is a stack.
+/// Copies the variables. Returns whether a stack is configured.
 ///
 /// # Safety
-/// `environment` is that of the program, which has just begun.
+/// `environment` is the initial environment of the program.
 pub(crate) unsafe fn read(environment: *const *mut c_char) -> bool {
-    // SAFETY: a list of strings that ends with a null.
+    // SAFETY: the initial environment is a list of strings that ends with a null.
     for variable in unsafe { list(environment) } {
-        // SAFETY: one of its strings.
+        // SAFETY: each entry of the environment is a valid string.
         let variable = unsafe { bytes(variable) };
         if let Some(found) = NAMES.iter().position(|name| variable.starts_with(name)) {
             OURS[found].set(variable);
@@ -131,38 +132,38 @@ fn value(which: usize) -> &'static [u8] {
     OURS[which].bytes().get(NAMES[which].len()..).unwrap_or_default()
 }
 
-/// Path of the stack's socket; empty without one.
+/// Returns the path of the stack's socket, or an empty string without a stack.
 pub(crate) fn stack() -> &'static [u8] {
     value(STACK)
 }
 
-/// What goes to the stack; empty for everything.
+/// Returns the rules that select sockets for the stack. An empty string selects all sockets.
 pub(crate) fn only() -> &'static [u8] {
     value(ONLY)
 }
 
-/// Whether a socket uses the kernel's network if the stack cannot be reached.
+/// Returns whether a socket uses the kernel's network if the stack cannot be reached.
 pub(crate) fn falls_back() -> bool {
     value(FALLBACK) == b"kernel"
 }
 
-/// Whether a program with listeners exits after the stack's end.
+/// Returns whether a program with listeners exits after the stack's end.
 pub(crate) fn exits_on_loss() -> bool {
     value(ON_LOSS) == b"exit"
 }
 
-/// Whether the library prints each decision.
+/// Returns whether the library prints each decision.
 pub(crate) fn explains() -> bool {
     value(EXPLAIN) == b"1"
 }
 
-/// Device and inode of the standard error of `offcore exec`.
+/// Returns the device and inode of the standard error of `offcore exec`.
 pub(crate) fn stderr() -> Option<(u64, u64)> {
     let (device, inode) = core::str::from_utf8(value(STDERR)).ok()?.split_once(':')?;
     Some((device.parse().ok()?, inode.parse().ok()?))
 }
 
-/// The application's key; zeros where it has none.
+/// Returns the application's key, or zeros without a key.
 pub(crate) fn key() -> Key {
     let mut key = Key::default();
     let digit = |digit: u8| (digit as char).to_digit(16).unwrap_or(0) as u8;
@@ -172,12 +173,12 @@ pub(crate) fn key() -> Key {
     key
 }
 
-/// Whether a process from which this one comes was linked to the stack.
+/// Returns whether an ancestor of this process was linked to the stack.
 pub(crate) fn was_linked() -> bool {
     value(KEY).len() > 2 * KEY_LEN
 }
 
-/// Changes the key, for programs that are executed from now on: this process is linked.
+/// Changes the key for programs that are executed from now on, after this process was linked.
 pub(crate) fn set_key(key: &Key) {
     let mut variable = [b'+'; NAMES[KEY].len() + 2 * KEY_LEN + 1];
     let (name, digits) = variable.split_at_mut(NAMES[KEY].len());
@@ -190,12 +191,12 @@ pub(crate) fn set_key(key: &Key) {
     OURS[KEY].set(&variable);
 }
 
-/// Number of variables that fit into [`Room`]. More of them need a mapping.
+/// Maximum number of variables in [`Room`]. More of them need a mapping.
 const FEW: usize = 512;
 
-/// Room for an environment on the caller's stack.
+/// Memory for an environment on the caller's stack.
 ///
-/// A `vfork` child shares its parent's memory: its mappings would stay in the parent.
+/// A `vfork` child shares its parent's memory, so its mappings would stay in the parent.
 struct Room {
     list: [*mut c_char; FEW],
     preload: [u8; LONGEST],
@@ -212,57 +213,59 @@ pub(crate) unsafe fn with_ours<T>(
     given: *const *const c_char,
     execute: impl FnOnce(*const *const c_char) -> T,
 ) -> Result<T, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
     if stack().is_empty() || unsafe { has_ours(given) } {
         return Ok(execute(given));
     }
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
     let count = unsafe { list(given.cast()) }.count() + NAMES.len() + 2;
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
     let preload = unsafe { preload_of(given) };
     let preload_len = PRELOAD.len() + library().len() + preload.map_or(0, |given| given.len() + 1) + 1;
     if count <= FEW && preload_len <= LONGEST {
         let mut room = Room { list: [ptr::null_mut(); FEW], preload: [0; LONGEST] };
-        // SAFETY: there is room for all variables and a null, and for the libraries.
+        // SAFETY: `room` has space for `count` entries, which include a null, and for the libraries. The caller
+        // guarantees `given`.
         unsafe { write(given, room.list.as_mut_ptr(), room.preload.as_mut_ptr()) };
         return Ok(execute(room.list.as_ptr().cast()));
     }
     let list_len = count * size_of::<*mut c_char>();
     let mapped = sys::map(-1, list_len + preload_len, true)?;
-    // SAFETY: as above; the libraries are behind the list.
+    // SAFETY: the mapping has space for `count` entries and for the libraries behind them. The caller guarantees
+    // `given`.
     unsafe { write(given, mapped.cast(), mapped.add(list_len)) };
     let result = execute(mapped.cast::<*const c_char>());
     sys::unmap(mapped, list_len + preload_len);
     Ok(result)
 }
 
-/// Path of this library.
+/// Returns the path of this library.
 fn library() -> &'static [u8] {
     value(LIBRARY)
 }
 
-/// The `LD_PRELOAD` of an environment. The dynamic linker uses the last one.
+/// Returns the value of `LD_PRELOAD` in an environment. The dynamic linker uses the last one.
 ///
 /// # Safety
 /// `given` is null, or a list of strings that ends with a null.
 unsafe fn preload_of<'a>(given: *const *const c_char) -> Option<&'a [u8]> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
     let variables = unsafe { list(given.cast()) }.map(|variable| unsafe { bytes(variable) });
     variables.filter_map(|variable| variable.strip_prefix(PRELOAD)).last()
 }
 
-/// Whether a list of libraries, separated by colons or spaces, has this one.
+/// Returns whether a list of libraries, separated by colons or spaces, contains this one.
 fn has_library(preloaded: &[u8]) -> bool {
     preloaded.split(|byte| matches!(byte, b':' | b' ')).any(|path| path == library())
 }
 
-/// Whether an environment has all of our variables with our values.
+/// Returns whether an environment has all of our variables with our values.
 ///
 /// # Safety
 /// `given` is null, or a list of strings that ends with a null.
 unsafe fn has_ours(given: *const *const c_char) -> bool {
     let has = |ours: &Variable, name: &[u8]| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
         let mut variables = unsafe { list(given.cast()) }.map(|variable| unsafe { bytes(variable) });
         match ours.bytes() {
             [] => !variables.any(|variable| variable.starts_with(name)),
@@ -272,7 +275,7 @@ unsafe fn has_ours(given: *const *const c_char) -> bool {
             }
         }
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
     unsafe { preload_of(given) }.is_some_and(has_library)
         && OURS.iter().zip(NAMES).all(|(ours, name)| has(ours, name))
 }
@@ -280,22 +283,22 @@ unsafe fn has_ours(given: *const *const c_char) -> bool {
 /// Writes an environment to `to`: the variables of `given` without ours, then ours. Writes `LD_PRELOAD` to `preload`.
 ///
 /// # Safety
-/// `given` is as for [`with_ours`]. There is room for all variables and a null at `to`, which is all nulls, and for the
-/// libraries at `preload`.
+/// `given` is valid as for [`with_ours`]. `to` has space for all variables and a null, and is filled with nulls.
+/// `preload` has space for the libraries.
 unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut u8) {
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
     let theirs = unsafe { preload_of(given) };
     let is_ours = |variable: &*mut c_char| {
-        // SAFETY: as above.
+        // SAFETY: `variable` is a string of `given`.
         let variable = unsafe { bytes(*variable) };
         variable.starts_with(PRELOAD) || NAMES.iter().any(|name| variable.starts_with(name))
     };
     let ours = OURS.iter().filter(|ours| !ours.bytes().is_empty());
     let ours = ours.map(|ours| ours.bytes.get().cast::<c_char>());
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
     let variables = unsafe { list(given.cast()) }.filter(|variable| !is_ours(variable));
     for (at, variable) in variables.chain(ours).chain([preload.cast::<c_char>()]).enumerate() {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that `to` has space for all variables.
         unsafe { to.add(at).write(variable) };
     }
     let theirs = theirs.filter(|theirs| !theirs.is_empty());
@@ -304,17 +307,17 @@ unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut
         Some(_) => (library(), b":"),
         None => (library(), b""),
     };
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees that `preload` has space for the libraries.
     unsafe { join(preload, &[PRELOAD, library, separator, theirs.unwrap_or_default()]) };
 }
 
 /// Writes a string that consists of several parts.
 ///
 /// # Safety
-/// There is room for them and a null at `to`.
+/// `to` has space for all parts and a null.
 unsafe fn join(mut to: *mut u8, parts: &[&[u8]]) {
     for part in parts.iter().copied().chain([&b"\0"[..]]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `to` has space for all parts and a null.
         unsafe {
             // copy-ok: a variable
             ptr::copy_nonoverlapping(part.as_ptr(), to, part.len());
@@ -323,24 +326,25 @@ unsafe fn join(mut to: *mut u8, parts: &[&[u8]]) {
     }
 }
 
-/// The directories in which execvp(3) looks for a program.
+/// Returns the directories in which execvp(3) searches for a program.
 pub(crate) fn search_path() -> &'static [u8] {
     unsafe extern "C" {
         static environ: *const *mut c_char;
     }
-    // SAFETY: libc's variable, whose strings the program keeps while it executes another one.
+    // SAFETY: libc keeps `environ` valid, and the program does not change its strings while it executes another
+    // program.
     let mut variables = unsafe { list(environ).map(|variable| bytes(variable)) };
     variables.find_map(|variable| variable.strip_prefix(b"PATH=")).unwrap_or(b"/bin:/usr/bin")
 }
 
-/// Restores our variables in the program's own environment. libc's `system` and `popen` use it.
+/// Restores our variables in the program's own environment, which libc's `system` and `popen` use.
 pub(crate) fn repair() {
     unsafe extern "C" {
         static environ: *const *const c_char;
         fn setenv(name: *const c_char, value: *const c_char, overwrite: c_int) -> c_int;
     }
     let set = |variables: *const *const c_char| {
-        // SAFETY: a list of strings that ends with a null.
+        // SAFETY: `variables` is a list of strings that ends with a null.
         for variable in unsafe { list(variables.cast()) }.map(|variable| unsafe { bytes(variable) }) {
             let mut name = [0u8; 32];
             let Some(end) =
@@ -350,12 +354,12 @@ pub(crate) fn repair() {
             };
             if NAMES.contains(&&variable[..=end]) || PRELOAD == &variable[..=end] {
                 name[..end].copy_from_slice(&variable[..end]); // copy-ok: a name
-                // SAFETY: strings that end with a null.
+                // SAFETY: `name` ends with a null, and the value is the rest of a string that ends with a null.
                 unsafe { setenv(name.as_ptr().cast(), variable.as_ptr().add(end + 1).cast(), 1) };
             }
         }
     };
-    // SAFETY: libc's variable, and its list.
+    // SAFETY: libc keeps `environ` valid: it is null or a list of strings that ends with a null.
     unsafe {
         if !stack().is_empty() && !has_ours(environ) {
             let _ = with_ours(environ, set);
@@ -370,19 +374,19 @@ mod tests {
 
     use super::*;
 
-    /// The environment that an executed program gets.
+    /// Returns the environment that an executed program gets.
     fn executed(given: &[&str]) -> Vec<String> {
         let strings: Vec<_> = given.iter().map(|variable| CString::new(*variable).unwrap()).collect();
         let list: Vec<_> = strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect();
         let read = |environment: *const *const c_char| {
-            // SAFETY: a list of strings that ends with a null.
+            // SAFETY: `environment` is a list of strings that ends with a null.
             let variables = unsafe { super::list(environment.cast()) };
-            // SAFETY: each is a string that ends with a null.
+            // SAFETY: each variable is a string that ends with a null.
             variables
                 .map(|variable| String::from_utf8(unsafe { bytes(variable) }.to_vec()).unwrap())
                 .collect()
         };
-        // SAFETY: such a list.
+        // SAFETY: `list` ends with a null, and its strings live until the call returns.
         unsafe { with_ours(list.as_ptr(), read) }.unwrap()
     }
 

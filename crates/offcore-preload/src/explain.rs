@@ -1,4 +1,5 @@
-//! Explains with a line for each socket whether it uses the stack or the kernel, and why (`offcore exec -v`).
+//! Prints a line for each socket that says whether the socket uses the stack or the kernel, and why
+//! (`offcore exec -v`).
 
 use core::fmt::{self, Write};
 use core::net::SocketAddr;
@@ -8,21 +9,21 @@ use crate::report;
 use crate::sys;
 use crate::table::Kind;
 
-/// Bytes of a line, at most.
+/// Maximum length of a line in bytes.
 const LONGEST: usize = 256;
 
 /// The decision on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Goes {
     Stack,
-    /// A listener at all addresses.
+    /// A listener at all addresses uses both.
     Both,
     Kernel(&'static str),
     /// The call fails.
     Nowhere(&'static str),
 }
 
-/// A line. Text beyond its length is cut.
+/// A line. Text that does not fit is cut.
 struct Line {
     bytes: [u8; LONGEST],
     len: usize,

@@ -1,6 +1,7 @@
-//! The kernel's sockets of the stack's listeners.
+//! Kernel sockets of the stack's listeners.
 //!
-//! Each holds a listener's address, options and backlog, so that the listener can move to the next stack.
+//! Each of them stores the address, the options and the backlog of a listener, so that the listener can move to the
+//! next stack.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -11,12 +12,12 @@ use offcore_session::slot::Slot;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind};
 
-/// The maximum number of listeners of an application. The stack has the same limit.
+/// Maximum number of listeners of an application. The stack has the same limit.
 const MOST: usize = 256;
 
 /// A listener and its kernel socket.
 pub(crate) struct Kept {
-    /// The listener's entry of the table as a word; 0 if unused.
+    /// The listener's table entry as a word, or 0 if unused.
     entry: AtomicU64,
     pub(crate) kernel: AtomicI32,
     slot: AtomicPtr<Slot>,
@@ -25,7 +26,7 @@ pub(crate) struct Kept {
 static KEPT: [Kept; MOST] = [const {
     Kept { entry: AtomicU64::new(0), kernel: AtomicI32::new(-1), slot: AtomicPtr::new(ptr::null_mut()) }
 }; MOST];
-/// The number of places that were ever in use.
+/// Number of places that were ever in use.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 pub(crate) fn all() -> impl Iterator<Item = &'static Kept> {
@@ -37,7 +38,7 @@ pub(crate) fn find(entry: Entry) -> Option<&'static Kept> {
     all().find(|kept| kept.entry.load(Ordering::Relaxed) == entry.to_word())
 }
 
-/// Keeps the kernel's socket of a new listener.
+/// Keeps the kernel socket of a new listener.
 pub(crate) fn keep(entry: Entry, slot: &'static Slot, kernel: c_int) {
     // A listener may be adopted at two descriptors.
     if find(entry).is_some() {
@@ -77,24 +78,24 @@ impl Kept {
         self.entry.store(entry.to_word(), Ordering::Release);
     }
 
-    /// The listener's entry.
+    /// Returns the listener's entry.
     pub(crate) fn entry(&self) -> Option<Entry> {
         Entry::from_word(self.entry.load(Ordering::Relaxed))
     }
 
-    /// The listener's slot, which stays mapped when its stack dies.
+    /// Returns the listener's slot, which stays mapped when its stack dies.
     pub(crate) fn slot(&self) -> Option<&'static Slot> {
-        // SAFETY: null, or a slot that `know` was given, whose memory stays mapped.
+        // SAFETY: the pointer is null or comes from a `&'static Slot` that was passed to `know`.
         unsafe { self.slot.load(Ordering::Relaxed).as_ref() }
     }
 }
 
-/// Whether an entry is a listener whose kernel socket is kept. Its epoll registrations are kept, too.
+/// Returns whether an entry is a listener with a kept kernel socket. Its epoll registrations are kept, too.
 pub(crate) fn is_kept(entry: Entry) -> bool {
     find(entry).is_some()
 }
 
-/// Closes the kernel's socket after the listener's last descriptor was closed.
+/// Closes the kernel socket after the listener's last descriptor was closed.
 pub(crate) fn closed(entry: Entry) {
     if let Some(kept) = find(entry)
         && !table::all(table::DESCRIPTORS).any(|(_, other)| other == entry)
@@ -104,19 +105,19 @@ pub(crate) fn closed(entry: Entry) {
     }
 }
 
-/// Shuts down the kernel's socket of a listener.
+/// Shuts down the kernel socket of a listener.
 pub(crate) fn shut_down(entry: Entry) {
     if let Some(kept) = find(entry) {
         let _ = sys::shutdown(kept.kernel.load(Ordering::Relaxed), libc::SHUT_RD);
     }
 }
 
-/// The kernel's sockets, which are the library's own descriptors.
+/// Returns the kernel sockets, which are the library's own descriptors.
 pub(crate) fn own_descriptors() -> impl Iterator<Item = c_int> {
     all().map(|kept| kept.kernel.load(Ordering::Relaxed))
 }
 
-/// Moves a kept socket away from a number that the program wants. `None`: no kept socket has that number.
+/// Moves a kept socket away from a number that the program needs. Returns `None` if no kept socket has that number.
 pub(crate) fn move_away(fd: c_int, to: impl FnOnce() -> Result<c_int, Errno>) -> Option<bool> {
     let kept = all().find(|kept| kept.kernel.load(Ordering::Relaxed) == fd)?;
     Some(to().is_ok_and(|moved| {
@@ -124,7 +125,7 @@ pub(crate) fn move_away(fd: c_int, to: impl FnOnce() -> Result<c_int, Errno>) ->
     }))
 }
 
-/// Renames all listeners: a new stack may use the same names for other sessions.
+/// Renames all listeners, because a new stack may use the same names for other sessions.
 pub(crate) fn forget_names() {
     for kept in all() {
         let _ = kept.rename();

@@ -1,24 +1,24 @@
-//! The library that `offcore exec` preloads: sockets of unmodified programs, on the stack.
+//! The library that `offcore exec` preloads. It connects the sockets of unmodified programs to the stack.
 //!
-//! A session's descriptor is one end of a pair of Unix sockets, so that the kernel's `poll`, `select` and `epoll`, its
-//! `dup`, `fork` and everything else that concerns descriptors do what they always do; only what moves bytes or asks about
-//! addresses comes here. [`offcore_session::wake`] has the rules of that pair.
+//! A session's descriptor is one end of a pair of Unix sockets. Therefore, the kernel's `poll`, `select`, `epoll`,
+//! `dup`, `fork` and other operations on descriptors work as usual. Only functions that transfer data or concern
+//! addresses are replaced. [`offcore_session::wake`] describes the protocol of the pair.
 //!
-//! * `calls`: libc's functions that are replaced,
-//! * `decide`: when a socket of the kernel's becomes a session, by `rules`; `explain`: telling of it,
-//! * `stream` and `datagrams`: what is sent and received,
-//! * `session`, `lock`: a session among threads and processes,
-//! * `table`: which descriptors are sessions; `polled`: what epoll sets have of those that are not yet,
-//! * `environment`, `programs`: executed programs get the library, and which do not,
-//! * `link`: the process's link to the stack; `listeners`: listeners that move to the next stack, with `kernel_listeners`; `lost`:
-//!   datagram sockets that do.
+//! * `calls`: replacements for functions of libc,
+//! * `decide`: turns kernel sockets into sessions, according to `rules`; `explain` prints the decisions,
+//! * `stream` and `datagrams`: sending and receiving,
+//! * `session`, `lock`: sessions that threads and processes share,
+//! * `table`: maps descriptors to sessions; `polled`: epoll registrations of undecided sockets,
+//! * `environment`, `programs`: pass the library to executed programs, and detect programs that cannot load it,
+//! * `link`: the process's link to the stack; `listeners`: listeners that move to the next stack, with
+//!   `kernel_listeners`; `lost`: the same for datagram sockets.
 //!
-//! The library runs inside of other people's calls, in signal handlers and after `fork`. So it has no standard library, asks
-//! for no memory on the way of data, has no thread-local state, and makes system calls of its own (`sys`). What is no
-//! session's goes to libc (`real`).
+//! The library runs within calls of arbitrary programs, in signal handlers and after `fork`. Therefore, it does not use
+//! the standard library, allocates no memory on the data path, has no thread-local state, and makes its system calls
+//! directly (`sys`). Calls that do not concern sessions are passed to libc (`real`).
 
 #![cfg_attr(not(test), no_std)]
-// Without the feature nobody calls what replaces libc's functions.
+// Without the feature, the replacements for libc's functions are not called.
 #![cfg_attr(not(feature = "interpose"), allow(dead_code))]
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
@@ -65,7 +65,7 @@ mod begin {
     /// Runs before the program, and before the constructors of its other libraries.
     extern "C" fn begin(_: c_int, _: *const *const c_char, environment: *const *mut c_char) {
         crate::real::find();
-        // SAFETY: the environment that the program begins with.
+        // SAFETY: the dynamic linker passes the initial environment of the program.
         if unsafe { crate::environment::read(environment) } {
             crate::table::make();
             crate::link::begin();
@@ -79,15 +79,15 @@ mod begin {
     #[unsafe(link_section = ".init_array")]
     static BEGIN: extern "C" fn(c_int, *const *const c_char, *const *mut c_char) = begin;
 
-    /// Nothing here panics; if it did, the program would be in no state to go on.
+    /// Nothing in this library panics. After a panic, the program could not continue.
     #[panic_handler]
     fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
         crate::report::print(&[b"offcore: the preload library failed: the process aborts\n"]);
-        // SAFETY: it ends the process.
+        // SAFETY: `abort` takes no arguments and does not return.
         unsafe { libc::abort() }
     }
 
-    /// What the core library was compiled to refer to; nothing unwinds here.
+    /// The precompiled core library refers to this symbol. Nothing unwinds here.
     #[unsafe(no_mangle)]
     extern "C" fn rust_eh_personality() {}
 }

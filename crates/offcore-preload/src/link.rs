@@ -1,9 +1,10 @@
 //! The process's link to the stack: its socket, the pages that both sides share, and the segments.
 //!
-//! A process links itself when it first needs the stack. A forked child has its parent's descriptors and mappings, but must
-//! not be taken for its parent: the page that says who this process is, is zeros in a child, and the child asks for a socket of
-//! its own over the one that it has inherited. That works where it could not connect any more, after a change of user or root; but
-//! not in a sandbox, so that it is done at once ([`forked`]) where it has sessions.
+//! A process links itself when it first needs the stack. A forked child has its parent's descriptors and mappings, but
+//! the stack must be able to distinguish them. The page that identifies the process is therefore zero in a child, and
+//! the child requests its own socket over the inherited one. This works even if the child can no longer connect, for
+//! example after a change of user or root. It does not work in a sandbox, so a child with sessions is linked at once
+//! ([`forked`]).
 
 mod exchange;
 
@@ -27,40 +28,40 @@ use crate::table::{self, Entry, Kind};
 use exchange::Received;
 pub(crate) use exchange::{far, receive, rights};
 
-/// Segments of an application, at most.
+/// Maximum number of segments of an application.
 const MOST: usize = 64;
 
-/// What is this process's alone: a page that is zeros in a forked child.
+/// State of this process only: a page that is zero in a forked child.
 #[repr(C)]
 struct Own {
-    /// This process in locks; 0 when it is not linked.
+    /// The identity of this process in locks, or 0 while it is not linked.
     owner: AtomicU32,
     pid: AtomicU32,
     /// Held while the socket is in use.
     lock: AtomicU32,
-    /// Held while what epoll sets have is looked at.
+    /// Held during access to the epoll registrations.
     registrations: AtomicU32,
     /// Held while a listener moves to another stack.
     listeners: AtomicU32,
 }
 
 static OWN: AtomicPtr<Own> = AtomicPtr::new(ptr::null_mut());
-/// The socket, and the event that wakes the stack; -1 for none.
+/// The socket, and the event that wakes the stack; -1 without a link.
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static EVENT: AtomicI32 = AtomicI32::new(-1);
 static CONTROL: AtomicPtr<Control> = AtomicPtr::new(ptr::null_mut());
 static PROCESSES: AtomicPtr<Processes> = AtomicPtr::new(ptr::null_mut());
-/// The stack's process, as this one sees it.
+/// Process ID of the stack in this PID namespace.
 static STACK: AtomicI32 = AtomicI32::new(0);
-/// Which application this process is of.
+/// The application instance of this process.
 static INSTANCE: AtomicU64 = AtomicU64::new(0);
 static GATE: AtomicU32 = AtomicU32::new(1);
 static SEGMENTS: [(AtomicPtr<u8>, AtomicUsize); MOST] =
     [const { (AtomicPtr::new(ptr::null_mut()), AtomicUsize::new(0)) }; MOST];
-/// `offcore exec` has named a stack.
+/// Whether `offcore exec` has named a stack.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// Why this process cannot be linked; 0 when it can.
+/// The reason why this process cannot be linked, or 0.
 static UNUSABLE: AtomicI32 = AtomicI32::new(0);
 
 /// The segments of this process's application.
@@ -76,7 +77,7 @@ unsafe impl Segments for Mapped {
     }
 }
 
-/// Called once, before the program begins.
+/// Initializes the link. Called once, before the program begins.
 pub(crate) fn begin() {
     static NO_PAGE: Own = Own {
         owner: AtomicU32::new(0),
@@ -91,7 +92,7 @@ pub(crate) fn begin() {
             OWN.store(page.cast(), Ordering::Release);
             own().inspect(|own| own.pid.store(sys::pid(), Ordering::Relaxed));
         }
-        // The stack could not distinguish a child from its parent: neither is linked.
+        // The stack could not distinguish a child from its parent, so neither of them is linked.
         Err(error) => {
             OWN.store((&raw const NO_PAGE).cast_mut(), Ordering::Release);
             UNUSABLE.store(error, Ordering::Relaxed);
@@ -100,23 +101,24 @@ pub(crate) fn begin() {
     USED.store(true, Ordering::Release);
 }
 
-/// Whether there is a stack to link to.
+/// Returns whether a stack is configured.
 #[inline]
 pub(crate) fn is_used() -> bool {
     USED.load(Ordering::Relaxed)
 }
 
 fn own() -> Option<&'static Own> {
-    // SAFETY: null, or a page that is mapped for ever and has no bytes but atomics, zeros at first.
+    // SAFETY: the pointer is null, or points to a page that is never unmapped and consists of atomics, initially zero.
     unsafe { OWN.load(Ordering::Acquire).as_ref() }
 }
 
-/// Whether this process, or the one that it was forked from, has had to do with the stack.
+/// Returns whether this process or its parent was linked to the stack.
 pub(crate) fn is_linked() -> bool {
     SOCKET.load(Ordering::Relaxed) >= 0
 }
 
-/// This process as it stands in locks. Where it cannot be linked any more its locks are as those of a process that is gone.
+/// Returns the identity of this process in locks. If it can no longer be linked, its locks look like locks of a dead
+/// process.
 #[inline]
 pub(crate) fn owner() -> u32 {
     let linked = own().map_or(0, |own| own.owner.load(Ordering::Relaxed));
@@ -130,32 +132,32 @@ fn link_late() -> u32 {
     if linked != 0 { linked } else { u32::MAX >> 1 }
 }
 
-/// Whether the holder of a lock lives.
+/// Returns whether the holder of a lock is alive.
 pub(crate) fn lives(owner: Owner) -> bool {
-    // SAFETY: null, or pages that are mapped for ever and have no bytes but atomics.
+    // SAFETY: the pointer is null, or points to pages that are never unmapped and consist of atomics.
     unsafe { PROCESSES.load(Ordering::Acquire).as_ref() }.is_some_and(|processes| processes.lives(owner))
 }
 
-/// Whether an address is a broadcast address: of a network of the stack, or 255.255.255.255.
+/// Returns whether an address is 255.255.255.255 or the broadcast address of a network of the stack.
 pub(crate) fn is_broadcast(address: IpAddr) -> bool {
     let IpAddr::V4(address) = address else { return false };
-    // SAFETY: as above.
+    // SAFETY: the pointer is null, or points to pages that are never unmapped and consist of atomics.
     let page = unsafe { PROCESSES.load(Ordering::Acquire).as_ref() };
     address.is_broadcast() || page.is_some_and(|page| page.is_broadcast(address))
 }
 
-/// Whether this is the process that was linked, and not its child by `vfork`, which shares its memory.
+/// Returns whether this is the linked process, and not its `vfork` child, which shares its memory.
 pub(crate) fn is_self() -> bool {
-    // A forked child that is not linked yet has zeros.
+    // The page of a forked child that is not linked yet is zero.
     own().is_none_or(|own| [0, sys::pid()].contains(&own.pid.load(Ordering::Relaxed)))
 }
 
-/// Bytes that close a gate.
+/// Returns the number of bytes that close a gate.
 pub(crate) fn gate() -> u32 {
     GATE.load(Ordering::Relaxed)
 }
 
-/// The library's own descriptors: the program must not close them.
+/// Returns whether a descriptor belongs to the library. The program must not close such a descriptor.
 pub(crate) fn is_own(fd: c_int) -> bool {
     fd >= 0 && own_descriptors().any(|own| own == fd)
 }
@@ -165,12 +167,12 @@ fn own_descriptors() -> impl Iterator<Item = c_int> {
     linked.into_iter().filter(|fd| *fd >= 0).chain(kernel_listeners::own_descriptors())
 }
 
-/// The lowest of the library's own descriptors from `first` on.
+/// Returns the lowest of the library's own descriptors that is at least `first`.
 pub(crate) fn next_own(first: c_uint) -> Option<c_uint> {
     own_descriptors().map(|fd| fd as c_uint).filter(|fd| *fd >= first).min()
 }
 
-/// The program wants the number of one of the library's own descriptors. Whether it has been moved.
+/// Moves a descriptor of the library away from a number that the program needs. Returns whether this succeeded.
 pub(crate) fn move_away(fd: c_int) -> bool {
     let Some(own) = own() else { return false };
     let _signals = sys::Blocked::new();
@@ -187,7 +189,7 @@ pub(crate) fn move_away(fd: c_int) -> bool {
 }
 
 fn control() -> Option<&'static Control> {
-    // SAFETY: null, or pages that are mapped for ever and have no bytes but atomics.
+    // SAFETY: the pointer is null, or points to pages that are never unmapped and consist of atomics.
     unsafe { CONTROL.load(Ordering::Acquire).as_ref() }
 }
 
@@ -201,7 +203,7 @@ pub(crate) fn mark(number: u32) {
     }
 }
 
-/// Has the stack look at its sockets.
+/// Makes the stack check its sockets.
 pub(crate) fn look() {
     let Some(control) = control() else { return };
     control.look();
@@ -210,10 +212,10 @@ pub(crate) fn look() {
     }
 }
 
-/// Links this process, if it is not.
+/// Links this process, if it is not linked.
 ///
 /// # Errors
-/// `ENETDOWN`: the stack cannot be reached. Others: the process lacks descriptors or memory.
+/// `ENETDOWN` if the stack cannot be reached. Other errors mean that the process lacks descriptors or memory.
 pub(crate) fn ensure() -> Result<(), Errno> {
     let own = own().ok_or(libc::ENETDOWN)?;
     if own.owner.load(Ordering::Acquire) != 0 {
@@ -236,7 +238,7 @@ pub(crate) fn ensure() -> Result<(), Errno> {
 /// Links this process to the present stack, if it is not linked.
 ///
 /// # Errors
-/// The step that failed, and its errno.
+/// Returns the step that failed, and its errno.
 pub(crate) fn renew() -> Result<(), (Step, Errno)> {
     let own = own().ok_or((Step::Page, libc::ENOMEM))?;
     let _lock = Held::new(&own.lock);
@@ -250,13 +252,13 @@ pub(crate) fn renew() -> Result<(), (Step, Errno)> {
     link(own).map_err(|Failed { step, error }| (step, error))
 }
 
-/// Whether the stack is alive that this process or its parent is linked to.
+/// Returns whether the stack to which this process or its parent is linked is alive.
 pub(crate) fn is_alive() -> bool {
     let socket = SOCKET.load(Ordering::Relaxed);
     socket >= 0 && !sys::has_hung_up(socket)
 }
 
-/// Links this process. It must not be linked.
+/// Links this process, which must not be linked.
 fn link(own: &Own) -> Result<(), Failed> {
     let unusable = UNUSABLE.load(Ordering::Relaxed);
     if unusable != 0 {
@@ -265,12 +267,12 @@ fn link(own: &Own) -> Result<(), Failed> {
     let inherited = SOCKET.load(Ordering::Relaxed);
     let welcome =
         if inherited >= 0 { exchange::fork(inherited) } else { Err(Step::Message.failed(libc::EBADF)) };
-    // Where the parent's stack is gone there may be another one.
+    // If the parent's stack is gone, another one may be available.
     let (socket, received) = welcome.or_else(|_| exchange::connect())?;
     take(own, socket, received, inherited).map_err(|error| Step::Message.failed(error))
 }
 
-/// Links a child whose parent is linked and has given it sessions. Without sessions it may never need the stack.
+/// Links a child whose parent is linked and has sessions. Without sessions, the child may never need the stack.
 pub(crate) fn forked() {
     if is_linked()
         && table::all(table::DESCRIPTORS)
@@ -280,7 +282,7 @@ pub(crate) fn forked() {
     }
 }
 
-/// The stack has welcomed this process.
+/// Processes the welcome message of the stack.
 fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Result<(), Errno> {
     let Received { welcome, descriptors, .. } = received;
     let [control, processes, event, segments @ ..] = descriptors.as_slice() else {
@@ -295,7 +297,7 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
     }
     let known = welcome.instance == INSTANCE.load(Ordering::Relaxed);
     if !known || CONTROL.load(Ordering::Relaxed).is_null() {
-        // Another application than before: what this process has of the old one is dead.
+        // This is another application instance than before: all sessions of the old one are dead.
         forget_sessions();
         let control = sys::map(*control, size_of::<Control>(), true)?;
         let processes = sys::map(*processes, size_of::<Processes>(), false)?;
@@ -325,7 +327,7 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
     Ok(())
 }
 
-/// Sessions of a stack that is gone stay sockets whose other end is closed.
+/// Marks the sessions of a stack that is gone. Their descriptors remain sockets whose peers are closed.
 fn forget_sessions() {
     kernel_listeners::forget_names();
     for (fd, entry) in table::all(table::DESCRIPTORS) {
@@ -344,12 +346,12 @@ fn forget_sessions() {
     }
 }
 
-/// The stack of a datagram socket is gone. Returns its new entry.
+/// Marks a datagram socket whose stack is gone. Returns its new entry.
 pub(crate) fn lose(fd: c_int, entry: Entry, slot: &'static Slot) -> Entry {
     lost::keep(fd, entry, slot, INSTANCE.load(Ordering::Relaxed))
 }
 
-/// Maps segments that are not mapped, from number `first` on.
+/// Maps segments that are not mapped, starting at number `first`.
 fn map_segments(first: usize, descriptors: &[c_int]) {
     for (fd, (address, mapped)) in descriptors.iter().zip(SEGMENTS.iter().skip(first)) {
         let len = sys::file_len(*fd).filter(|len| *len <= SEGMENT);
@@ -363,7 +365,7 @@ fn map_segments(first: usize, descriptors: &[c_int]) {
     }
 }
 
-/// Maps what the stack has added, until the place is mapped. Whether it is.
+/// Maps segments that the stack has added, until `place` is mapped. Returns whether it is mapped.
 #[cold]
 pub(crate) fn map_more(place: u32) -> bool {
     let there = |number: usize| Mapped.segment(number).is_some();
@@ -375,7 +377,7 @@ pub(crate) fn map_more(place: u32) -> bool {
     there(wanted)
 }
 
-/// Maps what the stack has added beyond the first `mapped` segments.
+/// Maps segments that the stack has added beyond the first `mapped` ones.
 fn more_segments(mapped: usize) {
     if let Ok((_, descriptors)) = ask(&Question::new(Call::Segments, mapped as u32, 0), &[]) {
         map_segments(mapped, descriptors.as_slice());
@@ -383,19 +385,20 @@ fn more_segments(mapped: usize) {
     }
 }
 
-/// Maps what the stack has added since the last time.
+/// Maps all segments that the stack has added.
 #[cold]
 pub(crate) fn map_all() {
     more_segments((0..MOST).take_while(|number| Mapped.segment(*number).is_some()).count());
 }
 
-/// Asks the stack, with descriptors. The caller closes or keeps those of the answer; an error of the stack's is an error.
+/// Asks the stack a question and passes descriptors. The caller closes or keeps the descriptors of the answer. An error
+/// in the answer is returned as an error.
 pub(crate) fn ask(
     question: &Question,
     descriptors: &[c_int],
 ) -> Result<(Answer, exchange::Descriptors), Errno> {
     let mut last = libc::ENETDOWN;
-    // A stack that has been started again is found by the second try.
+    // The second attempt finds a stack that was restarted.
     for _ in 0..2 {
         ensure()?;
         let own = own().ok_or(libc::ENETDOWN)?;
@@ -408,14 +411,14 @@ pub(crate) fn ask(
                 received.close();
                 return Err(answer.error as Errno);
             }
-            // The answer has come, and what was to come with it is closed. It is the program that has no room for more.
+            // The answer has arrived, but the process has no room for its descriptors, which were closed.
             Err(libc::EMFILE) => return Err(libc::EMFILE),
             // The user has too many descriptors in flight.
             Err(libc::ETOOMANYREFS) => return Err(libc::ENOBUFS),
             Err(error) => {
                 unlink(own, socket);
                 last = error;
-                // One that does not answer would not answer again.
+                // A stack that does not answer would not answer the second attempt.
                 if error == libc::EAGAIN {
                     break;
                 }
@@ -426,35 +429,35 @@ pub(crate) fn ask(
     Err(libc::ENETDOWN)
 }
 
-/// The stack is gone.
+/// Unlinks this process after the stack was lost.
 fn unlink(own: &Own, socket: c_int) {
     own.owner.store(0, Ordering::Release);
     SOCKET.store(-1, Ordering::Release);
     let _ = sys::close(socket);
 }
 
-/// Whether the other end of a Unix socket is the stack's.
+/// Returns whether the peer of a Unix socket is the stack.
 pub(crate) fn is_stacks(fd: c_int) -> bool {
     peer_of(fd).is_some_and(|peer| peer.pid == STACK.load(Ordering::Relaxed))
 }
 
-/// Whose process has made the other end of a Unix socket.
+/// Returns the credentials of the process that created the other end of a Unix socket.
 fn peer_of(fd: c_int) -> Option<libc::ucred> {
     let zero = libc::ucred { pid: 0, uid: 0, gid: 0 };
     sys::socket_option(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, zero)
 }
 
-/// The lock of the epoll registrations.
+/// Acquires the lock of the epoll registrations.
 pub(crate) fn registrations() -> Option<Held<'static>> {
     own().map(|own| Held::new(&own.registrations))
 }
 
-/// The lock of listeners that move to a new stack.
+/// Acquires the lock for listeners that move to a new stack.
 pub(crate) fn listeners() -> Option<Held<'static>> {
     own().map(|own| Held::new(&own.listeners))
 }
 
-/// A lock of one process's threads. A child has it open, whoever of its parent's threads had it.
+/// A lock between the threads of one process. It is always free in a new child.
 pub(crate) struct Held<'a>(&'a AtomicU32);
 
 impl<'a> Held<'a> {

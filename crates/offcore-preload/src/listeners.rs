@@ -1,11 +1,12 @@
 //! Listeners that outlive their stack.
 //!
-//! The library keeps the kernel's socket of each listener, which holds the address, the options and the backlog. After the stack's
-//! death, the first `accept` on a listener replaces its descriptor by a timer. The timer becomes readable five times a second, so
-//! a program that polls calls `accept` again. Each of these calls looks for a stack at the same path. A new stack gets the kernel's
-//! socket, and the new listener replaces the timer.
+//! The library keeps the kernel socket of each listener, which stores the address, the options and the backlog. After
+//! the stack's death, the first `accept` on a listener replaces its descriptor by a timer. The timer becomes readable
+//! five times a second, so a program that polls calls `accept` again. Each of these calls looks for a stack at the same
+//! path. A new stack gets the kernel socket, and the new listener replaces the timer.
 //!
-//! Each process that shares a listener creates its own. A process creates its listeners before it forks, so its children share them.
+//! Each process that shares a listener creates its own. A process creates its listeners before it forks, so its
+//! children share them.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
@@ -32,10 +33,11 @@ enum Made {
     Later,
 }
 
-/// Creates a listener again after its stack died. The caller repeats `accept`.
+/// Creates a listener again after its stack has died. The caller repeats `accept`.
 ///
 /// # Errors
-/// `EAGAIN`: no stack serves yet and the descriptor is non-blocking. `EINTR`: a signal. `EMFILE`: the kernel's socket was not kept.
+/// `EAGAIN` if no stack serves yet and the descriptor is non-blocking, `EINTR` after a signal, and `EMFILE` if the
+/// kernel socket was not kept.
 pub(crate) fn make_again(fd: c_int) -> Result<(), Errno> {
     loop {
         exit_on_loss();
@@ -86,7 +88,7 @@ fn make(fd: c_int) -> Result<Made, Errno> {
         && let Target::Session(session) = session::find(fd)
         && !session.is_cut_off()
     {
-        // Another thread has done it.
+        // Another thread has created it.
         return Ok(Made::There);
     }
     let Some(kept) = kernel_listeners::find(entry) else {
@@ -121,8 +123,8 @@ fn make(fd: c_int) -> Result<Made, Errno> {
     }
 }
 
-/// Ends a process that may not have its address at the new stack. Its supervisor sees the exit code. The pause limits the rate of a
-/// supervisor that restarts it at once.
+/// Ends a process that may not have its address on the new stack. Its supervisor sees the exit code. The pause limits
+/// the rate of a supervisor that restarts the process at once.
 pub(crate) fn give_up(error: Errno) -> ! {
     report::not_again(error);
     sys::sleep(1000);

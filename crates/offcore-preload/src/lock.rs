@@ -1,10 +1,12 @@
 //! Locks between the threads and processes of an application, in a session's slot.
 //!
-//! A process that is killed while it holds a lock leaves it locked: the pages that the stack writes say that its holder does
-//! not live, and who waits takes it. What a lock protects is committed by one store, so there is nothing to be mended.
+//! A process that is killed while it holds a lock leaves it locked. The pages that the stack writes report that the
+//! holder is dead, and a waiter takes the lock over. The protected data is committed by a single store, so no repair is
+//! necessary.
 //!
-//! A signal handler cannot wait for the thread that it has interrupted. So a lock names its thread, too, and lets that one in
-//! again: what it protects is made for this ([`offcore_session::app::Turn`], `Reader::consume_alone`).
+//! A signal handler cannot wait for the thread that it has interrupted. Therefore, a lock also names its thread, and
+//! the same thread may enter again. The protected data permits this ([`offcore_session::app::Turn`],
+//! `Reader::consume_alone`).
 
 use core::hint;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -14,13 +16,13 @@ use offcore_session::control::Owner;
 use crate::link;
 use crate::sys;
 
-/// Somebody waits.
+/// Set while a thread waits.
 const WAITED_FOR: u64 = 1;
 const SPINS: u32 = 200;
-/// Waits of a hundredth of a second, at most, for the stack, which has a lock for some instructions.
+/// Maximum number of waits of 10 ms for the stack, which holds a lock for a few instructions only.
 const STACK_WAITS: u32 = 500;
 
-/// A lock that is held until this is dropped.
+/// A lock that is held until this value is dropped.
 pub(crate) struct Held<'a> {
     word: &'a AtomicU64,
     nested: bool,
@@ -35,7 +37,7 @@ impl<'a> Held<'a> {
         Self { word, nested: !free && !wait(word, me) }
     }
 
-    /// Whether this thread has it already, in a call that a signal handler has interrupted.
+    /// Returns whether this thread already holds the lock, in a call that a signal handler has interrupted.
     pub(crate) fn is_nested(&self) -> bool {
         self.nested
     }
@@ -50,12 +52,12 @@ impl Drop for Held<'_> {
     }
 }
 
-/// The half that is waited for.
+/// Returns the half of the word that the futex uses.
 fn low(word: &AtomicU64) -> *const u32 {
     word.as_ptr().cast()
 }
 
-/// `false`: this thread has it.
+/// Waits for the lock. Returns `false` if this thread already holds it.
 #[cold]
 fn wait(word: &AtomicU64, me: u64) -> bool {
     let mut mine = me;
@@ -66,13 +68,13 @@ fn wait(word: &AtomicU64, me: u64) -> bool {
             return false;
         }
         let lives = holder.is_some_and(|holder| match holder {
-            // It may have died in those instructions, and is not told of.
+            // The stack may have died with the lock held, and the pages do not report that.
             Owner::STACK => spin < SPINS + STACK_WAITS,
             holder => link::lives(holder),
         });
         let gone = found != 0 && spin >= SPINS && !lives;
         if found == 0 || gone {
-            // Others may wait still.
+            // Others may still be waiting.
             let taken = mine | found & WAITED_FOR;
             if word.compare_exchange(found, taken, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return true;

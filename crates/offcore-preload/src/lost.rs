@@ -1,6 +1,6 @@
 //! Slots of datagram sockets whose stack has ended. They stay mapped.
 //!
-//! A slot has the addresses and the options of its socket, so that the socket can move to the next stack.
+//! A slot stores the addresses and options of its socket, so that the socket can move to the next stack.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -12,22 +12,22 @@ use offcore_session::slot::{Slot, wish};
 use crate::sys;
 use crate::table::{self, Entry, GENERATION, Kind};
 
-/// A slot, and the application's instance that had it.
+/// A slot, and the application instance that owned it.
 struct Place {
     slot: AtomicPtr<Slot>,
     instance: AtomicU64,
 }
 
-/// Places by the number of the session.
+/// Places, indexed by the number of the session.
 static PLACES: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
 
 fn place(number: u32) -> Option<&'static Place> {
     let places = PLACES.load(Ordering::Acquire);
-    // SAFETY: the mapping has SESSIONS places, all valid as zeros, and is never unmapped.
+    // SAFETY: the mapping has `SESSIONS` places, for which zeros are valid, and is never unmapped.
     (!places.is_null()).then(|| unsafe { &*places.add(number as usize % SESSIONS) })
 }
 
-/// Maps the places. Threads that do so at once leave one mapping unused.
+/// Maps the places. If several threads do this at once, the extra mappings stay unused.
 fn map() {
     if PLACES.load(Ordering::Relaxed).is_null()
         && let Ok(mapped) = sys::map(-1, SESSIONS * size_of::<Place>(), true)
@@ -52,17 +52,18 @@ pub(crate) fn keep(fd: c_int, entry: Entry, slot: &'static Slot, instance: u64) 
     new
 }
 
-/// The slot of a socket.
+/// Returns the slot of a socket.
 pub(crate) fn slot(entry: Entry) -> Option<&'static Slot> {
     let place = place(entry.place)?;
     let is_its = place.instance.load(Ordering::Relaxed) as u32 & GENERATION == entry.generation;
-    // SAFETY: null, or a slot whose memory stays mapped.
+    // SAFETY: the pointer is null or comes from a `&'static Slot` that was passed to `keep`.
     unsafe { place.slot.load(Ordering::Acquire).as_ref() }.filter(|_| is_its)
 }
 
 const TIMES: [c_int; 2] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO];
 
-/// The kernel has the times after which calls give up. They move to two words of the slot that nothing else uses any more.
+/// Stores the timeouts of a socket, which only the kernel has, in two words of the slot that are not used for anything
+/// else any more.
 fn keep_times(fd: c_int, slot: &Slot) {
     for (name, word) in TIMES.into_iter().zip([&slot.wishes.leftover, &slot.wishes.moving]) {
         let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
@@ -75,14 +76,14 @@ fn keep_times(fd: c_int, slot: &Slot) {
     }
 }
 
-/// Gives the times to the new end of a socket.
+/// Sets the stored timeouts on the new end of a socket.
 pub(crate) fn give_times(slot: &Slot, end: c_int) {
     for (name, word) in TIMES.into_iter().zip([&slot.wishes.leftover, &slot.wishes.moving]) {
         let milliseconds = i64::from(word.load(Ordering::Relaxed));
         let time = libc::timeval { tv_sec: milliseconds / 1000, tv_usec: milliseconds % 1000 * 1000 };
         if milliseconds > 0 {
             let (at, len) = ((&raw const time).cast(), size_of::<libc::timeval>());
-            // SAFETY: a time that lives until the call returns.
+            // SAFETY: `time` lives until the call returns, and `len` is its size.
             let _ = unsafe { sys::setsockopt(end, libc::SOL_SOCKET, name, at, len) };
         }
     }

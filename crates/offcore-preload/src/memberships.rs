@@ -1,8 +1,8 @@
-//! Multicast groups of datagram sockets: `IP_ADD_MEMBERSHIP`, `IPV6_JOIN_GROUP`, `MCAST_JOIN_GROUP` (ip(7), ipv6(7)), and the
-//! interface of sent datagrams, `IP_MULTICAST_IF` and `IPV6_MULTICAST_IF`.
+//! Multicast groups of datagram sockets: `IP_ADD_MEMBERSHIP`, `IPV6_JOIN_GROUP`, `MCAST_JOIN_GROUP` (ip(7), ipv6(7)),
+//! and the interface of sent datagrams, `IP_MULTICAST_IF` and `IPV6_MULTICAST_IF`.
 //!
-//! The stack joins groups for a session. An undecided socket joins them at the kernel. The library stores all of them, so that a
-//! socket joins its groups again when it becomes a session, or moves to the next stack.
+//! The stack joins groups for a session. An undecided socket joins them on the kernel. The library stores all
+//! memberships, so that a socket joins its groups again when it becomes a session, or moves to the next stack.
 
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
@@ -20,16 +20,17 @@ use crate::session::Session;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry};
 
-/// `linux/in.h`, which the crate libc lacks.
+/// Constants of `linux/in.h` that the crate libc lacks.
 const MCAST_JOIN_GROUP: c_int = 42;
 const MCAST_LEAVE_GROUP: c_int = 45;
-/// Names of stored values that are no options: the number of the socket in [`KNOWN`], and the index of `IP_MULTICAST_IF`.
+/// Names of stored values that are not options: the number of the socket in [`KNOWN`], and the index of
+/// `IP_MULTICAST_IF`.
 const NUMBER: (c_int, c_int) = (libc::IPPROTO_IP, 0xff01);
 const INDEX: (c_int, c_int) = (libc::IPPROTO_IP, 0xff02);
-/// Memberships of all sockets that are stored. Newer ones replace the oldest.
+/// Maximum number of stored memberships of all sockets. New ones replace the oldest.
 const STORED: usize = 512;
 
-/// A group, and the interface as the program names it.
+/// A group, and its interface as the program names it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Group {
     group: IpAddr,
@@ -64,7 +65,7 @@ pub(crate) const MEMBERSHIPS: [(c_int, c_int, Change); 8] = [
     (libc::IPPROTO_IPV6, MCAST_LEAVE_GROUP, Change::Leave),
 ];
 
-/// The effect of an option on memberships; `None` for other options.
+/// Returns the effect of an option on memberships, or `None` for other options.
 pub(crate) fn change(level: c_int, name: c_int) -> Option<Change> {
     MEMBERSHIPS.iter().find(|(l, n, _)| (*l, *n) == (level, name)).map(|(.., change)| *change)
 }
@@ -77,17 +78,18 @@ impl Group {
     /// Reads the value of an option.
     ///
     /// # Errors
-    /// As Linux.
+    /// The same as on Linux.
     ///
     /// # Safety
-    /// `value` is of `len` bytes.
+    /// `value` is null, or valid for reads of `len` bytes.
     pub(crate) unsafe fn of(
         level: c_int,
         name: c_int,
         value: *const c_void,
         len: socklen_t,
     ) -> Result<Self, Errno> {
-        // SAFETY: the caller's promise, for all of these.
+        // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes. All types are structures of
+        // integers.
         let read = unsafe {
             match (level, name) {
                 (libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP | libc::IP_DROP_MEMBERSHIP) => {
@@ -115,17 +117,17 @@ impl Group {
         if read.group.is_multicast() { Ok(read) } else { Err(libc::EINVAL) }
     }
 
-    /// The address of the group.
+    /// Returns the address of the group.
     pub(crate) fn address(&self) -> IpAddr {
         self.group
     }
 
-    /// Whether the stack has the interface.
+    /// Returns whether the stack has the interface.
     pub(crate) fn has_interface(&self) -> bool {
         self.ask(NONE, Membership::Find).is_ok()
     }
 
-    /// Asks the stack for `what`, for session `number`. Returns the index of the interface.
+    /// Requests `what` from the stack for session `number`. Returns the index of the interface.
     fn ask(&self, number: u32, what: Membership) -> Result<u32, Errno> {
         let mut question = Question::new(Call::Group, number, what as u32);
         question.remote = Some(SocketAddr::new(self.group, 0));
@@ -140,14 +142,14 @@ impl Group {
 /// Reads `struct ip_mreqn`, or the shorter `struct ip_mreq`: group, address and index.
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 unsafe fn read_interface(value: *const c_void, len: socklen_t) -> Result<(Ipv4Addr, Ipv4Addr, u32), Errno> {
     if len as usize >= size_of::<libc::ip_mreqn>() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
         let asked = unsafe { read::<libc::ip_mreqn>(value, len) }?;
         return Ok((ip(asked.imr_multiaddr), ip(asked.imr_address), asked.imr_ifindex as u32));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     let asked = unsafe { read::<libc::ip_mreq>(value, len) }?;
     Ok((ip(asked.imr_multiaddr), ip(asked.imr_interface), 0))
 }
@@ -155,10 +157,10 @@ unsafe fn read_interface(value: *const c_void, len: socklen_t) -> Result<(Ipv4Ad
 /// Changes the memberships of a session.
 ///
 /// # Errors
-/// As Linux.
+/// The same as on Linux.
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn set(
     session: &Session,
     change: Change,
@@ -169,7 +171,7 @@ pub(crate) unsafe fn set(
     if level == libc::IPPROTO_IPV6 && !session.entry.v6 {
         return Err(libc::ENOPROTOOPT);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     let group = unsafe { Group::of(level, name, value, len) }?;
     let number = session.slot.identity.number.load(Ordering::Relaxed);
     group.ask(number, if change == Change::Join { Membership::Join } else { Membership::Leave })?;
@@ -182,7 +184,7 @@ pub(crate) unsafe fn set(
     Ok(())
 }
 
-/// Stores a change of the memberships of an undecided socket.
+/// Records a change of the memberships of an undecided socket.
 pub(crate) fn note(entry: Entry, change: Change, group: Group) {
     hold(|known| known.note(entry.place, change, group));
 }
@@ -190,7 +192,7 @@ pub(crate) fn note(entry: Entry, change: Change, group: Group) {
 /// Stores a group that an undecided socket joins when it becomes a session.
 ///
 /// # Errors
-/// `EADDRINUSE` if the group is stored.
+/// `EADDRINUSE` if the group is already stored.
 pub(crate) fn join_later(entry: Entry, group: Group) -> Result<(), Errno> {
     hold(|known| {
         if known.find(entry.place, |stored| stored.group == group).is_some() {
@@ -201,17 +203,17 @@ pub(crate) fn join_later(entry: Entry, group: Group) -> Result<(), Errno> {
     })
 }
 
-/// Whether an undecided socket joins groups later that the kernel cannot join.
+/// Returns whether an undecided socket has groups that the kernel cannot join and that it joins later.
 pub(crate) fn joins_later(entry: Entry) -> bool {
     hold(|known| known.list.iter().any(|stored| stored.number == entry.place && stored.later))
 }
 
-/// Removes a group from the ones that an undecided socket joins later. Returns `false` if it is not among them.
+/// Removes a group from the groups that an undecided socket joins later. Returns `false` if it is not among them.
 pub(crate) fn leave(entry: Entry, group: Group) -> bool {
     hold(|known| known.leave(entry.place, group, |stored| stored.later))
 }
 
-/// An undecided socket has become a session, which joins its groups.
+/// Joins the groups of an undecided socket that has become a session.
 pub(crate) fn carry(entry: Entry, session: &Session) {
     if hold(|known| known.list.iter().any(|stored| stored.number == entry.place)) {
         session.slot.kept.set(kept_name(NUMBER.0, NUMBER.1), entry.place);
@@ -219,12 +221,12 @@ pub(crate) fn carry(entry: Entry, session: &Session) {
     }
 }
 
-/// Joins the groups of a socket at the stack that it has now.
+/// Joins the groups of a socket on its present stack.
 pub(crate) fn join_again(session: &Session) {
     let Some(number) = number_of(session.slot) else { return };
     let all = hold(|known| known.list);
     for stored in all.iter().filter(|stored| stored.number == number) {
-        // An interface of the kernel, or of the stack before, may be missing.
+        // An interface of the kernel, or of the previous stack, may be missing.
         let _ = stored.group.ask(session.slot.identity.number.load(Ordering::Relaxed), Membership::Join);
     }
 }
@@ -233,7 +235,7 @@ fn number_of(slot: &Slot) -> Option<u32> {
     slot.kept.get(kept_name(NUMBER.0, NUMBER.1))
 }
 
-/// The interface that sends a session's datagrams to groups: source address and index.
+/// Returns the interface that sends a session's datagrams to groups: its source address and index.
 pub(crate) fn sends_by(session: &Session, v6: bool) -> (Option<IpAddr>, u32) {
     let kept = |(level, name)| session.slot.kept.get(kept_name(level, name)).unwrap_or(0);
     if v6 {
@@ -246,10 +248,10 @@ pub(crate) fn sends_by(session: &Session, v6: bool) -> (Option<IpAddr>, u32) {
 /// Sets the interface that sends datagrams to groups: `IP_MULTICAST_IF` or, with `v6`, `IPV6_MULTICAST_IF`.
 ///
 /// # Errors
-/// As Linux.
+/// The same as on Linux.
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn send_by(
     session: &Session,
     v6: bool,
@@ -259,7 +261,8 @@ pub(crate) unsafe fn send_by(
     if v6 && !session.entry.v6 {
         return Err(libc::ENOPROTOOPT);
     }
-    // SAFETY: the caller's promise, for all of these.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes. All types are structures of
+    // integers.
     let (address, index) = unsafe {
         match v6 {
             true => (Ipv4Addr::UNSPECIFIED, read::<c_int>(value, len)? as u32),
@@ -284,7 +287,7 @@ pub(crate) unsafe fn send_by(
     Ok(())
 }
 
-/// Whether the stack has the interface that an option of a socket names.
+/// Returns whether the stack has the interface that an option of a socket names.
 pub(crate) fn has_interface(level: c_int, name: c_int, value: c_int) -> bool {
     match (level, name) {
         (libc::IPPROTO_IP, libc::IP_MULTICAST_IF) => is_there(false, Ipv4Addr::from(value.to_ne_bytes()), 0),
@@ -293,7 +296,7 @@ pub(crate) fn has_interface(level: c_int, name: c_int, value: c_int) -> bool {
     }
 }
 
-/// Whether the stack has an interface. None is any.
+/// Returns whether the stack has an interface. An unspecified address without an index stands for any interface.
 fn is_there(v6: bool, address: Ipv4Addr, index: u32) -> bool {
     let group = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let none = address.is_unspecified() && index == 0;
@@ -303,7 +306,7 @@ fn is_there(v6: bool, address: Ipv4Addr, index: u32) -> bool {
 /// A stored membership.
 #[derive(Clone, Copy)]
 struct Stored {
-    /// The number of the socket; 0 for a free place.
+    /// The number of the socket, or 0 for a free place.
     number: u32,
     group: Group,
     /// The kernel has not joined the group.
@@ -315,27 +318,27 @@ struct Known {
     list: [Stored; STORED],
 }
 
-/// The memberships; the lock of the registrations protects them.
+/// The memberships, protected by the lock of the registrations.
 struct Locked(UnsafeCell<Known>);
 
-// SAFETY: see above.
+// SAFETY: `hold` is the only access, and takes the lock of the registrations.
 unsafe impl Sync for Locked {}
 
 const NO_GROUP: Group =
     Group { group: IpAddr::V4(Ipv4Addr::UNSPECIFIED), index: 0, address: Ipv4Addr::UNSPECIFIED };
 const FREE: Stored = Stored { number: 0, group: NO_GROUP, later: false };
 static KNOWN: Locked = Locked(UnsafeCell::new(Known { list: [FREE; STORED] }));
-/// The place of the next one when all are used.
+/// The next place to replace if all are used.
 static OLDEST: AtomicU32 = AtomicU32::new(0);
 
 impl Known {
-    /// The place of a socket's group for which `is` is true.
+    /// Returns the place of a socket's group for which `is` returns true.
     fn find(&self, number: u32, is: impl Fn(&Stored) -> bool) -> Option<usize> {
         self.list.iter().position(|stored| stored.number == number && is(stored))
     }
 
-    /// Removes a group for which `is` is true: the one with this interface, or otherwise with any interface. Returns whether there was
-    /// one.
+    /// Removes a group for which `is` returns true: with this interface, or otherwise with any interface. Returns
+    /// whether a group was removed.
     fn leave(&mut self, number: u32, group: Group, is: impl Fn(&Stored) -> bool) -> bool {
         let same = self.find(number, |stored| stored.group == group && is(stored));
         let any = || self.find(number, |stored| stored.group.group == group.group && is(stored));
@@ -363,6 +366,6 @@ impl Known {
 fn hold<T>(with: impl FnOnce(&mut Known) -> T) -> T {
     let _signals = sys::Blocked::new();
     let _lock = link::registrations();
-    // SAFETY: the lock is held. Without a lock no socket is undecided, and nothing is stored.
+    // SAFETY: the lock is held. Without a lock, no socket is undecided, and nothing is stored.
     with(unsafe { &mut *KNOWN.0.get() })
 }

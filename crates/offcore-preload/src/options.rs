@@ -1,8 +1,8 @@
-//! Options of sessions, as `getsockopt` and `setsockopt` have them.
+//! Options of sessions, for `getsockopt` and `setsockopt`.
 //!
-//! What concerns waiting (`SO_RCVTIMEO`, `SO_SNDTIMEO`) is the kernel's, on the session's end. What the stack is to know lies
-//! in the slot. What makes no difference to the stack is checked by the kernel, on a socket that is made for that, and
-//! remembered in the slot.
+//! Timeouts of calls (`SO_RCVTIMEO`, `SO_SNDTIMEO`) are set on the session's end, since the kernel implements them.
+//! Options that the stack needs are stored in the slot. Options that do not matter to the stack are checked by the
+//! kernel on a temporary socket, and stored in the slot.
 
 use core::ffi::{c_int, c_void};
 use core::mem;
@@ -22,20 +22,21 @@ use crate::session::Session;
 use crate::stream_options;
 use crate::sys::{self, Errno};
 
-/// `asm-generic/socket.h`, which the crate libc lacks for glibc.
+/// Constants of `asm-generic/socket.h` that the crate libc lacks for glibc.
 const SO_COOKIE: c_int = 57;
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
 
-/// Gives the program a value, as long as it has room for.
+/// Writes a value to the program's buffer. It is truncated if the buffer is too short.
 ///
 /// # Safety
-/// `to` is of `*len` bytes.
+/// `to` is null, or `len` is null, or `len` is valid and `to` is valid for writes of `*len` bytes.
 unsafe fn give<T: Copy>(value: T, to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
     if to.is_null() || len.is_null() {
         return Err(libc::EFAULT);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` and `len` are not null, so the caller guarantees that `len` is valid and that `to` has `*len`
+    // writable bytes.
     unsafe {
         if (*len as i32) < 0 {
             return Err(libc::EINVAL);
@@ -48,21 +49,21 @@ unsafe fn give<T: Copy>(value: T, to: *mut c_void, len: *mut socklen_t) -> Resul
     Ok(())
 }
 
-/// Returns `SO_MAX_PACING_RATE` in 64 bits, or in 32 bits if the program has no room for 64.
+/// Writes `SO_MAX_PACING_RATE` as 64 bits, or as 32 bits if the program's buffer is too short for 64.
 ///
 /// # Safety
-/// `to` is of `*len` bytes.
+/// The same as for [`give`].
 unsafe fn give_pacing_rate(rate: u64, to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `len` is null or valid, as the caller guarantees.
     match unsafe { len.as_ref() } {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees the same for `to` and `len` as `give` requires.
         Some(&room) if room as i32 >= size_of::<u64>() as i32 => unsafe { give(rate, to, len) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees the same for `to` and `len` as `give` requires.
         _ => unsafe { give(rate.min(u32::MAX.into()) as u32, to, len) },
     }
 }
 
-/// Linger time of `close` in seconds plus one; 0 without `SO_LINGER`.
+/// Returns the linger time of `close` in seconds plus one, or 0 without `SO_LINGER`.
 fn linger_of(session: &Session) -> u32 {
     let kept = &session.slot.kept;
     match session.is_datagrams() {
@@ -79,7 +80,7 @@ fn set_linger(session: &Session, seconds: u32) {
     }
 }
 
-/// An option with a value other than the default.
+/// Returns the value of an option if it is not the default.
 fn kept_value(session: &Session, level: c_int, name: c_int) -> Option<c_int> {
     let kept = &session.slot.kept;
     match session.is_datagrams() {
@@ -88,7 +89,7 @@ fn kept_value(session: &Session, level: c_int, name: c_int) -> Option<c_int> {
     }
 }
 
-/// `TCP_CONGESTION` of a stream.
+/// Returns the value of `TCP_CONGESTION` of a stream.
 fn congestion_name(session: &Session) -> [u8; 16] {
     let which = number::decode(session.slot.kept.number(number::CONGESTION)).unwrap_or(0);
     let name = stream_options::congestion_name(which).unwrap_or_default();
@@ -97,7 +98,7 @@ fn congestion_name(session: &Session) -> [u8; 16] {
     bytes
 }
 
-/// Lets the kernel say what an option of a socket of that kind is.
+/// Calls `ask` with a new kernel socket of the same kind.
 fn by_kernel<T>(session: &Session, ask: impl FnOnce(c_int) -> Result<T, Errno>) -> Result<T, Errno> {
     let family = if session.entry.v6 { libc::AF_INET6 } else { libc::AF_INET };
     let kind = if session.is_datagrams() { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
@@ -107,10 +108,10 @@ fn by_kernel<T>(session: &Session, ask: impl FnOnce(c_int) -> Result<T, Errno>) 
     result
 }
 
-/// `setsockopt`. What the stack has no use for is checked by the kernel and remembered.
+/// Handles `setsockopt`. Options that the stack does not need are checked by the kernel and stored.
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn set(
     session: &Session,
     level: c_int,
@@ -119,7 +120,7 @@ pub(crate) unsafe fn set(
     len: socklen_t,
 ) -> Result<(), Errno> {
     let (wishes, kept) = (&session.slot.wishes, &session.slot.kept);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     let number = || unsafe { read::<c_int>(value, len) };
     let count = |word: &AtomicU32, most: c_int| {
         let number = number()?;
@@ -136,14 +137,14 @@ pub(crate) unsafe fn set(
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => session.wish(wish::KEEP_ALIVE, number()? != 0),
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
             let linger = unsafe { read::<libc::linger>(value, len) }?;
             session.wish(wish::RESET, linger.l_onoff != 0 && linger.l_linger == 0);
             let seconds = if linger.l_onoff != 0 { linger.l_linger.max(0) as u32 + 1 } else { 0 };
             set_linger(session, seconds);
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
             let done = unsafe { real::setsockopt(session.fd, level, name, value, len) };
             wishes.told.fetch_or(wish::TIMED, Ordering::AcqRel);
             return sys::of_libc(done as isize).map(drop);
@@ -167,7 +168,7 @@ pub(crate) unsafe fn set(
             session.slot.cork(number()? != 0);
             session.mark();
         }
-        // As on Linux, only a socket that is not connected can have no limit again.
+        // As on Linux, the limit can only be removed while the socket is not connected.
         (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) if !is_bound && number()? == 0 => {
             return Err(libc::EINVAL);
         }
@@ -176,13 +177,13 @@ pub(crate) unsafe fn set(
             return Err(if session.entry.v6 { libc::EINVAL } else { libc::ENOPROTOOPT });
         }
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION) if !session.is_datagrams() => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
             let which = unsafe { stream_options::congestion(value, len) }?;
             kept.change(number::CONGESTION, |_| number::encode(which as u32));
             session.mark();
         }
         (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE) if !session.is_datagrams() => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
             kept.set_pacing_rate(unsafe { stream_options::pacing_rate(value, len) }?);
             session.mark();
         }
@@ -190,7 +191,7 @@ pub(crate) unsafe fn set(
             libc::SOL_SOCKET,
             libc::SO_SNDBUF | libc::SO_RCVBUF | libc::SO_SNDBUFFORCE | libc::SO_RCVBUFFORCE,
         ) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
             let size = unsafe { stream_options::buffer_of(session.entry.v6, name, value, len) }?;
             let sends = matches!(name, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE);
             let word = if sends { &wishes.send_buffer } else { &wishes.receive_buffer };
@@ -201,20 +202,20 @@ pub(crate) unsafe fn set(
             if (level, name) == (libc::IPPROTO_TCP, libc::TCP_QUICKACK) && number()? & 1 != 0 {
                 session.slot.wishes.options.fetch_xor(wish::QUICK_ACK, Ordering::AcqRel);
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
             unsafe { stream_options::set(kept, session.entry.v6, level, name, value, len) }?;
             session.mark();
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
         _ => return unsafe { set_of_datagrams(session, level, name, value, len) },
     }
     Ok(())
 }
 
-/// `setsockopt` of a datagram socket.
+/// Handles `setsockopt` for a datagram socket.
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 unsafe fn set_of_datagrams(
     session: &Session,
     level: c_int,
@@ -223,27 +224,27 @@ unsafe fn set_of_datagrams(
     len: socklen_t,
 ) -> Result<(), Errno> {
     if let Some(change) = memberships::change(level, name) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
         return unsafe { memberships::set(session, change, (level, name), value, len) };
     }
     if let (libc::IPPROTO_IP, libc::IP_MULTICAST_IF) | (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF) =
         (level, name)
     {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
         return unsafe { memberships::send_by(session, level == libc::IPPROTO_IPV6, value, len) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     unsafe { datagram_options::check(session.entry.v6, level, name, value, len) }?;
     let is_known = datagram_options::has(level, name);
     if (level, name) == (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
         let wanted = unsafe { read::<c_int>(value, len) }?;
         if !datagram_options::has_timestamps(wanted) {
             return Err(libc::EINVAL);
         }
     }
     let value = by_kernel(session, |fd| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
         unsafe { sys::setsockopt(fd, level, name, value, len as usize) }?;
         Ok(sys::int_option(fd, level, name))
     })?;
@@ -263,10 +264,10 @@ unsafe fn set_of_datagrams(
     }
 }
 
-/// `getsockopt`.
+/// Handles `getsockopt`.
 ///
 /// # Safety
-/// `to` is of `*len` bytes.
+/// `to` is null, or `len` is null, or `len` is valid and `to` is valid for writes of `*len` bytes.
 pub(crate) unsafe fn get(
     session: &Session,
     level: c_int,
@@ -290,8 +291,8 @@ pub(crate) unsafe fn get(
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
             let mut error: c_int = 0;
             let mut size = size_of::<c_int>() as socklen_t;
-            // What `poll` shows of it ends, too.
-            // SAFETY: both live until the call returns.
+            // This also clears the error that `poll` reports.
+            // SAFETY: `error` and `size` live until the call returns, and `size` is the size of `error`.
             unsafe { real::getsockopt(session.fd, level, name, (&raw mut error).cast(), &raw mut size) };
             session.take_error().unwrap_or(0)
         }
@@ -300,7 +301,7 @@ pub(crate) unsafe fn get(
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
             let seconds = linger_of(session) as c_int;
             let linger = libc::linger { l_onoff: c_int::from(seconds > 0), l_linger: (seconds - 1).max(0) };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `to` and `len` are null or that `to` has `*len` writable bytes.
             return unsafe { give(linger, to, len) };
         }
         (
@@ -312,7 +313,7 @@ pub(crate) unsafe fn get(
             | libc::SO_INCOMING_CPU
             | SO_COOKIE,
         ) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `to` and `len` are null or that `to` has `*len` writable bytes.
             let done = unsafe { real::getsockopt(session.fd, level, name, to, len) };
             return sys::of_libc(done as isize).map(drop);
         }
@@ -323,7 +324,7 @@ pub(crate) unsafe fn get(
             wishes.receive_buffer.load(Ordering::Relaxed) as c_int * 2
         }
         (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE) if !session.is_datagrams() => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `to` and `len` are null or that `to` has `*len` writable bytes.
             return unsafe { give_pacing_rate(session.slot.kept.pacing_rate(), to, len) };
         }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) if !session.is_datagrams() => wants(wish::NO_DELAY),
@@ -333,12 +334,12 @@ pub(crate) unsafe fn get(
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => kept(&wishes.keep_interval, 75),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => kept(&wishes.keep_count, 9),
         (libc::IPPROTO_TCP, libc::TCP_INFO) if session.is_open() => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `to` and `len` are null or that `to` has `*len` writable bytes.
             return unsafe { give(info(session)?, to, len) };
         }
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) if session.is_open() => info(session)?.tcpi_snd_mss as c_int,
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION) if !session.is_datagrams() => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `to` and `len` are null or that `to` has `*len` writable bytes.
             return unsafe { give(congestion_name(session), to, len) };
         }
         (libc::IPPROTO_IP, libc::IP_MTU) | (libc::IPPROTO_IPV6, libc::IPV6_MTU) if session.is_datagrams() => {
@@ -352,20 +353,21 @@ pub(crate) unsafe fn get(
             Some(value) => value,
             None => {
                 return by_kernel(session, |fd| {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees that `to` and `len` are null or that `to` has `*len` writable
+                    // bytes.
                     let done = unsafe { real::getsockopt(fd, level, name, to, len) };
                     sys::of_libc(done as isize).map(drop)
                 });
             }
         },
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `to` and `len` are null or that `to` has `*len` writable bytes.
     unsafe { give(number, to, len) }
 }
 
-/// `TCP_INFO`, as far as the stack tells.
+/// Returns the fields of `TCP_INFO` that the stack provides.
 fn info(session: &Session) -> Result<libc::tcp_info, Errno> {
-    // SAFETY: a structure of numbers.
+    // SAFETY: the structure consists of integers, for which all zeros are valid.
     let mut info: libc::tcp_info = unsafe { mem::zeroed() };
     let number = session.slot.identity.number.load(Ordering::Relaxed);
     let (answer, received) = link::ask(&Question::new(Call::Info, number, 0), &[])?;

@@ -1,8 +1,8 @@
 //! Epoll registrations of undecided sockets, of listeners and of datagram sockets.
 //!
-//! When such a socket becomes a session, another file replaces its descriptor, and epoll drops the registration. Boost.Asio, Envoy,
-//! Netty and nginx add a socket before they connect it. So the library stores registrations and repeats them. Their number is
-//! limited by epoll only: the memory grows.
+//! When such a socket becomes a session, another file replaces its descriptor, and epoll drops the registration.
+//! Boost.Asio, Envoy, Netty and nginx add a socket before they connect it. Therefore, the library stores registrations
+//! and repeats them. Only epoll limits their number, since the memory for them grows.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -20,13 +20,13 @@ use crate::table::{self, Entry, Kind};
 /// One descriptor in one epoll set.
 #[derive(Clone, Copy)]
 struct Registration {
-    /// -1 for a free place.
+    /// The epoll set, or -1 for a free place.
     epoll: c_int,
     fd: c_int,
     event: epoll_event,
-    /// Place of the descriptor's next registration, or of the next free one; 0 ends the list.
+    /// Place of the descriptor's next registration, or of the next free place; 0 ends the list.
     next: u32,
-    /// The epoll set had the descriptor when it was replaced.
+    /// Whether the epoll set contained the descriptor when it was replaced.
     carried: bool,
 }
 
@@ -45,11 +45,12 @@ impl<T: Copy> Growing<T> {
         if self.at.is_null() {
             return &mut [];
         }
-        // SAFETY: so many elements were mapped, which only this refers to; zeros are a value of a structure of numbers.
+        // SAFETY: `len` elements were mapped and initialized to zero, which is a valid value of the structures of
+        // integers used here. Only this value refers to them.
         unsafe { slice::from_raw_parts_mut(self.at, self.len) }
     }
 
-    /// Makes room for an element at `at`; returns `false` without memory.
+    /// Makes room for an element at index `at`. Returns `false` without memory.
     fn reach(&mut self, at: usize) -> bool {
         if at < self.len {
             return true;
@@ -77,17 +78,17 @@ struct Registrations {
     used: u32,
 }
 
-/// The registrations; the lock of the process protects them.
+/// The registrations, protected by the lock of the process.
 struct Locked(UnsafeCell<Registrations>);
 
-// SAFETY: see above.
+// SAFETY: `hold` is the only access, and takes the lock of the registrations.
 unsafe impl Sync for Locked {}
 
 static REGISTRATIONS: Locked =
     Locked(UnsafeCell::new(Registrations { first: Growing::EMPTY, list: Growing::EMPTY, free: 0, used: 0 }));
 
 impl Registrations {
-    /// The place of a descriptor's first registration; 0 for none.
+    /// Returns the place of a descriptor's first registration, or 0.
     fn first(&mut self, fd: c_int) -> u32 {
         self.first.elements().get(fd as usize).copied().unwrap_or(0)
     }
@@ -105,7 +106,7 @@ impl Registrations {
         }
     }
 
-    /// Adds or changes a registration; returns `false` without memory.
+    /// Adds or changes a registration. Returns `false` without memory.
     fn set(&mut self, epoll: c_int, fd: c_int, event: epoll_event) -> bool {
         let mut known = false;
         self.each(fd, |registration| {
@@ -132,7 +133,7 @@ impl Registrations {
         true
     }
 
-    /// Drops the registrations of a descriptor, in one epoll set or in all.
+    /// Removes the registrations of a descriptor, in one epoll set or in all.
     fn remove(&mut self, fd: c_int, epoll: Option<c_int>) {
         let (mut place, mut before) = (self.first(fd), 0);
         while let Some(&mut known) = self.at(place) {
@@ -159,11 +160,11 @@ fn hold<T>(with: impl FnOnce(&mut Registrations) -> T) -> T {
     // A signal handler that closes a socket would deadlock on this lock.
     let _signals = sys::Blocked::new();
     let _lock = link::registrations();
-    // SAFETY: the lock is held. Without a lock no socket is undecided, and nothing is registered.
+    // SAFETY: the lock is held. Without a lock, no socket is undecided, and nothing is registered.
     with(unsafe { &mut *REGISTRATIONS.0.get() })
 }
 
-/// Stores a successful `epoll_ctl` of an undecided socket; returns `false` without memory.
+/// Stores a successful `epoll_ctl` of an undecided socket. Returns `false` without memory.
 pub(crate) fn remember(epoll: c_int, operation: c_int, fd: c_int, event: Option<epoll_event>) -> bool {
     hold(|registrations| match event {
         _ if operation == libc::EPOLL_CTL_DEL => {
@@ -175,8 +176,8 @@ pub(crate) fn remember(epoll: c_int, operation: c_int, fd: c_int, event: Option<
     })
 }
 
-/// The event that a set is given for an event of the program's: it has errors of datagram sockets told. An exclusive registration
-/// cannot have them.
+/// Returns the event that is registered for an event of the program. It also reports errors of datagram sockets, unless
+/// the registration is exclusive, which does not permit that.
 pub(crate) fn with_errors(entry: Option<Entry>, mut event: epoll_event) -> epoll_event {
     let exclusive = event.events & libc::EPOLLEXCLUSIVE as u32 != 0;
     if entry.is_some_and(|entry| entry.kind == Kind::Datagrams) && !exclusive {
@@ -185,7 +186,7 @@ pub(crate) fn with_errors(entry: Option<Entry>, mut event: epoll_event) -> epoll
     event
 }
 
-/// A descriptor that is registered with `data` in an epoll set and fits.
+/// Returns a descriptor that is registered with `data` in an epoll set and for which `fits` returns true.
 pub(crate) fn find(epoll: c_int, data: u64, fits: impl Fn(c_int) -> bool) -> Option<c_int> {
     hold(|registrations| {
         let used = registrations.used as usize + 1;
@@ -195,28 +196,28 @@ pub(crate) fn find(epoll: c_int, data: u64, fits: impl Fn(c_int) -> bool) -> Opt
     })
 }
 
-/// Whether the registrations of a descriptor are remembered: another file may take its place.
+/// Returns whether the registrations of a descriptor are stored, because another file may replace it.
 pub(crate) fn is_remembered(entry: Entry) -> bool {
     entry.is_open() || matches!(entry.kind, Kind::Datagrams | Kind::Lost) || kernel_listeners::is_kept(entry)
 }
 
-/// Drops the registrations of a closed or decided descriptor.
+/// Removes the registrations of a closed or decided descriptor.
 pub(crate) fn forget(fd: c_int) {
     hold(|registrations| registrations.remove(fd, None));
 }
 
-/// Adds a descriptor to an epoll set, or removes it; returns `false` on failure.
+/// Adds a descriptor to an epoll set, or removes it. Returns `false` on failure.
 fn control(epoll: c_int, operation: c_int, fd: c_int, event: epoll_event) -> bool {
     let mut event = with_errors(table::get(fd), event);
-    // SAFETY: an event that lives until the call returns.
+    // SAFETY: `event` lives until the call returns.
     unsafe { real::epoll_ctl(epoll, operation, fd, &raw mut event) == 0 }
 }
 
-/// Replaces the file at `fd` by `replace`, and registers the new file in the epoll sets of the old one. `again`: the new file may
-/// be replaced, too.
+/// Replaces the file at `fd` by calling `replace`, and registers the new file in the epoll sets of the old one.
+/// `again`: the new file may be replaced, too.
 pub(crate) fn carry_over(fd: c_int, again: bool, replace: impl FnOnce()) {
     let control = |known: &Registration, operation| control(known.epoll, operation, fd, known.event);
-    // A new epoll set may have the number of a closed one. It does not have the socket.
+    // A new epoll set may have the number of a closed one. It does not contain the socket.
     hold(|registrations| {
         registrations.each(fd, |known| known.carried = control(known, libc::EPOLL_CTL_DEL));
     });

@@ -1,9 +1,11 @@
-//! Executed programs into which this library is not loaded: statically linked ones, and others that the dynamic linker of glibc
-//! does not start. Their sockets are the kernel's. They are executed, since scripts use many that have no sockets. A line on the
-//! standard error of `offcore exec` names each file once in a process and its forked children.
+//! Executed programs that do not load this library: statically linked ones, and others that the dynamic linker of glibc
+//! does not start. Their sockets use the kernel. They are executed nevertheless, because scripts use many programs
+//! without sockets. A line on the standard error of `offcore exec` names each file once per process and its forked
+//! children.
 //!
-//! The check is written by hand: it runs between `vfork` and `execve`, where nothing may be allocated, and needs two tables of a file.
-//! `offcore exec` checks the program that it starts with the crate `object`, and in full.
+//! The check does not use a parser crate: it runs between `vfork` and `execve`, where memory cannot be allocated, and
+//! needs only two tables of a file. `offcore exec` checks the program that it starts with the crate `object`, and
+//! completely.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -12,9 +14,9 @@ use crate::environment;
 use crate::report;
 use crate::sys::{self, Errno};
 
-/// Bytes of a file that are looked at. They have the program headers.
+/// Number of bytes of a file that are read. They contain the program headers.
 const FIRST: usize = 4096;
-/// Interpreters of scripts that are followed, as many as the kernel follows.
+/// Maximum number of nested script interpreters, as in the kernel.
 const DEEPEST: usize = 5;
 
 // Constants of `elf.h`, and sizes of its structures of 64 bits.
@@ -26,39 +28,39 @@ const NOTE: u32 = 4;
 const HEADER: usize = 64;
 const PROGRAM_HEADER: usize = 56;
 
-/// Files that were named, by hashes of device and inode. Forked children share the page.
+/// Number of words for files that were named. The index is a hash of device and inode. Forked children share the page.
 const WORDS: usize = 512;
 static NAMED: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Makes the page.
+/// Maps the page.
 pub(crate) fn begin() {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
     let args = [0, WORDS * 8, protection as usize, flags as usize, usize::MAX, 0];
-    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+    // SAFETY: a new mapping at an address that the kernel chooses does not affect existing memory.
     if let Ok(page) = sys::result(unsafe { sys::call(libc::SYS_mmap, args) }) {
         NAMED.store(page as *mut AtomicU64, Ordering::Release);
     }
 }
 
-/// Records that a file is named. `true` for the first time.
+/// Records that a file was named. Returns `true` for the first time.
 fn is_first((device, inode): (u64, u64)) -> bool {
     let hash = (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let (word, bit) = ((hash >> 55) as usize % WORDS, 1 << (hash >> 49 & 63));
     let page = NAMED.load(Ordering::Acquire);
-    // SAFETY: the page is never unmapped, and has so many words, which are atomics.
+    // SAFETY: the page has `WORDS` words, which are atomics, and is never unmapped.
     !page.is_null() && unsafe { &*page.add(word) }.fetch_or(bit, Ordering::Relaxed) & bit == 0
 }
 
-/// The program at a path is about to be executed.
+/// Checks a program that is about to be executed by its path.
 ///
 /// # Safety
-/// `path` is a string, or null.
+/// `path` is null, or a valid string.
 pub(crate) unsafe fn at_path(directory: c_int, path: *const c_char) {
     if is_silent() || path.is_null() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `path` is not null, so it is a valid string, as the caller guarantees.
     let path = unsafe { CStr::from_ptr(path) };
     if let Ok(fd) = open(directory, path) {
         look(fd, path);
@@ -66,18 +68,18 @@ pub(crate) unsafe fn at_path(directory: c_int, path: *const c_char) {
     }
 }
 
-/// The program of that name is about to be executed, which is looked for in `PATH`.
+/// Checks a program that is about to be executed by its name, which is searched for in `PATH`.
 ///
 /// # Safety
-/// `name` is a string, or null.
+/// `name` is null, or a valid string.
 pub(crate) unsafe fn in_path(name: *const c_char) {
     if is_silent() || name.is_null() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `name` is not null, so it is a valid string, as the caller guarantees.
     let file = unsafe { CStr::from_ptr(name) };
     if file.to_bytes().contains(&b'/') {
-        // SAFETY: the caller's promise.
+        // SAFETY: `name` is not null, so it is a valid string, as the caller guarantees.
         return unsafe { at_path(libc::AT_FDCWD, name) };
     }
     for directory in environment::search_path().split(|byte| *byte == b':') {
@@ -91,19 +93,19 @@ pub(crate) unsafe fn in_path(name: *const c_char) {
     }
 }
 
-/// The program that a descriptor has open is about to be executed.
+/// Checks a program that is about to be executed by its descriptor.
 pub(crate) fn at_descriptor(fd: c_int) {
     if !is_silent() {
         look(fd, c"a program");
     }
 }
 
-/// Whether no line is wanted, or a sandbox may forbid system calls.
+/// Returns whether no line is required, or whether a sandbox may forbid the system calls.
 fn is_silent() -> bool {
     environment::stack().is_empty() || environment::falls_back() || sys::is_sandboxed()
 }
 
-/// A path of a directory and a name.
+/// Joins a directory and a name.
 fn join<'a>(to: &'a mut [u8; FIRST], directory: &[u8], name: &[u8]) -> Option<&'a CStr> {
     let directory = if directory.is_empty() { b"." } else { directory };
     let mut at = 0;
@@ -116,20 +118,20 @@ fn join<'a>(to: &'a mut [u8; FIRST], directory: &[u8], name: &[u8]) -> Option<&'
 }
 
 fn open(directory: c_int, path: &CStr) -> Result<c_int, Errno> {
-    // `open` of a FIFO would wait.
+    // Without this flag, `open` would wait for a FIFO.
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) as usize;
     let args = [directory as usize, path.as_ptr() as usize, flags, 0, 0, 0];
-    // SAFETY: a path that lives until the call returns.
+    // SAFETY: `path` lives until the call returns.
     sys::result(unsafe { sys::call(libc::SYS_openat, args) }).map(|fd| fd as c_int)
 }
 
 fn read_at(fd: c_int, to: &mut [u8], position: u64) -> Option<usize> {
     let args = [fd as usize, to.as_mut_ptr() as usize, to.len(), position as usize, 0, 0];
-    // SAFETY: room for so many bytes, which lives until the call returns.
+    // SAFETY: `to` has `to.len()` writable bytes and lives until the call returns.
     sys::result(unsafe { sys::call(libc::SYS_pread64, args) }).ok()
 }
 
-/// Names the file, or the interpreter of a script, if the library is not loaded into it.
+/// Names the file, or the interpreter of a script, if it does not load the library.
 fn look(fd: c_int, path: &CStr) {
     let mut first = [0u8; FIRST];
     let Some(len) = read_at(fd, &mut first, 0) else { return };
@@ -150,7 +152,7 @@ fn look(fd: c_int, path: &CStr) {
     }
 }
 
-/// The path in the first line of a script, behind its `#!`.
+/// Returns the path in the first line of a script, without its `#!`.
 fn interpreter<'a>(to: &'a mut [u8; 256], line: &[u8]) -> Option<&'a CStr> {
     let line = line.split(|byte| *byte == b'\n').next()?;
     let path = line.split(|byte| matches!(byte, b' ' | b'\t')).find(|word| !word.is_empty())?;
@@ -169,18 +171,18 @@ fn name(fd: c_int, path: &CStr, first: &[u8]) {
     }
 }
 
-/// A dynamic linker that is executed itself loads a program, and this library before it.
+/// Returns whether a file is the dynamic linker. If it is executed directly, it loads this library before the program.
 fn is_dynamic_linker(path: &CStr) -> bool {
     let name = path.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     name == b"ld-linux-x86-64.so.2" || name == b"ld.so"
 }
 
-/// The dynamic linker preloads nothing into a program that has file capabilities, unless root executes it.
+/// Checks for file capabilities. The dynamic linker preloads nothing into such a program, unless root executes it.
 fn capabilities(fd: c_int) -> Option<&'static [u8]> {
-    // SAFETY: it has no arguments.
+    // SAFETY: `geteuid` has no arguments.
     let user = unsafe { sys::call(libc::SYS_geteuid, [0; 6]) };
     let args = [fd as usize, c"security.capability".as_ptr() as usize, 0, 0, 0, 0];
-    // SAFETY: a name that lives until the call returns, and no room for a value.
+    // SAFETY: the name lives until the call returns, and the value has length 0, so nothing is written.
     let has = user != 0 && unsafe { sys::call(libc::SYS_fgetxattr, args) } > 0;
     has.then_some(b"has file capabilities")
 }
@@ -189,7 +191,8 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
-/// The reason why the library is not loaded into a program with these first bytes. `None` if it is loaded, or for another file.
+/// Returns the reason why a program with these first bytes does not load the library. Returns `None` if it does, or for
+/// other files.
 fn why(first: &[u8], read: impl Fn(&mut [u8], u64) -> Option<usize>) -> Option<&'static [u8]> {
     if !first.starts_with(b"\x7fELF") {
         return None;
@@ -217,7 +220,7 @@ fn why(first: &[u8], read: impl Fn(&mut [u8], u64) -> Option<usize>) -> Option<&
                 let path = content[..len].split(|byte| *byte == 0).next().unwrap_or_default();
                 linker = Some(path.ends_with(b"/ld-linux-x86-64.so.2"));
             }
-            // Go's linker names itself in a note, whose name begins behind three numbers.
+            // Go's linker marks programs with a note. The note's name begins behind three numbers.
             NOTE if read(content, offset).is_some() && content.get(12..16) == Some(b"Go\0\0") => {
                 return Some(b"is a Go program, which makes system calls without libc");
             }
@@ -237,7 +240,7 @@ fn why(first: &[u8], read: impl Fn(&mut [u8], u64) -> Option<usize>) -> Option<&
 mod tests {
     use super::*;
 
-    /// A program with segments of these types and contents.
+    /// Returns a program with segments of these types and contents.
     fn program(kind: u16, segments: &[(u32, &[u8])]) -> Vec<u8> {
         let mut bytes = vec![0u8; HEADER + segments.len() * PROGRAM_HEADER];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");

@@ -1,7 +1,7 @@
-//! libc's own functions, for what is no session's.
+//! libc's own functions, for calls that do not concern sessions.
 //!
-//! They are looked up once, when the library is loaded: a look-up takes locks and may ask for memory. A function that is
-//! called before that, or that libc does not have, fails with `ENOSYS`.
+//! All functions are looked up once, when the library is loaded, because a lookup takes locks and may allocate memory.
+//! A function that is called earlier, or that libc does not have, fails with `ENOSYS`.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::transmute_copy;
@@ -23,10 +23,10 @@ macro_rules! real {
         }
 
         $(
-            /// libc's.
+            /// Calls libc's function of this name.
             ///
             /// # Safety
-            /// As libc's function has it.
+            /// The arguments must be valid, as libc's function requires.
             #[allow(clippy::too_many_arguments, reason = "as the functions")]
             pub(crate) unsafe fn $name($($arg: $type),*) -> $ret {
                 let address = address::$name.load(Ordering::Relaxed);
@@ -34,19 +34,20 @@ macro_rules! real {
                     sys::set_errno(libc::ENOSYS);
                     return -1;
                 }
-                // SAFETY: the address of a function of that type.
+                // SAFETY: `dlsym` returned this address for the function of this name, which has this type.
                 let function: unsafe extern "C" fn($($type),*) -> $ret = unsafe { transmute_copy(&address) };
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees arguments that are valid for libc's function.
                 unsafe { function($($arg),*) }
             }
         )*
 
-        /// Looks all of them up.
+        /// Looks up all functions of the list.
         pub(super) fn find() {
             $(
                 let name = concat!(stringify!($name), "\0").as_bytes();
                 if let Ok(name) = CStr::from_bytes_with_nul(name) {
-                    // SAFETY: a name; what comes behind this library in the order of look-up is libc, or what wraps it.
+                    // SAFETY: `name` is a valid string. Behind this library, the lookup finds libc's function or a
+                    // wrapper of it.
                     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
                     address::$name.store(found as usize, Ordering::Relaxed);
                 }
@@ -115,7 +116,7 @@ mod functions {
 }
 pub(crate) use functions::*;
 
-/// Functions of libc's that resolve names, for a macro that takes such a list.
+/// Functions of libc that resolve names, as a list for another macro.
 macro_rules! resolvers {
     ($of:ident) => {
         $of! {
@@ -145,7 +146,7 @@ pub(crate) mod resolver {
     resolvers!(real);
 }
 
-/// Looks all of them up.
+/// Looks up all functions.
 pub(crate) fn find() {
     functions::find();
     resolver::find();

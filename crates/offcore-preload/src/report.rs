@@ -1,7 +1,8 @@
 //! Messages for the user. Each kind is printed once per process.
 //!
-//! The library writes only to the file that was the standard error of `offcore exec`: the program may have replaced it by
-//! another file or a connection. A line is one non-blocking system call. If it would block, the line is dropped.
+//! The library writes only to the file that was the standard error of `offcore exec`, because the program may have
+//! replaced it by another file or a connection. A line is one non-blocking system call. If it would block, the line is
+//! dropped.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +39,7 @@ const STDERR: c_int = 2;
 
 /// Writes a line, if standard error is still the file of `offcore exec`.
 pub(crate) fn print(parts: &[&[u8]]) {
-    // A sandbox may kill the process for fstat.
+    // A sandbox may kill the process for `fstat`.
     let file = environment::stderr().filter(|_| !sys::is_sandboxed());
     if file.is_some() && sys::file_id(STDERR) == file && sys::has_room(STDERR) {
         sys::write_parts(STDERR, parts);
@@ -51,7 +52,7 @@ fn once(said: &AtomicBool, parts: &[&[u8]]) {
     }
 }
 
-/// Why the stack cannot be reached, and what to do; `None`: print the errno instead.
+/// Returns the reason why the stack cannot be reached, and a remedy. Returns `None` if the errno is printed instead.
 fn why(step: Step, error: Errno) -> Option<&'static [u8]> {
     Some(match (step, error) {
         (Step::Page, _) => b"this process may not use madvise(MADV_WIPEONFORK): allow it in the sandbox",
@@ -144,7 +145,7 @@ pub(crate) fn other_version(found: u32) {
     once(&SAID, &parts);
 }
 
-/// The library is not loaded into an executed program.
+/// Reports that an executed program does not load the library.
 pub(crate) fn not_loaded(path: &[u8], why: &[u8]) {
     let rest = b": this library is not loaded into it, and its sockets use the kernel's network\n";
     print(&[b"offcore: ", path, b" ", why, rest]);
@@ -157,11 +158,11 @@ pub(crate) fn no_dispatch() {
     once(&SAID, &[line]);
 }
 
-/// Ends the program if a length is too long, which its compiler knew. libc does so, too.
+/// Ends the program if a length exceeds the size that its compiler knew. libc does so, too.
 pub(crate) fn check(len: usize, room: usize) {
     if len > room {
         print(&[b"*** buffer overflow detected ***: terminated\n"]);
-        // SAFETY: it ends the process.
+        // SAFETY: `abort` takes no arguments and does not return.
         unsafe { libc::abort() }
     }
 }

@@ -1,9 +1,9 @@
-//! What goes to the stack, and what stays with the kernel.
+//! Rules that select sockets for the stack.
 //!
-//! `OFFCORE_ONLY` has parts like `tcp:80,443` or `udp:53`, separated by `;` or spaces, where a part without ports is all of
-//! them. A port is the one that a program listens at, or connects to. Without it all of TCP goes to the stack, and of UDP
-//! what is sent to where the stack has a way: a UDP socket that only listens stays with the kernel. Loopback and the
-//! kernel's own addresses are always the kernel's.
+//! `OFFCORE_ONLY` has parts like `tcp:80,443` or `udp:53`, separated by `;` or spaces. A part without ports stands for
+//! all ports. The ports are those on which a program listens, or to which it connects. Without `OFFCORE_ONLY`, all TCP
+//! sockets use the stack, and UDP datagrams use it if the stack has a route to their destination. A UDP socket that
+//! only listens stays with the kernel. Loopback addresses and the kernel's own addresses always belong to the kernel.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ fn word(kind: Kind) -> &'static [u8] {
     if kind == Kind::OpenDatagrams { b"udp" } else { b"tcp" }
 }
 
-/// Whether a rule names the port; `None` when there are no rules.
+/// Returns whether a rule names the port, or `None` without rules.
 pub(crate) fn named(kind: Kind, port: u16) -> Option<bool> {
     let rules = environment::only();
     if rules.is_empty() {
@@ -38,34 +38,34 @@ fn is_number(text: &[u8], number: u16) -> bool {
     core::str::from_utf8(text).is_ok_and(|text| text.parse() == Ok(number))
 }
 
-/// Whether a datagram socket at an address of the stack may be the stack's. With port 0 its datagrams have any port: a rule has to name
-/// the protocol.
+/// Returns whether a datagram socket at an address of the stack may move to the stack. With port 0 its datagrams may
+/// use any port, so a rule must name the protocol.
 pub(crate) fn may_bind(kind: Kind, port: u16) -> bool {
     let parts = || environment::only().split(|byte| matches!(byte, b';' | b' '));
     named(kind, port)
         .is_none_or(|named| named || port == 0 && parts().any(|part| part.starts_with(word(kind))))
 }
 
-/// Whether a socket that listens at a port, of all addresses, is the stack's, too.
+/// Returns whether a socket that listens on a port of all addresses also listens on the stack.
 pub(crate) fn may_listen(kind: Kind, port: u16) -> bool {
     named(kind, port).unwrap_or(kind == Kind::OpenStream)
 }
 
-/// What keeps a socket with the kernel, in words.
+/// Reasons why a socket stays with the kernel.
 pub(crate) const NEVER: &str = "loopback, multicast or broadcast";
 pub(crate) const NOT_NAMED: &str = "no --only rule matches";
 pub(crate) const KERNELS: &str = "an address of the kernel";
 
-/// Why what goes to an address is the kernel's. `None`: it may be the stack's, and whether that has a way there is its own to
-/// say.
+/// Returns the reason why a destination belongs to the kernel. `None` means that the stack may have it. The stack then
+/// decides whether it has a route.
 ///
 /// # Errors
-/// As [`is_kernels`].
+/// The same as for [`is_kernels`].
 pub(crate) fn keeps(kind: Kind, to: SocketAddr) -> Result<Option<&'static str>, Errno> {
     let ip = to.ip();
     Ok(match ip {
         _ if ip.is_loopback() || ip.is_unspecified() => Some(NEVER),
-        // A rule can name the port of a group.
+        // A rule may name the port of a group.
         _ if ip.is_multicast() && named(kind, to.port()) != Some(true) => Some(NEVER),
         IpAddr::V4(ip) if ip.is_broadcast() => Some(NEVER),
         _ if named(kind, to.port()) == Some(false) => Some(NOT_NAMED),
@@ -73,24 +73,24 @@ pub(crate) fn keeps(kind: Kind, to: SocketAddr) -> Result<Option<&'static str>, 
     })
 }
 
-/// Whether an address belongs to the kernel, or is a broadcast address of a kernel interface.
+/// Returns whether an address belongs to the kernel, or is a broadcast address of a kernel interface.
 ///
-/// The kernel's route to its own address has that address as its source. `bind` cannot test that: it succeeds for every address with
-/// `ip_nonlocal_bind`, and in a namespace whose interfaces are down.
+/// The kernel's route to its own address has that address as its source. `bind` cannot test this: it succeeds for every
+/// address with `ip_nonlocal_bind`, and in a namespace whose interfaces are down.
 ///
 /// # Errors
 /// `EMFILE`, `ENFILE`, `ENOMEM` or `ENOBUFS`.
 pub(crate) fn is_kernels(ip: IpAddr) -> Result<bool, Errno> {
     let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
-    // SAFETY: it takes no addresses.
+    // SAFETY: `socket` takes no addresses.
     let fd = unsafe { sys::call(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0]) };
     let fd = match sys::result(fd) {
         Ok(fd) => fd as c_int,
         Err(error @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)) => return Err(error),
         Err(_) => return Ok(false),
     };
-    // Connecting a datagram socket sends nothing. Any port will do.
+    // Connecting a datagram socket sends nothing, so any port can be used.
     let to = SocketAddr::new(ip, DISCARD);
     let own = match address::connect(fd, to) {
         Ok(()) => address::of_kernel(fd).is_some_and(|local| local.ip() == ip),
@@ -104,6 +104,6 @@ pub(crate) fn is_kernels(ip: IpAddr) -> Result<bool, Errno> {
 fn allow_broadcast(fd: c_int) -> bool {
     let one: c_int = 1;
     let (at, len) = ((&raw const one).cast(), size_of::<c_int>());
-    // SAFETY: a number that lives until the call returns.
+    // SAFETY: `one` lives until the call returns, and `len` is its size.
     unsafe { sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_BROADCAST, at, len) }.is_ok()
 }

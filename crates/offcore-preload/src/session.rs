@@ -1,4 +1,4 @@
-//! A session of this process's: what a descriptor stands for.
+//! Sessions of this process, and the descriptors that stand for them.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
@@ -15,23 +15,23 @@ use crate::stream_options;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, GENERATION, Kind};
 
-/// Reads that take all bytes of a pair with an alarm: up to it, the alarm, and behind it.
+/// Number of reads that take all bytes of a pair with an alarm: before the alarm, the alarm, and behind it.
 const ALARM_READS: usize = 3;
-/// Limits of a wait for the stack's answer: turns of a loop before it yields the core, and timeouts in nanoseconds, for an answer and
-/// for a byte that the stack writes at once.
+/// Limits of a wait for the stack's answer: loop turns before the core is yielded, and timeouts in nanoseconds, for an
+/// answer and for a byte that the stack writes at once.
 const SPINS: u32 = 500;
 const LATEST_ANSWER: i128 = 100_000_000;
 const LATEST_BYTE: i128 = 10_000_000;
 
-/// What a call is about.
+/// The owner of a call's descriptor.
 pub(crate) enum Target {
-    /// The kernel has it.
+    /// The kernel.
     Kernel,
-    /// The kernel has it, and it may become a session.
+    /// The kernel, but the socket may become a session.
     Undecided(Entry),
-    /// The stack has it.
+    /// The stack.
     Session(Session),
-    /// A stack had it that is gone.
+    /// A stack that is gone.
     Dead,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Session {
     pub(crate) slot: &'static Slot,
 }
 
-/// What `fd` is.
+/// Returns the owner of `fd`.
 #[inline]
 pub(crate) fn find(fd: c_int) -> Target {
     match table::get(fd) {
@@ -63,7 +63,7 @@ fn of_entry(fd: c_int, entry: Entry) -> Target {
     }
 }
 
-/// The session that `fd` is; `None` when it is none.
+/// Returns the session of `fd`, if it is one.
 #[inline]
 pub(crate) fn get(fd: c_int) -> Option<Session> {
     match find(fd) {
@@ -81,43 +81,45 @@ impl Session {
             None => slot_of_more(place)?,
         };
         if slot.identity.generation.load(Ordering::Relaxed) & GENERATION != entry.generation {
-            // The session is over, and its descriptor was closed by a call that did not come here.
+            // The session is over, and its descriptor was closed without a call of this library.
             table::set(fd, None);
             return None;
         }
         Some(Self { fd, entry, place, slot })
     }
 
-    /// A datagram socket whose stack is gone. Its slot has its addresses and options; its FIFOs must not be used.
+    /// Returns a datagram socket whose stack is gone. Its slot has its addresses and options; its FIFOs must not be
+    /// used.
     #[cold]
     fn lost(fd: c_int, entry: Entry) -> Option<Self> {
         Some(Self { fd, entry, place: Place::new(entry.place.max(1))?, slot: lost::slot(entry)? })
     }
 
-    /// Whether it is such a socket.
+    /// Returns whether this is a datagram socket whose stack is gone.
     pub(crate) fn is_lost(&self) -> bool {
         self.entry.kind == Kind::Lost
     }
 
-    /// Whether its stack has closed the other end of a socket that is not over. A stack does that when it ends.
+    /// Returns whether the stack has closed the other end of a socket that is not over. This happens when the stack
+    /// ends.
     pub(crate) fn is_orphan(&self) -> bool {
         let ended = self.wants(wish::END) && self.wants(wish::NO_READ) || self.is_over();
         !sys::is_sandboxed() && !ended && sys::has_hung_up(self.fd)
     }
 
-    /// Tells those that get it otherwise than by a call here that the program's socket is of `AF_INET6`, if it is.
+    /// Records in the slot that the program's socket has the family `AF_INET6`, for processes that adopt it.
     pub(crate) fn note_family(&self) {
         if self.entry.v6 {
             self.slot.wishes.told.fetch_or(wish::V6, Ordering::AcqRel);
         }
     }
 
-    /// Whether both sides have ended their streams.
+    /// Returns whether both sides have ended their streams.
     pub(crate) fn has_ended(&self) -> bool {
         self.wants(wish::END) && self.slot.flags() & flags::ENDED != 0
     }
 
-    /// Its entry, by what the slot says.
+    /// Returns its entry according to the slot.
     pub(crate) fn as_it_is(&self) -> Entry {
         let identity = &self.slot.identity;
         let datagrams = identity.kind.load(Ordering::Relaxed) == libc::SOCK_DGRAM as u32;
@@ -126,7 +128,7 @@ impl Session {
         Entry { kind, v6, ..self.entry }
     }
 
-    /// Marks it: the stack looks at it.
+    /// Marks the session, so that the stack processes it.
     pub(crate) fn mark(&self) {
         link::mark(self.slot.identity.number.load(Ordering::Relaxed));
     }
@@ -139,22 +141,22 @@ impl Session {
         self.slot.state() == state::OPEN
     }
 
-    /// Whether it is over.
+    /// Returns whether it is over.
     pub(crate) fn is_over(&self) -> bool {
         self.slot.flags() & flags::OVER != 0
     }
 
-    /// Whether the stack has closed the other end of a listener's descriptor.
+    /// Returns whether the stack has closed the other end of a listener's descriptor.
     pub(crate) fn is_cut_off(&self) -> bool {
         sys::has_hung_up(self.fd)
     }
 
-    /// Whether a bit of what the application wants is set.
+    /// Returns whether an option bit of the application is set.
     pub(crate) fn wants(&self, bit: u32) -> bool {
         self.slot.wishes.options.load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Sets or clears bits of what the application wants, and tells the stack.
+    /// Sets or clears option bits of the application, and notifies the stack.
     pub(crate) fn wish(&self, bit: u32, on: bool) {
         let options = &self.slot.wishes.options;
         let before = if on {
@@ -167,7 +169,7 @@ impl Session {
         }
     }
 
-    /// The error by which it is over, which is told once. A datagram socket may have others before.
+    /// Takes the error that ended the session, which is reported once. A datagram socket may have other errors before.
     pub(crate) fn take_error(&self) -> Option<Errno> {
         if self.is_datagrams() {
             return self.take_failure();
@@ -180,7 +182,7 @@ impl Session {
         if told & wish::ERROR_TOLD != 0 {
             return None;
         }
-        // What `poll` shows of it ends, too.
+        // This also clears the error that `poll` reports.
         if !sys::is_sandboxed() {
             let _ = sys::int_option(self.fd, libc::SOL_SOCKET, libc::SO_ERROR);
         }
@@ -196,8 +198,7 @@ impl Session {
         Some(error as Errno)
     }
 
-    /// After an error of a datagram socket was told: the bytes that have announced it are taken, unless there is data or
-    /// another error.
+    /// Takes the bytes that announced a reported error of a datagram socket, unless there is data or another error.
     pub(crate) fn settle_errors(&self) {
         let _lock = Held::new(&self.slot.wishes.reading);
         if let Ok(reader) = self.reader()
@@ -207,8 +208,8 @@ impl Session {
         }
     }
 
-    /// Takes the alarm before a call waits for a datagram: as on Linux, errors in the queue do not end the wait. `true`: the caller
-    /// marks the session after the wait, so that the stack shows the errors again.
+    /// Takes the alarm before a call waits for a datagram: as on Linux, errors in the queue do not end the wait. If it
+    /// returns `true`, the caller marks the session after the wait, so that the stack raises the alarm again.
     pub(crate) fn hide_errors(&self) -> bool {
         let hides = !sys::is_sandboxed() && self.slot.undelivered().load(Ordering::Acquire) > 0;
         let _lock = Held::new(&self.slot.wishes.reading);
@@ -227,7 +228,7 @@ impl Session {
         true
     }
 
-    /// Whether there is something that an alarm announces.
+    /// Returns whether the reason for an alarm still applies.
     fn is_urgent(&self) -> bool {
         if self.is_datagrams() { self.slot.has_errors() } else { self.slot.has_urgent() }
     }
@@ -244,7 +245,7 @@ impl Session {
         Ok(taken)
     }
 
-    /// Takes all bytes of the pair; `false` if there was none.
+    /// Takes all bytes of the pair. Returns `false` if there was none.
     fn take_all(&self) -> bool {
         // Reads stop before an alarm.
         (0..ALARM_READS).filter(|_| self.take(usize::MAX).is_ok()).count() > 0
@@ -252,7 +253,7 @@ impl Session {
 
     /// Waits until the pair has a byte again, for the stack's answer to a mark.
     fn wait_announced_again(&self) {
-        // A sandbox may kill the process for the question how many bytes there are.
+        // A sandbox may kill the process for asking for the number of bytes.
         if !sys::is_sandboxed() {
             self.wait_for_stack(LATEST_ANSWER, || sys::readable(self.fd) != Ok(0));
         }
@@ -269,7 +270,7 @@ impl Session {
         taken
     }
 
-    /// Whether the stack announces the data just read. Returns `None` if it is late to decide.
+    /// Returns whether the stack announces the data just read, or `None` if the decision is late.
     fn decision(&self) -> Option<bool> {
         let mut decision = None;
         let mut decided = || {
@@ -280,8 +281,8 @@ impl Session {
         decision
     }
 
-    /// Waits until `done`, which the stack brings about within a round, or until the session is over. It does not wait in a sandbox,
-    /// which may kill the process for the system calls. Returns whether it is done.
+    /// Waits until `done` returns true, which the stack ensures within a round, or until the session is over. In a
+    /// sandbox, which may kill the process for the system calls, it does not wait. Returns the last result of `done`.
     fn wait_for_stack(&self, longest: i128, mut done: impl FnMut() -> bool) -> bool {
         if sys::is_sandboxed() {
             return done();
@@ -307,19 +308,19 @@ impl Session {
         })
     }
 
-    /// An error of a datagram socket that a call has met after it has done something: the next one returns it.
+    /// Stores an error of a datagram socket that occurred after a call had partly succeeded. The next call returns it.
     pub(crate) fn return_failure(&self, error: Errno) {
         self.slot.identity.return_failure(error as u32);
         self.mark();
     }
 
-    /// Whether calls do not wait.
+    /// Returns whether calls do not wait.
     pub(crate) fn is_nonblocking(&self) -> bool {
         sys::is_sandboxed()
             || sys::fcntl(self.fd, libc::F_GETFL, 0).is_ok_and(|flags| flags as c_int & libc::O_NONBLOCK != 0)
     }
 
-    /// The side that reads. All of its memory that holds data is mapped.
+    /// Returns the reading side. All of its memory that holds data is mapped.
     pub(crate) fn reader(&self) -> Result<app::Reader<Mapped>, Errno> {
         let mut reader = app::Reader::new(Mapped, self.place).ok_or(libc::EIO)?;
         self.heed_urgent(&mut reader);
@@ -337,35 +338,36 @@ impl Session {
         }
     }
 
-    /// Whether urgent data stays in the stream (`SO_OOBINLINE`).
+    /// Returns whether urgent data stays in the stream (`SO_OOBINLINE`).
     pub(crate) fn is_inline(&self) -> bool {
         let inline = stream_options::get(&self.slot.kept, libc::SOL_SOCKET, libc::SO_OOBINLINE);
         inline.is_some_and(|on| on != 0)
     }
 
-    /// Whether bytes that are not sent have a limit (`TCP_NOTSENT_LOWAT`).
+    /// Returns whether unsent bytes are limited (`TCP_NOTSENT_LOWAT`).
     pub(crate) fn limits_unsent(&self) -> bool {
         self.slot.kept.number(number::NOTSENT_LOWAT) != 0
     }
 
-    /// Bytes read after which the stack is told: at most `usual`, and no more than half of a window that the program has set.
+    /// Returns the number of read bytes after which the stack is notified: at most `usual`, and at most half of a
+    /// window that the program has set.
     pub(crate) fn tells_every(&self, usual: u32) -> u32 {
         let buffer = self.slot.wishes.receive_buffer.load(Ordering::Relaxed);
         let clamp = number::decode(self.slot.kept.number(number::WINDOW_CLAMP)).unwrap_or(0);
         [buffer, clamp].into_iter().filter(|set| *set > 0).fold(usual, |least, set| least.min(set / 2))
     }
 
-    /// Whether the next byte to be read is the urgent one (`SIOCATMARK`).
+    /// Returns whether the next byte to read is the urgent one (`SIOCATMARK`).
     pub(crate) fn is_at_mark(&self) -> bool {
         app::Reader::new(Mapped, self.place).is_some_and(|reader| reader.is_at_mark())
     }
 
-    /// A turn of writing, by who has that lock.
+    /// Begins a turn of writing for the holder of the lock.
     pub(crate) fn turn(&self, lock: &Held<'_>) -> Result<app::Turn<Mapped>, Errno> {
         app::Turn::new(Mapped, self.place, lock.is_nested()).ok_or(libc::EIO)
     }
 
-    /// Claims room as [`app::Turn::claim`] does: all of it has memory that is mapped.
+    /// Claims space as [`app::Turn::claim`] does. All of it is mapped.
     pub(crate) fn claim(turn: &app::Turn<Mapped>, least: usize, most: usize) -> Option<app::Claim> {
         let claim = turn.claim(least, most)?;
         if !turn.is_mapped(claim) {
@@ -374,8 +376,8 @@ impl Session {
         Some(claim)
     }
 
-    /// Requests blocks for `len` bytes from the stack: an idle session has few. The stack answers within a round, so a
-    /// non-blocking call waits, too. Returns `false` if the stack has none.
+    /// Requests blocks for `len` bytes from the stack, since an idle session has few. The stack answers within a round,
+    /// so a non-blocking call waits, too. Returns `false` if the stack has none.
     pub(crate) fn ask_for_blocks(&self, len: usize) -> bool {
         let Some(ask) = self.slot.want(len) else { return true };
         self.mark();
@@ -384,29 +386,29 @@ impl Session {
         !answered || !self.slot.lacks(len)
     }
 
-    /// Bytes that were written and not acknowledged.
+    /// Returns the number of written bytes that are not acknowledged.
     pub(crate) fn unacknowledged(&self) -> Result<usize, Errno> {
         let (tail, edge) = self.slot.sent();
         Ok(tail.saturating_sub(edge).min(i32::MAX as u64) as usize)
     }
 
-    /// After a read that has left `left` bytes: what comes from now on is announced again. The bytes of the pair are taken
-    /// when there is nothing to be read; before, all but one.
+    /// Updates the pair after a read that has left `left` bytes, so that later data is announced again. If data is
+    /// left, at least one byte stays in the pair; otherwise, all its bytes are taken.
     pub(crate) fn settle(&self, reader: &app::Reader<Mapped>, left: usize) {
         if self.is_over() {
-            // The byte that is last is the stack's, which knows by it that there is a descriptor.
+            // The last byte belongs to the stack. It shows the stack that the descriptor still exists.
             return;
         }
         let (wake, leftover) = (&self.slot.wake, &self.slot.wishes.leftover);
         let alarmed = wake.is_alarmed();
         let urgent = alarmed && self.is_urgent();
-        // `poll` shows no data below the low-water mark.
+        // `poll` reports no data below the low-water mark.
         let has_data = left > 0 && (self.is_datagrams() || left >= self.least());
         let shown = has_data || urgent;
         let mut all_taken = false;
         if alarmed && !urgent {
             if !self.take_all() {
-                // An alarm that is on its way is taken by a later call.
+                // An alarm that is still on its way is taken by a later call.
                 return;
             }
             leftover.store(0, Ordering::Relaxed);
@@ -435,26 +437,27 @@ impl Session {
         let leftover = &self.slot.wishes.leftover;
         let (before, mut taken) = (leftover.load(Ordering::Relaxed), 0);
         loop {
-            // Without a decision the byte may still come.
+            // Without a decision, the byte may still arrive.
             let Some(announced) = self.decision() else { return false };
             let due = before.saturating_add(announced.into());
             if taken < due {
                 taken += self.take_announced(due - taken);
             }
-            // A byte that has not come by now does not come: a process that has died may have taken it.
+            // A byte that has not arrived by now will not arrive: a process that has died may have taken it.
             leftover.store(0, Ordering::Relaxed);
-            // The stack may have announced more while bytes were taken that were there before.
+            // The stack may have announced more data while older bytes were taken.
             if announced || before == 0 || self.slot.wake.decision() == Some(false) {
                 return announced && taken > 0;
             }
         }
     }
 
-    /// Has the pair take more bytes of the stack's: each of them is an edge, for who reads without ever finding nothing. About
-    /// so many are there. `false`: the last one may be taken, too.
+    /// Takes all bytes of the pair except one, to make room for more. Each byte of the stack is an edge for
+    /// edge-triggered programs, which may never read until `EAGAIN`. `about` is the approximate number of bytes.
+    /// Returns `false` if the last byte may have been taken, too.
     fn take_all_but_one(&self, about: u32) -> bool {
         if sys::is_sandboxed() {
-            // A filter might kill the process for the question how many there are.
+            // A filter might kill the process for asking for the exact number.
             let _ = self.take(about as usize - 1);
             return false;
         }
@@ -462,11 +465,11 @@ impl Session {
         if let Ok(bytes @ 2..) = there() {
             let _ = self.take(bytes - 1);
         }
-        // A signal's handler that reads may have come before.
+        // A signal handler may have read in between.
         there().is_ok_and(|bytes| bytes > 0)
     }
 
-    /// A byte without data is taken: it was on its way when its data was read.
+    /// Takes a byte without data, which was in transit when its data was read.
     pub(crate) fn settle_late(&self) -> Result<(), Errno> {
         let _lock = Held::new(&self.slot.wishes.reading);
         let reader = self.reader()?;
@@ -486,8 +489,8 @@ impl Session {
         number::decode(self.slot.kept.number(number::RCVLOWAT)).unwrap_or(1).max(1) as usize
     }
 
-    /// Waits until a byte may be readable, also below the low-water mark. Errors are the kernel's; `EAGAIN` on a non-blocking
-    /// descriptor. `false`: the stream has ended.
+    /// Waits until a byte may be readable, also below the low-water mark. Errors are the kernel's, for example `EAGAIN`
+    /// on a non-blocking descriptor. Returns `false` if the stream has ended.
     pub(crate) fn wait_readable(&self) -> Result<bool, Errno> {
         let waits = !self.is_datagrams() && self.least() > 1;
         if waits {
@@ -503,21 +506,21 @@ impl Session {
     fn wait_announced(&self) -> Result<bool, Errno> {
         let mut byte = [0u8];
         if sys::is_sandboxed() {
-            // SAFETY: as below.
+            // SAFETY: `byte` lives until the call returns.
             let there = unsafe { real::read(self.fd, byte.as_mut_ptr().cast(), 1) };
             let there = sys::of_libc(there)? > 0;
             if byte[0] == ALARM {
                 self.slot.wake.calm();
             }
             if there {
-                // What has come by now is announced once more.
+                // Data that has arrived by now is announced again.
                 self.slot.wake.taken();
                 self.mark();
             }
             return Ok(there);
         }
-        // By libc: a thread that is cancelled ends here.
-        // SAFETY: one byte that lives until the call returns.
+        // libc's function is a cancellation point for threads.
+        // SAFETY: `byte` lives until the call returns.
         let there = unsafe { real::recv(self.fd, byte.as_mut_ptr().cast(), 1, libc::MSG_PEEK) };
         let there = sys::of_libc(there)? > 0;
         if there && !self.slot.wake.is_announced() {
@@ -526,8 +529,8 @@ impl Session {
         Ok(there)
     }
 
-    /// Has `poll` no longer show that it can be written to. It is to be looked once more whether there is room, and the
-    /// session is to be marked, after this.
+    /// Makes `poll` report that the socket is not writable. Afterwards, the caller must check for room again, and mark
+    /// the session.
     pub(crate) fn close_gate(&self) {
         for _ in 0..link::gate() {
             self.put_gate();
@@ -535,7 +538,7 @@ impl Session {
         self.slot.wake.want_room();
     }
 
-    /// Puts a byte into the pair, if there is room. It is counted: other bytes there are data.
+    /// Puts a byte into the pair, if it fits, and counts it. Bytes in excess of the count are data.
     fn put_gate(&self) -> bool {
         let gates = &self.slot.wishes.gates;
         gates.fetch_add(1, Ordering::AcqRel);
@@ -546,7 +549,7 @@ impl Session {
         put
     }
 
-    /// Waits until the gate, which is closed, is opened. A signal ends it that has come since signals were blocked.
+    /// Waits until the closed gate is opened. A signal that arrived after `signals` were blocked ends the wait.
     pub(crate) fn wait_gate_or_signal(&self, signals: &sys::Blocked) -> Result<(), Errno> {
         let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
         let time = sys::socket_option(self.fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, zero);
@@ -555,10 +558,10 @@ impl Session {
         sys::wait_for_room(self.fd, Some(signals), time)
     }
 
-    /// After a call has waited for a connection: `poll` shows that it can be written to before the call returns. The stack
-    /// opens the gate, which the call's last byte has closed, at once.
+    /// Waits after `connect` until `poll` reports that the socket is writable. The stack opens the gate, which the
+    /// call's last byte has closed, at once.
     pub(crate) fn show_open(&self) {
-        // No signal is to end this.
+        // Signals must not end this wait.
         let _signals = sys::Blocked::new();
         let time = libc::timespec { tv_sec: 1, tv_nsec: 0 };
         let _ = sys::wait_for_room(self.fd, None, Some(time));
@@ -566,15 +569,15 @@ impl Session {
 
     /// Waits until the gate is opened.
     pub(crate) fn wait_gate(&self) -> Result<(), Errno> {
-        // Only a pair that takes nothing more makes the last byte wait. The stack is told after that: what it opens now lets
-        // the byte through.
+        // The last byte blocks only if the pair is full. The stack is marked after the pair is full, so that the byte
+        // gets through when the stack opens the gate.
         while self.put_gate() {}
         self.slot.wake.want_room();
         self.mark();
         let byte = [0u8];
         self.slot.wishes.gates.fetch_add(1, Ordering::AcqRel);
-        // By libc: a thread that is cancelled ends here.
-        // SAFETY: one byte that lives until the call returns.
+        // libc's function is a cancellation point for threads.
+        // SAFETY: `byte` lives until the call returns.
         let waited = unsafe { real::send(self.fd, byte.as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
         let waited = sys::of_libc(waited).map(drop);
         if waited.is_err() {

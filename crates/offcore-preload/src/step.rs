@@ -23,7 +23,7 @@ impl Step {
     }
 }
 
-/// Why a process is not linked.
+/// The reason why a process is not linked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failed {
     pub(crate) step: Step,
@@ -31,7 +31,7 @@ pub(crate) struct Failed {
 }
 
 impl Failed {
-    /// Whether the stack is busy with other programs.
+    /// Returns whether the stack is busy with other programs.
     pub(crate) fn is_busy(self) -> bool {
         match self.step {
             Step::Message => matches!(self.error, libc::ECONNRESET | libc::EPIPE),

@@ -1,4 +1,4 @@
-//! Streams: what is received and sent.
+//! Streams: receiving and sending.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -12,20 +12,20 @@ use crate::sys::{self, Errno};
 use crate::urgent;
 use crate::vectors::Buffers;
 
-/// Bytes read after which the stack is told: the peer may send as many more.
+/// Number of read bytes after which the stack is notified. The peer may then send as many more.
 const TELL_EVERY: u32 = 16 << 10;
-/// Bytes up to which a call writes all or nothing.
+/// Maximum length that a call writes completely or not at all.
 const ATOMIC: usize = 4096;
-/// Bytes of a file that are read at once.
+/// Number of bytes of a file that are read at once.
 const FILE_CHUNK: usize = 256 << 10;
 
 /// Receives as `recvmsg` does.
 ///
 /// # Safety
-/// The buffers are the program's to be written.
+/// The buffers are valid for writes.
 pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
     if how & libc::MSG_OOB != 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers are writable.
         return unsafe { urgent::receive(session, buffers, how) };
     }
     if how & libc::MSG_ERRQUEUE != 0 {
@@ -45,9 +45,9 @@ pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int
         session.least().min(wanted)
     };
     loop {
-        // Looked at before the data: what comes before an end is there when the end is.
+        // These flags are read before the data: when the end is visible, so is the data before it.
         let (is_over, is_ended) = (session.is_over(), session.slot.flags() & flags::ENDED != 0);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers are writable.
         let (here, available) = unsafe { take(session, buffers, done, how) }?;
         done += here;
         if done > 0 && (done >= least || session.is_at_mark()) || wanted == 0 && available {
@@ -64,7 +64,7 @@ pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int
         }
         match session.wait_readable() {
             Ok(true) => {}
-            // The stack tells the end before it shows it: without that it is gone.
+            // The stack sets these flags before it shows the end. Without a flag, the stack is gone.
             Ok(false) if session.slot.flags() & (flags::ENDED | flags::OVER) != 0 => {}
             Err(libc::ECONNRESET) if session.is_over() => {}
             Ok(false) => return Ok(done),
@@ -74,10 +74,10 @@ pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int
     }
 }
 
-/// Takes what there is, from byte `skip` of the buffers on: how much, and whether there was anything.
+/// Takes available data from byte `skip` of the buffers on. Returns its length, and whether data was available.
 ///
 /// # Safety
-/// The buffers are the program's to be written.
+/// The buffers are valid for writes.
 unsafe fn take(
     session: &Session,
     buffers: Buffers<'_>,
@@ -95,10 +95,10 @@ unsafe fn take(
         let len = if how & libc::MSG_TRUNC != 0 {
             available.min(buffers.len() - skip)
         } else {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that the buffers are writable.
             unsafe { buffers.fill(skip, reader.spans()) }
         };
-        // A read that finds nothing else passes the urgent byte.
+        // A read that finds nothing else skips the urgent byte.
         let passes = available == 0 && reader.skips_urgent();
         let consumes = how & libc::MSG_PEEK == 0 && len > 0 || passes;
         // This fails if a signal handler has read in between.
@@ -116,7 +116,7 @@ unsafe fn take(
     Ok((len, available > 0))
 }
 
-/// Tells the stack of what was read, now and then.
+/// Counts read bytes, and notifies the stack occasionally.
 fn tell_consumed(session: &Session, len: usize) {
     let untold = &session.slot.wishes.untold;
     let now = untold.load(Ordering::Relaxed).saturating_add(len as u32);
@@ -128,27 +128,27 @@ fn tell_consumed(session: &Session, len: usize) {
     }
 }
 
-/// Where bytes come from.
+/// The source of sent bytes.
 #[derive(Clone, Copy)]
 enum Source<'a> {
     Buffers(Buffers<'a>),
-    /// A file, from a position on, or (-1) from where it is.
+    /// A file, and the position in it. -1 is the current position.
     File(c_int, i64),
 }
 
 /// Sends as `sendmsg` does.
 ///
 /// # Safety
-/// The buffers are the program's to be read.
+/// The buffers are valid for reads.
 pub(crate) unsafe fn send(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
     if how & (libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN) != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the buffers are readable.
     unsafe { send_from(session, Source::Buffers(buffers), buffers.len(), how) }
 }
 
-/// Sends as `sendfile` does: what the file has, from `position` on, or (-1) from where it is.
+/// Sends a file as `sendfile` does, from `position` on. -1 is the current position.
 pub(crate) fn send_file(
     session: &Session,
     file: c_int,
@@ -156,12 +156,12 @@ pub(crate) fn send_file(
     len: usize,
     how: c_int,
 ) -> Result<usize, Errno> {
-    // SAFETY: there are no buffers.
+    // SAFETY: the source is not a list of buffers.
     unsafe { send_from(session, Source::File(file, position), len, how) }
 }
 
 /// # Safety
-/// Buffers are the program's to be read.
+/// Buffers in `source` are valid for reads.
 unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_int) -> Result<usize, Errno> {
     let mut done = 0;
     let mut nonblocking = (how & libc::MSG_DONTWAIT != 0).then_some(true);
@@ -174,12 +174,12 @@ unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_in
         };
         let mut ended = false;
         if is_open {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that buffers in `source` are readable.
             match unsafe { put(session, source, done, len, how) } {
                 Ok(Put { done: here, end, interrupts }) => {
                     done += here;
                     ended = end;
-                    // What lacks room may be held by the call that this one has interrupted.
+                    // The missing space may be held by the call that this one has interrupted.
                     nonblocking = if interrupts { Some(true) } else { nonblocking };
                 }
                 Err(error) if done == 0 => return Err(error),
@@ -193,7 +193,7 @@ unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_in
             return if done > 0 { Ok(done) } else { Err(libc::EAGAIN) };
         }
         let waited = if done > 0 {
-            // What has been written is returned when a signal comes, be it while this call does not wait.
+            // If a signal arrives, also while this call does not wait, the call returns the number of written bytes.
             session.wait_gate_or_signal(signals.get_or_insert_with(sys::Blocked::new))
         } else {
             session.wait_gate()
@@ -208,7 +208,7 @@ unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_in
     }
 }
 
-/// Whether the session can be written to; `false` while it connects.
+/// Returns whether the session can be written to, or `false` while it connects.
 fn may_send(session: &Session, how: c_int) -> Result<bool, Errno> {
     if session.wants(wish::END) {
         return Err(broken(how));
@@ -226,7 +226,7 @@ fn may_send(session: &Session, how: c_int) -> Result<bool, Errno> {
     }
 }
 
-/// What is written to nobody.
+/// Returns the error of a write without a reader, and raises `SIGPIPE`.
 fn broken(how: c_int) -> Errno {
     if how & libc::MSG_NOSIGNAL == 0 {
         sys::raise(libc::SIGPIPE);
@@ -234,18 +234,18 @@ fn broken(how: c_int) -> Errno {
     libc::EPIPE
 }
 
-/// What was written: how much, and whether the source has no more.
+/// Result of a write: the number of bytes, and whether the source is exhausted.
 struct Put {
     done: usize,
     end: bool,
-    /// A signal handler has written, in the middle of another call that writes.
+    /// This call runs in a signal handler that has interrupted another writing call.
     interrupts: bool,
 }
 
 /// Writes as many bytes as fit, from byte `skip` of `len` on. Closes the gate if some do not fit.
 ///
 /// # Safety
-/// Buffers are the program's to be read.
+/// Buffers in `source` are valid for reads.
 unsafe fn put(
     session: &Session,
     source: Source<'_>,
@@ -259,21 +259,21 @@ unsafe fn put(
         session.ask_for_blocks(len - skip);
     }
     loop {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that buffers in `source` are readable.
         let mut put = unsafe { put_once(session, &lock, source, skip + done, len, how) }?;
         done += put.done;
         if skip + done < len && !put.end && !put.interrupts {
             session.close_gate();
             // As on Linux, a full buffer is sent although the socket is corked.
             session.slot.push();
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that buffers in `source` are readable.
             put = unsafe { put_once(session, &lock, source, skip + done, len, how) }?;
             done += put.done;
         }
-        // With some more room there may be still more: the gate may have been opened for that.
+        // The gate may have been opened because of more space, so another attempt follows a partial write.
         if skip + done == len || put.end || put.interrupts || put.done == 0 {
             if session.limits_unsent() && !put.interrupts {
-                // `poll` shows room again when the stack has sent enough.
+                // `poll` reports space again when the stack has sent enough.
                 session.close_gate();
             }
             session.mark();
@@ -283,7 +283,7 @@ unsafe fn put(
 }
 
 /// # Safety
-/// Buffers are the program's to be read.
+/// Buffers in `source` are valid for reads.
 unsafe fn put_once(
     session: &Session,
     lock: &Held<'_>,
@@ -293,9 +293,9 @@ unsafe fn put_once(
     how: c_int,
 ) -> Result<Put, Errno> {
     let (least, most, _signals) = match source {
-        // What several threads write in short calls is not mixed.
+        // Short writes by several threads are not interleaved.
         Source::Buffers(_) => (if len <= ATOMIC { len - skip } else { 1 }, len - skip, None),
-        // How much there is to be written is known afterwards: no handler is to write behind it before.
+        // The length is only known afterwards. Until then, no signal handler may write behind this data.
         Source::File(..) => (1, (len - skip).min(FILE_CHUNK), Some(sys::Blocked::new())),
     };
     let turn = session.turn(lock)?;
@@ -305,7 +305,8 @@ unsafe fn put_once(
     };
     let spans = turn.spans(claim, 0, claim.len());
     let (done, end) = match source {
-        // SAFETY: the caller's promise; what was claimed is this turn's until it is dropped.
+        // SAFETY: the caller guarantees that the buffers are readable; the claimed range belongs to this turn until it
+        // is dropped.
         Source::Buffers(buffers) => (unsafe { buffers.drain(skip, spans) }, Ok(false)),
         Source::File(file, position) => {
             let position = if position < 0 { position } else { position + skip as i64 };
@@ -329,7 +330,7 @@ unsafe fn put_once(
     }
 }
 
-/// Has the kernel read a file to shared memory: how much, and whether the file has ended.
+/// Makes the kernel read a file to shared memory. Returns the number of bytes, and whether the file has ended.
 fn read_file<'s>(
     file: c_int,
     position: i64,
@@ -342,7 +343,7 @@ fn read_file<'s>(
             let to = span.address().as_ptr().wrapping_add(here);
             let to = iovec { iov_base: to.cast(), iov_len: span.len() - here };
             let at = if position < 0 { position } else { position + done as i64 };
-            // SAFETY: the span is the writer's until it commits.
+            // SAFETY: the span belongs to this writer until it is committed.
             match unsafe { sys::read_at(file, to, at) } {
                 Ok(0) => return (done, Ok(true)),
                 Ok(read) => (here, done) = (here + read, done + read),
@@ -353,7 +354,7 @@ fn read_file<'s>(
     (done, Ok(false))
 }
 
-/// What was received is moved elsewhere than to memory until this is dropped.
+/// Marks that received data is being moved to a pipe, until it is dropped.
 struct Moving<'a>(&'a AtomicU32);
 
 impl<'a> Moving<'a> {
@@ -369,12 +370,12 @@ impl Drop for Moving<'_> {
     }
 }
 
-/// Moves received bytes to a pipe, as `splice` does: as many as fit. With `wait` it waits for room.
+/// Moves received bytes to a pipe, as many as fit, as `splice` does. With `wait`, it waits for space in the pipe.
 pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, wait: bool) -> Result<usize, Errno> {
     let wait = may_wait(to, libc::O_WRONLY, wait)?;
     loop {
         sys::wait_for(to, libc::POLLOUT, wait)?;
-        // SAFETY: no buffers.
+        // SAFETY: the list of buffers is empty.
         let nothing = unsafe { receive(session, Buffers::new(core::ptr::null(), 0)?, 0) }?;
         let wishes = &session.slot.wishes;
         let lock = Held::new(&wishes.reading);
@@ -393,7 +394,7 @@ pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, wait: bool) -
             continue;
         };
         let from = iovec { iov_base: span.address().as_ptr().cast(), iov_len: span.len().min(len) };
-        // SAFETY: bytes that were received; nobody writes them until they are consumed.
+        // SAFETY: the span holds received bytes, which are not overwritten until they are consumed.
         let written = match unsafe { sys::write_at_once(to, from) } {
             // Another writer has filled the pipe.
             Err(libc::EAGAIN) if wait => continue,
@@ -407,8 +408,8 @@ pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, wait: bool) -
     }
 }
 
-/// Whether `splice` waits for a pipe, which is so if the pipe is blocking. Fails with `EBADF` without the access right, and with
-/// `EINVAL` if it is not a pipe.
+/// Returns whether `splice` waits for a pipe, which requires a blocking pipe. Fails with `EBADF` without the access
+/// right, and with `EINVAL` if the descriptor is not a pipe.
 fn may_wait(pipe: c_int, access: c_int, wait: bool) -> Result<bool, Errno> {
     let flags = sys::fcntl(pipe, libc::F_GETFL, 0)? as c_int;
     if ![access, libc::O_RDWR].contains(&(flags & libc::O_ACCMODE)) {
@@ -428,7 +429,7 @@ pub(crate) fn splice_in(
     wait: bool,
     more: bool,
 ) -> Result<usize, Errno> {
-    // What a pipe has not yet is waited for, so that it is known how much to take.
+    // Waits for data in the pipe, so that its length is known.
     sys::wait_for(from, libc::POLLIN, may_wait(from, libc::O_RDONLY, wait)?)?;
     let there = sys::readable(from)?;
     send_file(session, from, -1, len.min(there), if more { libc::MSG_MORE } else { 0 })

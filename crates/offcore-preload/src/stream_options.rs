@@ -1,10 +1,10 @@
 //! Options of TCP sockets, of sessions and of undecided sockets.
 //!
-//! An option works as on Linux, or it fails as on a Linux that lacks it. The tables below, and [`crate::options`], list the
-//! supported options. Every other option accepts only its default value.
+//! An option works as on Linux, or it fails as on a Linux that lacks it. The tables below, and [`crate::options`], list
+//! the supported options. Every other option accepts only its default value.
 //!
-//! The kernel checks each value on a temporary socket. An undecided socket keeps its options in the
-//! kernel; a session has them in its slot, where `getsockopt` and the stack find them.
+//! The kernel checks each value on a temporary socket. An undecided socket stores its options in the kernel. A session
+//! stores them in its slot, which `getsockopt` and the stack read.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,14 +16,14 @@ use crate::sys::{self, Errno};
 
 use libc::{IPPROTO_IP as IP, IPPROTO_IPV6 as IPV6, IPPROTO_TCP as TCP, SOL_SOCKET as SOCKET};
 
-/// Switches that have an effect; the others have none on a TCP socket of Linux either.
+/// Number of switches that have an effect. The others have no effect on a TCP socket of Linux, either.
 #[cfg(test)]
 pub(crate) const EFFECTIVE: usize = 9;
 
 /// Bits of buffers whose size the program has set.
 const SO_BUF_LOCK: c_int = 72;
 
-/// An option with two values, and the value other than the default. The slot keeps one bit.
+/// An option with two values: level, name, and the value other than the default. The slot stores one bit.
 type Switch = (c_int, c_int, c_int);
 
 pub(crate) const SWITCHES: [Switch; 38] = [
@@ -67,7 +67,7 @@ pub(crate) const SWITCHES: [Switch; 38] = [
     (IPV6, 11, 1), // IPV6_FLOWINFO
 ];
 
-/// Options with a number as value, and their index in the slot.
+/// Options with a number as their value, and their index in the slot.
 const NUMBERS: [(c_int, c_int, usize); 8] = [
     (TCP, libc::TCP_MAXSEG, number::MAXSEG),
     (SOCKET, libc::SO_RCVLOWAT, number::RCVLOWAT),
@@ -79,7 +79,7 @@ const NUMBERS: [(c_int, c_int, usize); 8] = [
     (TCP, libc::TCP_WINDOW_CLAMP, number::WINDOW_CLAMP),
 ];
 
-/// Options with a value of one byte, and its place in the slot.
+/// Options with a value of one byte, and their place in the slot.
 const BYTES: [(c_int, c_int, number::Half); 4] = [
     (IP, libc::IP_TOS, number::TOS),
     (IPV6, libc::IPV6_TCLASS, number::TCLASS),
@@ -87,7 +87,7 @@ const BYTES: [(c_int, c_int, number::Half); 4] = [
     (IPV6, libc::IPV6_UNICAST_HOPS, number::HOPS),
 ];
 
-/// Options handled by [`crate::options`].
+/// Options that [`crate::options`] handles.
 const OTHERS: [(c_int, c_int); 18] = [
     (SOCKET, libc::SO_KEEPALIVE),
     (SOCKET, libc::SO_LINGER),
@@ -135,14 +135,14 @@ enum Row {
     Number(usize),
 }
 
-/// The number of options that a slot keeps.
+/// Number of options that a slot stores.
 const ROWS: usize = SWITCHES.len() + BYTES.len() + NUMBERS.len();
 
 fn row(level: c_int, name: c_int) -> Option<Row> {
     rows().find(|(l, n, _)| (*l, *n) == (level, name)).map(|(_, _, row)| row)
 }
 
-/// All options that a slot keeps.
+/// Returns all options that a slot stores.
 fn rows() -> impl Iterator<Item = (c_int, c_int, Row)> {
     let switches = SWITCHES.iter().enumerate();
     let switches = switches.map(|(at, (level, name, other))| (*level, *name, Row::Switch(at, *other)));
@@ -151,7 +151,7 @@ fn rows() -> impl Iterator<Item = (c_int, c_int, Row)> {
 }
 
 impl Row {
-    /// The value in a slot; `None` for the default.
+    /// Returns the value in a slot, or `None` for the default.
     fn of(self, kept: &Kept) -> Option<c_int> {
         match self {
             Self::Switch(at, other) => (kept.number(at / 32) & 1 << (at % 32) != 0).then_some(other),
@@ -160,7 +160,7 @@ impl Row {
         }
     }
 
-    /// Keeps a value; `None` is the default.
+    /// Stores a value, or `None` for the default.
     fn keep(self, kept: &Kept, value: Option<c_int>) {
         match self {
             Self::Switch(at, other) => {
@@ -181,10 +181,10 @@ impl Row {
 /// Checks whether the stack accepts an option with this value. The kernel checks the value, too.
 ///
 /// # Errors
-/// The kernel's error on a new socket, or the error of a Linux that lacks the option or the value.
+/// Returns the kernel's error on a new socket, or the error of a Linux that lacks the option or the value.
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn check(
     v6: bool,
     level: c_int,
@@ -193,11 +193,12 @@ pub(crate) unsafe fn check(
     len: socklen_t,
 ) -> Result<(), Errno> {
     if (level, name) == (TCP, libc::TCP_CONGESTION) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
         return unsafe { congestion(value, len) }.map(drop);
     }
     let number = (len as usize >= size_of::<c_int>() && !value.is_null())
-        // SAFETY: as long, as checked.
+        // SAFETY: `value` is not null and `len` is at least the size of an `int`, as checked; the caller guarantees
+        // `len` bytes.
         .then(|| unsafe { value.cast::<c_int>().read_unaligned() });
     let discovers = matches!((level, name), (IP, libc::IP_MTU_DISCOVER) | (IPV6, libc::IPV6_MTU_DISCOVER));
     let is_there = match discovers {
@@ -209,17 +210,17 @@ pub(crate) unsafe fn check(
     if is_there {
         return Ok(());
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     unsafe { refuse(&Fresh::new(v6)?, level, name, value, len) }
 }
 
 /// Refuses an option that the stack lacks, except its default value. `fresh` is a new socket of the same kind.
 ///
 /// # Errors
-/// The kernel's error, or the error of a Linux that lacks the option.
+/// Returns the kernel's error, or the error of a Linux that lacks the option.
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn refuse(
     fresh: &Fresh,
     level: c_int,
@@ -228,12 +229,13 @@ pub(crate) unsafe fn refuse(
     len: socklen_t,
 ) -> Result<(), Errno> {
     let number = (len as usize >= size_of::<c_int>() && !value.is_null())
-        // SAFETY: as long, as checked.
+        // SAFETY: `value` is not null and `len` is at least the size of an `int`, as checked; the caller guarantees
+        // `len` bytes.
         .then(|| unsafe { value.cast::<c_int>().read_unaligned() });
     let before = sys::socket_option(fresh.0, level, name, 0 as c_int);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     unsafe { sys::setsockopt(fresh.0, level, name, value, len as usize) }?;
-    // SAFETY: as long, as checked.
+    // SAFETY: `len` is not 0, and the kernel has just read `len` bytes at `value`.
     let nothing =
         len == 0 || level == SOCKET && name == libc::SO_BINDTODEVICE && unsafe { *value.cast::<u8>() } == 0;
     let same = len as usize == size_of::<c_int>() && before.is_some() && before == number;
@@ -244,10 +246,10 @@ pub(crate) unsafe fn refuse(
     Err(other.map_or(libc::ENOPROTOOPT, |(_, _, error)| *error))
 }
 
-/// The number of a congestion control, by its name.
+/// Returns the number of a congestion control with this name.
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn congestion(value: *const c_void, len: socklen_t) -> Result<usize, Errno> {
     if len == 0 {
         return Err(libc::EINVAL);
@@ -255,20 +257,20 @@ pub(crate) unsafe fn congestion(value: *const c_void, len: socklen_t) -> Result<
     if value.is_null() {
         return Err(libc::EFAULT);
     }
-    // SAFETY: the caller's promise; the kernel, too, looks at 15 bytes.
+    // SAFETY: `value` is not null, and the caller guarantees `len` readable bytes. The kernel reads at most 15, too.
     let name = unsafe { core::slice::from_raw_parts(value.cast::<u8>(), (len as usize).min(15)) };
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     CONGESTION.iter().position(|known| *known == name).ok_or(libc::ENOENT)
 }
 
-/// The number of a kernel socket's congestion control, if the stack has it.
+/// Returns the number of a kernel socket's congestion control, if the stack has it.
 fn congestion_of(fd: c_int) -> Option<usize> {
     let name = sys::socket_option(fd, TCP, libc::TCP_CONGESTION, [0u8; 16])?;
-    // SAFETY: an array of this length.
+    // SAFETY: the arguments describe the local array `name`.
     unsafe { congestion(name.as_ptr().cast(), name.len() as socklen_t) }.ok()
 }
 
-/// The number of the kernel's default, which both families share, if the stack has it.
+/// Returns the number of the kernel's default, which both families share, if the stack has it.
 fn usual_congestion() -> Option<usize> {
     const UNKNOWN: usize = usize::MAX;
     static USUAL: AtomicUsize = AtomicUsize::new(UNKNOWN);
@@ -281,15 +283,15 @@ fn usual_congestion() -> Option<usize> {
     (number < CONGESTION.len()).then_some(number)
 }
 
-/// The name of a congestion control by its number.
+/// Returns the name of the congestion control with this number.
 pub(crate) fn congestion_name(which: u32) -> Option<&'static [u8]> {
     CONGESTION.get(which as usize).copied()
 }
 
-/// The value of `SO_MAX_PACING_RATE`: of 32 bits, where all ones are no limit, or of 64 bits.
+/// Reads the value of `SO_MAX_PACING_RATE`: 32 bits, where all ones stand for no limit, or 64 bits.
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn pacing_rate(value: *const c_void, len: socklen_t) -> Result<u64, Errno> {
     if (len as usize) < size_of::<u32>() {
         return Err(libc::EINVAL);
@@ -298,21 +300,21 @@ pub(crate) unsafe fn pacing_rate(value: *const c_void, len: socklen_t) -> Result
         return Err(libc::EFAULT);
     }
     if len as usize >= size_of::<u64>() {
-        // SAFETY: as long, as checked.
+        // SAFETY: `value` is not null and `len` is at least 8, as checked; the caller guarantees `len` readable bytes.
         return Ok(unsafe { value.cast::<u64>().read_unaligned() });
     }
-    // SAFETY: as long, as checked.
+    // SAFETY: `value` is not null and `len` is at least 4, as checked; the caller guarantees `len` readable bytes.
     let rate = unsafe { value.cast::<u32>().read_unaligned() };
     Ok(if rate == u32::MAX { u64::MAX } else { rate.into() })
 }
 
-/// Sets an option of a session, which the slot keeps.
+/// Sets an option of a session that the slot stores.
 ///
 /// # Errors
 /// See [`check`].
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn set(
     kept: &Kept,
     v6: bool,
@@ -321,25 +323,25 @@ pub(crate) unsafe fn set(
     value: *const c_void,
     len: socklen_t,
 ) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     unsafe { check(v6, level, name, value, len) }?;
     let Some(row) = row(level, name) else { return Ok(()) };
     let fresh = Fresh::new(v6)?;
     let usual = sys::int_option(fresh.0, level, name);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     unsafe { sys::setsockopt(fresh.0, level, name, value, len as usize) }?;
     let now = sys::int_option(fresh.0, level, name);
     row.keep(kept, (now != usual).then_some(now));
     Ok(())
 }
 
-/// The value of an option that is not its default.
+/// Returns the value of an option if it is not the default.
 pub(crate) fn get(kept: &Kept, level: c_int, name: c_int) -> Option<c_int> {
     row(level, name)?.of(kept)
 }
 
-/// The options of a kernel socket that differ from the defaults. `is_named`: the program has set the congestion control, possibly to
-/// the kernel's default, which may not be the stack's.
+/// Returns the options of a kernel socket that differ from the defaults. `is_named`: the program has set the congestion
+/// control, possibly to the kernel's default, which may not be the stack's.
 pub(crate) fn of_kernel(fd: c_int, v6: bool, is_named: bool) -> Kept {
     let kept = Kept::default();
     for (at, (level, name, row)) in rows().enumerate().filter(|(_, (level, ..))| v6 || *level != IPV6) {
@@ -356,8 +358,8 @@ pub(crate) fn of_kernel(fd: c_int, v6: bool, is_named: bool) -> Kept {
     kept
 }
 
-/// Payload bytes of a kernel socket's send and receive buffers; 0 for a buffer whose size the program has not
-/// set. Linux doubles the value to cover its overhead.
+/// Returns the payload sizes of a kernel socket's send and receive buffers in bytes, or 0 for a size that the program
+/// has not set. Linux doubles the value to cover its overhead.
 pub(crate) fn buffers(fd: c_int, v6: bool) -> [u32; 2] {
     // Linux before 5.14 does not report which sizes were set.
     let told = sys::socket_option(fd, SOCKET, SO_BUF_LOCK, 0 as c_int);
@@ -370,13 +372,13 @@ pub(crate) fn buffers(fd: c_int, v6: bool) -> [u32; 2] {
     })
 }
 
-/// The buffer size in bytes of payload that the kernel uses for an option value.
+/// Returns the buffer size in bytes of payload that the kernel uses for an option value.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error.
 ///
 /// # Safety
-/// `value` is of `len` bytes.
+/// `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn buffer_of(
     v6: bool,
     name: c_int,
@@ -384,14 +386,14 @@ pub(crate) unsafe fn buffer_of(
     len: socklen_t,
 ) -> Result<u32, Errno> {
     let fresh = Fresh::new(v6)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     unsafe { sys::setsockopt(fresh.0, SOCKET, name, value, len as usize) }?;
     let sends = matches!(name, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE);
     let name = if sends { libc::SO_SNDBUF } else { libc::SO_RCVBUF };
     Ok(sys::int_option(fresh.0, SOCKET, name) as u32 / 2)
 }
 
-/// Sets the options that a slot keeps on a new kernel socket.
+/// Sets the options that a slot stores on a new kernel socket.
 pub(crate) fn give_back(slot: &Slot, fd: c_int) {
     let Slot { kept, wishes, .. } = slot;
     for (level, name, value) in [
@@ -410,17 +412,17 @@ pub(crate) fn give_back(slot: &Slot, fd: c_int) {
     if linger > 0 {
         let linger = libc::linger { l_onoff: 1, l_linger: linger - 1 };
         let (at, len) = ((&raw const linger).cast(), size_of::<libc::linger>());
-        // SAFETY: a value that lives until the call returns.
+        // SAFETY: `linger` lives until the call returns, and `len` is its size.
         let _ = unsafe { sys::setsockopt(fd, SOCKET, libc::SO_LINGER, at, len) };
     }
     let rate = kept.pacing_rate();
     if rate < u64::MAX {
         let (at, len) = ((&raw const rate).cast(), size_of::<u64>());
-        // SAFETY: a value that lives until the call returns.
+        // SAFETY: `rate` lives until the call returns, and `len` is its size.
         let _ = unsafe { sys::setsockopt(fd, SOCKET, libc::SO_MAX_PACING_RATE, at, len) };
     }
     if let Some(name) = number::decode(kept.number(number::CONGESTION)).and_then(congestion_name) {
-        // SAFETY: a value that lives until the call returns.
+        // SAFETY: `name` is a static string of this length.
         let _ = unsafe { sys::setsockopt(fd, TCP, libc::TCP_CONGESTION, name.as_ptr().cast(), name.len()) };
     }
     for (level, name, row) in rows() {
@@ -430,7 +432,7 @@ pub(crate) fn give_back(slot: &Slot, fd: c_int) {
     }
 }
 
-/// The value of the `at`th option on a new socket.
+/// Returns the value of option number `at` on a new socket.
 fn usual(at: usize, v6: bool, level: c_int, name: c_int) -> c_int {
     const KNOWN: u64 = 1 << 32;
     static USUAL: [[AtomicU64; ROWS]; 2] = [const { [const { AtomicU64::new(0) }; ROWS] }; 2];

@@ -1,6 +1,6 @@
-//! Which descriptors are sessions: one word for each descriptor.
+//! The table of descriptors, with one word per descriptor.
 //!
-//! The table is private memory, which a forked child has a copy of, as it has of descriptors.
+//! The table is private memory. A forked child has a copy of it, just as of the descriptors.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -11,20 +11,20 @@ use offcore_session::message::Session;
 
 use crate::sys;
 
-/// Descriptors that can be sessions: those below this number.
+/// Limit of the descriptors that can be sessions.
 pub(crate) const DESCRIPTORS: usize = 1 << 20;
 
-/// What a descriptor is.
+/// The kind of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A stream on the stack, or one that is to be: bound, or listening.
+    /// A stream on the stack: connected, connecting, bound or listening.
     Stream = 1,
     /// A datagram socket on the stack.
     Datagrams = 2,
-    /// A stream socket of the kernel's of which it is not decided yet whether it becomes a session. All descriptors of one
-    /// such socket have the same number in place of a session's place.
+    /// A stream socket of the kernel that may still become a session. All descriptors of such a socket have the same
+    /// number instead of the place of a session.
     OpenStream = 3,
-    /// The same of datagrams.
+    /// The same for a datagram socket.
     OpenDatagrams = 4,
     /// A session of a stack that is gone.
     Dead = 5,
@@ -44,11 +44,11 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
-    /// The program's socket is of `AF_INET6`.
+    /// Whether the program's socket has the family `AF_INET6`.
     pub(crate) v6: bool,
     /// Low 24 bits of the session's generation; for an undecided socket, bits of [`open`].
     pub(crate) generation: u32,
-    /// Place of the slot, or the number of a socket that is not decided.
+    /// Place of the slot, or the number of an undecided socket.
     pub(crate) place: u32,
 }
 
@@ -62,33 +62,33 @@ pub(crate) mod open {
     pub(crate) const CONGESTION: u32 = 4;
 }
 
-/// Bits of a generation that an entry has.
+/// Bits of a generation in an entry.
 pub(crate) const GENERATION: u32 = (1 << 24) - 1;
 const V6: u64 = 1 << 7;
 
 impl Entry {
-    /// That of a session.
+    /// Creates the entry of a session.
     pub(crate) fn session(kind: Kind, v6: bool, session: Session) -> Self {
         Self { kind, v6, generation: session.generation & GENERATION, place: session.place }
     }
 
-    /// Whether this is an undecided socket.
+    /// Returns whether this is an undecided socket.
     pub(crate) fn is_open(self) -> bool {
         matches!(self.kind, Kind::OpenStream | Kind::OpenDatagrams)
     }
 
-    /// Whether another entry belongs to the same socket.
+    /// Returns whether another entry belongs to the same socket.
     pub(crate) fn is_same(self, other: Self) -> bool {
         (self.kind, self.place) == (other.kind, other.place)
             && (self.is_open() || self.generation == other.generation)
     }
 
-    /// Place of the slot.
+    /// Returns the place of the slot.
     pub(crate) fn slot(self) -> Option<Place> {
         Place::new(self.place)
     }
 
-    /// Encodes it as a word of the table.
+    /// Encodes the entry as a word of the table.
     pub(crate) fn to_word(self) -> u64 {
         let v6 = if self.v6 { V6 } else { 0 };
         (self.kind as u64 | v6) << 56 | u64::from(self.generation & GENERATION) << 32 | u64::from(self.place)
@@ -107,11 +107,11 @@ impl Entry {
 }
 
 static WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
-/// One more than the highest descriptor that has ever been something.
+/// One more than the highest descriptor that ever had an entry.
 static END: AtomicUsize = AtomicUsize::new(0);
 static DATAGRAMS: AtomicBool = AtomicBool::new(false);
 
-/// Makes the table. Without it no descriptor is a session.
+/// Creates the table. Without it, no descriptor is a session.
 pub(crate) fn make() {
     if let Ok(address) = sys::map(-1, DESCRIPTORS * size_of::<AtomicU64>(), true) {
         WORDS.store(address.cast(), Ordering::Release);
@@ -122,17 +122,17 @@ pub(crate) fn make() {
 fn word(fd: c_int) -> Option<&'static AtomicU64> {
     let words = WORDS.load(Ordering::Acquire);
     let at = usize::try_from(fd).ok().filter(|at| *at < DESCRIPTORS && !words.is_null())?;
-    // SAFETY: the table has so many words, is never unmapped, and its words are atomics, all zeros at first.
+    // SAFETY: the table has `DESCRIPTORS` words, which are atomics and initially zero, and is never unmapped.
     Some(unsafe { &*words.add(at) })
 }
 
-/// A number for a socket of this process.
+/// Returns a number for a socket of this process.
 pub(crate) fn next_number() -> u32 {
     static NUMBER: AtomicU32 = AtomicU32::new(1);
     NUMBER.fetch_add(1, Ordering::Relaxed)
 }
 
-/// What a descriptor is; `None` when the kernel has it alone.
+/// Returns the entry of a descriptor, or `None` if it belongs to the kernel only.
 #[inline]
 pub(crate) fn get(fd: c_int) -> Option<Entry> {
     match word(fd)?.load(Ordering::Acquire) {
@@ -141,13 +141,13 @@ pub(crate) fn get(fd: c_int) -> Option<Entry> {
     }
 }
 
-/// Whether a descriptor was a datagram socket on the stack at any time.
+/// Returns whether any descriptor has ever been a datagram socket on the stack.
 #[inline]
 pub(crate) fn has_datagrams() -> bool {
     DATAGRAMS.load(Ordering::Relaxed)
 }
 
-/// Says what a descriptor is. `false`: there is no room in the table for it.
+/// Sets the entry of a descriptor. Returns `false` if the table has no room for it.
 pub(crate) fn set(fd: c_int, entry: Option<Entry>) -> bool {
     let word = word(fd);
     if entry.is_some_and(|entry| entry.kind == Kind::Datagrams) {
@@ -162,7 +162,7 @@ pub(crate) fn set(fd: c_int, entry: Option<Entry>) -> bool {
     word.is_some()
 }
 
-/// Notes that `to` is a duplicate of `from`.
+/// Records that `to` is a duplicate of `from`.
 pub(crate) fn duplicate(from: c_int, to: c_int) {
     let mut entry = get(from);
     if let Some(entry) = entry.as_mut().filter(|entry| entry.is_open()) {
@@ -172,7 +172,7 @@ pub(crate) fn duplicate(from: c_int, to: c_int) {
     set(to, entry);
 }
 
-/// All descriptors that are something, up to the last one that there may be.
+/// Returns all descriptors below `limit` that have an entry.
 pub(crate) fn all(limit: usize) -> impl Iterator<Item = (c_int, Entry)> {
     (0..limit.min(END.load(Ordering::Acquire)) as c_int).filter_map(|fd| Some((fd, get(fd)?)))
 }

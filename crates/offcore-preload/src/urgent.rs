@@ -15,7 +15,7 @@ use crate::vectors::Buffers;
 /// `EINVAL` without an urgent byte, after it was read, and with `SO_OOBINLINE`. `EAGAIN` before the byte has arrived.
 ///
 /// # Safety
-/// The buffers can be written.
+/// The buffers are valid for writes.
 pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
     if session.slot.state() == state::LISTENING {
         return Err(libc::ENOTCONN);
@@ -31,6 +31,6 @@ pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int
         session.slot.take_urgent(position);
         session.settle(&reader, reader.available());
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the buffers are writable.
     Ok(unsafe { buffers.put(&[byte]) })
 }

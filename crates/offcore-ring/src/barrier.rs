@@ -1,18 +1,18 @@
-//! The one full barrier of either side of a virtqueue.
+//! The full memory barrier used by both sides of a virtqueue.
 
 use core::arch::asm;
 
-/// A full barrier: what we passed on is visible before the other side's event field is read, and what we ask for before
-/// the ring is looked at again.
+/// A full barrier. It makes published entries visible before the event field of the other side is read, and requests
+/// for notification visible before the ring is checked again.
 ///
-/// A locked instruction on the stack, as the kernel's and DPDK's: MFENCE, which `fence(SeqCst)` becomes, does the same for
-/// ordinary memory and takes several times as long.
+/// It is a locked instruction on the stack, as in the kernel and DPDK. `fence(SeqCst)` compiles to MFENCE, which has
+/// the same effect for ordinary memory, but takes several times as long.
 #[inline(always)]
 pub(crate) fn full_barrier() {
-    // Miri runs no assembly.
+    // Miri does not support assembly.
     if cfg!(miri) {
         return std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
-    // SAFETY: four bytes below the stack pointer are the stack's; nothing is changed there, be they in use or not.
+    // SAFETY: the four bytes below the stack pointer belong to the stack. OR with 0 does not change them.
     unsafe { asm!("lock or dword ptr [rsp - 4], 0", options(nostack)) };
 }

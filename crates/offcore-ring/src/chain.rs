@@ -1,4 +1,4 @@
-//! Chains of descriptors: what both formats and both sides have in common.
+//! Descriptor chains: code shared by both formats and both sides.
 
 use std::ptr::NonNull;
 
@@ -6,20 +6,20 @@ use offcore_mem::{GuestMemory, RegionCache};
 
 use crate::RingError;
 
-/// The wrap counter in the 16-bit form of a position, as events and vhost-user's bases have it.
+/// The wrap counter in the 16-bit form of a position, as used in events and in vhost-user's bases.
 pub(crate) const WRAP: u16 = 1 << 15;
 
-/// Largest queue size the specification allows.
+/// Largest queue size that the specification allows.
 pub const MAX_SIZE: u16 = 32768;
 
-/// The buffer continues in the descriptor named by `next`.
+/// The buffer continues in the descriptor at index `next`.
 pub const VIRTQ_DESC_F_NEXT: u16 = 1;
 /// The device writes the buffer (otherwise it reads it).
 pub const VIRTQ_DESC_F_WRITE: u16 = 2;
 /// The buffer holds a table of descriptors.
 pub const VIRTQ_DESC_F_INDIRECT: u16 = 4;
 
-/// A descriptor, as a private copy.
+/// A private copy of a descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct Descriptor {
@@ -28,31 +28,32 @@ pub struct Descriptor {
     pub len: u32,
     /// `VIRTQ_DESC_F_*`.
     pub flags: u16,
-    /// The next descriptor of the chain, when `flags` says that there is one.
+    /// Index of the next descriptor of the chain, if `flags` contains NEXT.
     pub next: u16,
 }
 
-/// A private copy of a descriptor in shared memory.
+/// Makes a private copy of a descriptor in shared memory.
 ///
 /// # Safety
 /// `at` must point to 16 mapped bytes, aligned to 8.
 #[inline(always)]
 pub(crate) unsafe fn read_descriptor(at: *const Descriptor) -> Descriptor {
     let words: *const u64 = at.cast();
-    // SAFETY: 16 mapped bytes, as the caller promises. Volatile: read once, whatever the other side does.
+    // SAFETY: 16 mapped bytes, as the caller guarantees. Volatile, so that the value is read exactly once, even if the
+    // other side changes it.
     let addr = unsafe { words.read_volatile() };
     // SAFETY: as above.
     let rest = unsafe { words.add(1).read_volatile() };
     Descriptor { addr, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
 }
 
-/// A private copy of a descriptor in an indirect table, which may stand at any address.
+/// Makes a private copy of a descriptor in an indirect table, which may have any alignment.
 ///
 /// # Safety
 /// `at` must point to 16 mapped bytes.
 pub(crate) unsafe fn read_unaligned(at: NonNull<u8>) -> Descriptor {
     if (at.as_ptr() as usize).is_multiple_of(8) {
-        // SAFETY: 16 mapped bytes, as the caller promises, and aligned.
+        // SAFETY: 16 mapped bytes, as the caller guarantees, and aligned to 8.
         return unsafe { read_descriptor(at.as_ptr().cast()) };
     }
     // SAFETY: 16 mapped bytes; an array of bytes needs no alignment.
@@ -66,7 +67,7 @@ pub(crate) unsafe fn read_unaligned(at: NonNull<u8>) -> Descriptor {
     }
 }
 
-/// Which way the buffers of a chain go.
+/// The direction of the buffers of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// The device reads them (the guest transmits).
@@ -76,7 +77,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// WRITE, or not, as descriptors that go this way have it.
+    /// The value of the WRITE flag in descriptors of this direction.
     #[inline(always)]
     pub(crate) fn flag(self) -> u16 {
         match self {
@@ -85,33 +86,33 @@ impl Direction {
         }
     }
 
-    /// Whether a descriptor with `flags` goes this way.
+    /// Whether a descriptor with `flags` has this direction.
     #[inline(always)]
     pub(crate) fn fits(self, flags: u16) -> bool {
         (flags & VIRTQ_DESC_F_WRITE != 0) == (self == Self::Writable)
     }
 }
 
-/// A buffer of a chain at its host address. The whole range is in guest memory.
+/// A buffer of a chain at its host address. The whole range is guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// First byte.
+    /// Address of the first byte.
     pub addr: NonNull<u8>,
     pub len: u32,
 }
 
-/// What it takes to return a chain.
+/// The information needed to return a chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// Its name: the first descriptor of a split queue, the buffer id of a packed one.
+    /// The first descriptor of a chain in a split queue, or the buffer ID in a packed queue.
     pub id: u16,
-    /// Entries of the ring that it takes: 1 of a split queue's available ring, as many as it has descriptors in a
-    /// packed ring.
+    /// Number of ring entries of the chain: 1 entry of the available ring for a split queue, and the number of
+    /// descriptors for a packed queue.
     pub entries: u16,
 }
 
 impl Chain {
-    /// A chain that takes one entry.
+    /// A chain with one entry.
     #[inline(always)]
     pub const fn one(id: u16) -> Self {
         Self { id, entries: 1 }
@@ -121,28 +122,28 @@ impl Chain {
 /// A chain that the device has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used<T> {
-    /// What was given to [`Queue::add`](crate::driver::Queue::add).
+    /// The token that was passed to [`Queue::add`](crate::driver::Queue::add).
     pub token: T,
-    /// Bytes that the device says it has written: another party's claim.
+    /// Number of bytes that the device claims to have written. This value is not trusted.
     pub len: u32,
 }
 
-/// Takes one chain apart: what both formats and their indirect tables share.
+/// Walks one chain: code shared by both formats and their indirect tables.
 pub(crate) struct Walker<'a> {
-    /// First descriptor of the chain, for messages.
+    /// First descriptor of the chain, for error messages.
     pub(crate) head: u16,
     pub(crate) memory: &'a GuestMemory,
     pub(crate) direction: Direction,
-    /// Buffers that are taken, at most.
+    /// Maximum number of buffers.
     pub(crate) max: usize,
     pub(crate) region: &'a mut RegionCache,
     pub(crate) visited: usize,
-    /// Descriptors read, empty ones included.
+    /// Number of descriptors read, including empty ones.
     pub(crate) read: usize,
 }
 
 impl Walker<'_> {
-    /// Checks the direction of a descriptor with `flags` and visits its buffer of `len` bytes at `addr`.
+    /// Checks the direction of a descriptor with `flags`, and visits its buffer of `len` bytes at `addr`.
     pub(crate) fn descriptor(
         &mut self,
         (addr, len, flags): (u64, u32, u16),

@@ -1,5 +1,5 @@
-//! The device side of a virtqueue of either format: see [`DeviceQueue`]. Whoever works with a queue is generic over the
-//! format, so that it is chosen once a burst.
+//! The device side of a virtqueue of either format: see [`DeviceQueue`]. Code that uses a queue is generic over the
+//! format, so that the format is selected once per burst.
 
 pub use crate::chain::{Buffer, Chain, Direction};
 pub use crate::double::Double;
@@ -17,13 +17,13 @@ pub enum Queue {
 }
 
 impl Queue {
-    /// The device side of the queue in `layout`, beginning at `base`: see [`DeviceQueue::base`].
+    /// Creates the device side of the queue in `layout`, which begins at `base`: see [`DeviceQueue::base`].
     ///
     /// # Errors
-    /// A base that the queue cannot have.
+    /// Fails if the base is invalid for the queue.
     pub fn new(layout: Layout, base: u32, event_idx: bool, indirect: bool) -> Result<Self, RingError> {
         Ok(match layout {
-            // The control side has checked that it fits 16 bits; the others do not count.
+            // The control side has checked that the base fits into 16 bits. Other bits are ignored.
             Layout::Split(layout) => {
                 Self::Split(split::device::Queue::new(layout, base as u16, event_idx, indirect))
             }
@@ -34,7 +34,7 @@ impl Queue {
     }
 }
 
-/// Does the same with a queue of either format: `with_queue!(queue, q => work)`.
+/// Runs the same code for a queue of either format: `with_queue!(queue, q => work)`.
 #[macro_export]
 macro_rules! with_queue {
     ($queue:expr, $name:ident => $work:expr) => {
@@ -46,7 +46,7 @@ macro_rules! with_queue {
 }
 
 impl Queue {
-    /// Notes in `inflight` whatever a device needs that comes after this one: of a split queue nothing.
+    /// Records in `inflight` the state that the next device needs. A split queue needs no record.
     pub fn track(&mut self, inflight: Inflight) {
         if let Self::Packed(queue) = self {
             queue.track(inflight);

@@ -1,8 +1,8 @@
-//! Chains that are an indirect table of one or two buffers: how Linux and DPDK send a packet whose headers are apart from
-//! its payload.
+//! Chains that consist of an indirect table with one or two buffers. Linux and DPDK use them for packets whose headers
+//! are stored separately from the payload.
 //!
-//! A table is read once, into private memory, and what is not exactly so is left to the walk, which reads it anew and
-//! decides by itself. Tests compare the two.
+//! A table is read once, into private memory. Any other table is left to the walk, which reads it again and makes its
+//! own decision. Tests compare both.
 
 use std::ptr::NonNull;
 
@@ -13,35 +13,35 @@ use crate::chain::{
 };
 use crate::vector::{Entry, Single, Wanted, Word};
 
-/// Bytes of a table of one buffer, and of two.
+/// Length in bytes of a table with one buffer and with two buffers.
 const ONE: u32 = size_of::<Descriptor>() as u32;
 const TWO: u32 = 2 * ONE;
 
-/// A chain of one or two buffers, which are each in guest memory as a whole.
+/// A chain of one or two buffers. Each is completely in one region of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Double {
     pub first: Buffer,
-    /// The second, or one of length 0.
+    /// The second buffer; its length is 0 if the chain has only one.
     pub second: Buffer,
-    /// The chain's name: [`Chain::id`](crate::device::Chain::id).
+    /// The buffer ID of the chain: [`Chain::id`](crate::device::Chain::id).
     pub id: u16,
 }
 
-// SAFETY: a double is addresses and numbers; who uses the addresses argues for it.
+// SAFETY: a double contains only addresses and numbers. Code that dereferences the addresses has to justify it.
 unsafe impl Send for Double {}
 
 impl Double {
     const NOWHERE: Buffer = Buffer { addr: NonNull::dangling(), len: 0 };
-    /// Stands where none has been found yet.
+    /// Placeholder for an element that was not found yet.
     pub(crate) const NONE: Self = Self { first: Self::NOWHERE, second: Self::NOWHERE, id: 0 };
 }
 
-/// What tells which buffers of a table are the chain's.
+/// Defines which buffers of a table belong to the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// NEXT and the index of the next one: split queues.
+    /// Linked by NEXT and the index of the next descriptor: split queues.
     Linked,
-    /// Their place: packed queues, whose walk says which flags count there.
+    /// In the order of the table: packed queues. The walk defines which flags are significant.
     Placed,
 }
 
@@ -55,8 +55,9 @@ pub(crate) struct Tables<'a> {
 }
 
 impl Tables<'_> {
-    /// Finds how many of `entries` from the first on are a double as wanted, of which length counts over both buffers, and
-    /// puts those into `doubles`, and into `singles` what returns them. What comes next is anything else, or the end.
+    /// Finds doubles at the start of `entries` whose total length is as `wanted`, and stores them in `doubles`. Stores
+    /// the elements for returning them in `singles`. Returns their number; the next entry is of another kind or does
+    /// not exist.
     pub(crate) fn resolve(
         &mut self,
         entries: &[Entry],
@@ -78,18 +79,18 @@ impl Tables<'_> {
         found
     }
 
-    /// The buffers of the table that the entry names, the second perhaps of length 0.
+    /// Returns the buffers of the entry's table. The second may have length 0.
     #[inline(always)]
     fn read(&mut self, entry: &Entry) -> Option<(Buffer, Buffer)> {
         if !is_table(entry) {
             return None;
         }
         let at = self.memory.translate(entry.addr, entry.word.len(), self.tables)?;
-        // SAFETY: translate found at least 16 bytes there, which stay mapped as long as the memory.
+        // SAFETY: `translate` found at least 16 bytes there, which stay mapped as long as the memory.
         let first = unsafe { read_unaligned(at) };
         let more = entry.word.len() == TWO;
         let second = if more {
-            // SAFETY: there are 32 bytes.
+            // SAFETY: the table has 32 bytes.
             unsafe { read_unaligned(at.add(ONE as usize)) }
         } else {
             Descriptor::default()
@@ -113,7 +114,7 @@ impl Tables<'_> {
         Some((first, second))
     }
 
-    /// The descriptor's buffer, if there is one and it is in one region.
+    /// Returns the descriptor's buffer, if it is not empty and is in one region.
     #[inline(always)]
     fn buffer(&mut self, found: Descriptor) -> Option<Buffer> {
         let addr = self.memory.translate(found.addr, found.len, self.buffers)?;
@@ -127,7 +128,7 @@ fn is_table(entry: &Entry) -> bool {
         && matches!(entry.word.len(), ONE | TWO)
 }
 
-/// Those that mean something in a split queue's table.
+/// The flags that are significant in the table of a split queue.
 #[inline(always)]
 fn flags(found: Descriptor) -> u16 {
     found.flags & (VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_WRITE | VIRTQ_DESC_F_INDIRECT)

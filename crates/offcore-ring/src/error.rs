@@ -1,4 +1,4 @@
-//! What can be wrong with a queue.
+//! Errors of a queue.
 
 /// What is wrong with a queue. The queue that shows it is broken; nothing else is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Where a virtqueue of either format is.
+//! Location of a virtqueue of either format.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// A queue of `size` whose parts are at these front-end addresses of `memory`, which the layout keeps: descriptor
-    /// area, driver area, device area.
+    /// Describes a queue of `size` descriptors whose parts are at these front-end addresses of `memory`: descriptor
+    /// area, driver area, device area. The layout keeps the memory mapped.
     ///
     /// # Errors
-    /// A size that the format does not have; a part that is not aligned, or not in the memory as a whole.
+    /// Fails if the size is invalid for the format, or if a part is not aligned or not completely in the memory.
     pub fn in_memory(
         memory: &Arc<GuestMemory>,
         parts: (u64, u64, u64),
@@ -35,7 +35,8 @@ impl Layout {
         }
     }
 
-    /// What the device writes: first byte and length of the device area, and of the descriptor ring of a packed queue.
+    /// Returns the ranges that the device writes, as first byte and length: the device area, and the descriptor ring of
+    /// a packed queue.
     pub fn written(&self) -> [(NonNull<u8>, usize); 2] {
         match self {
             Self::Split(layout) => layout.written(),
@@ -43,18 +44,19 @@ impl Layout {
         }
     }
 
-    /// Where the ring goes on, in the form of [`DeviceQueue::base`](crate::device::DeviceQueue::base), when a device has used it with
-    /// this part of a region and did not stop; its descriptors are then what they were. Otherwise it is in use from now on, and
-    /// begins at `base`: `None`.
+    /// Resumes the ring if a device has used it with this part of a region and did not stop it. Restores its
+    /// descriptors and returns the position, in the format of [`DeviceQueue::base`](crate::device::DeviceQueue::base).
+    /// Otherwise, records that the ring is in use from now on and begins at `base`, and returns `None`.
     ///
     /// # Errors
-    /// [`RingError::Inflight`] when something else was in use there, [`RingError::Base`] when it names no descriptor.
+    /// [`RingError::Inflight`] if the region was used for something else, [`RingError::Base`] if the recorded position
+    /// is invalid.
     pub fn take_up(&self, inflight: &Inflight, base: u32) -> Result<Option<u32>, RingError> {
         let (size, is_packed) = (self.size(), matches!(self, Self::Packed(_)));
         let in_use = inflight.is_in_use(size, is_packed)?;
         match self {
             Self::Split(split) if in_use => Ok(Some(split.used_index().into())),
-            // Where it begins at an entry of the driver's choice, the next device could not know it.
+            // If the ring begins at an entry chosen by the driver, the next device could not determine it.
             Self::Split(split) if u32::from(split.used_index()) != base => Ok(None),
             Self::Packed(packed) if in_use => {
                 let at = u32::from(packed.recover(inflight)?);

@@ -1,8 +1,9 @@
-//! Rings.
+//! Virtqueues, and rings between threads.
 //!
-//! * [`split`], [`packed`]: virtqueues (virtio 1.2, sections 2.7 and 2.8): layout, and what both sides share,
-//! * [`chain`]: what both formats have in common,
-//! * [`device`], [`driver`]: the two sides, whatever the format,
+//! * [`split`], [`packed`]: virtqueues (virtio 1.2, sections 2.7 and 2.8), with their layout and the code shared by
+//!   both sides,
+//! * [`chain`]: code shared by both formats,
+//! * [`device`], [`driver`]: the two sides of a virtqueue, independent of the format,
 //! * [`spsc`]: single-producer single-consumer rings between two threads of one process.
 
 mod barrier;

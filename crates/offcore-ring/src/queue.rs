@@ -1,9 +1,10 @@
-//! The device side of a virtqueue, whatever its format: takes available chains, returns used ones.
+//! The device side of a virtqueue, independent of its format: takes available chains and returns used ones.
 //!
-//! Work is per burst. [`DeviceQueue::look`] reads what the driver has made available into private memory, once;
-//! [`DeviceQueue::singles`] and [`DeviceQueue::walk`] take chains apart into host addresses without consuming them;
-//! [`DeviceQueue::consume`] moves on; [`DeviceQueue::push_used`] writes what nobody sees until
-//! [`DeviceQueue::publish`]. Whoever works with a queue is generic over the format, so that it is chosen once a burst.
+//! Work is done in bursts. [`DeviceQueue::look`] reads the available entries into private memory, once.
+//! [`DeviceQueue::singles`] and [`DeviceQueue::walk`] translate chains into host addresses without consuming them.
+//! [`DeviceQueue::consume`] moves the position. [`DeviceQueue::push_used`] writes used entries, which become visible
+//! with [`DeviceQueue::publish`]. Code that uses a queue is generic over the format, so that the format is selected
+//! once per burst.
 
 use offcore_mem::GuestMemory;
 
@@ -12,48 +13,52 @@ use crate::chain::{Buffer, Chain, Direction};
 use crate::double::Double;
 use crate::vector::{Single, Wanted};
 
-/// Entries that [`DeviceQueue::look`] reads at once, at most.
+/// Maximum number of entries that [`DeviceQueue::look`] reads at once.
 pub const LOOK: usize = 64;
 
-/// The device side of one queue. `ahead` counts entries of the ring after the next one that is not consumed, and goes on
-/// by [`Chain::entries`] from chain to chain.
+/// The device side of one queue. `ahead` is the number of ring entries after the next entry that is not consumed. It
+/// increases by [`Chain::entries`] from one chain to the next.
 pub trait DeviceQueue {
     /// Queue size.
     fn size(&self) -> u16;
 
-    /// Where a later start goes on, in the form of vhost-user's vring state: of a split queue the next available entry; of
-    /// a packed one the next available entry with its wrap counter (bit 15), and above it the same of the next used one.
+    /// Returns the position at which a later start continues, in the format of vhost-user's vring state. For a split
+    /// queue, this is the next available entry. For a packed queue, the lower half is the next available entry with its
+    /// wrap counter in bit 15, and the upper half is the same for the next used entry.
     fn base(&self) -> u32;
 
-    /// How many entries are available, of `wanted` (at most [`LOOK`]). They are read once and what they name is fetched
-    /// ahead.
+    /// Returns how many of `wanted` entries (at most [`LOOK`]) are available. They are read once, and the descriptors
+    /// they refer to are prefetched.
     ///
-    /// # Errors
-    /// What is wrong with the ring: the driver claims more than it holds, the entries not yet returned included, so no
-    /// more are ever out than the queue has.
+    /// Fails if the ring is invalid: the driver makes more entries available than the ring holds, including entries not
+    /// returned yet. So the number of chains in flight never exceeds the queue size.
+    /// were not returned yet. So the number of chains in flight never exceeds the queue size.
     fn look(&mut self, wanted: usize) -> Result<usize, RingError>;
 
-    /// Whether there is an entry `ahead`, however far [`DeviceQueue::look`] has looked.
+    /// Returns whether the entry `ahead` is available, even if [`DeviceQueue::look`] has not read it.
     ///
     /// # Errors
-    /// As for [`DeviceQueue::look`].
+    /// The same as for [`DeviceQueue::look`].
     fn has(&mut self, ahead: u16) -> Result<bool, RingError>;
 
-    /// The chains from the entry `ahead` on, at most `most`, as long as they are one buffer in one region, as `wanted`, and
-    /// have been found by [`DeviceQueue::look`]. What comes next may be anything: see [`DeviceQueue::doubles`].
+    /// Returns up to `most` chains from the entry `ahead` on, as long as each is one buffer in one region, matches
+    /// `wanted`, and was found by [`DeviceQueue::look`]. The next chain may be of any kind: see
+    /// [`DeviceQueue::doubles`].
     fn singles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &mut [Single];
 
-    /// The same, as long as they are an indirect table of one or two buffers, each in one region, whose lengths together
-    /// are as `wanted`: to be asked for where [`DeviceQueue::singles`] has stopped. What comes next may be anything: see
-    /// [`DeviceQueue::walk`].
+    /// Returns up to `most` chains from the entry `ahead` on, as long as each is an indirect table of one or two
+    /// buffers, each buffer is in one region, and their total length matches `wanted`. Call this at the entry where
+    /// [`DeviceQueue::singles`] has stopped. The next chain may be of any kind: see [`DeviceQueue::walk`].
     fn doubles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &[Double];
 
-    /// Calls `visit` with each buffer of the chain that begins at the available entry `ahead`, in order; a buffer across
-    /// regions comes in pieces. Buffers of length 0 are left out, but count: at most `max` descriptors are read, whatever
-    /// the driver wrote, and they are taken off `max`.
+    /// Calls `visit` for each buffer of the chain that begins at the available entry `ahead`, in order. A buffer that
+    /// crosses regions is passed in pieces. Buffers of length 0 are skipped, but count as descriptors. Regardless of
+    /// the content of the ring, at most `max` descriptors are read. The number of descriptors read is subtracted from
+    /// `max`.
     ///
     /// # Errors
-    /// What is wrong with the chain; more than `max` descriptors or pieces are [`RingError::TooManyBuffers`].
+    /// Fails if the chain is invalid. For more than `max` descriptors or pieces, the error is
+    /// [`RingError::TooManyBuffers`].
     fn walk(
         &mut self,
         ahead: u16,
@@ -63,31 +68,32 @@ pub trait DeviceQueue {
         visit: impl FnMut(Buffer),
     ) -> Result<Chain, RingError>;
 
-    /// Moves on over `entries`.
+    /// Advances the position by `entries`.
     fn consume(&mut self, entries: u16);
 
-    /// Notes the return of `chain`, of which `written` bytes were written. Not visible before [`DeviceQueue::publish`].
-    /// Chains go back in the order in which they were taken; one that is complete at once may be pushed before
-    /// [`DeviceQueue::consume`] moves on over it.
+    /// Returns `chain`, with `written` bytes written to it. Becomes visible with [`DeviceQueue::publish`]. Chains are
+    /// returned in the order in which they were taken. A chain that is complete at once may be pushed before
+    /// [`DeviceQueue::consume`] advances over it.
     fn push_used(&mut self, chain: Chain, written: u32);
 
-    /// Notes the return of `count` chains that [`DeviceQueue::singles`] or, as readable ones, [`DeviceQueue::doubles`] has
-    /// found, from the entry `ahead` on, before they are consumed. Of readable ones nothing was written; of a writable one,
-    /// whose length is not 0, [as many bytes](Single::set_written) as it now says.
+    /// Returns `count` chains from the entry `ahead` on, before they are consumed. They were found by
+    /// [`DeviceQueue::singles`] or, if readable, by [`DeviceQueue::doubles`]. For readable chains, the written length
+    /// is 0. For writable chains, it is the current length of the single, which [`Single::set_written`] sets and which
+    /// must not be 0.
     ///
     /// # Panics
-    /// When there cannot be so many.
+    /// Panics if `count` exceeds the number of entries.
     fn push_used_singles(&mut self, ahead: u16, count: u16, direction: Direction);
 
-    /// Makes the chains returned so far visible to the driver.
+    /// Makes all returned chains visible to the driver.
     fn publish(&mut self);
 
-    /// Whether the driver wants to be notified of what was published since this last said so.
+    /// Returns whether the driver requests a notification for the chains published since the last call.
     fn needs_notification(&mut self) -> bool;
 
-    /// Asks the driver for notifications of new available chains, or (when `wanted` is false) for none.
+    /// Enables or (if `wanted` is false) disables notifications of new available chains by the driver.
     fn set_notification(&mut self, wanted: bool);
 
-    /// Fetches ahead, for writing, the lines in which the next `chains` are going to be returned.
+    /// Prefetches, for writing, the cache lines in which the next `chains` chains will be returned.
     fn prefetch_used(&self, chains: usize);
 }

@@ -6,11 +6,11 @@
 //!   free slots  |   yet released    | not published |  free slots
 //!               ^ consumer's cursor ^ producer's cursor
 //! ```
-//! Each side owns its cursor, on cache lines of its own, and keeps a copy of the other's, which it loads again only
-//! when the copy does not suffice: a burst costs one transfer of a line each way. A cursor has one writer, so it is
-//! published by a plain store with release ordering. Cursors count items and never wrap.
+//! Each side owns its cursor, on separate cache lines, and caches the other side's cursor, which it reloads only when
+//! the cached value is not sufficient. A burst therefore costs one cache line transfer in each direction. Each cursor
+//! has a single writer, so it is published by a plain store with release ordering. Cursors count items and never wrap.
 //!
-//! The two sides are two types, [`Producer`] and [`Consumer`]; each has what its side may do, and neither can be
+//! The two sides are separate types, [`Producer`] and [`Consumer`], with the functions for their side. Neither can be
 //! cloned.
 
 #[cfg(test)]
@@ -27,14 +27,14 @@ use crate::sync::{Arc, AtomicUsize, Ordering, Slots};
 /// ring of {0} slots: expected a power of two
 #[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub struct CapacityError(
-    /// What was asked for.
+    /// The requested capacity.
     pub usize,
 );
 
-/// A ring with room for `capacity` items.
+/// Creates a ring with room for `capacity` items.
 ///
 /// # Errors
-/// [`CapacityError`] when `capacity` is no power of two.
+/// [`CapacityError`] if `capacity` is not a power of two.
 pub fn ring<T: Send>(capacity: usize) -> Result<(Producer<T>, Consumer<T>), CapacityError> {
     if !capacity.is_power_of_two() {
         return Err(CapacityError(capacity));
@@ -50,15 +50,15 @@ pub fn ring<T: Send>(capacity: usize) -> Result<(Producer<T>, Consumer<T>), Capa
 
 struct Shared<T> {
     slots: Slots<T>,
-    /// Stored by the consumer only.
+    /// Stored only by the consumer.
     released: CachePadded<AtomicUsize>,
-    /// Stored by the producer only.
+    /// Stored only by the producer.
     published: CachePadded<AtomicUsize>,
 }
 
-// SAFETY: a slot is touched by the producer alone from its release to its publication, and by the consumer alone (the
-// producer may still read it) from its publication to its release; the cursors' release stores and acquire loads order
-// the two. Items travel between threads, so they must be Send.
+// SAFETY: from its release to its publication, only the producer accesses a slot. From its publication to its release,
+// only the consumer does (the producer may still read it). The cursors' release stores and acquire loads order the two.
+// Items move between threads, so they must be Send.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}
@@ -71,13 +71,13 @@ impl<T> Drop for Shared<T> {
         let (from, to) = (self.released.load(Ordering::Relaxed), self.published.load(Ordering::Relaxed));
         for at in from..to {
             self.slots.writing(at, 1);
-            // SAFETY: both handles are gone; slots from `released` to `published` hold items nobody has taken.
+            // SAFETY: both handles are dropped. Slots from `released` to `published` hold items that were not taken.
             unsafe { (*self.slots.slot(at)).assume_init_drop() };
         }
     }
 }
 
-/// The producer's side of a ring.
+/// The producer side of a ring.
 pub struct Producer<T> {
     shared: Arc<Shared<T>>,
     written: usize,
@@ -96,13 +96,13 @@ impl<T> fmt::Debug for Producer<T> {
 }
 
 impl<T> Producer<T> {
-    /// Slots in the ring.
+    /// Number of slots in the ring.
     #[inline(always)]
     pub fn capacity(&self) -> usize {
         self.shared.slots.capacity()
     }
 
-    /// How many more items fit. The consumer's cursor is only loaded again when fewer than `wanted` are known to.
+    /// Returns how many more items fit. Reloads the consumer's cursor only if fewer than `wanted` are known to fit.
     #[inline(always)]
     pub fn room(&mut self, wanted: usize) -> usize {
         if self.capacity() - (self.written - self.released) < wanted {
@@ -111,35 +111,35 @@ impl<T> Producer<T> {
         self.capacity() - (self.written - self.released)
     }
 
-    /// Items the consumer has released since the ring was made, as far as the producer has seen.
+    /// Number of items released by the consumer since the ring was created, as last seen by the producer.
     #[inline(always)]
     pub fn released_seen(&self) -> usize {
         self.released
     }
 
-    /// Items the consumer has released since the ring was made, as of now.
+    /// Returns the number of items released by the consumer since the ring was created. Reloads the consumer's cursor.
     #[inline(always)]
     pub fn released(&mut self) -> usize {
         self.released = self.shared.released.load(Ordering::Acquire);
         self.released
     }
 
-    /// Items written since the ring was made, published or not.
+    /// Number of items written since the ring was created, published or not.
     #[inline(always)]
     pub fn written(&self) -> usize {
         self.written
     }
 
-    /// Items published since the ring was made.
+    /// Number of items published since the ring was created.
     #[inline(always)]
     pub fn published(&self) -> usize {
         self.published
     }
 
-    /// Puts one item into the ring and publishes it; gives it back when the ring is full.
+    /// Writes one item into the ring and publishes it.
     ///
     /// # Errors
-    /// The item, when there is no room.
+    /// Returns the item if the ring is full.
     #[inline]
     pub fn push(&mut self, item: T) -> Result<(), T> {
         if self.room(1) == 0 {
@@ -150,8 +150,8 @@ impl<T> Producer<T> {
         Ok(())
     }
 
-    /// Moves items from `items` into the ring, as many as fit, and publishes them together; returns how many. The
-    /// others stay in the iterator.
+    /// Moves items from `items` into the ring until it is full, and publishes them together. Returns their number. The
+    /// other items stay in the iterator.
     #[inline]
     pub fn push_iter(&mut self, items: &mut impl Iterator<Item = T>) -> usize {
         let before = self.written;
@@ -166,12 +166,13 @@ impl<T> Producer<T> {
     #[inline(always)]
     fn write(&mut self, item: T) {
         self.shared.slots.writing(self.written, 1);
-        // SAFETY: the caller saw room, so the slot is the producer's; `&mut self` makes this the only writer.
+        // SAFETY: the caller has checked for room, so the slot belongs to the producer. `&mut self` makes this the only
+        // writer.
         unsafe { (*self.shared.slots.slot(self.written)).write(item) };
         self.written += 1;
     }
 
-    /// Shows the consumer everything written so far.
+    /// Publishes everything written so far to the consumer.
     #[inline(always)]
     pub fn publish(&mut self) {
         if self.published != self.written {
@@ -180,8 +181,8 @@ impl<T> Producer<T> {
         }
     }
 
-    /// Asks for the lines of the next `n` slots for writing: after a burst, for the one to come, so that its stores
-    /// do not wait for the consumer's cache.
+    /// Prefetches the next `n` slots for writing. Call it after a burst, so that the stores of the next burst do not
+    /// wait for the consumer's cache.
     #[inline(always)]
     pub fn prefetch(&self, n: usize) {
         let n = n.min(self.capacity());
@@ -190,23 +191,23 @@ impl<T> Producer<T> {
         prefetch_slots(self.shared.slots.slot(0), n - first);
     }
 
-    /// Whether the consumer's handle has been dropped.
+    /// Returns whether the consumer's handle was dropped.
     pub fn is_abandoned(&self) -> bool {
         Arc::strong_count(&self.shared) == 1
     }
 }
 
 impl<T: Copy> Producer<T> {
-    /// The next free slots, at most `max`, in order, to be written in place: the first slice up to where the ring
-    /// wraps around, the second from its start. [`Producer::advance`] says how many were written.
+    /// Returns up to `max` free slots, in order, for writing in place. The first slice ends at the end of the ring, the
+    /// second begins at its start. [`Producer::advance`] tells the ring the number of slots written.
     #[inline(always)]
     pub fn spare(&mut self, max: usize) -> (&mut [MaybeUninit<T>], &mut [MaybeUninit<T>]) {
         let n = self.room(max).min(max);
         let slots = &self.shared.slots;
         let first = slots.before_wrap(self.written, n);
         slots.writing(self.written, n);
-        // SAFETY: the `n` slots after `written` are free, so the producer's alone, and `self` stays borrowed while the
-        // slices live; `first` of them lie before the wrap, the rest from slot 0 on.
+        // SAFETY: the `n` slots after `written` are free and belong to the producer, and `self` stays borrowed while
+        // the slices exist. The first `first` of them are before the end of the ring, the rest begin at slot 0.
         unsafe {
             (
                 std::slice::from_raw_parts_mut(slots.slot(self.written), first),
@@ -215,37 +216,37 @@ impl<T: Copy> Producer<T> {
         }
     }
 
-    /// Counts `n` more slots as written. They are published later, all at once.
+    /// Counts `n` more slots as written. They are published together later.
     ///
     /// # Safety
-    /// The first `n` slots of [`Producer::spare`], called just before, have been written.
+    /// The first `n` slots of [`Producer::spare`], called immediately before, must have been written.
     #[inline(always)]
     pub unsafe fn advance(&mut self, n: usize) {
         debug_assert!(self.written + n - self.released <= self.capacity());
         self.written += n;
     }
 
-    /// The item that was written as number `at`, counted from 0; `None` once its slot holds a later one.
+    /// Returns the item with number `at`, counted from 0; `None` once its slot holds a later item.
     ///
     /// # Safety
-    /// Every slot of [`Producer::spare`] that was written has been counted by [`Producer::advance`]: one that was not no
-    /// longer holds the earlier item.
+    /// Every slot of [`Producer::spare`] that was written must have been counted by [`Producer::advance`]. A slot that
+    /// was written and not counted no longer holds the earlier item.
     pub unsafe fn get(&self, at: usize) -> Option<T> {
         if at >= self.written || self.written - at > self.capacity() {
             return None;
         }
         self.shared.slots.reading(at, 1);
-        // SAFETY: item `at` was written and no later item has taken its slot, nor (as the caller promises) has anything
-        // that is not counted. Only the producer writes slots, and it is borrowed here; the consumer may be reading the same slot,
-        // and items are Copy.
+        // SAFETY: item `at` was written, and no later item has overwritten its slot. The caller guarantees that no
+        // uncounted item has either. Only the producer writes slots, and it is borrowed here. The consumer may read the
+        // same slot, and items are Copy.
         Some(unsafe { (*self.shared.slots.slot(at)).assume_init() })
     }
 }
 
-/// The consumer's side of a ring.
+/// The consumer side of a ring.
 pub struct Consumer<T> {
     shared: Arc<Shared<T>>,
-    /// Items taken out; published to the producer by a release.
+    /// Number of items taken. Published to the producer by a release.
     read: usize,
     published: usize,
 }
@@ -260,13 +261,13 @@ impl<T> fmt::Debug for Consumer<T> {
 }
 
 impl<T> Consumer<T> {
-    /// Slots in the ring.
+    /// Number of slots in the ring.
     #[inline(always)]
     pub fn capacity(&self) -> usize {
         self.shared.slots.capacity()
     }
 
-    /// How many items are there. The producer's cursor is only loaded again when fewer than `wanted` are known of.
+    /// Returns the number of items in the ring. Reloads the producer's cursor only if fewer than `wanted` are known.
     #[inline(always)]
     pub fn available(&mut self, wanted: usize) -> usize {
         if self.published - self.read < wanted {
@@ -281,24 +282,25 @@ impl<T> Consumer<T> {
         self.pop_burst(1).next()
     }
 
-    /// Takes items, at most `max`, one after the other. Their slots are released together when the burst is dropped,
-    /// and with them the items that were not taken out of it.
+    /// Takes up to `max` items one by one. When the burst is dropped, all of its slots are released together, and items
+    /// that were not taken are dropped.
     #[inline(always)]
     pub fn pop_burst(&mut self, max: usize) -> PopBurst<'_, T> {
         let left = self.available(max).min(max);
         PopBurst { consumer: self, left }
     }
 
-    /// The oldest items, at most `max`, left where they are: the first slice up to where the ring wraps around, the
-    /// second from its start.
+    /// Returns up to `max` of the oldest items without taking them. The first slice ends at the end of the ring, the
+    /// second begins at its start.
     #[inline(always)]
     pub fn peek(&mut self, max: usize) -> (&[T], &[T]) {
         let n = self.available(max).min(max);
         let slots = &self.shared.slots;
         let first = slots.before_wrap(self.read, n);
         slots.reading(self.read, n);
-        // SAFETY: the `n` slots from `read` on are published, so written, and stay so until they are released, which
-        // needs `&mut self`; `first` of them lie before the wrap, the rest from slot 0 on.
+        // SAFETY: the `n` slots from `read` on are published, so they are initialized. They stay so until they are
+        // released, which needs `&mut self`. The first `first` of them are before the end of the ring, the rest begin
+        // at slot 0.
         unsafe {
             (
                 std::slice::from_raw_parts(slots.slot(self.read).cast(), first),
@@ -307,10 +309,10 @@ impl<T> Consumer<T> {
         }
     }
 
-    /// Gives the slots of the `n` oldest items back to the producer and drops what is in them.
+    /// Releases the slots of the `n` oldest items to the producer and drops the items.
     ///
     /// # Panics
-    /// When fewer items have been peeked at.
+    /// Panics if fewer items have been peeked at.
     #[inline(always)]
     pub fn release(&mut self, n: usize) {
         assert!(n <= self.published - self.read, "{n} items to release, {} seen", self.published - self.read);
@@ -323,7 +325,7 @@ impl<T> Consumer<T> {
         self.shared.released.store(self.read, Ordering::Release);
     }
 
-    /// Whether the producer's handle has been dropped: nothing will follow what is in the ring.
+    /// Returns whether the producer's handle was dropped. No more items will follow those in the ring.
     pub fn is_abandoned(&self) -> bool {
         Arc::strong_count(&self.shared) == 1
     }
@@ -331,12 +333,12 @@ impl<T> Consumer<T> {
 
 impl<T> Drop for Consumer<T> {
     fn drop(&mut self) {
-        // Items of a leaked burst have been taken out, but their slots were not released: the ring drops the rest.
+        // Items of a leaked burst were taken, but their slots were not released. The ring drops the rest.
         self.shared.released.store(self.read, Ordering::Release);
     }
 }
 
-/// Items on their way out of a ring: see [`Consumer::pop_burst`].
+/// Items being taken from a ring: see [`Consumer::pop_burst`].
 #[derive(Debug)]
 pub struct PopBurst<'a, T> {
     consumer: &'a mut Consumer<T>,
@@ -350,11 +352,11 @@ impl<T> Iterator for PopBurst<'_, T> {
     fn next(&mut self) -> Option<T> {
         self.left = self.left.checked_sub(1)?;
         let at = self.consumer.read;
-        // The cursor moves first: should the burst be leaked, the item is still taken out only once.
+        // The cursor moves first, so that the item is taken only once even if the burst is leaked.
         self.consumer.read += 1;
         self.consumer.shared.slots.reading(at, 1);
-        // SAFETY: `left` counted a published item; the cursor has just passed it, so nobody reads it again, and its slot
-        // is released, to be written again, only later.
+        // SAFETY: `left` counted a published item. The cursor has just passed it, so it is not read again, and its slot
+        // is released for writing only later.
         Some(unsafe { (*self.consumer.shared.slots.slot(at)).assume_init_read() })
     }
 

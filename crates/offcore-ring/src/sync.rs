@@ -1,5 +1,5 @@
-//! What shared rings are made of: the standard library's atomics and cells, or loom's when a test explores every
-//! interleaving (`RUSTFLAGS='--cfg loom' cargo test -p offcore-ring spsc`).
+//! Building blocks of shared rings: the standard library's atomics and cells, or loom's if a test explores all
+//! interleavings (`RUSTFLAGS='--cfg loom' cargo test -p offcore-ring spsc`).
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -9,9 +9,9 @@ pub(crate) use loom::sync::{Arc, atomic::AtomicUsize, atomic::Ordering};
 #[cfg(not(all(loom, test)))]
 pub(crate) use std::sync::{Arc, atomic::AtomicUsize, atomic::Ordering};
 
-/// The slots of a ring: a power of two of them, in one piece, so that bursts are plain slices.
+/// The slots of a ring. Their number is a power of two, and they are contiguous, so that bursts are plain slices.
 ///
-/// Loom cannot see plain memory; it is told of every access through a cell that stands for the slot.
+/// Loom cannot observe plain memory. Each slot has a loom cell, which is notified of every access.
 pub(crate) struct Slots<T> {
     memory: Box<[UnsafeCell<MaybeUninit<T>>]>,
     #[cfg(all(loom, test))]
@@ -33,7 +33,7 @@ impl<T> Slots<T> {
         self.memory.len()
     }
 
-    /// The slot of cursor `at`: cursors count on for ever.
+    /// Returns the slot of cursor `at`. Cursors increase forever and do not wrap at the capacity.
     #[inline(always)]
     pub(crate) fn slot(&self, at: usize) -> *mut MaybeUninit<T> {
         let index = at & (self.memory.len() - 1);
@@ -41,13 +41,13 @@ impl<T> Slots<T> {
         unsafe { self.memory.get_unchecked(index) }.get()
     }
 
-    /// How many of the `n` slots from cursor `at` on lie before the ring wraps around.
+    /// Returns how many of the `n` slots from cursor `at` on are before the end of the ring.
     #[inline(always)]
     pub(crate) fn before_wrap(&self, at: usize, n: usize) -> usize {
         n.min(self.memory.len() - (at & (self.memory.len() - 1)))
     }
 
-    /// Tells loom that the `n` slots from cursor `at` on are read here.
+    /// Notifies loom that the `n` slots from cursor `at` on are read here.
     #[inline(always)]
     pub(crate) fn reading(&self, at: usize, n: usize) {
         #[cfg(all(loom, test))]
@@ -55,7 +55,7 @@ impl<T> Slots<T> {
         let _ = (at, n);
     }
 
-    /// Tells loom that the `n` slots from cursor `at` on are written here.
+    /// Notifies loom that the `n` slots from cursor `at` on are written here.
     #[inline(always)]
     pub(crate) fn writing(&self, at: usize, n: usize) {
         #[cfg(all(loom, test))]

@@ -1,11 +1,11 @@
-//! For tests: what they would otherwise write down each for itself.
+//! Helpers shared by tests.
 
 use offcore_mem::GuestMemory;
 
 use crate::device::{Buffer, Chain, DeviceQueue, Direction, Wanted};
 
-/// The chain that begins at the available entry `ahead`, if it is one buffer in one region, which is not empty, and has
-/// been found by [`DeviceQueue::look`].
+/// Returns the chain at the available entry `ahead`, if it is one non-empty buffer in one region and was found by
+/// [`DeviceQueue::look`].
 pub fn single(
     queue: &mut impl DeviceQueue,
     ahead: u16,

@@ -1,9 +1,10 @@
-//! Descriptors of a burst, four at a time: as many as a cache line holds.
+//! Processing of a burst's descriptors in groups of four, which is the number in a cache line.
 //!
-//! What descriptors say is looked at in private copies, [`Entry`], which have the form of a packed queue's whatever the
-//! format. [`resolve`] finds the chains of one buffer among them, nearly all that there are. It has two loops, with and
-//! without vectors, and so have [`packed::lines`](crate::packed) and [`split::lines`](crate::split), which touch shared
-//! memory. Which ones a queue uses is settled when it is made, by what the CPU can do; tests compare them.
+//! Descriptors are examined in private copies, [`Entry`], which have the form of packed descriptors for both formats.
+//! [`resolve`] finds the chains of one buffer among them, which are nearly all. It has one loop with vector
+//! instructions and one without. So do [`packed::lines`](crate::packed) and [`split::lines`](crate::split), which
+//! access shared memory. The loops of a queue are selected when it is created, depending on the CPU. Tests compare
+//! them.
 
 use core::arch::asm;
 use core::arch::x86_64::{
@@ -17,27 +18,27 @@ use offcore_mem::{GuestMemory, RegionCache};
 
 use crate::chain::{Direction, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 
-/// Descriptors that vectors take at once.
+/// Number of descriptors processed at once with vector instructions.
 pub(crate) const FOUR: usize = 4;
 
-/// What a queue's loops are made of.
+/// Instruction set used by the loops of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// Ordinary registers.
+    /// General-purpose registers.
     Plain,
     /// 32-byte vectors.
     Avx2,
-    /// 64-byte vectors where a whole line is read or written, else 32-byte ones.
+    /// 64-byte vectors for reading or writing whole cache lines, otherwise 32-byte vectors.
     Avx512,
 }
 
 impl Level {
-    /// The best that this CPU, and the operating system on it, can run.
+    /// Returns the best level that the CPU and the operating system support.
     pub(crate) fn detect() -> Self {
         Self::available().last().unwrap_or(Self::Plain)
     }
 
-    /// All that this CPU can run, the best last.
+    /// Returns all levels that the CPU supports, the best one last.
     pub(crate) fn available() -> impl Iterator<Item = Self> {
         let avx2 = !cfg!(tsan) && is_x86_feature_detected!("avx2");
         let avx512 = avx2 && is_x86_feature_detected!("avx512f");
@@ -47,7 +48,7 @@ impl Level {
     }
 }
 
-/// Length, id and flags of a packed queue's descriptor as the eight bytes that they are in memory.
+/// Length, ID and flags of a packed descriptor: eight bytes, as in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Word(pub(crate) u64);
@@ -83,7 +84,7 @@ pub(crate) struct Entry {
     pub(crate) word: Word,
 }
 
-/// A chain of one buffer, which is in guest memory as a whole.
+/// A chain of one buffer, which is completely in one region of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct Single {
@@ -91,20 +92,20 @@ pub struct Single {
     word: Word,
 }
 
-// SAFETY: a single is an address and numbers; who uses the address argues for it.
+// SAFETY: a single contains only an address and numbers. Code that dereferences the address has to justify it.
 unsafe impl Send for Single {}
 
 impl Single {
-    /// Stands where none has been found yet.
+    /// Placeholder for an element that was not found yet.
     pub(crate) const NONE: Self = Self { addr: NonNull::dangling(), word: Word(0) };
 
-    /// One of the chain that `word` names.
+    /// Creates a single at `addr` for the chain in `word`.
     #[inline(always)]
     pub(crate) fn new(addr: NonNull<u8>, word: Word) -> Self {
         Self { addr, word }
     }
 
-    /// One somewhere, with all flags.
+    /// Creates a single at an arbitrary address, with all flags set.
     #[cfg(test)]
     pub(crate) fn found(len: u32, id: u16) -> Self {
         Self { addr: NonNull::dangling(), word: Word::new(len, id, u16::MAX) }
@@ -123,13 +124,13 @@ impl Single {
         self.word.len()
     }
 
-    /// The chain's name: [`Chain::id`](crate::device::Chain::id).
+    /// The buffer ID of the chain: [`Chain::id`](crate::device::Chain::id).
     #[inline(always)]
     pub fn id(&self) -> u16 {
         self.word.id()
     }
 
-    /// Says how many bytes of the buffer were written, where chains go back by
+    /// Sets the number of bytes written to the buffer, for returning the chain by
     /// [`push_used_singles`](crate::device::DeviceQueue::push_used_singles).
     #[inline(always)]
     pub fn set_written(&mut self, len: u32) {
@@ -142,22 +143,22 @@ impl Single {
     }
 }
 
-/// What singles are asked for: whoever has longer or shorter ones takes them another way.
+/// Requirements for singles. Longer or shorter buffers are processed in another way.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// Which way their buffers go.
+    /// Direction of the buffers.
     pub direction: Direction,
-    /// Bytes of a buffer, at least; 0 counts as 1.
+    /// Minimum length of a buffer in bytes; 0 counts as 1.
     pub least: u32,
-    /// Bytes of a buffer, at most.
+    /// Maximum length of a buffer in bytes.
     pub most: u32,
 }
 
-/// Flags that tell a single.
+/// Flags that identify a single.
 const LOOKED_AT: u16 = VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_INDIRECT | VIRTQ_DESC_F_WRITE;
 
-/// Finds how many of `entries` from the first on are a single as `wanted`, and puts those into `singles`. What
-/// comes next is anything else, or the end.
+/// Finds singles at the start of `entries` that match `wanted`, and stores them in `singles`. Returns their number; the
+/// next entry is of another kind or does not exist.
 #[inline(always)]
 pub(crate) fn resolve(
     level: Level,
@@ -169,7 +170,7 @@ pub(crate) fn resolve(
 ) -> usize {
     match level {
         Level::Plain => resolve_each(entries, singles, memory, wanted, region),
-        // SAFETY: such a level is only given to a queue on a CPU that has AVX2.
+        // SAFETY: this level is used only for a queue on a CPU that has AVX2.
         Level::Avx2 | Level::Avx512 => unsafe { resolve_fours(entries, singles, memory, wanted, region) },
     }
 }
@@ -206,7 +207,7 @@ fn resolve_fours(
     let mut done = 0;
     while let (Some(four), Some(into)) = (entries[done..].first_chunk(), singles[done..].first_chunk_mut()) {
         if !resolve_four(four, into, wanted, region) {
-            // Another region, or the last single.
+            // The region changes, or this is the end of the singles.
             let found = resolve_each(four, into, memory, wanted, region);
             if found < FOUR {
                 return done + found;
@@ -217,7 +218,7 @@ fn resolve_fours(
     done + resolve_each(&entries[done..], &mut singles[done..], memory, wanted, region)
 }
 
-/// Whether all four are singles in `region`.
+/// Resolves four entries, and returns whether all are singles in `region`.
 #[target_feature(enable = "avx2")]
 fn resolve_four(
     entries: &[Entry; FOUR],
@@ -228,9 +229,9 @@ fn resolve_four(
     let (guest, len, host) = region.range();
     let four = |x: u64| _mm256_set1_epi64x(x.cast_signed());
     let from = entries.as_ptr().cast::<__m256i>();
-    // SAFETY: two entries each, inside the array. The reads take any alignment.
+    // SAFETY: each access reads two entries inside the array. Unaligned reads are allowed.
     let (a, b) = unsafe { (from.read_unaligned(), from.add(1).read_unaligned()) };
-    // In the order 0, 2, 1, 3.
+    // The order is 0, 2, 1, 3.
     let (addrs, words) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
     let flags = _mm256_and_si256(words, four(u64::from(LOOKED_AT) << 48));
     let right = _mm256_cmpeq_epi64(flags, four(u64::from(wanted.direction.flag()) << 48));
@@ -238,21 +239,22 @@ fn resolve_four(
     let short = _mm256_cmpgt_epi64(four(wanted.least.max(1).into()), lens);
     let long = _mm256_cmpgt_epi64(lens, four(wanted.most.into()));
     let offsets = _mm256_sub_epi64(addrs, four(guest));
-    // A region is mapped, so its length has no sign bit; an offset that has one is outside, and one that has none is
-    // compared as it is. Less than nothing is left where the buffer is longer than the region.
+    // The sign bit of a region's length is clear, because the region is mapped. An offset with its sign bit set is
+    // outside of the region, all others can be compared directly. `left` is negative if the buffer is longer than the
+    // region.
     let left = _mm256_sub_epi64(four(len), lens);
     let outside = _mm256_or_si256(_mm256_cmpgt_epi64(offsets, left), offsets);
     let good = _mm256_andnot_si256(_mm256_or_si256(outside, _mm256_or_si256(short, long)), right);
     if _mm256_movemask_pd(_mm256_castsi256_pd(good)) != 0b1111 {
         return false;
     }
-    // Lanes are integers, so the region's provenance is exposed. By the letter of Rust's rules a pointer that is read where
-    // an integer was stored has none; relied on is that the compiler takes it for a pointer of exposed provenance. It
-    // points into a mapping, in which no Rust object is.
+    // The lanes are integers, so the provenance of the region is exposed. By the strict rules of Rust, a pointer that
+    // is read from stored integers has no provenance. This code relies on the compiler treating it as a pointer with
+    // exposed provenance. It points into a mapping, which contains no Rust objects.
     let hosts = _mm256_add_epi64(offsets, four(host.expose_provenance() as u64));
     let into = singles.as_mut_ptr().cast::<__m256i>();
-    // SAFETY: two singles each, inside the array, of an address that is not null, since it is inside a mapping, and a word
-    // in any state.
+    // SAFETY: each access writes two singles inside the array. Their addresses are inside a mapping and therefore not
+    // null, and a word may have any value.
     unsafe {
         into.write_unaligned(_mm256_unpacklo_epi64(hosts, words));
         into.add(1).write_unaligned(_mm256_unpackhi_epi64(hosts, words));
@@ -260,16 +262,16 @@ fn resolve_four(
     true
 }
 
-/// Reads 32 bytes of shared memory, once.
+/// Reads 32 bytes of shared memory exactly once.
 ///
 /// # Safety
-/// 32 bytes at `from` are mapped.
+/// The 32 bytes at `from` must be mapped.
 #[target_feature(enable = "avx2")]
 #[inline]
 pub(crate) unsafe fn load_32(from: *const u8) -> __m256i {
     let found;
-    // SAFETY: the load takes any alignment; the caller vouches for the memory. Assembly, since the compiler may repeat or
-    // leave out ordinary loads.
+    // SAFETY: the load is unaligned, and the caller guarantees that the memory is mapped. Assembly is used because the
+    // compiler may repeat or omit ordinary loads.
     unsafe {
         asm!("vmovdqu {}, [{}]", lateout(ymm_reg) found, in(reg) from, options(nostack, preserves_flags, readonly));
     }
@@ -287,12 +289,12 @@ mod tests {
 
     const LEN: u64 = 0x1_0000;
 
-    /// Two regions that touch, and one further up.
+    /// Two adjacent regions, and one at a higher address.
     fn memory() -> Arc<GuestMemory> {
         guest_regions([0x4000, 0x4000 + LEN, 1 << 40].map(|at| (at, at, LEN as usize)))
     }
 
-    /// Addresses at the regions' edges, in them and anywhere.
+    /// Addresses at the edges of the regions, inside them, and anywhere.
     fn addrs() -> impl Strategy<Value = u64> {
         let edges = [0x4000, 0x4000 + LEN, 0x4000 + 2 * LEN, 1 << 40, (1 << 40) + LEN, 0, 1 << 63, u64::MAX];
         prop_oneof![
@@ -315,7 +317,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a driver has written, each level finds the same as the plain one, which is [`GuestMemory`]'s word.
+        /// For any content of the ring, each level finds the same singles as the plain one, whose addresses are those
+        /// of [`GuestMemory`].
         #[test]
         fn all_levels_resolve_alike(
             entries in entries(),

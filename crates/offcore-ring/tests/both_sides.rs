@@ -1,4 +1,4 @@
-//! Both sides of a queue against each other and against a model of lists, for either format.
+//! Tests of both sides of a queue against each other and against a model, for either format.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::VecDeque;
@@ -52,21 +52,21 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 1..600)
 }
 
-/// What a side asked the other for when it last said so.
+/// The last notification request of a side to the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    /// To be notified of the next thing, of which there was none.
+    /// Notify of the next entry. None was available at the time of the request.
     Waits,
-    /// For nothing.
+    /// Do not notify.
     Busy,
-    /// Nothing in particular: what it waited for has come, or it never said.
+    /// Unspecified: the awaited entry has arrived, or no request was made.
     Either,
 }
 
-/// A chain as the test knows it: its number, and how many buffers it has.
+/// A chain in the test: its number, and its number of buffers.
 type Numbered = (u32, u8);
 
-/// The two sides, and what is where according to the test.
+/// The two sides, and the expected state of the chains.
 struct Rig<Device> {
     driver: driver::Queue<Numbered>,
     device: Device,
@@ -80,7 +80,7 @@ struct Rig<Device> {
     used: VecDeque<Used<Numbered>>,
     device_asked: Asked,
     driver_asked: Asked,
-    /// The device has notified before: the first time it does so anyway.
+    /// Whether the device has notified before. The first time, it always notifies.
     has_notified: bool,
 }
 
@@ -264,9 +264,9 @@ fn directions() -> impl Strategy<Value = Direction> {
 }
 
 proptest! {
-    /// Chains come out of the device side in order and complete, and back to the driver side in whatever order they were
-    /// returned, over any number of turns and restarts; nobody who waits misses a notification, and nobody who is busy
-    /// gets one.
+    /// Chains arrive at the device side complete and in order, and at the driver side in the order in which they were
+    /// returned, over any number of turns and restarts. No waiting side misses a notification, and no busy side
+    /// receives one.
     #[test]
     fn packed_sides_agree(ops in ops(), event_idx: bool, direction in directions(), size in 1u16..80) {
         let (memory, layout) = guest(size, true);
@@ -275,7 +275,7 @@ proptest! {
         agree((memory, layout), ops, event_idx, direction, packed::FRESH_BASE, device)?;
     }
 
-    /// The same over a split queue.
+    /// The same for a split queue.
     #[test]
     fn split_sides_agree(ops in ops(), event_idx: bool, direction in directions(), size_bits in 0u32..7) {
         let (memory, layout) = guest(1 << size_bits, false);

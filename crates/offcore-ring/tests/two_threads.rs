@@ -1,5 +1,5 @@
-//! A driver and a device on two threads, which sleep when they have nothing to do: whatever is published is seen with
-//! all that was written before it, and no notification that somebody sleeps for is lost.
+//! A driver and a device on two threads, which sleep when they have no work. Everything written before a publication is
+//! visible with it, and no notification for a sleeping thread is lost.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ptr::NonNull;
@@ -14,15 +14,15 @@ use offcore_ring::testing::single;
 use offcore_ring::{Layout, driver, packed, with_queue};
 
 const CHAINS: u64 = 40_000;
-/// A length that is read twice is seen within some hundred thousand.
+/// If a length was read twice, this would show within some hundred thousand reads.
 const LOOKS: u64 = 500_000;
-/// Without the barriers the first of them is lost within a few hundred.
+/// Without the barriers, the first notification is lost within a few hundred rounds.
 const RACES: u64 = 10_000;
 const BUFFERS: u64 = 0x1_0000;
-/// Buffers, one after the other: more than descriptors.
+/// Number of buffers, which are contiguous. It is larger than the number of descriptors.
 const PLACES: u64 = 512;
 
-/// What an event descriptor is between processes.
+/// Replaces an eventfd, which would be used between processes.
 #[derive(Default)]
 struct Bell {
     rung: Mutex<bool>,
@@ -44,7 +44,7 @@ impl Bell {
     }
 }
 
-/// Guest memory as both threads have it.
+/// Guest memory, shared by both threads.
 #[derive(Clone)]
 struct Guest {
     memory: Arc<GuestMemory>,
@@ -60,12 +60,12 @@ fn place(serial: u64) -> u64 {
     BUFFERS + serial % PLACES * 64
 }
 
-/// Sends numbers in buffers and expects them back, inverted and in order.
+/// Sends numbers in buffers, and expects them back inverted and in order.
 fn drive(guest: &Guest, mut queue: driver::Queue<u64>, kick: &Bell, call: &Bell) {
     let (mut sent, mut back) = (0, 0);
     while back < CHAINS {
         while sent < CHAINS && queue.free() > 2 {
-            // SAFETY: inside the guest's memory, and no chain in flight has this place.
+            // SAFETY: the address is inside the guest's memory, and no chain in flight uses this place.
             unsafe { guest.at(place(sent)).write_volatile(sent) };
             let (head, tail) = (sent as u32 % 40 + 8, sent as u32 % 16);
             let buffers = [(place(sent), head), (place(sent) + u64::from(head), tail)];
@@ -89,7 +89,7 @@ fn drive(guest: &Guest, mut queue: driver::Queue<u64>, kick: &Bell, call: &Bell)
         }
         while let Some(used) = queue.pop().unwrap() {
             assert_eq!((used.token, used.len), (back, 8));
-            // SAFETY: inside the guest's memory, and given back.
+            // SAFETY: the address is inside the guest's memory, and the buffer was returned.
             assert_eq!(unsafe { guest.at(place(back)).read_volatile() }, !back);
             back += 1;
         }
@@ -116,7 +116,7 @@ fn serve(guest: &Guest, queue: &mut impl DeviceQueue, kick: &Bell, call: &Bell) 
             assert_eq!(buffers[0], (NonNull::new(at.cast()).unwrap(), next as u32 % 40 + 8));
             let tail = next.is_multiple_of(3) && next % 16 != 0;
             assert_eq!(buffers.get(1).map(|b| b.1), tail.then_some(next as u32 % 16));
-            // SAFETY: inside the guest's memory, and ours until it is returned.
+            // SAFETY: the address is inside the guest's memory, and the device owns the buffer until it is returned.
             assert_eq!(unsafe { at.read_volatile() }, next);
             // SAFETY: as above.
             unsafe { at.write_volatile(!next) };
@@ -132,7 +132,7 @@ fn serve(guest: &Guest, queue: &mut impl DeviceQueue, kick: &Bell, call: &Bell) 
     }
 }
 
-/// Guest memory and both sides of a queue in it.
+/// Guest memory, and both sides of a queue in it.
 fn sides(size: u16, packed: bool, event_idx: bool) -> (Guest, driver::Queue<u64>, device::Queue) {
     let guest = Guest { memory: guest_memory(1 << 20) };
     let layout = Layout::in_memory(&guest.memory, (0x1000, 0x4000, 0x6000), size.into(), packed).unwrap();
@@ -151,7 +151,7 @@ fn both(size: u16, packed: bool, event_idx: bool) {
     });
 }
 
-/// Both threads go on from here at the same time, or nearly: one of them `late` by so many steps.
+/// Lets both threads continue at almost the same time; this one is `late` by a number of steps.
 fn meet(arrived: &AtomicU64, times: &mut u64, late: u64) {
     *times += 1;
     arrived.fetch_add(1, Ordering::AcqRel);
@@ -168,8 +168,8 @@ fn meet(arrived: &AtomicU64, times: &mut u64, late: u64) {
     (0..late).for_each(|_| std::hint::spin_loop());
 }
 
-/// Again and again, one side passes a chain on while the other asks to be notified and looks a last time: it finds the
-/// chain, or it is notified. This is what the full barriers are for.
+/// Repeatedly, one side publishes a chain while the other enables notifications and checks one last time. Either it
+/// finds the chain, or it is notified. This is the purpose of the full barriers.
 fn race(packed: bool, event_idx: bool) {
     let (guest, mut driver, mut device) = sides(7 + u16::from(!packed), packed, event_idx);
     let (arrived, kicked, called) = (AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));
@@ -233,7 +233,7 @@ fn split_sides_on_two_threads_lose_nothing() {
     }
 }
 
-/// Tells a thread to stop when it is dropped.
+/// Stops a thread when it is dropped.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -242,7 +242,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// CVE-2020-14375: what is handed out has the length that was checked, however often a driver changes it meanwhile.
+/// CVE-2020-14375: the returned length is the checked length, even if a driver keeps changing it.
 #[test]
 #[cfg_attr(tsan, ignore = "the guest races on purpose")]
 fn lengths_that_change_are_those_that_were_checked() {
@@ -255,7 +255,7 @@ fn lengths_that_change_are_those_that_were_checked() {
         let buffers = [(BUFFERS, LEN), (BUFFERS + 0x1000, LEN)];
         driver.add_chain(&buffers, Direction::Readable, 0u64).unwrap();
         driver.publish();
-        // The length of the first descriptor; the rest of the word stays.
+        // The length of the first descriptor. The rest of the word is not changed.
         let word = guest.at(parts.0 + 8) as usize;
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -263,12 +263,12 @@ fn lengths_that_change_are_those_that_were_checked() {
                 let length = std::ptr::with_exposed_provenance_mut::<u32>(word);
                 while !stop.load(Ordering::Relaxed) {
                     for len in [u32::MAX >> 1, LEN] {
-                        // SAFETY: inside the guest's memory, which lives as long as this thread.
+                        // SAFETY: the address is inside the guest's memory, which lives as long as this thread.
                         unsafe { length.write_volatile(len) };
                     }
                 }
             });
-            // Whatever is found.
+            // Stops the other thread even if an assertion fails.
             let ends = Ends(&stop);
             let base = if is_packed { packed::FRESH_BASE } else { 0 };
             let (mut good, mut bad) = (0, 0);

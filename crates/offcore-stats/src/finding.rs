@@ -1,4 +1,4 @@
-//! What a doctor finds: checks of a machine, their verdicts, what to do, and the rights of the process that asks.
+//! Findings of a doctor: checks of a machine, their verdicts, advice, and the rights of the examined process.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -20,24 +20,24 @@ pub enum Verdict {
     Problem,
 }
 
-/// One check's result.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The check's stable name: `kernel-command-line`.
     pub check: &'static str,
-    /// What was looked at: `system`, `dsa0`, a PCI address.
+    /// The object of the check: `system`, `dsa0`, a PCI address.
     pub place: String,
     pub verdict: Verdict,
     pub found: String,
-    /// What is expected, and why; both are empty where `found` and `advice` say it.
+    /// The expected state and the reason; both are empty if `found` and `advice` contain them.
     pub wanted: String,
     pub why: &'static str,
-    /// What to do; empty where nothing is to be done.
+    /// The advice; empty if no action is needed.
     pub advice: String,
 }
 
 impl Finding {
-    /// Adds what is wanted, and why.
+    /// Adds the expected state and the reason.
     pub fn wants(&mut self, wanted: impl Into<String>, why: &'static str) -> &mut Self {
         (self.wanted, self.why) = (wanted.into(), why);
         self
@@ -47,40 +47,40 @@ impl Finding {
         (self.verdict, self.found, self.advice) = (verdict, found.into(), advice.into());
     }
 
-    /// It does not matter here.
+    /// Records that the check does not apply here.
     pub fn not_applicable(&mut self, found: impl Into<String>) {
         self.judge(Verdict::NotApplicable, found, "");
     }
 
-    /// It is as it should be.
+    /// Records that the state is as expected.
     pub fn ok(&mut self, found: impl Into<String>) {
         self.judge(Verdict::Ok, found, "");
     }
 
-    /// It cannot be determined here; the advice says how to.
+    /// Records that the state cannot be determined here; the advice says how to determine it.
     pub fn not_known(&mut self, found: impl Into<String>, advice: impl Into<String>) {
         self.judge(Verdict::NotKnown, found, advice);
     }
 
-    /// It works, but not as well as it could.
+    /// Records that the device works, but not as well as it could.
     pub fn warning(&mut self, found: impl Into<String>, advice: impl Into<String>) {
         self.judge(Verdict::Warning, found, advice);
     }
 
-    /// It keeps the device from being used.
+    /// Records a state that prevents the use of the device.
     pub fn problem(&mut self, found: impl Into<String>, advice: impl Into<String>) {
         self.judge(Verdict::Problem, found, advice);
     }
 }
 
-/// All that was found, in the order in which one would look.
+/// All findings, in the order of a manual examination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    /// Begins a check. It is not known until it gets a verdict.
+    /// Begins a check. Its verdict is `NotKnown` until another one is recorded.
     pub fn check(&mut self, check: &'static str, place: &str) -> &mut Finding {
         let (found, wanted, advice) = Default::default();
         let verdict = Verdict::NotKnown;
@@ -95,24 +95,24 @@ impl Report {
         })
     }
 
-    /// The verdict on the whole.
+    /// Returns the worst verdict.
     pub fn worst(&self) -> Verdict {
         self.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::NotApplicable)
     }
 
-    /// Findings with this verdict.
+    /// Returns the number of findings with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.findings.iter().filter(|finding| finding.verdict == verdict).count()
     }
 }
 
-/// A process's rights and lcores, as `/proc/PID/status` tells them.
+/// A process's rights and lcores, as reported in `/proc/PID/status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rights {
     user: Option<u32>,
     groups: Vec<u32>,
     capabilities: u64,
-    /// Those that it may run on; empty if the file does not tell them.
+    /// The lcores on which it may run; empty if the file does not contain them.
     pub lcores: Vec<usize>,
 }
 
@@ -120,7 +120,7 @@ pub struct Rights {
 const DAC_OVERRIDE: u32 = 1;
 
 impl Rights {
-    /// None where `status` does not tell them.
+    /// Parses the contents of a status file. Missing fields mean no rights and no lcores.
     pub fn of(status: &str) -> Self {
         let field = |name: &str| {
             status
@@ -129,7 +129,7 @@ impl Rights {
                 .unwrap_or_default()
                 .trim()
         };
-        // Real, effective, saved, file system.
+        // The fields are the real, effective, saved and file system ids.
         let effective = |name: &str| field(name).split_whitespace().nth(1)?.parse().ok();
         let extra = field("Groups").split_whitespace().filter_map(|group| group.parse().ok());
         Self {
@@ -140,12 +140,12 @@ impl Rights {
         }
     }
 
-    /// Whether it has the capability of this number (linux/capability.h).
+    /// Whether the process has the capability with this number (linux/capability.h).
     pub fn has(&self, capability: u32) -> bool {
         self.capabilities >> capability & 1 == 1
     }
 
-    /// Whether it may read and write a file by its mode, and the mode and the owner in words.
+    /// Returns whether the process may read and write a file by its mode, and the mode and the owner in words.
     pub fn may_use(&self, meta: &Metadata) -> (bool, String) {
         let (mode, owner, group) = (meta.mode() & 0o777, meta.uid(), meta.gid());
         let shift = if self.user == Some(owner) {

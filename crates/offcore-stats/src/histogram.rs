@@ -1,13 +1,13 @@
-//! A histogram of ticks: exact to 1/64, whatever the range.
+//! A histogram of ticks with a relative error of at most 1/64 over the whole range.
 
-/// Buckets of each power of two, as a power of two.
+/// Binary logarithm of the number of buckets per power of two.
 const BITS: u32 = 6;
-/// Longer times count as this long: 2^40 ticks are minutes.
+/// The longest distinguishable time, 2^40 - 1 ticks (minutes). Longer times are clamped to it.
 const MOST: u64 = (1 << 40) - 1;
-/// Buckets in all.
+/// Total number of buckets.
 const BUCKETS: usize = bucket(MOST) + 1;
 
-/// How often each time was seen.
+/// A histogram of times in ticks.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -16,7 +16,8 @@ pub struct Histogram {
     max: u64,
 }
 
-/// The bucket of a time: below 2^BITS each has its own, above each power of two has that many.
+/// Returns the bucket of a time. Times below 2^BITS have one bucket each, and each higher power of two has 2^BITS
+/// buckets.
 #[inline(always)]
 const fn bucket(value: u64) -> usize {
     let octave = (value >> BITS).checked_ilog2();
@@ -26,7 +27,7 @@ const fn bucket(value: u64) -> usize {
     }
 }
 
-/// The longest time of a bucket.
+/// Returns the longest time of a bucket.
 const fn longest(bucket: usize) -> u64 {
     let (octave, part) = (bucket >> BITS, bucket as u64 & ((1 << BITS) - 1));
     match octave {
@@ -42,12 +43,12 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// A histogram without a time. This allocates; nothing else does.
+    /// Creates an empty histogram. Only this function allocates.
     pub fn new() -> Self {
         Self { counts: vec![0; BUCKETS].into(), values: 0, min: u64::MAX, max: 0 }
     }
 
-    /// Adds a time; one that is longer than 2^40 ticks counts as that long.
+    /// Adds a time. A time of 2^40 ticks or more is clamped to 2^40 - 1 ticks.
     #[inline(always)]
     pub fn record(&mut self, ticks: u64) {
         let ticks = ticks.min(MOST);
@@ -57,7 +58,7 @@ impl Histogram {
         self.max = self.max.max(ticks);
     }
 
-    /// Adds all times of another one.
+    /// Adds all times of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
             *count += more;
@@ -67,28 +68,29 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// Forgets all times.
+    /// Removes all times.
     pub fn clear(&mut self) {
         self.counts.fill(0);
         (self.values, self.min, self.max) = (0, u64::MAX, 0);
     }
 
-    /// Times recorded.
+    /// Returns the number of recorded times.
     pub fn values(&self) -> u64 {
         self.values
     }
 
-    /// The shortest; 0 when there is none.
+    /// Returns the shortest time; 0 if the histogram is empty.
     pub fn min(&self) -> u64 {
         self.min.min(self.max)
     }
 
-    /// The longest.
+    /// Returns the longest time.
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// What `part` of the times (0 to 1) are no longer than, at most 1/64 too long; 0 when there is none.
+    /// Returns a time that `part` of the times (0 to 1) do not exceed, at most 1/64 too long; 0 if the histogram is
+    /// empty.
     pub fn percentile(&self, part: f64) -> u64 {
         let wanted = ((self.values as f64 * part).ceil() as u64).max(1);
         let mut seen = 0;

@@ -15,10 +15,10 @@ pub enum LcoreError {
     System(#[from] rustix::io::Errno),
 }
 
-/// The lcores that this process may use, in ascending order.
+/// Returns the lcores that this process may use, in ascending order.
 ///
 /// # Errors
-/// When the kernel does not say.
+/// The kernel does not report them.
 pub fn available() -> Result<Vec<usize>, LcoreError> {
     let set = rustix::thread::sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
@@ -27,7 +27,7 @@ pub fn available() -> Result<Vec<usize>, LcoreError> {
 /// Pins the calling thread to `lcore`.
 ///
 /// # Errors
-/// [`LcoreError::Unavailable`] when the process may not run there.
+/// [`LcoreError::Unavailable`] if the process may not run on this lcore.
 pub fn pin(lcore: usize) -> Result<(), LcoreError> {
     let refuse = || -> LcoreError {
         LcoreError::Unavailable { found: lcore, available: available().unwrap_or_default() }
@@ -40,10 +40,10 @@ pub fn pin(lcore: usize) -> Result<(), LcoreError> {
     rustix::thread::sched_setaffinity(None, &set).map_err(|_| refuse())
 }
 
-/// Gives the calling thread SCHED_FIFO `priority` (1–99), as `chrt -f` does.
+/// Gives the calling thread the SCHED_FIFO `priority` (1–99), as `chrt -f` does.
 ///
 /// # Errors
-/// [`LcoreError::Realtime`] without the privilege or with a priority out of range.
+/// [`LcoreError::Realtime`] without the privilege, or if the priority is out of range.
 pub fn realtime(priority: i32) -> Result<(), LcoreError> {
     let param = libc::sched_param { sched_priority: priority };
     // SAFETY: `param` is a valid sched_param that outlives the call; pid 0 is the calling thread.
@@ -53,7 +53,7 @@ pub fn realtime(priority: i32) -> Result<(), LcoreError> {
     Err(LcoreError::Realtime { priority, source: std::io::Error::last_os_error() })
 }
 
-/// The NUMA node of `lcore`, where sysfs tells.
+/// Returns the NUMA node of `lcore`, if sysfs reports it.
 pub fn numa_node(lcore: usize) -> Option<usize> {
     let entries = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{lcore}")).ok()?;
     entries.flatten().find_map(|e| e.file_name().to_str()?.strip_prefix("node")?.parse().ok())

@@ -1,14 +1,14 @@
-//! Ground floor: what every other room uses to count and to time.
+//! Common basis of the other crates for counting and timing.
 //!
 //! * [`tsc`]: the time stamp counter and its frequency,
 //! * [`counter`]: single-writer counters,
 //! * [`page`]: the shared statistics page that holds them,
-//! * [`finding`]: what a doctor finds,
-//! * [`pace`]: how often something may happen,
-//! * [`histogram`]: how long things took,
-//! * [`random`]: chance that a seed repeats,
-//! * [`stage`]: the clock that says which stage of the data path a core's cycles go to,
-//! * [`named`](mod@named): enums whose variants have names,
+//! * [`finding`]: the findings of a doctor,
+//! * [`pace`]: rate limits,
+//! * [`histogram`]: distributions of durations,
+//! * [`random`]: reproducible random numbers from a seed,
+//! * [`stage`]: the clock that charges a core's cycles to the stages of the data path,
+//! * [`named`](mod@named): enums with named variants,
 //! * [`lcore`]: pinning workers to cores.
 
 pub mod counter;

@@ -1,6 +1,6 @@
-//! Enums whose variants have names: for options, for reports, and for the counters of a block.
+//! Enums with named variants: for options, for reports, and for the counters of a block.
 
-/// Declares an enum once with the names of its variants, which may number the counters of a
+/// Declares an enum together with the names of its variants, which can be used as the counter names of a
 /// [`Block`](crate::page::Block).
 #[macro_export]
 macro_rules! named {
@@ -15,16 +15,16 @@ macro_rules! named {
         impl $name {
             /// Every variant, in order.
             $vis const ALL: [Self; [$($word),*].len()] = [$(Self::$variant),*];
-            /// Their names, in the same order.
+            /// The names of the variants, in the same order.
             $vis const NAMES: [&'static str; [$($word),*].len()] = [$($word),*];
 
-            /// The name, as options and reports have it.
+            /// Returns the name, as used in options and reports.
             #[inline]
             $vis const fn name(self) -> &'static str {
                 Self::NAMES[self as usize]
             }
 
-            /// The variant of that name.
+            /// Returns the variant with this name.
             $vis fn find(name: &str) -> Option<Self> {
                 Self::ALL.into_iter().find(|variant| variant.name() == name)
             }
@@ -38,10 +38,10 @@ macro_rules! named {
     };
 }
 
-/// The names of `a`, then those of `b`, `N` in all.
+/// Concatenates the names of `a` and `b`, `N` in total.
 ///
 /// # Panics
-/// When there are not `N`.
+/// If the total is not `N`.
 pub const fn joined<const A: usize, const B: usize, const N: usize>(
     a: [&'static str; A],
     b: [&'static str; B],

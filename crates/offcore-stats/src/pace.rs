@@ -1,29 +1,29 @@
-//! How often something may happen.
+//! Rate limits for events.
 
 use std::time::{Duration, Instant};
 
-/// A limit: once in a while, and some times in a row beforehand (a token bucket).
+/// A rate limit with bursts (a token bucket).
 #[derive(Debug)]
 pub struct Pace {
     each: Duration,
     ahead: Duration,
-    /// When what has happened so far would have been due.
+    /// The time at which all events so far would have been due.
     due: Instant,
 }
 
 impl Pace {
-    /// Once in `each`, `at_once` times of that in a row.
+    /// Creates a limit of one event per `each`, with bursts of up to `at_once` events.
     pub fn new(each: Duration, at_once: u32) -> Self {
         Self { each, ahead: each * at_once, due: Instant::now() }
     }
 
-    /// It happens; how long the next one has to wait.
+    /// Records an event. Returns the time until the next one is allowed.
     pub fn pause(&mut self, now: Instant) -> Duration {
         self.due = self.due.max(now) + self.each;
         self.due.saturating_duration_since(now + self.ahead)
     }
 
-    /// Whether it may happen now. Then it does.
+    /// Whether an event is allowed now. If so, it is recorded.
     pub fn allows(&mut self, now: Instant) -> bool {
         let due = self.due.max(now) + self.each;
         let allowed = due <= now + self.ahead;

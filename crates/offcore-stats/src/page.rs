@@ -4,8 +4,8 @@
 //! page    | magic u64 | blocks << 32 | layout version u64 | then blocks, each aligned to 64 bytes |
 //! block   | name 64 B | counters u64 | names counters × 32 B | values counters × 8 B (own cache lines) |
 //! ```
-//! A block is written once before the page's block count says that it is there, so a reader that maps the memfd
-//! read-only never sees half a block. Values are then stored by one worker and loaded by anybody.
+//! A block is written completely before the page's block count includes it, so a reader that maps the memfd read-only
+//! never sees a partial block. After that, one worker stores the values, and any process loads them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -43,15 +43,15 @@ struct Memory {
     len: usize,
 }
 
-// SAFETY: the mapping is shared memory that is only accessed through atomics after a block is made, and directory
+// SAFETY: the mapping is shared memory. After a block is created it is only accessed through atomics, and directory
 // bytes are written under the page's mutex before the block count is released.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: as for `Send`; all concurrent accesses use atomics.
 unsafe impl Sync for Memory {}
 
 impl Memory {
     fn map(fd: BorrowedFd<'_>, len: usize, prot: ProtFlags) -> Result<Self, PageError> {
-        // SAFETY: a fresh shared mapping at an address of the kernel's choice touches no existing memory.
+        // SAFETY: a new shared mapping at an address that the kernel chooses does not affect existing memory.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
         Ok(Self { base: NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?, len })
     }
@@ -62,12 +62,12 @@ impl Memory {
             "offset {offset}+{len} of {}",
             self.len
         );
-        // SAFETY: the assertion keeps the pointer inside the mapping.
+        // SAFETY: the assertion ensures that the pointer is within the mapping.
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    /// The version and the number of blocks. Both are in one word: atomic accesses of different sizes to the same bytes are
-    /// undefined behaviour.
+    /// Returns the version and the number of blocks. Both are in one word, because atomic accesses of different sizes
+    /// to the same bytes are undefined behaviour.
     fn version_and_blocks(&self) -> (u32, u32) {
         let word = self.word(8).load(Ordering::Acquire);
         (word as u32, (word >> 32) as u32)
@@ -80,7 +80,8 @@ impl Memory {
 
     fn text(&self, offset: usize, len: usize) -> String {
         let bytes: Vec<u8> = (0..len)
-            // SAFETY: `at` checks the range; a volatile read copies the byte out of memory another process may write.
+            // SAFETY: `at` checks the range; a volatile read copies the byte from memory that another process may
+            // write.
             .map(|i| unsafe { self.at(offset + i, 1).read_volatile() })
             .take_while(|&b| b != 0)
             .collect();
@@ -95,7 +96,7 @@ impl Drop for Memory {
     }
 }
 
-/// The writer's side of the page: makes blocks. Cold path only.
+/// The writer's side of the page, which creates blocks. Cold path only.
 #[derive(Debug)]
 pub struct StatsPage {
     memory: Arc<Memory>,
@@ -104,16 +105,16 @@ pub struct StatsPage {
 }
 
 impl StatsPage {
-    /// A page of `len` bytes in a new memfd.
+    /// Creates a page of `len` bytes in a new memfd.
     ///
     /// # Errors
-    /// When the kernel has no memory for it.
+    /// The kernel has no memory for it.
     pub fn new(len: usize) -> Result<Self, PageError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("offcore-stats", flags)?;
         rustix::fs::ftruncate(&fd, len as u64)?;
         let memory = Memory::map(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
-        // Nobody who gets this fd can take pages away from under us, or write to them.
+        // Other processes with this fd can neither remove pages from the memfd nor write to it.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals)?;
         memory.word(0).store(MAGIC, Ordering::Relaxed);
@@ -121,18 +122,18 @@ impl StatsPage {
         Ok(Self { memory: Arc::new(memory), fd, next: Mutex::new(HEADER) })
     }
 
-    /// The memfd, for readers to map.
+    /// Returns the memfd, to be mapped by readers.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// A new block `name` of counters.
+    /// Creates a block `name` of counters.
     ///
     /// # Errors
     /// [`PageError::Full`].
     ///
     /// # Panics
-    /// When a name is longer than its field (63 bytes for the block, 31 for a counter).
+    /// If a name is longer than its field (63 bytes for the block, 31 for a counter).
     pub fn block(&self, name: &str, counters: &[&str]) -> Result<Block, PageError> {
         assert!(name.len() < NAME, "block name '{name}' is longer than {} bytes", NAME - 1);
         let mut next = self.next.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -167,7 +168,7 @@ impl StatsPage {
     }
 }
 
-/// A block of counters: a slice of the page that one worker writes.
+/// A block of counters: a part of the page that one worker writes.
 #[derive(Clone, Debug)]
 pub struct Block {
     _memory: Option<Arc<Memory>>,
@@ -177,11 +178,11 @@ pub struct Block {
 
 // SAFETY: the values are atomics, kept alive by `_memory` (or leaked, for a private block).
 unsafe impl Send for Block {}
-// SAFETY: as above.
+// SAFETY: as for `Send`; the values are atomics.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// A block outside any page, for tests and benchmarks. It lives as long as the process.
+    /// Creates a block outside any page, for tests and benchmarks. It lives as long as the process.
     pub fn private(counters: &[&str]) -> Self {
         let values: &'static [Counter] = Box::leak(counters.iter().map(|_| Counter::new()).collect());
         Self { _memory: None, values: NonNull::from(values).cast(), len: counters.len() }
@@ -189,24 +190,24 @@ impl Block {
 
     fn at(memory: &Arc<Memory>, offset: usize, len: usize) -> Self {
         let values = memory.at(offset, len * 8).cast();
-        // SAFETY: `at` never returns null: it points into the mapping.
+        // SAFETY: `at` never returns null, because it points into the mapping.
         Self { _memory: Some(Arc::clone(memory)), values: unsafe { NonNull::new_unchecked(values) }, len }
     }
 
-    /// Number of counters.
+    /// Returns the number of counters.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Counter `index`, in the order of the names the block was made with.
+    /// Returns counter `index`, in the order of the names with which the block was created.
     ///
     /// # Panics
-    /// When `index` is not below [`Block::len`].
+    /// If `index` is not below [`Block::len`].
     #[inline(always)]
     pub fn counter(&self, index: usize) -> &Counter {
         assert!(index < self.len);
-        // SAFETY: `values` points to `len` counters that live as long as self; index was just checked.
+        // SAFETY: `values` points to `len` counters that live as long as self; the index was just checked.
         unsafe { self.values.add(index).as_ref() }
     }
 
@@ -218,7 +219,7 @@ impl Block {
     }
 }
 
-/// One block as a reader sees it.
+/// The contents of a block as seen by a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     pub name: String,
@@ -234,7 +235,7 @@ impl Reader {
     /// Maps the page behind `fd`.
     ///
     /// # Errors
-    /// [`PageError::Foreign`] when it is not a statistics page of this version.
+    /// [`PageError::Foreign`] if it is not a statistics page of this version.
     pub fn open(fd: BorrowedFd<'_>) -> Result<Self, PageError> {
         let len = usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
         if len < HEADER {
@@ -249,10 +250,10 @@ impl Reader {
         Ok(Self(memory))
     }
 
-    /// Every block as it is now.
+    /// Returns the present contents of every block.
     ///
     /// # Errors
-    /// [`PageError::Damaged`] when the directory points outside the page.
+    /// [`PageError::Damaged`] if the directory points outside the page.
     pub fn read(&self) -> Result<Vec<Snapshot>, PageError> {
         let mut offset = HEADER;
         let (_, blocks) = self.0.version_and_blocks();

@@ -1,16 +1,16 @@
-//! Chance that is the same for the same seed.
+//! Reproducible pseudo-random numbers.
 
-/// Steele, Lea and Flood's generator, SplitMix64: small, and any seed will do.
+/// SplitMix64, the generator by Steele, Lea and Flood. It is small and accepts any seed.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitMix(u64);
 
 impl SplitMix {
-    /// The sequence of `seed`.
+    /// Creates the sequence of `seed`.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     #[inline]
     #[allow(clippy::should_implement_trait, reason = "the sequence does not end")]
     pub const fn next(&mut self) -> u64 {
@@ -21,24 +21,26 @@ impl SplitMix {
         z ^ z >> 31
     }
 
-    /// A number below `end`, which is not 0, each as likely as any other but for one in 2^64 / `end`.
+    /// Returns a number below `end`, which must not be 0. The numbers are equally likely, except for a bias of `end` /
+    /// 2^64.
     #[inline]
     pub const fn below(&mut self, end: u64) -> u64 {
         ((self.next() as u128 * end as u128) >> 64) as u64
     }
 
-    /// A number from 0 to 1, which is not among them.
+    /// Returns a number in the range from 0 to 1 without 1.
     pub const fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// True with this probability. Nothing is drawn for 0: what is switched off does not change the sequence.
+    /// Returns true with this probability. For probability 0 no number is drawn: a disabled feature does not change the
+    /// sequence.
     #[inline]
     pub fn happens(&mut self, probability: f64) -> bool {
         probability > 0.0 && self.fraction() < probability
     }
 
-    /// Fisher and Yates's shuffle.
+    /// Shuffles the items (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last as u64 + 1) as usize);

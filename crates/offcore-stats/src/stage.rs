@@ -1,16 +1,16 @@
-//! The stage clock: where a core's cycles go.
+//! The stage clock measures the time that a core spends in each stage of the data path.
 //!
-//! A pair of RDTSC reads costs some 40 cycles, more than a stage may take per packet. So one burst in
-//! [`SAMPLE`] is timed as a whole, stage by stage; on the other bursts a lap is one predictable branch.
+//! A pair of RDTSC reads costs about 40 cycles, more than a stage may take per packet. Therefore one burst in
+//! [`SAMPLE`] is timed as a whole, stage by stage. In the other bursts, a lap is one predictable branch.
 
 use crate::page::Block;
 use crate::{counter::Counter, named, named::joined, tsc};
 
-/// One burst in this many is timed.
+/// One burst in this number is timed.
 pub const SAMPLE: u32 = 64;
 
 named! {
-    /// A stage of the data path, in the order of the packet's way.
+    /// A stage of the data path, in the order in which a packet passes them.
     #[repr(u8)]
     pub enum Stage {
         /// Receiving from a port that is not a virtqueue.
@@ -21,7 +21,7 @@ named! {
         Header = "header",
         /// Payload copies made by this core.
         Copy = "copy",
-        /// Handing copies to a channel, doorbell included.
+        /// Submitting copies to a channel, including the doorbell.
         Submit = "submit",
         /// Collecting completions from channels.
         Poll = "poll",
@@ -31,13 +31,14 @@ named! {
         Tx = "tx",
         /// The application's own work per packet (`--work-ns`).
         Application = "application",
-        /// Polls that found nothing to do.
+        /// Polls without work.
         Idle = "idle",
     }
 }
 
 impl Stage {
-    /// The group of Figure 3 of the vhost guide that the stage is summed into; `None` for work outside the data path.
+    /// Returns the group, in Figure 3 of the vhost guide, to which the stage belongs; `None` for work outside the data
+    /// path.
     pub const fn group(self) -> Option<Group> {
         match self {
             Stage::Rx | Stage::Tx | Stage::Header => Some(Group::Switching),
@@ -60,7 +61,7 @@ named! {
     }
 }
 
-/// Ticks charged to each stage over the sampled bursts of one worker.
+/// Ticks charged to each stage in the sampled bursts of a worker.
 #[derive(Debug)]
 pub struct StageClock {
     last: u64,
@@ -73,21 +74,21 @@ pub struct StageClock {
 pub const COUNTERS: [&str; Stage::ALL.len() + 1] = joined(Stage::NAMES, ["sampled_bursts"]);
 
 impl StageClock {
-    /// A clock that counts in `ticks`, a block made with [`COUNTERS`].
+    /// Creates a clock that counts in `ticks`, a block created with [`COUNTERS`].
     ///
     /// # Panics
-    /// When the block has another number of counters.
+    /// If the block has another number of counters.
     pub fn new(ticks: Block) -> Self {
         assert_eq!(ticks.len(), COUNTERS.len(), "a stage clock's block is made with stage::COUNTERS");
         Self { last: 0, sampling: false, countdown: 1, ticks }
     }
 
-    /// A clock whose counters nobody else sees.
+    /// Creates a clock with private counters.
     pub fn private() -> Self {
         Self::new(Block::private(&COUNTERS))
     }
 
-    /// Begins a burst; decides whether this one is timed.
+    /// Begins a burst, and decides whether it is timed.
     #[inline(always)]
     pub fn begin(&mut self) {
         self.countdown -= 1;
@@ -119,7 +120,7 @@ impl StageClock {
         self.last = now;
     }
 
-    /// Ends the burst; what has not been charged yet goes to `rest`.
+    /// Ends the burst. Uncharged time is charged to `rest`.
     #[inline(always)]
     pub fn end(&mut self, rest: Stage) {
         if self.sampling {
@@ -128,7 +129,7 @@ impl StageClock {
         }
     }
 
-    /// Ticks charged to `stage` so far, over the sampled bursts only.
+    /// Returns the ticks charged to `stage` so far, in sampled bursts only.
     pub fn ticks(&self, stage: Stage) -> u64 {
         self.counter(stage as usize).value()
     }

@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// TSC ticks now. Not a serialising read: neighbouring instructions may move across it, which does not matter
-/// for the bursts it times.
+/// Returns the present TSC value. The read is not serialising: neighbouring instructions may move across it, which does
+/// not matter for timing bursts.
 #[inline(always)]
 pub fn now() -> u64 {
     // Miri has no time stamp counter.
@@ -20,23 +20,23 @@ pub fn now() -> u64 {
     }
 }
 
-/// TSC ticks per second, measured once per process against the monotonic clock (20 ms, error below 0.1 %).
+/// Returns the TSC ticks per second, measured once per process against the monotonic clock (20 ms, error below 0.1 %).
 pub fn hz() -> u64 {
     static HZ: OnceLock<u64> = OnceLock::new();
     *HZ.get_or_init(|| {
-        // The middle of three rounds: one round that the scheduler interrupted does not count.
+        // The median of three rounds discards a round that the scheduler interrupted.
         let mut rounds = [(); 3].map(|()| measure(Duration::from_millis(20)));
         rounds.sort_unstable();
         rounds[1]
     })
 }
 
-/// Ticks as nanoseconds.
+/// Converts ticks to nanoseconds.
 pub fn to_ns(ticks: u64) -> f64 {
     ticks as f64 * 1e9 / hz() as f64
 }
 
-/// A duration as ticks.
+/// Converts a duration to ticks.
 pub fn ticks(duration: Duration) -> u64 {
     (duration.as_secs_f64() * hz() as f64) as u64
 }

@@ -1,8 +1,8 @@
-//! A TCP/IP host stack whose payload copies are made by engines.
+//! A TCP/IP host stack that offloads payload copies to DMA engines.
 //!
-//! [`proto`] is the protocols, without I/O and without a clock: packets' heads and the time go in; verdicts, plans of
-//! copies and events come out. Payload never crosses that line. [`path`] is the stack among packets and copy queues.
-//! [`writes`] is what an application has an engine copy into its send FIFOs.
+//! [`proto`] contains the protocols. It has neither I/O nor a clock: its inputs are packet headers and the time, its
+//! outputs are verdicts, copy plans and events. Payload never enters it. [`path`] connects the stack to packets and
+//! copy queues. [`writes`] offloads the copies from application buffers to send FIFOs.
 
 #![deny(unsafe_code)]
 

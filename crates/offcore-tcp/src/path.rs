@@ -1,7 +1,7 @@
-//! The stack among packets: its copies are two copy queues, one from tx_fifos to packets and one from packets to rx_fifos.
+//! Connects the stack to packets with two copy queues: one from tx_fifos to packets, and one from packets to rx_fifos.
 //!
-//! A packet that is received is held until its payload is in the FIFO; a packet that is sent gets its headers when its
-//! payload is there. Neither is visible before its copies, and all before them, are done.
+//! A received packet is held until its payload is in the FIFO. A packet to be sent gets its headers when its payload is
+//! complete. Neither becomes visible before its own copies and all earlier copies are complete.
 
 #[allow(unsafe_code, reason = "copies are ordered here")]
 mod copies;
@@ -37,36 +37,36 @@ use crate::proto::{
     Event, HEAD, Out, Owner, Place, Placed, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, sum_end,
 };
 
-/// Packets in flight in each of the copy queues, at most, and what part of the pool they may hold: one buffer in this many.
-/// What an engine holds up leaves buffers for everybody else.
+/// Maximum number of packets in flight in each copy queue, and the share of the pool that they may hold (one buffer in
+/// `SHARE`). A stalled engine thus leaves buffers for other users.
 const IN_FLIGHT: usize = 1024;
 const SHARE: usize = 4;
-/// The largest part of the pool that one turn plans to send.
+/// One turn plans to send at most one pool buffer in this many.
 const AT_ONCE_SHARE: usize = 8;
-/// What part of the pool packets may hold that wait to be handed to another worker.
+/// Packets that wait for another worker may hold one pool buffer in this many.
 const ELSEWHERE_SHARE: usize = 16;
-/// Bytes of payload, at most, that are sent as one packet for the port to segment: the length of an IP packet has 16 bits.
+/// Maximum payload in bytes of a packet that the port segments. The length field of an IP packet has 16 bits.
 const LONGEST: usize = 65_000;
-/// What part of the pool such a packet may be.
+/// Such a packet may hold one pool buffer in this many.
 const LONGEST_SHARE: usize = 64;
-/// How long a copy may take: well below what makes a peer retransmit.
+/// Time after which a copy counts as lost. It is well below the peer's retransmission timeout.
 const LOST_AFTER: Duration = Duration::from_millis(50);
 
-/// A packet whose payload is on its way to an rx_fifo. It holds the packet; the stack holds the FIFO's blocks.
+/// A packet whose payload is being copied to an rx_fifo. It owns the packet; the stack owns the FIFO's blocks.
 #[derive(Debug)]
 struct Placing {
     packet: Packet,
     place: Place,
 }
 
-/// A packet whose payload is on its way from a tx_fifo. The same.
+/// A packet whose payload is being copied from a tx_fifo. It owns the packet; the stack owns the FIFO's blocks.
 #[derive(Debug)]
 struct Sending {
     packet: Packet,
     plan: Plan,
 }
 
-/// Adds a completed copy to `done`. If it does not follow, the stack is told of those before it.
+/// Merges a completed copy into `done`. If it is not adjacent, the earlier copies are reported to the stack first.
 #[inline(always)]
 fn report(done: &mut Option<Placed>, place: &Place, stack: &mut Stack, out: &mut Out) {
     if done.as_mut().is_some_and(|done| done.join(place)) {
@@ -78,7 +78,7 @@ fn report(done: &mut Option<Placed>, place: &Place, stack: &mut Stack, out: &mut
 }
 
 impl Sending {
-    /// The packet has its payload: it gets its headers and goes.
+    /// Adds the headers to a packet with complete payload, and queues it.
     #[inline]
     fn finish(self, stack: &mut Stack, out: &mut Out, links: &mut Links, cache: &mut PoolCache, now: u64) {
         let Self { mut packet, plan } = self;
@@ -101,12 +101,12 @@ impl Sending {
             }
             leave_checksum(&mut packet, &header);
         }
-        // The queue had room when this was planned.
+        // The queue had room when the packet was planned.
         links.get(iface).queue.push_back(packet);
     }
 }
 
-/// The same of a datagram. What is done for a segment is not to be made longer by it.
+/// Finishes a datagram. This is a separate function to keep the path of TCP segments short.
 #[cold]
 fn finish_datagram(
     (mut packet, plan): (Packet, &Plan),
@@ -116,7 +116,7 @@ fn finish_datagram(
     cache: &mut PoolCache,
     now: u64,
 ) {
-    // Fragments have no checksum of their own.
+    // The checksum of a fragmented datagram cannot be offloaded.
     let by_port = links.get(plan.iface()).checksums && !plan.is_long();
     let payload = (!by_port).then(|| sum_of(&packet, cache.pool()));
     let headroom = packet.headroom_mut(HEAD).first_chunk_mut().expect("as many bytes as were asked for");
@@ -142,33 +142,34 @@ pub struct Path {
     /// The protocols.
     pub stack: Stack,
     out: Out,
-    /// Whose buffers the packets are.
+    /// The pool that all packets belong to.
     pool: &'static Pool,
-    /// Buffers of it that are this worker's part.
+    /// This worker's share of the pool in buffers.
     part: usize,
     rx: CopyQueue<Option<Placing>>,
     tx: CopyQueue<Option<Sending>>,
-    /// What the copy queues have had no room for.
+    /// Packets that the copy queues have no room for yet.
     to_place: VecDeque<Placing>,
     to_fill: VecDeque<Sending>,
-    /// Packets that were complete as soon as they were submitted; empty between calls.
+    /// Packets that were complete on submission. Empty between calls.
     placed: Vec<Placing>,
     filled: Vec<Sending>,
-    /// Buffers of all these packets, and of those whose copies are in flight.
+    /// Buffers of all these packets, including packets whose copies are in flight.
     placing: usize,
     filling: usize,
     fragments: Fragments,
-    /// What parts were put together to; empty between calls.
+    /// Reassembled packets. Empty between calls.
     whole: Vec<Packet>,
-    /// Those of them that are another worker's, the interface that they came by, and their buffers.
+    /// Reassembled packets that belong to another worker, with their receiving interface, and the number of their
+    /// buffers.
     elsewhere: Vec<(u8, Packet)>,
     elsewhere_held: usize,
     links: Links,
 }
 
 impl Path {
-    /// `out` is what the stack has asked for so far; packets are `pool`'s. The core copies until the path is
-    /// [bound](Self::bind).
+    /// Creates a path. `out` holds the pending requests of the stack; packets are allocated from `pool`. The core makes
+    /// all copies until the path is [bound](Self::bind) to channels.
     pub fn new(stack: Stack, out: Out, mover: &mut Mover, pool: &'static Pool) -> Self {
         let (mut rx, mut tx) = (CopyQueue::open(mover, IN_FLIGHT), CopyQueue::open(mover, IN_FLIGHT));
         rx.set_lost_after(mover, tsc::ticks(LOST_AFTER));
@@ -195,16 +196,16 @@ impl Path {
         }
     }
 
-    /// Says who copies what is received, and what is sent.
+    /// Selects the channels that copy received packets and packets to be sent.
     ///
     /// # Errors
-    /// Channels that are not this mover's, or too many.
+    /// Fails if a channel does not belong to this mover, or if there are too many channels.
     pub fn bind(&mut self, mover: &mut Mover, rx: &Binding, tx: &Binding) -> Result<(), MoverError> {
         self.rx.bind(mover, rx)?;
         self.tx.bind(mover, tx)
     }
 
-    /// Says which offloads the port of interface `iface` has, and whether it takes packets of several buffers.
+    /// Sets the offloads of the port of interface `iface`, and whether the port accepts packets of several buffers.
     pub fn set_link(&mut self, iface: u8, offloads: Offloads, chains: bool) {
         let pool = self.pool;
         let Offloads { checksum, tso4, tso6, .. } = offloads;
@@ -218,23 +219,23 @@ impl Path {
         link.longest = self.stack.set_segment_offload(iface, longest as u32) as usize;
     }
 
-    /// Whether packets may be given to [`receive`](Self::receive): not while copies of earlier ones wait for room, or hold
-    /// their share of the buffers.
+    /// Returns whether [`receive`](Self::receive) accepts packets. It does not while copies of earlier packets wait for
+    /// room or hold their share of the buffers.
     pub fn is_open(&self) -> bool {
         self.to_place.is_empty() && self.placing < self.part.div_ceil(SHARE)
     }
 
-    /// Calls of the stack, with what they ask for: `out` is emptied by the next [`turn`](Self::turn).
+    /// Gives access to the stack's calls and their requests. The next [`turn`](Self::turn) processes and clears `out`.
     pub fn call(&mut self) -> (&mut Stack, &mut Out) {
         (&mut self.stack, &mut self.out)
     }
 
-    /// What has gone wrong for want of room.
+    /// Returns the counters of dropped packets.
     pub fn stats(&self) -> PathStats {
         PathStats { fragments_dropped: self.fragments.dropped, ..self.links.stats }
     }
 
-    /// Takes packets that interface `iface` has received.
+    /// Receives packets from interface `iface`.
     pub fn receive(&mut self, ctx: &mut Context<'_>, now: u64, iface: u8, packets: &mut Burst) {
         self.take(ctx, now, iface, packets);
         if !self.whole.is_empty() {
@@ -243,7 +244,7 @@ impl Path {
         self.submit_places(ctx);
     }
 
-    /// Takes what was put together, as far as it is this worker's.
+    /// Receives the reassembled packets that belong to this worker.
     #[cold]
     fn take_whole(&mut self, ctx: &mut Context<'_>, now: u64, iface: u8) {
         let mut whole = mem::take(&mut self.whole);
@@ -259,13 +260,14 @@ impl Path {
                 }
             }
             self.take(ctx, now, iface, &mut burst);
-            // What was put together may be a part of yet another packet.
+            // A reassembled packet may itself be a fragment of another packet.
             whole.append(&mut self.whole);
         }
         self.whole = whole;
     }
 
-    /// The packet waits for [`take_elsewhere`](Self::take_elsewhere), if there is room; one has always.
+    /// Keeps the packet for [`take_elsewhere`](Self::take_elsewhere) if there is room. There is always room for one
+    /// packet.
     fn keep_for_another(&mut self, iface: u8, packet: Packet, cache: &mut PoolCache) {
         let held = self.elsewhere_held + buffers(&packet, self.pool);
         if held > self.part.div_ceil(ELSEWHERE_SHARE) && !self.elsewhere.is_empty() {
@@ -277,7 +279,7 @@ impl Path {
         }
     }
 
-    /// Moves packets that another worker is to be given, put together of fragments that came by interface `iface`, to `burst`.
+    /// Moves reassembled packets that belong to another worker and arrived on interface `iface` to `burst`.
     pub fn take_elsewhere(&mut self, iface: u8, burst: &mut Burst) {
         let mut room = burst.remaining_capacity();
         let fits = |(of, _): &mut (u8, Packet)| {
@@ -296,7 +298,8 @@ impl Path {
         for packet in packets.iter() {
             let data = packet.data().as_ptr();
             prefetch::read(data);
-            // The second line of headers; where the packet asks for an offload, its header is in the line before.
+            // The second cache line of headers. If the packet requests an offload, its virtio-net header is in the line
+            // before.
             prefetch::read(data.wrapping_add(prefetch::LINE));
             prefetch::read(data.wrapping_sub(1));
         }
@@ -333,7 +336,7 @@ impl Path {
         ctx.clock.lap(Stage::Header);
     }
 
-    /// One turn: what is due, copies that are done, and what is to be sent, `budget` packets at most.
+    /// Runs one turn: expired timers, completed copies, and up to `budget` packets to send.
     pub fn turn(&mut self, ctx: &mut Context<'_>, now: u64, budget: usize) {
         self.links.go_on(ctx.cache);
         for iface in 0..self.links.len() {
@@ -352,13 +355,13 @@ impl Path {
         if self.to_fill.is_empty() && room > 0 {
             self.stack.tx(now, room, &mut self.out);
         }
-        // What a turn took that found nothing to do belongs to no stage of a packet's way.
+        // Time of a turn without work is not attributed to any packet stage.
         ctx.clock.lap(if self.out.is_empty() { Stage::Idle } else { Stage::Header });
         self.take_out(ctx, now);
         self.take_own_copies(ctx);
     }
 
-    /// Packets to be sent that there are buffers for, those of the longest kind.
+    /// Returns how many packets of maximum length the free buffers allow to send.
     fn packets(&self, cache: &PoolCache) -> usize {
         let pool = self.pool;
         let held = self.filling + self.links.fewest_queued();
@@ -367,12 +370,13 @@ impl Path {
         share.min(self.part / AT_ONCE_SHARE).min(cache.available() / 2) / each.max(1)
     }
 
-    /// Copies that are done are reported and their packets freed, or sent: each connection's in order.
+    /// Reports completed copies in order per connection. Received packets are freed, and packets to be sent are
+    /// finished.
     fn finish(&mut self, ctx: &mut Context<'_>, now: u64) {
         let Self { stack, out, pool, rx, tx, links, placing: held, filling, .. } = self;
         let Context { mover, cache, .. } = ctx;
         let key = |placing: &Option<Placing>| placing.as_ref().map(|placing| placing.place.conn.order());
-        // What a holder has is looked at where it is: a copy of it would wait for its own stores, with every packet.
+        // The holder's contents are read in place. Moving them out would stall on their recent stores for every packet.
         let mut done = None;
         rx.take_by_key(mover, key, |holder| {
             let Some(Placing { packet, place }) = holder else { return };
@@ -392,7 +396,7 @@ impl Path {
         });
     }
 
-    /// What the stack has asked for becomes packets.
+    /// Creates the packets that the stack has requested.
     fn take_out(&mut self, ctx: &mut Context<'_>, now: u64) {
         let mut controls = mem::take(&mut self.out.controls);
         for control in controls.drain(..) {
@@ -412,14 +416,15 @@ impl Path {
         for &plan in &plans {
             let Some(packet) = ctx.cache.take_chain(HEADROOM, plan.len as usize) else { break };
             self.filling += buffers(&packet, self.pool);
-            // Headers are written when the copy is complete, into lines that somebody else had last.
+            // Headers are written when the copy is complete. Another core may own these cache lines, so they are
+            // prefetched.
             let data = packet.data().as_ptr();
             prefetch::write(data.wrapping_sub(prefetch::LINE));
             prefetch::write(data.wrapping_sub(2 * prefetch::LINE));
             self.to_fill.push_back(Sending { packet, plan });
             made += 1;
         }
-        // The last first: what is given up behind it leaves no hole, and is planned anew.
+        // Last plan first: giving up the newest plan leaves no gap, and its data is planned again later.
         for plan in plans.drain(made..).rev() {
             self.links.stats.starved += 1;
             self.stack.give_up(&plan, &mut self.out);
@@ -453,30 +458,30 @@ impl Path {
         }
     }
 
-    /// Packets to be sent by interface `iface`, in order.
+    /// Returns the queue of packets that interface `iface` has to send, in order.
     pub fn to_send(&mut self, iface: u8) -> &mut SendQueue {
         &mut self.links.get(iface).queue
     }
 
-    /// What applications are told, since the last call.
+    /// Moves the application events since the last call to `into`.
     pub fn take_events(&mut self, into: &mut Vec<Event>) {
         into.append(&mut self.out.events);
     }
 
-    /// Packets whose copies are in flight, or wait for room.
+    /// Returns the number of packets whose copies are in flight or wait for room.
     pub fn in_flight(&self, mover: &mut Mover) -> usize {
         let waiting = self.to_place.len() + self.to_fill.len();
         self.rx.in_flight(mover) + self.tx.in_flight(mover) + waiting
     }
 }
 
-/// The part of a packet that the protocols read: its first buffer, which contains the headers.
+/// Returns the part of a packet that the protocols read: its first buffer, which contains the headers.
 #[inline]
 pub fn head_of(packet: &Packet) -> &[u8] {
     packet.bytes()
 }
 
-/// How many buffers a packet has.
+/// Returns the number of a packet's buffers.
 #[inline]
 fn buffers(packet: &Packet, pool: &Pool) -> usize {
     if packet.is_segmented() { buffers_of_chain(packet, pool) } else { 1 }
@@ -487,7 +492,7 @@ fn buffers_of_chain(packet: &Packet, pool: &Pool) -> usize {
     pool.segment_count(packet)
 }
 
-/// The sum of a packet's bytes.
+/// Returns the checksum of a packet's bytes.
 #[inline]
 fn sum_of(packet: &Packet, pool: &Pool) -> Sum {
     if packet.is_segmented() { sum_of_chain(packet, pool) } else { Sum::of(packet.bytes()) }
@@ -498,7 +503,7 @@ fn sum_of_chain(packet: &Packet, pool: &Pool) -> Sum {
     Sum::of_parts(pool.segments(packet))
 }
 
-/// What leaves the checksum at `offset` of the transport header to the port.
+/// Returns the header that makes the port complete the checksum at `offset` of the transport header.
 #[inline]
 fn open_checksum(transport: u8, offset: u16) -> NetHeader {
     NetHeader {
@@ -509,31 +514,32 @@ fn open_checksum(transport: u8, offset: u16) -> NetHeader {
     }
 }
 
-/// Puts the header in front of the packet.
+/// Writes the virtio-net header into the packet's headroom.
 #[inline]
 fn leave_checksum(packet: &mut Packet, header: &NetHeader) {
     packet.headroom_mut(virtio_net::HEADER_LEN).copy_from_slice(&header.to_bytes());
     packet.set_offload(true);
 }
 
-/// Has the port cut a packet with `headers` bytes of headers into segments.
+/// Requests segmentation by the port of a packet with `headers` bytes of headers.
 #[cold]
 fn ask_for_segments(header: &mut NetHeader, segment: u16, headers: usize, packet: &Packet) {
     header.gso_type = segmentation(packet.bytes(), header.csum_start.into());
     (header.hdr_len, header.gso_size) = (headers as u16, segment);
 }
 
-/// The kind of segmentation of a frame whose TCP header is at `transport`.
+/// Returns the segmentation type for a frame whose TCP header is at `transport`.
 fn segmentation(frame: &[u8], transport: usize) -> u8 {
     let is_v6 = EthernetFrame::new_checked(frame).is_ok_and(|frame| frame.ethertype() == EtherType::IPV6);
     let version = if is_v6 { VIRTIO_NET_HDR_GSO_TCPV6 } else { VIRTIO_NET_HDR_GSO_TCPV4 };
-    // Only the first segment is to have CWR (RFC 3168, 6.1.2). For a port without that the packet is segmented in software.
+    // Only the first segment may have CWR (RFC 3168, 6.1.2). Ports without ECN segmentation get the packet segmented in
+    // software.
     let tcp = frame.get(transport..).and_then(|bytes| TcpSegment::new_checked(bytes).ok());
     let reduced = tcp.is_some_and(|tcp| tcp.flags().intersects(TcpFlags::CWR));
     version | if reduced { VIRTIO_NET_HDR_GSO_ECN } else { 0 }
 }
 
-/// What is known of a packet's checksum; the core sums up what nobody has looked at.
+/// Returns the checksum state of a packet. The core computes the sum if the port has not verified it.
 fn checksum_of(packet: &Packet, len: usize, cache: &PoolCache) -> RxChecksum {
     if packet.has_offload() {
         let header = packet.headroom_bytes(virtio_net::HEADER_LEN).first_chunk().map(NetHeader::from_bytes);

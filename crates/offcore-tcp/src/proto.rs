@@ -1,7 +1,7 @@
-//! The protocols: pure code over numbers and the heads of packets.
+//! The protocols: pure code over numbers and packet headers.
 //!
-//! Times are microseconds since the stack was made, as `u64`. Positions in a stream are `u64` offsets of its first byte;
-//! sequence numbers are what they look like on the wire, and only headers have them.
+//! Times are microseconds since the creation of the stack, as `u64`. Stream positions are `u64` offsets of bytes in the
+//! stream. Sequence numbers are their representation on the wire and occur only in headers.
 mod addr;
 mod addresses;
 mod ahead;

@@ -1,8 +1,10 @@
-//! Writes that an engine makes: from an application's buffer to its send FIFO, shown to the stack when the copy is done.
+//! Offloaded writes: an engine copies from an application's buffer to the send FIFO. The bytes are published to the
+//! stack when the copy is complete.
 //!
-//! The buffer is borrowed until then. What mTCP's `epping` does by one copy at a time, and without telling the application
-//! when it may use the buffer again (Intel Vector Data Streaming Library), is a copy queue here: many writes of many
-//! connections are in flight, each connection's are shown in order, and what an engine does not do the core does.
+//! The buffer is borrowed until then. mTCP's `epping` (Intel Vector Data Streaming Library) makes one copy at a time
+//! and does not report when the application may reuse the buffer. This module uses a copy queue instead: many writes of
+//! many connections are in flight, the writes of each connection are published in order, and the core makes the copies
+//! that the engine does not.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,22 +18,23 @@ use offcore_stats::{StageClock, tsc};
 
 use crate::proto::{ConnId, Stack};
 
-/// Pieces in flight.
+/// Maximum number of pieces in flight.
 const IN_FLIGHT: usize = 256;
-/// Bytes of a piece, at most.
+/// Maximum length of a piece in bytes.
 const PIECE: usize = 64 << 10;
-/// Copies of a piece, at most: it may begin in the small ring, go round there, and go on in two large blocks.
+/// Maximum number of copies per piece: a piece may begin in the small ring, wrap around there, and continue in two
+/// large blocks.
 const COPIES: usize = 4;
-/// How long a copy may take.
+/// Time after which a copy counts as lost.
 const LOST_AFTER: Duration = Duration::from_millis(50);
 
-/// A piece of a write that is on its way.
+/// A piece of a write in flight.
 #[derive(Debug)]
 struct Piece {
     conn: ConnId,
     position: u64,
     len: usize,
-    /// The source stays mapped.
+    /// Keeps the source mapped.
     _buffer: Arc<Mapping>,
 }
 
@@ -39,31 +42,32 @@ struct Piece {
 #[derive(Debug)]
 pub struct Writes {
     queue: CopyQueue<Option<Piece>>,
-    /// Pieces that were complete as soon as they were submitted.
+    /// Pieces that were complete on submission.
     done: Vec<Piece>,
 }
 
 impl Writes {
-    /// The core copies until this is [bound](Self::bind).
+    /// Opens a copy queue. The core makes all copies until it is [bound](Self::bind) to channels.
     pub fn open(mover: &mut Mover) -> Self {
         let mut queue = CopyQueue::open(mover, IN_FLIGHT);
         queue.set_lost_after(mover, tsc::ticks(LOST_AFTER));
         Self { queue, done: Vec::new() }
     }
 
-    /// Says who copies.
+    /// Selects the channels that make the copies.
     ///
     /// # Errors
-    /// Channels that are not this mover's, or too many.
+    /// Fails if a channel does not belong to this mover, or if there are too many channels.
     pub fn bind(&mut self, mover: &mut Mover, binding: &Binding) -> Result<(), MoverError> {
         self.queue.bind(mover, binding)
     }
 
-    /// Orders copies of the bytes in `range` of `buffer` to what `writer`, of connection `conn`, has room for; returns how
-    /// many bytes. Whoever changes these bytes before [`poll`](Self::poll) has reported them sends what comes of it.
+    /// Submits copies of the bytes in `range` of `buffer` to the FIFO of `writer`, which belongs to connection `conn`.
+    /// Returns the number of bytes that the FIFO has room for. If the bytes change before [`poll`](Self::poll) reports
+    /// them, the connection sends undefined data.
     ///
     /// # Panics
-    /// When the range is not in the buffer.
+    /// Panics if the range exceeds the buffer.
     pub fn write(
         &mut self,
         ctx: &mut Context<'_>,
@@ -91,8 +95,8 @@ impl Writes {
         before - left.len()
     }
 
-    /// Calls `each` with the connection and the bytes of pieces whose copies are done, in the order in which they were
-    /// written: they are to be [shown](Writer::show).
+    /// Calls `each` with the connection and the number of bytes of each completed piece, in the order of the writes.
+    /// The caller must then [show](Writer::show) the bytes.
     pub fn poll(&mut self, ctx: &mut Context<'_>, stack: &mut Stack, mut each: impl FnMut(ConnId, usize)) {
         let mut report = |piece: Piece| {
             stack.filled(piece.conn, piece.position, piece.len);
@@ -103,13 +107,13 @@ impl Writes {
         self.queue.take_by_key(ctx.mover, key, |piece| piece.take().into_iter().for_each(&mut report));
     }
 
-    /// Pieces that have not been reported.
+    /// Returns the number of pieces that have not been reported.
     pub fn in_flight(&self, mover: &mut Mover) -> usize {
         self.queue.in_flight(mover) + self.done.len()
     }
 }
 
-/// What is left of a write.
+/// The rest of a write.
 struct Order<'a> {
     stack: &'a mut Stack,
     conn: ConnId,
@@ -119,7 +123,7 @@ struct Order<'a> {
 }
 
 impl Order<'_> {
-    /// Enters as many pieces as there is room for.
+    /// Enters as many pieces as fit.
     fn submit<const IMMEDIATE: bool>(
         &mut self,
         mut batch: Batch<'_, Option<Piece>, IMMEDIATE>,
@@ -137,7 +141,8 @@ impl Order<'_> {
             }
             let mut copied = 0;
             for span in self.writer.spans(len) {
-                // SAFETY: `len` bytes of the buffer are left.
+                // SAFETY: `left.start + copied` does not exceed the buffer, because `len` bytes from `left.start` are
+                // in the buffer.
                 let src = unsafe { self.buffer.base().add(self.left.start + copied) };
                 batch.copy(src.as_ptr(), span.address().as_ptr(), span.len() as u32);
                 copied += span.len();
@@ -147,8 +152,8 @@ impl Order<'_> {
             done.extend(batch.enter(Some(piece)).flatten());
             self.left.start += len;
         }
-        // SAFETY: the piece keeps the buffer mapped; the stack keeps the FIFO's blocks until the piece is reported, and
-        // they are the writer's, who has not shown them.
+        // SAFETY: the piece keeps the buffer mapped. The stack keeps the FIFO's blocks until the piece is reported.
+        // Only the writer accesses them, because it has not published them.
         unsafe { batch.submit(clock) };
     }
 }

@@ -1,7 +1,7 @@
-//! What `cargo xtask counts` counts: the hot functions, in fixed loops, for callgrind.
+//! Workloads for `cargo xtask counts`: the hot functions, in fixed loops, for callgrind.
 //!
-//! Without arguments it prints the names of the cases; with one, it runs that case and prints how many packets went
-//! through. Only what happens inside [`counted`] is measured: not the set-up, the guest's side, or the engine's.
+//! Without arguments, it prints the names of the cases. With a name, it runs that case and prints the number of packets
+//! processed. Only code inside [`counted`] is measured, not the setup, the guest's side, or the engine.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use offcore_vhost::testing::{BUFFERS, FEATURES, GUEST, Guest, Receiver, Worker, 
 use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell};
 use offcore_wire::virtio_net::{self, NetHeader};
 
-/// A case by its name.
+/// A case and its name.
 type Case = (&'static str, fn() -> usize);
 
-/// Sizes are those of frames, with the FCS. An engine's case has none: the core touches no payload. With which routine the
-/// core copies in a virtqueue's case depends on how long copies take: fetching ahead has more instructions than plain, and
-/// what is recorded is the case with more.
+/// Sizes are frame sizes, including the FCS. The engine's case has no size, because the core does not touch the
+/// payload. In a virtqueue's case, the copy routine used by the core depends on the duration of copies. Copies with
+/// prefetching have more instructions than plain ones, and the recorded case is the one with more instructions.
 const CASES: [Case; 21] = [
     ("copy-64", || copy(60)),
     ("copy-1518", || copy(1514)),
@@ -54,19 +54,19 @@ const CASES: [Case; 21] = [
 const SPLIT: bool = false;
 const PACKED: bool = true;
 
-/// What packets are like.
+/// Form of the packets.
 #[derive(Clone, Copy, PartialEq)]
 enum Shape {
-    /// In one piece, asking for nothing.
+    /// In one piece, without an offload request.
     Plain,
-    /// The same, asking for a UDP checksum.
+    /// In one piece, with a request for a UDP checksum.
     Csum,
-    /// Longer, in two pieces, headers and payload, by an indirect table, as a Linux guest sends.
+    /// Longer, in two pieces (headers and payload) in an indirect table, as sent by a Linux guest.
     Indirect,
 }
 
 impl Shape {
-    /// Bytes, without the FCS.
+    /// Length in bytes, without the FCS.
     const fn len(self) -> usize {
         match self {
             Self::Plain | Self::Csum => LEN,
@@ -74,7 +74,7 @@ impl Shape {
         }
     }
 
-    /// Features that it takes.
+    /// Features needed for this form.
     const fn features(self) -> u64 {
         match self {
             Self::Plain | Self::Indirect => FEATURES,
@@ -93,34 +93,35 @@ impl Shape {
     }
 }
 
-/// The mode, and with `auto` what it has chosen.
+/// The mode and, for `auto`, its decision.
 type Copying = (Mode, Way);
 const CPU: Copying = (Mode::Cpu, Way::Core);
 const OFFLOAD: Copying = (Mode::Offload, Way::Engine);
 const AUTO_CORE: Copying = (Mode::Auto, Way::Core);
 const AUTO_ENGINE: Copying = (Mode::Auto, Way::Engine);
 
-/// Packets a burst.
+/// Packets per burst.
 const PACKETS: usize = 32;
-/// Bytes of a packet, without the FCS.
+/// Length of a packet in bytes, without the FCS.
 const LEN: usize = 60;
-/// Bursts before counting starts, and bursts counted: a multiple of the stage clock's sample.
+/// Number of bursts before counting starts, and number of bursts counted: a multiple of the stage clock's sampling
+/// interval.
 const WARM_UP: usize = 64;
 const BURSTS: usize = 640;
-/// The same in mode `auto`: they are part of the lease with which a decision begins.
+/// Number of bursts counted in mode `auto`. They fit into the lease that follows a decision.
 const BURSTS_OF_LEASE: usize = 48;
-/// Loops that make what `auto` is not to choose dear, whatever a machine's speed.
+/// Number of loop iterations that slow down the way that `auto` must not choose, on any machine.
 const DEAR: u32 = 100_000;
-/// The virtio-net header.
+/// Length of the virtio-net header.
 const HEADER: usize = 12;
 const RING: u16 = 256;
 const BUFFER: usize = 2048;
-/// Where the indirect tables of two descriptors are, behind all buffers, and the bytes of each.
+/// Address of the indirect tables of two descriptors, behind all buffers, and length of a table in bytes.
 const TABLES: u64 = GUEST + (8 << 20);
 const TABLE: usize = 32;
-/// Bytes of a packet's first piece: virtio-net, Ethernet, IPv4 and UDP headers.
+/// Length of a packet's first piece in bytes: virtio-net, Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = HEADER + 42;
-/// Operations that the engine's channel holds.
+/// Capacity of the engine's channel in operations.
 const CHANNEL: usize = 1024;
 
 fn main() {
@@ -137,27 +138,28 @@ fn main() {
     }
 }
 
-/// The function that callgrind is told to count in, with everything that it calls.
+/// The function that callgrind counts, including everything it calls.
 #[inline(never)]
 fn counted<R>(work: impl FnOnce() -> R) -> R {
     black_box(work())
 }
 
-/// Does `work`, counted or not.
+/// Calls `work`, counted or not.
 #[inline(always)]
 fn count_if<R>(count: bool, work: impl FnOnce() -> R) -> R {
     if count { counted(work) } else { work() }
 }
 
-/// Calls `burst` until the set number of bursts is counted; returns the packets of those.
+/// Calls `burst` until the required number of bursts is counted. Returns the number of packets in them.
 fn bursts(mut burst: impl FnMut(bool) -> usize) -> usize {
     let packets: usize = (0..WARM_UP + BURSTS).map(|i| burst(i >= WARM_UP)).skip(WARM_UP).sum();
     assert_eq!(packets, BURSTS * PACKETS, "every burst moves all its packets");
     packets
 }
 
-/// Likewise, with the worker that the bursts are of. In mode `auto` counting starts when the other way has become so dear
-/// that the wanted one was chosen, the core after the engine: then a lease has just begun, in which nothing is timed.
+/// Like [`bursts`], with the worker that runs the bursts. In mode `auto`, counting starts after the other way has
+/// become so expensive that the wanted one was chosen. For the core, the engine is chosen first. A lease has then just
+/// begun, during which copies are not timed.
 fn bursts_of(
     worker: &mut Worker,
     (mode, wanted): Copying,
@@ -170,33 +172,33 @@ fn bursts_of(
     let ways: &[Way] = if wanted == Way::Core { &[Way::Engine, Way::Core] } else { &[Way::Engine] };
     for &way in ways {
         let dear = Some(if way == Way::Core { Way::Engine } else { Way::Core });
-        // All copies are of one class.
+        // All copies belong to the same size class.
         while class_of(&worker.mover, queue) != way {
             burst(worker, Run { count: false, dear });
         }
     }
-    // Its sample is in every run at the same place.
+    // A new clock, so that it samples at the same position in every run.
     worker.clock = StageClock::private();
     let packets = (0..BURSTS_OF_LEASE).map(|_| burst(worker, Run { count: true, dear: None })).sum();
     assert_eq!(packets, BURSTS_OF_LEASE * PACKETS, "every burst moves all its packets");
     packets
 }
 
-/// How a burst is run: counted or not, and with which way of copying made dear.
+/// How to run a burst: whether it is counted, and which way of copying is slowed down.
 #[derive(Clone, Copy)]
 struct Run {
     count: bool,
     dear: Option<Way>,
 }
 
-/// Who makes the copies of a queue whose copies are all of the size measured here.
+/// Returns the way of copying for the copies of a queue, which all have the size measured here.
 fn class_of(mover: &Mover, queue: QueueId) -> Way {
     let len = (HEADER + LEN) as u32;
     let classes = mover.decisions(queue).classes;
     classes.iter().find(|class| len <= class.up_to).map(|class| class.way).unwrap_or_default()
 }
 
-/// A worker with one channel of an engine that copies when it is told to.
+/// Returns a worker with one channel of an engine that copies only when stepped.
 fn worker() -> (Worker, ChannelId, Stepper) {
     let mut worker = Worker::new();
     let (device, stepper) = CoreDevice::stepped();
@@ -208,7 +210,7 @@ fn channel(device: &CoreDevice) -> Box<dyn Channel> {
     device.open_channel(CHANNEL).expect("the device has a channel")
 }
 
-/// A virtqueue of a guest whose copies `channel` makes in the mode given.
+/// Returns a virtqueue of a guest whose copies are made by `channel` in the given mode.
 fn cell(guest: &Guest, queue: u16, mode: Mode, channel: ChannelId, shape: Shape) -> Arc<VringCell> {
     let cell = Arc::new(VringCell::new(queue));
     cell.publish(|wanted| wanted.binding = Binding::new(mode, vec![channel]));
@@ -216,7 +218,7 @@ fn cell(guest: &Guest, queue: u16, mode: Mode, channel: ChannelId, shape: Shape)
     cell
 }
 
-/// One round of a worker: what has completed is collected, then `work` is done.
+/// One round of a worker: collects completed copies, then calls `work`.
 #[inline(always)]
 fn round<R>(ctx: &mut Context<'_>, work: impl FnOnce(&mut Context<'_>) -> R) -> R {
     ctx.clock.begin();
@@ -227,7 +229,8 @@ fn round<R>(ctx: &mut Context<'_>, work: impl FnOnce(&mut Context<'_>) -> R) -> 
     result
 }
 
-/// At the end of a round that began with new packets: takes long if they were copied the way that is to be dear.
+/// Called at the end of a round that began with new packets. Takes a long time if they were copied in the way to slow
+/// down.
 #[inline(always)]
 fn tire(mover: &Mover, dear: Option<Way>) {
     if let Some(dear) = dear {
@@ -238,7 +241,7 @@ fn tire(mover: &Mover, dear: Option<Way>) {
     }
 }
 
-/// The driver's side of a guest that sends bursts.
+/// The driver side of a guest that sends bursts.
 struct Sender {
     driver: driver::Queue<()>,
     shape: Shape,
@@ -250,7 +253,7 @@ impl Sender {
         for i in 0..usize::from(RING) {
             let buffer = buffer(i);
             guest.write(buffer, &shape.header());
-            // Of a split virtqueue: the first goes on at the second.
+            // In a split virtqueue, the first descriptor is linked to the second.
             for (at, (address, len, flags, next)) in [
                 (buffer, HEADERS, VIRTQ_DESC_F_NEXT, 1u16),
                 (buffer + HEADERS as u64, HEADER + shape.len() - HEADERS, 0, 0),
@@ -284,7 +287,7 @@ impl Sender {
         self.driver.publish();
     }
 
-    /// Takes back what was returned.
+    /// Collects the returned chains.
     fn take_back(&mut self) {
         while self.driver.used().expect("the ring is sound") > 0 {
             self.driver.pop().expect("the ring is sound");
@@ -366,7 +369,7 @@ fn enqueue(packed: bool, copying: Copying, shape: Shape) -> usize {
     })
 }
 
-/// Packets from one guest to another in one copy, their addresses rewritten. An engine has made the copies by the second
+/// Packets from one guest to another in one copy, with rewritten addresses. An engine has made the copies by the second
 /// round.
 fn pair(packed: bool, mode: Mode) -> usize {
     let (from, to) = (Guest::with_rings(RING, packed), Guest::with_rings(RING, packed));
@@ -400,7 +403,7 @@ fn pair(packed: bool, mode: Mode) -> usize {
     })
 }
 
-/// The core's copies alone, fetching ahead.
+/// Only the core's copies, with prefetching.
 fn copy(len: usize) -> usize {
     let (src, mut dst) = (vec![7u8; PACKETS * BUFFER], vec![0u8; PACKETS * BUFFER]);
     let (from, to) = (src.as_ptr(), dst.as_mut_ptr());
@@ -411,13 +414,13 @@ fn copy(len: usize) -> usize {
         })
         .collect();
     bursts(|count| {
-        // SAFETY: both vectors live; each copy is inside a buffer of either, and nobody else uses them.
+        // SAFETY: both vectors are alive. Each copy is inside a buffer of both vectors, which are not used otherwise.
         count_if(count, || unsafe { cpu::copy_burst(&list) });
         list.len()
     })
 }
 
-/// One copy a packet through the mover alone: addresses, plan, reorder ring, the memory's count of copies, submit, poll.
+/// One copy per packet with the mover alone: addresses, plan, reorder ring, the memory's count of copies, submit, poll.
 fn submit_reap() -> usize {
     let (device, mut stepper) = CoreDevice::stepped();
     let mut copies = SubmitReap::new(channel(&device), LEN as u32);

@@ -1,16 +1,17 @@
 //! The back end: serves front ends over a socket and hands their virtqueues to the workers.
 //!
-//! One control thread per socket decodes messages, checks them against the device's state, and publishes virtqueues in
-//! their [`VringCell`]s. The cells are made when the back end starts and live as long as it does, so workers attach
-//! before any front end has connected. One front end is served at a time; another one waits in the socket's queue.
+//! One control thread per socket decodes messages, checks them against the state of the device, and publishes
+//! virtqueues in their [`VringCell`]s. The cells are created with the back end and live as long as it does, so workers
+//! can attach before a front end has connected. One front end is served at a time. Others wait in the accept queue of
+//! the socket.
 //!
 //! ```text
 //! front end ── socket ──> control thread ──> session (what this front end has set up) ──> cells ──> workers
 //!                               └──> DeviceEvents, Status
 //! ```
-//! A refused message changes nothing, is answered with a non-zero acknowledgement when the front end asked for one, and
-//! is otherwise only logged and counted. The connection ends when nothing else can be said: a header without sense, a
-//! refused request whose reply the front end waits for, a worker that does not answer, guest memory that vanished.
+//! A refused message changes nothing. If the front end requested an acknowledgement, it gets a non-zero one. Otherwise,
+//! the refusal is only logged and counted. The connection is closed if no other answer is possible: after an invalid
+//! header, a refused request that has a reply, a worker that does not answer, or a loss of guest memory.
 
 mod control;
 mod device;
@@ -38,43 +39,45 @@ pub use device::{Device, DeviceError, DeviceEvents};
 pub use error::ControlError;
 pub use status::{RingState, Status, VringStatus};
 
-/// Queue pairs of one device, at most: a message names a virtqueue by eight bits.
+/// Maximum number of queue pairs of one device: messages identify a virtqueue by eight bits.
 pub const MAX_QUEUE_PAIRS: u16 = 128;
-/// How long a process that listens at the socket is given to end: one that was killed gives its memory back first.
+/// Time for a process that listens at the socket to terminate. A killed process first frees its memory.
 const ENDING: Duration = Duration::from_secs(1);
-/// Regions of guest memory of one device, at most, when they are added one by one.
+/// Maximum number of guest memory regions of one device, if they are added one by one.
 pub const MAX_SLOTS: usize = 64;
-/// Regions for what is in flight that are made for one connection. One is needed; whoever does not read the answers keeps each one's file.
+/// Maximum number of regions for descriptors in flight that are created for one connection. A front end needs only one.
+/// A front end that does not read the replies keeps the files of all of them open.
 const REGIONS: usize = 8;
-/// The least MTU (virtio 1.2, section 5.1.4.1).
+/// Minimum MTU (virtio 1.2, section 5.1.4.1).
 pub const MIN_MTU: u16 = 68;
 
-/// What a back end is to be.
+/// Configuration of a back end.
 #[derive(Clone, Debug)]
 pub struct BackendConfig {
     pub path: PathBuf,
-    /// Whether the back end makes the socket, or connects to a front end's and reconnects when it goes away.
+    /// Whether the back end listens on the socket, or connects to a front end's socket and reconnects after a
+    /// disconnect.
     pub role: Role,
-    /// Who may connect to a server's socket.
+    /// Owner, group and mode of a server's socket.
     pub access: SocketAccess,
-    /// Queue pairs, 1 to [`MAX_QUEUE_PAIRS`]. There are twice as many virtqueues.
+    /// Number of queue pairs, 1 to [`MAX_QUEUE_PAIRS`]. The number of virtqueues is twice as large.
     pub queue_pairs: u16,
-    /// The virtio features to offer: a subset of [`features::OFFERED`]. VIRTIO_F_VERSION_1 is always offered.
+    /// Virtio features to offer: a subset of [`features::OFFERED`]. VIRTIO_F_VERSION_1 is always offered.
     pub features: u64,
-    /// The longest MTU that a front end may announce, at least [`MIN_MTU`].
+    /// Maximum MTU that a front end may announce, at least [`MIN_MTU`].
     pub max_mtu: u16,
-    /// Bytes of guest memory that a front end may have mapped. What it never touches itself is charged to this process when
-    /// packets are written there, up to as much.
+    /// Maximum amount of guest memory that a front end may map, in bytes. Memory that the front end never touches
+    /// itself is charged to this process when packets are written to it, up to this amount.
     pub max_memory: u64,
-    /// Whether copies of this port may be made by engines: without it, [`Device::register_async`] is refused.
+    /// Whether engines may make copies for this port. Otherwise, [`Device::register_async`] is refused.
     pub asynchronous: bool,
-    /// How long a worker may take to let go of a virtqueue.
+    /// How long a worker may take to release a virtqueue.
     pub timeout: Duration,
 }
 
 impl BackendConfig {
-    /// A server at `path` with one queue pair, all features, any MTU, as much memory as
-    /// the machine has, copies by engines allowed, a timeout of 10 seconds.
+    /// Returns the configuration of a server at `path` with one queue pair, all features, any MTU, as much memory as
+    /// the machine has, copies by engines allowed, and a timeout of 10 seconds.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -89,7 +92,7 @@ impl BackendConfig {
         }
     }
 
-    /// The features offered: VIRTIO_NET_F_MQ means nothing with one queue pair.
+    /// Returns the offered features. VIRTIO_NET_F_MQ is omitted with one queue pair.
     fn offered(&self) -> u64 {
         let one_pair = if self.queue_pairs == 1 { features::VIRTIO_NET_F_MQ } else { 0 };
         (self.features | features::VIRTIO_F_VERSION_1) & !one_pair
@@ -121,10 +124,10 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Starts a back end. Front ends are served from now on; a client keeps trying to connect.
+    /// Starts a back end, which serves front ends from now on. A client retries until it is connected.
     ///
     /// # Errors
-    /// A configuration that cannot be, or a server's path that cannot be listened at.
+    /// Fails if the configuration is invalid, or if a server cannot listen at its path.
     pub fn start(config: BackendConfig, events: Box<dyn DeviceEvents>) -> Result<Self, StartError> {
         if config.queue_pairs == 0 || config.queue_pairs > MAX_QUEUE_PAIRS {
             return Err(StartError::QueuePairs { found: config.queue_pairs });
@@ -153,7 +156,7 @@ impl Backend {
         Ok(Self { device, stop, thread: Some(thread) })
     }
 
-    /// The virtqueues, by index: even ones the guest receives from, odd ones it transmits to.
+    /// The virtqueues by index. The guest receives from even ones and transmits to odd ones.
     pub fn cells(&self) -> &[Arc<VringCell>] {
         self.device.cells()
     }
@@ -163,14 +166,14 @@ impl Backend {
         &self.device
     }
 
-    /// Stops: virtqueues are stopped and drained, callbacks are made, the connection is closed, a server's socket is
-    /// removed. Waits for all of that, unless called from a callback, which cannot wait for itself.
+    /// Stops the back end: stops and drains the virtqueues, makes the callbacks, closes the connection, and removes a
+    /// server's socket. Waits until all of this is done, unless called from a callback, which cannot wait for itself.
     pub fn stop(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        // The counter cannot be full, and nothing else can fail.
+        // The counter cannot be full, and no other error is possible.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         let Some(thread) = self.thread.take() else { return };
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {

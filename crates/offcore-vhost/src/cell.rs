@@ -1,9 +1,9 @@
-//! The seam between the control thread and the worker of one virtqueue.
+//! Shared state between the control thread and the worker of one virtqueue.
 //!
-//! The control thread publishes what the virtqueue shall be; the worker picks it up between bursts, drains what is in
-//! flight under the old state, applies the new one, and acknowledges. The worker pays one load of a line that hardly
-//! ever changes. Nobody waits for anybody who waits for him: a worker never waits for control, and control waits
-//! holding no lock, so it may be called from a callback as well as from outside one.
+//! The control thread publishes the wanted configuration. The worker picks it up between bursts, drains the packets in
+//! flight under the old configuration, applies the new one, and acknowledges it. In the common case, the worker only
+//! loads a cache line that is rarely written. Deadlock is not possible: a worker never waits for the control thread,
+//! and the control thread holds no lock while it waits, so it may also wait inside a callback.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,56 +18,57 @@ use rustix::fd::OwnedFd;
 
 use crate::dirty::RingLog;
 
-/// A virtqueue as the front end has set it up. Immutable: a change makes a new one.
+/// The configuration of a virtqueue as set up by the front end. It is immutable: each change makes a new one.
 #[derive(Clone, Debug)]
 pub struct VringConfig {
-    /// The table of memory that addresses are checked against.
+    /// The memory table that addresses are checked against.
     pub memory: Arc<GuestMemory>,
-    /// The ring parts, inside `memory`.
+    /// The parts of the ring, inside `memory`.
     pub layout: Layout,
-    /// Which start of the ring this is, from a count that never repeats: [`VringConfig::next_start`]. A configuration of
-    /// the start that the worker knows changes only descriptors, `enabled` and where the memory is mapped; the ring goes on
-    /// where it is.
+    /// Unique number of this start of the ring, from [`VringConfig::next_start`]. A new configuration with the same
+    /// number changes only eventfds, `enabled`, and the mapping of the memory. The ring then continues at its current
+    /// position.
     pub start: u64,
-    /// Where to begin, as in vhost-user's vring state: see `offcore_ring::device::DeviceQueue::base`.
+    /// The position at which the ring begins, in the format of vhost-user's vring state: see
+    /// `offcore_ring::device::DeviceQueue::base`.
     pub base: u32,
     pub features: u64,
-    /// Eventfd that notifies the driver; `None` when it polls.
+    /// Eventfd that notifies the driver; `None` if the driver polls.
     pub call: Option<Arc<OwnedFd>>,
-    /// Eventfd by which the driver kicks; `None` when it does not.
+    /// Eventfd that the driver signals to kick the device; `None` if the driver sends no kicks.
     pub kick: Option<Arc<OwnedFd>>,
-    /// Where what is written is logged; `None` when it is not.
+    /// Dirty log for writes to guest memory; `None` if they are not logged.
     pub log: Option<RingLog>,
-    /// Where what is in flight outlives this process; `None` when it does not.
+    /// Shared record of descriptors in flight, which survives this process; `None` if none is used.
     pub inflight: Option<Inflight>,
-    /// Whether the front end has enabled the queue. A disabled queue that was started is drained and discarded when it
-    /// is a guest's TX queue.
+    /// Whether the front end has enabled the queue. If a guest's TX queue is started but disabled, its packets are
+    /// discarded.
     pub enabled: bool,
 }
 
 impl VringConfig {
-    /// The number of another start.
+    /// Returns a new, unique start number.
     pub fn next_start() -> u64 {
         static STARTS: AtomicU64 = AtomicU64::new(0);
         STARTS.fetch_add(1, Ordering::Relaxed)
     }
 }
 
-/// What the control side wants.
+/// The configuration that the control thread requests.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// The ring; `None` while it is stopped.
+    /// The ring; `None` while the virtqueue is stopped.
     pub vring: Option<Arc<VringConfig>>,
     pub binding: Binding,
 }
 
-/// What the worker reports.
+/// The state that the worker reports.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Where the ring goes on: what GET_VRING_BASE answers. Kept when the ring is stopped.
+    /// The position of the ring, which is the answer to GET_VRING_BASE. It is kept when the ring is stopped.
     pub base: u32,
     pub broken: Option<RingError>,
-    /// Why the binding is not in force, and the core copies.
+    /// The reason why the core copies instead of the requested binding.
     pub refused: Option<MoverError>,
 }
 
@@ -87,7 +88,7 @@ pub struct Unanswered {
     pub in_flight: u64,
 }
 
-/// One virtqueue, shared by the control thread and the worker.
+/// State of one virtqueue, shared by the control thread and the worker.
 #[derive(Debug)]
 pub struct VringCell {
     queue: u16,
@@ -98,7 +99,7 @@ pub struct VringCell {
 }
 
 impl VringCell {
-    /// A stopped virtqueue, copied by the core, with no worker.
+    /// Creates a stopped virtqueue without a worker. The core makes its copies.
     pub fn new(queue: u16) -> Self {
         Self {
             queue,
@@ -114,22 +115,22 @@ impl VringCell {
         }
     }
 
-    /// Index of the virtqueue: even ones the guest receives from, odd ones it transmits to.
+    /// Index of the virtqueue. The guest receives from even ones and transmits to odd ones.
     pub fn queue(&self) -> u16 {
         self.queue
     }
 
-    /// Packets whose copies are in flight, as the worker last said.
+    /// Packets whose copies are in flight, as last reported by the worker.
     pub fn in_flight(&self) -> u64 {
         self.in_flight.value()
     }
 
-    /// What the worker last reported.
+    /// The last report of the worker.
     pub fn report(&self) -> Report {
         self.lock().report.clone()
     }
 
-    /// What is wanted now.
+    /// The configuration requested last.
     pub fn wanted(&self) -> Wanted {
         self.lock().wanted.clone()
     }
@@ -140,13 +141,14 @@ impl VringCell {
 
     // ---- control side ----
 
-    /// Publishes a change. Every publication makes the worker drain first, so one that changes nothing clears the queue.
+    /// Publishes a change. Every publication makes the worker drain the queue first, so publishing an empty change
+    /// clears it.
     pub fn publish(&self, change: impl FnOnce(&mut Wanted)) {
         let mut state = self.lock();
         change(&mut state.wanted);
         let generation = self.generation.load(Ordering::Relaxed).wrapping_add(1);
         if !state.attached {
-            // Nobody uses the ring: the change is in force at once.
+            // No worker uses the ring, so the change takes effect at once.
             state.acknowledged = generation;
             if let Some(vring) = &state.wanted.vring {
                 state.report = Report { base: vring.base, ..Report::default() };
@@ -155,11 +157,11 @@ impl VringCell {
         self.generation.store(generation, Ordering::Release);
     }
 
-    /// Waits until the worker has applied everything published so far; the report is then up to date.
+    /// Waits until the worker has applied all publications. The report is then up to date.
     ///
     /// # Errors
-    /// [`Unanswered`] after `timeout`. The change stays published and the old memory stays alive until the worker lets
-    /// go of it.
+    /// [`Unanswered`] after `timeout`. The change stays published, and the old memory stays mapped until the worker
+    /// releases it.
     pub fn wait(&self, timeout: Duration) -> Result<Report, Unanswered> {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
@@ -177,7 +179,7 @@ impl VringCell {
 
     // ---- worker side ----
 
-    /// Takes the worker's side; `None` when another worker has it.
+    /// Attaches a worker; returns `None` if another worker is attached.
     pub(crate) fn attach(&self) -> Option<(u32, Wanted)> {
         let mut state = self.lock();
         if std::mem::replace(&mut state.attached, true) {
@@ -186,18 +188,17 @@ impl VringCell {
         Some((self.generation.load(Ordering::Relaxed), state.wanted.clone()))
     }
 
-    /// Gives the worker's side back; the virtqueue is drained. `used` is the ring that the worker has used, and reports
-    /// on.
+    /// Detaches the worker after it has drained the virtqueue. `used` is the ring that `report` is about.
     pub(crate) fn detach(&self, used: Option<&Arc<VringConfig>>, report: Report) {
         let mut state = self.lock();
         let wanted = state.wanted.vring.as_mut();
         state.report = match wanted {
-            // The next worker goes on where this one left, be it with other descriptors.
+            // The next worker continues at this position, possibly with other eventfds.
             Some(vring) if used.is_some_and(|used| used.start == vring.start) => {
                 Arc::make_mut(vring).base = report.base;
                 report
             }
-            // It has not seen this one.
+            // The worker has not seen this ring.
             Some(vring) => Report { base: vring.base, ..Report::default() },
             None => report,
         };
@@ -207,19 +208,19 @@ impl VringCell {
         self.changed.notify_all();
     }
 
-    /// The number of the last publication: one load.
+    /// The number of the last publication. This is a single load.
     #[inline(always)]
     pub(crate) fn generation(&self) -> u32 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// What was published last, and its number.
+    /// Returns the last publication and its number.
     pub(crate) fn pick_up(&self) -> (u32, Wanted) {
         let state = self.lock();
         (self.generation.load(Ordering::Relaxed), state.wanted.clone())
     }
 
-    /// Publication `generation` is in force.
+    /// Records that publication `generation` has taken effect.
     pub(crate) fn acknowledge(&self, generation: u32, report: Report) {
         let mut state = self.lock();
         state.acknowledged = generation;
@@ -227,12 +228,12 @@ impl VringCell {
         self.changed.notify_all();
     }
 
-    /// Reports between publications: a queue that broke.
+    /// Reports a broken queue between publications.
     pub(crate) fn report_broken(&self, report: Report) {
         self.lock().report = report;
     }
 
-    /// Tells readers how many packets are in flight.
+    /// Publishes the number of packets in flight.
     #[inline(always)]
     pub(crate) fn set_in_flight(&self, packets: u64) {
         self.in_flight.set(packets);

@@ -1,7 +1,7 @@
 //! A connection between a front end and a back end: whole messages over a Unix socket, with file descriptors.
 //!
-//! The socket never blocks. A message that arrives in pieces is put together over as many calls as it takes, so a peer
-//! that stops in the middle of one holds up nobody; a peer that goes away then is told apart from one that leaves
+//! The socket never blocks. A message that arrives in pieces is assembled over several calls, so a peer that stops in
+//! the middle of a message blocks no other work. If the peer then closes the connection, the error differs from a close
 //! between messages.
 
 mod socket;
@@ -24,7 +24,7 @@ use crate::passed::{Errands, PassedFd};
 pub(crate) use socket::{Listener, connect, peer_user};
 pub use socket::{Role, SocketAccess, SocketError, SocketFile};
 
-/// File descriptors that can come at once (`SCM_MAX_FD`).
+/// Maximum number of file descriptors that the kernel passes at once (`SCM_MAX_FD`).
 const PASSED: usize = 253;
 /// How long a sender waits for a peer that does not read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -52,14 +52,14 @@ impl ConnectionError {
     }
 }
 
-/// A message as it came, not yet decoded.
+/// A message as received, not yet decoded.
 #[derive(Debug)]
 pub struct Received {
     pub header: Header,
     pub payload: Vec<u8>,
-    /// The file descriptors that came with it, close-on-exec.
+    /// The file descriptors that were passed with the message, close-on-exec.
     pub fds: Vec<PassedFd>,
-    /// Whether file descriptors were lost on the way.
+    /// Whether file descriptors were lost in transit.
     pub fds_lost: bool,
 }
 
@@ -87,13 +87,13 @@ impl Received {
 /// One end of a connection.
 #[derive(Debug)]
 pub struct Connection {
-    /// Descriptors may be on their way in it.
+    /// Closed by `errands` at the end, because unread descriptors may be in its queue.
     socket: PassedFd,
     errands: Errands,
     partial: Partial,
 }
 
-/// What has arrived of a message.
+/// The part of a message received so far.
 #[derive(Debug, Default)]
 struct Partial {
     head: [u8; HEADER],
@@ -109,15 +109,15 @@ impl Connection {
     /// Uses a connected stream socket.
     ///
     /// # Errors
-    /// When it cannot be made non-blocking.
+    /// Fails if the socket cannot be made non-blocking.
     pub fn new(socket: OwnedFd) -> Result<Self, ConnectionError> {
         Self::with_errands(socket, &Errands::default())
     }
 
-    /// The same, with what may have to wait for the peer done by `errands`.
+    /// Like [`Connection::new`]. `errands` runs the operations that may have to wait for the peer.
     ///
     /// # Errors
-    /// As [`Connection::new`].
+    /// The same as for [`Connection::new`].
     pub(crate) fn with_errands(socket: OwnedFd, errands: &Errands) -> Result<Self, ConnectionError> {
         rustix::io::ioctl_fionbio(&socket, true)
             .map_err(ConnectionError::system("making a socket non-blocking"))?;
@@ -125,10 +125,10 @@ impl Connection {
         Ok(Self { socket, errands: errands.clone(), partial: Partial::default() })
     }
 
-    /// Sends bytes as they are, whatever they are, with file descriptors beside the first of them.
+    /// Sends arbitrary bytes. The file descriptors are passed with the first of them.
     ///
     /// # Errors
-    /// When the peer is gone or does not read.
+    /// Fails if the peer is gone or does not read.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ConnectionError> {
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds.len()))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -162,7 +162,7 @@ impl Connection {
     /// Sends a request.
     ///
     /// # Errors
-    /// As [`Connection::send`].
+    /// The same as for [`Connection::send`].
     pub fn send_request(
         &self,
         request: Request<BorrowedFd<'_>>,
@@ -172,10 +172,10 @@ impl Connection {
         self.send(&bytes, &fds)
     }
 
-    /// The next message; `None` when it has not yet arrived as a whole. Does not wait.
+    /// Returns the next message, or `None` if it has not arrived completely. Does not wait.
     ///
     /// # Errors
-    /// When the connection has ended, or cannot go on because a header makes no sense.
+    /// Fails if the connection has ended, or if a header is invalid and the connection cannot continue.
     pub fn receive(&mut self) -> Result<Option<Received>, ConnectionError> {
         loop {
             let Some(header) = self.partial.header else {
@@ -198,10 +198,10 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::receive`], waiting until `deadline` for the message to be whole.
+    /// Like [`Connection::receive`], but waits for a complete message until `deadline`.
     ///
     /// # Errors
-    /// As [`Connection::receive`].
+    /// The same as for [`Connection::receive`].
     pub fn receive_until(&mut self, deadline: Instant) -> Result<Option<Received>, ConnectionError> {
         loop {
             if let Some(received) = self.receive()? {
@@ -215,14 +215,14 @@ impl Connection {
         }
     }
 
-    /// Whether the peer still has its end open. Does not wait, and takes no bytes.
+    /// Returns whether the peer still has its end open. Does not wait, and consumes no bytes.
     pub fn is_alive(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP | PollFlags::NVAL;
         poll(&mut fds, Some(Duration::ZERO)).is_ok() && !fds[0].revents().intersects(gone)
     }
 
-    /// Receives more of the header; returns whether it is whole.
+    /// Receives more of the header. Returns whether it is complete.
     fn fill_header(&mut self) -> Result<bool, ConnectionError> {
         let partial = &mut self.partial;
         while partial.head_len < HEADER {
@@ -241,7 +241,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Receives more of the payload; returns whether it is whole.
+    /// Receives more of the payload. Returns whether it is complete.
     fn fill_payload(&mut self) -> Result<bool, ConnectionError> {
         let partial = &mut self.partial;
         while partial.payload_len < partial.payload.len() {
@@ -261,11 +261,11 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// The peer learns of it at once, however long it has us close the socket.
+    /// Shuts the connection down at once, so the peer notices immediately. Closing the socket may take longer.
     fn drop(&mut self) {
-        // One that the peer has closed already is no error.
+        // An error only means that the peer has already closed the connection.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
-        // Nothing more can come, so that it waits for nobody if nothing has.
+        // Nothing more can arrive. If nothing is queued, closing the socket does not wait for anything.
         if rustix::io::ioctl_fionread(&self.socket) == Ok(0) {
             self.socket.close();
         }
@@ -278,15 +278,15 @@ impl AsFd for Connection {
     }
 }
 
-/// Receives what there is into `into`, at most its length: `None` when there is nothing, 0 at the end. Every file
-/// descriptor that comes is either added to `fds` or closed and noted in `lost`.
+/// Receives available bytes into `into`. Returns `None` if nothing is available, and 0 at the end of the stream. Every
+/// passed file descriptor is either added to `fds`, or closed and reported in `lost`.
 fn receive_some(
     (socket, errands): (&PassedFd, &Errands),
     into: &mut [u8],
     fds: &mut Vec<PassedFd>,
     lost: &mut bool,
 ) -> Result<Option<usize>, ConnectionError> {
-    // For all: others the kernel would close at once, and wait.
+    // Space for the maximum number: the kernel would close excess descriptors right here, which may block.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -295,7 +295,7 @@ fn receive_some(
             Ok(message) => break message,
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(None),
-            // The peer closed with bytes of ours unread.
+            // The peer closed the connection without reading all of our bytes.
             Err(Errno::CONNRESET) => return Ok(Some(0)),
             Err(source) => return Err(ConnectionError::System { what: "recvmsg", source }),
         }
@@ -306,16 +306,16 @@ fn receive_some(
             fds.extend(received.map(|fd| PassedFd::new(fd, errands)));
         }
     }
-    // Each piece of a message may bring as many again.
+    // Each piece of a message may pass further descriptors.
     if fds.len() > MAX_FDS {
         return Err(ConnectionError::TooManyFds { found: fds.len() });
     }
     Ok(Some(message.bytes))
 }
 
-/// Waits until one of `fds` is ready, for `timeout` at most, or for ever.
+/// Waits until a descriptor in `fds` is ready, or until `timeout` has passed. `None` waits forever.
 pub(crate) fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> Result<(), ConnectionError> {
-    // A wait too long for a timespec is as good as one for ever.
+    // A timeout that does not fit into a timespec is treated as infinite.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match rustix::event::poll(fds, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),

@@ -1,10 +1,10 @@
 //! Dequeue: packets from the guest.
 //!
-//! 1. Available chains are taken apart and the copies of the burst gathered: each goes, virtio-net header and payload
-//!    together, to the start of a packet buffer's data. Header and Ethernet addresses then share one cache line, the
-//!    only one of a forwarded packet that the core touches.
+//! 1. Available chains are walked, and the copies of the burst are gathered. Each copy writes the virtio-net header and
+//!    the payload to the start of a packet buffer's data. The header and the Ethernet addresses then share one cache
+//!    line. When the core forwards a packet, it touches no other line of it.
 //! 2. The mover makes the copies, or hands them to a channel.
-//! 3. Chains whose copies are all done go back to the guest in order; the header is read from the copy.
+//! 3. Chains whose copies are all done are returned to the guest in order. The header is read from the copy.
 
 mod backlog;
 mod gather;
@@ -29,30 +29,30 @@ use backlog::Backlog;
 use gather::{Gather, Gathered, start_of};
 use headers::{check_copies, check_headers};
 
-/// Bytes of a frame, at most: a packet of 64 KiB that is to be segmented, with its Ethernet header and two VLAN tags.
+/// Maximum length of a frame in bytes: a packet of 64 KiB for segmentation, with Ethernet header and two VLAN tags.
 pub(crate) const MAX_FRAME: usize = 65_535 + ethernet::HEADER_LEN + 8;
 
-/// Bytes of a chain, at least: virtio-net and Ethernet header.
+/// Minimum length of a chain in bytes: the virtio-net and Ethernet headers.
 const SHORTEST: usize = NET_HEADER + ethernet::HEADER_LEN;
 
-/// How long a started queue may be disabled before what the guest transmits is discarded.
+/// How long a started queue may be disabled before the packets that the guest transmits are discarded.
 const GRACE: Duration = Duration::from_millis(500);
 
 pub use crate::vring::Arm;
 
-/// What became of a call.
+/// Counters of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dequeued {
     /// Packets appended to the burst.
     pub packets: usize,
     pub bytes: u64,
-    /// Chains returned to the guest without a packet: longer than any packet.
+    /// Chains returned to the guest without a packet because they are longer than any packet.
     pub too_big: usize,
-    /// Likewise: too short, or with a header that asks for what was not negotiated.
+    /// Chains returned because they are too short, or because their header requests an offload that was not negotiated.
     pub malformed: usize,
-    /// Likewise: the front end has started the queue and not enabled it.
+    /// Chains returned because the front end has started the queue but not enabled it.
     pub discarded: usize,
-    /// Whether the pool had no free packet buffer: the guest's chains wait.
+    /// Whether the pool had no free packet buffer. The guest's chains then wait.
     pub starved: bool,
 }
 
@@ -60,23 +60,23 @@ pub struct Dequeued {
 #[derive(Debug)]
 pub struct Dequeue {
     pub(crate) vring: Vring,
-    /// Received, and more work than one call's packets may be.
+    /// Packets that were received, but exceed the amount of work allowed for one call.
     backlog: Backlog,
-    /// The publication by which the started queue is disabled, and the TSC when it was found so.
+    /// The publication that disabled the started queue, and the TSC value when this was noticed.
     disabled_since: Option<(u32, u64)>,
 }
 
 impl Dequeue {
-    /// Takes the worker's side of `cell`, an odd virtqueue.
+    /// Attaches to `cell`, which must be an odd virtqueue, as its worker.
     ///
     /// # Errors
-    /// When another worker has it.
+    /// Fails if another worker is attached.
     pub fn attach(cell: &Arc<VringCell>, mover: &mut Mover) -> Result<Self, Taken> {
         Ok(Self { vring: Vring::attach(cell, mover)?, backlog: Backlog::default(), disabled_since: None })
     }
 
-    /// `rte_vhost_async_try_dequeue_burst`: returns in `burst` what has completed, and submits the copies of newly
-    /// available chains. Packets that leave much to do come in several calls.
+    /// `rte_vhost_async_try_dequeue_burst`: appends completed packets to `burst`, and submits the copies of newly
+    /// available chains. Packets that cause a lot of work are spread over several calls.
     #[inline]
     pub fn try_dequeue(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Dequeued {
         let mut dequeued = Dequeued::default();
@@ -86,7 +86,8 @@ impl Dequeue {
         }
         if self.vring.in_flight(ctx.mover) > 0 {
             self.reap(ctx, burst, &mut dequeued);
-            // A stop is answered when packets have been given on: whoever connects next gets none of the last one's.
+            // A stop is acknowledged only after all packets were delivered, so that the next front end gets no packets
+            // of the previous one.
             if !self.backlog.is_empty() || dequeued.packets > 0 && self.vring.is_changing() {
                 return dequeued;
             }
@@ -104,13 +105,13 @@ impl Dequeue {
         dequeued
     }
 
-    /// `rte_vhost_async_get_inflight`: packets submitted and not yet returned.
+    /// `rte_vhost_async_get_inflight`: returns the number of packets submitted and not yet returned.
     pub fn in_flight(&self, mover: &mut Mover) -> usize {
         self.vring.in_flight(mover) + self.backlog.len()
     }
 
-    /// Returns in `burst` what has completed and submits nothing, for `rte_vhost_clear_queue`. Changes by the front end
-    /// take effect once there is nothing more.
+    /// Appends completed packets to `burst` without submitting new copies, for `rte_vhost_clear_queue`. Changes by the
+    /// front end take effect once nothing is left.
     pub fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Dequeued {
         let mut dequeued = Dequeued::default();
         match self.backlog.is_empty() {
@@ -123,13 +124,13 @@ impl Dequeue {
         dequeued
     }
 
-    /// Gives on packets that were received before.
+    /// Delivers packets that were received earlier.
     #[cold]
     fn give_on(&mut self, ctx: &Context<'_>, burst: &mut Burst, dequeued: &mut Dequeued) {
         self.backlog.give_on(ctx.burst, burst, ctx.cache.pool(), dequeued);
     }
 
-    /// For a worker that is about to sleep: asks the guest to kick when it transmits, and then looks once more.
+    /// Prepares to sleep: asks the guest to kick when it transmits, and then checks once more for chains.
     pub fn arm(&mut self) -> Arm<'_> {
         if self.vring.is_changing() || !self.backlog.is_empty() {
             return Arm::Now;
@@ -141,7 +142,7 @@ impl Dequeue {
         }
     }
 
-    /// After a sleep: asks for no kicks any more.
+    /// Asks the guest to stop kicking. Call this after a sleep.
     pub fn disarm(&mut self) {
         if let Some(active) = &mut self.vring.active {
             active.disarm();
@@ -183,7 +184,7 @@ impl Dequeue {
         }
     }
 
-    /// Publishes what has completed, in order, and moves the packets to `burst`.
+    /// Publishes completed packets in order and moves them to `burst`.
     #[inline]
     fn reap(&mut self, ctx: &mut Context<'_>, burst: &mut Burst, dequeued: &mut Dequeued) {
         let Self { vring: Vring { copies, active, chains, cell, .. }, backlog, .. } = self;
@@ -195,7 +196,8 @@ impl Dequeue {
         }
         let Some(active) = active.as_mut() else { return };
         let offloads = active.offloads;
-        // Those of the next call as well: their lines come over from the engine while this burst is worked on.
+        // Packets of the next call are prefetched as well: the engine's cache lines arrive while this burst is
+        // processed.
         for index in packets..done.min(packets + ctx.burst) {
             if let Some(packet) = &ready.holder(index).packet {
                 prefetch::write(start_of(packet));
@@ -219,13 +221,14 @@ impl Dequeue {
         ctx.clock.lap(Stage::Header);
     }
 
-    /// The specification of vhost-user asks that a disabled TX ring be drained and discarded. A ring that is just being
-    /// started is disabled as well, for a moment: what waits in it then is not lost.
+    /// Handles a disabled queue. The vhost-user specification requires that a disabled TX ring is drained and its
+    /// packets are discarded. A ring is also disabled for a moment while it is started, and packets in it are then not
+    /// lost.
     #[cold]
     fn wait_or_discard(&mut self, dequeued: &mut Dequeued) {
         let (now, applied) = (tsc::now(), self.vring.applied);
         match self.disabled_since {
-            // Enabling it, or starting it anew, would have been another publication.
+            // Enabling or restarting the queue would have been another publication.
             Some((publication, since)) if publication == applied => {
                 if now.wrapping_sub(since) > tsc::ticks(GRACE) {
                     self.discard(dequeued);
@@ -251,10 +254,10 @@ impl Dequeue {
 }
 
 impl Call<'_, Dequeued> {
-    /// Gathers and submits at most `wanted` packets, and publishes them if they are complete at once.
+    /// Gathers and submits at most `wanted` packets. If their copies are immediate, also publishes them.
     ///
     /// # Errors
-    /// When the driver broke the rules; chains before the one where it did are submitted.
+    /// Fails if the driver violates the virtio specification. Chains before the invalid one are submitted.
     #[inline(always)]
     fn submit<const IMMEDIATE: bool>(
         &mut self,
@@ -277,10 +280,9 @@ impl Call<'_, Dequeued> {
         if !IMMEDIATE {
             active.hold(cell, batch.in_flight());
         }
-        // SAFETY: sources are ranges that the guest gave us for reading, checked against its memory, which is held by
-        // `hold` until the chain is published, or by `active` when the copies are complete at the end of this call;
-        // destinations are packet buffers whose handles the holders have, or `burst`, which nobody reads before the call
-        // is over.
+        // SAFETY: sources are readable ranges of the guest, checked against its memory. `hold` keeps the memory until
+        // the chain is published; if the copies complete within this call, `active` keeps it. Destinations are packet
+        // buffers that the holders own, or packets in `burst`, which are not read before the call returns.
         let list = unsafe { batch.submit(clock) };
         if IMMEDIATE {
             active.publish();
@@ -297,7 +299,8 @@ impl Call<'_, Dequeued> {
     }
 }
 
-/// Takes a burst of chains and returns them; their number, and whether the driver broke the rules after them.
+/// Takes a burst of chains and returns them unread. Returns their number, and an error if the driver violated the
+/// virtio specification after them.
 #[cold]
 fn discard<Q: DeviceQueue>(queue: &mut Q, config: &VringConfig) -> (usize, Result<(), RingError>) {
     let known = match queue.look(BURST) {

@@ -1,8 +1,8 @@
-//! Pages that were written, for a guest that migrates (vhost-user, "Migration").
+//! Logging of dirty pages for live migration (vhost-user specification, "Migration").
 //!
-//! While a front end copies the memory of its guest to another machine, it shares a log: a bit for each page of 4 KiB, by guest
-//! physical address. A page is marked when the copies into it are complete, never before: the front end clears a bit at any
-//! moment, and from then on has the page as it is.
+//! While a front end copies the memory of its guest to another machine, it shares a log with one bit for each page of 4
+//! KiB, indexed by guest physical address. A page is marked only after the copies into it are complete: the front end
+//! may clear a bit at any time, and then reads the page as it is.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use offcore_ring::Layout;
 
 use crate::pieces::Piece;
 
-/// Bytes of a page of the log (VHOST_LOG_PAGE).
+/// Length of a page in bytes (VHOST_LOG_PAGE).
 const PAGE: u64 = 4096;
 
-/// The log, in memory that the front end shares.
+/// The dirty log, in memory shared by the front end.
 #[derive(Debug)]
 pub struct DirtyLog {
     mapping: Guarded,
@@ -26,10 +26,10 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// The log of `len` bytes that begins `offset` bytes into `mapping`.
+    /// Uses the log of `len` bytes at `offset` in `mapping`.
     ///
     /// # Panics
-    /// When the mapping ends before it.
+    /// Panics if the mapping ends before the log.
     pub(crate) fn new(mapping: Mapping, offset: usize, len: usize) -> Self {
         assert!(offset.checked_add(len).is_some_and(|end| end <= mapping.len()));
         Self { mapping: Guarded::new(mapping), bits: offset, len }
@@ -40,18 +40,18 @@ impl DirtyLog {
         (self.len as u64).saturating_mul(8 * PAGE)
     }
 
-    /// Bytes that are mapped for it.
+    /// Number of bytes mapped for the log.
     pub(crate) fn mapped(&self) -> u64 {
         self.mapping.len() as u64
     }
 
-    /// Whether its file was truncated.
+    /// Whether the file of the log was truncated.
     pub(crate) fn has_vanished(&self) -> bool {
         self.mapping.has_vanished()
     }
 
-    /// Marks the pages of the `len` bytes at guest address `guest`, which have been written. What is behind the end is left out:
-    /// with such memory no virtqueue runs.
+    /// Marks the pages of the `len` bytes at guest address `guest` as written. Pages beyond the end of the log are
+    /// ignored: no virtqueue runs with such memory.
     fn mark(&self, guest: u64, len: u64) {
         if len == 0 {
             return;
@@ -61,27 +61,27 @@ impl DirtyLog {
             if byte >= self.len {
                 return;
             }
-            // SAFETY: the byte is in the mapping, by the test above and that of `new`. It is shared with the front end, which changes
-            // it atomically, too.
+            // SAFETY: the byte is within the mapping, as checked above and in `new`. It is shared with the front end,
+            // which also changes it atomically.
             let byte = unsafe { AtomicU8::from_ptr(self.mapping.base().as_ptr().add(self.bits + byte)) };
-            // Also where the bit is set: the front end may be about to clear it and to read the page. The order is that of the
-            // writes before.
+            // Done even if the bit is set, because the front end may be about to clear it and read the page. The
+            // ordering makes the preceding writes visible first.
             byte.fetch_or(1 << (page % 8), Ordering::SeqCst);
         }
     }
 }
 
-/// What is to be marked of a virtqueue itself.
+/// The parts of a virtqueue to mark, and the log.
 #[derive(Clone, Debug)]
 pub struct RingLog {
     log: Arc<DirtyLog>,
-    /// Guest addresses and lengths of what the device writes of the ring.
+    /// Guest addresses and lengths of the ring parts that the device writes.
     parts: [(u64, u64); 2],
 }
 
 impl RingLog {
-    /// That of the ring in `layout`, inside `memory`. A front end may have the device area (of a split ring the used ring) logged
-    /// elsewhere, at `device_area`.
+    /// Describes the ring in `layout`, inside `memory`. A front end may have the device area (the used ring of a split
+    /// ring) logged at another address, `device_area`.
     pub(crate) fn new(
         log: &Arc<DirtyLog>,
         memory: &GuestMemory,
@@ -95,20 +95,20 @@ impl RingLog {
     }
 }
 
-/// A buffer that a packet in flight is written to.
+/// A destination buffer of a packet in flight.
 #[derive(Debug)]
 struct Written {
     guest: u64,
     len: u32,
-    /// Of its packet.
+    /// Whether it is the last buffer of its packet.
     is_last: bool,
 }
 
-/// What a worker marks for one virtqueue.
+/// The dirty log of one virtqueue, used by its worker.
 #[derive(Debug)]
 pub(crate) struct Logging {
     ring: RingLog,
-    /// Of the packets in flight, in order.
+    /// Buffers of the packets in flight, in order.
     buffers: VecDeque<Written>,
 }
 
@@ -117,7 +117,7 @@ impl Logging {
         Self { ring, buffers: VecDeque::new() }
     }
 
-    /// Notes where in `memory` one more packet goes to.
+    /// Records the destination of the next packet in `memory`.
     #[cold]
     #[inline(never)]
     pub(crate) fn note(&mut self, memory: &GuestMemory, to: &[Piece]) {
@@ -128,7 +128,7 @@ impl Logging {
         }
     }
 
-    /// Marks what the oldest `packets` that were noted have written: their copies are complete.
+    /// Marks the pages written by the oldest `packets` recorded. Their copies must be complete.
     #[cold]
     #[inline(never)]
     pub(crate) fn complete(&mut self, mut packets: usize) {
@@ -140,7 +140,7 @@ impl Logging {
         }
     }
 
-    /// Marks what the device writes of the ring.
+    /// Marks the ring parts that the device writes.
     #[cold]
     #[inline(never)]
     pub(crate) fn mark_ring(&self) {
@@ -182,7 +182,7 @@ mod tests {
         log.mark(3 * 4096 - 1, 2);
         log.mark(7 * 4096, 2 * 4096);
         assert_eq!(set(), [1, 2, 3, 7, 8]);
-        // Behind the end is nothing, whatever the address.
+        // Addresses beyond the end are ignored.
         log.mark(63 * 4096, 8 * 4096);
         log.mark(u64::MAX - 1, u64::MAX);
         assert_eq!(set(), [1, 2, 3, 7, 8, 63]);
@@ -230,7 +230,8 @@ mod tests {
                 send(&mut worker);
             }
             cell.wait(Duration::ZERO).unwrap();
-            // The first three packets came before the front end had its answer: it copies all memory after that.
+            // The first three packets were received before the front end got its answer. It copies all memory after
+            // that.
             let logged = guest.buffer(3, 2048);
             assert!(receiver.receive(&guest).is_some());
             assert!(is_marked(logged));

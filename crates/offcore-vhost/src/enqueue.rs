@@ -1,9 +1,9 @@
 //! Enqueue: packets to the guest.
 //!
-//! 1. Available chains are taken apart and the copies of the burst gathered: virtio-net header, built in the headroom,
-//!    and payload in one copy.
+//! 1. Available chains are walked, and the copies of the burst are gathered. The virtio-net header is built in the
+//!    headroom, so that header and payload need only one copy.
 //! 2. The mover makes the copies, or hands them to a channel.
-//! 3. Packets whose copies are all done are published in order, and their buffers come back.
+//! 3. Packets whose copies are all done are published in order, and their buffers are freed.
 
 use std::sync::Arc;
 
@@ -22,16 +22,16 @@ use crate::pieces::{self, MAX_PIECES, Piece, pieces_of};
 use crate::room::{Room, Unfit};
 use crate::vring::{Active, Call, Chains, InFlight, Out, Taken, Vring, burst_limit};
 
-/// What became of a burst.
+/// Counters of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Submitted {
-    /// Packets taken over: in flight or already published.
+    /// Packets accepted: in flight, or already published.
     pub packets: usize,
     pub bytes: u64,
     /// Packets dropped and freed because the guest's chains are too short for them.
     pub too_big: usize,
-    /// Packets dropped and freed because they ask for an offload that the guest did not agree to:
-    /// [`Enqueue::offloads`] says to which it did.
+    /// Packets dropped and freed because they request an offload that the guest did not negotiate (see
+    /// [`Enqueue::offloads`]).
     pub unwanted: usize,
 }
 
@@ -41,15 +41,15 @@ pub struct Enqueue {
     pub(crate) vring: Vring,
 }
 
-/// What stops a burst.
+/// The reason for the end of a burst.
 enum Stop {
-    /// The packet in front cannot be delivered: drop it and go on.
+    /// The next packet cannot be delivered: drop it and continue.
     TooBig,
-    /// The packet in front asks for what the guest does not do: likewise.
+    /// The next packet requests an offload that the guest does not support: drop it and continue.
     Unwanted,
-    /// No chain, or no room for a packet more in flight: later.
+    /// No chain is available, or too many packets are in flight: try again later.
     Full,
-    /// No room for its copies in this list or channel: the next list begins with it.
+    /// The list or the channel has no room for the packet's copies: the next list begins with this packet.
     ListFull,
     /// The queue is broken.
     Broken(RingError),
@@ -62,17 +62,17 @@ impl From<RingError> for Stop {
 }
 
 impl Enqueue {
-    /// Takes the worker's side of `cell`, an even virtqueue.
+    /// Attaches to `cell`, which must be an even virtqueue, as its worker.
     ///
     /// # Errors
-    /// When another worker has it.
+    /// Fails if another worker is attached.
     pub fn attach(cell: &Arc<VringCell>, mover: &mut Mover) -> Result<Self, Taken> {
         Ok(Self { vring: Vring::attach(cell, mover)? })
     }
 
-    /// `rte_vhost_submit_enqueue_burst`: takes packets from the front of `burst` and submits their copies. Packets for
-    /// which the guest has no chains stay in `burst`; what the channels have no room for, the core copies. Packets that
-    /// are complete at once are published and freed.
+    /// `rte_vhost_submit_enqueue_burst`: takes packets from the front of `burst` and submits their copies. Packets stay
+    /// in `burst` if the guest has no chains for them. The core makes the copies that do not fit into the channels.
+    /// Packets that are complete at once are published and freed.
     #[inline]
     pub fn submit(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Submitted {
         let mut submitted = Submitted::default();
@@ -95,7 +95,7 @@ impl Enqueue {
             match stop {
                 None => by_core = false,
                 Some(Stop::Full) => break,
-                // One packet alone has more copies than the channel has room for.
+                // A single packet has more copies than the channel has room for.
                 Some(Stop::ListFull) => by_core = call.done.packets == before,
                 Some(Stop::TooBig) => {
                     call.cache.free(call.burst.remove(0));
@@ -117,8 +117,7 @@ impl Enqueue {
         submitted
     }
 
-    /// `rte_vhost_poll_enqueue_completed`: publishes what has completed, in order, and frees the packets; returns their
-    /// number.
+    /// `rte_vhost_poll_enqueue_completed`: publishes completed packets in order and frees them. Returns their number.
     #[inline]
     pub fn poll_completed(&mut self, ctx: &mut Context<'_>) -> usize {
         let Vring { copies, active, chains, cell, .. } = &mut self.vring;
@@ -126,7 +125,7 @@ impl Enqueue {
         let packets = ready.len();
         if packets == 0 {
             if ready.retire(0) == 0 {
-                // Lets a change that waited for this happen.
+                // Applies a change that had to wait until nothing is in flight.
                 self.vring.service(ctx.mover);
             }
             return 0;
@@ -152,27 +151,27 @@ impl Enqueue {
         packets
     }
 
-    /// `rte_vhost_async_get_inflight`: packets submitted and not yet published.
+    /// `rte_vhost_async_get_inflight`: returns the number of packets submitted and not yet published.
     pub fn in_flight(&self, mover: &mut Mover) -> usize {
         self.vring.in_flight(mover)
     }
 
-    /// Whether the front end has started and enabled the queue, and not asked since for its end: what then stays in a
-    /// burst is not late but lost.
+    /// Returns whether the front end has started and enabled the queue, and has not requested a stop since. If not,
+    /// packets left in a burst are lost rather than delayed.
     #[inline(always)]
     pub fn enabled(&self) -> bool {
         self.vring.is_enabled()
     }
 
-    /// What packets may leave to the guest: [`Packet::set_offload`].
+    /// Offloads that packets to the guest may request: see [`Packet::set_offload`].
     pub fn offloads(&self) -> Offloads {
         self.vring.active.as_ref().map(|active| active.offloads).unwrap_or_default()
     }
 }
 
 impl Call<'_, Submitted> {
-    /// Gathers and submits one batch; says why it ended before the end of the burst. Packets that are complete then are
-    /// published and freed.
+    /// Gathers and submits one batch. Packets that are complete afterwards are published and freed. If the batch ended
+    /// before the end of the burst, returns the reason.
     #[inline(always)]
     fn submit<const IMMEDIATE: bool>(&mut self, mut batch: Batch<'_, InFlight, IMMEDIATE>) -> Option<Stop> {
         let Self { active, cell, chains, cache, clock, burst, done: submitted } = self;
@@ -209,9 +208,9 @@ impl Call<'_, Submitted> {
                 batch.holder(index).packet = Some(packet);
             }
         }
-        // SAFETY: sources are packet buffers whose handles the holders have, or stay in `burst` during this call;
-        // destinations are ranges that the guest gave us for writing, checked against its memory, which is held by
-        // `hold` until the packet is published, or by `active` when the copies are complete at the end of this call.
+        // SAFETY: sources are packet buffers that the holders own, or that stay in `burst` during this call.
+        // Destinations are writable ranges of the guest, checked against its memory. `hold` keeps the memory until the
+        // packet is published; if the copies complete within this call, `active` keeps it.
         unsafe { batch.submit(clock) };
         if IMMEDIATE {
             active.complete(taken);
@@ -223,7 +222,7 @@ impl Call<'_, Submitted> {
     }
 }
 
-/// Takes chains apart and gathers the copies of one batch.
+/// Walks chains and gathers the copies of one batch.
 struct Gather<'a, 'b, Q, const IMMEDIATE: bool> {
     queue: &'a mut Q,
     config: &'a VringConfig,
@@ -234,14 +233,14 @@ struct Gather<'a, 'b, Q, const IMMEDIATE: bool> {
     chains: &'a mut Chains,
     logging: Option<&'a mut Logging>,
     room: &'a mut Room,
-    /// Entries taken.
+    /// Number of entries taken.
     ahead: u16,
-    /// Entries that are known to be available.
+    /// Number of entries known to be available.
     known: u16,
 }
 
 impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
-    /// Adds one packet after the other until one does not fit; how many did, and why it ended.
+    /// Adds packets until one does not fit. Returns the number of packets added and the reason for the end.
     #[inline(always)]
     fn burst(&mut self, packets: &mut [Packet], submitted: &mut Submitted) -> (usize, Option<Stop>) {
         self.known = match self.queue.look(packets.len()) {
@@ -268,11 +267,12 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
         (taken, stop)
     }
 
-    /// Adds packets that each fit one chain of one buffer, nearly all, until one comes that does not; their number.
+    /// Adds packets as long as each fits into a chain of one buffer, which is the most frequent case. Returns their
+    /// number.
     #[inline(always)]
     fn singles(&mut self, packets: &mut [Packet], submitted: &mut Submitted) -> usize {
         let Self { queue, config, batch, chains, logging, ahead, offloads, .. } = self;
-        // Where they go to is not noted: packets whose pages are logged are taken one by one.
+        // This path does not record destinations. Packets whose pages are logged are therefore added one by one.
         let most = if logging.is_some() { 0 } else { packets.len().min(batch.room()) };
         let wanted = Wanted { direction: Direction::Writable, least: NET_HEADER as u32, most: u32::MAX };
         let singles = queue.singles(*ahead, most as u16, &config.memory, wanted);
@@ -289,13 +289,13 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
                 // copy-ok: the header of an ordinary packet in one chain, which the core builds
                 header.copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
             } else if is_wanted(header, offloads) {
-                // copy-ok: as above; the rest is what the packet asks for
+                // copy-ok: as above; the rest is the packet's offload request
                 header[10..].copy_from_slice(&1u16.to_le_bytes());
             } else {
                 break;
             }
             let src = header.as_ptr();
-            // SAFETY: no more singles than there is room for were asked for.
+            // SAFETY: the number of singles is limited by the room in the batch.
             match unsafe { list.enter(src, to.addr().as_ptr(), len) } {
                 None => to.set_written(len),
                 Some(holder) => {
@@ -315,7 +315,8 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
         run
     }
 
-    /// Adds any packet, number `taken` of the batch, whatever chains it takes. On an error nothing is added or taken.
+    /// Adds any packet, as number `taken` of the batch, with as many chains as it needs. On an error, nothing is added
+    /// or taken.
     #[cold]
     fn packet(&mut self, packet: &mut Packet, taken: usize) -> Result<(), Stop> {
         if self.ahead > 0 {
@@ -347,7 +348,8 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
         Ok(())
     }
 
-    /// A packet that takes several buffers: chains of several descriptors, or (with mergeable buffers) several chains.
+    /// Adds a packet that takes several buffers: chains of several descriptors or, with mergeable buffers, several
+    /// chains.
     fn packet_in_pieces(&mut self, packet: &mut Packet) -> Result<ArrayVec<Out, MAX_PIECES>, Stop> {
         if packet.is_segmented() && self.pool.segment_count(packet) > MAX_PIECES {
             return Err(Stop::TooBig);
@@ -357,7 +359,8 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
         let mut left = total;
         let mut to: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
         let mut taken: ArrayVec<Out, MAX_PIECES> = ArrayVec::new();
-        // Of all chains together: who offers many empty buffers has the packet dropped, and nobody waits for it meanwhile.
+        // The limit applies to all chains of the packet together. If a guest offers many empty buffers, the packet is
+        // dropped, so that other packets do not wait for it.
         let mut most = MAX_PIECES;
         let mut ahead = self.ahead;
         while left > 0 {
@@ -365,7 +368,7 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
                 self.room.note(total - left, Unfit::Never);
                 return Err(Stop::TooBig);
             }
-            // Only as many entries were looked at as there are packets.
+            // So far, only one entry per packet was checked.
             if ahead >= self.known && !self.queue.has(ahead)? {
                 self.room.note(total - left, Unfit::Before(ahead - self.ahead));
                 return Err(Stop::Full);
@@ -403,15 +406,16 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
     }
 }
 
-/// Whether the guest still takes what a packet asks for: it may have changed its mind since the packet was made ready.
+/// Returns whether the guest still accepts the offloads that a packet requests. The set may have changed since the
+/// packet was prepared.
 #[inline(always)]
 fn is_wanted(header: &[u8], offloads: &Offloads) -> bool {
     let header = header.first_chunk().map(NetHeader::from_bytes);
     header.is_some_and(|header| offloads.allows(&header))
 }
 
-/// Builds the virtio-net header (virtio 1.2, section 5.1.6) in the headroom; returns where it starts. That of a packet
-/// which asks for something is there already, all but `num_buffers`.
+/// Builds the virtio-net header (virtio 1.2, section 5.1.6) in the headroom and returns its address. If the packet
+/// requests an offload, all fields except `num_buffers` are already set.
 #[inline(always)]
 fn write_header(packet: &mut Packet, num_buffers: u16) -> *const u8 {
     let asks = packet.has_offload();

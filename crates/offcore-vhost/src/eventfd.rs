@@ -1,9 +1,9 @@
-//! Eventfds that somebody else has, too: they are signalled and emptied without waiting for anybody.
+//! Signalling and clearing of eventfds that are shared with other processes. Neither ever blocks.
 //!
-//! A write to an eventfd whose counter is full waits, unless a flag of the open file says otherwise; everybody who has the
-//! file can change the flag, at any moment, and fill the counter. Eventfds know no write that asks not to wait for itself
-//! (`RWF_NOWAIT`). What never waits is the kernel's own signal, which it gives when an asynchronous read is complete
-//! (`IOCB_FLAG_RESFD`, io_submit(2)): so a read of nothing is submitted, which is complete at once.
+//! A write to an eventfd blocks if the counter is full, unless the open file is non-blocking. Every process that shares
+//! the file can change that flag and fill the counter at any time, and eventfds do not support `RWF_NOWAIT` for writes.
+//! The kernel's own signal never blocks. The kernel sends it when an asynchronous read completes (`IOCB_FLAG_RESFD`,
+//! io_submit(2)). To send a signal, this module submits a read of zero bytes, which completes at once.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -12,34 +12,34 @@ use std::sync::OnceLock;
 use rustix::fs::MemfdFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// Completions that are collected at a time.
+/// Maximum number of completions collected per call.
 const EVENTS: usize = 32;
-/// How often completions are collected for one signal.
+/// Maximum number of attempts to collect completions for one signal.
 const TRIES: usize = 100;
 
-/// The process's, for threads that are given none.
+/// The signaller of the process, for threads that could not create one.
 static SHARED: OnceLock<Signaller> = OnceLock::new();
 
 thread_local! {
-    /// A thread's own, from its first signal on.
+    /// The signaller of a thread, created at its first signal.
     static OWN: Option<Signaller> = Signaller::new().ok();
 }
 
 /// Prepares the process for [`signal`].
 ///
 /// # Errors
-/// When the system gives no asynchronous reads: others use all that there are (`fs.aio-max-nr`), or a sandbox forbids it. There is no
-/// other way to signal that does not wait.
+/// Fails if the system provides no asynchronous I/O: other processes use up the limit (`fs.aio-max-nr`), or a sandbox
+/// forbids it. No other way to signal without blocking exists.
 pub fn prepare() -> std::io::Result<()> {
     if SHARED.get().is_none() {
-        // Who comes second loses its own.
+        // If another thread was faster, the new signaller is dropped.
         let _ = SHARED.set(Signaller::new().map_err(std::io::Error::from)?);
     }
     Ok(())
 }
 
-/// Adds one to the counter of an eventfd, or nothing if it is full: it holds a signal then already. Errors are the doing
-/// of whoever gave the descriptor, and have no consequences. The process is [prepared](prepare).
+/// Adds one to the counter of an eventfd. A full counter is left unchanged, because it already holds a signal. Errors
+/// are caused by the process that passed the descriptor, and are ignored. Call [`prepare`] first.
 #[cold]
 pub fn signal(event: BorrowedFd<'_>) {
     OWN.with(|own| {
@@ -49,19 +49,19 @@ pub fn signal(event: BorrowedFd<'_>) {
     });
 }
 
-/// Empties an eventfd, which is empty most of the time.
+/// Clears an eventfd, which is already clear in most cases.
 #[cold]
 pub(crate) fn empty(event: &OwnedFd) {
     let mut counter = [0u8; 8];
     let mut into = [IoSliceMut::new(&mut counter)];
-    // An eventfd has no position, which is said by the largest one.
+    // An eventfd has no position. The offset -1 stands for the current position.
     if rustix::io::preadv2(event, &mut into, u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::OPNOTSUPP) {
-        // Linux before 5.8, where it waits if somebody else empties it at the same time and has made it block.
+        // Linux before 5.8. This read blocks if the peer has made the file blocking and clears it at the same time.
         let _ = rustix::io::read(event, &mut counter);
     }
 }
 
-/// A thread's asynchronous reads of nothing.
+/// An asynchronous I/O context that submits reads of zero bytes.
 #[derive(Debug)]
 struct Signaller {
     /// The kernel's `aio_context_t`.
@@ -89,7 +89,7 @@ struct Iocb {
 
 const _: () = assert!(size_of::<Iocb>() == 64 && cfg!(target_endian = "little"), "linux/aio_abi.h");
 
-/// `struct io_event`: whose fields nobody looks at.
+/// `struct io_event`. Its fields are not used.
 type IoEvent = [u64; 4];
 
 /// `IOCB_CMD_PREAD`.
@@ -101,7 +101,7 @@ impl Signaller {
     fn new() -> Result<Self, Errno> {
         let nothing = rustix::fs::memfd_create("offcore-nothing", MemfdFlags::CLOEXEC)?;
         let mut context: libc::c_ulong = 0;
-        // SAFETY: io_setup(2) writes the context to where the pointer says, and nothing else.
+        // SAFETY: io_setup(2) writes only the context, to a valid pointer.
         returned(unsafe { libc::syscall(libc::SYS_io_setup, EVENTS as libc::c_long, &raw mut context) })?;
         Ok(Self { context, nothing })
     }
@@ -116,7 +116,8 @@ impl Signaller {
             ..Iocb::default()
         };
         match self.submit(&mut read) {
-            // The completions of the last ones have not been collected. Threads that share it may fill it again.
+            // The completions of earlier signals have not been collected. Threads that share the context may fill it
+            // again.
             Err(Errno::AGAIN) => {
                 let mut again = (0..TRIES).map(|_| self.collect().and_then(|()| self.submit(&mut read)));
                 again.find(|outcome| *outcome != Err(Errno::AGAIN)).unwrap_or(Err(Errno::AGAIN))
@@ -127,7 +128,7 @@ impl Signaller {
 
     fn submit(&self, read: &mut Iocb) -> Result<(), Errno> {
         let mut list = [&raw mut *read];
-        // SAFETY: the list has one block, of which the kernel keeps a copy; a read of no bytes touches no memory.
+        // SAFETY: the list has one block, which the kernel copies. A read of zero bytes accesses no memory.
         returned(unsafe {
             libc::syscall(libc::SYS_io_submit, self.context, 1 as libc::c_long, list.as_mut_ptr())
         })
@@ -137,7 +138,7 @@ impl Signaller {
         let mut events = [IoEvent::default(); EVENTS];
         let (none, all) = (0 as libc::c_long, EVENTS as libc::c_long);
         let no_time = std::ptr::null_mut::<libc::timespec>();
-        // SAFETY: there is room for as many events as are asked for; at least none is asked for, so it does not wait.
+        // SAFETY: the array has room for the maximum number of events. The minimum is 0, so the call does not wait.
         returned(unsafe {
             libc::syscall(libc::SYS_io_getevents, self.context, none, all, events.as_mut_ptr(), no_time)
         })
@@ -146,12 +147,12 @@ impl Signaller {
 
 impl Drop for Signaller {
     fn drop(&mut self) {
-        // SAFETY: the context is this thread's, which makes no more use of it.
+        // SAFETY: the context belongs to this value and is not used afterwards.
         let _ = unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }
 
-/// What a system call that failed says.
+/// Converts the result of a system call.
 fn returned(value: libc::c_long) -> Result<(), Errno> {
     match value {
         -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
@@ -173,7 +174,7 @@ mod tests {
     #[test]
     fn signals_are_counted_and_taken_back() {
         let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        // More than there is room for completions.
+        // More signals than the context has room for completions.
         for _ in 0..10_000 {
             signal(event.as_fd());
         }
@@ -198,7 +199,7 @@ mod tests {
         assert_eq!(counter(&event), 40_000);
     }
 
-    /// On a thread of its own, so that a signal that waits is a failure and not the end of the tests.
+    /// Runs in a separate thread, so that a blocking call makes the test fail instead of hanging it.
     #[test]
     fn full_eventfd_is_not_waited_for() {
         let event = std::sync::Arc::new(eventfd(0, EventfdFlags::empty()).unwrap());

@@ -6,7 +6,8 @@ use offcore_wire::virtio_net::Offloads;
 pub const VIRTIO_NET_F_CSUM: u64 = 1 << 0;
 /// The driver accepts packets with partial checksums (VIRTIO_NET_F_GUEST_CSUM).
 pub const VIRTIO_NET_F_GUEST_CSUM: u64 = 1 << 1;
-/// The device's configuration names an MTU (VIRTIO_NET_F_MTU). The front end serves it and tells us by NET_SET_MTU.
+/// The device's configuration contains an MTU (VIRTIO_NET_F_MTU). The front end provides it and sends it to the back
+/// end by NET_SET_MTU.
 pub const VIRTIO_NET_F_MTU: u64 = 1 << 3;
 /// The driver accepts large IPv4 TCP packets (VIRTIO_NET_F_GUEST_TSO4).
 pub const VIRTIO_NET_F_GUEST_TSO4: u64 = 1 << 7;
@@ -22,11 +23,12 @@ pub const VIRTIO_NET_F_HOST_TSO6: u64 = 1 << 12;
 pub const VIRTIO_NET_F_HOST_ECN: u64 = 1 << 13;
 /// A packet may take several RX chains (VIRTIO_NET_F_MRG_RXBUF).
 pub const VIRTIO_NET_F_MRG_RXBUF: u64 = 1 << 15;
-/// The device's configuration says whether the link is up (VIRTIO_NET_F_STATUS). The front end serves it.
+/// The device's configuration contains the link state (VIRTIO_NET_F_STATUS). The front end provides it.
 pub const VIRTIO_NET_F_STATUS: u64 = 1 << 16;
-/// Control virtqueue (VIRTIO_NET_F_CTRL_VQ), which a front end with several queue pairs serves itself.
+/// Control virtqueue (VIRTIO_NET_F_CTRL_VQ). A front end with several queue pairs handles it by itself.
 pub const VIRTIO_NET_F_CTRL_VQ: u64 = 1 << 17;
-/// The driver announces its address when it is asked to, after a migration (VIRTIO_NET_F_GUEST_ANNOUNCE). The front end asks.
+/// The driver announces its address on request after a migration (VIRTIO_NET_F_GUEST_ANNOUNCE). The front end sends the
+/// request.
 pub const VIRTIO_NET_F_GUEST_ANNOUNCE: u64 = 1 << 21;
 /// Several queue pairs (VIRTIO_NET_F_MQ).
 pub const VIRTIO_NET_F_MQ: u64 = 1 << 22;
@@ -34,7 +36,7 @@ pub const VIRTIO_NET_F_MQ: u64 = 1 << 22;
 pub const VHOST_F_LOG_ALL: u64 = 1 << 26;
 /// Descriptors may point to tables of descriptors (VIRTIO_F_INDIRECT_DESC).
 pub const VIRTIO_F_INDIRECT_DESC: u64 = 1 << 28;
-/// Notifications are asked for by ring position (VIRTIO_F_EVENT_IDX).
+/// Notifications are requested by ring position (VIRTIO_F_EVENT_IDX).
 pub const VIRTIO_F_EVENT_IDX: u64 = 1 << 29;
 /// The vhost-user protocol features can be negotiated (VHOST_USER_F_PROTOCOL_FEATURES).
 pub const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -52,7 +54,7 @@ pub const VIRTIO_NET_F_GUEST_USO6: u64 = 1 << 55;
 /// The device segments large UDP packets (VIRTIO_NET_F_HOST_USO).
 pub const VIRTIO_NET_F_HOST_USO: u64 = 1 << 56;
 
-/// What the back end offers.
+/// Virtio features that the back end offers.
 pub const OFFERED: u64 = VIRTIO_NET_F_CSUM
     | VIRTIO_NET_F_GUEST_CSUM
     | VIRTIO_NET_F_GUEST_TSO4
@@ -78,9 +80,9 @@ pub const OFFERED: u64 = VIRTIO_NET_F_CSUM
     | VIRTIO_NET_F_GUEST_USO6
     | VIRTIO_NET_F_HOST_USO;
 
-/// Device status: the driver has noticed the device (ACKNOWLEDGE; virtio 1.2, section 2.1).
+/// Device status: the driver has found the device (ACKNOWLEDGE; virtio 1.2, section 2.1).
 pub const STATUS_ACKNOWLEDGE: u8 = 1;
-/// Device status: the driver knows how to drive it (DRIVER).
+/// Device status: the driver supports the device (DRIVER).
 pub const STATUS_DRIVER: u8 = 2;
 /// Device status: the driver is ready (DRIVER_OK).
 pub const STATUS_DRIVER_OK: u8 = 4;
@@ -92,21 +94,21 @@ pub const NET_HEADER: usize = offcore_wire::virtio_net::HEADER_LEN;
 
 /// Protocol feature: several queues (VHOST_USER_PROTOCOL_F_MQ).
 pub const VHOST_USER_PROTOCOL_F_MQ: u64 = 1 << 0;
-/// Protocol feature: the log of dirty pages is shared memory (VHOST_USER_PROTOCOL_F_LOG_SHMFD).
+/// Protocol feature: the dirty log is shared memory (VHOST_USER_PROTOCOL_F_LOG_SHMFD).
 pub const VHOST_USER_PROTOCOL_F_LOG_SHMFD: u64 = 1 << 1;
 /// Protocol feature: every request can be acknowledged (VHOST_USER_PROTOCOL_F_REPLY_ACK).
 pub const VHOST_USER_PROTOCOL_F_REPLY_ACK: u64 = 1 << 3;
-/// Protocol feature: the front end tells the MTU (VHOST_USER_PROTOCOL_F_NET_MTU).
+/// Protocol feature: the front end sends the MTU (VHOST_USER_PROTOCOL_F_NET_MTU).
 pub const VHOST_USER_PROTOCOL_F_NET_MTU: u64 = 1 << 4;
-/// Protocol feature: a socket for requests of the back end (VHOST_USER_PROTOCOL_F_BACKEND_REQ).
+/// Protocol feature: a socket for requests by the back end (VHOST_USER_PROTOCOL_F_BACKEND_REQ).
 pub const VHOST_USER_PROTOCOL_F_BACKEND_REQ: u64 = 1 << 5;
-/// Protocol feature: what is in flight outlives the back end (VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD).
+/// Protocol feature: the record of descriptors in flight survives the back end (VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD).
 pub const VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD: u64 = 1 << 12;
 /// Protocol feature: the device can be reset (VHOST_USER_PROTOCOL_F_RESET_DEVICE).
 pub const VHOST_USER_PROTOCOL_F_RESET_DEVICE: u64 = 1 << 13;
-/// Protocol feature: regions of memory come and go one by one (VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS).
+/// Protocol feature: memory regions are added and removed one by one (VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS).
 pub const VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
-/// Protocol feature: the virtio device status is told (VHOST_USER_PROTOCOL_F_STATUS).
+/// Protocol feature: the virtio device status is exchanged (VHOST_USER_PROTOCOL_F_STATUS).
 pub const VHOST_USER_PROTOCOL_F_STATUS: u64 = 1 << 16;
 
 /// The protocol features that the back end offers.
@@ -120,8 +122,9 @@ pub const PROTOCOL_OFFERED: u64 = VHOST_USER_PROTOCOL_F_MQ
     | VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS
     | VHOST_USER_PROTOCOL_F_STATUS;
 
-/// Features that mean nothing without others (virtio 1.2, section 5.1.3.1): each with those of which it needs one.
-/// MQ needs CTRL_VQ, too, but the front end serves that queue and DPDK's does not pass the feature on.
+/// Features that depend on others (virtio 1.2, section 5.1.3.1). Each entry is a feature and a set; the feature needs
+/// at least one member of the set. MQ also needs CTRL_VQ, but the front end handles that queue, and DPDK's front end
+/// does not pass the feature on.
 const NEEDS: [(u64, u64); 9] = [
     (VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_CSUM),
     (VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_CSUM),
@@ -134,14 +137,15 @@ const NEEDS: [(u64, u64); 9] = [
     (VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_CSUM),
 ];
 
-/// Of the features chosen those that mean something: without what it needs a feature is none.
+/// Removes the features whose dependencies were not chosen.
 ///
-/// A driver must not choose a feature without what it needs, but QEMU with `csum=off` offers its guest segmentation
-/// without checksums and passes on what the guest accepts. Such a guest does not use it, so nobody is refused for it.
+/// A driver must not choose a feature without its dependencies. However, QEMU with `csum=off` offers its guest
+/// segmentation without checksums and passes on the guest's choice. Such a guest does not use segmentation, so its
+/// features are accepted.
 #[must_use]
 pub const fn effective(chosen: u64) -> u64 {
     let (mut left, mut i) = (chosen, 0);
-    // What is needed stands before what needs it, so that one pass is enough.
+    // Dependencies are listed before the features that need them, so one pass is sufficient.
     while i < NEEDS.len() {
         let (feature, needed) = NEEDS[i];
         if left & needed == 0 {
@@ -152,7 +156,7 @@ pub const fn effective(chosen: u64) -> u64 {
     left
 }
 
-/// What the guest may leave to others in packets that it transmits.
+/// Offloads that a guest may request in packets that it transmits.
 #[must_use]
 pub const fn transmitted(chosen: u64) -> Offloads {
     let chosen = effective(chosen);
@@ -165,8 +169,8 @@ pub const fn transmitted(chosen: u64) -> Offloads {
     }
 }
 
-/// Offloads of packets for a guest. A virtio-net header does not contain the IP version of a UDP packet, so
-/// UDP segmentation needs a guest that accepts both.
+/// Offloads that packets to a guest may request. A virtio-net header does not contain the IP version of a UDP packet,
+/// so UDP segmentation needs a guest that accepts both.
 #[must_use]
 pub const fn received(chosen: u64) -> Offloads {
     const USO: u64 = VIRTIO_NET_F_GUEST_USO4 | VIRTIO_NET_F_GUEST_USO6;

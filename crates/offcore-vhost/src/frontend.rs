@@ -1,16 +1,17 @@
-//! Our own front end: the driver's side of a vhost-user connection.
+//! The front end: the driver's side of a vhost-user connection.
 //!
-//! It negotiates, describes memory, and sets virtqueues up; packets are moved by whoever makes an
-//! `offcore_ring::driver::Queue` of each [`DriverQueue`]. Guest addresses and front-end addresses are host
-//! virtual addresses of this process, so that a buffer is made available by its address.
+//! The front end negotiates features, describes memory, and sets up virtqueues. It does not move packets: the caller
+//! does that with an `offcore_ring::driver::Queue` for each [`DriverQueue`]. Guest addresses and front-end addresses
+//! are both host virtual addresses of this process, so a buffer is made available by its address.
 //!
-//! 1. [`FrontEnd::connect`] negotiates and makes the virtqueues' memory,
-//! 2. the caller makes a driver queue of each handle and fills it,
-//! 3. [`FrontEnd::start`] starts and enables the virtqueues,
-//! 4. [`FrontEnd::stop`] stops them; the back end has let go of all buffers when it returns.
+//! 1. [`FrontEnd::connect`] negotiates features and allocates the memory of the virtqueues.
+//! 2. The caller creates a driver queue for each handle and fills it.
+//! 3. [`FrontEnd::start`] starts and enables the virtqueues.
+//! 4. [`FrontEnd::stop`] stops them. When it returns, the back end no longer uses any buffer.
 //!
-//! After the back end has gone, [`FrontEnd::resume`] has another one go on with the virtqueues as they are, where the first one noted
-//! what was in flight; or else a new front end over the same memory takes up a new connection.
+//! If the back end terminates and has recorded the descriptors in flight, [`FrontEnd::resume`] lets another back end
+//! continue with the virtqueues as they are. Otherwise, create a new front end over the same memory, which uses a new
+//! connection.
 
 mod error;
 mod negotiation;
@@ -39,37 +40,39 @@ pub use error::FrontEndError;
 use queue::RingMemory;
 pub use queue::{DriverQueue, RingPlace, ring_parts};
 
-/// How long after a failure to connect is tried again.
+/// Interval between attempts to connect.
 const RETRY: Duration = Duration::from_millis(50);
-/// Regions of one SET_MEM_TABLE that every back end takes.
+/// Number of regions in one SET_MEM_TABLE that every back end supports.
 const TABLE: usize = 8;
 
-/// What a front end is to be.
+/// Configuration of a front end.
 #[derive(Clone, Debug)]
 pub struct FrontEndConfig {
     pub path: PathBuf,
-    /// Whether the front end connects to a back end's socket, or makes one and waits for the back end.
+    /// Whether the front end connects to the socket of a back end, or listens on a socket and waits for the back end.
     pub role: Role,
-    /// A user whose processes may be the back end, beside root's and this process's own: it gets to write to all memory.
+    /// Another user whose processes may act as back end, in addition to root and the user of this process. The back end
+    /// can write to all shared memory.
     pub peer: Option<u32>,
     pub queue_pairs: u16,
-    /// Descriptors of each virtqueue: a power of two up to 32768, or with packed rings any number up to that.
+    /// Descriptors of each virtqueue: a power of two up to 32768 for split rings, any number up to 32768 for packed
+    /// rings.
     pub queue_size: u16,
-    /// Virtio features to use if the back end offers them, and with them those that they need. VIRTIO_F_VERSION_1 is required in
-    /// any case. Large packets (GUEST_TSO4 and the like) are received only along with mergeable buffers.
+    /// Virtio features to use if the back end offers them and all features that they depend on. VIRTIO_F_VERSION_1 is
+    /// always required. Large packets (GUEST_TSO4 and similar) are received only with mergeable buffers.
     pub features: u64,
-    /// The MTU to tell the back end, in bytes, if it wants to know.
+    /// The MTU to announce to the back end in bytes, if the back end supports it.
     pub mtu: Option<u16>,
     /// How long to wait for the back end: for its socket, and for each of its replies. It should be longer than the
-    /// back end's timeout with its workers.
+    /// timeout of the back end for its workers.
     pub timeout: Duration,
-    /// What may have to wait for back ends: a configuration that is used again, or its clone, keeps it.
+    /// File descriptors of back ends that are still being closed. Clones of the configuration share them.
     pub errands: Errands,
 }
 
 impl FrontEndConfig {
-    /// A client at `path` with one queue pair of 256 descriptors that uses mergeable buffers, event index and indirect
-    /// descriptors where they are offered, with a timeout of 15 seconds.
+    /// Returns the configuration of a client at `path` with one queue pair of 256 descriptors. It uses mergeable
+    /// buffers, event index and indirect descriptors if they are offered, and has a timeout of 15 seconds.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -85,29 +88,29 @@ impl FrontEndConfig {
     }
 }
 
-/// Memory that packets are in, shared with the back end: a whole mapping and the file behind it.
+/// Packet memory shared with the back end: a whole mapping and the file behind it.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryFd<'a> {
-    /// The file; the mapping begins at its first byte.
+    /// The file. The mapping begins at its first byte.
     pub fd: BorrowedFd<'a>,
-    /// Address of the mapping in this process, which is its guest address, too.
+    /// Address of the mapping in this process, which is also its guest address.
     pub address: u64,
     pub len: u64,
 }
 
 impl<'a> MemoryFd<'a> {
-    /// The whole of a mapping that begins where its file does.
+    /// Describes a whole mapping that begins at the start of its file.
     pub fn new(mapping: &Mapping, fd: BorrowedFd<'a>) -> Self {
         Self { fd, address: mapping.base().as_ptr() as u64, len: mapping.len() as u64 }
     }
 
-    /// As the back end gets to know it.
+    /// The region as described to the back end.
     fn region(&self) -> MemoryRegion {
         MemoryRegion { guest: self.address, size: self.len, user: self.address, mmap_offset: 0 }
     }
 }
 
-/// A region that the back end has: which one, and of which file.
+/// A region that was described to the back end, and the device and inode number of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Described {
     region: MemoryRegion,
@@ -122,45 +125,47 @@ impl Described {
     }
 }
 
-/// A connected front end. Dropping it closes the connection, upon which the back end stops the virtqueues.
+/// A connected front end. Dropping it closes the connection, and the back end then stops the virtqueues.
 #[derive(Debug)]
 pub struct FrontEnd {
-    /// A server's socket, held so that nobody else takes the path. It goes before the connection does, so that the back
-    /// end does not connect again to what is on its way out.
+    /// The listening socket of a server, kept open so that no other process takes the path. It is dropped before the
+    /// connection, so that the back end does not reconnect to a front end that is shutting down.
     _listener: Option<Listener>,
     connection: Connection,
     timeout: Duration,
     features: u64,
     protocol: u64,
     mtu: Option<u16>,
-    /// The virtio device status as the back end knows it.
+    /// The virtio device status that was sent to the back end.
     status: u8,
-    /// Regions of memory that the back end takes one by one; 0 when it takes only whole tables.
+    /// Number of memory regions that the back end accepts one by one; 0 if it accepts only whole tables.
     slots: usize,
     /// Regions that the back end has.
     described: Vec<Described>,
     rings: Arc<RingMemory>,
-    /// Where the back end notes what is in flight.
+    /// The region in which the back end records descriptors in flight.
     inflight: Option<(InflightArea, PassedFd)>,
     queues: Vec<DriverQueue>,
-    /// Where each virtqueue begins, as SET_VRING_BASE has it.
+    /// The start position of each virtqueue, in the format of SET_VRING_BASE.
     bases: Vec<u32>,
     running: bool,
 }
 
 impl FrontEnd {
-    /// Connects, negotiates, describes `memory`, and makes the virtqueues, which do not run yet.
+    /// Connects, negotiates features, describes `memory`, and creates the virtqueues in stopped state.
     ///
     /// # Errors
-    /// No back end within the configured timeout, or one that does not offer or accept what is needed.
+    /// Fails if no back end is found within the configured timeout, or if the back end does not offer or accept a
+    /// required feature.
     pub fn connect(config: &FrontEndConfig, memory: &[MemoryFd<'_>]) -> Result<Self, FrontEndError> {
         Self::connect_with(config, memory, None)
     }
 
-    /// As [`FrontEnd::connect`], with the virtqueues at a place in `memory`; without one they get memory of their own.
+    /// Like [`FrontEnd::connect`], with the virtqueues at a place in `memory`. If `rings` is `None`, they get separate
+    /// memory.
     ///
     /// # Errors
-    /// As for [`FrontEnd::connect`], and when there is no room at that place.
+    /// The same as for [`FrontEnd::connect`]. Also fails if there is not enough room at that place.
     pub fn connect_with(
         config: &FrontEndConfig,
         memory: &[MemoryFd<'_>],
@@ -193,7 +198,7 @@ impl FrontEnd {
         Ok(front_end)
     }
 
-    /// Has the back end make a region for what is in flight, if it knows how to.
+    /// Asks the back end for a region that records descriptors in flight, if it supports this.
     fn ask_for_inflight(&mut self, config: &FrontEndConfig) -> Result<(), FrontEndError> {
         if self.protocol & VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD == 0 {
             return Ok(());
@@ -215,19 +220,21 @@ impl FrontEnd {
         told
     }
 
-    /// Whether [`FrontEnd::resume`] can be tried: what is in flight is noted.
+    /// Returns whether [`FrontEnd::resume`] can be tried, because descriptors in flight are recorded.
     pub fn is_resumable(&self) -> bool {
         self.inflight.is_some()
     }
 
-    /// After the back end has gone: connects to the one that has come in its place, which goes on with the virtqueues as they are.
-    /// Driver queues may be used meanwhile. `config` and `memory` are those of [`FrontEnd::connect`].
+    /// Connects to a new back end after the old one has terminated. The new back end continues with the virtqueues as
+    /// they are. Driver queues may be used meanwhile. `config` and `memory` must be the same as for
+    /// [`FrontEnd::connect`].
     ///
     /// # Errors
-    /// As for [`FrontEnd::connect`], and [`FrontEndError::Other`] for a back end with which the virtqueues cannot go on.
+    /// The same as for [`FrontEnd::connect`]. Also fails with [`FrontEndError::Other`] if the features of the new back
+    /// end do not match the state of the virtqueues.
     pub fn resume(&mut self, config: &FrontEndConfig, memory: &[MemoryFd<'_>]) -> Result<(), FrontEndError> {
         let features = self.features;
-        // Whoever connects is to find the new listener.
+        // Closed first, so that the new back end connects to the new listener.
         self._listener = None;
         let (socket, listener) = reach(config)?;
         (self._listener, self.connection) = (listener, Connection::with_errands(socket, &config.errands)?);
@@ -240,7 +247,7 @@ impl FrontEnd {
         self.set_memory(memory)?;
         self.tell_inflight()?;
         for (base, queue) in self.bases.iter_mut().zip(&self.queues) {
-            // Of a packed one only what the back end noted tells it.
+            // For a packed ring, the position is known only from the region of descriptors in flight.
             if let Layout::Split(split) = queue.layout() {
                 *base = split.used_index().into();
             }
@@ -248,25 +255,25 @@ impl FrontEnd {
         self.start()
     }
 
-    /// The virtio features negotiated.
+    /// Returns the negotiated virtio features.
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// The protocol features negotiated.
+    /// Returns the negotiated protocol features.
     pub fn protocol_features(&self) -> u64 {
         self.protocol
     }
 
-    /// The virtqueues, by index: even ones receive, odd ones transmit.
+    /// Returns the virtqueues by index. Even ones receive, odd ones transmit.
     pub fn queues(&self) -> &[DriverQueue] {
         &self.queues
     }
 
-    /// Starts and enables all virtqueues, each where it last stopped. Does nothing when they run.
+    /// Starts and enables all virtqueues, each at the position where it last stopped. Does nothing if they are running.
     ///
     /// # Errors
-    /// A back end that refuses or does not answer.
+    /// Fails if the back end refuses a request or does not answer.
     pub fn start(&mut self) -> Result<(), FrontEndError> {
         if self.running {
             return Ok(());
@@ -279,7 +286,7 @@ impl FrontEnd {
             self.command(Request::SetVringAddr(queue.addresses()))?;
             let event = |fd| VringFd { index: queue.index(), fd: Some(fd) };
             self.command(Request::SetVringCall(event(queue.call())))?;
-            // Enabled first, so that it starts once and for all.
+            // Enabled before the kick, so that the back end starts the queue only once.
             if self.features & VHOST_USER_F_PROTOCOL_FEATURES != 0 {
                 self.command(Request::SetVringEnable(VringState { index, num: 1 }))?;
             }
@@ -290,11 +297,11 @@ impl FrontEnd {
         Ok(())
     }
 
-    /// Stops all virtqueues. The back end has then returned or left alone every chain, and [`FrontEnd::start`] can
-    /// begin again.
+    /// Stops all virtqueues. The back end has then either returned each chain or not taken it, and [`FrontEnd::start`]
+    /// can start the queues again.
     ///
     /// # Errors
-    /// A back end that does not answer.
+    /// Fails if the back end does not answer.
     pub fn stop(&mut self) -> Result<(), FrontEndError> {
         if !self.running {
             return Ok(());
@@ -313,12 +320,12 @@ impl FrontEnd {
         Ok(())
     }
 
-    /// Resets the device: its virtqueues stop, whatever state they are in, and what was negotiated and `memory` are told
-    /// once more. The virtqueues are then as fresh as after [`FrontEnd::connect`]: new driver queues have to be made of
-    /// them before [`FrontEnd::start`].
+    /// Resets the device. Its virtqueues stop regardless of their state, and the features and `memory` are sent again.
+    /// The virtqueues are then in the same state as after [`FrontEnd::connect`]: new driver queues must be created
+    /// before [`FrontEnd::start`].
     ///
     /// # Errors
-    /// A back end that cannot be reset (it then goes on as before), refuses, or does not answer.
+    /// Fails if the back end does not support a reset (it then continues as before), refuses it, or does not answer.
     pub fn reset(&mut self, memory: &[MemoryFd<'_>]) -> Result<(), FrontEndError> {
         if self.protocol & VHOST_USER_PROTOCOL_F_RESET_DEVICE == 0 {
             return Err(FrontEndError::NoReset);
@@ -332,13 +339,14 @@ impl FrontEnd {
         self.set_memory(memory)
     }
 
-    /// Has every virtqueue begin where one does that was never used.
+    /// Sets the start position of every virtqueue to the position of an unused ring.
     fn begin_anew(&mut self) {
         // copy-ok: numbers of the control side
         self.bases.fill(if is_packed(self.features) { packed::FRESH_BASE } else { 0 });
     }
 
-    /// Whether a virtqueue can be at `base`. Of a packed ring's some back ends tell the lower half only.
+    /// Returns whether `base` is a valid position of a virtqueue. For a packed ring, some back ends report only the
+    /// lower half.
     fn is_base(&self, base: u32) -> bool {
         match self.queues.first().map(DriverQueue::layout) {
             Some(layout) if is_packed(self.features) => base & 0x7fff < u32::from(layout.size()),
@@ -346,16 +354,16 @@ impl FrontEnd {
         }
     }
 
-    /// Whether the back end still has its end of the connection open. Does not wait.
+    /// Returns whether the back end still has the connection open. Does not wait.
     pub fn is_alive(&self) -> bool {
         self.connection.is_alive()
     }
 
-    /// Exchanges the memory table for one of `memory` and the virtqueues' own memory, at any time. Regions that stay are
-    /// not touched.
+    /// Replaces the memory table by `memory` and the memory of the virtqueues. This is possible at any time. Unchanged
+    /// regions keep their mappings.
     ///
     /// # Errors
-    /// Too many regions, a back end that refuses or does not answer.
+    /// Fails if there are too many regions, or if the back end refuses them or does not answer.
     pub fn set_memory(&mut self, memory: &[MemoryFd<'_>]) -> Result<(), FrontEndError> {
         let rings = Arc::clone(&self.rings);
         let regions: Vec<_> = memory.iter().copied().chain(rings.region()).collect();
@@ -379,7 +387,7 @@ impl FrontEnd {
         Ok(())
     }
 
-    /// Sends a request that has no reply of its own; waits for its acknowledgement when those are negotiated.
+    /// Sends a request without a reply. Waits for the acknowledgement if acknowledgements are negotiated.
     fn command(&mut self, request: Request<BorrowedFd<'_>>) -> Result<(), FrontEndError> {
         let code = request.code();
         let acknowledged = self.protocol & VHOST_USER_PROTOCOL_F_REPLY_ACK != 0;
@@ -415,7 +423,7 @@ impl FrontEnd {
     }
 }
 
-/// Reaches the back end, waiting for it as long as the configuration says.
+/// Connects to the back end within the configured timeout.
 fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEndError> {
     if config.errands.is_full() {
         return Err(FrontEndError::Errands { left: config.errands.left() });
@@ -429,7 +437,7 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
                 Err(error @ (SocketError::TooLong { .. } | SocketError::NotASocket { .. })) => {
                     return Err(error.into());
                 }
-                // That it may not be reached is said at once: somebody has to do something about it, or is doing it.
+                // Missing permissions are reported at once, because waiting does not help: an administrator has to act.
                 Err(source) if left().is_zero() || source.is_denied() => {
                     return Err(FrontEndError::NoBackEnd { source });
                 }
@@ -442,7 +450,7 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
                 if let Some(socket) = listener.accept()? {
                     match check(config, &socket) {
                         Ok(()) => return Ok((socket, Some(listener))),
-                        // Others may come.
+                        // Keep waiting: other peers may connect.
                         Err(error) => tracing::warn!("{error}"),
                     }
                 }
@@ -456,7 +464,7 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
     }
 }
 
-/// Refuses a back end of a user that it is not to be of.
+/// Refuses a back end whose user is not allowed.
 fn check(config: &FrontEndConfig, socket: &OwnedFd) -> Result<(), FrontEndError> {
     let own = rustix::process::geteuid().as_raw();
     let found = peer_user(socket)

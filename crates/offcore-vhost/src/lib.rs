@@ -1,9 +1,12 @@
-//! vhost-user: back end and front end of virtio-net devices (virtio 1.2, section 5.1), with payload moved by engines.
+//! vhost-user back end and front end for virtio-net devices (virtio 1.2, section 5.1). DMA engines or the core copy the
+//! payload.
 //!
-//! Control: [`message`] is the protocol's codec, [`backend`] serves front ends over a socket, [`frontend`] is our own
-//! front end. They hand each virtqueue to the worker that owns it through a [`cell::VringCell`].
-//! Data: [`Enqueue`] and [`Dequeue`] are the worker's side of one virtqueue each; they submit copies through an
-//! `offcore_dma::Mover` and publish what has completed.
+//! Control plane: [`message`] encodes and decodes the protocol, [`backend`] serves front ends over a socket,
+//! [`frontend`] implements the front end. Both hand each virtqueue to its worker through a [`cell::VringCell`].
+//!
+//! Data plane: a worker owns an [`Enqueue`] or a [`Dequeue`] per virtqueue. They submit copies through an
+//! Data plane: a worker owns an [`Enqueue`] or a [`Dequeue`] per virtqueue. They submit copies through an
+//! `offcore_dma::Mover` and publish completed packets.
 
 pub mod backend;
 pub mod cell;

@@ -1,13 +1,13 @@
-//! The vhost-user protocol's messages: encoding and decoding, for both sides.
+//! Encoding and decoding of vhost-user messages, for both sides.
 //!
 //! ```text
 //! request u32 | flags u32 | size u32 | payload, `size` bytes        file descriptors beside it (SCM_RIGHTS)
 //! ```
-//! All numbers are in the host's byte order. Decoding is strict: a message is accepted only with exactly the payload
-//! and exactly the file descriptors that its request has, and everything else is said in a [`MessageError`]. What is
-//! valid for a particular device (is there a virtqueue 7?) is the receiver's business.
+//! All numbers are in host byte order. Decoding is strict: a message is accepted only if it has exactly the payload and
+//! the file descriptors that its request defines. Anything else is a [`MessageError`]. Whether a value is valid for a
+//! particular device (for example, whether virtqueue 7 exists) is checked by the receiver.
 //!
-//! [`Request`] is generic in what stands for a file descriptor, so that a sender lends what a receiver comes to own.
+//! [`Request`] is generic over the type of file descriptors, so that a sender can borrow them and a receiver owns them.
 
 mod body;
 mod code;
@@ -18,13 +18,13 @@ use body::{Body, encode_inflight, encode_region, encode_regions};
 pub use code::Code;
 pub use error::MessageError;
 
-/// Bytes of a message's header.
+/// Length of a message header in bytes.
 pub const HEADER: usize = 12;
-/// Regions of one SET_MEM_TABLE, at most. The protocol has 8; more do no harm where a front end sends them.
+/// Maximum number of regions in one SET_MEM_TABLE. The protocol defines 8. More are accepted because they do no harm.
 pub const MAX_REGIONS: usize = 32;
-/// Bytes of a payload, at most: that of a memory table.
+/// Maximum length of a payload in bytes: a full memory table.
 pub const MAX_PAYLOAD: usize = 8 + MAX_REGIONS * REGION;
-/// File descriptors beside a message, at most: those of a memory table.
+/// Maximum number of file descriptors of a message: a full memory table.
 pub const MAX_FDS: usize = MAX_REGIONS;
 
 const REGION: usize = 32;
@@ -32,32 +32,32 @@ const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// Bits of the payload of SET_VRING_KICK, _CALL and _ERR that hold the virtqueue's index.
+/// Bits with the virtqueue's index in the payload of SET_VRING_KICK, _CALL and _ERR.
 const FD_INDEX: u64 = 0xff;
-/// Bit of that payload that says: no file descriptor, poll.
+/// Bit of that payload which says that no file descriptor is passed and the queue is polled.
 const FD_NONE: u64 = 1 << 8;
 
 /// Flag of [`VringAddr`]: writes to the used ring are logged.
 pub const VHOST_VRING_F_LOG: u32 = 1;
 
-/// What every message begins with.
+/// The header of every message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Which request, or the request that this replies to.
+    /// The request, or the request that this message replies to.
     pub code: Code,
     pub reply: bool,
-    /// Whether the sender wants an acknowledgement (with REPLY_ACK negotiated).
+    /// Whether the sender requests an acknowledgement (with REPLY_ACK negotiated).
     pub need_reply: bool,
     /// Bytes of payload that follow.
     pub size: u32,
 }
 
 impl Header {
-    /// Takes a header apart.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// Another protocol version, unknown flags, or a payload longer than any message's. Where the next message begins
-    /// is then unknown: the connection is of no more use.
+    /// Fails for another protocol version, unknown flags, or a payload longer than any message has. The start of the
+    /// next message is then unknown, and the connection can no longer be used.
     pub fn decode(bytes: [u8; HEADER]) -> Result<Self, MessageError> {
         let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let (code, flags, size) = (Code(word(0)), word(4), word(8));
@@ -73,7 +73,7 @@ impl Header {
         Ok(Self { code, reply: flags & REPLY != 0, need_reply: flags & NEED_REPLY != 0, size })
     }
 
-    /// The header's bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER] {
         let flags =
             VERSION | if self.reply { REPLY } else { 0 } | if self.need_reply { NEED_REPLY } else { 0 };
@@ -92,40 +92,40 @@ pub struct MemoryRegion {
     pub guest: u64,
     /// Length in bytes.
     pub size: u64,
-    /// The front end's own address of the first byte, in which ring addresses are given.
+    /// The front end's own address of the first byte. Ring addresses use this address space.
     pub user: u64,
-    /// Where in the region's file the first byte is.
+    /// Offset of the first byte in the region's file.
     pub mmap_offset: u64,
 }
 
-/// Where the log of dirty pages is in its file.
+/// Location of the dirty log in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogArea {
-    /// Length in bytes: a bit for each page of 4 KiB, from guest physical address 0 on.
+    /// Length in bytes. The log has one bit for each page of 4 KiB, starting at guest physical address 0.
     pub size: u64,
     pub offset: u64,
 }
 
-/// Where the parts of virtqueues are in a region for descriptors in flight.
+/// Location of the shared region for descriptors in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InflightArea {
-    /// Length in bytes, and where it begins in its file. Mean nothing in a request for a region.
+    /// Length in bytes and offset in the file. Both are ignored in a request for a region.
     pub size: u64,
     pub offset: u64,
-    /// Virtqueues, and descriptors of each at most.
+    /// Number of virtqueues, and maximum number of descriptors in each.
     pub queues: u16,
     pub queue_size: u16,
 }
 
-/// A number about one virtqueue.
+/// A number that belongs to one virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringState {
     pub index: u32,
-    /// Size, base, or whatever the request is about.
+    /// The number: size, base, or another value, depending on the request.
     pub num: u32,
 }
 
-/// Where the parts of a virtqueue are.
+/// Addresses of the parts of a virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringAddr {
     pub index: u32,
@@ -137,7 +137,7 @@ pub struct VringAddr {
     pub used: u64,
     /// Front-end address of the available ring.
     pub avail: u64,
-    /// Guest address under which the used ring is logged, if `flags` says so.
+    /// Guest address for logging writes to the used ring, if `flags` enables this.
     pub log: u64,
 }
 
@@ -145,72 +145,72 @@ pub struct VringAddr {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringFd<F> {
     pub index: u8,
-    /// The eventfd; `None` when the virtqueue is polled instead.
+    /// The eventfd; `None` if the virtqueue is polled instead.
     pub fd: Option<F>,
 }
 
-/// A front end's request. `F` stands for a file descriptor.
+/// A front end's request. `F` is the type of file descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request<F> {
-    /// Which virtio features are offered?
+    /// Requests the offered virtio features.
     GetFeatures,
-    /// These virtio features are chosen.
+    /// Sets the virtio features.
     SetFeatures(u64),
-    /// A session begins.
+    /// Begins a session.
     SetOwner,
-    /// Deprecated; to be ignored.
+    /// Deprecated and ignored.
     ResetOwner,
-    /// The guest's memory: regions, each with the file that holds it.
+    /// Sets the guest's memory: regions, each with its file.
     SetMemTable(Vec<(MemoryRegion, F)>),
-    /// The log of dirty pages, and its file.
+    /// Sets the dirty log and its file.
     SetLogBase(LogArea, F),
-    /// Size of a virtqueue.
+    /// Sets the size of a virtqueue.
     SetVringNum(VringState),
-    /// Addresses of a virtqueue's parts.
+    /// Sets the addresses of a virtqueue's parts.
     SetVringAddr(VringAddr),
-    /// Available entry at which a virtqueue begins.
+    /// Sets the start position of a virtqueue: the next available entry.
     SetVringBase(VringState),
-    /// Stop the virtqueue `index` and tell its base. `num` means nothing.
+    /// Stops virtqueue `index` and requests its base. `num` is ignored.
     GetVringBase(VringState),
-    /// Eventfd by which the driver notifies the device; starts the virtqueue.
+    /// Sets the eventfd that the driver uses to notify the device. This starts the virtqueue.
     SetVringKick(VringFd<F>),
-    /// Eventfd by which the device notifies the driver.
+    /// Sets the eventfd that the device uses to notify the driver.
     SetVringCall(VringFd<F>),
-    /// Eventfd by which the device says that a virtqueue is broken.
+    /// Sets the eventfd that the device uses to report a broken virtqueue.
     SetVringErr(VringFd<F>),
-    /// Which protocol features are offered?
+    /// Requests the offered protocol features.
     GetProtocolFeatures,
-    /// These protocol features are chosen.
+    /// Sets the protocol features.
     SetProtocolFeatures(u64),
-    /// How many queue pairs are there?
+    /// Requests the number of queue pairs.
     GetQueueNum,
-    /// Enable (`num` is 1) or disable (0) a virtqueue.
+    /// Enables (`num` is 1) or disables (`num` is 0) a virtqueue.
     SetVringEnable(VringState),
-    /// The MTU that the guest is shown, in bytes.
+    /// Sets the MTU shown to the guest, in bytes.
     NetSetMtu(u64),
-    /// A socket for requests of the back end.
+    /// Passes a socket for requests by the back end.
     SetBackendReqFd(F),
-    /// Stop all virtqueues and forget what was negotiated.
+    /// Stops all virtqueues and discards the negotiated state.
     ResetDevice,
-    /// How many regions of memory may there be, added one by one?
+    /// Requests the maximum number of memory regions that can be added one by one.
     GetMaxMemSlots,
-    /// One more region of the guest's memory, with the file that holds it.
+    /// Adds a region to the guest's memory, with its file.
     AddMemReg(MemoryRegion, F),
-    /// A region goes: the one with the same guest address, size and front-end address. A file descriptor means nothing,
-    /// but old front ends send one.
+    /// Removes the region with the same guest address, size and front-end address. A file descriptor is ignored, but
+    /// old front ends send one.
     RemMemReg(MemoryRegion, Option<F>),
-    /// Make a region for descriptors in flight.
+    /// Requests a region for descriptors in flight.
     GetInflightFd(InflightArea),
-    /// The region for descriptors in flight, and its file.
+    /// Sets the region for descriptors in flight, and its file.
     SetInflightFd(InflightArea, F),
-    /// The virtio device status (virtio 1.2, section 2.1).
+    /// Sets the virtio device status (virtio 1.2, section 2.1).
     SetStatus(u64),
-    /// What is the virtio device status?
+    /// Requests the virtio device status.
     GetStatus,
 }
 
 impl<F> Request<F> {
-    /// Which request this is.
+    /// Returns the number of this request.
     pub fn code(&self) -> Code {
         match self {
             Self::GetFeatures => Code::GET_FEATURES,
@@ -243,11 +243,11 @@ impl<F> Request<F> {
         }
     }
 
-    /// Decodes a request from its payload and the file descriptors that came with it.
+    /// Decodes a request from its payload and its file descriptors.
     ///
     /// # Errors
-    /// Whatever is not exactly as the request has it, and requests that are not understood. The file descriptors are
-    /// closed; the next message can be read.
+    /// Fails if the message does not match the definition of the request exactly, or if the request is not supported.
+    /// The file descriptors are closed, and the next message can be read.
     pub fn decode(header: &Header, payload: &[u8], fds: Vec<F>) -> Result<Self, MessageError> {
         if header.reply {
             return Err(MessageError::Reply { code: header.code });
@@ -286,7 +286,8 @@ impl<F> Request<F> {
         })
     }
 
-    /// The request as it goes over the socket: header and payload in one piece, and the file descriptors beside it.
+    /// Encodes the request for the socket: header and payload as one byte string, and the file descriptors to pass with
+    /// it.
     pub fn encode(self, need_reply: bool) -> (Vec<u8>, Vec<F>) {
         let code = self.code();
         let (payload, fds) = match self {
@@ -326,10 +327,10 @@ impl<F> Request<F> {
     }
 }
 
-/// A back end's reply. `F` stands for a file descriptor.
+/// A back end's reply. `F` is the type of file descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply<F> {
-    /// Features, a number of queues or slots, a status, or an acknowledgement: 0 for done.
+    /// Features, a number of queues or slots, a status, or an acknowledgement (0 for success).
     Value(u64),
     /// The base of a virtqueue.
     Vring(VringState),
@@ -338,7 +339,7 @@ pub enum Reply<F> {
 }
 
 impl<F> Reply<F> {
-    /// The reply to the request `code` as it goes over the socket: bytes, and the file descriptor beside them.
+    /// Encodes the reply to the request `code` for the socket: bytes, and the file descriptor to pass with them.
     pub fn encode(self, code: Code) -> (Vec<u8>, Option<F>) {
         let (payload, fd) = match self {
             Self::Value(value) => (value.to_ne_bytes().to_vec(), None),
@@ -351,7 +352,8 @@ impl<F> Reply<F> {
     /// Decodes the reply to the request `code`.
     ///
     /// # Errors
-    /// A message that is no reply, or replies to something else, or has another payload or other file descriptors.
+    /// Fails for a message that is not a reply, or a reply to another request, or if payload or file descriptors do not
+    /// match.
     pub fn decode(code: Code, header: &Header, payload: &[u8], fds: Vec<F>) -> Result<Self, MessageError> {
         if !header.reply || header.code != code {
             let kind = if header.reply { "a reply" } else { "a request" };

@@ -1,16 +1,17 @@
-//! Guest to guest in one copy: what one guest transmits goes straight into the buffers in which another one receives.
+//! Forwarding between two guests in one copy: payload moves from the sender's buffers straight into the receiver's.
 //!
-//! 1. Chains of both virtqueues are taken apart. The head of each packet, virtio-net header and the first bytes of the
-//!    frame, is read once into a private *snapshot*, which is checked and rewritten. What was decided on is the snapshot;
-//!    whatever the sender writes into its buffers afterwards changes only its own payload.
-//! 2. The mover makes the copies of what follows the head, or hands them to a channel.
-//! 3. When the copies of a packet and of all before it are done, the core writes the snapshot in front of them, and the
-//!    chains of both guests are returned.
+//! 1. The chains of both virtqueues are walked. The head of each packet (virtio-net header and first bytes of the
+//!    frame) is read once into a private *snapshot*, which is checked and rewritten. All decisions are based on the
+//!    snapshot. Whatever the sender writes into its buffers afterwards changes only its own payload.
+//! 2. The mover copies the bytes behind the head, or hands the copies to a channel.
+//! 3. Once the copies of a packet and of all packets before it are done, the core writes the snapshot in front of the
+//!    payload and returns the chains of both guests.
 //!
-//! A packet that this cannot carry, because it needs work on its payload (a checksum, segments) or has a form that is
-//! too odd, goes the ordinary way through a packet buffer; and so do all while the receiver has no buffers, so that a
-//! sender does not wait for it, while the receiver migrates, and for a while after copies were late. The way changes only when nothing is in flight
-//! on the other one, which keeps the order of packets and of both rings.
+//! The ordinary path through a packet buffer is used for packets that need work on their payload (a checksum,
+//! segmentation) and for packets with an unusual layout. It is also used for all packets while the receiver has no
+//! buffers (the sender does not wait for it), while the receiver migrates, and for a while after copies were late. A
+//! pair switches paths only when nothing is in flight on the other path. This keeps the order of packets and of both
+//! rings.
 
 mod gather;
 mod head;
@@ -30,59 +31,60 @@ use crate::vring::{Chains, Out, Vring, burst_limit};
 use gather::{End, Gather};
 use head::Head;
 
-/// Packets of a pair in flight, at most.
+/// Maximum number of packets of a pair in flight.
 const IN_FLIGHT: usize = 256;
-/// How long the oldest packet in flight may take before the pair goes the ordinary way for a while.
+/// Maximum age of the oldest packet in flight. If it is exceeded, the pair uses the ordinary path for [`REST`].
 const TIMEOUT: Duration = Duration::from_millis(100);
-/// For how long.
+/// How long the ordinary path is used after copies were late.
 const REST: Duration = Duration::from_secs(1);
 
-/// What became of a call.
+/// Counters of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
     pub packets: usize,
     pub bytes: u64,
-    /// Chains returned to the sender: longer than any packet.
+    /// Chains returned to the sender because they are longer than any packet.
     pub too_long: usize,
-    /// Likewise: too short, or with a header that asks for what was not negotiated.
+    /// Chains returned to the sender because they are too short, or because their header requests an offload that was
+    /// not negotiated.
     pub malformed: usize,
-    /// Packets that the receiver's chains are too short for.
+    /// Packets that do not fit into the receiver's chains.
     pub too_big: usize,
     pub too_big_bytes: u64,
     pub next: Next,
 }
 
-/// What is to be done after [`Pair::forward`].
+/// The next step for the caller after [`Pair::forward`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing: packets go this way, or wait until they can go the other one.
+    /// Nothing: packets use this path, or wait until they can use the other one.
     #[default]
     Nothing,
-    /// [`Dequeue::try_dequeue`] and [`Enqueue::submit`]: packets go the ordinary way.
+    /// Call [`Dequeue::try_dequeue`] and [`Enqueue::submit`]: packets use the ordinary path.
     Ordinary,
-    /// [`Dequeue::drain`] and [`Enqueue::submit`]: what is on the ordinary way is to arrive, and nothing new to be taken.
+    /// Call [`Dequeue::drain`] and [`Enqueue::submit`]: deliver the packets on the ordinary path, and take no new ones.
     Finish,
 }
 
-/// The way from one virtqueue to another in one copy.
+/// The single-copy path from one virtqueue to another.
 #[derive(Debug)]
 pub struct Pair {
     copies: CopyQueue<Head>,
-    /// Chains of the receiver that belong to packets of several, in order.
+    /// The receiver's chains of packets that use several chains, in order.
     chains: Chains,
     binding: Binding,
-    /// The publications of sender and receiver that it follows.
+    /// The publications of sender and receiver that this pair has applied.
     follows: Option<(u32, u32)>,
-    /// The oldest packet in flight when it was last looked at, and since when.
+    /// The oldest packet in flight at the last check, and the TSC value when it was first seen.
     watched: Option<(u32, u64)>,
-    /// TSC until which the ordinary way is gone.
+    /// TSC value until which the ordinary path is used.
     rests_until: Option<u64>,
-    /// The packet in front goes the ordinary way.
+    /// Whether the next packet must use the ordinary path.
     next_is_ordinary: bool,
 }
 
 impl Pair {
-    /// A pair whose copies `mover` makes.
+    /// Creates a pair whose copies `mover` makes.
     pub fn new(mover: &mut Mover) -> Self {
         Self {
             copies: CopyQueue::open(mover, IN_FLIGHT),
@@ -95,8 +97,8 @@ impl Pair {
         }
     }
 
-    /// Publishes what has completed, and submits the copies of newly available packets, whose heads are given to
-    /// `rewrite`: at least the Ethernet header, at most the first 64 bytes with the virtio-net header.
+    /// Publishes completed packets, and submits the copies of newly available packets. `rewrite` gets the head of each
+    /// packet: at least the Ethernet header, and not more than the first 64 bytes, virtio-net header included.
     #[inline]
     pub fn forward(
         &mut self,
@@ -122,7 +124,7 @@ impl Pair {
         forwarded
     }
 
-    /// Publishes what has completed and takes nothing new; returns how many packets are still in flight.
+    /// Publishes completed packets and takes no new ones. Returns the number of packets still in flight.
     pub fn drain(
         &mut self,
         ctx: &mut Context<'_>,
@@ -136,10 +138,11 @@ impl Pair {
         (forwarded, from.vring.lent)
     }
 
-    /// Whether packets may go this way once nothing is on the other one. Follows the cells of both virtqueues.
+    /// Returns whether packets may use this path once nothing is in flight on the other one. Applies changes published
+    /// in the cells of both virtqueues.
     #[inline(always)]
     fn could_take(&mut self, mover: &mut Mover, from: &mut Vring, to: &mut Vring) -> bool {
-        // Both, so that either's change is under way.
+        // Both are always called, so that changes of either cell are picked up.
         let serviced = from.service(mover) & to.service(mover);
         serviced
             && from.is_enabled()
@@ -161,7 +164,7 @@ impl Pair {
         })
     }
 
-    /// The channels of either virtqueue are the pair's.
+    /// Makes sure that the pair uses the current channels of both virtqueues.
     #[inline(always)]
     fn is_up_to_date(&mut self, mover: &mut Mover, from: &Vring, to: &Vring) -> bool {
         self.follows == Some((from.applied, to.applied)) || self.follow(mover, from, to)
@@ -170,7 +173,7 @@ impl Pair {
     #[cold]
     fn follow(&mut self, mover: &mut Mover, from: &Vring, to: &Vring) -> bool {
         let Some(receiver) = &to.active else { return false };
-        // Nothing is in flight when a change is applied.
+        // Changes are applied only when nothing is in flight.
         self.chains = Chains::new(receiver.queue.size().into());
         let mut channels: Vec<_> = to.binding.channels.clone();
         channels
@@ -179,7 +182,7 @@ impl Pair {
         let mode = if to.binding.mode == Mode::Cpu { from.binding.mode } else { to.binding.mode };
         let weight = to.binding.weight.max(from.binding.weight);
         let binding = Binding { weight, ..Binding::new(mode, channels) };
-        // A change of something else does not make mode `auto` begin anew.
+        // Rebinding resets mode `auto`, so it is avoided if the binding is the same.
         if binding != self.binding {
             let bound = self.copies.bind(mover, &binding);
             debug_assert!(bound.is_ok(), "the virtqueues are bound to them");
@@ -232,7 +235,7 @@ impl Pair {
         vring.break_down(error);
     }
 
-    /// Publishes what has completed: writes the heads and returns the chains.
+    /// Publishes completed packets: writes their heads and returns their chains.
     #[inline(always)]
     fn complete(
         &mut self,
@@ -260,7 +263,8 @@ impl Pair {
                 if head.chains == 0 {
                     continue;
                 }
-                // SAFETY: the receiver's memory is held until `give_back` below, and the head's places are in it.
+                // SAFETY: the receiver's memory is held until `give_back` below, and the places of the head are within
+                // it.
                 unsafe { head.write() };
                 if head.chains == 1 {
                     rx.push_used(head.to, head.frame + NET_HEADER as u32);
@@ -282,7 +286,7 @@ impl Pair {
         ctx.clock.lap(Stage::Publish);
     }
 
-    /// Looks whether the oldest packet in flight takes too long.
+    /// Checks whether the oldest packet in flight takes too long.
     #[cold]
     fn watch(&mut self, oldest: u32) {
         let now = tsc::now();
@@ -297,7 +301,7 @@ impl Pair {
     }
 }
 
-/// What one call takes packets with.
+/// Everything that one call needs to take packets.
 struct Call<'a> {
     from: &'a mut Vring,
     to: &'a mut Vring,
@@ -307,8 +311,8 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Gathers and submits at most `wanted` packets, and publishes them if they are complete at once. How many there were,
-    /// and why there were no more.
+    /// Gathers and submits at most `wanted` packets. If their copies are immediate, also publishes them. Returns the
+    /// number of packets and why the batch ended.
     #[inline(always)]
     fn submit<const IMMEDIATE: bool>(
         &mut self,
@@ -341,16 +345,16 @@ impl Call<'_> {
         clock.lap(Stage::Virtqueue);
         if IMMEDIATE {
             for index in 0..taken {
-                // SAFETY: `active` holds the receiver's memory, and the head's places are in it.
+                // SAFETY: `active` holds the receiver's memory, and the places of the head are within it.
                 unsafe { batch.holder(index).write() };
             }
         } else {
             from.lend(taken);
             to.lend(taken);
         }
-        // SAFETY: sources are ranges that the sender gave us for reading, destinations ranges that the receiver gave us for
-        // writing, each checked against its guest's memory, which is held by `lend` until the packet is published, or by
-        // `active` when the copies are complete at the end of this call.
+        // SAFETY: sources are readable ranges of the sender and destinations are writable ranges of the receiver. Each
+        // was checked against its guest's memory. `lend` holds the memory until the packet is published; if the copies
+        // complete within this call, `active` holds it.
         unsafe { batch.submit(clock) };
         if IMMEDIATE {
             let (Some(sender), Some(receiver)) = (&mut from.active, &mut to.active) else {

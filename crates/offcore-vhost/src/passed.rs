@@ -1,8 +1,8 @@
-//! Descriptors that another process has passed.
+//! File descriptors passed by another process.
 //!
-//! To close one may take as long as somebody else wants: a socket that lingers (`SO_LINGER`), a file of a file system in user space,
-//! a Unix socket in which such descriptors are on their way. So they are closed on a thread of their own, unless they are known to be
-//! of another kind, and what a file system has to answer is asked there, too.
+//! Closing such a descriptor may take as long as another process wants: a socket that lingers (`SO_LINGER`), a file of
+//! a user-space file system, or a Unix socket with such descriptors in its queue. They are therefore closed on a
+//! separate thread, unless they are known to be harmless. Queries to file systems also run there.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,49 +15,49 @@ use std::time::Duration;
 use rustix::fs::StatFs;
 use rustix::io::Errno;
 
-/// How long a file system may take to say what it is.
+/// Time limit for a file system to report its type.
 const ANSWER: Duration = Duration::from_secs(1);
-/// What the thread has of a stack, in bytes.
+/// Stack size of the thread in bytes.
 const STACK: usize = 64 << 10;
-/// Errands that may be left before nothing more is taken from whoever they are for.
+/// Maximum number of pending errands. Beyond it, nothing more is accepted from the peer.
 const ERRANDS: usize = 64;
-/// What the link in /proc of an eventfd says.
+/// Target of the link in /proc for an eventfd.
 pub(crate) const EVENTFD: &str = "anon_inode:[eventfd]";
 
-/// A descriptor that another process has passed.
+/// A file descriptor passed by another process.
 #[derive(Debug)]
 pub struct PassedFd {
-    /// Always there, until it is dropped.
+    /// Always `Some` until it is dropped.
     fd: Option<OwnedFd>,
     errands: Errands,
 }
 
 impl PassedFd {
-    /// One that is closed by `errands`.
+    /// Wraps a descriptor that `errands` will close.
     pub(crate) fn new(fd: OwnedFd, errands: &Errands) -> Self {
         Self { fd: Some(fd), errands: errands.clone() }
     }
 
-    /// What the link in /proc says that it is.
+    /// Returns the target of its link in /proc, which names the kind of file.
     pub(crate) fn kind(&self) -> Result<String, Errno> {
         let link = rustix::fs::readlink(format!("/proc/self/fd/{}", self.as_fd().as_raw_fd()), Vec::new());
         link.map(|target| target.to_string_lossy().into_owned())
     }
 
-    /// The descriptor itself, which is of a kind that can be closed anywhere.
+    /// Returns the descriptor itself, which must be of a kind that can be closed on any thread.
     pub(crate) fn into_checked(mut self) -> Option<OwnedFd> {
         self.fd.take()
     }
 
-    /// Closes it here. It is of no more use.
+    /// Closes it on this thread. It can no longer be used.
     pub(crate) fn close(&mut self) {
         self.fd = None;
     }
 
-    /// What file system its file is on.
+    /// Returns information about the file system that contains its file.
     ///
     /// # Errors
-    /// Those of fstatfs(2), and [`Errno::TIMEDOUT`] for a file system that does not answer.
+    /// Fails with the errors of fstatfs(2), and with [`Errno::TIMEDOUT`] if the file system does not answer.
     pub(crate) fn file_system(&self) -> Result<StatFs, Errno> {
         if self.is_memory() {
             return rustix::fs::fstatfs(self);
@@ -65,13 +65,13 @@ impl PassedFd {
         let file = rustix::io::fcntl_dupfd_cloexec(self, 0)?;
         let (answer, answered) = mpsc::channel();
         self.errands.run(move || {
-            // Who has asked may have given up.
+            // The caller may have given up already.
             let _ = answer.send(rustix::fs::fstatfs(&file));
         });
         answered.recv_timeout(ANSWER).unwrap_or(Err(Errno::TIMEDOUT))
     }
 
-    /// Whether it is a file of shared memory or hugepages: only those have seals.
+    /// Whether it is a file of shared memory or hugepages: no other files have seals.
     fn is_memory(&self) -> bool {
         rustix::fs::fcntl_get_seals(self).is_ok()
     }
@@ -95,8 +95,8 @@ impl Drop for PassedFd {
     }
 }
 
-/// What may have to wait for other processes, those that come after one another to one port's socket, done by a thread of its own, one
-/// after the other. Clones share it.
+/// A queue of operations that may have to wait for other processes. A separate thread runs them one after the other.
+/// Clones share the queue, and so do all connections of one port.
 #[derive(Clone, Default)]
 pub struct Errands(Arc<Shared>);
 
@@ -109,7 +109,7 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     errands: VecDeque<Box<dyn FnOnce() + Send>>,
-    /// Whether there is a thread.
+    /// Whether the thread is running.
     runs: bool,
 }
 
@@ -121,7 +121,7 @@ impl Errands {
         if !queue.runs {
             let errands = self.clone();
             let thread = Builder::new().name("vhost-errands".into()).stack_size(STACK);
-            // Where there cannot be a thread now, the next errand tries it again.
+            // If no thread can be created now, the next errand tries again.
             queue.runs = thread.spawn(move || errands.work()).is_ok();
         }
     }
@@ -140,12 +140,12 @@ impl Errands {
         }
     }
 
-    /// How many are not done.
+    /// Returns the number of pending errands.
     pub(crate) fn left(&self) -> usize {
         self.0.left.load(Ordering::Acquire)
     }
 
-    /// Whether there are so many that nothing more is to be taken from the other process.
+    /// Whether too many errands are pending to accept anything more from the other process.
     pub(crate) fn is_full(&self) -> bool {
         self.left() >= ERRANDS
     }
@@ -180,7 +180,7 @@ mod tests {
         while errands.left() > 0 {
             assert!(start.elapsed() < Duration::from_secs(30));
         }
-        // A thread comes again.
+        // A new thread is started.
         errands.run(move || say.send(10).unwrap());
         assert_eq!(said.recv_timeout(Duration::from_secs(30)), Ok(10));
     }

@@ -1,4 +1,4 @@
-//! Copies between two lists of pieces, whose boundaries need not agree.
+//! Copies between two lists of memory pieces whose boundaries need not match.
 
 use arrayvec::ArrayVec;
 use offcore_dma::CopyOp;
@@ -7,18 +7,18 @@ use offcore_mem::{Packet, Pool};
 
 use crate::features::NET_HEADER;
 
-/// Copies that one packet may need: a chain of more pieces breaks its queue.
+/// Maximum number of pieces in the chains of one packet. A longer chain breaks its queue.
 pub(crate) const MAX_PIECES: usize = 64;
 
-/// A piece of memory: its first byte and its length.
+/// A contiguous range of memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) addr: *mut u8,
     pub(crate) len: u32,
 }
 
-/// Calls `push` with the copies that take the bytes of `from`, in order, to those of `to`, as far as the shorter of both
-/// goes: at most as many as both have pieces.
+/// Calls `push` with the copies that transfer the bytes of `from`, in order, to `to`. It stops at the end of the
+/// shorter list. The number of copies does not exceed the number of pieces in both lists together.
 pub(crate) fn copies(from: &[Piece], to: &[Piece], token: Token, mut push: impl FnMut(CopyOp)) {
     let (mut from, mut to) = (from.iter().copied(), to.iter().copied());
     let (mut src, mut dst) = (from.next(), to.next());
@@ -32,7 +32,8 @@ pub(crate) fn copies(from: &[Piece], to: &[Piece], token: Token, mut push: impl 
     }
 }
 
-/// The buffers of a packet, at most [`MAX_PIECES`], with room for the virtio-net header in front of the first.
+/// Returns the buffers of a packet, at most [`MAX_PIECES`]. The first piece is extended to the front by the virtio-net
+/// header.
 pub(crate) fn pieces_of(pool: &Pool, packet: &Packet) -> ArrayVec<Piece, MAX_PIECES> {
     let mut pieces: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
     pool.for_each_segment(packet, |addr, len| pieces.push(Piece { addr: addr.as_ptr(), len: len as u32 }));
@@ -44,7 +45,7 @@ pub(crate) fn pieces_of(pool: &Pool, packet: &Packet) -> ArrayVec<Piece, MAX_PIE
 }
 
 impl Piece {
-    /// Takes the first `len` bytes off `pieces`.
+    /// Removes the first `len` bytes from `pieces`.
     pub(crate) fn skip<const N: usize>(pieces: &mut ArrayVec<Self, N>, len: usize) {
         let mut left = len as u32;
         while let Some(first) = pieces.first_mut() {
@@ -58,7 +59,7 @@ impl Piece {
         }
     }
 
-    /// What is left behind the first `len` bytes.
+    /// Returns the rest of the piece behind its first `len` bytes, or `None` if nothing is left.
     fn after(self, len: u32) -> Option<Self> {
         let left = self.len - len;
         (left > 0).then(|| Self { addr: self.addr.wrapping_add(len as usize), len: left })
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     fn pieces(base: usize, lens: &[u32]) -> Vec<Piece> {
-        // Each begins where the one before it ended, so that a copy's place says how far it is.
+        // Each piece begins where the one before it ended, so the address of a copy gives its byte offset.
         let mut at = base;
         let piece = |&len: &u32| {
             let addr = std::ptr::without_provenance_mut(at);

@@ -1,16 +1,16 @@
-//! What a call spends on chains of many descriptors or bytes, and what is known of those that a packet did not fit.
+//! Limits on the work that one call spends on long chains, and a cache of the capacity of the next receive chains.
 
-/// Descriptors of chains that are not one short buffer each, at most.
+/// Maximum number of descriptors per call in chains that are not a single short buffer.
 const DESCRIPTORS: usize = 256;
-/// Bytes of packets in such chains.
+/// Maximum number of packet bytes per call in such chains.
 const BYTES: usize = 256 << 10;
 
-/// A buffer that is longer is no [`Single`](offcore_ring::device::Single): 64 of this length are 1 MiB.
+/// Maximum length of a [`Single`](offcore_ring::device::Single) in bytes: 64 of this length are 1 MiB.
 pub(crate) const LONGEST_SINGLE: u32 = 16 << 10;
 
-/// What a call may still spend on chains of several descriptors, or of long ones. The driver's chains wait for the next call
-/// once it is used up, which the last packet may overdraw: a guest gets no more of a worker by asking for more work per
-/// packet.
+/// The remaining work of a call for chains of several descriptors and for long chains. The last packet may exceed the
+/// limit. Once it is used up, the remaining chains wait for the next call. This way a guest cannot get a larger share
+/// of a worker by making each packet more expensive.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     descriptors: usize,
@@ -22,7 +22,7 @@ impl Allowance {
         Self { descriptors: DESCRIPTORS, bytes: BYTES }
     }
 
-    /// Notes a packet of `bytes` whose chains have `descriptors`.
+    /// Charges a packet of `bytes` whose chains have `descriptors` descriptors.
     pub(crate) fn spend(&mut self, descriptors: usize, bytes: usize) {
         self.descriptors = self.descriptors.saturating_sub(descriptors);
         self.bytes = self.bytes.saturating_sub(bytes);
@@ -33,33 +33,33 @@ impl Allowance {
     }
 }
 
-/// What is known of the next chains of a ring that a guest receives from, since a packet did not fit them: how many bytes
-/// they hold, header included, and what becomes of longer packets. The next one that is longer finds out by this, and not by
-/// taking the chains apart once more. Forgotten when a chain is taken.
+/// The capacity of the next chains of a guest's receive ring, recorded after a packet did not fit: their length in
+/// bytes, header included, and how to treat longer packets. It saves walking the same chains again for every packet
+/// that is too long. It is cleared when a chain is taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Room(Option<(u32, Unfit)>);
 
-/// What becomes of a packet that does not fit.
+/// How to treat a packet that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unfit {
-    /// It never will: the chains that it may have are too short.
+    /// The packet never fits: the chains that it may use are too short.
     Never,
-    /// Not before the driver has made this entry available, counted from the next one to take.
+    /// The packet may fit once the driver has made this entry available, counted from the next entry to take.
     Before(u16),
 }
 
 impl Room {
-    /// What becomes of a packet of `bytes`, if that is known to be too long.
+    /// Returns how to treat a packet of `bytes` if it is known to be too long.
     pub(crate) fn refuses(self, bytes: u32) -> Option<Unfit> {
         self.0.filter(|(room, _)| bytes > *room).map(|(_, unfit)| unfit)
     }
 
-    /// The chains that come next hold `bytes`, and that is not enough.
+    /// Records that the next chains hold `bytes`, and how to treat packets that are longer.
     pub(crate) fn note(&mut self, bytes: u32, unfit: Unfit) {
         self.0 = Some((bytes, unfit));
     }
 
-    /// Other chains come next.
+    /// Clears the record, because other chains are next.
     #[inline(always)]
     pub(crate) fn forget(&mut self) {
         self.0 = None;

@@ -1,4 +1,4 @@
-//! An in-process guest: its memory, one virtqueue's driver side, and buffers, without a socket.
+//! An in-process guest for tests: memory, the driver side of one virtqueue, and buffers. No socket is needed.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use offcore_mem::{Burst, GuestMemory, Hugepages, Pool, PoolCache};
 use offcore_ring::{Layout, device::Direction, driver};
 use offcore_stats::{StageClock, tsc};
 
-/// Guest physical address of the buffers; the rings are below.
+/// Guest physical address of the buffers. The rings are at lower addresses.
 pub const BUFFERS: u64 = 1 << 20;
 /// Bytes of a guest's memory.
 pub const MEMORY: usize = 16 << 20;
-/// Guest physical address of its first byte.
+/// Guest physical address of the first byte of memory.
 pub const GUEST: u64 = 0x4000_0000;
-/// What the front end calls it.
+/// Front-end address of the first byte of memory.
 const USER: u64 = 1 << 40;
 
-/// A channel that a worker with fewer than eight has not.
+/// Returns the ID of a channel that does not exist in a mover with fewer than nine channels.
 pub fn channel_of_another_mover() -> ChannelId {
     let mut mover = Mover::new();
     let mut channel = || mover.add_channel(CoreDevice::stepped().0.open_channel(64).unwrap());
@@ -38,21 +38,21 @@ pub fn channel_of_another_mover() -> ChannelId {
 /// A guest with one virtqueue.
 #[derive(Debug)]
 pub struct Guest {
-    /// Its memory.
+    /// The guest's memory.
     pub memory: Arc<GuestMemory>,
-    /// The virtqueue.
+    /// The first virtqueue.
     pub layout: Layout,
-    /// A second virtqueue, for guests that transmit as well.
+    /// The second virtqueue, for guests that also transmit.
     pub tx_layout: Layout,
 }
 
 impl Guest {
-    /// A guest with split virtqueues.
+    /// Creates a guest with split virtqueues.
     pub fn new(size: u16) -> Self {
         Self::with_rings(size, false)
     }
 
-    /// A guest with packed virtqueues, or with split ones.
+    /// Creates a guest with packed or split virtqueues.
     pub fn with_rings(size: u16, packed: bool) -> Self {
         let memory = guest_regions([(GUEST, USER, MEMORY)]);
         let at = |offset: u64| USER + offset;
@@ -62,24 +62,24 @@ impl Guest {
         Self { memory, layout, tx_layout }
     }
 
-    /// Zeroes the parts of both virtqueues, for sizes up to 512: drivers can begin anew.
+    /// Zeroes the parts of both virtqueues, for sizes up to 512, so that new drivers can be created.
     pub fn reset_rings(&self) {
         for part in [0, 0x8_0000, 0xa_0000, 0x4_0000, 0x9_0000, 0xc_0000] {
             self.write(GUEST + part, &[0; 0x2000]);
         }
     }
 
-    /// Whether its virtqueues are packed.
+    /// Whether the virtqueues are packed.
     pub fn packed(&self) -> bool {
         matches!(self.layout, Layout::Packed(_))
     }
 
-    /// Where a fresh virtqueue begins: a packed one with both wrap counters set.
+    /// Start position of a new virtqueue. For a packed one, both wrap counters are set.
     fn begin(&self) -> u32 {
         if self.packed() { 0x8000_8000 } else { 0 }
     }
 
-    /// How the first virtqueue is started.
+    /// Returns the configuration that starts the first virtqueue.
     pub fn config(&self, features: u64) -> VringConfig {
         VringConfig {
             memory: Arc::clone(&self.memory),
@@ -95,13 +95,13 @@ impl Guest {
         }
     }
 
-    /// Guest address of buffer `index` of `size` bytes.
+    /// Guest address of buffer `index`, if each buffer has `size` bytes.
     pub fn buffer(&self, index: usize, size: usize) -> u64 {
         assert!(BUFFERS as usize + (index + 1) * size <= MEMORY);
         GUEST + BUFFERS + (index * size) as u64
     }
 
-    /// What is at `address`.
+    /// Reads `len` bytes at `address`.
     pub fn read(&self, address: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.memory.regions()[0].mapping().read_at((address - GUEST) as usize, &mut bytes);
@@ -114,37 +114,37 @@ impl Guest {
     }
 }
 
-/// Features of a driver that takes merged buffers and indirect tables.
+/// Features of a driver that supports mergeable buffers and indirect descriptors.
 pub const FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_INDIRECT_DESC;
-/// The same with EVENT_IDX.
+/// [`FEATURES`] and EVENT_IDX.
 pub const FEATURES_EVENT: u64 = FEATURES | VIRTIO_F_EVENT_IDX;
 
-/// What a worker owns.
+/// State of a worker.
 #[derive(Debug)]
 pub struct Worker {
-    /// Its copies.
+    /// Makes the copies.
     pub mover: Mover,
-    /// Its packet buffers.
+    /// Packet buffers.
     pub cache: PoolCache,
-    /// Its stages.
+    /// Time of the stages.
     pub clock: StageClock,
-    /// Packets that a call may give.
+    /// Maximum number of packets in one call.
     pub burst: usize,
 }
 
 impl Worker {
-    /// A worker with a pool of 4096 packet buffers of 2 KiB.
+    /// Creates a worker with a pool of 4096 packet buffers of 2 KiB.
     #[allow(clippy::new_without_default, reason = "a test says what it makes")]
     pub fn new() -> Self {
         Self::over(Pool::new(4096, 2048, Hugepages::None).unwrap())
     }
 
-    /// A worker with this pool.
+    /// Creates a worker that uses `pool`.
     pub fn over(pool: &'static Pool) -> Self {
         Self { mover: Mover::new(), cache: pool.cache(), clock: StageClock::private(), burst: 64 }
     }
 
-    /// Adds an engine that fails in all ways, lost copies and late ones included.
+    /// Adds an engine with all kinds of faults, including lost and late copies.
     pub fn add_faulty(&mut self, seed: u64) -> ChannelId {
         self.mover.set_lost_after(tsc::ticks(Duration::from_micros(100)));
         let faults = Faults {
@@ -163,12 +163,12 @@ impl Worker {
         self.mover.add_channel(Box::new(channel))
     }
 
-    /// What its queues are called with.
+    /// Returns the context for calls of this worker's queues.
     pub fn ctx(&mut self) -> Context<'_> {
         Context { mover: &mut self.mover, cache: &mut self.cache, clock: &mut self.clock, burst: self.burst }
     }
 
-    /// A burst of packets of these lengths; packet `i` is filled with bytes derived from `serial + i`.
+    /// Returns a burst of packets with these lengths. Packet `i` is filled with bytes derived from `serial + i`.
     pub fn packets(&mut self, serial: u64, lengths: &[usize]) -> Burst {
         let pool = self.cache.pool();
         let mut burst = Burst::new();
@@ -192,13 +192,13 @@ pub fn start(cell: &VringCell, config: VringConfig) {
     cell.publish(|wanted| wanted.vring = Some(Arc::new(config)));
 }
 
-/// Longest wait for what should happen at once.
+/// Maximum time to wait for an event that should happen at once.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A driver that keeps an RX virtqueue full of buffers of one size, and checks what comes back.
+/// A driver that keeps an RX virtqueue filled with buffers of one size, and checks the returned ones.
 #[derive(Debug)]
 pub struct Receiver {
-    /// The driver's side.
+    /// The driver's side of the virtqueue.
     pub driver: driver::Queue<u64>,
     size: u32,
 }
@@ -215,7 +215,8 @@ impl Receiver {
         Self { driver, size }
     }
 
-    /// The next packet, `virtio-net` header included, put together from its buffers, which are made available again.
+    /// Returns the next packet, virtio-net header included, merged from its buffers. The buffers are made available
+    /// again.
     pub fn receive(&mut self, guest: &Guest) -> Option<Vec<u8>> {
         if self.driver.used().unwrap() == 0 {
             return None;

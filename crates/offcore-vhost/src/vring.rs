@@ -1,8 +1,8 @@
-//! The worker's side of one virtqueue: what enqueue and dequeue share.
+//! The worker's side of one virtqueue, shared by enqueue and dequeue.
 //!
-//! A `Vring` follows its [`VringCell`]: it picks up changes between bursts, takes no new chains while it drains, and
-//! acknowledges when nothing is in flight any more. What is needed when a packet is published, its buffer and its chains,
-//! is its holder in the copy queue.
+//! A `Vring` follows its [`VringCell`]. It picks up changes between bursts, takes no new chains while it drains, and
+//! acknowledges a change once nothing is in flight. The buffer and the chains of a packet in flight are stored in its
+//! holder in the copy queue.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use crate::eventfd;
 use crate::features::{self, VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF};
 use crate::room::Room;
 
-/// What a worker that wants to sleep has to wait for.
+/// The event that an idle worker has to wait for.
 #[derive(Clone, Copy, Debug)]
 pub enum Arm<'a> {
-    /// For nothing: there is work.
+    /// Do not wait: there is work.
     Now,
-    /// For this descriptor to become readable.
+    /// Wait until this descriptor becomes readable.
     Event(BorrowedFd<'a>),
-    /// For nobody who would tell: it has to look again soon.
+    /// The driver sends no kicks: poll again soon.
     Poll,
-    /// For nothing that could come before the control side changes something.
+    /// Wait for a change by the control side. Nothing else can arrive before.
     Never,
 }
 
@@ -45,16 +45,16 @@ pub(crate) struct Active {
     memory: Held,
     pub(crate) queue: device::Queue,
     pub(crate) mergeable: bool,
-    /// What packets of this direction may ask for.
+    /// Offloads that packets of this direction may request.
     pub(crate) offloads: Offloads,
-    /// What is written is marked, for a guest that migrates.
+    /// Dirty log for a guest that migrates.
     pub(crate) logging: Option<Box<Logging>>,
-    /// What is known of the room of a guest's receive ring.
+    /// Known capacity of the next chains, for a guest's receive ring.
     pub(crate) room: Room,
 }
 
 impl Active {
-    /// `receives`: whether the guest receives from it.
+    /// Sets up the ring of `config`. `receives` is true if the guest receives from it.
     fn new(config: Arc<VringConfig>, receives: bool) -> Result<Self, RingError> {
         let offloads = if receives { features::received } else { features::transmitted };
         let has = |bit| config.features & bit != 0;
@@ -67,7 +67,7 @@ impl Active {
         if let Some(inflight) = &config.inflight {
             queue.track(inflight.clone());
         }
-        // A worker polls: it needs no kicks.
+        // The worker polls and needs no kicks.
         queue.set_notification(false);
         let mut active = Self {
             queue,
@@ -82,14 +82,14 @@ impl Active {
         Ok(active)
     }
 
-    /// Has another configuration of the same start, in the same memory. Nothing is in flight.
+    /// Replaces the configuration by another one for the same start and the same memory. Nothing may be in flight.
     fn adjust(&mut self, config: Arc<VringConfig>) {
         self.config = config;
         self.room.forget();
         self.log();
     }
 
-    /// Logs as the configuration says, and that the ring was written.
+    /// Applies the logging configuration and marks the ring as written.
     fn log(&mut self) {
         self.logging = self.config.log.clone().map(|log| Box::new(Logging::new(log)));
         self.mark_ring();
@@ -101,7 +101,7 @@ impl Active {
         }
     }
 
-    /// Asks the driver to kick when there is something new, and then looks whether there is.
+    /// Asks the driver to kick when new chains are available, and then checks once more for chains.
     pub(crate) fn arm(&mut self) -> Arm<'_> {
         let available = with_queue!(&mut self.queue, queue => {
             queue.set_notification(true);
@@ -111,12 +111,12 @@ impl Active {
         match (available, &self.config.kick) {
             (Ok(0), Some(kick)) => Arm::Event(kick.as_fd()),
             (Ok(0), None) => Arm::Poll,
-            // What is wrong with the ring is found when it is worked on.
+            // Errors in the ring are reported when it is worked on.
             _ => Arm::Now,
         }
     }
 
-    /// Asks the driver for no kicks, and forgets those that have come.
+    /// Asks the driver not to kick, and clears pending kicks.
     pub(crate) fn disarm(&mut self) {
         self.queue.set_notification(false);
         self.mark_ring();
@@ -125,14 +125,14 @@ impl Active {
         }
     }
 
-    /// Notes how many packets are in flight now: they hold the memory.
+    /// Records the number of packets in flight. They keep the memory mapped.
     #[inline(always)]
     pub(crate) fn hold(&mut self, cell: &VringCell, in_flight: usize) {
         self.memory.set_in_flight(in_flight);
         cell.set_in_flight(in_flight as u64);
     }
 
-    /// Marks what the oldest `packets` in flight have written, if it is logged: their copies are complete.
+    /// Marks the pages written by the oldest `packets` in flight, whose copies are complete, if logging is enabled.
     #[inline(always)]
     pub(crate) fn complete(&mut self, packets: usize) {
         if let Some(logging) = &mut self.logging {
@@ -140,7 +140,7 @@ impl Active {
         }
     }
 
-    /// Makes the used elements written so far visible, and tells the driver if it wants to be told.
+    /// Makes the used elements written so far visible, and notifies the driver if it asked for a notification.
     #[inline(always)]
     pub(crate) fn publish(&mut self) {
         self.queue.publish();
@@ -160,7 +160,8 @@ impl Active {
     }
 }
 
-/// What one call takes packets from a virtqueue with, or delivers them; it notes in `done` what became of them.
+/// Everything that one call needs to take packets from a virtqueue or to deliver them. The results are counted in
+/// `done`.
 pub(crate) struct Call<'a, T> {
     pub(crate) active: &'a mut Active,
     pub(crate) cell: &'a VringCell,
@@ -175,18 +176,18 @@ pub(crate) struct Call<'a, T> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Out {
     pub(crate) chain: Chain,
-    /// Bytes written into it.
+    /// Bytes written into the chain.
     pub(crate) written: u32,
 }
 
-/// What a packet in flight needs when it is published.
+/// State of a packet in flight that is needed when it is published.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     pub(crate) packet: Option<Packet>,
     pub(crate) chains: u16,
 }
 
-/// Chains in the order in which they go back: as many as the queue has descriptors, so it never fills.
+/// FIFO of chains to return. Its capacity is the queue size, so it never fills up.
 #[derive(Debug)]
 pub(crate) struct Chains {
     entries: Box<[Out]>,
@@ -195,7 +196,7 @@ pub(crate) struct Chains {
 }
 
 impl Chains {
-    /// For a queue of `size`.
+    /// Creates a FIFO for a queue of `size` descriptors.
     pub(crate) fn new(size: usize) -> Self {
         Self { entries: vec![Out::default(); size.next_power_of_two()].into(), oldest: 0, next: 0 }
     }
@@ -226,22 +227,22 @@ impl Chains {
 pub(crate) struct Vring {
     pub(crate) cell: Arc<VringCell>,
     pub(crate) applied: u32,
-    /// A publication that waits until nothing is in flight.
+    /// A publication that takes effect once nothing is in flight.
     pending: Option<(u32, Wanted)>,
     pub(crate) active: Option<Active>,
     pub(crate) copies: CopyQueue<InFlight>,
     pub(crate) chains: Chains,
-    /// Packets of a pair that are in this queue's buffers.
+    /// Packets of a [`Pair`](crate::Pair) that use buffers of this queue.
     pub(crate) lent: usize,
-    /// Mappings that had vanished when this ring's were last looked at.
+    /// Value of [`sigbus::vanished`] when the mappings of this ring were last checked.
     vanished: usize,
-    /// Who copies: what is wanted, or the core where that cannot be.
+    /// The binding in effect: the requested one, or the core if that one was refused.
     pub(crate) binding: Binding,
     report: Report,
 }
 
 impl Vring {
-    /// Takes the worker's side of `cell`.
+    /// Attaches to `cell` as its worker.
     pub(crate) fn attach(cell: &Arc<VringCell>, mover: &mut Mover) -> Result<Self, Taken> {
         let (generation, wanted) = cell.attach().ok_or(Taken(cell.queue()))?;
         let mut vring = Self {
@@ -254,7 +255,7 @@ impl Vring {
             lent: 0,
             vanished: 0,
             binding: Binding::core(),
-            // Of a ring that rests, the last worker has said where it goes on.
+            // For a stopped ring, the last worker has reported its position.
             report: cell.report(),
         };
         vring.apply(mover, generation, &wanted);
@@ -266,7 +267,7 @@ impl Vring {
         self.copies.in_flight(mover)
     }
 
-    /// Follows the cell; returns whether new chains may be taken.
+    /// Applies changes published in the cell. Returns whether new chains may be taken.
     #[inline(always)]
     pub(crate) fn service(&mut self, mover: &mut Mover) -> bool {
         if self.cell.generation() != self.applied {
@@ -278,8 +279,8 @@ impl Vring {
         self.pending.is_none() && self.active.is_some() && self.report.broken.is_none()
     }
 
-    /// Some memory has vanished. Where it is this ring's, nothing is taken from it any more: what is read there means nothing, and
-    /// what is written costs this process's own memory. The control side ends the connection.
+    /// Handles the loss of mapped memory. If memory of this ring is affected, no more chains are taken: reads from it
+    /// return meaningless data, and writes to it allocate memory of this process. The control side ends the connection.
     #[cold]
     fn look_for_memory(&mut self) {
         self.vanished = sigbus::vanished();
@@ -288,12 +289,12 @@ impl Vring {
         }
     }
 
-    /// Whether a publication waits to be followed.
+    /// Whether a publication is not applied yet.
     pub(crate) fn is_changing(&self) -> bool {
         self.pending.is_some() || self.cell.generation() != self.applied
     }
 
-    /// Whether nothing is taken from the ring until the front end starts it anew.
+    /// Whether the ring is broken. No chains are taken until the front end restarts it.
     pub(crate) fn is_broken(&self) -> bool {
         self.report.broken.is_some()
     }
@@ -302,7 +303,7 @@ impl Vring {
     fn change(&mut self, mover: &mut Mover) {
         let (generation, wanted) = self.cell.pick_up();
         if self.in_flight(mover) > 0 || self.lent > 0 {
-            // New chains wait; what is in flight is published under the old state as it completes.
+            // New chains wait. Packets in flight are published under the old configuration as they complete.
             self.pending = Some((generation, wanted));
             return;
         }
@@ -336,9 +337,9 @@ impl Vring {
         self.cell.acknowledge(generation, self.report.clone());
     }
 
-    /// Lets somebody else copy. What mode `auto` has learnt and counted is forgotten, so this is only for a binding that
-    /// is another one. That it was refused is for the control side to say: a guest that starts its queue again and again has it
-    /// tried again, and must not have the worker wait for whoever reads the log.
+    /// Changes the binding. This resets the statistics and the decision of mode `auto`, so it is called only for a
+    /// different binding. A refusal is reported by the control side and not logged here: a guest that restarts its
+    /// queue repeatedly triggers a new attempt each time, and must not make the worker wait for the log.
     fn bind(&mut self, mover: &mut Mover, binding: &Binding) {
         self.binding = match self.copies.bind(mover, binding) {
             Ok(()) => binding.clone(),
@@ -352,14 +353,14 @@ impl Vring {
         };
     }
 
-    /// Goes on where the ring is, in other memory. One that is broken stays so.
+    /// Continues at the current position of the ring, in other memory. A broken ring stays broken.
     fn move_to(&mut self, mover: &mut Mover, vring: &VringConfig) {
         let broken = self.report.broken.take();
         self.take_up(mover, Some(Arc::new(VringConfig { base: self.report.base, ..vring.clone() })));
         self.report.broken = broken.or(self.report.broken.take());
     }
 
-    /// Begins with another ring, or with none. Nothing is in flight.
+    /// Switches to another ring, or to none. Nothing may be in flight.
     fn take_up(&mut self, mover: &mut Mover, vring: Option<Arc<VringConfig>>) {
         self.report.broken = None;
         self.active = None;
@@ -377,8 +378,9 @@ impl Vring {
         }
     }
 
-    /// Makes room for as many chains in flight as a queue of `size` has, each of which may be a packet: no more, so that
-    /// what is used in turn stays in the core's caches. Nothing is in flight.
+    /// Makes room for as many chains in flight as a queue of `size` descriptors has, because each chain may be a
+    /// packet. The capacity is not larger than needed, so that the entries stay in the core's caches. Nothing may be in
+    /// flight.
     fn resize(&mut self, mover: &mut Mover, size: usize) {
         let size = size.next_power_of_two();
         if self.copies.capacity() == size {
@@ -389,8 +391,8 @@ impl Vring {
         self.chains = Chains::new(size);
     }
 
-    /// The queue is broken: it takes no more chains until the front end starts it anew. The control side says so: a guest
-    /// that breaks its queues in turn must not have the worker wait for whoever reads the log.
+    /// Marks the queue as broken. It takes no more chains until the front end restarts it. The control side logs the
+    /// error: a guest that repeatedly breaks its queues must not make the worker wait for the log.
     #[cold]
     pub(crate) fn break_down(&mut self, error: RingError) {
         if let Some(active) = &self.active {
@@ -400,7 +402,7 @@ impl Vring {
         self.cell.report_broken(self.report.clone());
     }
 
-    /// Whether the front end has started and enabled the queue, and not asked since for its end.
+    /// Whether the front end has started and enabled the queue, and has not requested a stop since.
     #[inline(always)]
     pub(crate) fn is_enabled(&self) -> bool {
         let config = match &self.pending {
@@ -410,13 +412,13 @@ impl Vring {
         config.is_some_and(|config| config.enabled)
     }
 
-    /// Whether what is written to the guest is logged.
+    /// Whether writes to the guest's memory are logged.
     #[inline(always)]
     pub(crate) fn is_logged(&self) -> bool {
         self.active.as_ref().is_some_and(|active| active.logging.is_some())
     }
 
-    /// Notes `packets` of a pair in this queue's buffers: they hold the memory.
+    /// Records that `packets` of a pair use buffers of this queue. They keep the memory mapped.
     #[inline(always)]
     pub(crate) fn lend(&mut self, packets: usize) {
         self.lent += packets;
@@ -425,7 +427,7 @@ impl Vring {
         }
     }
 
-    /// Notes that `packets` of a pair were published, and lets go of the memory.
+    /// Records that `packets` of a pair were published and no longer need the memory.
     #[inline(always)]
     pub(crate) fn give_back(&mut self, packets: usize) {
         self.lent -= packets;
@@ -436,7 +438,7 @@ impl Vring {
 }
 
 impl Drop for Vring {
-    /// With copies still in flight the guest's memory stays mapped for good: see [`Held`].
+    /// If copies are still in flight, the guest's memory stays mapped forever: see [`Held`].
     fn drop(&mut self) {
         if let Some(active) = &self.active {
             self.report.base = active.queue.base();
@@ -445,7 +447,7 @@ impl Drop for Vring {
     }
 }
 
-/// How many packets of a burst a call looks at, at most.
+/// Limits the number of packets of a burst that a call handles.
 pub(crate) const fn burst_limit(packets: usize) -> usize {
     if packets < BURST { packets } else { BURST }
 }

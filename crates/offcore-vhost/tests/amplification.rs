@@ -1,4 +1,5 @@
-//! Guests that ask for much work with few packets: what a call does for them is bounded, and what waits is not lost.
+//! Guests that cause a lot of work with few packets. The work of each call is bounded, and waiting packets are not
+//! lost.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
@@ -20,12 +21,12 @@ use offcore_wire::virtio_net::{
     VIRTIO_NET_HDR_GSO_UDP_L4,
 };
 
-/// Features of a driver that leaves TCP to be segmented.
+/// Features of a driver that requests TCP segmentation.
 const TSO: u64 = FEATURES | VIRTIO_NET_F_CSUM | VIRTIO_NET_F_HOST_TSO4 | VIRTIO_NET_F_HOST_USO;
-/// Descriptors of a chain, at most.
+/// Maximum number of descriptors in a chain.
 const CHAIN: usize = 64;
 
-/// A header that asks for segments of `gso_size`.
+/// A header that requests segments of `gso_size` bytes.
 fn asking(gso_size: u16) -> NetHeader {
     NetHeader {
         flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
@@ -37,7 +38,7 @@ fn asking(gso_size: u16) -> NetHeader {
     }
 }
 
-/// A guest that transmits, and the worker's side.
+/// A transmitting guest, and the worker's side.
 struct Sender {
     guest: Guest,
     worker: Worker,
@@ -65,7 +66,7 @@ fn sender(size: u16, offload: bool) -> Sender {
 }
 
 impl Sender {
-    /// Makes `packets` packets of 1500 bytes available, to be cut into segments of `gso_size`.
+    /// Makes `packets` packets of 1500 bytes available, with a request for segments of `gso_size` bytes.
     fn transmit(&mut self, packets: u64, gso_size: u16) {
         self.transmit_with(packets, asking(gso_size));
     }
@@ -81,7 +82,7 @@ impl Sender {
         self.sent += packets;
     }
 
-    /// One call's packets.
+    /// Returns the packets of one call.
     fn call(&mut self, drains: bool) -> Burst {
         (self.step)();
         let (mut burst, mut ctx) = (Burst::new(), self.worker.ctx());
@@ -96,7 +97,7 @@ impl Sender {
     }
 }
 
-/// 64 packets of 1500 bytes would be 12,000 segments of 8.
+/// 64 packets of 1500 bytes would be 12,000 segments of 8 bytes.
 #[test]
 fn segments_of_a_call_are_bounded() {
     for (offload, drains) in [(false, false), (true, false), (true, true)] {
@@ -113,7 +114,7 @@ fn segments_of_a_call_are_bounded() {
             let segments: usize = burst.iter().map(segments_of).sum();
             assert!(segments <= 768, "{segments} segments in one call");
             if call == 1 && !drains {
-                // What the guest sends now comes behind those that wait.
+                // Packets that the guest sends now follow the waiting ones.
                 t.transmit(30, 1448);
             }
             for packet in &burst {
@@ -155,7 +156,7 @@ fn datagram_segments_are_bounded() {
     assert_eq!((dequeued.packets, dequeued.malformed), (0, 1));
 }
 
-/// What TCP has of segments in the ordinary way, by the kernel's and by old defaults, goes in bursts as it comes.
+/// Packets with common segment sizes (the kernel's and old defaults of TCP) are delivered in full bursts.
 #[test]
 fn ordinary_packets_come_at_once() {
     for gso_size in [536, 1448] {
@@ -165,7 +166,7 @@ fn ordinary_packets_come_at_once() {
     }
 }
 
-/// Chains of 64 descriptors, too long for a packet and not: a call takes apart so many as 256 descriptors are.
+/// Chains of 64 descriptors, some too long for a packet. A call walks only as many as have 256 descriptors together.
 #[test]
 fn descriptors_of_a_call_are_bounded() {
     for len in [40, 2000] {
@@ -186,7 +187,7 @@ fn descriptors_of_a_call_are_bounded() {
     }
 }
 
-/// A guest that receives in chains whose descriptors are in tables, so that they can be made useless.
+/// A guest that receives in chains with indirect tables, so that the tables can be invalidated.
 struct Taker {
     guest: Guest,
     driver: driver::Queue<usize>,
@@ -199,12 +200,12 @@ impl Taker {
         Self { guest, driver, tables: 0 }
     }
 
-    /// Where table `index` is; a page for each.
+    /// Address of table `index`. Each table has one page.
     fn table(&self, index: usize) -> u64 {
         self.guest.buffer(1024 + index, 4096)
     }
 
-    /// Writes table `index`: `buffers` buffers of `len` bytes each, the first at `address`.
+    /// Writes table `index` with `buffers` buffers of `len` bytes each, the first at `address`.
     fn write(&self, index: usize, buffers: usize, len: u32, address: u64) {
         let last = |i| i + 1 == buffers;
         let table: Vec<u8> = (0..buffers)
@@ -233,13 +234,13 @@ impl Taker {
         self.driver.publish();
     }
 
-    /// Makes the tables nonsense, which breaks the ring when they are read.
+    /// Invalidates the tables, so that the ring breaks when they are read.
     fn spoil(&self) {
         (0..self.tables).for_each(|index| self.write(index, 1, 2000, u64::MAX / 2));
     }
 }
 
-/// A packet does not fit: the next one for the same chains finds out without reading them.
+/// If a packet does not fit, the next packet for the same chains is rejected without reading them again.
 #[test]
 fn chains_without_room_are_read_once() {
     for (packed, merges) in [(false, true), (false, false), (true, true), (true, false)] {
@@ -256,20 +257,20 @@ fn chains_without_room_are_read_once() {
             worker.cache.free_all(burst);
             (submitted.packets, submitted.too_big, left)
         };
-        // As many descriptors as a packet may have, 640 bytes.
+        // The maximum number of descriptors for a packet, 640 bytes together.
         taker.add(CHAIN, 10);
         assert_eq!(submit(&mut worker, &[1400]), (0, 1, 0));
         taker.spoil();
         assert_eq!(submit(&mut worker, &[1400; 64]), (0, 64, 0), "packed {packed}, merges {merges}");
         assert_eq!(cell.report().broken, None, "the chain was read again");
-        // A shorter one looks, and takes it. Other chains come then.
+        // A shorter packet reads the chain and takes it. Other chains follow.
         taker.write(0, CHAIN, 10, taker.guest.buffer(0, 65536));
         taker.add(CHAIN, 100);
         assert_eq!(submit(&mut worker, &[600, 1400]), (2, 0, 0));
         if !merges {
             continue;
         }
-        // Chains that may be followed by others are looked at again when they are, and not before.
+        // Chains that may be followed by others are read again only after further chains were added.
         taker.add(1, 500);
         assert_eq!(submit(&mut worker, &[1400; 2]), (0, 0, 2));
         taker.spoil();
@@ -283,7 +284,7 @@ fn chains_without_room_are_read_once() {
     }
 }
 
-/// Two guests, one copy.
+/// Two guests with one copy.
 struct Guests {
     worker: Worker,
     sender: Guest,
@@ -342,7 +343,7 @@ fn chains_without_room_are_read_once_by_a_pair() {
         t.transmit(1, 1400);
         let forwarded = t.forward();
         assert_eq!((forwarded.too_big, forwarded.packets), (0, 1), "packed {packed}");
-        // The other one has gone the ordinary way, where there was no room either.
+        // The other packet used the ordinary path, which had no room for it either.
         t.taker.spoil();
         assert_eq!(t.forward().next, Next::Ordinary);
         assert_eq!(t.cells[1].report().broken, None, "the chain was read again");
@@ -368,7 +369,7 @@ fn bytes_of_a_round_are_bounded_for_a_pair() {
     }
 }
 
-/// What waits on the ordinary way is not overtaken.
+/// Packets waiting on the ordinary path are not overtaken.
 #[test]
 fn a_backlog_comes_before_what_is_copied_once() {
     let mut t = guests(256, false, VIRTIO_F_VERSION_1 | VIRTIO_NET_F_CSUM | VIRTIO_NET_F_HOST_TSO4);
@@ -376,7 +377,7 @@ fn a_backlog_comes_before_what_is_copied_once() {
     let address = t.sender.buffer(0, 1 << 17);
     t.sender.write(address, &asking(8).to_bytes());
     t.transmit(4, 2000);
-    // The receiver takes no such packets.
+    // The receiver does not accept such packets.
     assert_eq!(t.forward().next, Next::Ordinary);
     let mut burst = Burst::new();
     t.dequeue.try_dequeue(&mut t.worker.ctx(), &mut burst);

@@ -1,5 +1,5 @@
-//! No message, however often it comes and whatever is beside it, leaves a file descriptor behind. A test program of its
-//! own: it counts those of the whole process.
+//! No message leaks a file descriptor, however often it is sent and whatever is passed with it. This is a separate test
+//! program, because it counts the descriptors of the whole process.
 #![allow(clippy::unwrap_used, reason = "a test that finds something else fails")]
 
 #[path = "control/peer.rs"]
@@ -22,20 +22,21 @@ fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
-/// Does `round` a thousand times; afterwards no more may be open or mapped than after the first few.
+/// Calls `round` a thousand times. Afterwards, not more descriptors and mappings may exist than after the first few
+/// calls.
 fn a_thousand(what: &str, mut round: impl FnMut(usize)) {
     (0..10).for_each(&mut round);
     let before = (open(), mappings());
     (0..1000).for_each(&mut round);
     let mut after = (0, 0);
-    // A connection that was closed last may still be on its way down.
+    // The connection that was closed last may still be shutting down.
     until(&format!("{what}: before {before:?}"), || {
         after = (open(), mappings());
         after.0 <= before.0 && after.1 <= before.1 + 4
     });
 }
 
-/// Without room for all descriptors of a message the rest is lost on the way, and the message is refused.
+/// If the process cannot open all descriptors of a message, the others are lost and the message is refused.
 fn a_full_process(backend: &Backend) {
     let mut peer = Peer::negotiated(backend.device().path());
     let fds: Vec<_> = (0..8).map(|_| eventfd()).collect();
@@ -52,13 +53,13 @@ fn a_full_process(backend: &Backend) {
     assert!(said.starts_with("SET_MEM_TABLE: file descriptors were lost"), "{said}");
 }
 
-/// CVE-2020-10726: each left a descriptor and a mapping.
+/// CVE-2020-10726: each request leaked a descriptor and a mapping.
 fn regions_in_flight(dir: &Dir) {
     let asked = InflightArea { size: 0, offset: 0, queues: 2, queue_size: 256 };
     let mut peer = None;
     a_thousand("regions for what is in flight", |round| {
         if round % 8 == 0 {
-            // One after the other.
+            // Connections are used one after the other.
             drop(peer.take());
         }
         let peer = peer.get_or_insert_with(|| Peer::negotiated(&dir.file("vhost.sock")));
@@ -112,7 +113,7 @@ fn nothing_leaks() {
     let fds: Vec<_> = (0..40).map(|_| eventfd()).collect();
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     a_thousand("refused messages", |round| {
-        // Too many for the message, beside a message that is not known, or has the wrong length.
+        // Too many descriptors for the message, an unknown message, or a wrong length.
         let refused = [
             (3, 0, 1),
             (12, 8, 3),
@@ -134,7 +135,7 @@ fn nothing_leaks() {
     a_thousand("connections that end in a message", |round| {
         let mut peer = Peer::connect(&dir.file("vhost.sock"));
         let bytes = bytes_of(guest.table());
-        // With more descriptors than any message has it ends there.
+        // With more descriptors than any message has, the connection is closed.
         let count = if round % 2 == 0 { 8 } else { 40 };
         peer.raw(&bytes[..1 + round % (bytes.len() - 1)], &fds[..count]);
     });

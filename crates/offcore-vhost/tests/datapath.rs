@@ -1,4 +1,4 @@
-//! Enqueue and dequeue with the core copying: content, order, merged buffers, chains, drops, stop and restart.
+//! Enqueue and dequeue with copies by the core: content, order, merged buffers, chains, drops, stop and restart.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl ToGuest {
     }
 }
 
-/// What a guest sends: its driver, and the worker that dequeues.
+/// A transmitting guest: its driver, and the worker that dequeues.
 struct FromGuest {
     guest: Guest,
     worker: Worker,
@@ -98,7 +98,7 @@ fn no_chains_leave_packets() {
     let mut t = to_guest(8, FEATURES);
     let _receiver = Receiver::new(&t.guest, 600);
     let mut burst = t.worker.packets(0, &[1400; 4]);
-    // Three chains a packet: two packets fit eight chains.
+    // Three chains per packet: two packets fit into eight chains.
     assert_eq!(t.send(&mut burst), 2);
     assert_eq!(burst.len(), 2);
     assert_eq!(burst[0].bytes(), pattern(2, 1400));
@@ -115,7 +115,7 @@ fn broken_queue_waits_for_a_start() {
     let broken = t.cell.report().broken;
     assert_eq!(broken, Some(RingError::Address { addr: GUEST - 1, len: 2048 }));
     assert_eq!(t.send(&mut burst), 0);
-    // Another notification descriptor is no new start.
+    // Changing the notification descriptor is not a restart.
     let same = t.cell.wanted().vring.unwrap();
     start(&t.cell, VringConfig { call: None, ..(*same).clone() });
     assert_eq!(t.send(&mut burst), 0);
@@ -159,7 +159,7 @@ fn packets_leave_the_guest() {
         for _ in 0..7 {
             let bytes = [vec![0; 12], pattern(sent, length(sent))].concat();
             let address = guest.buffer(sent as usize % 256, 2048);
-            // Every third packet in three pieces, cut inside the header and inside the payload.
+            // Every third packet has three pieces, cut inside the header and inside the payload.
             let cuts: Vec<usize> =
                 if sent.is_multiple_of(3) { vec![5, 20, bytes.len()] } else { vec![bytes.len()] };
             let mut from = 0;
@@ -190,7 +190,8 @@ fn packets_leave_the_guest() {
     }
 }
 
-/// Headers and payload apart in an indirect table, as Linux sends them, cut anywhere; among them packets in one buffer.
+/// Packets with separate headers and payload in an indirect table, as sent by Linux, cut at arbitrary places, together
+/// with packets in one buffer.
 #[test]
 fn indirect_packets_leave_the_guest() {
     for (packed, mode) in
@@ -278,7 +279,7 @@ fn non_packets_are_returned() {
     let FromGuest { guest, mut worker, mut dequeue, mut driver, .. } = from_guest(guest, config);
     let address = guest.buffer(0, 8192);
     guest.write(address, &[0; 100]);
-    // Too short, no header at all, too long, and a header that asks for a checksum.
+    // Too short, without a complete header, too long, and with a header that requests a checksum.
     for len in [25, 3, 70_000] {
         driver.add(address, len, Direction::Readable, len).unwrap();
     }
@@ -304,7 +305,7 @@ fn disabled_queue_discards() {
     }
     driver.publish();
     let (mut burst, mut discarded, begun) = (Burst::new(), 0, Instant::now());
-    // A queue that is being started is enabled last: it is given a moment.
+    // A queue is enabled last when it is started, so packets are discarded only after a grace period.
     while discarded == 0 {
         let dequeued = dequeue.try_dequeue(&mut worker.ctx(), &mut burst);
         assert_eq!((dequeued.packets, dequeued.malformed), (0, 0));
@@ -362,7 +363,7 @@ fn a_second_worker_is_refused() {
     assert!(Enqueue::attach(&cell, &mut worker.mover).is_ok());
 }
 
-/// The flag that makes an eventfd not block belongs to everybody who has it, the front end included.
+/// The non-blocking flag of an eventfd is shared by all processes that have it, including the front end.
 #[test]
 fn empty_kick_does_not_block() {
     let (guest, mut worker) = (Guest::new(64), Worker::new());

@@ -1,5 +1,5 @@
-//! A forwarding loop over engines that misbehave: every packet arrives complete, in order and unchanged. And the test
-//! notices: with the reorder ring, or the quarantine, switched off, it fails.
+//! A forwarding loop over faulty engines: every packet must arrive complete, in order and unchanged. The test also
+//! checks itself: it fails if the reorder ring or the quarantine is switched off.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ use offcore_wire::template::UdpTemplate;
 
 const SIZE: u16 = 256;
 const HEADER: usize = 12;
-/// Guest buffers: the first half for TX, the second for RX.
+/// Number of guest buffers in each half: the first half is for TX, the second for RX.
 const BUFFERS_EACH: usize = 256;
 
 struct Loop {
@@ -34,7 +34,7 @@ struct Loop {
     dequeue: Dequeue,
     templates: Vec<UdpTemplate>,
     free_tx: Vec<u64>,
-    /// Packets that arrived and that the guest has not looked at yet: a late copy has time to spoil them.
+    /// Packets that have arrived, but were not checked by the guest yet. This gives late copies time to corrupt them.
     arrived: VecDeque<(u64, u32)>,
     held: Burst,
     sent: u64,
@@ -50,7 +50,7 @@ impl Loop {
     fn new(channels: Vec<Box<dyn offcore_dma::Channel>>) -> Self {
         let (guest, mut worker) = (Guest::new(SIZE), Worker::new());
         worker.mover.set_lost_after(tsc::ticks(Duration::from_micros(500)));
-        // A channel that loses copies is soon tried again: the more goes wrong, the better.
+        // A channel that loses copies is used again soon, to cause as many faults as possible.
         let soon = tsc::ticks(Duration::from_micros(50));
         worker.mover.set_back_off(soon, soon);
         let ids: Vec<ChannelId> = channels.into_iter().map(|c| worker.mover.add_channel(c)).collect();
@@ -124,7 +124,7 @@ impl Loop {
         while let Some(used) = self.tx.pop().map_err(|e| e.to_string())? {
             self.free_tx.push(used.token);
         }
-        // What arrived a while ago is looked at now.
+        // Checks packets that arrived a while ago.
         let look = self.arrived.len().saturating_sub(64).max(self.arrived.len().min(8));
         for (address, len) in self.arrived.drain(..look).collect::<Vec<_>>() {
             self.check(address, len)?;
@@ -154,7 +154,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Moves `packets` through and stops both virtqueues.
+    /// Forwards `packets` packets and stops both virtqueues.
     fn run(&mut self, packets: u64) -> Result<(), String> {
         let mut progress = (0, Instant::now());
         while self.received < packets {
@@ -191,8 +191,8 @@ fn faults(seed: u64) -> Faults {
         delay: 50,
         delay_polls: 20,
         reorder: 500,
-        // 1 in 1000 never or late; per mille is the unit, so each of the two draws half of them through the channels:
-        // one channel never completes some, the other completes some late.
+        // 1 in 1000 is never completed or late. The unit is per mille, and the copies are split between two channels:
+        // one never completes some copies, the other completes some late.
         never: 0,
         late: 0,
         late_polls: 3000,
@@ -200,7 +200,7 @@ fn faults(seed: u64) -> Faults {
     }
 }
 
-/// A channel that never completes some copies, and one that completes `late` of a thousand late.
+/// Returns a channel that never completes some copies, and a channel that completes `late` of a thousand copies late.
 fn channels(late: u32) -> (Vec<Box<dyn offcore_dma::Channel>>, [Arc<FaultCounts>; 2]) {
     let open = |faults| FaultyChannel::new(CpuDevice.open_channel(1024).unwrap(), faults);
     let never = open(Faults { never: 1, ..faults(1) });
@@ -209,7 +209,7 @@ fn channels(late: u32) -> (Vec<Box<dyn offcore_dma::Channel>>, [Arc<FaultCounts>
     (vec![Box::new(never), Box::new(late)], counts)
 }
 
-/// Packets of the full run; shorter ones suffice to show that a mechanism is missed.
+/// Number of packets for the full run. Shorter runs are sufficient to detect a missing mechanism.
 const MILLION: u64 = 1_000_000;
 
 #[test]
@@ -225,7 +225,7 @@ fn a_million_packets_survive_every_fault() {
     assert!(total(|c| &c.late) > 100, "{} were late", total(|c| &c.late));
     let stats = looped.worker.mover.stats();
     assert!(stats.resets > 100 && stats.quarantined > 100, "{stats:?}");
-    // Every packet buffer is back.
+    // Every packet buffer is returned.
     drop(looped.enqueue);
     let left = std::iter::from_fn(|| looped.worker.cache.take()).count();
     assert_eq!(left, 4096);

@@ -1,4 +1,4 @@
-//! Figures 6 and 7 of the vhost guide (758358-001US): any virtqueue on any channel, and the order kept.
+//! Figures 6 and 7 of the vhost guide (758358-001US): any virtqueue can use any channel, and the order is kept.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Virtqueue {
     }
 }
 
-/// A channel whose completions come in random order.
+/// A channel whose operations complete in random order.
 fn shuffled(seed: u64) -> Box<dyn offcore_dma::Channel> {
     let faults = Faults { seed, reorder: 800, delay: 500, delay_polls: 5, ..Faults::default() };
     Box::new(FaultyChannel::new(CpuDevice.open_channel(256).unwrap(), faults))
@@ -73,7 +73,7 @@ fn figure_6_one_channel_three_virtqueues() {
             }
             submitted += 4;
         }
-        // A poll made for one virtqueue completes packets of the others as well.
+        // Polling for one virtqueue also completes packets of the others.
         for (i, virtqueue) in virtqueues.iter_mut().enumerate() {
             for _ in 0..virtqueue.poll(&mut worker) {
                 let serial = received[i];
@@ -163,7 +163,7 @@ fn a_stop_waits_for_what_is_in_flight() {
     }
 }
 
-/// Otherwise the next front end, which may come at once, would get packets that were for the last one.
+/// Otherwise, the next front end, which may connect at once, would get packets meant for the previous one.
 #[test]
 fn packets_are_given_on_before_a_stop_is_answered() {
     for drains in [false, true] {
@@ -207,11 +207,11 @@ fn memory_outlives_unanswered_copies() {
     let channel = worker.mover.add_channel(device.open_channel(64).unwrap());
     let mut virtqueue = virtqueue(&mut worker, 0, &[channel]);
     virtqueue.submit(&mut worker, 0, &[1500]);
-    // The guest goes away, and so does the worker's side: only the engine still knows the address.
+    // The guest and the worker's side are dropped. Only the engine still uses the address.
     let Virtqueue { guest, enqueue, receiver, cell } = virtqueue;
     drop((enqueue, receiver, cell));
     drop(guest);
-    // Without the reference that the copy holds, the mapping is gone and this is a segmentation fault.
+    // If the copy did not hold a reference, the mapping would be gone and this would be a segmentation fault.
     let mut stepper = stepper;
     assert_eq!(stepper.step(), 1);
 }
@@ -235,8 +235,8 @@ fn binding_changes_in_flight() {
     assert_eq!(worker.mover.stats().core_copies, 1);
 }
 
-/// A worker panics with copies in flight: the virtqueue is another one's to take, and the guest's memory stays where the
-/// copies go.
+/// A worker panics with copies in flight. Another worker can attach to the virtqueue, and the guest's memory stays
+/// mapped for the copies.
 #[test]
 fn worker_that_panics_gives_its_virtqueue_back() {
     let (device, mut stepper) = CoreDevice::stepped();
@@ -252,7 +252,7 @@ fn worker_that_panics_gives_its_virtqueue_back() {
             panic!("the worker's");
         }));
         assert!(panic.is_err());
-        // Dropped here, a channel would finish its copies, which nobody steps.
+        // If it was dropped here, the channel would wait for its copies, which are not stepped.
         std::mem::forget(worker);
         left
     })

@@ -1,5 +1,5 @@
-//! Where room ends: channels that are full or too small, lists, a guest that makes more chains available than it has,
-//! workers that leave.
+//! Limits: channels that are full or too small, full lists, a guest that makes more chains available than it has, and
+//! workers that detach.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// A worker with a channel of `ring` operations and one virtqueue bound to it.
+/// A worker with a channel of `ring` operations, and a virtqueue bound to it.
 struct Rig {
     guest: Guest,
     worker: Worker,
@@ -85,7 +85,7 @@ fn many_copies_are_sent() {
     start(&cell, guest.config(FEATURES));
     let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
     let mut receiver = Receiver::new(&guest, 128);
-    // Nine pieces each: 576 copies, of which a list holds 256.
+    // Nine pieces each, in total 576 copies. A list holds 256.
     let mut burst = worker.packets(0, &[1100; 64]);
     assert_eq!(enqueue.submit(&mut worker.ctx(), &mut burst).packets, 64);
     for serial in 0..64 {
@@ -102,7 +102,7 @@ fn many_pieces_are_received() {
         let bytes = [vec![0; 12], pattern(serial, 600)].concat();
         let address = t.guest.buffer(serial as usize, 2048);
         t.guest.write(address, &bytes);
-        // The middle one in twelve pieces.
+        // The second packet has twelve pieces.
         let size = if serial == 1 { 51 } else { 612 };
         let pieces: Vec<_> = (0..612 / size).map(|i| (address + u64::from(i * size), size)).collect();
         driver.add_chain(&pieces, Direction::Readable, ()).unwrap();
@@ -134,13 +134,13 @@ fn chains_out_are_bounded() {
         dequeue.try_dequeue(&mut t.worker.ctx(), &mut burst);
     }
     assert_eq!(dequeue.in_flight(&mut t.worker.mover), 200);
-    // The index moves on although no chain has come back.
+    // The index advances although no chain was returned.
     let at = |offset: u64| GUEST + 0x8_0000 + offset;
     t.guest.write(at(2), &257u16.to_le_bytes());
     dequeue.try_dequeue(&mut t.worker.ctx(), &mut burst);
     let broken = RingError::Index { ring: "available", found: 257, expected: 0, size: 256 };
     assert_eq!(t.cell.report().broken, Some(broken));
-    // What was taken comes back all the same.
+    // The chains taken before are still returned.
     t.step();
     t.step();
     for _ in 0..4 {
@@ -191,7 +191,7 @@ fn impossible_binding_uses_the_core() {
     assert_eq!(t.cell.report().refused, None);
 }
 
-/// Counts what is logged.
+/// Counts log events.
 struct Counting(Arc<AtomicUsize>);
 
 impl Subscriber for Counting {
@@ -216,7 +216,8 @@ impl Subscriber for Counting {
     fn exit(&self, _: &Id) {}
 }
 
-/// Whoever reads the log may be slow: a worker does not write there, whatever its front end and its guest do again and again.
+/// The reader of the log may be slow, so workers do not log. This holds even if a front end and its guest repeat the
+/// same actions forever.
 #[test]
 fn workers_log_nothing() {
     let logged = Arc::new(AtomicUsize::new(0));
@@ -229,7 +230,7 @@ fn workers_log_nothing() {
             start(&t.cell, t.guest.config(FEATURES));
             let mut burst = t.worker.packets(0, &[500]);
             enqueue.submit(&mut t.worker.ctx(), &mut burst);
-            // More available than there are.
+            // More chains are available than the queue has.
             t.guest.write(GUEST + 0x8_0000 + 2, &1000u16.to_le_bytes());
             enqueue.submit(&mut t.worker.ctx(), &mut burst);
             t.worker.cache.free_all(burst);
@@ -240,7 +241,7 @@ fn workers_log_nothing() {
     assert_eq!(logged.load(Ordering::Relaxed), 0);
 }
 
-/// Front ends exchange eventfds while they run (QEMU masks an interrupt in this way), stop, and start again.
+/// Front ends replace eventfds at run time (QEMU masks an interrupt this way), and stop and restart queues.
 #[test]
 fn auto_forgets_with_a_new_binding() {
     let mut t = rig(0, 64);
@@ -271,7 +272,7 @@ fn auto_forgets_with_a_new_binding() {
     assert_eq!(counted(&t), 0);
 }
 
-/// A worker that leaves while a change waits for it has not seen the change.
+/// A worker that detaches while a change is pending has not applied the change.
 #[test]
 fn leaving_worker_keeps_the_position() {
     let mut t = rig(0, 64);
@@ -284,7 +285,7 @@ fn leaving_worker_keeps_the_position() {
     t.cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, channels));
     drop(enqueue);
     assert_eq!(t.cell.wait(TIMEOUT).unwrap().base, 5);
-    // The next one goes on after the five packets.
+    // The next worker continues after the five packets.
     let mut enqueue = t.enqueue();
     let mut burst = t.worker.packets(5, &[60]);
     enqueue.submit(&mut t.worker.ctx(), &mut burst);
@@ -295,7 +296,7 @@ fn leaving_worker_keeps_the_position() {
     }
     assert!(receiver.receive(&t.guest).is_none());
 
-    // A ring that it has never used is stopped where it was to start.
+    // The worker has never used this ring, so it stops at its start position.
     start(&t.cell, VringConfig { base: 100, ..t.guest.config(FEATURES) });
     drop(enqueue);
     t.cell.publish(|wanted| wanted.vring = None);

@@ -1,4 +1,4 @@
-//! Guest to guest in one copy: content, order, accounting, and when packets go the ordinary way instead.
+//! Forwarding between guests in one copy: content, order, accounting, and the conditions for using the ordinary path.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::VecDeque;
@@ -17,12 +17,12 @@ use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell, VringConfig};
 use proptest::prelude::*;
 
 const HEADER: usize = 12;
-/// Bytes of a packet, virtio-net header included, that the core writes itself.
+/// Bytes of a packet that the core writes itself, including the virtio-net header.
 const HEAD: usize = 64;
-/// What the switch writes over the first byte of each frame.
+/// The value that the switch writes to the first byte of each frame.
 const MARK: u8 = 0xa5;
 
-/// Two guests and the way from the first to the second.
+/// Two guests, and the path from the first to the second.
 struct Rig {
     sender: Guest,
     receiver: Guest,
@@ -35,10 +35,10 @@ struct Rig {
     stepper: Option<Stepper>,
     tx: driver::Queue<u64>,
     rx: Receiver,
-    /// Buffers of the sender that are free.
+    /// Free buffers of the sender.
     free: VecDeque<u64>,
     sum: Forwarded,
-    /// Rounds that took packets the ordinary way, and packets that did.
+    /// Rounds that used the ordinary path, and the packets in them.
     ordinary: (usize, usize),
 }
 
@@ -92,7 +92,7 @@ impl Rig {
         }
     }
 
-    /// Makes a packet available whose frame is `pattern(serial, len)`, in a chain of `parts` buffers.
+    /// Makes a packet available in a chain of `parts` buffers. Its frame is `pattern(serial, len)`.
     fn transmit(&mut self, serial: u64, len: usize, parts: usize) -> bool {
         self.transmit_with([0; HEADER], &pattern(serial, len), parts)
     }
@@ -104,7 +104,7 @@ impl Rig {
         let Some(address) = self.free.pop_front() else { return false };
         let bytes = [&header[..], frame].concat();
         self.sender.write(address, &bytes);
-        // The first buffer holds the header alone, as drivers do it.
+        // As in real drivers, the first buffer holds only the header.
         let mut chain = Vec::new();
         let mut at = 0;
         for part in 0..parts {
@@ -121,7 +121,7 @@ impl Rig {
         true
     }
 
-    /// One round, as a worker makes it.
+    /// One round of a worker.
     fn round(&mut self) -> Forwarded {
         let mut ctx = self.worker.ctx();
         ctx.mover.poll(ctx.clock);
@@ -155,7 +155,7 @@ impl Rig {
         forwarded
     }
 
-    /// Takes the sender's returned buffers back.
+    /// Collects the sender's returned buffers.
     fn reclaim(&mut self) {
         while self.tx.used().unwrap() > 0 {
             while let Some(used) = self.tx.pop().unwrap() {
@@ -179,13 +179,13 @@ impl Rig {
         self.worker.mover.stats().core_bytes + engines
     }
 
-    /// Packets that are held in both guests' memory.
+    /// Number of packets that keep the memory of both guests in use.
     fn in_flight(&self) -> u64 {
         self.tx_cell.in_flight() + self.rx_cell.in_flight()
     }
 }
 
-/// The frame of packet `serial` as it arrives.
+/// The frame of packet `serial` as received.
 fn arrives(serial: u64, len: usize) -> Vec<u8> {
     let mut frame = pattern(serial, len);
     frame[0] = MARK;
@@ -232,7 +232,7 @@ fn what_was_decided_on_is_what_arrives() {
         assert!(rig.transmit(7, 1000, parts));
         let buffer = rig.sender.buffer(0, 4096);
         rig.round();
-        // The sender writes other addresses, and asks for an offload, while the engine has the copy.
+        // While the engine has the copy, the sender changes the addresses and requests an offload.
         rig.sender.write(buffer, &[0xff; HEAD]);
         rig.step();
         rig.round();
@@ -267,7 +267,7 @@ fn sender_does_not_wait_for_buffers() {
         rig.round();
         rig.step();
         rig.round();
-        // The receiver's eight buffers are full.
+        // All eight buffers of the receiver are used.
         assert!((8..12).all(|serial| rig.transmit(serial, 100, 1)));
         for _ in 0..4 {
             rig.round();
@@ -276,7 +276,7 @@ fn sender_does_not_wait_for_buffers() {
         assert_eq!((rig.sum.packets, rig.ordinary.1), (8, 4), "four took the ordinary way, to be dropped");
         assert_eq!(rig.free.len(), 8, "the sender has its buffers back");
         assert!((0..8).all(|serial| rig.receive().unwrap()[HEADER..] == arrives(serial, 100)));
-        // Then it goes on in one copy.
+        // Afterwards, packets use one copy again.
         assert!(rig.transmit(12, 100, 1));
         for _ in 0..3 {
             rig.round();
@@ -295,7 +295,7 @@ fn fast_receiver_gets_one_copy() {
         rig.round();
         rig.step();
         rig.round();
-        // It has two buffers left, and six more by the next round.
+        // Two buffers are left, and six more are added before the next round.
         assert!((6..10).all(|serial| rig.transmit(serial, 100, 1)));
         rig.round();
         assert!((0..6).all(|serial| rig.receive().unwrap()[HEADER..] == arrives(serial, 100)));
@@ -372,7 +372,7 @@ fn either_side_can_stop() {
         assert_eq!(base, 3);
         assert_eq!((rig.sum.packets, rig.in_flight()), (3, 0));
         assert!((0..3).all(|serial| rig.receive().unwrap()[HEADER..] == arrives(serial, 300)));
-        // Begun again, it goes on.
+        // It works again after a restart.
         let (guest, layout) = match sender_stops {
             true => (&rig.sender, rig.sender.tx_layout.clone()),
             false => (&rig.receiver, rig.receiver.layout.clone()),
@@ -422,7 +422,7 @@ fn impossible_binding_uses_the_core() {
     assert_eq!(rig.receive().unwrap()[HEADER..], arrives(0, 300));
 }
 
-/// The front end disables a virtqueue that it starts anew, for a moment. Half a second long: that is how long a moment is.
+/// The front end disables a virtqueue briefly while restarting it. The grace period is half a second.
 #[test]
 fn grace_begins_when_disabled() {
     let mut rig = Rig::new(PLAIN);
@@ -475,8 +475,8 @@ fn rule_breaker_breaks_its_own_virtqueue() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever the mixture of rings, chains, lengths and moments, what arrives is what was sent, in order, with none
-    /// missing but those that a receiver without buffers never got.
+    /// For any combination of rings, chains, lengths and timing, the received packets are the sent ones, in order. Only
+    /// packets sent while the receiver has no buffers may be missing.
     #[test]
     fn order_is_kept_either_way(
         packed: (bool, bool),
@@ -491,7 +491,7 @@ proptest! {
         let mut lost = 0usize;
         let mut receive = |rig: &mut Rig, sent: &mut VecDeque<(u64, usize)>| {
             while let Some(packet) = rig.receive() {
-                // Those before it that did not come were dropped for want of buffers.
+                // The missing packets before it were dropped because no buffers were available.
                 while let Some((serial, len)) = sent.pop_front() {
                     if packet[HEADER..] == arrives(serial, len) {
                         break;

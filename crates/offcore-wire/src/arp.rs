@@ -1,4 +1,4 @@
-//! ARP (RFC 826), between Ethernet and IPv4.
+//! ARP (RFC 826) for IPv4 over Ethernet.
 
 use std::net::Ipv4Addr;
 
@@ -13,7 +13,7 @@ pub const LEN: usize = 28;
 
 /// Hardware type: Ethernet.
 const ETHERNET: u16 = 1;
-/// Lengths of both kinds of addresses, as the packet has them: 6 and 4 bytes.
+/// Lengths of hardware and protocol addresses in the packet: 6 and 4 bytes.
 const ADDRESS_LENS: [u8; 2] = [6, 4];
 
 mod field {
@@ -27,33 +27,33 @@ mod field {
     pub(super) const TARGET_IP: usize = 24;
 }
 
-/// What a packet is for.
+/// The operation of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArpOperation {
-    /// Who has the target's IP address?
+    /// Asks for the MAC address of the target IP address.
     Request,
-    /// The sender has the sender's IP address.
+    /// Gives the sender's MAC address.
     Reply,
 }
 
-/// A packet.
+/// An ARP packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arp {
     pub operation: ArpOperation,
     pub sender_mac: MacAddr,
     /// 0.0.0.0 in a probe (RFC 5227).
     pub sender_ip: Ipv4Addr,
-    /// Counts only in a reply.
+    /// Only meaningful in a reply.
     pub target_mac: MacAddr,
     pub target_ip: Ipv4Addr,
 }
 
 impl Arp {
-    /// Reads the payload of an Ethernet frame. Bytes beyond [`LEN`] (padding) are left out. What the addresses are is not
-    /// looked at.
+    /// Parses the payload of an Ethernet frame. Bytes beyond [`LEN`] (padding) are ignored. The addresses are not
+    /// checked.
     ///
     /// # Errors
-    /// The bytes are fewer than [`LEN`], or this is not about Ethernet and IPv4, or neither request nor reply.
+    /// The packet is shorter than [`LEN`] bytes, is not for IPv4 over Ethernet, or is neither a request nor a reply.
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         let layer = Layer::Arp;
         let Some(packet) = bytes.first_chunk::<LEN>() else {
@@ -128,7 +128,7 @@ mod tests {
             target_ip: Ipv4Addr::new(10, 0, 2, 2),
         };
         assert_eq!(Arp::parse(&REQUEST), Ok(expected));
-        // As it comes in a frame of the least length.
+        // The same packet in a frame of minimum length.
         assert_eq!(Arp::parse(&[&REQUEST[..], &[0; 18]].concat()), Ok(expected));
     }
 

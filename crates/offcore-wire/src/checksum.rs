@@ -1,5 +1,5 @@
-//! The Internet checksum (RFC 1071): of bytes, of parts, updated in place (RFC 1624), and completed where a virtio
-//! driver left it to the device.
+//! The Internet checksum (RFC 1071): of contiguous bytes, of several parts, updated incrementally (RFC 1624), and
+//! completed for packets with virtio checksum offload.
 
 use std::{
     fmt,
@@ -9,21 +9,21 @@ use std::{
 
 use crate::ip::IpProtocol;
 
-/// A ones' complement sum of 16-bit big-endian words: what a checksum field is the complement of.
+/// A ones' complement sum of 16-bit big-endian words. A checksum field holds the complement of this sum.
 ///
 /// Sums of parts add up to the sum of the whole if every part but the last has an even length.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sum(u16);
 
 impl Sum {
-    /// The sum of nothing.
+    /// The sum of an empty slice.
     pub const ZERO: Self = Self(0);
 
-    /// The sum of `bytes`; an odd last byte counts as if a zero followed it.
+    /// Returns the sum of `bytes`. An odd last byte counts as if a zero followed it.
     #[inline]
     pub fn of(bytes: &[u8]) -> Self {
-        // Ones' complement addition does not care about byte order, nor about word width (RFC 1071, 2): little-endian
-        // 64-bit words are added up as two halves, which cannot overflow below 2^32 words, and folded at the end.
+        // Ones' complement addition is independent of byte order and word width (RFC 1071, 2). Little-endian 64-bit
+        // words are added as two halves, which cannot overflow below 2^32 words, and folded at the end.
         let (words, tail) = bytes.as_chunks::<8>();
         let (mut low, mut high) = (0u64, 0u64);
         for word in words {
@@ -40,7 +40,7 @@ impl Sum {
         Self(fold(low + high).swap_bytes())
     }
 
-    /// The sum of bytes that lie in several slices of any length.
+    /// Returns the sum of bytes in several slices of any length.
     #[inline]
     pub fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let (sum, _) = parts.into_iter().fold((Self::ZERO, false), |(sum, odd), part| {
@@ -49,14 +49,14 @@ impl Sum {
         sum
     }
 
-    /// What bytes of this sum come to when they begin at an odd offset: their halves change places (RFC 1071, 2).
+    /// Returns the sum for the same bytes at an odd offset: its two bytes are swapped (RFC 1071, 2).
     #[inline]
     const fn at(self, odd: bool) -> Self {
         if odd { Self(self.0.swap_bytes()) } else { self }
     }
 
-    /// The sum of the pseudo header that TCP and UDP checksums over IPv4 include. `len` is the length of transport
-    /// header and payload in bytes.
+    /// Returns the sum of the IPv4 pseudo header for TCP and UDP checksums. `len` is the length of the transport header
+    /// and the payload in bytes.
     #[inline]
     pub fn pseudo_v4(src: Ipv4Addr, dst: Ipv4Addr, protocol: IpProtocol, len: u16) -> Self {
         Self::from(src.to_bits())
@@ -65,8 +65,8 @@ impl Sum {
             + Self::from(len)
     }
 
-    /// The sum of the pseudo header that TCP and UDP checksums over IPv6 include (RFC 8200, 8.1). `len` is the length
-    /// of transport header and payload in bytes.
+    /// Returns the sum of the IPv6 pseudo header for TCP and UDP checksums (RFC 8200, 8.1). `len` is the length of the
+    /// transport header and the payload in bytes.
     #[inline]
     pub fn pseudo_v6(src: Ipv6Addr, dst: Ipv6Addr, protocol: IpProtocol, len: u32) -> Self {
         Self::of(&src.octets())
@@ -75,20 +75,21 @@ impl Sum {
             + Self::from(len)
     }
 
-    /// The sum itself, not complemented: what a virtio driver leaves in the field of a packet that needs its checksum
-    /// completed, for the pseudo header.
+    /// Returns the sum without complementing it. A virtio driver stores the pseudo header's sum in this form if the
+    /// device must complete the checksum.
     #[inline]
     pub const fn value(self) -> u16 {
         self.0
     }
 
-    /// The checksum to write into a field that was zero when summed.
+    /// Returns the checksum for a field that was zero when summed.
     #[inline]
     pub const fn checksum(self) -> u16 {
         !self.0
     }
 
-    /// The same, but 0 written as 0xffff, which means the same number: for UDP, where 0 says "none" (RFC 768).
+    /// Returns the checksum, with 0 replaced by the equivalent 0xffff. In UDP, 0 stands for a missing checksum (RFC
+    /// 768).
     #[inline]
     pub const fn checksum_nonzero(self) -> u16 {
         match self.checksum() {
@@ -97,7 +98,7 @@ impl Sum {
         }
     }
 
-    /// Whether this is the sum of bytes whose checksum field, included in the sum, is right.
+    /// Returns whether the checksum is right, for a sum that includes the checksum field.
     #[inline]
     pub const fn is_valid(self) -> bool {
         self.0 == 0xffff
@@ -140,7 +141,7 @@ impl fmt::Debug for Sum {
     }
 }
 
-/// Adds the carries back in until 16 bits are left. Only 0 folds to 0.
+/// Adds the carries until 16 bits are left. Only 0 folds to 0.
 #[inline]
 fn fold(sum: u64) -> u16 {
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
@@ -156,23 +157,23 @@ fn fold(sum: u64) -> u16 {
     }
 }
 
-/// The checksum after bytes it covers changed: `old` is their sum before, `new` after, and they begin at an even offset
-/// of what is covered (RFC 1624, equation 3).
+/// Returns the checksum after covered bytes have changed. `old` is their sum before the change and `new` after it. The
+/// bytes must begin at an even offset of the covered data (RFC 1624, equation 3).
 #[inline]
 #[must_use]
 pub fn update(checksum: u16, old: Sum, new: Sum) -> u16 {
     (Sum(!checksum) + Sum(!old.0) + new).checksum()
 }
 
-/// Computes the checksum that `VIRTIO_NET_HDR_F_NEEDS_CSUM` leaves to the device (virtio 1.2, 5.1.6.2): over
-/// `frame[csum_start..]`, into the two bytes at `csum_start + csum_offset`. On entry these hold the sum of the pseudo
-/// header. A result of 0 is written as 0xffff, as Linux does, so that UDP does not read it as "none".
+/// Completes the checksum for `VIRTIO_NET_HDR_F_NEEDS_CSUM` (virtio 1.2, 5.1.6.2): sums `frame[csum_start..]` and
+/// writes the checksum into the two bytes at `csum_start + csum_offset`. On entry, these hold the sum of the pseudo
+/// header. A result of 0 is written as 0xffff, as on Linux, because 0 in a UDP header stands for a missing checksum.
 ///
 /// `frame` begins with the Ethernet header, without the virtio-net header. It must be private memory: the two offsets
-/// and the frame may not change between check and use.
+/// and the frame must not change between check and use.
 ///
 /// # Errors
-/// [`ChecksumRangeError`] if the field is not wholly inside the frame; the frame is unchanged.
+/// [`ChecksumRangeError`] if the field is not completely inside the frame. The frame is unchanged then.
 #[inline]
 pub fn complete(frame: &mut [u8], csum_start: u16, csum_offset: u16) -> Result<(), ChecksumRangeError> {
     let error = ChecksumRangeError { csum_start, csum_offset, frame_len: frame.len() };
@@ -183,10 +184,10 @@ pub fn complete(frame: &mut [u8], csum_start: u16, csum_offset: u16) -> Result<(
     Ok(())
 }
 
-/// [`complete`] for a frame that lies in several slices, of any lengths.
+/// Works like [`complete`] for a frame in several slices of any lengths.
 ///
 /// # Errors
-/// [`ChecksumRangeError`] if the field is not wholly inside the frame; the frame is unchanged.
+/// [`ChecksumRangeError`] if the field is not completely inside the frame. The frame is unchanged then.
 pub fn complete_parts<'a>(
     parts: impl IntoIterator<Item = &'a mut [u8]>,
     csum_start: u16,
@@ -195,7 +196,7 @@ pub fn complete_parts<'a>(
     let start = usize::from(csum_start);
     let place = start + usize::from(csum_offset);
     let (mut sum, mut begin) = (Sum::ZERO, 0);
-    // The field's two bytes, which may be the last of one slice and the first of another.
+    // The two bytes of the field. They may be the last byte of one slice and the first of the next.
     let mut field: [Option<&mut u8>; 2] = [None, None];
     for part in parts {
         let len = part.len();
@@ -204,7 +205,7 @@ pub fn complete_parts<'a>(
             // `begin + covered_from` is at least `start`.
             sum = sum + Sum::of(covered).at((begin + covered_from - start) % 2 == 1);
         }
-        // Where the field begins, as seen from this slice; or where its second half does.
+        // Offset of the field, or of its second byte, in this slice.
         let from = place.saturating_sub(begin);
         let already = begin.saturating_sub(place);
         if let (Some(wanted), Some(bytes)) = (field.get_mut(already..), part.get_mut(from..)) {
@@ -232,13 +233,13 @@ pub struct ChecksumRangeError {
 }
 
 impl ChecksumRangeError {
-    /// Whether the two-byte field lies wholly inside a frame of `frame_len` bytes.
+    /// Checks that the two-byte field is completely inside a frame of `frame_len` bytes.
     ///
     /// # Errors
-    /// It does not.
+    /// Returns an error if it is not.
     #[inline]
     pub(crate) fn check(csum_start: u16, csum_offset: u16, frame_len: usize) -> Result<(), Self> {
-        // Two u16 and 2 cannot overflow a usize.
+        // The sum of two `u16` and 2 cannot overflow a `usize`.
         if usize::from(csum_start) + usize::from(csum_offset) + 2 > frame_len {
             return Err(Self { csum_start, csum_offset, frame_len });
         }
@@ -252,7 +253,7 @@ mod tests {
 
     use super::*;
 
-    /// RFC 1071 read literally.
+    /// A literal implementation of RFC 1071.
     fn naive(bytes: &[u8]) -> u16 {
         let mut sum = 0u16;
         for pair in bytes.chunks(2) {
@@ -272,7 +273,8 @@ mod tests {
 
     #[test]
     fn rfc_1624_example() {
-        // Section 4: a checksum of 0xdd2f, a field that goes from 0x5555 to 0x3285; equation 2 of RFC 1141 gets 0xffff.
+        // Section 4: the checksum is 0xdd2f, and a field changes from 0x5555 to 0x3285. Equation 2 of RFC 1141 returns
+        // 0xffff.
         assert_eq!(update(0xdd2f, Sum::from(0x5555u16), Sum::from(0x3285u16)), 0x0000);
     }
 
@@ -356,7 +358,7 @@ mod tests {
             at: prop::sample::Index,
             new: [u8; 4],
         ) {
-            // The checksum field is at 0; something is always non-zero, as in every real header.
+            // The checksum field is at offset 0. Another byte is always non-zero, as in every real header.
             bytes[0..2].fill(0);
             bytes[2] |= 1;
             let at = 4 + (at.index(bytes.len() - 7) & !1);
@@ -378,7 +380,7 @@ mod tests {
             prop_assert_eq!(complete(&mut frame, start, offset).is_ok(), fits);
             let field = usize::from(start) + usize::from(offset);
             if fits {
-                // Adding the pseudo header's sum, which was in the field, makes the whole come to 0xffff.
+                // With the pseudo header's sum from the field added, the total is 0xffff.
                 let pseudo = Sum::of(&before[field..field + 2]);
                 prop_assert!((Sum::of(&frame[usize::from(start)..]) + pseudo).is_valid());
                 frame[field..field + 2].copy_from_slice(&before[field..field + 2]);

@@ -1,6 +1,6 @@
-//! DHCP for IPv4 (RFC 2131): a client's messages written, a server's read.
+//! DHCP for IPv4 (RFC 2131): writes messages of a client, and parses messages of a server.
 //!
-//! The options are defined in RFC 2132; RFC 3442 adds classless routes.
+//! The options are defined in RFC 2132. RFC 3442 adds classless routes.
 
 use std::net::Ipv4Addr;
 
@@ -14,14 +14,14 @@ use crate::{
 pub const SERVER_PORT: u16 = 67;
 /// UDP port of clients.
 pub const CLIENT_PORT: u16 = 68;
-/// Bytes of a client's message: the least that BOOTP relays take.
+/// Length of a client's message in bytes: the minimum for BOOTP relays.
 pub const LEN: usize = 300;
-/// The most routes read from a message.
+/// Maximum number of routes that are read from a message.
 pub const MAX_ROUTES: usize = 16;
-/// The most name servers read from a message.
+/// Maximum number of name servers that are read from a message.
 pub const MAX_SERVERS: usize = 8;
 
-/// Length of the fixed fields, the magic cookie included, in bytes.
+/// Length of the fixed fields in bytes, including the magic cookie.
 const FIXED: usize = 240;
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
 const BOOT_REQUEST: u8 = 1;
@@ -61,7 +61,7 @@ mod option {
     pub(super) const END: u8 = 255;
 }
 
-/// Kinds of messages (RFC 2132, 9.6).
+/// Message types (RFC 2132, 9.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DhcpKind {
     Discover = 1,
@@ -73,7 +73,7 @@ pub enum DhcpKind {
     Release = 7,
 }
 
-/// A message of a client.
+/// A message from a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DhcpRequest {
     pub kind: DhcpKind,
@@ -81,16 +81,16 @@ pub struct DhcpRequest {
     /// Seconds since the client began.
     pub secs: u16,
     pub mac: MacAddr,
-    /// The address that the client has, to be renewed.
+    /// The address of the client, when it renews its lease.
     pub client: Option<Ipv4Addr>,
-    /// The address that it asks for.
+    /// The requested address.
     pub requested: Option<Ipv4Addr>,
-    /// The server that it has chosen.
+    /// The selected server.
     pub server: Option<Ipv4Addr>,
 }
 
 impl DhcpRequest {
-    /// Writes the message. A client without an address asks for broadcast replies.
+    /// Writes the message. A client without an address requests broadcast replies.
     pub fn write(&self, to: &mut [u8; LEN]) {
         *to = [0; LEN];
         let [ethernet, len] = ETHERNET;
@@ -122,7 +122,8 @@ impl DhcpRequest {
         }
         if !matches!(self.kind, DhcpKind::Decline | DhcpKind::Release) {
             option(option::LONGEST, &1500u16.to_be_bytes());
-            // Classless routes come first: a server that has them need not send routers (RFC 3442).
+            // Classless routes come first in the list, because a server that sends them need not send routers (RFC
+            // 3442).
             option(
                 option::WANTED,
                 &[
@@ -143,10 +144,10 @@ impl DhcpRequest {
     }
 }
 
-/// A route of a message: the network, the length of its prefix, and the gateway; 0.0.0.0 for networks on the link.
+/// A route in a message: the network, its prefix length, and the gateway, which is 0.0.0.0 for networks on the link.
 pub type DhcpRoute = (Ipv4Addr, u8, Ipv4Addr);
 
-/// A message of a server.
+/// A message from a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DhcpReply {
     pub kind: DhcpKind,
@@ -154,24 +155,25 @@ pub struct DhcpReply {
     /// The address for the client.
     pub yours: Ipv4Addr,
     pub server: Option<Ipv4Addr>,
-    /// Length of the network's prefix.
+    /// Prefix length of the network.
     pub prefix: Option<u8>,
-    /// Routes: the classless ones, or default routes to the routers.
+    /// The classless routes, or default routes over the routers.
     pub routes: Vec<DhcpRoute>,
     /// Name servers (RFC 2132, 3.8).
     pub name_servers: Vec<Ipv4Addr>,
     pub mtu: Option<u16>,
-    /// Seconds of the lease, and until it is renewed, and asked for by broadcast.
+    /// Times in seconds: the duration of the lease, the time until the client renews it, and the time until the client
+    /// rebinds by broadcast.
     pub lease: Option<u32>,
     pub renewal: Option<u32>,
     pub rebinding: Option<u32>,
 }
 
 impl DhcpReply {
-    /// Reads the payload of a UDP datagram to the station `mac`.
+    /// Parses the payload of a UDP datagram to the station `mac`.
     ///
     /// # Errors
-    /// [`WireError::TooShort`]; [`WireError::Field`] for a message to another station, or of another kind.
+    /// [`WireError::TooShort`]; [`WireError::Field`] for a message to another station, or of another type.
     pub fn parse(message: &[u8], mac: MacAddr) -> Result<Self, WireError> {
         let layer = Layer::Dhcp;
         let Some((head, options)) = message.split_first_chunk::<FIXED>() else {
@@ -234,7 +236,7 @@ impl DhcpReply {
     }
 }
 
-/// The values of all options of a kind; several are parts of one (RFC 3396).
+/// Returns the values of all options of a type. Several options are parts of one value (RFC 3396).
 fn find(mut area: &[u8], kind: u8) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         loop {
@@ -253,7 +255,7 @@ fn find(mut area: &[u8], kind: u8) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Classless routes: a length, as many bytes of the network as it has, and the gateway.
+/// Parses classless routes: prefix length, significant bytes of the network, and gateway.
 fn routes(mut value: &[u8]) -> Vec<DhcpRoute> {
     let mut routes = Vec::new();
     while let [len @ 0..=32, rest @ ..] = value

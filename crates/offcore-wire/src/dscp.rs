@@ -1,18 +1,18 @@
-//! The DSCP field of packets (RFC 2474), written where a packet lies.
+//! Sets the DSCP field (RFC 2474) of a packet in place.
 
 use crate::checksum::{self, Sum};
 use crate::ethernet::{EtherType, HEADER_LEN, VLAN_TAG_LEN};
 
-/// The greatest DSCP.
+/// The maximum DSCP.
 pub const MAX: u8 = 63;
-/// Tags that are looked behind.
+/// Maximum number of VLAN tags that are skipped.
 const TAGS: usize = 2;
-/// Where an IPv4 header has its checksum.
+/// Offset of the checksum in an IPv4 header.
 const CHECKSUM: usize = 10;
 
-/// Writes `dscp` into the IPv4 or IPv6 header of an Ethernet frame, behind up to two tags, and leaves the ECN bits; an
-/// IPv4 header's checksum is updated (RFC 1624), whether it was right or not. `frame` need not have more than the headers.
-/// Returns whether there was such a header. Of `dscp` the lower six bits count.
+/// Writes the lower six bits of `dscp` into the IPv4 or IPv6 header of an Ethernet frame, behind up to two VLAN tags.
+/// The ECN bits are preserved. The checksum of an IPv4 header is updated (RFC 1624), so that a wrong one stays wrong.
+/// `frame` only needs to contain the headers. Returns whether such a header was found.
 pub fn set(frame: &mut [u8], dscp: u8) -> bool {
     let Some(ip) = ip_header(frame) else { return false };
     let dscp = dscp & MAX;
@@ -36,7 +36,7 @@ pub fn set(frame: &mut [u8], dscp: u8) -> bool {
     }
 }
 
-/// From the IP header on, if the frame says that there is one.
+/// Returns the frame from the IP header on, if its EtherType announces one.
 fn ip_header(frame: &mut [u8]) -> Option<&mut [u8]> {
     let mut at = HEADER_LEN;
     for _ in 0..=TAGS {

@@ -1,4 +1,4 @@
-//! What is refused because it is not the packet it was taken for.
+//! Errors of parsers that refuse a packet.
 
 use std::net::{IpAddr, Ipv6Addr};
 

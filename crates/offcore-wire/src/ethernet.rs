@@ -1,6 +1,6 @@
 //! Ethernet II: the 14-byte header, and the 802.1Q tag.
 //!
-//! A frame here has no frame check sequence: it starts at the destination address and ends with the payload.
+//! Frames have no frame check sequence here: they start at the destination address and end with the payload.
 
 use std::fmt;
 
@@ -19,11 +19,11 @@ pub const HEADER_LEN: usize = 14;
 /// Length of an 802.1Q tag in bytes: tag control information and the next EtherType.
 pub const VLAN_TAG_LEN: usize = 4;
 
-/// The least that a frame has in bytes, without the frame check sequence (IEEE 802.3, 4A.4.2). Some network cards stop a queue that
-/// has a shorter one.
+/// Minimum length of a frame in bytes, without the frame check sequence (IEEE 802.3, 4A.4.2). Some network cards stop a
+/// queue that contains a shorter frame.
 pub const MIN_LEN: usize = 60;
 
-/// Length of the frame check sequence in bytes, which frames here do not carry but published frame sizes count.
+/// Length of the frame check sequence in bytes. Frames do not contain it here, but published frame sizes include it.
 pub const FCS_LEN: usize = 4;
 
 pub(crate) mod field {
@@ -32,7 +32,7 @@ pub(crate) mod field {
     pub(crate) const ETHERTYPE: usize = 12;
 }
 
-/// What an Ethernet frame or VLAN tag carries.
+/// The protocol in an Ethernet frame or behind a VLAN tag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EtherType(pub u16);
 
@@ -79,7 +79,7 @@ pub fn write_header(to: &mut [u8; HEADER_LEN], dst: MacAddr, src: MacAddr, ether
     put(to, field::ETHERTYPE, ethertype.0.to_be_bytes());
 }
 
-/// An Ethernet frame to read.
+/// A read-only view of an Ethernet frame.
 #[derive(Debug, Clone, Copy)]
 pub struct EthernetFrame<'a> {
     header: &'a [u8; HEADER_LEN],
@@ -87,7 +87,7 @@ pub struct EthernetFrame<'a> {
 }
 
 impl<'a> EthernetFrame<'a> {
-    /// Takes a frame; an empty payload is accepted.
+    /// Creates a view of a frame. An empty payload is accepted.
     ///
     /// # Errors
     /// [`WireError::TooShort`] below [`HEADER_LEN`] bytes.
@@ -111,20 +111,20 @@ impl<'a> EthernetFrame<'a> {
         MacAddr(bytes(self.header, field::SRC))
     }
 
-    /// What the payload is. Below 0x0600 it is a length (802.3), not a type.
+    /// Protocol of the payload. A value below 0x0600 is a length (802.3).
     #[inline]
     pub fn ethertype(&self) -> EtherType {
         EtherType(be16(self.header, field::ETHERTYPE))
     }
 
-    /// Everything after the header; padding of short frames is still in it.
+    /// Everything after the header, including the padding of short frames.
     #[inline]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
 }
 
-/// An Ethernet frame to change in place.
+/// A mutable view of an Ethernet frame.
 #[derive(Debug)]
 pub struct EthernetFrameMut<'a> {
     header: &'a mut [u8; HEADER_LEN],
@@ -132,7 +132,7 @@ pub struct EthernetFrameMut<'a> {
 }
 
 impl<'a> EthernetFrameMut<'a> {
-    /// Takes a frame; an empty payload is accepted.
+    /// Creates a view of a frame. An empty payload is accepted.
     ///
     /// # Errors
     /// [`WireError::TooShort`] below [`HEADER_LEN`] bytes.
@@ -145,7 +145,7 @@ impl<'a> EthernetFrameMut<'a> {
         }
     }
 
-    /// The same frame, to read.
+    /// Returns a read-only view of the same frame.
     #[inline]
     pub fn as_view(&self) -> EthernetFrame<'_> {
         EthernetFrame { header: self.header, payload: self.payload }
@@ -169,13 +169,13 @@ impl<'a> EthernetFrameMut<'a> {
         put(self.header, field::SRC, src.0);
     }
 
-    /// Sets what the payload is.
+    /// Sets the protocol of the payload.
     #[inline]
     pub fn set_ethertype(&mut self, ethertype: EtherType) {
         put(self.header, field::ETHERTYPE, ethertype.0.to_be_bytes());
     }
 
-    /// Exchanges source and destination, as forwarding mode `macswap` does.
+    /// Swaps the source and destination addresses, as the forwarding mode `macswap` does.
     #[inline]
     pub fn swap_addresses(&mut self) {
         let (dst, src) = (self.as_view().dst(), self.as_view().src());
@@ -189,7 +189,7 @@ fn too_short(found: usize) -> WireError {
     WireError::TooShort { layer: Layer::Ethernet, found, needed: HEADER_LEN }
 }
 
-/// An 802.1Q tag and what follows it: made from the payload of a frame (or outer tag) whose EtherType is
+/// An 802.1Q tag and the bytes behind it. It is parsed from the payload of a frame or outer tag whose EtherType is
 /// [`EtherType::VLAN`] or [`EtherType::QINQ`].
 #[derive(Debug, Clone, Copy)]
 pub struct VlanTag<'a> {
@@ -198,7 +198,7 @@ pub struct VlanTag<'a> {
 }
 
 impl<'a> VlanTag<'a> {
-    /// Takes the bytes behind the EtherType that announced the tag.
+    /// Creates a view of the bytes behind the EtherType that announced the tag.
     ///
     /// # Errors
     /// [`WireError::TooShort`] below [`VLAN_TAG_LEN`] bytes.
@@ -216,19 +216,19 @@ impl<'a> VlanTag<'a> {
         self.tag[0] >> 5
     }
 
-    /// Whether the frame may be dropped first.
+    /// Drop eligible indicator.
     #[inline]
     pub fn drop_eligible(&self) -> bool {
         self.tag[0] & 0x10 != 0
     }
 
-    /// VLAN identifier, 0 to 4095; 0 means priority only.
+    /// VLAN identifier, 0 to 4095. 0 means a priority tag.
     #[inline]
     pub fn id(&self) -> u16 {
         be16(self.tag, 0) & 0x0fff
     }
 
-    /// What follows the tag.
+    /// Protocol of the payload behind the tag.
     #[inline]
     pub fn ethertype(&self) -> EtherType {
         EtherType(be16(self.tag, 2))

@@ -1,8 +1,8 @@
-//! Fields at fixed offsets of a header held as an array.
+//! Access to fields at fixed offsets of a header that is stored as an array.
 //!
-//! Every `at` is a constant of the caller, so after inlining the compiler knows it to be in range and drops the checks.
+//! Callers pass constants as `at`. After inlining, the compiler knows that they are in range, and removes the checks.
 
-/// The `N` bytes at offset `at`.
+/// Returns the `N` bytes at offset `at`.
 #[inline(always)]
 pub(crate) fn bytes<const N: usize, const LEN: usize>(header: &[u8; LEN], at: usize) -> [u8; N] {
     match header[at..].first_chunk() {
@@ -11,13 +11,13 @@ pub(crate) fn bytes<const N: usize, const LEN: usize>(header: &[u8; LEN], at: us
     }
 }
 
-/// The big-endian 16-bit field at offset `at`.
+/// Returns the big-endian 16-bit field at offset `at`.
 #[inline(always)]
 pub(crate) fn be16<const LEN: usize>(header: &[u8; LEN], at: usize) -> u16 {
     u16::from_be_bytes(bytes(header, at))
 }
 
-/// The big-endian 32-bit field at offset `at`.
+/// Returns the big-endian 32-bit field at offset `at`.
 #[inline(always)]
 pub(crate) fn be32<const LEN: usize>(header: &[u8; LEN], at: usize) -> u32 {
     u32::from_be_bytes(bytes(header, at))

@@ -2,11 +2,11 @@
 //! (`VIRTIO_NET_HDR_GSO_TCPV4` and `TCPV6`) and UDP (`VIRTIO_NET_HDR_GSO_UDP_L4`), plain or inside a tunnel.
 //!
 //! A [`Segmenter`] is created from the virtio-net header, the first bytes of the frame and its length. It returns the
-//! segments in order: the part of the payload of each, and, after the caller has summed up that part, the
-//! headers. It never reads the payload, which may lie in several places.
+//! segments in order: the payload range of each and, after the caller has summed this part, the headers. It never reads
+//! the payload, which may be scattered.
 //!
-//! A packet of a tunnel (VXLAN, Geneve, GRE, IP in IP) has two IP headers. The virtio-net header of a packet socket describes the
-//! inner packet only: `gso_type` is its type, and `csum_start` the offset of its transport header.
+//! A tunnel packet (VXLAN, Geneve, GRE, IP in IP) has two IP headers. The virtio-net header of a packet socket only
+//! describes the inner packet: `gso_type` is its type, and `csum_start` the offset of its transport header.
 
 mod headers;
 
@@ -29,13 +29,14 @@ use crate::{
     },
 };
 
-/// Longest headers of a packet to be segmented, in bytes: enough for a tunnel with all Geneve and TCP options.
+/// Maximum length of the headers of a packet to segment, in bytes. It suffices for a tunnel with all Geneve and TCP
+/// options.
 pub const MAX_HEADERS: usize = 512;
-/// Least payload of a TCP segment in bytes. The smallest maximum segment size of TCP leaves 8 bytes after all options (Linux
-/// has the same bound). A smaller payload would only multiply packets. A datagram may have one byte.
+/// Minimum payload of a TCP segment in bytes. The smallest maximum segment size of TCP leaves 8 bytes after all options
+/// (Linux has the same limit). A smaller payload would only multiply packets. A datagram may have one byte.
 pub const MIN_SIZE: u16 = 8;
 
-/// The headers of a packet to be segmented. It computes the headers of its segments.
+/// The headers of a packet to segment. It computes the headers of the segments.
 #[derive(Debug, Clone)]
 pub struct Segmenter {
     headers: [u8; MAX_HEADERS],
@@ -53,29 +54,29 @@ enum Transport {
     Udp { has_checksum: bool },
 }
 
-/// A part of a packet to be segmented that becomes a packet.
+/// A part of a packet to segment that becomes a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// Which segment it is, from 0.
+    /// Number of the segment, from 0.
     pub index: usize,
-    /// Its payload: a range of the bytes that follow the frame's headers.
+    /// The payload: a range of the bytes behind the frame's headers.
     pub payload: Range<usize>,
     pub last: bool,
 }
 
-/// Whether the packet belongs to a tunnel. `front` is the beginning of its frame, as in [`Segmenter::new`].
+/// Returns whether the packet belongs to a tunnel. `front` is the beginning of its frame, as in [`Segmenter::new`].
 pub fn is_tunnelled(header: &NetHeader, front: &[u8]) -> bool {
     header.needs_checksum()
         && IpHeader::in_frame(front, 0).is_ok_and(|ip| ip.end != usize::from(header.csum_start))
 }
 
 impl Segmenter {
-    /// Takes a frame of `frame_len` bytes that begins with `front`, which must have all headers in it:
-    /// [`MAX_HEADERS`] bytes, or the whole frame, are enough. Length and checksum fields are ignored, except that 0 in a
+    /// Creates a segmenter for a frame of `frame_len` bytes that begins with `front`, which must contain all headers:
+    /// [`MAX_HEADERS`] bytes, or the whole frame, suffice. Length and checksum fields are ignored, except that 0 in a
     /// tunnel's UDP header means no checksum.
     ///
     /// # Errors
-    /// [`GsoError`]: the packet cannot be segmented and must be dropped.
+    /// [`GsoError`] if the packet cannot be segmented and must be dropped.
     pub fn new(header: &NetHeader, front: &[u8], frame_len: usize) -> Result<Self, GsoError> {
         let gso_type = header.gso_type & !GSO_TUNNEL;
         let (version, protocol) = match gso_type & !VIRTIO_NET_HDR_GSO_ECN {
@@ -122,17 +123,18 @@ impl Segmenter {
         Ok(Self { headers, header_len, found, transport, payload_len, size })
     }
 
-    /// Length of the headers, Ethernet to TCP or UDP, in bytes: the frame's payload begins there, and so does each segment's.
+    /// Returns the length of the headers, Ethernet to TCP or UDP, in bytes. The payload of the frame and of each
+    /// segment begins at this offset.
     pub fn header_len(&self) -> usize {
         self.header_len
     }
 
-    /// Length of the longest segment with its headers, in bytes.
+    /// Returns the length of the longest segment with its headers, in bytes.
     pub fn longest(&self) -> usize {
         self.header_len + self.payload_len.min(self.size)
     }
 
-    /// The segments in order; a packet without payload is one.
+    /// Returns the segments in order. A packet without payload has one segment.
     pub fn segments(&self) -> impl FusedIterator<Item = Segment> + use<> {
         let (len, size) = (self.payload_len, self.size);
         let count = len.div_ceil(size).max(1);
@@ -143,8 +145,9 @@ impl Segmenter {
         })
     }
 
-    /// The headers of `segment`, whose payload has the sum `payload`. Lengths, IP identifications, the sequence number and
-    /// the checksums are the segment's; PSH and FIN stay on the last segment, CWR on the first.
+    /// Returns the headers of `segment`, whose payload has the sum `payload`. Lengths, IP identifications, the sequence
+    /// number and the checksums are set for the segment. PSH and FIN are kept on the last segment, and CWR on the
+    /// first.
     pub fn headers(&mut self, segment: &Segment, payload: Sum) -> &[u8] {
         let Headers { ip, tunnel } = self.found;
         self.put_ip(&ip, segment);
@@ -163,7 +166,7 @@ impl Segmenter {
         &self.headers[..self.header_len]
     }
 
-    /// Length of the segment from `at` on.
+    /// Returns the length of the segment from `at` on.
     fn len_from(&self, at: usize, segment: &Segment) -> u16 {
         #[allow(clippy::cast_possible_truncation, reason = "`new` has checked the longest segment's length")]
         let len = (self.header_len - at + segment.payload.len()) as u16;
@@ -189,7 +192,7 @@ impl Segmenter {
         }
     }
 
-    /// The pseudo header's sum for the transport header after `ip`.
+    /// Returns the sum of the pseudo header for the transport header behind `ip`.
     fn pseudo(&self, ip: &IpHeader, segment: &Segment) -> Sum {
         let addresses = match ip.version {
             Ip::V4 => ip.at + ipv4::field::SRC..ip.at + ipv4::HEADER_LEN,
@@ -215,7 +218,7 @@ impl Segmenter {
         self.put(ip.end + tcp::field::CHECKSUM, sum.checksum().to_be_bytes());
     }
 
-    /// Writes length and checksum of the UDP header after `ip`.
+    /// Writes the length and the checksum of the UDP header behind `ip`.
     fn put_udp(&mut self, ip: &IpHeader, has_checksum: bool, segment: &Segment, payload: Sum) {
         self.put(ip.end + udp::field::LENGTH, self.len_from(ip.end, segment).to_be_bytes());
         self.put(ip.end + udp::field::CHECKSUM, [0; 2]);
@@ -231,7 +234,7 @@ impl Segmenter {
         self.put(at + headers::GRE_CHECKSUM, sum.checksum().to_be_bytes());
     }
 
-    /// The sum of the headers from `at` on. All headers after an IP header have an even length.
+    /// Returns the sum of the headers from `at` on. All headers after an IP header have an even length.
     fn sum_from(&self, at: usize) -> Sum {
         Sum::of(&self.headers[at..self.header_len])
     }
@@ -244,7 +247,7 @@ impl Segmenter {
     }
 }
 
-/// The TCP header at `at`, its length, and the offset of its checksum.
+/// Parses the TCP header at `at`. Returns its length and the offset of its checksum, too.
 fn tcp_header(front: &[u8], at: usize) -> Result<(Transport, usize, u16), GsoError> {
     let header: &[u8; tcp::HEADER_LEN] = headers::at(front, at)?;
     let len = usize::from(header[tcp::field::DATA_OFFSET] >> 4) * 4;
@@ -255,8 +258,8 @@ fn tcp_header(front: &[u8], at: usize) -> Result<(Transport, usize, u16), GsoErr
     Ok((Transport::Tcp { seq, flags: header[tcp::field::FLAGS] }, len, tcp::CHECKSUM_OFFSET))
 }
 
-/// The UDP header at `at`, its length, and the offset of its checksum. Datagrams have a checksum if it `is_asked` for, or the whole
-/// has one.
+/// Parses the UDP header at `at`. Returns its length and the offset of its checksum, too. The segments have a checksum
+/// if it `is_asked` for, or if the packet has one.
 fn udp_header(front: &[u8], at: usize, is_asked: bool) -> Result<(Transport, usize, u16), GsoError> {
     let has_checksum = is_asked || headers::has_udp_checksum(front, at)?;
     Ok((Transport::Udp { has_checksum }, udp::HEADER_LEN, udp::CHECKSUM_OFFSET))

@@ -1,11 +1,11 @@
-//! What ICMP and ICMPv6 share: the first eight bytes, quotations, and echo.
+//! Common parts of ICMP and ICMPv6: the first eight bytes, quoted packets, and echo.
 
 use crate::{
     checksum::{self, Sum},
     field::{be16, put},
 };
 
-/// Length of what every message begins with, in bytes: type, code, checksum, and four bytes that depend on the type.
+/// Length of the common header in bytes: type, code, checksum, and four bytes that depend on the type.
 pub(crate) const HEADER_LEN: usize = 8;
 
 pub(crate) mod field {
@@ -15,8 +15,8 @@ pub(crate) mod field {
     pub(crate) const REST: usize = 4;
 }
 
-/// Gives a message another type, and writes the difference into the checksum (RFC 1624). A checksum of 0 is written as
-/// 0xffff: the same number, and right also where all other bytes are 0.
+/// Changes the type of a message, and updates the checksum (RFC 1624). A checksum of 0 is written as the equivalent
+/// 0xffff, which is also right if all other bytes are 0.
 #[inline]
 pub(crate) fn set_type(message: &mut [u8; HEADER_LEN], kind: u8) {
     let old = Sum::from(be16(message, field::TYPE));
@@ -29,8 +29,8 @@ pub(crate) fn set_type(message: &mut [u8; HEADER_LEN], kind: u8) {
     put(message, field::CHECKSUM, checksum.to_be_bytes());
 }
 
-/// Writes an error message that quotes as much of a packet as fits into `to` and into `max` bytes, and returns its length
-/// in bytes: 0 where `to` has no room for the header. `pseudo` gives the pseudo header's sum for that length.
+/// Writes an error message that quotes as much of a packet as fits into `to` and into `max` bytes. Returns its length
+/// in bytes, or 0 if `to` has no room for the header. `pseudo` returns the sum of the pseudo header for that length.
 pub(crate) fn write_error(
     to: &mut [u8],
     max: usize,

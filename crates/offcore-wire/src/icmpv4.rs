@@ -1,4 +1,4 @@
-//! ICMP for IPv4 (RFC 792; RFC 1191 for path MTUs; RFC 1812 for what errors quote).
+//! ICMP for IPv4 (RFC 792), with path MTUs (RFC 1191) and quotations of RFC 1812.
 
 use crate::{
     checksum::Sum,
@@ -7,38 +7,39 @@ use crate::{
     icmp::{self, field},
 };
 
-/// Length of the header in bytes: what every message begins with.
+/// Length of the common header of all messages in bytes.
 pub const HEADER_LEN: usize = icmp::HEADER_LEN;
 
-/// Length of an error message at most, in bytes: with an IPv4 header in front of it 576 (RFC 1812, 4.3.2.3).
+/// Maximum length of an error message in bytes. With an IPv4 header, the packet has 576 bytes (RFC 1812, 4.3.2.3).
 pub const MAX_ERROR_LEN: usize = 556;
 
 /// Type: the answer to [`ECHO`].
 pub const ECHO_REPLY: u8 = 0;
 /// Type: the packet was not delivered.
 pub const DESTINATION_UNREACHABLE: u8 = 3;
-/// Type: there is a better first hop.
+/// Type: a better first hop exists.
 pub const REDIRECT: u8 = 5;
 /// Type: asks for [`ECHO_REPLY`].
 pub const ECHO: u8 = 8;
-/// Type: the time to live came to 0, or fragments were missing.
+/// Type: the time to live reached 0, or fragments were missing.
 pub const TIME_EXCEEDED: u8 = 11;
 /// Type: a header is wrong.
 pub const PARAMETER_PROBLEM: u8 = 12;
 
-/// Code of [`DESTINATION_UNREACHABLE`]: nobody takes the protocol.
+/// Code of [`DESTINATION_UNREACHABLE`]: the host does not support the protocol.
 pub const PROTOCOL_UNREACHABLE: u8 = 2;
-/// Code of [`DESTINATION_UNREACHABLE`]: nobody takes the port.
+/// Code of [`DESTINATION_UNREACHABLE`]: the port is closed.
 pub const PORT_UNREACHABLE: u8 = 3;
 /// Code of [`DESTINATION_UNREACHABLE`]: the packet is too long for the next hop and must not be fragmented.
 pub const FRAGMENTATION_NEEDED: u8 = 4;
 
-/// A message. What an error quotes is the packet that it is about, from its IPv4 header on; it may be cut anywhere.
+/// A message. An error quotes the packet that caused it, from its IPv4 header on. The quotation may be truncated
+/// anywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Icmpv4<'a> {
-    /// A host wants its bytes back.
+    /// A request to return the same bytes.
     EchoRequest { ident: u16, seq: u16 },
-    /// They are here.
+    /// The reply to an echo request.
     EchoReply { ident: u16, seq: u16 },
     /// The packet was not delivered.
     Unreachable {
@@ -47,22 +48,22 @@ pub enum Icmpv4<'a> {
         mtu: u16,
         quoted: &'a [u8],
     },
-    /// The packet was under way for too long.
+    /// The time to live reached 0, or the reassembly took too long.
     TimeExceeded { code: u8, quoted: &'a [u8] },
     /// A header of the packet is wrong.
     ParameterProblem {
-        /// Where, in bytes from the start of the packet.
+        /// Offset of the error, in bytes from the start of the packet.
         pointer: u8,
         quoted: &'a [u8],
     },
-    /// There is a better first hop. A host may leave it at that.
+    /// A better first hop exists. Hosts may ignore this message.
     Redirect,
-    /// Any other.
+    /// Any other message.
     Other { kind: u8, code: u8 },
 }
 
 impl<'a> Icmpv4<'a> {
-    /// Reads the payload of an IPv4 packet, or as much of it as there is in one place. The checksum is not looked at.
+    /// Parses the payload of an IPv4 packet, or its contiguous beginning. The checksum is not verified.
     ///
     /// # Errors
     /// [`WireError::TooShort`] below [`HEADER_LEN`] bytes.
@@ -84,16 +85,17 @@ impl<'a> Icmpv4<'a> {
     }
 }
 
-/// Makes an echo request the reply to it. The checksum stays as right as it was, wherever the rest of the message lies.
+/// Turns an echo request into the reply. The checksum is updated, independently of the location of the rest of the
+/// message.
 #[inline]
 pub fn make_echo_reply(message: &mut [u8; HEADER_LEN]) {
     icmp::set_type(message, ECHO_REPLY);
 }
 
-/// Writes an error message of type `kind` with its checksum, and returns its length in bytes. `rest` is what the second
-/// four bytes of the header hold: 0, the MTU of the next hop, or, in its upper eight bits, a pointer. `quoted` is the
-/// packet, from its IPv4 header on. As much of it is quoted as fits into `to` and into [`MAX_ERROR_LEN`]; where not
-/// even the header fits into `to`, nothing is written and 0 is returned.
+/// Writes an error message of type `kind` with its checksum, and returns its length in bytes. `rest` is the second half
+/// of the header: 0, the MTU of the next hop, or a pointer in its upper eight bits. `quoted` is the packet, from its
+/// IPv4 header on. As much of it is quoted as fits into `to` and into [`MAX_ERROR_LEN`]. If the header does not fit
+/// into `to`, nothing is written and 0 is returned.
 pub fn write_error(to: &mut [u8], kind: u8, code: u8, rest: u32, quoted: &[u8]) -> usize {
     icmp::write_error(to, MAX_ERROR_LEN, [kind, code], rest, quoted, |_| Sum::ZERO)
 }
@@ -104,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// `ping -c 1 -s 16 -p ab` with its timestamp left out.
+    /// A packet of `ping -c 1 -s 16 -p ab` without its timestamp.
     const PING: [u8; 24] = [
         8, 0, 0x80, 0x76, 0x1a, 0x2b, 0, 1, 0xab, 0xab, 0xab, 0xab, 0xab, 0xab, 0xab, 0xab, 0xab, 0xab, 0xab,
         0xab, 0xab, 0xab, 0xab, 0xab,
@@ -121,7 +123,7 @@ mod tests {
         assert!(Sum::of(&reply).is_valid());
     }
 
-    /// The one reply whose updated checksum could be the wrong zero.
+    /// The only reply whose updated checksum could be the wrong zero.
     #[test]
     fn a_reply_of_nothing_but_zeros_is_right() {
         let mut message = [8, 0, 0xf7, 0xff, 0, 0, 0, 0];

@@ -1,7 +1,7 @@
-//! ICMPv6 (RFC 4443), with discovery of neighbors ([`neighbor`]) and routers ([`router`], both RFC 4861), and multicast listener
-//! discovery ([`listener`]).
+//! ICMPv6 (RFC 4443), with neighbor discovery ([`neighbor`]) and router discovery ([`router`], both RFC 4861), and
+//! multicast listener discovery ([`listener`]).
 //!
-//! Every checksum includes the pseudo header of IPv6, so what writes one takes the packet's addresses.
+//! Every checksum includes the pseudo header of IPv6, so functions that write messages need the packet's addresses.
 
 use std::net::Ipv6Addr;
 
@@ -21,57 +21,58 @@ pub mod listener;
 pub mod neighbor;
 pub mod router;
 
-/// Length of the header in bytes: what every message begins with.
+/// Length of the common header of all messages in bytes.
 pub const HEADER_LEN: usize = icmp::HEADER_LEN;
 
-/// Length of an error message at most, in bytes: with an IPv6 header in front of it 1280 (RFC 4443, 2.4).
+/// Maximum length of an error message in bytes. With an IPv6 header, the packet has 1280 bytes (RFC 4443, 2.4).
 pub const MAX_ERROR_LEN: usize = 1240;
 
 /// Type: the packet was not delivered.
 pub const DESTINATION_UNREACHABLE: u8 = 1;
 /// Type: the packet is too long for the next hop.
 pub const PACKET_TOO_BIG: u8 = 2;
-/// Type: the hop limit came to 0, or fragments were missing.
+/// Type: the hop limit reached 0, or fragments were missing.
 pub const TIME_EXCEEDED: u8 = 3;
-/// Type: a header is wrong, or not known.
+/// Type: a header is wrong or unknown.
 pub const PARAMETER_PROBLEM: u8 = 4;
 /// Type: asks for [`ECHO_REPLY`].
 pub const ECHO_REQUEST: u8 = 128;
 /// Type: the answer to [`ECHO_REQUEST`].
 pub const ECHO_REPLY: u8 = 129;
 
-/// Code of [`DESTINATION_UNREACHABLE`]: nobody takes the port.
+/// Code of [`DESTINATION_UNREACHABLE`]: the port is closed.
 pub const PORT_UNREACHABLE: u8 = 4;
-/// Code of [`PARAMETER_PROBLEM`]: nobody takes the next header.
+/// Code of [`PARAMETER_PROBLEM`]: the next header is unknown.
 pub const UNRECOGNIZED_NEXT_HEADER: u8 = 1;
 
-/// A message. What an error quotes is the packet that it is about, from its IPv6 header on; it may be cut anywhere.
+/// A message. An error quotes the packet that caused it, from its IPv6 header on. The quotation may be truncated
+/// anywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Icmpv6<'a> {
-    /// A host wants its bytes back.
+    /// A request to return the same bytes.
     EchoRequest { ident: u16, seq: u16 },
-    /// They are here.
+    /// The reply to an echo request.
     EchoReply { ident: u16, seq: u16 },
     /// The packet was not delivered.
     Unreachable { code: u8, quoted: &'a [u8] },
     /// The packet is too long for the next hop.
     PacketTooBig {
-        /// The MTU of the next hop in bytes, as it is sent: it may be any number, also one below 1280.
+        /// The MTU of the next hop in bytes, as received. It may be any number, including numbers below 1280.
         mtu: u32,
         quoted: &'a [u8],
     },
-    /// The packet was under way for too long.
+    /// The hop limit reached 0, or the reassembly took too long.
     TimeExceeded { code: u8, quoted: &'a [u8] },
-    /// A header of the packet is wrong, or not known.
+    /// A header of the packet is wrong or unknown.
     ParameterProblem {
         code: u8,
-        /// Where, in bytes from the start of the packet.
+        /// Offset of the error, in bytes from the start of the packet.
         pointer: u32,
         quoted: &'a [u8],
     },
-    /// Who has this address?
+    /// A request for the MAC address of a neighbor.
     NeighborSolicit(NeighborSolicit),
-    /// This address is here.
+    /// The MAC address of a neighbor.
     NeighborAdvert(NeighborAdvert),
     /// A router advertisement.
     RouterAdvert(RouterAdvert<'a>),
@@ -79,19 +80,20 @@ pub enum Icmpv6<'a> {
     ListenerQuery(ListenerQuery),
     /// Another host's version 1 report of a group.
     ListenerReport { group: Ipv6Addr },
-    /// Any other.
+    /// Any other message.
     Other { kind: u8, code: u8 },
 }
 
 impl<'a> Icmpv6<'a> {
-    /// Reads what an IPv6 packet carries, or as much of it as there is in one place; messages of neighbor discovery must
-    /// be there as a whole. The checksum is not looked at, nor the hop limit, which must be 255 for those.
+    /// Parses the payload of an IPv6 packet, or its contiguous beginning. Messages of neighbor discovery must be
+    /// complete. The checksum is not verified, nor the hop limit, which must be 255 for neighbor discovery.
     ///
     /// # Errors
-    /// [`WireError::TooShort`] below [`HEADER_LEN`] bytes. For messages of neighbor discovery (RFC 4861, 7.1) also below
-    /// 24 bytes; [`WireError::Field`] if the code is not 0, [`WireError::MulticastTarget`], and
-    /// [`WireError::OptionLength`] if an option is 0 bytes long or goes beyond the message, or if a link-layer address
-    /// is no MAC address. For queries of listener discovery below 24 bytes, and [`WireError::NoGroup`].
+    /// [`WireError::TooShort`] below [`HEADER_LEN`] bytes, and for messages of neighbor discovery (RFC 4861, 7.1) also
+    /// below 24 bytes. For these messages also [`WireError::Field`] if the code is not 0,
+    /// [`WireError::MulticastTarget`], and [`WireError::OptionLength`] if an option has length 0 or exceeds the
+    /// message, or if a link-layer address is not a MAC address. For queries of listener discovery
+    /// [`WireError::TooShort`] below 24 bytes, and [`WireError::NoGroup`].
     pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
         let Some((header, quoted)) = bytes.split_first_chunk::<HEADER_LEN>() else {
             return Err(WireError::TooShort { layer: Layer::Icmpv6, found: bytes.len(), needed: HEADER_LEN });
@@ -116,18 +118,18 @@ impl<'a> Icmpv6<'a> {
     }
 }
 
-/// Makes an echo request the reply to it. The checksum stays as right as it was, wherever the rest of the message lies:
-/// the packet's addresses change places, which leaves the pseudo header's sum as it is. So it is not for a request to a
-/// multicast group, whose reply comes from another address.
+/// Turns an echo request into the reply. The checksum is updated, independently of the location of the rest of the
+/// message. The addresses of the packet are swapped, which does not change the sum of the pseudo header. Therefore, the
+/// function must not be used for a request to a multicast group, whose reply has another source address.
 #[inline]
 pub fn make_echo_reply(message: &mut [u8; HEADER_LEN]) {
     icmp::set_type(message, ECHO_REPLY);
 }
 
 /// Writes an error message of type `kind` with its checksum between `src` and `dst`, and returns its length in bytes.
-/// `rest` is what the second four bytes of the header hold: 0, an MTU or a pointer. `quoted` is the packet, from its
-/// IPv6 header on. As much of it is quoted as fits into `to` and into [`MAX_ERROR_LEN`]; where not even the header fits
-/// into `to`, nothing is written and 0 is returned.
+/// `rest` is the second half of the header: 0, an MTU or a pointer. `quoted` is the packet, from its IPv6 header on. As
+/// much of it is quoted as fits into `to` and into [`MAX_ERROR_LEN`]. If the header does not fit into `to`, nothing is
+/// written and 0 is returned.
 pub fn write_error(
     to: &mut [u8],
     kind: u8,

@@ -1,4 +1,4 @@
-//! IGMP, versions 1 to 3 (RFC 1112, 2236, 3376): a host reports the IPv4 groups it listens to.
+//! IGMP, versions 1 to 3 (RFC 1112, 2236, 3376): a host reports the IPv4 groups in which it is a member.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -21,12 +21,12 @@ pub const LEAVE: u8 = 0x17;
 /// Type: a report of version 3.
 pub const REPORT_V3: u8 = 0x22;
 
-/// The group of all IGMPv3 routers, the destination of reports.
+/// The group of all IGMPv3 routers, to which reports are sent.
 pub const REPORTS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 22);
-/// The group of all routers, the destination of [`LEAVE`].
+/// The group of all routers, to which [`LEAVE`] is sent.
 pub const ALL_ROUTERS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 2);
 
-/// Length of a message of versions 1 and 2, and the least length of a query of version 3, in bytes.
+/// Length of a message of versions 1 and 2, and minimum length of a version 3 query, in bytes.
 const LEN: usize = 8;
 const V3_QUERY_LEN: usize = 12;
 
@@ -35,13 +35,13 @@ const V3_QUERY_LEN: usize = 12;
 pub enum Record {
     /// The group is joined (MODE_IS_EXCLUDE).
     IsExclude = 2,
-    /// The group is left (CHANGE_TO_INCLUDE_MODE).
+    /// The group was left (CHANGE_TO_INCLUDE_MODE).
     ToInclude = 3,
-    /// The group becomes joined (CHANGE_TO_EXCLUDE_MODE).
+    /// The group was just joined (CHANGE_TO_EXCLUDE_MODE).
     ToExclude = 4,
 }
 
-/// A message.
+/// An IGMP message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Igmp {
     /// A membership query.
@@ -52,20 +52,21 @@ pub enum Igmp {
         within: Duration,
         /// The router's version.
         version: u8,
-        /// The robustness variable: the number of reports of a change; 0 if the query has none.
+        /// The robustness variable: how often a change is reported. 0 if the query does not contain it.
         robustness: u8,
     },
-    /// Another host's report, of version 1 or 2.
+    /// A version 1 or 2 report of another host.
     Report { group: Ipv4Addr },
     /// Another message.
     Other { kind: u8 },
 }
 
 impl Igmp {
-    /// Parses the payload of an IPv4 packet, without its checksum.
+    /// Parses the payload of an IPv4 packet. The checksum is not verified.
     ///
     /// # Errors
-    /// [`WireError::TooShort`] below 8 bytes; [`WireError::NoGroup`] for a query about an address that is not multicast.
+    /// [`WireError::TooShort`] below 8 bytes; [`WireError::NoGroup`] for a query about an address that is not
+    /// multicast.
     pub fn parse(message: &[u8]) -> Result<Self, WireError> {
         let Some(head) = message.first_chunk::<LEN>() else {
             return Err(WireError::TooShort { layer: Layer::Igmp, found: message.len(), needed: LEN });
@@ -80,7 +81,7 @@ impl Igmp {
                 let v3 = message.first_chunk::<V3_QUERY_LEN>();
                 let (version, tenths) = match v3 {
                     Some(_) => (3, exponential(code.into(), 4)),
-                    // A version 1 query has 0, which means ten seconds.
+                    // A version 1 query has 0 in this field, which means ten seconds.
                     None if code == 0 => (1, 100),
                     None => (2, code.into()),
                 };
@@ -97,8 +98,8 @@ impl Igmp {
     }
 }
 
-/// Decodes a time. Below half of its range a code is the time; above, three bits are an exponent and `bits` bits the mantissa
-/// (RFC 3376, 4.1.1; RFC 3810, 5.1.3).
+/// Decodes a time. In the lower half of its range, a code is the time. In the upper half, three bits are an exponent
+/// and `bits` bits are the mantissa (RFC 3376, 4.1.1; RFC 3810, 5.1.3).
 pub(crate) fn exponential(code: u32, bits: u32) -> u32 {
     let half = 1 << (bits + 3);
     if code < half {
@@ -108,7 +109,7 @@ pub(crate) fn exponential(code: u32, bits: u32) -> u32 {
     mantissa << (((code >> bits) & 7) + 3)
 }
 
-/// Writes a version 3 report with its checksum, with as many records as fit into `to`. Returns the length in bytes, and
+/// Writes a version 3 report with its checksum, with as many records as fit into `to`. Returns the length in bytes and
 /// the number of records.
 pub fn write_report(to: &mut [u8], records: &[(Record, Ipv4Addr)]) -> (usize, usize) {
     let Some((head, body)) = to.split_first_chunk_mut::<LEN>() else { return (0, 0) };
@@ -126,7 +127,7 @@ pub fn write_report(to: &mut [u8], records: &[(Record, Ipv4Addr)]) -> (usize, us
     (len, count.into())
 }
 
-/// Writes a message of version 1 or 2, [`REPORT_V1`], [`REPORT_V2`] or [`LEAVE`], with its checksum. Returns its length.
+/// Writes a version 1 or 2 message, [`REPORT_V1`], [`REPORT_V2`] or [`LEAVE`], with its checksum. Returns its length.
 pub fn write_plain(to: &mut [u8], kind: u8, group: Ipv4Addr) -> usize {
     let Some(head) = to.first_chunk_mut::<LEN>() else { return 0 };
     *head = [kind, 0, 0, 0, 0, 0, 0, 0];
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(read(&query(0, [0; 4], &[])), (false, 10_000, 1, 0));
         assert_eq!(read(&query(10, [239, 1, 2, 3], &[])), (true, 1000, 2, 0));
         assert_eq!(read(&query(100, [0; 4], &[2, 125, 0, 0])), (false, 10_000, 3, 2));
-        // RFC 3376, 4.1.1: 1, an exponent of 3 bits, and 4 bits.
+        // RFC 3376, 4.1.1: 1, an exponent of 3 bits, and 4 bits of mantissa.
         assert_eq!(read(&query(0x92, [0; 4], &[0; 4])).1, u128::from(0x12u32 << 4) * 100);
         assert!(Igmp::parse(&query(1, [10, 0, 0, 1], &[])).is_err(), "no group");
         for len in 0..LEN {

@@ -1,4 +1,4 @@
-//! What IPv4 and IPv6 share: the number that names the next header.
+//! The protocol number, which IPv4 and IPv6 share.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use std::fmt;
 pub struct IpProtocol(pub u8);
 
 impl IpProtocol {
-    /// Options for the destination, an extension header of IPv6.
+    /// Destination options, an extension header of IPv6.
     pub const DESTINATION_OPTIONS: Self = Self(60);
     /// The fragment header, an extension header of IPv6.
     pub const FRAGMENT: Self = Self(44);
     /// Generic routing encapsulation.
     pub const GRE: Self = Self(47);
-    /// Options for every hop, an extension header of IPv6.
+    /// Hop-by-hop options, an extension header of IPv6.
     pub const HOP_BY_HOP: Self = Self(0);
     /// ICMP.
     pub const ICMP: Self = Self(1);
@@ -25,7 +25,7 @@ impl IpProtocol {
     pub const IPV4: Self = Self(4);
     /// An IPv6 packet.
     pub const IPV6: Self = Self(41);
-    /// Nothing follows (IPv6).
+    /// No next header (IPv6).
     pub const NO_NEXT_HEADER: Self = Self(59);
     /// The routing header, an extension header of IPv6.
     pub const ROUTING: Self = Self(43);

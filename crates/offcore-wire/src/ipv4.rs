@@ -13,14 +13,14 @@ use crate::{
 /// Length of the header without options, in bytes.
 pub const HEADER_LEN: usize = 20;
 
-/// First byte of a header without options: version 4, five 32-bit words.
+/// First byte of a header without options: version 4, length of five 32-bit words.
 pub const VERSION_IHL_PLAIN: u8 = 0x45;
 
-/// Length of a header with a router alert, in bytes, and that option.
+/// Length of a header with the router alert option in bytes, and this option.
 pub const ALERT_LEN: usize = HEADER_LEN + 4;
 const ROUTER_ALERT: [u8; 4] = [0x94, 4, 0, 0];
 
-/// The MAC address of the multicast group `group` (RFC 1112, 6.4).
+/// Returns the MAC address of the multicast group `group` (RFC 1112, 6.4).
 #[inline]
 pub fn multicast_mac(group: Ipv4Addr) -> MacAddr {
     let [_, b, c, d] = group.octets();
@@ -40,21 +40,21 @@ pub(crate) mod field {
     pub(crate) const DST: usize = 16;
 }
 
-/// What a header without options is written from. The packet is whole: no fragment.
+/// The fields of a header without options, for a packet that is not a fragment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ipv4Header {
     pub src: Ipv4Addr,
     pub dst: Ipv4Addr,
-    /// What the payload is.
+    /// Protocol of the payload.
     pub protocol: IpProtocol,
-    /// Differentiated services code point in the upper six bits, explicit congestion notification in the lower two.
+    /// DSCP in the upper six bits, ECN in the lower two.
     pub dscp_ecn: u8,
     /// Identification.
     pub ident: u16,
     pub dont_fragment: bool,
     /// Time to live, in hops.
     pub ttl: u8,
-    /// Length of header and payload together, in bytes.
+    /// Length of the header and the payload in bytes.
     pub total_len: u16,
 }
 
@@ -86,7 +86,7 @@ impl Ipv4Header {
         put(to, field::CHECKSUM, Sum::of(to).checksum().to_be_bytes());
     }
 
-    /// Of the fields: reading back what has just been written would wait for the stores.
+    /// Sums the fields: reading back the header would stall on the stores.
     #[inline]
     fn checksum(&self) -> u16 {
         let words = [
@@ -102,7 +102,7 @@ impl Ipv4Header {
     }
 }
 
-/// An IPv4 packet to read: header, options, and the payload up to the total length.
+/// A read-only view of an IPv4 packet: header, options, and the payload up to the total length.
 #[derive(Debug, Clone, Copy)]
 pub struct Ipv4Packet<'a> {
     header: &'a [u8; HEADER_LEN],
@@ -111,21 +111,21 @@ pub struct Ipv4Packet<'a> {
 }
 
 impl<'a> Ipv4Packet<'a> {
-    /// Takes the payload of an Ethernet frame. Bytes beyond the total length (padding) are left out.
+    /// Creates a view of the payload of an Ethernet frame. Bytes beyond the total length (padding) are ignored.
     ///
     /// # Errors
-    /// The version is not 4, or the header length or the total length does not fit the bytes. The checksum is not
-    /// looked at: see [`Ipv4Packet::verify_checksum`].
+    /// The version is not 4, or the header length or the total length does not match the number of bytes. The checksum
+    /// is not verified; see [`Ipv4Packet::verify_checksum`].
     #[inline]
     pub fn new_checked(bytes: &'a [u8]) -> Result<Self, WireError> {
         Self::head_of(bytes, bytes.len())
     }
 
-    /// Takes the first bytes of a packet of `len` bytes, for who has not all of it in one place: the payload is then what
-    /// of it is there.
+    /// Creates a view of the first bytes of a packet of `len` bytes, for packets that are not contiguous. The payload
+    /// is then the available part.
     ///
     /// # Errors
-    /// As [`Ipv4Packet::new_checked`]; the header must be there as a whole.
+    /// The same as for [`Ipv4Packet::new_checked`]. The header must be complete.
     #[inline]
     pub fn head_of(bytes: &'a [u8], len: usize) -> Result<Self, WireError> {
         let Some((header, rest)) = bytes.split_first_chunk() else { return Err(too_short(bytes.len())) };
@@ -142,19 +142,19 @@ impl<'a> Ipv4Packet<'a> {
         HEADER_LEN + self.options.len()
     }
 
-    /// Length of header and payload together, in bytes.
+    /// Length of the header and the payload in bytes.
     #[inline]
     pub fn total_len(&self) -> u16 {
         be16(self.header, field::TOTAL_LEN)
     }
 
-    /// Differentiated services code point, 0 to 63.
+    /// DSCP, 0 to 63.
     #[inline]
     pub fn dscp(&self) -> u8 {
         self.header[field::DSCP_ECN] >> 2
     }
 
-    /// Explicit congestion notification, 0 to 3.
+    /// ECN codepoint, 0 to 3.
     #[inline]
     pub fn ecn(&self) -> u8 {
         self.header[field::DSCP_ECN] & 0x03
@@ -166,25 +166,25 @@ impl<'a> Ipv4Packet<'a> {
         be16(self.header, field::IDENT)
     }
 
-    /// Whether the packet must not be fragmented.
+    /// Returns whether the packet must not be fragmented.
     #[inline]
     pub fn dont_fragment(&self) -> bool {
         be16(self.header, field::FLAGS_OFFSET) & 0x4000 != 0
     }
 
-    /// Whether more fragments follow.
+    /// Returns whether more fragments follow.
     #[inline]
     pub fn more_fragments(&self) -> bool {
         be16(self.header, field::FLAGS_OFFSET) & 0x2000 != 0
     }
 
-    /// Where this fragment's payload belongs, in bytes.
+    /// Offset of this fragment's payload in the packet, in bytes.
     #[inline]
     pub fn fragment_offset(&self) -> u16 {
         (be16(self.header, field::FLAGS_OFFSET) & 0x1fff) << 3
     }
 
-    /// Whether this is a part of a packet, so that the payload may lack its transport header.
+    /// Returns whether this is a fragment. Its payload may lack the transport header.
     #[inline]
     pub fn is_fragment(&self) -> bool {
         be16(self.header, field::FLAGS_OFFSET) & 0x3fff != 0
@@ -196,7 +196,7 @@ impl<'a> Ipv4Packet<'a> {
         self.header[field::TTL]
     }
 
-    /// What the payload is.
+    /// Protocol of the payload.
     #[inline]
     pub fn protocol(&self) -> IpProtocol {
         IpProtocol(self.header[field::PROTOCOL])
@@ -232,7 +232,7 @@ impl<'a> Ipv4Packet<'a> {
         self.payload
     }
 
-    /// Whether the header's checksum is right.
+    /// Returns whether the header checksum is right.
     #[inline]
     pub fn verify_checksum(&self) -> bool {
         let (words, _) = self.header.as_chunks::<4>();
@@ -242,7 +242,7 @@ impl<'a> Ipv4Packet<'a> {
     }
 }
 
-/// An IPv4 packet to change in place. Setters that take one field keep a right checksum right.
+/// A mutable view of an IPv4 packet. Setters of single fields update the checksum.
 #[derive(Debug)]
 pub struct Ipv4PacketMut<'a> {
     header: &'a mut [u8; HEADER_LEN],
@@ -251,22 +251,22 @@ pub struct Ipv4PacketMut<'a> {
 }
 
 impl<'a> Ipv4PacketMut<'a> {
-    /// Takes the payload of an Ethernet frame. Bytes beyond the total length (padding) are left out.
+    /// Creates a view of the payload of an Ethernet frame. Bytes beyond the total length (padding) are ignored.
     ///
     /// # Errors
-    /// As [`Ipv4Packet::new_checked`].
+    /// The same as for [`Ipv4Packet::new_checked`].
     #[inline]
     pub fn new_checked(bytes: &'a mut [u8]) -> Result<Self, WireError> {
         let found = bytes.len();
         let Some((header, rest)) = bytes.split_first_chunk_mut() else { return Err(too_short(found)) };
         let lengths = Lengths::checked(header, rest.len())?;
-        // Both lengths were checked against `rest`; the empty defaults are never taken.
+        // Both lengths were checked against `rest`, so the empty defaults are never used.
         let rest = rest.get_mut(..lengths.options + lengths.payload).unwrap_or_default();
         let (options, payload) = rest.split_at_mut_checked(lengths.options).unwrap_or_default();
         Ok(Self { header, options, payload })
     }
 
-    /// The same packet, to read.
+    /// Returns a read-only view of the same packet.
     #[inline]
     pub fn as_view(&self) -> Ipv4Packet<'_> {
         Ipv4Packet { header: self.header, options: self.options, payload: self.payload }
@@ -290,19 +290,19 @@ impl<'a> Ipv4PacketMut<'a> {
         self.update(field::TTL, [ttl, self.header[field::PROTOCOL]]);
     }
 
-    /// Sets the source address. The transport checksum, which covers it too, is left alone.
+    /// Sets the source address. The transport checksum, which covers it, too, is not updated.
     #[inline]
     pub fn set_src(&mut self, src: Ipv4Addr) {
         self.update(field::SRC, src.octets());
     }
 
-    /// Sets the destination address. The transport checksum, which covers it too, is left alone.
+    /// Sets the destination address. The transport checksum, which covers it, too, is not updated.
     #[inline]
     pub fn set_dst(&mut self, dst: Ipv4Addr) {
         self.update(field::DST, dst.octets());
     }
 
-    /// Computes the checksum anew.
+    /// Recomputes the header checksum.
     #[inline]
     pub fn fill_checksum(&mut self) {
         put(self.header, field::CHECKSUM, [0, 0]);
@@ -310,7 +310,7 @@ impl<'a> Ipv4PacketMut<'a> {
         put(self.header, field::CHECKSUM, sum.checksum().to_be_bytes());
     }
 
-    /// Writes an even number of bytes at an even offset, and the difference into the checksum.
+    /// Writes an even number of bytes at an even offset, and updates the checksum.
     #[inline]
     fn update<const N: usize>(&mut self, at: usize, value: [u8; N]) {
         let old = Sum::of(&bytes::<N, _>(self.header, at));
@@ -320,7 +320,7 @@ impl<'a> Ipv4PacketMut<'a> {
     }
 }
 
-/// The lengths a header gives, checked against the bytes behind its fixed part.
+/// The lengths in a header, checked against the bytes behind its fixed part.
 struct Lengths {
     options: usize,
     payload: usize,

@@ -1,4 +1,4 @@
-//! IPv6 (RFC 8200): the fixed header, extension headers walked over, and addresses that follow from others.
+//! IPv6 (RFC 8200): the fixed header, extension headers, and derived addresses.
 
 use std::net::Ipv6Addr;
 
@@ -19,7 +19,7 @@ mod problem;
 /// Length of the fixed header in bytes.
 pub const HEADER_LEN: usize = 40;
 
-/// The flow label's bits of the first word.
+/// The bits of the flow label in the first word.
 const FLOW_LABEL: u32 = 0x000f_ffff;
 
 pub(crate) mod field {
@@ -31,15 +31,15 @@ pub(crate) mod field {
     pub(crate) const DST: usize = 24;
 }
 
-/// What a fixed header is written from.
+/// The fields of a fixed header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ipv6Header {
     pub src: Ipv6Addr,
     pub dst: Ipv6Addr,
-    /// What the payload starts with: a transport protocol or an extension header.
+    /// First header of the payload: a transport protocol or an extension header.
     pub next_header: IpProtocol,
     pub traffic_class: u8,
-    /// Flow label; of it the lower 20 bits count.
+    /// Flow label. Only the lower 20 bits are used.
     pub flow_label: u32,
     pub hop_limit: u8,
     /// Length of everything after the fixed header, in bytes.
@@ -60,7 +60,7 @@ impl Ipv6Header {
     }
 }
 
-/// An IPv6 packet to read.
+/// A read-only view of an IPv6 packet.
 #[derive(Debug, Clone, Copy)]
 pub struct Ipv6Packet<'a> {
     header: &'a [u8; HEADER_LEN],
@@ -68,21 +68,21 @@ pub struct Ipv6Packet<'a> {
 }
 
 impl<'a> Ipv6Packet<'a> {
-    /// Takes the payload of an Ethernet frame. Bytes beyond the payload length (padding) are left out; a jumbogram
-    /// (payload length 0, the true length in an option) reads as an empty payload.
+    /// Creates a view of the payload of an Ethernet frame. Bytes beyond the payload length (padding) are ignored. A
+    /// jumbogram (payload length 0, with the actual length in an option) has an empty payload.
     ///
     /// # Errors
-    /// The version is not 6, or the payload length goes beyond the bytes.
+    /// The version is not 6, or the payload length exceeds the number of bytes.
     #[inline]
     pub fn new_checked(bytes: &'a [u8]) -> Result<Self, WireError> {
         Self::head_of(bytes, bytes.len())
     }
 
-    /// Takes the first bytes of a packet of `len` bytes, for who has not all of it in one place: the payload is then what
-    /// of it is there.
+    /// Creates a view of the first bytes of a packet of `len` bytes, for packets that are not contiguous. The payload
+    /// is then the available part.
     ///
     /// # Errors
-    /// As [`Ipv6Packet::new_checked`]; the header must be there as a whole.
+    /// The same as for [`Ipv6Packet::new_checked`]. The header must be complete.
     #[inline]
     pub fn head_of(bytes: &'a [u8], len: usize) -> Result<Self, WireError> {
         let layer = Layer::Ipv6;
@@ -119,7 +119,7 @@ impl<'a> Ipv6Packet<'a> {
         be16(self.header, field::PAYLOAD_LEN)
     }
 
-    /// What the payload starts with: a transport protocol or an extension header.
+    /// First header of the payload: a transport protocol or an extension header.
     #[inline]
     pub fn next_header(&self) -> IpProtocol {
         IpProtocol(self.header[field::NEXT_HEADER])
@@ -143,20 +143,20 @@ impl<'a> Ipv6Packet<'a> {
         Ipv6Addr::from(bytes::<16, _>(self.header, field::DST))
     }
 
-    /// The bytes after the fixed header, up to the payload length. Extension headers are still in it.
+    /// The bytes after the fixed header, up to the payload length, including extension headers.
     #[inline]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
-    /// What the packet carries behind its extension headers: hop-by-hop options, which may only be the first, and up to
+    /// Returns the content behind the extension headers: hop-by-hop options, which must be the first header, and up to
     /// [`MAX_EXTENSIONS`] routing headers, destination options and fragment headers.
     ///
     /// # Errors
-    /// [`WireError::TooShort`] where a header goes beyond the payload, [`WireError::OptionLength`] where an option goes
-    /// beyond its header. [`WireError::UnknownOption`] if an option is not to be skipped by who does not know it,
-    /// [`WireError::Routing`] if the packet is to go on to somebody else, [`WireError::Extension`] for any other
-    /// extension header, [`WireError::TooManyHeaders`].
+    /// [`WireError::TooShort`] if a header exceeds the payload, [`WireError::OptionLength`] if an option exceeds its
+    /// header, [`WireError::UnknownOption`] if an option is unknown and must not be skipped, [`WireError::Routing`] if
+    /// the packet must be forwarded, [`WireError::Extension`] for any other extension header, and
+    /// [`WireError::TooManyHeaders`].
     #[inline]
     pub fn transport(&self) -> Result<Transport<'a>, WireError> {
         match self.next_header() {

@@ -1,32 +1,32 @@
-//! Packet headers as views over bytes, checksums, and what test traffic is made of.
+//! Packet headers as views of bytes, checksums, and the content of generated test traffic.
 //!
-//! A view is made once by `new_checked`, which checks every length it will ever need; after that its accessors read
-//! fixed offsets and cannot fail. The header is held as a reference to an array of its exact size, so the compiler
-//! drops the bounds checks. Views borrow private memory: bytes that another party may still write (guest memory) are
-//! copied first and parsed from the copy.
+//! A view is created by `new_checked`, which checks all lengths. After that, its accessors read fixed offsets and
+//! cannot fail. The header is stored as a reference to an array of its exact size, so the compiler removes the bounds
+//! checks. Views borrow private memory: bytes that another party may still write (guest memory) must be copied before
+//! they are parsed.
 //!
-//! What is written is a value: a header's fields in the host's byte order, whose `write` fills an array of the header's
-//! exact size and cannot fail either. Short messages (ARP, ICMP, TCP options) are values in both directions: `parse`, or `read`,
-//! reads all of one.
+//! Headers to write are values with fields in host byte order. Their `write` fills an array of the header's exact size
+//! and cannot fail, either. Short messages (ARP, ICMP, TCP options) are values in both directions: `parse` or `read`
+//! reads all fields.
 //!
-//! Nothing here allocates for a packet, nothing is `unsafe`, and nothing panics whatever the bytes are.
+//! The crate does not allocate memory per packet, contains no `unsafe` code, and does not panic on any input.
 //!
-//! | module | what it knows |
+//! | module | contents |
 //! |---|---|
 //! | [`ethernet`] | MAC addresses, the Ethernet II header, 802.1Q tags |
 //! | [`arp`] | ARP packets |
-//! | [`ip`], [`ipv4`], [`ipv6`] | IP headers, IPv6 extension headers, addresses that follow from others |
+//! | [`ip`], [`ipv4`], [`ipv6`] | IP headers, IPv6 extension headers, derived addresses |
 //! | [`icmpv4`], [`icmpv6`] | echo, errors, neighbor, router and multicast listener discovery |
 //! | [`igmp`] | reports of IPv4 groups |
 //! | [`udp`], [`tcp`] | transport headers, TCP options |
 //! | [`template`] | the 42 bytes of headers in front of generated UDP packets |
-//! | [`traffic`] | headers as a user chooses them |
-//! | [`stamp`] | numbers and times behind any headers, and content to be verified |
+//! | [`traffic`] | headers that a user configures |
+//! | [`stamp`] | numbers and times behind any headers, and verifiable content |
 //! | [`probe`] | the numbered, verifiable payload of generated packets |
 //! | [`checksum`] | the Internet checksum: whole, in parts, updated, completed for virtio |
-//! | [`dhcp`] | a DHCP client's messages, and its server's |
-//! | [`dscp`] | the DSCP field, written |
-//! | [`gso`] | TCP packets that are to be cut into segments |
+//! | [`dhcp`] | messages of DHCP clients and servers |
+//! | [`dscp`] | setting the DSCP field |
+//! | [`gso`] | software segmentation of TCP and UDP packets |
 //! | [`virtio_net`] | the header in front of each packet of a virtio-net device |
 //! | [`pcap`] | capture files |
 

@@ -1,27 +1,28 @@
-//! The content of generated packets: bytes that follow from a number and their position alone.
+//! The content of generated packets: bytes that depend only on a number and their position.
 
-/// The pattern's step from word to word. Odd, so that no two words of a pattern are equal, and the low byte takes every
-/// value before it repeats.
+/// The difference between consecutive words of the pattern. It is odd, so that all words of a pattern differ, and that
+/// the low byte takes every value before it repeats.
 const STEP: u64 = 0xd6e8_feb8_6659_fd93;
 
-/// The first word of a pattern. The factor is odd, so that different `fill` give different words at every position.
+/// Returns the first word of a pattern. The factor is odd, so that different values of `fill` result in different words
+/// at every position.
 #[inline]
 fn first_word(fill: u32) -> u64 {
     (u64::from(fill) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Word number `index` of a pattern.
+/// Returns word number `index` of a pattern.
 #[inline]
 fn word(fill: u32, index: usize) -> u64 {
     first_word(fill).wrapping_add(STEP.wrapping_mul(index as u64))
 }
 
-/// The bytes of the pattern, from the first.
+/// Returns the bytes of the pattern from the first on.
 pub(crate) fn bytes(fill: u32) -> impl Iterator<Item = u8> {
     (0..).flat_map(move |index| word(fill, index).to_le_bytes())
 }
 
-/// Fills `pattern` from the pattern's first byte.
+/// Fills `pattern` from the pattern's first byte on.
 #[inline]
 pub(crate) fn write(fill: u32, pattern: &mut [u8]) {
     let (words, tail) = pattern.as_chunks_mut::<8>();
@@ -35,13 +36,13 @@ pub(crate) fn write(fill: u32, pattern: &mut [u8]) {
     }
 }
 
-/// Whether any byte is not the pattern's.
+/// Returns whether any byte differs from the pattern.
 #[inline]
 pub(crate) fn differs(fill: u32, pattern: &[u8]) -> bool {
     words_differ(first_word(fill), pattern)
 }
 
-/// As [`differs`], for bytes that begin `start` bytes into the pattern: what a packet's further buffers have of it.
+/// Works like [`differs`] for bytes that begin `start` bytes into the pattern, as in the later buffers of a packet.
 pub(crate) fn differs_from(fill: u32, start: usize, pattern: &[u8]) -> bool {
     let (index, inside) = (start / 8, start % 8);
     if inside == 0 {
@@ -53,12 +54,12 @@ pub(crate) fn differs_from(fill: u32, start: usize, pattern: &[u8]) -> bool {
         || words_differ(word(fill, index + 1), rest)
 }
 
-/// Whether `pattern` is not what begins with word `first`.
+/// Returns whether `pattern` differs from the pattern that begins with word `first`.
 ///
-/// Looks at all of it and decides once at the end: without branches the compiler makes this vector code.
+/// The function compares all words and decides once at the end: without branches, the compiler generates vector code.
 #[inline]
 fn words_differ(first: u64, pattern: &[u8]) -> bool {
-    /// Words that are looked at side by side.
+    /// Number of words that are compared in parallel.
     const LANES: usize = 8;
     let mut expected = [first; LANES];
     for (lane, word) in (0u64..).zip(&mut expected) {

@@ -1,36 +1,38 @@
 //! Capture files in the classic pcap format (draft-ietf-opsawg-pcap), Ethernet only.
 //!
-//! The reader accepts files of tcpdump and similar tools: either byte order, microseconds or nanoseconds, and the longer record
-//! headers of Kuznetzov's libpcap. The writer uses little-endian nanoseconds. Both work packet by packet in the caller's memory
-//! and make two calls to the file for each, so the file should be buffered ([`std::io::BufReader`], [`std::io::BufWriter`]).
+//! The reader accepts files of tcpdump and similar tools: both byte orders, microseconds or nanoseconds, and the longer
+//! record headers of Kuznetzov's libpcap. The writer uses little-endian nanoseconds. Both process packet by packet in
+//! the caller's memory and make two calls to the file for each packet, so the file should be buffered
+//! ([`std::io::BufReader`], [`std::io::BufWriter`]).
 
 use std::io::{self, Read, Write};
 
 use crate::field::{bytes, put};
 
-/// `LINKTYPE_ETHERNET`: what the packets of a file are.
+/// `LINKTYPE_ETHERNET`, the link type of the packets in a file.
 pub const LINKTYPE_ETHERNET: u32 = 1;
 
-/// The longest accepted packet in bytes: libpcap's own limit. A file's snapshot length is not a limit, because
-/// capture cards, mergers and scripts write longer records; Wireshark reads them, too.
+/// Maximum length of a packet in bytes, which is libpcap's own limit. The snapshot length of a file is not a limit,
+/// because capture cards, mergers and scripts write longer records; Wireshark reads them, too.
 pub const MAX_RECORD_LEN: u32 = 262_144;
 
-/// Bytes in front of the first record.
+/// Length of the file header in bytes.
 pub const FILE_HEADER_LEN: usize = 24;
-/// Bytes in front of each packet.
+/// Length of a record header in bytes.
 const RECORD_HEADER_LEN: usize = 16;
-/// The same in a file of Kuznetzov's libpcap, which adds an interface index, a protocol and a packet type.
+/// Length of a record header in a file of Kuznetzov's libpcap, which adds an interface index, a protocol and a packet
+/// type.
 const MODIFIED_RECORD_HEADER_LEN: usize = 24;
 const VERSION: (u16, u16) = (2, 4);
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-/// First four bytes, read in the byte order of the file.
+/// The first four bytes, read in the byte order of the file.
 mod magic {
     pub(super) const MICROSECONDS: u32 = 0xa1b2_c3d4;
     pub(super) const NANOSECONDS: u32 = 0xa1b2_3c4d;
     /// Kuznetzov's libpcap, with microseconds.
     pub(super) const MODIFIED: u32 = 0xa1b2_cd34;
-    /// The block type that pcapng files begin with reads the same in both orders.
+    /// The block type at the beginning of a pcapng file. It is the same in both byte orders.
     pub(super) const PCAPNG: u32 = 0x0a0d_0d0a;
 }
 
@@ -51,31 +53,31 @@ mod record {
     pub(super) const ORIGINAL_LEN: usize = 12;
 }
 
-/// One packet of a file; its bytes are in the buffer that was handed in.
+/// A packet of a file. Its bytes are in the buffer that the caller passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// When it was captured, in nanoseconds since 1970.
+    /// Capture time in nanoseconds since 1970.
     pub timestamp_ns: u64,
-    /// How many bytes of it the file has, from the start of the buffer.
+    /// Number of captured bytes, from the start of the buffer on.
     pub len: usize,
-    /// How many bytes it had on the wire; more than `len` if the capture cut it.
+    /// Length on the wire. It is more than `len` if the capture truncated the packet.
     pub original_len: u32,
 }
 
-/// Reads the packets of a file one after the other.
+/// Reads the packets of a file sequentially.
 #[derive(Debug)]
 pub struct PcapReader<R> {
     input: R,
     order: Order,
-    /// Nanoseconds in a unit of the fraction field.
+    /// Nanoseconds per unit of the fraction field.
     unit_ns: u64,
-    /// Bytes in front of each packet.
+    /// Length of a record header in bytes.
     record_header_len: usize,
-    /// Records begun so far.
+    /// Number of records begun so far.
     records: u64,
-    /// Bytes that the file has of the present packet.
+    /// Number of captured bytes of the present packet.
     len: usize,
-    /// Those of them that were not read yet.
+    /// Number of bytes of the present packet that were not read yet.
     left: usize,
 }
 
@@ -83,7 +85,7 @@ impl<R: Read> PcapReader<R> {
     /// Reads the file header.
     ///
     /// # Errors
-    /// [`PcapError`] says what the file is instead, if it is not a pcap file of Ethernet packets.
+    /// [`PcapError`] describes the format of the file, if it is not a pcap file of Ethernet packets.
     pub fn new(mut input: R) -> Result<Self, PcapError> {
         let mut header = [0; FILE_HEADER_LEN];
         let found = read_up_to(&mut input, &mut header)?;
@@ -95,7 +97,7 @@ impl<R: Read> PcapReader<R> {
         if version != VERSION {
             return Err(PcapError::Version { major: version.0, minor: version.1 });
         }
-        // The upper bits say whether, and how long, a frame check sequence follows each packet.
+        // The upper bits contain the length of a frame check sequence, if one follows each packet.
         let linktype = order.u32(&header, file::LINKTYPE);
         let fcs_words = linktype >> 28;
         if linktype & 0x0400_0000 != 0 && fcs_words != 0 {
@@ -108,26 +110,26 @@ impl<R: Read> PcapReader<R> {
         Ok(Self { input, order, unit_ns, record_header_len, records: 0, len: 0, left: 0 })
     }
 
-    /// Length of the file's record headers.
+    /// Returns the length of the file's record headers.
     pub fn record_header_len(&self) -> usize {
         self.record_header_len
     }
 
-    /// Bytes that were not read yet of the packet whose header was read last.
+    /// Returns the number of unread bytes of the present packet.
     pub fn left(&self) -> usize {
         self.left
     }
 
-    /// What is read from, at the next record, or at its packet once its header is read.
+    /// Returns the input. Its position is at the next record, or at the packet data if the record header was read.
     pub fn input(&mut self) -> &mut R {
         &mut self.input
     }
 
-    /// Reads the next packet to the start of `buffer`; `None` at the end of the file.
+    /// Reads the next packet to the start of `buffer`. Returns `None` at the end of the file.
     ///
     /// # Errors
-    /// [`PcapError::BufferTooSmall`] if the packet does not fit: it has been passed over, and the next call reads the
-    /// one after it. [`PcapError::TruncatedRecord`], [`PcapError::RecordTooLong`] and [`PcapError::Io`] end the file.
+    /// [`PcapError::BufferTooSmall`] if the packet does not fit. It was skipped then, and the next call reads the next
+    /// packet. [`PcapError::TruncatedRecord`], [`PcapError::RecordTooLong`] and [`PcapError::Io`] end the file.
     #[inline]
     pub fn next_record(&mut self, buffer: &mut [u8]) -> Result<Option<Record>, PcapError> {
         let Some(record) = self.next_header()? else { return Ok(None) };
@@ -140,11 +142,12 @@ impl<R: Read> PcapReader<R> {
         Ok(Some(record))
     }
 
-    /// Reads what the file says of the next packet, for a caller that then gets memory for it and reads it by
-    /// [`PcapReader::read_packet`]; `None` at the end of the file. What was not read of the packet before is passed over.
+    /// Reads the next record header, for callers that then allocate memory and read the packet with
+    /// [`PcapReader::read_packet`]. Returns `None` at the end of the file. Unread bytes of the previous packet are
+    /// skipped.
     ///
     /// # Errors
-    /// As for [`PcapReader::next_record`], but for [`PcapError::BufferTooSmall`].
+    /// The same as for [`PcapReader::next_record`], except for [`PcapError::BufferTooSmall`].
     #[inline]
     pub fn next_header(&mut self) -> Result<Option<Record>, PcapError> {
         if self.left > 0 {
@@ -175,10 +178,10 @@ impl<R: Read> PcapReader<R> {
         }))
     }
 
-    /// Fills `part` with the next bytes of the packet whose header was read last; a packet may be read in several parts.
+    /// Fills `part` with the next bytes of the present packet. A packet may be read in several parts.
     ///
     /// # Errors
-    /// [`PcapError::TruncatedRecord`] if the file, or the packet, ends before `part` does, and [`PcapError::Io`].
+    /// [`PcapError::TruncatedRecord`] if the file or the packet ends before `part` is full, and [`PcapError::Io`].
     #[inline]
     pub fn read_packet(&mut self, part: &mut [u8]) -> Result<(), PcapError> {
         let most = part.len().min(self.left);
@@ -191,7 +194,7 @@ impl<R: Read> PcapReader<R> {
         Ok(())
     }
 
-    /// Passes over the rest of a packet.
+    /// Skips the rest of a packet.
     #[cold]
     fn pass_over(&mut self) -> Result<(), PcapError> {
         let passed = io::copy(&mut (&mut self.input).take(self.left as u64), &mut io::sink())?;
@@ -209,7 +212,7 @@ impl<R: Read> PcapReader<R> {
     }
 }
 
-/// Writes packets to a file one after the other.
+/// Writes packets to a file sequentially.
 #[derive(Debug)]
 pub struct PcapWriter<W> {
     output: W,
@@ -217,7 +220,7 @@ pub struct PcapWriter<W> {
 }
 
 impl<W: Write> PcapWriter<W> {
-    /// Writes the file header. Packets longer than `snaplen` bytes will be cut to it.
+    /// Writes the file header. Packets longer than `snaplen` bytes are truncated.
     ///
     /// # Errors
     /// [`PcapError::Io`], and [`PcapError::SnapLen`] unless `snaplen` is 1 to [`MAX_RECORD_LEN`].
@@ -235,7 +238,7 @@ impl<W: Write> PcapWriter<W> {
         Ok(Self { output, snaplen })
     }
 
-    /// Writes one packet, captured at `timestamp_ns` nanoseconds since 1970.
+    /// Writes a packet that was captured at `timestamp_ns` nanoseconds since 1970.
     ///
     /// # Errors
     /// [`PcapError::Io`], and [`PcapError::Timestamp`] after the year 2106.
@@ -244,10 +247,10 @@ impl<W: Write> PcapWriter<W> {
         self.write_parts(timestamp_ns, packet.len(), [packet])
     }
 
-    /// Writes one packet of `len` bytes, which are those of `parts` in order.
+    /// Writes a packet of `len` bytes, which consists of `parts` in order.
     ///
     /// # Errors
-    /// As for [`PcapWriter::write_record`].
+    /// The same as for [`PcapWriter::write_record`].
     #[inline]
     pub fn write_parts<'a>(
         &mut self,
@@ -276,7 +279,7 @@ impl<W: Write> PcapWriter<W> {
         Ok(())
     }
 
-    /// Hands what is buffered to the file.
+    /// Writes buffered data to the file.
     ///
     /// # Errors
     /// [`PcapError::Io`].
@@ -284,12 +287,12 @@ impl<W: Write> PcapWriter<W> {
         Ok(self.output.flush()?)
     }
 
-    /// What is written to.
+    /// Returns the output.
     pub fn output(&mut self) -> &mut W {
         &mut self.output
     }
 
-    /// The file, for example to close it and see whether that worked.
+    /// Returns the output, for example to close the file and check for errors.
     pub fn into_inner(self) -> W {
         self.output
     }
@@ -320,7 +323,8 @@ impl Order {
     }
 }
 
-/// Byte order, nanoseconds in a unit of time, and length of a record header, by the first four of the `found` bytes.
+/// Returns the byte order, the nanoseconds per unit of time, and the length of a record header. Only `found` bytes of
+/// `header` are valid.
 fn recognise(header: &[u8; FILE_HEADER_LEN], found: usize) -> Result<(Order, u64, usize), PcapError> {
     if found < 4 {
         return Err(PcapError::Empty);
@@ -338,7 +342,7 @@ fn recognise(header: &[u8; FILE_HEADER_LEN], found: usize) -> Result<(Order, u64
     Err(PcapError::NotPcap { found: format!("{a:02x} {b:02x} {c:02x} {d:02x}") })
 }
 
-/// Fills `buffer` as far as the input goes; how far that was.
+/// Reads until `buffer` is full or the input ends. Returns the number of bytes.
 #[inline]
 fn read_up_to(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
@@ -386,7 +390,7 @@ pub enum PcapError {
     Version { major: u16, minor: u16 },
 }
 
-/// What a link type's packets are, in parentheses, where people come by them (tcpdump.org/linktypes.html).
+/// Returns the name of a common link type in parentheses (tcpdump.org/linktypes.html).
 fn linktype_name(linktype: u32) -> &'static str {
     match linktype {
         0 => " (BSD loopback)",

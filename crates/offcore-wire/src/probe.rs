@@ -1,16 +1,17 @@
-//! The payload of generated packets, by which a sink tells whether each arrived once, in order and unchanged.
+//! The payload of generated packets. With it, a sink can check that each packet arrives once, in order and unchanged.
 //!
 //! ```text
 //!  0          42       46       50            58                    end of frame
 //!  | headers  | magic  | fill   | sequence    | pattern made of fill |
 //! ```
 //!
-//! The pattern follows from `fill` and the position alone, not from the sequence number. So a generator fills each of
-//! its packets once ([`write()`]) and from then on only numbers it ([`patch_sequence`]), while the content can still be
-//! checked in full. Two packets should have different `fill`: then content left over from another packet is noticed.
+//! The pattern depends on `fill` and the position only, not on the sequence number. Therefore, a generator fills each
+//! of its packets once ([`write()`]) and then only changes the sequence number ([`patch_sequence`]), while the content
+//! can still be fully verified. Packets should have different values of `fill`, so that stale content of another packet
+//! is detected.
 //!
-//! [`check_header`] is for every packet, [`check_content`] for as many as time allows. Both expect the frame as it was
-//! generated, except for the MAC addresses. The probe's fields are little-endian.
+//! [`check_header`] is intended for every packet, and [`check_content`] for as many packets as time permits. Both
+//! expect the generated frame, except that MAC addresses may differ. The fields of the probe are little-endian.
 
 use crate::{
     checksum::{self, Sum},
@@ -22,16 +23,16 @@ use crate::{
     udp,
 };
 
-/// Length of magic, fill and sequence together, in bytes.
+/// Length of the magic number, fill and sequence number in bytes.
 pub const PROBE_LEN: usize = 16;
 
-/// Length of the shortest frame that may be a probe, in bytes without FCS: the shortest that Ethernet allows.
+/// Minimum length of a probe frame in bytes without FCS: the minimum of Ethernet.
 pub const MIN_FRAME_LEN: usize = 60;
 
-/// What a probe begins with.
+/// The magic number at the start of a probe.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"OFCP");
 
-/// Where the pattern starts.
+/// Offset of the pattern.
 const PATTERN: usize = UDP_HEADERS_LEN + PROBE_LEN;
 
 mod field {
@@ -42,17 +43,17 @@ mod field {
     pub(super) const SEQUENCE: usize = UDP_HEADERS_LEN + 8;
 }
 
-/// What a probe says about itself.
+/// The fields of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeHeader {
-    /// What the pattern is made of.
+    /// The number from which the pattern is made.
     pub fill: u32,
     /// The packet's number in its flow.
     pub sequence: u64,
 }
 
-/// Makes `frame` a probe, from byte 42 to its end. The headers before (a [`crate::UdpTemplate`] of the same frame
-/// length) are left alone; a UDP checksum, if wanted, is to be filled afterwards.
+/// Writes a probe to `frame`, from byte 42 to its end. The headers before it (from a [`crate::UdpTemplate`] of the same
+/// frame length) are not changed. If a UDP checksum is used, it must be filled in afterwards.
 ///
 /// # Errors
 /// [`ProbeError::TooShort`] below [`MIN_FRAME_LEN`] bytes.
@@ -67,10 +68,10 @@ pub fn write(frame: &mut [u8], header: ProbeHeader) -> Result<(), ProbeError> {
     Ok(())
 }
 
-/// Gives a probe another sequence number, and keeps a UDP checksum, if there is one, as right as it was.
+/// Changes the sequence number of a probe, and updates the UDP checksum, if there is one.
 ///
 /// # Errors
-/// [`ProbeError::TooShort`] below [`MIN_FRAME_LEN`] bytes. That the frame is a probe is not looked at.
+/// [`ProbeError::TooShort`] below [`MIN_FRAME_LEN`] bytes. The function does not check whether the frame is a probe.
 #[inline]
 pub fn patch_sequence(frame: &mut [u8], sequence: u64) -> Result<(), ProbeError> {
     const CHECKSUM: usize = UDP + udp::field::CHECKSUM;
@@ -78,7 +79,7 @@ pub fn patch_sequence(frame: &mut [u8], sequence: u64) -> Result<(), ProbeError>
     let checksum = be16(head, CHECKSUM);
     if checksum != 0 {
         let old = Sum::of(&bytes::<8, _>(head, field::SEQUENCE));
-        // 0xffff is the same number as 0, which would say that there is no checksum.
+        // 0xffff is equivalent to 0, which would stand for a missing checksum.
         let updated = match checksum::update(checksum, old, Sum::of(&sequence.to_le_bytes())) {
             0 => 0xffff,
             updated => updated,
@@ -89,11 +90,11 @@ pub fn patch_sequence(frame: &mut [u8], sequence: u64) -> Result<(), ProbeError>
     Ok(())
 }
 
-/// Whether `frame` is a probe of the length it was sent with, and which.
+/// Checks that `frame` is a probe with its original length, and returns its fields.
 ///
 /// # Errors
-/// [`ProbeError::TooShort`], [`ProbeError::NotUdp`] or [`ProbeError::Magic`] if this is other traffic;
-/// [`ProbeError::Length`] if the frame and the lengths in its headers disagree.
+/// [`ProbeError::TooShort`], [`ProbeError::NotUdp`] or [`ProbeError::Magic`] for other traffic; [`ProbeError::Length`]
+/// if the length of the frame differs from the lengths in its headers.
 #[inline]
 pub fn check_header(frame: &[u8]) -> Result<ProbeHeader, ProbeError> {
     let (head, _) = split(frame)?;
@@ -112,11 +113,11 @@ pub fn check_header(frame: &[u8]) -> Result<ProbeHeader, ProbeError> {
     Ok(header_of(head))
 }
 
-/// Whether `frame`, a probe by [`check_header`], has its content unchanged: the IPv4 header by its checksum, and the
-/// pattern byte for byte. The UDP ports, and a UDP checksum, are not looked at.
+/// Checks that the content of `frame`, a probe according to [`check_header`], is unchanged: the IPv4 header by its
+/// checksum, and the pattern byte by byte. The UDP ports and the UDP checksum are not checked.
 ///
 /// # Errors
-/// [`ProbeError::Content`] names the first byte that differs; [`ProbeError::TooShort`].
+/// [`ProbeError::Content`] contains the first byte that differs; [`ProbeError::TooShort`].
 #[inline]
 pub fn check_content(frame: &[u8]) -> Result<(), ProbeError> {
     let (head, pattern) = split(frame)?;
@@ -131,14 +132,14 @@ pub fn check_content(frame: &[u8]) -> Result<(), ProbeError> {
     Ok(())
 }
 
-/// The first byte that is not the pattern's.
+/// Finds the first byte that differs from the pattern.
 #[cold]
 #[inline(never)]
 fn find_mismatch(fill: u32, pattern: &[u8]) -> ProbeError {
     first_difference(PATTERN, pattern, pattern::bytes(fill))
 }
 
-/// The first byte of the IPv4 checksum that is not what the rest of the header asks for.
+/// Finds the first byte of the IPv4 checksum that differs from the checksum of the rest of the header.
 #[cold]
 #[inline(never)]
 fn checksum_mismatch(ip: &[u8; ipv4::HEADER_LEN]) -> ProbeError {
@@ -169,7 +170,7 @@ fn header_of(head: &[u8; PATTERN]) -> ProbeHeader {
     }
 }
 
-/// The part of a frame that has fields, and the part that has the pattern.
+/// Splits a frame into the fields and the pattern.
 #[inline]
 fn split(frame: &[u8]) -> Result<(&[u8; PATTERN], &[u8]), ProbeError> {
     match frame.split_first_chunk() {
@@ -178,7 +179,7 @@ fn split(frame: &[u8]) -> Result<(&[u8; PATTERN], &[u8]), ProbeError> {
     }
 }
 
-/// As [`split`], to be changed.
+/// Works like [`split`] for mutable frames.
 #[inline]
 fn split_mut(frame: &mut [u8]) -> Result<(&mut [u8; PATTERN], &mut [u8]), ProbeError> {
     let found = frame.len();

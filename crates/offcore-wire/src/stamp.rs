@@ -1,17 +1,18 @@
-//! What a traffic generator's packets carry behind their headers: which stream and flow they are of, their number, and
-//! when they were due.
+//! The payload fields of a traffic generator's packets: stream, flow, packet number, and the time at which the packet
+//! was due.
 //!
 //! ```text
 //!  0       2        4      6        10            16      18                end of frame
 //!  | magic | stream | flow | number | due (TSC)   | check | pattern        |
 //! ```
 //!
-//! `check` is over all before it and the length of what it stands in, so damage to a number, or a packet that was cut,
-//! is noticed in every packet without a look at its content. The pattern follows from stream, flow and number (of which
-//! a few kinds are made, [`CONTENTS`]) and the position; its bytes are checked for as many packets as time allows. The
-//! fields are little-endian, and there are 18 bytes of them, so that they fit the shortest frame with IPv4 and UDP.
+//! `check` covers all fields before it and the length of the transport payload. So damage to a number, and truncated
+//! packets, are detected in every packet without reading its content. The pattern depends on stream, flow and number
+//! (which select from a few kinds of content, [`CONTENTS`]) and on the position. Its bytes are checked for as many
+//! packets as time permits. The fields are little-endian and have 18 bytes, so that they fit into the shortest frame
+//! with IPv4 and UDP.
 //!
-//! Unlike a [`probe`](crate::probe) it may stand behind any headers: see [`find`].
+//! In contrast to a [`probe`](crate::probe), the fields may follow any headers: see [`find`].
 
 use crate::{
     checksum::Sum,
@@ -22,34 +23,34 @@ use crate::{
 
 /// Length of the fields in bytes.
 pub const STAMP_LEN: usize = 18;
-/// Kinds of content. A prime, so that packet buffers that come round in bursts do not always come round to the content
-/// that they have already: a copy that was left out is noticed.
+/// Number of kinds of content. It is a prime, so that packet buffers that are reused in bursts do not always get the
+/// content that they already have. Thus a missing copy is detected.
 pub const CONTENTS: u32 = 13;
-/// Times are told modulo this many ticks: a day and a half at 2 GHz.
+/// Times are modulo this number of ticks: a day and a half at 2 GHz.
 pub const DUE_RANGE: u64 = 1 << 48;
 
 const MAGIC: u16 = u16::from_le_bytes(*b"OG");
 
-/// What a packet says about itself.
+/// The fields of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
-    /// Whose packet it is: a number of the generator's own.
+    /// Number of the stream, assigned by the generator.
     pub stream: u16,
     pub flow: u16,
     /// The packet's number in the flow, modulo 2^32.
     pub number: u32,
-    /// When it was to be sent, in TSC ticks modulo [`DUE_RANGE`].
+    /// Scheduled transmission time, in TSC ticks modulo [`DUE_RANGE`].
     pub due: u64,
 }
 
 impl Stamp {
-    /// Which kind of content the packet has, below [`CONTENTS`].
+    /// Returns the kind of the packet's content, below [`CONTENTS`].
     #[inline]
     pub fn content(&self) -> u32 {
         self.number.wrapping_add(self.flow.into()) % CONTENTS
     }
 
-    /// The fields of a packet whose transport payload, these fields included, has `payload_len` bytes.
+    /// Returns the fields for a packet whose transport payload, including these fields, has `payload_len` bytes.
     #[inline]
     pub fn to_bytes(&self, payload_len: usize) -> [u8; STAMP_LEN] {
         let (low, high) = self.words();
@@ -60,17 +61,17 @@ impl Stamp {
         bytes
     }
 
-    /// The fields before the check.
+    /// Returns the fields before the check.
     #[inline]
     fn words(&self) -> (u64, u64) {
         let Self { stream, flow, number, due } = *self;
         let low = u64::from(MAGIC) | u64::from(stream) << 16 | u64::from(flow) << 32;
-        // The number's low half is the low word's highest, its high half the high word's lowest.
+        // The low half of the number is at the top of the low word, and its high half at the bottom of the high word.
         (low | u64::from(number & 0xffff) << 48, u64::from(number >> 16) | (due % DUE_RANGE) << 16)
     }
 }
 
-/// Fills `content` with the pattern of this stream's packets of kind `content_number`, from its first byte.
+/// Fills `content` with the pattern for this stream's packets of kind `content_number`, from its first byte on.
 pub fn write_content(stream: u16, content_number: u32, content: &mut [u8]) {
     pattern::write(fill(stream, content_number), content);
 }
@@ -80,7 +81,7 @@ fn fill(stream: u16, content: u32) -> u32 {
     u32::from(stream) << 8 | content
 }
 
-/// A check of 16 bits: any change of one bit changes it, but for one in 65536.
+/// Returns a 16-bit check. A change of the fields is missed with a probability of 1 in 65536.
 #[inline]
 fn check(low: u64, high: u64, payload_len: usize) -> u16 {
     let mixed = (low ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -89,28 +90,29 @@ fn check(low: u64, high: u64, payload_len: usize) -> u16 {
     (mixed >> 48) as u16
 }
 
-/// A packet of ours.
+/// A packet with a valid stamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
     pub stamp: Stamp,
-    /// Where its IP header starts.
+    /// Offset of its IP header.
     pub ip: usize,
-    /// Where its pattern starts, in bytes from the start of the frame.
+    /// Offset of its pattern, in bytes from the start of the frame.
     pub pattern: usize,
 }
 
-/// Why a packet is not one that arrived unharmed.
+/// The reason why a packet has no valid stamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StampError {
-    /// It is ours, but a header, a length or a field was changed: its number cannot be believed.
+    /// The packet belongs to the stream, but a header, a length or a field was changed, so its number is not reliable.
     Corrupt,
-    /// It is somebody else's.
+    /// The packet does not belong to the stream.
     Foreign,
-    /// It is no sound packet: shorter than its headers, or than they say.
+    /// The packet is shorter than its headers, or than the lengths in them.
     Malformed,
 }
 
-/// Whether a packet of `frame_len` bytes that begins with `head` (all of it, or its first buffer) is one of `stream`.
+/// Finds the stamp of `stream` in a packet of `frame_len` bytes that begins with `head` (the whole packet, or its first
+/// buffer).
 ///
 /// # Errors
 /// [`StampError`].
@@ -138,8 +140,8 @@ pub fn find(head: &[u8], frame_len: usize, stream: u16) -> Result<Found, StampEr
     Ok(Found { stamp, ip, pattern: payload + STAMP_LEN })
 }
 
-/// Whether the content of a packet by [`find`] is what was sent: an IPv4 header by its checksum, and the pattern byte for
-/// byte. `segments` are the packet's buffers, from the first.
+/// Returns whether the content of a packet that [`find`] has returned is unchanged: an IPv4 header by its checksum, and
+/// the pattern byte by byte. `segments` are the packet's buffers, from the first on.
 #[inline]
 pub fn is_unharmed<'a>(found: &Found, segments: impl IntoIterator<Item = &'a [u8]>) -> bool {
     let fill = fill(found.stamp.stream, found.stamp.content());
@@ -158,22 +160,22 @@ pub fn is_unharmed<'a>(found: &Found, segments: impl IntoIterator<Item = &'a [u8
     true
 }
 
-/// Whether the IP header is IPv6's, which has no checksum, or its checksum is right.
+/// Returns whether the IP header is an IPv6 header, which has no checksum, or its checksum is right.
 fn ipv4_is_valid(frame: &[u8], ip: usize) -> bool {
     let Some(&version) = frame.get(ip) else { return false };
     let header = frame.get(ip..ip + 4 * usize::from(version & 0xf));
     version >> 4 == 6 || header.is_some_and(|header| Sum::of(header).is_valid())
 }
 
-/// Where things are in a packet.
+/// Offsets in a packet.
 struct Place {
     ip: usize,
     payload: usize,
-    /// The frame's length as its IP header tells.
+    /// The frame's length according to its IP header.
     by_ip: usize,
 }
 
-/// Finds UDP's or TCP's payload.
+/// Finds the payload of UDP or TCP.
 #[inline]
 fn place(head: &[u8]) -> Result<Place, StampError> {
     const SHORT: StampError = StampError::Malformed;

@@ -1,4 +1,4 @@
-//! TCP (RFC 9293): the header and its options, to read and to write.
+//! TCP (RFC 9293): parsing and writing the header and its options.
 
 use std::{
     fmt,
@@ -40,42 +40,42 @@ pub(crate) mod field {
 pub struct TcpFlags(pub u8);
 
 impl TcpFlags {
-    /// The acknowledgement number counts.
+    /// The acknowledgement number is valid.
     pub const ACK: Self = Self(0x10);
     /// The sender has reduced its congestion window.
     pub const CWR: Self = Self(0x80);
     /// Echo of a congestion mark.
     pub const ECE: Self = Self(0x40);
-    /// The sender has no more to send.
+    /// The sender has no more data.
     pub const FIN: Self = Self(0x01);
-    /// Hand the data over now.
+    /// Deliver the data immediately (push).
     pub const PSH: Self = Self(0x08);
     /// Reset the connection.
     pub const RST: Self = Self(0x04);
     /// Synchronise sequence numbers.
     pub const SYN: Self = Self(0x02);
-    /// The urgent pointer counts.
+    /// The urgent pointer is valid.
     pub const URG: Self = Self(0x20);
 
-    /// Whether every bit of `other` is set here.
+    /// Returns whether all bits of `other` are set.
     #[inline]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether any bit of `other` is set here.
+    /// Returns whether any bit of `other` is set.
     #[inline]
     pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// Whether no bit is set.
+    /// Returns whether no bit is set.
     #[inline]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// These flags, but for those of `other`.
+    /// Returns these flags without the flags in `other`.
     #[inline]
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
@@ -99,26 +99,25 @@ impl fmt::Debug for TcpFlags {
     }
 }
 
-/// What a header is written from.
+/// The fields of a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpHeader {
     pub src_port: u16,
     pub dst_port: u16,
-    /// Sequence number of the first byte of the payload; a SYN's own number.
+    /// Sequence number of the first byte of the payload, or of the SYN.
     pub seq: u32,
-    /// The next sequence number that is expected; counts only with [`TcpFlags::ACK`].
+    /// The next expected sequence number. Only valid with [`TcpFlags::ACK`].
     pub ack: u32,
     pub flags: TcpFlags,
-    /// The receive window as it is sent, unscaled.
+    /// The receive window on the wire, without scaling.
     pub window: u16,
-    /// The urgent pointer; counts only with [`TcpFlags::URG`].
+    /// The urgent pointer. Only valid with [`TcpFlags::URG`].
     pub urgent: u16,
 }
 
 impl TcpHeader {
-    /// Writes the header; the checksum field is 0. `options_len` is the length of the options that follow, in bytes: a
-    /// multiple of 4, at most [`MAX_OPTIONS_LEN`]. Of another length the data offset counts what whole words there may
-    /// be.
+    /// Writes the header with a checksum field of 0. `options_len` is the length of the following options in bytes: a
+    /// multiple of 4, at most [`MAX_OPTIONS_LEN`]. Other lengths are rounded down to whole words and limited.
     #[inline]
     pub fn write(&self, to: &mut [u8; HEADER_LEN], options_len: usize) {
         #[allow(clippy::cast_possible_truncation, reason = "15 at most")]
@@ -135,7 +134,7 @@ impl TcpHeader {
     }
 }
 
-/// A TCP segment to read.
+/// A read-only view of a TCP segment.
 #[derive(Debug, Clone, Copy)]
 pub struct TcpSegment<'a> {
     header: &'a [u8; HEADER_LEN],
@@ -144,7 +143,7 @@ pub struct TcpSegment<'a> {
 }
 
 impl<'a> TcpSegment<'a> {
-    /// Takes the payload of an IP packet.
+    /// Creates a view of the payload of an IP packet.
     ///
     /// # Errors
     /// The bytes end before the header with its options, or the data offset is below five words.
@@ -183,7 +182,7 @@ impl<'a> TcpSegment<'a> {
         be32(self.header, field::SEQ)
     }
 
-    /// The next sequence number the sender expects; counts only with [`TcpFlags::ACK`].
+    /// The next sequence number that the sender expects. Only valid with [`TcpFlags::ACK`].
     #[inline]
     pub fn ack(&self) -> u32 {
         be32(self.header, field::ACK)
@@ -195,7 +194,7 @@ impl<'a> TcpSegment<'a> {
         TcpFlags(self.header[field::FLAGS])
     }
 
-    /// The receive window as it is sent, unscaled.
+    /// The receive window on the wire, without scaling.
     #[inline]
     pub fn window(&self) -> u16 {
         be16(self.header, field::WINDOW)
@@ -207,7 +206,7 @@ impl<'a> TcpSegment<'a> {
         be16(self.header, field::CHECKSUM)
     }
 
-    /// The urgent pointer; counts only with [`TcpFlags::URG`].
+    /// The urgent pointer. Only valid with [`TcpFlags::URG`].
     #[inline]
     pub fn urgent(&self) -> u16 {
         be16(self.header, field::URGENT)
@@ -231,15 +230,15 @@ impl<'a> TcpSegment<'a> {
         self.payload
     }
 
-    /// Whether the checksum is right between these IPv4 addresses.
+    /// Returns whether the checksum is right between these IPv4 addresses.
     #[inline]
     pub fn verify_checksum_v4(&self, src: Ipv4Addr, dst: Ipv4Addr) -> bool {
-        // An IPv4 payload is at most 65515 bytes; a longer slice has no IPv4 packet around it.
+        // An IPv4 payload has at most 65515 bytes, so a longer slice is not part of an IPv4 packet.
         let Ok(len) = u16::try_from(self.segment_len()) else { return false };
         (Sum::pseudo_v4(src, dst, IpProtocol::TCP, len) + self.sum()).is_valid()
     }
 
-    /// Whether the checksum is right between these IPv6 addresses.
+    /// Returns whether the checksum is right between these IPv6 addresses.
     #[inline]
     pub fn verify_checksum_v6(&self, src: Ipv6Addr, dst: Ipv6Addr) -> bool {
         let Ok(len) = u32::try_from(self.segment_len()) else { return false };
@@ -253,7 +252,7 @@ impl<'a> TcpSegment<'a> {
 
     #[inline]
     fn sum(&self) -> Sum {
-        // Header and options are whole 32-bit words, so each part starts at an even offset.
+        // The header and the options consist of 32-bit words, so each part starts at an even offset.
         Sum::of(self.header) + Sum::of(self.options) + Sum::of(self.payload)
     }
 }

@@ -1,7 +1,7 @@
-//! The Ethernet, IPv4 and UDP headers of generated packets, built once and written in front of many.
+//! The Ethernet, IPv4 and UDP headers of generated packets, built once and written to many packets.
 //!
-//! They are laid out as testpmd's `txonly` and `flowgen` write theirs: no IPv4 options, identification 0, time to live
-//! 64, the IPv4 checksum filled, no UDP checksum.
+//! The layout is the same as in testpmd's `txonly` and `flowgen`: no IPv4 options, identification 0, time to live 64, a
+//! filled-in IPv4 checksum, and no UDP checksum.
 
 mod tcp;
 
@@ -21,13 +21,13 @@ pub use tcp::{TCP_HEADERS_LEN, TcpTemplate, TcpVarying};
 /// Length of the three headers in bytes.
 pub const UDP_HEADERS_LEN: usize = UDP + udp::HEADER_LEN;
 
-/// Length of the longest frame that IPv4 can carry, in bytes without FCS.
+/// Maximum length of a frame with an IPv4 packet, in bytes without FCS.
 pub const MAX_FRAME_LEN: usize = IP + u16::MAX as usize;
 
-/// Where the IPv4 header starts.
+/// Offset of the IPv4 header.
 pub(crate) const IP: usize = ethernet::HEADER_LEN;
 
-/// Where the UDP header starts.
+/// Offset of the UDP header.
 pub(crate) const UDP: usize = IP + ipv4::HEADER_LEN;
 
 const TTL: u8 = 64;
@@ -50,7 +50,8 @@ pub struct UdpFlow {
 }
 
 impl UdpFlow {
-    /// The flow of testpmd's `txonly`: 198.18.0.1 to 198.18.0.2 (RFC 2544's test network), both on the discard port.
+    /// Returns the flow of testpmd's `txonly`: 198.18.0.1 to 198.18.0.2 (RFC 2544's test network), both with the
+    /// discard port.
     pub const fn txonly(src: MacAddr, dst: MacAddr) -> Self {
         const DISCARD: u16 = 9;
         Self {
@@ -59,8 +60,8 @@ impl UdpFlow {
         }
     }
 
-    /// Flow number `flow` of testpmd's `flowgen`: 10.254.0.0 port 1000 to 10.253.0.0 + `flow` port 1001, from MAC
-    /// address 00:01:02:03:04:00 to 00:01:02:03:04:01.
+    /// Returns flow number `flow` of testpmd's `flowgen`: from 10.254.0.0 port 1000 to 10.253.0.0 + `flow` port 1001,
+    /// and from MAC address 00:01:02:03:04:00 to 00:01:02:03:04:01.
     pub const fn flowgen(flow: u16) -> Self {
         let [high, low] = flow.to_be_bytes();
         Self {
@@ -78,14 +79,14 @@ impl UdpFlow {
     }
 }
 
-/// The 42 bytes of headers of a flow's packets of one length.
+/// The 42 bytes of headers for packets of a flow with the same length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UdpTemplate {
     bytes: [u8; UDP_HEADERS_LEN],
 }
 
 impl UdpTemplate {
-    /// Builds the headers of frames of `frame_len` bytes, FCS not counted.
+    /// Builds the headers for frames of `frame_len` bytes, without FCS.
     ///
     /// # Errors
     /// [`FrameLenError`] unless `frame_len` is [`UDP_HEADERS_LEN`] to [`MAX_FRAME_LEN`].
@@ -117,19 +118,19 @@ impl UdpTemplate {
         Ok(Self { bytes })
     }
 
-    /// The headers.
+    /// Returns the headers.
     #[inline]
     pub fn as_bytes(&self) -> &[u8; UDP_HEADERS_LEN] {
         &self.bytes
     }
 
-    /// Length of the frames these headers describe, in bytes without FCS.
+    /// Returns the length of the frames that these headers describe, in bytes without FCS.
     #[inline]
     pub fn frame_len(&self) -> usize {
         IP + usize::from(be16(&self.bytes, IP + ipv4::field::TOTAL_LEN))
     }
 
-    /// Sets the IPv4 destination and keeps the checksum right, for generators that vary it from packet to packet.
+    /// Sets the IPv4 destination and updates the checksum, for generators that vary it per packet.
     #[inline]
     pub fn set_dst_ip(&mut self, ip: Ipv4Addr) {
         const DST: usize = IP + ipv4::field::DST;
@@ -140,7 +141,7 @@ impl UdpTemplate {
         put(&mut self.bytes, CHECKSUM, updated.to_be_bytes());
     }
 
-    /// Writes the headers at the start of `frame`, which should be [`UdpTemplate::frame_len`] bytes long.
+    /// Writes the headers to the start of `frame`, which should be [`UdpTemplate::frame_len`] bytes long.
     ///
     /// # Errors
     /// [`WireError::TooShort`] if `frame` is shorter than the headers.
@@ -178,7 +179,8 @@ mod tests {
         (end.clone(), end).prop_map(|(src, dst)| UdpFlow { src, dst })
     }
 
-    /// The same headers by etherparse, whose builder computes a UDP checksum: cleared here, as the template has none.
+    /// Builds the same headers with etherparse. Its builder computes a UDP checksum, which is cleared here because the
+    /// template has none.
     fn by_etherparse(flow: &UdpFlow, frame_len: usize) -> Vec<u8> {
         let mut ip = etherparse::Ipv4Header::new(
             0,

@@ -1,10 +1,11 @@
-//! Headers of generated packets as a user chooses them: Ethernet, perhaps an 802.1Q tag, IPv4 or IPv6, UDP or TCP.
+//! Headers of generated packets that a user configures: Ethernet, optionally an 802.1Q tag, IPv4 or IPv6, and UDP or
+//! TCP.
 //!
-//! [`Traffic`] says what they are, a [`HeaderTemplate`] is built from it once and written in front of many packets. The
-//! flows of a template differ in the fields that [`Vary`] names: flow 0 has the addresses and ports as chosen, flow n
-//! has n added to them.
+//! [`Traffic`] describes them. A [`HeaderTemplate`] is built from it once and written to many packets. The flows of a
+//! template differ in the fields that [`Vary`] selects: flow 0 has the configured addresses and ports, and flow n has n
+//! added to them.
 //!
-//! Lengths and checksums are right in every packet, but for the UDP checksum over IPv4: there is none.
+//! Lengths and checksums are right in every packet. UDP over IPv4 has no checksum.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,24 +16,24 @@ use crate::{
     ipv4, ipv6, tcp, udp,
 };
 
-/// The longest headers, in bytes: with a tag, over IPv6, of TCP.
+/// Maximum length of the headers in bytes: with a tag, IPv6 and TCP.
 pub const MAX_HEADERS_LEN: usize =
     ethernet::HEADER_LEN + ethernet::VLAN_TAG_LEN + ipv6::HEADER_LEN + tcp::HEADER_LEN;
 
 const TTL: u8 = 64;
-/// The window that generated segments announce.
+/// The window in generated segments.
 const WINDOW: u16 = 65_535;
 
-/// The transport of generated packets.
+/// The transport protocol of generated packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
-    /// TCP segments with ACK set, of no connection.
+    /// TCP segments with ACK set, without a connection.
     Tcp,
     /// UDP datagrams.
     Udp,
 }
 
-/// Which fields differ from flow to flow.
+/// The fields that differ between flows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Vary {
     pub src_ip: bool,
@@ -41,23 +42,23 @@ pub struct Vary {
     pub dst_port: bool,
 }
 
-/// What the headers of generated packets are.
+/// The configuration of generated packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Traffic {
     /// Source MAC address.
     pub src_mac: MacAddr,
     /// Destination MAC address.
     pub dst_mac: MacAddr,
-    /// The id of an 802.1Q tag, 0 to 4095.
+    /// The ID of an 802.1Q tag, 0 to 4095.
     pub vlan: Option<u16>,
-    /// Source address; of the same family as the destination's.
+    /// Source address, of the same family as the destination address.
     pub src_ip: IpAddr,
     pub dst_ip: IpAddr,
     /// UDP or TCP.
     pub transport: Transport,
     pub src_port: u16,
     pub dst_port: u16,
-    /// Which fields differ from flow to flow.
+    /// The fields that differ between flows.
     pub vary: Vary,
 }
 
@@ -71,12 +72,12 @@ enum Addresses {
 /// The headers of packets of any length and flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeaderTemplate {
-    /// Flow 0's, without lengths and checksums.
+    /// The headers of flow 0, without lengths and checksums.
     bytes: [u8; MAX_HEADERS_LEN],
-    /// Where the IP header starts.
+    /// Offset of the IP header.
     ip: usize,
     transport: usize,
-    /// Where the payload starts.
+    /// Offset of the payload.
     len: usize,
     addresses: Addresses,
     kind: Transport,
@@ -92,10 +93,10 @@ pub struct FamilyError {
 }
 
 impl HeaderTemplate {
-    /// The template of this traffic.
+    /// Builds a template for this traffic.
     ///
     /// # Errors
-    /// [`FamilyError`] when one address is IPv4 and the other IPv6.
+    /// [`FamilyError`] if one address is IPv4 and the other IPv6.
     pub fn new(traffic: &Traffic) -> Result<Self, FamilyError> {
         let addresses = match (traffic.src_ip, traffic.dst_ip) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => Addresses::V4(src, dst),
@@ -151,32 +152,33 @@ impl HeaderTemplate {
         })
     }
 
-    /// Length of the headers in bytes: where the payload starts.
+    /// Returns the length of the headers in bytes, which is the offset of the payload.
     #[inline]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The longest frame these headers can describe, in bytes without FCS.
+    /// Returns the maximum length of a frame with these headers, in bytes without FCS.
     pub fn max_frame_len(&self) -> usize {
-        // What IPv6's length field counts begins behind its header.
+        // The IPv6 length field does not include the IPv6 header.
         let counted = if matches!(self.addresses, Addresses::V4(..)) { self.ip } else { self.transport };
         counted + usize::from(u16::MAX)
     }
 
-    /// Whether the packets have a checksum over the payload: [`write`](Self::write) is to be told the payload's sum.
+    /// Returns whether the packets have a checksum that covers the payload. If so, [`write`](Self::write) needs the sum
+    /// of the payload.
     #[inline]
     pub fn sums_payload(&self) -> bool {
         self.kind == Transport::Tcp || matches!(self.addresses, Addresses::V6(..))
     }
 
-    /// Writes the headers of a packet of flow `flow` that is `frame_len` bytes long (without FCS, no more than
-    /// [`max_frame_len`](Self::max_frame_len)) to the start of `frame`, which may be only the packet's first part.
-    /// `number` goes into TCP's sequence number; `payload` is the payload's sum where it is wanted.
+    /// Writes the headers of a packet of flow `flow` to the start of `frame`, which may be only the first part of the
+    /// packet. The packet is `frame_len` bytes long, without FCS, at most [`max_frame_len`](Self::max_frame_len).
+    /// `number` is used for the TCP sequence number. `payload` is the sum of the payload, if it is needed.
     ///
     /// # Panics
-    /// When `frame` is shorter than the headers.
+    /// If `frame` is shorter than the headers.
     #[inline]
     pub fn write(&self, frame: &mut [u8], flow: u32, number: u32, frame_len: usize, payload: Sum) {
         let mut head = self.bytes;
@@ -259,7 +261,7 @@ impl HeaderTemplate {
     }
 }
 
-/// Writes `value` at offset `at`, which is inside the headers whatever they are.
+/// Writes `value` at offset `at`, which is inside the headers in any case.
 #[inline(always)]
 fn put<const N: usize>(head: &mut [u8; MAX_HEADERS_LEN], at: usize, value: [u8; N]) {
     if let Some(field) = head.get_mut(at..).and_then(<[u8]>::first_chunk_mut) {

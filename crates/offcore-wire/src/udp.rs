@@ -22,17 +22,17 @@ pub(crate) mod field {
     pub(crate) const CHECKSUM: usize = 6;
 }
 
-/// What a header is written from.
+/// The fields of a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UdpHeader {
     pub src_port: u16,
     pub dst_port: u16,
-    /// Length of header and payload together, in bytes.
+    /// Length of the header and the payload in bytes.
     pub len: u16,
 }
 
 impl UdpHeader {
-    /// Writes the header; the checksum field is 0.
+    /// Writes the header with a checksum field of 0.
     #[inline]
     pub fn write(&self, to: &mut [u8; HEADER_LEN]) {
         put(to, field::SRC_PORT, self.src_port.to_be_bytes());
@@ -42,7 +42,7 @@ impl UdpHeader {
     }
 }
 
-/// A UDP datagram to read.
+/// A read-only view of a UDP datagram.
 #[derive(Debug, Clone, Copy)]
 pub struct UdpDatagram<'a> {
     header: &'a [u8; HEADER_LEN],
@@ -50,10 +50,10 @@ pub struct UdpDatagram<'a> {
 }
 
 impl<'a> UdpDatagram<'a> {
-    /// Takes the payload of an IP packet. Bytes beyond the datagram's length are left out.
+    /// Creates a view of the payload of an IP packet. Bytes beyond the datagram's length are ignored.
     ///
     /// # Errors
-    /// The bytes end before the header, or the length field is below 8 or beyond the bytes.
+    /// The bytes end before the header, or the length field is below 8 or exceeds the number of bytes.
     #[inline]
     pub fn new_checked(bytes: &'a [u8]) -> Result<Self, WireError> {
         let Some((header, rest)) = bytes.split_first_chunk() else { return Err(too_short(bytes.len())) };
@@ -75,13 +75,13 @@ impl<'a> UdpDatagram<'a> {
         be16(self.header, field::DST_PORT)
     }
 
-    /// Length of header and payload together, in bytes.
+    /// Length of the header and the payload in bytes.
     #[inline]
     pub fn length(&self) -> u16 {
         be16(self.header, field::LENGTH)
     }
 
-    /// The checksum field; over IPv4, 0 means that the sender computed none.
+    /// The checksum field. Over IPv4, 0 means that the sender did not compute one.
     #[inline]
     pub fn checksum(&self) -> u16 {
         be16(self.header, field::CHECKSUM)
@@ -93,14 +93,14 @@ impl<'a> UdpDatagram<'a> {
         self.payload
     }
 
-    /// Whether the checksum is right between these IPv4 addresses, or was not computed.
+    /// Returns whether the checksum is right between these IPv4 addresses, or was not computed.
     #[inline]
     pub fn verify_checksum_v4(&self, src: Ipv4Addr, dst: Ipv4Addr) -> bool {
         let pseudo = Sum::pseudo_v4(src, dst, IpProtocol::UDP, self.length());
         self.checksum() == 0 || (pseudo + self.sum()).is_valid()
     }
 
-    /// Whether the checksum is right between these IPv6 addresses; there one must be computed (RFC 8200, 8.1).
+    /// Returns whether the checksum is right between these IPv6 addresses. It is mandatory over IPv6 (RFC 8200, 8.1).
     #[inline]
     pub fn verify_checksum_v6(&self, src: Ipv6Addr, dst: Ipv6Addr) -> bool {
         let pseudo = Sum::pseudo_v6(src, dst, IpProtocol::UDP, u32::from(self.length()));
@@ -113,7 +113,7 @@ impl<'a> UdpDatagram<'a> {
     }
 }
 
-/// A UDP datagram to change in place. Setters leave the checksum alone.
+/// A mutable view of a UDP datagram. Setters do not update the checksum.
 #[derive(Debug)]
 pub struct UdpDatagramMut<'a> {
     header: &'a mut [u8; HEADER_LEN],
@@ -121,10 +121,10 @@ pub struct UdpDatagramMut<'a> {
 }
 
 impl<'a> UdpDatagramMut<'a> {
-    /// Takes the payload of an IP packet. Bytes beyond the datagram's length are left out.
+    /// Creates a view of the payload of an IP packet. Bytes beyond the datagram's length are ignored.
     ///
     /// # Errors
-    /// As [`UdpDatagram::new_checked`].
+    /// The same as for [`UdpDatagram::new_checked`].
     #[inline]
     pub fn new_checked(bytes: &'a mut [u8]) -> Result<Self, WireError> {
         let found = bytes.len();
@@ -135,7 +135,7 @@ impl<'a> UdpDatagramMut<'a> {
         }
     }
 
-    /// The same datagram, to read.
+    /// Returns a read-only view of the same datagram.
     #[inline]
     pub fn as_view(&self) -> UdpDatagram<'_> {
         UdpDatagram { header: self.header, payload: self.payload }
@@ -159,13 +159,13 @@ impl<'a> UdpDatagramMut<'a> {
         put(self.header, field::DST_PORT, port.to_be_bytes());
     }
 
-    /// Sets the checksum field; over IPv4, 0 means none.
+    /// Sets the checksum field. Over IPv4, 0 stands for a missing checksum.
     #[inline]
     pub fn set_checksum(&mut self, checksum: u16) {
         put(self.header, field::CHECKSUM, checksum.to_be_bytes());
     }
 
-    /// Computes the checksum anew for these IPv4 addresses.
+    /// Computes the checksum for these IPv4 addresses.
     #[inline]
     pub fn fill_checksum_v4(&mut self, src: Ipv4Addr, dst: Ipv4Addr) {
         self.set_checksum(0);

@@ -1,8 +1,8 @@
-//! The header in front of each packet of a virtio-net device: `struct virtio_net_hdr` of virtio 1.2, 5.1.6, as a modern
-//! device (VIRTIO_F_VERSION_1) has it, 12 bytes, little-endian.
+//! The header in front of each packet of a virtio-net device: `struct virtio_net_hdr` (virtio 1.2, 5.1.6) in the format
+//! of a modern device (VIRTIO_F_VERSION_1), with 12 little-endian bytes.
 //!
-//! It is a value: read from bytes already copied out of guest memory, checked, used, and written as bytes. Reading it
-//! in place would let the guest change a field between its check and its use.
+//! It is a value: parsed from bytes that were copied from guest memory, checked, used, and written as bytes. If it were
+//! read in place, the guest could change a field between its check and its use.
 
 use crate::{
     checksum::ChecksumRangeError,
@@ -17,23 +17,23 @@ pub const HEADER_LEN: usize = 12;
 pub const VIRTIO_NET_HDR_F_NEEDS_CSUM: u8 = 1;
 /// `flags`: the checksum has been verified.
 pub const VIRTIO_NET_HDR_F_DATA_VALID: u8 = 2;
-/// `flags`: `csum_start` and `csum_offset` carry segment counts of a receive-coalesced packet.
+/// `flags`: `csum_start` and `csum_offset` contain segment counts of a receive-coalesced packet.
 pub const VIRTIO_NET_HDR_F_RSC_INFO: u8 = 4;
 
 /// `gso_type`: an ordinary packet.
 pub const VIRTIO_NET_HDR_GSO_NONE: u8 = 0;
-/// `gso_type`: TCP over IPv4 to be segmented.
+/// `gso_type`: TCP over IPv4 to segment.
 pub const VIRTIO_NET_HDR_GSO_TCPV4: u8 = 1;
-/// `gso_type`: UDP over IPv4 to be fragmented (UFO).
+/// `gso_type`: UDP over IPv4 to fragment (UFO).
 pub const VIRTIO_NET_HDR_GSO_UDP: u8 = 3;
-/// `gso_type`: TCP over IPv6 to be segmented.
+/// `gso_type`: TCP over IPv6 to segment.
 pub const VIRTIO_NET_HDR_GSO_TCPV6: u8 = 4;
-/// `gso_type`: UDP to be segmented (USO).
+/// `gso_type`: UDP to segment (USO).
 pub const VIRTIO_NET_HDR_GSO_UDP_L4: u8 = 5;
 /// Bit of `gso_type`, with TCP only: the packet has ECN set.
 pub const VIRTIO_NET_HDR_GSO_ECN: u8 = 0x80;
-/// Private bit of `gso_type`: the packet belongs to a tunnel ([`gso::is_tunnelled`](crate::gso::is_tunnelled)). It occurs only on
-/// packets in a pool: a received header with it is refused, and it is never sent.
+/// Private bit of `gso_type`: the packet belongs to a tunnel ([`gso::is_tunnelled`](crate::gso::is_tunnelled)). It is
+/// only used for packets in a pool: a received header with this bit is refused, and it is never sent.
 pub const GSO_TUNNEL: u8 = 0x10;
 
 mod field {
@@ -46,28 +46,28 @@ mod field {
     pub(super) const NUM_BUFFERS: usize = 10;
 }
 
-/// The header's fields, in the host's byte order. The default says: an ordinary packet, nothing to do, buffers not
-/// counted.
+/// The header's fields, in host byte order. The default is an ordinary packet without offload requests and without a
+/// buffer count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NetHeader {
     /// Bits `F_*`.
     pub flags: u8,
-    /// One of `GSO_*`, perhaps with [`VIRTIO_NET_HDR_GSO_ECN`].
+    /// A `GSO_*` value, optionally with [`VIRTIO_NET_HDR_GSO_ECN`].
     pub gso_type: u8,
-    /// Length of the Ethernet, IP and transport headers in bytes: a hint for packets to be segmented.
+    /// Length of the Ethernet, IP and transport headers in bytes: a hint for packets to segment.
     pub hdr_len: u16,
-    /// Payload bytes per segment of a packet to be segmented.
+    /// Payload bytes per segment of a packet to segment.
     pub gso_size: u16,
-    /// Where the checksum starts, in bytes from the start of the frame.
+    /// Start of the checksummed data, in bytes from the start of the frame.
     pub csum_start: u16,
-    /// Where its field is, in bytes from `csum_start`.
+    /// Offset of the checksum field, in bytes from `csum_start`.
     pub csum_offset: u16,
-    /// How many descriptor chains the packet fills, on its way to the driver. A driver sends 0.
+    /// Number of descriptor chains that the packet occupies, in the direction to the driver. A driver sends 0.
     pub num_buffers: u16,
 }
 
 impl NetHeader {
-    /// Reads a header.
+    /// Parses a header.
     #[inline]
     pub fn from_bytes(header: &[u8; HEADER_LEN]) -> Self {
         let le16 = |at| u16::from_le_bytes(bytes(header, at));
@@ -82,7 +82,7 @@ impl NetHeader {
         }
     }
 
-    /// The header as it goes over the ring.
+    /// Returns the header in its format on the ring.
     #[inline]
     pub fn to_bytes(&self) -> [u8; HEADER_LEN] {
         let mut header = [0; HEADER_LEN];
@@ -96,26 +96,26 @@ impl NetHeader {
         header
     }
 
-    /// Whether the checksum is left to the receiver of the header ([`crate::checksum::complete`]).
+    /// Returns whether the receiver of the header must complete the checksum ([`crate::checksum::complete`]).
     #[inline]
     pub fn needs_checksum(&self) -> bool {
         self.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM != 0
     }
 
-    /// Whether the packet is to be segmented.
+    /// Returns whether the packet must be segmented.
     #[inline]
     pub fn is_gso(&self) -> bool {
         self.gso_type != VIRTIO_NET_HDR_GSO_NONE
     }
 
-    /// Whether the header leaves work to its receiver: a checksum to complete, or a packet to segment.
+    /// Returns whether the receiver of the header has work to do: a checksum to complete, or a packet to segment.
     #[inline]
     pub fn leaves_work(&self) -> bool {
         self.needs_checksum() || self.is_gso()
     }
 
-    /// The header with nothing in it but what it asks for: fields that are not in use are 0, and so are flags that say
-    /// something else, and the number of buffers. What a checked header is passed on as.
+    /// Returns the header reduced to its requests: unused fields, other flags and the number of buffers are 0. A
+    /// checked header is passed on in this form.
     #[inline]
     #[must_use]
     pub fn essence(&self) -> Self {
@@ -131,17 +131,18 @@ impl NetHeader {
         essence
     }
 
-    /// Refuses values that no packet of `frame_len` bytes (without this header) can have. Unknown `flags` are ignored,
-    /// as 5.1.6.2.2 demands, and so are fields that the flags and type say are not in use.
+    /// Refuses values that are impossible for a packet of `frame_len` bytes (without this header). Unknown `flags` are
+    /// ignored, as 5.1.6.2.2 requires, and so are fields that are not used according to the flags and the type.
     ///
     /// # Errors
-    /// [`NetHeaderError`]; the packet is to be dropped and counted.
+    /// [`NetHeaderError`]: the packet must be dropped and counted.
     #[inline]
     pub fn check(&self, frame_len: usize) -> Result<(), NetHeaderError> {
         if self.needs_checksum() {
             ChecksumRangeError::check(self.csum_start, self.csum_offset, frame_len)
                 .map_err(NetHeaderError::Checksum)?;
-            // By a checksum in the Ethernet header a packet would have another address or VLAN than it was let through with.
+            // A checksum written into the Ethernet header could change the addresses or the VLAN for which the packet
+            // was admitted.
             if usize::from(self.csum_start) < ethernet::HEADER_LEN {
                 return Err(NetHeaderError::ChecksumStart { csum_start: self.csum_start });
             }
@@ -172,28 +173,28 @@ impl NetHeader {
     }
 }
 
-/// What a receiver of packets can do with headers that leave work to it. The default is nothing: it wants ordinary
-/// packets.
+/// The offload requests that a receiver of packets supports. By default, it supports none and expects ordinary packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Offloads {
-    /// Open checksums ([`VIRTIO_NET_HDR_F_NEEDS_CSUM`]): `VIRTIO_NET_F_CSUM` or `VIRTIO_NET_F_GUEST_CSUM`, by direction.
+    /// Partial checksums ([`VIRTIO_NET_HDR_F_NEEDS_CSUM`]): `VIRTIO_NET_F_CSUM` or `VIRTIO_NET_F_GUEST_CSUM`, by
+    /// direction.
     pub checksum: bool,
-    /// TCP over IPv4 to be segmented: `VIRTIO_NET_F_HOST_TSO4` or `VIRTIO_NET_F_GUEST_TSO4`.
+    /// Segmentation of TCP over IPv4: `VIRTIO_NET_F_HOST_TSO4` or `VIRTIO_NET_F_GUEST_TSO4`.
     pub tso4: bool,
-    /// TCP over IPv6 to be segmented: `VIRTIO_NET_F_HOST_TSO6` or `VIRTIO_NET_F_GUEST_TSO6`.
+    /// Segmentation of TCP over IPv6: `VIRTIO_NET_F_HOST_TSO6` or `VIRTIO_NET_F_GUEST_TSO6`.
     pub tso6: bool,
-    /// The same with ECN ([`VIRTIO_NET_HDR_GSO_ECN`]): `VIRTIO_NET_F_HOST_ECN` or `VIRTIO_NET_F_GUEST_ECN`.
+    /// Segmentation of TCP with ECN ([`VIRTIO_NET_HDR_GSO_ECN`]): `VIRTIO_NET_F_HOST_ECN` or `VIRTIO_NET_F_GUEST_ECN`.
     pub ecn: bool,
     /// Segmentation of UDP over IPv4 and IPv6: `VIRTIO_NET_F_HOST_USO`, or `VIRTIO_NET_F_GUEST_USO4` and `_USO6`.
     pub uso: bool,
 }
 
 impl Offloads {
-    /// All of them.
+    /// All offloads.
     pub const ALL: Self = Self { checksum: true, tso4: true, tso6: true, ecn: true, uso: true };
 
-    /// Whether these offloads include all requests of a header. They never include UDP fragmentation (UFO), nor segmentation of a
-    /// tunnel's packet.
+    /// Returns whether these offloads include all requests of a header. They never include UDP fragmentation (UFO), nor
+    /// segmentation of a tunnel packet.
     #[inline]
     pub const fn allows(&self, header: &NetHeader) -> bool {
         let segmentation = match header.gso_type & !VIRTIO_NET_HDR_GSO_ECN {
@@ -266,7 +267,7 @@ mod tests {
             let gso = NetHeader { gso_type, gso_size: 1448, hdr_len: 66, ..tcp };
             assert_eq!(gso.check(9000), Ok(()));
         }
-        // Fields not in use may hold anything, and so may flags not known.
+        // Unused fields and unknown flags may have any value.
         let unused = NetHeader { flags: 0xfa, csum_start: u16::MAX, hdr_len: u16::MAX, ..Default::default() };
         assert_eq!(unused.check(60), Ok(()));
     }
@@ -377,7 +378,7 @@ mod tests {
             prop_assert_eq!(NetHeader::from_bytes(&bytes).to_bytes(), bytes);
         }
 
-        /// What `check` lets through, `complete` can do, whatever a guest wrote.
+        /// If `check` accepts a header, `complete` succeeds, whatever a guest has written.
         #[test]
         fn a_checked_header_can_be_used(bytes: [u8; HEADER_LEN], low in any::<bool>(), len in 0..200usize) {
             let mut header = NetHeader::from_bytes(&bytes);

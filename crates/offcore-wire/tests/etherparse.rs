@@ -1,5 +1,5 @@
-//! Every view against etherparse, an independent implementation: on packets that its builder makes, and on the same
-//! packets damaged at random, where both must accept and refuse alike.
+//! Compares every view with etherparse, an independent implementation: on packets from its builder, and on the same
+//! packets with random damage, which both must accept or refuse alike.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
@@ -89,7 +89,8 @@ fn ip_packet(ip: IpHeaders, transport: Transport, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// Up to three bytes changed, most likely in the first ones, where lengths and versions are; and perhaps cut.
+/// Generates up to three changed bytes, most likely among the first ones, which contain lengths and versions, and
+/// optionally a truncation.
 fn damage() -> impl Strategy<Value = (Vec<(Index, u8)>, Option<Index>)> {
     (prop::collection::vec(any::<(Index, u8)>(), 0..4), prop::option::weighted(0.3, any::<Index>()))
 }
@@ -105,7 +106,7 @@ fn damaged(mut bytes: Vec<u8>, (changes, cut): (Vec<(Index, u8)>, Option<Index>)
     bytes
 }
 
-/// What etherparse's IPv4 slice checks, without its look into authentication headers.
+/// Returns whether etherparse accepts an IPv4 packet, without its check of authentication headers.
 fn etherparse_takes_ipv4(bytes: &[u8]) -> bool {
     Ipv4HeaderSlice::from_slice(bytes)
         .is_ok_and(|header| (header.slice().len()..=bytes.len()).contains(&header.total_len().into()))
@@ -129,7 +130,7 @@ fn same_ipv4(ours: &Ipv4Packet<'_>, bytes: &[u8]) -> Result<(), TestCaseError> {
     prop_assert_eq!(ours.dst(), theirs.destination_addr());
     prop_assert_eq!(ours.options(), theirs.options());
     prop_assert_eq!(ours.payload(), &bytes[theirs.slice().len()..theirs.total_len().into()]);
-    // etherparse's header value has no reserved flag, so what it computes leaves that bit out.
+    // etherparse's header value lacks the reserved flag, so its checksum does not include this bit.
     if bytes[6] & 0x80 == 0 {
         let expected = theirs.to_header().calc_header_checksum();
         prop_assert_eq!(ours.verify_checksum(), expected == theirs.header_checksum());
@@ -302,7 +303,7 @@ proptest! {
             &payload,
         );
         let mut bytes = damaged(packet[20..].to_vec(), damage);
-        // A length of 0, which etherparse takes for a jumbogram's, is refused here.
+        // A length of 0, which etherparse accepts as the length of a jumbogram, is refused here.
         let zero = bytes.get(4..6) == Some(&[0, 0]);
         match (UdpDatagram::new_checked(&bytes), UdpSlice::from_slice(&bytes)) {
             (Ok(ours), Ok(theirs)) => same_udp(&ours, &theirs)?,
@@ -374,7 +375,7 @@ proptest! {
         let ip = etherparse::Ipv4Header::new(0, 64, IpNumber::UDP, src, dst).unwrap();
         let packet = ip_packet(IpHeaders::Ipv4(ip, Default::default()), transport, &payload);
         let mut bytes = packet[20..].to_vec();
-        // Past the fields that say where things are, ports first.
+        // Damages a byte of the ports, so that lengths stay valid.
         let at = at.index(4);
         bytes[at] ^= flip;
         let valid = if is_tcp {
@@ -385,7 +386,8 @@ proptest! {
         prop_assert!(!valid);
     }
 
-    /// What a guest with checksum offload sends: the pseudo header's sum in the field, the rest left to us.
+    /// The packet of a guest with checksum offload: the field contains the sum of the pseudo header, and the device
+    /// completes it.
     #[test]
     fn checksum_completed_for_virtio(
         src: [u8; 4],
@@ -407,7 +409,7 @@ proptest! {
         checksum::complete(&mut frame, 34, field).unwrap();
         let expected = &packet[20 + usize::from(field)..][..2];
         match expected {
-            // TCP may say 0; completing writes the other form of the same number.
+            // A TCP checksum may be 0. The completed checksum has the equivalent value 0xffff.
             [0, 0] => prop_assert_eq!(&frame[at..at + 2], &[0xff, 0xff]),
             _ => prop_assert_eq!(&frame[14..], &packet[..]),
         }
@@ -416,7 +418,7 @@ proptest! {
 
 #[test]
 fn over_ipv6_no_udp_checksum_is_a_wrong_one() {
-    // Ports and payload chosen so that the sum is right without a checksum.
+    // The ports and the payload are chosen so that the sum is right without a checksum.
     let (src, dst) = (Ipv6Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
     let rest = 17 + 10 + 10;
     let [high, low] = (0xffff_u16 - rest).to_be_bytes();

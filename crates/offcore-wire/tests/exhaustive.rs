@@ -1,4 +1,4 @@
-//! Every length field of each header, and every short row of the bytes that parsers look for.
+//! Exhaustive tests: every value of each length field, and every short sequence of bytes that parsers recognize.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
@@ -6,12 +6,12 @@ use offcore_wire::{
     EthernetFrame, IpProtocol, Ipv4Packet, Ipv6Packet, TcpOptions, TcpSegment, UdpDatagram, ipv6::Transport,
 };
 
-/// Different bytes, so that a part of them is found at one place only.
+/// Returns different bytes, so that the position of a part can be identified.
 fn numbered<const N: usize>() -> [u8; N] {
     std::array::from_fn(|at| at as u8)
 }
 
-/// All rows of up to `most` of these bytes.
+/// Calls `each` with all sequences of up to `most` of these bytes.
 fn rows(alphabet: &[u8], most: u32, mut each: impl FnMut(&[u8])) {
     for len in 0..=most {
         for number in 0..alphabet.len().pow(len) {
@@ -104,7 +104,7 @@ fn every_version_and_length_of_ipv6() {
     }
 }
 
-/// Kinds and lengths of options: whatever is read, it is written so that it reads back.
+/// Tests option kinds and lengths: options that were parsed are written in a form that parses to the same value.
 #[test]
 fn every_short_row_of_options() {
     let mut known = 0;
@@ -120,12 +120,12 @@ fn every_short_row_of_options() {
     assert!(known > 1000, "{known} rows have options");
 }
 
-/// Numbers of headers and short lengths: the walk ends inside of the bytes.
+/// Tests header numbers and short lengths: the walk must end inside the bytes.
 #[test]
 fn every_short_chain_of_extensions() {
     let mut ends = 0;
     rows(&[0, 1, 6, 43, 44, 60], 5, |row| {
-        // Two headers of 8 bytes, the row in the first bytes of both, and a payload.
+        // Two headers of 8 bytes, which begin with the bytes of the sequence, and a payload.
         let mut bytes = [0; 20];
         let half = row.len().min(3);
         bytes[..half].copy_from_slice(&row[..half]);

@@ -1,5 +1,5 @@
-//! Segments against etherparse, an independent implementation, which also makes the packets that are cut; and hostile
-//! headers.
+//! Compares segments with etherparse, an independent implementation, which also builds the packets to segment; and
+//! tests hostile headers.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
@@ -15,7 +15,7 @@ use offcore_wire::virtio_net::{
 use offcore_wire::{EtherType, IpProtocol, Sum};
 use proptest::{prelude::*, sample::Index};
 
-/// A packet before it is cut: its frame, and how long its parts are.
+/// A packet to segment: its frame, and the lengths of its parts.
 #[derive(Debug, Clone)]
 struct Whole {
     frame: Vec<u8>,
@@ -51,7 +51,7 @@ impl Whole {
         Segmenter::new(&self.header(gso_size), front, self.frame.len())
     }
 
-    /// The packets it is cut into; payload is summed up in parts of odd lengths, as it may lie in memory.
+    /// Returns the segments. The payload is summed in parts of odd lengths, as it may be scattered in memory.
     fn cut(&self, gso_size: u16) -> Vec<Vec<u8>> {
         let mut segmenter = self.segmenter(gso_size).unwrap();
         let longest = segmenter.longest();
@@ -82,7 +82,7 @@ fn ip_headers() -> impl Strategy<Value = (IpHeaders, u16)> {
     let v6 =
         (any::<[u8; 16]>(), any::<[u8; 16]>(), 0..3usize).prop_map(|(source, destination, extension)| {
             let header = etherparse::Ipv6Header { source, destination, hop_limit: 9, ..Default::default() };
-            // 6, 14 or 22 bytes of padding options, behind the two of the header.
+            // 6, 14 or 22 bytes of padding options, behind the first two bytes of the header.
             let raw = |len: usize| {
                 let mut options = vec![0; len];
                 options[..2].copy_from_slice(&[1, (len - 2) as u8]);
@@ -126,7 +126,7 @@ fn wholes(longest: usize) -> impl Strategy<Value = Whole> {
     )
 }
 
-/// The TCP header and payload of a segment, after everything in front of them was found right.
+/// Returns the TCP header and the payload of a segment, after all headers before them were checked.
 fn checked<'a>(packet: &'a [u8], whole: &Whole, index: usize) -> (TcpHeaderSlice<'a>, &'a [u8]) {
     let parsed = SlicedPacket::from_ethernet(packet).unwrap();
     let Some(TransportSlice::Tcp(tcp)) = parsed.transport else { panic!("no TCP in {packet:x?}") };
@@ -149,7 +149,7 @@ fn checked<'a>(packet: &'a [u8], whole: &Whole, index: usize) -> (TcpHeaderSlice
         }
         other => panic!("{other:?}"),
     };
-    // In ones' complement 0 and 0xffff are one number.
+    // In ones' complement, 0 and 0xffff are the same number.
     assert_eq!(tcp.checksum() % 0xffff, expected.unwrap() % 0xffff);
     (TcpHeaderSlice::from_slice(tcp.slice()).unwrap(), tcp.payload())
 }
@@ -190,11 +190,11 @@ proptest! {
         prop_assert_eq!(&payload[..], whole.payload());
     }
 
-    /// A packet that is one segment is the original, whose checksums etherparse computed.
+    /// A packet with a single segment must equal the original, whose checksums etherparse has computed.
     #[test]
     fn a_single_segment_is_the_original(whole in wholes(1400), junk: [u8; 4]) {
         let mut damaged = whole.clone();
-        // What the driver left in the fields to be computed does not count.
+        // The driver's values in computed fields are ignored.
         let checksum = whole.tcp_at() + 16;
         damaged.frame[checksum..checksum + 2].copy_from_slice(&junk[..2]);
         let (length, sum) = if whole.v6 { (4, 4) } else { (2, 10) };
@@ -275,7 +275,7 @@ fn what_cannot_be_cut_is_named() {
     let elsewhere = NetHeader { csum_start: 35, ..v4.header(1000) };
     let expected = GsoError::Checksum { csum_start: 35, csum_offset: 16, transport_at: 34 };
     assert_eq!(refused(&v4, elsewhere), expected);
-    // Without a checksum asked for, these fields mean nothing.
+    // These fields are not used without a checksum request.
     assert!(Segmenter::new(&NetHeader { flags: 0, ..elsewhere }, &v4.frame, v4.frame.len()).is_ok());
 
     let change = |at: usize, value: u8| {

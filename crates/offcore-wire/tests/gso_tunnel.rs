@@ -1,5 +1,5 @@
-//! Segmentation of datagrams and tunnels' packets: each segment must equal the packet that etherparse, an independent implementation,
-//! builds from its part of the payload.
+//! Segmentation of datagrams and tunnel packets: each segment must equal the packet that etherparse, an independent
+//! implementation, builds from the same part of the payload.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
@@ -45,7 +45,7 @@ fn ip(v6: bool, ident: u16) -> IpHeaders {
 }
 
 impl Kind {
-    /// Packet number `index`, with the part of the payload from `from` on.
+    /// Returns packet number `index` with the part of the payload that begins at `from`.
     fn packet(&self, index: usize, from: usize, last: bool, part: &[u8]) -> Vec<u8> {
         let [inner, outer] = self.idents.map(|ident| ident.wrapping_add(index as u16));
         let tags = if matches!(self.tunnel, Tunnel::None) { self.tags } else { 0 };
@@ -179,7 +179,7 @@ proptest! {
         prop_assert_eq!(segments(&marked, &whole), Ok(expected));
     }
 
-    /// A changed byte at any place results in packets or in an error.
+    /// A changed byte at any offset results in packets or in an error.
     #[test]
     fn changed_bytes_do_not_panic(
         kind in kinds(),
@@ -239,7 +239,7 @@ fn gre_with_sequence_numbers_is_refused() {
     assert!(matches!(segments(&header, &whole), Err(GsoError::Checksum { .. })));
 }
 
-/// A datagram without a checksum, and without a request for one, stays without.
+/// A datagram without a checksum, and without a request for one, gets none.
 #[test]
 fn unsummed_datagrams_stay_unsummed() {
     let kind = Kind { tunnel: Tunnel::None, outer_v6: false, v6: false, tcp: false, tags: 0, idents: [1, 2] };

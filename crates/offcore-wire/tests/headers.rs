@@ -1,4 +1,5 @@
-//! Headers that are written: as etherparse, an independent implementation, writes them, and read back.
+//! Written headers must equal the headers that etherparse, an independent implementation, writes, and must be parsed
+//! correctly.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 

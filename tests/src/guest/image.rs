@@ -1,6 +1,7 @@
-//! What a guest boots: Debian's cloud kernel, and an initramfs with busybox, iperf3, ethtool and the virtio-net driver.
+//! The image that a guest boots: Debian's cloud kernel, and an initramfs with busybox, iperf3, ethtool and the
+//! virtio-net driver.
 //!
-//! Both are built once and kept in a cache directory. Only the first time needs Debian's archive.
+//! Both are built once and kept in a cache directory. Only the first build needs Debian's archive.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,10 +16,10 @@ use crate::netns::checked;
 use crate::offcore::profile_dir;
 use crate::require::lock;
 
-/// The package that depends on Debian's present kernel for virtual machines.
+/// The package that depends on Debian's current kernel for virtual machines.
 const KERNEL_METAPACKAGE: &str = "linux-image-cloud-amd64";
 
-/// The modules that virtio-net needs, each after those it depends on.
+/// The modules that virtio-net needs, in the order of their dependencies.
 const MODULES: [&str; 8] = [
     "virtio_ring",
     "virtio",
@@ -30,13 +31,13 @@ const MODULES: [&str; 8] = [
     "virtio_net",
 ];
 
-/// The programs in the guest besides busybox's.
+/// The programs in the guest, in addition to busybox's.
 const PROGRAMS: [&str; 2] = ["iperf3", "ethtool"];
 
 /// Process 1 of the guest.
 const INIT: &str = include_str!("../../guest/init");
 
-/// The files a guest boots from.
+/// The files from which a guest boots.
 #[derive(Debug, Clone)]
 pub(super) struct Image {
     pub(super) kernel: PathBuf,
@@ -44,7 +45,7 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// Finds the image in the cache, or builds it there. Other processes that want it meanwhile wait.
+    /// Finds the image in the cache, or builds it there. Other processes wait in the meantime.
     pub(super) fn ready() -> Result<Self> {
         Self::ready_in(&cache_dir()?)
     }
@@ -66,7 +67,8 @@ impl Image {
     }
 }
 
-/// Where the image is kept: the environment's `OFFCORE_GUEST_CACHE`, otherwise `guest-cache` in the target directory.
+/// Returns the image's directory: `OFFCORE_GUEST_CACHE` from the environment, otherwise `guest-cache` in the target
+/// directory.
 fn cache_dir() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("OFFCORE_GUEST_CACHE") {
         return Ok(dir.into());
@@ -75,7 +77,7 @@ fn cache_dir() -> Result<PathBuf> {
     Ok(profile.parent().context("the profile's directory is in the target directory")?.join("guest-cache"))
 }
 
-/// The newest kernel in the cache: a directory with `vmlinuz` and the modules.
+/// Returns the newest kernel in the cache: a directory with `vmlinuz` and the modules.
 fn cached_kernel(cache: &Path) -> Result<Option<PathBuf>> {
     let mut kernels = Vec::new();
     for entry in fs::read_dir(cache).with_context(|| format!("cannot read {}", cache.display()))? {
@@ -89,7 +91,7 @@ fn cached_kernel(cache: &Path) -> Result<Option<PathBuf>> {
     Ok(kernels.into_iter().max().map(|(_, path)| path))
 }
 
-/// Downloads the kernel package and keeps of it what a guest needs.
+/// Downloads the kernel package and extracts the required files.
 fn fetch_kernel(cache: &Path) -> Result<PathBuf> {
     let listed = checked(Command::new("apt-cache").args(["depends", KERNEL_METAPACKAGE]))?;
     let package = listed
@@ -100,8 +102,8 @@ fn fetch_kernel(cache: &Path) -> Result<PathBuf> {
         .with_context(|| {
             format!("{KERNEL_METAPACKAGE} names no kernel package: run `apt-get update`\n{listed}")
         })?;
-    // Work is done beside the place where the result goes, and is moved there when it is whole. The lock is held, so
-    // what is there now was left by a process that was killed.
+    // Files are created in a temporary directory and moved when they are complete. The lock is held, so existing
+    // temporary files were left by a process that was killed.
     let work = cache.join("fetching");
     let _ = fs::remove_dir_all(&work);
     let kept = work.join("kept");
@@ -134,7 +136,7 @@ fn fetch_kernel(cache: &Path) -> Result<PathBuf> {
     fetched
 }
 
-/// What an initramfs depends on, as a number: one that was built differently has another name.
+/// Returns a hash of everything that an initramfs depends on. An initramfs that was built differently has another name.
 fn recipe(kernel: &Path) -> Result<u64> {
     let mut hasher = DefaultHasher::new();
     (INIT, MODULES, kernel.file_name()).hash(&mut hasher);
@@ -145,8 +147,8 @@ fn recipe(kernel: &Path) -> Result<u64> {
     Ok(hasher.finish())
 }
 
-/// Puts the initramfs together and writes it as a cpio archive, not compressed: unpacking would take the emulated
-/// guest longer than reading does.
+/// Assembles the initramfs and writes it as an uncompressed cpio archive: decompression would take the emulated guest
+/// longer than reading.
 fn build_initramfs(kernel: &Path, initramfs: &Path) -> Result<()> {
     let root = initramfs.with_extension("tree");
     let _ = fs::remove_dir_all(&root);
@@ -196,7 +198,7 @@ fn make_executable(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The shared libraries that a program loads, the dynamic linker among them; none for a static program.
+/// Returns the shared libraries that a program loads, including the dynamic linker. A static program has none.
 fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
     let said =
@@ -207,7 +209,7 @@ fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>> {
     if !output.status.success() || said.contains("not found") {
         bail!("ldd {} ended with {}:\n{said}", program.display(), output.status);
     }
-    // "libc.so.6 => /lib/… (0x…)" or "/lib64/ld-linux-x86-64.so.2 (0x…)"; the vdso has no path.
+    // "libc.so.6 => /lib/… (0x…)" or "/lib64/ld-linux-x86-64.so.2 (0x…)". The vdso has no path.
     let path = |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from);
     Ok(said.lines().filter_map(path).collect())
 }
@@ -233,12 +235,12 @@ mod tests {
     use super::*;
     use crate::{Need, TempDir, require};
 
-    /// From Debian's archive to a whole image, in an empty cache; then again, from the cache alone.
+    /// Builds a complete image from Debian's archive in an empty cache, then finds it in the cache alone.
     #[test]
     fn an_image_is_built_once_and_then_found() {
         let Some(()) = require(&[Need::Guest]) else { return };
         let cache = TempDir::new().unwrap();
-        // The kernel of the tests' own cache saves a download where it is there already.
+        // The kernel from the tests' own cache, if any, saves a download.
         let shared = Image::ready().unwrap();
         let kernel = shared.kernel.parent().unwrap();
         let ours = cache.file(&kernel.file_name().unwrap().to_string_lossy());
@@ -264,7 +266,7 @@ mod tests {
         let again = Image::ready_in(cache.path()).unwrap();
         assert_eq!(again.initramfs, image.initramfs);
         assert_eq!(fs::metadata(&again.initramfs).unwrap().modified().unwrap(), built);
-        // Nothing half-made stays: the lock, the kernel, the initramfs.
+        // Only complete files remain: the lock, the kernel, the initramfs.
         assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 3);
     }
 

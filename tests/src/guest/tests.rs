@@ -1,4 +1,4 @@
-//! Guests against testpmd's back end, and alone.
+//! Guests against testpmd's back end, and without one.
 
 use super::*;
 use crate::{Need, NetVhost, Netns, TempDir, Testpmd, TestpmdConfig, exclusive, require};
@@ -38,7 +38,7 @@ fn guest_boots_and_reboots() {
     let _cores = exclusive();
     let mut guest = Guest::boot(&GuestConfig::default()).unwrap();
     assert_eq!(guest.run("echo hello").unwrap(), Output { status: 0, text: "hello\n".into() });
-    // No newline at the end, standard error, a status, characters that a shell and a console could take to heart.
+    // No newline at the end, standard error, a status, and characters that are special to a shell or a console.
     let odd = guest.run(r#"printf 'a\\b "%s" \t' 'it is' >&2; exit 7"#).unwrap();
     assert_eq!(odd, Output { status: 7, text: "a\\b \"it is\" \t".into() });
     assert_eq!(guest.check("cat; echo done").unwrap(), "done\n", "a command does not read the console");
@@ -81,10 +81,10 @@ fn a_guest_that_qemu_refuses_says_why() {
     assert!(error.contains("no-such-option") && error.contains("invalid option"), "{error}");
 }
 
-/// What tests between a guest and a namespace need.
+/// Requirements of tests between a guest and a namespace.
 const NEEDS: [Need; 6] = [Need::Root, Need::Guest, Need::Testpmd, Need::Tun, Need::Ping, Need::Ethtool];
 
-/// A back end on core 0, between the guest's socket and a TAP interface in a namespace.
+/// Starts a back end on core 0, between the guest's socket and a TAP interface in a namespace.
 fn vhost_and_tap(netns: &Netns, back_end: &NetVhost) -> Testpmd {
     let mut config = TestpmdConfig::net_vhost(0, back_end);
     config.vdevs.push("net_tap0,iface=dtap0".into());
@@ -121,7 +121,7 @@ fn guest_reaches_a_namespace() {
     assert_ping(&netns, &mut guest);
 }
 
-/// QEMU makes the socket of the first interface; the back end of the second is killed and started again.
+/// QEMU creates the socket of the first interface. The back end of the second one is killed and started again.
 #[test]
 fn guest_socket_outlives_a_back_end() {
     let Some(()) = require(&NEEDS) else { return };
@@ -131,7 +131,7 @@ fn guest_socket_outlives_a_back_end() {
     for server in [true, false] {
         let config = GuestConfig { core: Some(1), nics: vec![nic(server)], ..GuestConfig::default() };
         let back_end = NetVhost { client: server, ..NetVhost::new(dir.file("s")) };
-        // Whoever connects goes first, and has to be patient.
+        // The connecting side starts first and has to retry.
         let mut guest;
         let mut testpmd;
         if server {
@@ -145,7 +145,7 @@ fn guest_socket_outlives_a_back_end() {
         assert_ping(&netns, &mut guest);
 
         testpmd.kill();
-        // A killed back end leaves its socket file, which the next one could not bind to.
+        // A killed back end leaves its socket file, which prevents the next one from binding.
         if !server {
             std::fs::remove_file(dir.file("s")).unwrap();
         }

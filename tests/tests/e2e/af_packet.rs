@@ -1,4 +1,4 @@
-//! Ports on interfaces of the kernel by packet sockets, against the kernel's network stack in namespaces.
+//! Ports on kernel interfaces through packet sockets, tested against the kernel's network stack in namespaces.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::switch;
 
 const NEEDS: &[Need] = &[Need::Root, Need::Ip, Need::Ping];
 
-/// Two hosts, each on a veth pair whose other end is in the switch's namespace: `one` and `two` there.
+/// Two hosts. Each has one end of a veth pair. The other ends, `one` and `two`, are in the switch's namespace.
 struct Hosts {
     first: Netns,
     second: Netns,
@@ -41,7 +41,7 @@ impl Hosts {
         offcore
     }
 
-    /// Pings the second host until an answer comes.
+    /// Pings the second host until it answers.
     fn wait_for_answer(&self) {
         let ping = || self.first.run("ping", &["-c", "1", "-W", "1", "10.77.3.2"]).is_ok();
         switch::wait_until("an answer comes", ping);
@@ -58,7 +58,7 @@ fn start_in(netns: &Netns, ports: &[&str]) -> Offcore {
     switch::start_in(netns, "0", ports, &[])
 }
 
-/// The kernel's own offloads stay on: it leaves checksums open, and sends packets of 64 KiB.
+/// The kernel's own offloads stay on: it sends packets of 64 KiB without checksums.
 #[test]
 fn tcp_passes_with_offloads() {
     let Some(()) = require(&[NEEDS, &[Need::Iperf3]].concat()) else { return };
@@ -70,18 +70,18 @@ fn tcp_passes_with_offloads() {
     hosts.ping(&["-s", "20000"]);
     for direction in [&[][..], &["-R"]] {
         let _server = switch::iperf3_server(&hosts.second, &["--one-off"]);
-        // A congestion control that paces sends short packets.
+        // A congestion control algorithm that paces sends short packets.
         let args = [&["-c", "10.77.3.2", "-n", "50M", "-C", "cubic"], direction].concat();
         let text = hosts.first.run("iperf3", &args).unwrap();
         assert!(text.contains("receiver"), "{text}");
     }
     let report = switch::stop(offcore);
-    // Longer packets than the MTU have passed: fewer than 100 MB make of 1448 bytes each.
+    // Packets longer than the MTU have passed: 100 MB in segments of 1448 bytes would be more packets.
     assert!(report.packets(0, "rx") + report.packets(1, "rx") < 140_000, "{report}");
     assert!(report.bytes(0, "rx") > 50_000_000 && report.bytes(1, "rx") > 50_000_000, "{report}");
 }
 
-/// A Python sender of 50 datagrams in five calls with UDP_SEGMENT, and its receiver.
+/// Python programs that send 50 datagrams in five calls with UDP_SEGMENT, and that receive them.
 const SENDER: &str = "
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -104,7 +104,7 @@ except socket.timeout: pass
 print(n)
 ";
 
-/// Whether all datagrams arrive at `address` of the second host.
+/// Returns whether all datagrams arrive at `address` of the second host.
 fn segmented_datagrams_pass(hosts: &Hosts, address: &str) {
     let mut command = hosts.second.command("python3");
     command.args(["-c", RECEIVER]);
@@ -118,7 +118,7 @@ fn segmented_datagrams_pass(hosts: &Hosts, address: &str) {
     says("50");
 }
 
-/// A veth passes the datagrams of a call with UDP_SEGMENT as one packet. QUIC servers send like this.
+/// A veth interface passes the datagrams of a UDP_SEGMENT call as one packet. QUIC servers send like this.
 #[test]
 fn segmented_udp_passes() {
     let Some(()) = require(&[NEEDS, &[Need::Python]].concat()) else { return };
@@ -126,7 +126,7 @@ fn segmented_udp_passes() {
     let hosts = Hosts::new();
     for ports in [
         ["af_packet:one", "af_packet:two"],
-        // The worker segments them: with `qdisc_bypass` the kernel does not.
+        // The worker segments the packets, because the kernel does not do so with `qdisc_bypass`.
         ["af_packet:one", "af_packet:two,qdisc_bypass"],
     ] {
         let offcore = hosts.switch(ports);
@@ -136,7 +136,8 @@ fn segmented_udp_passes() {
     }
 }
 
-/// VXLAN between containers: the kernel does not segment the packets, and its header describes the inner packet only.
+/// VXLAN between containers: the kernel does not segment the packets, and its offload header describes only the inner
+/// packet.
 #[test]
 fn unsegmented_tunnel_packets_pass() {
     let Some(()) = require(&[NEEDS, &[Need::Python, Need::Iperf3]].concat()) else { return };
@@ -156,7 +157,7 @@ fn unsegmented_tunnel_packets_pass() {
     assert!(text.contains("receiver"), "{text}");
     let report = switch::stop(offcore);
     report.assert_only_drops(&["port0 tx down", "port1 tx down"]);
-    // Packets above the MTU were received, and ordinary ones sent.
+    // The port received packets longer than the MTU and sent packets of ordinary length.
     assert!(report.packets(0, "rx") < 30_000 && report.packets(1, "tx") > 35_000, "{report}");
 }
 
@@ -175,7 +176,7 @@ fn jumbo_frames_pass() {
     switch::stop(offcore).assert_only_drops(&[]);
 }
 
-/// Frames of all lengths, some with a VLAN tag, some with two.
+/// Returns frames of all lengths. Some have one VLAN tag, some have two.
 fn frames() -> Vec<Vec<u8>> {
     let frame = |n: usize| {
         let tags: &[u8] = match n % 4 {
@@ -192,14 +193,14 @@ fn frames() -> Vec<Vec<u8>> {
     (0..500).map(frame).collect()
 }
 
-/// The test's frames in a capture file: what else was on the line is left out.
+/// Returns the test's frames in a capture file, without other packets from the wire.
 fn frames_of(file: String) -> Vec<Vec<u8>> {
     let mut frames = read_capture(file.as_ref());
     frames.retain(|frame| frame.starts_with(&[2, 0, 0, 0, 0, 9]));
     frames
 }
 
-/// From a file over a veth pair into a file, with tcpdump at the receiving end: everybody sees the same bytes.
+/// Frames go from a file over a veth pair into a file. tcpdump at the receiving end must see the same bytes.
 #[test]
 fn frames_arrive_tags_included() {
     let Some(()) = require(&[NEEDS, &[Need::Tcpdump]].concat()) else { return };
@@ -222,11 +223,11 @@ fn frames_arrive_tags_included() {
         let differing = found.iter().zip(&frames).position(|(a, b)| a != b);
         assert_eq!((found.len(), differing), (frames.len(), None), "{name}: {report}");
     }
-    // What the kernel has to say by itself comes from `left`, and has no file to go to.
+    // The kernel's own packets arrive from `left` and cannot be written to a file.
     report.assert_only_drops(&["port0 tx down"]);
 }
 
-/// Each packet comes to one queue, and none is lost; with `hash`, both queues get some.
+/// Each packet is delivered to exactly one queue and no packet is lost. With `hash`, both queues receive packets.
 #[test]
 fn several_queues_share_what_is_received() {
     const PACKETS: u64 = 20_000;
@@ -267,7 +268,7 @@ fn down_link_and_new_interface_come_back() {
         hosts.wait_for_answer();
     }
     switch::wait_for_status(&mut offcore, 0, "link lost 3 times");
-    // The other end is down: no carrier, and what goes there is counted.
+    // The other end is down: the port has no carrier, and packets sent to it are counted as dropped.
     hosts.first.ip(&["link", "set", "host", "down"]).unwrap();
     switch::wait_for_status(&mut offcore, 0, "has no carrier");
     hosts
@@ -292,7 +293,7 @@ fn down_link_and_new_interface_come_back() {
     assert!(drops.iter().all(|(which, &packets)| packets == 0 || which == "port0 tx down"), "{report}");
 }
 
-/// A port may be opened before its link is up; and a queue that has no partner on the other port gets no packets.
+/// A port may be opened before its link is up. A queue without a partner on the other port receives no packets.
 #[test]
 fn a_link_that_comes_up_later_is_used() {
     let Some(()) = require(NEEDS) else { return };

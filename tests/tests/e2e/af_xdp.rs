@@ -1,4 +1,4 @@
-//! Our AF_XDP port between the kernel's TCP/IP stacks of two network namespaces, over veth.
+//! Offcore's AF_XDP port between the kernel's TCP/IP stacks of two network namespaces, over veth.
 //!
 //! ```text
 //! client: vc ── p0 :switch: p1 ── vs :server
@@ -18,20 +18,20 @@ const CLIENT: &str = "10.77.0.1";
 const SERVER: &str = "10.77.0.2";
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Three namespaces: a switch's, and those of the two stacks that it connects.
+/// Three namespaces: one for the switch, and one for each of the two stacks that it connects.
 #[derive(Debug)]
 struct Net {
     client: Netns,
     server: Netns,
     switch: Netns,
-    /// Those of the switch.
+    /// The lcores of the switch.
     lcores: String,
     queues: u16,
     mtu: u16,
 }
 
 impl Net {
-    /// Interfaces with `queues` queues each and frames of `mtu` bytes of payload, for a switch on these lcores.
+    /// Creates interfaces with `queues` queues each and an MTU of `mtu` bytes, for a switch on these lcores.
     fn new(lcores: impl ToString, queues: u16, mtu: u16) -> Self {
         let netns = || Netns::new().unwrap();
         let lcores = lcores.to_string();
@@ -41,7 +41,7 @@ impl Net {
         net
     }
 
-    /// Makes the pair `vc` and `p0`, and sets both up.
+    /// Creates the pair `vc` and `p0`, and sets both up.
     fn connect_client(&self) {
         self.connect(&self.client, "vc", "p0", CLIENT);
     }
@@ -54,13 +54,13 @@ impl Net {
         command.extend(["type", "veth", "peer", "name", interface, "netns", stack.name(), "mtu", &mtu]);
         command.extend(several);
         self.switch.ip(&command).unwrap();
-        // An XDP socket is not told which checksums were left open.
+        // An XDP socket does not learn which checksums are missing.
         stack.disable_offloads(interface).unwrap();
         stack.configure(interface, &format!("{address}/24")).unwrap();
         self.switch.ip(&["link", "set", port, "up"]).unwrap();
     }
 
-    /// A switch between the two ports, each with these options; both links are up.
+    /// Starts a switch between the two ports, each with these options, and waits until both links are up.
     fn start(&self, options: &str, more: &[&str]) -> Offcore {
         let ports = ["p0", "p1"].map(|name| format!("af_xdp:{name},queues={}{options}", self.queues));
         let mut offcore = self.start_with(&ports, more);
@@ -70,12 +70,12 @@ impl Net {
         offcore
     }
 
-    /// A switch with these ports.
+    /// Starts a switch with these ports.
     fn start_with(&self, ports: &[impl AsRef<str>], more: &[&str]) -> Offcore {
         switch::start_in(&self.switch, &self.lcores, ports, more)
     }
 
-    /// Pings the server, `size` bytes of payload in one piece.
+    /// Pings the server with `size` bytes of payload, without fragmentation. Returns whether it answers.
     fn ping(&self, size: usize) -> bool {
         let size = size.to_string();
         let args = ["-c", "5", "-i", "0.05", "-W", "2", "-M", "do", "-s", &size, SERVER];
@@ -85,11 +85,11 @@ impl Net {
 
     /// Pings the server until it answers.
     fn ping_until_answered(&self) {
-        // The other side's address has to be found again, and the machine may be busy.
+        // The server's address must be resolved again, and the machine may be busy.
         assert!((0..20).any(|_| self.ping(56)), "no answer from the server");
     }
 
-    /// Sends some megabytes by TCP each way, over several connections.
+    /// Sends some megabytes over TCP in each direction, over several connections.
     fn streams(&self) {
         for way in [&[][..], &["-R"]] {
             let mut server = switch::iperf3_server(&self.server, &["--one-off"]);
@@ -99,13 +99,13 @@ impl Net {
                 serde_json::from_str(&self.client.run("iperf3", &args).unwrap()).unwrap();
             let [sent, received] =
                 ["sum_sent", "sum_received"].map(|sum| report["end"][sum]["bytes"].as_u64().unwrap());
-            // What is in buffers when the client is done counts as sent.
+            // iperf3 also counts bytes as sent that are still in buffers when the client is done.
             assert!(sent >= 20_000_000 && received >= 1_000_000, "{received} of {sent} bytes");
             server.wait_for_exit(TIMEOUT).unwrap();
         }
     }
 
-    /// Whether interface `port` of the switch has an XDP program.
+    /// Returns whether interface `port` of the switch has an XDP program.
     fn has_program(&self, port: &str) -> bool {
         self.switch.ip(&["-d", "link", "show", "dev", port]).unwrap().contains("xdp")
     }
@@ -119,14 +119,14 @@ fn needed() -> Option<()> {
     require(&[Need::Root, Need::Ip, Need::Ping, Need::Ethtool, Need::Iperf3])
 }
 
-/// Stops the switch; nothing may have gone wrong, and nothing be left of it.
+/// Stops the switch. There must be no errors, and the switch must remove everything that it created.
 fn stop(offcore: Offcore, net: &Net) -> Report {
     let report = switch::stop(offcore);
     net.assert_no_programs();
     report
 }
 
-/// Both stacks reach each other through ports with these options, of which the status line says `expected`.
+/// Both stacks reach each other through ports with these options. The status line must contain `expected`.
 fn stacks_talk(net: &Net, options: &str, more: &[&str], expected: &str) -> Report {
     let mut offcore = net.start(options, more);
     wait_for_status(&mut offcore, 1, expected);
@@ -186,14 +186,14 @@ fn packets_of_other_queues_go_to_the_kernel() {
     net.switch.ip(&["address", "add", "10.77.0.9/24", "dev", "p0"]).unwrap();
     let mut offcore = net.start_with(&["af_xdp:p0,first=1,force", "af_xdp:p1"], &[]);
     wait_for_status(&mut offcore, 0, "queue 1: copy mode");
-    // The program passes on what comes to queue 0. Datagrams from many ports take one queue or the other, and the
-    // kernel answers those that reach it: nobody listens there.
+    // The XDP program passes the packets of queue 0 to the kernel. Datagrams from many ports are spread over both
+    // queues. The kernel answers the ones that reach it, because no socket listens at their port.
     let errors = || {
         let text = net.switch.run("nstat", &["-asz", "UdpNoPorts"]).unwrap();
         let count = text.split_whitespace().skip_while(|word| *word != "UdpNoPorts").nth(1);
         count.unwrap().parse::<u64>().unwrap()
     };
-    // Questions for the address would all take the same queue.
+    // ARP requests would all use the same queue.
     let mac = net.switch.run("cat", &["/sys/class/net/p0/address"]).unwrap();
     net.client.ip(&["neighbour", "replace", "10.77.0.9", "lladdr", mac.trim(), "dev", "vc"]).unwrap();
     let before = errors();

@@ -1,5 +1,5 @@
-//! `offcore copy` end to end: every packet arrives once, in order and unchanged, whoever copies and whatever goes wrong
-//! with an engine; and of a capture every byte but the addresses comes through.
+//! `offcore copy` end to end: every packet arrives once, in order and unchanged, with any engine and after any engine
+//! failure. Of captured frames, every byte except the addresses is preserved.
 
 use std::path::Path;
 
@@ -8,17 +8,17 @@ use serde_json::Value;
 
 use crate::switch::{Generated, Report, full};
 
-/// Packets of a run: a million, and ten times as many when everything is asked for.
+/// Number of packets in a long run: one million, or ten million in a full test run.
 fn many() -> u64 {
     if full() { 10_000_000 } else { 1_000_000 }
 }
 
-/// Packets of one of several cases.
+/// Number of packets in each of several cases.
 fn few() -> u64 {
     many() / 10
 }
 
-/// Copies packets until nothing moves any more; the last report.
+/// Copies packets until all ports are idle. Returns the last report.
 fn copy(args: &[String]) -> Report {
     let mut all = vec!["copy", "--until-idle", "--format", "json", "--stats-interval", "0.5"];
     all.extend(args.iter().map(String::as_str));
@@ -30,7 +30,7 @@ fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(String::from).collect()
 }
 
-/// Generators of packets of these sizes, `packets` each, whose packets come back to them.
+/// Returns one generator for each packet size. Each sends `packets` packets and receives them again.
 fn generators(sizes: &[usize], packets: u64) -> Vec<String> {
     sizes.iter().flat_map(|size| ["--port".into(), format!("gen:size={size},count={packets}")]).collect()
 }
@@ -40,7 +40,7 @@ fn sum(report: &Report, list: &str, name: &str) -> u64 {
     entries.iter().map(|entry: &Value| entry[name].as_u64().unwrap()).sum()
 }
 
-/// Copies `packets` packets of each of the sizes and checks that all have come back.
+/// Copies `packets` packets of each size and checks that all of them return.
 fn all_come_back(sizes: &[usize], packets: u64, how: &str) -> Report {
     let mut args = generators(sizes, packets);
     args.extend(words(how));
@@ -74,7 +74,8 @@ fn packets_copied_by_the_core_come_back() {
     assert_eq!(sum(&report, "workers", "core_copies"), 3 * few(), "{report}");
 }
 
-/// In one buffer of 16 KiB, and in several of 2 KiB, of which there are fewer than the copies in flight would like.
+/// Frames are in one buffer of 16 KiB, or in several buffers of 2 KiB. The pool has fewer of these than the copies in
+/// flight need.
 #[test]
 fn jumbo_frames_come_back() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
@@ -114,7 +115,7 @@ fn packets_come_back_over_two_lcores() {
     }
 }
 
-/// A copy that is lost takes a second to be missed, and the core copies meanwhile: there are few of them.
+/// A lost copy is detected after one second, while the core copies. Therefore only few copies are lost.
 #[test]
 fn million_packets_over_a_failing_device() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
@@ -126,10 +127,10 @@ fn million_packets_over_a_failing_device() {
     assert!(sum(&report, "channels", "failed") > 0, "{report}");
 }
 
-/// The header of a capture file in microseconds, little-endian, of frames up to 256 KiB.
+/// The header of a little-endian capture file with timestamps in microseconds and frames of up to 256 KiB.
 const FILE: [u8; 24] = [0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0];
 
-/// A capture of frames, written as libpcap does.
+/// Writes a capture of frames in the format of libpcap.
 pub(crate) fn write_capture(path: &Path, frames: &[Vec<u8>]) {
     let mut file = FILE.to_vec();
     for (number, frame) in frames.iter().enumerate() {
@@ -140,7 +141,8 @@ pub(crate) fn write_capture(path: &Path, frames: &[Vec<u8>]) {
     std::fs::write(path, file).unwrap();
 }
 
-/// The frames of a capture, each of which is there as a whole but the last, which may still be written.
+/// Returns the frames of a capture. All frames are complete except possibly the last one, which may still be being
+/// written.
 pub(crate) fn read_capture(path: &Path) -> Vec<Vec<u8>> {
     let file = std::fs::read(path).unwrap();
     let (mut frames, mut rest) = (Vec::new(), file.get(24..).unwrap_or_default());
@@ -154,7 +156,7 @@ pub(crate) fn read_capture(path: &Path) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Frames of every length from 60 to 1514 bytes.
+/// Returns frames of every length from 60 to 1514 bytes.
 fn frames() -> Vec<Vec<u8>> {
     let byte = |number: usize, at: usize| (number.wrapping_mul(131) ^ at.wrapping_mul(17) ^ at >> 8) as u8;
     let frame = |number: usize| {
@@ -164,7 +166,7 @@ fn frames() -> Vec<Vec<u8>> {
     (0..3000).map(frame).collect()
 }
 
-/// What becomes of a capture.
+/// Copies a capture. Returns the output capture and the report.
 fn through(frames: &[Vec<u8>], how: &str) -> (Vec<Vec<u8>>, Report) {
     let dir = TempDir::new().unwrap();
     let (input, output) = (dir.file("in.pcap"), dir.file("out.pcap"));

@@ -1,8 +1,8 @@
-//! Every command of the README, the documents and the help texts does what it says, as printed.
+//! Every command of the README, the documents and the help texts works as printed.
 //!
-//! Each document has a place of its own: `/tmp`, `/run`, `/srv`, a working directory and a network namespace with `eth0` and
-//! `eth1`. A command runs until it ends, or until it can be stopped by SIGINT. Where the machine lacks what it needs it may fail,
-//! with the message that says so, if the document names the need beside the command.
+//! Each document gets its own `/tmp`, `/run`, `/srv`, working directory, and network namespace with `eth0` and `eth1`.
+//! A command runs until it ends, or until it can be stopped by SIGINT. If the machine lacks a requirement, the command
+//! may fail with the message that says so, provided that the document mentions the requirement next to the command.
 
 mod expected;
 
@@ -20,15 +20,15 @@ use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
 
 use expected::{MAY_LACK, NOT_RUN};
 
-/// What is under one heading of a document, or a help text.
+/// The text under one heading of a document, or a help text.
 #[derive(Debug, Default)]
 struct Section {
-    /// All of it, where what a command needs is said.
+    /// The whole text. It must mention the requirements of the commands.
     text: String,
     commands: Vec<String>,
 }
 
-/// The sections of a document in Markdown, with the commands of its indented blocks and of its tables' cells.
+/// Returns the sections of a Markdown document, with the commands from indented blocks and from table cells.
 fn sections(document: &str) -> Vec<Section> {
     let mut sections = vec![Section::default()];
     let (mut fenced, mut block, mut before) = (false, false, "");
@@ -57,7 +57,7 @@ fn sections(document: &str) -> Vec<Section> {
     sections
 }
 
-/// A help text with its examples.
+/// Returns a help text with its examples.
 fn examples(help: &str) -> Section {
     let mut section = Section { text: help.to_owned(), ..Section::default() };
     let mut before = "";
@@ -84,7 +84,8 @@ impl Section {
     }
 }
 
-/// Whether a line begins with a program of this machine, or with flags that show how ports are given their channels.
+/// Returns whether a line begins with a program of this machine, or with flags that show how channels are assigned to
+/// ports.
 fn is_command(line: &str) -> bool {
     let word = line.trim_start_matches('(').split(' ').next().unwrap_or_default();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(word);
@@ -92,7 +93,8 @@ fn is_command(line: &str) -> bool {
     program || matches!(word, "offcore" | "--dma" | "--port" | "cd" | "echo")
 }
 
-/// The line as the shell gets it: the release build's binary, with ports where a line shows some flags alone.
+/// Returns the line as the shell gets it: with the path of the release binary, and with ports if a line shows only
+/// flags.
 fn as_run(line: &str) -> String {
     let line = line.replace("cargo run --release -- ", "offcore ");
     if line.starts_with("--dma") {
@@ -101,7 +103,7 @@ fn as_run(line: &str) -> String {
     if line.starts_with("--port") { format!("offcore switch {line}") } else { line }
 }
 
-/// Where the commands of one document run.
+/// The environment in which the commands of one document run.
 struct Place {
     here: Netns,
     there: Netns,
@@ -133,7 +135,7 @@ impl Place {
 
     fn spawn(&self, line: &str) -> Process {
         let mut command = self.here.command("sh");
-        // A line of one program becomes it, and is what gets the signal.
+        // The shell executes a line with only one program by `exec`, so that the program gets the signal.
         let exec = if line.starts_with('(') { "" } else { "exec " };
         let script = "cd \"$0\"/work && mount --bind \"$0\"/srv /srv && mount --bind \"$0\"/run /run && \
                       mount --bind \"$0\"/tmp /tmp && PATH=/run/bin:$PATH && ";
@@ -141,7 +143,7 @@ impl Place {
         Process::spawn(line, command).unwrap()
     }
 
-    /// Runs to its end what needs what another command makes first, which takes it a moment.
+    /// Runs a command to its end. Retries if it needs something that another command is still creating.
     fn run_when_ready(&self, line: &str) -> Option<String> {
         let started = Instant::now();
         loop {
@@ -155,7 +157,7 @@ impl Place {
     }
 }
 
-/// Waits until the process has a handler of SIGINT, or has none though it has had the time, or has ended.
+/// Waits until the process has ended, or has a handler for SIGINT, or has had enough time to install one.
 fn settled(process: &mut Process) -> Option<ExitStatus> {
     let started = Instant::now();
     while started.elapsed() < Duration::from_secs(1) {
@@ -172,12 +174,12 @@ fn settled(process: &mut Process) -> Option<ExitStatus> {
     None
 }
 
-/// What is wrong with how a command ended, if anything.
+/// Checks how a command ended. Returns an error message if it is not as expected.
 fn judge(command: &str, stated: Option<&str>, status: ExitStatus, process: &Process) -> Option<String> {
     let said = process.stderr() + &process.stdout_from(0);
     if status.success()
         || status.signal() == Some(Signal::INT.as_raw())
-        // The exit code of `offcore exec` if a signal arrives before the program starts.
+        // `offcore exec` has this exit code if a signal arrives before the program starts.
         || status.code() == Some(128 + Signal::INT.as_raw())
         || said.contains("error: interrupted")
     {
@@ -190,7 +192,7 @@ fn judge(command: &str, stated: Option<&str>, status: ExitStatus, process: &Proc
     }
 }
 
-/// Stops a command that goes on by itself, and returns what is wrong with how it ended.
+/// Stops a command that runs until it is interrupted. Returns an error message if it does not end as expected.
 fn stop(command: &str, section: &Section, mut process: Process) -> Option<String> {
     if command.starts_with("dpdk-testpmd") {
         let asks =
@@ -199,7 +201,7 @@ fn stop(command: &str, section: &Section, mut process: Process) -> Option<String
             return Some(e.to_string());
         }
     } else if process.exit_status(Duration::from_millis(200)).is_none() {
-        // It may have ended just now.
+        // The process may have ended in the meantime.
         let _ = process.signal(Signal::INT);
     }
     match process.wait_for_exit(TIMEOUT) {
@@ -208,12 +210,12 @@ fn stop(command: &str, section: &Section, mut process: Process) -> Option<String
     }
 }
 
-/// Runs the commands of a section in their order, and returns what is wrong. One of `offcore` is stopped when the next one
-/// with ports begins; programs of others run beside it.
+/// Runs the commands of a section in order, and returns what went wrong. A running `offcore` command is stopped when
+/// the next command with ports begins. Other programs run in parallel.
 fn run_section(place: &Place, section: &Section) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut running: Vec<(String, Process)> = Vec::new();
-    // The last one first: what it is connected to is still there.
+    // The last command is stopped first, while its peers still run.
     let stop_all = |running: &mut Vec<(String, Process)>| {
         running
             .drain(..)
@@ -264,7 +266,7 @@ fn documents() -> Vec<(String, Vec<Section>)> {
     sections.collect()
 }
 
-/// The long help of every command, by what it is called.
+/// Returns the long help of every command with the command's name.
 fn help_texts() -> Vec<(String, Vec<Section>)> {
     let mut texts = Vec::new();
     let mut commands = vec![String::new()];

@@ -1,6 +1,6 @@
-//! DPDK's devices as ports and engines: every packet is checked on its way through them.
+//! DPDK devices as ports and engines: every packet is checked on its way through them.
 //!
-//! These tests need an `offcore` that was built with the feature `dpdk`, which `cargo xtask ci` builds where libdpdk is.
+//! These tests need an `offcore` with the feature `dpdk`, which `cargo xtask ci` builds if libdpdk is installed.
 
 use std::io::Write;
 
@@ -8,10 +8,10 @@ use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
 
 use crate::switch::{self, Copies};
 
-/// Packets each way.
+/// Number of packets in each direction.
 const PACKETS: u64 = 100_000;
 
-/// Whether `offcore` has DPDK; if not, the test is skipped, after a look at what a user is told.
+/// Returns whether `offcore` has DPDK support. If not, checks the error message and skips the test.
 fn has_dpdk() -> bool {
     let finished = Offcore::run(&["switch", "--port", "dpdk:net_nothing0", "--duration", "0.1"]).unwrap();
     assert_eq!(finished.status.code(), Some(1), "{finished:?}");
@@ -29,7 +29,8 @@ fn has_dpdk() -> bool {
         );
     }
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "SKIP under CI=true: offcore has no DPDK");
-    // Past the harness's capture; a failure to print is none of the test.
+    // Written directly to standard error, because the test harness captures `eprintln!`. A failed write does not
+    // matter.
     let _ = writeln!(std::io::stderr(), "SKIP: dpdk: offcore was built without --features dpdk");
     false
 }
@@ -50,7 +51,7 @@ fn net_af_packet_verifies_every_packet() {
     let generator = |size| format!("gen:size={size},count={PACKETS},rate=50k");
     let ports = [generator(1400), port(0, "va"), generator(64), port(1, "vb")];
     let started = |more: &[&str]| switch::start_in(&netns, "0", &ports, more);
-    // The driver's frames have more room than such a buffer behind DPDK's headroom.
+    // The driver's frames are longer than the space behind DPDK's headroom in such a buffer.
     let refused = started(&["--mbuf-size", "2048"]).wait().unwrap();
     assert!(refused.stderr.contains("use a larger --mbuf-size"), "{}", refused.stderr);
     let mut offcore = started(&["--mbuf-size", "4096"]);

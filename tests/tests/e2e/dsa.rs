@@ -1,11 +1,11 @@
-//! `offcore dsa`, on a machine that may have no device.
+//! `offcore dsa` on a machine with or without a device.
 
 use peers::{Offcore, TempDir};
 
 #[test]
 fn doctor_without_device_fails() {
     let dir = TempDir::new().unwrap();
-    // A machine that has nothing.
+    // A machine without any device.
     let root = dir.path().display().to_string();
     let run = Offcore::run(&["dsa", "doctor", "--root", &root]).unwrap();
     assert_eq!(run.status.code(), Some(1), "{}{}", run.stdout, run.stderr);

@@ -1,4 +1,4 @@
-//! `offcore epping` to receivers on the kernel's TCP/IP stack, which look at every byte.
+//! `offcore epping` to receivers on the kernel's TCP/IP stack, which check every byte.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,16 +11,16 @@ use super::tcp::{KERNEL, NEEDS, OURS, TAP};
 
 const CHUNK: usize = 100_000;
 const BUFFERS: usize = 7;
-/// Bytes that a receiver takes before it is content.
+/// Number of bytes after which a receiver stops.
 const ENOUGH: usize = 3_000_000;
 
-/// What a stream's byte is: each 8 bytes of the buffers are their number.
+/// Returns the expected byte at a stream position. Each 8 bytes of the buffers contain their index.
 fn expected(position: usize) -> u8 {
     let at = position % (CHUNK * BUFFERS);
     ((at / 8) as u64).to_be_bytes()[at % 8]
 }
 
-/// Takes what comes, compares it, and sends it back to who wants that; then all that follows, unlooked at.
+/// Receives and compares bytes, and echoes them if `echoes` is set. Bytes after the first `ENOUGH` are not checked.
 pub(super) fn receive(mut stream: TcpStream, echoes: bool) {
     let mut bytes = vec![0; 65536];
     let mut position = 0;
@@ -35,18 +35,18 @@ pub(super) fn receive(mut stream: TcpStream, echoes: bool) {
         position += n;
     }
     if echoes {
-        // What is acknowledged is to come back: until the source has had enough.
+        // Everything that is acknowledged must be echoed until the source stops.
         thread::spawn(move || std::io::copy(&mut stream.try_clone()?, &mut stream));
     }
 }
 
-/// The arguments of a source on the TAP port.
+/// Returns the arguments of a source on the TAP port.
 fn source<'a>(port: &'a str, chunk: &'a str, buffers: &'a str) -> Vec<&'a str> {
     let args = ["epping", "--port", port, "-c", "10.77.0.1:9", "-l", chunk, "-n", buffers];
     [&args[..], &["--stats-interval", "0.2", "--format", "json"]].concat()
 }
 
-/// Streams over a TAP port until the receiver is content; the summary.
+/// Streams over a TAP port until the receiver has enough. Returns the summary.
 fn stream(netns: &Netns, more: &[&str], echoes: bool) -> serde_json::Value {
     let port = format!("tap:{TAP},addr={}/24", OURS[0]);
     let (chunk, buffers) = (CHUNK.to_string(), BUFFERS.to_string());
@@ -77,7 +77,7 @@ fn chunks_arrive_whoever_copies() {
         let more = if copies.is_empty() { vec![] } else { [copies, &engine].concat() };
         let summary = stream(&netns, &more, false);
         let chunks = summary["chunks"].as_u64().unwrap();
-        // At its end the acknowledgements of all that is in the buffers may be on their way.
+        // At the end, the acknowledgements of everything in the buffers may be in flight.
         assert!(chunks >= (ENOUGH / CHUNK - BUFFERS) as u64, "{copies:?}: {summary}");
         assert!(summary["p99_us"].as_f64() >= summary["p50_us"].as_f64(), "{summary}");
         assert!(summary["wrong"].is_null(), "nothing was compared: {summary}");
@@ -94,7 +94,7 @@ fn what_comes_back_is_compared() {
     assert_eq!((&summary["wrong"], &summary["missing"]), (&0.into(), &0.into()), "{summary}");
 }
 
-/// Who reads and does not send back is no echo server.
+/// A peer that reads without sending data back is not an echo server.
 #[test]
 fn what_does_not_come_back_is_a_failure() {
     let Some(()) = require(&NEEDS) else { return };
@@ -123,7 +123,7 @@ fn what_does_not_come_back_is_a_failure() {
     assert!(format!("{finished:?}").contains("did not come back"), "{finished:?}");
 }
 
-/// Our host at both ends of virtqueues: what one sends, the other sends back.
+/// Offcore's host stack is at both ends of the virtqueues and echoes what the other end sends.
 #[test]
 fn chunks_between_a_vhost_port_and_a_virtio_user_port() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };

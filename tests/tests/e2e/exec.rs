@@ -1,5 +1,5 @@
-//! Unmodified programs on the stack, by `offcore exec`: servers and clients as distributions ship them, the kernel's stack at
-//! the other end of a TAP interface.
+//! Unmodified programs on the stack by `offcore exec`: servers and clients as distributions ship them, with the
+//! kernel's stack at the other end of a TAP interface.
 
 mod alone;
 mod explain;
@@ -34,21 +34,21 @@ use super::tcp::{self, OURS, host};
 
 /// The stack's addresses.
 const STACK: [&str; 2] = OURS;
-/// The kernel's, on the same link.
+/// The kernel's address on the same link.
 const KERNEL: &str = "10.77.0.1";
 const NEEDS: [Need; 5] = tcp::NEEDS;
-/// Without progress for so long a test fails.
+/// A test fails after this time without progress.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A stack that serves programs, in a namespace of its own. All that runs there ends with it.
+/// A stack for programs, in its own namespace. Dropping it ends everything that runs there.
 struct Stage {
     stack: Option<Offcore>,
-    /// More options of the stack.
+    /// Additional options of the stack.
     options: Vec<String>,
-    // Ends what has been left, before the namespace is deleted.
+    // Kills remaining processes before the namespace is deleted.
     _guards: [Guard; 2],
     netns: Netns,
-    /// Another namespace, without an interface: nothing there is near but the stack.
+    /// Another namespace without interfaces. Programs there reach the network only through the stack.
     apart: Netns,
     dir: TempDir,
 }
@@ -60,7 +60,7 @@ impl Stage {
 
     fn with_options(options: &[&str]) -> Self {
         let (netns, apart, dir) = (Netns::new().unwrap(), Netns::new().unwrap(), TempDir::new().unwrap());
-        // Servers change to users who may read what is in it.
+        // Servers change to users who must be able to read the directory.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let guards = [Guard::new(&netns), Guard::new(&apart)];
         let options = options.iter().map(ToString::to_string).collect();
@@ -80,7 +80,7 @@ impl Stage {
         self.stack = Some(host(&self.netns, "", &options));
     }
 
-    /// Ends the stack, which has to be well.
+    /// Ends the stack, which must report no error.
     fn stop(mut self) {
         tcp::stop(self.stack.take().unwrap());
     }
@@ -89,7 +89,7 @@ impl Stage {
         self.dir.file(name).display().to_string()
     }
 
-    /// A file that everybody may read.
+    /// Writes a file that every user may read. Returns its path.
     fn write(&self, name: &str, content: impl AsRef<[u8]>) -> String {
         let path = self.dir.file(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -97,7 +97,8 @@ impl Stage {
         path.display().to_string()
     }
 
-    /// A program on the stack, in a namespace. The addresses of the kernel's own, there, are near.
+    /// Returns the command for a program on the stack, in a namespace. The kernel's addresses in that namespace count
+    /// as local.
     fn on_stack(&self, netns: &Netns, rules: &[&str], program: &[&str]) -> Command {
         let mut command = netns.command(offcore::binary().unwrap());
         command.args(["exec", "--stack", &self.socket()]);
@@ -111,29 +112,29 @@ impl Stage {
         Process::spawn(program[0], self.on_stack(&self.netns, &[], program)).unwrap()
     }
 
-    /// Starts a program on the stack that reaches the kernel's address by the stack.
+    /// Starts a program that reaches the kernel's address through the stack.
     fn start_apart(&self, program: &[&str]) -> Process {
         Process::spawn(program[0], self.on_stack(&self.apart, &[], program)).unwrap()
     }
 
-    /// Starts a program beside the stack.
+    /// Starts a program on the kernel's stack.
     fn start_beside(&self, program: &[&str]) -> Process {
         let mut command = self.netns.command(program[0]);
         command.args(&program[1..]);
         Process::spawn(program[0], command).unwrap()
     }
 
-    /// What a program on the stack prints, which ends well.
+    /// Runs a program on the stack, which must succeed. Returns its output.
     fn run(&self, program: &[&str]) -> String {
         finish(self.start(program))
     }
 
-    /// The same of one that reaches the kernel's address by the stack.
+    /// Runs a program that reaches the kernel's address through the stack, and must succeed. Returns its output.
     fn run_apart(&self, program: &[&str]) -> String {
         finish(self.start_apart(program))
     }
 
-    /// What a program beside the stack prints, which ends well.
+    /// Runs a program on the kernel's stack, which must succeed. Returns its output.
     fn run_beside(&self, program: &[&str]) -> String {
         finish(self.start_beside(program))
     }
@@ -143,7 +144,7 @@ impl Stage {
         until("a listener", || self.connects(address, port), || server.tail());
     }
 
-    /// Waits until a listener at an address and port is gone: a stack finds out about a program's end after its parent
+    /// Waits until no program listens at an address and port. The stack notices a program's end later than its parent
     /// does.
     fn wait_free(&self, address: &str, port: u16) {
         until("the end of a listener", || !self.connects(address, port), String::new);
@@ -155,7 +156,7 @@ impl Stage {
     }
 }
 
-/// Waits for a program to end, well: what it printed.
+/// Waits for a program to end successfully. Returns its output.
 fn finish(mut program: Process) -> String {
     let status = program.wait_for_exit(TIMEOUT).unwrap();
     assert!(status.success(), "{status}: {}", program.tail());
@@ -171,7 +172,8 @@ fn until(what: &str, mut holds: impl FnMut() -> bool, tail: impl Fn() -> String)
     }
 }
 
-/// Kills what is in a namespace when it is dropped, or this process has ended: servers leave children, and themselves.
+/// Kills the processes in a namespace when it is dropped or when this process has ended. Servers may leave themselves
+/// or children behind.
 struct Guard(Child);
 
 impl Guard {
@@ -197,7 +199,7 @@ impl Drop for Guard {
     }
 }
 
-/// A process's children.
+/// Returns a process's children.
 fn children(parent: u32) -> Vec<u32> {
     let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let path: PathBuf = entry.ok()?.path();
@@ -206,10 +208,10 @@ fn children(parent: u32) -> Vec<u32> {
     processes.filter(|(_, path)| parent_of(path) == Some(parent)).map(|(id, _)| id).collect()
 }
 
-/// The parent of a process that lives, by its directory in `/proc`.
+/// Returns the parent of a live process, given its directory in `/proc`.
 fn parent_of(process: &Path) -> Option<u32> {
     let stat = fs::read_to_string(process.join("stat")).ok()?;
-    // The name, in parentheses, may have any character.
+    // The name is in parentheses and may contain any character.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     (fields.next()? != "Z").then(|| fields.next()?.parse().ok())?
 }

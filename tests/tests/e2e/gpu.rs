@@ -1,5 +1,5 @@
-//! `offcore gpu`, on threads that stand in for a GPU, between veth pairs: every frame comes out once and in order, with
-//! swapped addresses unless the workload is `none`, for any workload and burst.
+//! `offcore gpu` with threads that emulate a GPU, between veth pairs: every frame is sent once and in order, with
+//! swapped addresses unless the workload is `none`, for any workload and burst size.
 
 mod check;
 mod refused;
@@ -18,11 +18,11 @@ use traffic::{Network, Stream, exchange, receive};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Ip, Need::Cores(2), Need::HostDevice];
 const WORKLOADS: [&str; 5] = ["none", "cpu", "kernel", "persistent", "graph"];
-/// The workloads of a device.
+/// The device workloads.
 const LAUNCHES: [&str; 3] = ["kernel", "persistent", "graph"];
 const BURSTS: [u32; 4] = [1, 7, 257, 1024];
 
-/// The flags of a device workload, with a long timeout for busy machines.
+/// Returns the flags of a device workload, with a long timeout for busy machines.
 fn device(how: &str) -> impl Iterator<Item = &str> {
     let by_device = LAUNCHES.iter().any(|launch| how.contains(launch));
     let flags = if by_device { "--device host --timeout 10000" } else { "" };
@@ -46,14 +46,14 @@ fn start(network: &Network, ports: &[&str], how: &str) -> Offcore {
 const PAIRED: [&str; 2] = ["af_packet:p0,slots=4096", "af_packet:p1,slots=4096"];
 const PAIR: &str = "--port-topology paired";
 
-/// Streams between two wires, both ways. Without a workload addresses are not swapped.
+/// Returns streams between two wires in both directions. Without a workload, addresses are not swapped.
 fn both_ways(how: &str) -> [Stream; 2] {
     [(0, 0, 1), (1, 1, 0)]
         .map(|(number, from, to)| Stream::new(number, from, to).that_swaps(!how.contains("-w none")))
 }
 
-/// Stops it and checks that there was no error, that packets in and out at each port match the streams, and that
-/// nothing is left on the wires.
+/// Stops `offcore gpu` and checks that there was no error, that the packet counts of each port match the streams, and
+/// that no frames are left on the wires.
 fn stop(offcore: Offcore, wires: &mut [Wire], streams: &mut [Stream], ports: usize) -> Report {
     let report = switch::stop(offcore);
     report.assert_only_drops(&[]);
@@ -69,7 +69,7 @@ fn stop(offcore: Offcore, wires: &mut [Wire], streams: &mut [Stream], ports: usi
     report
 }
 
-/// A counter summed over all pipelines.
+/// Returns a counter, summed over all pipelines.
 fn work(report: &Report, name: &str) -> u64 {
     let pipelines = report.0["work"].as_array().unwrap_or_else(|| panic!("no work in {report}"));
     pipelines.iter().map(|work: &Value| work[name].as_u64().unwrap()).sum()
@@ -80,15 +80,14 @@ fn window(burst: u32) -> u32 {
     (burst * 3 / 2).max(48)
 }
 
-/// Frames of each stream.
+/// Returns a number of frames in flight that fills bursts.
 fn packets() -> u32 {
     if full() { 50_000 } else { 1500 }
 }
 
-/// The burst timeout in microseconds.
 const BURST_TIMEOUT: u64 = 20_000;
 
-/// Frames go both ways between two ports, full bursts first, the rest by the burst timeout.
+/// Frames go in both directions between two ports. Full bursts are sent first, the rest after the burst timeout.
 fn frames_go_through(network: &Network, ports: [&str; 2], burst: u32, how: &str) {
     let mut wires = network.wires();
     let how = format!("{PAIR} -b {burst} --burst-timeout {BURST_TIMEOUT} {how}");
@@ -98,13 +97,13 @@ fn frames_go_through(network: &Network, ports: [&str; 2], burst: u32, how: &str)
     exchange(&mut wires, &mut streams, packets(), window(burst), &offcore);
     let report = stop(offcore, &mut wires, &mut streams, 2);
     let (all, bursts) = (2 * u64::from(packets()), work(&report, "bursts"));
-    // Partial bursts have waited, except for the last one of each pipeline.
+    // Partial bursts have waited, except for the last burst of each pipeline.
     let waits = since.elapsed().as_micros() as u64 / BURST_TIMEOUT + 1;
     let most = all / u64::from(burst) + 2 * waits;
     assert!(bursts >= all.div_ceil(burst.into()) && bursts <= most, "{how}: {bursts} bursts: {report}");
 }
 
-/// Forty runs that check some thousand frames each.
+/// Forty runs with some thousand frames each.
 #[test]
 fn every_workload_swaps_every_frame() {
     let Some(()) = require(NEEDS) else { return };
@@ -153,7 +152,7 @@ fn memory_gpu_returns_every_packet() {
     }
 }
 
-/// Flows are spread over the queues, each keeps its order.
+/// Flows are spread over the queues, and each flow keeps its order.
 #[test]
 fn two_pipelines_take_two_queues() {
     let Some(()) = require(NEEDS) else { return };
@@ -172,7 +171,7 @@ fn two_pipelines_take_two_queues() {
     }
 }
 
-/// Everything received is sent after a stop.
+/// Everything that was received is sent after a stop.
 #[test]
 fn stop_loses_no_accepted_packet() {
     let Some(()) = require(NEEDS) else { return };
@@ -187,7 +186,7 @@ fn stop_loses_no_accepted_packet() {
             let mut streams = both_ways(&how);
             exchange_until(&mut wires, &mut streams, 600);
             offcore.signal(Signal::TERM).unwrap();
-            // Frames continue during the stop.
+            // Frames arrive during the stop.
             streams.iter_mut().for_each(|stream| stream.send(&wires, 50, 2000));
             let finished = offcore.wait().unwrap();
             let report = Report::last_of(&finished);
@@ -204,7 +203,7 @@ fn stop_loses_no_accepted_packet() {
     }
 }
 
-/// Sends frames of each stream, and receives until a first burst has come.
+/// Sends frames of each stream, and receives until the first burst has arrived.
 fn exchange_until(wires: &mut [Wire], streams: &mut [Stream], packets: u32) {
     let since = Instant::now();
     while streams.iter().any(|stream| stream.sent < packets || stream.received == 0) {
@@ -250,7 +249,7 @@ fn run_ends_after_its_measured_packets() {
     assert!(packets >= 2000 && packets <= accepted - 1000, "{report}");
     assert!(bytes >= 60 * packets && bytes <= report.bytes(0, "rx"), "{report}");
     assert!(seconds > 0.0 && seconds < since.elapsed().as_secs_f64(), "{report}");
-    // With FCS, preamble and gap; a rate over less than a tenth of a second says nothing.
+    // The length includes FCS, preamble and gap. A rate over less than 0.1 s is not meaningful.
     let bits = (bytes + 24 * packets) as f64 * 8.0;
     for (found, what) in [(mpps, packets as f64 / 1e6), (gbps, bits / 1e9)] {
         let expected = (seconds >= 0.1).then_some(what / seconds);
@@ -259,7 +258,7 @@ fn run_ends_after_its_measured_packets() {
     }
 }
 
-/// All packets count, and so does the time from the start.
+/// Without a warm-up, all packets and the whole time count.
 #[test]
 fn short_capture_is_measured_whole() {
     let _cores = exclusive();

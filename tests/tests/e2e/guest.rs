@@ -18,15 +18,15 @@ const HOST: &str = "10.77.0.1";
 const GUEST: &str = "10.77.0.2";
 const MAC: &str = "52:54:00:00:00:02";
 const TAP: &str = "tap0";
-/// How long a guest that was just connected again may take to answer: QEMU looks for the back end once a second.
+/// Time limit for a guest to answer after it was connected again. QEMU retries the connection once per second.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the system of a guest, a switch and a TAP interface is like.
+/// The configuration of a guest, a switch and a TAP interface.
 #[derive(Clone, Copy, Debug)]
 struct System {
     packed: bool,
     queues: u16,
-    /// Whether checksums and segmentation are left to the other side by the guest, and by the TAP interface.
+    /// Whether checksum and segmentation offloads are on at the guest and at the TAP interface.
     offloads: [bool; 2],
     copies: Copies,
 }
@@ -34,7 +34,7 @@ struct System {
 impl System {
     const PLAIN: Self = Self { packed: false, queues: 1, offloads: [false; 2], copies: Copies::Core };
 
-    /// The switch in the namespace, with its TAP interface up.
+    /// Starts the switch in the namespace and sets its TAP interface up.
     fn start(self, netns: &Netns, dir: &TempDir, more: &[&str]) -> Offcore {
         let Self { queues, offloads: [_, offloads], copies, .. } = self;
         let socket = format!("vhost:{},queues={queues}", dir.file("g").display());
@@ -47,7 +47,7 @@ impl System {
         offcore
     }
 
-    /// The guest on this core.
+    /// Boots the guest on this core.
     fn boot(self, core: usize, dir: &TempDir) -> Guest {
         let Self { packed, queues, offloads: [offloads, _], .. } = self;
         let nic = Nic::new(dir.file("g"), MAC, &format!("{GUEST}/24"));
@@ -59,7 +59,7 @@ impl System {
     }
 }
 
-/// What every test here needs.
+/// Checks the requirements of every test here.
 fn needed() -> Option<()> {
     let needs = [Need::Root, Need::Tun, Need::Guest, Need::Ip, Need::Ping, Need::Iperf3, Need::Ethtool];
     require(&[&needs[..], &[Need::Cores(2)]].concat())
@@ -73,11 +73,10 @@ fn wait_for_guest(netns: &Netns) {
     }
 }
 
-/// Pings of 56 and of 8000 bytes, which are six fragments, from the namespace and from the guest.
+/// Pings with 56 bytes and with 8000 bytes, which are six fragments, from the namespace and from the guest.
 ///
-/// A guest in software emulation on a busy core may answer too late for `ping` whatever the back end is (dpdk-testpmd's
-/// is no different), so a round that is not complete is made again; that packets were lost by the switch would be in
-/// its report.
+/// An emulated guest on a busy core may answer too late for `ping`, whatever the back end (dpdk-testpmd behaves the
+/// same). Therefore an incomplete round is repeated. Packets that the switch loses would be in its report.
 fn ping_both_ways(netns: &Netns, guest: &mut Guest) {
     for size in ["56", "8000"] {
         let complete = |text: &str| text.contains(" 0% packet loss");
@@ -95,14 +94,14 @@ fn ping_both_ways(netns: &Netns, guest: &mut Guest) {
     }
 }
 
-/// Which way a TCP stream goes, seen from the namespace.
+/// Direction of a TCP stream, seen from the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     ToGuest,
     FromGuest,
 }
 
-/// A TCP stream of a second. The guest's server may still be busy with the stream before, and then refuses the
+/// Runs a TCP stream for a second. The guest's server may still be busy with the previous stream, and then refuses the
 /// next one.
 fn iperf(netns: &Netns, way: Way) {
     let mut args = vec!["-J", "-c", GUEST, "-P", "4", "-t", if full() { "20" } else { "1" }];
@@ -130,25 +129,25 @@ fn iperf_both_ways(netns: &Netns) {
     iperf(netns, Way::FromGuest);
 }
 
-/// Stops the switch; its report says that packets went both ways and that nothing was malformed.
+/// Stops the switch. Its report must have packets in both directions and no malformed descriptors.
 fn stop(offcore: Offcore, copies: Copies) {
     let (report, _) = stop_with_log(offcore);
     for (port, half) in [(0, "rx"), (0, "tx"), (1, "rx"), (1, "tx")] {
         assert!(report.packets(port, half) > 100, "{report}");
     }
-    // A guest or a kernel that is slower than the other drops what it has no room for, and TCP sends it again.
+    // If the guest or the kernel is slower than the other, its full queue drops packets, and TCP sends them again.
     report.assert_only_drops(&["port0 tx full", "port0 tx down", "port1 tx full", "port1 tx down"]);
     report.assert_copies(copies, report.packets(0, "rx") + report.packets(0, "tx"));
 }
 
-/// One guest all the while: its machine is restarted, and the switch is killed and started again.
+/// Uses one guest throughout: its machine is restarted, and the switch is killed and started again.
 fn through_reboots_and_restarts(system: System, core: usize, more: &[&str]) {
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
     let mut offcore = system.start(&netns, &dir, more);
     let mut guest = system.boot(core, &dir);
     wait_for_guest(&netns);
     ping_both_ways(&netns, &mut guest);
-    // Only what came before both ends were up, with buffers, had nowhere to go: pings are all answered.
+    // Only packets that arrived before both ends were up with buffers were dropped. All pings are answered.
     switch::latest(&offcore).assert_only_drops(&["port0 tx down", "port0 tx full", "port1 tx down"]);
     iperf_both_ways(&netns);
 
@@ -159,12 +158,11 @@ fn through_reboots_and_restarts(system: System, core: usize, more: &[&str]) {
 
     for _ in 0..if full() { 10 } else { 1 } {
         offcore.signal(Signal::KILL).unwrap();
-        // Its interface goes with it.
+        // The TAP interface is deleted with the switch.
         assert_eq!(offcore.wait().unwrap().status.code(), None, "killed");
         offcore = system.start(&netns, &dir, more);
         if system.packed {
-            // Where a back end that was killed had been in a packed ring is known to nobody: only the driver can begin
-            // a new one.
+            // The position of a killed back end in a packed ring is lost. Only the driver can start a new ring.
             guest.reboot().unwrap();
             guest.start_iperf3_server().unwrap();
         }
@@ -189,7 +187,7 @@ fn a_guest_with_split_rings() {
 fn a_guest_with_packed_rings() {
     let Some(()) = needed() else { return };
     let core = one_core();
-    // A helper that polled would take half of the guest's core.
+    // A helper that busy-polls would use half of the guest's core.
     let helped = System { packed: true, copies: Copies::Helper, ..System::PLAIN };
     through_reboots_and_restarts(helped, core.number(), switch::idle());
     if full() {

@@ -1,7 +1,8 @@
-//! Bad input at the running binary: front ends that break the protocol, sockets that are taken, a pool that runs dry.
+//! Bad input to the running binary: front ends that break the protocol, sockets that are in use, a pool that is
+//! exhausted.
 //!
-//! What each wrong message does to the device is tested beside the device. Here it is what a user sees: a line that
-//! says what was wrong, a neighbour that notices nothing, and a good front end that is served next.
+//! The device's own tests check the effect of each invalid message on the device. These tests check the user's view:
+//! the log names the error, other ports are not affected, and the next correct front end is served.
 
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -23,14 +24,15 @@ const SET_VRING_NUM: u32 = 8;
 const SET_VRING_ADDR: u32 = 9;
 const SET_VRING_CALL: u32 = 13;
 const SET_VRING_ENABLE: u32 = 18;
-/// Protocol version 1, no flag.
+/// Protocol version 1, without flags.
 const VERSION: u32 = 1;
 
-/// A connection whose other end may do as it likes.
+/// A connection whose other end may behave in any way.
 struct Peer(UnixStream);
 
 impl Peer {
-    /// Connects; the switch takes on one front end at a time, so a reply may take until the one before is gone.
+    /// Connects. The switch serves one front end at a time, so a reply may be delayed until the previous front end is
+    /// gone.
     fn connect(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -47,7 +49,7 @@ impl Peer {
         assert_eq!(sent.unwrap(), bytes.len());
     }
 
-    /// Asks for the features; `None` when the connection has ended instead.
+    /// Requests the features. Returns `None` if the connection has ended instead.
     fn features(&mut self) -> Option<u64> {
         self.send(&message(GET_FEATURES, VERSION, &[]), &[]);
         let mut reply = [0; 20];
@@ -58,14 +60,14 @@ impl Peer {
 
     /// Waits until the other side has closed the connection.
     fn assert_closed(&mut self, what: &str) {
-        // A reset, when something that it sent had not been read.
+        // The connection is reset if the other side had not read everything.
         let end = self.0.read(&mut [0; 64]);
         let reset = end.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset);
         assert!(reset || matches!(end, Ok(0)), "{what}: the connection goes on: {end:?}");
     }
 }
 
-/// A message with a header that tells the truth about its length.
+/// Returns a message whose header has the correct length.
 fn message(code: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     let size = u32::try_from(payload.len()).unwrap();
     [&header(code, flags, size)[..], payload].concat()
@@ -83,17 +85,16 @@ fn null() -> OwnedFd {
     std::fs::File::open("/dev/null").unwrap().into()
 }
 
-/// What a bad message leads to.
+/// The consequence of an invalid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
-    /// It is refused, and the connection goes on.
+    /// The message is refused, and the connection stays open.
     Refused,
     /// The connection is closed.
     Closed,
 }
 
-/// A message that the protocol does not allow: name, bytes, how many file descriptors, consequence, and what the log
-/// says.
+/// A message that the protocol does not allow: name, bytes, number of file descriptors, consequence, and log message.
 type Bad = (&'static str, Vec<u8>, usize, Then, &'static str);
 
 fn bad_messages() -> Vec<Bad> {
@@ -122,13 +123,13 @@ fn bad_messages() -> Vec<Bad> {
         ("not an eventfd", plain(SET_VRING_CALL, &words([0])), 1, Refused, "expected an eventfd"),
         ("memory in no file", plain(SET_MEM_TABLE, &region), 1, Refused, "SET_MEM_TABLE: region 0x0"),
         ("too many regions", plain(SET_MEM_TABLE, &words([33])), 0, Refused, "33 regions, expected 1 to 32"),
-        // Before the memory and the size that it refers to: kept, and no more.
+        // This message precedes the memory table and the size that it refers to. It is only stored.
         ("out of order", plain(SET_VRING_ADDR, &addr), 0, Refused, ""),
     ];
     bad
 }
 
-/// Waits until the log has more lines that contain `text` than `before`.
+/// Waits until the log has more than `before` lines that contain `text`.
 fn wait_for_log(offcore: &Offcore, text: &str, before: usize) {
     switch::wait_until(&format!("{text:?} is logged"), || count(offcore, text) > before);
 }
@@ -141,20 +142,20 @@ fn open_files(offcore: &Offcore) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", offcore.id())).unwrap().count()
 }
 
-/// Waits until the switch has no more files open than `before`: it has noticed that the last front end is gone, and
-/// has kept none of the file descriptors that nobody wanted.
+/// Waits until the switch has no more than `before` open files. It has then noticed that the last front end is gone,
+/// and has closed all unneeded file descriptors.
 fn wait_for_files(offcore: &Offcore, before: usize) {
     switch::wait_until(&format!("{before} files are open"), || open_files(offcore) <= before);
 }
 
-/// A front end of ours with a generator, on lcore 1, whose packets a switch sends back.
+/// Starts an Offcore front end with a generator on lcore 1. A switch sends its packets back.
 fn good_front_end(socket: &Path, generator: &str) -> Offcore {
     let front_end = format!("virtio-user:{},queue_size=1024", socket.display());
     switch::start_on(1, &[&front_end, generator], Copies::Core, 1, &["--mbufs", "8192"])
 }
 
-/// Asserts that a switch received all that a good front end sent, and that this one got back, in order and unchanged,
-/// all that the switch did not drop for want of room, but for what was on its way when it stopped.
+/// Asserts that a switch received everything that a correct front end sent. The front end must have received, in order
+/// and unchanged, all packets that the switch did not drop for lack of room, except for packets in flight at the stop.
 fn assert_served(front_end: &Report, switch: &Report, port: usize) {
     assert_eq!(switch.packets(port, "rx"), front_end.packets(0, "tx"), "{front_end} {switch}");
     assert_eq!(switch.packets(port, "tx") + switch.full(port), switch.packets(port, "rx"), "{switch}");
@@ -162,7 +163,7 @@ fn assert_served(front_end: &Report, switch: &Report, port: usize) {
     let on_their_way = switch.packets(port, "tx").checked_sub(found.received);
     assert!(on_their_way.is_some_and(|packets| packets <= 1024), "{front_end} {switch}");
     assert_eq!((found.wrong, found.verified), (0, found.received), "{front_end}");
-    // Before the connection was there, and the burst that still waited for room in the end.
+    // Drops happened before the connection existed, and in the burst that still waited for room at the end.
     front_end.assert_only_drops(&["port0 tx down", "port0 tx full"]);
     assert!(front_end.full(0) <= 32, "{front_end}");
     let early = front_end.dropped("port0 tx down");
@@ -196,7 +197,7 @@ fn bad_front_ends_harm_nobody_else() {
             wait_for_log(&offcore, says, before);
         }
     }
-    // Every message is cut off: in the header, between header and payload, in the payload.
+    // Every message is truncated: in the header, between header and payload, and in the payload.
     for cut in [1, 11, 12, 15] {
         let before = count(&offcore, "closed the connection after");
         let mut peer = Peer::connect(&attacked);
@@ -205,14 +206,14 @@ fn bad_front_ends_harm_nobody_else() {
         drop(peer);
         wait_for_log(&offcore, "closed the connection after", before);
     }
-    // More mistakes than a log should hold.
+    // More errors than a log should hold.
     let mut peer = Peer::connect(&attacked);
     for _ in 0..1000 {
         peer.send(&message(250, VERSION, &[]), &[]);
     }
     assert!(peer.features().is_some());
     assert!(count(&offcore, "request 250 is not supported") < 100, "{}", offcore.stderr());
-    // A front end that stops in the middle of a message; it holds up the next one only, until it is gone.
+    // A front end that stops in the middle of a message blocks only the next front end, until it is gone.
     peer.send(&header(SET_FEATURES, VERSION, 8), &[]);
     let by_now = switch::latest(&traffic).packets(1, "tx");
     switch::wait_for_packets(&mut traffic, 1, "tx", by_now + 5_000);
@@ -272,7 +273,7 @@ fn stale_socket_is_replaced() {
     let port = format!("vhost:{}", socket.display());
     let mut first = switch::start(&[&port], Copies::Core, 1, &[]);
     switch::wait_for_status(&mut first, 0, "waiting for a front end");
-    // While it lives, another one is refused.
+    // While the first process lives, a second one is refused.
     let second = Offcore::run(&["switch", "--port", &port, "--duration", "5"]).unwrap();
     assert_eq!(second.status.code(), Some(1), "{second:?}");
     assert!(Peer::connect(&socket).features().is_some(), "the first one was harmed");
@@ -286,7 +287,7 @@ fn stale_socket_is_replaced() {
     assert!(!socket.exists(), "a switch that stops takes its socket with it");
 }
 
-/// The smallest pool, and an engine that keeps all of it in flight: packets wait in the guest, none is lost or changed.
+/// With the smallest pool, and an engine that holds all of it, packets wait in the guest. None is lost or changed.
 #[test]
 fn a_pool_that_runs_dry_makes_packets_wait() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };

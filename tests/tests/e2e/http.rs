@@ -1,4 +1,4 @@
-//! `offcore tcp --app http:DIR` against curl, wrk and sockets of the kernel's.
+//! `offcore tcp --app http:DIR` against curl, wrk and sockets of the kernel.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ pub(super) const PORT: u16 = 8080;
 pub(super) const FILES: [(&str, usize); 4] =
     [("none", 0), ("one", 1), ("some.txt", 100_000), ("many.bin", 20_000_000)];
 
-/// A directory of files, removed with them.
+/// A directory with files that is removed when dropped.
 pub(super) struct Site(PathBuf);
 
 impl Site {
@@ -26,7 +26,7 @@ impl Site {
         Self(path)
     }
 
-    /// The argument of `--app`.
+    /// Returns the argument of `--app`.
     pub(super) fn app(&self) -> String {
         format!("http:{}:{PORT}", self.0.display())
     }
@@ -47,7 +47,7 @@ pub(super) fn url(address: &str, path: &str) -> String {
     format!("http://{host}:{PORT}/{path}")
 }
 
-/// What curl prints.
+/// Returns the output of curl.
 pub(super) fn curl(netns: &Netns, args: &[&str]) -> Vec<u8> {
     let mut command = netns.command("curl");
     let output = command.args(["--silent", "--show-error", "--max-time", "60", "--globoff"]).args(args);
@@ -114,7 +114,7 @@ fn many_requests_on_one_connection() {
     );
     netns
         .within(|| {
-            // Requests that do not wait for answers, in one stream that then ends.
+            // Pipelined requests in one stream that then ends.
             let mut stream = connect(OURS[0], PORT);
             let request = "GET /some.txt HTTP/1.1\r\nHost: a\r\n\r\n".repeat(50);
             stream.write_all(request.as_bytes())?;
@@ -144,7 +144,7 @@ fn bad_requests_and_slow_ones() {
     let offcore = host(&netns, "", &["--app", &site.app(), "--idle", "sleep"]);
     netns
         .within(|| {
-            // It never ends its request, and is told so after ten seconds.
+            // A client that never ends its request gets an error after ten seconds.
             let mut slow = connect(OURS[0], PORT);
             slow.write_all(b"GET /one HTTP/1.1\r\nHost:")?;
             let ask = |bytes: &[u8]| {
@@ -159,7 +159,7 @@ fn bad_requests_and_slow_ones() {
                 (b"\x16\x03\x01 nonsense\r\n\r\n".to_vec(), "400 Bad Request"),
                 (long("GET /"), "414 URI Too Long"),
                 (long("GET / HTTP/1.1\r\nA: "), "431 Request Header Fields Too Large"),
-                // What follows is the body of the request, and no request.
+                // The text that follows is the body of the request, not a second request.
                 (
                     b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 60\r\n\r\nGET /one HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
                     "405 Method Not Allowed",

@@ -1,7 +1,7 @@
-//! Frames of 9000 bytes and more over every kind of port that there is: each is checked byte for byte at its end.
+//! Frames of 9000 bytes and more over every kind of port, checked byte by byte at the receiver.
 //!
-//! [`PAIRS`] has two ports that are connected with each other, one in each of two processes, on a line. Every pair goes
-//! through the same tests.
+//! Each entry of [`PAIRS`] has two connected ports on one line, one for each of two processes. Every pair runs the same
+//! tests.
 
 use peers::{
     Need, NetVhost, Netns, Offcore, TempDir, Testpmd, TestpmdConfig, VirtioUser, exclusive, require,
@@ -9,22 +9,22 @@ use peers::{
 
 use crate::switch::{self, Copies, Generated, Report};
 
-/// A frame of 9000 bytes of payload, FCS included.
+/// A frame with 9000 bytes of payload, including FCS.
 const JUMBO: u32 = 9018;
-/// Frames each way.
+/// Number of frames in each direction.
 const PACKETS: u64 = 20_000;
-/// Frames per second: of more than that some are dropped where a process has to wait for a core.
+/// Frames per second. At higher rates, frames are dropped if a process has to wait for a core.
 const RATE: u64 = 10_000;
 
-/// Two ports that are connected with each other; `S` stands for a socket of the test's own. The first one is opened first.
+/// Two connected ports. `S` stands for a socket of the test. The first port is opened first.
 struct Pair {
     name: &'static str,
     ports: [&'static str; 2],
-    /// The longest frame that passes, FCS included.
+    /// The longest frame that passes, including FCS.
     longest: u32,
 }
 
-/// Every pair that jumbo frames pass.
+/// All pairs that support jumbo frames.
 const PAIRS: &[Pair] = &[
     Pair { name: "split rings", ports: ["vhost:S", "virtio-user:S,queue_size=4096"], longest: 65_553 },
     Pair {
@@ -56,7 +56,7 @@ impl Pair {
     }
 }
 
-/// A running switch between these ports on an lcore.
+/// Starts a switch between these ports on an lcore.
 fn switch_of<const N: usize>(lcore: usize, ports: [&str; N]) -> Offcore {
     switch::start_on(lcore, &ports, Copies::Core, 1, &["--mbufs", "65536"])
 }
@@ -65,8 +65,8 @@ fn generator(size: u32) -> String {
     format!("gen:size={size},count={PACKETS},rate={RATE}")
 }
 
-/// Asserts that what one generator sent has come to the other, but for what was dropped before the ports were connected
-/// and, where `full` names such queues, for want of room: drops of `lost`.
+/// Asserts that the other end received all frames that a generator sent, except for frames that were dropped before the
+/// ports were connected, and for `dropped` frames that were dropped for lack of room.
 fn assert_arrived(what: &str, sent: &Generated, found: &Generated, dropped: u64, reports: &[&Report]) {
     let text = || reports.iter().map(|report| report.to_string()).collect::<String>();
     assert_eq!(sent.sent, PACKETS, "{what}: {}", text());
@@ -75,7 +75,7 @@ fn assert_arrived(what: &str, sent: &Generated, found: &Generated, dropped: u64,
     assert!(found.received > PACKETS / 2, "{what}: {}", text());
 }
 
-/// Frames of `size` go both ways between two processes, over `pair`.
+/// Frames of `size` bytes go in both directions between two processes, over `pair`.
 fn both_ways(pair: &Pair, size: u32) {
     let dir = TempDir::new().unwrap();
     let [first, second] = pair.ports(&dir);
@@ -117,7 +117,7 @@ fn the_longest_frames_both_ways() {
     }
 }
 
-/// Two generators, each on one end of a pair; a switch connects the other ends. `forward` is what it does with frames.
+/// Two generators, each on one end of a pair. A switch connects the other ends, with forwarding mode `forward`.
 fn through_a_switch(pairs: [&Pair; 2], forward: &str) {
     let (dirs, generator) = ([TempDir::new().unwrap(), TempDir::new().unwrap()], generator(JUMBO));
     let [[a, a_end], [b, b_end]] = [pairs[0].ports(&dirs[0]), pairs[1].ports(&dirs[1])];
@@ -128,7 +128,7 @@ fn through_a_switch(pairs: [&Pair; 2], forward: &str) {
     let mut done = |port| switch::wait_for_packets(&mut ends, port, "rx", PACKETS);
     done(1);
     done(3);
-    // What is on its way arrives, unless it was dropped.
+    // Packets in flight arrive unless they were dropped.
     let lost = |ends: &Report, middle: &Report, from: usize, to: usize| {
         ends.dropped(&format!("port{from} tx down"))
             + ["full", "down"]
@@ -149,7 +149,7 @@ fn through_a_switch(pairs: [&Pair; 2], forward: &str) {
     }
 }
 
-/// From guest to guest in one copy, and by way of packet buffers.
+/// From guest to guest in one copy, and through packet buffers.
 #[test]
 fn frames_of_9000_bytes_through_a_switch() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
@@ -159,11 +159,11 @@ fn frames_of_9000_bytes_through_a_switch() {
     };
     through_a_switch([split, packed], "io");
     through_a_switch([packed_chains, split_chains], "mac");
-    // The switch has virtio-user ports.
+    // The switch uses virtio-user ports.
     through_a_switch([connecting, connecting], "macswap");
 }
 
-/// `txonly` and `flowgen` make frames of several buffers, too.
+/// `txonly` and `flowgen` also generate frames of several buffers.
 #[test]
 fn jumbo_frames_in_forwarding_modes() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
@@ -182,7 +182,7 @@ fn jumbo_frames_in_forwarding_modes() {
     }
 }
 
-/// Two generators next to each other.
+/// Two generators that are directly connected.
 #[test]
 fn every_length_between_generators() {
     let Some(()) = require(&[]) else { return };

@@ -1,4 +1,4 @@
-//! A switch is killed again and again in the middle of the traffic: the next one goes on where it was.
+//! A switch is killed repeatedly in the middle of traffic. The next switch continues at the same position.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
@@ -8,24 +8,25 @@ use rustix::process::Signal;
 
 use crate::switch::{self, Copies, Report, full};
 
-/// Frames that each side sends in a second, FCS included their length, and how many there are in a kill.
+/// Frames per second from each generator, and the minimum number of frames between two kills.
 const RATE: u64 = 100_000;
 const EACH: u64 = 10_000;
-/// Descriptors of a virtqueue. Buffers of a burst that were forgotten at each kill would be most of them.
+/// Descriptors of a virtqueue. If each kill leaked the buffers of a burst, most descriptors would be lost.
 const RING: u64 = 128;
-/// What may be lost at a kill without being counted: packets in the rings and in a switch's hands, and those dropped after its last report.
+/// Maximum number of packets that a kill loses without counting them: packets in the rings and in the switch, and
+/// packets that were dropped after its last report.
 const UNCOUNTED: u64 = 2500;
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
     packed: bool,
     copies: Copies,
-    /// Whether packets go from one guest to another, in one copy, or back to where they came from, in two.
+    /// Whether packets go from one guest to the other in one copy, or back to their sender in two copies.
     one_copy: bool,
 }
 
 impl Case {
-    /// The switch that is killed.
+    /// Starts the switch that is killed.
     fn switch(self, dir: &TempDir) -> Offcore {
         let ports = ["a", "b"].map(|name| format!("vhost:{}", dir.file(name).display()));
         match self.one_copy {
@@ -34,7 +35,7 @@ impl Case {
         }
     }
 
-    /// Its guests: 0 has generator 1 behind it, and 2 has generator 3.
+    /// Starts the guests. Port 0 is connected to generator 1, and port 2 to generator 3.
     fn guests(self, dir: &TempDir) -> Offcore {
         let packed = if self.packed { ",packed" } else { "" };
         let virtio = |name| format!("virtio-user:{},queue_size={RING}{packed}", dir.file(name).display());
@@ -48,7 +49,7 @@ impl Case {
         if self.one_copy { &[1, 3] } else { &[1] }
     }
 
-    /// Waits until more packets have come through the switch.
+    /// Waits until more packets have passed the switch.
     fn wait_for_more(self, guests: &mut Offcore) {
         for &port in self.generators() {
             let received = |report: &Report| report.generator(port).received;
@@ -68,9 +69,9 @@ fn kill(case: Case, kills: u64) {
     let mut dropped = 0;
     for number in 0..kills {
         case.wait_for_more(&mut guests);
-        // It says what it has dropped while it had one of its guests only.
+        // The report includes the packets that the switch dropped while it had only one guest.
         switch::wait_for_report(&mut relay);
-        // Anywhere between two reports.
+        // Kills the switch at any time between two reports.
         std::thread::sleep(Duration::from_micros(number * 7919 % 50_000));
         relay.signal(Signal::KILL).unwrap();
         dropped += switch::latest(&relay).dropped_in_all();
@@ -78,11 +79,11 @@ fn kill(case: Case, kills: u64) {
         relay = case.switch(&dir);
     }
     case.wait_for_more(&mut guests);
-    // It ends when it has all of its buffers back from the virtqueues, if none was forgotten.
+    // The process ends only when all of its buffers have returned from the virtqueues, so none has leaked.
     let report = switch::stop(guests);
     dropped += switch::stop(relay).dropped_in_all() + report.dropped_in_all();
     report.assert_only_drops(&["port0 tx down", "port2 tx down", "port0 tx full", "port2 tx full"]);
-    // The virtqueues were there all the time from when the first switch was.
+    // The virtqueues stayed up from the start of the first switch.
     for down in ["port0 tx down", "port2 tx down"] {
         assert_eq!(report.drops().get(down), early.get(down), "{report}");
     }
@@ -91,7 +92,7 @@ fn kill(case: Case, kills: u64) {
     for &port in case.generators() {
         let found = report.generator(port);
         assert_eq!(found.verified, found.received, "{report}");
-        // In one copy a burst may have been returned to its receiver and not yet to its sender.
+        // With one copy, a burst may have been returned to its receiver but not yet to its sender.
         let twice = if case.one_copy { 64 * kills } else { 0 };
         assert!(found.duplicates <= twice, "{case:?} {report}");
         assert_eq!(found.wrong, found.duplicates, "{case:?} {report}");

@@ -9,21 +9,21 @@ use serde_json::Value;
 
 use crate::switch::{self, Report, full, latest, stop_with_log};
 
-/// The longest frame that goes over a wire with an MTU of 1500.
+/// The longest frame on a wire with an MTU of 1500.
 const FRAME: u64 = 1514;
-/// How long a guest may take to answer: QEMU looks for the back end once a second.
+/// Time limit for a guest to answer. QEMU retries the connection to the back end once per second.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// A guest's number among the stations.
+/// The guest's station number.
 const GUEST: usize = 9;
 
-/// What a stack's port is.
+/// How a stack is attached to the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attach {
-    /// The stack has the interface of a TAP port.
+    /// The stack uses the interface of a TAP port.
     Tap,
-    /// The stack has one end of a veth pair, AF_XDP sockets the other.
+    /// The stack uses one end of a veth pair, and AF_XDP sockets use the other.
     AfXdp,
-    /// The same with packet sockets.
+    /// Like `AfXdp`, with packet sockets.
     AfPacket,
 }
 
@@ -36,23 +36,23 @@ impl Attach {
         }
     }
 
-    /// What is there before the switch is.
+    /// Creates what must exist before the switch starts.
     fn prepare(self, number: usize, home: &Netns, host: &Netns) {
-        // Nobody says anything that no test asked for.
+        // The kernels only send packets that a test requests.
         for netns in [home, host] {
             switch::quiet(netns);
         }
         if self != Self::Tap {
             let switch_end = format!("sw{number}");
             home.veth(&switch_end, host, &tap(number)).unwrap();
-            // These sockets are not told which checksums were left open.
+            // These sockets do not learn which checksums are missing.
             host.disable_offloads(&tap(number)).unwrap();
             home.ip(&["link", "set", &switch_end, "up"]).unwrap();
             host.ip(&["link", "set", &tap(number), "up"]).unwrap();
         }
     }
 
-    /// What is done once the switch runs.
+    /// Completes the setup once the switch runs.
     fn finish(self, number: usize, home: &Netns, host: &Netns) {
         let interface = tap(number);
         if self == Self::Tap {
@@ -67,21 +67,22 @@ impl Attach {
     }
 }
 
-/// Stacks on ports of a switch, each in a namespace of its own. The interface of number N is `tapN`.
+/// Stacks on ports of a switch, each in its own namespace. The interface of host N is `tapN`.
 struct Lan {
     offcore: Offcore,
     hosts: Vec<Netns>,
-    /// Where the switch is.
+    /// The switch's namespace.
     _home: Netns,
 }
 
 impl Lan {
-    /// A switch with so many TAP ports, then `ports`, and these flags. It leaves its lcore to the stacks when it can.
+    /// Starts a switch with `hosts` TAP ports, then `ports`, and these flags. It sleeps when idle, to leave its lcore
+    /// to the stacks.
     fn new(hosts: usize, ports: &[&str], more: &[&str]) -> Self {
         Self::with(0, &vec![Attach::Tap; hosts], ports, more)
     }
 
-    /// The same with such ports, whose hosts have numbers from `first` on.
+    /// Starts a switch with ports of these kinds. The numbers of the hosts start at `first`.
     fn with(first: usize, kinds: &[Attach], ports: &[&str], more: &[&str]) -> Self {
         let home = Netns::new().unwrap();
         let hosts: Vec<Netns> = kinds.iter().map(|_| Netns::new().unwrap()).collect();
@@ -100,7 +101,7 @@ impl Lan {
         self.hosts[from].run("ping", &["-c2", "-i0.2", "-W5", to]).is_ok()
     }
 
-    /// A TCP stream from one host to an address at which an iperf3 server listens.
+    /// Runs a TCP stream from a host to the address of an iperf3 server.
     fn stream(&self, from: usize, to: &str, more: &[&str]) {
         let args = [&["-J", "-c", to], more].concat();
         let mut report = Value::Null;
@@ -111,7 +112,7 @@ impl Lan {
             if report["error"].is_null() && bytes > 100_000 {
                 return;
             }
-            // The server may still be busy with the stream before.
+            // The server may still be busy with the previous stream.
             std::thread::sleep(Duration::from_millis(200));
         }
         panic!("no stream from host {from} to {to}: {report:#}");
@@ -121,7 +122,7 @@ impl Lan {
         switch::iperf3_server(&self.hosts[host], &[])
     }
 
-    /// Stops the switch; its log is without worries.
+    /// Stops the switch. Its log must have no unexpected warnings.
     fn stop(self) -> Report {
         stop_with_log(self.offcore).0
     }
@@ -139,15 +140,15 @@ fn needed() -> Option<()> {
     require(&[Need::Root, Need::Tun, Need::Ip, Need::Ping, Need::Ethtool, Need::Iperf3, Need::Tcpdump])
 }
 
-/// What the switch has counted for a port.
+/// Returns a counter of a bridge port.
 fn count(report: &Report, port: usize, name: &str) -> u64 {
     let ports = report.0["bridge"]["ports"].as_array().unwrap_or_else(|| panic!("no bridge in {report}"));
     let of = ports.iter().find(|of| of["port"] == format!("port{port}"));
     of.and_then(|of| of[name].as_u64()).unwrap_or_else(|| panic!("no {name} of port {port} in {report}"))
 }
 
-/// Drops that are nobody's fault: what was sent before an interface was up, and what TCP sends again, since a queue of the
-/// other side was full or a socket's own.
+/// Asserts that there are only expected drops: packets that were sent before an interface was up, and packets that TCP
+/// retransmits because a queue of the other side or a socket buffer was full.
 fn assert_only_usual_drops(report: &Report) {
     let drops = report.drops();
     let usual = |drop: &String| drop.ends_with(" tx down") || drop.ends_with(" full");
@@ -177,9 +178,9 @@ fn three_stacks_reach_each_other() {
         assert_eq!(counts, [1, 0, 0], "{report}");
     }
     assert_eq!(report.0["bridge"]["addresses"], 3, "{report}");
-    // The first host looks for both others.
+    // The first host resolves the addresses of both other hosts.
     assert!(count(&report, 0, "flooded") >= 2, "{report}");
-    // The kernel leaves segmentation to the port, and the switch passes it on.
+    // The kernel leaves segmentation to the port, and the switch passes large packets on.
     let mean = report.bytes(1, "tx") / report.packets(1, "tx");
     assert!(mean > FRAME, "packets of {mean} bytes: {report}");
 }
@@ -227,7 +228,7 @@ fn a_station_that_moves_is_followed() {
     assert!(lan.ping(0, "10.77.2.50") && lan.ping(1, &address(0)));
     lan.hosts[1].ip(&["link", "set", &tap(1), "down"]).unwrap();
     bring(&lan, 2);
-    // It says something; from then on its packets find it.
+    // The switch learns the moved host's port from its next packet.
     assert!(lan.ping(2, &address(0)));
     assert!(lan.ping(0, "10.77.2.50"));
     switch::wait_for(&mut lan.offcore, "the station to move", 1, |report| count(report, 2, "moved"));
@@ -235,8 +236,8 @@ fn a_station_that_moves_is_followed() {
     assert_eq!(count(&report, 1, "moved"), 0, "{report}");
 }
 
-/// Two switches whose trunk is a vhost port of one and a virtio-user port of the other; each has a host in VLAN 10 and
-/// one in VLAN 20.
+/// Two switches, connected by a trunk between a vhost port and a virtio-user port. Each has one host in VLAN 10 and one
+/// in VLAN 20.
 #[test]
 fn vlans_are_apart_and_a_trunk_has_both() {
     let Some(()) = needed() else { return };
@@ -257,7 +258,7 @@ fn vlans_are_apart_and_a_trunk_has_both() {
         lan.hosts[host].run("ping", &["-c1", "-W1", &address(to)]).is_err()
     };
     assert!(fails(&left, 0, 1) && fails(&left, 0, 3) && fails(&left, 1, 2) && fails(&right, 0, 1));
-    // Large packets get and lose their tags, and so do those that wait for their checksum.
+    // Tags are also added to and removed from large packets and packets with missing checksums.
     let _servers = [left.serve(0), left.serve(1)];
     right.stream(0, &address(0), &["-t", "1"]);
     right.stream(1, &address(1), &["-t", "1", "-R"]);
@@ -277,7 +278,7 @@ fn vlans_are_apart_and_a_trunk_has_both() {
     assert!(lines.iter().all(|line| !line.contains("incorrect")));
 }
 
-/// The lines of a capture, as tcpdump shows them.
+/// Returns the lines that tcpdump prints for a capture.
 fn capture(path: &std::path::Path, more: &[&str]) -> Vec<String> {
     let mut command = std::process::Command::new("tcpdump");
     command.args(["-nn", "-t", "-r"]).arg(path).args(more);
@@ -308,7 +309,7 @@ fn mirror_has_its_ports_packets() {
     assert!(!lost("mirror"), "{report}");
 
     let lines = capture(&all, &["icmp"]);
-    // Host 2's question is not for port 0, but for the broadcast that looks for host 1.
+    // Of host 2's packets, port 0 sends only the broadcast that resolves host 1's address.
     let expected: Vec<String> =
         (1..=5).flat_map(|n| [format!("echo request, {n}"), format!("echo reply, {n}")]).collect();
     let found = lines.iter().map(|line| {
@@ -320,14 +321,15 @@ fn mirror_has_its_ports_packets() {
     let arp = capture(&all, &["arp"]);
     assert!(arp[0].contains("Request who-has 10.77.2.2 tell 10.77.2.1"), "{arp:?}");
     assert!(arp.iter().any(|line| line.contains("Request who-has 10.77.2.2 tell 10.77.2.3")), "{arp:?}");
-    // Up to the stream nothing was segmented: a packet is a packet. What was in a capture then is in it now.
+    // Nothing was segmented before the stream, so each packet counts once. Everything captured before is in the file
+    // now.
     let before = pinged.packets(0, "rx") + pinged.packets(0, "tx");
     assert!(capture(&all, &[]).len() as u64 >= before, "{pinged}");
     let tcp = capture(&all, &["-vv", "tcp"]);
     assert!(tcp.len() > 500 && tcp.iter().all(|line| !line.contains("incorrect")), "{} lines", tcp.len());
     let lengths = capture(&all, &["greater", "1515"]);
     assert!(lengths.is_empty(), "{} packets are longer than a wire takes", lengths.len());
-    // Bytes of the stream, as many on the way in at port 0 as on the way out at port 1.
+    // Port 0 received as many bytes of the stream as port 1 sent.
     let to_server = |path| {
         let lines = capture(path, &["tcp dst port 5201 and ip src 10.77.2.1"]);
         let length = |line: &String| line.rsplit("length ").next().and_then(|n| n.trim().parse::<u64>().ok());
@@ -342,7 +344,7 @@ fn mirror_has_its_ports_packets() {
 fn a_storm_is_limited() {
     let Some(()) = needed() else { return };
     let _alone = exclusive();
-    // The generator's packets are for a station that is nowhere.
+    // The generator sends its packets to an unknown address.
     let mut lan = Lan::new(2, &["gen:size=64,count=200000,rate=100k"], &["--flood-limit", "1000"]);
     let limited = |report: &Report| count(report, 2, "flood_limited") + count(report, 2, "flooded");
     switch::wait_for(&mut lan.offcore, "the storm to end", 200_000, limited);
@@ -353,7 +355,7 @@ fn a_storm_is_limited() {
     assert_eq!(flooded + count(&report, 2, "flood_limited"), 200_000, "{report}");
 }
 
-/// A guest, and two stacks on these ports: everybody reaches everybody, by pings and TCP streams.
+/// A guest and two stacks on ports of these kinds. All of them reach each other by pings and TCP streams.
 fn a_guest_and_two_stacks(kinds: [Attach; 2]) {
     let Some(()) = needed().and(require(&[Need::Guest, Need::Cores(2)])) else { return };
     let core = one_core();
@@ -400,7 +402,7 @@ fn a_guest_and_two_stacks_on_tap_ports() {
     a_guest_and_two_stacks([Attach::Tap, Attach::Tap]);
 }
 
-/// Ports of three kinds, which take and leave different things to each other.
+/// Three kinds of ports with different offloads.
 #[test]
 fn a_guest_and_stacks_on_af_xdp_and_tap() {
     a_guest_and_two_stacks([Attach::AfXdp, Attach::Tap]);

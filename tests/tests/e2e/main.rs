@@ -1,6 +1,6 @@
-//! End to end: the `offcore` binary, as a user runs it, against real peers.
+//! End-to-end tests of the `offcore` binary, run as by a user, against real peers.
 //!
-//! Each test ends with the counts of both sides. Rates are never asserted: on two cores, with a helper thread and a
+//! Each test compares the counters of both sides. Rates are never asserted: with two cores, a helper thread and a
 //! polling peer, they measure the scheduler. `OFFCORE_FULL=1` runs every combination and longer transfers.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,4 +1,5 @@
-//! `offcore` does no harm: it replaces no file, takes no interface away, leaves nothing behind, and says what went wrong.
+//! `offcore` does no harm: it overwrites no files, takes over no interfaces, leaves nothing behind, and reports errors
+//! clearly.
 
 mod wrong;
 
@@ -16,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::switch::{Report, wait_for_report, wait_for_status, wait_until};
 
-/// A capture file of so many packets of 100 bytes.
+/// Returns a capture file with `packets` packets of 100 bytes.
 pub(crate) fn capture(packets: usize) -> Vec<u8> {
     let words = |words: [u32; 4]| words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<_>>();
     let mut file = words([0xa1b2_c3d4, 4 << 16 | 2, 0, 0]);
@@ -28,14 +29,14 @@ pub(crate) fn capture(packets: usize) -> Vec<u8> {
     file
 }
 
-/// Runs a switch to its end, or for a second.
+/// Runs a switch until it ends, for up to a second.
 fn switch(args: &[&str]) -> Output {
     let mut command = Command::new(binary().unwrap());
     command.args(["switch", "--mbufs", "4096", "--hugepages", "none", "--duration", "1", "--until-idle"]);
     command.args(args).output().unwrap()
 }
 
-/// Asserts how a run has ended, and that what it said last has all of `words`.
+/// Asserts the exit code of a run, and that its last message contains all of `words`.
 fn assert_ended(output: &Output, code: i32, words: &[&str]) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{said}");
@@ -76,14 +77,14 @@ fn captures_are_not_replaced() {
     };
     let run = |args: [String; 4]| switch(&args.each_ref().map(String::as_str));
     assert_ended(&run(onto("")), 1, &["it exists", "'overwrite'"]);
-    // What was made for a port that could be opened goes with one that cannot.
+    // The output file of a port that could be opened is removed if another port cannot be opened.
     let missing = format!("pcap:{}", file("missing"));
     let output = switch(&["--port", &format!("pcap:-,{}", file("new")), "--port", &missing]);
     assert_ended(&output, 1, &["missing", "No such file"]);
     assert_eq!(names(dir.path()), before);
     assert_eq!((fs::read(file("in")).unwrap(), fs::read(file("old")).unwrap()), (input.clone(), old.clone()));
 
-    // One that is killed has what is there in a file of another name, which is not lost either.
+    // A killed process leaves its data in a temporary file, and the existing file is unchanged.
     let slow =
         ["switch", "--port", "gen:rate=1k", "--port", &onto(",overwrite")[3], "--stats-interval", "0.1"];
     let mut killed = Offcore::start(&[&slow[..], &["--format", "json"]].concat()).unwrap();
@@ -134,7 +135,7 @@ fn overwriting_replaces_one_name_only() {
     let Some(()) = require(&[Need::Root]) else { return };
     let dir = TempDir::new().unwrap();
     let file = |name: &str| dir.file(name).display().to_string();
-    // Somebody's file that has the name by which a capture is written, too; and one that only its user may read.
+    // An existing file has the name of the temporary file, and another file is readable only by its owner.
     fs::write(file("precious"), "precious").unwrap();
     fs::hard_link(file("precious"), file("out.part")).unwrap();
     fs::write(file("out"), "old").unwrap();
@@ -146,14 +147,14 @@ fn overwriting_replaces_one_name_only() {
     assert_eq!(fs::read(file("precious")).unwrap(), b"precious");
     let found = fs::metadata(file("out")).unwrap();
     assert_eq!((found.len(), found.mode() & 0o777, found.uid()), (24 + 5 * (16 + 60), 0o640, 65_534));
-    // A device that would take a capture for a file system; there is none behind it.
+    // A block device, which could hold a file system. This one has no backing storage.
     let node = Command::new("mknod").args([&file("disk"), "b", "7", "250"]).status().unwrap();
     assert!(node.success());
     for more in ["", ",overwrite"] {
         let to = format!("pcap:-,{}{more}", file("disk"));
         assert_ended(&switch(&["--port", "gen:count=5", "--port", &to]), 1, &["disk'", "is a block device"]);
     }
-    // What a generator sends is not what it writes.
+    // A file cannot be both the input and the output.
     fs::write(file("in"), capture(5)).unwrap();
     let to = format!("pcap:-,{},overwrite", file("in"));
     let run = |args: &[&str]| Command::new(binary().unwrap()).args(args).output().unwrap();
@@ -175,7 +176,7 @@ fn a_stopped_reader_does_not_keep_a_switch() {
     let args = ["switch", "--mbufs", "4096", "--hugepages", "none", "--port", &port, "--idle", "sleep"];
     let mut command = Command::new(binary().unwrap());
     command.args(args).args(["--stats-interval", "0.001", "--format", "json"]);
-    // Nobody reads what it says: the pipe is full soon.
+    // The output is not read, so the pipe is soon full.
     let mut offcore = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     wait_until("the socket is there", || socket.exists());
     std::thread::sleep(Duration::from_millis(500));
@@ -199,7 +200,7 @@ fn a_pipe_without_another_end_does_not_keep_a_switch() {
         offcore.signal(Signal::TERM).unwrap();
         let finished = offcore.wait().unwrap();
         assert_eq!(finished.status.code(), Some(code), "{port}");
-        // What was sent and has had no reader is said.
+        // A message says that sent packets were not read.
         assert_eq!(finished.stderr.contains("nobody has read"), code == 1);
     }
 }
@@ -226,7 +227,7 @@ fn impatient_signals_do_not_skip_cleaning_up() {
         Report::last_of(&finished);
         assert!(!socket.exists(), "{signals:?}");
     }
-    // Whoever has had it ignore a signal wants it to go on.
+    // A signal that the parent has set to be ignored does not stop the process.
     let mut offcore = Command::new("nohup");
     let mut offcore = offcore.arg(binary().unwrap()).args(&args).stdout(Stdio::null()).spawn().unwrap();
     let process = Pid::from_child(&offcore);
@@ -292,7 +293,7 @@ fn interfaces_in_use_are_not_taken_away() {
     here.ip(&["link", "add", "link", "bare", "name", "upper", "type", "macvlan"]).unwrap();
     assert_ended(&run(&["af_xdp:bare"]), 1, &["'bare' is in use (upper on it)"]);
     here.ip(&["link", "delete", "upper"]).unwrap();
-    // Whoever asks for it gets it, and it is free again afterwards.
+    // `force` takes the interface over, and it is free again afterwards.
     for port in ["af_xdp:used,force", "af_xdp:bare"] {
         let output = run(&[port]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -300,7 +301,7 @@ fn interfaces_in_use_are_not_taken_away() {
     assert_eq!(programs(), 0);
 }
 
-/// An interface that comes later, with the name of one that is gone.
+/// A new interface with the name of a deleted one.
 #[test]
 fn remade_interfaces_in_use_are_not_taken_away() {
     let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
@@ -311,7 +312,7 @@ fn remade_interfaces_in_use_are_not_taken_away() {
     let mut offcore = Offcore::start_in(&here, &args.split(' ').collect::<Vec<_>>()).unwrap();
     wait_for_report(&mut offcore);
     here.ip(&["link", "delete", "p0"]).unwrap();
-    // It has its address before it has the name.
+    // The new interface gets its address before it gets the name.
     here.veth("new", &there, "new").unwrap();
     here.ip(&["address", "add", "192.0.2.1/24", "dev", "new"]).unwrap();
     here.ip(&["link", "set", "new", "name", "p0"]).unwrap();

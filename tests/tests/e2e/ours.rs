@@ -1,16 +1,16 @@
-//! Our own front end against our own back end: two `offcore` processes, each with a generator and a sink.
+//! Offcore's front end against its own back end: two `offcore` processes, each with a generator and a sink.
 
 use peers::{Need, Offcore, TempDir, exclusive, require};
 
 use crate::switch::{self, Copies, Report, VIRTIO_F_RING_PACKED};
 
-/// Packets each way, at least.
+/// Minimum number of packets in each direction.
 const PACKETS: u64 = 1_000_000;
-/// The same when a simulated device and the front end take turns on one core.
+/// Minimum number of packets if a simulated device and the front end share one core.
 const FEW: u64 = 10_000;
 
-/// Packets that a process sent and the other received, once both are done: all but those that the first one generated
-/// before the other was there. A generator waits where there is no room, so none is lost.
+/// Asserts that a process received all packets that the other one sent, except for packets that were generated before
+/// the receiver was connected. A generator waits for room, so no packets are lost.
 fn assert_all_received(from: &Report, to: &Report, packets: u64) {
     from.assert_only_drops(&["port0 tx down"]);
     let early = from.dropped("port0 tx down");
@@ -20,7 +20,7 @@ fn assert_all_received(from: &Report, to: &Report, packets: u64) {
     assert!(found.received >= packets, "{from} {to}");
 }
 
-/// Packets go both ways at once, and each one is checked. `ring` are options of the virtio-user port.
+/// Packets go in both directions at once, and each one is checked. `ring` are options of the virtio-user port.
 fn packets_each_way(copies: Copies, packets: u64, ring: &str) {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
@@ -36,7 +36,7 @@ fn packets_each_way(copies: Copies, packets: u64, ring: &str) {
         let report = switch::wait_for_packets(offcore, 1, "rx", 2 * packets);
         assert_eq!(report.features(0) & VIRTIO_F_RING_PACKED != 0, !ring.is_empty(), "{report}");
     }
-    // A generator's last burst may still be waiting for room, but nothing is sent early any more.
+    // The last burst of a generator may still wait for room, but the counters of early drops no longer change.
     let early = |offcore: &Offcore| switch::latest(offcore).dropped("port0 tx down");
     let (from_back_end, from_front_end) = (early(&back_end), early(&front_end));
     switch::wait_for_packets(&mut front_end, 1, "tx", 2 * packets - from_back_end);

@@ -1,4 +1,4 @@
-//! `offcore pktgen` against the kernel's bridge, against a switch that sends packets back, and against tcpdump.
+//! `offcore pktgen` against the kernel's bridge, against a switch that returns packets, and against tcpdump.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::copy::read_capture;
 use crate::switch::{Report, quiet, tcpdump};
 
-/// Starts `offcore pktgen`, on lcore 1, with reports as JSON.
+/// Starts `offcore pktgen` on lcore 1 with JSON reports.
 fn pktgen(netns: Option<&Netns>, args: &[&str]) -> Offcore {
     let fixed = ["pktgen", "--lcores", "1", "--format", "json", "--stats-interval", "0.1"];
     let args = [&fixed[..], args].concat();
@@ -19,7 +19,7 @@ fn pktgen(netns: Option<&Netns>, args: &[&str]) -> Offcore {
     }
 }
 
-/// The last report, after a clean end.
+/// Returns the last report of a successful run.
 fn last(finished: &Finished) -> Value {
     Report::last_of(finished).0
 }
@@ -28,16 +28,16 @@ fn number(report: &Value, name: &str) -> u64 {
     report[name].as_u64().unwrap_or_else(|| panic!("no {name} in {report}"))
 }
 
-/// Waits until so many packets were sent.
+/// Waits until `at_least` packets were sent.
 fn wait_for_sent(pktgen: &mut Offcore, at_least: u64) -> Value {
     let line = pktgen.wait_for_count("sent packets", at_least, |report| report["sent"].as_u64());
     line.unwrap().json.unwrap()
 }
 
-/// Addresses of neither interface, so that the bridge forwards what is sent to them.
+/// Addresses of other stations, so that the bridge forwards the packets.
 const ELSEWHERE: [&str; 4] = ["--src-mac", "02:00:00:00:aa:01", "--dst-mac", "02:00:00:00:aa:02"];
 
-/// Two TAP interfaces that the kernel's bridge forwards between, once pktgen has made them.
+/// Adds pktgen's two TAP interfaces to the kernel's bridge, once they exist.
 fn bridged(netns: &Netns, pktgen: &mut Offcore) {
     pktgen.wait_for("its ports", |line| line.json.is_some()).unwrap();
     netns.ip(&["link", "add", "name", "bridge0", "type", "bridge"]).unwrap();
@@ -54,7 +54,8 @@ fn quiet_netns() -> Netns {
     netns
 }
 
-/// Whether the ports and the kernel's interfaces have counted the same, and what is lost the kernel has dropped.
+/// Asserts that the counters of the ports and of the kernel's interfaces agree, and that the kernel has dropped all
+/// lost packets.
 fn assert_counts_agree(report: &Value) {
     let mut dropped = 0;
     for interface in report["interfaces"].as_array().unwrap() {
@@ -141,7 +142,7 @@ fn long_packets_cross_the_bridge() {
     assert!(number(&report, "verified") > 0, "{report}");
 }
 
-/// A switch that sends everything back, which takes so long for a packet.
+/// Starts a switch that returns every packet after `work_ns` nanoseconds of work.
 fn mirror(socket: &str, work_ns: &str) -> Offcore {
     let port = format!("vhost:{socket}");
     let args =
@@ -170,7 +171,7 @@ fn returned_packets_are_checked() {
         assert_eq!(number(&report, wrong), 0, "{report}");
     }
     assert_eq!(report["stopped_by"], "count");
-    // What is missing the switch has dropped for want of room.
+    // The switch has dropped the missing packets for lack of room.
     let counted = Report::last_of(&switch.stop().unwrap());
     assert_eq!((counted.packets(0, "rx"), counted.packets(0, "tx")), (sent, received), "{counted}");
 }
@@ -182,7 +183,7 @@ fn search_finds_a_slow_switchs_rate() {
     let dir = TempDir::new().unwrap();
     let socket = dir.file("s").display().to_string();
     let plot = dir.file("throughput.svg").display().to_string();
-    // 5000 packets a second at most.
+    // This limits the switch to 5000 packets per second.
     let switch = mirror(&socket, "200000");
     let port = format!("virtio-user:{socket}");
     let flags = ["--rfc2544", "--rate", "20k", "--duration", "0.3", "--wait", "0.2", "--resolution", "10"];
@@ -199,7 +200,7 @@ fn search_finds_a_slow_switchs_rate() {
     let expected = [(64, 0.0), (64, 1.0), (512, 0.0), (512, 1.0)];
     assert_eq!(named, expected.map(|(frame, loss)| (Some(frame), Some(loss))));
     for row in rows {
-        // The rings hold some of what is too much.
+        // The rings absorb some packets above the limit.
         let found = row["mpps"].as_f64().unwrap_or(0.0);
         assert!(found <= 0.007, "{row}");
         assert_ne!(row["limited_by"], "max_rate", "{row}");
@@ -230,7 +231,7 @@ fn failed_search_keeps_its_rows() {
     assert_eq!(rows.last().unwrap()["report"], "final");
     assert!(std::fs::read_to_string(&plot).unwrap().contains("<svg"));
 
-    // An interrupt while the second size is tried.
+    // The run is interrupted during the second frame size.
     std::fs::remove_file(&plot).unwrap();
     let flags = ["--rfc2544", "--rate", "1k", "--duration", "3", "--wait", "0.2", "--resolution", "50"];
     let more = ["--frame", "64,512", "--plot", &plot];
@@ -269,7 +270,7 @@ fn a_capture_is_sent_byte_for_byte() {
     let mut tcpdump = tcpdump(&netns, "one", &seen, &["-c", "700"]);
     pktgen.command("start").unwrap();
     wait_for_sent(&mut pktgen, 700);
-    // What it has by then is looked at below.
+    // The packets captured so far are checked below.
     let _ = tcpdump.wait_for_exit(Duration::from_secs(10));
     drop(tcpdump);
     pktgen.command("quit").unwrap();

@@ -1,12 +1,13 @@
-//! Programs that try the socket calls (`tests/programs`): what they print on the kernel's stack is the same each time, and
-//! [the same on ours](on_stack).
+//! Programs that test socket calls (`tests/programs`). Their output is the same in each run on the kernel's stack, and
+//! [the same on Offcore's stack](on_stack).
 
 pub(super) mod on_stack;
 
 use peers::programs::difference;
 use peers::{Link, Need, require};
 
-/// Runs a program twice and compares; `lines` is how many it prints at least, so that none falls silent.
+/// Runs a program twice and compares the output. It must have at least `lines` lines, to detect a program that prints
+/// nothing.
 fn same_twice(name: &str, lines: usize) {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Cc]) else { return };
     let link = Link::with_kernel().unwrap();
@@ -115,7 +116,7 @@ fn udp() {
     same_twice("udp", 169);
 }
 
-/// The same program on our stack.
+/// Tests the same program on Offcore's stack.
 macro_rules! on_stack {
     ($($name:ident)*) => {
         mod under_exec {

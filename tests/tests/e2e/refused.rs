@@ -1,5 +1,4 @@
-//! What `offcore switch` cannot do: it ends at once, says what was found and what to do about it, and
-//! leaves everything as it was.
+//! Invalid uses of `offcore switch`: it ends immediately, names the invalid value and the remedy, and changes nothing.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,15 +10,15 @@ use peers::{Need, Netns, Offcore, TempDir, require};
 
 use crate::switch::wait_for_report;
 
-/// Somebody without rights.
+/// The ID of an unprivileged user.
 const NOBODY: u32 = 65_534;
 
-/// Runs a switch that is to be refused; `nobody`: without any right.
+/// Runs a switch that must be refused, without privileges if `nobody` is set.
 fn refused(netns: Option<&Netns>, nobody: Option<&TempDir>, args: &[&str]) -> Output {
     let binary = binary().unwrap();
     let mut command = match (netns, nobody) {
         (Some(netns), _) => netns.command(binary),
-        // The one under test may be where nobody can go.
+        // The binary under test may be in a directory that the unprivileged user cannot access.
         (None, Some(dir)) => {
             let copy = dir.file("offcore");
             if !copy.exists() {
@@ -37,8 +36,8 @@ fn refused(netns: Option<&Netns>, nobody: Option<&TempDir>, args: &[&str]) -> Ou
     command.output().unwrap()
 }
 
-/// Asserts that a switch with these arguments ends with status 1, or 2 where they could not do anywhere, and with one line
-/// that has all of `words`.
+/// Asserts that a switch with these arguments prints one line that contains all of `words`. Its exit status is 2 if the
+/// arguments are always invalid, and 1 otherwise.
 fn assert_refused(netns: Option<&Netns>, nobody: Option<&TempDir>, args: &[&str], words: &[&str]) {
     let output = refused(netns, nobody, args);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -135,7 +134,7 @@ fn interfaces_that_are_not_for_us() {
         assert_refused(Some(&netns), None, &["--port", port], words);
         assert_eq!(links(), before, "{port}");
     }
-    // A port that was opened before the one that cannot be is closed again.
+    // If a later port cannot be opened, ports that were already opened are closed.
     assert_refused(Some(&netns), None, &["--port", "tap:new0", "--port", "tap:busy"], &["'busy'"]);
     assert_eq!(links(), before);
     holder.stop().unwrap();
@@ -144,7 +143,7 @@ fn interfaces_that_are_not_for_us() {
 #[test]
 fn what_a_user_without_rights_may_not() {
     let Some(()) = require(&[Need::Root, Need::Tun]) else { return };
-    // One that others may look into and only root may write to.
+    // A directory that others may read but only root may write.
     let dir = TempDir::new().unwrap();
     let own = dir.file("own");
     fs::create_dir(&own).unwrap();
@@ -162,7 +161,7 @@ fn what_a_user_without_rights_may_not() {
     ] {
         if port.starts_with("tap:") && fs::metadata("/dev/net/tun").unwrap().permissions().mode() & 0o6 == 0o6
         {
-            // Who may open the device may still not make an interface.
+            // Permission to open the device does not imply permission to create an interface.
             assert_refused(None, Some(&dir), &["--port", &port], &["it needs root or CAP_NET_ADMIN"]);
             continue;
         }
@@ -171,7 +170,7 @@ fn what_a_user_without_rights_may_not() {
     assert_refused(None, Some(&dir), &["--port", "gen:", "--rt-priority", "50"], &["CAP_SYS_NICE"]);
 }
 
-/// Without rights, but for the user that the interface was made for.
+/// Without privileges, as the user who owns the interface.
 #[test]
 fn a_tap_interface_of_ones_own_needs_to_be_up() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun]) else { return };

@@ -1,5 +1,5 @@
-//! Applications that die in the middle of a call, scribble over what they share, take their time, or find nothing left: others
-//! go on, and nothing is left of them.
+//! Applications that die in the middle of a call, overwrite shared memory, are slow, or run out of resources. Other
+//! applications continue, and the stack releases everything of the failed ones.
 
 mod exhausted;
 mod scribbled;
@@ -18,31 +18,31 @@ use peers::{Need, Offcore};
 use super::programs::on_stack::Stack;
 
 const NEEDS: [Need; 3] = [Need::Root, Need::Ip, Need::Cc];
-/// Without progress for so long a test fails.
+/// A test fails after this time without progress.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Memory that a stack may have more of when nothing is left of an application, in KiB: what its allocator keeps.
+/// Memory in KiB that a stack may retain after an application has ended, because its allocator caches it.
 const KEPT: u64 = 16 << 10;
 
-/// Whether everything is tried, which takes long.
+/// Returns whether all cases are tested, which takes long.
 pub(super) fn full() -> bool {
     std::env::var_os("OFFCORE_FULL").is_some_and(|full| full == "1")
 }
 
-/// A stack, and an application on it whose streams are checked.
+/// A stack, and another application on it whose streams are checked.
 struct Beside {
     neighbour: Process,
     stack: Stack,
     before: Before,
 }
 
-/// What a stack has of its applications.
+/// Resources that a stack holds for its applications.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Held {
     applications: u64,
     processes: u64,
     sessions: u64,
     descriptors: usize,
-    /// Mappings of memory that is shared, with applications among others.
+    /// Shared mappings, including the ones shared with applications.
     shared: usize,
 }
 
@@ -62,20 +62,20 @@ impl Held {
     }
 }
 
-/// What a stack counts of those that it serves.
+/// Returns a counter of the stack's application server.
 fn served(stack: &Offcore, name: &str) -> u64 {
     let report = stack.last_report().unwrap();
     report["tcp"][0]["serve"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {report}"))
 }
 
-/// Memory of a stack's own, in KiB. Pages of what it shares may be found late.
+/// Returns a stack's private memory in KiB. Freed pages of shared memory may be noticed late.
 fn memory(stack: &Offcore) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", stack.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// What a stack has at a time at which it is to have no more, later: of memory in KiB.
+/// The resources of a stack at a point in time, with the memory in KiB. Later it must not hold more.
 #[derive(Debug)]
 pub(super) struct Before {
     held: Held,
@@ -87,7 +87,7 @@ impl Before {
         Self { held: Held::by(stack), memory: memory(stack) }
     }
 
-    /// Waits until nothing is left of what has come since.
+    /// Waits until everything that was added since then is released.
     pub(super) fn is_all(&self, stack: &Offcore) {
         let now = || Self::now(stack);
         let is_all = || {
@@ -111,12 +111,12 @@ impl Beside {
         Self { neighbour, stack, before }
     }
 
-    /// Waits for the neighbour's next rounds, each byte of which it checks.
+    /// Waits for the neighbour's next rounds. It checks every byte.
     fn goes_on(&mut self) {
         goes_on(&mut self.neighbour);
     }
 
-    /// The end: everybody is well, and nothing is left of others than the neighbour.
+    /// Ends the test: everything must work, and the stack must hold resources only for the neighbour.
     fn stop(mut self) {
         self.goes_on();
         self.before.is_all(&self.stack.stack);

@@ -1,18 +1,18 @@
-//! `offcore tcp` against the kernel's TCP with its settings changed: each value of each setting meets each value of every
-//! other one.
+//! `offcore tcp` against the kernel's TCP with changed settings: each value of a setting is combined with each value of
+//! every other setting.
 
 use peers::{Netns, one_core, require};
 
 use crate::tcp::{NEEDS, OURS, echo, host, stop};
 
-/// Bytes that go each way, by connection.
+/// Number of bytes per connection in each direction.
 const LEN: usize = 2_000_000;
 
 /// Names of settings below `/proc/sys/net/ipv4`.
 const NAMES: [&str; 6] =
     ["tcp_sack", "tcp_timestamps", "tcp_window_scaling", "tcp_ecn", "tcp_congestion_control", "buffers"];
 
-/// Every pair of values of two settings is in one row at least.
+/// Every pair of values of two settings is in at least one row.
 const ROWS: [[&str; 6]; 8] = [
     ["1", "1", "1", "0", "cubic", LARGE],
     ["1", "0", "0", "1", "reno", SMALL],
@@ -24,17 +24,18 @@ const ROWS: [[&str; 6]; 8] = [
     ["1", "1", "1", "2", "cubic", LARGE],
 ];
 
-/// Least, usual and greatest bytes of `tcp_rmem` and `tcp_wmem`.
+/// Minimum, default and maximum number of bytes of `tcp_rmem` and `tcp_wmem`.
 const LARGE: &str = "4096 262144 6291456";
 const SMALL: &str = "4096 16384 32768";
 
-/// Sets one of the namespace that the thread is in. Without the congestion control it keeps its own.
+/// Sets a setting in the current thread's namespace. If the congestion control algorithm is not available, the current
+/// one stays.
 fn set(name: &str, value: &str) -> anyhow::Result<()> {
     let path = |name: &str| format!("/proc/sys/net/ipv4/{name}");
     let names = match name {
         "buffers" => vec!["tcp_rmem", "tcp_wmem"],
         "tcp_congestion_control" => {
-            // What the machine's owner has not allowed no namespace gets.
+            // A namespace can only use algorithms that the machine's administrator has allowed.
             let allowed = std::fs::read_to_string(path("tcp_allowed_congestion_control"))?;
             if !allowed.split_whitespace().any(|known| known == value) {
                 eprintln!("a namespace may not have congestion control {value} here, only {allowed}");

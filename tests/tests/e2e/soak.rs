@@ -1,7 +1,8 @@
-//! Two honest guests, one that migrates and a hostile one at the same worker, whose engine makes mistakes and whose process is killed
-//! now and then: the honest ones lose no packet but those that their rings had no room for and those that a kill costs.
+//! Two well-behaved guests, one guest that migrates, and a hostile one share a worker whose engine makes errors and
+//! whose process is killed from time to time. The well-behaved guests lose only packets for which their rings had no
+//! room, and packets in flight at a kill.
 //!
-//! With `OFFCORE_FULL=1` for an hour.
+//! With `OFFCORE_FULL=1` the test takes an hour.
 
 mod hostile;
 
@@ -15,18 +16,20 @@ use crate::migrating::Migrating;
 use crate::peer::{Ends, Peer};
 use crate::switch::{self, Copies, Report, full, latest};
 
-/// Frames that each honest guest sends in a second.
+/// Frames per second from each well-behaved guest.
 const RATE: u64 = 20_000;
-/// The ports of the switch: two for honest guests, two between which one migrates, and one for the hostile one.
+/// The ports of the switch: two for well-behaved guests, two between which one guest migrates, and one for the hostile
+/// guest.
 const PORTS: [&str; 5] = ["a", "b", "c", "d", "e"];
-/// The last one.
+/// Index of the hostile guest's port.
 const HOSTILE: usize = 4;
-/// Honest guests' virtio-user ports, and the generators behind them.
+/// The virtio-user ports of the well-behaved guests, and the generators connected to them.
 const GUESTS: [(usize, usize); 2] = [(0, 1), (2, 3)];
-/// What the engine does wrong: page faults, hardware errors, late completions, submissions that vanish. No records of copies are lost
-/// beside failures: in a batch such a failure cannot be told from success (see the driver).
+/// Errors of the engine: page faults, hardware errors, late completions, submissions that vanish. Missing completion
+/// records are not combined with failures, because in a batch such a failure cannot be distinguished from success (see
+/// the driver).
 const FAULTS: &str = "0:profile=vhost,lcore=1,fault=page:0.001+hw:0.0001+late:0.0001:200+drop:0.000001";
-/// What a switch may have more of at the end of its time, in KiB: allocators, and threads that had not all begun.
+/// Permitted growth of a switch's memory in KiB: allocator caches, and threads that had not all started.
 const GROWTH: u64 = 8 << 10;
 
 struct Soak {
@@ -51,7 +54,7 @@ impl Soak {
         self.start("1", &ports, &[])
     }
 
-    /// In an hour there would be too many reports.
+    /// A run of an hour would print too many reports at the usual interval.
     fn start(&self, lcore: &str, ports: &[String], more: &[&str]) -> Offcore {
         let mut args = switch::arguments_on(lcore, ports, Copies::Core, 1, more);
         let interval = args.iter().position(|arg| arg == "--stats-interval").unwrap() + 1;
@@ -60,7 +63,7 @@ impl Soak {
     }
 }
 
-/// Packets that the guests or the switch had no room for.
+/// Returns the number of packets for which the guests or the switch had no room.
 fn dropped(switch: &Report, guests: &Report) -> u64 {
     let at = |report: &Report, ports: [usize; 2]| ports.map(|port| report.full(port)).iter().sum::<u64>();
     at(switch, [0, 1]) + at(guests, [0, 2])
@@ -74,7 +77,7 @@ fn verified(guests: &Report) -> u64 {
     GUESTS.iter().map(|&(_, generator)| guests.generator(generator).verified).sum()
 }
 
-/// The next report.
+/// Waits for the next report.
 fn next(offcore: &Offcore) -> Report {
     let (before, end) = (offcore.lines().len(), Instant::now() + Duration::from_secs(60));
     while offcore.lines().len() <= before {
@@ -84,8 +87,8 @@ fn next(offcore: &Offcore) -> Report {
     latest(offcore)
 }
 
-/// Packets dropped and lost so far, of a moment at which none is dropped, so that each that was dropped has been found missing. Where
-/// there is no such moment soon, since the machine is too busy, some may have been dropped and not yet found missing.
+/// Returns the numbers of dropped and lost packets at a time without new drops, so that every dropped packet is already
+/// counted as lost. If the machine is too busy for such a time, some dropped packets may not yet be counted as lost.
 fn judged(switch: &Offcore, guests: &Offcore) -> (u64, u64) {
     let dropped = || dropped(&next(switch), &next(guests));
     let mut before = dropped();
@@ -100,7 +103,7 @@ fn judged(switch: &Offcore, guests: &Offcore) -> (u64, u64) {
     (before, lost(&next(guests)))
 }
 
-/// Memory in KiB and open files.
+/// Returns the memory in KiB and the number of open files.
 fn held(offcore: &Offcore) -> (u64, usize) {
     let status = std::fs::read_to_string(format!("/proc/{}/status", offcore.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -108,7 +111,7 @@ fn held(offcore: &Offcore) -> (u64, usize) {
     (memory, std::fs::read_dir(format!("/proc/{}/fd", offcore.id())).unwrap().count())
 }
 
-/// One guest after the other that migrates from port to port, until it is told to stop; counts how often one has.
+/// Migrates guests from port to port, one after the other, until told to stop. Counts the migrations.
 fn migrate(dir: &TempDir, stop: &AtomicBool, migrations: &AtomicU64) {
     for packed in [false, true].into_iter().cycle() {
         let mut guest = Migrating::new(packed, true);
@@ -125,7 +128,7 @@ fn migrate(dir: &TempDir, stop: &AtomicBool, migrations: &AtomicU64) {
     }
 }
 
-/// One switch's time, from when its guests' packets pass.
+/// Runs one switch, starting when its guests' packets pass.
 fn round(soak: &Soak, relay: &mut Offcore, guests: &mut Offcore, seed: u64) {
     let (stop, migrations, sessions) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let hostile = soak.dir.file("e");
@@ -133,7 +136,7 @@ fn round(soak: &Soak, relay: &mut Offcore, guests: &mut Offcore, seed: u64) {
         let ends = Ends(&stop);
         scope.spawn(|| hostile::misbehave(&hostile, seed, &stop, &sessions));
         scope.spawn(|| migrate(&soak.dir, &stop, &migrations));
-        // The engine has been lost and found, and each allocator has what it keeps.
+        // By now the engine has failed and recovered, and each allocator has filled its caches.
         std::thread::sleep(soak.time / 4);
         let before = (judged(relay, guests), held(relay));
         let end = Instant::now() + soak.time * 3 / 4;
@@ -152,7 +155,7 @@ fn round(soak: &Soak, relay: &mut Offcore, guests: &mut Offcore, seed: u64) {
     let now = held(relay);
     assert!(now.0 <= then.0 + GROWTH && now.1 <= then.1 + 32, "memory and files: {then:?}, then {now:?}");
     let (migrations, sessions) = (migrations.into_inner(), sessions.into_inner());
-    // What it sends comes back to it, as far as it is packets at all.
+    // The switch returns the hostile guest's packets if they are well-formed.
     let switch = latest(relay);
     let [good, bad] = [switch.packets(HOSTILE, "rx"), switch.dropped(&format!("port{HOSTILE} rx malformed"))];
     assert!(sessions > 0 && good > 0 && bad > 0, "{sessions} hostile sessions: {switch}");
@@ -199,7 +202,7 @@ fn honest_guests_lose_nothing_beside_a_hostile_one() {
     assert!(!full() || verified(&report) > 100_000_000, "{report}");
 }
 
-/// The last report, or the first that comes.
+/// Returns the last report, or waits for the first one.
 fn latest_or_first(offcore: &mut Offcore) -> Report {
     switch::wait_for_report(offcore);
     latest(offcore)

@@ -1,4 +1,4 @@
-//! `offcore switch` under test: how it is started, and what its reports say.
+//! Starts `offcore switch` and checks its reports.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,25 +9,25 @@ use peers::offcore::Finished;
 use peers::{Netns, Offcore};
 use serde_json::Value;
 
-/// Feature bit of virtqueues that have the packed layout.
+/// Feature bit of packed virtqueues.
 pub(crate) const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 
-/// Who makes the copies of the vhost ports.
+/// The engine that makes the copies of the vhost ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copies {
     /// The worker's core.
     Core,
     /// A helper thread on lcore 1.
     Helper,
-    /// A simulated DSA device on lcore 1, one copy in a thousand of which meets a page fault.
+    /// A simulated DSA device on lcore 1. One copy in a thousand has a page fault.
     Simulator,
 }
 
 impl Copies {
-    /// Those that keep up with a peer that polls.
+    /// The engines that are fast enough for a polling peer.
     pub(crate) const ALL: [Self; 2] = [Self::Core, Self::Helper];
 
-    /// The value of `--dma` for ports of `queues` queue pairs, when there is one.
+    /// Returns the value of `--dma` for ports with `queues` queue pairs, if any.
     fn map(self, queues: u16) -> Option<String> {
         let [tx, rx] = match self {
             Self::Core => return None,
@@ -38,7 +38,7 @@ impl Copies {
         Some((0..queues).map(queue).collect::<Vec<_>>().join(";"))
     }
 
-    /// What the engine itself needs.
+    /// Returns the flags that the engine needs.
     fn flags(self) -> &'static [&'static str] {
         match self {
             Self::Core | Self::Helper => &[],
@@ -47,19 +47,18 @@ impl Copies {
     }
 }
 
-/// Whether the environment asks for every combination and longer transfers.
+/// Returns whether `OFFCORE_FULL=1` requests every combination and longer transfers.
 pub(crate) fn full() -> bool {
     std::env::var_os("OFFCORE_FULL").is_some_and(|full| full == "1")
 }
 
-/// The flags of a switch that leaves its lcores to guests and stacks while it has nothing to do. With everything asked
-/// for it polls.
+/// Returns flags with which an idle switch leaves its lcores to guests and stacks. In a full run it polls.
 pub(crate) fn idle() -> &'static [&'static str] {
     if full() { &[] } else { &["--idle", "sleep"] }
 }
 
-/// The arguments of a switch between `ports` with one worker on lcore 0 and five reports a second, the copies of whose
-/// first `queues` queues are made as `copies` says.
+/// Returns the arguments of a switch between `ports` with one worker on lcore 0 and five reports per second. The engine
+/// `copies` makes the copies of the first `queues` queues.
 pub(crate) fn arguments(
     ports: &[impl AsRef<str>],
     copies: Copies,
@@ -69,7 +68,7 @@ pub(crate) fn arguments(
     arguments_on("0", ports, copies, queues, more)
 }
 
-/// As [`arguments`], with the worker on other lcores.
+/// Like [`arguments`], with the worker on other lcores.
 pub(crate) fn arguments_on(
     lcores: &str,
     ports: &[impl AsRef<str>],
@@ -92,7 +91,7 @@ pub(crate) fn start(ports: &[impl AsRef<str>], copies: Copies, queues: u16, more
     start_on(0, ports, copies, queues, more)
 }
 
-/// As [`start`], with the worker on another lcore.
+/// Like [`start`], with the worker on another lcore.
 pub(crate) fn start_on(
     lcore: usize,
     ports: &[impl AsRef<str>],
@@ -104,18 +103,18 @@ pub(crate) fn start_on(
     Offcore::start(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
 }
 
-/// A switch in a namespace, with the worker on these lcores; the core makes the copies.
+/// Starts a switch in a namespace, with the worker on these lcores. The core makes the copies.
 pub(crate) fn start_in(netns: &Netns, lcores: &str, ports: &[impl AsRef<str>], more: &[&str]) -> Offcore {
     let args = arguments_on(lcores, ports, Copies::Core, 1, more);
     Offcore::start_in(netns, &args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
 }
 
-/// Waits for the first report, upon which the ports are there.
+/// Waits for the first report. By then the ports are open.
 pub(crate) fn wait_for_report(offcore: &mut Offcore) {
     offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
 }
 
-/// Waits until something is done that is soon done.
+/// Waits up to 10 seconds until a condition holds.
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(10);
     while !done() {
@@ -124,7 +123,7 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// An iperf3 server in a namespace, which listens; it ends when dropped.
+/// Starts an iperf3 server in a namespace and waits until it listens. It ends when dropped.
 pub(crate) fn iperf3_server(netns: &Netns, more: &[&str]) -> Process {
     let mut command = netns.command("iperf3");
     command.args(["--server", "--forceflush"]).args(more);
@@ -134,8 +133,8 @@ pub(crate) fn iperf3_server(netns: &Netns, more: &[&str]) -> Process {
     server
 }
 
-/// tcpdump in a namespace, which writes the frames that come in at an interface to a file, and has begun to. It has room
-/// for those that come while it does not run: with less, some were once missing on a busy machine.
+/// Starts tcpdump in a namespace, which captures the frames that an interface receives, and waits until it captures.
+/// Its buffer is large: with a smaller one, frames were missing on a busy machine.
 pub(crate) fn tcpdump(netns: &Netns, interface: &str, file: &Path, more: &[&str]) -> Process {
     let mut command = netns.command("tcpdump");
     command
@@ -148,7 +147,7 @@ pub(crate) fn tcpdump(netns: &Netns, interface: &str, file: &Path, more: &[&str]
     tcpdump
 }
 
-/// A veth pair in a namespace, both ends up.
+/// Creates a veth pair in a namespace and sets both ends up.
 pub(crate) fn veth_in(netns: &Netns, left: &str, right: &str) {
     netns.veth(left, netns, right).unwrap();
     for end in [left, right] {
@@ -156,12 +155,12 @@ pub(crate) fn veth_in(netns: &Netns, left: &str, right: &str) {
     }
 }
 
-/// Keeps interfaces that come into a namespace from saying anything that no test asked for.
+/// Prevents new interfaces of a namespace from sending packets by themselves.
 pub(crate) fn quiet(netns: &Netns) {
     netns.run("sysctl", &["-qw", "net.ipv6.conf.default.disable_ipv6=1"]).unwrap();
 }
 
-/// Waits until a report says that at least this many packets have gone through the `half` of `port`.
+/// Waits until a report says that at least this many packets have passed the `half` of `port`.
 pub(crate) fn wait_for_packets(offcore: &mut Offcore, port: usize, half: &str, at_least: u64) -> Report {
     let what = format!("port {port}'s {half} packets");
     wait_for(offcore, &what, at_least, |report| report.packets(port, half))
@@ -191,8 +190,8 @@ pub(crate) fn wait_for_status(offcore: &mut Offcore, port: usize, text: &str) {
     offcore.wait_for(&what, |line| line.json.as_ref().is_some_and(says)).unwrap();
 }
 
-/// Stops a switch and returns its final report, after checking that nothing went wrong: it ended with status 0,
-/// nothing was left unfinished, no copy failed, and nothing was logged that a person should worry about.
+/// Stops a switch and returns its final report. The switch must have ended with status 0, with no copies unfinished or
+/// failed, and with no warnings in the log.
 pub(crate) fn stop(offcore: Offcore) -> Report {
     let (report, log) = stop_with_log(offcore);
     let worries: Vec<_> = log.lines().filter(|line| is_worry(line)).collect();
@@ -200,7 +199,7 @@ pub(crate) fn stop(offcore: Offcore) -> Report {
     report
 }
 
-/// As [`stop`], for a switch that may have logged warnings, which are returned.
+/// Like [`stop`], for a switch that may have logged warnings. Returns the log.
 pub(crate) fn stop_with_log(offcore: Offcore) -> (Report, String) {
     let finished = offcore.stop().unwrap();
     let report = Report::last_of(&finished);
@@ -224,25 +223,25 @@ fn is_worry(line: &str) -> bool {
 #[derive(Clone, Debug)]
 pub(crate) struct Report(pub(crate) Value);
 
-/// What a generator port found.
+/// Counters of a generator port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Generated {
-    /// Packets made.
+    /// Packets generated.
     pub(crate) sent: u64,
-    /// Probes that came.
+    /// Probes received.
     pub(crate) received: u64,
     /// Probes whose content was checked.
     pub(crate) verified: u64,
-    /// Numbers that are missing below the highest that came.
+    /// Numbers missing below the highest received number.
     pub(crate) lost: u64,
-    /// Probes that came twice.
+    /// Probes received twice.
     pub(crate) duplicates: u64,
-    /// Probes out of order, doubled, changed, and packets that are none: all that should not be.
+    /// Probes that are out of order, duplicated or changed, and packets that are not probes.
     pub(crate) wrong: u64,
 }
 
 impl Report {
-    /// The final one of a run that ended well and left nothing unfinished.
+    /// Returns the final report of a run that ended successfully with no copies unfinished.
     pub(crate) fn last_of(finished: &Finished) -> Self {
         let last = finished.lines.last().and_then(|line| line.json.clone());
         let report = Self(last.unwrap_or_else(|| panic!("no final report: {finished:?}")));
@@ -263,27 +262,27 @@ impl Report {
         queues.into_iter()
     }
 
-    /// Packets of each queue of one half of a port.
+    /// Returns the number of packets for each queue of one half of a port.
     pub(crate) fn packets_by_queue(&self, port: usize, half: &str) -> Vec<u64> {
         self.queues(port, half).map(|queue| number(queue, "packets")).collect()
     }
 
-    /// Packets that went through one half of a port.
+    /// Returns the number of packets of one half of a port.
     pub(crate) fn packets(&self, port: usize, half: &str) -> u64 {
         self.packets_by_queue(port, half).iter().sum()
     }
 
-    /// Their bytes, without FCS.
+    /// Returns the number of bytes, without FCS.
     pub(crate) fn bytes(&self, port: usize, half: &str) -> u64 {
         self.queues(port, half).map(|queue| number(queue, "bytes")).sum()
     }
 
-    /// Polls of one half of a port that left packets where they were for want of a packet buffer.
+    /// Returns the number of polls of one half of a port that left packets in the ring for lack of packet buffers.
     pub(crate) fn starved(&self, port: usize, half: &str) -> u64 {
         self.queues(port, half).map(|queue| number(queue, "starved")).sum()
     }
 
-    /// Dropped packets by port, half and reason, such as `port0 tx full`; queues are added up.
+    /// Returns dropped packets by port, half and reason, such as `port0 tx full`, summed over queues.
     pub(crate) fn drops(&self) -> BTreeMap<String, u64> {
         let mut all = BTreeMap::new();
         for queue in self.list("queues") {
@@ -296,34 +295,34 @@ impl Report {
         all
     }
 
-    /// Packets dropped for one reason, named as in [`Report::drops`].
+    /// Returns the packets dropped for one reason, named as in [`Report::drops`].
     pub(crate) fn dropped(&self, reason: &str) -> u64 {
         self.drops().get(reason).copied().unwrap_or(0)
     }
 
-    /// Packets dropped for any reason.
+    /// Returns the packets dropped for any reason.
     pub(crate) fn dropped_in_all(&self) -> u64 {
         self.drops().values().sum()
     }
 
-    /// Packets that the other side of a port left no room for.
+    /// Returns the number of packets for which the other side of a port had no room.
     pub(crate) fn full(&self, port: usize) -> u64 {
         self.dropped(&format!("port{port} tx full"))
     }
 
-    /// Asserts that no packet was dropped but for these reasons.
+    /// Asserts that packets were dropped only for these reasons.
     pub(crate) fn assert_only_drops(&self, expected: &[&str]) {
         let drops = self.drops();
         assert!(drops.keys().all(|drop| expected.contains(&drop.as_str())), "dropped {drops:?}: {self}");
     }
 
-    /// What all entries of a list count.
+    /// Sums a counter over all entries of a list.
     pub(crate) fn sum(&self, list: &str, name: &str) -> u64 {
         self.list(list).iter().map(|entry| number(entry, name)).sum()
     }
 
-    /// Asserts that the copies were made by whom they were to be made by: a helper gets at least one copy for each of
-    /// `packets` packets, but for those for which its channel was full; without one there is no channel.
+    /// Asserts that the right engine made the copies. A helper makes at least one copy for each of `packets` packets,
+    /// except for packets that arrived when its channel was full. Without a helper, no channels exist.
     pub(crate) fn assert_copies(&self, copies: Copies, packets: u64) {
         let (offloaded, core) = (self.sum("channels", "completed"), self.sum("workers", "core_copies"));
         match copies {
@@ -338,7 +337,7 @@ impl Report {
         }
     }
 
-    /// What the generator at `port` has made and found.
+    /// Returns the counters of the generator at `port`.
     pub(crate) fn generator(&self, port: usize) -> Generated {
         let generator = &self.port(port)["generator"];
         assert!(generator.is_object(), "port {port} is no generator: {self}");
@@ -348,19 +347,19 @@ impl Report {
             sent: get("sent"),
             received: get("received"),
             verified: get("verified"),
-            // Where nothing has come it is not known.
+            // The counter is missing if nothing was received.
             lost: generator["lost"].as_u64().unwrap_or_default(),
             duplicates: get("duplicates"),
             wrong: wrong.into_iter().map(get).sum(),
         }
     }
 
-    /// The port's line on its state.
+    /// Returns the port's status line.
     pub(crate) fn status(&self, port: usize) -> &str {
         self.port(port)["status"].as_str().unwrap_or_default()
     }
 
-    /// The virtio features that a vhost port's front end has negotiated, as its status line has them.
+    /// Returns the virtio features that a vhost port's front end has negotiated, from its status line.
     pub(crate) fn features(&self, port: usize) -> u64 {
         let status = self.status(port);
         let features = status.split_once("features 0x").map(|(_, text)| text);

@@ -1,5 +1,5 @@
-//! `offcore tcp` against the kernel's TCP/IP stack: a TAP interface in a network namespace, the kernel at one end, ours at the
-//! other.
+//! `offcore tcp` against the kernel's TCP/IP stack: a TAP interface in a network namespace, with the kernel at one end
+//! and Offcore at the other.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -13,15 +13,15 @@ pub(super) const TAP: &str = "tap0";
 pub(super) const KERNEL: [&str; 2] = ["10.77.0.1/24", "fd77::1/64"];
 pub(super) const OURS: [&str; 2] = ["10.77.0.2", "fd77::2"];
 pub(super) const NEEDS: [Need; 5] = [Need::Root, Need::Tun, Need::Ip, Need::Ping, Need::Cores(2)];
-/// No progress for so long is a failure.
+/// A test fails after this time without progress.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A host in a namespace of its own, and the kernel beside it.
+/// Starts a host in a namespace, with the kernel as its peer.
 pub(super) fn host(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
     host_at(netns, &format!("tap:{TAP}{port}"), more)
 }
 
-/// The same on a port as it is described in full.
+/// Like `host`, for a port with a complete description.
 pub(super) fn host_at(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
     let port = format!("{port},addr={}/24,addr={}/64", OURS[0], OURS[1]);
     let mut args = vec!["tcp", "--port", &port, "--stats-interval", "0.2", "--format", "json"];
@@ -37,7 +37,7 @@ pub(super) fn host_at(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
     offcore
 }
 
-/// A connection of the kernel's to ours.
+/// Connects a kernel socket to the host.
 pub(super) fn connect(address: &str, port: u16) -> TcpStream {
     let to = SocketAddr::new(address.parse().unwrap(), port);
     let stream = TcpStream::connect_timeout(&to, TIMEOUT).unwrap();
@@ -46,7 +46,7 @@ pub(super) fn connect(address: &str, port: u16) -> TcpStream {
     stream
 }
 
-/// Bytes that no two streams have alike.
+/// Returns bytes that differ for each seed.
 pub(super) fn content(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = |_| {
@@ -58,7 +58,7 @@ pub(super) fn content(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(next).collect()
 }
 
-/// Sends bytes to an echo server and reads them back, both at once.
+/// Sends bytes to an echo server and reads them back at the same time.
 pub(super) fn echo(address: &str, port: u16, seed: u64, len: usize) {
     let mut stream = connect(address, port);
     let bytes = content(seed, len);
@@ -74,7 +74,7 @@ pub(super) fn echo(address: &str, port: u16, seed: u64, len: usize) {
     assert!(back == bytes, "{address}: {} of {len} bytes came back", back.len());
 }
 
-/// Stops the host; it has lost nothing in flight.
+/// Stops the host. It must have no copies unfinished or failed.
 pub(super) fn stop(offcore: Offcore) -> Finished {
     let finished = offcore.stop().unwrap();
     assert!(finished.status.success(), "{finished:?}");
@@ -106,7 +106,8 @@ fn echo_over_tap() {
     }
 }
 
-/// What the last report says: packets that each half of the queue dropped on purpose, and what the port says of them.
+/// Returns, from the last report, the number of packets that each half of the queue dropped on purpose, and the port's
+/// status.
 pub(super) fn impaired(finished: &Finished) -> ([u64; 2], String) {
     let report = finished.lines.iter().rev().find_map(|line| line.json.as_ref()).unwrap();
     let dropped = |half: &str| {
@@ -157,7 +158,7 @@ fn data_over_a_slow_link_comes_both_ways() {
         .within(|| {
             let start = Instant::now();
             echo(OURS[0], 7, 9, 1_000_000);
-            // 8 Mbit at 20 Mbit/s, less what a bucket is filled with.
+            // 8 Mbit at 20 Mbit/s, minus the initial content of the token bucket.
             assert!(start.elapsed() > Duration::from_millis(390), "{:?}", start.elapsed());
             Ok(())
         })

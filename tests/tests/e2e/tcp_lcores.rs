@@ -1,4 +1,5 @@
-//! A host on two lcores against the kernel's TCP/IP stack: each flow is on one of them, whichever queue its packets come by.
+//! A host on two lcores against the kernel's TCP/IP stack: each flow is handled by one lcore, whichever queue its
+//! packets use.
 
 use std::net::TcpListener;
 use std::thread;
@@ -11,7 +12,7 @@ use super::epping::receive;
 use super::tcp::{self, KERNEL, NEEDS, OURS, TAP};
 use super::udp;
 
-/// Connections: so many that it is not by chance that all are on one lcore (one in 16 million).
+/// Number of connections. The probability that all of them are on one lcore is one in 16 million.
 const FLOWS: u64 = 24;
 
 fn last_report(finished: &Finished) -> &Value {
@@ -19,7 +20,7 @@ fn last_report(finished: &Finished) -> &Value {
     reports.rfind(|json| json.get("tcp").is_some()).unwrap()
 }
 
-/// Packets that the queues of other names than the port's have handed from one lcore to the other.
+/// Returns the number of packets that one lcore has handed to the other, from the queues that are not the port's.
 fn handed_over(report: &Value, half: &str) -> u64 {
     let queues = report["queues"].as_array().unwrap().iter();
     let rings = queues.filter(|queue| queue["half"] == half && queue["port"] != "port0");
@@ -44,7 +45,8 @@ fn every_flow_finds_its_lcore() {
                         scope.spawn(move || tcp::echo(address, 7, seed, 100_000));
                     }
                 });
-                // Of one part, and of three, which are put together before their ports are known.
+                // Datagrams of one fragment and of three fragments. Fragments are reassembled before their ports are
+                // known.
                 for (seed, address) in (0..FLOWS).zip(OURS.iter().cycle()) {
                     let socket = udp::connected(address, 7);
                     udp::echo(&socket, &tcp::content(seed, 1000));
@@ -68,7 +70,7 @@ fn every_flow_finds_its_lcore() {
     }
 }
 
-/// Who connects chooses ports by which answers come to its own lcore.
+/// The connecting host chooses local ports such that answers arrive at its own lcore.
 #[test]
 fn streams_from_two_lcores() {
     let Some(()) = require(&NEEDS) else { return };

@@ -1,4 +1,4 @@
-//! `offcore tcp` behind clouds' gateways, switches and routers.
+//! `offcore tcp` behind the gateways, switches and routers of cloud networks.
 
 mod dhcp;
 mod gateway;

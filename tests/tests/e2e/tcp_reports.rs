@@ -1,4 +1,4 @@
-//! What `offcore tcp` reports of its connections and of what went wrong.
+//! Connections and errors in the reports of `offcore tcp`.
 
 use std::io::{Read, Write};
 

@@ -1,4 +1,4 @@
-//! `offcore tcp` on one end of a veth pair, the kernel's TCP/IP stack on the other, each in a namespace of its own.
+//! `offcore tcp` on one end of a veth pair and the kernel's TCP/IP stack on the other, each in its own namespace.
 //!
 //! ```text
 //! ours: p0 ── vc :kernel
@@ -15,12 +15,12 @@ use peers::{Need, Netns, Offcore};
 
 use super::tcp::{KERNEL, OURS};
 
-/// Our end, and the kernel's.
+/// Offcore's end, and the kernel's.
 pub(crate) const PORT: &str = "p0";
 pub(crate) const PEER: &str = "vc";
 pub(crate) const NEEDS: [Need; 5] = [Need::Root, Need::Ip, Need::Ping, Need::Ethtool, Need::Cores(2)];
 
-/// A veth pair, both ends up.
+/// A veth pair with both ends up.
 #[derive(Debug)]
 pub(crate) struct Veth {
     ours: Netns,
@@ -34,10 +34,10 @@ impl Veth {
         veth
     }
 
-    /// Makes the pair.
+    /// Creates the pair.
     fn connect(&self, mtu: u16) {
         self.ours.veth(PORT, &self.kernel, PEER).unwrap();
-        // The kernel has no address of its own at our end, and says nothing there.
+        // The kernel has no address at Offcore's end and sends no packets there.
         self.ours.run("sysctl", &["-qw", &format!("net.ipv6.conf.{PORT}.disable_ipv6=1")]).unwrap();
         let mtu = mtu.to_string();
         for (netns, end) in [(&self.ours, PORT), (&self.kernel, PEER)] {
@@ -47,7 +47,7 @@ impl Veth {
         self.kernel.ip(&["addr", "add", KERNEL[1], "dev", PEER, "nodad"]).unwrap();
     }
 
-    /// A host on our end, with `port` as it is written, which answers pings.
+    /// Starts a host on Offcore's end with the port string `port`. It answers pings.
     pub(crate) fn host(&self, port: &str, more: &[&str]) -> Offcore {
         let port = format!("{port},addr={}/24,addr={}/64", OURS[0], OURS[1]);
         let mut args = vec!["tcp", "--port", &port, "--stats-interval", "0.2", "--format", "json"];
@@ -60,13 +60,13 @@ impl Veth {
         offcore
     }
 
-    /// Whether the interface at our end, 0, or at the kernel's, 1, computes checksums and segments, as far as it knows.
+    /// Sets checksum and segmentation offloads of the interface at Offcore's end (0) or at the kernel's end (1).
     pub(crate) fn set_offloads(&self, end: usize, on: bool) {
         let (netns, interface) = [(&self.ours, PORT), (&self.kernel, PEER)][end];
         if on { netns.enable_offloads(interface) } else { netns.disable_offloads(interface) }.unwrap();
     }
 
-    /// The namespace of our end.
+    /// Returns the namespace of Offcore's end.
     pub(crate) fn ours(&self) -> &Netns {
         &self.ours
     }
@@ -79,7 +79,7 @@ impl Veth {
         }
     }
 
-    /// Whether a ping with so many bytes of payload, in one piece, is answered.
+    /// Returns whether a ping with `len` bytes of payload is answered, without fragmentation.
     pub(crate) fn ping(&self, address: &str, len: usize) -> bool {
         let len = len.to_string();
         self.kernel.run("ping", &["-c1", "-W1", "-M", "do", "-s", &len, address]).is_ok()

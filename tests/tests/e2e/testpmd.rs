@@ -8,20 +8,20 @@ use peers::{Need, Offcore, TempDir, Testpmd, TestpmdConfig, VirtioUser, exclusiv
 
 use crate::switch::{self, Copies, Report, VIRTIO_F_RING_PACKED};
 
-/// The features of virtio 1.2 (5.1.3, 6) that a front end's kind shows in.
+/// Features of virtio 1.2 (5.1.3, 6) that show the kind of a front end.
 const VIRTIO_NET_F_MRG_RXBUF: u64 = 1 << 15;
 const VIRTIO_NET_F_MQ: u64 = 1 << 22;
 const VIRTIO_F_IN_ORDER: u64 = 1 << 35;
 
-/// Bursts that go round, of 32 packets for each queue: less than a virtqueue holds.
+/// Number of bursts in flight, of 32 packets for each queue. They fit into a virtqueue.
 const BURSTS: u32 = 4;
-/// Packets that a test waits for: fewer when the helper thread and testpmd take turns on lcore 1.
+/// Returns the number of packets that a test waits for. It is smaller when the helper thread and testpmd share lcore 1.
 fn enough(copies: Copies) -> u64 {
     let packets = if copies == Copies::Helper { 4_000 } else { 20_000 };
     if switch::full() { 50 * packets } else { packets }
 }
 
-/// What a front end is like.
+/// The configuration of a front end.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     packed: bool,
@@ -51,20 +51,20 @@ impl Case {
         VirtioUser { packed_vq: packed, in_order, vectorized, mrg_rxbuf, queue_size, queues, ..new }
     }
 
-    /// testpmd on core 1, with this front end.
+    /// Returns the configuration of testpmd on core 1 with this front end.
     fn config(self, front_end: &VirtioUser) -> TestpmdConfig {
         let mut config = TestpmdConfig::virtio_user(1, front_end);
         config.eal_args.push(LOG_VIRTIO_PATHS.into());
         config
     }
 
-    /// A switch with this front end's port only, whose packets go back where they came from.
+    /// Starts a switch with only this front end's port, which returns packets to their sender.
     fn switch(self, dir: &TempDir, options: &str, forward: &str) -> Offcore {
         let port = format!("vhost:{},queues={}{options}", dir.file("s").display(), self.queues);
         switch::start(&[&port], self.copies, self.queues, &["--forward", forward])
     }
 
-    /// The receive and transmit functions that testpmd uses for this front end, in the words of its log.
+    /// Returns the receive and transmit functions that testpmd uses for this front end, as its log names them.
     fn paths(self) -> [&'static str; 2] {
         let Self { packed, in_order, vectorized, mrg_rxbuf, .. } = self;
         let vectorized = vectorized && (!packed || has_packed_vectors());
@@ -86,7 +86,7 @@ impl Case {
         [rx, tx]
     }
 
-    /// Asserts that this is the front end that there is, and not what it fell back to.
+    /// Asserts that testpmd uses this kind of front end and did not fall back to another.
     fn assert_negotiated(self, testpmd: &Testpmd, offcore: &Offcore) {
         let features = switch::latest(offcore).features(0);
         for (feature, wanted) in [
@@ -99,7 +99,7 @@ impl Case {
         }
         let log = testpmd.log();
         let last = log.rfind(" Rx path on port 0").unwrap_or_else(|| panic!("no path in {log}"));
-        // The line of transmission comes just before the one of reception.
+        // The line for transmission comes just before the line for reception.
         let start = log[..last].rfind(" Tx path on port 0").and_then(|at| log[..at].rfind("virtio: using"));
         let last = &log[start.unwrap_or(0)..];
         for path in self.paths() {
@@ -108,27 +108,27 @@ impl Case {
     }
 }
 
-/// Whether DPDK's virtio driver works on packed rings with vector instructions here: those are AVX-512
-/// (`virtio_dev_configure` in its virtio_ethdev.c). Without them it takes the path that every CPU has.
+/// Returns whether DPDK's virtio driver can use vector instructions for packed rings on this CPU. They need AVX-512
+/// (`virtio_dev_configure` in virtio_ethdev.c). Without it the driver uses the scalar path.
 fn has_packed_vectors() -> bool {
     std::arch::is_x86_feature_detected!("avx512f")
 }
 
-/// testpmd on core 1 that makes the socket: the switch connects to it, and again after its own restart.
+/// Starts testpmd on core 1 with a listening socket. The switch connects to it, also after a restart of the switch.
 fn serving(case: Case, dir: &TempDir) -> Testpmd {
     let front_end = VirtioUser { server: true, ..case.front_end(dir) };
     Testpmd::spawn(&case.config(&front_end)).unwrap()
 }
 
-/// testpmd on core 1 that connects to this switch, which listens already.
+/// Starts testpmd on core 1, which connects to this listening switch.
 fn connecting(case: Case, dir: &TempDir, offcore: &mut Offcore) -> Testpmd {
     let mut testpmd = Testpmd::start(&case.config(&case.front_end(dir))).unwrap();
     wait_connected(&mut testpmd, case, offcore);
     testpmd
 }
 
-/// Waits until both sides are ready. testpmd believes to be so a moment before its last messages have been read, and
-/// what it sends by then is discarded, as the protocol asks of a virtqueue that is not yet enabled.
+/// Waits until both sides are ready. testpmd reports the link as up before its last messages have been read. Packets
+/// that it sends until then are discarded, as the protocol requires for a virtqueue that is not enabled.
 fn wait_connected(testpmd: &mut Testpmd, case: Case, offcore: &mut Offcore) {
     testpmd.wait_link_up(0).unwrap();
     let vrings = 2 * case.queues;
@@ -136,7 +136,7 @@ fn wait_connected(testpmd: &mut Testpmd, case: Case, offcore: &mut Offcore) {
     case.assert_negotiated(testpmd, offcore);
 }
 
-/// Sends `bursts` of packets round and round until enough have passed, then stops; testpmd's counts since before.
+/// Keeps `bursts` of packets in flight until enough have passed, then stops. Returns testpmd's counters for this time.
 fn send_round(testpmd: &mut Testpmd, case: Case, bursts: u32) -> PortStats {
     testpmd.clear_port_stats().unwrap();
     testpmd.set_forward("io").unwrap();
@@ -151,7 +151,7 @@ fn send_round(testpmd: &mut Testpmd, case: Case, bursts: u32) -> PortStats {
     stats
 }
 
-/// Asserts that a loop switch took every packet that testpmd sent and sent each one back.
+/// Asserts that a switch received every packet that testpmd sent and returned each one.
 fn assert_looped(report: &Report, case: Case, sent: &PortStats) {
     assert_eq!(report.packets(0, "rx"), sent.tx_packets, "{report}");
     assert_eq!(report.packets(0, "tx"), sent.tx_packets, "{report}");
@@ -162,7 +162,7 @@ fn assert_looped(report: &Report, case: Case, sent: &PortStats) {
     assert_eq!([used("rx"), used("tx")], [usize::from(case.queues); 2], "{report}");
 }
 
-/// Packets go round between testpmd and a switch.
+/// Packets circulate between testpmd and a switch.
 fn goes_round(testpmd: &mut Testpmd, case: Case, dir: &TempDir) {
     let mut offcore = case.switch(dir, ",client", "io");
     wait_connected(testpmd, case, &mut offcore);
@@ -190,14 +190,14 @@ fn to_the_switch(testpmd: &mut Testpmd, case: Case, dir: &TempDir) {
     report.assert_copies(case.copies, sent.tx_packets);
 }
 
-/// A switch sends, as fast as it can; testpmd receives.
+/// A switch sends at full speed, testpmd receives.
 fn from_the_switch(testpmd: &mut Testpmd, case: Case, dir: &TempDir) {
     testpmd.clear_port_stats().unwrap();
     testpmd.set_forward("rxonly").unwrap();
     testpmd.start_forwarding().unwrap();
     let mut offcore = case.switch(dir, ",client", "txonly");
     switch::wait_for_packets(&mut offcore, 0, "tx", enough(case.copies));
-    // What it had submitted when it stopped is finished first, and stays in the virtqueue when it is gone.
+    // The switch completes its submitted packets before it stops. They stay in the virtqueue when it is gone.
     let report = switch::stop(offcore);
     let sent = report.packets(0, "tx");
     let received = testpmd.wait_for_port_stats(0, "the rest", |stats| stats.rx_packets >= sent).unwrap();
@@ -205,12 +205,12 @@ fn from_the_switch(testpmd: &mut Testpmd, case: Case, dir: &TempDir) {
     assert_eq!(received.rx_packets, sent, "{received:?} {report}");
     assert_eq!(received.rx_bytes, report.bytes(0, "tx"), "{received:?} {report}");
     assert_eq!((received.rx_errors, received.rx_no_mbuf), (0, 0), "{received:?}");
-    // Sent before testpmd was ready, and faster than it receives.
+    // Packets that were sent before testpmd was ready, or faster than it receives.
     report.assert_only_drops(&["port0 tx down", "port0 tx full"]);
     report.assert_copies(case.copies, sent);
 }
 
-/// One testpmd, three switches one after the other: round, to the switch, from the switch.
+/// One testpmd and three switches in sequence: packets circulate, testpmd sends, the switch sends.
 fn every_pattern(case: Case) {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let _cores = exclusive();
@@ -222,14 +222,14 @@ fn every_pattern(case: Case) {
     end_alone(testpmd);
 }
 
-/// Ends a testpmd whose last switch is gone. Until it has noticed that, which takes it longer on a busy machine, quitting
-/// has it write to that switch's socket, and SIGPIPE ends it.
+/// Kills a testpmd whose last switch is gone. On a busy machine it notices this late. Until then, quitting would make
+/// it write to that switch's socket, and SIGPIPE would end it.
 fn end_alone(testpmd: Testpmd) {
     testpmd.kill();
 }
 
-/// Packets longer than a buffer of the front end: they come and go in chains of several descriptors, and are received
-/// in several chains.
+/// Packets longer than a buffer of the front end: they are in chains of several descriptors, and are received in
+/// several chains.
 #[test]
 fn packets_in_pieces() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
@@ -249,35 +249,35 @@ fn packets_in_pieces_on_packed_rings() {
     in_pieces(Case { copies: Copies::Helper, ..Case::PACKED }, ",indirect=off");
 }
 
-/// `options` are the port's.
+/// Runs a case with the port's `options`.
 fn in_pieces(case: Case, options: &str) {
     let dir = TempDir::new().unwrap();
     let mut offcore = case.switch(&dir, options, "io");
     switch::wait_for_status(&mut offcore, 0, "waiting");
     let mut config = case.config(&case.front_end(&dir));
-    // 512 bytes of data and 128 of headroom.
+    // 512 bytes of data and 128 bytes of headroom.
     config.mbuf_size = Some(640);
     config.args = vec!["--enable-scatter".into(), "--max-pkt-len=1518".into(), "--txpkts=500,500,514".into()];
     let mut testpmd = Testpmd::start(&config).unwrap();
     wait_connected(&mut testpmd, case, &mut offcore);
-    // One burst: each packet takes three buffers of the virtqueue.
+    // One burst, because each packet takes three buffers of the virtqueue.
     let sent = send_round(&mut testpmd, case, 1);
     assert_eq!(sent.tx_bytes, 1514 * sent.tx_packets, "{sent:?}");
     assert_eq!(sent.rx_bytes, 1514 * sent.rx_packets, "{sent:?}");
     switch::wait_for_packets(&mut offcore, 0, "tx", sent.tx_packets);
     let report = switch::stop(offcore);
     assert_looped(&report, case, &sent);
-    // Three pieces out, and three back at least.
+    // Three copies from testpmd, and at least three back.
     report.assert_copies(case.copies, 6 * sent.tx_packets);
 }
 
-/// What goes through restarts: split and packed rings, with either way to copy.
+/// Returns the cases for restarts: split and packed rings with both kinds of copies.
 fn restarted() -> impl Iterator<Item = Case> {
     let copied = |case: Case| Copies::ALL.map(|copies| Case { copies, ..case });
     [Case::PLAIN, Case::PACKED].into_iter().flat_map(copied)
 }
 
-/// One switch, three testpmds: the first is killed in the middle of its traffic, the others quit.
+/// One switch and three testpmds: the first is killed in the middle of its traffic, the others quit.
 #[test]
 fn testpmd_restarts() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
@@ -300,15 +300,16 @@ fn testpmd_restarts() {
         }
         let report = switch::stop(offcore);
         assert!(report.packets(0, "rx") >= 3 * enough(copies), "{report}");
-        // Only what came in the moment in which its sender went away could not be returned.
+        // Only packets that arrived just when their sender ended could not be returned.
         report.assert_only_drops(&["port0 tx down"]);
         let dropped: u64 = report.drops().values().sum();
         assert_eq!(report.packets(0, "rx"), report.packets(0, "tx") + dropped, "{report}");
     }
 }
 
-/// One testpmd, four switches: three are killed in the middle of the traffic, and the next one takes up the virtqueues
-/// where they are. What is in them is sent back again, or discarded because testpmd enables them last.
+/// One testpmd and four switches: three are killed in the middle of the traffic, and the next one continues at the
+/// current position of the virtqueues. Packets in the rings are returned again, or discarded because testpmd enables
+/// the rings last.
 #[test]
 fn the_switch_restarts() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
@@ -340,7 +341,7 @@ fn the_switch_restarts() {
         let taken = |report: &Report| report.packets(0, "rx") + report.dropped("port0 rx down");
         switch::wait_for(&mut offcore, "every packet of testpmd", sent, taken);
         let report = switch::stop(offcore);
-        // At most all of the virtqueue was left in it.
+        // The packets left in the virtqueue are at most its size.
         let left = taken(&report) - sent;
         assert!(left <= u64::from(case.queue_size), "{left} packets too many for {sent}: {report}");
         report.assert_only_drops(&["port0 rx down", "port0 tx full"]);

@@ -8,10 +8,10 @@ use peers::{Need, Netns, one_core, require};
 
 use super::tcp::{NEEDS, OURS, content, host, stop};
 
-/// A datagram that has not come back by then is lost, and sent again.
+/// A datagram whose echo has not arrived after this time is lost, and sent again.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A socket of the kernel's that sends to ours.
+/// Returns a kernel socket that is connected to the host.
 pub(super) fn connected(address: &str, port: u16) -> UdpSocket {
     let any: IpAddr = if address.contains(':') { [0u16; 8].into() } else { [0u8; 4].into() };
     let socket = UdpSocket::bind((any, 0)).unwrap();
@@ -20,7 +20,7 @@ pub(super) fn connected(address: &str, port: u16) -> UdpSocket {
     socket
 }
 
-/// Sends a datagram until it comes back: the kernel loses some when a buffer is full.
+/// Sends a datagram until its echo arrives. The kernel drops datagrams when a buffer is full.
 pub(super) fn echo(socket: &UdpSocket, bytes: &[u8]) {
     let mut back = vec![0; 65_535];
     for _ in 0..5 {
@@ -59,7 +59,7 @@ fn segmented_datagrams_arrive_singly() {
     let netns = Netns::new().unwrap();
     let offcore = host(&netns, "", &[]);
     for address in OURS {
-        // The kernel drops some if a buffer is full.
+        // The kernel drops datagrams if a buffer is full.
         let came = || netns.run("python3", &["-c", SEGMENTED, address]).unwrap().trim() == "50";
         assert!((0..5).any(|_| came()), "{address}");
     }

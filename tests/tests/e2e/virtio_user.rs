@@ -1,23 +1,23 @@
-//! Our virtio-user port on dpdk-testpmd's vhost back end (`net_vhost`).
+//! Offcore's virtio-user port on dpdk-testpmd's vhost back end (`net_vhost`).
 
 use peers::testpmd::PortForwardStats;
 use peers::{Need, NetVhost, Offcore, TempDir, Testpmd, TestpmdConfig, exclusive, require};
 
 use crate::switch::{self, Copies, Report, VIRTIO_F_RING_PACKED};
 
-/// Packets that come back, at least.
+/// Minimum number of packets that return.
 const PACKETS: u64 = 100_000;
 
-/// What is sent, and over what.
+/// The packets to send, and the configuration of the device.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// Frame length, FCS included.
+    /// Frame length, including FCS.
     size: u16,
     queues: u16,
     queue_size: u16,
     mrg: bool,
     packed: bool,
-    /// Whether our side makes the socket, and testpmd connects.
+    /// Whether Offcore creates the socket and testpmd connects.
     server: bool,
 }
 
@@ -25,18 +25,18 @@ impl Case {
     const PLAIN: Self =
         Self { size: 64, queues: 1, queue_size: 256, mrg: true, packed: false, server: false };
 
-    /// testpmd on core 1, which sends everything back.
+    /// Starts testpmd on core 1, which returns every packet.
     fn testpmd(self, dir: &TempDir) -> Testpmd {
         let back_end = NetVhost { queues: self.queues, client: self.server, ..NetVhost::new(dir.file("s")) };
         let mut config = TestpmdConfig::net_vhost(1, &back_end);
-        // Otherwise it throws away, uncounted, what has come before it starts to forward.
+        // By default it discards packets, uncounted, that arrive before it starts to forward.
         config.args = vec!["--no-flush-rx".into()];
         let mut testpmd = Testpmd::start(&config).unwrap();
         testpmd.set_forward("io").unwrap();
         testpmd
     }
 
-    /// A switch between the virtio-user port, 0, and a generator, 1, which sends until the switch is stopped.
+    /// Starts a switch between the virtio-user port, 0, and a generator, 1, which sends until the switch is stopped.
     fn switch(self, dir: &TempDir) -> Offcore {
         let Self { size, queues, queue_size, mrg, packed, server } = self;
         let socket = dir.file("s").display().to_string();
@@ -51,12 +51,12 @@ impl Case {
     }
 }
 
-/// Asserts that testpmd received all that the switch says to have sent, and that the generator got back, in order and
-/// unchanged, all that testpmd says to have sent back, but for what was on its way when the switch stopped.
+/// Asserts that testpmd received all packets that the switch sent. The generator must have received, in order and
+/// unchanged, all packets that testpmd returned, except for packets in flight when the switch stopped.
 fn assert_returned(report: &Report, case: Case, testpmd: &PortForwardStats) {
     let sent = report.packets(0, "tx");
     assert_eq!(testpmd.rx_packets, sent, "{testpmd:?} {report}");
-    // testpmd drops what our virtqueue has no room for.
+    // testpmd drops packets if Offcore's virtqueue has no room.
     assert_eq!(testpmd.tx_packets + testpmd.tx_dropped, sent, "{testpmd:?} {report}");
     let found = report.generator(1);
     assert_eq!((found.verified, found.wrong), (found.received, 0), "{report}");
@@ -68,12 +68,12 @@ fn assert_returned(report: &Report, case: Case, testpmd: &PortForwardStats) {
     let bytes = u64::from(case.size - 4);
     assert_eq!(report.bytes(0, "tx"), bytes * sent, "{report}");
     assert_eq!(report.bytes(0, "rx"), bytes * found.received, "{report}");
-    // Before the back end is there, and the burst that still waited for room in the end.
+    // Drops happened before the back end was connected, and in the burst that still waited for room at the end.
     report.assert_only_drops(&["port0 tx down", "port0 tx full"]);
     assert!(report.full(0) <= 32 * u64::from(case.queues), "{report}");
 }
 
-/// Packets of a generator go to testpmd and come back.
+/// Packets of a generator go to testpmd and return.
 fn out_and_back(case: Case) {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let _cores = exclusive();
@@ -134,7 +134,7 @@ fn round_trip_on_packed_without_mrg() {
     out_and_back(Case { packed: true, size: 512, queues: 2, mrg: false, ..Case::PLAIN });
 }
 
-/// The sides of the socket exchanged.
+/// The back end connects to the front end's socket.
 #[test]
 fn round_trip_when_back_end_connects() {
     for packed in [false, true] {
@@ -142,7 +142,7 @@ fn round_trip_when_back_end_connects() {
     }
 }
 
-/// The back end is killed in the middle of the traffic, and another one takes its place.
+/// The back end is killed in the middle of the traffic and replaced.
 #[test]
 fn the_back_end_restarts() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
@@ -161,7 +161,7 @@ fn back_end_restarts(case: Case) {
     for _ in 0..2 {
         testpmd.kill();
         switch::wait_for_status(&mut offcore, 0, "waiting for a back end");
-        // testpmd would not replace the socket that the one before has left.
+        // testpmd would not replace the socket that its predecessor has left.
         std::fs::remove_file(dir.file("s")).unwrap();
         testpmd = case.testpmd(&dir);
         testpmd.start_forwarding().unwrap();

@@ -1,4 +1,4 @@
-//! The guards, by the party that each of them holds off. docs/threats.md refers to them by name.
+//! The guards, grouped by the party that each of them protects against. docs/threats.md refers to them by name.
 
 use super::Guard;
 
@@ -9,7 +9,7 @@ const FLOW: &str = "offcore-flow";
 const TCP: &str = "offcore-tcp";
 const SESSION: &str = "offcore-session";
 
-/// All of them.
+/// All guards.
 #[rustfmt::skip]
 pub(super) const LIST: &[Guard] = &[
     // ---- front ends: memory ----
@@ -328,7 +328,7 @@ pub(super) const LIST: &[Guard] = &[
         code: "if given > two_hours || given > valid {", without: "if given > 0 && two_hours > 0 {",
         package: TCP, executable: "network", test: "advertisement_does_not_end_an_address_at_once",
     },
-    // ---- back ends, and who connects ----
+    // ---- back ends and connecting users ----
     Guard {
         name: "user of a back end",
         file: "crates/offcore-vhost/src/frontend.rs",

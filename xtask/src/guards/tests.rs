@@ -1,4 +1,4 @@
-//! The list, docs/threats.md and the sources say the same.
+//! Checks that the list, docs/threats.md and the sources agree.
 
 use std::collections::HashSet;
 use std::fs;
@@ -38,7 +38,7 @@ fn document_has_every_guard_and_no_other() {
     );
 }
 
-/// Names of functions in a directory's sources.
+/// Collects the names of functions in a directory's sources.
 fn functions(dir: &Path, found: &mut HashSet<String>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -58,7 +58,7 @@ fn documents_tests_are_there() {
     let mut there = HashSet::new();
     ["crates", "tests"].iter().for_each(|dir| functions(&root().join(dir), &mut there));
     let text = threats();
-    // Words of several parts, in code marks, that are no flags or files.
+    // Names of several words in code marks, except for flags and files.
     let named = text.split('`').skip(1).step_by(2).filter(|name| {
         name.contains('_') && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
     });

@@ -1,21 +1,21 @@
-//! What `ptxas --verbose` says: the resources of each kernel, and complaints.
+//! Parser for the output of `ptxas --verbose`: the resources of each kernel, and complaints.
 
 use std::fmt;
 
-/// The heading of a table whose rows are an architecture, 6 wide, and a [`Kernel`].
+/// The heading of a table. Each row has an architecture, 6 columns wide, and a [`Kernel`].
 pub(super) const HEADING: &str =
     "       kernel                            registers  shared   stack  spilled  (bytes)";
 
-/// What a kernel takes on one architecture.
+/// A kernel's resources on one architecture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kernel {
     name: String,
     registers: u32,
-    /// Bytes of shared memory of a block, without what a launch adds.
+    /// Shared memory of a block in bytes, without dynamic shared memory of a launch.
     shared: u32,
-    /// Bytes of a thread's stack frame.
+    /// A thread's stack frame in bytes.
     stack: u32,
-    /// Bytes of a thread that go to memory for want of registers, stores and loads together.
+    /// Bytes that a thread spills to memory for lack of registers, stores and loads together.
     spilled: u32,
 }
 
@@ -26,11 +26,11 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// Registers of a thread when a block has as many threads as it may have: 1024 share 65536.
+/// Registers per thread at the maximum block size: 1024 threads share 65536.
 const REGISTERS: u32 = 64;
 
 impl Kernel {
-    /// What is wrong with what it takes on `architecture`.
+    /// Returns a message if the kernel uses too many resources on `architecture`.
     pub(super) fn too_much(&self, architecture: &str) -> Option<String> {
         let Self { name, registers, spilled, .. } = self;
         let what = if *registers > REGISTERS {
@@ -44,10 +44,10 @@ impl Kernel {
     }
 }
 
-/// The kernels of ptxas's output, by name.
+/// Returns the kernels in ptxas's output by name.
 pub(super) fn kernels(said: &str) -> Vec<Kernel> {
     let mut kernels: Vec<Kernel> = Vec::new();
-    // Properties are listed also of functions that were not inlined.
+    // The output also lists functions that were not inlined.
     let mut of_kernel = false;
     for line in said.lines() {
         let line = line.strip_prefix("ptxas info    : ").unwrap_or(line).trim();
@@ -71,12 +71,13 @@ pub(super) fn kernels(said: &str) -> Vec<Kernel> {
     kernels
 }
 
-/// The number before `unit` in a list with commas; 0 where it is not listed.
+/// Returns the number before `unit` in a comma-separated list, or 0 if it is missing.
 fn amount(list: &str, unit: &str) -> u32 {
     list.split(',').find_map(|part| part.trim().strip_suffix(unit)?.trim().parse().ok()).unwrap_or(0)
 }
 
-/// The lines of ptxas's output that are warnings or errors: `ptxas FILE, line 7; error   : ...`, `ptxas fatal   : ...`.
+/// Returns the lines of ptxas's output that are warnings or errors: `ptxas FILE, line 7; error   : ...`, `ptxas fatal
+/// : ...`.
 pub(super) fn complaints(said: &str) -> Vec<&str> {
     said.lines().filter(|line| line.starts_with("ptxas ") && !line.starts_with("ptxas info ")).collect()
 }

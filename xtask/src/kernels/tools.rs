@@ -1,4 +1,4 @@
-//! nvrtc and ptxas from PyPI, in a Python virtual environment that is made once and kept.
+//! Installs nvrtc and ptxas from PyPI in a Python virtual environment that is created once and kept.
 
 use std::fs;
 use std::io::Read;
@@ -10,35 +10,35 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::setup;
 
-/// A wheel of a fixed version and content.
+/// A wheel with a fixed version and content.
 pub(super) struct Wheel {
     pub(super) name: &'static str,
     pub(super) version: &'static str,
     sha256: &'static str,
 }
 
-/// The compiler. A driver takes no PTX of a version newer than itself, so this is the oldest of CUDA 12: it writes
-/// PTX 8.0, which drivers take from CUDA 12.0 on (Linux: 525.60.13).
+/// The compiler. A driver only accepts PTX of its own version or older, so this is the oldest of CUDA 12. It writes PTX
+/// 8.0, which drivers accept since CUDA 12.0 (Linux: 525.60.13).
 pub(super) const NVRTC: Wheel = Wheel {
     name: "nvidia-cuda-nvrtc-cu12",
     version: "12.0.76",
     sha256: "8dd4458a7d8bf8fd2b01a34a9069856d53a9b4c0af2037b77c12b270daf9c828",
 };
 
-/// The assembler of the same version, which refuses PTX that those drivers would.
+/// The assembler of the same version, which rejects the same PTX as those drivers.
 const NVCC: Wheel = Wheel {
     name: "nvidia-cuda-nvcc-cu12",
     version: "12.0.76",
     sha256: "c989c1d8f52b4f52016dcdd702d62ae4969d4fc349517eeb9fecae652a3d1388",
 };
 
-/// The processors that the wheels are for.
+/// The processor architecture of the wheels.
 const ARCHITECTURE: &str = "x86_64";
 
-/// How long pip may take. It gives up by itself where nobody answers; this is for answers that come drop by drop.
+/// Time limit for pip. It gives up by itself if the server does not answer. This limit is for very slow answers.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Programs and libraries, by path.
+/// Paths of programs and libraries.
 #[derive(Debug)]
 pub(super) struct Tools {
     pub(super) python: PathBuf,
@@ -47,20 +47,20 @@ pub(super) struct Tools {
     pub(super) ptxas: PathBuf,
 }
 
-/// Whether there are tools.
+/// The result of a search for the tools.
 pub(super) enum Found {
     Tools(Tools),
-    /// There are none, for this reason.
+    /// The tools are not available, for this reason.
     Missing(String),
 }
 
-/// The tools, which are installed below `work` unless they are there.
+/// Finds the tools, or installs them below `work`.
 pub(super) fn find(work: &Path) -> Result<Found> {
     if std::env::consts::ARCH != ARCHITECTURE {
         return Ok(Found::Missing(format!("the wheels of nvrtc are for {ARCHITECTURE}")));
     }
     let venv = work.join("venv");
-    // Written last, so that what was interrupted is made again.
+    // Written last, so that an interrupted installation is repeated.
     let mark = work.join("wheels.txt");
     let wanted = requirements(&[NVRTC, NVCC]);
     if fs::read_to_string(&mark).is_ok_and(|there| there == wanted)
@@ -85,7 +85,7 @@ pub(super) fn find(work: &Path) -> Result<Found> {
     Ok(Found::Tools(tools))
 }
 
-/// The wheels as pip reads them: nothing but these very files.
+/// Returns the requirements file for pip, which allows only files with these hashes.
 fn requirements(wheels: &[Wheel]) -> String {
     wheels
         .iter()
@@ -93,8 +93,8 @@ fn requirements(wheels: &[Wheel]) -> String {
         .collect()
 }
 
-/// Makes the environment anew; returns why the wheels cannot be had, where they cannot. Wheels of another content are an
-/// error.
+/// Creates the environment again. Returns the reason if the wheels cannot be downloaded. Wheels with other content are
+/// an error.
 fn install(venv: &Path, requirements: &Path) -> Result<Option<String>> {
     let made = Command::new("python3").args(["-m", "venv", "--clear"]).arg(venv).output();
     let made = made.context("cannot run python3")?;
@@ -119,14 +119,14 @@ fn install(venv: &Path, requirements: &Path) -> Result<Option<String>> {
     Ok(Some(format!("pip cannot install {} and {}: {why}", NVRTC.name, NVCC.name)))
 }
 
-/// Runs a program; returns how it ended, or nothing where it took too long and was killed, and what it said on standard
-/// error.
+/// Runs a program. Returns its exit status, or `None` if it was killed after the time limit, and its standard error
+/// output.
 fn run_within(command: &mut Command, limit: Duration) -> Result<(Option<ExitStatus>, String)> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     let mut stderr = child.stderr.take().context("standard error is piped")?;
     let reader = std::thread::spawn(move || {
         let mut said = Vec::new();
-        // What was read until an error is what it said.
+        // After an error, the output read so far is kept.
         let _ = stderr.read_to_end(&mut said);
         said
     });
@@ -146,7 +146,7 @@ fn run_within(command: &mut Command, limit: Duration) -> Result<(Option<ExitStat
     Ok((ended, String::from_utf8_lossy(&said).into_owned()))
 }
 
-/// What pip says first, and before that of connections.
+/// Returns pip's first error, or the cause of a failed connection that precedes it.
 fn first_error(said: &str) -> String {
     let error = said.lines().find_map(|line| line.strip_prefix("ERROR: "));
     let error = error.or_else(|| said.lines().last()).unwrap_or("it does not say why");
@@ -162,7 +162,7 @@ fn python(venv: &Path) -> PathBuf {
     venv.join("bin/python3")
 }
 
-/// The tools in an environment that has the wheels, and whose Python still runs.
+/// Returns the tools in an environment with the wheels, if its Python still runs.
 fn installed(venv: &Path) -> Result<Tools> {
     let python = python(venv);
     let asked = Command::new(&python)
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn late_tool_is_killed_and_output_kept() {
-        // On a busy machine a shell may say nothing for seconds.
+        // On a busy machine a shell may print nothing for seconds.
         let said = [1, 5, 30].map(Duration::from_secs).into_iter().find_map(|limit| {
             let mut slow = Command::new("sh");
             slow.args(["-c", "echo half >&2; exec sleep 1000"]);

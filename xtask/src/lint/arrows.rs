@@ -1,4 +1,4 @@
-//! Which crate may import which: a crate imports only those below it.
+//! Checks imports between crates: a crate may only import crates of lower layers.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Finding;
 
-/// The house from the ground up. A crate that is not here has no place yet: give it one.
+/// The layers from bottom to top. A new crate must be added here.
 const FLOORS: [&[&str]; 16] = [
     &["offcore-stats"],
     &["offcore-mem"],
@@ -15,7 +15,7 @@ const FLOORS: [&[&str]; 16] = [
     &["offcore-ring"],
     &["offcore-session"],
     &["offcore-dma"],
-    // Systems of equal rank: they get their engines handed in and do not know each other.
+    // Subsystems of equal rank: their engines are passed to them, and they do not import each other.
     &["offcore-dsa", "offcore-dpdk", "offcore-vhost", "offcore-gpu", "offcore-tcp"],
     &["offcore-dsa-shim"],
     &["offcore-port"],
@@ -24,7 +24,7 @@ const FLOORS: [&[&str]; 16] = [
     &["offcore-preload"],
     &["offcore-bench"],
     &["offcore"],
-    // What runs the project: nobody imports it.
+    // Tools and tests of the project, which no crate may import.
     &["offcore-tests"],
     &["xtask"],
 ];
@@ -50,7 +50,7 @@ pub(super) fn check(packages: &[Value], root: &Path) -> Result<Vec<Finding>> {
         let dependencies = package["dependencies"].as_array().context("a package lists dependencies")?;
         for dependency in dependencies {
             let other = dependency["name"].as_str().context("a dependency has a name")?;
-            // A crate may name itself to turn on a feature for its tests.
+            // A crate may depend on itself to enable a feature for its tests.
             let for_tests = other == name && dependency["kind"] == "dev";
             if for_tests || dependency["path"].is_null() {
                 continue;

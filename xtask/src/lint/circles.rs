@@ -1,5 +1,5 @@
-//! Modules of one crate that are next to each other import each other in one direction only. What a module's own
-//! children and parents import from it does not count: they are one piece.
+//! Checks that sibling modules of a crate import each other in one direction only. Imports between a module and its
+//! children or parents do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use syn::{Item, UseTree};
 use super::Finding;
 use super::items::is_test;
 
-/// The names of modules from the crate's root to an item.
+/// The module names from the crate's root to an item.
 type ItemPath = Vec<String>;
 
 /// The files of one crate, by module.
@@ -19,11 +19,11 @@ pub(super) struct Crate {
     modules: BTreeMap<ItemPath, (PathBuf, Imports)>,
 }
 
-/// What one file names of its own crate.
+/// References of one file to its own crate.
 #[derive(Debug, Default)]
 struct Imports {
     paths: Vec<ItemPath>,
-    /// What `use` gives another place in the crate, by its name here.
+    /// Local names that `use` gives to other items of the crate.
     names: BTreeMap<String, ItemPath>,
 }
 
@@ -41,7 +41,7 @@ impl Crate {
         self.modules.insert(module, (path.to_owned(), imports));
     }
 
-    /// The circles among its modules.
+    /// Returns the import cycles among its modules.
     pub(super) fn check(&self) -> Vec<Finding> {
         let mut edges: BTreeMap<ItemPath, BTreeSet<ItemPath>> = BTreeMap::new();
         for (module, (_, imports)) in &self.modules {
@@ -71,7 +71,7 @@ impl Crate {
                 .iter()
                 .filter(|&other| reach.get(other).is_some_and(|back| back.contains(module)))
                 .collect();
-            // Each is told once, where its first module is.
+            // Each cycle is reported once, at its first module.
             if circle.len() > 1 && circle.iter().all(|&other| module <= other) {
                 let names: Vec<_> = circle.iter().map(|path| path.join("::")).collect();
                 let path = self.modules.get(module).map(|(path, _)| path.clone()).unwrap_or_default();
@@ -82,7 +82,7 @@ impl Crate {
         findings
     }
 
-    /// The module that an item is in, by way of at most so many `pub use`.
+    /// Returns the module of an item, following up to `hops` `pub use` declarations.
     fn module_of(&self, path: &[String], hops: usize) -> ItemPath {
         let depth = (0..=path.len()).rev().find(|&len| self.modules.contains_key(&path[..len])).unwrap_or(0);
         let (module, rest) = path.split_at(depth);
@@ -100,7 +100,7 @@ struct Collector<'a> {
 }
 
 impl Collector<'_> {
-    /// The place in the crate that `path`, written in this file, names; `None` where it names another crate's.
+    /// Resolves a `path` of this file to a path in the crate. Returns `None` if it belongs to another crate.
     fn place(&self, path: &[String]) -> Option<ItemPath> {
         let ups = path.iter().take_while(|name| *name == "super").count();
         match path.first()?.as_str() {

@@ -1,6 +1,6 @@
-//! Payload is copied in one place, offcore-dma's list of copies. Elsewhere on the data path a call that copies bytes
-//! needs a reason: `// copy-ok: REASON` on its line or the one above, or, where a whole file is no data path, a line
-//! `PATH: REASON` in xtask/copy-allowed.txt.
+//! Checks that payload is copied in one place only, offcore-dma's list of copies. Elsewhere on the data path a call
+//! that copies bytes needs a reason: `// copy-ok: REASON` on the same line or the line above. For a whole file that is
+//! not on the data path, a line `PATH: REASON` in xtask/copy-allowed.txt is enough.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::{Finding, has_word};
 const ALLOWED: &str = "xtask/copy-allowed.txt";
 const MARK: &str = "copy-ok:";
 
-/// The crates that packets pass through.
+/// The crates on the data path.
 const DATA_PATH: [&str; 7] = [
     "offcore-mem",
     "offcore-ring",
@@ -82,7 +82,7 @@ fn on_data_path(path: &Path) -> bool {
     in_crate && path.file_name().is_some_and(|name| name != "tests.rs")
 }
 
-/// The copies of a file that are neither in tests nor marked with a reason.
+/// Returns the copies of a file that are neither in tests nor marked with a reason.
 fn places(source: &Source) -> Vec<Finding> {
     let mut reason_above = false;
     source.find(
@@ -102,7 +102,8 @@ fn copies(code: &str) -> bool {
     COPIES.iter().any(|word| has_word(code, word)) || code.contains("ptr::copy(") || fills(code)
 }
 
-/// A slice's `fill`: functions of ours that have this name belong to `self` or take more.
+/// Returns whether code calls a slice's `fill`. The project's own functions with this name are called on `self` or have
+/// more arguments.
 fn fills(code: &str) -> bool {
     code.split_once(".fill(").is_some_and(|(of, argument)| !of.ends_with("self") && !argument.contains(','))
 }

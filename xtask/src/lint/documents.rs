@@ -1,4 +1,4 @@
-//! What documents point to is there: a path in backquotes that begins at the root, and a link to a file.
+//! Checks that references in documents exist: paths in backquotes that begin at the root, and links to files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use super::Finding;
 
-/// The directories that a path in backquotes may begin with to be taken for one.
+/// Prefixes of text in backquotes that is taken for a path.
 const ROOTS: [&str; 5] = ["crates/", "docs/", "fuzz/", "tests/", "xtask/"];
 
 /// Checks the documents at the root and in docs/.

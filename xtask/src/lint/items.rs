@@ -1,5 +1,5 @@
-//! Public items are documented: what rustc's `missing_docs` asks for, but for fields, variants and associated constants,
-//! whose names may say it; and every file says what it is for.
+//! Checks that public items are documented, as rustc's `missing_docs` does, except for fields, variants and associated
+//! constants, whose names may be sufficient. Every file must have a module comment.
 
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
@@ -16,7 +16,7 @@ pub(super) fn check(source: &Source, file: &syn::File) -> Vec<Finding> {
     items.findings
 }
 
-/// Whether an item is compiled for tests only.
+/// Returns whether an item is compiled for tests only.
 pub(super) fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")

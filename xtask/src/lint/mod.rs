@@ -1,6 +1,6 @@
-//! Rules of this project that no compiler checks: where bytes are copied, where `unsafe` is, how long a file is, which
-//! crate or module imports which, that public items are documented and documents point to what is there, which words are
-//! not used, and no loose ends.
+//! Rules of this project that no compiler checks: where bytes are copied, where `unsafe` is allowed, the length of
+//! files, imports between crates and modules, documentation of public items, references in documents, unwanted words,
+//! and unfinished code.
 
 mod arrows;
 mod circles;
@@ -20,10 +20,10 @@ use anyhow::{Context, Result};
 use crate::project::Project;
 use source::Source;
 
-/// Lines that a file has at most, its tests included.
+/// Maximum number of lines of a file, including tests.
 const LONGEST: usize = 600;
 
-/// Where `unsafe` may be.
+/// Paths in which `unsafe` is allowed.
 const UNSAFE: [&str; 18] = [
     "crates/offcore-stats/",
     "crates/offcore-mem/",
@@ -45,7 +45,7 @@ const UNSAFE: [&str; 18] = [
     "tests/",
 ];
 
-/// What no file holds: unfinished code, and tests that never run. Put together here so as not to find themselves.
+/// Markers of unfinished code, and tests that never run. Concatenated so that this file does not contain them.
 const LOOSE_ENDS: [(&str, &str); 5] = [
     (concat!("to", "do!"), "write the code, or leave the function out"),
     (concat!("un", "implemented!"), "write the code, or leave the function out"),
@@ -58,7 +58,7 @@ const LOOSE_ENDS: [(&str, &str); 5] = [
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     path: PathBuf,
-    /// Counted from 1; 0 for a file as a whole.
+    /// Line number from 1, or 0 for the whole file.
     line: usize,
     text: String,
 }
@@ -112,7 +112,7 @@ fn read_sources(root: &Path, dir: &Path, sources: &mut Vec<Source>) -> Result<()
     Ok(())
 }
 
-/// What is found in the parsed files of the crates themselves, without their tests.
+/// Returns the findings in the parsed files of the crates, without their tests.
 fn modules(root: &Path, sources: &[Source]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let mut crates: BTreeMap<PathBuf, circles::Crate> = BTreeMap::new();
@@ -144,7 +144,7 @@ fn length(source: &Source) -> Option<Finding> {
 
 fn unsafe_places(source: &Source) -> Vec<Finding> {
     let path = source.path.to_string_lossy();
-    // A crate's own tests and examples play the other party, whose side is raw memory.
+    // A crate's own tests and examples emulate the other party with raw memory.
     let outside = path.starts_with("crates/") && (path.contains("/tests/") || path.contains("/examples/"));
     if outside || UNSAFE.iter().any(|dir| path.starts_with(dir)) {
         return Vec::new();
@@ -167,7 +167,7 @@ fn loose_ends(source: &Source) -> Vec<Finding> {
         .collect()
 }
 
-/// Whether `text` has `word` as a whole identifier.
+/// Returns whether `text` contains `word` as a whole identifier.
 fn has_word(text: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(word)

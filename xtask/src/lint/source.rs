@@ -1,4 +1,5 @@
-//! A Rust file as the lints see it: each line's code and comment apart, strings blanked out, tests marked.
+//! A Rust file for the lints: code and comment of each line are separated, strings are blanked out, and tests are
+//! marked.
 
 use std::path::PathBuf;
 
@@ -7,7 +8,7 @@ use super::Finding;
 /// A Rust file.
 #[derive(Debug)]
 pub(super) struct Source {
-    /// Where it is, from the root of the workspace.
+    /// The path relative to the root of the workspace.
     pub(super) path: PathBuf,
     pub(super) lines: Vec<Line>,
 }
@@ -15,11 +16,11 @@ pub(super) struct Source {
 /// One line of a file.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    /// The line without comments and without what is between quotes.
+    /// The line without comments and without the content of strings.
     pub(super) code: String,
     /// The text of the line's comments.
     pub(super) comment: String,
-    /// Whether it is inside an item that is compiled for tests only.
+    /// Whether the line is inside an item that is compiled for tests only.
     pub(super) test: bool,
 }
 
@@ -30,7 +31,7 @@ impl Source {
         Self { path, lines }
     }
 
-    /// A finding, with the text that `say` has for it, for each line that `wanted` accepts.
+    /// Returns a finding with the text from `say` for each line that `wanted` accepts.
     pub(super) fn find(
         &self,
         mut wanted: impl FnMut(&Line) -> bool,
@@ -44,14 +45,14 @@ impl Source {
     }
 }
 
-/// Where the reader of a file is.
+/// The state of the parser.
 enum Place {
     Code,
     LineComment,
-    /// So many comments deep.
+    /// Inside block comments, with the nesting depth.
     BlockComment(u32),
     String,
-    /// Ends with a quote and so many hashes.
+    /// Inside a raw string that ends with a quote and this number of hashes.
     RawString(usize),
 }
 
@@ -109,7 +110,7 @@ fn split(text: &str) -> Vec<Line> {
                     line.comment.push(c);
                 }
             }
-            // A backslash before the end of a line leaves the line's end to the code above.
+            // A backslash at the end of a line leaves the line break to the code above.
             Place::String if c == '\\' && chars.get(at + 1) != Some(&'\n') => step = 2,
             Place::String => {
                 if c == '"' {
@@ -133,9 +134,9 @@ fn split(text: &str) -> Vec<Line> {
     lines
 }
 
-/// Number of hashes of the raw string that starts at `at`, `r` included.
+/// Returns the number of hashes of the raw string that starts with the `r` at `at`.
 fn raw_string(chars: &[char], at: usize, before: &str) -> Option<usize> {
-    // The `r` may follow a `b` or `c`, but is otherwise no part of a name.
+    // The `r` may follow a `b` or `c`, but must not be part of a name.
     let name = before.trim_end_matches(['b', 'c']);
     if chars[at] != 'r' || name.ends_with(|c: char| c.is_alphanumeric() || c == '_') {
         return None;
@@ -144,7 +145,7 @@ fn raw_string(chars: &[char], at: usize, before: &str) -> Option<usize> {
     (chars.get(at + 1 + hashes) == Some(&'"')).then_some(hashes)
 }
 
-/// Length of the character literal that `chars` starts with; `None` for a lifetime.
+/// Returns the length of the character literal that `chars` starts with, or `None` for a lifetime.
 fn char_literal(chars: &[char]) -> Option<usize> {
     match chars {
         ['\'', '\\', _, rest @ ..] => Some(3 + rest.iter().position(|&c| c == '\'')? + 1),
@@ -153,7 +154,7 @@ fn char_literal(chars: &[char]) -> Option<usize> {
     }
 }
 
-/// Marks the items that follow `#[cfg(test)]`, or another condition that tests make true.
+/// Marks the items after `#[cfg(test)]`, or after another condition that is true in tests.
 fn mark_tests(lines: &mut [Line]) {
     let code: Vec<(usize, char)> =
         lines.iter().enumerate().flat_map(|(i, line)| line.code.chars().map(move |c| (i, c))).collect();
@@ -176,7 +177,7 @@ fn mark_tests(lines: &mut [Line]) {
     }
 }
 
-/// Where the attribute that starts at `at` ends.
+/// Returns the end of the attribute that starts at `at`.
 fn attribute(code: &[(usize, char)], at: usize) -> Option<usize> {
     if code[at].1 != '#' || code.get(at + 1)?.1 != '[' {
         return None;
@@ -195,7 +196,7 @@ fn attribute(code: &[(usize, char)], at: usize) -> Option<usize> {
     None
 }
 
-/// Where the item, statement or field that starts at `at` ends: after its braces, or at its `;` or `,`.
+/// Returns the end of the item, statement or field that starts at `at`: after its braces, or at its `;` or `,`.
 fn item_end(code: &[(usize, char)], mut at: usize) -> usize {
     let (mut inner, mut braces) = (0, 0);
     while at < code.len() {

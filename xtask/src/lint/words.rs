@@ -1,4 +1,4 @@
-//! Words that this project does not use: those of the table in CONTRIBUTING.md, in code, comments, texts and documents.
+//! Checks for unwanted words: the words of the table in CONTRIBUTING.md, in code, comments, texts and documents.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::Finding;
 
-/// Where the table is, the only place that may hold its words.
+/// The file with the table, which is the only place that may contain its words.
 const TABLE: &str = "CONTRIBUTING.md";
-/// The table's first line.
+/// The table's heading.
 const HEAD: &str = "| not | but |";
 
 /// Checks the files at these paths, and the documents at the root and in docs/.
@@ -24,7 +24,7 @@ pub(super) fn check(root: &Path, sources: impl Iterator<Item = PathBuf>) -> Resu
         let entries = fs::read_dir(root.join(dir)).with_context(|| format!("cannot read '{dir}'"))?;
         for entry in entries {
             let path = Path::new(dir).join(entry?.file_name());
-            // What has been renamed is told under its old name.
+            // The changelog names renamed things by their old names.
             let may = path == Path::new(TABLE) || path == Path::new("CHANGELOG.md");
             if !may && path.extension().is_some_and(|extension| extension == "md") {
                 paths.push(path);
@@ -38,7 +38,7 @@ pub(super) fn check(root: &Path, sources: impl Iterator<Item = PathBuf>) -> Resu
     Ok(findings)
 }
 
-/// The table's rows: what is not to be written, in lower case, and what is.
+/// Returns the table's rows: the unwanted words in lower case, and their replacements.
 fn words(table: &str) -> Vec<(String, String)> {
     let rows =
         table.lines().skip_while(|line| *line != HEAD).skip(2).take_while(|line| line.starts_with('|'));

@@ -1,5 +1,5 @@
-//! `offcore bench copy --case conversion`: what it takes to make DPDK's packet buffers into packet handles and handles
-//! into packet buffers, over net_null, whose packets take no time of their own.
+//! `offcore bench copy --case conversion`: measures the conversion of DPDK's packet buffers to packet handles and of
+//! handles to packet buffers, over net_null, whose packets cost no time.
 
 use anyhow::{Context, Result};
 use offcore_dpdk::measure::measure_conversion;
@@ -8,14 +8,14 @@ use offcore_stats::{lcore, tsc};
 use crate::report::row::Row;
 use crate::report::sample::Spread;
 
-/// Times that everything is measured, each with a device of its own.
+/// Number of repetitions, each with a new device.
 const RUNS: usize = 5;
 
-/// Measures `rounds` rounds of 32768 packets on lcore `core`. The rows are the conversion alone (`conversion`), receiving
-/// and sending by our port (`net_null port`), and by DPDK's calls alone (`net_null calls`).
+/// Measures `rounds` rounds of 32768 packets on lcore `core`. The rows are the conversion alone (`conversion`),
+/// receiving and sending through our port (`net_null port`), and through DPDK's calls alone (`net_null calls`).
 ///
 /// # Errors
-/// When the environment layer does not start, or there is no net_null.
+/// If the environment layer does not start, or net_null is missing.
 pub fn run(core: usize, rounds: usize, emit: &mut dyn FnMut(Row)) -> Result<()> {
     lcore::pin(core)?;
     let mut samples = [const { Vec::new() }; 3];

@@ -1,13 +1,14 @@
-//! The network card of a core-cost measurement: fills packet buffers, hands them to an RX queue, takes what a TX queue
-//! sends, and checks every packet. Never timed: what its two queues take for moving handles is taken off.
+//! The network card of a core-cost measurement: it fills packet buffers, hands them to an RX queue, takes the packets
+//! that a TX queue sends, and checks every packet. It is never timed: the time that its two queues need to move handles
+//! is subtracted.
 //!
 //! ```text
 //! stock ──> filled ──> RX queue ──> [ copy ──> addresses ] ──> TX queue ──> checked ──> stock
 //!   └─────> free buffers of the measured core ──┘   └─ those received in ──> stock
 //! ```
-//! All packet buffers of the measurement go round in this stock, first in, first out, so that a buffer is as warm as the
-//! temperature says, whichever way it took. An RX queue takes a free buffer for each packet that it gives on, as a
-//! driver does that keeps its ring full: so what a copy goes into is not what has just been copied from.
+//! All packet buffers of the measurement circulate through this stock in FIFO order, so that each buffer has the
+//! required temperature on every path. An RX queue takes a free buffer for each packet that it delivers, like a driver
+//! that keeps its ring full. The destination of a copy is therefore never the source of a recent copy.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -25,11 +26,11 @@ use crate::guests::guest::{GUEST_MAC, PEER_MAC, PORT_MAC};
 use crate::method::lockstep::lock;
 use crate::method::temperature::Temperature;
 
-/// Windows of buffers that go round with warm data: one that is received in, one that is copied into, and one that an RX
-/// queue takes for the next.
+/// Number of windows of circulating buffers for warm data: the first to receive into, the second to copy into, and the
+/// third for an RX queue, which takes it for the next window.
 const WINDOWS: usize = 3;
 
-/// Packet buffers that a measurement takes from its pool.
+/// Returns the number of packet buffers that a measurement takes from its pool.
 pub(super) fn buffers(temperature: Temperature) -> usize {
     match temperature {
         Temperature::Cold => temperature.buffers(),
@@ -37,11 +38,11 @@ pub(super) fn buffers(temperature: Temperature) -> usize {
     }
 }
 
-/// A packet on its way.
+/// A packet in flight.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     sequence: u64,
-    /// The buffer that it was received in: what is sent has to be another one.
+    /// The buffer in which it was received. The sent packet must be in another buffer.
     chunk: u32,
 }
 
@@ -50,46 +51,46 @@ struct Sent {
 pub(super) struct Nic {
     pool: &'static Pool,
     stock: VecDeque<Packet>,
-    /// The rest of the pool's.
+    /// The remaining packets of the pool.
     unused: Vec<Packet>,
     rings: Rings,
     temperature: Temperature,
     template: UdpTemplate,
-    /// The number of the packet that each buffer holds: cold ones are written once.
+    /// Sequence number of the packet in each buffer. Cold buffers are written only once.
     holds: Vec<u64>,
     sequence: u64,
     expected: VecDeque<Sent>,
-    /// The source address that packets get in this turn: another one than in the turn before, so that it is seen whether
-    /// they got it.
+    /// Source address for the packets of this turn. It differs from the address of the previous turn, so that a missing
+    /// rewrite is detected.
     source: MacAddr,
 }
 
-/// What the card and its queues share. The two sides take turns, so nobody ever waits for a lock.
+/// State shared by the card and its queues. The two sides take turns, so the locks are never contended.
 #[derive(Clone, Debug, Default)]
 struct Rings {
     received: Arc<Mutex<VecDeque<Packet>>>,
-    /// Taken for the next packets.
+    /// Buffers taken for the next packets.
     taken: Arc<Mutex<Vec<Packet>>>,
     sent: Arc<Mutex<Vec<Packet>>>,
-    /// Packets in `sent`.
+    /// Number of packets in `sent`.
     count: Arc<AtomicUsize>,
-    /// TSC ticks that the two queues have taken: no card's driver is part of what is measured.
+    /// TSC ticks used by the two queues, because the measurement does not include a card's driver.
     taken_ticks: Arc<AtomicU64>,
 }
 
 impl Rings {
-    /// Adds the time since `start`, and what reading the clock has taken besides.
+    /// Adds the time since `start` and the time for reading the clock.
     fn took_since(&self, start: u64) {
         static READING: LazyLock<u64> =
             LazyLock::new(|| (0..64).map(|_| tsc::now().abs_diff(tsc::now())).min().unwrap_or(0));
         let took = tsc::now() - start + *READING;
-        // One thread adds, so this need not be one step.
+        // Only one thread adds, so that the addition need not be atomic.
         self.taken_ticks.store(self.taken_ticks.load(Ordering::Relaxed) + took, Ordering::Relaxed);
     }
 }
 
 impl Nic {
-    /// A card for frames of `frame` bytes, FCS included, that has `pool` for itself.
+    /// Creates a card for frames of `frame` bytes, including the FCS, with exclusive use of `pool`.
     pub(super) fn new(pool: &'static Pool, temperature: Temperature, frame: usize) -> Result<Self> {
         let frame_len = frame.saturating_sub(ethernet::FCS_LEN);
         ensure!(frame_len <= pool.data_room(), "a frame of {frame} bytes does not fit a packet buffer");
@@ -133,27 +134,27 @@ impl Nic {
         Ok(nic)
     }
 
-    /// The receiving queue.
+    /// Returns the receive queue.
     pub(super) fn rx_queue(&self) -> Box<dyn RxQueue> {
         Box::new(NicRx { rings: self.rings.clone(), counters: RxCounters::private() })
     }
 
-    /// The sending queue.
+    /// Returns the transmit queue.
     pub(super) fn tx_queue(&self) -> Box<dyn TxQueue> {
         Box::new(NicTx { rings: self.rings.clone(), counters: TxCounters::private() })
     }
 
-    /// How many packets have been sent in this turn, for whoever waits for them.
+    /// Returns the counter of packets sent in this turn, for waiting.
     pub(super) fn sent(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.rings.count)
     }
 
-    /// TSC ticks that the two queues have taken so far.
+    /// Returns the counter of TSC ticks used by the two queues.
     pub(super) fn taken_ticks(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.rings.taken_ticks)
     }
 
-    /// The source address that packets are to get until the next turn.
+    /// Returns the source address for packets until the next turn.
     pub(super) fn source(&self) -> MacAddr {
         self.source
     }
@@ -175,7 +176,8 @@ impl Nic {
         Ok(())
     }
 
-    /// Puts two windows of free buffers into `cache`, the measured core's: to copy into, and for its RX queue.
+    /// Puts two windows of free buffers into `cache`, which belongs to the measured core: one to copy into, and one for
+    /// its RX queue.
     pub(super) fn lend(&mut self, cache: &mut PoolCache) -> Result<()> {
         for _ in 0..(WINDOWS - 1) * self.temperature.window() {
             cache.free(self.next()?);
@@ -183,13 +185,13 @@ impl Nic {
         Ok(())
     }
 
-    /// Takes everything back that is free.
+    /// Takes back all free buffers.
     pub(super) fn take_back(&mut self, cache: &mut PoolCache) {
         self.stock.extend(std::iter::from_fn(|| cache.take()));
         self.stock.extend(lock(&self.rings.taken).drain(..));
     }
 
-    /// Checks every packet that was sent, byte by byte.
+    /// Checks every sent packet byte by byte.
     pub(super) fn check(&mut self) -> Result<()> {
         let sent = std::mem::take(&mut *lock(&self.rings.sent));
         self.rings.count.store(0, Ordering::Relaxed);
@@ -205,7 +207,7 @@ impl Nic {
         }
         let mut sent = sent;
         self.stock.extend(sent.drain(..));
-        // Its memory, for the next turn.
+        // Keeps the vector's memory for the next turn.
         *lock(&self.rings.sent) = sent;
         Ok(())
     }

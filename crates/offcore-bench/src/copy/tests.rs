@@ -1,4 +1,4 @@
-//! The harness itself: that it measures, and that it notices.
+//! Tests of the measurement itself: it measures, and it detects errors.
 
 use super::*;
 use crate::method::copier::Copier;
@@ -25,7 +25,8 @@ fn measured(options: &Options) -> Vec<Row> {
     rows
 }
 
-/// Takes seconds where other work keeps the cores busy: each of some hundred windows is handed from core to core.
+/// Takes seconds if other work keeps the cores busy, because each of about a hundred windows is handed from core to
+/// core.
 #[test]
 fn packets_copied_rows_complete() {
     for temperature in Temperature::ALL {
@@ -35,13 +36,13 @@ fn packets_copied_rows_complete() {
             options.frames = vec![512];
         }
         let rows = measured(&options);
-        // The core twice, the engines in two modes each.
+        // The core in two variants, and each engine in two modes.
         assert_eq!(rows.len(), if temperature == Temperature::Hot { 2 * 8 } else { 6 });
         let blocks = if temperature == Temperature::Cold { 2 } else { 4 };
         for row in rows {
             assert_eq!((row.bench, row.arrangement, row.ring), ("copy", "core-cost", "none"));
             assert_eq!((row.metric, row.unit), ("core_cost", "tsc_cycles_per_packet"));
-            // Four blocks to warm up, and those that count, of two windows each.
+            // Four warm-up blocks and the counted blocks, with two windows each.
             let windows = 2 * (4 + blocks) as u64;
             assert!(row.runs == blocks && row.verified >= windows * temperature.window() as u64, "{row:?}");
             assert_eq!(row.received, row.verified);
@@ -53,7 +54,7 @@ fn packets_copied_rows_complete() {
             let by_engine = row.mode != "cpu";
             assert_eq!(row.sustained_mpps.is_some() && row.bound.is_some(), by_engine, "{row:?}");
             assert_eq!(row.background_copies_per_packet.is_some(), row.background, "{row:?}");
-            // One copy of each packet; short ones may be copied with what follows them in their buffer.
+            // One copy of each packet. The copy of a short packet may include the following bytes of its buffer.
             let copied = row.copied_bytes_per_packet.unwrap();
             assert!(copied >= (row.frame - FCS_LEN) as f64 && copied <= row.frame.max(128) as f64, "{row:?}");
         }

@@ -1,8 +1,9 @@
-//! One thing to be measured: the packet-copy forwarder of one mode and engine, between the two queues of a network card.
+//! A measured variant: the packet-copy forwarder with a mode and an engine, between the two queues of a network card.
 //!
-//! Timed is the production worker's round: receive handles, copy each packet into a new buffer, rewrite its addresses,
-//! hand it over. With an engine a window of packets is received and submitted (timed); then the engine makes some copies,
-//! untimed, and the worker a round, timed, in which it reaps what is done and hands it over, until all are.
+//! The timed part is the production worker's round: receive handles, copy each packet into a new buffer, rewrite its
+//! addresses and hand it over. With an engine, a window of packets is first received and submitted (timed). Then the
+//! engine makes some copies (untimed), and the worker runs a round (timed) in which it reaps completions and hands the
+//! packets over. This repeats until all packets are sent.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -26,26 +27,26 @@ use crate::method::lockstep::{OtherCore, lock};
 use crate::method::temperature::Temperature;
 use crate::method::timed_worker::{self, TimedWorker};
 
-/// Packets that may be in flight at a time: more than a window.
+/// Maximum number of packets in flight, which exceeds a window.
 const IN_FLIGHT: usize = 1024;
-/// What is written into packets; the source changes with each window.
+/// Addresses that are written into packets. The source changes with each window.
 const ADDRESSES: Addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
 
 /// The forwarder.
 #[derive(Debug)]
 pub(super) struct Variant {
-    /// Who copies.
+    /// Mode and engine.
     pub(super) setup: Setup,
     nic: Arc<Mutex<Nic>>,
     sent: Arc<AtomicUsize>,
     timed: TimedWorker,
     mode: Forward,
-    /// Packets forwarded.
+    /// Number of forwarded packets.
     packets: u64,
 }
 
 impl Variant {
-    /// A forwarder behind `nic`, which it shares with the other variants of its cell.
+    /// Creates a forwarder behind `nic`, which it shares with the other variants of its cell.
     pub(super) fn new(
         setup: Setup,
         nic: &Arc<Mutex<Nic>>,
@@ -72,39 +73,40 @@ impl Variant {
         let rules = Rules::new(Forward::Mac, ADDRESSES, 0);
         let worker = Worker::new(vec![Box::new(Forwarding::new(rx, queues.1, rules))], mover, pool.cache());
         let mut timed = TimedWorker::new(worker, engine, temperature);
-        // What the card's queues take is not the forwarder's.
+        // The time of the card's queues does not belong to the forwarder.
         timed.not_its_own = nic_ticks;
         Ok(Self { setup, nic: Arc::clone(nic), sent, timed, mode: Forward::Mac, packets: 0 })
     }
 
-    /// Puts a copier on the other core that makes as many copies as this variant's core, while that is timed.
+    /// Adds a background copier on the other core, which makes as many copies as this variant's core during the timed
+    /// parts.
     #[must_use]
     pub(super) fn with_background(mut self, frame: usize) -> Self {
         self.timed.set_background(frame - FCS_LEN);
         self
     }
 
-    /// Copies that the copier beside has made for each packet; `None` without one.
+    /// Returns the background copier's copies per packet, or `None` without a background copier.
     pub(super) fn background_copies(&self) -> Option<f64> {
         Some(self.timed.background_copies()? as f64 / self.packets.max(1) as f64)
     }
 
-    /// Packets forwarded, every one of them checked.
+    /// Returns the number of forwarded packets, which were all checked.
     pub(super) fn packets(&self) -> u64 {
         self.packets
     }
 
-    /// Bytes that core and engine have copied for each packet so far.
+    /// Returns the bytes that core and engine have copied per packet so far.
     pub(super) fn copied_bytes(&self) -> f64 {
         self.timed.copied_bytes() as f64 / self.packets.max(1) as f64
     }
 
-    /// Nanoseconds that the engine took for a copy; `None` without one.
+    /// Returns the engine's nanoseconds per copy, or `None` without an engine.
     pub(super) fn engine_ns_per_copy(&self) -> Option<f64> {
         self.timed.engine_ns_per_copy()
     }
 
-    /// TSC ticks of a round that finds nothing.
+    /// Returns the TSC ticks of a round without work.
     pub(super) fn empty_poll(&mut self) -> f64 {
         self.timed.empty_poll()
     }
@@ -131,12 +133,12 @@ impl Subject for Variant {
     }
 }
 
-/// The variant of `setup` without a copier beside.
+/// Returns a predicate for the variant of `setup` without a background copier.
 pub(super) fn is(setup: Setup) -> impl Fn(&Variant) -> bool {
     move |variant| variant.setup == setup && variant.background_copies().is_none()
 }
 
-/// The variant's counterpart in another mode: the core's has no engine.
+/// Returns the variant's counterpart in another mode. The counterpart in mode `cpu` has no engine.
 pub(super) fn counterpart(setup: Setup, mode: Mode) -> Setup {
     Setup { mode, copier: if mode == Mode::Cpu { Copier::Core } else { setup.copier } }
 }
@@ -167,7 +169,7 @@ mod tests {
     #[test]
     fn cold_packets_have_addresses_checked() {
         let (mut variant, other) = variant(Temperature::Cold);
-        // Buffers that have been copied into come round again with the addresses of their last turn.
+        // After three windows, destination buffers are used again with the addresses of their previous turn.
         for _ in 0..3 {
             variant.window(&other).unwrap();
         }

@@ -1,5 +1,5 @@
-//! The `end-to-end` arrangement of `offcore bench copy`: packets a second of a port over a veth pair, ours beside
-//! dpdk-testpmd's poll-mode driver for the same kind of socket.
+//! The `end-to-end` arrangement of `offcore bench copy`: measures the packet rate of a port over a veth pair, compared
+//! with dpdk-testpmd's poll-mode driver for the same type of socket.
 //!
 //! ```text
 //! lcore                                           other lcore
@@ -7,17 +7,18 @@
 //!         (one works, the other rests)          ├── the kernel sends frames, and counts those that arrive
 //! theirs: dpdk-testpmd ───────────────── veth ──┘
 //! ```
-//! Each side has a pair of its own, made alike in the same two network namespaces, since an interface has one XDP program
-//! and one socket a queue. Who is measured does nothing that this lcore does not see: what it sends is received on its own
-//! core, as far as a socket that is not there; what it receives was sent, and put into its ring, on the other core.
+//! Each side has its own veth pair, configured identically in the same two network namespaces, because an interface has
+//! one XDP program and one socket per queue. No work of the measured side is hidden on the other core: the kernel
+//! receives its sent packets on the measured core, up to the lookup of a socket that does not exist. The packets that
+//! it receives were sent, and put into its ring, on the other core.
 //!
-//! * `txonly`: packets that the interface at the far end counts; before anything is timed, some thousand are looked at.
-//! * `rxonly`: packets that the back end has received of those that the kernel sends as fast as it can.
-//! * `forward`: packets that come back with their addresses swapped (`macswap`, to the port that they came from), of
-//!   those that the kernel sends as fast as it can. Before anything is timed, some thousand are sent a few at a time, and
-//!   each is checked when it is back.
+//! - `txonly`: packets that the interface at the far end counts. Before the timed part, several thousand are checked.
+//! - `rxonly`: packets that the back end receives while the kernel sends as fast as it can.
+//! - `forward`: packets that come back with swapped addresses (`macswap`, to the port on which they arrived) while the
+//!   kernel sends as fast as it can. Before the timed part, several thousand are sent a few at a time, and each
+//!   returned packet is checked.
 //!
-//! Where a back end took nearly all of what was sent, the sender was the limit: `fe_bound`.
+//! If a back end received nearly all sent packets, the sender was the bottleneck: `fe_bound`.
 
 mod device;
 mod load;
@@ -39,15 +40,15 @@ use crate::vhost::end_to_end::paired::{Gathered, Schedule, Variant};
 use device::Theirs;
 use load::FarEnd;
 
-/// Frame lengths that are measured where nothing else is said: what costs most a packet, and most a byte.
+/// Default frame lengths: the most expensive ones per packet and per byte.
 pub const FRAMES: [usize; 2] = [64, 1518];
-/// The largest frame of an interface with an MTU of 1500, FCS included.
+/// The maximum frame length of an interface with an MTU of 1500, including the FCS.
 const LARGEST: usize = 1518;
 
 named! {
-    /// A kind of port.
+    /// A port type.
     pub enum PortKind {
-        /// XDP sockets, in copy mode: veth has no other.
+        /// XDP sockets in copy mode, the only mode of veth.
         AfXdp = "af_xdp",
         /// Packet sockets with rings.
         AfPacket = "af_packet",
@@ -55,42 +56,43 @@ named! {
 }
 
 named! {
-    /// Which way packets go, seen from the back end.
+    /// Direction of the packets, as seen from the back end.
     pub enum Direction {
-        /// It sends.
+        /// The back end sends.
         Txonly = "txonly",
-        /// It receives.
+        /// The back end receives.
         Rxonly = "rxonly",
-        /// It sends back what it receives.
+        /// The back end returns received packets.
         Forward = "forward",
     }
 }
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct VethOptions {
-    /// Frame lengths, FCS included.
+    /// Frame lengths, including the FCS.
     pub frames: Vec<usize>,
     pub ports: Vec<PortKind>,
-    /// Which way packets go.
+    /// Directions of the packets.
     pub directions: Vec<Direction>,
-    /// How often everything is started anew, for each cell.
+    /// Number of restarts for each cell.
     pub restarts: usize,
     /// Windows of each side between two restarts.
     pub pairs: usize,
     pub window: Duration,
-    /// Whether dpdk-testpmd is measured beside.
+    /// Whether to measure dpdk-testpmd as a peer.
     pub testpmd: bool,
-    /// Pages of our packet buffers.
+    /// Page size of our packet buffers.
     pub hugepages: Hugepages,
     /// The back ends' core.
     pub lcore: usize,
-    /// The core of whoever sends to them.
+    /// The core of the sender.
     pub other_lcore: Option<usize>,
 }
 
 impl VethOptions {
-    /// Windows as the bars ask for them: 24 pairs of 0.4 s over 4 restarts; with `quick` 4 pairs after one start.
+    /// Returns options with the windows that the benchmark's acceptance bars require: 24 pairs of 0.4 s over 4
+    /// restarts. With `quick`, 4 pairs after one start.
     pub fn new(frames: &[usize], quick: bool, lcore: usize, other_lcore: Option<usize>) -> Self {
         let (restarts, pairs) = if quick { (1, 4) } else { (4, 6) };
         Self {
@@ -107,7 +109,7 @@ impl VethOptions {
         }
     }
 
-    /// What this machine lacks for it, if anything.
+    /// Returns a missing requirement of this machine, if any.
     pub fn missing(&self) -> Option<String> {
         let testpmd = [("dpdk-testpmd", "dpdk-dev")];
         netns::missing((self.lcore, self.other_lcore), if self.testpmd { &testpmd } else { &[] })
@@ -129,10 +131,10 @@ impl fmt::Display for Cell {
     }
 }
 
-/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+/// Measures everything that `options` selects and passes each finished row to `emit`.
 ///
 /// # Errors
-/// When something is missing ([`VethOptions::missing`]) or cannot be set up, or a packet comes back changed or out of
+/// If something is missing ([`VethOptions::missing`]) or cannot be set up, or a packet comes back changed or out of
 /// order.
 pub fn run(options: &VethOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     if let Some(missing) = options.missing() {
@@ -191,7 +193,7 @@ impl Cell {
         Ok(row)
     }
 
-    /// Length of a frame without FCS.
+    /// Returns the frame length without FCS.
     fn frame_len(self) -> usize {
         self.frame - FCS_LEN
     }
@@ -223,7 +225,7 @@ impl Cell {
 struct Pair {
     /// The interface of the back end's port.
     near: String,
-    /// The other one, in the namespace of whoever sends and counts.
+    /// The other interface, in the namespace of the sender.
     far: String,
 }
 
@@ -232,12 +234,12 @@ impl Pair {
         let pair = Self { near: format!("{name}0"), far: format!("{name}1") };
         device.veth(&pair.near, far, &pair.far)?;
         for (netns, interface) in [(device, &pair.near), (far, &pair.far)] {
-            // Nothing of the kernel's own on the wire.
+            // The kernel must not send packets by itself.
             netns.ip(&["link", "set", interface, "addrgenmode", "none"])?;
             netns.ip(&["link", "set", interface, "up"])?;
         }
-        // What arrives there is received in a NAPI loop whether there is an XDP program or not: so the kernel can send to
-        // it without a socket buffer for each frame.
+        // With GRO, packets that arrive there are received in a NAPI loop even without an XDP program. The kernel can
+        // then send to the interface without a socket buffer for each frame.
         device.run("ethtool", &["-K", &pair.near, "gro", "on"])?;
         Ok(pair)
     }

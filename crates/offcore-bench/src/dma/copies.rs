@@ -1,4 +1,4 @@
-//! Buffers of a measurement, lists of copies over them, and whether every byte arrived.
+//! Buffers of a measurement, lists of copies between them, and checks of every byte.
 
 use anyhow::{Context, Result, bail, ensure};
 use offcore_dma::channel::Completions;
@@ -9,22 +9,22 @@ use offcore_stats::SplitMix;
 
 use crate::method::temperature::Temperature;
 
-/// Bytes of all sources together, at most, and of all destinations, unless data is to be cold.
+/// Maximum total size of all sources, and of all destinations, in bytes, for data that is not cold.
 pub const WARM: usize = 16 << 20;
-/// The same when it is to be cold.
+/// The same for cold data.
 const COLD: usize = 128 << 20;
-/// Buffers of remote data, when they are not too large.
+/// Number of buffers of remote data, unless they are too large.
 const REMOTE: usize = 256;
-/// Polls in a row that may find nothing.
+/// Maximum number of consecutive polls without a completion.
 const TIMEOUT: usize = 1 << 20;
 
-/// Sources and destinations of one worker: `depth` copies of `size` bytes are made in a round.
+/// Sources and destinations of one worker. Each round makes `depth` copies of `size` bytes.
 #[derive(Debug)]
 pub struct Copies {
     memory: Mapping,
     size: usize,
     depth: usize,
-    /// Where a slot's source is is `slot * stride`; its destination is `half` further.
+    /// The source of a slot is at `slot * stride`, its destination `half` bytes after it.
     stride: usize,
     half: usize,
     order: Vec<u32>,
@@ -37,10 +37,10 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Buffers for `depth` copies of `size` bytes at a time.
+    /// Creates buffers for `depth` concurrent copies of `size` bytes.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// If memory is not available.
     pub fn new(size: usize, depth: usize, temperature: Temperature, hugepages: Hugepages) -> Result<Self> {
         let stride = size.next_multiple_of(64);
         let slots = match temperature {
@@ -70,7 +70,7 @@ impl Copies {
             scratch: vec![0; size],
         };
         if cold {
-            // Written once: what is written for a round is not cold in it.
+            // Cold data is written only once: sources written for a round would not be cold in it.
             for slot in 0..slots {
                 copies.write(slot);
             }
@@ -78,7 +78,7 @@ impl Copies {
         Ok(copies)
     }
 
-    /// Copies of a round.
+    /// Returns the number of copies per round.
     pub fn depth(&self) -> usize {
         self.depth
     }
@@ -87,7 +87,7 @@ impl Copies {
         self.order[(self.next + index) % self.order.len()] as usize
     }
 
-    /// What a slot's source holds: different in every round, except for cold data.
+    /// Returns the content of a slot's source. It differs in every round, except for cold data.
     fn pattern(&self, slot: usize) -> u64 {
         let round = if self.cold { 0 } else { self.round };
         (slot as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ round.wrapping_mul(0xbf58_476d_1ce4_e5b9)
@@ -102,7 +102,7 @@ impl Copies {
         self.memory.write_at(slot * self.stride, &self.scratch);
     }
 
-    /// Writes the sources of the next round. Whoever calls it has them in its caches.
+    /// Writes the sources of the next round. Afterwards they are in the caches of the calling core.
     pub fn prepare(&mut self) {
         self.round += 1;
         if !self.cold {
@@ -112,7 +112,7 @@ impl Copies {
         }
     }
 
-    /// Describes the copies of the round; their tokens count from 0.
+    /// Describes the copies of the round. Their tokens count from 0.
     pub fn describe(&mut self) {
         let base = self.memory.base().as_ptr();
         self.list.clear();
@@ -127,10 +127,10 @@ impl Copies {
         }
     }
 
-    /// Hands the round's copies to the channel, `batch` at a time. This is what is timed.
+    /// Submits the round's copies to the channel, `batch` at a time. This part is timed.
     ///
     /// # Errors
-    /// When the channel has no room for them.
+    /// If the channel has no room for them.
     #[inline]
     pub fn submit(&self, channel: &mut dyn Channel, batch: usize) -> Result<()> {
         for from in (0..self.list.len()).step_by(batch) {
@@ -139,15 +139,15 @@ impl Copies {
         Ok(())
     }
 
-    /// Hands over the `batch` copies from `from` on, at most.
+    /// Submits at most `batch` copies from `from` on.
     ///
     /// # Errors
-    /// When the channel has no room for them.
+    /// If the channel has no room for them.
     #[inline]
     pub fn submit_part(&self, channel: &mut dyn Channel, from: usize, batch: usize) -> Result<()> {
         let burst = &self.list[from..(from + batch).min(self.list.len())];
-        // SAFETY: sources and destinations are disjoint parts of `memory`. It is kept until every copy is reported
-        // (`reap`); whoever owns the channel drops it, which ends what is in flight, before these copies.
+        // SAFETY: sources and destinations are disjoint parts of `memory`, which is kept until every copy is reported
+        // (`reap`). The owner of the channel drops it, which ends the copies in flight, before these copies.
         let accepted = unsafe { channel.copy(burst) };
         channel.submit();
         if accepted != burst.len() {
@@ -156,17 +156,18 @@ impl Copies {
         Ok(())
     }
 
-    /// Makes the first `batch` copies from `from` on with `routine`. This is what is timed.
+    /// Makes the first `batch` copies from `from` on with `routine`. This part is timed.
     #[inline]
     pub fn run(&self, routine: Routine, from: usize, batch: usize) {
-        // SAFETY: sources and destinations are disjoint parts of `memory`, which nobody else touches meanwhile.
+        // SAFETY: sources and destinations are disjoint parts of `memory`, which no other code accesses in the
+        // meantime.
         unsafe { routine.run(&self.list[from..(from + batch).min(self.list.len())]) };
     }
 
-    /// Learns that the round's copies are done. This is what is timed.
+    /// Reaps the completions of the round's copies. This part is timed.
     ///
     /// # Errors
-    /// When a copy failed or is not reported.
+    /// If a copy failed or is not reported.
     #[inline]
     pub fn reap(&mut self, channel: &mut dyn Channel) -> Result<()> {
         let (mut reported, mut idle) = (0, 0);
@@ -183,10 +184,10 @@ impl Copies {
         Ok(())
     }
 
-    /// Compares every byte of the round's destinations; returns the number of copies.
+    /// Compares every byte of the round's destinations. Returns the number of copies.
     ///
     /// # Errors
-    /// When a byte is not what was to be copied.
+    /// If a byte differs from its source.
     pub fn verify(&mut self) -> Result<u64> {
         for index in 0..self.depth {
             let slot = self.slot(index);
@@ -202,7 +203,7 @@ impl Copies {
                 );
             }
             if self.cold {
-                // Else its next copy could not be told from this one.
+                // Otherwise the next copy could not be distinguished from this one.
                 self.scratch.fill(0);
                 self.memory.write_at(at, &self.scratch);
             }
@@ -237,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Correct bytes that an earlier round has left are not this round's: cold data goes round three times.
+    /// Correct bytes from an earlier round must not count as copied. Cold data is used three times.
     #[test]
     fn stale_bytes_are_no_copy() {
         let mut channel = CpuDevice.open_channel(64).unwrap();

@@ -1,8 +1,8 @@
-//! `offcore bench dma --sharing`: what it costs workers to share a channel: by a lock, by a shared work queue, or not at
-//! all, each bound to a channel of its own.
+//! `offcore bench dma --sharing`: measures the cost of sharing a channel between workers: with a lock, with a shared
+//! work queue, or without sharing, where each worker is bound to a separate channel.
 //!
-//! The workers hand over and reap at the same time, each on its lcore; between the two the last of them steps the
-//! simulated device, untimed.
+//! The workers submit and reap concurrently, each on its lcore. In between, the last worker to finish its submission
+//! steps the simulated device, untimed.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,32 +25,32 @@ use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::Spread;
 
-/// Entries of all work queues of the simulated device.
+/// Total number of entries of all work queues of the simulated device.
 const QUEUE_SPACE: u32 = 256;
-/// Rounds that are not counted.
+/// Number of uncounted rounds.
 const WARM_UP: usize = 20;
-/// TSC ticks after which a worker that does not come has failed: some ten seconds.
+/// TSC ticks after which a missing worker counts as failed: about ten seconds.
 const TIMEOUT: u64 = 20_000_000_000;
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub sharings: Vec<Sharing>,
     pub lcores: Vec<usize>,
-    /// Bytes of a copy.
+    /// Copy sizes in bytes.
     pub sizes: Vec<usize>,
-    /// Copies handed over at a time.
+    /// Numbers of copies per submission.
     pub batches: Vec<usize>,
-    /// Copies that a worker has in flight.
+    /// Number of copies in flight per worker.
     pub depth: usize,
     pub rounds: usize,
     pub hugepages: Hugepages,
 }
 
-/// Measures every combination; one row each, of all workers together.
+/// Measures every combination. Each gives one row for all workers together.
 ///
 /// # Errors
-/// When something cannot be set up, or a byte does not arrive.
+/// If something cannot be set up, or a byte does not arrive.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     let workers = options.lcores.len();
     ensure!(
@@ -73,10 +73,10 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-/// What makes the copies: a step of it.
+/// A function that steps the engine.
 type Step = Box<dyn FnMut() -> Worked + Send>;
 
-/// The workers' channels, and what makes their copies.
+/// Returns the workers' channels and the function that makes their copies.
 fn channels(sharing: Sharing, workers: usize) -> Result<(Vec<Box<dyn Channel>>, Step)> {
     let (queues, mode) = match sharing {
         Sharing::Bound => (workers, WqMode::Dedicated),
@@ -110,7 +110,7 @@ fn channels(sharing: Sharing, workers: usize) -> Result<(Vec<Box<dyn Channel>>, 
     Ok((channels, Box::new(virtual_step(device, engine))))
 }
 
-/// TSC ticks a copy of each round: handing over, reaping.
+/// TSC ticks per copy of each round: submission and reaping.
 type Samples = Vec<(f64, f64)>;
 
 fn cell(options: &Options, sharing: Sharing, size: usize, batch: usize) -> Result<Row> {
@@ -168,7 +168,7 @@ fn cell(options: &Options, sharing: Sharing, size: usize, batch: usize) -> Resul
     Ok(row)
 }
 
-/// One worker's rounds.
+/// Runs the rounds of a worker.
 fn worker(
     options: &Options,
     (size, batch): (usize, usize),
@@ -179,7 +179,7 @@ fn worker(
 ) -> Result<Samples> {
     lcore::pin(lcore)?;
     let mut copies = Copies::new(size, options.depth, Temperature::Hot, options.hugepages)?;
-    // Dropped before the copies, so that nothing is in flight when their memory goes.
+    // Dropped before the copies, so that no copy is in flight when their memory is freed.
     let mut channel = channel;
     let mut samples = Vec::new();
     for round in 0..WARM_UP + options.rounds {
@@ -203,13 +203,13 @@ fn worker(
             samples.push((submitted as f64 / depth, reaped as f64 / depth));
         }
     }
-    // A channel that is closed is withdrawn from the device: nobody is inside it then.
+    // Closing a channel withdraws it from the device, so no other worker may be using the device.
     meeting.wait()?;
     drop(channel);
     Ok(samples)
 }
 
-/// A place where workers wait for each other, spinning.
+/// A spinning barrier for the workers.
 #[derive(Debug)]
 struct Meeting {
     workers: usize,
@@ -222,7 +222,7 @@ impl Meeting {
         Self { workers, arrived: AtomicUsize::new(0), called_off: AtomicBool::new(false) }
     }
 
-    /// Waits for all; `true` for the one that came last.
+    /// Waits for all workers. Returns `true` for the last worker.
     fn wait(&self) -> Result<bool> {
         let place = self.arrived.fetch_add(1, Ordering::AcqRel);
         let all = (place / self.workers + 1) * self.workers;

@@ -1,5 +1,5 @@
-//! What it costs a core to hand a copy over and to learn that it is done: bursts of 32 through an engine's channel,
-//! reorder ring and region references included.
+//! Core cost of submitting and reaping a copy: bursts of 32 copies through an engine's channel, including reorder ring
+//! and region references.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,13 +12,13 @@ use crate::method::lockstep::OtherCore;
 use crate::report::row::Row;
 use crate::report::sample::{ClockCheck, Spread};
 
-/// Bursts that are not counted.
+/// Number of uncounted bursts.
 const WARM_UP: usize = 200;
 
-/// Measures `bursts` bursts of copies of `len` bytes through `copier`, which is not the core.
+/// Measures `bursts` bursts of copies of `len` bytes through `copier`, which must not be the core.
 ///
 /// # Errors
-/// When the engine cannot be had, or a copy is not reported.
+/// If the engine cannot be opened, or a copy is not reported.
 pub fn run(copier: Copier, len: u32, bursts: usize, other: &OtherCore) -> Result<Row> {
     let mut engine = copier.open()?.context("submitting and reaping needs an engine")?;
     let channel = engine.take_channel().context("the engine has a channel")?;
@@ -66,8 +66,8 @@ pub fn run(copier: Copier, len: u32, bursts: usize, other: &OtherCore) -> Result
     Ok(row)
 }
 
-/// Submits burst `number`, has `engine` make the copies, reaps them, and compares every byte: TSC ticks of the two. What
-/// is not timed, the other core does.
+/// Submits burst `number`, makes the copies with `engine`, reaps them, and compares every byte. Returns the TSC ticks
+/// of submission and reaping. The other core runs the untimed parts.
 fn burst(
     subject: &mut SubmitReap,
     number: u64,

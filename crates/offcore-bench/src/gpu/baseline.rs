@@ -1,7 +1,7 @@
-//! The baseline: a core that does the same work and nothing else.
+//! The baseline: a core that does only the same work.
 //!
-//! It processes as many packets as a pipeline would use, in bursts of the same length, in a loop. It neither receives
-//! nor sends packets, so it is an upper bound for a core.
+//! It processes in a loop as many packets as a pipeline would use, in bursts of the same length. It neither receives
+//! nor sends packets, so its rate is an upper bound for a core.
 
 use std::thread;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use offcore_stats::{lcore, tsc};
 use super::packets::{Check, patch};
 use super::window::{Plan, Seen};
 
-/// Measures `work` on `packets` on `lcore`, for `length`. Before that it is done once, and all packets are looked at as
-/// `check` says.
+/// Measures `work` on `packets` on `lcore` for `length`. Before that, runs the work once and checks all packets against
+/// `check`.
 pub(super) fn measure(
     (work, check): (&CpuWork, Check<'_>),
     (pool, packets): (&'static Pool, &mut [Packet]),
@@ -67,7 +67,8 @@ mod tests {
     use super::super::window::Traffic;
     use super::*;
 
-    /// Measures work on eight packets, of which `spoil` changes what was filled in; it should swap where `swapped`.
+    /// Measures work on eight packets after `spoil` has changed a packet. `swapped` tells the check to expect swapped
+    /// addresses.
     fn measured(work: (Kind, bool), swapped: bool, spoil: impl FnOnce(&mut [u8])) -> Result<Seen> {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         let content = Content::new(Patterns::random(1, 500, 8..=32).unwrap());

@@ -1,4 +1,4 @@
-//! The cases that measure rates: which cells they have, what takes turns, and the rows that come of it.
+//! The cases that measure rates: their cells, the subjects that take turns, and the resulting rows.
 
 use offcore_gpu::device::{Launch, Memory};
 
@@ -10,23 +10,23 @@ use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::Spread;
 
-/// Forced nanoseconds a packet.
+/// Artificial processing times per packet in nanoseconds.
 const FORCED: [u32; 3] = [100, 1000, 10_000];
 const QUICK_FORCED: [u32; 1] = [1000];
-/// Bursts of the forced times.
+/// Burst sizes for artificial processing times.
 const FORCED_BURSTS: [usize; 4] = [16, 64, 256, 1024];
 const QUICK_FORCED_BURSTS: [usize; 2] = [64, 1024];
-/// Bursts among which the break-even is looked for.
+/// Burst sizes among which the break-even is determined.
 const BREAK_EVEN_BURSTS: [usize; 7] = [1, 4, 16, 64, 256, 1024, 4096];
 const QUICK_BREAK_EVEN_BURSTS: [usize; 2] = [64, 1024];
-/// Bursts of the second published table that say most.
+/// The most informative burst sizes of the second published table.
 const QUICK_BURSTS: [usize; 2] = [16, 64];
-/// Blocks that serve a pipeline where bursts take long: several are on their way at a time.
+/// Thread blocks per pipeline for long-running bursts, so that several bursts are processed concurrently.
 const MANY_BLOCKS: u32 = 32;
-/// A frame with a payload of 1 KiB: headers and FCS around it.
+/// Length of a frame with a payload of 1 KiB, including headers and FCS.
 const PAYLOAD_FRAME: usize = 1024 + super::packets::SKIP + offcore_wire::ethernet::FCS_LEN;
 
-/// What a case compares with each other.
+/// Returns the groups of subjects that a case compares.
 pub(super) fn groups(options: &Options, case: Case) -> Vec<Group> {
     match case {
         Case::Io => io_groups(options),
@@ -37,7 +37,7 @@ pub(super) fn groups(options: &Options, case: Case) -> Vec<Group> {
     }
 }
 
-/// What is asked for in most cases.
+/// Returns a subject with the defaults of most cases.
 fn subject(
     options: &Options,
     (workload, memory): (Workload, Memory),
@@ -49,7 +49,7 @@ fn subject(
     Subject { workload, memory, work, forced_ns: 0, frame, bursts: bursts.into(), blocks }
 }
 
-/// The windows of cells that are many.
+/// Returns the number of windows for cases with many cells.
 fn fewer(options: &Options) -> usize {
     options.windows.div_ceil(2).max(2).min(options.windows)
 }
@@ -60,7 +60,7 @@ fn io_groups(options: &Options) -> Vec<Group> {
         let of = |who| subject(options, who, WorkKind::Nothing, frame, &bursts);
         let mut subjects = vec![of((Workload::None, Memory::Host))];
         if options.memories.contains(&Memory::Gpu) {
-            // Somebody has to take them there.
+            // A device has to move the packets there.
             subjects.push(of((Workload::Device(Launch::Persistent), Memory::Gpu)));
         }
         Group { name: format!("io, {frame} B"), subjects, each: 1, windows: options.windows }
@@ -105,7 +105,7 @@ fn break_even_groups(options: &Options) -> Vec<Group> {
         let of = |who| Subject { blocks, ..subject(options, who, work, PAYLOAD_FRAME, &bursts) };
         let mut subjects = vec![of((Workload::Core, Memory::Host))];
         if is_first {
-            // What is done makes no difference to who does nothing.
+            // Workload `none` does not depend on the kind of work.
             subjects.push(of((Workload::None, Memory::Host)));
         }
         for &memory in memories {
@@ -117,14 +117,14 @@ fn break_even_groups(options: &Options) -> Vec<Group> {
     options.works.iter().zip(is_first).map(group).collect()
 }
 
-/// What was measured of the subject of this workload at the burst of index `at`.
+/// Returns the median rate of the subject with this workload at burst index `at`.
 fn of(group: &Group, measured: &[Vec<Samples>], workload: Workload, at: usize) -> Option<f64> {
     let index = group.subjects.iter().position(|subject| subject.workload == workload)?;
     let spread = Spread::of(&measured[index].get(at)?.mpps);
     (spread.runs > 0).then_some(spread.median)
 }
 
-/// Measures a case's groups; `enter` says in each row what only this case knows.
+/// Measures a case's groups. `enter` adds the columns that are specific to the case.
 fn rates(
     rig: &mut Rig<'_>,
     case: Case,
@@ -146,7 +146,7 @@ fn rates(
     }
 }
 
-/// The first published table.
+/// Measures the first published table.
 pub(super) fn io(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) {
     rates(rig, Case::Io, progress, emit, |row, subject, burst| {
         if burst == BURST {
@@ -155,7 +155,7 @@ pub(super) fn io(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Ro
     })
 }
 
-/// The second published table.
+/// Measures the second published table.
 pub(super) fn workload(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) {
     rates(rig, Case::Workload, progress, emit, |row, subject, burst| {
         row.set_published(published::workload(subject.workload, subject.memory, subject.frame, burst));
@@ -163,7 +163,7 @@ pub(super) fn workload(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn Fn
     })
 }
 
-/// Forced times by bursts.
+/// Measures artificial processing times by burst.
 pub(super) fn forced(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) {
     rates(rig, Case::Forced, progress, emit, |row, subject, burst| {
         let forced = f64::from(subject.forced_ns);
@@ -171,7 +171,7 @@ pub(super) fn forced(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMu
     })
 }
 
-/// Work by bursts, beside a core.
+/// Measures work by burst, compared with a core.
 pub(super) fn break_even(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) {
     let mut ends = Vec::new();
     for group in groups(rig.options, Case::BreakEven) {
@@ -180,7 +180,7 @@ pub(super) fn break_even(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn 
         if ends.is_empty() {
             ends = of(Workload::None);
         }
-        // The core at the burst that suits it best.
+        // The core at its best burst size.
         let core = of(Workload::Core).into_iter().fold(0.0, f64::max);
         for (subject, samples) in group.subjects.iter().zip(&measured) {
             let rates: Vec<_> = samples.iter().map(|samples| Spread::of(&samples.mpps).median).collect();

@@ -1,10 +1,10 @@
-//! The two ends of a measured pipeline: the generator in front, the verifier behind.
+//! The two ends of a measured pipeline: the generator at the front, the verifier at the back.
 //!
 //! ```text
 //! Generator ── patches, Front::submit ──▶ pipeline ── Back::done ──▶ Verifier
 //!     ◀───────────────── packets that were checked, by a ring ──────────┘
 //! ```
-//! Each has a step of at most one burst, so one thread can run both.
+//! Each end has a step of at most one burst, so that one thread can run both.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,32 +20,32 @@ use offcore_stats::tsc;
 use super::packets::{Check, Content, SAMPLED, mark, patch, stamp, stamped};
 use super::window::{Phase, Seen, Traffic, Window};
 
-/// Packets that are fetched ahead together.
+/// Number of packets that are prefetched together.
 const AHEAD: usize = 32;
-/// That nothing has come back for so long is an error.
+/// Maximum time without a returned burst.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Where bursts begin.
+/// The source of bursts.
 #[derive(Debug)]
 pub(super) struct Generator {
     front: Front,
     returned: Consumer<Packet>,
     reserve: Vec<Packet>,
-    /// How many of them are still to come into use.
+    /// Number of reserve packets that still have to be put into circulation.
     fresh: usize,
     gathered: Vec<Packet>,
-    /// Number of the next packet to be gathered.
+    /// Number of the next gathered packet.
     next: u64,
-    /// The same when the window began.
+    /// Value of `next` at the start of the window.
     first: u64,
     pool: &'static Pool,
-    /// TSC ticks that handing bursts over took, and how many those were.
+    /// TSC ticks spent on submission, and number of submitted bursts.
     submits: (u64, u64),
 }
 
 impl Generator {
-    /// The front end of a pipeline for bursts of `burst` packets at most. `packets` are used; those that were checked
-    /// come back by `returned`.
+    /// Creates the generator of a pipeline for bursts of at most `burst` packets. It uses `packets`. Checked packets
+    /// return through `returned`.
     pub(super) fn new(
         front: Front,
         returned: Consumer<Packet>,
@@ -67,7 +67,7 @@ impl Generator {
         }
     }
 
-    /// A window begins.
+    /// Begins a window.
     pub(super) fn begin(&mut self, window: &Window) {
         let plan = &window.plan;
         self.fresh = plan.circulating.min(self.reserve.len());
@@ -78,7 +78,7 @@ impl Generator {
         (self.first, self.submits) = (self.next, (0, 0));
     }
 
-    /// Sends a burst if there is one to send and room for it. Returns whether it did anything.
+    /// Sends a burst if one is available and the pipeline has room. Returns whether it did any work.
     #[inline]
     pub(super) fn step(&mut self, window: &Window) -> bool {
         let plan = &window.plan;
@@ -94,7 +94,7 @@ impl Generator {
         self.gathered.len() == plan.burst && self.submit()
     }
 
-    /// Whether no more packets are to be sent.
+    /// Returns whether all packets of the window have been sent.
     #[inline(always)]
     pub(super) fn has_ended(&self, window: &Window) -> bool {
         let enough =
@@ -102,7 +102,7 @@ impl Generator {
         enough || window.phase() == Phase::Ending
     }
 
-    /// What is due is gathered; a burst that is full, or whose first packet has waited for long enough, is sent.
+    /// Gathers the packets that are due. Sends the burst if it is full or its first packet has reached the timeout.
     #[inline]
     fn paced(&mut self, window: &Window, interval: f64, timeout: u64) -> bool {
         let Some(since) = tsc::now().checked_sub(window.origin) else { return false };
@@ -118,7 +118,7 @@ impl Generator {
         (self.gathered.len() == window.plan.burst || waited >= timeout) && self.submit()
     }
 
-    /// Patches packets until `wanted` are gathered, or there are no more.
+    /// Gathers and patches packets until `wanted` are gathered or no packet is left.
     #[inline(always)]
     fn gather(&mut self, wanted: usize, marked: bool) {
         while self.gathered.len() < wanted {
@@ -158,44 +158,44 @@ impl Generator {
         true
     }
 
-    /// No more packets are sent. How many were, in all windows; and what handing them over took.
+    /// Ends sending. Returns the number of packets sent in all windows, and the ticks and bursts of submission.
     pub(super) fn finish(&mut self) -> (u64, (u64, u64)) {
-        // What was gathered and not sent is patched again, by the same numbers.
+        // Gathered packets that were not sent are patched again with the same numbers.
         self.next -= self.gathered.len() as u64;
         self.reserve.append(&mut self.gathered);
         (self.next, self.submits)
     }
 
-    /// Takes back what was checked. Whether that is all.
+    /// Takes back checked packets. Returns whether all packets have returned.
     pub(super) fn settle(&mut self) -> bool {
         self.reserve.extend(self.returned.pop_burst(usize::MAX));
         self.front.is_empty()
     }
 
-    /// The packets, when everything has come back.
+    /// Returns the packets after all have come back.
     pub(super) fn into_packets(mut self) -> Vec<Packet> {
         self.settle();
         std::mem::take(&mut self.reserve)
     }
 }
 
-/// What every verifier of a measurement knows.
+/// Expected values that all verifiers of a measurement share.
 #[derive(Debug)]
 pub(super) struct Known {
-    /// What was filled into packets.
+    /// Initial content of the packets.
     pub content: Arc<Content>,
-    /// Whether addresses change places.
+    /// Whether the MAC addresses are swapped.
     pub swapped: bool,
-    /// The result of the packet in each chunk; none: they are all 0.
+    /// Result of the packet in each chunk. If empty, all results are 0.
     pub results: Arc<[u32]>,
-    /// The same work by the CPU, without the swap; none: results are 0.
+    /// The same work on the CPU, without the swap. If `None`, results are 0.
     pub work: Option<Arc<CpuWork>>,
-    /// Test switch: the packet of this number has a byte changed before it is looked at.
+    /// Test switch: number of a packet and offset of a byte that is changed before the check.
     #[cfg(test)]
     pub corrupted: Option<(u64, usize)>,
 }
 
-/// Where bursts come back.
+/// The sink of bursts.
 #[derive(Debug)]
 pub(super) struct Verifier {
     back: Back,
@@ -204,19 +204,19 @@ pub(super) struct Verifier {
     pool: &'static Pool,
     /// Number of the next packet.
     next: u64,
-    /// The same when the window began.
+    /// Value of `next` at the start of the window.
     first: u64,
     scratch: Vec<u8>,
     seen: Seen,
-    /// TSC when counting began, and when the last burst was counted; packets between.
+    /// TSC at the start of counting and at the last counted burst, and number of packets in between.
     counted: Option<(u64, u64, u64)>,
     error: Option<anyhow::Error>,
-    /// Number of the next packet when somebody last looked for progress, and when there was any.
+    /// Number of the next packet at the last check for progress, and time of the last progress.
     progress: (u64, Instant),
 }
 
 impl Verifier {
-    /// The back end of a pipeline; packets that were checked go to `checked`.
+    /// Creates the verifier of a pipeline. Checked packets go to `checked`.
     pub(super) fn new(back: Back, checked: Producer<Packet>, known: Arc<Known>, pool: &'static Pool) -> Self {
         Self {
             back,
@@ -233,13 +233,13 @@ impl Verifier {
         }
     }
 
-    /// A window begins.
+    /// Begins a window.
     pub(super) fn begin(&mut self) {
         (self.first, self.seen, self.counted) = (self.next, Seen::default(), None);
         self.progress = (self.next, Instant::now());
     }
 
-    /// Takes a burst that is done and checks it. Returns whether there was one.
+    /// Takes a completed burst and checks it. Returns whether a burst was available.
     #[inline]
     pub(super) fn step(&mut self, window: &Window, pipeline: usize) -> bool {
         let begun = tsc::now();
@@ -275,7 +275,7 @@ impl Verifier {
                 }
             }
         }
-        // There is room for every packet of the pipeline.
+        // The ring has room for every packet of the pipeline.
         self.checked.push_iter(&mut done.packets.drain(..));
         let retiring = tsc::now();
         self.back.retire();
@@ -289,7 +289,7 @@ impl Verifier {
         true
     }
 
-    /// Counting begins when the first burst is back and goes on until the last: whole bursts. (But see [`span`].)
+    /// Counts whole bursts, from the return of the first burst to the last. (See [`span`] for an exception.)
     #[inline(always)]
     fn count(
         &mut self,
@@ -318,13 +318,13 @@ impl Verifier {
         window.has_counted(pipeline, self.seen.bursts);
     }
 
-    /// Whether everything that will be sent has come back.
+    /// Returns whether all packets that will be sent have come back.
     #[inline(always)]
     pub(super) fn is_through(&self, window: &Window, pipeline: usize) -> bool {
         window.sent(pipeline) == Some(self.next)
     }
 
-    /// To be asked now and then: whether nothing will come any more, since nothing has for so long.
+    /// Returns whether the pipeline is stalled, that is, nothing has come back for [`DEADLINE`]. Called occasionally.
     #[cold]
     pub(super) fn is_stuck(&mut self, window: &Window) -> bool {
         if self.progress.0 != self.next {
@@ -338,7 +338,7 @@ impl Verifier {
         stuck
     }
 
-    /// What was seen in the window.
+    /// Returns the result of the window.
     pub(super) fn finish(&mut self, window: &Window) -> Result<Seen> {
         if let Some(error) = self.error.take() {
             return Err(error);
@@ -356,8 +356,9 @@ impl Verifier {
     }
 }
 
-/// TSC ticks that `bursts` took which were counted after the one at `first`, until the one at `last`; until the end of
-/// the window where the last is more than two such bursts older: nothing came any more, and that is part of it.
+/// Returns the TSC ticks of `bursts` bursts that were counted after the burst at `first`, until the burst at `last`. If
+/// the last burst is older than two such bursts at the end of the window, the time until the end is included: the
+/// pipeline stalled, and the stall counts.
 fn span((first, last): (u64, u64), bursts: u64, ended: Option<u64>) -> u64 {
     let (counted, each) = (last - first, (last - first) / bursts.max(1));
     match ended {
@@ -366,7 +367,7 @@ fn span((first, last): (u64, u64), bursts: u64, ended: Option<u64>) -> u64 {
     }
 }
 
-/// Checks a burst of a timed window; returns how many packets were looked at in full.
+/// Checks a burst of a timed window. Returns the number of completely checked packets.
 #[inline(always)]
 fn sampled(
     check: &Check<'_>,
@@ -383,7 +384,7 @@ fn sampled(
             fetch(packet);
         }
         check.head(packet, number, Some(*result))?;
-        // A window's first one, and another place in the burst every time.
+        // Selects the first packet of a window, and then a different position in each burst.
         let of_window = number - windows_first;
         if (of_window + of_window / SAMPLED).is_multiple_of(SAMPLED) {
             check.content(packet, number, scratch)?;
@@ -419,7 +420,7 @@ mod tests {
         assert_eq!(span((1000, 2000), 10, Some(2150)), 1000);
         assert_eq!(span((1000, 2000), 10, Some(2201)), 1201);
         assert_eq!(span((1000, 2000), 10, Some(9000)), 8000);
-        // The last was counted just before the end was noticed.
+        // The last burst was counted just before the end was noticed.
         assert_eq!(span((1000, 2000), 10, Some(1990)), 1000);
     }
 }

@@ -1,8 +1,8 @@
-//! Case `latency`: how long packets take when they come at a pace of their own.
+//! Case `latency`: measures packet latency at a fixed packet rate.
 //!
-//! First a closed loop tells how much the pipelines can carry. Then packets are due at 50, 80 and 95 % of that, each
-//! at its time. One that is due waits for others of its burst, at most for [`TIMEOUT`]. A latency is the time from
-//! when a packet was *due* until it is back, so gathering counts, and so does what waits behind a stall.
+//! First a closed loop measures the capacity of the pipelines. Then packets are due at 50, 80 and 95 % of the capacity,
+//! each at its time. A due packet waits at most [`TIMEOUT`] for other packets of its burst. The latency is the time
+//! from when a packet was *due* until it is back, so that gathering and queueing behind a stall are included.
 
 use std::time::Duration;
 
@@ -18,16 +18,16 @@ use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::Spread;
 
-/// Shares of the capacity that are offered.
+/// Offered loads as shares of the capacity.
 pub(super) const LOADS: [f64; 3] = [0.5, 0.8, 0.95];
-/// Windows of a cell in each turn: the capacity's, and one for each load.
+/// Windows of a cell in each turn: one for the capacity, and one for each load.
 const WINDOWS: usize = 1 + LOADS.len();
-/// How long a packet waits for others of its burst, at most.
+/// Maximum time that a packet waits for other packets of its burst.
 const TIMEOUT: Duration = Duration::from_micros(100);
 const BURSTS: [usize; 2] = [16, 64];
 const QUICK_BURSTS: [usize; 1] = [64];
 
-/// By burst: a core and a device.
+/// Returns the groups, one per burst size, each with a core and devices.
 pub(super) fn groups(options: &Options) -> Vec<Group> {
     let group = |burst| {
         let workloads = [Workload::Cpu].into_iter().chain(Workload::DEVICE);
@@ -47,7 +47,7 @@ pub(super) fn groups(options: &Options) -> Vec<Group> {
     options.bursts_or(&BURSTS, &QUICK_BURSTS).into_iter().map(group).collect()
 }
 
-/// Measures it.
+/// Measures the case.
 pub(super) fn measure(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) {
     for group in groups(rig.options) {
         let count = group.subjects.len();
@@ -68,7 +68,7 @@ pub(super) fn measure(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnM
     }
 }
 
-/// The capacity, and a window for each load. Returns the capacity in million packets a second.
+/// Measures the capacity and a window for each load. Returns the capacity in million packets per second.
 fn one_turn(rig: &mut Rig<'_>, subject: &Subject, loads: &mut [Samples], progress: &Progress) -> Result<f64> {
     let options = rig.options;
     let burst = subject.bursts[0];

@@ -1,8 +1,8 @@
-//! How long a run takes, and whether it has to be content with fewer windows.
+//! Time budget of a run: decides whether cells get fewer windows.
 
 use std::time::{Duration, Instant};
 
-/// Windows that were measured, and those that are to come.
+/// Number of measured windows and of planned windows.
 #[derive(Debug)]
 pub(super) struct Pace {
     begun: Instant,
@@ -12,38 +12,38 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// For `steps` windows, which should take no longer than `limit`.
+    /// Creates a budget of `limit` for `steps` windows.
     pub(super) fn new(steps: usize, limit: Duration) -> Self {
         Self { begun: Instant::now(), limit, done: 0, steps }
     }
 
-    /// Windows in all.
+    /// Returns the total number of windows.
     pub(super) fn steps(&self) -> usize {
         self.steps
     }
 
-    /// Windows that were measured.
+    /// Returns the number of measured windows.
     pub(super) fn done(&self) -> usize {
         self.done
     }
 
-    /// A window was measured.
+    /// Records a measured window.
     pub(super) fn step(&mut self) {
         self.done += 1;
     }
 
-    /// So many windows will not be measured.
+    /// Removes `steps` windows from the plan.
     pub(super) fn skip(&mut self, steps: usize) {
         self.steps -= steps;
     }
 
-    /// Whether it will take longer, if it goes on as it has so far.
+    /// Returns whether the limit will be exceeded at the current speed.
     pub(super) fn is_late(&self) -> bool {
         self.is_late_after(self.begun.elapsed())
     }
 
     fn is_late_after(&self, elapsed: Duration) -> bool {
-        // The first few windows tell little of the others.
+        // The first few windows do not predict the others.
         elapsed * 10 > self.limit
             && elapsed.as_secs_f64() * self.steps as f64 > self.limit.as_secs_f64() * self.done as f64
     }

@@ -1,13 +1,13 @@
-//! The packets of `offcore bench gpu`: what they hold, and how one that comes back is checked.
+//! The packets of `offcore bench gpu`: their content, and the checks of returned packets.
 //!
 //! ```text
 //! byte 0      12    14        16      18      26        34       42 ...
 //!      | MACs | IPv4: 45 00 | length | ...   | number  | stamp  | payload: of the chunk's own
 //! ```
-//! Frames are UDP over IPv4 to look at. The generator patches both MAC addresses, the length and the number of the
-//! packet (in place of the IP addresses), and in the first packet of a burst the time (in place of the UDP header).
-//! Everything else was filled in once. Addresses are made of the number, so whether they changed places is seen
-//! however often a buffer has been used.
+//! Frames look like UDP over IPv4. The generator patches both MAC addresses, the length and the number of the packet
+//! (instead of the IP addresses), and in the first packet of a burst the time (instead of the UDP header). All other
+//! bytes are filled in once. The addresses are derived from the number, so that a swap is detected even if a buffer is
+//! used repeatedly.
 
 use anyhow::{Result, bail, ensure};
 use offcore_gpu::cpu::CpuWork;
@@ -17,39 +17,39 @@ use offcore_stats::SplitMix;
 
 /// Bytes before the payload.
 pub(super) const SKIP: usize = 42;
-/// Bytes of the longest packet, without FCS.
+/// Length of the longest packet in bytes, without FCS.
 pub(super) const LONGEST: usize = 1514;
-/// Of so many packets one has a pattern, if its payload is long enough: fewer than 1 in 100.
+/// One packet in this many contains a pattern if its payload is long enough: less than 1 in 100.
 pub(super) const MATCHING: usize = 128;
-/// Of so many packets one is looked at in full in a timed window.
+/// One packet in this many is checked completely in a timed window.
 pub(super) const SAMPLED: u64 = 64;
 
 const LENGTH_AT: usize = 16;
 const NUMBER_AT: usize = 26;
 const STAMP_AT: usize = 34;
-/// Where patterns are, at the earliest.
+/// Minimum offset of a pattern.
 const PATTERN_AT: usize = SKIP + 64;
-/// The numbers in addresses have five bytes.
+/// Mask of the number in an address: five bytes.
 const ADDRESS: u64 = (1 << 40) - 1;
 
-/// What was filled in.
+/// Initial content of packets.
 #[derive(Debug)]
 pub(super) struct Content {
     patterns: Patterns,
 }
 
 impl Content {
-    /// Payloads of random bytes, and `patterns` in a few of them.
+    /// Creates content of random bytes, with `patterns` in some payloads.
     pub(super) fn new(patterns: Patterns) -> Self {
         Self { patterns }
     }
 
-    /// The patterns.
+    /// Returns the patterns.
     pub(super) fn patterns(&self) -> &Patterns {
         &self.patterns
     }
 
-    /// The first `bytes.len()` bytes of the packet in chunk `chunk`.
+    /// Writes the first `bytes.len()` bytes of the packet in chunk `chunk`.
     pub(super) fn fill(&self, chunk: u32, bytes: &mut [u8]) {
         for (word, at) in bytes.chunks_mut(8).zip(0..) {
             word.copy_from_slice(&random(u64::from(chunk) << 32 | at).to_le_bytes()[..word.len()]);
@@ -61,12 +61,12 @@ impl Content {
             let which = chunk / MATCHING;
             let pattern = self.patterns.iter().nth(which % self.patterns.len()).unwrap_or_default();
             let at = PATTERN_AT + which % 512;
-            // A shorter packet ends where a longer one goes on.
+            // A pattern may extend beyond the end of a short packet. It is truncated there.
             bytes.iter_mut().skip(at).zip(pattern).for_each(|(to, from)| *to = *from);
         }
     }
 
-    /// Whether all that was filled in is still there.
+    /// Returns whether the initial content is unchanged.
     fn is_there(&self, chunk: u32, bytes: &[u8], scratch: &mut Vec<u8>) -> bool {
         scratch.resize(bytes.len(), 0);
         self.fill(chunk, scratch);
@@ -75,12 +75,12 @@ impl Content {
     }
 }
 
-/// A number of its own for each `seed`.
+/// Returns a pseudo-random number that is determined by `seed`.
 fn random(seed: u64) -> u64 {
     SplitMix::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next()
 }
 
-/// Both addresses of packet `number`, as they are sent, or the other way round.
+/// Returns both addresses of packet `number`, as sent or swapped.
 #[inline(always)]
 fn addresses(number: u64, swapped: bool) -> (u64, u32) {
     let destination = 0x02 | (number & ADDRESS) << 8;
@@ -89,7 +89,7 @@ fn addresses(number: u64, swapped: bool) -> (u64, u32) {
     (first | second << 48, (second >> 16) as u32)
 }
 
-/// Makes a packet that holds what was filled in packet `number`.
+/// Turns a packet with its initial content into packet `number`.
 #[inline(always)]
 pub(super) fn patch(packet: &mut Packet, number: u64) {
     let bytes = packet.bytes_mut();
@@ -101,37 +101,37 @@ pub(super) fn patch(packet: &mut Packet, number: u64) {
     bytes[NUMBER_AT..STAMP_AT].copy_from_slice(&number.to_le_bytes());
 }
 
-/// Notes the time in the first packet of a burst.
+/// Stores the time in the first packet of a burst.
 #[inline(always)]
 pub(super) fn stamp(packet: &mut Packet, tsc: u64) {
     packet.bytes_mut()[STAMP_AT..SKIP].copy_from_slice(&tsc.to_le_bytes());
 }
 
-/// The time that was noted.
+/// Returns the stored time.
 #[inline(always)]
 pub(super) fn stamped(packet: &Packet) -> u64 {
     packet.bytes()[STAMP_AT..SKIP].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Changes a packet's payload so that its result is another one than that of any packet before it: its first bytes.
+/// Changes the first bytes of a packet's payload, so that its result differs from the results of all previous packets.
 pub(super) fn mark(packet: &mut Packet, number: u64) {
     packet.bytes_mut()[SKIP..SKIP + 8].copy_from_slice(&(!number).to_le_bytes());
 }
 
-/// How packets that come back are checked.
+/// Expected values of returned packets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Check<'a> {
     pub content: &'a Content,
-    /// Bytes of every packet.
+    /// Length of every packet in bytes.
     pub len: usize,
-    /// Whether addresses change places.
+    /// Whether the MAC addresses are swapped.
     pub swapped: bool,
-    /// The result of the packet in each chunk; none: they are all 0.
+    /// Result of the packet in each chunk. If empty, all results are 0.
     pub results: &'a [u32],
 }
 
 impl Check<'_> {
-    /// Looks at length, number, addresses and result of what should be packet `number`.
+    /// Checks length, number, addresses and result of a packet that should be packet `number`.
     #[inline(always)]
     pub(super) fn head(&self, packet: &Packet, number: u64, result: Option<u32>) -> Result<()> {
         let bytes = packet.bytes();
@@ -162,14 +162,14 @@ impl Check<'_> {
         )
     }
 
-    /// Looks at every other byte.
+    /// Checks all other bytes.
     pub(super) fn content(&self, packet: &Packet, number: u64, scratch: &mut Vec<u8>) -> Result<()> {
         let there = self.content.is_there(packet.chunk(), packet.bytes(), scratch);
         ensure!(there, "packet {number} has come back with other bytes than it was sent with");
         Ok(())
     }
 
-    /// The same for a packet that was [marked](mark), and its result; then takes the mark away.
+    /// Performs all checks on a [marked](mark) packet, including its result, and then removes the mark.
     pub(super) fn marked(
         &self,
         (pool, work): (&Pool, Option<&CpuWork>),
@@ -209,7 +209,7 @@ mod tests {
         Content::new(Patterns::random(1, 500, 8..=32).unwrap())
     }
 
-    /// What a packet of `len` bytes was, after it was changed; by number, it is packet 7 with the result 9.
+    /// Checks a packet of `len` bytes after `change` was applied. It has number 7 and result 9.
     fn checked(len: usize, swapped: bool, change: impl FnOnce(&mut [u8])) -> Result<()> {
         let (pool, content) = (Pool::new(64, 2048, Hugepages::None).unwrap(), content());
         let mut packet = pool.cache().take_sized(HEADROOM, len).unwrap();
@@ -255,7 +255,7 @@ mod tests {
         assert!(
             check(100, &[]).head(&packet, 8, None).unwrap_err().to_string().contains("packet 7 came back")
         );
-        // By the CPU's work, on a packet that is like no other, which is what it was afterwards.
+        // The expected result is computed on the CPU for a marked packet. The check then restores the packet.
         let work = CpuWork::new(Kind::Crc32c, false, SKIP as u32, 0, None).unwrap();
         mark(&mut packet, 7);
         let mut result = [0];

@@ -1,4 +1,4 @@
-//! The rows drawn as SVG: one panel for each table.
+//! Draws rows as SVG: one panel per table.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use super::Case;
 use crate::report::row::{GpuColumns, Row};
 use crate::report::svg::{self, Area, COLOURS};
 
-/// Pixels of a panel.
+/// Size of a panel in pixels.
 const PANEL: (u32, u32) = (460, 400);
-/// Panels beside each other, at most.
+/// Maximum number of panels side by side.
 const COLUMNS: usize = 3;
-/// Pixels above them.
+/// Pixels above the panels.
 const HEAD: u32 = 56;
 /// A line of a panel.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ struct Line {
     points: Vec<(f64, f64)>,
 }
 
-/// One coordinate system; the lower axis is logarithmic.
+/// A coordinate system with a logarithmic x axis.
 #[derive(Debug)]
 struct Panel {
     title: String,
@@ -31,11 +31,11 @@ struct Panel {
     lines: Vec<Line>,
 }
 
-/// Draws what there is of the two published tables, with the published figures beside ours, the forced times, and the
-/// break-even by work with the core's rate beside.
+/// Draws the measured cells of the two published tables with the published figures, the artificial processing times,
+/// and the break-even by work with the core's rate.
 ///
 /// # Errors
-/// When no row is of these cases, or the file cannot be written.
+/// If no row belongs to these cases, or the file cannot be written.
 pub fn draw(rows: &[Row], path: &Path) -> Result<()> {
     let rows: Vec<_> = rows.iter().filter_map(|row| Some((row, row.gpu.as_ref()?))).collect();
     let panels = panels(&rows);
@@ -100,7 +100,7 @@ fn panels(rows: &[GpuRow<'_>]) -> Vec<Panel> {
     panels
 }
 
-/// What a line is called.
+/// Returns the name of a line.
 fn name(gpu: &GpuColumns) -> String {
     match gpu.device.as_str() {
         "none" => gpu.workload.into(),
@@ -108,7 +108,7 @@ fn name(gpu: &GpuColumns) -> String {
     }
 }
 
-/// The points of `rows`, by the names of their lines.
+/// Returns the points of `rows`, grouped by the names of their lines.
 fn lines(rows: &[GpuRow<'_>], point: impl Fn(&Row, &GpuColumns) -> (String, (f64, f64))) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for (row, gpu) in rows {
@@ -122,12 +122,12 @@ fn lines(rows: &[GpuRow<'_>], point: impl Fn(&Row, &GpuColumns) -> (String, (f64
     lines
 }
 
-/// The published figures beside `rows`.
+/// Returns the published figures for `rows`.
 fn published(rows: &[GpuRow<'_>], at: impl Fn(&Row) -> f64) -> Vec<Line> {
     let with: Vec<_> = rows.iter().copied().filter(|(row, _)| row.published.is_some()).collect();
     let mut lines = lines(&with, |row, gpu| {
         let name = match gpu.memory {
-            // The first table is of memories, the second one of workloads.
+            // The first table compares memories, the second compares workloads.
             "host" if row.case == Case::Io.name() => "published, CPU memory".into(),
             _ if row.case == Case::Io.name() => "published, A100 memory".into(),
             _ => format!("published, {}", gpu.workload),
@@ -236,7 +236,7 @@ mod tests {
         ] {
             assert!(svg.contains(words), "no '{words}' in {svg}");
         }
-        // Two points for each of two lines and three panels.
+        // Two points for each of two lines in three panels.
         assert_eq!(svg.matches("<circle").count(), 12);
         assert!(draw(&[row(Case::Latency, "graph", 64, 1.0)], &path).is_err());
     }

@@ -1,53 +1,54 @@
 //! The published figures of l2fwd-nv, and a model fitted to them.
 //!
-//! The tables are those of its README (November 2021): a 100 Gbit/s port; four pipelines and frames with FCS are assumed. The
-//! model says what such a program takes for a burst whatever is in it; it was fitted to the second table, where its
-//! error is 8.7 % (root mean square of the logarithm) over the 24 cells, mostly by those of graphs.
+//! The tables are from its README (November 2021), measured with a 100 Gbit/s port. Four pipelines and frame lengths
+//! including the FCS are assumed. The model gives the time of such a program per burst, independent of the burst's
+//! content. It was fitted to the second table, where its error is 8.7 % (root mean square of the logarithm) over the 24
+//! cells, mostly caused by the cells of graphs.
 
 use offcore_gpu::device::{Launch, Memory};
 
 use super::Workload;
 
-/// What the figures were measured on.
+/// System on which the figures were measured.
 pub(super) const UNIT: &str = "gbps, l2fwd-nv, four pipelines (assumed), one port of 100 Gbit/s; packets in an A100's memory, or in CPU memory";
-/// What the model is.
+/// Description of the model.
 pub(super) const MODEL: &str =
     "model of l2fwd-nv on an A100, four pipelines (assumed), packets in its memory, fitted to its table";
 
 /// Frame lengths of the first table.
 pub(super) const SIZES: [usize; 5] = [64, 128, 256, 512, 1024];
-/// Bursts of the second one.
+/// Bursts of the second table.
 pub(super) const BURSTS: [usize; 4] = [16, 32, 64, 128];
-/// Frame length of the second one.
+/// Frame length of the second table.
 pub(super) const FRAME: usize = 1024;
-/// Burst of the first one.
+/// Burst of the first table.
 pub(super) const BURST: usize = 64;
 
-/// Gbit/s by frame: packets in CPU memory, in a V100's, in an A100's.
+/// Gbit/s by frame length: packets in CPU memory, in a V100's memory, in an A100's memory.
 const IO: [[f64; 3]; 5] =
     [[18.0, 19.0, 19.0], [36.0, 37.0, 37.0], [68.0, 67.0, 67.0], [97.0, 94.0, 95.0], [98.0, 94.0, 97.0]];
-/// Gbit/s by burst: (V100, A100) of kernel, persistent, graph.
+/// Gbit/s by burst: (V100, A100) for kernel, persistent, graph.
 const WORKLOADS: [[(f64, f64); 3]; 4] = [
     [(18.0, 23.0), (50.0, 50.0), (48.0, 30.0)],
     [(37.0, 49.0), (88.0, 97.0), (62.0, 85.0)],
     [(90.0, 97.0), (90.0, 97.0), (90.0, 97.0)],
     [(90.0, 97.0), (90.0, 97.0), (90.0, 97.0)],
 ];
-/// Pipelines of the published runs.
+/// Number of pipelines of the published runs.
 const PIPELINES: f64 = 4.0;
-/// What the published runs reach at most on the A100, in Gbit/s.
+/// Maximum rate of the published runs on the A100, in Gbit/s.
 const CAP: f64 = 97.0;
-/// Nanoseconds a packet that a core of theirs takes besides the forced time.
+/// Time per packet of a core of the program in nanoseconds, in addition to the artificial processing time.
 const CORE_NS: f64 = 10.0;
 
-/// A published figure: of the A100 (or CPU memory), and of the V100 where there is one.
+/// A published figure for the A100 (or CPU memory), and for the V100 if published.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Published {
     pub gbps: f64,
     pub v100: Option<f64>,
 }
 
-/// Forwarding without work.
+/// Returns the figure for forwarding without work.
 pub(super) fn io(frame: usize, memory: Memory) -> Option<Published> {
     let [cpu, v100, a100] = IO[SIZES.iter().position(|&size| size == frame)?];
     Some(match memory {
@@ -56,7 +57,7 @@ pub(super) fn io(frame: usize, memory: Memory) -> Option<Published> {
     })
 }
 
-/// MAC swap. The table is of packets in GPU memory: there is nothing beside those in another.
+/// Returns the figure for MAC swap. The table covers only packets in GPU memory.
 pub(super) fn workload(workload: Workload, memory: Memory, frame: usize, burst: usize) -> Option<Published> {
     let Workload::Device(launch) = workload else { return None };
     if memory == Memory::Host {
@@ -67,7 +68,7 @@ pub(super) fn workload(workload: Workload, memory: Memory, frame: usize, burst: 
     (frame == FRAME).then_some(Published { gbps: a100, v100: Some(v100) })
 }
 
-/// Microseconds that a burst takes, over all pipelines.
+/// Returns the time per burst over all pipelines in microseconds.
 const fn burst_us(launch: Launch) -> f64 {
     match launch {
         Launch::Kernel => 5.0,
@@ -76,9 +77,10 @@ const fn burst_us(launch: Launch) -> f64 {
     }
 }
 
-/// Gbit/s by the model: a burst takes as long as it takes, and holds two packets fewer than it could, since the
-/// program does not wait for the last four. A forced time, in nanoseconds a packet, comes beside that: its threads wait for
-/// all packets of a burst at the same time, its cores for one after the other.
+/// Returns the rate by the model in Gbit/s. The time per burst is constant, and a burst holds two packets fewer than
+/// its size, because the program does not wait for the last four. An artificial processing time, in nanoseconds per
+/// packet, is added: threads wait for all packets of a burst at the same time, and cores wait for one packet after the
+/// other.
 pub(super) fn model(workload: Workload, frame: usize, burst: usize, forced_ns: f64) -> Option<f64> {
     let bits = frame as f64 * 8.0;
     match workload {
@@ -86,14 +88,15 @@ pub(super) fn model(workload: Workload, frame: usize, burst: usize, forced_ns: f
             let us = burst_us(launch) + forced_ns / 1e3 / PIPELINES;
             Some((bits * (burst as f64 - 2.0).max(0.0) / us / 1e3).min(CAP))
         }
-        // Where the core works, only the forced time is in it: the model is of l2fwd-nv's second table.
+        // If the core does the work, the result covers only the artificial processing time, because the model is fitted
+        // to l2fwd-nv's second table.
         Workload::Cpu if forced_ns > 0.0 => Some((bits * PIPELINES / (forced_ns + CORE_NS)).min(CAP)),
         _ => None,
     }
 }
 
-/// The burst from which on one of the program's pipelines, with the others at work beside it, takes less time for it
-/// than a core that takes `core_ns` for a packet.
+/// Returns the burst size from which a pipeline of the program, with the others running, needs less time than a core
+/// that takes `core_ns` per packet.
 pub(super) fn model_break_even(workload: Workload, core_ns: f64) -> Option<usize> {
     match workload {
         Workload::Device(launch) => {
@@ -116,7 +119,7 @@ mod tests {
         assert_eq!(of(Launch::Kernel, 16), Published { gbps: 23.0, v100: Some(18.0) });
         assert_eq!(of(Launch::Graph, 32), Published { gbps: 85.0, v100: Some(62.0) });
         assert_eq!(workload(Workload::Device(Launch::Graph), Memory::Gpu, 512, 32), None);
-        // The second table is of packets in GPU memory.
+        // The second table covers only packets in GPU memory.
         assert_eq!(workload(Workload::Device(Launch::Graph), Memory::Host, 1024, 32), None);
     }
 
@@ -129,7 +132,8 @@ mod tests {
                 assert!(error.abs() <= most, "{launch}, {burst}: {error}");
             }
         }
-        // A microsecond a packet: a core does a million a second; a block of threads waits once for a burst.
+        // At a microsecond per packet, a core processes a million packets per second. A block of threads waits once per
+        // burst.
         let core = model(Workload::Cpu, FRAME, 64, 1000.0).unwrap();
         assert!((core - 4.0 * 8.192 / 1.01).abs() < 0.01, "{core}");
         let block = model(Workload::Device(Launch::Persistent), FRAME, 64, 1000.0).unwrap();
@@ -137,7 +141,8 @@ mod tests {
         let waits = model(Workload::Device(Launch::Persistent), FRAME, 64, 100_000.0).unwrap();
         assert!((waits - 8.192 * 62.0 / 27.29).abs() < 0.01, "{waits}");
         assert_eq!(model(Workload::None, FRAME, 64, 0.0), None);
-        // A burst every 5 us of four pipelines: 20 us of one of them, in which a core does 2222 packets.
+        // With a burst every 5 µs over four pipelines, one pipeline takes 20 µs, in which a core processes 2222
+        // packets.
         assert_eq!(model_break_even(Workload::Device(Launch::Kernel), 9.0), Some(2223));
     }
 }

@@ -1,5 +1,5 @@
-//! What all measurements have in common: the device, the pool and its packets, what results must be; and how what is
-//! compared with each other takes turns.
+//! State shared by all measurements: the device, the pool with its packets, and the expected results. Also runs the
+//! subjects of a group in turns.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,50 +21,50 @@ use super::window::{Plan, Seen, Traffic};
 use super::{Options, Outcome, STAND_IN, WorkKind, Workload, baseline};
 use crate::report::progress::Progress;
 
-/// Bytes of a packet buffer, headroom included.
+/// Size of a packet buffer in bytes, including headroom.
 const BUFFER: usize = 2048;
-/// Packets on their way in a pipeline, at most, where each of them takes a forced time.
+/// Maximum number of packets in flight per pipeline if each of them takes an artificial processing time.
 const FORCED_ON_THEIR_WAY: usize = 8192;
-/// Bursts that the ends have in hand besides.
+/// Additional bursts that the ends hold.
 const IN_HAND: usize = 2;
-/// What patterns are made of: the same ones everywhere.
+/// Fixed seed of the patterns.
 const SEED: u64 = 5000;
-/// How many there are.
+/// Number of patterns.
 const PATTERNS: usize = 5000;
-/// Packets that are looked at in full before anything is timed, at least.
+/// Minimum number of packets that are checked completely before the timed part.
 const EVERY_ONE: u64 = 1024;
 
-/// One of the things that take turns: pipelines, or a core by itself.
+/// A subject that takes turns: pipelines, or a single core.
 #[derive(Clone, Debug)]
 pub(super) struct Subject {
     pub workload: Workload,
-    /// Where a device works on packets.
+    /// Memory in which a device processes packets.
     pub memory: Memory,
     pub work: WorkKind,
-    /// Nanoseconds that each packet takes at least.
+    /// Minimum processing time per packet in nanoseconds.
     pub forced_ns: u32,
-    /// Frame length, FCS included.
+    /// Frame length, including the FCS.
     pub frame: usize,
-    /// Packets of a burst: one cell for each.
+    /// Burst sizes in packets, each with a separate cell.
     pub bursts: Vec<usize>,
-    /// Blocks of a device that polls.
+    /// Number of thread blocks of a polling device.
     pub blocks: u32,
 }
 
 impl Subject {
-    /// Bursts of `burst` packets on their way at most.
+    /// Returns the maximum number of bursts of `burst` packets in flight.
     pub(super) fn on_their_way(&self, burst: usize, options: &Options) -> usize {
         let forced = if self.forced_ns == 0 { usize::MAX } else { FORCED_ON_THEIR_WAY };
         let most = (options.on_their_way.min(forced) / burst).max(2);
         options.slots.min(1 << most.ilog2())
     }
 
-    /// Packets that a pipeline uses.
+    /// Returns the number of packets that a pipeline uses.
     pub(super) fn circulating(&self, burst: usize, options: &Options) -> usize {
         (self.on_their_way(burst, options) + IN_HAND) * burst
     }
 
-    /// Slots of its pipelines: enough for each of its bursts.
+    /// Returns the number of slots of its pipelines, which suffices for each of its burst sizes.
     pub(super) fn slots(&self, options: &Options) -> usize {
         let each = self.bursts.iter().map(|&burst| self.on_their_way(burst, options));
         each.max().unwrap_or(options.slots)
@@ -74,78 +74,78 @@ impl Subject {
         self.bursts.iter().copied().max().unwrap_or(1)
     }
 
-    /// What a window of it is.
+    /// Returns the plan of a window.
     pub(super) fn plan(&self, burst: usize, options: &Options, traffic: Traffic) -> Plan {
         Plan { burst, len: self.frame - FCS_LEN, circulating: self.circulating(burst, options), traffic }
     }
 }
 
-/// What is compared with each other.
+/// Subjects that are compared.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub name: String,
     pub subjects: Vec<Subject>,
-    /// Windows of each cell in a turn.
+    /// Number of windows of each cell in a turn.
     pub each: usize,
-    /// Turns of each cell.
+    /// Number of turns of each cell.
     pub windows: usize,
 }
 
 impl Group {
-    /// Windows in all.
+    /// Returns the total number of windows.
     pub(super) fn steps(&self) -> usize {
         self.windows * self.subjects.iter().map(|subject| self.turn(subject)).sum::<usize>()
     }
 
-    /// Windows of a turn of `subject`.
+    /// Returns the number of windows of a turn of `subject`.
     fn turn(&self, subject: &Subject) -> usize {
         self.each * subject.bursts.len()
     }
 }
 
-/// What was measured of one subject at one burst.
+/// Results of a subject at one burst size.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Samples {
     pub mpps: Vec<f64>,
-    /// Everything else, of all windows together.
+    /// All other results, combined over all windows.
     pub seen: Seen,
 }
 
 impl Samples {
-    /// One window more.
+    /// Adds a window.
     pub(super) fn add(&mut self, seen: &Seen) {
         self.mpps.push(seen.mpps);
         self.seen.add(seen);
     }
 }
 
-/// Everything that is there for as long as there is something to measure.
+/// Resources of a whole run.
 #[derive(Debug)]
 pub(super) struct Rig<'a> {
     pub options: &'a Options,
     device: Box<dyn Device>,
-    /// What the device is, in words: a GPU's name, its memory.
+    /// Description of the device: a GPU's name and memory.
     pub device_name: String,
-    /// Where the ends of each pipeline go.
+    /// Lcores of the ends of each pipeline.
     pub places: Vec<Place>,
     pool: &'static Pool,
-    /// Those that no session has.
+    /// Packets that are not used by a session.
     packets: Vec<Packet>,
     content: Arc<Content>,
     works: HashMap<WorkKind, Arc<CpuWork>>,
-    /// By work and packet length: the result of the packet in each chunk.
+    /// Result of the packet in each chunk, by work and packet length.
     results: HashMap<(WorkKind, usize), Arc<[u32]>>,
     notes: Vec<String>,
-    /// What could not be measured, and why.
+    /// Measurements that failed, with reasons.
     failures: Vec<String>,
-    /// How long everything takes.
+    /// Time budget of the run.
     pub pace: Pace,
-    /// A pipeline that nobody uses: as long as it is there, the pool stays registered with the device.
+    /// An unused pipeline. While it exists, the pool stays registered with the device.
     keeper: Option<(Front, Back)>,
 }
 
 impl<'a> Rig<'a> {
-    /// Makes the pool that `options` needs and fills its packets.
+    /// Creates the pool that `options` requires and fills its packets.
     pub(super) fn new(options: &'a Options, device: Box<dyn Device>, groups: Vec<Group>) -> Result<Self> {
         let device_threads = if device.name() == STAND_IN { options.pipelines } else { 1 };
         let places = places(&options.lcores, options.pipelines, device_threads)?;
@@ -183,7 +183,7 @@ impl<'a> Rig<'a> {
         Ok(rig)
     }
 
-    /// A pipeline whose device serves nothing, and has what all of them have in common.
+    /// Creates a pipeline that is never used. It holds the resources that all pipelines share.
     fn keep_pool(&mut self) -> Result<(Front, Back)> {
         let all = self.options.memories.contains(&Memory::Gpu);
         Ok(pipeline(Setup {
@@ -203,22 +203,23 @@ impl<'a> Rig<'a> {
         })?)
     }
 
-    /// The device's name.
+    /// Returns the device's name.
     pub(super) fn device(&self) -> &str {
         self.device.name()
     }
 
-    /// Whether the device stands in for a GPU.
+    /// Returns whether the device is a replacement for a GPU.
     pub(super) fn is_simulated(&self) -> bool {
         self.device() == STAND_IN
     }
 
-    /// What the device had to say, and what could not be measured.
+    /// Returns the device's notes and the failures.
     pub(super) fn outcome(mut self) -> Outcome {
         Outcome { notes: std::mem::take(&mut self.notes), failures: std::mem::take(&mut self.failures) }
     }
 
-    /// Measures a group by turns. What was measured of each subject at each burst; nothing where that failed.
+    /// Measures the subjects of a group in turns. Returns the results of each subject at each burst size; they are
+    /// empty after a failure.
     pub(super) fn alternate(&mut self, group: &Group, progress: &Progress) -> Vec<Vec<Samples>> {
         let mut all: Vec<_> =
             group.subjects.iter().map(|subject| vec![Samples::default(); subject.bursts.len()]).collect();
@@ -228,8 +229,8 @@ impl<'a> Rig<'a> {
         all
     }
 
-    /// Lets the subjects of a group have turns, forwards, then backwards, and so on: `turn` is told which round it is
-    /// and whose turn. Who fails has no more turns, and takes no more time.
+    /// Gives the subjects of a group turns, alternately forwards and backwards. `turn` gets the round and the subject's
+    /// index. A subject that fails gets no further turns.
     pub(super) fn by_turns(
         &mut self,
         group: &Group,
@@ -262,19 +263,19 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// So many windows will not be measured.
+    /// Records that `steps` windows are skipped.
     fn skip(&mut self, steps: usize, progress: &Progress) {
         self.pace.skip(steps);
         progress.steps(steps);
     }
 
-    /// A window was measured.
+    /// Records a measured window.
     pub(super) fn step(&mut self, progress: &Progress) {
         self.pace.step();
         progress.step();
     }
 
-    /// One window of each of the subject's cells.
+    /// Measures one window of each of the subject's cells.
     fn turn(
         &mut self,
         subject: &Subject,
@@ -298,7 +299,7 @@ impl<'a> Rig<'a> {
         })
     }
 
-    /// Has something done with the pipelines of a subject.
+    /// Runs `measure` with the pipelines of a subject.
     pub(super) fn in_session<T>(
         &mut self,
         subject: &Subject,
@@ -336,7 +337,8 @@ impl<'a> Rig<'a> {
             yields: self.is_simulated(),
         };
         let session = Session::open(&setup, Some(&mut *self.device), &mut self.packets)?;
-        // Once for all services of a kind, whose numbers of bytes and blocks are not the same.
+        // Similar notes are kept only once. Notes of the same kind of service differ in their numbers of bytes and
+        // blocks.
         let words = |note: &str| note.replace(|c: char| c.is_ascii_digit(), "");
         for note in self.device.notes() {
             if !self.notes.iter().any(|known| words(known) == words(&note)) {
@@ -346,19 +348,19 @@ impl<'a> Rig<'a> {
         Ok(session)
     }
 
-    /// Sends packets round and looks at each in full.
+    /// Sends packets through the pipelines and checks each completely.
     pub(super) fn every_one(&self, session: &Session, subject: &Subject, burst: usize) -> Result<Seen> {
-        // Forced times would add up.
+        // Artificial processing times would add up.
         let least = if subject.forced_ns == 0 { EVERY_ONE } else { 1 };
         let packets = least.max(2 * burst as u64);
         let traffic = Traffic::EveryOne(packets.next_multiple_of(burst as u64));
         let plan = subject.plan(burst, self.options, traffic);
         let seen = session.measure(plan, Duration::ZERO, Duration::ZERO)?;
-        // Of what is not timed, only the packets count.
+        // Only the packet counters of an untimed window count.
         Ok(Seen { received: seen.received, verified: seen.verified, ..Seen::default() })
     }
 
-    /// The same work by a core that does nothing else.
+    /// Measures the same work on a dedicated core.
     fn core(&mut self, subject: &Subject, samples: &mut [Samples], progress: &Progress) -> Result<()> {
         let (results, lcore) = (self.results(subject)?, self.places[0].generator);
         let work = match subject.work {
@@ -382,7 +384,7 @@ impl<'a> Rig<'a> {
         Ok(())
     }
 
-    /// The work without the swap, for who checks.
+    /// Returns the work without the swap, for the verifier.
     fn work(&mut self, kind: WorkKind) -> Result<Arc<CpuWork>> {
         if let Some(work) = self.works.get(&kind) {
             return Ok(Arc::clone(work));
@@ -393,7 +395,7 @@ impl<'a> Rig<'a> {
         Ok(work)
     }
 
-    /// The result of the packet in each chunk, as the CPU has it; nothing where all are 0.
+    /// Returns the result of the packet in each chunk as computed by the CPU. Empty if all results are 0.
     fn results(&mut self, subject: &Subject) -> Result<Arc<[u32]>> {
         let (kind, len) = (subject.work, subject.frame - FCS_LEN);
         if subject.workload == Workload::None || matches!(kind, WorkKind::Nothing | WorkKind::Swap) {
@@ -416,7 +418,7 @@ impl<'a> Rig<'a> {
     }
 }
 
-/// What a device is, in words: what all of its notes begin with, without the name that options have for it.
+/// Returns the description of a device: the common prefix of its notes, without its name in the options.
 fn title(device: &dyn Device) -> String {
     let notes = device.notes();
     let first = notes.first().map_or("", String::as_str);
@@ -424,7 +426,7 @@ fn title(device: &dyn Device) -> String {
     title.strip_prefix(device.name()).unwrap_or(title).trim().to_owned()
 }
 
-/// A subject in words, for errors.
+/// Describes a subject for error messages.
 fn describe(subject: &Subject) -> String {
     let Subject { workload, memory, work, .. } = subject;
     match workload {

@@ -11,12 +11,12 @@ use crate::method::temperature::Temperature;
 use crate::report::row::{GpuColumns, Row};
 use crate::report::sample::Spread;
 
-/// As fast as the ends by themselves, within so much: they are the limit.
+/// Share of the rate of the ends alone, from which the ends count as the bottleneck.
 const AS_FAST: f64 = 0.9;
-/// Threads of a warp: a block of a GPU has no fewer.
+/// Threads per warp, the minimum size of a block on a GPU.
 const WARP: u32 = 32;
 
-/// What a row is about.
+/// The cell that a row describes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cell<'a> {
     pub case: Case,
@@ -24,9 +24,9 @@ pub(super) struct Cell<'a> {
     pub burst: usize,
 }
 
-/// How long a burst takes at least when each of its packets takes `ns`. Threads wait at the same time; the rounds of one
-/// block, and all packets of a core, come one after the other. With a kernel per burst each block has up to
-/// [`SHARE`] packets; blocks are at work at the same time, but for the stand-in's.
+/// Returns the minimum processing time of a burst whose packets take `ns` each. Threads wait at the same time, whereas
+/// the rounds of a block, and all packets of a core, are sequential. With a kernel per burst each block has up to
+/// [`SHARE`] packets. Blocks run in parallel, except on the replacement for a GPU.
 pub(super) fn forced_ns_per_burst(
     workload: Workload,
     burst: usize,
@@ -45,7 +45,7 @@ pub(super) fn forced_ns_per_burst(
     times as u64 * ns
 }
 
-/// Threads per block that run where `asked` were asked for.
+/// Returns the effective number of threads per block if `asked` were requested.
 fn threads_of(launch: Launch, asked: u32, stand_in: bool) -> u32 {
     match launch {
         _ if stand_in => asked,
@@ -54,8 +54,8 @@ fn threads_of(launch: Launch, asked: u32, stand_in: bool) -> u32 {
     }
 }
 
-/// How warm buffers are by the words that all benchmarks have for it. Those that one core goes over by itself, one after
-/// the other, are none of these where they are more than a few.
+/// Returns the temperature of the buffers in the terms of the other benchmarks. More than a few buffers that a single
+/// core uses sequentially fit none of these terms.
 fn temperature(shared: bool, buffers: usize) -> &'static str {
     match shared {
         true => Temperature::Remote.name(),
@@ -123,7 +123,7 @@ fn row(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples) -> Row {
     }
 }
 
-/// A row that says how many packets a second. `ends` is what the ends reach by themselves, in millions.
+/// Returns a row with the packet rate. `ends` is the rate of the ends alone, in million packets per second.
 pub(super) fn rate(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples, ends: Option<f64>) -> Row {
     let mut row = row(rig, cell, samples);
     row.set_rate(Spread::of(&samples.mpps), tsc::hz());
@@ -147,7 +147,7 @@ pub(super) fn rate(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples, ends: Optio
     row
 }
 
-/// A row that says how long packets take, at a share of a capacity in million packets a second.
+/// Returns a row with latencies at a share of the capacity, which is in million packets per second.
 pub(super) fn latency(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples, (load, capacity): (f64, f64)) -> Row {
     let mut row = row(rig, cell, samples);
     row.set_mpps(Spread::of(&samples.mpps).median);
@@ -161,13 +161,14 @@ pub(super) fn latency(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples, (load, c
     row.tsc_hz = tsc::hz();
     (row.load, row.capacity_mpps) = (Some(load), Some(capacity));
     let (mpps, bursts) = (row.mpps, samples.seen.bursts.max(1));
-    // Bursts that had waited for long enough had fewer packets.
+    // Bursts that were sent because of the timeout had fewer packets.
     let per_burst = samples.seen.latencies.values() as f64 / bursts as f64;
     row.set_gpu(|gpu| gpu.kbursts_per_s = mpps * 1e3 / per_burst.max(1.0));
     row
 }
 
-/// The smallest of `bursts` from which on one pipeline of several, which do `mpps` together, does more than `core`.
+/// Returns the smallest of `bursts` from which each of several pipelines, which together reach `mpps`, is faster than
+/// `core`.
 pub(super) fn break_even(bursts: &[usize], mpps: &[f64], pipelines: usize, core: f64) -> Option<usize> {
     let slower = mpps.iter().rposition(|&mpps| mpps / pipelines as f64 <= core);
     bursts.get(slower.map_or(0, |at| at + 1)).copied()
@@ -178,7 +179,7 @@ impl Row {
         enter(self.gpu.get_or_insert_default());
     }
 
-    /// Fills in percentiles.
+    /// Sets the percentiles.
     fn set_latencies(&mut self, samples: &Samples) {
         let latencies = &samples.seen.latencies;
         let percentile = |part| (latencies.values() > 0).then(|| tsc::to_ns(latencies.percentile(part)));
@@ -186,19 +187,19 @@ impl Row {
         (self.p99_ns, self.p999_ns) = (percentile(0.99), percentile(0.999));
     }
 
-    /// Fills in a published figure, where there is one.
+    /// Sets a published figure, if given.
     pub(super) fn set_published(&mut self, published: Option<Published>) {
         let Some(Published { gbps, v100 }) = published else { return };
         (self.published, self.published_unit) = (Some(gbps), Some(UNIT));
         self.set_gpu(|gpu| gpu.published_v100 = v100);
     }
 
-    /// Fills in what the model says, where it says anything.
+    /// Sets the result of the model, if given.
     pub(super) fn set_model(&mut self, gbps: Option<f64>) {
         self.set_gpu(|gpu| (gpu.model_gbps, gpu.model) = (gbps, gbps.map(|_| MODEL)));
     }
 
-    /// Fills in the baseline, `core` million packets a second, and from which burst on a pipeline is faster.
+    /// Sets the baseline, `core` million packets per second, and the burst size from which a pipeline is faster.
     pub(super) fn set_baseline(&mut self, subject: &Subject, core: f64, burst: Option<usize>) {
         let (device, mpps) = (subject.workload.is_device(), self.mpps);
         self.set_gpu(|gpu| {
@@ -219,7 +220,7 @@ impl Row {
 mod tests {
     use super::*;
 
-    /// Pitfall 6 of l2fwd-nv: its option `-t` is a time for each packet on a core, and one for each burst on a GPU.
+    /// Pitfall 6 of l2fwd-nv: its option `-t` is a time per packet on a core, but a time per burst on a GPU.
     #[test]
     fn pitfall_6_forced_time_is_stated() {
         let per_burst = |workload, burst, threads| {
@@ -227,15 +228,16 @@ mod tests {
         };
         let [kernel, persistent, graph] = Workload::DEVICE;
         assert_eq!(per_burst(Workload::None, 64, 256), [0, 0]);
-        // A core: all of them, one after the other.
+        // A core processes all packets one after the other.
         assert_eq!(per_burst(Workload::Cpu, 64, 256), [64_000, 64_000]);
-        // A block: as many rounds as its threads need.
+        // A block needs several rounds if it has fewer threads than packets.
         for workload in [persistent, graph] {
             assert_eq!(per_burst(workload, 64, 256), [1000, 1000]);
             assert_eq!(per_burst(workload, 1000, 256), [4000, 4000]);
             assert_eq!(per_burst(workload, 64, 32), [2000, 2000]);
         }
-        // A kernel has a block for each 256 packets: they wait at the same time, but the stand-in's do not.
+        // A kernel has a block for each 256 packets. The blocks wait at the same time, but on the replacement for a GPU
+        // one after the other.
         assert_eq!(per_burst(kernel, 64, 256), [1000, 1000]);
         assert_eq!(per_burst(kernel, 1000, 256), [4000, 1000]);
         assert_eq!(per_burst(kernel, 1000, 128), [8000, 2000]);

@@ -1,4 +1,4 @@
-//! Pipelines with their ends at work on threads of their own: a session, in which windows are measured.
+//! A session: pipelines whose ends run on separate threads, and in which windows are measured.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -16,27 +16,27 @@ use super::ends::{Generator, Known, Verifier};
 use super::window::{Plan, Seen, Traffic, Window};
 use super::{WorkKind, Workload};
 
-/// Timeout of a device: the time for all bursts in flight, on a busy machine.
+/// Timeout of a device. It covers all bursts in flight on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Bursts that are counted in a window at least, for each pipeline.
+/// Minimum number of counted bursts in a window, per pipeline.
 const FEWEST: u64 = 4;
-/// How many times as long a window may be, so that there are so many.
+/// Maximum factor of a window's extension to reach [`FEWEST`] bursts.
 const LONGEST: u32 = 20;
-/// Steps with nothing to do after which a thread lets others run, where there are others.
+/// Number of idle steps after which a thread yields, if that is enabled.
 const IDLE: u32 = 64;
-/// Steps with nothing to do after which somebody asks why.
+/// Number of idle steps after which a thread checks for a stall.
 const VERY_IDLE: u32 = 4096;
 
 /// The lcores of a pipeline's ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub generator: usize,
-    /// The verifier's; none: the generator's thread does that, too.
+    /// Lcore of the verifier. If `None`, the generator's thread runs the verifier as well.
     pub verifier: Option<usize>,
 }
 
-/// Where the ends of `pipelines` pipelines go. Two lcores each, if at least one more is left for the device for each of
-/// `device_threads`, else one. The first lcores are left to others.
+/// Assigns lcores to the ends of `pipelines` pipelines. Each pipeline gets two lcores if at least one lcore remains for
+/// each of the device's `device_threads` threads. Otherwise it gets one. The first lcores stay free.
 pub(super) fn places(lcores: &[usize], pipelines: usize, device_threads: usize) -> Result<Vec<Place>> {
     ensure!(
         pipelines <= lcores.len(),
@@ -52,41 +52,41 @@ pub(super) fn places(lcores: &[usize], pipelines: usize, device_threads: usize) 
     })
 }
 
-/// What a session is made with.
+/// Parameters of a session.
 #[derive(Debug)]
 pub(super) struct SessionSetup<'a> {
-    /// Who works on bursts.
+    /// Unit that processes bursts.
     pub workload: Workload,
-    /// Where a device works on packets.
+    /// Memory in which a device processes packets.
     pub memory: Memory,
-    /// What is done with packets.
+    /// Work on the packets.
     pub work: WorkKind,
-    /// Nanoseconds that a packet takes at least.
+    /// Minimum processing time per packet in nanoseconds.
     pub forced_ns: u32,
-    /// Packets of a burst at most.
+    /// Maximum number of packets in a burst.
     pub burst: usize,
-    /// Bursts on their way at most.
+    /// Maximum number of bursts in flight.
     pub slots: usize,
-    /// Blocks of a device, and threads per block.
+    /// Number of thread blocks of a device, and threads per block.
     pub blocks_and_threads: (u32, u32),
     pub places: &'a [Place],
-    /// What the verifiers know.
+    /// Expected values for the verifiers.
     pub known: Arc<Known>,
     pub pool: &'static Pool,
-    /// Pages of the burst rings.
+    /// Page size of the burst rings.
     pub hugepages: Hugepages,
-    /// Whether idle threads let others run.
+    /// Whether idle threads yield.
     pub yields: bool,
 }
 
-/// Pipelines at work.
+/// Running pipelines.
 #[derive(Debug)]
 pub(super) struct Session {
     threads: Vec<Thread>,
     pipelines: usize,
 }
 
-/// One of its threads.
+/// A thread of a session.
 #[derive(Debug)]
 struct Thread {
     windows: Sender<Arc<Window>>,
@@ -95,7 +95,7 @@ struct Thread {
 }
 
 impl Session {
-    /// Starts pipelines, which share `packets`; `device` is for workloads that need one.
+    /// Starts pipelines, which share `packets`. Only some workloads need `device`.
     pub(super) fn open(
         setup: &SessionSetup<'_>,
         mut device: Option<&mut (dyn Device + 'static)>,
@@ -149,10 +149,10 @@ impl Session {
         Ok(())
     }
 
-    /// Measures a window of `length`, after `warm_up`. What everybody has seen together.
+    /// Measures a window of `length` after `warm_up`. Returns the combined results of all threads.
     pub(super) fn measure(&self, plan: Plan, warm_up: Duration, length: Duration) -> Result<Seen> {
         let window = Arc::new(Window::new(plan, self.pipelines));
-        // However short a window is: threads of a busy machine have to wait for their turn.
+        // Has a lower limit for short windows, because the threads may wait for CPU time on a busy machine.
         let longest = (length * LONGEST).max(TIMEOUT);
         for thread in &self.threads {
             thread.windows.send(Arc::clone(&window)).map_err(|_| anyhow!("a thread has ended"))?;
@@ -181,7 +181,7 @@ impl Session {
         Ok(all)
     }
 
-    /// Ends the pipelines; the packets come back.
+    /// Ends the pipelines and appends their packets to `packets`.
     pub(super) fn close(self, packets: &mut Vec<Packet>) {
         let handles: Vec<_> = self.threads.into_iter().map(|thread| thread.handle).collect();
         for handle in handles {
@@ -192,7 +192,7 @@ impl Session {
     }
 }
 
-/// Waits for so long, or until something is wrong.
+/// Waits for `length`, or until an error occurs.
 fn wait(length: Duration, window: &Window) {
     const STEP: Duration = Duration::from_millis(10);
     let since = Instant::now();
@@ -232,14 +232,14 @@ fn one_pipeline(
     })?)
 }
 
-/// What a thread does: one end of a pipeline, or both.
+/// The ends that a thread runs: one end of a pipeline, or both.
 struct Ends {
     generator: Option<Generator>,
     verifier: Option<Verifier>,
 }
 
 impl Ends {
-    /// Does its part of a window.
+    /// Runs the thread's part of a window.
     fn run(&mut self, window: &Window, pipeline: usize, yields: bool) -> Result<Seen> {
         let Self { generator, verifier } = self;
         generator.iter_mut().for_each(|generator| generator.begin(window));
@@ -281,7 +281,7 @@ impl Ends {
         Ok(Seen { submits: submits.unwrap_or_default(), ..seen.unwrap_or_default() })
     }
 
-    /// The packets, and the end of what is at work.
+    /// Ends the pipeline and returns its packets.
     fn into_packets(self) -> Vec<Packet> {
         self.generator.map(Generator::into_packets).unwrap_or_default()
     }

@@ -1,4 +1,5 @@
-//! The harness itself, on the stand-in: that it measures, and that it notices. Not on a machine without its kernels.
+//! Tests of the measurement itself on the replacement for a GPU: it measures, and it detects errors. Skipped without
+//! the device's kernels.
 
 use offcore_gpu::host::{Fault, HostDevice};
 use offcore_gpu::kernel;
@@ -31,7 +32,7 @@ fn measured(options: &Options) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What every row has.
+/// Checks the columns that every row has.
 fn is_complete(row: &Row, options: &Options) {
     let gpu = row.gpu.as_ref().unwrap();
     assert_eq!((row.bench, row.ring, gpu.pipelines), ("gpu", "none", usize::from(gpu.workload != "core")));
@@ -113,7 +114,7 @@ fn forced_rows_state_their_time() {
     }
 }
 
-/// Takes seconds: automata of 5,000 patterns are built for every pipeline.
+/// Takes seconds, because automata of 5,000 patterns are built for every pipeline.
 #[test]
 fn every_work_is_measured_beside_a_core() {
     if !kernel::BUILT {
@@ -121,7 +122,7 @@ fn every_work_is_measured_beside_a_core() {
     }
     let options = Options { bursts: vec![64, 5], memories: vec![Memory::Host], ..options(Case::BreakEven) };
     let rows = measured(&options).unwrap();
-    // A core and three workloads, and nobody once.
+    // A core and three device workloads for each kind of work, and workload `none` once.
     assert_eq!(rows.len(), 4 * 4 * 2 + 2);
     for row in &rows {
         is_complete(row, &options);
@@ -131,7 +132,7 @@ fn every_work_is_measured_beside_a_core() {
         if gpu.work == "match" && gpu.workload != "none" {
             assert_eq!(gpu.baseline, Some("aho-corasick crate, interleaved"));
         }
-        // 1 KiB of payload.
+        // A payload of 1 KiB.
         assert_eq!(row.frame, 1070);
     }
     let of_match = rows.iter().filter(|row| row.gpu.as_ref().unwrap().work == "match");
@@ -156,8 +157,7 @@ fn paced_packets_have_latencies() {
     }
 }
 
-/// With the test switch a byte changes on its way: in an address, a number, a payload; before anything is timed, and
-/// later.
+/// The test switch changes a byte in flight, in an address, a number or a payload, before the timed part and during it.
 #[test]
 fn a_corrupted_packet_is_found() {
     if !kernel::BUILT {
@@ -165,7 +165,7 @@ fn a_corrupted_packet_is_found() {
     }
     let sound = Options { bursts: vec![16], memories: vec![Memory::Host], ..options(Case::Workload) };
     measured(&sound).unwrap();
-    // The first 1024 packets are looked at in full.
+    // The first 1024 packets are checked completely.
     for (number, at, words) in [
         (5, 3, "addresses wrong"),
         (1023, 26, "was expected"),
@@ -196,7 +196,7 @@ fn failed_device_leaves_rest_measured() {
     assert_eq!(workloads, ["none", "cpu", "persistent", "graph"]);
 }
 
-/// Where time runs out, cells have one window less, but one.
+/// If time runs out, cells have one window less, but at least one.
 #[test]
 fn short_time_means_fewer_windows() {
     if !kernel::BUILT {
@@ -252,7 +252,7 @@ fn what_cannot_be_is_refused_by_name() {
 fn a_device_is_named_or_found() {
     let error = open(Some("cuda0")).unwrap_err().to_string();
     assert!(error.contains("cuda0") && error.contains("expected"), "{error}");
-    // A GPU that no machine has: by its number, too.
+    // A GPU that no machine has, also by its number.
     for name in ["cuda:4095", "4095"] {
         assert!(open(Some(name)).unwrap_err().to_string().contains("cuda:4095"));
     }

@@ -1,77 +1,77 @@
-//! A window: what all threads of a measurement do for a while, and what they have seen of it.
+//! A window: the common plan of all threads for a period, and its results.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use offcore_stats::{Histogram, tsc};
 
-/// How packets come.
+/// Arrival of packets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Traffic {
-    /// As fast as they are taken.
+    /// Closed loop at the maximum rate.
     Closed,
-    /// As fast as they are taken, so many of them, and every one is looked at in full: untimed.
+    /// Closed loop with this number of packets, which are all checked completely. Untimed.
     EveryOne(u64),
-    /// At a pace, each at its time.
+    /// Fixed rate, where each packet has a due time.
     Paced {
-        /// TSC ticks from one packet of a pipeline to the next.
+        /// TSC ticks between two packets of a pipeline.
         interval: f64,
-        /// TSC ticks that a packet waits for others of its burst.
+        /// Maximum TSC ticks that a packet waits for other packets of its burst.
         timeout: u64,
     },
 }
 
-/// What is asked of a pipeline's ends.
+/// Parameters of a window for the ends of a pipeline.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub burst: usize,
-    /// Bytes of a packet, without FCS.
+    /// Length of a packet in bytes, without FCS.
     pub len: usize,
-    /// Packets that a pipeline has in use.
+    /// Number of packets that a pipeline uses.
     pub circulating: usize,
     pub traffic: Traffic,
 }
 
-/// What is going on.
+/// Phase of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Phase {
-    /// Not counted yet.
+    /// Packets circulate and are not counted yet.
     WarmUp,
-    /// Counted.
+    /// Packets are counted.
     Measured,
-    /// No more packets are sent.
+    /// Sending has ended.
     Ending,
 }
 
-/// One pipeline's part of a window.
+/// State of a pipeline in a window.
 #[derive(Debug)]
 pub(super) struct PipelineState {
-    /// Packets that were sent, once no more will be; before that [`u64::MAX`].
+    /// Number of sent packets after sending has ended; [`u64::MAX`] before.
     sent: AtomicU64,
-    /// Bursts that were counted.
+    /// Number of counted bursts.
     counted: AtomicU64,
 }
 
-/// A window that is going on.
+/// A window in progress.
 #[derive(Debug)]
 pub(super) struct Window {
     pub plan: Plan,
-    /// TSC when the first packet of every pipeline is due, where there is a pace.
+    /// TSC at which the first packet of every pipeline is due at a fixed rate.
     pub origin: u64,
     phase: AtomicU8,
-    /// TSC when it ended; before that [`u64::MAX`].
+    /// TSC at the end of the window; [`u64::MAX`] before.
     ended: AtomicU64,
     failed: AtomicBool,
     pipelines: Vec<PipelineState>,
 }
 
 impl Window {
-    /// A window of `pipelines` pipelines that warms up.
+    /// Creates a window of `pipelines` pipelines in the warm-up phase.
     pub(super) fn new(plan: Plan, pipelines: usize) -> Self {
         let pipeline = |_| PipelineState { sent: AtomicU64::new(u64::MAX), counted: AtomicU64::new(0) };
         Self {
             plan,
-            // Some time from now, so that everybody is there.
+            // Slightly in the future, so that all threads are ready.
             origin: tsc::now() + tsc::hz() / 1000,
             phase: AtomicU8::new(Phase::WarmUp as u8),
             ended: AtomicU64::new(u64::MAX),
@@ -80,7 +80,7 @@ impl Window {
         }
     }
 
-    /// What is going on.
+    /// Returns the current phase.
     #[inline(always)]
     pub(super) fn phase(&self) -> Phase {
         match self.phase.load(Ordering::Acquire) {
@@ -90,54 +90,54 @@ impl Window {
         }
     }
 
-    /// Counting begins, unless something was wrong before.
+    /// Starts counting, unless the window has already failed.
     pub(super) fn begin_to_measure(&self) {
         let (from, to) = (Phase::WarmUp as u8, Phase::Measured as u8);
         let _ = self.phase.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// No more packets are to be sent.
+    /// Ends sending.
     pub(super) fn end(&self) {
         self.ended.fetch_min(tsc::now(), Ordering::Relaxed);
         self.phase.store(Phase::Ending as u8, Ordering::Release);
     }
 
-    /// TSC when it ended, if it has.
+    /// Returns the TSC at the end of the window, if it has ended.
     pub(super) fn ended(&self) -> Option<u64> {
         let ended = self.ended.load(Ordering::Relaxed);
         (ended != u64::MAX).then_some(ended)
     }
 
-    /// Something is wrong: no more packets are sent.
+    /// Records an error and ends sending.
     pub(super) fn fail(&self) {
         self.failed.store(true, Ordering::Relaxed);
         self.end();
     }
 
-    /// Whether something is wrong.
+    /// Returns whether an error has occurred.
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Pipeline `pipeline` has sent `packets`, and sends no more.
+    /// Records that pipeline `pipeline` has ended sending after `packets` packets.
     pub(super) fn has_sent(&self, pipeline: usize, packets: u64) {
         self.pipelines[pipeline].sent.store(packets, Ordering::Release);
     }
 
-    /// Packets that pipeline `pipeline` has sent, if it sends no more.
+    /// Returns the number of packets that pipeline `pipeline` has sent, if it has ended sending.
     #[inline(always)]
     pub(super) fn sent(&self, pipeline: usize) -> Option<u64> {
         let sent = self.pipelines[pipeline].sent.load(Ordering::Acquire);
         (sent != u64::MAX).then_some(sent)
     }
 
-    /// Pipeline `pipeline` has counted `bursts` so far.
+    /// Records that pipeline `pipeline` has counted `bursts` bursts so far.
     #[inline(always)]
     pub(super) fn has_counted(&self, pipeline: usize, bursts: u64) {
         self.pipelines[pipeline].counted.store(bursts, Ordering::Relaxed);
     }
 
-    /// Bursts that the pipeline with the fewest has counted.
+    /// Returns the number of counted bursts of the pipeline with the fewest.
     pub(super) fn counted(&self) -> u64 {
         self.pipelines
             .iter()
@@ -147,26 +147,26 @@ impl Window {
     }
 }
 
-/// What was seen in a window.
+/// Results of a window.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
-    /// Million packets a second while it was measured, of all pipelines.
+    /// Million packets per second in the measured phase, of all pipelines.
     pub mpps: f64,
     pub bursts: u64,
-    /// Packets that came back, counted or not.
+    /// Number of returned packets, counted or not.
     pub received: u64,
-    /// Packets that were looked at in full.
+    /// Number of completely checked packets.
     pub verified: u64,
-    /// TSC ticks from submission, or from when a packet was due, until it was back.
+    /// TSC ticks from submission, or from the due time of a packet, until its return.
     pub latencies: Histogram,
-    /// TSC ticks that handing bursts over took, and how many those were.
+    /// TSC ticks spent on submission, and number of submitted bursts.
     pub submits: (u64, u64),
-    /// TSC ticks that taking the counted bursts took, with the work where the lcore does it.
+    /// TSC ticks spent on collecting the counted bursts, including the work if the lcore does it.
     pub collects: u64,
 }
 
 impl Seen {
-    /// What two have seen together.
+    /// Adds the results of another thread or window.
     pub(super) fn add(&mut self, other: &Self) {
         self.mpps += other.mpps;
         self.bursts += other.bursts;

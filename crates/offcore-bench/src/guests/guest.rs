@@ -1,6 +1,7 @@
-//! The guests of a core-cost measurement: one fills TX buffers, one (the same, or another) takes RX buffers back and
-//! checks every packet. What the measured core spends is not in here; what the guests spend on their virtqueues and on
-//! writing and reading packets is timed, too, and what they spend on making and checking them is not.
+//! The guests of a core-cost measurement: one fills TX buffers, and one (the same or another) takes back RX buffers and
+//! checks every packet. The guests' work is not part of the measured core's cost. The time that the guests spend on
+//! their virtqueues and on writing and reading packets is measured, too, but not the time for generating and checking
+//! packets.
 
 mod traffic;
 
@@ -20,21 +21,21 @@ use crate::method::temperature::{BUFFER, Temperature};
 use traffic::{Buffers, GROUP, TABLE};
 pub use traffic::{Traffic, buffers_len};
 
-/// The address that the forwarding under test writes as source.
+/// Source address that the forwarding under test writes.
 pub const PORT_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xa0]);
-/// The address that it writes as destination.
+/// Destination address that it writes.
 pub const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xb0]);
-/// The sending guest's own address.
+/// Address of the sending guest.
 pub(crate) const GUEST_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
-/// What the guests have seen.
+/// Packet counters of the guests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Packets made available.
     pub sent: u64,
     /// Packets received, in order, with the right length and addresses.
     pub received: u64,
-    /// Of those, packets whose content was checked byte by byte.
+    /// Packets among these whose content was checked byte by byte.
     pub verified: u64,
 }
 
@@ -46,26 +47,27 @@ impl AddAssign for Seen {
     }
 }
 
-/// The driver's side of one TX and one RX virtqueue: those of one guest, or of two.
+/// The driver's side of one TX and one RX virtqueue, which belong to one guest or to two guests.
 #[derive(Debug)]
 pub struct Guests {
     traffic: Arc<Mutex<Traffic>>,
     tx: driver::Queue<u32>,
     rx: driver::Queue<u32>,
-    /// Where the tables of indirect descriptors are in the region of the guest that sends, and the next one.
+    /// Offset of the tables of indirect descriptors in the sending guest's region, and index of the next table.
     tables: usize,
     next_table: usize,
-    /// RX buffers to be kept available.
+    /// Number of RX buffers that are kept available.
     window: usize,
-    /// The numbers of packets on their way.
+    /// Sequence numbers of the packets in flight.
     expected: VecDeque<u64>,
     seen: Seen,
     ticks: u64,
 }
 
 impl Guests {
-    /// The driver's side of `rx` and `tx`, which move the packets of `traffic`. Both virtqueues are set to what one begins
-    /// with. From `tables` on in the region of the guest that sends there are 32 bytes for each descriptor of `tx`.
+    /// Creates the driver's side of `rx` and `tx`, which transfer the packets of `traffic`. Both virtqueues are reset
+    /// to their initial state. From offset `tables` on, the sending guest's region must have 32 bytes for each
+    /// descriptor of `tx`.
     pub fn new(traffic: &Arc<Mutex<Traffic>>, (rx, tx): (Layout, Layout), tables: usize) -> Self {
         let event_idx = lock(traffic).kind == GuestKind::Linux;
         let mut guests = Self {
@@ -79,7 +81,7 @@ impl Guests {
             seen: Seen::default(),
             ticks: 0,
         };
-        // A worker that polls needs no notifications, and neither do these guests.
+        // Both the polling worker and the guests work without notifications.
         guests.tx.set_notification(false);
         guests.rx.set_notification(false);
         let mut traffic = lock(&guests.traffic);
@@ -88,17 +90,17 @@ impl Guests {
         guests
     }
 
-    /// From now on data of this temperature: see [`Traffic`]. What a variant has posted to receive in stays.
+    /// Changes the temperature of the data: see [`Traffic`]. RX buffers that a variant has already posted stay in use.
     pub(crate) fn become_as(&self, temperature: Temperature) {
         lock(&self.traffic).become_as(temperature);
     }
 
-    /// What has been seen so far.
+    /// Returns the packet counters so far.
     pub fn seen(&self) -> Seen {
         self.seen
     }
 
-    /// TSC ticks that the guests have spent on their virtqueues, on writing packets and on reading them.
+    /// Returns the TSC ticks that the guests have spent on their virtqueues, on writing packets and on reading them.
     pub fn ticks(&self) -> u64 {
         self.ticks
     }
@@ -106,7 +108,7 @@ impl Guests {
     /// Makes `packets` packets available for transmission.
     ///
     /// # Errors
-    /// When the ring has no room: the device under test has not returned what it was given.
+    /// If the ring has no room because the device under test has not returned earlier packets.
     pub fn transmit(&mut self, packets: usize) -> Result<()> {
         let mut traffic = lock(&self.traffic);
         let mut left = packets;
@@ -150,10 +152,10 @@ impl Guests {
         Ok(())
     }
 
-    /// Takes back what was returned, and checks every received packet.
+    /// Takes back returned buffers and checks every received packet.
     ///
     /// # Errors
-    /// When a packet is missing, out of order or not what was sent.
+    /// If a packet is missing, out of order or different from the sent one.
     pub fn collect(&mut self) -> Result<()> {
         let mut traffic = lock(&self.traffic);
         let start = tsc::now();
@@ -189,7 +191,7 @@ impl Guests {
         Ok(())
     }
 
-    /// Packets sent and not yet received.
+    /// Returns the number of packets that were sent and have not been received yet.
     pub fn outstanding(&self) -> usize {
         self.expected.len()
     }
@@ -199,7 +201,7 @@ impl Guests {
 fn replenish(queue: &mut driver::Queue<u32>, buffers: &mut Buffers, window: usize) {
     while usize::from(queue.in_flight()) < window.min(queue.size().into()) {
         let buffer = buffers.next();
-        // There is room: no more than the ring's size are in flight, one descriptor each.
+        // The ring has room: the number of buffers in flight never exceeds its size, and each takes one descriptor.
         let _ = queue.add(buffers.address(buffer), BUFFER as u32, Direction::Writable, buffer);
     }
     queue.publish();

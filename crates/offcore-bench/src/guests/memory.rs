@@ -1,6 +1,6 @@
-//! The memory of a run: that of the guests and the packet buffers, on pages whose size is decided once, all of it touched
-//! before anything is timed. Every variant of a cell, the peer included, works on the same guest memory and has its
-//! virtqueues in the same region.
+//! The memory of a run: guest memory and packet buffers on pages of one size. All memory is touched before the timed
+//! part. All variants of a cell, including the peer, use the same guest memory and have their virtqueues in the same
+//! region.
 //!
 //! ```text
 //! a guest's region:  | buffers to be sent | buffers to be received in | slot 0 | slot 1 | ... |
@@ -22,24 +22,24 @@ use crate::guests::workload::{Ring, Route, Workload};
 use crate::machine::free_hugepage_mib;
 use crate::method::temperature::Temperature;
 
-/// Descriptors of every virtqueue.
+/// Number of descriptors of every virtqueue.
 pub const RING: u16 = 1024;
-/// Packet buffers of the measured core, and their size in bytes.
+/// Number of packet buffers of the measured core, and their size in bytes.
 const CHUNKS: (usize, usize) = (8192, 2048);
-/// Variants of a cell, at most.
+/// Maximum number of variants in a cell.
 const SLOTS: usize = 16;
-/// Bytes of a variant's slot.
+/// Size of a variant's slot in bytes.
 const SLOT: usize = 128 << 10;
-/// Where the tables of indirect descriptors begin in a slot.
+/// Offset of the tables of indirect descriptors in a slot.
 const TABLES: usize = 64 << 10;
-/// The smallest page of x86-64.
+/// The smallest page size of x86-64.
 const SMALL_PAGE: usize = 4096;
 
-/// The size of pages for `mib` MiB of memory altogether: what `wanted` says, or hugepages for everything when as many are
-/// free, and for nothing when there are fewer.
+/// Returns the page size for `mib` MiB of memory in total. `wanted` determines it; [`Hugepages::Auto`] selects
+/// hugepages if enough of them are free, and ordinary pages otherwise.
 ///
 /// # Errors
-/// When fewer 2 MiB pages are free than were asked for.
+/// If 2 MiB pages were requested and too few of them are free.
 pub fn pages_for(wanted: Hugepages, mib: usize) -> Result<Hugepages> {
     let free = free_hugepage_mib() as usize;
     match wanted {
@@ -53,7 +53,7 @@ pub fn pages_for(wanted: Hugepages, mib: usize) -> Result<Hugepages> {
     }
 }
 
-/// The name of a page size in reports.
+/// Returns the name of a page size in reports.
 pub fn page_name(bytes: usize) -> &'static str {
     match bytes {
         0..=SMALL_PAGE => "4K",
@@ -62,38 +62,38 @@ pub fn page_name(bytes: usize) -> &'static str {
     }
 }
 
-/// What a run needs memory for.
+/// Memory requirements of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Need {
     pub route: Route,
-    /// The coldest data, which takes most buffers.
+    /// The coldest data, which needs the most buffers.
     pub temperature: Temperature,
-    /// MiB that a peer takes on the same pages.
+    /// MiB that a peer needs on pages of the same size.
     pub peer_mib: usize,
 }
 
 impl Need {
-    /// For cells of these temperatures without a peer.
+    /// Returns the requirements of cells with these temperatures, without a peer.
     pub fn of(route: Route, temperatures: &[Temperature]) -> Self {
         let coldest = temperatures.iter().copied().max_by_key(|temperature| temperature.buffers());
         Self { route, temperature: coldest.unwrap_or(Temperature::Hot), peer_mib: 0 }
     }
 
-    /// Bytes of buffers of each guest.
+    /// Returns the size of each guest's buffers in bytes.
     fn buffers(self) -> usize {
         let all = buffers_len(self.temperature) * if self.route == Route::Loop { 2 } else { 1 };
-        // What comes behind them begins at a page.
+        // The following part begins at a page boundary.
         all.next_multiple_of(SMALL_PAGE)
     }
 
-    /// MiB of the guests' memory.
+    /// Returns the size of the guests' memory in MiB.
     fn guests_mib(self) -> usize {
         let bytes = self.route.guests() * (self.buffers() + SLOTS * SLOT);
         // Each mapping is rounded up to whole pages.
         (bytes >> 20) + 2 * self.route.guests()
     }
 
-    /// The guests that send and receive.
+    /// Creates the sending and the receiving guest.
     fn guests(self, hugepages: Hugepages) -> Result<Vec<Arc<GuestSide>>> {
         (0..self.route.guests()).map(|_| GuestSide::new(self.buffers(), hugepages).map(Arc::new)).collect()
     }
@@ -103,19 +103,19 @@ impl Need {
 #[derive(Debug)]
 pub struct RunMemory {
     pub pool: &'static Pool,
-    /// What it all is on; never [`Hugepages::Auto`].
+    /// Page size of all memory; never [`Hugepages::Auto`].
     pub hugepages: Hugepages,
-    /// The guest that sends and, unless it is the same, the one that receives.
+    /// The sending guest and, unless it is the same, the receiving guest.
     guests: Vec<Arc<GuestSide>>,
 }
 
 impl RunMemory {
-    /// Memory for everything that `need` says, on the pages that `hugepages` says.
+    /// Allocates memory for `need` on pages of the size that `hugepages` selects.
     ///
     /// # Errors
-    /// When there is not so much of it.
+    /// If too little memory is available.
     pub fn new(need: Need, hugepages: Hugepages) -> Result<Self> {
-        // The least is made anew while it is still there.
+        // Room for a second allocation of warm data while the first still exists.
         let anew = Need { temperature: Temperature::Remote, ..need };
         let pool_mib = ((CHUNKS.0 * CHUNKS.1) >> 20) + 2;
         let mib = need.guests_mib() + anew.guests_mib() + pool_mib + need.peer_mib;
@@ -124,11 +124,11 @@ impl RunMemory {
         Ok(Self { pool, hugepages, guests: need.guests(hugepages)? })
     }
 
-    /// Makes the guests' memory anew, as much as `workload` takes, so that what it costs is not that of one placement.
-    /// Cold data stays where it is once it is there: its buffers are everywhere.
+    /// Allocates the guests' memory again, in the size that `workload` needs, so that the results do not depend on a
+    /// single placement. Existing cold data keeps its memory, because its buffers are spread over many pages anyway.
     ///
     /// # Errors
-    /// When there is not so much memory any more.
+    /// If too little memory is available.
     pub fn renew(&mut self, workload: &Workload) -> Result<()> {
         let need = Need::of(workload.route, &[workload.temperature]);
         if workload.temperature != Temperature::Cold || self.guests[0].buffers != need.buffers() {
@@ -137,7 +137,7 @@ impl RunMemory {
         Ok(())
     }
 
-    /// Bytes of a page of the guests' memory, and of the packet buffers.
+    /// Returns the page size of the guests' memory and the packet buffers in bytes.
     pub fn page_size(&self) -> usize {
         self.guests[0].memory.regions()[0].mapping().page_size()
     }
@@ -146,9 +146,9 @@ impl RunMemory {
 /// A guest's memory.
 #[derive(Debug)]
 pub struct GuestSide {
-    /// The guest's own view. Its addresses in this process are its guest addresses and its front-end addresses, too.
+    /// The guest's view. Addresses in this process are also the guest addresses and the front-end addresses.
     pub memory: Arc<GuestMemory>,
-    /// The device's: a mapping of its own, as another process would have.
+    /// The device's view: a separate mapping, as in another process.
     pub device: Arc<GuestMemory>,
     fd: OwnedFd,
     buffers: usize,
@@ -159,7 +159,8 @@ impl GuestSide {
         let (mapping, fd) =
             Mapping::memfd("bench-guest", buffers + SLOTS * SLOT, hugepages).context("memory of a guest")?;
         let other = Mapping::shared(fd.as_fd(), 0, mapping.len())?;
-        // Mapped without its pages, as in the product: what touches them first would pay for a fault each.
+        // A new mapping has no pages yet, as in the product. Touching them here avoids page faults in the measured
+        // code.
         for offset in (0..other.len()).step_by(SMALL_PAGE) {
             other.write_at(offset, &[0]);
         }
@@ -175,56 +176,56 @@ impl GuestSide {
         self.memory.regions()[0].guest()
     }
 
-    /// Offset of a variant's slot in the region.
+    /// Returns the offset of a variant's slot in the region.
     fn slot(&self, slot: usize) -> usize {
         self.buffers + slot * SLOT
     }
 
-    /// A virtqueue of a variant as seen through `view`, where a front end in that slot would have it.
+    /// Returns a virtqueue of a variant as seen through `view`, at the position that a front end with that slot uses.
     ///
     /// # Errors
-    /// None that could happen: the slot is in the memory.
+    /// Not expected, because the slot lies in the memory.
     pub fn ring(&self, view: &Arc<GuestMemory>, slot: usize, queue: u16, ring: Ring) -> Result<Layout> {
         let packed = ring == Ring::Packed;
         let parts = ring_parts(self.address() + self.slot(slot) as u64, queue as u8, RING, packed);
         Ok(Layout::in_memory(view, parts, RING.into(), packed)?)
     }
 
-    /// Where a front end in that slot has its virtqueues.
+    /// Returns the position of a front end's virtqueues in that slot.
     pub fn ring_place(&self, slot: usize) -> RingPlace {
         let address = self.address() + self.slot(slot) as u64;
         RingPlace { memory: Arc::clone(&self.memory), address }
     }
 
-    /// Offset in the region of the variant's tables of indirect descriptors.
+    /// Returns the offset of the variant's tables of indirect descriptors in the region.
     pub fn tables(&self, slot: usize) -> usize {
         self.slot(slot) + TABLES
     }
 
-    /// The region, for a back end.
+    /// Returns the region for a back end.
     pub fn shared(&self) -> MemoryFd<'_> {
         MemoryFd::new(self.memory.regions()[0].mapping(), self.fd.as_fd())
     }
 }
 
-/// What the variants of a cell share: the guests' memory, the packets in it, and what is done with them.
+/// State shared by the variants of a cell: the guests' memory, the packets in it, and the workload.
 #[derive(Debug)]
 pub struct Testbed {
     pub workload: Workload,
     /// Packet buffers of the measured core.
     pub pool: &'static Pool,
     pub from: Arc<GuestSide>,
-    /// The guest that receives: the same, or another one.
+    /// The receiving guest: the same as `from`, or another one.
     pub to: Arc<GuestSide>,
     pub traffic: Arc<Mutex<Traffic>>,
     slots: Cell<usize>,
 }
 
 impl Testbed {
-    /// A testbed for `workload` over a run's memory.
+    /// Creates a testbed for `workload` in a run's memory.
     ///
     /// # Errors
-    /// When the memory is not enough for it, or a frame length is impossible.
+    /// If the memory is too small, or a frame length is invalid.
     pub fn new(memory: &RunMemory, workload: &Workload) -> Result<Self> {
         let guests = &memory.guests;
         ensure!(guests.len() == workload.route.guests(), "memory of {} guests for {workload}", guests.len());
@@ -235,10 +236,10 @@ impl Testbed {
         Ok(Self { workload: *workload, pool: memory.pool, from, to, traffic, slots: Cell::new(0) })
     }
 
-    /// A place for another variant's virtqueues.
+    /// Takes a slot for the virtqueues of another variant.
     ///
     /// # Errors
-    /// When all are taken.
+    /// If all slots are in use.
     pub fn take_slot(&self) -> Result<usize> {
         let slot = self.slots.get();
         ensure!(slot < SLOTS, "{SLOTS} variants of a cell at most: choose fewer modes and engines");

@@ -1,4 +1,4 @@
-//! What a variant of a vhost measurement moves: from whom to whom, over which virtqueues, how warm, how long.
+//! Workload of a vhost measurement: route, virtqueues, cache temperature and frame length.
 
 use offcore_stats::named;
 use std::fmt;
@@ -12,10 +12,10 @@ use offcore_vhost::features::{
 use crate::method::temperature::Temperature;
 
 named! {
-    /// The format of virtqueues.
+    /// Virtqueue format.
     #[derive(Default)]
     pub enum Ring {
-        /// A descriptor table, an available and a used ring (virtio 1.2, 2.7).
+        /// A descriptor table, an available ring and a used ring (virtio 1.2, 2.7).
         #[default]
         Split = "split",
         /// One ring of descriptors that both sides write (virtio 1.2, 2.8).
@@ -24,8 +24,8 @@ named! {
 }
 
 impl Ring {
-    /// Where the device begins with a fresh virtqueue, as in vhost-user's vring state: a packed one has its wrap counters
-    /// set.
+    /// Returns the device's initial position in a new virtqueue, encoded as in vhost-user's vring state. A packed
+    /// virtqueue starts with set wrap counters.
     pub const fn base(self) -> u32 {
         match self {
             Self::Split => 0,
@@ -33,7 +33,7 @@ impl Ring {
         }
     }
 
-    /// The feature bits that a front end asks for to get this format.
+    /// Returns the feature bits that a front end requests for this format.
     pub const fn features(self) -> u64 {
         match self {
             Self::Split => 0,
@@ -43,19 +43,19 @@ impl Ring {
 }
 
 named! {
-    /// Where the packets of a guest go.
+    /// Destination of a guest's packets.
     #[derive(Default)]
     pub enum Route {
         /// Back to the guest that sent them, as in Table 8 of the vhost guide.
         #[default]
         Loop = "loop",
-        /// To another guest with memory of its own.
+        /// To another guest with separate memory.
         GuestToGuest = "guest-to-guest",
     }
 }
 
 impl Route {
-    /// Guests, and sockets, that it takes.
+    /// Returns the number of guests and of sockets.
     pub const fn guests(self) -> usize {
         match self {
             Self::Loop => 1,
@@ -65,20 +65,20 @@ impl Route {
 }
 
 named! {
-    /// How a guest uses its virtqueues.
+    /// Virtqueue usage of a guest.
     #[derive(Default)]
     pub enum GuestKind {
-        /// One descriptor a packet, nothing left to the device, as DPDK's virtio driver does, but for its IN_ORDER.
+        /// One descriptor per packet and no offloads, like DPDK's virtio driver except for its IN_ORDER.
         #[default]
         Simple = "simple",
-        /// As Linux does: event index, checksums left to the device, and packets of more than 128 bytes sent in two pieces,
-        /// headers and payload, by an indirect table.
+        /// Like Linux: event index, checksum offload, and packets of more than 128 bytes sent in two pieces, headers
+        /// and payload, through an indirect table.
         Linux = "linux",
     }
 }
 
 impl GuestKind {
-    /// The feature bits that it asks for, those of the ring's format left out.
+    /// Returns the feature bits that it requests, without the bits of the ring format.
     pub const fn features(self) -> u64 {
         let simple = VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_INDIRECT_DESC;
         match self {
@@ -94,43 +94,44 @@ impl GuestKind {
     }
 }
 
-/// Frame lengths of the simple Internet mix, FCS included: seven short ones, four of 594 bytes and a long one.
+/// Frame lengths of the simple Internet mix, including the FCS: seven times 64 bytes, four times 594 bytes and once
+/// 1518 bytes.
 pub const IMIX: [usize; 12] = [64, 64, 594, 64, 64, 594, 64, 64, 594, 64, 594, 1518];
-/// Their mean.
+/// Mean frame length of [`IMIX`].
 pub const IMIX_MEAN: usize = 362;
 
-/// What a variant moves.
+/// The workload of a variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
     pub route: Route,
     pub ring: Ring,
     pub temperature: Temperature,
-    /// Frame length in bytes, FCS included; the mean of a mix.
+    /// Frame length in bytes, including the FCS; the mean for a mix.
     pub frame: usize,
-    /// Whether the lengths are those of [`IMIX`], in turn.
+    /// Whether the lengths are taken from [`IMIX`], in turn.
     pub imix: bool,
     pub guest: GuestKind,
-    /// Whether ours copies a payload from guest to guest once, where it can.
+    /// Whether our back end copies a payload only once from guest to guest where possible.
     pub one_copy: bool,
 }
 
 impl Workload {
-    /// The frame lengths, in the order in which they come round.
+    /// Returns the frame lengths, which are used in turn.
     pub fn frames(&self) -> Vec<usize> {
         if self.imix { IMIX.to_vec() } else { vec![self.frame] }
     }
 
-    /// The case's name in JSON.
+    /// Returns the case's name in JSON.
     pub const fn case(&self) -> &'static str {
         if self.imix { "imix" } else { self.route.name() }
     }
 
-    /// The feature bits that the guests ask for.
+    /// Returns the feature bits that the guests request.
     pub const fn features(&self) -> u64 {
         self.guest.features() | self.ring.features()
     }
 
-    /// The loop of Table 8 over split virtqueues.
+    /// Returns the loop of Table 8 with split virtqueues.
     pub const fn table8(temperature: Temperature, frame: usize) -> Self {
         let (route, ring, guest) = (Route::Loop, Ring::Split, GuestKind::Simple);
         Self { route, ring, temperature, frame, imix: false, guest, one_copy: true }

@@ -1,10 +1,11 @@
-//! Variants against each other: what is measured in turns inside one run (A B B A), so that a ratio between two of them
-//! does not tell what the machine did meanwhile.
+//! Alternating measurement: variants take turns within one run (A B B A), so that changes of the machine's state during
+//! the run do not distort the ratio of two variants.
 //!
-//! A turn is long enough to forget the one before: the first packets do not count, and then come at least
-//! [`TURN_BURSTS`] bursts that do. The first blocks of a cell, in which mode `auto` learns, count for `auto` and for what
-//! it is compared with, and are shown apart; for everything else they are warm-up. So do the first packets of each turn,
-//! since `auto` makes its trials when some time has passed, and the others' turns have.
+//! A turn is long enough to overcome the cache state that the previous turn left behind: the first packets are not
+//! timed, then at least [`TURN_BURSTS`] bursts are timed. In the first blocks of a cell, mode `auto` learns. These
+//! blocks count for `auto` and for the modes that it is compared with, and are also reported separately; for all other
+//! variants they are warm-up. The same holds for the first packets of each turn, because `auto` schedules its trials by
+//! time, and time passes during the turns of the other variants.
 
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
@@ -17,27 +18,27 @@ use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::{Bounds, ClockCheck, Spread, SumRatio};
 
-/// Bursts of a turn that are timed, at least, in every measurement; tests have shorter turns.
+/// Minimum number of timed bursts per turn in every measurement; tests use shorter turns.
 pub const TURN_BURSTS: usize = 256;
-/// Bursts of a turn before those.
+/// Untimed bursts at the start of a turn.
 const START_BURSTS: usize = 8;
-/// Blocks in which everything settles: some two thousand bursts of each variant, in which mode `auto` has tried the
-/// other way as often as it does when it knows nothing.
+/// Settling blocks: about two thousand bursts of each variant. Within them, mode `auto` has tried the other way as
+/// often as it does when it starts without knowledge.
 const SETTLING: usize = 4;
-/// Blocks of a cell that are counted in any case.
+/// Minimum number of blocks that are counted in a cell.
 pub(crate) const FEWEST: usize = 10;
 
-/// What some packets took, in TSC ticks.
+/// Cost of a number of packets, in TSC ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     pub packets: u64,
     pub core: u64,
-    /// Ticks of the guests, for their virtqueues and for writing and reading the packets.
+    /// TSC ticks that the guests spent on their virtqueues and on writing and reading the packets.
     pub guest: u64,
 }
 
 impl Cost {
-    /// Ticks of the measured core for each packet.
+    /// Returns the TSC ticks of the measured core per packet.
     pub fn core_per_packet(self) -> f64 {
         self.core as f64 / self.packets.max(1) as f64
     }
@@ -55,25 +56,25 @@ impl AddAssign for Cost {
     }
 }
 
-/// One of the things that alternate.
+/// A variant that alternates with others.
 pub trait Subject {
     /// Moves one window of packets.
     ///
     /// # Errors
-    /// When a packet is lost, reordered or changed.
+    /// If a packet is lost, reordered or changed.
     fn window(&mut self, other: &OtherCore) -> Result<Cost>;
 }
 
-/// What a turn took.
+/// Cost of a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Turn {
-    /// Its first packets, which find what others have left in the caches.
+    /// Cost of the first packets, which run with the cache contents that other variants left.
     start: Cost,
     pub(crate) timed: Cost,
 }
 
 impl Turn {
-    /// All packets.
+    /// Returns the cost of all packets of the turn.
     fn whole(self) -> Cost {
         let mut whole = self.start;
         whole += self.timed;
@@ -88,7 +89,7 @@ impl AddAssign for Turn {
     }
 }
 
-/// A turn of `subject`, of which so many bursts are timed, at least.
+/// Runs one turn of `subject` with at least `bursts` timed bursts.
 pub(crate) fn turn(subject: &mut impl Subject, bursts: usize, other: &OtherCore) -> Result<Turn> {
     let mut windows = |bursts: usize| -> Result<Cost> {
         let mut cost = Cost::default();
@@ -100,21 +101,21 @@ pub(crate) fn turn(subject: &mut impl Subject, bursts: usize, other: &OtherCore)
     Ok(Turn { start: windows(START_BURSTS.min(bursts))?, timed: windows(bursts)? })
 }
 
-/// What the blocks of a subject took, in TSC ticks a packet.
+/// Cost of the blocks of a subject, in TSC ticks per packet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Blocks {
-    /// The core's, of the blocks in which everything settles, with the starts of their turns.
+    /// The core's cost in each settling block, including the starts of the turns.
     pub settling: Vec<f64>,
-    /// The core's, of those after.
+    /// The core's cost in each block after the settling blocks.
     pub core: Vec<f64>,
-    /// The guests', of the same blocks.
+    /// The guests' cost in the blocks of `core`.
     pub guest: Vec<f64>,
-    /// The core's, of the same blocks with the starts of their turns.
+    /// The core's cost in the blocks of `core`, including the starts of the turns.
     pub with_starts: Vec<f64>,
 }
 
 impl Blocks {
-    /// The core's, of the whole run.
+    /// Returns the core's cost in all blocks of the run.
     fn whole(&self) -> Vec<f64> {
         [&self.settling[..], &self.with_starts[..]].concat()
     }
@@ -125,38 +126,38 @@ impl Blocks {
         self.with_starts.push(turns.whole().core_per_packet());
     }
 
-    /// Core and guests together.
+    /// Returns the cost of core and guests together.
     pub(crate) fn both(&self) -> Vec<f64> {
         self.core.iter().zip(&self.guest).map(|(core, guest)| core + guest).collect()
     }
 
-    /// Tells `row` what the blocks took.
+    /// Enters the cost of the blocks into `row`.
     pub(crate) fn enter(&self, row: &mut Row, tsc_hz: u64) {
         row.set_cycles(Spread::of(&self.core), tsc_hz);
         row.mean = mean(&self.core);
     }
 }
 
-/// The mean of samples; none without any.
+/// Returns the mean of `samples`, or `None` if the slice is empty.
 pub(crate) fn mean(samples: &[f64]) -> Option<f64> {
     (!samples.is_empty()).then(|| samples.iter().sum::<f64>() / samples.len() as f64)
 }
 
-/// How long a cell is measured.
+/// Extent of the measurement of a cell.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
-    /// A B B A blocks, less those in which everything settles.
+    /// Number of A B B A blocks, not counting the settling blocks.
     pub blocks: usize,
-    /// Bursts of a turn that are timed, at least.
+    /// Minimum number of timed bursts per turn.
     pub bursts: usize,
-    /// How long they may take: then fewer have to do.
+    /// Time limit. When it is reached, the measurement ends with fewer blocks.
     pub limit: Option<Duration>,
-    /// But never fewer than these.
+    /// Minimum number of blocks, even beyond the time limit.
     pub fewest: usize,
 }
 
 impl Schedule {
-    /// One of the parts that a cell is measured in, its subjects made anew for each.
+    /// Returns the schedule of each of `parts` parts of a cell. The subjects are created again for each part.
     pub(crate) fn part_of(self, parts: usize) -> Self {
         Self {
             blocks: self.blocks.div_ceil(parts),
@@ -167,19 +168,19 @@ impl Schedule {
     }
 }
 
-/// How the core's clock behaved during a cell.
+/// Stability of the core's clock during a cell.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Steadiness {
-    /// Blocks thrown away because the clock had changed.
+    /// Blocks that were discarded because the clock had changed.
     rejected: usize,
-    /// Blocks that count although it had: too many were thrown away before.
+    /// Blocks that were counted although the clock had changed, because too many had already been discarded.
     unsteady: usize,
     core_cycles_per_tick: f64,
 }
 
 impl Steadiness {
-    /// Whether a block counts. One during which the clock changed does not, and is to be made anew, until `most` such have
-    /// been thrown away: then this clock is what there is.
+    /// Returns whether a block counts. A block during which the clock changed is discarded and repeated, until `most`
+    /// blocks have been discarded. From then on every block counts.
     pub(crate) fn counts(&mut self, steady: bool, most: usize) -> bool {
         let rejected = !steady && self.rejected < most;
         self.rejected += usize::from(rejected);
@@ -187,61 +188,61 @@ impl Steadiness {
         !rejected
     }
 
-    /// Notes the clock as it was in the end.
+    /// Records the clock at the end of the measurement.
     pub(crate) fn note(&mut self, clock: &ClockCheck) {
         self.core_cycles_per_tick = clock.core_cycles_per_tick();
     }
 
-    /// Tells `row`.
+    /// Enters the stability figures into `row`.
     pub(crate) fn enter(self, row: &mut Row) {
         (row.rejected, row.unsteady) = (self.rejected, self.unsteady);
         row.core_cycles_per_tick = Some(self.core_cycles_per_tick);
     }
 }
 
-/// The subjects of a cell and what their blocks took; by block, so that they can be paired.
+/// The subjects of a cell with the cost of their blocks, stored per block so that blocks can be paired.
 #[derive(Debug)]
 pub(crate) struct Alternating<S> {
     subjects: Vec<(S, Blocks)>,
-    /// Who has the first turn of the next block.
+    /// Index of the subject that has the first turn of the next block.
     first: usize,
-    /// Blocks that were counted before the subjects were made anew.
+    /// Number of blocks that were counted before the subjects were created again.
     half: usize,
     steadiness: Steadiness,
 }
 
 impl<S: Subject> Alternating<S> {
-    /// No subjects yet.
+    /// Returns an empty cell.
     pub(crate) fn new() -> Self {
         Self { subjects: Vec::new(), first: 0, half: 0, steadiness: Steadiness::default() }
     }
 
-    /// One more.
+    /// Adds a subject.
     pub(crate) fn add(&mut self, subject: S) {
         self.subjects.push((subject, Blocks::default()));
     }
 
-    /// How the clock behaved.
+    /// Returns the clock's stability.
     pub(crate) fn steadiness(&self) -> Steadiness {
         self.steadiness
     }
 
-    /// The subjects with their blocks, in the order in which they were added.
+    /// Returns the subjects with their blocks, in the order in which they were added.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&S, &Blocks)> {
         self.subjects.iter().map(|(subject, blocks)| (subject, blocks))
     }
 
-    /// As [`Alternating::iter`], for what is asked of a subject at the end.
+    /// As [`Alternating::iter`], with mutable subjects, to query them at the end.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&mut S, &Blocks)> {
         self.subjects.iter_mut().map(|(subject, blocks)| (subject, &*blocks))
     }
 
-    /// The blocks of the first subject that is `wanted`.
+    /// Returns the blocks of the first subject for which `wanted` returns true.
     pub(crate) fn blocks_of(&self, wanted: impl Fn(&S) -> bool) -> Option<&Blocks> {
         self.iter().find(|(subject, _)| wanted(subject)).map(|(_, blocks)| blocks)
     }
 
-    /// The subjects, to be made anew. What is measured next comes behind the blocks that there are.
+    /// Returns the subjects so that the caller can replace them. Later blocks are appended to the existing blocks.
     pub(crate) fn renew(&mut self) -> impl DoubleEndedIterator<Item = &mut S> + ExactSizeIterator {
         self.half = self.counted();
         self.subjects.iter_mut().map(|(subject, _)| subject)
@@ -251,18 +252,18 @@ impl<S: Subject> Alternating<S> {
         self.subjects.first().map_or(0, |(_, blocks)| blocks.core.len())
     }
 
-    /// Of two subjects that are the same: the noise floor.
+    /// Returns the noise floor, measured with two identical subjects.
     pub(crate) fn noise(&self) -> Option<Bounds> {
         let [(_, a), (_, b)] = &self.subjects[..] else { return None };
         self.bounds(a, b)
     }
 
-    /// Of the ratio of what `a` costs the core to what `b` does.
+    /// Returns the bounds of the ratio of the core's cost in `a` to its cost in `b`.
     pub(crate) fn bounds(&self, a: &Blocks, b: &Blocks) -> Option<Bounds> {
         Bounds::of(&a.core, &b.core, self.half)
     }
 
-    /// Measures.
+    /// Runs the settling blocks and the counted blocks.
     pub(crate) fn measure(
         &mut self,
         schedule: Schedule,
@@ -298,9 +299,10 @@ impl<S: Subject> Alternating<S> {
         Ok(())
     }
 
-    /// Every subject forwards, then every subject backwards: A B B A. The next block begins with the next subject: who
-    /// has two turns in a row finds what it left in the caches, and that shall be everybody in turn. Returns both turns of
-    /// each, and whether the clock was the same before and after every turn.
+    /// Runs one block: every subject in order, then every subject in reverse order (A B B A). Each block starts with
+    /// another subject, because the subject with two consecutive turns finds its own data in the caches. Rotation
+    /// distributes this advantage evenly. Returns both turns of each subject, and whether the clock was the same before
+    /// and after every turn.
     fn block(
         &mut self,
         bursts: usize,
@@ -320,7 +322,7 @@ impl<S: Subject> Alternating<S> {
     }
 }
 
-/// `auto` against the modes that alternated with it: ratios of speed, of all blocks and of those in which it learnt.
+/// Speed ratios of `auto` to the modes that alternated with it, over all blocks and over the settling blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Against {
     cpu: Option<SumRatio>,
@@ -330,12 +332,12 @@ pub(crate) struct Against {
 }
 
 impl Against {
-    /// The blocks of `auto`, and those of the other two where they were measured.
+    /// Computes the ratios from the blocks of `auto` and of those other modes that were measured.
     pub(crate) fn new(auto: &Blocks, cpu: Option<&Blocks>, offload: Option<&Blocks>) -> Self {
         let ratio = |theirs: Option<&Blocks>| SumRatio::of(&theirs?.whole(), &auto.whole());
         let settling = |theirs: Option<&Blocks>| Some(SumRatio::of(&theirs?.settling, &auto.settling)?.sums);
         let both = [(ratio(cpu), settling(cpu)), (ratio(offload), settling(offload))];
-        // The better one is the one that `auto` is less far ahead of.
+        // The better mode is the mode with the lower ratio of its cost to the cost of `auto`.
         let better = both.iter().filter_map(|(ratio, settling)| Some(((*ratio)?, *settling)));
         let better = better.min_by(|a, b| a.0.sums.total_cmp(&b.0.sums));
         Self {
@@ -346,7 +348,7 @@ impl Against {
         }
     }
 
-    /// Tells `row`.
+    /// Enters the ratios into `row`.
     pub(crate) fn enter(self, row: &mut Row) {
         row.auto_over_cpu = self.cpu.map(|ratio| ratio.sums);
         row.auto_over_offload = self.offload.map(|ratio| ratio.sums);
@@ -361,7 +363,7 @@ impl Against {
 mod tests {
     use super::*;
 
-    /// Notes how many windows it has moved.
+    /// Counts the windows that it has moved.
     struct Noted {
         ticks: u64,
         windows: usize,
@@ -394,7 +396,7 @@ mod tests {
         let whole = Schedule { blocks: 12, bursts: TURN_BURSTS, limit: None, fewest: FEWEST };
         let (schedule, mut clock) = (whole.part_of(2), ClockCheck::new());
         cell.measure(schedule, &other, &mut clock, &Progress::hidden()).unwrap();
-        // Made anew, both are dearer: that is in the blocks after the first half.
+        // The new subjects are slower. The blocks of the second half show it.
         cell.renew().for_each(|noted| noted.ticks += 5);
         cell.measure(schedule, &other, &mut clock, &Progress::hidden()).unwrap();
         let turns = 2 * (2 * SETTLING + 12 + cell.steadiness.rejected);
@@ -427,7 +429,7 @@ mod tests {
 
     #[test]
     fn auto_is_judged_by_the_better_mode() {
-        // What it spends on trials at the starts of turns counts.
+        // The time that `auto` spends on trials at the starts of turns counts.
         let auto = blocks(19.0, 7.0, 10.0);
         let against = Against::new(&auto, Some(&blocks(20.0, 1.0, 20.0)), Some(&blocks(9.0, 1.0, 9.0)));
         let mut row = Row::default();

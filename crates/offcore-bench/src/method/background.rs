@@ -1,8 +1,8 @@
-//! A copier beside the measured core: copies as many bytes as the core does, at the same rate, between buffers of its
-//! own.
+//! A background copier on the other core: it copies as many bytes as the measured core, at the same rate, between its
+//! own buffers.
 //!
-//! A core that copies while an engine rests has the caches and the memory to itself; a core that hands its copies over
-//! has not. With this copier beside it, it has not either.
+//! A core that copies while the engine is idle has the caches and the memory bandwidth to itself. A core that offloads
+//! its copies competes with the engine. The background copier gives the copying core the same competition.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,17 +13,17 @@ use offcore_stats::tsc;
 use crate::method::lockstep::{Beside, OtherCore, lock};
 use crate::method::temperature::BUFFER;
 
-/// Bytes that are copied from, and as many that are copied to: more than a core's own caches hold, as with an engine,
-/// which has none.
+/// Size of the source buffer and of the destination buffer in bytes. Both exceed a core's private caches, because an
+/// engine has no caches either.
 const BYTES: usize = 16 << 20;
-/// TSC ticks between two copies, until the core's rate is known.
+/// TSC ticks between two copies until the core's rate is known.
 const AT_FIRST: u64 = 1000;
 
-/// The copier.
+/// The background copier.
 #[derive(Debug)]
 pub(crate) struct Background {
     buffers: Arc<Mutex<Buffers>>,
-    /// TSC ticks between the beginnings of two copies.
+    /// TSC ticks between the starts of two copies.
     every: u64,
     made: Arc<AtomicU64>,
 }
@@ -37,13 +37,13 @@ struct Buffers {
 }
 
 impl Background {
-    /// A copier of `len` bytes at a time, at most a guest's buffer.
+    /// Creates a copier that copies `len` bytes at a time, limited to the size of a guest's buffer.
     pub(crate) fn new(len: usize) -> Self {
         let buffers = Buffers { from: vec![1; BYTES], to: vec![0; BYTES], at: 0, len: len.min(BUFFER) };
         Self { buffers: Arc::new(Mutex::new(buffers)), every: AT_FIRST, made: Arc::new(AtomicU64::new(0)) }
     }
 
-    /// Copies on the other core until that is ended.
+    /// Starts copying on the other core. Copying continues until the returned [`Beside`] ends.
     pub(crate) fn begin<'a>(&self, other: &'a OtherCore) -> Result<Beside<'a>> {
         let (buffers, made, every) = (Arc::clone(&self.buffers), Arc::clone(&self.made), self.every);
         other.beside(move |end| {
@@ -53,19 +53,19 @@ impl Background {
         })
     }
 
-    /// From now on as fast as somebody who makes `copies` copies in `ticks`.
+    /// Sets the rate to `copies` copies per `ticks` ticks.
     pub(crate) fn follow(&mut self, ticks: u64, copies: u64) {
         self.every = ticks / copies.max(1);
     }
 
-    /// Copies made so far.
+    /// Returns the number of copies made so far.
     pub(crate) fn made(&self) -> u64 {
         self.made.load(Ordering::Relaxed)
     }
 }
 
 impl Buffers {
-    /// A copy every so many ticks, as far as the core is fast enough; their number.
+    /// Makes one copy every `every` ticks, or as fast as the core can. Returns the number of copies.
     fn copy_until(&mut self, end: &AtomicBool, every: u64) -> u64 {
         let (mut due, mut made) = (tsc::now(), 0);
         while !end.load(Ordering::Acquire) {
@@ -74,7 +74,7 @@ impl Buffers {
                 continue;
             }
             let range = self.at..self.at + self.len;
-            // copy-ok: stands for an engine, and moves nobody's payload.
+            // copy-ok: imitates an engine; the bytes are no packet's payload.
             self.to[range.clone()].copy_from_slice(&self.from[range]);
             self.at = (self.at + BUFFER) % BYTES;
             (due, made) = (due + every, made + 1);

@@ -1,4 +1,4 @@
-//! Who makes the copies of a measurement: a mode, and an engine that somebody steps while the clock is stopped.
+//! Copiers of a measurement: a mode, and an engine that the other core steps while the clock is stopped.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,32 +15,33 @@ use crate::model::load::layout;
 use crate::model::rate::BATCH;
 use crate::report::sample::Spread;
 
-/// Copies that an engine makes from one look of the measured core to the next, at most, unless it makes more in one step:
-/// a running engine completes some at a time.
+/// Maximum number of copies that an engine makes between two polls of the measured core, unless a single step of the
+/// engine makes more: an engine that runs in parallel completes a few copies at a time.
 pub const PORTION: usize = 32;
-/// Operations that a channel holds.
+/// Number of operations that a channel holds.
 pub const CHANNEL: usize = 1024;
 
-/// What can copy besides, or instead of, the measured core.
+/// The unit that copies: the measured core or an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Copier {
-    /// Nothing: the core itself.
+    /// The measured core itself.
     Core,
-    /// A helper core, its loop body stepped by the other core between the timed parts.
+    /// A helper core. The other core steps its loop body between the timed parts.
     Helper,
-    /// A work queue of a simulated DSA behind the driver, stepped as the helper core is, on its virtual clock.
+    /// A work queue of a simulated DSA device behind the driver. It is stepped like the helper core and runs on its
+    /// virtual clock.
     DsaSim {
-        /// Bursts go as batch descriptors, or one descriptor a copy.
+        /// Whether a burst is submitted as batch descriptors. Otherwise each copy has its own descriptor.
         batch: bool,
     },
 }
 
 impl Copier {
-    /// All of them, the core first.
+    /// All copiers, the core first.
     pub const ALL: [Self; 4] =
         [Self::Core, Self::Helper, Self::DsaSim { batch: true }, Self::DsaSim { batch: false }];
 
-    /// The engine's name in options and JSON.
+    /// Returns the engine's name in options and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Core => "cpu",
@@ -50,12 +51,12 @@ impl Copier {
         }
     }
 
-    /// Whether it is a model.
+    /// Returns whether the engine is simulated.
     pub const fn simulated(self) -> bool {
         matches!(self, Self::DsaSim { .. })
     }
 
-    /// Copies that it hands over at a time when a burst is long enough.
+    /// Returns the number of copies per submission if a burst is long enough.
     pub(crate) const fn batch(self) -> usize {
         match self {
             Self::DsaSim { batch: true } => BATCH,
@@ -63,15 +64,15 @@ impl Copier {
         }
     }
 
-    /// A channel of the engine, and what steps it; `None` for the core.
+    /// Opens a channel of the engine, together with the function that steps it. Returns `None` for the core.
     ///
     /// # Errors
-    /// When the engine cannot be had.
+    /// If the engine cannot be opened.
     pub fn open(self) -> Result<Option<Engine>> {
         self.open_with(false)
     }
 
-    /// As [`Copier::open`]; a helper core that is to keep `to_caches` never stores past its own.
+    /// As [`Copier::open`]. If `to_caches` is set, a helper core never uses stores that bypass its caches.
     pub(crate) fn open_with(self, to_caches: bool) -> Result<Option<Engine>> {
         match self {
             Self::Core => Ok(None),
@@ -92,8 +93,8 @@ impl Copier {
     }
 }
 
-/// One dedicated queue with all of a second-generation device's 256 entries, so that a window fits it without batches,
-/// too; one group of four DSA engines.
+/// Opens a simulated DSA device with one dedicated queue that has all 256 entries of a second-generation device, so
+/// that a window fits without batches, too. Its single group has four engines.
 fn dsa_sim(batch: bool) -> Result<Engine> {
     let options = SimOptions {
         profile: Profile::Layout(Box::new(layout(1, 1, 4, 256, WqMode::Dedicated))),
@@ -106,7 +107,8 @@ fn dsa_sim(batch: bool) -> Result<Engine> {
     Ok(Engine::new(queue.open_channel(CHANNEL)?, virtual_step(device, engine)))
 }
 
-/// Steps a simulated device until it has completed something; its time is the virtual clock's.
+/// Returns a function that steps a simulated device until it has completed a copy. Times are read from the virtual
+/// clock.
 pub(crate) fn virtual_step(device: SimDevice, mut engine: SimEngine) -> impl FnMut() -> Worked + Send {
     let copies = move |device: &SimDevice| {
         let stats = device.stats();
@@ -139,10 +141,10 @@ impl FromStr for Copier {
     }
 }
 
-/// A mode and an engine: what a variant is measured with.
+/// Mode and engine of a variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
-    /// Who copies for the queues.
+    /// The copy mode of the queues.
     pub mode: Mode,
     /// The engine behind their channel.
     pub copier: Copier,
@@ -154,7 +156,8 @@ impl Setup {
     /// A helper core copies.
     pub const HELPER: Self = Self { mode: Mode::Offload, copier: Copier::Helper };
 
-    /// What `modes` and `engines` make together: the core needs no engine, and an engine is for the other modes.
+    /// Returns the valid combinations of `modes` and `engines`: mode `cpu` takes no engine, and the other modes need
+    /// one.
     pub fn combine(modes: &[Mode], engines: &[Copier]) -> Vec<Self> {
         let mut setups = Vec::new();
         for &copier in engines {
@@ -170,12 +173,12 @@ impl Setup {
     /// Opens the engine.
     ///
     /// # Errors
-    /// When it cannot be had.
+    /// If the engine cannot be opened.
     pub fn open(self) -> Result<Option<Engine>> {
         self.copier.open()
     }
 
-    /// As [`Setup::open`], an engine whose copies are in a cache when they are done.
+    /// As [`Setup::open`], with an engine that leaves its copies in a cache.
     pub(crate) fn open_to_caches(self) -> Result<Option<Engine>> {
         self.copier.open_with(true)
     }
@@ -187,40 +190,40 @@ impl fmt::Display for Setup {
     }
 }
 
-/// What an engine did in a step.
+/// Work that an engine did in a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Worked {
     pub copies: usize,
-    /// Nanoseconds that took, by the engine's clock: the TSC, or a model's virtual clock.
+    /// Duration in nanoseconds by the engine's clock: the TSC, or the virtual clock of a model.
     pub ns: f64,
 }
 
-/// An engine for a variant: a channel of it, and what makes its copies.
+/// The engine of a variant: its channel and the function that makes its copies.
 pub struct Engine {
     channel: Option<Box<dyn Channel>>,
     step: Box<dyn FnMut() -> Worked + Send>,
-    /// Nanoseconds a copy, of each run: the median does not notice when the core was taken away for a while.
+    /// Nanoseconds per copy for each run. Their median is robust against preemption of the core.
     samples: Vec<f64>,
     latencies: Vec<f64>,
 }
 
 impl Engine {
-    /// An engine whose copies `step` makes; it returns no copies when there is nothing to do.
+    /// Creates an engine whose copies are made by `step`. `step` returns zero copies if no work is pending.
     pub fn new(channel: Box<dyn Channel>, step: impl FnMut() -> Worked + Send + 'static) -> Self {
         Self { channel: Some(channel), step: Box::new(step), samples: Vec::new(), latencies: Vec::new() }
     }
 
-    /// The channel, for whoever submits; there is one.
+    /// Takes the channel for the submitting side. Returns `None` if it was taken before.
     pub fn take_channel(&mut self) -> Option<Box<dyn Channel>> {
         self.channel.take()
     }
 
-    /// Runs the engine until it has nothing to do; returns what it did.
+    /// Runs the engine until no work is pending. Returns the work done.
     pub fn run(&mut self) -> Worked {
         self.run_for(usize::MAX)
     }
 
-    /// Runs the engine until it has made a [`PORTION`] or has nothing to do; returns what it did.
+    /// Runs the engine until it has made [`PORTION`] copies or no work is pending. Returns the work done.
     pub fn run_portion(&mut self) -> Worked {
         self.run_for(PORTION)
     }
@@ -241,7 +244,7 @@ impl Engine {
         all
     }
 
-    /// As [`Engine::run`], and notes how long after the beginning each copy was done.
+    /// As [`Engine::run`], and records the completion time of each copy relative to the start.
     pub fn run_timed(&mut self) {
         self.latencies.clear();
         let mut now = 0.0;
@@ -255,17 +258,18 @@ impl Engine {
         }
     }
 
-    /// Nanoseconds from the beginning of the last [`Engine::run_timed`] to the end of each copy, in order.
+    /// Returns the nanoseconds from the start of the last [`Engine::run_timed`] to the completion of each copy, in
+    /// order.
     pub fn latencies(&self) -> &[f64] {
         &self.latencies
     }
 
-    /// Forgets how long copies took.
+    /// Discards the recorded durations of copies.
     pub(crate) fn forget(&mut self) {
         self.samples.clear();
     }
 
-    /// Nanoseconds that it took for a copy, the median over its runs.
+    /// Returns the nanoseconds per copy, as the median over the engine's runs.
     pub fn ns_per_copy(&self) -> f64 {
         Spread::of(&self.samples).median
     }

@@ -1,4 +1,4 @@
-//! Bytes in no cache, whichever core's, however large the caches are.
+//! Evicts bytes from the caches of all cores, independent of the caches' sizes.
 
 use std::arch::x86_64::{_mm_clflush, _mm_mfence};
 use std::ptr;
@@ -6,35 +6,37 @@ use std::ptr;
 use offcore_session::Writer;
 use offcore_stats::tsc;
 
-/// Bytes of a cache line.
+/// Bytes per cache line.
 const LINE: usize = 64;
 
-/// Writes these bytes back to memory and drops their lines from all caches.
+/// Writes `bytes` back to memory and evicts their lines from all caches.
 pub(crate) fn flush(bytes: &[u8]) {
-    // SAFETY: a slice may be read.
+    // SAFETY: `bytes` is a slice, so its range is mapped and readable.
     unsafe { flush_at(bytes.as_ptr(), bytes.len()) };
 }
 
 /// # Safety
-/// The bytes are mapped and may be read.
+/// The range of `len` bytes at `bytes` must be mapped and readable.
 unsafe fn flush_at(bytes: *const u8, len: usize) {
     for line in (bytes.addr() / LINE * LINE..bytes.addr() + len).step_by(LINE) {
-        // SAFETY: the line has one of the bytes, and so is on a page that is mapped.
+        // SAFETY: the line contains at least one byte of the range, so it lies on a mapped page.
         unsafe { _mm_clflush(bytes.with_addr(line)) };
     }
-    // SAFETY: every x86-64 CPU has SSE2. Whoever is told of the bytes next finds them in memory.
+    // SAFETY: every x86-64 CPU has SSE2. The fence orders the flushes before anything that publishes the bytes to
+    // another reader.
     unsafe { _mm_mfence() };
 }
 
-/// Writes as [`Writer::write`] does, and flushes what it has written. Returns how much that was, and the TSC ticks that
-/// flushing took.
+/// Writes as [`Writer::write`] does and flushes the written bytes. Returns the number of written bytes and the TSC
+/// ticks that flushing took.
 pub(crate) fn write(writer: &mut Writer, from: &[u8]) -> (usize, u64) {
     let (mut done, mut flushing) = (0, 0);
     for span in writer.spans(from.len()) {
         let (to, from) = (span.address().as_ptr(), &from[done..done + span.len()]);
-        // SAFETY: a span is mapped and the writer's until it commits; the slice is as long and no shared memory.
+        // SAFETY: a span is mapped and belongs to the writer until the commit. `from` has the same length and is not
+        // shared memory.
         unsafe {
-            // copy-ok: what a write is
+            // copy-ok: this copy is the write itself
             ptr::copy_nonoverlapping(from.as_ptr(), to, span.len());
             let start = tsc::now();
             flush_at(to, span.len());

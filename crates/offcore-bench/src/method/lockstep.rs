@@ -1,5 +1,5 @@
-//! Two threads in lock-step: the measured core and the other core take turns, so that each turn's work is where it
-//! belongs and nothing runs beside what is timed.
+//! Lock-step execution of two threads: the measured core and the other core take turns, so that each piece of work runs
+//! on its own core and nothing runs in parallel with the timed code.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -11,7 +11,7 @@ use offcore_stats::lcore;
 
 use crate::method::temperature::Temperature;
 
-/// A piece of work for the other core.
+/// A job for the other core.
 type Job = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// The other core.
@@ -23,7 +23,7 @@ pub struct OtherCore {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Whose turn it is: jobs handed over and jobs done.
+/// Turn counters: number of jobs submitted and number of jobs completed.
 #[derive(Debug, Default)]
 struct Turn {
     given: AtomicU32,
@@ -31,10 +31,10 @@ struct Turn {
 }
 
 impl OtherCore {
-    /// Starts the other core's thread on `lcore`; without one (a machine with a single core) it runs unpinned.
+    /// Starts the thread on `lcore`. If `lcore` is `None` (a machine with a single core), the thread is not pinned.
     ///
     /// # Errors
-    /// When the thread cannot be started or pinned.
+    /// If the thread cannot be started or pinned.
     pub fn start(lcore: Option<usize>) -> Result<Self> {
         let (jobs, queue) = sync_channel::<Job>(1);
         let (report, results) = sync_channel(1);
@@ -45,7 +45,7 @@ impl OtherCore {
             let _ = report.send(pinned);
             let mut seen = 0;
             loop {
-                // Spins, so that a turn begins within a cache line's transfer.
+                // Spins, so that the turn begins after the transfer of one cache line.
                 while theirs.given.load(Ordering::Acquire) == seen {
                     std::hint::spin_loop();
                 }
@@ -61,16 +61,16 @@ impl OtherCore {
         Ok(other)
     }
 
-    /// Runs `job` on the other core and waits for it, spinning.
+    /// Runs `job` on the other core and spins until it is done.
     ///
     /// # Errors
-    /// The job's own.
+    /// The job's errors.
     pub fn run(&self, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
         let turn = self.give(Box::new(job))?;
         self.wait(turn)
     }
 
-    /// Runs `job` on `with` where that belongs: hot data stays with this core, all other is the other core's.
+    /// Runs `job` on the core that owns the data: on this core for hot data, otherwise on the other core.
     pub(crate) fn run_on<T: Send + 'static>(
         &self,
         temperature: Temperature,
@@ -84,11 +84,11 @@ impl OtherCore {
         self.run(move || job(&mut lock(&with)))
     }
 
-    /// Runs `job` on the other core beside what this core does until [`Beside::end`], which the job is told by the flag
-    /// that it gets. Returns when the job has begun.
+    /// Runs `job` on the other core in parallel with this core until [`Beside::end`], which sets the flag that is
+    /// passed to the job. Returns as soon as the job has begun.
     ///
     /// # Errors
-    /// When the other core's thread has ended.
+    /// If the other core's thread has ended.
     pub fn beside(&self, job: impl FnOnce(&AtomicBool) -> Result<()> + Send + 'static) -> Result<Beside<'_>> {
         let (begun, end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (began, until) = (Arc::clone(&begun), Arc::clone(&end));
@@ -127,12 +127,12 @@ impl OtherCore {
     }
 }
 
-/// Locks what both cores use, a panic of the other one or not.
+/// Locks a mutex that both cores use, even if the other core panicked while it held the lock.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A job that runs on the other core beside this one's work. Dropping it ends the job, too.
+/// A job that runs on the other core in parallel with this core. Dropping it also ends the job.
 #[derive(Debug)]
 pub struct Beside<'a> {
     other: &'a OtherCore,
@@ -142,10 +142,10 @@ pub struct Beside<'a> {
 }
 
 impl Beside<'_> {
-    /// Has the job end, and waits until it has.
+    /// Ends the job and waits for it.
     ///
     /// # Errors
-    /// The job's own.
+    /// The job's errors.
     pub fn end(mut self) -> Result<()> {
         self.finish()
     }
@@ -160,7 +160,7 @@ impl Beside<'_> {
 impl Drop for Beside<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            // Whoever drops it has an error of his own to tell.
+            // The value is dropped only on an error path, and the caller reports that error.
             let _ = self.finish();
         }
     }
@@ -171,7 +171,7 @@ impl Drop for OtherCore {
         self.jobs = None;
         self.turn.given.fetch_add(1, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported by the run that it ended.
+            // The run that the panic ended has already reported it.
             let _ = thread.join();
         }
     }

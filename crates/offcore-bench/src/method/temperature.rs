@@ -1,31 +1,31 @@
-//! Where the data of a copy is: in which cache, and whose.
+//! Cache temperature: the caches that hold the data of a copy.
 
 use offcore_stats::{SplitMix, named};
 
 named! {
-    /// How warm a benchmark's buffers are. What a copy costs depends on it more than on its size.
+    /// Cache temperature of the buffers of a benchmark. It influences the cost of a copy more than the size does.
     pub enum Temperature {
-        /// 32 buffers, touched by the core that is measured only.
+        /// 32 buffers that only the measured core touches.
         Hot = "hot",
-        /// 256 buffers; the other core wrote the source and last read the destination, as a guest on its own core does.
+        /// 256 buffers. The other core wrote the source and last read the destination, like a guest on its own core.
         Remote = "remote",
-        /// 256 MiB of buffers, used in random order, untouched since their last turn.
+        /// 256 MiB of buffers in random order, not touched since their last use.
         Cold = "cold",
     }
 }
 
 impl Temperature {
-    /// Buffers that each direction goes through.
+    /// Returns the number of buffers per direction.
     pub const fn buffers(self) -> usize {
         match self {
             Self::Hot => 32,
             Self::Remote => 256,
-            // So many at a time are whole pages.
+            // 64 buffers fill whole pages.
             Self::Cold => (256_usize << 20).div_ceil(STRIDE).next_multiple_of(64),
         }
     }
 
-    /// Packets in flight at a time.
+    /// Returns the number of packets in flight.
     pub const fn window(self) -> usize {
         match self {
             Self::Hot => 32,
@@ -33,7 +33,7 @@ impl Temperature {
         }
     }
 
-    /// The order in which buffers are used.
+    /// Returns the order in which buffers are used.
     pub fn order(self, seed: u64) -> Vec<u32> {
         let mut order: Vec<u32> = (0..self.buffers() as u32).collect();
         if self == Self::Cold {
@@ -43,8 +43,8 @@ impl Temperature {
     }
 }
 
-/// Bytes of a guest buffer.
+/// Size of a guest buffer in bytes.
 pub const BUFFER: usize = 2048;
-/// Bytes between the beginnings of two: as many lines as a DPDK packet buffer has, an odd number, so that packets do not
-/// crowd the same sets of a cache.
+/// Distance between the starts of two buffers in bytes. It is the size of a DPDK packet buffer in cache lines, which is
+/// an odd number, so that packets are spread over the sets of a cache.
 pub const STRIDE: usize = 37 * 64;

@@ -1,5 +1,5 @@
-//! A production worker whose rounds are timed, with what works for it in turns of its own: the engine and, where there is
-//! one, a copier beside, both on the other core.
+//! A production worker whose rounds are timed. The engine and an optional background copier run on the other core: the
+//! engine in its own turns, the copier in parallel.
 
 use std::any::Any;
 use std::ops::Range;
@@ -21,30 +21,30 @@ use crate::method::copier::Engine;
 use crate::method::lockstep::{OtherCore, lock};
 use crate::method::temperature::Temperature;
 
-/// How often in a row the engine is run for nothing, at most.
+/// Maximum number of consecutive engine runs that make no copy.
 const MOST_IN_VAIN: usize = 64;
-/// A copy that takes longer counts as lost.
+/// Time after which a copy counts as lost: practically never.
 const NEVER_LOST: Duration = Duration::from_secs(600);
 
-/// The worker.
+/// The timed worker.
 #[derive(Debug)]
 pub(crate) struct TimedWorker {
     pub(crate) worker: Worker,
     pub(crate) temperature: Temperature,
-    /// TSC ticks inside rounds that are not the worker's.
+    /// TSC ticks within rounds that do not belong to the worker.
     pub(crate) not_its_own: Arc<AtomicU64>,
     engine: Option<Arc<Mutex<Engine>>>,
-    /// Whether it has copied anything when it was run last.
+    /// Whether the last run of the engine copied anything.
     engine_worked: Arc<AtomicBool>,
     background: Option<Background>,
-    /// Of the queues that the core may copy for.
+    /// Copy routines of the queues for which the core may copy.
     routines: Vec<Routines>,
 }
 
-/// A mover with `engine`'s channel, if there is one, and that channel.
+/// Returns a mover with `engine`'s channel, if `engine` is given, and the IDs of its channels.
 pub(crate) fn mover_with(engine: Option<&mut Engine>) -> Result<(Mover, Vec<ChannelId>)> {
     let mut mover = Mover::new();
-    // Whoever steps the engine may be taken off its core for long; no copy is lost by that.
+    // The thread that steps the engine may be preempted for a long time. No copy may count as lost because of that.
     mover.set_lost_after(tsc::ticks(NEVER_LOST));
     if let Some(engine) = engine {
         mover.add_channel(engine.take_channel().context("the engine's channel belongs to another variant")?);
@@ -54,7 +54,7 @@ pub(crate) fn mover_with(engine: Option<&mut Engine>) -> Result<(Mover, Vec<Chan
 }
 
 impl TimedWorker {
-    /// `worker`, whose mover has `engine`'s channel.
+    /// Creates a timed worker from `worker`, whose mover has `engine`'s channel.
     pub(crate) fn new(worker: Worker, engine: Option<Engine>, temperature: Temperature) -> Self {
         Self {
             worker,
@@ -67,23 +67,24 @@ impl TimedWorker {
         }
     }
 
-    /// Puts a copier on the other core that makes as many copies, of `len` bytes, as this core, while that is timed.
+    /// Starts a background copier on the other core for the timed rounds. It makes as many copies of `len` bytes as
+    /// this core.
     pub(crate) fn set_background(&mut self, len: usize) {
         self.background = Some(Background::new(len));
     }
 
-    /// Copies that the copier beside has made; `None` without one.
+    /// Returns the number of copies that the background copier has made, or `None` without a background copier.
     pub(crate) fn background_copies(&self) -> Option<u64> {
         self.background.as_ref().map(Background::made)
     }
 
-    /// Bytes that core and engine have copied so far.
+    /// Returns the number of bytes that core and engine have copied so far.
     pub(crate) fn copied_bytes(&self) -> u64 {
         let mover = &self.worker.mover;
         mover.stats().core_bytes + mover.channels().map(|(_, channel)| channel.stats().bytes).sum::<u64>()
     }
 
-    /// Forgets by which routines the core copied, and how long the engine took: something else is measured from now on.
+    /// Discards the recorded copy routines and engine times before another measurement.
     pub(crate) fn forget(&mut self) {
         self.routines.clear();
         if let Some(engine) = &self.engine {
@@ -91,18 +92,18 @@ impl TimedWorker {
         }
     }
 
-    /// Nanoseconds that the engine took for a copy; `None` without one.
+    /// Returns the engine's nanoseconds per copy, or `None` without an engine.
     pub(crate) fn engine_ns_per_copy(&self) -> Option<f64> {
         Some(lock(self.engine.as_ref()?).ns_per_copy())
     }
 
-    /// TSC ticks of a round that finds nothing.
+    /// Returns the TSC ticks of a round without work.
     pub(crate) fn empty_poll(&mut self) -> f64 {
         const ROUNDS: usize = 1000;
         self.rounds(ROUNDS) as f64 / ROUNDS as f64
     }
 
-    /// TSC ticks of so many rounds.
+    /// Returns the TSC ticks of `rounds` rounds.
     fn rounds(&mut self, rounds: usize) -> u64 {
         let before = self.not_its_own.load(Ordering::Relaxed);
         let start = tsc::now();
@@ -113,8 +114,8 @@ impl TimedWorker {
         all.saturating_sub(self.not_its_own.load(Ordering::Relaxed) - before)
     }
 
-    /// TSC ticks of so many rounds, with the copier beside where there is one, and of those that it takes, the engine run
-    /// between them, until nothing is `left` or the engine has nothing to do.
+    /// Returns the TSC ticks of `rounds` rounds, with the background copier if one is set, and of the additional rounds
+    /// until `left` returns false or the engine has no work. The engine runs between the additional rounds.
     pub(crate) fn rounds_until(
         &mut self,
         rounds: usize,
@@ -131,7 +132,7 @@ impl TimedWorker {
         if let Some(background) = &mut self.background {
             background.follow(ticks, copies);
         }
-        // In mode `auto` the core may have made all copies: then there is nothing to wait for.
+        // In mode `auto` the core may have made all copies. Then the engine has no work to wait for.
         let mut in_vain = 0;
         while left() && in_vain < MOST_IN_VAIN {
             in_vain = if self.run_engine(other)? { 0 } else { in_vain + 1 };
@@ -140,8 +141,8 @@ impl TimedWorker {
         Ok(ticks)
     }
 
-    /// Some copies by the engine, always on the other core: on this one it would leave the packets in its caches. Returns
-    /// whether it has made any.
+    /// Makes some copies with the engine, always on the other core: on this core the engine would leave the packets in
+    /// the caches. Returns whether the engine made a copy.
     fn run_engine(&self, other: &OtherCore) -> Result<bool> {
         let Some(engine) = self.engine.as_ref().map(Arc::clone) else { return Ok(false) };
         let made = Arc::clone(&self.engine_worked);
@@ -152,7 +153,8 @@ impl TimedWorker {
         Ok(self.engine_worked.load(Ordering::Relaxed))
     }
 
-    /// Remembers by which routines the core copies for the mover's queues of these numbers, always the same ones.
+    /// Records the routines with which the core copies for the mover's queues `queues`. The range must be the same in
+    /// all calls.
     pub(crate) fn note_routines(&mut self, queues: Range<usize>) {
         self.routines.resize_with(queues.len(), Routines::default);
         let mover = &self.worker.mover;
@@ -163,20 +165,20 @@ impl TimedWorker {
         }
     }
 
-    /// How often that was since it was last forgotten.
+    /// Returns the number of recorded routines since the last [`TimedWorker::forget`].
     #[cfg(test)]
     pub(crate) fn routine_windows(&self) -> u64 {
         self.routines.iter().flat_map(|routines| &routines.0).map(|(_, times)| times).sum()
     }
 
-    /// Those routines, as it mostly had them; `None` where the core has made no copy.
+    /// Returns the most frequent routine of each queue, or `None` if the core has made no copy.
     pub(crate) fn copy_routine(&self) -> Option<String> {
         let made = self.worker.mover.stats().core_copies > 0;
         let names: Vec<_> = self.routines.iter().filter_map(Routines::most).map(Routine::name).collect();
         made.then(|| names.join("+"))
     }
 
-    /// The rules of a worker that forwards, and does nothing else.
+    /// Returns the rules of a worker whose only task is forwarding.
     pub(crate) fn rules(&mut self) -> Result<&mut Rules> {
         let task: &mut dyn Task = self.worker.tasks.first_mut().context("the worker has no task")?.as_mut();
         let task: &mut dyn Any = task;
@@ -187,7 +189,7 @@ impl TimedWorker {
     }
 }
 
-/// How often each routine was the present one of a queue.
+/// Number of observations of each routine of a queue.
 #[derive(Clone, Debug, Default)]
 struct Routines(Vec<(Routine, u64)>);
 

@@ -1,4 +1,4 @@
-//! Closed loops on a simulated device that is stepped: clients that keep so many copies in flight, on the virtual clock.
+//! Closed loops on a stepped simulated device: clients that keep a number of copies in flight on the virtual clock.
 
 use anyhow::{Result, bail, ensure};
 use offcore_dsa::config::{DeviceConfig, Group, WqConfig};
@@ -6,62 +6,64 @@ use offcore_dsa::sim::{Faults, Profile, SimDevice, SimEngine, SimOptions, SimPor
 use offcore_dsa::{CompletionRecord, Descriptor, Flags, Opcode, Status, Submitted, WqMode};
 use offcore_stats::SplitMix;
 
-/// Virtual nanoseconds by which the clock advances while a client waits before its next copy.
+/// Step of the clock in virtual nanoseconds while a client waits before its next copy.
 const TICK: u64 = 2;
-/// Virtual time after which nothing more is expected: a second.
+/// Virtual time without progress after which the device counts as hung: a second.
 const TIMEOUT: u64 = 1_000_000_000;
 
-/// What one client does.
+/// Load of one client.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     pub wq: usize,
     pub bytes: u32,
     pub depth: usize,
-    /// Copies in a batch descriptor; 1 for none.
+    /// Number of copies in a batch descriptor; 1 for direct descriptors.
     pub batch: usize,
-    /// Up to so many nanoseconds, evenly distributed, pass before the next copy, so that clients do not run in step.
+    /// Maximum pause before the next copy in nanoseconds. Pauses are evenly distributed, so that clients do not run in
+    /// step.
     pub pause_ns: u64,
-    /// Every copy meets a page fault, which the device waits for.
+    /// Whether every copy causes a page fault, which the device waits for.
     pub faults: bool,
 }
 
 impl Load {
-    /// Copies of `bytes`, `depth` in flight, one after the other without a pause.
+    /// Returns a load of copies of `bytes` bytes with `depth` copies in flight and without pauses.
     pub const fn new(wq: usize, bytes: u32, depth: usize) -> Self {
         Self { wq, bytes, depth, batch: 1, pause_ns: 0, faults: false }
     }
 }
 
-/// What became of it.
+/// Result of a load.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Copies completed in the time that counts.
+    /// Number of copies completed in the counted time.
     pub copies: u64,
-    /// The time that counts, in virtual nanoseconds.
+    /// The counted time in virtual nanoseconds.
     pub elapsed_ns: u64,
-    /// From submission to completion, of every descriptor submitted and completed in that time.
+    /// Latency from submission to completion of every descriptor that was submitted and completed in that time.
     pub latencies: Vec<f64>,
     bytes: u64,
 }
 
 impl Outcome {
-    /// Bytes a nanosecond: GB/s.
+    /// Returns the bandwidth in bytes per nanosecond (GB/s).
     pub fn bandwidth(&self) -> f64 {
         self.rate() * self.bytes as f64
     }
 
-    /// Copies a nanosecond.
+    /// Returns the copies per nanosecond.
     pub fn rate(&self) -> f64 {
         self.copies as f64 / self.elapsed_ns.max(1) as f64
     }
 
-    /// The mean latency in nanoseconds.
+    /// Returns the mean latency in nanoseconds.
     pub fn latency_ns(&self) -> f64 {
         self.latencies.iter().sum::<f64>() / self.latencies.len().max(1) as f64
     }
 }
 
-/// A layout of `groups` groups, each of `queues` work queues and `engines` DSA engines; every queue has `size` entries.
+/// Returns a layout of `groups` groups, each with `queues` work queues and `engines` DSA engines. Every queue has
+/// `size` entries.
 pub fn layout(groups: usize, queues: usize, engines: usize, size: u32, mode: WqMode) -> DeviceConfig {
     let wq = |group| WqConfig {
         mode,
@@ -92,10 +94,10 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A device of `timing`, laid out as `layout`, with one client for each of `loads`.
+    /// Creates a device with `timing` and `layout`, and one client for each of `loads`.
     ///
     /// # Errors
-    /// When the layout breaks a rule, or a work queue cannot be opened.
+    /// If the layout is invalid, or a work queue cannot be opened.
     pub fn new(layout: DeviceConfig, timing: Timing, loads: &[Load]) -> Result<Self> {
         let page = if loads.iter().any(|load| load.faults) { 1.0 } else { 0.0 };
         let faults = Faults { page, ..Faults::default() };
@@ -106,11 +108,11 @@ impl Bench {
         Ok(Self { device, engine, clients, random: SplitMix::new(1) })
     }
 
-    /// Lets all clients run until the first has completed `copies` copies, after as many as it has in flight that do not
-    /// count. One outcome for each.
+    /// Runs all clients until the first has completed `copies` copies. A warm-up of twice its number of copies in
+    /// flight is not counted. Returns one outcome for each client.
     ///
     /// # Errors
-    /// When the device hangs, or a copy fails.
+    /// If the device hangs, or a copy fails.
     pub fn run(&mut self, copies: u64) -> Result<Vec<Outcome>> {
         let warm = 2 * self.clients[0].load.depth as u64;
         self.until(warm)?;
@@ -130,10 +132,11 @@ impl Bench {
         Ok(self.clients.iter_mut().map(outcome).collect())
     }
 
-    /// Submits copies from the first client, one every `gap_ns`, until one finds no room; returns how many were taken.
+    /// Submits copies from the first client, one every `gap_ns`, until the queue is full. Returns the number of
+    /// accepted copies.
     ///
     /// # Errors
-    /// When `at_most` were taken.
+    /// If `at_most` copies were accepted.
     pub fn fill(&mut self, gap_ns: u64, at_most: usize) -> Result<usize> {
         for taken in 0..at_most {
             if self.clients[0].submit(taken, self.engine.now()) == Submitted::Retry {
@@ -164,10 +167,10 @@ impl Bench {
     }
 }
 
-/// What a client has in flight: one descriptor, direct or a batch.
+/// A slot of a client: one descriptor, direct or a batch.
 #[derive(Debug)]
 struct Slot {
-    /// Boxed: the device writes it where it is.
+    /// Boxed, so that its address stays valid while the device writes it.
     record: Box<CompletionRecord>,
     list: Vec<Descriptor>,
     state: State,
@@ -175,7 +178,7 @@ struct Slot {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Free, and to be submitted at this time.
+    /// Free, to be submitted at this time.
     Due(u64),
     /// Submitted at this time.
     Flying(u64),
@@ -183,7 +186,7 @@ enum State {
 
 #[derive(Debug)]
 struct Client {
-    // Dropped first: closing the queue ends what is in flight, before its memory goes.
+    // Dropped first: closing the queue ends the copies in flight before their memory is freed.
     portal: SimPortal,
     load: Load,
     slots: Vec<Slot>,
@@ -219,7 +222,7 @@ impl Client {
         Ok(client)
     }
 
-    /// All copies of a client have the same source and destination: nobody looks at what is there.
+    /// All copies of a client have the same source and destination, because the content is not checked.
     fn copy(&self, record: &CompletionRecord) -> Descriptor {
         let block = if self.load.faults { Flags::BLOCK_ON_FAULT } else { Flags::empty() };
         Descriptor {
@@ -244,7 +247,7 @@ impl Client {
             },
         };
         self.portal.fence();
-        // SAFETY: the buffers, the record and the list of a slot stay as they are until the record is written.
+        // SAFETY: the buffers, the record and the list of a slot are not moved or changed until the record is written.
         let submitted = unsafe { self.portal.submit(&descriptor) };
         if submitted == Submitted::Accepted {
             self.slots[index].state = State::Flying(now);
@@ -252,7 +255,7 @@ impl Client {
         submitted
     }
 
-    /// Takes note of what has completed, and submits what is due; returns whether something is due later.
+    /// Processes completions and submits due copies. Returns whether a copy is due later.
     fn turn(&mut self, now: u64, random: &mut SplitMix) -> Result<bool> {
         let mut waiting = false;
         for index in 0..self.slots.len() {

@@ -1,4 +1,4 @@
-//! The model's errors drawn as SVG: one line a point, the band inside which a figure is met.
+//! Draws the model's errors as SVG: one line per point, and the tolerance band.
 
 use std::path::Path;
 
@@ -9,21 +9,21 @@ use super::TOLERANCE;
 use crate::report::row::Row;
 use crate::report::svg::{self, Area};
 
-/// Pixels of a line.
+/// Height of a line in pixels.
 const LINE: u32 = 24;
-/// Pixels above the lines, and below them for the axis.
+/// Pixels above the lines. The axis takes another 50 pixels below the lines.
 const HEAD: u32 = 84;
-/// Pixels on the left, for names.
+/// Pixels on the left for names.
 const NAMES: u32 = 290;
-/// Pixels from left to right.
+/// Width of the drawing in pixels.
 const WIDTH: u32 = 820;
-/// The errors that are drawn; what is further off is at the edge.
+/// Range of the drawn errors. Larger errors are drawn at the edge.
 const REACH: f64 = 0.3;
 
 /// Draws `rows` of the model.
 ///
 /// # Errors
-/// When there is none, or the file cannot be written.
+/// If `rows` has no row of the model, or the file cannot be written.
 pub fn errors(rows: &[Row], path: &Path) -> Result<()> {
     let points: Vec<_> = rows.iter().filter_map(|row| Some((row, row.error?))).collect();
     ensure!(!points.is_empty(), "there is nothing to draw: no row is of the model");

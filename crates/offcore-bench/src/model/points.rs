@@ -1,6 +1,6 @@
-//! The published points, and what the simulated device says to each.
+//! The published points, and the simulated device's result for each.
 //!
-//! Cycles of DarkStream are ticks of a TSC of 2.1 GHz (Xeon 8558): see [`Timing`].
+//! DarkStream's cycles are ticks of a TSC of 2.1 GHz (Xeon 8558): see [`Timing`].
 
 use anyhow::Result;
 use offcore_dsa::WqMode;
@@ -9,27 +9,27 @@ use offcore_stats::named;
 
 use super::load::{Bench, Load, Outcome, layout};
 
-/// TSC ticks a nanosecond of the Xeon 8558, on which DarkStream measured.
+/// TSC ticks per nanosecond of the Xeon 8558, on which DarkStream measured.
 const DARKSTREAM_GHZ: f64 = 2.1;
-/// What DTO adds to each copy, in nanoseconds: choosing a queue, building the descriptor, ENQCMD's retries, its own
-/// accounts. Fixed by its 8 to 12 KiB.
+/// Nanoseconds that DTO adds to each copy: selection of a queue, construction of the descriptor, retries of ENQCMD and
+/// accounting. Determined from its figure for 8 to 12 KiB.
 const DTO_NS: f64 = 182.0;
-/// Entries of all work queues of a device of the first generation.
+/// Total number of work queue entries of a first-generation device.
 const QUEUE_SPACE: u32 = 128;
 
-/// What was published.
+/// A published target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// A figure: met within 15 %.
+    /// A figure, met within 15 %.
     Figure(f64),
-    /// A range: met inside it.
+    /// A range, met inside it.
     Range(f64, f64),
-    /// A lower bound: met at it and above.
+    /// A lower bound, met at or above it.
     AtLeast(f64),
 }
 
 impl Target {
-    /// How far `found` is off: 0 inside a range or above a bound.
+    /// Returns the relative error of `found`: 0 inside a range or above a bound.
     pub fn error(self, found: f64) -> f64 {
         match self {
             Self::Figure(figure) => found / figure - 1.0,
@@ -39,7 +39,7 @@ impl Target {
         }
     }
 
-    /// Whether `found` passes.
+    /// Returns whether `found` meets the target.
     pub fn is_met(self, found: f64) -> bool {
         let error = self.error(found);
         match self {
@@ -48,7 +48,7 @@ impl Target {
         }
     }
 
-    /// The lowest and the highest figure that was published; a bound has no highest.
+    /// Returns the lowest and the highest published figure. A bound has no highest figure.
     pub const fn limits(self) -> (f64, Option<f64>) {
         match self {
             Self::Figure(figure) => (figure, Some(figure)),
@@ -59,21 +59,21 @@ impl Target {
 }
 
 named! {
-    /// What a point is for.
+    /// Role of a point.
     pub enum Role {
-        /// Parameters were chosen so that it is met.
+        /// Parameters were fitted to this point.
         Fitted = "fitted",
-        /// A parameter is this figure, or was bounded by it: that it is met says nothing.
+        /// A parameter equals this figure or was bounded by it. Meeting it proves nothing.
         Taken = "taken",
-        /// The source leaves a load or a threshold open, and ours was chosen with the figure known: that it is met says that
-        /// such a load exists.
+        /// The source leaves a load or a threshold open, and ours was chosen with knowledge of the figure. Meeting it
+        /// shows that such a load exists.
         Assumed = "assumed",
-        /// It follows from the bandwidth parameters and from how they are shared: a model that meets the fitted points misses
-        /// it only by a mistake.
+        /// The point follows from the bandwidth parameters and their sharing. A model that meets the fitted points
+        /// misses it only because of an error.
         Derived = "derived",
         /// A lower bound, which any faster model meets as well.
         Bounded = "bounded",
-        /// The model is judged by it: it could have come out otherwise.
+        /// The model is judged by this point, because it is independent of the parameters.
         Judged = "judged",
     }
 }
@@ -85,9 +85,9 @@ pub struct Point {
     pub role: Role,
     pub target: Target,
     pub unit: &'static str,
-    /// By whom, and what the model was given where the source leaves it open.
+    /// The source, and the assumed inputs that the source leaves open.
     pub source: &'static str,
-    /// The source's software, in nanoseconds a copy, part of what the model says.
+    /// Nanoseconds per copy of the source's software, included in the model's result.
     pub software_ns: f64,
     pub bytes: u32,
     pub measure: fn(&Point, Timing) -> Result<f64>,
@@ -96,7 +96,7 @@ pub struct Point {
 const DARKSTREAM: &str = "DarkStream, Xeon 8558, TSC cycles of 2.1 GHz";
 const DTO: &str = "DTO's README; its software apart";
 
-/// A point without software of its own.
+/// Returns a point without software time.
 const fn point(
     name: &'static str,
     role: Role,
@@ -109,18 +109,18 @@ const fn point(
     Point { name, role, target, unit, source, software_ns: 0.0, bytes, measure }
 }
 
-/// A copy as DTO measures it.
+/// Returns a point for a copy as measured by DTO.
 const fn dto(name: &'static str, role: Role, microseconds: f64, bytes: u32) -> Point {
     let point = point(name, role, Target::Figure(microseconds), "us", DTO, bytes, microseconds_alone);
     Point { software_ns: DTO_NS, ..point }
 }
 
-/// A rate that a system reached with the device, which may not be slower.
+/// Returns a point for a rate that a system reached with the device, as a lower bound.
 const fn reached(name: &'static str, role: Role, million: f64, source: &'static str, bytes: u32) -> Point {
     point(name, role, Target::AtLeast(million), "M copies/s", source, bytes, two_channels)
 }
 
-/// Every published point that is about the device.
+/// All published points that concern the device.
 pub const POINTS: [Point; 26] = [
     point("1 byte", Role::Fitted, Target::Figure(1400.0), "cycles", DARKSTREAM, 1, cycles_alone),
     dto("8-12 KiB", Role::Fitted, 1.19, 10 << 10),
@@ -291,7 +291,7 @@ fn one(
     Ok(Bench::new(layout, timing, &[load])?.run(copies)?.swap_remove(0))
 }
 
-/// One group of `engines` DSA engines, one queue, `depth` copies in flight.
+/// Runs one group of `engines` DSA engines with one queue and `depth` copies in flight.
 fn group(point: &Point, timing: Timing, engines: usize, depth: usize) -> Result<Outcome> {
     let copies = if point.bytes > 64 << 10 { 64 } else { 2048 };
     let layout = layout(1, 1, engines, QUEUE_SPACE, WqMode::Dedicated);
@@ -306,7 +306,7 @@ fn microseconds_alone(point: &Point, timing: Timing) -> Result<f64> {
     Ok((group(point, timing, 4, 1)?.latency_ns() + point.software_ns) / 1e3)
 }
 
-/// GB/s of the first of `groups` groups, which have the device's four DSA engines between them and are all busy.
+/// Returns the GB/s of the first of `groups` groups, which share the device's four DSA engines and are all busy.
 fn groups(point: &Point, timing: Timing, groups: usize) -> Result<f64> {
     let size = QUEUE_SPACE / groups as u32;
     let loads: Vec<_> = (0..groups).map(|wq| Load::new(wq, point.bytes, 16)).collect();
@@ -314,8 +314,8 @@ fn groups(point: &Point, timing: Timing, groups: usize) -> Result<f64> {
     Ok(Bench::new(layout, timing, &loads)?.run(512)?[0].bandwidth())
 }
 
-/// The mean latency of a client that has one copy in flight, with pauses, while another keeps `depth` copies of `bytes`
-/// in flight on the same DSA engine.
+/// Returns the mean latency of a client with one copy in flight and pauses, while another client keeps `depth` copies
+/// of `bytes` bytes in flight on the same DSA engine.
 fn shared(point: &Point, timing: Timing, bytes: u32, depth: usize) -> Result<f64> {
     let copies = if point.bytes > 64 << 10 { 64 } else { 512 };
     let pause = timing.alone_ns(bytes.into()) as u64;
@@ -324,14 +324,15 @@ fn shared(point: &Point, timing: Timing, bytes: u32, depth: usize) -> Result<f64
     Ok(Bench::new(layout, timing, &loads)?.run(copies)?[0].latency_ns())
 }
 
-/// Million copies a second through two channels, each with a DSA engine of its own, as DPDK lays a device out.
+/// Returns million copies per second through two channels, each with a separate DSA engine, which is DPDK's device
+/// layout.
 fn two_channels(point: &Point, timing: Timing) -> Result<f64> {
     let loads = [0, 1].map(|wq| Load::new(wq, point.bytes, 64));
     let outcomes = Bench::new(layout(2, 1, 1, 64, WqMode::Dedicated), timing, &loads)?.run(4096)?;
     Ok(outcomes.iter().map(Outcome::rate).sum::<f64>() * 1e3)
 }
 
-/// The fewest copies in flight whose rate is as close to the peak as the model is asked to be to anything.
+/// Returns the minimum number of copies in flight whose rate is within the model's tolerance of the peak.
 fn near_peak(point: &Point, timing: Timing) -> Result<f64> {
     let peak = group(point, timing, 4, QUEUE_SPACE as usize)?.rate();
     for depth in 1..QUEUE_SPACE as usize {
@@ -342,7 +343,7 @@ fn near_peak(point: &Point, timing: Timing) -> Result<f64> {
     Ok(QUEUE_SPACE.into())
 }
 
-/// Published figures that are no device's: what they depend on, and why they are not judged.
+/// Published figures that do not concern the device, with the reason why they are not judged.
 pub const OUTSIDE: [(&str, &str); 5] = [
     ("UMWAIT exit, C0.2 500 ns, C0.1 240 ns (DTO)", "the core's; our cores poll"),
     (
@@ -375,12 +376,12 @@ mod tests {
         assert_eq!(fitted, ["1 byte", "8-12 KiB", "one device"]);
     }
 
-    /// What is counted in the headline: a bound or a consequence of a parameter is no proof.
+    /// Only judged points count in the headline. Bounds and consequences of a parameter prove nothing.
     #[test]
     fn judged_points_are_not_fitted() {
         let judged: Vec<_> = POINTS.iter().filter(|p| p.role == Role::Judged).map(|p| p.name).collect();
         assert_eq!(judged, ["12-16 KiB", "16-20 KiB", "32 KiB", "98 KiB"]);
-        // A device that is twice as fast meets every bound, and misses each of these.
+        // A device that is twice as fast meets every bound, and misses each judged point.
         let fast = Timing::PUBLISHED.slower(0.5);
         for point in POINTS.iter().filter(|point| [Role::Judged, Role::Bounded].contains(&point.role)) {
             let met = point.target.is_met((point.measure)(point, fast).unwrap());

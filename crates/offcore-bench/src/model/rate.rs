@@ -1,4 +1,4 @@
-//! What one simulated device does with copies of one length, kept full.
+//! Rate of one simulated device under full load with copies of one length.
 
 use offcore_stats::named;
 
@@ -8,51 +8,51 @@ use offcore_dsa::sim::Timing;
 
 use super::load::{Bench, Load, Outcome, layout};
 
-/// Copies in a batch descriptor, and the guide's burst.
+/// Copies per batch descriptor, equal to the guide's burst.
 pub(crate) const BATCH: usize = 32;
-/// Bytes of the virtio-net header, which is copied along.
+/// Bytes of the virtio-net header, which is also copied.
 const HEADER: usize = 12;
-/// Bytes of a frame that nobody copies.
+/// Bytes of a frame that are not copied.
 const FCS: usize = 4;
 named! {
-    /// What keeps a rate from being higher.
+    /// The bottleneck of a rate.
     #[derive(Default)]
     pub enum Bound {
         /// The cores are busy.
         #[default]
         Core = "core",
-        /// The devices move all the bytes that they can.
+        /// The devices have reached their maximum bandwidth.
         DeviceBandwidth = "device bandwidth",
-        /// The devices take all the descriptors that they can.
+        /// The devices have reached their maximum descriptor rate.
         Descriptors = "descriptors/s",
-        /// The ports carry all that they can.
+        /// The ports have reached their maximum rate.
         PortRate = "port rate",
     }
 }
 
-/// What one device does with copies of one length.
+/// Rate of one device with copies of one length.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceRate {
-    /// Million copies a second.
+    /// Million copies per second.
     pub mcopies: f64,
-    /// By what that is limited.
+    /// The bottleneck.
     pub bound: Bound,
 }
 
 impl DeviceRate {
-    /// What the simulator says about the copies of a guest's frames: see [`DeviceRate::of_copies`].
+    /// Simulates the copies of a guest's frames: see [`DeviceRate::of_copies`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceRate::of_copies`].
     pub fn of(frame: usize, device: (usize, usize, usize), batch: usize) -> Result<Self> {
         Self::of_copies((frame - FCS + HEADER) as u32, device, batch)
     }
 
-    /// Asks the simulator about copies of `bytes` bytes: `groups` groups of `engines` DSA engines and `queues` queues, all
-    /// kept full with batches of `batch` copies; 1 for a descriptor a copy.
+    /// Simulates copies of `bytes` bytes on `groups` groups of `engines` DSA engines and `queues` queues. All queues
+    /// are kept full with batches of `batch` copies; 1 selects one descriptor per copy.
     ///
     /// # Errors
-    /// When the simulated device does not do what is asked of it.
+    /// If the simulated device fails.
     pub fn of_copies(
         bytes: u32,
         (groups, queues, engines): (usize, usize, usize),

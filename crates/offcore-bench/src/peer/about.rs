@@ -1,4 +1,4 @@
-//! What a peer is: its version, the instruction set that it was compiled for, what was negotiated with it, its pages.
+//! Description of a peer: its version, its compilation target, the negotiated features and its page size.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use offcore_vhost::features;
 use crate::report::row::AboutPeer;
 
 impl AboutPeer {
-    /// What process `id` says by the DPDK that it has loaded.
+    /// Describes the DPDK version that process `id` has loaded.
     ///
     /// # Errors
-    /// When it has loaded none.
+    /// If it has not loaded DPDK.
     pub fn process(id: u32) -> Result<Self> {
         let library = loaded(id)?;
         let config = library.ancestors().find_map(config_below);
@@ -24,7 +24,7 @@ impl AboutPeer {
     }
 }
 
-/// The librte_vhost that process `id` has loaded.
+/// Returns the path of the librte_vhost that process `id` has loaded.
 pub(super) fn loaded(id: u32) -> Result<PathBuf> {
     let maps = fs::read_to_string(format!("/proc/{id}/maps")).context("the peer's memory map")?;
     let path = maps.lines().find_map(|line| {
@@ -34,7 +34,7 @@ pub(super) fn loaded(id: u32) -> Result<PathBuf> {
     path.context("the peer has not loaded librte_vhost")
 }
 
-/// DPDK's configuration among the headers that were installed below `prefix`, if they were.
+/// Returns DPDK's configuration header if it is installed below `prefix`.
 fn config_below(prefix: &Path) -> Option<String> {
     let arch = format!("include/{}-linux-gnu/dpdk", std::env::consts::ARCH);
     let dirs = ["include", "include/dpdk", &arch];
@@ -52,7 +52,7 @@ fn version(config: &str) -> Option<String> {
     Some(format!("DPDK {}.{:0>2}.{}", year?, month?, minor?))
 }
 
-/// The compiler's name for the CPU, and the best of the instruction sets that DPDK's headers have code for.
+/// Returns the compiler's name for the CPU, and the best instruction set for which DPDK's headers have code.
 fn target(config: &str) -> Option<String> {
     let machine = define(config, "RTE_MACHINE")?.trim_matches('"');
     let flags: Vec<_> = define(config, "RTE_COMPILE_TIME_CPUFLAGS")?.split(',').map(str::trim).collect();
@@ -61,7 +61,7 @@ fn target(config: &str) -> Option<String> {
     Some(format!("{machine}{}", best.map(|(_, name)| format!(", {name}")).unwrap_or_default()))
 }
 
-/// Feature bits by their names in the specification, without those that every vhost-user device has.
+/// Returns the specification's names of feature bits, without the bits that every vhost-user device has.
 pub(crate) fn feature_names(bits: u64) -> String {
     const NAMES: [(u64, &str); 20] = [
         (features::VIRTIO_NET_F_CSUM, "CSUM"),
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_process_without_dpdk_is_none() {
-        // PID 1 or this test process: a test without the feature has no DPDK.
+        // The process ID of this test process, which has no DPDK without the feature.
         if cfg!(not(feature = "dpdk")) {
             let error = AboutPeer::process(std::process::id()).unwrap_err().to_string();
             assert!(error.contains("librte_vhost"), "{error}");

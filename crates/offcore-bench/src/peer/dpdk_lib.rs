@@ -1,8 +1,8 @@
 //! The peer `dpdk-lib`: DPDK's librte_vhost as a vhost-user back end that the benchmark calls burst by burst.
 //!
-//! The thread that opens [`DpdkLib`] is the data thread: on it run dequeue, MAC rewriting and enqueue, each a call of
-//! its own so that each can be timed. EAL starts with the first `open` of a process and then stays; its control
-//! threads serve the sockets, so the front end may be a thread of the same process.
+//! The thread that opens [`DpdkLib`] is the data thread. It runs dequeue, MAC rewriting and enqueue as separate calls,
+//! so that each can be timed. EAL starts with the first `open` of a process and then keeps running. Its control threads
+//! serve the sockets, so that the front end may be a thread of the same process.
 //!
 //! ```no_run
 //! # use offcore_bench::peer::dpdk_lib::*;
@@ -40,61 +40,61 @@ use super::about;
 pub use packets::Burst;
 use packets::Pool;
 
-/// What a ring, a burst and the data thread's cache can hold between them.
+/// Minimum pool size: the number of buffers that a ring, a burst and the data thread's cache can hold.
 const MIN_MBUFS: u32 = 1024;
 
-/// The pages under the peer's packet pool. To compare, give both sides the same.
+/// The page type of the peer's packet pool. For a fair comparison, both sides should use the same page size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// Hugepages, the largest free ones first.
+    /// Hugepages, the largest free size first.
     Huge,
-    /// Ordinary pages; needs no privilege.
+    /// Ordinary pages, which need no privileges.
     Ordinary,
 }
 
 impl Pages {
-    /// Hugepages when enough of them are free for a pool of `mbufs`, otherwise ordinary pages.
+    /// Returns hugepages if enough of them are free for a pool of `mbufs` buffers, otherwise ordinary pages.
     pub fn best_for(mbufs: u32) -> Self {
         if free_hugepage_mib() >= memory_mib(mbufs) { Self::Huge } else { Self::Ordinary }
     }
 }
 
-/// How to open the peer.
+/// Configuration of the peer.
 #[derive(Clone, Debug)]
 pub struct DpdkConfig {
-    /// Pages under the packet pool. Fixed by the first `open` of a process.
+    /// Page type of the packet pool. The first `open` of a process fixes it.
     pub pages: Pages,
-    /// CPU of the data thread. EAL keeps its control threads off it if the process may use another. It does not pin
-    /// the data thread: that is the caller's doing.
+    /// CPU of the data thread. EAL keeps its control threads off this CPU if the process may use another one. The
+    /// caller has to pin the data thread.
     pub lcore: usize,
-    /// Packet buffers in the pool, of 2048 bytes and 128 bytes of headroom each; at least 1024.
+    /// Number of packet buffers in the pool, at least 1024. Each has 2048 bytes and 128 bytes of headroom.
     pub mbufs: u32,
 }
 
-/// Features that a socket offers or not; all others are librte_vhost's defaults.
+/// Features that a socket may offer. All other features have librte_vhost's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// `VIRTIO_F_RING_PACKED`; without it the ring is split.
+    /// `VIRTIO_F_RING_PACKED`. Without it the ring is split.
     pub packed: bool,
     /// `VIRTIO_NET_F_MRG_RXBUF`.
     pub mergeable: bool,
-    /// `VIRTIO_NET_F_HOST_TSO4` and `VIRTIO_NET_F_HOST_TSO6`: net_vhost's argument `tso`.
+    /// `VIRTIO_NET_F_HOST_TSO4` and `VIRTIO_NET_F_HOST_TSO6`, like net_vhost's argument `tso`.
     pub tso: bool,
 }
 
 impl Default for Offer {
-    /// As net_vhost: split ring, mergeable buffers, no TSO from the guest.
+    /// The defaults of net_vhost: split ring, mergeable buffers, no TSO from the guest.
     fn default() -> Self {
         Self { packed: false, mergeable: true, tso: false }
     }
 }
 
-/// librte_vhost, ready to be called from this thread. One at a time in a process.
+/// librte_vhost, ready for calls from this thread. A process can have only one instance at a time.
 #[derive(Debug)]
 pub struct DpdkLib {
     pool: Arc<Pool>,
     page_size: u64,
-    /// Also keeps this on its thread, and so makes that the only user of the ports' data calls.
+    /// Also keeps this object on its thread, so that the data calls of the ports have a single user.
     _thread: DataThread,
 }
 
@@ -106,11 +106,11 @@ pub struct Port {
 }
 
 impl DpdkLib {
-    /// Starts EAL if this is the first time, makes the calling thread the data thread and creates the packet pool.
+    /// Starts EAL on the first call, makes the calling thread the data thread and creates the packet pool.
     ///
     /// # Errors
-    /// When the configuration asks for what this machine or process cannot give: too few hugepages or mbufs, a CPU
-    /// that the process may not use, other pages than EAL was started with, a second `DpdkLib`.
+    /// If the configuration exceeds the means of this machine or process: too few hugepages or mbufs, a CPU that the
+    /// process may not use, another page type than EAL was started with, a second `DpdkLib`.
     pub fn open(config: &DpdkConfig) -> Result<Self> {
         if config.mbufs < MIN_MBUFS {
             bail!(
@@ -125,15 +125,15 @@ impl DpdkLib {
         Ok(Self { pool: Arc::new(pool), page_size, _thread: thread })
     }
 
-    /// Size in bytes of the pages under the packet pool.
+    /// Returns the page size of the packet pool in bytes.
     pub fn page_size(&self) -> u64 {
         self.page_size
     }
 
-    /// Listens on `path` as a vhost-user server. At most 8 ports at a time.
+    /// Listens on `path` as a vhost-user server. The maximum is 8 ports at a time.
     ///
     /// # Errors
-    /// When something exists at `path`, or it is too long for a socket, or there are too many ports.
+    /// If `path` exists or is too long for a socket, or if the number of ports is exceeded.
     pub fn register(&self, path: &Path, offer: &Offer) -> Result<Port> {
         let optional = [
             (offer.packed, VIRTIO_F_RING_PACKED),
@@ -142,7 +142,7 @@ impl DpdkLib {
         ];
         let disabled = optional.iter().filter(|(offered, _)| !offered).fold(0, |all, (_, bits)| all | bits);
         let name = CString::new(path.as_os_str().as_bytes())?;
-        // SAFETY: EAL is up and `name` is a C string.
+        // SAFETY: EAL is running and `name` is a NUL-terminated string.
         let rc = unsafe { ffi::peer_register(name.as_ptr(), disabled) };
         let index =
             count(rc).with_context(|| format!("listening on {} (it must not exist yet)", path.display()))?;
@@ -152,58 +152,60 @@ impl DpdkLib {
     /// Waits until a front end has started the device and enabled its first `pairs` queue pairs (at most 32).
     ///
     /// # Errors
-    /// When that has not happened within `timeout`.
+    /// If that does not happen within `timeout`.
     pub fn wait_ready(&self, port: &Port, pairs: u8, timeout: Duration) -> Result<()> {
         let ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
-        // SAFETY: the port is registered, and this is the data thread.
+        // SAFETY: the port is registered, and the caller is the data thread, because `DpdkLib` cannot leave it.
         let rc = unsafe { ffi::peer_wait_ready(port.index, pairs.into(), ms) };
         count(rc).map(|_| ()).with_context(|| {
             format!("waiting {timeout:?} for a front end with {pairs} queue pairs on {}", port.path.display())
         })
     }
 
-    /// Touches every page of the memory that the connected front end shares: librte_vhost maps it without its pages.
+    /// Touches every page of the memory that the connected front end shares, because librte_vhost maps it without
+    /// populating the pages.
     ///
     /// # Errors
-    /// When no front end is connected.
+    /// If no front end is connected.
     pub fn touch(&self, port: &Port) -> Result<()> {
-        // SAFETY: the port is registered, and this is the data thread.
+        // SAFETY: the port is registered, and the caller is the data thread, because `DpdkLib` cannot leave it.
         let rc = unsafe { ffi::peer_touch(port.index) };
         count(rc).map(|_| ()).with_context(|| no_front_end(port))
     }
 
-    /// The virtio feature bits that the connected front end has acknowledged.
+    /// Returns the virtio feature bits that the connected front end has acknowledged.
     ///
     /// # Errors
-    /// When no front end is connected.
+    /// If no front end is connected.
     pub fn features(&self, port: &Port) -> Result<u64> {
         let mut features = 0;
-        // SAFETY: the port is registered, this is the data thread, and `features` is a place for the result.
+        // SAFETY: the port is registered, the caller is the data thread, and `features` is a valid place for the
+        // result.
         let rc = unsafe { ffi::peer_features(port.index, &raw mut features) };
         count(rc).with_context(|| no_front_end(port))?;
         Ok(features)
     }
 
-    /// An empty burst for this peer's packets.
+    /// Returns an empty burst for this peer's packets.
     pub fn burst(&self) -> Burst {
         Burst::new(Arc::clone(&self.pool))
     }
 
-    /// Timed call: moves up to `max` packets from the guest's transmit queue of queue pair `pair` into `burst`, behind
-    /// those it holds, as far as it has room: their number.
+    /// Timed call: moves up to `max` packets from the guest's transmit queue of queue pair `pair` to the end of
+    /// `burst`, limited by its free room. Returns their number.
     ///
     /// # Errors
-    /// When no front end is connected.
+    /// If no front end is connected.
     #[inline]
     pub fn dequeue(&self, port: &Port, pair: u8, burst: &mut Burst, max: usize) -> Result<usize> {
         counted(burst.dequeue(port.index, pair, max), port)
     }
 
     /// Timed call: copies all packets of `burst` to the guest's receive queue of queue pair `pair` and returns all
-    /// buffers to the pool: the number that found room; the others are dropped.
+    /// buffers to the pool. Returns the number of copied packets. Packets without a receive buffer are dropped.
     ///
     /// # Errors
-    /// When no front end is connected; the packets are dropped then, too.
+    /// If no front end is connected. The packets are dropped in this case, too.
     #[inline]
     pub fn enqueue(&self, port: &Port, pair: u8, burst: &mut Burst) -> Result<usize> {
         counted(burst.enqueue(port.index, pair), port)
@@ -212,13 +214,14 @@ impl DpdkLib {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // SAFETY: the port is registered, and with `self` goes the last that could use it. The only error is a socket
-        // that is gone already, which is what is wanted.
+        // SAFETY: the port is registered, and `self` is the last object that could use it. The only possible error is a
+        // socket that has already been removed, which is harmless.
         unsafe { ffi::peer_unregister(self.index) };
     }
 }
 
-/// The shim is compiled for one build of the library; beside another it would be measured in part.
+/// Checks that the loaded library is the build for which the shim was compiled. The shim contains inlined code from
+/// that build's headers, so with another library the measurement would mix two builds.
 fn check_library(loaded: &Path) -> Result<()> {
     let built_for = Path::new(env!("OFFCORE_DPDK_LIBDIR"));
     let same = |a: &Path, b: &Path| a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
@@ -231,10 +234,10 @@ fn check_library(loaded: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What this process has done to EAL, which starts once and never again.
+/// State of EAL in this process. EAL can start only once.
 struct Eal {
     state: EalState,
-    /// Whether there is a data thread.
+    /// Whether a data thread exists.
     in_use: bool,
 }
 
@@ -268,7 +271,8 @@ impl Eal {
         }
         offcore_dpdk::eal::claim("the peer dpdk-lib")?;
         let prefix = CString::new(format!("offcore-peer-{}", std::process::id()))?;
-        // SAFETY: the lock on `EAL` makes this the only thread that starts it, and `state` says that none did before.
+        // SAFETY: the lock on `EAL` makes this the only thread that starts it, and `state` shows that it has not been
+        // started before.
         let rc = unsafe {
             ffi::peer_eal_init(
                 (config.pages == Pages::Huge).into(),
@@ -293,9 +297,9 @@ impl Eal {
 /// The calling thread's registration with EAL.
 #[derive(Debug)]
 struct DataThread {
-    /// Whether EAL gave the thread a number that has to be given back.
+    /// Whether EAL assigned an lcore ID to the thread, which must be released.
     registered: bool,
-    /// The registration is a property of the thread, so this stays on it.
+    /// The registration belongs to the thread, so this object must not leave it.
     _stays: PhantomData<*const ()>,
 }
 
@@ -306,7 +310,7 @@ impl DataThread {
             bail!("a DpdkLib is open in this process already: drop it first");
         }
         eal.start(config)?;
-        // SAFETY: EAL is up.
+        // SAFETY: EAL is running.
         let registered =
             count(unsafe { ffi::peer_attach() }).context("registering the data thread with EAL")?;
         eal.in_use = true;
@@ -317,7 +321,7 @@ impl DataThread {
 impl Drop for DataThread {
     fn drop(&mut self) {
         if self.registered {
-            // SAFETY: this is the thread that `claim` registered.
+            // SAFETY: this is the thread that `claim` registered, because `DataThread` cannot leave it.
             unsafe { ffi::peer_detach() };
         }
         lock_eal().in_use = false;
@@ -328,17 +332,17 @@ fn lock_eal() -> MutexGuard<'static, Eal> {
     EAL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Linux's ENXIO, by which the shim says that a CPU is not ours.
+/// Linux's ENXIO. The shim returns it if the process may not use the CPU.
 const NO_SUCH_CPU: i32 = 6;
 
-/// MiB that EAL is started with: what the pool needs, and 64 for all the rest.
+/// Returns the MiB of memory with which EAL is started: the size of the pool, and 64 MiB for other purposes.
 pub(crate) fn memory_mib(mbufs: u32) -> u64 {
-    // 64 bytes of mempool header, 128 of mbuf, 2176 of data, padding.
+    // 64 bytes of mempool header, 128 of mbuf, 2176 of data, and padding.
     const BYTES_PER_MBUF: u64 = 2560;
     (u64::from(mbufs) * BYTES_PER_MBUF).div_ceil(1 << 20) + 64
 }
 
-/// MiB in free hugepages of all sizes.
+/// Returns the MiB in free hugepages of all sizes.
 fn free_hugepage_mib() -> u64 {
     let Ok(sizes) = std::fs::read_dir("/sys/kernel/mm/hugepages") else { return 0 };
     let kib = sizes.flatten().filter_map(|size| {
@@ -351,12 +355,12 @@ fn free_hugepage_mib() -> u64 {
     kib.sum::<u64>() / 1024
 }
 
-/// A count out of the shim, or its error.
+/// Converts a return value of the shim to a count or an error.
 fn count(rc: i32) -> Result<usize> {
     usize::try_from(rc).map_err(|_| errno(rc))
 }
 
-/// The count of a data call, whose only error is that no front end is there.
+/// Converts the return value of a data call, whose only error is a missing front end.
 #[inline]
 fn counted(rc: i32, port: &Port) -> Result<usize> {
     usize::try_from(rc).map_err(|_| no_front_end_error(rc, port))
@@ -371,12 +375,12 @@ fn no_front_end(port: &Port) -> String {
     format!("no front end is connected to {}", port.path.display())
 }
 
-/// The error behind a negative errno value.
+/// Returns the error for a negative errno value.
 fn errno(rc: i32) -> anyhow::Error {
     std::io::Error::from_raw_os_error(-rc).into()
 }
 
-/// A number of packets as C has it; there are never more than a pool's.
+/// Converts a number of packets to C's type. It never exceeds the size of a pool.
 fn c_len(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }

@@ -1,10 +1,10 @@
-//! The kernel as a source of frames on an interface, faster than any program that sends through a socket, and a plain
-//! socket that receives them.
+//! The kernel as a source of frames on an interface, faster than any program that sends through a socket; and a plain
+//! socket that receives frames.
 //!
-//! The source is an XDP program that numbers a frame and redirects it to the interface, run in the kernel's "live frames"
-//! mode (linux/Documentation/bpf/bpf_prog_run.rst): no system call, socket buffer or copy for a frame. What is at the
-//! other end of a veth pair gets them in its NAPI loop, on the core of whoever runs the program; it has one when an XDP
-//! program is attached to it, or with `ethtool -K INTERFACE gro on`.
+//! The source is an XDP program that numbers a frame and redirects it to the interface, run in the kernel's "live
+//! frames" mode (linux/Documentation/bpf/bpf_prog_run.rst): without a system call, socket buffer or copy per frame. The
+//! other end of a veth pair receives the frames in its NAPI loop, on the core of the thread that runs the program. It
+//! has a NAPI loop if an XDP program is attached to it, or after `ethtool -K INTERFACE gro on`.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -12,28 +12,28 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use anyhow::{Context, Result, ensure};
 use offcore_wire::template::UDP_HEADERS_LEN;
 
-/// Where the program writes a frame's number, little-endian: where a probe has it.
+/// Offset of the frame number, little-endian: the position of a probe's sequence number.
 pub const SEQUENCE: usize = UDP_HEADERS_LEN + 8;
-/// Frames that the kernel makes before it lets the interface work on them.
+/// Number of frames that the kernel creates before the interface processes them.
 const BATCH: u32 = 64;
 
-/// Commands of bpf(2), and what they are given: linux/bpf.h.
+/// Commands of bpf(2) and their parameters, from linux/bpf.h.
 const MAP_CREATE: libc::c_int = 0;
 const PROG_LOAD: libc::c_int = 5;
 const PROG_TEST_RUN: libc::c_int = 10;
 const MAP_ARRAY: u32 = 2;
 const PROG_XDP: u32 = 6;
 const LIVE_FRAMES: u32 = 1 << 1;
-/// A load of 64 bits whose operand is a map's descriptor.
+/// Source register of a 64-bit load whose operand is a map's descriptor.
 const PSEUDO_MAP_FD: u8 = 1;
 const CALL_MAP_LOOKUP: i32 = 1;
 const CALL_REDIRECT: i32 = 23;
 
-/// A source of copies of one frame, each with the next number, that leave through an interface.
+/// A source of copies of a frame with consecutive numbers, which leave through an interface.
 #[derive(Debug)]
 pub struct FrameSource {
     program: OwnedFd,
-    /// Holds the next number; the program has it open.
+    /// The map with the next number, which the program uses.
     _counter: OwnedFd,
     frame: Vec<u8>,
     interface: u32,
@@ -41,11 +41,12 @@ pub struct FrameSource {
 }
 
 impl FrameSource {
-    /// A source of `frame`, without FCS, on the interface with this index in the calling thread's network namespace.
+    /// Creates a source of `frame`, without FCS, on the interface with this index in the calling thread's network
+    /// namespace.
     ///
     /// # Errors
-    /// When the frame is too short for a number, or the kernel refuses: it takes CAP_BPF and CAP_NET_ADMIN, and Linux
-    /// 5.18.
+    /// If the frame is too short for a number, or the kernel refuses. CAP_BPF, CAP_NET_ADMIN and Linux 5.18 are
+    /// required.
     pub fn new(interface: u32, frame: &[u8]) -> Result<Self> {
         ensure!(frame.len() >= SEQUENCE + 8, "a frame of {} bytes has no room for a number", frame.len());
         let counter = counter().context("making a BPF map")?;
@@ -54,10 +55,10 @@ impl FrameSource {
         Ok(Self { program, _counter: counter, frame: frame.to_vec(), interface, sent: 0 })
     }
 
-    /// Sends `count` frames, on this thread, as fast as the kernel can.
+    /// Sends `count` frames on this thread, as fast as the kernel can.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn send(&mut self, count: u32) -> Result<()> {
         let mut context =
             XdpMd { end: u32::try_from(self.frame.len())?, interface: self.interface, ..XdpMd::default() };
@@ -72,21 +73,21 @@ impl FrameSource {
             batch: BATCH.min(count),
             ..TestRun::default()
         };
-        // SAFETY: BPF_PROG_TEST_RUN's attributes: the frame and the context live for the call and are as long as it says;
-        // without addresses for results none are written.
+        // SAFETY: these are BPF_PROG_TEST_RUN's attributes. The frame and the context outlive the call and have the
+        // given lengths. Without result addresses the kernel writes no results.
         unsafe { bpf(PROG_TEST_RUN, &mut attribute) }
             .context("sending live frames (Linux 5.18 or later can)")?;
         self.sent += u64::from(count);
         Ok(())
     }
 
-    /// Frames sent so far: the number of the next one.
+    /// Returns the number of frames sent so far, which is the number of the next frame.
     pub fn sent(&self) -> u64 {
         self.sent
     }
 }
 
-/// The part of `union bpf_attr` that BPF_PROG_TEST_RUN takes.
+/// The part of `union bpf_attr` that BPF_PROG_TEST_RUN uses.
 #[repr(C)]
 #[derive(Default)]
 struct TestRun {
@@ -130,9 +131,10 @@ struct Insn {
     immediate: i32,
 }
 
-/// The program: takes the number from the map, writes it into the frame, and redirects that to the interface.
+/// Returns the program: it takes the number from the map, writes it into the frame, and redirects the frame to the
+/// interface.
 fn instructions(map: i32, interface: u32) -> Vec<Insn> {
-    /// linux/bpf_common.h and linux/bpf.h.
+    /// From linux/bpf_common.h and linux/bpf.h.
     const LOAD_64: u8 = 0x18;
     const LOAD_WORD: u8 = 0x61;
     const LOAD_DOUBLE: u8 = 0x79;
@@ -159,7 +161,7 @@ fn instructions(map: i32, interface: u32) -> Vec<Insn> {
         insn(MOVE_REGISTER, 2, 10, 0, 0),
         insn(ADD, 2, 0, 0, -4),
         insn(LOAD_64, 1, PSEUDO_MAP_FD, 0, map),
-        insn(0, 0, 0, 0, 0), // the upper half of the one before
+        insn(0, 0, 0, 0, 0), // upper half of the previous instruction
         insn(CALL, 0, 0, 0, CALL_MAP_LOOKUP),
         insn(IF_EQUAL, 0, 0, 14, 0),   // no such entry: drop
         insn(LOAD_DOUBLE, 7, 0, 0, 0), // r7 = the number
@@ -167,7 +169,7 @@ fn instructions(map: i32, interface: u32) -> Vec<Insn> {
         insn(ADD, 3, 0, 0, 1),
         insn(STORE_DOUBLE, 0, 3, 0, 0), // the next one
         insn(LOAD_WORD, 2, 6, 0, 0),    // r2 = start of the frame
-        insn(LOAD_WORD, 3, 6, 4, 0),    // r3 = its end
+        insn(LOAD_WORD, 3, 6, 4, 0),    // r3 = end of the frame
         insn(MOVE_REGISTER, 4, 2, 0, 0),
         insn(ADD, 4, 0, 0, SEQUENCE as i32 + 8),
         insn(IF_GREATER, 4, 3, 5, 0), // too short: drop
@@ -191,9 +193,9 @@ fn counter() -> io::Result<OwnedFd> {
         flags: u32,
     }
     let mut attribute = Attribute { kind: MAP_ARRAY, key_size: 4, value_size: 8, entries: 1, flags: 0 };
-    // SAFETY: BPF_MAP_CREATE's attributes; they hold no addresses.
+    // SAFETY: these are BPF_MAP_CREATE's attributes, which contain no addresses.
     let fd = unsafe { bpf(MAP_CREATE, &mut attribute) }?;
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just created this descriptor, and no other object owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -216,31 +218,33 @@ fn load(instructions: &[Insn]) -> io::Result<OwnedFd> {
         license: c"Dual MIT/GPL".as_ptr() as u64,
         ..Attribute::default()
     };
-    // SAFETY: BPF_PROG_LOAD's attributes: instructions and licence live for the call, and there are as many as it says.
+    // SAFETY: these are BPF_PROG_LOAD's attributes. Instructions and licence outlive the call, and the number of
+    // instructions is correct.
     let fd = unsafe { bpf(PROG_LOAD, &mut attribute) }?;
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just created this descriptor, and no other object owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A call whose answer is 0 or a new descriptor.
+/// Calls bpf(2) with a command that returns 0 or a new descriptor.
 ///
 /// # Safety
-/// `attribute` must be the part of `union bpf_attr` that `command` takes, and addresses in it must be of memory that is
-/// live and as long as it says.
+/// `attribute` must be the part of `union bpf_attr` that `command` uses. Addresses in it must refer to live memory of
+/// the length given next to them.
 unsafe fn bpf<T>(command: libc::c_int, attribute: &mut T) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads and writes at most the size given here; the rest is the caller's promise.
+    // SAFETY: the kernel accesses at most the given size of `attribute`. The caller guarantees that the addresses in it
+    // refer to live memory of the given lengths.
     let answer =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attribute), size_of::<T>()) };
     libc::c_int::try_from(answer).ok().filter(|&answer| answer >= 0).ok_or_else(io::Error::last_os_error)
 }
 
-/// A socket that gets every frame that arrives at an interface.
+/// A socket that receives every frame that arrives at an interface.
 #[derive(Debug)]
 pub struct FrameSink {
     socket: OwnedFd,
 }
 
-/// Frames may be sent by it, too.
+/// The socket can also send frames.
 impl AsFd for FrameSink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -248,26 +252,26 @@ impl AsFd for FrameSink {
 }
 
 impl FrameSink {
-    /// A sink on the interface with this index in the calling thread's network namespace.
+    /// Opens a sink on the interface with this index in the calling thread's network namespace.
     ///
     /// # Errors
-    /// When the kernel refuses: it takes CAP_NET_RAW.
+    /// If the kernel refuses. CAP_NET_RAW is required.
     pub fn new(interface: u32) -> Result<Self> {
         let protocol = (libc::ETH_P_ALL as u16).to_be();
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // SAFETY: the call takes numbers only.
+        // SAFETY: the call takes only numbers.
         let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error()).context("opening a packet socket");
         }
-        // SAFETY: the kernel has just made this descriptor for us.
+        // SAFETY: the kernel has just created this descriptor, and no other object owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: numbers only, for which zeroes are values.
+        // SAFETY: the structure consists of numbers, for which zero is a valid value.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
         address.sll_protocol = protocol;
         address.sll_ifindex = interface.cast_signed();
-        // SAFETY: the address lives for the call and is as long as it says.
+        // SAFETY: the address outlives the call and has the given length.
         let rc = unsafe {
             libc::bind(
                 socket.as_raw_fd(),
@@ -281,16 +285,17 @@ impl FrameSink {
         Ok(Self { socket })
     }
 
-    /// The next frame that has arrived, without FCS; `None` when none has. Those that the interface sends are left out.
+    /// Returns the next received frame without FCS, or `None` if none has arrived. Frames that the interface sends are
+    /// skipped.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the system call.
     pub fn next<'a>(&mut self, room: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
         loop {
-            // SAFETY: numbers only, for which zeroes are values.
+            // SAFETY: the structure consists of numbers, for which zero is a valid value.
             let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
             let mut len = size_of::<libc::sockaddr_ll>() as u32;
-            // SAFETY: both places live for the call and are as long as it says.
+            // SAFETY: both places outlive the call and have the given lengths.
             let got = unsafe {
                 libc::recvfrom(
                     self.socket.as_raw_fd(),

@@ -1,21 +1,22 @@
-//! What a run makes outside its process: it is removed when its owner is dropped, or when the run is interrupted.
+//! External objects of a run, such as directories and namespaces. They are removed when their owner is dropped or when
+//! the run is interrupted.
 
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 
-/// All that there is now. Who makes or removes something has the lock.
+/// All existing objects. The lock is held while an object is created or removed.
 static MADE: Mutex<Vec<Leftover>> = Mutex::new(Vec::new());
 
-/// Something with a name that nothing else has, and how it is removed.
+/// An object with a unique name, and the function that removes it.
 #[derive(Debug)]
 struct Leftover {
     name: String,
     remove: fn(&str),
 }
 
-/// Makes something.
+/// Creates an object and registers its removal.
 pub(super) fn make(name: &str, make: impl FnOnce() -> Result<()>, remove: fn(&str)) -> Result<()> {
     let mut all = all();
     make()?;
@@ -23,7 +24,7 @@ pub(super) fn make(name: &str, make: impl FnOnce() -> Result<()>, remove: fn(&st
     Ok(())
 }
 
-/// Removes it.
+/// Removes an object.
 pub(super) fn remove(name: &str) {
     let mut all = all();
     if let Some(at) = all.iter().position(|other| other.name == name) {
@@ -31,10 +32,10 @@ pub(super) fn remove(name: &str) {
     }
 }
 
-/// Removes all that this process has made. Whoever would make or remove something from now on waits for the process's end.
+/// Removes all objects of this process. Later calls that create or remove an object block until the process ends.
 pub fn remove_all() {
     let mut all = all();
-    // The last ones first: a process in a namespace may still fill a directory.
+    // In reverse order: a process in a namespace may still write to a directory.
     for last in all.drain(..).rev() {
         (last.remove)(&last.name);
     }

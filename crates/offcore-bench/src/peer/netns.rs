@@ -1,4 +1,4 @@
-//! Network namespaces of one's own: the kernel's TCP/IP stack as a peer, out of the way of the machine's network.
+//! Private network namespaces: the kernel's TCP/IP stack as a peer, isolated from the machine's network.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
@@ -12,20 +12,21 @@ use super::leftovers;
 use super::tempdir::unique_name;
 use crate::machine::find_program;
 
-/// A network namespace with its loopback interface up, deleted on drop, and with it whoever is in it. Needs root.
+/// A network namespace with its loopback interface up. Dropping it deletes the namespace and kills its processes. Needs
+/// root.
 ///
-/// Its interfaces go with it: a veth or TAP interface in a deleted namespace is deleted, once the last process in
-/// the namespace has ended.
+/// Its interfaces are deleted with it: the kernel deletes veth and TAP interfaces of a deleted namespace after the last
+/// process in the namespace has ended.
 #[derive(Debug)]
 pub struct Netns {
     name: String,
 }
 
 impl Netns {
-    /// Makes a namespace whose name no other process uses.
+    /// Creates a namespace with a unique name.
     ///
     /// # Errors
-    /// When `ip netns add` fails; the text has what it said.
+    /// If `ip netns add` fails. The error contains its output.
     pub fn new() -> Result<Self> {
         let name = unique_name();
         leftovers::make(&name, || ip(&["netns", "add", &name]).map(drop), remove)?;
@@ -34,8 +35,8 @@ impl Netns {
         Ok(netns)
     }
 
-    /// Deletes the namespaces that processes have left behind which were killed: those with a name of [`Netns::new`] whose
-    /// process is gone, and that nobody is in.
+    /// Deletes the namespaces that killed processes have left behind: namespaces with a name from [`Netns::new`] whose
+    /// process no longer exists, and which contain no process.
     ///
     /// # Errors
     /// As [`Netns::run`].
@@ -46,36 +47,36 @@ impl Netns {
             let process = process.and_then(|(id, count)| count.parse::<u32>().and(id.parse::<u32>()).ok());
             let gone = |id| !std::path::Path::new(&format!("/proc/{id}")).exists();
             if process.is_some_and(gone) && ip(&["netns", "pids", name]).is_ok_and(|pids| pids.is_empty()) {
-                // Somebody else may have done so meanwhile.
+                // Another process may have deleted it in the meantime.
                 let _ = ip(&["netns", "delete", name]);
             }
         }
         Ok(())
     }
 
-    /// The namespace's name, as in `ip netns list`.
+    /// Returns the namespace's name, as in `ip netns list`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A command that will run `program` in the namespace.
+    /// Returns a command that runs `program` in the namespace.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).arg(program);
         command
     }
 
-    /// Runs `program` in the namespace to its end and returns its standard output.
+    /// Runs `program` in the namespace until it ends and returns its standard output.
     ///
     /// # Errors
-    /// When it cannot be started, or ends with a status other than 0: the text has the status and both streams.
+    /// If it cannot be started, or ends with a status other than 0. The error contains the status and both streams.
     pub fn run(&self, program: &str, args: &[&str]) -> Result<String> {
         let mut command = self.command(program);
         command.args(args);
         checked(&mut command)
     }
 
-    /// Runs `ip` on the namespace, which works for interfaces in it.
+    /// Runs `ip` on the namespace, which works for the interfaces in it.
     ///
     /// # Errors
     /// As [`Netns::run`].
@@ -85,20 +86,21 @@ impl Netns {
         ip(&all)
     }
 
-    /// Moves the calling thread into the namespace, for as long as it lives: what it opens from now on belongs there.
+    /// Moves the calling thread permanently into the namespace. Sockets that it opens afterwards belong to the
+    /// namespace.
     ///
     /// # Errors
-    /// When it may not, which takes CAP_SYS_ADMIN.
+    /// If the thread lacks CAP_SYS_ADMIN.
     pub fn enter(&self) -> Result<()> {
         let entered = std::fs::File::open(format!("/run/netns/{}", self.name))
             .and_then(|file| Ok(move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?));
         entered.with_context(|| format!("cannot enter the network namespace {}", self.name))
     }
 
-    /// Runs `job` on a thread of its own in the namespace: sockets that it opens stay there.
+    /// Runs `job` on a new thread in the namespace. Sockets that it opens stay in the namespace.
     ///
     /// # Errors
-    /// The job's own, and those of [`Netns::enter`].
+    /// The job's errors, and the errors of [`Netns::enter`].
     pub fn within<T: Send>(&self, job: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -109,15 +111,15 @@ impl Netns {
         })
     }
 
-    /// Moves an interface of the initial namespace into this one. The kernel takes its addresses and sets it down.
+    /// Moves an interface from the initial namespace into this one. The kernel removes its addresses and sets it down.
     ///
     /// # Errors
-    /// As [`Netns::run`], for instance when there is no such interface.
+    /// As [`Netns::run`], for instance if the interface does not exist.
     pub fn take(&self, interface: &str) -> Result<()> {
         ip(&["link", "set", interface, "netns", &self.name]).map(drop)
     }
 
-    /// Gives an interface of the namespace an address, such as `10.77.0.1/24`, and sets it up.
+    /// Adds an address, such as `10.77.0.1/24`, to an interface of the namespace and sets the interface up.
     ///
     /// # Errors
     /// As [`Netns::run`].
@@ -126,7 +128,8 @@ impl Netns {
         self.ip(&["link", "set", interface, "up"]).map(drop)
     }
 
-    /// Makes a veth pair: `interface` here, `peer_interface` in `peer`. Both are down, without an address.
+    /// Creates a veth pair: `interface` in this namespace, `peer_interface` in `peer`. Both are down and have no
+    /// address.
     ///
     /// # Errors
     /// As [`Netns::run`].
@@ -148,8 +151,8 @@ impl Netns {
         .map(drop)
     }
 
-    /// Turns off what lets the kernel leave work to an interface (checksums, segmentation, coalescing), which a
-    /// userspace port behind it may not do.
+    /// Disables the offloads of an interface (checksums, segmentation, coalescing), which a userspace port behind it
+    /// may not support.
     ///
     /// # Errors
     /// As [`Netns::run`].
@@ -158,10 +161,10 @@ impl Netns {
         self.run("ethtool", &off).map(drop)
     }
 
-    /// Lets the kernel leave checksums and segmentation of TCP to an interface.
+    /// Enables checksum and TCP segmentation offload of an interface.
     ///
     /// # Errors
-    /// As [`Netns::run`], and when what is behind the interface has not said that it does them.
+    /// As [`Netns::run`], and if the interface does not support the offloads.
     pub fn enable_offloads(&self, interface: &str) -> Result<()> {
         self.run(
             "ethtool",
@@ -175,8 +178,8 @@ impl Netns {
     }
 }
 
-/// What this machine lacks to measure interfaces of its own by two lcores, if anything: `programs` are those beside ip and
-/// ethtool, with their packages.
+/// Returns a missing requirement of this machine for measurements with private interfaces and two lcores, if any.
+/// `programs` lists the required programs, in addition to ip and ethtool, with their packages.
 pub(crate) fn missing((lcore, other): (usize, Option<usize>), programs: &[(&str, &str)]) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("network namespaces and interfaces take root".into());
@@ -195,14 +198,14 @@ impl Drop for Netns {
     }
 }
 
-/// Deletes a namespace, and ends who is left in it, such as the workers of a server that was killed.
+/// Deletes a namespace and kills its remaining processes, such as the workers of a killed server.
 fn remove(name: &str) {
     let pids = ip(&["netns", "pids", name]).unwrap_or_default();
     let pids = pids.lines().filter_map(|pid| Pid::from_raw(pid.trim().parse().ok()?));
     for pid in pids.filter(|pid| *pid != getpid()) {
         let _ = kill_process(pid, Signal::KILL);
     }
-    // Nothing to be done about a failure here, and a test that is failing already has its reason.
+    // A failure cannot be handled here, and a failing test already has another error to report.
     let _ = ip(&["netns", "delete", name]);
 }
 
@@ -210,10 +213,10 @@ fn ip(args: &[&str]) -> Result<String> {
     checked(Command::new("ip").args(args))
 }
 
-/// Runs a command to its end and returns its standard output; an error has everything it printed.
+/// Runs a command until it ends and returns its standard output. An error contains its whole output.
 ///
 /// # Errors
-/// When it cannot be started, or ends with a status other than 0.
+/// If it cannot be started, or ends with a status other than 0.
 pub fn checked(command: &mut Command) -> Result<String> {
     let shown = format!("{command:?}");
     let Output { status, stdout, stderr } =

@@ -1,13 +1,14 @@
 //! Open vSwitch with DPDK: a learning switch between two vhost-user ports, with one PMD thread.
 //!
-//! Known to work with Debian 12's openvswitch-switch-dpdk (3.1.0). What had to be found out:
-//! - Database, sockets and logs go where `OVS_RUNDIR` and its like say, so that no other Open vSwitch is touched. The
-//!   names of the datapath's TAP devices are fixed, so it runs in a network namespace of its own, which goes with it.
-//! - `dpdkvhostuser` ports, which make their sockets in the run directory, are called deprecated and work;
-//!   `dpdkvhostuserclient` would want a front end that listens.
-//! - A PMD thread always polls. While something else is measured on its core, the process is stopped (`SIGSTOP`).
-//! - It starts DPDK with `--in-memory`, which DPDK has with hugepages only.
-//! - It floods to the bridge's own TAP device as well, so both stations have to be known before anything is timed.
+//! Tested with Debian 12's openvswitch-switch-dpdk (3.1.0). Findings:
+//! - `OVS_RUNDIR` and similar variables determine the location of database, sockets and logs, so that no other Open
+//!   vSwitch is affected. The names of the datapath's TAP devices are fixed. The switch therefore runs in a private
+//!   network namespace, which is deleted with it.
+//! - `dpdkvhostuser` ports, which create their sockets in the run directory, are deprecated but work.
+//!   `dpdkvhostuserclient` would need a listening front end.
+//! - A PMD thread always polls. While another program is measured on its core, the process is stopped (`SIGSTOP`).
+//! - It starts DPDK with `--in-memory`, which DPDK supports only with hugepages.
+//! - It also floods to the bridge's own TAP device, so both stations have to be known before the timed part.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,7 +23,7 @@ use super::process::{Process, TIMEOUT};
 use super::tempdir::{TempDir, unique_name};
 use crate::machine::find_program;
 
-/// The switch with DPDK, which has no place in PATH.
+/// The switch with DPDK, which is not in PATH.
 const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 const BRIDGE: &str = "br0";
@@ -32,13 +33,13 @@ const MEMORY_MIB: u32 = 256;
 /// A running switch with two ports. Dropping it kills it.
 #[derive(Debug)]
 pub struct Ovs {
-    // The switch goes before its database.
+    // The switch is dropped before its database.
     switch: Process,
     _database: Process,
     dir: TempDir,
 }
 
-/// What is missing to run it, and what helps; nothing when all is there.
+/// Returns a missing requirement with a remedy, or `None` if the switch can run.
 pub fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("not root: run as root".into());
@@ -52,10 +53,10 @@ pub fn missing() -> Option<String> {
 }
 
 impl Ovs {
-    /// Starts a switch whose PMD thread is on `core`. Its packet buffers are on hugepages.
+    /// Starts a switch whose PMD thread runs on `core`. Its packet buffers are on hugepages.
     ///
     /// # Errors
-    /// When something is missing, or a program says so.
+    /// If a requirement is missing, or a program reports an error.
     pub fn start(core: usize) -> Result<Self> {
         if let Some(missing) = missing() {
             bail!("{missing}");
@@ -70,7 +71,8 @@ impl Ovs {
         wait_until("the database's socket", || Ok(dir.file("db").exists()))?;
 
         let extra = format!("--no-pci --no-telemetry --single-file-segments --socket-mem {MEMORY_MIB}");
-        // Its main thread, which wakes up now and then, on another core: on the PMD thread's it would be measured.
+        // The main thread wakes up from time to time. It runs on another core, because on the PMD thread's core it
+        // would be measured.
         let main = lcore::available()?.into_iter().find(|&other| other != core).unwrap_or(core);
         let mask = |core: usize| -> Result<u128> {
             1u128.checked_shl(u32::try_from(core)?).context("Open vSwitch's masks have 128 cores")
@@ -114,15 +116,15 @@ impl Ovs {
         Ok(ovs)
     }
 
-    /// The sockets of both ports.
+    /// Returns the sockets of both ports.
     pub fn sockets(&self) -> [PathBuf; 2] {
         ["v0", "v1"].map(|port| self.dir.file(port))
     }
 
-    /// Its version in words: `Open vSwitch 3.1.0`.
+    /// Returns its name and version: `Open vSwitch 3.1.0`.
     ///
     /// # Errors
-    /// When it does not say.
+    /// If the version is not available.
     pub fn version(&self) -> Result<String> {
         let said = self.ask(&["version"])?;
         let version = said.lines().next().and_then(|line| line.rsplit(' ').next());
@@ -132,7 +134,7 @@ impl Ovs {
     /// Waits until both ports have front ends.
     ///
     /// # Errors
-    /// When they have not after 10 s.
+    /// If a front end is missing after [`TIMEOUT`].
     pub fn wait_ready(&self) -> Result<()> {
         for socket in self.sockets() {
             let added = format!("'{}' has been added", socket.display());
@@ -142,18 +144,18 @@ impl Ovs {
         Ok(())
     }
 
-    /// Waits until it knows which port this station is behind.
+    /// Waits until it has learned the port of a station.
     ///
     /// # Errors
-    /// When it does not after 10 s.
+    /// If it has not after [`TIMEOUT`].
     pub fn wait_learned(&self, station: &str) -> Result<()> {
         wait_until("a station to be learned", || Ok(self.ask(&["fdb/show", BRIDGE])?.contains(station)))
     }
 
-    /// Stops every thread of it, or lets them go on.
+    /// Stops or continues all its threads.
     ///
     /// # Errors
-    /// When it has ended.
+    /// If it has ended.
     pub fn set_running(&mut self, running: bool) -> Result<()> {
         self.switch.signal(if running { Signal::CONT } else { Signal::STOP })?;
         let stat = format!("/proc/{}/stat", self.switch.id());
@@ -163,24 +165,25 @@ impl Ovs {
         })
     }
 
-    /// Counts its PMD thread's cycles from here on.
+    /// Resets the counters of its PMD thread.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If it does not answer.
     pub fn clear_counters(&self) -> Result<()> {
         self.ask(&["dpif-netdev/pmd-stats-clear"]).map(drop)
     }
 
-    /// Packets that the PMD thread has received, and the TSC ticks that each took it, polls in vain not counted.
+    /// Returns the number of packets that the PMD thread has received, and the TSC ticks per packet without empty
+    /// polls.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If it does not answer.
     pub fn counters(&self) -> Result<(u64, Option<f64>)> {
         let said = self.ask(&["dpif-netdev/pmd-stats-show"])?;
         counters(&said).with_context(|| format!("what ovs-vswitchd says of its PMD thread:\n{said}"))
     }
 
-    /// The process id of the switch.
+    /// Returns the process ID of the switch.
     pub fn id(&self) -> u32 {
         self.switch.id()
     }
@@ -192,7 +195,7 @@ impl Ovs {
     }
 }
 
-/// The first PMD thread's packets and processing cycles a packet.
+/// Parses the first PMD thread's packets and processing cycles per packet.
 fn counters(said: &str) -> Option<(u64, Option<f64>)> {
     let of_thread = said.lines().skip_while(|line| !line.starts_with("pmd thread")).skip(1);
     let of_thread: Vec<_> = of_thread.take_while(|line| line.starts_with(' ')).collect();
@@ -209,7 +212,7 @@ fn vsctl(dir: &TempDir) -> Command {
     vsctl
 }
 
-/// A program all of whose files are in `dir`.
+/// Configures a program to keep all its files in `dir`.
 fn at_home(mut command: Command, dir: &TempDir) -> Command {
     for variable in ["OVS_RUNDIR", "OVS_DBDIR", "OVS_LOGDIR", "OVS_SYSCONFDIR", "RUNTIME_DIRECTORY"] {
         command.env(variable, dir.path());

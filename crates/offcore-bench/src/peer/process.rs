@@ -1,4 +1,4 @@
-//! A program under a driver's control: its output collected, its life bounded by this process's.
+//! A program under a driver's control: its output is collected, and it is killed when this process ends.
 
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal};
 
-/// How long a program may show no progress before a wait on it fails, unless its driver says otherwise. On a machine
-/// with five busy threads a core, testpmd starts silently for more than 10 s.
+/// Time without progress of a program after which a wait fails, unless its driver specifies another time. On a machine
+/// with five busy threads per core, testpmd starts silently for more than 10 s.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A wait also ends after this many times its timeout, however much the program prints meanwhile: a program that
-/// repeats one warning for ever makes output, not progress.
+/// Number of timeouts after which a wait ends even if the program keeps printing: a program that repeats a warning
+/// forever produces output but makes no progress.
 const MOST_TIMEOUTS: u32 = 4;
 
-/// The end of a program's output that an error shows, in bytes.
+/// Length of the end of a program's output that an error shows, in bytes.
 const TAIL: usize = 4096;
 
 /// A running program. Dropping it kills it.
@@ -30,7 +30,7 @@ pub struct Process {
     transcript: Arc<Transcript>,
 }
 
-/// What a program has printed so far.
+/// Output of a program so far.
 #[derive(Debug)]
 struct Transcript {
     state: Mutex<Printed>,
@@ -41,7 +41,7 @@ struct Transcript {
 struct Printed {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// Both streams as they arrived, for error texts.
+    /// Both streams in order of arrival, for error messages.
     both: Vec<u8>,
     open_streams: u8,
     last_output: Instant,
@@ -54,10 +54,10 @@ enum Stream {
 }
 
 impl Process {
-    /// Starts `command` with its three streams piped. `name` stands for it in errors.
+    /// Starts `command` with its three streams piped. Errors refer to it as `name`.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn spawn(name: &str, mut command: Command) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let shown = format!("{command:?}");
@@ -80,7 +80,7 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, stdin, transcript })
     }
 
-    /// The program's process id.
+    /// Returns the program's process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -88,7 +88,7 @@ impl Process {
     /// Sends `line` and a newline to the program's standard input.
     ///
     /// # Errors
-    /// When the program has closed it, or has ended; the text shows the end of the output.
+    /// If the program has closed its input or has ended. The error contains the end of the output.
     pub fn write_line(&mut self, line: &str) -> Result<()> {
         let written = match &mut self.stdin {
             Some(stdin) => stdin.write_all(format!("{line}\n").as_bytes()).and_then(|()| stdin.flush()),
@@ -97,26 +97,26 @@ impl Process {
         written.map_err(|e| anyhow!("cannot send {line:?} to {}: {e}\n{}", self.name, self.tail()))
     }
 
-    /// How many bytes the program has printed to its standard output: where the answer to what is sent next begins.
+    /// Returns the length of the program's standard output so far, in bytes. The answer to the next input begins there.
     pub fn printed(&self) -> usize {
         self.transcript.lock().stdout.len()
     }
 
-    /// All of standard output, or of it from byte `from` on.
+    /// Returns the standard output from byte `from` on.
     pub fn stdout_from(&self, from: usize) -> String {
         text_from(&self.transcript.lock().stdout, from)
     }
 
-    /// All of standard error.
+    /// Returns the whole standard error.
     pub fn stderr(&self) -> String {
         text_from(&self.transcript.lock().stderr, 0)
     }
 
-    /// Waits until `found` recognises something in the standard output from byte `from` on.
+    /// Waits until `found` returns a value for the standard output from byte `from` on.
     ///
     /// # Errors
-    /// When the program ends first, prints nothing for `timeout`, or prints for four times that without it. The
-    /// text says that `what` was awaited and shows the end of the output.
+    /// If the program ends first, prints nothing for `timeout`, or prints for four times that without a match. The
+    /// error names the awaited `what` and contains the end of the output.
     pub fn wait_for<T>(
         &mut self,
         from: usize,
@@ -163,10 +163,10 @@ impl Process {
         }
     }
 
-    /// Waits for the program to end, and for all it printed to be collected.
+    /// Waits until the program has ended and all its output has been collected.
     ///
     /// # Errors
-    /// When it has not ended after printing nothing for `timeout`.
+    /// If it has not ended after printing nothing for `timeout`.
     pub fn wait_for_exit(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let start = Instant::now();
         loop {
@@ -186,12 +186,12 @@ impl Process {
         }
     }
 
-    /// Whether the program has ended, after waiting at most `longest` for it to.
+    /// Returns the program's exit status, after waiting at most `longest` for its end.
     pub fn exit_status(&mut self, longest: Duration) -> Option<ExitStatus> {
         let start = Instant::now();
         loop {
-            // A child of ours can always be waited for; an error here would mean that somebody else reaped it, and
-            // then it has ended too, but with a status nobody knows: the caller's own deadline reports that.
+            // A child of this process can always be waited for. An error would mean that other code has reaped it. In
+            // this case it has ended with an unknown status, and the caller's deadline reports it.
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Some(status);
             }
@@ -205,9 +205,9 @@ impl Process {
     /// Sends `signal` to the program.
     ///
     /// # Errors
-    /// When it has ended.
+    /// If it has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
-        // A child that is not yet reaped keeps its id, so the signal cannot reach anyone else.
+        // A child that has not been reaped keeps its process ID, so the signal cannot reach another process.
         if self.exit_status(Duration::ZERO).is_some() {
             bail!("{}: has already ended, so {signal:?} cannot be sent\n{}", self.name, self.tail());
         }
@@ -216,16 +216,16 @@ impl Process {
             .with_context(|| format!("cannot send {signal:?} to {}", self.name))
     }
 
-    /// Kills the program and waits until it is gone. Does nothing when it has ended.
+    /// Kills the program and waits for its end. Does nothing if it has ended.
     pub fn kill(&mut self) {
-        // Fails only when the program has already been waited for. Its input is closed afterwards: at the end of that a
-        // program may begin to tidy up.
+        // Fails only if the program has already been waited for. Its input is closed afterwards, because a program may
+        // begin to clean up at the end of its input.
         let _ = self.child.kill();
         let _ = self.child.wait();
         self.stdin = None;
     }
 
-    /// The end of what the program printed, both streams, for an error text.
+    /// Returns the end of both output streams for an error message.
     pub fn tail(&self) -> String {
         let printed = self.transcript.lock();
         let from = printed.both.len().saturating_sub(TAIL);
@@ -233,8 +233,8 @@ impl Process {
         format!("--- output of {} ---\n{cut}{}\n---", self.name, text_from(&printed.both, from).trim_end())
     }
 
-    /// Waits until both streams are read to their end, which they are soon after the program's: a grandchild that
-    /// holds them open is given up on after a second.
+    /// Waits until both streams are read to their end, which is reached soon after the program's end. If a grandchild
+    /// holds them open, the wait ends after a second.
     fn drain(&self) {
         let start = Instant::now();
         let mut printed = self.transcript.lock();
@@ -256,7 +256,7 @@ impl Drop for Process {
 }
 
 impl Transcript {
-    /// A panic of another thread leaves what was printed as valid as it was.
+    /// Locks the output. A panic of another thread does not invalidate it.
     fn lock(&self) -> MutexGuard<'_, Printed> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -266,7 +266,7 @@ fn text_from(bytes: &[u8], from: usize) -> String {
     String::from_utf8_lossy(bytes.get(from..).unwrap_or_default()).into_owned()
 }
 
-/// Reads `source` into the transcript on a thread of its own, to its end.
+/// Reads `source` to its end into the transcript, on a new thread.
 fn collect(mut source: impl Read + Send + 'static, stream: Stream, transcript: &Arc<Transcript>) {
     let transcript = Arc::clone(transcript);
     std::thread::spawn(move || {
@@ -296,20 +296,20 @@ fn collect(mut source: impl Read + Send + 'static, stream: Stream, transcript: &
     });
 }
 
-/// Spawns a child that the kernel kills when this process ends, even when it is killed itself.
+/// Spawns a child that the kernel kills when this process ends, even if this process is killed.
 ///
 /// The kernel ties a child to the *thread* that spawned it. A test's thread ends with the test, while a guest may be
-/// shared by several tests, so one thread that lives as long as the process spawns for all.
+/// shared by several tests. Therefore one thread that lives until the process ends spawns all children.
 fn spawn_tied(mut command: Command) -> std::io::Result<Child> {
     type Request = (Command, Sender<std::io::Result<Child>>);
     static SPAWNER: OnceLock<Sender<Request>> = OnceLock::new();
 
     let parent = rustix::process::getpid();
-    // SAFETY: between fork and exec the closure makes four system calls and nothing else: it takes no lock and
-    // allocates nothing, so the state of the other threads at the fork does not matter.
+    // SAFETY: between fork and exec the closure only makes four system calls. It takes no lock and allocates no memory,
+    // so the state of the other threads at the fork does not matter.
     unsafe {
         command.pre_exec(move || {
-            // Ignored signals are inherited: a program would outlive SIGHUP because tests run under nohup.
+            // Ignored signals are inherited: under nohup, a program would survive SIGHUP.
             libc::signal(libc::SIGHUP, libc::SIG_DFL);
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             if rustix::process::getppid() != Some(parent) {
@@ -323,7 +323,7 @@ fn spawn_tied(mut command: Command) -> std::io::Result<Child> {
         let (sender, requests) = mpsc::channel::<Request>();
         std::thread::spawn(move || {
             for (mut command, answer) in requests {
-                // Nobody waiting for the answer means nobody to tell.
+                // If the receiver is gone, the answer is not needed.
                 let _ = answer.send(command.spawn());
             }
         });
@@ -372,7 +372,7 @@ mod tests {
     fn endless_chatter_is_not_progress() {
         let mut sh = sh("while :; do echo again; sleep 0.02; done");
         let start = Instant::now();
-        // Long enough for a busy machine to let the next line come in time.
+        // Long enough for the next line to arrive in time on a busy machine.
         let timeout = Duration::from_millis(500);
         sh.wait_for(0, timeout, "news", |_| None::<()>).unwrap_err();
         assert!(start.elapsed() >= MOST_TIMEOUTS * timeout);
@@ -403,7 +403,7 @@ mod tests {
         cat.wait_for(0, TIMEOUT, "the echo", |text| text.contains("still here").then_some(())).unwrap();
     }
 
-    /// Kills a whole test process and sees its child go: the reason for `spawn_tied`.
+    /// Kills a whole test process and checks that its child ends, which is the purpose of `spawn_tied`.
     #[test]
     fn program_dies_with_its_test_process() {
         const CHILD_OF: &str = "OFFCORE_TEST_DYING_PARENT";
@@ -430,7 +430,7 @@ mod tests {
         );
         parent.kill();
         let start = Instant::now();
-        // An orphan may stay a zombie for as long as init takes to reap it.
+        // An orphan may remain a zombie until init reaps it.
         while std::fs::read_to_string(&status).is_ok_and(|stat| !stat.contains(") Z ")) {
             assert!(start.elapsed() < TIMEOUT, "the sleeper outlived its parent");
             std::thread::sleep(Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! A directory for sockets and scratch files that goes away with its owner.
+//! A directory for sockets and temporary files that is removed with its owner.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,19 +7,19 @@ use anyhow::{Context, Result};
 
 use super::leftovers;
 
-/// A new, empty directory under the system's temporary directory, removed with everything in it on drop.
+/// A new, empty directory under the system's temporary directory. It is removed with its content on drop.
 ///
-/// Its path is short, so that a socket in it stays below the 107 bytes that a Unix socket's address can hold.
+/// Its path is short, so that a socket in it stays below the 107 bytes of a Unix socket address.
 #[derive(Debug)]
 pub struct TempDir {
     path: PathBuf,
 }
 
 impl TempDir {
-    /// Makes the directory, readable by its owner only.
+    /// Creates the directory, readable only by its owner.
     ///
     /// # Errors
-    /// When the directory cannot be made; the text names it.
+    /// If the directory cannot be created. The error names it.
     pub fn new() -> Result<Self> {
         use std::os::unix::fs::DirBuilderExt;
         let path = std::env::temp_dir().join(unique_name());
@@ -31,12 +31,12 @@ impl TempDir {
         Ok(Self { path })
     }
 
-    /// Where the directory is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The path of a file in the directory, which need not exist.
+    /// Returns the path of a file in the directory, which need not exist.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -49,13 +49,14 @@ impl Drop for TempDir {
 }
 
 fn remove(path: &str) {
-    // A directory that somebody else removed, or still fills, is no reason to fail a test that passed.
+    // A directory that was removed elsewhere, or is still being written to, must not fail a successful test.
     let _ = std::fs::remove_dir_all(path);
 }
 
-/// A name no other live process uses and this one uses once: `oc`, the process id, `n` and a count.
+/// Returns a name that no other live process uses and that this process uses once: `oc`, the process ID, `n` and a
+/// count.
 ///
-/// At most 15 characters for the first thousand names of a process, so that it can also name a network interface.
+/// The first thousand names of a process have at most 15 characters, so that they can also name a network interface.
 pub fn unique_name() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     format!("oc{}n{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))

@@ -1,13 +1,13 @@
 //! dpdk-testpmd, driven over its interactive prompt.
 //!
-//! Known to work with DPDK 22.11 (Debian 12). What had to be found out:
-//! - On a pipe testpmd buffers what it prints, but not its prompt, so answers come after the prompt that ends them.
-//!   It is therefore run under `stdbuf -o0`.
+//! Tested with DPDK 22.11 (Debian 12). Findings:
+//! - On a pipe testpmd buffers its output, but not its prompt, so answers appear after the prompt that ends them. It is
+//!   therefore run under `stdbuf -o0`.
 //! - With hugepages, `--in-memory --single-file-segments` needs no mounted hugetlbfs and gives a vhost back end one
-//!   memory region. `--in-memory` does not combine with `--no-huge`; but `--no-huge` alone keeps its memory in one
-//!   memfd too, which vhost can share.
-//! - A virtio-user front end in server mode prints no prompt before a back end connects: [`Testpmd::spawn`] both,
-//!   then [`Testpmd::wait_ready`].
+//!   memory region. `--in-memory` cannot be combined with `--no-huge`, but `--no-huge` alone also keeps its memory in
+//!   one memfd, which vhost can share.
+//! - A virtio-user front end in server mode prints no prompt before a back end connects: [`Testpmd::spawn`] both, then
+//!   [`Testpmd::wait_ready`].
 //! - A virtio-user front end with several queues needs `cq=1`.
 //! - It ends by itself when its standard input closes.
 
@@ -27,94 +27,96 @@ use crate::machine::free_hugepage_mib;
 
 const PROMPT: &str = "testpmd> ";
 
-/// How a testpmd is started. [`TestpmdConfig::default`] has no port; the helpers [`TestpmdConfig::virtio_user`] and
-/// [`TestpmdConfig::net_vhost`] make one with the port that they name.
+/// Configuration of a testpmd. [`TestpmdConfig::default`] has no port. The functions [`TestpmdConfig::virtio_user`] and
+/// [`TestpmdConfig::net_vhost`] create a configuration with the given port.
 #[derive(Debug, Clone)]
 pub struct TestpmdConfig {
-    /// The core that its forwarding lcore, and its mostly sleeping main lcore, run on.
+    /// The core of its forwarding lcore and of its main lcore, which mostly sleeps.
     pub core: usize,
-    /// Virtual devices as after `--vdev`; each becomes a port, in this order.
+    /// Virtual devices as for `--vdev`. Each becomes a port, in this order.
     pub vdevs: Vec<String>,
     pub burst: u16,
-    /// RX and TX queues of every port (`--rxq`, `--txq`).
+    /// Number of RX and TX queues of every port (`--rxq`, `--txq`).
     pub queues: u16,
     /// MiB of memory (`-m`).
     pub memory_mb: u32,
     pub memory: Memory,
-    /// Packet buffers (`--total-num-mbufs`). testpmd's own default would take hundreds of MiB.
+    /// Number of packet buffers (`--total-num-mbufs`). testpmd's default would need hundreds of MiB.
     pub mbufs: u32,
-    /// Bytes of a packet buffer's data room, 128 of them headroom (`--mbuf-size`); `None` is testpmd's 2176.
+    /// Size of a packet buffer's data room in bytes, including 128 bytes of headroom (`--mbuf-size`); `None` selects
+    /// testpmd's 2176.
     pub mbuf_size: Option<u16>,
-    /// Which port a packet of a port goes out of (`--port-topology`): `loop` (the same), `paired` or `chained`.
+    /// Output port for the packets of a port (`--port-topology`): `loop` (the same), `paired` or `chained`.
     pub topology: &'static str,
     /// Whether to account for core cycles from the start (`--record-core-cycles`).
     pub record_core_cycles: bool,
-    /// More arguments for the environment layer, before `--`.
+    /// Additional arguments for the environment layer, before `--`.
     pub eal_args: Vec<String>,
-    /// More arguments for testpmd itself, after `--`.
+    /// Additional arguments for testpmd itself, after `--`.
     pub args: Vec<String>,
-    /// The network namespace to run in; TAP and packet sockets belong to it.
+    /// Network namespace in which it runs. TAP devices and packet sockets belong to it.
     pub netns: Option<String>,
 }
 
-/// The pages under a testpmd's memory.
+/// Page type of a testpmd's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
-    /// 2 MiB hugepages where twice the memory is free in them at the start, otherwise ordinary pages.
+    /// 2 MiB hugepages if twice the memory is free in them at the start, otherwise ordinary pages.
     Auto,
-    /// 2 MiB hugepages, or testpmd does not start.
+    /// 2 MiB hugepages. Without them testpmd does not start.
     Hugepages,
     /// Ordinary pages.
     Ordinary,
 }
 
-/// A virtio-user front end (`net_virtio_user`): the part that a guest plays.
+/// A virtio-user front end (`net_virtio_user`), which acts as a guest.
 #[derive(Debug, Clone)]
 pub struct VirtioUser {
     pub socket: PathBuf,
     pub queues: u16,
-    /// Descriptors a virtqueue, a power of two.
+    /// Descriptors per virtqueue, a power of two.
     pub queue_size: u16,
     /// Whether to offer mergeable receive buffers.
     pub mrg_rxbuf: bool,
     /// Whether to offer packed virtqueues.
     pub packed_vq: bool,
-    /// Whether to offer in-order use of buffers, which selects receive and transmit functions of their own.
+    /// Whether to offer in-order use of buffers, which selects special receive and transmit functions.
     pub in_order: bool,
-    /// Whether to ask for the vectorised receive and transmit functions. With split rings only reception has one, and
-    /// needs `mrg_rxbuf` and `in_order` off; with packed rings both have one, both need `in_order` on and AVX-512, and
-    /// reception needs `mrg_rxbuf` off. Otherwise testpmd takes other functions, and its log says so
-    /// ([`LOG_VIRTIO_PATHS`]).
+    /// Whether to request the vectorised receive and transmit functions. With split rings only reception has such a
+    /// function, and it needs `mrg_rxbuf` and `in_order` off. With packed rings both directions have one. Both need
+    /// `in_order` on and AVX-512, and reception needs `mrg_rxbuf` off. Otherwise testpmd uses other functions, and its
+    /// log says so ([`LOG_VIRTIO_PATHS`]).
     pub vectorized: bool,
-    /// Whether this side makes the socket and waits for the back end to connect.
+    /// Whether this side creates the socket and waits for the back end to connect.
     pub server: bool,
-    /// The port's MAC address; `None` is a random one.
+    /// The port's MAC address; `None` selects a random address.
     pub mac: Option<String>,
-    /// More device arguments, such as `speed=10000`; empty for none.
+    /// Additional device arguments, such as `speed=10000`; may be empty.
     pub extra: String,
 }
 
-/// An argument for [`TestpmdConfig::eal_args`]: the log then says which receive and transmit functions a virtio-user
-/// front end uses, each time it is configured (`virtio: using packed ring standard Rx path on port 0`).
+/// An argument for [`TestpmdConfig::eal_args`]. The log then shows the receive and transmit functions of a virtio-user
+/// front end each time it is configured (`virtio: using packed ring standard Rx path on port 0`).
 pub const LOG_VIRTIO_PATHS: &str = "--log-level=pmd.net.virtio.init:info";
 
-/// A vhost back end (`net_vhost`): the part that a switch plays.
+/// A vhost back end (`net_vhost`), which acts as a switch.
 #[derive(Debug, Clone)]
 pub struct NetVhost {
     pub socket: PathBuf,
     pub queues: u16,
-    /// Whether this side connects to the front end's socket, and again after a loss, instead of making the socket.
+    /// Whether this side connects to the front end's socket, and reconnects after a loss, instead of creating the
+    /// socket.
     pub client: bool,
-    /// More device arguments; empty for none.
+    /// Additional device arguments; may be empty.
     pub extra: String,
 }
 
-/// A running testpmd. Dropping it has it quit, and kills it when it does not within 2 s.
+/// A running testpmd. Dropping it makes it quit, and kills it if it does not end within 2 s.
 #[derive(Debug)]
 pub struct Testpmd {
     process: Process,
     ready: bool,
-    /// Its runtime directory, which it leaves behind.
+    /// Its runtime directory, which testpmd does not remove.
     _runtime: TempDir,
 }
 
@@ -139,20 +141,20 @@ impl Default for TestpmdConfig {
 }
 
 impl TestpmdConfig {
-    /// A testpmd on `core` whose port 0 is this front end.
+    /// Returns the configuration of a testpmd on `core` with this front end as port 0.
     pub fn virtio_user(core: usize, port: &VirtioUser) -> Self {
-        // DPDK uses 512-bit vectors only where it is told to.
+        // DPDK uses 512-bit vectors only on request.
         let eal_args =
             if port.vectorized { vec!["--force-max-simd-bitwidth=512".into()] } else { Vec::new() };
         Self { core, vdevs: vec![port.vdev(0)], queues: port.queues, eal_args, ..Self::default() }
     }
 
-    /// A testpmd on `core` whose port 0 is this back end.
+    /// Returns the configuration of a testpmd on `core` with this back end as port 0.
     pub fn net_vhost(core: usize, port: &NetVhost) -> Self {
         Self { core, vdevs: vec![port.vdev(0)], queues: port.queues, ..Self::default() }
     }
 
-    /// The command line, with the runtime directory that it is to use.
+    /// Returns the command line with the given runtime directory.
     fn command(&self, runtime: &TempDir) -> Command {
         let mut command = match &self.netns {
             None => Command::new("stdbuf"),
@@ -163,12 +165,12 @@ impl TestpmdConfig {
             }
         };
         let hugepages = match self.memory {
-            // Twice, because its peer is often started at the same moment and sees the same pages free.
+            // Twice the memory, because its peer is often started at the same time and sees the same free pages.
             Memory::Auto => free_hugepage_mib() / 2 >= self.memory_mb,
             Memory::Hugepages => true,
             Memory::Ordinary => false,
         };
-        // Where DPDK puts its runtime directory, as the service manager tells it.
+        // DPDK creates its runtime directory in this directory, which the service manager usually sets.
         command.env("RUNTIME_DIRECTORY", runtime.path());
         command.args(["-o0", "dpdk-testpmd", "--no-pci", "--file-prefix", &unique_name()]);
         command.args(["-m", &self.memory_mb.to_string()]);
@@ -199,8 +201,8 @@ impl TestpmdConfig {
 }
 
 impl VirtioUser {
-    /// A front end with one queue pair of 256 descriptors, split, with mergeable buffers and in-order use offered, as
-    /// DPDK's defaults are, connecting to `socket`.
+    /// Creates a front end that connects to `socket`. It has one split queue pair of 256 descriptors and offers
+    /// mergeable buffers and in-order use, like DPDK's defaults.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
@@ -216,7 +218,7 @@ impl VirtioUser {
         }
     }
 
-    /// The device string, as the `index`-th of its kind.
+    /// Returns the device string of the device with index `index`.
     pub fn vdev(&self, index: u16) -> String {
         let mut vdev = format!(
             "net_virtio_user{index},path={},queues={},queue_size={},packed_vq={},mrg_rxbuf={},in_order={}",
@@ -244,12 +246,12 @@ impl VirtioUser {
 }
 
 impl NetVhost {
-    /// A back end with one queue pair that makes `socket`.
+    /// Creates a back end with one queue pair that creates `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into(), queues: 1, client: false, extra: String::new() }
     }
 
-    /// The device string, as the `index`-th of its kind.
+    /// Returns the device string of the device with index `index`.
     pub fn vdev(&self, index: u16) -> String {
         let mut vdev = format!("net_vhost{index},iface={},queues={}", self.socket.display(), self.queues);
         if self.client {
@@ -267,27 +269,27 @@ impl Testpmd {
     /// Starts a testpmd and waits for its prompt.
     ///
     /// # Errors
-    /// When it ends instead, or prints nothing for 30 s.
+    /// If it ends instead, or prints nothing for 30 s.
     pub fn start(config: &TestpmdConfig) -> Result<Self> {
         let mut testpmd = Self::spawn(config)?;
         testpmd.wait_ready()?;
         Ok(testpmd)
     }
 
-    /// Starts a testpmd that first has to wait for somebody else: see [`Testpmd::wait_ready`].
+    /// Starts a testpmd that first has to wait for its peer: see [`Testpmd::wait_ready`].
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn spawn(config: &TestpmdConfig) -> Result<Self> {
         let runtime = TempDir::new()?;
         let process = Process::spawn("testpmd", config.command(&runtime))?;
         Ok(Self { process, ready: false, _runtime: runtime })
     }
 
-    /// Waits for the first prompt. Every command does so by itself.
+    /// Waits for the first prompt. Every command includes this wait.
     ///
     /// # Errors
-    /// When testpmd ends instead, or prints nothing for 30 s.
+    /// If testpmd ends instead, or prints nothing for 30 s.
     pub fn wait_ready(&mut self) -> Result<()> {
         if !self.ready {
             self.process.wait_for(0, TIMEOUT, "its first prompt", |text| {
@@ -298,12 +300,12 @@ impl Testpmd {
         Ok(())
     }
 
-    /// Gives a command, which must be one line, and returns what testpmd printed to standard output until its next
-    /// prompt. Messages of its libraries go to standard error and are not in the answer, and neither are testpmd's own
-    /// about ports (`Port 0: link state change event`).
+    /// Runs a command, which must be one line, and returns the standard output of testpmd until its next prompt.
+    /// Messages of its libraries go to standard error and are not part of the answer. Testpmd's messages about ports
+    /// (`Port 0: link state change event`) are removed.
     ///
     /// # Errors
-    /// When testpmd does not know the command or its arguments, ends, or prints nothing for 30 s.
+    /// If testpmd does not know the command or its arguments, ends, or prints nothing for 30 s.
     pub fn command(&mut self, command: &str) -> Result<String> {
         ensure!(!command.contains(['\n', '\t']), "testpmd commands are one line without tabs: {command:?}");
         self.wait_ready()?;
@@ -324,10 +326,10 @@ impl Testpmd {
         Ok(answer)
     }
 
-    /// Gives a command whose answer must contain `expected` when it has succeeded.
+    /// Runs a command whose answer contains `expected` on success.
     ///
     /// # Errors
-    /// As [`Testpmd::command`], and when `expected` is not in the answer.
+    /// As [`Testpmd::command`], and if `expected` is not in the answer.
     pub fn command_expecting(&mut self, command: &str, expected: &str) -> Result<String> {
         let answer = self.command(command)?;
         ensure!(
@@ -347,7 +349,7 @@ impl Testpmd {
             .map(drop)
     }
 
-    /// Sets the frame length, without FCS, that `txonly` and `start tx_first` send.
+    /// Sets the length, without FCS, of the frames that `txonly` and `start tx_first` send.
     ///
     /// # Errors
     /// As [`Testpmd::command`].
@@ -367,7 +369,7 @@ impl Testpmd {
     /// Starts forwarding.
     ///
     /// # Errors
-    /// As [`Testpmd::command`], and when forwarding does not start.
+    /// As [`Testpmd::command`], and if forwarding does not start.
     pub fn start_forwarding(&mut self) -> Result<()> {
         self.command_expecting("start", "packet forwarding - ports=").map(drop)
     }
@@ -380,17 +382,17 @@ impl Testpmd {
         self.command_expecting(&format!("start tx_first {bursts}"), "packet forwarding - ports=").map(drop)
     }
 
-    /// Stops forwarding and returns the counts since it was started.
+    /// Stops forwarding and returns the statistics since its start.
     ///
     /// # Errors
-    /// As [`Testpmd::command`], and when forwarding was not on.
+    /// As [`Testpmd::command`], and if forwarding was not running.
     pub fn stop_forwarding(&mut self) -> Result<ForwardStats> {
         let answer = self.command("stop")?;
         ForwardStats::parse(&answer)
             .with_context(|| format!("testpmd's answer to \"stop\":\n{answer}\n{}", self.process.tail()))
     }
 
-    /// The counts of forwarding since it was last started, without stopping it.
+    /// Returns the statistics since the last start of forwarding, without stopping it.
     ///
     /// # Errors
     /// As [`Testpmd::command`].
@@ -399,8 +401,8 @@ impl Testpmd {
         ForwardStats::parse(&answer).with_context(|| format!("in testpmd's answer:\n{answer}"))
     }
 
-    /// Starts or stops accounting for the cycles that forwarding takes ([`ForwardStats::cycles`]). Takes effect at
-    /// the next start of forwarding.
+    /// Enables or disables the recording of the cycles that forwarding takes ([`ForwardStats::cycles`]). Takes effect
+    /// at the next start of forwarding.
     ///
     /// # Errors
     /// As [`Testpmd::command`].
@@ -408,7 +410,7 @@ impl Testpmd {
         self.command(&format!("set record-core-cycles {}", if on { "on" } else { "off" })).map(drop)
     }
 
-    /// The statistics of every port, by its number.
+    /// Returns the statistics of all ports, in order of port numbers.
     ///
     /// # Errors
     /// As [`Testpmd::command`].
@@ -417,10 +419,10 @@ impl Testpmd {
         PortStats::parse_all(&answer).with_context(|| format!("in testpmd's answer:\n{answer}"))
     }
 
-    /// The statistics of one port.
+    /// Returns the statistics of a port.
     ///
     /// # Errors
-    /// As [`Testpmd::command`], and when there is no such port.
+    /// As [`Testpmd::command`], and if the port does not exist.
     pub fn port_stats(&mut self, port: u16) -> Result<PortStats> {
         let stats = self.all_port_stats()?;
         let count = stats.len();
@@ -428,7 +430,7 @@ impl Testpmd {
         of_port.with_context(|| format!("testpmd has {count} ports, and none is port {port}"))
     }
 
-    /// Sets the statistics of every port to 0.
+    /// Resets the statistics of all ports.
     ///
     /// # Errors
     /// As [`Testpmd::command`].
@@ -436,10 +438,10 @@ impl Testpmd {
         self.command("clear port stats all").map(drop)
     }
 
-    /// Asks for the statistics of a port until `done` accepts them, ten times a second.
+    /// Reads the statistics of a port ten times per second until `done` accepts them.
     ///
     /// # Errors
-    /// When no packet has been received or sent by the port for 30 s; the text has the last statistics.
+    /// If the port has received and sent no packet for 30 s. The error contains the last statistics.
     pub fn wait_for_port_stats(
         &mut self,
         port: u16,
@@ -468,10 +470,10 @@ impl Testpmd {
         }
     }
 
-    /// Waits until a port's link is up, which for a vhost port means that the other side is there and ready.
+    /// Waits until a port's link is up. For a vhost port this means that the other side is connected and ready.
     ///
     /// # Errors
-    /// When it is not within 30 s.
+    /// If the link is not up within 30 s.
     pub fn wait_link_up(&mut self, port: u16) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -489,30 +491,30 @@ impl Testpmd {
         }
     }
 
-    /// The process id.
+    /// Returns the process ID.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// What its libraries have logged, such as a back end's account of the vhost-user messages it received.
+    /// Returns the log of its libraries, such as a back end's log of received vhost-user messages.
     pub fn log(&self) -> String {
         self.process.stderr()
     }
 
-    /// The end of what it printed on both streams, to add to an assertion.
+    /// Returns the end of both output streams, for the message of an assertion.
     pub fn tail(&self) -> String {
         self.process.tail()
     }
 
-    /// Kills it on the spot: the death of a peer.
+    /// Kills it immediately, to simulate the crash of a peer.
     pub fn kill(mut self) {
         self.process.kill();
     }
 
-    /// Has it stop forwarding, close its ports and end.
+    /// Makes it stop forwarding, close its ports and end.
     ///
     /// # Errors
-    /// When it does not end, or does so with a status other than 0.
+    /// If it does not end, or ends with a status other than 0.
     pub fn quit(mut self) -> Result<()> {
         self.process.write_line("quit")?;
         let status = self.process.wait_for_exit(TIMEOUT)?;
@@ -521,8 +523,9 @@ impl Testpmd {
     }
 }
 
-/// `text` without testpmd's messages about ports, such as `Port 0: link state change event` between two newlines.
-/// Another thread prints them, and the prompt and the echo of a command, printed byte by byte, may be around them.
+/// Returns `text` without testpmd's messages about ports, such as `Port 0: link state change event` between two
+/// newlines. Another thread prints them, possibly within the prompt or the echo of a command, which are printed byte by
+/// byte.
 fn without_events(text: &str) -> String {
     const HEAD: &str = "\nPort ";
     let mut kept = String::with_capacity(text.len());
@@ -544,7 +547,7 @@ fn without_events(text: &str) -> String {
 
 impl Drop for Testpmd {
     fn drop(&mut self) {
-        // Asked before killed, because a back end then tells its front end, and removes its socket.
+        // It is asked to quit first, because a back end then notifies its front end and removes its socket.
         if self.ready && self.process.write_line("quit").is_ok() {
             self.process.exit_status(Duration::from_secs(2));
         }

@@ -1,9 +1,10 @@
-//! librte_vhost as a variant of the core-cost measurement: the same guests, rings and buffers as ours, behind vhost-user
-//! sockets in this process.
+//! librte_vhost as a variant of the core-cost measurement: the same guests, rings and buffers as for our back end,
+//! behind vhost-user sockets in this process.
 //!
-//! Over packed virtqueues librte_vhost 22.11 has a faster path for four packets at a time, in both directions, with
-//! mergeable buffers and without: it wants four available descriptors that begin at a multiple of four, each a whole
-//! packet, not indirect. These guests give it that: rings and bursts are multiples of four, and a packet is one buffer.
+//! For packed virtqueues librte_vhost 22.11 has a faster path for four packets at a time, in both directions, with and
+//! without mergeable buffers. It requires four available descriptors that begin at a multiple of four, each with a
+//! whole packet and not indirect. These guests meet the requirement: rings and bursts are multiples of four, and a
+//! packet is one buffer.
 
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -31,7 +32,7 @@ use crate::report::row::AboutPeer;
 /// The peer's variant.
 #[derive(Debug)]
 pub struct PeerVariant {
-    /// The guest that transmits and, unless it is the same, the one that receives.
+    /// The transmitting guest and, unless it is the same, the receiving guest.
     sides: Vec<Side>,
     burst: Burst,
     guests: Arc<Mutex<Guests>>,
@@ -42,7 +43,7 @@ pub struct PeerVariant {
 /// A guest's connection.
 #[derive(Debug)]
 struct Side {
-    // Dropped first: the front end goes before the port that it is connected to.
+    // Dropped first: the front end has to disconnect before the port is removed.
     front_end: FrontEnd,
     port: Port,
     /// RX, then TX.
@@ -50,7 +51,7 @@ struct Side {
 }
 
 impl Side {
-    /// A front end over a guest's memory, its virtqueues in `slot` of it; connected and not yet started.
+    /// Connects a front end with a guest's memory and its virtqueues in `slot`, without starting it.
     fn connect(dpdk: &DpdkLib, guest: &GuestSide, slot: usize, workload: &Workload) -> Result<Self> {
         let ring = workload.ring;
         let place = guest.ring_place(slot);
@@ -63,7 +64,7 @@ impl Side {
         let front_end = FrontEnd::connect_with(&config, &[guest.shared()], Some(place))
             .context("connecting to librte_vhost")?;
         let agreed = front_end.features();
-        // What ours has: see `Variant`.
+        // The features must be the same as for our variant.
         let differs = (agreed ^ workload.features()) & !(VIRTIO_F_VERSION_1 | VHOST_USER_F_PROTOCOL_FEATURES);
         ensure!(
             differs == 0,
@@ -79,10 +80,10 @@ impl Side {
 }
 
 impl PeerVariant {
-    /// A variant in `bed` beside ours.
+    /// Creates a variant in `bed`, which it shares with our variant.
     ///
     /// # Errors
-    /// When the testbed is full or a front end cannot connect.
+    /// If the testbed is full or a front end cannot connect.
     pub fn new(dpdk: &Rc<DpdkLib>, bed: &Testbed) -> Result<Self> {
         let &Workload { route, temperature, .. } = &bed.workload;
         let slot = bed.take_slot()?;
@@ -90,7 +91,7 @@ impl PeerVariant {
         if route == Route::GuestToGuest {
             sides.push(Side::connect(dpdk, &bed.to, slot, &bed.workload)?);
         }
-        // The guests zero their rings, so they are made before those run.
+        // The guests are created before the virtqueues start, because their creation zeroes the rings.
         let ([_, tx], [rx, _]) = (sides[0].rings.clone(), sides[sides.len() - 1].rings.clone());
         let guests = Guests::new(&bed.traffic, (rx, tx), bed.from.tables(slot));
         for side in &mut sides {
@@ -107,10 +108,10 @@ impl PeerVariant {
         })
     }
 
-    /// What librte_vhost is, here.
+    /// Describes librte_vhost.
     ///
     /// # Errors
-    /// When that cannot be found out.
+    /// If its version cannot be determined.
     pub fn about(&self) -> Result<AboutPeer> {
         Ok(AboutPeer {
             peer_features: Some(feature_names(self.features())),
@@ -119,19 +120,19 @@ impl PeerVariant {
         })
     }
 
-    /// The virtio feature bits that were negotiated.
+    /// Returns the negotiated virtio feature bits.
     pub fn features(&self) -> u64 {
         self.sides[0].front_end.features()
     }
 
-    /// What the guests have seen.
+    /// Returns the packet counters of the guests.
     pub fn seen(&self) -> Seen {
         lock(&self.guests).seen()
     }
 }
 
 impl Subject for PeerVariant {
-    /// Fails when a packet is lost, reordered or changed.
+    /// Fails if a packet is lost, reordered or changed.
     fn window(&mut self, other: &OtherCore) -> Result<Cost> {
         let window = self.temperature.window();
         let before = lock(&self.guests).ticks();

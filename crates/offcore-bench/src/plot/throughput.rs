@@ -1,4 +1,4 @@
-//! Throughputs of RFC 2544 drawn as SVG: a line for each loss that was allowed, over the frame size (RFC 2544, 26.1).
+//! Draws RFC 2544 throughputs as SVG: one line for each tolerated loss, over the frame size (RFC 2544, 26.1).
 
 use std::path::Path;
 
@@ -10,9 +10,9 @@ use crate::report::svg::{self, Area, COLOURS};
 /// A throughput.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Bytes of a frame, FCS included.
+    /// Frame length in bytes, including the FCS.
     pub frame: usize,
-    /// Percent of packets that were allowed to be lost.
+    /// Tolerated packet loss in percent.
     pub loss: f64,
     pub mpps: f64,
 }
@@ -22,7 +22,7 @@ const SIZE: (u32, u32) = (820, 480);
 /// Draws `points` to `path`.
 ///
 /// # Errors
-/// When there is none, or the file cannot be written.
+/// If `points` is empty, or the file cannot be written.
 pub fn draw(points: &[Point], path: &Path) -> Result<()> {
     ensure!(!points.is_empty(), "there is nothing to draw: no throughput was measured");
     svg::write(path, SIZE, |root| chart(points, root))

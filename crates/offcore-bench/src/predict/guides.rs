@@ -1,8 +1,9 @@
-//! Tables of the guides, predicted from a guide's own machine: its clock, what its software costs, the device's model.
+//! Predicts the guides' tables from the machine of each guide: its clock, the cost of its software, and the device's
+//! model.
 //!
-//! What the guides' software costs is not published by itself, so that a few cells of each table have to say it: two for
-//! the core's copies (a cost for each packet and one for each byte), one for the engine's (a cost for each packet). The
-//! others are predicted.
+//! The guides do not publish the cost of their software separately. It is therefore derived from a few cells of each
+//! table: two cells for the core's copies (a cost per packet and a cost per byte), and one cell for the engine's copies
+//! (a cost per packet). The other cells are predicted.
 
 use anyhow::Result;
 use offcore_dma::Mode;
@@ -16,21 +17,21 @@ pub struct Guide {
     pub name: &'static str,
     pub machine: &'static str,
     pub hz: f64,
-    /// Frame length, then million packets a second with the core copying and with DSA copying.
+    /// Frame length, then million packets per second with core copies and with DSA copies.
     pub cells: &'static [(usize, f64, f64)],
-    /// Frame lengths whose cells say what a core's copy costs.
+    /// Frame lengths of the cells from which the cost of core copies is derived.
     pub fitted_cpu: [usize; 2],
-    /// The frame length whose cell says what the asynchronous path costs.
+    /// Frame length of the cell from which the cost of the asynchronous path is derived.
     pub fitted_offload: usize,
-    /// Copies that a packet takes.
+    /// Copies per packet.
     pub copies: f64,
-    /// Groups, queues and DSA engines of each group.
+    /// Numbers of groups, and of queues and DSA engines per group.
     pub layout: (usize, usize, usize),
-    /// What the ports carry, in Gbit/s of frames.
+    /// Capacity of the ports in Gbit/s of frames.
     pub ports_gbps: f64,
 }
 
-/// Table 8 of the vhost guide, and the table of the dpdk-dma guide (Gbit/s there).
+/// Table 8 of the vhost guide, and the table of the dpdk-dma guide (published in Gbit/s).
 pub const GUIDES: [Guide; 2] = [
     Guide {
         name: "vhost guide, Table 8",
@@ -69,27 +70,27 @@ impl Guide {
         cell.map_or((f64::NAN, f64::NAN), |&(_, cpu, offload)| (cpu, offload))
     }
 
-    /// Nanoseconds that a packet costs the core that copies it.
+    /// Returns the core's cost per packet in nanoseconds if the core copies.
     pub fn cpu_ns(&self, frame: usize) -> f64 {
         let [a, b] = self.fitted_cpu;
         let (at_a, at_b) = (1e3 / self.cell(a).0, 1e3 / self.cell(b).0);
         at_a + (at_b - at_a) * (frame as f64 - a as f64) / (b - a) as f64
     }
 
-    /// Nanoseconds that a packet costs the core when DSA copies.
+    /// Returns the core's cost per packet in nanoseconds if DSA copies.
     pub fn offload_ns(&self) -> f64 {
         1e3 / self.cell(self.fitted_offload).1
     }
 
-    /// The same in cycles of the guide's core.
+    /// Returns the same cost in cycles of the guide's core.
     pub fn offload_cycles(&self) -> f64 {
         self.offload_ns() * self.hz / 1e9
     }
 
-    /// Every cell of the table, predicted, with its error.
+    /// Predicts all cells of the table. The rows include the errors.
     ///
     /// # Errors
-    /// When the simulated device does not do what is asked of it.
+    /// If the simulated device fails.
     pub fn rows(&self) -> Result<Vec<Row>> {
         let machine =
             Machine { cores: 1, ports: 1, port_gbps: f64::INFINITY, devices: 1, engines: self.layout.2 };
@@ -117,7 +118,7 @@ impl Guide {
         Ok(rows)
     }
 
-    /// The guides count what their ports carry in bits of frames.
+    /// Limits an estimate to the ports' capacity, which the guides count in bits of frames.
     fn at_port(&self, frame: usize, estimate: Estimate) -> Estimate {
         let port = self.ports_gbps * 1e3 / (frame * 8) as f64;
         match estimate.mpps.mid > port {

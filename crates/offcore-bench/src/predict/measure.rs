@@ -1,4 +1,4 @@
-//! What a packet costs a core here, with the core copying and with copies handed to a DSA driver.
+//! Measures the core's cost per packet on this machine, with core copies and with copies submitted to a DSA driver.
 
 use anyhow::Result;
 use offcore_dma::Mode;
@@ -19,29 +19,30 @@ use crate::report::sample::ClockCheck;
 use crate::vhost::COPIES;
 use crate::vhost::core_cost::OwnVariant;
 
-/// Turns of each variant that are not counted.
+/// Number of uncounted turns of each variant.
 const WARM_UP: usize = 8;
 
-/// What to predict.
+/// Options of the prediction.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The machine that it is for; its cores are like the one that is measured.
+    /// The predicted machine. Its cores are assumed to be like the measured one.
     pub machine: Machine,
-    /// Frame lengths, FCS included.
+    /// Frame lengths, including the FCS.
     pub frames: Vec<usize>,
     pub temperature: Temperature,
-    /// A B B A blocks for each frame length.
+    /// Number of A B B A blocks per frame length.
     pub blocks: usize,
-    /// Pages for guests and packet buffers.
+    /// Page size for guests and packet buffers.
     pub hugepages: Hugepages,
     pub lcore: usize,
     pub other_lcore: Option<usize>,
 }
 
-/// Measures what `options` needs and predicts; three rows for each frame length: cpu, offload and auto.
+/// Measures the core costs that `options` needs and predicts the rates. Emits three rows for each frame length: cpu,
+/// offload and auto.
 ///
 /// # Errors
-/// When something cannot be set up, or a packet is lost or changed.
+/// If something cannot be set up, or a packet is lost or changed.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     offcore_stats::lcore::pin(options.lcore)?;
     let other = OtherCore::start(options.other_lcore)?;
@@ -78,15 +79,16 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-/// What was measured, and the portal's instructions, which the simulator replaces by a store to a ring: one for each
-/// batch. MOVDIR64B is posted, and a core that never waits for it pays next to nothing; the fence before the next one
-/// waits at most until it has arrived; ENQCMD waits for the answer, too.
+/// Adds the cost of the portal's instructions, one per batch, to the measured cost, because the simulator replaces them
+/// by a store to a ring. MOVDIR64B is posted: a core that never waits for it pays next to nothing. The fence before the
+/// next instruction waits at most until it has arrived. ENQCMD also waits for the answer.
 fn with_portal(offload: Interval) -> Interval {
     let one_way = Timing::PUBLISHED.portal_ns * COPIES / BATCH as f64;
     Interval { low: offload.low, mid: offload.mid + one_way, high: offload.high + 2.0 * one_way }
 }
 
-/// Nanoseconds a packet, first and last tenth cut off: the core copying, and copies handed over in batches.
+/// Measures nanoseconds per packet without the first and the last tenth of the samples, with core copies and with
+/// batched copies of the engine.
 fn core_costs(
     options: &Options,
     frame: usize,
@@ -122,7 +124,7 @@ fn core_costs(
     Ok(samples.map(interval))
 }
 
-/// The median, and what four fifths of the samples are within.
+/// Returns the median, and the range of the middle four fifths of the samples.
 fn interval(mut samples: Vec<f64>) -> Interval {
     samples.sort_by(f64::total_cmp);
     let at = |share: f64| samples[((samples.len() - 1) as f64 * share) as usize];
@@ -136,7 +138,7 @@ mod tests {
     #[test]
     fn batch_takes_one_portal_instruction() {
         let with = with_portal(Interval::exact(100.0));
-        // Two copies a packet, 32 in a batch, 136 ns one way.
+        // Two copies per packet, 32 copies per batch, 136 ns one way.
         assert_eq!(with, Interval { low: 100.0, mid: 108.5, high: 117.0 });
     }
 

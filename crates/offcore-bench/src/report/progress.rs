@@ -1,23 +1,23 @@
-//! Progress of long work, on stderr: a bar when a person is looking, a line now and then when not.
+//! Progress of long-running work on stderr: a bar on a terminal, otherwise a line from time to time.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Where there is no bar, a line is written after so long.
+/// Interval of progress lines if stderr is not a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// A progress bar, lines, or nothing.
+/// A progress bar, progress lines, or no output.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
-    /// When the last line was written; none where there are no lines.
+    /// Time of the last line; `None` if no lines are written.
     line: Mutex<Option<Instant>>,
 }
 
 impl Progress {
-    /// A bar on stderr; lines where stderr is no terminal.
+    /// Returns a bar on stderr, or lines if stderr is not a terminal.
     pub fn visible() -> Self {
         let bar = ProgressBar::new(0);
         if let Ok(style) = ProgressStyle::with_template("{msg:24} {wide_bar} {percent:>3} % {eta}") {
@@ -27,18 +27,18 @@ impl Progress {
         Self { bar, line }
     }
 
-    /// Nothing.
+    /// Returns a progress object without output.
     pub fn hidden() -> Self {
         Self { bar: ProgressBar::hidden(), line: Mutex::new(None) }
     }
 
-    /// There are `steps` steps to come.
+    /// Starts a progress of `steps` steps.
     pub fn begin(&self, steps: usize) {
         self.bar.set_length(steps as u64);
         self.bar.set_position(0);
     }
 
-    /// What is being done.
+    /// Shows `what` as the current activity.
     pub fn say(&self, what: &str) {
         self.bar.set_message(what.to_string());
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
@@ -49,22 +49,22 @@ impl Progress {
         }
     }
 
-    /// One step is done.
+    /// Advances by one step.
     pub fn step(&self) {
         self.bar.inc(1);
     }
 
-    /// So many steps are done, or not needed.
+    /// Sets the number of steps that are done or skipped.
     pub fn at(&self, steps: usize) {
         self.bar.set_position(steps as u64);
     }
 
-    /// Several steps are done, or not needed.
+    /// Advances by `steps` steps that are done or skipped.
     pub fn steps(&self, steps: usize) {
         self.bar.inc(steps as u64);
     }
 
-    /// All is done.
+    /// Ends the progress display.
     pub fn end(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,22 +1,22 @@
-//! Samples: medians, paired ratios, and whether the clock held still.
+//! Statistics of samples: medians, paired ratios and the stability of the core's clock.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
 
 use offcore_stats::{SplitMix, tsc};
 
-/// Iterations of the loop that tells how fast the core runs, and how often it runs for a sample, the fastest of which
-/// counts: an interrupt is not the clock.
+/// Iterations of the loop that measures the core's clock, and repetitions per sample. The fastest repetition counts, so
+/// that interrupts do not distort the sample.
 const CLOCK_LOOP: u64 = 7_000;
 const CLOCK_LOOPS: usize = 3;
-/// Samples whose median is the clock that is usual.
+/// Number of samples whose median is the usual clock.
 const CLOCK_SAMPLES: usize = 31;
-/// How far a sample may be off before what was measured beside it is rejected.
+/// Tolerated deviation of a sample. If it is exceeded, the block measured next to it is rejected.
 const CLOCK_TOLERANCE: f64 = 0.05;
-/// Resamplings of the bootstrap.
+/// Number of bootstrap resamplings.
 const RESAMPLES: usize = 2000;
-/// Samples that follow each other and are drawn together by the bootstrap of a ratio of sums: what disturbs a machine
-/// lasts longer than one.
+/// Number of consecutive samples that the bootstrap of a ratio of sums draws together, because disturbances of a
+/// machine last longer than one sample.
 const RUN: usize = 4;
 
 /// Minimum, median and maximum.
@@ -29,7 +29,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The spread of `samples`; zeroes when there are none.
+    /// Returns the spread of `samples`; all fields are zero if the slice is empty.
     pub fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -41,7 +41,7 @@ impl Spread {
         }
     }
 
-    /// The spread of the samples times `factor`, which is positive.
+    /// Returns the spread of the samples multiplied by `factor`, which must be positive.
     pub fn scaled(self, factor: f64) -> Self {
         Self { min: self.min * factor, median: self.median * factor, max: self.max * factor, ..self }
     }
@@ -52,21 +52,21 @@ fn middle(sorted: &[f64]) -> f64 {
     if sorted.len().is_multiple_of(2) { (sorted[half - 1] + sorted[half]) / 2.0 } else { sorted[half] }
 }
 
-/// A ratio of two things that alternated.
+/// Ratio of two alternating variants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
     pub median: f64,
-    /// Lower bound of the median, by bootstrap, at 90 % (one-sided 95 %).
+    /// Lower bound of the median by bootstrap, of the 90 % interval (95 % one-sided).
     pub lower: f64,
 }
 
-/// The ratio `a / b` over pairs; `None` without pairs.
+/// Returns the ratio `a / b` over `pairs`, or `None` if the slice is empty.
 pub fn paired_ratio(pairs: &[(f64, f64)]) -> Option<Ratio> {
     let ratios: Vec<f64> = pairs.iter().map(|(a, b)| a / b).collect();
     if ratios.is_empty() {
         return None;
     }
-    // The same seed: every run of a bootstrap goes the same way.
+    // A fixed seed makes the bootstrap reproducible.
     let mut random = SplitMix::new(1);
     let mut medians: Vec<f64> = (0..RESAMPLES)
         .map(|_| {
@@ -80,20 +80,21 @@ pub fn paired_ratio(pairs: &[(f64, f64)]) -> Option<Ratio> {
     Some(Ratio { median: Spread::of(&ratios).median, lower: medians[RESAMPLES / 20] })
 }
 
-/// A ratio of two things that alternated in blocks of the same length, all blocks together.
+/// Ratio of two variants that alternated in blocks of the same length, over all blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SumRatio {
-    /// Ratio of the sums over all blocks: what short blocks hide, such as the dear bursts of a trial, is in it.
+    /// Ratio of the sums over all blocks. Unlike the median, it includes rare costs, such as the expensive bursts of a
+    /// trial.
     pub sums: f64,
     pub median: f64,
-    /// Lower bound of the ratio of sums, by bootstrap, at 90 % (one-sided 95 %).
+    /// Lower bound of the ratio of sums by bootstrap, of the 90 % interval (95 % one-sided).
     pub lower: f64,
-    /// Upper bound of the same.
+    /// Upper bound of the ratio of sums.
     pub upper: f64,
 }
 
 impl SumRatio {
-    /// The ratio `a / b` over pairs; `None` without pairs.
+    /// Returns the ratio `a / b` over pairs, or `None` if there are not any pairs.
     pub fn of(a: &[f64], b: &[f64]) -> Option<Self> {
         let pairs: Vec<(f64, f64)> = a.iter().copied().zip(b.iter().copied()).collect();
         if pairs.is_empty() {
@@ -101,9 +102,9 @@ impl SumRatio {
         }
         let ratio = |(a, b): (f64, f64)| a / b;
         let add = |(a, b): (f64, f64), &(c, d): &(f64, f64)| (a + c, b + d);
-        // Few samples make short runs, so that there are some to draw from.
+        // Few samples are drawn in shorter runs, so that enough runs are available.
         let run = RUN.min(pairs.len() / 4).max(1);
-        // The same seed: every run of a bootstrap goes the same way.
+        // A fixed seed makes the bootstrap reproducible.
         let mut random = SplitMix::new(1);
         let mut resampled: Vec<f64> = (0..RESAMPLES)
             .map(|_| {
@@ -125,17 +126,18 @@ impl SumRatio {
     }
 }
 
-/// Between which bounds a ratio of sums is, of two things that were made anew after half of their samples.
+/// Bounds of the ratio of sums of two variants that were created again after half of their samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// The least of the bootstrap's lower bound and of either half's ratio of sums.
+    /// The minimum of the bootstrap's lower bound and the ratios of sums of both halves.
     pub lower: f64,
-    /// The greatest of its upper bound and of these.
+    /// The maximum of the bootstrap's upper bound and the ratios of sums of both halves.
     pub upper: f64,
 }
 
 impl Bounds {
-    /// By the samples of both, of which the first `half` are the one half, the rest the other; `None` without any.
+    /// Computes the bounds from the samples of both variants. The first `half` samples form the first half, the rest
+    /// the second half. Returns `None` without samples.
     pub fn of(a: &[f64], b: &[f64], half: usize) -> Option<Self> {
         let whole = SumRatio::of(a, b)?;
         let half = half.min(a.len()).min(b.len());
@@ -148,32 +150,32 @@ impl Bounds {
         }))
     }
 
-    /// Of a thing to itself (A/A): how far from 1 a ratio may be for no reason.
+    /// Returns the noise floor, for a variant compared with itself (A/A): the deviation from 1 that occurs by chance.
     pub fn noise_floor(self) -> f64 {
         (self.upper - 1.0).max(1.0 - self.lower)
     }
 }
 
-/// Watches the core's clock: the TSC does not slow down with it.
+/// Monitors the core's clock, because the TSC does not slow down with it.
 #[derive(Debug)]
 pub struct ClockCheck {
-    /// Ticks of the loop, the oldest first.
+    /// Ticks of the loop, the oldest sample first.
     recent: VecDeque<u64>,
 }
 
 impl ClockCheck {
-    /// Measures the loop a few times.
+    /// Takes the initial samples.
     pub fn new() -> Self {
         Self { recent: (0..CLOCK_SAMPLES).map(|_| clock_sample()).collect() }
     }
 
-    /// Whether the core runs as fast as it usually did of late, within 5 %.
+    /// Takes a sample. Returns whether the core runs at its recent usual speed, within 5 %.
     pub fn holds(&mut self) -> bool {
         self.note(clock_sample())
     }
 
-    /// The median moves on with what is noted: neither a sample that was faster by accident nor a clock that has changed
-    /// for good rejects everything that comes after.
+    /// Records a sample. The median follows the recorded samples: neither a single fast sample nor a permanent change
+    /// of the clock causes the rejection of all later samples.
     fn note(&mut self, ticks: u64) -> bool {
         let off = ticks as f64 / self.usual() - 1.0;
         self.recent.pop_front();
@@ -185,7 +187,7 @@ impl ClockCheck {
         Spread::of(&self.recent.iter().map(|&ticks| ticks as f64).collect::<Vec<_>>()).median
     }
 
-    /// Core cycles a TSC tick: a multiplication that depends on the one before takes three.
+    /// Returns the core cycles per TSC tick. A multiplication that depends on the previous one takes three cycles.
     pub fn core_cycles_per_tick(&self) -> f64 {
         3.0 * CLOCK_LOOP as f64 / self.usual()
     }
@@ -246,7 +248,7 @@ mod tests {
 
     #[test]
     fn lasting_change_widens_the_interval() {
-        // As many dear samples, scattered and in a row.
+        // The same number of expensive samples, scattered or in a row.
         let width = |dear: fn(usize) -> bool| {
             let samples: Vec<f64> = (0..100).map(|i| if dear(i) { 20.0 } else { 10.0 }).collect();
             let ratio = SumRatio::of(&samples, &[10.0; 100]).unwrap();
@@ -261,7 +263,8 @@ mod tests {
         let (a, mut b) = ([10.0; 20], [10.0; 20]);
         let floor = |b: &[f64]| Bounds::of(&a, b, 10).unwrap();
         assert_eq!((floor(&b), floor(&b).noise_floor()), (Bounds { lower: 1.0, upper: 1.0 }, 0.0));
-        // Made anew, one of them is 10 % dearer, before that 10 % cheaper: all together they are the same.
+        // In the second half one variant is 10 % more expensive, in the first half 10 % cheaper. Over all samples both
+        // are the same.
         b[..10].fill(9.0);
         b[10..].fill(11.0);
         let floor = floor(&b);

@@ -1,4 +1,4 @@
-//! Drawings as SVG.
+//! SVG drawings.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-/// Of Okabe and Ito, for colour-blind eyes too.
+/// Palette of Okabe and Ito, which is suitable for colour-blind readers.
 pub(crate) const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -21,7 +21,7 @@ pub(crate) const COLOURS: [RGBColor; 7] = [
 
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Writes to `path` what `draw` draws, on white.
+/// Writes the output of `draw` to `path`, on a white background.
 pub(crate) fn write(path: &Path, size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<()> {
     let mut svg = String::new();
     {

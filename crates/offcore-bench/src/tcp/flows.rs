@@ -1,5 +1,5 @@
-//! `offcore bench tcp --case flows`: connections that fetch one file each from nginx on our stack, by `offcore exec`, beside
-//! nginx on the kernel's stack.
+//! `offcore bench tcp --case flows`: connections that fetch one file each from nginx on our stack (`offcore exec`),
+//! compared with nginx on the kernel's stack.
 //!
 //! ```text
 //! lcore                                                  other lcore
@@ -7,8 +7,8 @@
 //!         (the two alternate)                        ├── the client on the kernel's TCP, in its own namespace
 //! theirs: nginx, the kernel's TCP ─────────── veth ──┘
 //! ```
-//! A cell opens its connections at once, or some at a time, over veth or over a relay as in [`paths`](super::paths). A flow
-//! lasts from `connect` to the end of the stream. The client compares every byte.
+//! A cell opens its connections all at once or in limited numbers, over veth or over a relay as in
+//! [`paths`](super::paths). A flow lasts from `connect` to the end of the stream. The client compares every byte.
 
 mod client;
 
@@ -30,9 +30,9 @@ use crate::report::sample::Spread;
 /// The unit of the rows.
 pub const UNIT: &str = "connections_per_s";
 
-/// The path of many flows at once: its queue overflows.
+/// Path for many concurrent flows. Its queue overflows.
 const NARROW: Path = Path { rate: 1_000_000_000, round_trip: Duration::from_millis(1), loss: 0, reorder: 0 };
-/// The path of short flows.
+/// Path for short flows.
 const LOSSY: Path = Path { rate: 100_000_000, round_trip: Duration::from_millis(20), loss: 200, reorder: 0 };
 
 /// Parameters of a measurement.
@@ -40,21 +40,22 @@ const LOSSY: Path = Path { rate: 100_000_000, round_trip: Duration::from_millis(
 pub struct FlowOptions {
     /// This program, which is also the relay: `offcore`.
     pub binary: PathBuf,
-    /// Pairs of windows per cell, ours and the kernel's.
+    /// Number of pairs of windows per cell. A pair consists of a window with our stack and a window with the kernel's
+    /// stack.
     pub pairs: usize,
-    /// The core of stack and nginx.
+    /// The core of the stack and nginx.
     pub lcore: usize,
     /// The core of the client.
     pub other_lcore: Option<usize>,
 }
 
 impl FlowOptions {
-    /// 5 pairs of windows in each cell; with `quick` 2.
+    /// Returns options with 5 pairs of windows in each cell, or 2 with `quick`.
     pub fn new(quick: bool, binary: PathBuf, lcore: usize, other_lcore: Option<usize>) -> Self {
         Self { binary, pairs: if quick { 2 } else { 5 }, lcore, other_lcore }
     }
 
-    /// A missing requirement of this machine, if any.
+    /// Returns a missing requirement of this machine, if any.
     pub fn missing(&self) -> Option<String> {
         netns::missing((self.lcore, self.other_lcore), &[("nginx", "nginx"), ("taskset", "util-linux")])
             .or_else(server::missing)
@@ -65,9 +66,9 @@ impl FlowOptions {
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     path: Option<Path>,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     size: usize,
-    /// The number of flows in a window, and of flows that are open at a time.
+    /// Number of flows in a window, and maximum number of concurrent flows.
     flows: usize,
     at_once: usize,
 }
@@ -91,24 +92,24 @@ impl fmt::Display for Cell {
 #[derive(Clone, Debug)]
 struct Window {
     seconds: f64,
-    /// Seconds of each flow, in order of length.
+    /// Duration of each flow in seconds, sorted.
     flows: Vec<f64>,
 }
 
 impl Window {
-    /// Flows a second.
+    /// Returns the flows per second.
     fn rate(&self) -> f64 {
         self.flows.len() as f64 / self.seconds
     }
 
-    /// Nanoseconds that a share of the flows did not exceed.
+    /// Returns the duration in nanoseconds that a share of the flows did not exceed.
     fn percentile(&self, share: f64) -> f64 {
         let last = self.flows.len().saturating_sub(1);
         self.flows.get((last as f64 * share).round() as usize).map_or(0.0, |seconds| seconds * 1e9)
     }
 }
 
-/// Measures all cells. `emit` gets each finished row.
+/// Measures all cells and passes each finished row to `emit`.
 ///
 /// # Errors
 /// A missing requirement ([`FlowOptions::missing`]), a failed setup, or a lost or changed byte.
@@ -169,7 +170,7 @@ impl Cell {
             };
             far.within(run).with_context(|| server.tail())
         };
-        // nginx reads the file, and memory is allocated.
+        // In this warm-up, nginx reads the file and memory is allocated.
         servers.iter().try_for_each(|server| window(server, self.flows).map(drop))?;
         let mut windows = [Vec::new(), Vec::new()];
         for pair in 0..options.pairs {

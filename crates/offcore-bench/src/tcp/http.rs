@@ -1,5 +1,5 @@
-//! The `end-to-end` arrangement of `offcore bench tcp --case http`: nginx, unmodified, on our stack by `offcore exec`, beside
-//! the same nginx on the kernel's, under wrk.
+//! The `end-to-end` arrangement of `offcore bench tcp --case http`: unmodified nginx on our stack (`offcore exec`),
+//! compared with nginx on the kernel's stack, under load from wrk.
 //!
 //! ```text
 //! lcore                                                  other lcore
@@ -7,20 +7,21 @@
 //!         (blocking wake-ups; the other one rests)   ├── wrk on the kernel's TCP, in a namespace of its own
 //! theirs: nginx, the kernel's TCP ─────────── veth ──┘
 //! ```
-//! Both have pairs of their own, made alike, with segmentation and checksums left open on both ends. Windows alternate. wrk
-//! counts answers and bytes; how long an answer has to be says another client, which is slow, has connections of its own and
-//! compares every byte. An answer that never comes is noticed on these; wrk forgets it, so that before anything is counted the
-//! kernel is asked whether each of wrk's connections has had one.
+//! Each side has its own veth pair, configured identically, with segmentation and checksum offload on both ends.
+//! Windows alternate. wrk counts answers and bytes. A second, slow client with separate connections knows the length of
+//! an answer and compares every byte. It also detects missing answers, which wrk ignores. Therefore, before anything is
+//! counted, the benchmark asks the kernel whether each of wrk's connections has received an answer.
 //!
-//! What a request costs is what processes used, by `/proc`: nginx and, of ours, the stack; and the clients. What others used of
-//! the two cores is known, too: a pair of windows in which that is much is made anew. The kernel does what it
-//! receives on the core that transmits, which over veth is the other end's: so what counts is the sum. (Where the kernel keeps
-//! the time of interrupts apart, `CONFIG_IRQ_TIME_ACCOUNTING`, it is in nobody's.)
+//! The cost of a request is the CPU time of processes according to `/proc`: nginx, the stack (ours only) and the
+//! clients. The benchmark also knows the CPU time that other processes used on the two cores. A pair of windows in
+//! which this time is large is repeated. The kernel processes received packets on the transmitting core, which over
+//! veth belongs to the other end. The decisive figure is therefore the sum. (If the kernel accounts interrupt time
+//! separately, `CONFIG_IRQ_TIME_ACCOUNTING`, that time is not part of any process.)
 //!
-//! The kernel sends a file by reference (`sendfile`) and passes its packets over a veth pair by reference. Ours are copied
-//! into the FIFO, into packets and by the port into the kernel. With `read` nginx reads the files itself, and the kernel copies the
-//! data, too. nginx has Debian's configuration with another log and site: `tcp_nopush` puts head and body into one packet.
-//! `push` turns it off.
+//! The kernel sends a file by reference (`sendfile`) and passes its packets over a veth pair by reference. Our stack
+//! copies the data into the FIFO and into packets, and the port copies it into the kernel. In case `read`, nginx reads
+//! the files itself, so that the kernel copies the data, too. nginx uses Debian's configuration with another log and
+//! site: `tcp_nopush` puts head and body into one packet. Case `push` turns it off.
 
 mod load;
 pub(super) mod server;
@@ -40,64 +41,66 @@ use crate::report::sample::Spread;
 use load::Load;
 use server::{Server, Site};
 
-/// Bytes of the files.
+/// Sizes of the files in bytes.
 pub const SIZES: [usize; 5] = [1 << 10, 4 << 10, 32 << 10, 256 << 10, 1 << 20];
-/// Connections of wrk.
+/// Number of connections of wrk.
 pub const CONNECTIONS: usize = 64;
-/// What it is tried with besides.
+/// Number of connections in an additional cell.
 const MANY: usize = 1000;
-/// Programs that it takes, with their packages.
+/// Required programs with their packages.
 const PROGRAMS: [(&str, &str); 4] =
     [("nginx", "nginx"), ("wrk", "wrk"), ("taskset", "util-linux"), ("ss", "iproute2")];
-/// What part of a core others may use in a window.
+/// Maximum share of a core that other processes may use in a window.
 const OTHERS: f64 = 0.05;
 
 named! {
-    /// How files are asked for and sent.
+    /// Method of requesting and sending files.
     pub enum How {
-        /// Connections are kept; nginx has the kernel send files, with `tcp_nopush`: Debian's configuration.
+        /// Persistent connections. The kernel sends files for nginx, with `tcp_nopush`: Debian's configuration.
         SendFile = "sendfile",
         /// The same without `tcp_nopush`.
         Push = "push",
-        /// Connections are kept; nginx reads files and writes them.
+        /// Persistent connections. nginx reads files and writes them.
         Read = "read",
-        /// Each request has a connection of its own.
+        /// One connection per request.
         Close = "close",
     }
 }
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct HttpOptions {
-    /// This program: `offcore`.
+    /// Path of this program: `offcore`.
     pub binary: PathBuf,
-    /// Pairs of windows, ours and the kernel's, of each cell.
+    /// Number of pairs of windows per cell. A pair consists of a window with our stack and a window with the kernel's
+    /// stack.
     pub pairs: usize,
     /// Length of a window in seconds.
     pub window: u64,
-    /// The core of stack and nginx.
+    /// The core of the stack and nginx.
     pub lcore: usize,
     /// The core of wrk.
     pub other_lcore: Option<usize>,
 }
 
 impl HttpOptions {
-    /// 12 pairs of windows of 2 s in each cell; with `quick` 6 of 1 s.
+    /// Returns options with 12 pairs of windows of 2 s in each cell, or 6 of 1 s with `quick`.
     pub fn new(quick: bool, binary: PathBuf, lcore: usize, other_lcore: Option<usize>) -> Self {
         let (pairs, window) = if quick { (6, 1) } else { (12, 2) };
         Self { binary, pairs, window, lcore, other_lcore }
     }
 
-    /// What this machine lacks for it, if anything.
+    /// Returns a missing requirement of this machine, if any.
     pub fn missing(&self) -> Option<String> {
         netns::missing((self.lcore, self.other_lcore), &PROGRAMS).or_else(server::missing)
     }
 }
 
-/// Measures all cells; `emit` gets each row as it is ready.
+/// Measures all cells and passes each finished row to `emit`.
 ///
 /// # Errors
-/// When something is missing ([`HttpOptions::missing`]) or cannot be set up, a request is not answered, or a byte is wrong.
+/// If something is missing ([`HttpOptions::missing`]) or cannot be set up, a request is not answered, or a byte is
+/// wrong.
 pub fn run(options: &HttpOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     if let Some(missing) = options.missing() {
         bail!("nginx over veth: {missing}");
@@ -143,46 +146,46 @@ impl fmt::Display for Cell {
     }
 }
 
-/// What a window saw.
+/// Result of a window.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     requests: u64,
     seconds: f64,
-    /// Latency in microseconds: half of wrk's requests took no longer, 99 of 100.
+    /// Median and 99th percentile of wrk's latency in microseconds.
     p50: f64,
     p99: f64,
-    /// Seconds of the server's processes.
+    /// CPU time of the server's processes in seconds.
     server: f64,
-    /// Seconds of wrk and of the client that compares.
+    /// CPU time of wrk and of the comparing client in seconds.
     client: f64,
-    /// Answers that were compared, byte by byte. They are not among `requests`.
+    /// Number of answers that were compared byte by byte. They are not included in `requests`.
     compared: u64,
-    /// What part of either core others used, the larger one.
+    /// Share of a core that other processes used, for the core with the larger share.
     others: f64,
 }
 
 impl Window {
-    /// Million requests a second.
+    /// Returns million requests per second.
     fn rate(&self) -> f64 {
         self.requests as f64 / self.seconds / 1e6
     }
 
-    /// Answers to both clients.
+    /// Returns the number of answers to both clients.
     fn answers(&self) -> u64 {
         self.requests + self.compared
     }
 
-    /// Microseconds of the server for a request.
+    /// Returns the server's CPU time in microseconds per request.
     fn cost(&self) -> f64 {
         self.server * 1e6 / self.answers().max(1) as f64
     }
 
-    /// The same of server and clients.
+    /// Returns the CPU time of server and clients in microseconds per request.
     fn both_cost(&self) -> f64 {
         self.cost() + self.client * 1e6 / self.answers().max(1) as f64
     }
 
-    /// What part of the time the clients used their core.
+    /// Returns the share of the time in which the clients used their core.
     fn far_busy(&self) -> f64 {
         self.client / self.seconds
     }
@@ -283,7 +286,7 @@ mod tests {
         near(row.peer_ratio, 2.0);
         near(Some(row.median), 0.0145);
         near(row.peer_median, 0.00725);
-        // Of all answers, those that were compared included.
+        // Per answer, including the compared ones.
         near(row.server_us_per_request, 30.0);
         near(row.peer_server_us_per_request, 1e6 / 15_500.0);
         near(row.peer_both_us_per_request, 1.4e6 / 15_500.0);

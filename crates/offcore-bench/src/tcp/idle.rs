@@ -1,5 +1,4 @@
-//! `offcore bench tcp --case idle`: what a segment of one connection costs the core beside connections on which nothing
-//! happens, against what it costs alone.
+//! `offcore bench tcp --case idle`: measures the cost of a segment of one connection with and without idle connections.
 
 use anyhow::Result;
 
@@ -11,22 +10,23 @@ use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::SumRatio;
 
-/// Idle connections, where nothing else is said.
+/// Default number of idle connections.
 pub const IDLE: usize = 10_000;
-/// Bytes that the application writes at a time, where nothing else is said.
+/// Default write size of the application in bytes.
 pub const CHUNK: usize = 64 << 10;
 
-/// Measures everything that `options` asks for, whose connections are the idle ones; `emit` gets each row as it is ready.
+/// Measures everything that `options` selects and passes each finished row to `emit`. The connections in `options` are
+/// the idle ones.
 ///
 /// # Errors
-/// When something cannot be set up, or a byte is lost or changed.
+/// If something cannot be set up, or a byte is lost or changed.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     let mut rig = Rig::new(options, PAIR)?;
     let pages = rig.pages();
     progress.begin(options.steps(usize::from(options.noise_floor) + options.setups.len()));
     let loads = options.loads();
     for (side, segment, idle) in options.wires() {
-        // The same FIFOs, so that nothing else differs.
+        // Both sides use the same FIFO size, so that they differ only in the idle connections.
         let (fifo, checksums, past_caches) = (SMALL_FIFO, options.checksums, options.past_caches);
         let asks = false;
         let alone = Traffic { side, segment, connections: 1, idle: 0, fifo, checksums, past_caches, asks };
@@ -51,7 +51,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-/// Alone, and beside the others.
+/// Returns the rows without and with idle connections.
 fn rows(pair: &Pair, (setup, wanted): (Setup, [Traffic; 2]), load: Load) -> Vec<Row> {
     let steadiness = pair.turns.steadiness();
     let mut rows: Vec<Row> = Vec::new();

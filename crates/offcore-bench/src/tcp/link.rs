@@ -1,12 +1,12 @@
-//! Two hosts of this process and a wire between them: one is measured, the other runs on the other core.
+//! A link: two hosts in this process and a wire between them. One host is measured, the other runs on the other core.
 //!
-//! Timed are the production worker's rounds on the measured host: protocol, copies or their hand-over, headers. What the
-//! far host takes, and applications with their FIFOs, is timed in turns of its own and told apart, so that it is seen who
-//! pays for a copy. Untimed are the wire and the engine. With [`Side::Send`] data goes from the measured host, with
-//! [`Side::Receive`] to it.
+//! The timed part is the production worker's rounds on the measured host: protocol, copies or their submission, and
+//! headers. The time of the far host, and of applications with their FIFOs, is measured in separate turns and reported
+//! separately. This shows which side bears the cost of a copy. The wire and the engine are not timed. With
+//! [`Side::Send`] data flows from the measured host, with [`Side::Receive`] to it.
 //!
-//! The far host and a helper core copy through their caches: where data is `remote`, it is in those. So does the measured
-//! core, unless [`Traffic::past_caches`] lets it choose.
+//! The far host and a helper core copy through their caches. If data is `remote`, it is in those caches. The measured
+//! core copies through its caches, too, unless [`Traffic::past_caches`] is set.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -36,68 +36,69 @@ use crate::method::lockstep::{OtherCore, lock};
 use crate::method::temperature::Temperature;
 use crate::method::timed_worker::{self, TimedWorker};
 
-/// Bytes of a window, at least: as many chunks as that takes.
+/// Minimum size of a window in bytes. The number of chunks follows from it.
 const WINDOW: usize = 256 << 10;
-/// How often a window is made in which segments are sent again or dropped, before something is wrong.
+/// Maximum number of attempts for a window in which segments are retransmitted or dropped.
 const TRIES: usize = 3;
-/// Without progress for so long something is wrong.
+/// Maximum time without progress.
 pub(super) const STALLED: Duration = Duration::from_secs(10);
-/// Bytes of a request: what wrk sends, about.
+/// Size of a request in bytes, about the size of a request of wrk.
 const REQUEST: usize = 64;
-/// Bytes of FIFOs in each host.
+/// Memory for FIFOs in each host, in bytes.
 const MEMORY: usize = 512 << 20;
-/// IP and TCP headers, with timestamps.
+/// Bytes of IP and TCP headers with timestamps.
 const HEADERS: u16 = 52;
-/// Connections with large FIFOs, at most, and bytes of a FIFO.
+/// Maximum number of connections with large FIFOs, and sizes of FIFOs in bytes.
 const FEW: usize = 100;
 const LARGE_FIFO: u32 = 4 << 20;
 pub(super) const SMALL_FIFO: u32 = 256 << 10;
 
 named! {
-    /// Which host is measured.
+    /// The measured host.
     pub enum Side {
-        /// The one that sends.
+        /// The sending host.
         Send = "send",
-        /// The one that receives.
+        /// The receiving host.
         Receive = "receive",
     }
 }
 
-/// What goes over a link.
+/// Traffic on a link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Traffic {
     pub(super) side: Side,
-    /// Bytes of payload in a segment, at most.
+    /// Maximum payload of a segment in bytes.
     pub(super) segment: usize,
     /// Connections that take turns.
     pub(super) connections: usize,
-    /// Connections beside these, on which nothing happens.
+    /// Number of additional idle connections.
     pub(super) idle: usize,
-    /// Bytes that a FIFO holds.
+    /// Size of a FIFO in bytes.
     pub(super) fifo: u32,
     /// Whether the port completes and verifies checksums.
     pub(super) checksums: bool,
-    /// Whether the measured core may store past the caches, at its reader's expense.
+    /// Whether the measured core may use stores that bypass the caches, which makes reading more expensive.
     pub(super) past_caches: bool,
-    /// Whether each chunk is sent when it is asked for: what is counted is requests, one of a connection at a time.
+    /// Whether a chunk is sent only in response to a request. Then requests are counted, with one at a time per
+    /// connection.
     pub(super) asks: bool,
 }
 
-/// How data goes over a link.
+/// Temperature and write size of the data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) temperature: Temperature,
-    /// Bytes that applications write at a time.
+    /// Write size of applications in bytes.
     pub(super) chunk: usize,
 }
 
-/// What has gone over a link, every byte checked.
+/// Data that has passed the link. Every byte is checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moved {
     pub(super) segments: u64,
     /// Bytes of payload.
     pub(super) bytes: u64,
-    /// Windows that were thrown away and made anew because segments were sent again in them, or dropped.
+    /// Windows that were discarded and repeated because segments were retransmitted or dropped in them.
     pub(super) again: u64,
 }
 
@@ -109,19 +110,19 @@ impl AddAssign for Moved {
     }
 }
 
-/// What the other side of a window did: bytes that were read, and TSC ticks that it took.
+/// Result of the other side in a window: bytes read, and TSC ticks used.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     bytes: usize,
     ticks: u64,
 }
 
-/// Bytes that the FIFOs of so many connections hold.
+/// Returns the FIFO size in bytes for the given number of connections.
 pub(super) fn fifo_of(connections: usize) -> u32 {
     if connections <= FEW { LARGE_FIFO } else { SMALL_FIFO }
 }
 
-/// Chunks of a window: of those that are asked for, one of a connection.
+/// Returns the number of chunks per window. With requests, it is limited to one per connection.
 pub(super) fn at_a_time(chunk: usize, (asks, connections): (bool, usize)) -> usize {
     (WINDOW / chunk).clamp(1, if asks { connections } else { usize::MAX })
 }
@@ -132,12 +133,12 @@ struct Far {
     worker: Worker,
     shared: Shared,
     wire: WireEnd,
-    /// Packets that its stack has dropped so far.
+    /// Number of packets that its stack has dropped so far.
     dropped: u64,
 }
 
 impl Far {
-    /// Rounds until nothing comes and nothing goes; the ticks that took, without the wire's.
+    /// Runs rounds until no packet arrives or leaves. Returns the ticks used, without those for the wire.
     fn run(&mut self) -> Result<u64> {
         let (start, wires) = (tsc::now(), self.wire.taken());
         loop {
@@ -153,7 +154,7 @@ impl Far {
     }
 }
 
-/// A measured host, the far one, and their connections.
+/// The measured host, the far host, and their connections.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) setup: Setup,
@@ -164,22 +165,22 @@ pub(super) struct Link {
     far: Arc<Mutex<Far>>,
     connections: usize,
     asks: bool,
-    /// The connection that has the next chunk.
+    /// The connection with the next chunk.
     next: usize,
-    /// Bytes that applications write at a time.
+    /// Write size of applications in bytes.
     chunk: usize,
-    /// What the measured host has sent or received since that was set.
+    /// Data that the measured host has sent or received since the last [`Link::set`].
     moved: Moved,
     share: CopyShare,
     windows: usize,
 }
 
-/// The address of a host.
+/// Returns the address of a host.
 pub(super) fn address(last: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, last).into()
 }
 
-/// A host's worker: `setup` says who makes its copies, with the channels of `mover`.
+/// Creates a host's worker. `binding` selects the copy mode and the channels of `mover`.
 pub(super) fn worker(
     (last, wire, app): (u8, &WireEnd, Box<dyn App>),
     mut mover: Mover,
@@ -211,7 +212,7 @@ pub(super) fn worker(
     Ok(Worker::new(vec![Box::new(host)], mover, pool.cache()))
 }
 
-/// Packets that a host's stack has dropped.
+/// Returns the number of packets that a host's stack has dropped.
 fn dropped(worker: &mut Worker) -> Result<u64> {
     let task: &mut dyn Any = worker.tasks.first_mut().context("the worker has no task")?.as_mut();
     let host: &mut Host = task.downcast_mut().context("the task is no host")?;
@@ -219,7 +220,7 @@ fn dropped(worker: &mut Worker) -> Result<u64> {
 }
 
 impl Link {
-    /// Opens both hosts and their connections. Takes some seconds: addresses are probed for first.
+    /// Opens both hosts and their connections. This takes some seconds because of duplicate address detection.
     pub(super) fn open(setup: Setup, traffic: Traffic, pool: &'static Pool) -> Result<Self> {
         let Traffic { side, connections, idle, checksums, asks, .. } = traffic;
         let mut engine = setup.open_to_caches()?;
@@ -290,7 +291,7 @@ impl Link {
         Ok(())
     }
 
-    /// From now on data is so warm, and applications write so many bytes at a time.
+    /// Sets the temperature of the data and the write size of applications.
     pub(super) fn set(&mut self, Load { temperature, chunk }: Load) {
         self.near.temperature = temperature;
         let cold = temperature == Temperature::Cold;
@@ -301,27 +302,27 @@ impl Link {
         self.near.forget();
     }
 
-    /// What was moved since that was set.
+    /// Returns the data moved since the last [`Link::set`].
     pub(super) fn moved(&self) -> Moved {
         self.moved
     }
 
-    /// The share of copies in the measured core's cycles; `None` when the stage clock has sampled none.
+    /// Returns the share of copies in the measured core's cycles, or `None` if the stage clock has no samples.
     pub(super) fn copy_share(&self) -> Option<f64> {
         self.share.median()
     }
 
-    /// The routine by which the core copied, as most windows had it.
+    /// Returns the routine with which the core copied in most windows.
     pub(super) fn copy_routine(&self) -> Option<String> {
         self.near.copy_routine()
     }
 
-    /// Nanoseconds that the engine took for a copy; `None` without one.
+    /// Returns the engine's nanoseconds per copy, or `None` without an engine.
     pub(super) fn engine_ns_per_copy(&self) -> Option<f64> {
         self.near.engine_ns_per_copy()
     }
 
-    /// Runs the measured host until it has nothing to do; the ticks that took.
+    /// Runs the measured host until no work is pending. Returns the ticks used.
     fn run_near(&mut self, other: &OtherCore) -> Result<u64> {
         let Self { near, shared, wire, .. } = self;
         let before = Cell::new(wire.segments());
@@ -333,7 +334,7 @@ impl Link {
         near.rounds_until(1, other, left)
     }
 
-    /// The far host's application writes what there is room for, the host runs, and what has come is read.
+    /// Lets the far host's application write as much as the FIFOs take, runs the host, and reads the received data.
     fn run_far(&self, other: &OtherCore, read: Option<Chunks>) -> Result<Done> {
         let done = Arc::new(Mutex::new(Done::default()));
         let into = Arc::clone(&done);
@@ -346,7 +347,7 @@ impl Link {
             if let Some(chunks) = read {
                 bytes = chunks.read(&mut lock(&far.shared.streams))?;
                 far.shared.touched.store(true, Ordering::Relaxed);
-                // The window opens again.
+                // The receive window opens again.
                 ticks += far.run()?;
             }
             *lock(&into) = Done { bytes, ticks: ticks + app(far) - before };
@@ -356,7 +357,7 @@ impl Link {
         Ok(done)
     }
 
-    /// What the measured host's application does, on the other core unless the data is hot.
+    /// Runs the measured host's application, on the other core unless the data is hot.
     fn application(
         &self,
         other: &OtherCore,
@@ -375,8 +376,8 @@ impl Link {
         Ok(done)
     }
 
-    /// The far application asks for chunks, and the measured host's has read that; the ticks that took the measured core, and
-    /// the other side.
+    /// Sends requests for chunks from the far application until the measured host's application has read them. Returns
+    /// the ticks of the measured core and of the other side.
     fn ask(&mut self, other: &OtherCore, chunks: Chunks) -> Result<[u64; 2]> {
         let requests = Chunks { len: REQUEST, ..chunks };
         requests.owe(&mut lock(&lock(&self.far).shared.streams))?;
@@ -391,7 +392,7 @@ impl Link {
         Ok([ticks, others])
     }
 
-    /// One chunk for each of `chunks` goes over; the ticks that took the measured core, and the other side.
+    /// Transfers one chunk for each of `chunks`. Returns the ticks of the measured core and of the other side.
     fn transfer(&mut self, other: &OtherCore, chunks: Chunks) -> Result<[u64; 2]> {
         let bytes = chunks.count * chunks.len;
         match self.side {
@@ -424,15 +425,16 @@ impl Link {
         }
     }
 
-    /// Packets with payload and bytes of it that have gone over the wire, and packets that stacks have dropped.
+    /// Returns the number of packets with payload and of payload bytes that have passed the wire, and the number of
+    /// packets dropped by the stacks.
     fn seen(&mut self) -> Result<[u64; 3]> {
         let lane = usize::from(self.side == Side::Send);
         let drops = dropped(&mut self.near.worker)? + lock(&self.far).dropped;
         Ok([self.wire.segments()[lane], self.wire.payload()[lane], drops])
     }
 
-    /// A window; `None` when segments were sent again in it or packets dropped, as happens when somebody was taken off his
-    /// core for long: that is no part of what is measured.
+    /// Runs a window. Returns `None` if segments were retransmitted or packets dropped in it. This happens if a thread
+    /// is preempted for a long time, which is not part of the measurement.
     fn try_window(&mut self, other: &OtherCore) -> Result<Option<Cost>> {
         let count = at_a_time(self.chunk, (self.asks, self.connections));
         let chunks = Chunks { first: self.next, count, connections: self.connections, len: self.chunk };
@@ -441,9 +443,10 @@ impl Link {
         let asked = if self.asks { self.ask(other, chunks)? } else { [0; 2] };
         let sent = self.transfer(other, chunks)?;
         let [core, guest] = [0, 1].map(|i| asked[i] + sent[i]);
-        // The stack's queues: what is received, what is sent.
+        // Indices of the stack's queues: receive, then send.
         self.near.note_routines(if self.side == Side::Receive { 0..1 } else { 1..2 });
-        // The stage clock samples one round in 64: not the same of every window.
+        // The stage clock samples every 64th round. An additional round shifts the samples to different rounds of the
+        // windows.
         self.windows += 1;
         if self.windows.is_multiple_of(3) {
             self.near.worker.round();
@@ -461,7 +464,7 @@ impl Link {
     }
 }
 
-/// What is written in a window: one chunk for each of some connections in a row.
+/// Data written in a window: one chunk for each of several consecutive connections.
 #[derive(Clone, Copy, Debug)]
 struct Chunks {
     first: usize,

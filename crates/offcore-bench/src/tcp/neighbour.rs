@@ -1,12 +1,14 @@
-//! `offcore bench tcp --case neighbour`: the rate of an honest client during attacks by peers and by programs of the same stack.
+//! `offcore bench tcp --case neighbour`: measures the rate of an honest client during attacks by peers and by programs
+//! on the same stack.
 //!
 //! ```text
 //! lcore                                       other lcore
 //! a server of files, or nginx under           the honest client: a new connection for each file,
 //! `offcore exec`; host, af_packet ── veth ──  and hostile peers, in a namespace of their own
 //! ```
-//! Each attack gets a new stack. There are windows before the attack, during it, and from 5 s after its end. Hostile peers and programs
-//! share the core of the honest client, which counts against us. The client compares every byte.
+//! Each attack gets a new stack. Windows are measured before the attack, during the attack, and from 5 s after its end.
+//! Hostile peers and programs share the core of the honest client, which lowers our result. The client compares every
+//! byte.
 
 mod attack;
 mod honest;
@@ -37,11 +39,11 @@ pub const UNIT: &str = "kept_of_requests_per_s";
 const ADDRESS: &str = "10.77.0.2";
 const HONEST: &str = "10.77.0.1/24";
 const HOSTILE: [&str; 3] = ["10.77.0.10", "10.77.0.11", "10.77.0.12"];
-/// Bytes of the honest client's file.
+/// Size of the honest client's file in bytes.
 const SIZE: usize = 32 << 10;
 /// Time without an attack before the last windows.
 const REST: Duration = Duration::from_secs(5);
-/// The user id of hostile programs.
+/// User ID of hostile programs.
 const USER: &str = "65534";
 const PROGRAMS: [(&str, &str); 4] =
     [("nginx", "nginx"), ("taskset", "util-linux"), ("setpriv", "util-linux"), ("python3", "python3")];
@@ -49,9 +51,9 @@ const PROGRAMS: [(&str, &str); 4] =
 /// Parameters of a measurement.
 #[derive(Clone, Debug)]
 pub struct NeighbourOptions {
-    /// This program: `offcore`.
+    /// Path of this program: `offcore`.
     pub binary: PathBuf,
-    /// Windows without an attack, during it, and after it.
+    /// Number of windows in each phase: without an attack, during it, and after it.
     pub windows: usize,
     pub window: Duration,
     /// The core of the stack and nginx.
@@ -61,19 +63,19 @@ pub struct NeighbourOptions {
 }
 
 impl NeighbourOptions {
-    /// 10 windows of 1 s each; with `quick` 4.
+    /// Returns options with 10 windows of 1 s each, or 4 with `quick`.
     pub fn new(quick: bool, binary: PathBuf, lcore: usize, other_lcore: Option<usize>) -> Self {
         let windows = if quick { 4 } else { 10 };
         Self { binary, windows, window: Duration::from_secs(1), lcore, other_lcore }
     }
 
-    /// A missing requirement of this machine, if any.
+    /// Returns a missing requirement of this machine, if any.
     pub fn missing(&self) -> Option<String> {
         netns::missing((self.lcore, self.other_lcore), &PROGRAMS).or_else(server::missing)
     }
 }
 
-/// Measures all attacks. `emit` gets each finished row.
+/// Measures all attacks and passes each finished row to `emit`.
 ///
 /// # Errors
 /// A missing requirement ([`NeighbourOptions::missing`]), a failed setup, or a wrong byte.

@@ -1,7 +1,7 @@
-//! `offcore bench tcp --case open-close`: what a connection costs the core that is opened, used once and closed.
+//! `offcore bench tcp --case open-close`: measures the cost of a connection that is opened, used once and closed.
 //!
-//! Two hosts and a wire, as for segments. Timed are the measured host's rounds, its application included: on the client, or
-//! on the server. All connections of a window are open at the same time.
+//! The set-up consists of two hosts and a wire, as for segments. The timed part is the measured host's rounds including
+//! its application: on the client or on the server. All connections of a window are open at the same time.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
@@ -26,19 +26,20 @@ use crate::method::timed_worker::TimedWorker;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
 
-/// Connections that are open at a time, where nothing else is said.
+/// Default number of concurrently open connections.
 pub const OPEN: usize = 10_000;
-/// A turn has thousands of connections, so some of the blocks do that other measurements need, and no fewer than these.
+/// Divisor of the number of blocks, and minimum number of blocks. A turn has thousands of connections, so that fewer
+/// blocks than in other measurements suffice.
 const PART: usize = 10;
 const FEWEST: usize = 4;
-/// Rounds that the far host makes in a turn, at most.
+/// Maximum number of rounds of the far host in a turn.
 const ROUNDS: usize = 64;
 
-/// Measures everything that `options` asks for, whose connections are those that are open at a time; `emit` gets each row
-/// as it is ready.
+/// Measures everything that `options` selects and passes each finished row to `emit`. The connections in `options` are
+/// open concurrently.
 ///
 /// # Errors
-/// When something cannot be set up, a connection is lost, or a byte is lost or changed.
+/// If something cannot be set up, a connection is lost, or a byte is lost or changed.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     let mut rig = Rig::new(options, PAIR)?;
     let pages = rig.pages();
@@ -46,7 +47,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     progress.begin(options.connections.len() * blocks);
     for &connections in &options.connections {
         progress.say(&format!("tcp, {connections} connections opened and closed"));
-        // Either host in turns, so that what the machine does meanwhile is not in one of them.
+        // Both hosts take turns, so that changes of the machine's state affect both equally.
         let mut cell = Alternating::new();
         for (&side, pool) in options.sides.iter().zip(&rig.pools) {
             cell.add(Site::open(side, connections, options.checksums, pool)?);
@@ -82,7 +83,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-/// What a host is to the connections: they are opened by whoever sends first.
+/// Returns the role of a host. The host that sends first opens the connections.
 fn role(side: Side) -> &'static str {
     match side {
         Side::Send => "client",
@@ -98,7 +99,7 @@ struct Far {
 }
 
 impl Far {
-    /// Rounds until nothing comes and nothing goes.
+    /// Runs rounds until no packet arrives or leaves.
     fn run(&mut self) {
         let mut before = None;
         for _ in 0..ROUNDS {
@@ -112,18 +113,18 @@ impl Far {
     }
 }
 
-/// A measured host, the far one, and what has come of their connections.
+/// The measured host, the far host, and the counters of their connections.
 #[derive(Debug)]
 struct Site {
     side: Side,
     near: TimedWorker,
     wire: WireEnd,
     far: Arc<Mutex<Far>>,
-    /// The client's, and the server's.
+    /// Counters of the client and of the server.
     tallies: [SharedTally; 2],
-    /// Connections of a window.
+    /// Number of connections per window.
     connections: usize,
-    /// Connections whose request and answer were checked.
+    /// Number of connections whose request and answer were checked.
     visited: u64,
 }
 
@@ -147,7 +148,8 @@ impl Site {
         Ok(Self { side, near, wire: near_wire, far, tallies, connections, visited: 0 })
     }
 
-    /// How far all connections are, on both hosts: what grows until they are over.
+    /// Returns the progress of all connections on both hosts, as a number that grows until they are finished, and
+    /// whether they are finished.
     fn done(&self) -> Result<(usize, bool)> {
         let (mut done, mut over) = (0, true);
         for tally in &self.tallies {
@@ -162,8 +164,8 @@ impl Site {
         Ok((done, over))
     }
 
-    /// Runs the measured host until it has nothing to do; the ticks that took. Rounds that find nothing while it waits for
-    /// a timer are left out.
+    /// Runs the measured host until no work is pending. Returns the ticks used. Rounds without packets while the host
+    /// waits for a timer are excluded.
     fn run_near(&mut self, other: &OtherCore) -> Result<u64> {
         let Self { near, wire, .. } = self;
         let start = wire.packets();

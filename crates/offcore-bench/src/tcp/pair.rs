@@ -1,5 +1,5 @@
-//! Two links against each other, made anew after half of the blocks, each with the other's packet buffers: what two equal
-//! ones give is the noise floor.
+//! Pairs of links that alternate. After half of the blocks both links are opened again, each with the packet buffers of
+//! the other one. The ratio of two identical links is the noise floor.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,17 +13,17 @@ use crate::method::copier::Setup;
 use crate::report::progress::Progress;
 use crate::report::sample::Bounds;
 
-/// Parts in which a cell is measured.
+/// Number of parts in which a cell is measured.
 const PARTS: usize = 2;
 
-/// A cell.
+/// Result of a cell.
 pub(super) struct Pair {
     pub(super) turns: Alternating<Rc<RefCell<Link>>>,
-    /// What went over each.
+    /// Data moved on each link.
     pub(super) moved: [Moved; 2],
 }
 
-/// Measures two links with each of the loads. What is not equal in them is why there is a ratio.
+/// Measures two links with each of the loads. The ratio shows the effect of their differences.
 pub(super) fn measure(
     rig: &mut Rig,
     wanted: [(Setup, Traffic); 2],
@@ -65,7 +65,7 @@ pub(super) fn measure(
     Ok(pairs)
 }
 
-/// The noise floor of each load: the core against itself.
+/// Measures the noise floor of each load: the core against itself.
 pub(super) fn noise(
     rig: &mut Rig,
     traffic: Traffic,

@@ -1,5 +1,5 @@
-//! `offcore bench tcp --case paths`: a stream over a slow, long or lossy path between our host and the kernel's TCP,
-//! beside the same stream between two kernels.
+//! `offcore bench tcp --case paths`: measures a stream over a slow, long or lossy path between our host and the
+//! kernel's TCP, compared with the same stream between two kernels.
 //!
 //! ```text
 //! lcore                                               other lcore
@@ -8,13 +8,13 @@
 //! theirs: the kernel's TCP ─── veth ── offcore switch, impair: ── veth ──┘
 //! ```
 //! Both paths have the same structure: a relay, an `offcore switch --idle sleep`, delays, limits, drops and reorders
-//! packets in both directions. Offloads are off, so that the relay gets single segments. A relay
-//! holds twice the bandwidth-delay product, and at least 512 packets, packets in flight included. Each window is a new connection, measured
-//! from its first byte on, so slow start is part of the figure. The reader compares every byte. The
+//! packets in both directions. Offloads are off, so that the relay gets single segments. A relay holds twice the
+//! bandwidth-delay product, and at least 512 packets, including packets in flight. Each window is a new connection,
+//! measured from its first byte on, so that slow start is part of the figure. The reader compares every byte. The
 //! kernels keep no metrics of earlier connections.
 //!
-//! If the measured hosts send, both use CUBIC. If they receive, the sending kernel uses Reno: HyStart in its CUBIC
-//! ends slow start early by chance, in about a third of the connections over 200 ms, independent of the receiver.
+//! If the measured hosts send, both use CUBIC. If they receive, the sending kernel uses Reno: HyStart in its CUBIC ends
+//! slow start early by chance, in about a third of the connections over 200 ms, independent of the receiver.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ use crate::peer::process::Process;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
 
-/// Bytes of a packet on the wire, for the length of the queue.
+/// Size of a packet on the wire in bytes, for the length of the queue.
 const PACKET: u64 = 1514;
 
 /// Length of the uncounted first window of each host.
@@ -40,11 +40,11 @@ const WARM_UP: Duration = Duration::from_millis(500);
 /// A path: the parameters of the relay's port in each direction.
 #[derive(Clone, Copy, Debug)]
 pub struct Path {
-    /// Bits per second.
+    /// Rate limit in bits per second.
     pub rate: u64,
-    /// The round trip.
+    /// Round-trip time.
     pub round_trip: Duration,
-    /// Dropped and reordered packets, in hundredths of a percent.
+    /// Share of dropped and of reordered packets, in hundredths of a percent.
     pub loss: u32,
     pub reorder: u32,
 }
@@ -63,7 +63,7 @@ impl Path {
         Self { reorder: 1000, ..Self::new(20) },
     ];
 
-    /// The relay's port on `interface`.
+    /// Returns the specification of the relay's port on `interface`.
     fn port(self, interface: &str) -> String {
         let percent = |share: u32| format!("{}.{:02}%", share / 100, share % 100);
         let (rate, delay) = (self.rate, self.round_trip.as_micros() / 2);
@@ -71,12 +71,14 @@ impl Path {
         format!("impair:rate={rate},delay={delay}us,loss={loss},reorder={reorder},af_packet:{interface}")
     }
 
-    /// Pairs of windows. Random losses make the rates of windows differ, so a lossy path needs more.
+    /// Returns the number of pairs of windows. Random losses make the rates of windows differ, so that a lossy path
+    /// needs more pairs.
     fn pairs(self, options: &PathOptions) -> usize {
         options.pairs * if self.loss > 0 { 3 } else { 1 }
     }
 
-    /// Packets that one direction of the relay holds: in flight, and queued in front of the rate limit.
+    /// Returns the number of packets that one direction of the relay holds: in flight, and queued in front of the rate
+    /// limit.
     fn held(self) -> u64 {
         let in_flight = self.rate * self.round_trip.as_millis() as u64 / 8_000 / PACKET;
         (2 * in_flight).max(512)
@@ -102,7 +104,8 @@ pub struct PathOptions {
     pub binary: PathBuf,
     /// Whether the measured host sends or receives.
     pub sides: Vec<Side>,
-    /// Pairs of windows per cell, ours and the kernel's. A lossy path has three times as many.
+    /// Number of pairs of windows per cell. A pair consists of a window with our stack and a window with the kernel's
+    /// stack. A lossy path has three times as many.
     pub pairs: usize,
     pub window: Duration,
     pub hugepages: Hugepages,
@@ -112,20 +115,20 @@ pub struct PathOptions {
 }
 
 impl PathOptions {
-    /// 5 pairs of windows of 8 s in each cell; with `quick` 2 of 4 s.
+    /// Returns options with 5 pairs of windows of 8 s in each cell, or 2 of 4 s with `quick`.
     pub fn new(quick: bool, binary: PathBuf, lcore: usize, other_lcore: Option<usize>) -> Self {
         let (pairs, seconds) = if quick { (2, 4) } else { (5, 8) };
         let (sides, window, hugepages) = (Side::ALL.into(), Duration::from_secs(seconds), Hugepages::Auto);
         Self { binary, sides, pairs, window, hugepages, lcore, other_lcore }
     }
 
-    /// A missing requirement of this machine, if any.
+    /// Returns a missing requirement of this machine, if any.
     pub fn missing(&self) -> Option<String> {
         netns::missing((self.lcore, self.other_lcore), &[])
     }
 }
 
-/// Measures all cells of `options`. `emit` gets each finished row.
+/// Measures all cells of `options` and passes each finished row to `emit`.
 ///
 /// # Errors
 /// A missing requirement ([`PathOptions::missing`]), a failed setup, or a lost or changed byte.
@@ -191,7 +194,7 @@ fn measure(
     Ok(Row { path: Some(path.to_string()), ..cell.row(&our_windows, &their_windows) })
 }
 
-/// Congestion control of the kernels.
+/// Returns the congestion control of the kernels.
 fn algorithm(side: Side) -> &'static str {
     match side {
         Side::Send => "cubic",

@@ -1,18 +1,18 @@
-//! `offcore bench tcp --case programs`: nginx, PostgreSQL and PHP on our stack by `offcore exec`, beside the same programs on
-//! the kernel's, for a client on the kernel's stack that reaches both through a TAP.
+//! `offcore bench tcp --case programs`: nginx, PostgreSQL and PHP on our stack (`offcore exec`), compared with the same
+//! programs on the kernel's stack. The client on the kernel's stack reaches both through a TAP.
 //!
 //! ```text
 //! lcore                                           other lcore
 //! ours:   program, stack ───────────────── TAP ──┐
 //! theirs: program, TAP ── offcore switch ─ TAP ──┴── wrk, ab or pgbench, in another namespace
 //! ```
-//! A process holds the other end of each TAP: our stack, or a relay with a second TAP, behind which is the kernel's stack. So
-//! both sides have the same number of processes and the same cores. Both sleep when they have nothing to do. Windows
-//! alternate. On two cores the program, its stack and the relay share a core: a ratio includes the cost of switching between
-//! them.
+//! A process holds the other end of each TAP: our stack, or a relay with a second TAP that leads to the kernel's stack.
+//! Both sides therefore have the same number of processes and the same cores. Both sleep when they are idle. Windows
+//! alternate. On two cores the program, its stack and the relay share a core, so that a ratio includes the cost of
+//! switching between them.
 //!
-//! Before each window an answer of each HTTP server is compared byte by byte. Each client has to count 0 errors. The balances of
-//! pgbench's accounts have to be the sum of its history.
+//! Before each window an answer of each HTTP server is compared byte by byte. Each client has to count 0 errors. The
+//! balances of pgbench's accounts have to be the sum of its history.
 
 mod clients;
 mod hosts;
@@ -33,9 +33,9 @@ use hosts::{Hosts, Programs, postgres_directory};
 
 /// The unit of the rows.
 pub const UNIT: &str = "answers_per_s";
-/// Bytes of the answers of nginx and PHP.
+/// Size of the answers of nginx and PHP in bytes.
 const BYTES: usize = 1024;
-/// Needed programs, with their packages.
+/// Required programs with their packages.
 const PROGRAMS: [(&str, &str); 8] = [
     ("nginx", "nginx-light"),
     ("wrk", "wrk"),
@@ -50,18 +50,18 @@ const PROGRAMS: [(&str, &str); 8] = [
 named! {
     /// A program and its client.
     pub enum Load {
-        /// Connections are kept.
+        /// Persistent connections.
         Wrk = "nginx, wrk",
-        /// Each request has its own connection.
+        /// One connection per request.
         Ab = "nginx, ab",
         /// TPC-B transactions.
         TpcB = "postgres, pgbench",
-        /// PHP's own server; each request has its own connection.
+        /// PHP's built-in server, with one connection per request.
         Php = "php, ab",
     }
 }
 
-/// Loads and their connections.
+/// Loads with their numbers of connections.
 const CELLS: [(Load, usize); 8] = [
     (Load::Wrk, 1),
     (Load::Wrk, 64),
@@ -78,7 +78,7 @@ const CELLS: [(Load, usize); 8] = [
 pub struct ProgramOptions {
     /// This program, which is also the relay: `offcore`.
     pub binary: PathBuf,
-    /// Pairs of windows in each cell.
+    /// Number of pairs of windows per cell.
     pub pairs: usize,
     /// Length of a window in seconds.
     pub window: u64,
@@ -89,23 +89,24 @@ pub struct ProgramOptions {
 }
 
 impl ProgramOptions {
-    /// 12 pairs of windows of 2 s in each cell; with `quick` 6 of 1 s.
+    /// Returns options with 12 pairs of windows of 2 s in each cell, or 6 of 1 s with `quick`.
     pub fn new(quick: bool, binary: PathBuf, lcore: usize, other_lcore: Option<usize>) -> Self {
         let (pairs, window) = if quick { (6, 1) } else { (12, 2) };
         Self { binary, pairs, window, lcore, other_lcore }
     }
 
-    /// A missing requirement of this machine, if any.
+    /// Returns a missing requirement of this machine, if any.
     pub fn missing(&self) -> Option<String> {
         let postgres = || postgres_directory().err().map(|error| error.to_string());
         netns::missing((self.lcore, self.other_lcore), &PROGRAMS).or_else(server::missing).or_else(postgres)
     }
 }
 
-/// Measures all cells. `emit` gets each finished row.
+/// Measures all cells and passes each finished row to `emit`.
 ///
 /// # Errors
-/// A missing requirement ([`ProgramOptions::missing`]), a failed setup, an error that a client reports, or a wrong byte.
+/// A missing requirement ([`ProgramOptions::missing`]), a failed setup, an error that a client reports, or a wrong
+/// byte.
 pub fn run(options: &ProgramOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     if let Some(missing) = options.missing() {
         bail!("programs behind a TAP: {missing}");
@@ -146,7 +147,7 @@ fn measure(
     }
     for pair in 0..pairs {
         for turn in [pair % 2, 1 - pair % 2] {
-            // The sums of pgbench's accounts are of all windows.
+            // The sums of pgbench's accounts cover all windows. They are checked at the end.
             if load != Load::TpcB {
                 verified += client.verify(load, ADDRESSES[turn])?;
             }

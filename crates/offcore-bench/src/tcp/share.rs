@@ -1,4 +1,4 @@
-//! What part of a host's core copies take, by the stage clock.
+//! Share of copies in the cycles of a host's core, measured with the stage clock.
 
 use offcore_stats::stage::Group;
 use offcore_stats::{Stage, StageClock};
@@ -6,29 +6,29 @@ use offcore_stats::{Stage, StageClock};
 use super::wire::NOT_THE_HOSTS;
 use crate::report::sample::Spread;
 
-/// Segments of a part of a cell, at least: about a block. The clock samples some ten rounds of it.
+/// Minimum number of segments per part of a cell: about a block. The clock samples about ten rounds of it.
 const PART: u64 = 16 << 10;
 
-/// The share of copies, or of handing them over and collecting them, in each part of a cell: the median does not notice
-/// when the core was taken away for a while in a round that was sampled.
+/// Share of copies, or of their submission and completion, in each part of a cell. The median is robust against
+/// preemption of the core during a sampled round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CopyShare {
-    /// Ticks of copies and of everything when the present part began.
+    /// Ticks of copies and of all stages at the start of the current part.
     began: [u64; 2],
     now: [u64; 2],
-    /// Segments of the present part.
+    /// Number of segments of the current part.
     segments: u64,
     parts: Vec<f64>,
 }
 
 impl CopyShare {
-    /// A new cell begins.
+    /// Begins a new cell.
     pub(super) fn begin(clock: &StageClock) -> Self {
         let ticks = ticks(clock);
         Self { began: ticks, now: ticks, segments: 0, parts: Vec::new() }
     }
 
-    /// So many segments have been moved.
+    /// Records that `segments` segments have been moved.
     pub(super) fn note(&mut self, clock: &StageClock, segments: u64) {
         self.now = ticks(clock);
         self.segments += segments;
@@ -38,7 +38,8 @@ impl CopyShare {
         }
     }
 
-    /// The median over all parts; of the only one where none is complete. `None` when nothing was sampled.
+    /// Returns the median over all complete parts, or the share of the current part if no part is complete. Returns
+    /// `None` without samples.
     pub(super) fn median(&self) -> Option<f64> {
         match self.parts.is_empty() {
             true => self.present(),
@@ -46,14 +47,15 @@ impl CopyShare {
         }
     }
 
-    /// That of the present part.
+    /// Returns the share of the current part.
     fn present(&self) -> Option<f64> {
         let [copies, all] = [0, 1].map(|i| (self.now[i] - self.began[i]) as f64);
         (all > 0.0).then(|| copies / all)
     }
 }
 
-/// Ticks of copies, and of all that the host did: the application's calls and rounds in vain are timed, too.
+/// Returns the ticks of copies and of all work of the host, which includes the application's calls and rounds without
+/// packets.
 fn ticks(clock: &StageClock) -> [u64; 2] {
     let of = |wanted: &dyn Fn(Stage) -> bool| {
         Stage::ALL.into_iter().filter(|&stage| wanted(stage)).map(|stage| clock.ticks(stage)).sum()
@@ -67,7 +69,7 @@ mod tests {
     use offcore_stats::stage::SAMPLE;
     use offcore_stats::tsc;
 
-    /// Charges so many ticks at least.
+    /// Charges at least `ticks` ticks to `stage`.
     fn spend(clock: &mut StageClock, stage: Stage, ticks: u64) {
         let start = tsc::now();
         while tsc::now() - start < ticks {}
@@ -84,7 +86,7 @@ mod tests {
                 clock.begin();
                 spend(&mut clock, NOT_THE_HOSTS, 1000);
                 spend(&mut clock, Stage::Copy, 2000);
-                // Something that is no part of it, once.
+                // A single disturbance that does not belong to the share.
                 spend(&mut clock, Stage::Application, if part == 1 { 200_000 } else { 1000 });
                 clock.end(Stage::Idle);
                 share.note(&clock, PART / u64::from(SAMPLE));

@@ -1,4 +1,4 @@
-//! The applications' side of the measured connections: writes and reads FIFOs on a core of its own, and checks every byte.
+//! Applications of the measured connections: they write and read FIFOs on another core and check every byte.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -15,74 +15,74 @@ use offcore_tcp::proto::{AppId, CallError, ConnId, Event, Stack};
 use crate::method::flush;
 use crate::method::lockstep::lock;
 
-/// Where the receiving host listens.
+/// Port on which the receiving host listens.
 pub(super) const PORT: u16 = 5001;
-/// Bytes after which what is written begins again: a prime number, so that no wrong place looks right.
+/// Length of the pattern in bytes: a prime number, so that data at a wrong position is detected.
 const PERIOD: usize = 1_048_573;
-/// Bytes of the pattern between the beginnings of connections of two ports.
+/// Distance in the pattern between the start positions of connections with consecutive ports, in bytes.
 const APART: u64 = 4099;
-/// Connections that are opened at a time.
+/// Maximum number of connections that are being opened at a time.
 const AT_A_TIME: usize = 256;
 
-/// What every stream consists of, twice.
+/// The pattern of every stream, repeated twice.
 static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut random = SplitMix::new(15);
     let period: Vec<u8> = (0..PERIOD).map(|_| random.next() as u8).collect();
     [&period[..], &period[..]].concat()
 });
 
-/// One connection, as whoever writes or reads it sees it.
+/// A connection from the viewpoint of the writing and reading application.
 #[derive(Debug)]
 struct Stream {
     conn: ConnId,
     reader: Reader,
     writer: Writer,
-    /// Where in the pattern it begins: no two are alike.
+    /// Start position in the pattern, different for each connection.
     start: u64,
     written: u64,
     read: u64,
-    /// Bytes that are still to be written.
+    /// Number of bytes still to write.
     owed: usize,
 }
 
-/// The streams of a host, which its application shares with whoever writes and reads them.
+/// The streams of a host, shared by its application and the measurement.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    /// In the order of the client's ports.
+    /// Sorted by the client's port.
     streams: Vec<Stream>,
     by_port: HashMap<u16, Stream>,
     buffer: Vec<u8>,
-    /// What is written is to be in no cache.
+    /// Whether written data must not be in any cache.
     pub(super) cold: bool,
-    /// TSC ticks that writing and reading have taken, without making, checking and flushing bytes.
+    /// TSC ticks spent on writing and reading, without generating, checking and flushing bytes.
     pub(super) ticks: u64,
-    /// Connections on which there is something to be written.
+    /// Connections with data to write.
     owing: Vec<usize>,
-    /// Connections that have been written or read since the stack was told.
+    /// Connections that have been written or read since the stack was last notified.
     touched: Vec<(ConnId, bool)>,
 }
 
 impl Streams {
-    /// Puts the connections in an order that both hosts have.
+    /// Sorts the connections, so that both hosts have the same order.
     pub(super) fn sort(&mut self) {
         let mut all: Vec<_> = self.by_port.drain().collect();
         all.sort_by_key(|(port, _)| *port);
         self.streams = all.into_iter().map(|(_, stream)| stream).collect();
     }
 
-    /// Connections that are open.
+    /// Returns the number of open connections.
     pub(super) fn len(&self) -> usize {
         self.streams.len().max(self.by_port.len())
     }
 
-    /// So many bytes more are to be written on connection `index`.
+    /// Adds `len` bytes to the data to write on connection `index`.
     pub(super) fn owe(&mut self, index: usize, len: usize) -> Result<()> {
         self.streams.get_mut(index).context("there is no such connection")?.owed += len;
         self.owing.push(index);
         Ok(())
     }
 
-    /// Writes what there is room for.
+    /// Writes as much as the FIFOs take.
     pub(super) fn write(&mut self) {
         let Self { streams, owing, touched, cold, ticks, .. } = self;
         let write = |writer: &mut Writer, from: &[u8]| match *cold {
@@ -109,13 +109,13 @@ impl Streams {
         });
     }
 
-    /// Leaves a byte out of what is written on connection `index`.
+    /// Omits a byte of the data written on connection `index`.
     #[cfg(test)]
     pub(super) fn skip(&mut self, index: usize) {
         self.streams[index].written += 1;
     }
 
-    /// Reads what has come on connection `index` and checks it; returns how much that was.
+    /// Reads and checks the received data of connection `index`. Returns its length.
     pub(super) fn read(&mut self, index: usize) -> Result<usize> {
         let stream = self.streams.get_mut(index).context("there is no such connection")?;
         self.buffer.resize(64 << 10, 0);
@@ -143,32 +143,32 @@ impl Streams {
     }
 }
 
-/// What a host's application and its measurement share.
+/// State shared by a host's application and its measurement.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shared {
     pub(super) streams: Arc<Mutex<Streams>>,
-    /// The stack is to be told of writes and reads.
+    /// Whether the stack must be notified of writes and reads.
     pub(super) touched: Arc<AtomicBool>,
-    /// Copies in flight when the worker was last there.
+    /// Number of copies in flight after the worker's last round.
     pub(super) in_flight: Arc<AtomicUsize>,
 }
 
-/// Opens connections, or takes them, and tells the stack what is written and read.
+/// Opens or accepts connections, and notifies the stack of writes and reads.
 #[derive(Debug)]
 pub(super) struct Ends {
     shared: Shared,
-    /// Whom to connect to, and how many connections are still to be opened; nobody: it listens.
+    /// Address to connect to and number of connections still to open; `None` for a listening host.
     client: Option<(IpAddr, usize)>,
     opening: usize,
 }
 
 impl Ends {
-    /// An application that takes connections.
+    /// Creates an application that accepts connections.
     pub(super) fn server(shared: Shared) -> Self {
         Self { shared, client: None, opening: 0 }
     }
 
-    /// One that opens `connections` to `to`.
+    /// Creates an application that opens `connections` connections to `to`.
     pub(super) fn client(shared: Shared, to: IpAddr, connections: usize) -> Self {
         Self { shared, client: Some((to, connections)), opening: 0 }
     }
@@ -188,7 +188,7 @@ impl Ends {
     fn connect(&mut self, calls: &mut Calls<'_>) {
         let Some((to, left)) = &mut self.client else { return };
         while *left > 0 && self.opening < AT_A_TIME {
-            // Until duplicate address detection is over there is no way.
+            // Fails until duplicate address detection is complete.
             if calls
                 .stack
                 .connect(calls.now, AppId::OWN, None, SocketAddr::new(*to, PORT), calls.out)
@@ -230,7 +230,7 @@ impl App for Ends {
         if self.shared.touched.swap(false, Ordering::Relaxed) {
             for (conn, written) in lock(&self.shared.streams).touched.drain(..) {
                 let call = if written { Stack::written } else { Stack::consumed };
-                // A connection that is gone is noticed by what does not come.
+                // A lost connection is detected by its missing data.
                 let _ = call(calls.stack, calls.now, conn, calls.out);
             }
         }

@@ -1,4 +1,4 @@
-//! The cases themselves: that they run, and that rows say what was measured.
+//! Tests of the cases: that they run and that their rows describe the measurement.
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn ratios_stand_beside_a_noise_floor() {
         let ratios = [row.offload_over_cpu, row.offload_over_cpu_median, row.offload_over_cpu_lower];
         assert!(ratios.iter().all(|ratio| ratio.is_some() == (row.mode == "offload")), "{row:?}");
         assert_eq!(row.offload_over_cpu_both.is_some(), row.mode == "offload");
-        // Two full segments and what is left of a chunk, or what several have together.
+        // Two full segments and the rest of a chunk, or the combined rests of several chunks.
         let payload = row.payload_per_packet.unwrap();
         assert!((4096.0 / 3.0..=SEGMENT as f64).contains(&payload), "{row:?}");
         assert!((row.payload_gbps.unwrap() - payload * 8.0 / row.ns_per_packet).abs() < 1e-6, "{row:?}");
@@ -75,7 +75,7 @@ fn one_connection_beside_idle_ones() {
     let idle: Vec<_> = rows.iter().map(|row| (row.connections, row.idle_connections)).collect();
     assert_eq!(idle, [(Some(1), Some(0)), (Some(1), Some(300))]);
     for (row, beside) in rows.iter().zip([false, true]) {
-        // Of 64 chunks in a window each has three segments at least.
+        // A window has 64 chunks with at least three segments each.
         assert!(row.verified >= 64 * 3 && row.verified == row.received, "{row:?}");
         assert!(row.noise_floor.is_some(), "{row:?}");
         let ratios = [row.beside_over_alone, row.beside_over_alone_median, row.beside_over_alone_lower];
@@ -91,7 +91,7 @@ fn connections_opened_used_and_closed() {
     assert_eq!(hosts, ["open-close client", "open-close server"]);
     for row in rows {
         assert_eq!((row.connections, row.unit), (Some(70), "tsc_cycles_per_connection"));
-        // Four blocks to warm up and one that counts, of two turns of two windows each.
+        // Four warm-up blocks and one counted block, with two turns of two windows each.
         assert!(row.verified >= 5 * 4 * 70 && row.verified % (4 * 70) == 0, "{row:?}");
         assert!(row.cycles_per_packet > 0.0 && row.verified == row.received, "{row:?}");
     }

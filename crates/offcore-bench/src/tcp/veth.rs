@@ -1,5 +1,5 @@
-//! The `end-to-end` arrangement of `offcore bench tcp`: a stream over a veth pair between a host of ours and the kernel's
-//! TCP, beside the same stream between two kernels.
+//! The `end-to-end` arrangement of `offcore bench tcp`: measures a stream over a veth pair between our host and the
+//! kernel's TCP, compared with the same stream between two kernels.
 //!
 //! ```text
 //! lcore                                             other lcore
@@ -7,15 +7,15 @@
 //!         (one works, the other rests)          ├── the kernel's TCP: reads or writes, in a namespace of its own
 //! theirs: the kernel's TCP ───────────── veth ──┘
 //! ```
-//! Both have pairs of their own, made alike, with the same offloads on both ends. Every window is a connection of its own:
-//! a tenth of a second to get up to speed, then what is counted. Every byte is compared by who reads it. The kernel passes
-//! its packets over a veth pair by reference, and our port copies each one out of the kernel or into it: this is reported,
-//! no bar.
+//! Each side has its own veth pair, configured identically, with the same offloads on both ends. Every window is a new
+//! connection with a run-in time of a tenth of a second. The reader compares every byte. The kernel passes its packets
+//! over a veth pair by reference, whereas our port copies each packet out of the kernel or into it. The result is
+//! therefore reported without an acceptance bar.
 //!
-//! What a byte costs is what both cores take for it together: on veth what a kernel does to receive runs on the core that
-//! transmits, so that neither core alone says what its end costs. Of the kernel, and of the far end, a core's part is what
-//! `/proc/stat` says that it was busy; of ours, whose worker polls, how long it had work: the part of the stage clock that
-//! is not idle.
+//! The cost of a byte is the time of both cores together: over veth, the kernel processes received packets on the
+//! transmitting core, so that neither core alone shows the cost of its end. For the kernel and for the far end, the
+//! busy time of a core is taken from `/proc/stat`. For our worker, which polls, it is the time of all stages of the
+//! stage clock except idle.
 
 mod far;
 mod hosts;
@@ -39,19 +39,19 @@ pub(super) use far::Far;
 pub(super) use hosts::{Host, Kernel};
 use stream::SETTLE;
 
-/// The MTU of the pairs, of which a segment of [`SEGMENT`] bytes is made.
+/// MTU of the pairs, which yields segments of [`SEGMENT`] bytes.
 const MTU: &str = "1500";
-/// The far end is the limit from this part of its core on.
+/// If the far end's core is busy for a larger share of the time, it is the bottleneck.
 pub(super) const FAR_BOUND: f64 = 0.9;
 
 named! {
-    /// What is under our host.
+    /// The port of our host.
     pub enum Under {
-        /// Packet sockets with rings; ports and kernel segment and leave checksums open.
+        /// Packet sockets with rings. Ports and kernel use segmentation and checksum offloads.
         AfPacketOffloads = "af_packet, offloads",
-        /// The same without: each segment is a packet, and summed up.
+        /// The same without offloads: each segment is a packet with a complete checksum.
         AfPacket = "af_packet",
-        /// XDP sockets, which have none.
+        /// XDP sockets, which have no offloads.
         AfXdp = "af_xdp",
     }
 }
@@ -61,7 +61,7 @@ impl Under {
         matches!(self, Self::AfPacketOffloads)
     }
 
-    /// The kind of port, as rows name it.
+    /// Returns the port type as named in rows.
     const fn port(self) -> &'static str {
         match self {
             Self::AfPacketOffloads | Self::AfPacket => "af_packet",
@@ -70,12 +70,13 @@ impl Under {
     }
 }
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct VethOptions {
-    /// Whether our host, or the kernel in its place, sends or receives.
+    /// Whether the near end, our host or the kernel, sends or receives.
     pub sides: Vec<Side>,
-    /// Pairs of windows, ours and the kernel's, of each cell.
+    /// Number of pairs of windows per cell. A pair consists of a window with our stack and a window with the kernel's
+    /// stack.
     pub pairs: usize,
     pub window: Duration,
     pub hugepages: Hugepages,
@@ -85,7 +86,7 @@ pub struct VethOptions {
 }
 
 impl VethOptions {
-    /// 24 pairs of windows of 0.4 s in each cell; with `quick` 4.
+    /// Returns options with 24 pairs of windows of 0.4 s in each cell, or 4 with `quick`.
     pub fn new(quick: bool, lcore: usize, other_lcore: Option<usize>) -> Self {
         Self {
             sides: Side::ALL.into(),
@@ -97,16 +98,16 @@ impl VethOptions {
         }
     }
 
-    /// What this machine lacks for it, if anything.
+    /// Returns a missing requirement of this machine, if any.
     pub fn missing(&self) -> Option<String> {
         netns::missing((self.lcore, self.other_lcore), &[])
     }
 }
 
-/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+/// Measures everything that `options` selects and passes each finished row to `emit`.
 ///
 /// # Errors
-/// When something is missing ([`VethOptions::missing`]) or cannot be set up, or a byte is lost or changed.
+/// If something is missing ([`VethOptions::missing`]) or cannot be set up, or a byte is lost or changed.
 pub fn run(options: &VethOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     if let Some(missing) = options.missing() {
         bail!("end to end over veth: {missing}");
@@ -138,34 +139,34 @@ impl fmt::Display for Cell {
     }
 }
 
-/// What a window saw.
+/// Result of a window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
     bytes: u64,
-    /// Ticks that it took, and what part of them each core was busy, or our worker had work: the host's core, and the other
-    /// end's.
+    /// Duration in ticks, and the share of it in which the host's core and the other end's core were busy or our worker
+    /// had work.
     ticks: u64,
     busy: f64,
     far_busy: f64,
 }
 
 impl Window {
-    /// Million segments a second, of full length.
+    /// Returns million full-length segments per second.
     fn mpps(&self) -> f64 {
         self.bytes as f64 / SEGMENT as f64 * 1e3 / tsc::to_ns(self.ticks)
     }
 
-    /// Nanoseconds of the host's core for 1024 bytes.
+    /// Returns the nanoseconds of the host's core per 1024 bytes.
     fn cost(&self) -> f64 {
         self.busy * self.ns_per_kib()
     }
 
-    /// The same of the other end's.
+    /// Returns the nanoseconds of the other end's core per 1024 bytes.
     fn far_cost(&self) -> f64 {
         self.far_busy * self.ns_per_kib()
     }
 
-    /// Of both cores.
+    /// Returns the nanoseconds of both cores per 1024 bytes.
     fn both_cost(&self) -> f64 {
         self.cost() + self.far_cost()
     }
@@ -188,7 +189,7 @@ impl Cell {
         let (side, near_lcore) = (self.side, options.lcore);
         let far = Far { netns: &far, side, near_lcore, lcore: other_lcore, settle: SETTLE };
         let (mut our_windows, mut their_windows) = (Vec::new(), Vec::new());
-        // Addresses are probed for and neighbours learned.
+        // Warm-up, with duplicate address detection and neighbour discovery.
         far.window(&mut ours, options.window)?;
         far.window(&mut theirs, options.window)?;
         for pair in 0..options.pairs {
@@ -248,7 +249,7 @@ pub(super) fn pair(
     let ends = [format!("{name}0"), format!("{name}1")];
     near.veth(&ends[0], far, &ends[1])?;
     for (netns, end) in [near, far].into_iter().zip(&ends) {
-        // Nothing of the kernel's own on the wire.
+        // The kernel must not send packets by itself.
         netns.ip(&["link", "set", end, "mtu", MTU, "addrgenmode", "none"])?;
         netns.ip(&["link", "set", end, "up"])?;
         match offloads {
@@ -275,7 +276,8 @@ pub(super) fn congestion_control(
     Ok(())
 }
 
-/// Of the windows of either side to one another, the wider: how far from 1 a ratio may be for no reason.
+/// Returns the wider noise interval of both sides, each measured by its own windows: the deviation of a ratio from 1
+/// that occurs by chance.
 pub(super) fn noise(ours: &[f64], theirs: &[f64]) -> Option<Bounds> {
     let of = |rates: &[f64]| {
         let [a, b] = [0, 1].map(|first| rates.iter().skip(first).step_by(2).copied().collect::<Vec<_>>());
@@ -285,7 +287,7 @@ pub(super) fn noise(ours: &[f64], theirs: &[f64]) -> Option<Bounds> {
     Some(Bounds { lower: ours.lower.min(theirs.lower), upper: ours.upper.max(theirs.upper) })
 }
 
-/// A row of rates. The peer is the kernel's stack in the same place.
+/// Returns a row of rates. The peer is the kernel's stack at the near end.
 pub(super) fn beside_kernel(ours: &[f64], theirs: &[f64]) -> Row {
     let pairs: Vec<_> = ours.iter().copied().zip(theirs.iter().copied()).collect();
     let (ratio, rates) = (paired_ratio(&pairs), Spread::of(ours));
@@ -321,7 +323,7 @@ mod tests {
     fn both_cores_pay_and_both_sides_are_noisy() {
         let ticks = tsc::hz() / 1000;
         let window = Window { bytes: 1 << 20, ticks, busy: 0.5, far_busy: 0.95 };
-        // A millisecond for 1024 times 1024 bytes.
+        // One millisecond for 1024 × 1024 bytes.
         let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 0.01, "{a} {b}");
         near(window.cost(), 1e6 / 1024.0 * 0.5);
         near(window.both_cost(), 1e6 / 1024.0 * 1.45);

@@ -1,5 +1,5 @@
-//! Applications whose connections are used once: a client sends a request, the server answers, the client closes, and
-//! then the server. Every byte is checked.
+//! Applications with connections that are used once: a client sends a request, the server answers, the client closes,
+//! and then the server closes. Every byte is checked.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -12,42 +12,42 @@ use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
 
 use crate::method::lockstep::lock;
 
-/// Ports that the server listens on: so many more connections may be in TIME-WAIT before a port is used again.
+/// Ports on which the server listens. More ports allow more connections in TIME-WAIT before a client port is reused.
 const PORTS: [u16; 8] = [5001, 5002, 5003, 5004, 5005, 5006, 5007, 5008];
-/// Bytes of a request, and of an answer.
+/// Size of a request and of an answer in bytes.
 const MESSAGE: usize = 64;
-/// Connections that are being opened, used or closed at a time, at most: queues and packet buffers are to suffice.
+/// Maximum number of connections that are being opened, used or closed at a time, limited by queues and packet buffers.
 const AT_A_TIME: usize = 256;
 
-/// What requests and answers are cut out of.
+/// Source of the bytes of requests and answers.
 static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut random = SplitMix::new(16);
     (0..2 * (usize::from(u16::MAX) + MESSAGE)).map(|_| random.next() as u8).collect()
 });
 
-/// The request from a port of the client's, or the answer to it.
+/// Returns the request from a port of the client, or the answer to it.
 fn message(port: u16, answer: bool) -> &'static [u8] {
     let at = usize::from(port) + if answer { PATTERN.len() / 2 } else { 0 };
     &PATTERN[at..at + MESSAGE]
 }
 
-/// What has come of a host's connections, and what is still to be done. The measurement and the application share it.
+/// Progress of a host's connections, shared by the measurement and the application.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Connections that are wanted altogether, and those of them that the client has still to open.
+    /// Total number of connections, and number of connections that the client still has to open.
     pub(super) wanted: usize,
     pub(super) to_open: usize,
-    /// Those that are open, that have been used, and that the application has let go of.
+    /// Numbers of connections that have been opened, used, and closed by the application.
     pub(super) open: usize,
     pub(super) used: usize,
     pub(super) closed: usize,
-    /// Those that the stack still has.
+    /// Number of connections that the stack still holds.
     pub(super) left: usize,
-    /// What went wrong.
+    /// The first error.
     pub(super) wrong: Option<String>,
 }
 
-/// What a host's application and its measurement share.
+/// State shared by a host's application and its measurement.
 pub(super) type SharedTally = Arc<Mutex<Tally>>;
 
 /// A connection.
@@ -74,7 +74,7 @@ impl Visit {
         })
     }
 
-    /// Writes the request, or the answer.
+    /// Writes the request or the answer.
     fn write(&mut self, answer: bool, calls: &mut Calls<'_>) -> Result<(), String> {
         let n = self.writer.write(message(self.port, answer));
         if n != MESSAGE {
@@ -83,7 +83,7 @@ impl Visit {
         calls.stack.written(calls.now, self.conn, calls.out).map_err(|error| error.to_string())
     }
 
-    /// Reads the request, or the answer, once it is there; returns whether it was.
+    /// Reads and checks the request or the answer if it is complete. Returns whether it was.
     fn read(&mut self, answer: bool, calls: &mut Calls<'_>) -> Result<bool, String> {
         if self.used || self.reader.available() < MESSAGE {
             return Ok(false);
@@ -106,21 +106,21 @@ pub(super) struct Visits {
     all: All,
 }
 
-/// Its connections.
+/// The connections of an application.
 #[derive(Debug)]
 struct All {
-    /// Whom to connect to; nobody: it listens.
+    /// Address to connect to; `None` for a listening host.
     to: Option<IpAddr>,
-    /// By number of the connection: what the application takes is timed, and is to be little.
+    /// Indexed by connection number, because the application's time is included in the timed part.
     visits: Vec<Option<Visit>>,
-    /// The client's connections that are being opened, that are open and unused, and that have been used.
+    /// The client's connections: number being opened, opened but unused, and used.
     opening: usize,
     unused: Vec<ConnId>,
     used: Vec<ConnId>,
 }
 
 impl Visits {
-    /// A server, or a client of the server at `to`.
+    /// Creates a server, or a client of the server at `to`.
     pub(super) fn new(to: Option<IpAddr>, tally: SharedTally) -> Self {
         let (opening, unused, used) = Default::default();
         Self { tally, all: All { to, visits: Vec::new(), opening, unused, used } }
@@ -146,12 +146,12 @@ impl All {
         tally.open += 1;
         match client {
             true => self.unused.push(conn),
-            // The request may be there already.
+            // The request may already have arrived.
             false => self.serve(conn, calls, tally),
         }
     }
 
-    /// Reads what has come; the server answers.
+    /// Reads received data. The server answers.
     fn serve(&mut self, conn: ConnId, calls: &mut Calls<'_>, tally: &mut Tally) {
         let client = self.to.is_some();
         let Some(visit) = self.get(conn) else { return };
@@ -181,11 +181,11 @@ impl All {
         }
     }
 
-    /// What the client does without being asked: opens all connections, then uses all, then closes all.
+    /// Performs the client's unprompted work: opens all connections, then uses all, then closes all.
     fn go_on(&mut self, to: IpAddr, calls: &mut Calls<'_>, tally: &mut Tally) {
         while tally.to_open > 0 && self.opening < AT_A_TIME {
             let to = SocketAddr::new(to, PORTS[tally.to_open % PORTS.len()]);
-            // Until duplicate address detection is over there is no way.
+            // Fails until duplicate address detection is complete.
             if calls.stack.connect(calls.now, AppId::OWN, None, to, calls.out).is_err() {
                 break;
             }
@@ -200,7 +200,7 @@ impl All {
                 tally.wrong = Some(error);
             }
         }
-        // Those that have been closed and are still there.
+        // Closed connections that the stack still holds.
         let closing = |tally: &Tally, left: usize| left + tally.closed - tally.wanted;
         while tally.used == tally.wanted && closing(tally, calls.stack.connections()) < AT_A_TIME {
             let Some(conn) = self.used.pop() else { break };

@@ -1,5 +1,5 @@
-//! A wire between two hosts of this process: packets are handed over as they are, with open checksums. Never timed: what
-//! its ends take is taken off.
+//! A wire between two hosts in this process: packets are handed over unchanged, with partial checksums. The wire is
+//! never timed: the time of its ends is subtracted.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -14,8 +14,8 @@ use offcore_wire::virtio_net::{HEADER_LEN, Offloads};
 use crate::method::flush::flush;
 use crate::method::lockstep::lock;
 
-/// Where the stage clock has what the wire takes: a stage that a host on a wire does not have itself, so that whoever reads
-/// the clock can leave it out.
+/// Stage that the stage clock charges with the time of the wire. A host on a wire does not use this stage otherwise, so
+/// that readers of the clock can exclude it.
 pub(super) const NOT_THE_HOSTS: Stage = Stage::Publish;
 
 /// One direction.
@@ -23,14 +23,14 @@ pub(super) const NOT_THE_HOSTS: Stage = Stage::Publish;
 struct Lane {
     packets: Mutex<VecDeque<Packet>>,
     waiting: AtomicUsize,
-    /// Packets that were ever sent, and those with payload.
+    /// Number of packets sent so far, and number of those with payload.
     all: AtomicU64,
     segments: AtomicU64,
-    /// Bytes of that payload, of segments that are sent again, too.
+    /// Bytes of payload, including retransmitted segments.
     payload: AtomicU64,
-    /// Packets are in no cache when they come.
+    /// Whether packets must not be in any cache on arrival.
     cold: AtomicBool,
-    /// The next packet with payload is lost.
+    /// Whether to drop the next packet with payload.
     #[cfg(test)]
     loses: AtomicBool,
     pool: &'static Pool,
@@ -52,7 +52,7 @@ impl Lane {
         })
     }
 
-    /// Notes what is sent. One thread sends, so no addition need be one step.
+    /// Counts sent packets. Only one thread sends, so that the additions need not be atomic.
     fn count(&self, burst: &Burst) {
         let add = |to: &AtomicU64, n: u64| to.store(to.load(Ordering::Relaxed) + n, Ordering::Relaxed);
         let payloads = || burst.iter().map(|packet| payload(packet.bytes()) as u64);
@@ -68,18 +68,18 @@ impl Drop for Lane {
     }
 }
 
-/// What is known of a host's end.
+/// A host's end of the wire.
 #[derive(Clone, Debug)]
 pub(super) struct WireEnd {
     incoming: Arc<Lane>,
     outgoing: Arc<Lane>,
-    /// TSC ticks that its queues have taken.
+    /// TSC ticks that its queues have used.
     pub(super) taken_ticks: Arc<AtomicU64>,
-    /// The wire takes and brings open checksums.
+    /// Whether the wire transfers packets with partial checksums.
     checksums: bool,
 }
 
-/// Both ends of a wire.
+/// Creates a wire and returns both ends.
 pub(super) fn wire(pool: &'static Pool, checksums: bool) -> [WireEnd; 2] {
     let (there, back) = (Lane::new(pool), Lane::new(pool));
     let end = |incoming: &Arc<Lane>, outgoing: &Arc<Lane>| WireEnd {
@@ -92,7 +92,7 @@ pub(super) fn wire(pool: &'static Pool, checksums: bool) -> [WireEnd; 2] {
 }
 
 impl WireEnd {
-    /// The host's port.
+    /// Returns the host's port.
     pub(super) fn port(&self) -> HostPort {
         HostPort {
             rx: vec![Box::new(WireRx { end: self.clone(), counters: RxCounters::private() })],
@@ -101,45 +101,45 @@ impl WireEnd {
         }
     }
 
-    /// Packets that wait to be received.
+    /// Returns the number of packets that wait to be received.
     pub(super) fn waiting(&self) -> usize {
         self.incoming.waiting.load(Ordering::Relaxed)
     }
 
-    /// Packets with payload, received and sent so far.
+    /// Returns the number of packets with payload, received and sent so far.
     pub(super) fn segments(&self) -> [u64; 2] {
         [&self.incoming, &self.outgoing].map(|lane| lane.segments.load(Ordering::Relaxed))
     }
 
-    /// Bytes of payload, received and sent so far, those of segments that were sent again counted again.
+    /// Returns the bytes of payload received and sent so far, including retransmitted segments.
     pub(super) fn payload(&self) -> [u64; 2] {
         [&self.incoming, &self.outgoing].map(|lane| lane.payload.load(Ordering::Relaxed))
     }
 
-    /// Packets of any kind, received and sent so far.
+    /// Returns the number of all packets received and sent so far.
     pub(super) fn packets(&self) -> u64 {
         [&self.incoming, &self.outgoing].map(|lane| lane.all.load(Ordering::Relaxed)).iter().sum()
     }
 
-    /// TSC ticks that this end's queues have taken so far.
+    /// Returns the TSC ticks that this end's queues have used so far.
     pub(super) fn taken(&self) -> u64 {
         self.taken_ticks.load(Ordering::Relaxed)
     }
 
-    /// The next packet with payload that is sent from here is lost.
+    /// Drops the next packet with payload that is sent from this end.
     #[cfg(test)]
     pub(super) fn lose_next(&self) {
         self.outgoing.loses.store(true, Ordering::Relaxed);
     }
 
-    /// Whether packets that come from now on are in no cache.
+    /// Selects whether received packets are evicted from all caches.
     pub(super) fn set_cold(&self, cold: bool) {
         self.incoming.cold.store(cold, Ordering::Relaxed);
     }
 
     fn took_since(&self, start: u64) {
         let took = tsc::now() - start;
-        // One thread adds, so this need not be one step.
+        // Only one thread adds, so that the addition need not be atomic.
         self.taken_ticks.store(self.taken_ticks.load(Ordering::Relaxed) + took, Ordering::Relaxed);
     }
 }
@@ -178,7 +178,7 @@ struct WireTx {
 
 impl TxQueue for WireTx {
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
-        // What came before: headers, and making this burst.
+        // Charges the previous work: headers and assembly of this burst.
         ctx.clock.lap(Stage::Tx);
         let start = tsc::now();
         let lane = &self.end.outgoing;
@@ -210,7 +210,8 @@ impl TxQueue for WireTx {
     }
 }
 
-/// Bytes of payload of a TCP packet over IPv4 without options, which is all that goes over a wire; none of any other.
+/// Returns the bytes of payload of a TCP packet over IPv4 without options, and 0 for any other packet. Only such
+/// packets with payload pass a wire.
 fn payload(packet: &[u8]) -> usize {
     const IPV4: [u8; 3] = [8, 0, 0x45];
     const TCP: u8 = 6;
@@ -222,7 +223,7 @@ fn payload(packet: &[u8]) -> usize {
     usize::from(total).saturating_sub(20 + 4 * usize::from(offset))
 }
 
-/// Headers, payload, and what the port is told of them.
+/// Evicts headers, payload and the offload information for the port from all caches.
 fn into_no_cache(packet: &mut Packet) {
     flush(packet.headroom_mut(HEADER_LEN));
     flush(packet.bytes());

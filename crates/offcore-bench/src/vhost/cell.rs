@@ -1,8 +1,10 @@
-//! A cell of the measurement: the variants that alternate in it, and the rows that come of it.
+//! Cells of the measurement: the variants that alternate and the resulting rows.
 //!
-//! For each workload there are up to three. In the first the core is measured against itself, which gives the noise floor;
-//! in the second, the core and the peer alternate and nobody else, so that several variants of ours do not keep our code
-//! warm against one of theirs; in the third, our modes and engines.
+//! Each workload has up to three cells:
+//! - In the first cell the core is measured against itself, which gives the noise floor.
+//! - In the second cell only the core and the peer alternate. With several variants, our code would stay warmer in the
+//!   caches than the peer's.
+//! - In the third cell, our modes and engines alternate.
 
 use std::fmt;
 
@@ -25,11 +27,11 @@ use crate::report::row::Row;
 use crate::report::sample::SumRatio;
 use crate::vhost::core_cost::OwnVariant;
 
-/// Windows over which Figure 3's shares are taken.
+/// Number of windows over which the shares of Figure 3 are measured.
 const BREAKDOWN: usize = 192;
 
 named! {
-    /// What alternates in a cell.
+    /// The variants that alternate in a cell.
     pub(super) enum Kind {
         /// The core against itself.
         Noise = "noise floor",
@@ -41,7 +43,7 @@ named! {
 }
 
 impl Kind {
-    /// The cells that `options` asks for, in their order.
+    /// Returns the cells that `options` selects, in their order.
     pub(super) fn all(options: &Options) -> Vec<Self> {
         let modes = !options.dpdk_lib || options.background || options.setups.len() > 1;
         let ratios = options.dpdk_lib || options.setups.len() > 1;
@@ -53,7 +55,7 @@ impl Kind {
         wanted.into_iter().filter_map(|(kind, wanted)| wanted.then_some(kind)).collect()
     }
 
-    /// Parts in which the cell is measured.
+    /// Returns the number of parts in which the cell is measured.
     pub(super) fn parts(self) -> usize {
         match self {
             Self::Noise | Self::Peer => 2,
@@ -61,15 +63,15 @@ impl Kind {
         }
     }
 
-    /// Our variants.
+    /// Returns our variants.
     fn setups(self, options: &Options) -> Vec<Setup> {
         let all = &options.setups;
         match self {
             Self::Noise => vec![Setup::CPU; 2],
             Self::Peer if all.contains(&Setup::CPU) => vec![Setup::CPU],
             Self::Peer => all.iter().take(1).copied().collect(),
-            // Beside `auto` the core once more with the engine's channel, which it does not use: what is left between
-            // the two is what deciding costs.
+            // In addition to `auto`, the core is measured with the engine's channel attached but unused. The difference
+            // between the two is the cost of the decision.
             Self::Modes => {
                 let idle = all.iter().filter(|setup| setup.mode == Mode::Auto && all.contains(&Setup::CPU));
                 let idle = idle.map(|setup| Setup { mode: Mode::Cpu, ..*setup });
@@ -79,7 +81,7 @@ impl Kind {
     }
 }
 
-/// One of the things that alternate.
+/// A variant that alternates with others.
 pub(super) enum Variant {
     Ours {
         setup: Setup,
@@ -91,13 +93,13 @@ pub(super) enum Variant {
 }
 
 impl Variant {
-    /// Ours, with nothing beside it.
+    /// Creates a variant of this crate's back end without a background copier.
     fn ours(setup: Setup, bed: &Testbed) -> Result<Self> {
         let variant = OwnVariant::new(bed, (setup.mode, setup.open()?))?;
         Ok(Self::Ours { setup, background: false, variant: Box::new(variant) })
     }
 
-    /// Of ours, the mode and the engine.
+    /// Returns mode and engine of our variants, `None` for a peer.
     fn setup(&self) -> Option<Setup> {
         match self {
             Self::Ours { setup, .. } => Some(*setup),
@@ -106,7 +108,7 @@ impl Variant {
         }
     }
 
-    /// What it is called when it is not ours.
+    /// Returns the name of a peer, `None` for our variants.
     fn peer_name(&self) -> Option<&'static str> {
         match self {
             Self::Ours { .. } => None,
@@ -115,7 +117,7 @@ impl Variant {
         }
     }
 
-    /// What the guests have seen.
+    /// Returns the packet counters of the guests.
     fn seen(&self) -> Seen {
         match self {
             Self::Ours { variant, .. } => variant.seen(),
@@ -159,12 +161,12 @@ impl Subject for Variant {
 /// A cell.
 pub(super) struct Cell {
     pub(super) variants: Alternating<Variant>,
-    /// What the guests of each saw before it was made anew.
+    /// Packet counters of the guests of each variant before it was created again.
     earlier: Vec<Seen>,
 }
 
 impl Cell {
-    /// All variants in the same testbed.
+    /// Creates all variants in the same testbed.
     pub(super) fn new(kind: Kind, options: &Options, peers: &Peers, bed: &Testbed) -> Result<Self> {
         let mut variants = Alternating::new();
         for setup in kind.setups(options) {
@@ -181,7 +183,8 @@ impl Cell {
         Ok(Self { variants, earlier })
     }
 
-    /// Makes all variants anew, in another testbed and in the other order, so that each gets another's place.
+    /// Creates all variants again in another testbed and in reverse order, so that each variant gets the memory slot of
+    /// another variant.
     pub(super) fn renew(&mut self, peers: &Peers, bed: &Testbed) -> Result<()> {
         for (variant, seen) in self.variants.renew().zip(&mut self.earlier).rev() {
             *seen += variant.seen();
@@ -197,7 +200,7 @@ impl Cell {
         self.variants.blocks_of(|variant| variant.is(Setup { mode, copier }))
     }
 
-    /// What the peer is.
+    /// Returns the description of the peer.
     fn about_peer(&self) -> Result<AboutPeer> {
         #[cfg(feature = "dpdk")]
         for (variant, _) in self.variants.iter() {
@@ -208,7 +211,7 @@ impl Cell {
         Ok(AboutPeer::default())
     }
 
-    /// What is only told by several variants.
+    /// Returns the columns that compare several variants.
     fn ratios(&self, variant: &Variant, blocks: &Blocks) -> Row {
         let mut row = Row::default();
         let (mode, copier) = match variant {
@@ -240,7 +243,7 @@ impl Cell {
         row
     }
 
-    /// The rows of all variants; with the other core, Figure 3's shares are measured for them.
+    /// Returns the rows of all variants. If `breakdown` is given, the shares of Figure 3 are measured on that core.
     pub(super) fn rows(&mut self, workload: &Workload, breakdown: Option<&OtherCore>) -> Result<Vec<Row>> {
         let hz = tsc::hz();
         let ratios: Vec<_> =
@@ -289,7 +292,7 @@ impl Cell {
 }
 
 impl Variant {
-    /// Tells `row` who it is.
+    /// Enters the variant's identity and its own figures into `row`.
     fn enter(&mut self, row: &mut Row, workload: &Workload) -> Result<()> {
         match self {
             Self::Ours { setup: Setup { mode, copier }, background, variant } => {
@@ -305,7 +308,7 @@ impl Variant {
                 row.published = published(workload, *mode).filter(|_| !idle);
                 row.published_unit = row.published.map(|_| "mpps, Xeon 8471N 1.8 GHz, whole forwarding core");
                 let engine_ns = match copier.simulated() {
-                    // Windows are too short to keep a device busy: it is asked for what it does when it is.
+                    // Windows are too short to keep a device busy, so its rate under full load is measured separately.
                     true => Some(1e3 / DeviceRate::of(workload.frame, (1, 1, 4), copier.batch())?.mcopies),
                     false => variant.engine_ns_per_copy().filter(|_| !idle),
                 };
@@ -331,7 +334,7 @@ fn tsc_ns(ticks: f64) -> f64 {
     ticks * 1e9 / tsc::hz() as f64
 }
 
-/// The guide's figure. It has none for `auto`, which would have followed the better of the two.
+/// Returns the published figure. The guide has no figure for `auto`.
 fn published(workload: &Workload, mode: Mode) -> Option<f64> {
     let (_, core, dsa) = PUBLISHED.into_iter().find(|(frame, ..)| *frame == workload.frame)?;
     match mode {

@@ -1,9 +1,10 @@
-//! Core cost: the TSC ticks that the measured core spends on a packet, and nothing else.
+//! Core cost: the TSC ticks that the measured core alone spends on a packet.
 //!
-//! The guests run on the other core (with `hot`, on the same one) and the engine always does, in their own turns. What is
-//! timed is the production worker's round: poll, dequeue, address rewriting, enqueue, publishing. With an engine a window
-//! of packets is dequeued (submitted, timed); then the engine makes some copies, untimed, and the worker a round, timed,
-//! in which it reaps what is done, forwards it and publishes, until all packets have been published.
+//! The guests run in their own turns on the other core (with `hot`, on the measured core), and the engine always runs
+//! on the other core. The timed part is the production worker's round: poll, dequeue, address rewriting, enqueue and
+//! publishing. With an engine, a window of packets is first dequeued, which submits the copies (timed). Then the engine
+//! makes some copies (untimed), and the worker runs a round (timed) in which it reaps completions, forwards and
+//! publishes. This repeats until all packets have been published.
 
 use std::sync::{Arc, Mutex};
 
@@ -33,10 +34,10 @@ use crate::method::temperature::Temperature;
 use crate::method::timed_worker::{self, TimedWorker};
 use crate::peer::about::feature_names;
 
-/// Rounds that a window may take longer than its packets do.
+/// Maximum number of additional rounds for a window.
 const MOST_LATE_ROUNDS: usize = 64;
 
-/// A virtqueue as the device has it.
+/// Returns the device's configuration of a virtqueue.
 fn vring(bed: &Testbed, side: &GuestSide, slot: usize, queue: u16) -> Result<VringConfig> {
     let (ring, asked) = (bed.workload.ring, bed.workload.features());
     ensure!(asked & !OFFERED == 0, "our back end does not offer {}", feature_names(asked & !OFFERED));
@@ -54,27 +55,28 @@ fn vring(bed: &Testbed, side: &GuestSide, slot: usize, queue: u16) -> Result<Vri
     })
 }
 
-/// The virtqueues of a guest: the receiving one, and the transmitting one.
+/// Indices of a guest's receive and transmit virtqueues.
 const RX: u16 = 0;
 const TX: u16 = 1;
 
-/// One thing to be measured: one or two guests, and the worker that forwards for them.
+/// A measured variant: one or two guests, and the worker that forwards for them.
 #[derive(Debug)]
 pub struct OwnVariant {
     guests: Arc<Mutex<Guests>>,
     timed: TimedWorker,
-    /// Whether packets go from guest to guest in one copy.
+    /// Whether packets are copied directly from guest to guest.
     is_pair: bool,
-    /// The virtqueue that receives, and the one that transmits.
+    /// The receive virtqueue and the transmit virtqueue.
     cells: [Arc<VringCell>; 2],
     frame_len: usize,
 }
 
 impl OwnVariant {
-    /// A variant whose virtqueues are bound to `engine`'s channel in `mode`, in `bed` beside the other variants of its cell.
+    /// Creates a variant in `bed`, which it shares with the other variants of its cell. Its virtqueues are bound to
+    /// `engine`'s channel in `mode`.
     ///
     /// # Errors
-    /// When the testbed is full, or the engine's channel is taken already.
+    /// If the testbed is full, or the engine's channel is already in use.
     pub fn new(bed: &Testbed, (mode, mut engine): (Mode, Option<Engine>)) -> Result<Self> {
         let Testbed { workload, pool, from, to, traffic, .. } = bed;
         let &Workload { route, ring, temperature, frame, one_copy, .. } = workload;
@@ -113,34 +115,35 @@ impl OwnVariant {
         })
     }
 
-    /// Puts a copier on the other core that makes as many copies as this variant's core, while that is timed.
+    /// Adds a background copier on the other core, which makes as many copies as this variant's core during the timed
+    /// parts.
     #[must_use]
     pub fn with_background(mut self) -> Self {
         self.timed.set_background(NET_HEADER + self.frame_len);
         self
     }
 
-    /// Copies that the copier beside has made for each packet; `None` without one.
+    /// Returns the background copier's copies per packet, or `None` without a background copier.
     pub fn background_copies(&self) -> Option<f64> {
         Some(self.timed.background_copies()? as f64 / self.seen().received.max(1) as f64)
     }
 
-    /// Bytes that core and engines have copied for each packet so far: 1526 and again 1526 for a frame of 1518 bytes
-    /// that was copied twice, virtio-net headers included.
+    /// Returns the bytes that core and engines have copied per packet so far, including virtio-net headers: 2 × 1526
+    /// for a frame of 1518 bytes that was copied twice.
     pub fn copied_bytes(&self) -> f64 {
         self.timed.copied_bytes() as f64 / self.seen().received.max(1) as f64
     }
 
-    /// How often a packet's payload has been copied, by [`OwnVariant::copied_bytes`].
+    /// Returns the number of copies per payload, derived from [`OwnVariant::copied_bytes`].
     pub fn copies(&self) -> f64 {
         (self.copied_bytes() / (self.frame_len + NET_HEADER) as f64).round().max(1.0)
     }
 
-    /// From now on data of this temperature: at most that of the testbed's workload.
+    /// Changes the temperature of the data, which must not need more buffers than the testbed's workload.
     pub(crate) fn become_as(&mut self, temperature: Temperature, other: &OtherCore) -> Result<()> {
         lock(&self.guests).become_as(temperature);
-        // Of hot data's few buffers each has been posted several times, so they are used up in short windows, in which
-        // each is received in once.
+        // Hot data has few buffers, and each of them is posted several times. They are therefore used up in short
+        // windows, in which each buffer receives one packet.
         self.timed.temperature = Temperature::Hot;
         let posted = Temperature::Cold.window() / Temperature::Hot.window();
         for _ in 0..if temperature == Temperature::Hot { 0 } else { posted } {
@@ -150,38 +153,38 @@ impl OwnVariant {
         Ok(())
     }
 
-    /// What the guests have seen.
+    /// Returns the packet counters of the guests.
     pub fn seen(&self) -> Seen {
         lock(&self.guests).seen()
     }
 
-    /// Nanoseconds that the engine took for a copy; `None` without one.
+    /// Returns the engine's nanoseconds per copy, or `None` without an engine.
     pub fn engine_ns_per_copy(&self) -> Option<f64> {
         self.timed.engine_ns_per_copy()
     }
 
-    /// Application work per packet from now on, in nanoseconds.
+    /// Sets the application work per packet in nanoseconds.
     ///
     /// # Errors
-    /// When the worker does not forward.
+    /// If the worker does not forward.
     pub fn set_work(&mut self, ns: u64) -> Result<()> {
         self.timed.rules()?.work = (ns as f64 * tsc::hz() as f64 / 1e9) as u64;
         Ok(())
     }
 
-    /// TSC ticks of a round that finds nothing.
+    /// Returns the TSC ticks of a round without work.
     pub fn empty_poll(&mut self) -> f64 {
         self.timed.empty_poll()
     }
 
-    /// The routines by which the core copies, as most windows had it: out of the guest's memory and into it, or from guest
-    /// to guest. `None` where the core has made no copy.
+    /// Returns the routines with which the core copied in most windows: out of the guest's memory and into it, or from
+    /// guest to guest. Returns `None` if the core has made no copy.
     pub fn copy_routine(&self) -> Option<String> {
         self.timed.copy_routine()
     }
 
-    /// The shares of the core's cycles that switching, virtqueues and copies take (Figure 3 of the vhost guide), by the
-    /// stage clock over so many windows.
+    /// Returns the shares of the core's cycles for switching, virtqueues and copies (Figure 3 of the vhost guide),
+    /// measured with the stage clock over `windows` windows.
     ///
     /// # Errors
     /// As for [`OwnVariant::window`].
@@ -189,7 +192,8 @@ impl OwnVariant {
         let before = self.groups();
         for window in 0..windows {
             self.window(other)?;
-            // One round in 64 is sampled. An empty one now and then, and it is not the same of every window.
+            // Sampling covers every 64th round. An additional empty round now and then shifts the samples to different
+            // rounds of the windows.
             if window % 3 == 0 {
                 self.timed.worker.round();
             }
@@ -202,7 +206,7 @@ impl OwnVariant {
         Ok(shares.map(|ticks| if all > 0.0 { ticks / all } else { 0.0 }))
     }
 
-    /// Ticks charged to each group so far.
+    /// Returns the ticks charged to each group so far.
     fn groups(&self) -> [f64; 3] {
         Group::ALL.map(|group| {
             let stages = Stage::ALL.into_iter().filter(|stage| stage.group() == Some(group));
@@ -212,14 +216,14 @@ impl OwnVariant {
 }
 
 impl Subject for OwnVariant {
-    /// Fails when a packet is lost, reordered or changed.
+    /// Fails if a packet is lost, reordered or changed.
     fn window(&mut self, other: &OtherCore) -> Result<Cost> {
         let window = self.timed.temperature.window();
         let before = lock(&self.guests).ticks();
         other.run_on(self.timed.temperature, &self.guests, move |guests| guests.transmit(window))?;
         let cells = &self.cells;
         let mut core = self.timed.rounds_until(window / BURST, other, || in_flight(cells) > 0)?;
-        // A round in which two guests change to packet buffers, or back, leaves what it finds to later ones.
+        // A round in which two guests switch to packet buffers or back leaves its packets to later rounds.
         let mut outstanding = self.collect(other)?;
         for _ in 0..MOST_LATE_ROUNDS {
             if outstanding == 0 {
@@ -231,7 +235,7 @@ impl Subject for OwnVariant {
         let left = in_flight(cells);
         ensure!(left == 0, "{left} packets are not published, and the engine has nothing to do");
         ensure!(outstanding == 0, "{outstanding} of {window} packets did not arrive");
-        // From guest to guest, the queue of the one copy was opened last, and no other copies.
+        // From guest to guest, only the queue of the direct copy makes copies. It was opened last.
         self.timed.note_routines(if self.is_pair { 2..3 } else { 0..2 });
         let guest = lock(&self.guests).ticks() - before;
         Ok(Cost { packets: window as u64, core, guest })
@@ -239,14 +243,14 @@ impl Subject for OwnVariant {
 }
 
 impl OwnVariant {
-    /// Checks what has arrived at the guests. Returns how many packets have not.
+    /// Checks the packets that have arrived at the guests. Returns the number of outstanding packets.
     fn collect(&self, other: &OtherCore) -> Result<usize> {
         other.run_on(self.timed.temperature, &self.guests, Guests::collect)?;
         Ok(lock(&self.guests).outstanding())
     }
 }
 
-/// Packets of either direction that wait for their copies.
+/// Returns the number of packets in both directions whose copies are pending.
 fn in_flight(cells: &[Arc<VringCell>]) -> u64 {
     cells.iter().map(|cell| cell.in_flight()).sum()
 }

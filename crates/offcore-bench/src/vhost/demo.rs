@@ -1,4 +1,4 @@
-//! `offcore switch --demo`: what offloading saves here, by packet size, with guests in this process.
+//! `offcore switch --demo`: shows the savings of offloading by packet size, with guests in this process.
 
 use std::time::Duration;
 
@@ -14,60 +14,60 @@ use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::vhost::{self, FRAMES};
 
-/// A B B A blocks of a packet size.
+/// Number of A B B A blocks per packet size.
 const BLOCKS: usize = 200;
-/// The same with `--quick`.
+/// Number of blocks with `--quick`.
 const QUICK_BLOCKS: usize = 20;
-/// How long one packet size may take, however busy the machine is.
+/// Time limit per packet size, also on a busy machine.
 const TIMEOUT: Duration = Duration::from_millis(2500);
 
-/// What the demo needs to know.
+/// Options of the demo.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A shorter, rougher run.
+    /// Whether to make a shorter, less accurate run.
     pub quick: bool,
-    /// Pages for guests and packet buffers.
+    /// Page size for guests and packet buffers.
     pub hugepages: Hugepages,
     pub lcore: usize,
-    /// The guests' and the engine's core.
+    /// The core of the guests and the engine.
     pub other_lcore: Option<usize>,
 }
 
-/// One packet size.
+/// Result for a packet size.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DemoRow {
-    /// Frame length, FCS included.
+    /// Frame length, including the FCS.
     pub frame: usize,
-    /// TSC ticks a packet with the core copying.
+    /// TSC ticks per packet if the core copies.
     pub cpu_cycles: f64,
     pub cpu_ns: f64,
-    /// TSC ticks a packet with a helper core copying.
+    /// TSC ticks per packet if a helper core copies.
     pub offload_cycles: f64,
     pub offload_ns: f64,
-    /// Nanoseconds that the helper core takes for one of a packet's two copies.
+    /// Nanoseconds of the helper core per copy. Each packet is copied twice.
     pub engine_ns_per_copy: f64,
-    /// Million packets a second that core and helper reach together.
+    /// Million packets per second that core and helper reach together.
     pub sustained_mpps: f64,
-    /// Which of the two is the limit.
+    /// The bottleneck: `core` or `engine`.
     pub bound: &'static str,
     /// Packets whose content and order were checked.
     pub verified: u64,
     pub lost: u64,
 }
 
-/// The demo's result. Data is `remote`: the guests' core wrote it and read it last.
+/// Result of the demo. The data is `remote`: the guests' core wrote it and last read it.
 #[derive(Clone, Debug, Serialize)]
 pub struct DemoResult {
-    /// By packet size.
+    /// Rows by packet size.
     pub rows: Vec<DemoRow>,
-    /// TSC ticks a second.
+    /// TSC ticks per second.
     pub tsc_hz: u64,
 }
 
 /// Runs the demo.
 ///
 /// # Errors
-/// When something cannot be set up, or a packet is lost or changed.
+/// If something cannot be set up, or a packet is lost or changed.
 pub fn run(options: &Options, progress: &Progress) -> Result<DemoResult> {
     let measure = vhost::Options {
         route: Route::Loop,

@@ -1,5 +1,6 @@
-//! The `end-to-end` arrangement of `offcore bench vhost`: packets a second that a back end on one core returns to a
-//! front end on another, the core copying; ours beside dpdk-testpmd's net_vhost or Open vSwitch.
+//! The `end-to-end` arrangement of `offcore bench vhost`: measures the packet rate that a back end on one core returns
+//! to a front end on another core, with core copies. Our back end alternates with dpdk-testpmd's net_vhost or Open
+//! vSwitch.
 //!
 //! ```text
 //! lcore                                     other lcore
@@ -8,12 +9,12 @@
 //!          rests)                   │
 //! theirs: dpdk-testpmd, net_vhost ──┘
 //! ```
-//! From guest to guest it is two sockets and two front ends, driven by the same thread: it sends on the one and receives
-//! on the other.
+//! From guest to guest, two sockets and two front ends are used. A single thread drives both: it sends on one and
+//! receives on the other.
 //!
-//! Without an offload engine only: a third spinning thread on two cores would measure the scheduler. Windows are paired
-//! (ours theirs, theirs ours) and each restart begins with new processes, new memory and new threads, since where
-//! memory happens to be decides more than most changes of code.
+//! Offload engines are not measured here: a third spinning thread on two cores would measure the scheduler. Windows are
+//! paired (ours theirs, theirs ours). Each restart begins with new processes, new memory and new threads, because the
+//! placement of memory influences the result more than most changes of the code.
 
 pub(crate) mod back_end;
 mod load;
@@ -41,21 +42,21 @@ use crate::vhost::round_trips::{RoundTrips, WINDOW, Way};
 use back_end::{BUFFERS, BackEnd, Ours, TheirSwitch, Theirs};
 use paired::{Gathered, Schedule, Variant};
 
-/// MiB of hugepages for everything: testpmd's memory, our pool, the front ends' buffers.
+/// MiB of hugepages in total: testpmd's memory, our pool and the front ends' buffers.
 const HUGEPAGE_MIB: u32 = 384;
 
 named! {
-    /// What is measured beside ours.
+    /// The peer that is compared with our back end.
     pub enum Peer {
         /// dpdk-testpmd with net_vhost.
         Testpmd = "dpdk-testpmd",
-        /// Open vSwitch with DPDK, from guest to guest: both sides are learning switches.
+        /// Open vSwitch with DPDK, from guest to guest. Both sides are learning switches.
         Ovs = "ovs-dpdk",
     }
 }
 
 impl Peer {
-    /// Why it cannot be measured here, and what helps.
+    /// Returns the reason why the peer cannot be measured on this machine, with a remedy.
     fn refused(self, route: Route) -> Option<String> {
         match self {
             Self::Testpmd => find_program("dpdk-testpmd").is_none().then(|| {
@@ -70,30 +71,30 @@ impl Peer {
     }
 }
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct EndToEndOptions {
-    /// Frame lengths, FCS included.
+    /// Frame lengths, including the FCS.
     pub frames: Vec<usize>,
     pub route: Route,
     pub rings: Vec<Ring>,
-    /// Whether ours copies a payload from guest to guest once, where it can.
+    /// Whether our back end copies a payload only once from guest to guest where possible.
     pub one_copy: bool,
-    /// How often everything is started anew, for each frame length.
+    /// Number of restarts for each frame length.
     pub restarts: usize,
     /// Windows of each side between two restarts.
     pub pairs: usize,
     pub window: Duration,
     pub peer: Option<Peer>,
-    /// Pages of both back ends and of the front ends.
+    /// Page size of both back ends and of the front ends.
     pub hugepages: Hugepages,
     pub lcore: usize,
     pub other_lcore: Option<usize>,
 }
 
 impl EndToEndOptions {
-    /// The loop over split virtqueues, windows as the bars ask for them: 24 pairs of 0.4 s over 4 restarts; with `quick` 4
-    /// pairs after one start.
+    /// Returns options for the loop over split virtqueues with the windows that the benchmark's acceptance bars
+    /// require: 24 pairs of 0.4 s over 4 restarts. With `quick`, 4 pairs after one start.
     pub fn new(frames: &[usize], quick: bool, lcore: usize, other_lcore: Option<usize>) -> Self {
         let (restarts, pairs) = if quick { (1, 4) } else { (4, 6) };
         Self {
@@ -112,11 +113,11 @@ impl EndToEndOptions {
     }
 }
 
-/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+/// Measures everything that `options` selects and passes each finished row to `emit`.
 ///
 /// # Errors
-/// When there are not two lcores, testpmd or the memory for it is missing, something cannot be set up, or a packet
-/// comes back changed or out of order.
+/// If two lcores are not available, testpmd or its memory is missing, something cannot be set up, or a packet comes
+/// back changed or out of order.
 pub fn run(options: &EndToEndOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     let Some(other_lcore) = options.other_lcore.filter(|&other| other != options.lcore) else {
         bail!("end to end needs two lcores: one for the back end, one for the front end; see --lcores");
@@ -137,7 +138,8 @@ pub fn run(options: &EndToEndOptions, progress: &Progress, emit: &mut dyn FnMut(
         let row = std::thread::scope(|scope| {
             let front_end = std::thread::Builder::new().name("bench-front-end".into());
             let thread = front_end.spawn_scoped(scope, || {
-                // First of all, so that what is started here stays off the back ends' core unless it belongs there.
+                // Pinned first, so that all threads and processes started here stay off the back ends' core unless they
+                // belong there.
                 lcore::pin(other_lcore)?;
                 cell(options, link, pages, pool, progress)
             })?;
@@ -149,7 +151,7 @@ pub fn run(options: &EndToEndOptions, progress: &Progress, emit: &mut dyn FnMut(
     Ok(())
 }
 
-/// What goes through a back end: from whom to whom, over which virtqueues, how long.
+/// Traffic through a back end: route, virtqueue format and frame length.
 #[derive(Clone, Copy, Debug)]
 struct Link {
     route: Route,
@@ -158,13 +160,13 @@ struct Link {
 }
 
 impl Link {
-    /// A socket for each guest.
+    /// Returns the socket path of each guest.
     fn sockets(self, dir: &TempDir, name: &str) -> Vec<PathBuf> {
         (0..self.route.guests()).map(|guest| dir.file(&format!("{name}{guest}"))).collect()
     }
 }
 
-/// The pages of both sides.
+/// Page sizes of both sides.
 #[derive(Clone, Copy, Debug)]
 struct Pages {
     ours: Hugepages,
@@ -172,7 +174,7 @@ struct Pages {
 }
 
 impl Pages {
-    /// The same pages for everybody.
+    /// Chooses the same page size for both sides.
     fn choose(options: &EndToEndOptions) -> Result<Self> {
         if options.peer.is_none() {
             return Ok(Self { ours: options.hugepages, theirs: Memory::Ordinary });
@@ -199,7 +201,7 @@ impl Pages {
     }
 }
 
-/// Measures one frame length over one format.
+/// Measures one frame length with one virtqueue format.
 fn cell(
     options: &EndToEndOptions,
     link: Link,
@@ -242,7 +244,7 @@ fn cell(
     Ok(row)
 }
 
-/// As the peer forwards, so do we; `None` for a learning switch.
+/// Returns our forwarding mode, which equals the peer's; `None` for a learning switch.
 fn forward(options: &EndToEndOptions) -> Option<Forward> {
     (options.peer != Some(Peer::Ovs)).then_some(Forward::Mac)
 }
@@ -265,12 +267,12 @@ fn our_variant(
     Ok(Variant::new(back_end, load))
 }
 
-/// A peer's variant, and what it is.
+/// A peer's variant and its description.
 type TheirVariant = (Variant<Box<dyn BackEnd>, RoundTrips>, AboutPeer);
 
 fn their_variant(sockets: &[PathBuf], lcore: usize, link: Link, pages: Pages) -> Result<TheirVariant> {
     let mut back_end = Theirs::start(sockets, lcore, pages.theirs)?;
-    let way = Way::Rewritten(None); // Its port's own address, which it makes up.
+    let way = Way::Rewritten(None); // The source address is the port's own, which testpmd generates.
     let load = RoundTrips::connect(sockets, link.ring, link.frame, way, pages.ours)?;
     back_end.wait_ready()?;
     let about = about(AboutPeer::process(back_end.id())?, &load, pages);

@@ -1,5 +1,5 @@
-//! `offcore bench vhost --case flip`: data that is hot for 100 ms and cold for the next 100 ms, and so on, with mode `auto`
-//! against an oracle that knows: at each temperature, the better of the core and the engine there.
+//! `offcore bench vhost --case flip`: data alternates between hot and cold every 100 ms. Mode `auto` is compared with
+//! an oracle that uses the better of core and engine at each temperature.
 
 use std::time::{Duration, Instant};
 
@@ -20,14 +20,14 @@ use crate::report::sample::{Bounds, ClockCheck, Spread, SumRatio};
 use crate::vhost::Options;
 use crate::vhost::core_cost::OwnVariant;
 
-/// How long data stays as warm as it is, by the clock on the wall.
+/// Wall-clock duration of a temperature phase.
 pub const PHASE: Duration = Duration::from_millis(100);
-/// What it is in turn.
+/// The phases of a turn, in order.
 const PHASES: [Temperature; 2] = [Temperature::Hot, Temperature::Cold];
-/// One block for as many as `Options` says of shorter ones.
+/// Divisor of the number of blocks in `Options`, because blocks of this case are longer.
 const SHORTER: usize = 10;
 
-/// A variant, and what each of its turns took: two phases.
+/// A variant and the cost of each of its turns, which have two phases.
 struct Variant {
     setup: Setup,
     variant: OwnVariant,
@@ -39,7 +39,8 @@ impl Variant {
         Ok(Self { setup, variant: OwnVariant::new(bed, (setup.mode, setup.open()?))?, turns: Vec::new() })
     }
 
-    /// One phase after the other. Every packet counts: what following the temperature costs is what is looked for.
+    /// Runs both phases. Every packet counts, because the cost of adapting to the temperature is the object of the
+    /// measurement.
     fn turn(&mut self, other: &OtherCore) -> Result<[Cost; 2]> {
         let mut costs = [Cost::default(); 2];
         for (temperature, cost) in PHASES.into_iter().zip(&mut costs) {
@@ -52,7 +53,8 @@ impl Variant {
         Ok(costs)
     }
 
-    /// Ticks a packet of each turn. Both temperatures count the same, however many packets went through in each.
+    /// Returns the ticks per packet of each turn. Both temperatures have the same weight, whatever the number of
+    /// packets in each.
     fn samples(&self) -> Vec<f64> {
         self.turns
             .iter()
@@ -60,7 +62,7 @@ impl Variant {
             .collect()
     }
 
-    /// Ticks a packet at each temperature, over all turns.
+    /// Returns the ticks per packet at each temperature, over all turns.
     fn means(&self) -> [f64; 2] {
         [0, 1].map(|phase| {
             let mut all = Cost::default();
@@ -70,10 +72,10 @@ impl Variant {
     }
 }
 
-/// Measures every ring and frame length of `options` with its modes and engines; needs all three modes.
+/// Measures every ring and frame length of `options` with its modes and engines. All three modes are required.
 ///
 /// # Errors
-/// When a mode is missing, something cannot be set up, or a packet is lost or changed.
+/// If a mode is missing, something cannot be set up, or a packet is lost or changed.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     let engines: Vec<_> = options.setups.iter().filter(|setup| setup.mode == Mode::Auto).collect();
     let wanted = |setup: &&Setup| {
@@ -98,7 +100,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
         let bed = Testbed::new(&memory, &workload)?;
         let variants = options.setups.iter().map(|&setup| Variant::new(setup, &bed));
         let mut cell = Flipping { variants: variants.collect::<Result<_>>()?, ..Flipping::default() };
-        // The core once more, for the noise floor.
+        // A second variant of the core, for the noise floor.
         cell.variants.push(Variant::new(Setup::CPU, &bed)?);
         cell.measure(blocks, &other, &mut clock, progress).with_context(|| workload.to_string())?;
         let noise = cell.noise();
@@ -115,7 +117,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-/// What alternates.
+/// The alternating variants.
 #[derive(Default)]
 struct Flipping {
     variants: Vec<Variant>,
@@ -123,8 +125,8 @@ struct Flipping {
 }
 
 impl Flipping {
-    /// Every variant forwards, then backwards, in as many blocks. Those during which the clock changed are made anew, as
-    /// in the other cases.
+    /// Runs `blocks` blocks, each with every variant in order and then in reverse order. Blocks during which the clock
+    /// changed are repeated, as in the other cases.
     fn measure(
         &mut self,
         blocks: usize,
@@ -154,7 +156,7 @@ impl Flipping {
         Ok(())
     }
 
-    /// The core against itself: the first of it and the one that was added.
+    /// Returns the bounds of the core against itself: its first variant and the additional one.
     fn noise(&self) -> Option<Bounds> {
         let mut cpu = self.variants.iter().filter(|variant| variant.setup == Setup::CPU);
         let (a, b) = (cpu.next()?.samples(), cpu.next()?.samples());
@@ -198,8 +200,8 @@ fn row(variant: &Variant, all: &[Variant], ring: Ring, frame: usize) -> Row {
     row
 }
 
-/// The speed of `auto` over that of whoever takes, at each temperature, the mode that is the better one there. The packets
-/// are those that `auto` has moved.
+/// Returns the speed of `auto` relative to an oracle that uses the better mode at each temperature, for the packets
+/// that `auto` has moved.
 fn over_oracle(auto: &Variant, cpu: &Variant, offload: &Variant) -> Option<SumRatio> {
     let (by_core, by_engine) = (cpu.means(), offload.means());
     let pairs = auto.turns.iter().zip(cpu.turns.iter().zip(&offload.turns));
@@ -229,7 +231,7 @@ mod tests {
             variant: OwnVariant::new(&bed, (Mode::Cpu, None)).unwrap(),
             turns: vec![[hot, cold].map(|ticks| Cost { packets: 10, core: 10 * ticks, guest: 0 }); 5],
         };
-        // Cold counts, since hot is the core's and cold the engine's: 100 + 200 of 150 + 250.
+        // The core is better for hot data, the engine for cold data: (100 + 200) / (150 + 250).
         let ratio = over_oracle(&variant(150, 250), &variant(100, 1000), &variant(300, 200)).unwrap();
         assert!((ratio.sums - 300.0 / 400.0).abs() < 1e-9, "{ratio:?}");
     }

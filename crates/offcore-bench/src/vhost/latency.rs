@@ -1,18 +1,17 @@
-//! The `latency` case of `offcore bench vhost`: how long a packet takes through a back end, when packets come at a pace
-//! of their own.
+//! The `latency` case of `offcore bench vhost`: measures packet latency through a back end at a given packet rate.
 //!
 //! ```text
 //! lcore                                  other lcore
 //! VhostPort, mac, back where it came ──  one thread: sends when a packet is due, receives, notes the time,
 //! from (Table 8's loop)                  steps the engine
 //! ```
-//! First a closed loop tells how much the arrangement can carry. Then packets are sent at 50, 80 and 95 % of that, each
-//! at its time, whether the one before has come back or not: an open loop. A latency is the time from when a packet was
-//! *due* until it is back, so what waits behind a stall counts as waiting.
+//! First a closed loop measures the capacity of the arrangement. Then packets are sent at 50, 80 and 95 % of the
+//! capacity as an open loop: each packet is sent at its time, whether or not the previous one has come back. The
+//! latency is the time from when a packet was *due* until it is back, so that queueing behind a stall is included.
 //!
-//! The engine of offload and auto is a helper core's loop, stepped by the front end's thread between its own work: with
-//! two cores there is no third for it, and the row's engine says so. All arrangements take turns, several times, each
-//! with new memory and threads.
+//! The engine of modes `offload` and `auto` is a helper core's loop. The front end's thread steps it between its own
+//! work, because two cores leave no third core for it. The row's engine name says so. All arrangements take turns
+//! several times, each time with new memory and threads.
 
 pub(in crate::vhost) mod back_end;
 mod front_end;
@@ -33,32 +32,32 @@ use crate::report::row::Row;
 use back_end::BackEnd;
 use front_end::Paced;
 
-/// Frame lengths when none are asked for.
+/// Default frame lengths.
 pub const FRAMES: [usize; 3] = [64, 512, 1518];
-/// Shares of the capacity that are offered.
+/// Offered loads as shares of the capacity.
 pub const LOADS: [f64; 3] = [0.5, 0.8, 0.95];
-/// The engine of the rows that have one: a helper core's loop, which the front end's core runs between its own work.
+/// Engine name in rows with an engine: a helper core's loop, which the front end's core runs between its own work.
 pub const ENGINE: &str = "core:1-by-front-end";
 
-/// Packet buffers of the back end.
+/// Number of packet buffers of the back end.
 const BUFFERS: usize = 8192;
-/// How long the closed loop goes before it counts: mode auto has made up its mind by then.
+/// Run-in time of the closed loop. It is long enough for the decision of mode `auto`.
 const SETTLE: Duration = Duration::from_millis(150);
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct LatencyOptions {
-    /// Frame lengths, FCS included.
+    /// Frame lengths, including the FCS.
     pub frames: Vec<usize>,
-    /// Who copies; auto is measured without a bound and with one.
+    /// Copy modes. Mode `auto` is measured without and with a latency bound.
     pub modes: Vec<Mode>,
-    /// That bound: how long a packet may take through an engine, from submission to publication.
+    /// The latency bound: maximum time of a packet through an engine, from submission to publication.
     pub max_latency: Duration,
-    /// How often everything is started anew.
+    /// Number of restarts.
     pub restarts: usize,
-    /// Length of a window, one for each load and restart.
+    /// Length of a window. Each load has one window per restart.
     pub window: Duration,
-    /// Pages of the back end and of the front end.
+    /// Page size of the back end and of the front end.
     pub hugepages: Hugepages,
     /// The back end's core.
     pub lcore: usize,
@@ -67,7 +66,7 @@ pub struct LatencyOptions {
 }
 
 impl LatencyOptions {
-    /// Eight windows of 0.25 s for each row; with `quick` two.
+    /// Returns options with eight windows of 0.25 s for each row, or two with `quick`.
     pub fn new(frames: &[usize], quick: bool, lcore: usize, other_lcore: Option<usize>) -> Self {
         Self {
             frames: frames.into(),
@@ -81,7 +80,7 @@ impl LatencyOptions {
         }
     }
 
-    /// The arrangements that take turns.
+    /// Returns the arrangements that take turns.
     fn arrangements(&self) -> Vec<Arrangement> {
         let with = |mode| {
             let bounds = if mode == Mode::Auto { vec![None, Some(self.max_latency)] } else { vec![None] };
@@ -91,20 +90,20 @@ impl LatencyOptions {
     }
 }
 
-/// Who copies.
+/// Copy mode and latency bound.
 #[derive(Clone, Copy, Debug)]
 struct Arrangement {
     mode: Mode,
     max_latency: Option<Duration>,
 }
 
-/// What has been gathered at one load.
+/// Results at one load.
 #[derive(Debug)]
 struct AtLoad {
     latencies: Histogram,
-    /// Packets that were due, in millions a second, of every window.
+    /// Million packets per second that were due, for each window.
     offered: Vec<f64>,
-    /// Copies by the core and by the engine.
+    /// Copies made by the core and by the engine.
     copies: [u64; 2],
     seen: Seen,
     lost: u64,
@@ -122,18 +121,18 @@ impl AtLoad {
     }
 }
 
-/// What has been gathered with one arrangement.
+/// Results of one arrangement.
 #[derive(Debug)]
 struct Gathered {
-    /// Million packets a second in the closed loop, of each restart.
+    /// Million packets per second in the closed loop, for each restart.
     capacity: Vec<f64>,
     loads: [AtLoad; LOADS.len()],
 }
 
-/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+/// Measures everything that `options` selects and passes each finished row to `emit`.
 ///
 /// # Errors
-/// When there are not two lcores, something cannot be set up, or a packet comes back changed or out of order.
+/// If two lcores are not available, something cannot be set up, or a packet comes back changed or out of order.
 pub fn run(options: &LatencyOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     let Some(other_lcore) = options.other_lcore.filter(|&other| other != options.lcore) else {
         bail!("latency needs two lcores: one for the back end, one for the front end; see --lcores");

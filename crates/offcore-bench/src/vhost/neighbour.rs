@@ -1,13 +1,15 @@
-//! The `neighbour` case of `offcore bench vhost`: what an honest guest keeps of a worker beside one that has it work as much as it may.
+//! The `neighbour` case of `offcore bench vhost`: measures the share of its packet rate that an honest guest retains
+//! when another guest causes its worker as much work as possible.
 //!
 //! ```text
 //! lcore                                   other lcore
 //! two vhost ports, mac, back where it ──  one thread: the honest guest's closed loop, and
 //! came (Table 8's loop)                   in every other window the bad guest's steps
 //! ```
-//! Windows alternate, A B B A: alone, beside, beside, alone. What is kept is the honest guest's packets a second beside the bad one over
-//! those alone. Half is a fair part. The bad guest's steps take time of the honest one's core, which counts against us. Every packet
-//! of the honest guest is looked at, one in 64 byte by byte; of the bad one it is seen that some come back.
+//! Windows alternate, A B B A: alone, beside, beside, alone. The result is the honest guest's packet rate beside the
+//! bad guest relative to its rate alone. One half is a fair share. The bad guest's steps run on the honest guest's
+//! core, which lowers our result. Every packet of the honest guest is checked, and every 64th byte by byte. For the bad
+//! guest, the benchmark only checks that some packets come back.
 
 mod bad_guest;
 
@@ -30,22 +32,22 @@ use crate::report::sample::Spread;
 pub use bad_guest::Attack;
 use bad_guest::BadGuest;
 
-/// Frame lengths when none are asked for.
+/// Default frame lengths.
 pub const FRAMES: [usize; 2] = [64, 1518];
 
-/// Packet buffers of the back end.
+/// Number of packet buffers of the back end.
 const BUFFERS: usize = 16384;
-/// How long both go before it counts, and the back end is left to finish what it has before a window.
+/// Run-in time of both guests before each window, in which the back end also finishes pending work.
 const SETTLE: Duration = Duration::from_millis(50);
-/// What has not come back for so long will not.
+/// Time after which an outstanding packet counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct NeighbourOptions {
-    /// Frame lengths of the honest guest, FCS included.
+    /// Frame lengths of the honest guest, including the FCS.
     pub frames: Vec<usize>,
-    /// A B B A blocks of each attack.
+    /// Number of A B B A blocks per attack.
     pub blocks: usize,
     /// Length of a window.
     pub window: Duration,
@@ -57,17 +59,18 @@ pub struct NeighbourOptions {
 }
 
 impl NeighbourOptions {
-    /// Ten blocks of windows of 0.2 s; with `quick` two.
+    /// Returns options with ten blocks of windows of 0.2 s, or two blocks with `quick`.
     pub fn new(frames: &[usize], quick: bool, lcore: usize, other_lcore: Option<usize>) -> Self {
         let (blocks, window) = (if quick { 2 } else { 10 }, Duration::from_millis(200));
         Self { frames: frames.into(), blocks, window, hugepages: Hugepages::Auto, lcore, other_lcore }
     }
 }
 
-/// Measures everything that `options` asks for, but for attacks that need hugepages where there are none; `emit` gets each row as it is ready.
+/// Measures everything that `options` selects and passes each finished row to `emit`. Attacks that need hugepages are
+/// skipped if none are available.
 ///
 /// # Errors
-/// When there are not two lcores, something cannot be set up, or a packet comes back changed or out of order.
+/// If two lcores are not available, something cannot be set up, or a packet comes back changed or out of order.
 pub fn run(options: &NeighbourOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     let Some(other_lcore) = options.other_lcore.filter(|&other| other != options.lcore) else {
         bail!("neighbour needs two lcores: one for the back end, one for the guests; see --lcores");
@@ -87,7 +90,7 @@ pub fn run(options: &NeighbourOptions, progress: &Progress, emit: &mut dyn FnMut
     Ok(())
 }
 
-/// One honest guest beside one bad one.
+/// One honest guest and one bad guest.
 struct Cell {
     honest: RoundTrips,
     bad: BadGuest,
@@ -140,7 +143,7 @@ impl Cell {
         }
     }
 
-    /// The honest guest's packets per TSC tick in a closed loop, alone or beside the bad one.
+    /// Returns the honest guest's packets per TSC tick in a closed loop, alone or beside the bad guest.
     fn window(&mut self, length: Duration, beside: bool) -> Result<f64> {
         let Self { honest, bad } = self;
         if !beside {
@@ -148,7 +151,7 @@ impl Cell {
         }
         let (ticks, start) = (tsc::ticks(length), tsc::now());
         let (mut last, mut received) = (start, 0);
-        // On a busy machine the first packet may come after the end.
+        // On a busy machine the first packet may arrive after the end of the window.
         let most = ticks.max(tsc::ticks(TIMEOUT));
         while last - start < ticks || received == 0 && last - start < most {
             if beside {
@@ -181,7 +184,7 @@ impl Cell {
         let mpps = |rates: &[f64]| sum(rates) / rates.len().max(1) as f64 * tsc::hz() as f64 / 1e6;
         let pairs = |rates: &[f64]| rates.chunks(2).map(sum).collect::<Vec<_>>();
         let kept: Vec<f64> = pairs(beside).iter().zip(pairs(alone)).map(|(b, a)| b / a).collect();
-        // The first window alone of each block over the last: what nothing does.
+        // Noise: the deviation from 1 of the ratio of the two windows alone in each block, which differ in nothing.
         let same: Vec<f64> = alone.chunks_exact(2).map(|pair| (pair[0] / pair[1] - 1.0).abs()).collect();
         let (seen, kept) = (self.honest.seen(), Spread::of(&kept));
         let mut row = Row {

@@ -1,16 +1,16 @@
-//! A front end whose packets go round through a back end, and which checks each that comes back; or two front ends, of
-//! which the one sends and the other receives. When to send is the measurement's.
+//! A front end that sends packets through a back end and checks each returned packet. Alternatively, it consists of two
+//! front ends: the first sends and the second receives. The measurement decides when to send.
 //!
-//! TX buffers are filled once; from then on a packet is its buffer with another sequence number. Of every packet that
-//! comes back the length and the sequence number are checked, and of one in [`CONTENT_EVERY`] every byte. A packet that
-//! comes back makes room for the next. Both sides poll: nobody is kicked or notified.
+//! TX buffers are filled once. Afterwards a new packet is a buffer with a new sequence number. Length and sequence
+//! number of every returned packet are checked, and every byte of one packet in [`CONTENT_EVERY`]. A returned packet
+//! makes room for the next. Both sides poll, without kicks and notifications.
 //!
-//! The back end is what is to be measured, so this side has to be the faster one, which between two cores is a matter
-//! of how many cache lines change hands:
-//! * a descriptor of a split virtqueue always names the same buffer and is never written again,
-//! * buffers are not used in the order of their addresses: the back end's core would fetch those ahead that are just
+//! The back end is the measured object, so this side must be faster. Between two cores, the number of transferred cache
+//! lines determines the speed:
+//! - a descriptor of a split virtqueue always refers to the same buffer and is never rewritten,
+//! - buffers are not used in the order of their addresses, because the back end's core would prefetch buffers that are
 //!   being written here,
-//! * what comes next is fetched before it is needed.
+//! - data is prefetched before it is needed.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -34,18 +34,18 @@ use crate::guests::guest::{GUEST_MAC, PEER_MAC, PORT_MAC, Seen};
 use crate::guests::workload::Ring;
 use crate::method::temperature::STRIDE;
 
-/// Descriptors of each virtqueue, and buffers of each direction: virtio's usual size.
+/// Number of descriptors of each virtqueue and of buffers of each direction: virtio's usual size.
 pub(crate) const RING: u16 = 256;
-/// Packets on their way in a closed loop. As many RX buffers as that are always available, so that none is dropped for want of one.
+/// Packets in flight in a closed loop. At least as many RX buffers are always available, so that no packet is dropped.
 pub(crate) const WINDOW: usize = 128;
-/// One packet in this many is checked byte by byte, unless all are asked for.
+/// One packet in this many is checked byte by byte, unless all packets are checked.
 pub(crate) const CONTENT_EVERY: u32 = 64;
 
-/// Where a frame begins in its buffer, as in a packet buffer; the virtio-net header is before it.
+/// Offset of a frame in its buffer, as in a packet buffer. The virtio-net header precedes it.
 const FRAME: usize = HEADROOM;
-/// Where the sequence number is in a frame.
+/// Offset of the sequence number in a frame.
 const SEQUENCE: usize = UDP_HEADERS_LEN + PROBE_LEN - 8;
-/// A back end that returns nothing for so long has come to a halt.
+/// Time without a returned packet after which the back end counts as stalled.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A front end and its memory: TX buffers, then RX buffers.
@@ -56,7 +56,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// A front end at `socket`, connected and not yet started.
+    /// Connects a front end to `socket` without starting it.
     fn connect(socket: &Path, ring: Ring, hugepages: Hugepages) -> Result<Self> {
         let buffers = usize::from(RING);
         let (mapping, fd) = Mapping::memfd("bench-front-end", 2 * buffers * STRIDE, hugepages)?;
@@ -77,7 +77,7 @@ impl Guest {
         Ok(Self { front_end, memory })
     }
 
-    /// The driver's side of virtqueue `index`.
+    /// Returns the driver's side of virtqueue `index`.
     fn queue(&self, index: usize) -> Result<Queue<u32>> {
         let queue = self.front_end.queues().get(index).context("expected two virtqueues")?;
         let mut queue = Queue::new(queue.layout(), false);
@@ -86,17 +86,18 @@ impl Guest {
     }
 }
 
-/// What becomes of a packet's addresses on its way.
+/// Handling of a packet's addresses on its way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Way {
-    /// The back end writes [`PEER_MAC`] and, as the source, this one, where it is known.
+    /// The back end writes [`PEER_MAC`] as the destination and this address, if it is known, as the source.
     Rewritten(Option<MacAddr>),
-    /// They stay: the receiver is a station that a learning switch knows, of the address [`PEER_MAC`].
+    /// The addresses remain unchanged. The receiver is a station with the address [`PEER_MAC`], which a learning switch
+    /// knows.
     Switched,
 }
 
 impl Way {
-    /// What a packet is sent with.
+    /// Returns the addresses of a sent packet.
     fn flow(self) -> UdpFlow {
         match self {
             Self::Rewritten(_) => UdpFlow::txonly(GUEST_MAC, PORT_MAC),
@@ -104,7 +105,7 @@ impl Way {
         }
     }
 
-    /// The source address that it arrives with, where it is known.
+    /// Returns the source address of a received packet, if it is known.
     fn source(self) -> Option<MacAddr> {
         match self {
             Self::Rewritten(source) => source,
@@ -121,14 +122,14 @@ pub(crate) struct RoundTrips {
     rx_memory: Arc<GuestMemory>,
     rx: Queue<u32>,
     tx: Queue<u32>,
-    /// TX buffers that the back end does not have. The last to come goes first, as with the ring's descriptors.
+    /// TX buffers that the back end does not hold. They are used in LIFO order, like the ring's descriptors.
     free: Vec<u32>,
     frame_len: usize,
     way: Way,
     scratch: Vec<u8>,
-    /// Sequence number of the next packet to be sent.
+    /// Sequence number of the next packet to send.
     next: u64,
-    /// Sequence number of the next packet to come back.
+    /// Sequence number of the next packet to return.
     expected: u64,
     content_every: u32,
     until_content: u32,
@@ -138,8 +139,8 @@ pub(crate) struct RoundTrips {
 }
 
 impl RoundTrips {
-    /// Connects to the back end at `sockets`, of which the first gets what is sent and the last gives it back, and starts
-    /// its virtqueues; nothing is sent yet. Frames are `frame` bytes long, FCS included.
+    /// Connects to the back end at `sockets` and starts its virtqueues. Packets are sent to the first socket and
+    /// received from the last. Nothing is sent yet. Frames are `frame` bytes long, including the FCS.
     pub(crate) fn connect(
         sockets: &[PathBuf],
         ring: Ring,
@@ -150,7 +151,7 @@ impl RoundTrips {
         let guests: Vec<_> =
             sockets.iter().map(|socket| Guest::connect(socket, ring, hugepages)).collect::<Result<_>>()?;
         let (Some(from), Some(to)) = (guests.first(), guests.last()) else { bail!("expected a socket") };
-        // Made before the back end starts its side, since they zero the rings.
+        // Created before the back end starts its side, because creation zeroes the rings.
         let (rx, tx) = (to.queue(0)?, from.queue(1)?);
         let mut load = Self {
             tx_memory: Arc::clone(&from.memory),
@@ -194,7 +195,7 @@ impl RoundTrips {
         Ok(())
     }
 
-    /// Has the receiver send a packet, by which a switch learns where it is. The back end runs.
+    /// Makes the receiver send a packet, so that a switch learns its port. The back end must be running.
     pub(crate) fn introduce(&mut self) -> Result<()> {
         let receiver = self.guests.last().context("there is a guest")?;
         let mut tx = receiver.queue(1)?;
@@ -214,32 +215,33 @@ impl RoundTrips {
         Ok(())
     }
 
-    /// Virtio features negotiated by the guest that sends.
+    /// Returns the virtio features that the sending guest has negotiated.
     pub(crate) fn features(&self) -> u64 {
         self.guests.first().map_or(0, |guest| guest.front_end.features())
     }
 
-    /// What has been seen so far.
+    /// Returns the packet counters so far.
     pub(crate) fn seen(&self) -> Seen {
         self.seen
     }
 
-    /// Packets that did not come back.
+    /// Returns the number of packets that did not come back.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// How long a back end may return nothing.
+    /// Returns the time without a returned packet after which the back end counts as stalled.
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Checks every packet byte by byte, or one in [`CONTENT_EVERY`].
+    /// Selects whether every packet is checked byte by byte, or one in [`CONTENT_EVERY`].
     pub(crate) fn check_all(&mut self, all: bool) {
         self.content_every = if all { 1 } else { CONTENT_EVERY };
     }
 
-    /// Has `receive` take what is on its way, and sends nothing; what does not come within `timeout` is lost.
+    /// Receives the packets in flight with `receive` without sending. Packets that do not arrive within `timeout` count
+    /// as lost.
     pub(crate) fn gather_in(
         &mut self,
         timeout: Duration,
@@ -258,31 +260,31 @@ impl RoundTrips {
         Ok(())
     }
 
-    /// Gives up sooner.
+    /// Sets a shorter timeout.
     #[cfg(test)]
     pub(crate) fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// Packets on their way.
+    /// Returns the number of packets in flight.
     #[inline(always)]
     pub(crate) fn outstanding(&self) -> usize {
         (self.next - self.expected) as usize
     }
 
-    /// Sequence number of the next packet to be sent.
+    /// Returns the sequence number of the next packet to send.
     #[inline(always)]
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
 
-    /// Packets that have come back, up to a burst.
+    /// Returns the number of returned packets, up to a burst.
     #[inline(always)]
     pub(crate) fn ready(&mut self) -> Result<usize> {
         Ok(usize::from(self.rx.used()?).min(BURST))
     }
 
-    /// Takes up to a burst of packets that have come back, and checks them; their number.
+    /// Takes up to a burst of returned packets and checks them. Returns their number.
     #[inline]
     pub(crate) fn receive(&mut self) -> Result<usize> {
         let ready = self.ready()?;
@@ -292,7 +294,8 @@ impl RoundTrips {
         Ok(ready)
     }
 
-    /// Takes `ready` packets, which [`RoundTrips::ready`] has said, and checks them; `each` gets their sequence numbers.
+    /// Takes and checks `ready` packets, the number that [`RoundTrips::ready`] returned. `each` gets their sequence
+    /// numbers.
     #[inline]
     pub(crate) fn take(&mut self, ready: usize, mut each: impl FnMut(u64)) -> Result<()> {
         let mut burst = [(0, 0); BURST];
@@ -303,14 +306,14 @@ impl RoundTrips {
             *slot = (used.token, used.len);
         }
         self.reclaim()?;
-        // Of those to be sent next, the back end has read the sequence number last.
+        // The back end was the last to read the sequence numbers of the buffers that are sent next.
         for &buffer in self.free.iter().rev().take(ready) {
             prefetch::write(pointer(self.tx_mapping(), tx_frame(buffer)));
         }
         for &(buffer, len) in burst.iter() {
             each(self.check(buffer, len)?);
         }
-        // Each to its own descriptor: the one that was freed last is taken first.
+        // Each buffer returns to its own descriptor: the last freed descriptor is used first.
         for &(buffer, _) in burst.iter().rev() {
             self.post(buffer);
         }
@@ -318,7 +321,7 @@ impl RoundTrips {
         Ok(())
     }
 
-    /// Takes back TX buffers.
+    /// Reclaims TX buffers.
     #[inline(always)]
     fn reclaim(&mut self) -> Result<()> {
         self.tx.used()?;
@@ -328,7 +331,7 @@ impl RoundTrips {
         Ok(())
     }
 
-    /// Checks a packet that has come back; its sequence number.
+    /// Checks a returned packet. Returns its sequence number.
     #[inline(always)]
     fn check(&mut self, buffer: u32, len: u32) -> Result<u64> {
         let mut sequence = [0; 8];
@@ -352,7 +355,7 @@ impl RoundTrips {
         Ok(sequence)
     }
 
-    /// Another packet than the expected one has come back: those between are lost, unless that makes no sense.
+    /// Handles an unexpected sequence number: the skipped packets are lost. Fails if the number is implausible.
     #[cold]
     fn check_gap(&mut self, sequence: u64) -> Result<()> {
         ensure!(
@@ -383,21 +386,21 @@ impl RoundTrips {
         Ok(())
     }
 
-    /// Makes an RX buffer available, not yet visibly.
+    /// Adds an RX buffer without publishing it.
     #[inline(always)]
     fn post(&mut self, buffer: u32) {
         let at = rx_frame(buffer) - NET_HEADER;
         let len = (STRIDE - (FRAME - NET_HEADER)) as u32;
-        // There is room: the ring has a descriptor for each buffer.
+        // The ring has a descriptor for each buffer.
         let _ = self.rx.add(pointer(self.rx_mapping(), at) as u64, len, Direction::Writable, buffer);
     }
 
-    /// Sends up to `count` packets; how many there were buffers for.
+    /// Sends up to `count` packets. Returns the number sent, which is limited by free buffers.
     #[inline]
     pub(crate) fn send(&mut self, count: usize) -> Result<usize> {
         let mut sent = 0;
         while sent < count {
-            // A back end returns TX buffers when it likes: what it still has is sent later.
+            // A back end may return TX buffers late. The remaining packets are sent in a later call.
             let Some(buffer) = self.free.pop() else { break };
             self.tx_mapping().write_at(tx_frame(buffer) + SEQUENCE, &self.next.to_le_bytes());
             let at = pointer(self.tx_mapping(), tx_frame(buffer) - NET_HEADER) as u64;
@@ -427,26 +430,26 @@ impl RoundTrips {
     }
 }
 
-/// The address of byte `offset` of a memory.
+/// Returns the address of byte `offset` of a memory.
 #[inline(always)]
 fn pointer(memory: &Mapping, offset: usize) -> *const u8 {
     memory.base().as_ptr().wrapping_add(offset)
 }
 
-/// All buffers of a direction, none beside its neighbour.
+/// Returns all buffers of a direction, so that consecutive buffers are not adjacent in memory.
 fn scattered() -> impl Iterator<Item = u32> {
-    // Without a common divisor with the number of buffers, so that each is named once.
+    // Coprime to the number of buffers, so that each buffer occurs once.
     const STEP: u32 = 77;
     (0..u32::from(RING)).map(|i| i * STEP % u32::from(RING))
 }
 
-/// Where the frame of a TX buffer is. RX buffers are behind the TX buffers.
+/// Returns the offset of a TX buffer's frame. RX buffers follow the TX buffers.
 #[inline(always)]
 const fn tx_frame(buffer: u32) -> usize {
     buffer as usize * STRIDE + FRAME
 }
 
-/// Where the frame of an RX buffer is.
+/// Returns the offset of an RX buffer's frame.
 #[inline(always)]
 const fn rx_frame(buffer: u32) -> usize {
     tx_frame(buffer + RING as u32)

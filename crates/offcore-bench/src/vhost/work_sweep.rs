@@ -1,7 +1,7 @@
-//! `offcore bench vhost --work-ns`: what offloading leaves to an application that works on every packet.
+//! `offcore bench vhost --work-ns`: measures the benefit of offloading for an application that works on every packet.
 //!
-//! With the core copying, work and copies add up. With an engine copying beside, the core's share is work and
-//! descriptors, and the engine has as long as that takes to make the copies.
+//! If the core copies, work and copies add up. If an engine copies in parallel, the core only does the work and handles
+//! descriptors, and the engine makes the copies in the meantime.
 
 use anyhow::Result;
 use offcore_stats::tsc;
@@ -20,12 +20,12 @@ use crate::report::sample::Spread;
 use crate::vhost::Options;
 use crate::vhost::core_cost::OwnVariant;
 
-/// Nanoseconds of work per packet that the sweep goes through.
+/// Application work per packet in the steps of the sweep, in nanoseconds.
 pub const WORK_NS: [u64; 8] = [0, 50, 100, 200, 400, 800, 1200, 1600];
-/// Measures every combination of `options`' rings, frames and set-ups over [`WORK_NS`], remote data.
+/// Measures every combination of `options`' rings, frames and set-ups over [`WORK_NS`] with remote data.
 ///
 /// # Errors
-/// When something cannot be set up, or a packet is lost or changed.
+/// If something cannot be set up, or a packet is lost or changed.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     offcore_stats::lcore::pin(options.lcore)?;
     let other = OtherCore::start(options.other_lcore)?;
@@ -53,7 +53,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-/// `before` is what the guests had seen when these samples began.
+/// Returns the row. `before` holds the guests' counters at the start of these samples.
 fn row(
     variant: &mut OwnVariant,
     before: &Seen,

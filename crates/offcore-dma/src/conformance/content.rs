@@ -1,4 +1,4 @@
-//! What is copied, byte by byte.
+//! Checks of the copied bytes.
 
 use offcore_stats::SplitMix;
 

@@ -1,4 +1,4 @@
-//! Status, statistics, reset and the end of a channel.
+//! Checks of status, statistics, reset and the end of a channel.
 
 use super::{Canvas, Deadline, Open, Pump, Rig, source};
 use crate::channel::{Channel, ChannelStats, CopyOp, Failure, Reset, Token};
@@ -9,14 +9,14 @@ pub(super) fn too_long_is_refused(open: Open<'_>, pump: Pump<'_>) {
     let (source, mut canvas) = (source(64), Canvas::new(1024));
     if max < u32::MAX {
         let op = CopyOp { len: max + 1, ..canvas.copy(0, &[], 1) };
-        // SAFETY: the channel says that it refuses this length, so it touches nothing.
+        // SAFETY: the channel reports that it refuses this length, so it accesses no memory.
         assert_eq!(unsafe { rig.channel.copy(&[op]) }, 1);
         rig.channel.submit();
         rig.drain();
         let refused: Vec<_> = rig.failed.drain(..).map(|f| (f.copy.token, f.failure, f.done)).collect();
         assert_eq!(refused, [(1, Failure::Refused, 0)]);
     }
-    // The channel goes on, and what is allowed succeeds.
+    // The channel continues to work, and a copy of an allowed length succeeds.
     let op = canvas.copy(1, &source, 2);
     rig.copy_all(&[op], 1);
     rig.expect_tokens([2]);
@@ -79,7 +79,7 @@ pub(super) fn after_a_reset_nothing_lands(open: Open<'_>, pump: Pump<'_>) {
         let mut outstanding = Vec::new();
         rig.channel.take_outstanding(&mut outstanding);
         assert_eq!(rig.channel.in_flight(), 0);
-        // Nothing may be written from here on: not by what was taken out, and not by what was never submitted.
+        // Nothing may be written from here on, neither by operations taken out nor by operations never submitted.
         canvas.expected.fill(0x5a);
         canvas.memory.fill(0x5a);
         rig.channel.submit();
@@ -95,7 +95,7 @@ pub(super) fn after_a_reset_nothing_lands(open: Open<'_>, pump: Pump<'_>) {
         all.append(&mut rig.tokens);
         all.sort_unstable();
         assert_eq!(all, (0..64).collect::<Vec<_>>(), "reported or taken out, once each");
-        // The channel is as new.
+        // The channel works like a new one.
         let ops: Vec<CopyOp> = (0..64).map(|token| canvas.copy(7, &source, token)).collect();
         rig.copy_all(&ops, 32);
         rig.expect_tokens(0..64);

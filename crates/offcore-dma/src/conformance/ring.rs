@@ -1,4 +1,4 @@
-//! The ring: capacity, wrapping, tokens, order.
+//! Checks of the ring: capacity, wrapping, tokens, order.
 
 use offcore_stats::SplitMix;
 
@@ -10,7 +10,7 @@ pub(super) fn a_full_ring_takes_no_more(open: Open<'_>, pump: Pump<'_>) {
     let (source, mut canvas) = (source(256), Canvas::new(64 * 1024));
     for _ in 0..3 {
         let ops: Vec<CopyOp> = (0..40).map(|token| canvas.copy(token as usize, &source, token)).collect();
-        // What does not fit is not to be copied.
+        // Copies that do not fit must not be made.
         canvas.expected.clone_from(&canvas.memory);
         for op in &ops[..32] {
             let at = op.dst.addr() - canvas.memory.as_ptr().addr();
@@ -54,7 +54,7 @@ pub(super) fn each_token_comes_back_once(open: Open<'_>, pump: Pump<'_>) {
     let mut rig = Rig::new(open(64), pump);
     let (source, mut canvas) = (source(64), Canvas::new(256 * 1024));
     let mut random = SplitMix::new(5);
-    // Any number is a token, and several operations may have the same: pieces of one packet do.
+    // Any number is a valid token, and several operations may have the same token, for example pieces of one packet.
     let tokens: Vec<u32> =
         (0..500u32).map(|i| [0, u32::MAX, i, random.next() as u32][i as usize % 4]).collect();
     let ops: Vec<CopyOp> = tokens.iter().map(|&token| canvas.copy(0, &source, token)).collect();
@@ -70,7 +70,7 @@ pub(super) fn order_is_kept_or_declared_open(open: Open<'_>, pump: Pump<'_>) {
     let mut rig = Rig::new(open(256), pump);
     let (source, mut canvas) = (source(4096), Canvas::new(1 << 20));
     let mut random = SplitMix::new(6);
-    // Lengths that differ much: an engine that works on several at a time finishes the short ones first.
+    // The lengths differ widely: an engine that works on several copies at a time finishes the short ones first.
     let ops: Vec<CopyOp> =
         (0..1000).map(|token| canvas.copy(0, &source[..1 << random.below(10)], token)).collect();
     rig.copy_all(&ops, 32);
@@ -90,7 +90,7 @@ pub(super) fn polls_add_what_fits(open: Open<'_>, pump: Pump<'_>) {
     rig.channel.submit();
     let mut completions = Completions::default();
     let capacity = completions.tokens.capacity();
-    // The last place is all there is until the list is emptied.
+    // Only the last entry is free until the list is emptied.
     completions.tokens.extend(std::iter::repeat_n(9999, capacity - 1));
     let deadline = super::Deadline::new();
     while !completions.is_full() {
@@ -123,7 +123,7 @@ pub(super) fn channels_do_not_mix(open: Open<'_>, pump: Pump<'_>) {
             assert_eq!(unsafe { channel.copy(&ops) }, 32);
             all.push(ops.iter().map(|op| op.token).collect::<Vec<_>>());
         }
-        // The doorbells ring in another order.
+        // The doorbells are rung in another order.
         channels.iter_mut().rev().for_each(|channel| channel.submit());
         for (channel, expected) in channels.iter_mut().zip(all) {
             let mut rig = Rig::new(std::mem::replace(channel, open(1)), pump);

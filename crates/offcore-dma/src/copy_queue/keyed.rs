@@ -1,25 +1,25 @@
-//! Order by key: a packet waits for older ones of its own key only.
+//! Order by key: a packet waits only for older packets with the same key.
 
 use super::CopyQueue;
 use crate::mover::Mover;
 
-/// Calls in which the oldest packet may stay outstanding until later ones overtake it: what completes in about the order
-/// in which it was submitted is not worth a look at every packet.
+/// Number of calls in which the oldest packet may stay outstanding before later packets overtake it. If copies complete
+/// approximately in order, a scan of all packets is not worthwhile.
 const WAITS: u32 = 16;
 
-/// What is known of keys.
+/// The scan state by key.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
-    /// By key: the look in which a packet of it was found that waits.
+    /// By key: the number of the scan in which a waiting packet with this key was found.
     waiting: Vec<u32>,
     look: u32,
-    /// Calls since the oldest packet became it, and its position.
+    /// Number of calls in which the oldest packet has not changed, and its position.
     calls: u32,
     oldest: u32,
 }
 
 impl Keys {
-    /// Begins another look.
+    /// Begins another scan.
     fn begin(&mut self) {
         self.look = self.look.wrapping_add(1);
         if self.look == 0 {
@@ -42,12 +42,11 @@ impl Keys {
 }
 
 impl<T> CopyQueue<T> {
-    /// Takes the holders of packets that are complete: those of one key in the order in which they were entered. `key` is
-    /// a number that should be small, the index of a connection, say, and `None` for a holder that is as
-    /// [`Default`] has it, as which `each` leaves it.
+    /// Takes the holders of complete packets. Packets with the same key are taken in the order in which they were
+    /// entered. `key` returns a number that should be small, such as the index of a connection, and `None` for a holder
+    /// that equals [`Default`], as `each` leaves it.
     ///
-    /// A copy that does not complete holds up its own key. While that lasts, each packet in flight is looked at in each
-    /// call.
+    /// A copy that does not complete delays only its own key. Meanwhile, every call scans all packets in flight.
     pub fn take_by_key(
         &mut self,
         mover: &mut Mover,

@@ -1,4 +1,4 @@
-//! Copy queues over engines that are stepped by hand.
+//! Tests of copy queues with engines that are stepped manually.
 
 use proptest::prelude::*;
 
@@ -9,10 +9,10 @@ use crate::mover::{ChannelId, Mode};
 
 const IN_FLIGHT: usize = 64;
 const LEN: usize = 16;
-/// Packets of a test, at most.
+/// Maximum number of packets of a test.
 const PLACES: usize = 4096;
 
-/// A queue whose packet `n`, from 1 on, is copied to place `n`, with what that needs.
+/// A queue whose packet `n`, from 1 on, is copied to place `n`, with everything that it needs.
 struct Bed {
     mover: Mover,
     channels: Vec<ChannelId>,
@@ -25,14 +25,14 @@ struct Bed {
     received: usize,
 }
 
-/// A packet to be entered.
+/// A kind of packet to enter.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// With so many copies.
+    /// A packet with this number of copies.
     Plain(usize),
-    /// With one, which the core is to make.
+    /// A packet with one copy, which the core must make.
     ByCore,
-    /// With one, after others were taken back.
+    /// A packet with one copy, entered after other copies were cancelled.
     Cancelled,
 }
 
@@ -52,7 +52,7 @@ impl Bed {
         Self { mover, channels, steppers, queue, clock, source, target, sent: 1, received: 1 }
     }
 
-    /// Submits as many of `kinds` as there is room for; returns whether they were complete at once.
+    /// Submits as many of `kinds` as fit. Returns whether they were complete at once.
     fn submit(&mut self, kinds: &[Kind]) -> bool {
         let mut plan = self.queue.plan(&mut self.mover);
         let Self { mover, queue, clock, source, target, sent, .. } = self;
@@ -66,7 +66,7 @@ impl Bed {
         !complete.is_empty()
     }
 
-    /// Takes what is complete.
+    /// Takes complete packets.
     fn reap(&mut self) -> usize {
         self.mover.poll(&mut self.clock);
         let mut ready = self.queue.ready(&mut self.mover);
@@ -87,7 +87,7 @@ impl Bed {
         self.target[number * LEN..][..LEN] == [number as u8 | 1; LEN]
     }
 
-    /// Takes what is complete, with so many keys, by so many calls.
+    /// Takes complete packets with this number of keys, in this number of calls.
     fn take(&mut self, keys: usize, calls: usize) -> Vec<usize> {
         self.mover.poll(&mut self.clock);
         let mut taken = Vec::new();
@@ -136,8 +136,8 @@ fn gather<const IMMEDIATE: bool>(
         complete.extend(entered);
         *sent += 1;
     }
-    // SAFETY: a place is its packet's alone until that is checked; both vectors outlive the mover's copies, which are made
-    // when somebody steps the engine.
+    // SAFETY: a place belongs to a single packet until the packet is checked. Both vectors outlive the mover's copies,
+    // which are made when the engine is stepped.
     unsafe { batch.submit(clock) };
     complete
 }
@@ -163,7 +163,7 @@ fn room_is_that_of_the_channel() {
     let mut bed = Bed::new(Mode::Offload, 1, 8);
     bed.submit(&[Kind::Plain(2); 8]);
     assert_eq!((bed.sent, bed.mover.stats().core_copies), (5, 0));
-    // It is full: the core copies.
+    // The channel is full: the core copies.
     bed.submit(&[Kind::Plain(2); 8]);
     assert_eq!((bed.sent, bed.mover.stats().core_copies), (13, 16));
     assert_eq!(bed.reap(), 0);
@@ -189,7 +189,7 @@ fn room_counts_what_the_core_may_come_to_copy() {
     };
     let (from, to) = (bed.source.as_ptr(), bed.target.as_mut_ptr());
     let mut packets = 0;
-    // Packets of many copies, for each of which there is asked, until the next one does not fit.
+    // Packets of many copies are added, with a room check before each copy, until the next packet does not fit.
     loop {
         let copies = (0..100)
             .take_while(|_| {
@@ -206,7 +206,7 @@ fn room_counts_what_the_core_may_come_to_copy() {
         batch.enter_by_core(0);
         packets += 1;
     }
-    // SAFETY: both vectors live, and nobody else uses them.
+    // SAFETY: both vectors are alive, and nothing else uses them.
     unsafe { batch.submit(&mut bed.clock) };
     assert_eq!((packets, bed.mover.stats().core_copies), (LIST / 100, LIST as u64 / 100 * 100));
 }
@@ -214,7 +214,7 @@ fn room_counts_what_the_core_may_come_to_copy() {
 #[test]
 fn stalled_copy_holds_up_its_key_only() {
     let mut bed = Bed::new(Mode::Offload, 1, 8);
-    // The engine has the first packet, of key 1, and never answers; the core makes the others' copies.
+    // The engine has the first packet, of key 1, and never completes it. The core makes the other packets' copies.
     bed.submit(&[Kind::Plain(1)]);
     let mut taken = Vec::new();
     for _ in 0..10 * IN_FLIGHT {
@@ -247,7 +247,7 @@ proptest! {
             prop_assert!(!bed.submit(&vec![Kind::Plain(1); packets]) || left.is_empty());
             left.extend(sent..bed.sent);
             for (index, stepper) in bed.steppers.iter_mut().enumerate() {
-                // The last one mostly hangs.
+                // The last engine hangs most of the time.
                 if steps >> index & 1 == 1 && (index < 2 || steps == 7) {
                     stepper.step();
                 }
@@ -285,7 +285,7 @@ proptest! {
                 _ => Kind::Plain(1),
             }).collect();
             bed.submit(&kinds);
-            // Either engine, both or none.
+            // Step either engine, both or none.
             for (index, stepper) in bed.steppers.iter_mut().enumerate() {
                 if steps >> index & 1 == 1 {
                     stepper.step();

@@ -1,4 +1,4 @@
-//! The submitter's side.
+//! The submitter's side of a copying core.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::channel::{
 #[derive(Debug)]
 pub struct CoreChannel {
     ring: Producer<CopyOp>,
-    /// Tokens of what is in the ring, at the same index.
+    /// Tokens of the operations in the ring, at the same index.
     tokens: Box<[Token]>,
-    /// Operations reported since the channel was opened; those in flight are the ones written after.
+    /// Cursor of the operations reported since the channel was opened. Later operations are in flight.
     reported: usize,
     ledger: Ledger,
     info: ChannelInfo,
@@ -64,15 +64,15 @@ impl CoreChannel {
         };
         write(first, &mut self.tokens[from..from + head.len()], head);
         write(second, &mut self.tokens[..tail.len()], tail);
-        // SAFETY: the `n` spare slots have just been written: their tokens and operations are as many.
+        // SAFETY: the `n` spare slots have just been written, and as many tokens.
         unsafe { self.ring.advance(n) };
         self.ledger.accept(n, bytes);
         n
     }
 
-    /// The copies in flight.
+    /// Returns the copies in flight.
     fn outstanding(&self) -> impl Iterator<Item = CopyOp> {
-        // SAFETY: `write` counts every spare slot that it writes.
+        // SAFETY: `write` initializes every slot up to the written cursor.
         (self.reported..self.ring.written()).filter_map(|cursor| unsafe { self.ring.get(cursor) })
     }
 }
@@ -84,8 +84,8 @@ impl Channel for CoreChannel {
 
     #[inline]
     fn room(&self) -> usize {
-        // Usually what has been reported is what limits: a token's place is free then. Slots of operations that were taken
-        // out before they were made are free later.
+        // Usually the reported operations limit the room, because their token slots are free. Slots of operations that
+        // were taken out before they were made become free later.
         let taken = self.ring.written() - self.reported.min(self.ring.released_seen());
         self.tokens.len() - taken
     }
@@ -108,24 +108,25 @@ impl Channel for CoreChannel {
         if released != self.ring.published() {
             released = self.ring.released();
         }
-        // What was taken out is not reported, so `reported` may be ahead.
+        // Operations that were taken out are not reported, so `reported` may be ahead.
         let n = released.saturating_sub(self.reported).min(completions.tokens.remaining_capacity());
         let from = self.reported & (self.tokens.len() - 1);
         let first = n.min(self.tokens.len() - from);
         for tokens in [&self.tokens[from..from + first], &self.tokens[..n - first]] {
-            // There is room for `n`, so both parts fit.
+            // The list has room for `n` tokens, so both parts fit.
             let _ = completions.tokens.try_extend_from_slice(tokens);
         }
         self.reported += n;
-        // The next burst will be about as long as what has completed. Its slots are asked for here and not after the
-        // submission: the engine's hardware prefetcher, busy with what was submitted, would take them away again.
+        // The next burst is expected to be about as long as the completed one. Its slots are prefetched here and not
+        // after the submission, because the engine's hardware prefetcher, busy with the submitted slots, would take the
+        // lines away again.
         self.ring.prefetch(n);
     }
 
     fn reset(&mut self) -> Reset {
-        // What was accepted and not yet submitted must not run later either: it runs now.
+        // Accepted operations that were not submitted must not run later, so they are submitted now.
         self.ring.publish();
-        // Whether the engine is alive is asked first: if it is not, it released nothing after.
+        // The liveness of the engine is read first: an engine that is not alive released nothing afterwards.
         let alive = self.engine.shared.is_alive();
         if !alive || self.ring.released() == self.ring.published() { Reset::Done } else { Reset::Pending }
     }

@@ -1,4 +1,4 @@
-//! The engine's side: the loop body, and how channels come to it and leave it.
+//! The engine's side of a copying core: the loop body, and the arrival and withdrawal of channels.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,25 +10,25 @@ use super::MAX_CHANNELS;
 use crate::channel::{CopyOp, EngineError};
 use crate::cpu::Copier;
 
-/// Operations of one channel in one step.
+/// Maximum number of operations of a channel per step.
 const BUDGET: usize = 64;
-/// Operations after which completions are shown to the submitter.
+/// Number of operations after which completions are made visible to the submitter.
 const RELEASED: usize = 32;
 
-/// What the device, its channels and its engine share.
+/// State shared by the device, its channels and its engine.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) name: String,
     open: AtomicUsize,
     /// Counts arrivals and withdrawals of channels.
     generation: CachePadded<AtomicU64>,
-    /// The generation that the engine has taken note of.
+    /// The generation up to which the engine has applied changes.
     acknowledged: CachePadded<AtomicU64>,
-    /// Whether the engine is inside a step.
+    /// Whether the engine is in a step.
     stepping: CachePadded<AtomicBool>,
     /// Cleared when the stepper is dropped.
     alive: AtomicBool,
-    /// Channels on their way to the engine.
+    /// Channels to be added to the engine.
     arriving: Mutex<Vec<Served>>,
 }
 
@@ -45,7 +45,7 @@ impl Shared {
         }
     }
 
-    /// Hands a channel to the engine, which finds it at its next step.
+    /// Passes a channel to the engine, which adds it in its next step.
     pub(super) fn hand_over(
         &self,
         ring: Consumer<CopyOp>,
@@ -61,11 +61,11 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes a channel away from the engine: when this returns, none of its operations is being made or will be.
+    /// Withdraws a channel from the engine. When this returns, none of its operations is being made or will be made.
     ///
-    /// The engine says that it is in a step before it looks at the generation, the channel raises the generation before
-    /// it looks whether the engine is in a step, all in one order (SeqCst): so one of the two sees the other. A step
-    /// that begins later sees the withdrawal; one that is under way ends, or acknowledges it.
+    /// The engine sets `stepping` before it reads the generation, and this function raises the generation before it
+    /// reads `stepping`. All four accesses are sequentially consistent, so at least one side sees the other's store. A
+    /// later step sees the withdrawal. A present step ends, or acknowledges the withdrawal.
     pub(super) fn withdraw(&self, withdrawn: &AtomicBool) {
         withdrawn.store(true, Ordering::SeqCst);
         let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
@@ -75,13 +75,13 @@ impl Shared {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether somebody can still make a step.
+    /// Whether steps are still possible.
     pub(super) fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Acquire)
     }
 }
 
-/// A channel as the engine sees it.
+/// The engine's state of a channel.
 #[derive(Debug)]
 pub(super) struct Served {
     ring: Consumer<CopyOp>,
@@ -90,7 +90,7 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Makes operations of the ring, at most `most`; returns how many.
+    /// Makes at most `most` operations of the ring. Returns their number.
     #[inline]
     fn step(&mut self, most: usize) -> usize {
         let Self { ring, copier, .. } = self;
@@ -101,8 +101,8 @@ impl Served {
                 break;
             }
             let n = run.len();
-            // SAFETY: the submitter promises that the memory of what it publishes may be touched until it is completed,
-            // which is shown by the release below, or the channel is withdrawn, which waits for this step.
+            // SAFETY: the submitter guarantees that the memory of published operations is valid until they are
+            // completed, which the release below reports, or until the channel is withdrawn, which waits for this step.
             unsafe { copier.copy_burst(run) };
             ring.release(n);
             made += n;
@@ -111,7 +111,7 @@ impl Served {
     }
 }
 
-/// The engine: one loop body over all channels of its device, for the one thread that owns it.
+/// The engine: a loop body over all channels of its device, for the thread that owns it.
 #[derive(Debug)]
 pub struct Stepper {
     shared: Arc<Shared>,
@@ -125,18 +125,19 @@ impl Stepper {
         Self { shared, generation: 0, channels: Vec::new(), through_caches: false }
     }
 
-    /// Makes copies through the caches only ([`Copier::through_caches`]), of channels that have made none yet.
+    /// Makes copies with stores through the caches only ([`Copier::through_caches`]), for channels that have not made
+    /// any copies yet.
     pub fn keep_to_caches(&mut self) {
         self.through_caches = true;
     }
 
-    /// Makes submitted operations, at most 64 of each channel; returns how many were made.
+    /// Makes at most 64 submitted operations of each channel. Returns the number of operations made.
     #[inline]
     pub fn step(&mut self) -> usize {
         self.step_at_most(BUDGET)
     }
 
-    /// As [`Stepper::step`], at most `most` of each channel.
+    /// As [`Stepper::step`], with at most `most` operations of each channel.
     #[inline]
     pub fn step_at_most(&mut self, most: usize) -> usize {
         self.shared.stepping.swap(true, Ordering::SeqCst);
@@ -149,13 +150,13 @@ impl Stepper {
         made
     }
 
-    /// What makes the copies of each channel.
+    /// Returns the copiers of all channels.
     #[cfg(test)]
     pub(super) fn copiers(&self) -> impl Iterator<Item = &Copier> {
         self.channels.iter().map(|served| &served.copier)
     }
 
-    /// Takes in the channels that have arrived and lets go of those that were withdrawn.
+    /// Adds channels that have arrived, and removes channels that were withdrawn.
     #[cold]
     fn take_note(&mut self, generation: u64) {
         let known = self.channels.len();
@@ -171,7 +172,7 @@ impl Stepper {
 
 impl Drop for Stepper {
     fn drop(&mut self) {
-        // A step that panicked has ended, too.
+        // The flag is also cleared after a panic in a step.
         self.shared.stepping.store(false, Ordering::Release);
         self.shared.alive.store(false, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! What is particular to this engine; what every engine does is in the conformance suite.
+//! Tests of features specific to this engine. The conformance suite tests the common features.
 
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,7 @@ fn nothing_lands_after_a_channel_is_dropped() {
     // SAFETY: the buffers live until the channel is dropped.
     unsafe { channel.copy(&copies(&source, &mut destination, 4)) };
     channel.submit();
-    // The owner of the stepper is this very thread: dropping must not wait for a step.
+    // This thread owns the stepper: dropping must not wait for a step.
     drop(channel);
     assert_eq!(stepper.step(), 0);
     assert!(destination.iter().all(|&byte| byte == 0));
@@ -120,13 +120,13 @@ fn taken_slots_are_not_reused_early() {
     channel.submit();
     channel.take_outstanding(&mut Vec::new());
     assert_eq!((channel.in_flight(), channel.room()), (0, 0));
-    // SAFETY: as above.
+    // SAFETY: the buffers outlive the channel.
     assert_eq!(unsafe { channel.copy(&ops) }, 0);
     stepper.step();
     let mut completions = Completions::default();
     channel.poll(&mut completions);
     assert_eq!((completions.tokens.len(), channel.room()), (0, 4), "given up, then made: not reported");
-    // SAFETY: as above.
+    // SAFETY: the buffers outlive the channel.
     assert_eq!(unsafe { channel.copy(&ops) }, 4);
     channel.submit();
     stepper.step();
@@ -191,7 +191,7 @@ fn helper_is_named_pinned_and_ends() {
     drop(device);
     assert_eq!(thread.strong_count(), 1, "a channel keeps its engine running");
     drop(channel);
-    // Whoever drops the last handle joins the thread.
+    // Dropping the last handle joins the thread.
     assert_eq!(thread.strong_count(), 0);
     let refused = CoreDevice::start(1023);
     assert!(
@@ -200,7 +200,7 @@ fn helper_is_named_pinned_and_ends() {
     );
 }
 
-/// It takes half a second to see that nearly nothing is used.
+/// The measurement of CPU time takes half a second.
 #[test]
 fn napping_helper_still_copies() {
     let lcore = *lcore::available().unwrap().last().unwrap();
@@ -223,7 +223,7 @@ fn napping_helper_still_copies() {
         assert_eq!(destination, source);
     };
     copy();
-    // User and system time of all threads of this name, of which only this test's naps: hundredths of a second.
+    // User and system time, in hundredths of a second, of all threads with this name. Only this test's thread naps.
     let path = std::fs::read_dir("/proc/self/task").unwrap().flatten().filter(|task| {
         std::fs::read_to_string(task.path().join("comm"))
             .is_ok_and(|name| name.trim() == format!("core:{lcore}"))

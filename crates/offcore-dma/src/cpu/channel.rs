@@ -1,4 +1,4 @@
-//! The core behind the channel interface: copies are made where they are handed over.
+//! The core with the channel interface: copies are made when they are submitted.
 
 use super::Copier;
 use crate::channel::{
@@ -8,7 +8,7 @@ use crate::channel::{
 const NAME: &str = "cpu";
 const MAX_RING: usize = 1 << 15;
 
-/// The device `cpu`: as many channels as wanted, each run by the core that owns it.
+/// The device `cpu`: any number of channels, each used by the core that owns it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuDevice;
 
@@ -22,8 +22,7 @@ impl Device for CpuDevice {
     }
 }
 
-/// A channel whose copies are made by the calling core, inside [`Channel::copy`]. Completions are reported by the next
-/// poll.
+/// A channel whose copies the calling core makes inside [`Channel::copy`]. The next poll reports their completion.
 #[derive(Debug)]
 pub struct CpuChannel {
     info: ChannelInfo,
@@ -36,10 +35,10 @@ pub struct CpuChannel {
 }
 
 impl CpuChannel {
-    /// A channel with room for `ring_size` copies.
+    /// Creates a channel with room for `ring_size` copies.
     ///
     /// # Errors
-    /// [`EngineError::RingSize`] when that is no power of two from 1 to 32768.
+    /// [`EngineError::RingSize`] if `ring_size` is not a power of two from 1 to 32768.
     pub fn new(ring_size: usize) -> Result<Self, EngineError> {
         if !ring_size.is_power_of_two() || ring_size > MAX_RING {
             return Err(EngineError::RingSize {
@@ -70,7 +69,7 @@ impl CpuChannel {
 
     #[inline(always)]
     fn index(&self, cursor: u64) -> usize {
-        // The mask keeps the index below the ring's length, whatever the cast drops.
+        // The mask keeps the index below the ring's length, whatever the cast truncates.
         (cursor as usize) & (self.ring.len() - 1)
     }
 }
@@ -90,7 +89,7 @@ impl Channel for CpuChannel {
 
     unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
         let ops = &ops[..ops.len().min(self.room())];
-        // SAFETY: the caller promises that the memory of each may be copied now.
+        // SAFETY: the memory of each copy is valid now, as the caller guarantees.
         unsafe { self.copier.copy_burst(ops) };
         for &op in ops {
             let at = self.index(self.accepted);

@@ -1,29 +1,30 @@
-//! Which routine a queue's bursts are copied by: a choice among those that can be better for their size, from what
-//! bursts of that queue took. No clock in here: times come in, pauses come out.
+//! The choice of the copy routine for a queue: the candidates depend on the copy size, and measured times of the
+//! queue's bursts decide. This module reads no clock: callers pass times in, and get pauses.
 //!
-//! Two bursts that follow each other are compared, one by the present routine, one by a rival; that does not mind what
-//! happened to the data's temperature since the last time. A rival that wins three times in a row takes over. As long
-//! as nothing changes, that is one burst in 256; after a change of what the present routine takes, one in four.
+//! Two consecutive bursts are compared: one copied by the present routine, one by a rival. The comparison is therefore
+//! independent of earlier changes of the data's location in the caches. A rival that wins three times in a row takes
+//! over. While nothing changes, one burst in 256 is a trial; after a change of the present routine's time, one in four.
 //!
-//! What was measured for the table below (two cores of a Zen 4, virtual; forwarding between virtqueues, TSC cycles a
-//! packet, medians of runs that alternated):
-//! * In the core's own caches `plain` is up to 12 % faster end to end, most for small packets. Elsewhere `ahead` is, up
-//!   to 1.5 times. AVX-512 in the place of AVX2 made no difference that could be told from noise, for any routine.
-//! * Past the caches saves the core time wherever the destination is not in its own, but then the guest reads its
-//!   packet from memory. With the guest on a distant core `non-temporal` took 0.3 to 0.4 of the copy time of `ahead`
-//!   at 1024 and 1518 bytes: 910 cycles became 620, 1380 became 800, and the guest's check of a packet 200 longer. At
-//!   512 and 768 bytes, with a guest nearby and with cold data it took 0.55 to 0.8, and the guest paid what the core
-//!   saved, or more. Hence the factor of a half, which is the sign of a real gain, and the least size.
-//!   Two Zen 3 cores, always past the caches against never, core and guest together: 0.8 of the speed with the guest
-//!   nearby, where the copy took 0.9 of the time; 1.03 at 1518 bytes with a distant one, where it took 0.65
-//!   (docs/measuring.md). The guest's time is not seen here, so that the factor has to stand for it.
-//! * The first copy of a packet, into a packet buffer that this core reads next, took twice as long past the caches,
-//!   so that the same comparison rejects it.
-//! * `rep movsb` was never better for packets (reference figures: hot, 1.0 to 1.5 times the time) and is not offered.
-//! * `direct` could not be measured where the rest was. Elsewhere it was as good as `non-temporal` (cold, 668 against
+//! The table below is based on these measurements (two cores of a Zen 4, virtual; forwarding between virtqueues, TSC
+//! cycles per packet, medians of alternating runs):
+//! * In the core's own caches, `plain` is up to 12 % faster end to end, most for small packets. Elsewhere `ahead` is up
+//!   to 1.5 times faster. For all routines, AVX-512 instead of AVX2 made no difference above the noise.
+//! * Bypassing the caches saves core time if the destination is not in the core's own caches, but then the guest reads
+//!   its packet from memory. With the guest on a distant core, `non-temporal` took 0.3 to 0.4 of the copy time of
+//!   `ahead` at 1024 and 1518 bytes: 620 instead of 910 cycles, 800 instead of 1380, while the guest's check of a
+//!   packet took 200 cycles longer. At 512 and 768 bytes, with a guest nearby and with cold data it took 0.55 to 0.8,
+//!   and the guest's additional time equalled or exceeded the core's gain. Hence the factor of one half, which
+//!   indicates a real gain, and the minimum size. On two Zen 3 cores, always bypassing the caches was compared with
+//!   never doing so, core and guest together: the speed was 0.8 with the guest nearby (copy time 0.9), and 1.03 at 1518
+//!   bytes with a distant guest (copy time 0.65; docs/measuring.md). The guest's time is not visible here, so the
+//!   factor stands in for it.
+//! * The first copy of a packet, into a packet buffer that this core reads next, took twice as long when it bypassed
+//!   the caches, so the same comparison rejects it.
+//! * `rep movsb` was never faster for packets (reference figures: hot, 1.0 to 1.5 times the time) and is not offered.
+//! * `direct` could not be measured on the same machine. On others it was as good as `non-temporal` (cold, 668 versus
 //!   631 cycles for 1518 bytes) or up to 1.5 times better (a loop over cold memory, no reader), so it is a candidate.
 
-/// The kinds of routine; the width of their vectors is settled by the CPU.
+/// The kinds of routine. The vector width depends on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Plain,
@@ -32,7 +33,7 @@ pub(super) enum Kind {
     Direct,
 }
 
-/// Sizes of copies that have candidates of their own.
+/// Sizes of copies that have separate candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Size {
     Small,
@@ -40,23 +41,23 @@ pub(super) enum Size {
 }
 
 impl Size {
-    /// From this many bytes on average on, a copy may pay past the caches.
+    /// Average copy size in bytes from which bypassing the caches may be worthwhile.
     const LARGE: u64 = 768;
 
-    /// The size of `copies` copies of `bytes` bytes together.
+    /// Returns the size class of `copies` copies with `bytes` bytes in total.
     pub(super) fn of(bytes: u64, copies: usize) -> Self {
         if bytes < Self::LARGE * copies as u64 { Self::Small } else { Self::Large }
     }
 }
 
-/// Which routines that store past the caches are candidates.
+/// The candidates among the routines that bypass the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Past {
-    /// None: whoever reads the copies is to find them in a cache.
+    /// None: the copies' reader must find them in a cache.
     None,
-    /// All but [`Kind::Direct`], for which the CPU lacks the instruction.
+    /// All except [`Kind::Direct`], because the CPU does not have the instruction.
     NonTemporal,
-    /// All.
+    /// All of them.
     Direct,
 }
 
@@ -70,12 +71,14 @@ impl Past {
     }
 }
 
-/// A routine that may be better than the present one: it is, when it takes less than this part of the present one's time.
+/// A routine that may replace the present one: it wins if it takes less than this fraction of the present routine's
+/// time.
 #[derive(Clone, Copy, Debug)]
 struct Rival(Kind, f64);
 
-/// The candidates. Past the caches is only tried where `plain` has lost: what is in the core's own caches shall stay
-/// there. They are the last of a list, [`Kind::Direct`] behind the other: where they are no candidates it ends before them.
+/// Returns the rivals of a routine. Bypassing the caches is only tried if `plain` has lost, because data in the core's
+/// own caches shall stay there. These rivals are at the end of a list, with [`Kind::Direct`] last: the list is cut
+/// before the routines that are not candidates.
 const fn rivals(present: Kind, size: Size) -> &'static [Rival] {
     match (present, size) {
         (Kind::Plain, _) => &[Rival(Kind::Ahead, 0.95)],
@@ -83,7 +86,7 @@ const fn rivals(present: Kind, size: Size) -> &'static [Rival] {
         (Kind::Ahead, Size::Large) => {
             &[Rival(Kind::Plain, 0.95), Rival(Kind::NonTemporal, 0.5), Rival(Kind::Direct, 0.5)]
         }
-        // Back to the caches when hardly more than a third is saved.
+        // Returns to the caches if the saving is not much more than a third.
         (Kind::NonTemporal, _) => &[Rival(Kind::Ahead, 1.7), Rival(Kind::Direct, 0.87)],
         (Kind::Direct, _) => &[Rival(Kind::Ahead, 1.7), Rival(Kind::NonTemporal, 0.87)],
     }
@@ -95,40 +98,40 @@ pub(super) struct Choice {
     size: Size,
     past: Past,
     present: Kind,
-    /// Place of the next rival in the list.
+    /// Index of the next rival in the list.
     next: usize,
-    /// How often in a row that rival has won.
+    /// Number of consecutive wins of that rival.
     wins: u32,
-    /// What the present routine took just now, when the rival's turn is next.
+    /// The time of the present routine in the preceding burst, if the rival is next.
     to_beat: Option<f64>,
-    /// Trials still to be made in quick succession.
+    /// Number of trials still to be made in quick succession.
     hurried: usize,
-    /// Timed bursts until the next trial.
+    /// Number of timed bursts until the next trial.
     quiet: u32,
-    /// What the present routine usually takes; `None` before it has been timed.
+    /// The usual time of the present routine; `None` before the first measurement.
     usual: Option<f64>,
-    /// Timed bursts in a row that took something else.
+    /// Number of consecutive timed bursts with an unusual time.
     unusual: u32,
 }
 
 impl Choice {
-    /// Bursts from one that is timed to the next.
+    /// Number of bursts between two timed ones.
     pub(super) const TIMED: u32 = 16;
-    /// Bursts from one trial to the next, as long as nothing changes.
+    /// Number of bursts between two trials, while nothing changes.
     const TRIAL: u32 = 256;
-    /// The same, when something has changed or a rival has just won.
+    /// Number of bursts between two trials after a change, or after a rival's win.
     const HURRIED: u32 = 4;
-    /// How often each rival is then tried: a single pair of bursts may have been disturbed.
+    /// Number of quick trials per rival: a single pair of bursts may have been disturbed.
     const ROUNDS: usize = 2;
-    /// Times in a row that a rival must win.
+    /// Number of consecutive wins that a rival needs.
     const WINS: u32 = 3;
-    /// A burst that takes so many times what is usual, or so many times less, is unusual: a change of temperature.
+    /// Factor above or below the usual time at which a burst is unusual: the data's location has changed.
     const UNUSUAL: f64 = 1.6;
-    /// Unusual bursts in a row that are no accident.
+    /// Number of consecutive unusual bursts that indicate a change.
     const CHANGED: u32 = 2;
 
-    /// The choice for copies of `size` among the routines through the caches and those of `past`: fetching ahead, until
-    /// something else has won.
+    /// Creates the choice for copies of `size` among the routines that use the caches and the ones allowed by `past`.
+    /// It starts with `ahead`, until a rival has won.
     pub(super) fn new(size: Size, past: Past) -> Self {
         let mut choice = Self {
             size,
@@ -151,12 +154,12 @@ impl Choice {
         self.past
     }
 
-    /// The routine for bursts that are not timed.
+    /// Returns the routine for bursts that are not timed.
     pub(super) fn present(&self) -> Kind {
         self.present
     }
 
-    /// The routine for the burst that is timed next.
+    /// Returns the routine for the next timed burst.
     pub(super) fn timed(&self) -> Kind {
         match self.to_beat {
             Some(_) => self.rivals()[self.next].0,
@@ -164,13 +167,13 @@ impl Choice {
         }
     }
 
-    /// Forgets a trial whose second burst will not come.
+    /// Abandons a trial without its second burst.
     pub(super) fn abandon(&mut self) {
         self.to_beat = None;
     }
 
-    /// Notes what the burst took that was copied by [`timed`](Self::timed), as time per amount copied. Returns after
-    /// how many bursts the next one is to be timed: 1 is the very next.
+    /// Records the time, per amount copied, of the burst copied by [`timed`](Self::timed). Returns the number of bursts
+    /// until the next timed one: 1 means the following burst.
     pub(super) fn record(&mut self, cost: f64) -> u32 {
         match self.to_beat.take() {
             Some(to_beat) => {
@@ -190,7 +193,7 @@ impl Choice {
         }
     }
 
-    /// Something is new: tries every rival soon.
+    /// Schedules quick trials of every rival after a change.
     fn hurry(&mut self) {
         self.hurried = Self::ROUNDS * self.rivals().len();
     }
@@ -205,7 +208,7 @@ impl Choice {
         &all[..candidates]
     }
 
-    /// The rival took `cost`, the present routine `to_beat`.
+    /// Compares the rival's time `cost` with the present routine's time `to_beat`.
     fn judge(&mut self, cost: f64, to_beat: f64) {
         let Rival(kind, within) = self.rivals()[self.next];
         if cost >= within * to_beat {
@@ -218,12 +221,12 @@ impl Choice {
         if self.wins == Self::WINS {
             self.present = kind;
             (self.next, self.wins, self.usual, self.unusual) = (0, 0, None, 0);
-            // The new one has rivals of its own.
+            // The new routine has other rivals.
             self.hurry();
         }
     }
 
-    /// The present routine took `cost`: notices when that is another temperature.
+    /// Tracks the time of the present routine to detect a change of the data's location.
     fn watch(&mut self, cost: f64) {
         let usual = self.usual.unwrap_or(cost);
         if (usual / Self::UNUSUAL..=usual * Self::UNUSUAL).contains(&cost) {

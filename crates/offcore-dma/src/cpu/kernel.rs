@@ -1,4 +1,4 @@
-//! The copy loops that go through the caches, for each vector width.
+//! The copy loops that use the caches, for each vector width.
 
 use core::arch::x86_64::{
     __m128i, __m256i, __m512i, _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256,
@@ -9,15 +9,15 @@ use offcore_ring::prefetch;
 
 use crate::channel::CopyOp;
 
-/// Operations between the one that is copied and the one whose source is asked for: into the second-level cache,
-/// where four packets do not push each other out.
+/// Number of operations from the one being copied to the one whose source is prefetched into the second-level cache,
+/// which holds four packets without evictions.
 pub(super) const SOURCE_AHEAD: usize = 4;
-/// The same for the destination. Lines taken for writing land in the first-level cache, and the buffers of a pool start
-/// at a few sets of it only: taken much earlier, they are gone again before they are written.
+/// The same for the destination. Lines prefetched for writing are placed in the first-level cache, and the buffers of a
+/// pool start in only a few of its sets. If prefetched much earlier, they would be evicted before they are written.
 const DESTINATION_AHEAD: usize = 1;
-/// Bytes asked for of one operation: what is longer, the hardware has recognised as a stream by then.
+/// Number of bytes to prefetch per operation. Beyond that, the hardware has recognised the stream.
 const FETCHED: usize = 2048;
-/// From this length on the C library's copy wins: it stores past the caches.
+/// Copies of this length or more use the C library's copy, which is faster because it bypasses the caches.
 const LONG: usize = 256 * 1024;
 
 macro_rules! loops {
@@ -27,7 +27,7 @@ macro_rules! loops {
         #[target_feature(enable = $feature)]
         pub(super) unsafe fn $plain(ops: &[CopyOp]) {
             for op in ops {
-                // SAFETY: the caller's promises; the feature is enabled here.
+                // SAFETY: the copies' memory is valid as the caller guarantees; the feature is enabled here.
                 unsafe { copy::<$register>(op.src, op.dst, op.len as usize) };
             }
         }
@@ -49,7 +49,7 @@ macro_rules! loops {
                 if let Some(later) = ops.get(i + SOURCE_AHEAD) {
                     fetch_source(later);
                 }
-                // SAFETY: the caller's promises; the feature is enabled here.
+                // SAFETY: the copies' memory is valid as the caller guarantees; the feature is enabled here.
                 unsafe { copy::<$register>(op.src, op.dst, op.len as usize) };
             }
         }
@@ -73,10 +73,10 @@ fn fetch_destination(op: &CopyOp) {
 /// Calls `fetch` with an address in each line of the first [`FETCHED`] bytes.
 #[inline(always)]
 fn for_each_line(first: *const u8, len: u32, fetch: fn(*const u8)) {
-    // From the start of the first line, so that the last one is met whatever the alignment.
+    // Start at the beginning of the first line, so that the last line is included for any alignment.
     let end = first.addr().wrapping_add((len as usize).min(FETCHED));
     let mut line = first.wrapping_sub(first.addr() % prefetch::LINE);
-    // Two at a time: half as many questions.
+    // Two lines per iteration halve the number of comparisons.
     while line.addr() + prefetch::LINE < end {
         fetch(line);
         fetch(line.wrapping_add(prefetch::LINE));
@@ -87,7 +87,7 @@ fn for_each_line(first: *const u8, len: u32, fetch: fn(*const u8)) {
     }
 }
 
-/// A vector register. Its functions are inlined into a function that has the feature enabled.
+/// A vector register. Its functions are inlined into functions that have the feature enabled.
 pub(super) trait Vector: Copy {
     const BYTES: usize = size_of::<Self>();
     unsafe fn load(from: *const u8) -> Self;
@@ -99,12 +99,12 @@ macro_rules! vector {
         impl Vector for $register {
             #[inline(always)]
             unsafe fn load(from: *const u8) -> Self {
-                // SAFETY: the caller promises that the bytes are readable; the load takes any alignment.
+                // SAFETY: the bytes are readable, as the caller guarantees; the load accepts any alignment.
                 unsafe { $load(from.cast()) }
             }
             #[inline(always)]
             unsafe fn store(self, to: *mut u8) {
-                // SAFETY: the caller promises that the bytes are writable; the store takes any alignment.
+                // SAFETY: the bytes are writable, as the caller guarantees; the store accepts any alignment.
                 unsafe { $store(to.cast(), self) }
             }
         }
@@ -120,12 +120,12 @@ macro_rules! scalar {
         impl Vector for $int {
             #[inline(always)]
             unsafe fn load(from: *const u8) -> Self {
-                // SAFETY: the caller promises that the bytes are readable.
+                // SAFETY: the bytes are readable, as the caller guarantees.
                 unsafe { from.cast::<Self>().read_unaligned() }
             }
             #[inline(always)]
             unsafe fn store(self, to: *mut u8) {
-                // SAFETY: the caller promises that the bytes are writable.
+                // SAFETY: the bytes are writable, as the caller guarantees.
                 unsafe { to.cast::<Self>().write_unaligned(self) }
             }
         }
@@ -136,28 +136,28 @@ scalar!(u64);
 scalar!(u32);
 scalar!(u16);
 
-/// Copies `len` bytes that do not overlap. Packet sizes are copied by vectors here, the last one overlapping the one
-/// before it, so that no length needs a loop over bytes.
+/// Copies `len` bytes; the ranges must not overlap. Packet sizes are copied with vectors, the last of which overlaps
+/// the previous one, so that no length needs a loop over bytes.
 ///
 /// # Safety
 /// `len` bytes are readable at `src` and writable at `dst`, and the CPU has `V`.
 #[inline(always)]
 pub(super) unsafe fn copy<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
     if len < V::BYTES {
-        // SAFETY: the same promises.
+        // SAFETY: the caller guarantees the same conditions.
         return unsafe { copy_short(src, dst, len) };
     }
     if len <= 4 * V::BYTES {
-        // SAFETY: the same promises.
+        // SAFETY: the caller guarantees the same conditions.
         return unsafe { copy_few::<V>(src, dst, len) };
     }
     if len >= LONG {
-        // SAFETY: the caller promises both ranges, and that they do not overlap.
+        // SAFETY: both ranges are valid and do not overlap, as the caller guarantees.
         return unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
     }
     let last = len - V::BYTES;
     let mut at = 0;
-    // Always leaves at least one byte for the last vector, which would otherwise store its line a second time.
+    // At least one byte is left for the last vector, which would otherwise store its line a second time.
     while at + 4 * V::BYTES < len {
         // SAFETY: the four vectors end before `len`.
         unsafe {
@@ -171,7 +171,7 @@ pub(super) unsafe fn copy<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
         at += 4 * V::BYTES;
     }
     while at < last {
-        // SAFETY: at < len - BYTES.
+        // SAFETY: `at` is less than `len - V::BYTES`.
         unsafe { V::load(src.add(at)).store(dst.add(at)) };
         at += V::BYTES;
     }
@@ -182,11 +182,11 @@ pub(super) unsafe fn copy<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
 /// Copies one to four vectors without a loop.
 ///
 /// # Safety
-/// As for [`copy`]; `len` is as much.
+/// As for [`copy`], and `len` is one to four vectors.
 #[inline(always)]
 unsafe fn copy_few<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
     let last = len - V::BYTES;
-    // SAFETY: each vector lies inside the `len` bytes: when they are more than two vectors, so are two from either end.
+    // SAFETY: each vector is within the `len` bytes: if these are more than two vectors, two from either end also fit.
     unsafe {
         if len <= 2 * V::BYTES {
             return ends::<V>(src, dst, len);
@@ -206,7 +206,7 @@ unsafe fn copy_few<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
 /// As for [`copy`].
 #[inline(always)]
 unsafe fn copy_short(src: *const u8, dst: *mut u8, len: usize) {
-    // SAFETY: each arm's pieces cover at most `len` bytes: two pieces of half to whole of it, from either end.
+    // SAFETY: the pieces of each arm cover at most `len` bytes: two pieces of half to all of it, from either end.
     unsafe {
         match len {
             32.. => {
@@ -223,15 +223,15 @@ unsafe fn copy_short(src: *const u8, dst: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes as two registers, one at either end.
+/// Copies `len` bytes with two registers, one at either end.
 ///
 /// # Safety
-/// As for [`copy`]; `len` is one to two registers.
+/// As for [`copy`], and `len` is one to two registers.
 #[inline(always)]
 unsafe fn ends<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
     debug_assert!((V::BYTES..=2 * V::BYTES).contains(&len));
     let last = len - V::BYTES;
-    // SAFETY: both registers lie inside the `len` bytes.
+    // SAFETY: both registers are within the `len` bytes.
     unsafe {
         let (head, tail) = (V::load(src), V::load(src.add(last)));
         head.store(dst);

@@ -1,4 +1,4 @@
-//! The copy routines by name: the choice, and what this CPU can run.
+//! The copy routines by name, and their availability on this CPU.
 
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 use std::fmt;
@@ -8,29 +8,30 @@ use super::choice::Kind;
 use super::{kernel, stream};
 use crate::channel::CopyOp;
 
-/// The registers that a routine copies through.
+/// The width of the registers that a routine uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Width {
-    /// 16 bytes: every x86-64 CPU.
+    /// 16 bytes, on every x86-64 CPU.
     Sse2,
     /// 32 bytes.
     Avx2,
-    /// 64 bytes: a cache line.
+    /// 64 bytes, a cache line.
     Avx512,
 }
 
-/// A way to copy the packets of a burst.
+/// A way of copying the packets of a burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Routine {
-    /// Copy after copy, nothing else: the best when all lines are in the core's own caches.
+    /// Makes the copies one after the other without prefetching. It is the fastest if all lines are in the core's own
+    /// caches.
     Plain(Width),
-    /// Asks for the lines of later copies, the source's to be read and the destination's to be written, while it makes
+    /// Prefetches the lines of later copies, the source's for reading and the destination's for writing, while it makes
     /// earlier ones.
     Ahead(Width),
-    /// Asks for the source's lines ahead, and stores the destination's whole lines past the caches: none has to be
-    /// taken from another core or read from memory first, but whoever reads it next finds it in memory only.
+    /// Prefetches the source's lines, and writes the destination's whole lines with non-temporal stores. No destination
+    /// line has to be fetched from another core or from memory first, but the next reader must read it from memory.
     NonTemporal(Width),
-    /// The same with direct stores: MOVDIR64B takes a line from memory to memory in one instruction.
+    /// The same with direct stores: MOVDIR64B moves a line from memory to memory in a single instruction.
     Direct,
 }
 
@@ -38,7 +39,7 @@ pub enum Routine {
 pub(super) type Burst = unsafe fn(&[CopyOp]);
 
 impl Routine {
-    /// All of them.
+    /// All routines.
     pub const ALL: [Self; 10] = [
         Self::Plain(Width::Sse2),
         Self::Plain(Width::Avx2),
@@ -52,7 +53,7 @@ impl Routine {
         Self::Direct,
     ];
 
-    /// The name in reports.
+    /// Returns the name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Plain(Width::Sse2) => "plain-sse2",
@@ -68,7 +69,7 @@ impl Routine {
         }
     }
 
-    /// Whether this CPU, and the operating system on it, let the routine's instructions run.
+    /// Whether this CPU and the operating system support the routine's instructions.
     pub fn is_available(self) -> bool {
         match self {
             Self::Plain(width) | Self::Ahead(width) | Self::NonTemporal(width) => width.is_available(),
@@ -77,20 +78,20 @@ impl Routine {
     }
 
     /// Makes every copy of the list, in order. When it returns, the copies' stores are ordered before the caller's
-    /// later ones, as ordinary stores are.
+    /// later stores, like ordinary stores.
     ///
     /// # Panics
-    /// When the routine [is not available](Self::is_available).
+    /// If the routine [is not available](Self::is_available).
     ///
     /// # Safety
     /// As for [`super::copy_burst`].
     pub unsafe fn run(self, ops: &[CopyOp]) {
         assert!(self.is_available(), "this CPU has not the instructions of the copy routine {self}");
-        // SAFETY: the caller's promises; the CPU has the instructions.
+        // SAFETY: the copies' memory is valid as the caller guarantees; the CPU has the instructions.
         unsafe { (self.burst())(ops) }
     }
 
-    /// The routine of this kind that a [`super::Copier`] takes on this CPU.
+    /// Returns the routine of this kind that a [`super::Copier`] uses on this CPU.
     pub(super) fn of(kind: Kind) -> Self {
         match kind {
             Kind::Plain => Self::Plain(Cpu::this().width),
@@ -100,7 +101,7 @@ impl Routine {
         }
     }
 
-    /// The loop itself, to be called only where the routine is available.
+    /// Returns the loop itself. Call it only if the routine is available.
     pub(super) const fn burst(self) -> Burst {
         match self {
             Self::Plain(Width::Sse2) => kernel::sse2,
@@ -132,7 +133,7 @@ impl Width {
         }
     }
 
-    /// The widest vectors that this CPU copies well.
+    /// Returns the widest vectors with which this CPU copies well.
     fn best() -> Self {
         if Self::Avx512.is_available() && !halves_wide_stores() {
             Self::Avx512
@@ -144,11 +145,11 @@ impl Width {
     }
 }
 
-/// What the choice between the routines needs to know of this CPU, asked once per process.
+/// Properties of this CPU for the choice of routines, determined once per process.
 #[derive(Debug)]
 pub(super) struct Cpu {
     width: Width,
-    /// The loop that fetches ahead, with that width.
+    /// The `ahead` loop with that width.
     pub(super) ahead: Burst,
     pub(super) has_direct: bool,
 }
@@ -164,8 +165,8 @@ impl Cpu {
     }
 }
 
-/// Whether the CPU makes two of every 64-byte store: AMD's up to Zen 4, on which 32-byte vectors copy packets up to
-/// twice as fast.
+/// Whether the CPU splits every 64-byte store into two. AMD CPUs up to Zen 4 do; they copy packets with 32-byte vectors
+/// up to twice as fast.
 fn halves_wide_stores() -> bool {
     const ZEN_5: u32 = 0x1a;
     let (vendor, version) = (__cpuid(0), __cpuid(1));
@@ -173,7 +174,7 @@ fn halves_wide_stores() -> bool {
     vendor.ebx == u32::from_le_bytes(*b"Auth") && family < ZEN_5
 }
 
-/// CPUID leaf 7, ECX bit 28 (Intel SDM, volume 2A). The standard library's detection does not know the feature.
+/// CPUID leaf 7, ECX bit 28 (Intel SDM, volume 2A). The standard library cannot detect this feature.
 fn has_movdir64b() -> bool {
     const LEAF: u32 = 7;
     __cpuid(0).eax >= LEAF && __cpuid_count(LEAF, 0).ecx & 1 << 28 != 0

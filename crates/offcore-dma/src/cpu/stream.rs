@@ -1,7 +1,7 @@
-//! Copy loops that store whole lines past the caches: non-temporal vector stores, and MOVDIR64B.
+//! Copy loops that write whole lines past the caches: non-temporal vector stores, and MOVDIR64B.
 //!
-//! Such stores are not ordered with others. Each loop ends with a fence, so that nobody finds a copy published whose
-//! bytes have not arrived: one fence a burst, since nothing is published inside of it.
+//! These stores are weakly ordered. Each loop ends with a fence, so that no copy is published before its bytes have
+//! arrived. One fence per burst is sufficient, because nothing is published within a burst.
 
 use core::arch::asm;
 use core::arch::x86_64::{
@@ -14,13 +14,14 @@ use offcore_ring::prefetch::{self, LINE};
 use super::kernel::{self, SOURCE_AHEAD, Vector};
 use crate::channel::CopyOp;
 
-/// A shorter copy goes through the caches: too little of it is whole lines.
+/// Minimum length in bytes of a copy that bypasses the caches: whole lines are too small a part of shorter copies.
 const WORTH_STREAMING: usize = 256;
 
-/// Takes a whole line past the caches.
+/// A store of a whole line that bypasses the caches.
 trait Line {
     /// # Safety
-    /// 64 bytes are readable at `from` and writable at `to`, which is a line's start, and the CPU has the instruction.
+    /// 64 bytes are readable at `from` and writable at `to`, which is aligned to a line, and the CPU has the
+    /// instruction.
     unsafe fn stream(from: *const u8, to: *mut u8);
 }
 
@@ -30,7 +31,8 @@ macro_rules! line {
             #[inline(always)]
             unsafe fn stream(from: *const u8, to: *mut u8) {
                 for at in (0..LINE).step_by(size_of::<Self>()) {
-                    // SAFETY: inside the line that the caller promises, whose start is aligned for any register.
+                    // SAFETY: both addresses are within the line that the caller guarantees; its start is aligned for
+                    // any register.
                     unsafe { $stream(to.add(at).cast(), $load(from.add(at).cast())) };
                 }
             }
@@ -42,7 +44,7 @@ line!(__m128i, _mm_loadu_si128, _mm_stream_si128);
 line!(__m256i, _mm256_loadu_si256, _mm256_stream_si256);
 line!(__m512i, _mm512_loadu_si512, _mm512_stream_si512);
 
-/// Direct stores. The registers are fixed so that a test can compare the instruction's bytes.
+/// Direct stores. The registers are fixed so that a test can check the encoding.
 struct Direct;
 
 macro_rules! movdir64b {
@@ -54,8 +56,8 @@ macro_rules! movdir64b {
 impl Line for Direct {
     #[inline(always)]
     unsafe fn stream(from: *const u8, to: *mut u8) {
-        // SAFETY: reads the 64 bytes at `from` and writes those at `to`, which is aligned to 64, as the caller promises;
-        // the instruction touches neither flags nor stack.
+        // SAFETY: the instruction reads the 64 bytes at `from` and writes the 64 bytes at `to`, which is aligned to 64,
+        // as the caller guarantees. It affects neither flags nor stack.
         unsafe { asm!(movdir64b!(), in("rax") to, in("rcx") from, options(nostack, preserves_flags)) };
     }
 }
@@ -66,7 +68,7 @@ macro_rules! loops {
         /// As for [`super::copy_burst`], and the CPU has the feature and the instructions.
         #[target_feature(enable = $feature)]
         pub(super) unsafe fn $name(ops: &[CopyOp]) {
-            // SAFETY: the caller's promises; the feature is enabled here.
+            // SAFETY: the copies' memory is valid as the caller guarantees; the feature is enabled here.
             unsafe { burst::<$register, $line>(ops) };
         }
     };
@@ -75,10 +77,10 @@ macro_rules! loops {
 loops!(sse2, __m128i, __m128i, "sse2");
 loops!(avx2, __m256i, __m256i, "avx2");
 loops!(avx512, __m512i, __m512i, "avx512f");
-// What is left of a copy beside whole lines is too short for the width to matter.
+// The remaining bytes next to whole lines are too few for the width to matter.
 loops!(direct, __m128i, Direct, "sse2");
 
-/// Makes the copies, whole lines by `L`, what is left at either end by `V`.
+/// Makes the copies: whole lines with `L`, the remaining bytes at either end with `V`.
 ///
 /// # Safety
 /// As for [`super::copy_burst`], and the CPU has `V` and `L`.
@@ -91,14 +93,14 @@ unsafe fn burst<V: Vector, L: Line>(ops: &[CopyOp]) {
         if let Some(later) = ops.get(i + SOURCE_AHEAD) {
             fetch(later);
         }
-        // SAFETY: the caller's promises.
+        // SAFETY: the copy's memory is valid as the caller guarantees.
         unsafe { copy::<V, L>(op.src, op.dst, op.len as usize) };
     }
-    // SAFETY: every x86-64 CPU has SFENCE; it has no preconditions.
+    // SAFETY: every x86-64 CPU has SFENCE, which has no preconditions.
     unsafe { _mm_sfence() };
 }
 
-/// Asks for the source's lines, and for the two of the destination that may be written in part only.
+/// Prefetches the source's lines, and the two destination lines that may be written partially.
 #[inline(always)]
 fn fetch(op: &CopyOp) {
     kernel::fetch_source(op);
@@ -106,17 +108,18 @@ fn fetch(op: &CopyOp) {
     prefetch::write(op.dst.wrapping_add(op.len as usize));
 }
 
-/// Copies `len` bytes that do not overlap.
+/// Copies `len` bytes; the ranges must not overlap.
 ///
 /// # Safety
 /// `len` bytes are readable at `src` and writable at `dst`, and the CPU has `V` and `L`.
 #[inline(always)]
 unsafe fn copy<V: Vector, L: Line>(src: *const u8, dst: *mut u8, len: usize) {
     if len < WORTH_STREAMING {
-        // SAFETY: the same promises.
+        // SAFETY: the caller guarantees the same conditions.
         return unsafe { kernel::copy::<V>(src, dst, len) };
     }
-    // Up to the first line that begins in the destination: less than a line, and so less than `len`.
+    // The number of bytes up to the first line boundary in the destination. It is less than a line, and so less than
+    // `len`.
     let mut at = dst.addr().wrapping_neg() % LINE;
     // SAFETY: `at` is less than `len`.
     unsafe { kernel::copy::<V>(src, dst, at) };
@@ -125,7 +128,7 @@ unsafe fn copy<V: Vector, L: Line>(src: *const u8, dst: *mut u8, len: usize) {
         unsafe { L::stream(src.add(at), dst.add(at)) };
         at += LINE;
     }
-    // SAFETY: from `at` on, `len - at` bytes are left.
+    // SAFETY: `len - at` bytes are left from `at` on.
     unsafe { kernel::copy::<V>(src.add(at), dst.add(at), len - at) };
 }
 
@@ -147,8 +150,8 @@ mod tests {
 
     #[test]
     fn direct_store_encoding() {
-        // MOVDIR64B r64, m512 is 66 0F 38 F8 /r; ModRM 01 is register RAX (the destination's address), memory at RCX.
-        // SAFETY: five bytes of instruction and three of padding stand at the label, and are never written.
+        // MOVDIR64B r64, m512 is 66 0F 38 F8 /r. ModRM 01 is register RAX (the destination address), memory at RCX.
+        // SAFETY: the label is followed by five bytes of instruction and three of padding, which are never written.
         let bytes = unsafe { INSTRUCTION };
         assert_eq!(bytes, [0x66, 0x0f, 0x38, 0xf8, 0x01, 0x90, 0x90, 0x90]);
     }

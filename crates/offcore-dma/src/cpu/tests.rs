@@ -1,10 +1,10 @@
-//! Every routine and every length against a byte-by-byte oracle, with guard bytes on both sides.
+//! Tests of every routine and every length against a byte-by-byte oracle, with guard bytes on both sides.
 
 use super::*;
 
 const GUARD: usize = 64;
 
-/// A source of counting bytes, and a destination of guard bytes.
+/// Returns a source of counting bytes, and a destination of guard bytes.
 fn buffers(len: usize) -> (Vec<u8>, Vec<u8>) {
     ((0..len + 2 * GUARD).map(|i| (i * 7 + i / 251) as u8).collect(), vec![0xee; len + 2 * GUARD])
 }
@@ -19,7 +19,7 @@ fn available() -> impl Iterator<Item = Routine> {
     Routine::ALL.into_iter().filter(|routine| routine.is_available())
 }
 
-/// One copy by every routine that this CPU has.
+/// Makes a copy with every routine that this CPU supports.
 fn assert_all_copy(len: usize, from: usize, to: usize, source: &[u8], destination: &mut [u8]) {
     let destination = &mut destination[..len + 2 * GUARD];
     for routine in available() {
@@ -30,7 +30,7 @@ fn assert_all_copy(len: usize, from: usize, to: usize, source: &[u8], destinatio
             len: len as u32,
             token: 0,
         };
-        // SAFETY: both buffers have `len` bytes after the offset, which is at most two guards.
+        // SAFETY: both buffers have `len` bytes after the offset, which is not more than two guards.
         unsafe { routine.run(&[op]) };
         let expected = &source[from..from + len];
         assert_only(destination, to..to + len, expected, &format!("{routine}, {len} B, {from}->{to}"));
@@ -41,7 +41,7 @@ fn assert_all_copy(len: usize, from: usize, to: usize, source: &[u8], destinatio
 fn routines_copy_every_length() {
     let (source, mut destination) = buffers(300_000);
     for len in (0..=4200).chain([9018, 65535, 65536, 65537, 300_000]) {
-        // Odd offsets, other ones for every length.
+        // Odd offsets that differ for every length.
         let (from, to) = ((len * 14 + 1) % 127, (len * 22 + 13) % 127);
         assert_all_copy(len, from, to, &source, &mut destination);
     }
@@ -51,7 +51,7 @@ fn routines_copy_every_length() {
 fn routines_copy_every_alignment() {
     let (source, mut destination) = buffers(1526);
     for (from, to) in (0..64).flat_map(|from| (0..64).map(move |to| (from, to))) {
-        // Around the shortest that is streamed, and a whole frame.
+        // Lengths around the minimum for streaming, and a whole frame.
         for len in [60, 255, 256, 257, 383] {
             assert_all_copy(len, from, to, &source, &mut destination);
         }
@@ -85,15 +85,15 @@ fn copier_names_an_available_routine() {
             })
             .collect();
         for _ in 0..1000 {
-            // SAFETY: every copy has 2048 bytes of its own in either buffer.
+            // SAFETY: every copy has its own 2048 bytes in both buffers.
             unsafe { copier.copy_burst(&list) };
             assert!(copier.routine().is_available());
         }
     }
 }
 
-/// What a fence is for cannot be shown by a test that must not fail by chance, but that bytes are there when a burst of
-/// every routine is over can: the thread that waits for the flag finds them.
+/// A deterministic test cannot show the necessity of a fence. It can show that the bytes are there after a burst of
+/// every routine: the thread that waits for the flag finds them.
 #[test]
 fn copy_is_visible_before_publish() {
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -112,7 +112,8 @@ fn copy_is_visible_before_publish() {
                         std::thread::yield_now();
                     }
                     for at in (0..COPIES).flat_map(|i| (0..LEN).map(move |byte| i * 2048 + byte)) {
-                        // SAFETY: inside the destination, which is written only after `read` has said so.
+                        // SAFETY: the address is in the destination, which is written again only after `read` has been
+                        // updated.
                         let byte = unsafe { std::ptr::with_exposed_provenance::<u8>(to + at).read() };
                         assert_eq!(byte, round as u8, "{routine}, byte {at}");
                     }
@@ -120,7 +121,7 @@ fn copy_is_visible_before_publish() {
                 }
             });
             for round in 1..=ROUNDS {
-                // SAFETY: the source is this thread's alone.
+                // SAFETY: only this thread accesses the source.
                 unsafe { from.write_bytes(round as u8, COPIES * 2048) };
                 let list: [CopyOp; COPIES] = std::array::from_fn(|i| CopyOp {
                     src: from.wrapping_add(i * 2048),
@@ -128,7 +129,7 @@ fn copy_is_visible_before_publish() {
                     len: LEN as u32,
                     token: 0,
                 });
-                // SAFETY: each copy has 2048 bytes of its own in either buffer; the other thread waits for the flag.
+                // SAFETY: each copy has its own 2048 bytes in both buffers; the other thread waits for the flag.
                 unsafe { routine.run(&list) };
                 written.store(round, Ordering::Release);
                 while read.load(Ordering::Acquire) != round {
@@ -157,7 +158,7 @@ fn mixed_bursts_land_right() {
                 token: 0,
             })
             .collect();
-        // SAFETY: every source has 1600 bytes after an offset below 64, every destination has 1600.
+        // SAFETY: every source has 1600 bytes after an offset below 64, and every destination has 1600 bytes.
         unsafe { copier.copy_burst(&ops) };
         for (i, (to, &len)) in destinations.iter().zip(&lens).enumerate() {
             assert_only(to, 0..len, &source[i..i + len], &format!("round {round}, operation {i}"));

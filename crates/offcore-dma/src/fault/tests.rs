@@ -1,4 +1,4 @@
-//! Each fault alone, on a channel that would otherwise make every copy at once, and all together.
+//! Each fault alone, and all together, on a channel that otherwise makes every copy immediately.
 
 use super::*;
 use crate::cpu::CpuChannel;
@@ -38,7 +38,7 @@ impl Rig {
         self.channel.submit();
     }
 
-    /// Polls `times` times; returns the tokens that succeeded, in order.
+    /// Polls `times` times. Returns the tokens of successful copies, in order.
     fn poll(&mut self, times: usize) -> Vec<u32> {
         let mut tokens = Vec::new();
         for _ in 0..times {
@@ -152,7 +152,7 @@ fn late_copies_land_after_give_up() {
     assert_eq!(rig.take().len(), RING);
     assert_eq!(rig.channel.in_flight(), 0);
     assert!(rig.poll(5).is_empty());
-    // A reset that is not done does not stop them.
+    // A pending reset does not stop them.
     for call in 0..5 {
         assert!(rig.untouched(0..RING * LEN), "call {call}");
         assert_eq!(rig.channel.reset(), Reset::Pending);
@@ -175,7 +175,7 @@ fn a_finished_reset_stops_late_ones() {
         assert_eq!(outstanding.contains(&i), rig.untouched(i as usize * LEN..(i as usize + 1) * LEN), "{i}");
     }
     assert_eq!(rig.channel.counts().late_stopped.value(), outstanding.len() as u64);
-    // The channel goes on.
+    // The channel continues to work.
     assert_eq!(rig.channel.room(), RING);
     rig.copy_all();
     assert!(!rig.poll(1).is_empty());
@@ -213,7 +213,7 @@ fn operations_end_exactly_once() {
         }
         rig.take().into_iter().for_each(|token| seen[token as usize] += 1);
         assert_eq!(seen, [1; RING], "round {round}");
-        // What was given up in an odd round may land in the next one, in place of its successor, with the same bytes.
+        // Copies given up in an odd round may be executed in the next round, with the same bytes as their successors.
     }
     let counts = rig.channel.counts();
     for counter in [&counts.errors, &counts.partials, &counts.delayed, &counts.reordered, &counts.never] {

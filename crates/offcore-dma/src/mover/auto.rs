@@ -1,4 +1,4 @@
-//! Mode `auto` in the mover: rounds are timed between leases, and the queues' choices follow the policy.
+//! Mode `auto` in the mover: rounds between leases are timed, and the queues' choices follow the policy.
 
 use arrayvec::ArrayVec;
 use offcore_stats::tsc;
@@ -11,20 +11,20 @@ use super::queue::Queue;
 use super::stats::Reason;
 use crate::channel::CopyOp;
 
-/// Queues of a worker that are decided on; others are left to the core.
+/// Maximum number of queues per worker for which the policy decides. Others are left to the core.
 const MOST: usize = 64;
 
 /// A round that is being timed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Timed {
-    /// TSC when it began.
+    /// TSC at the start of the round; 0 if no round is timed.
     start: u64,
-    /// [`Mover::half_copies`] then.
+    /// [`Mover::half_copies`] at the start of the round.
     half_copies: u64,
 }
 
 impl Channels {
-    /// A burst of a queue in mode `auto` is submitted.
+    /// Uses the lease for a submitted burst of a queue in mode `auto`.
     #[inline(always)]
     pub(super) fn use_lease(&mut self, queue: &mut Queue, list: &[CopyOp], beside: &[CopyOp]) {
         if self.lease == 0 {
@@ -34,7 +34,7 @@ impl Channels {
         }
     }
 
-    /// A burst between two leases: its sizes stand for those of the lease.
+    /// Examines a burst between two leases: its sizes represent the sizes of the lease.
     #[cold]
     fn look(&mut self, queue: &mut Queue, list: &[CopyOp], beside: &[CopyOp]) {
         if self.policy.samples() && !(list.is_empty() && beside.is_empty()) {
@@ -44,7 +44,7 @@ impl Channels {
 }
 
 impl Queue {
-    /// With a longest time that packets may take: a burst, which has been entered in the reorder ring, is handed over now.
+    /// Records the submission time of a burst that has been entered in the reorder ring, if a latency limit is set.
     #[inline]
     pub(super) fn stamp(&mut self) {
         let Self { ring, latency, .. } = self;
@@ -53,7 +53,8 @@ impl Queue {
         }
     }
 
-    /// Packets have been returned, and are retired from the reorder ring; one of `max_latency` ticks is late.
+    /// Checks the latency after packets have been returned and retired from the reorder ring. `max_latency` ticks are
+    /// late.
     #[inline(always)]
     pub(crate) fn reaped(&mut self, max_latency: Option<u64>) {
         let Self { ring, latency, .. } = self;
@@ -64,8 +65,7 @@ impl Queue {
 }
 
 impl Mover {
-    /// With a longest time that packets may take: looks whether one takes longer, or was published without this mover
-    /// having been told.
+    /// Checks for packets that exceed the latency limit, or that were published without a call of [`Queue::reaped`].
     #[inline]
     pub(super) fn look_for_late(&mut self) {
         let most = self.channels.max_latency.unwrap_or(u64::MAX);
@@ -74,8 +74,8 @@ impl Mover {
         }
     }
 
-    /// Work so far, counted in half copies: those of the core twice, those of an engine once when they are submitted and
-    /// once when their packet is returned. Every round that did something moved it.
+    /// Returns the total work in half copies: a copy by the core counts twice, a copy by an engine counts once on
+    /// submission and once when its packet returns. Every round with copies increases it.
     fn half_copies(&self) -> u64 {
         let queues = self.queues.iter();
         let by_engine = queues.fold(0u64, |sum, queue| {
@@ -84,14 +84,14 @@ impl Mover {
         by_engine.wrapping_add(2 * self.channels.stats.core_copies)
     }
 
-    /// A round begins that is to be timed.
+    /// Starts timing a round.
     #[cold]
     pub(super) fn begin_timed(&mut self) {
         self.timed = Timed { start: tsc::now(), half_copies: self.half_copies() };
     }
 
-    /// For mode `auto`: the worker's round that began with [`Mover::poll`] has ended. A worker that does not say so leaves
-    /// all copies to the core.
+    /// Ends the worker's round that began with [`Mover::poll`]; needed by mode `auto`. If a worker does not call it,
+    /// all copies are left to the core.
     #[inline(always)]
     pub fn end_round(&mut self) {
         if self.timed.start != 0 {
@@ -105,7 +105,7 @@ impl Mover {
         let now = self.half_copies();
         let half_copies = now.wrapping_sub(self.timed.half_copies);
         self.timed = Timed::default();
-        // Nothing was done; or packets without copies were entered.
+        // The round did nothing, or packets without copies were entered.
         if half_copies == 0 || half_copies > 1 << 32 {
             return;
         }
@@ -116,7 +116,7 @@ impl Mover {
             self.settle();
         }
         let Self { queues, channels, .. } = self;
-        // What comes back from an engine counts, but costs a core that copies nothing.
+        // Completions from an engine count as engine work, even in a round in which the core copies nothing.
         let in_flight = queues.iter().any(|queue| queue.is_auto() && queue.outstanding > 0);
         let autos = queues.iter_mut().filter(|queue| queue.is_auto());
         let mut choices: ArrayVec<&mut Choice, MOST> =
@@ -136,7 +136,7 @@ impl Mover {
         }
     }
 
-    /// What is being tried is decided.
+    /// Adopts the values that are being tried.
     fn adopt(&mut self) {
         let reason = if self.channels.policy.is_surprised() { Reason::Cheaper } else { Reason::Explored };
         for Queue { choice, tally, .. } in self.queues.iter_mut().filter(|queue| queue.is_auto()) {
@@ -147,7 +147,7 @@ impl Mover {
         self.channels.lease = LEASE;
     }
 
-    /// Queues come or go: what is being tried ends.
+    /// Ends a trial because queues were added or removed.
     pub(super) fn begin_anew(&mut self) {
         for queue in &mut self.queues {
             queue.choice.from = queue.choice.decided;
@@ -156,7 +156,7 @@ impl Mover {
         (self.channels.lease, self.timed) = (0, Timed::default());
     }
 
-    /// The counters of a lease that has ended are shared out.
+    /// Distributes the counters of the finished lease among the size classes.
     fn settle(&mut self) {
         for queue in self.queues.iter_mut().filter(|queue| queue.is_auto()) {
             queue.choice.busy = queue.tally.open != [0; 2];

@@ -1,4 +1,4 @@
-//! A mover's channels, and how the copies of one queue reach them or the core.
+//! The channels of a mover, and the submission of a queue's copies to them or to the core.
 
 use offcore_stats::{Stage, StageClock, tsc};
 
@@ -12,7 +12,7 @@ use super::{ChannelId, Mode};
 use crate::channel::{Channel, CopyOp};
 use crate::cpu;
 
-/// A channel and how it does.
+/// A channel and its health.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) channel: Box<dyn Channel>,
@@ -21,25 +21,25 @@ pub(super) struct Slot {
     pub(super) health: Health,
 }
 
-/// All of a mover but its queues.
+/// All state of a mover except its queues.
 #[derive(Debug)]
 pub(crate) struct Channels {
     pub(super) slots: Vec<Slot>,
     pub(super) stats: MoverStats,
     pub(super) back_off: BackOff,
-    /// Whether the core finishes what a channel has failed; always, but for a test switch.
+    /// Whether the core completes copies that a channel failed; false only as a test switch.
     pub(super) recovery: bool,
-    /// A queue has work for its channels again: shares are to be computed anew.
+    /// Whether shares must be recalculated, because a queue has become active.
     pub(super) shares_stale: bool,
     pub(super) policy: Policy,
-    /// Bursts of queues in mode `auto` until a round is timed.
+    /// Number of bursts of queues in mode `auto` until a round is timed.
     pub(super) lease: u32,
-    /// TSC ticks that a packet may take through an engine in mode `auto`.
+    /// Latency limit for packets through an engine in mode `auto`, in TSC ticks.
     pub(crate) max_latency: Option<u64>,
 }
 
 impl Channels {
-    /// No channel: the core copies.
+    /// Creates the state without channels: the core copies.
     pub(super) fn new(back_off: BackOff) -> Self {
         Self {
             slots: Vec::new(),
@@ -53,7 +53,7 @@ impl Channels {
         }
     }
 
-    /// Chooses who makes the queue's next copies.
+    /// Returns the plan for the queue's next copies.
     #[inline(always)]
     pub(crate) fn plan(&mut self, queue: &mut Queue) -> Plan {
         let packets = queue.ring.room();
@@ -62,7 +62,7 @@ impl Channels {
             Mode::Offload => self.plan_offload(queue, packets, ALL),
             Mode::Auto => match queue.choice.from {
                 NONE => Plan { auto: true, ..Plan::core(packets) },
-                // Says yes as long as there is no longest time.
+                // Always admits without a latency limit.
                 _ if !queue.latency.admits() => {
                     queue.unavailable = Some(Reason::Latency);
                     Plan { auto: true, ..Plan::core(packets) }
@@ -95,7 +95,7 @@ impl Channels {
                     continue;
                 }
                 if !slot.health.is_in() && room > 0 {
-                    // Due to be tried: this burst is the probe.
+                    // A trial of the channel is due: this burst is the probe.
                     best = (room, Some(candidate));
                     break;
                 }
@@ -124,7 +124,7 @@ impl Channels {
         Plan { auto, engine_unavailable: true, ..Plan::core(packets) }
     }
 
-    /// Makes the copies of `list`, or hands them to the planned channel; with one, the core makes those `beside` it.
+    /// Makes the copies of `list`, or submits them to the planned channel; then the core makes the copies of `beside`.
     ///
     /// # Safety
     /// As for [`Batch::submit`](crate::Batch::submit).
@@ -144,32 +144,32 @@ impl Channels {
             if plan.engine_unavailable && !list.is_empty() {
                 self.note_work(queue);
             }
-            // SAFETY: the caller's promises, passed on.
+            // SAFETY: the copies' memory is valid as the caller guarantees for `Batch::submit`.
             unsafe { self.core_part(queue, list, plan.auto, list.len() as u64) };
             clock.lap(Stage::Copy);
             self.stats.overflow += if plan.engine_unavailable { list.len() as u64 } else { 0 };
             return;
         };
-        // SAFETY: as above.
+        // SAFETY: as for the core's part.
         unsafe { self.engine_part(queue, channel, list, plan.auto) };
         if beside.is_empty() {
             clock.lap(Stage::Submit);
         } else {
-            // The engine works while the core does.
-            // SAFETY: as above.
+            // The engine works while the core copies.
+            // SAFETY: as for the other parts.
             unsafe { self.core_part(queue, beside, plan.auto, plan.by_core.into()) };
             clock.lap(Stage::Copy);
         }
         self.stats.overflow += u64::from(plan.overflow);
     }
 
-    /// The copies that the core makes; in mode `auto`, so many of them because that was decided.
+    /// Makes copies by the core. In mode `auto`, `decided` of them are made by the core as planned.
     ///
     /// # Safety
     /// As for [`Channels::submit`].
     #[inline(always)]
     unsafe fn core_part(&mut self, queue: &mut Queue, list: &[CopyOp], auto: bool, decided: u64) {
-        // SAFETY: the caller's promises cover the time of the call.
+        // SAFETY: the copies' memory is valid during the call, as the caller guarantees.
         unsafe { queue.copier.copy_burst(list) };
         if auto {
             queue.tally.open[Way::Core as usize] += decided;
@@ -185,13 +185,13 @@ impl Channels {
         self.stats.core_bytes += list.iter().map(|copy| u64::from(copy.len)).sum::<u64>();
     }
 
-    /// The copies that `channel` makes.
+    /// Submits copies to `channel`.
     ///
     /// # Safety
     /// As for [`Channels::submit`].
     #[inline(always)]
     unsafe fn engine_part(&mut self, queue: &mut Queue, channel: ChannelId, list: &[CopyOp], auto: bool) {
-        // Packets without copies say nothing of the engine.
+        // Packets without copies are not relevant for the engine's latency.
         if list.is_empty() {
             return;
         }
@@ -201,7 +201,7 @@ impl Channels {
             }
             queue.tally.open[Way::Engine as usize] += list.len() as u64;
         }
-        // SAFETY: the caller's promises, passed on.
+        // SAFETY: the copies' memory is valid as the caller guarantees.
         unsafe { self.hand_over(queue, channel, list) };
     }
 
@@ -215,22 +215,23 @@ impl Channels {
         queue.faults.sent();
         let slot = &mut self.slots[id.index()];
         slot.health.sent();
-        // SAFETY: the caller keeps the memory until the packet is ready, which is after its token was reported or its
-        // channel was reset.
+        // SAFETY: the caller keeps the memory valid until the packet is ready, which is after its token was reported or
+        // its channel was reset.
         let accepted = unsafe { slot.channel.copy(list) };
         slot.channel.submit();
         if accepted == 0 {
-            // Nothing at all although it had room: a queue that is gone and could not be opened again, say.
+            // The channel accepted nothing although it reported room: for example, its queue is lost and could not be
+            // reopened.
             self.charge(id.index(), 1);
         }
         for op in &list[accepted..] {
-            // The channel had said that it had room. Whatever made it change its mind: the core copies.
-            // SAFETY: as above.
+            // The channel had reported room for these copies but did not accept them, so the core copies.
+            // SAFETY: the channel did not accept this copy, and its memory is valid as the caller guarantees.
             unsafe { self.redo(Some(queue), op, 0) };
         }
     }
 
-    /// Notes that a queue has work for its channels, whether they take it or not.
+    /// Records that a queue has work for its channels, whether or not they accept it.
     #[inline(always)]
     fn note_work(&mut self, queue: &mut Queue) {
         queue.worked = true;
@@ -240,7 +241,7 @@ impl Channels {
         }
     }
 
-    /// A failure of the channel at `index` that counts `weight`.
+    /// Records a failure of the channel at `index` with this weight.
     #[cold]
     pub(super) fn charge(&mut self, index: usize, weight: u32) {
         if self.slots[index].health.failed(weight, tsc::now(), self.back_off) {
@@ -248,13 +249,13 @@ impl Channels {
         }
     }
 
-    /// Makes a copy of `queue` from byte `done` on, and notes that it is complete.
+    /// Makes a copy of `queue` from byte `done` on, and records that it is complete.
     ///
     /// # Safety
-    /// The copy's memory is valid and no engine touches it any more.
+    /// The copy's memory is valid, and no engine accesses it any more.
     #[cold]
     pub(super) unsafe fn redo(&mut self, queue: Option<&mut Queue>, copy: &CopyOp, done: u32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the copy's memory is valid and not used by an engine, as the caller guarantees.
         unsafe { cpu::copy_one(copy, done) };
         self.stats.fallbacks += 1;
         if let Some(queue) = queue {

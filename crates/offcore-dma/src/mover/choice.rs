@@ -1,70 +1,70 @@
-//! Who makes the copies of a queue in mode `auto`, by their size; and what can be tried instead.
+//! The choice between core and engine for a queue in mode `auto`, by copy size, and the moves that can be tried.
 
 use super::stats::{CLASSES, Way};
 
-/// Of [`Choice::from`]: the engine gets every copy, or none.
+/// Values of [`Choice::from`]: the engine gets all copies, or none.
 pub(super) const ALL: u32 = 0;
 pub(super) const NONE: u32 = u32::MAX;
 
-/// The size class of a copy of `len` bytes.
+/// Returns the size class of a copy of `len` bytes.
 #[inline(always)]
 pub(super) const fn class(len: u32) -> usize {
     let class = 32 - (len.saturating_sub(1) >> 6).leading_zeros();
     if class < CLASSES as u32 { class as usize } else { CLASSES - 1 }
 }
 
-/// The longest copy of a class.
+/// Returns the length of the longest copy of a class.
 pub(super) const fn up_to(class: usize) -> u32 {
     if class == CLASSES - 1 { u32::MAX } else { 64 << class }
 }
 
-/// The shortest copy of a class.
+/// Returns the length of the shortest copy of a class.
 const fn shortest(class: usize) -> u32 {
     if class == 0 { ALL } else { up_to(class - 1) + 1 }
 }
 
-/// Who copies a class when copies of at least `from` bytes go to the engine.
+/// Returns the way of a class if copies of at least `from` bytes go to the engine.
 pub(super) const fn way(class: usize, from: u32) -> Way {
     if from != NONE && up_to(class) >= from { Way::Engine } else { Way::Core }
 }
 
-/// Who makes the copies of one queue.
+/// The choice for a queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Choice {
-    /// At present, copies of at least so many bytes go to the engine: the decided number, unless another is tried.
+    /// Minimum length of copies that presently go to the engine: the decided value, or a value that is being tried.
     pub(super) from: u32,
     pub(super) decided: u32,
-    /// Classes that there were lately.
+    /// Size classes that occurred recently, as a bit mask.
     pub(super) seen: u16,
-    /// There were copies in the last lease.
+    /// Whether the queue had copies in the last lease.
     pub(super) busy: bool,
 }
 
-/// Something that can be tried.
+/// A change that can be tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Move {
     /// All copies of all queues go one way.
     All(Way),
-    /// Something less, by a number that counts through what there is.
+    /// A smaller change, selected by this number modulo the number of possible ones.
     Side(u32),
 }
 
-/// What a [`Move::Side`] can be.
+/// The smaller changes of [`Move::Side`].
 #[derive(Clone, Copy, Debug)]
 enum Side {
-    /// One size class more goes to the engine, or one class less, where there are several.
+    /// One more size class goes this way, if several classes are in use.
     Shift(Way),
-    /// One queue among several goes another way than it does.
+    /// A single queue out of several goes the other way.
     One(usize),
 }
 
 impl Choice {
-    /// The core makes every copy.
+    /// Returns the initial choice: the core makes every copy.
     pub(super) const fn new() -> Self {
         Self { from: NONE, decided: NONE, seen: 0, busy: false }
     }
 
-    /// With one class more that goes `to`, both ways still having some.
+    /// Returns the threshold with which one more class goes `to`, if both ways still have classes then.
     fn shifted(&self, to: Way) -> Option<u32> {
         let engine = (0..CLASSES).filter(|&class| way(class, self.decided) == Way::Engine);
         let by_engine = engine.fold(0, |all, class| all | 1u16 << class) & self.seen;
@@ -84,7 +84,7 @@ impl Choice {
     }
 }
 
-/// What there is beside going all the same way.
+/// Returns the possible smaller changes.
 fn sides(choices: &[&mut Choice]) -> impl Iterator<Item = Side> + Clone {
     let shifts = [Way::Engine, Way::Core].map(|to| {
         let can = choices.iter().any(|choice| choice.busy && choice.shifted(to).is_some());
@@ -106,7 +106,7 @@ pub(super) fn moves(choices: &[&mut Choice]) -> [bool; 3] {
     ]
 }
 
-/// Does what `next` says until [`back`] or [`adopt`].
+/// Applies `next` until [`back`] or [`adopt`] is called.
 pub(super) fn try_out(choices: &mut [&mut Choice], next: Move) {
     let side = match next {
         Move::All(way) => {
@@ -128,7 +128,7 @@ pub(super) fn try_out(choices: &mut [&mut Choice], next: Move) {
     }
 }
 
-/// Ends what is being tried.
+/// Ends a trial and returns to the decided values.
 pub(super) fn back(choices: &mut [&mut Choice]) {
     choices.iter_mut().for_each(|choice| choice.from = choice.decided);
 }
@@ -164,7 +164,7 @@ mod tests {
         let mut queues = [Choice { busy: true, seen: 0b101, ..Choice::new() }; 2];
         let mut choices: Vec<&mut Choice> = queues.iter_mut().collect();
         assert_eq!(moves(&choices), [false, true, true]);
-        // A shift, and either queue alone.
+        // A shift, and each of the queues alone.
         let mut tried = Vec::new();
         for n in 0..3 {
             try_out(&mut choices, Move::Side(n));

@@ -1,37 +1,37 @@
-//! Who failed too often to be trusted, and when it is tried again.
+//! Health of channels and queues: when repeated failures take one out of service, and when it is tried again.
 //!
-//! Kept for every channel, and for every queue whose guest's memory faults. Failures are forgotten by halves as
-//! operations succeed, so that it is their share that counts. Time is handed in, so that a test can make it pass.
+//! A health is kept for every channel, and for every queue whose guest's memory faults. Successful operations halve the
+//! number of remembered failures, so that the failure rate decides. Time is passed in, so that tests can control it.
 
 use super::stats::{ChannelHealth, Service};
 
-/// Failures, less those forgotten, that take a channel out of service, or a queue off its channels.
+/// Number of remembered failures that takes a channel out of service, or a queue off its channels.
 pub const FAILURES: u32 = 16;
-/// Operations that have to succeed for half of the failures to be forgotten: a channel is taken out when about one
-/// operation in 32 fails.
+/// Number of successful operations that halves the remembered failures. A channel is taken out of service at a failure
+/// rate of about one in 32 operations.
 pub const FORGET_AFTER: u32 = 256;
-/// What a reset counts for: a channel that loses copies twice in a row is taken out.
+/// Weight of a reset: a channel that loses copies twice in a row is taken out of service.
 pub(super) const RESET: u32 = FAILURES / 2;
 
-/// How long to wait before trying again.
+/// Waiting times before another trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BackOff {
-    /// TSC ticks the first time.
+    /// First waiting time in TSC ticks.
     pub(super) first: u64,
-    /// At most; it doubles with every try that fails.
+    /// Maximum waiting time; the time doubles with every failed trial.
     pub(super) most: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum State {
     In,
-    /// Until the TSC says this.
+    /// Out of service until this TSC value.
     Out(u64),
-    /// One burst is on its way.
+    /// A probing burst is in flight.
     Probing,
 }
 
-/// What is known about one channel or queue.
+/// The health of a channel or queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Health {
     state: State,
@@ -53,18 +53,18 @@ impl Health {
         matches!(self.state, State::In)
     }
 
-    /// Whether a burst may be sent, asked with the time only when that matters.
+    /// Whether a burst may be sent. The time is only read if it is needed.
     #[inline(always)]
     pub(super) fn admits(&self, now: impl FnOnce() -> u64) -> bool {
         match self.state {
             State::In => true,
-            // Wrapping, as the TSC's differences are everywhere.
+            // The comparison wraps, like all TSC differences.
             State::Out(until) => now().wrapping_sub(until) < u64::MAX / 2,
             State::Probing => false,
         }
     }
 
-    /// Notes that a burst is sent: when out of service, it is the probe.
+    /// Records that a burst is sent. If out of service, the burst is a probe.
     #[inline(always)]
     pub(super) fn sent(&mut self) {
         if !self.is_in() {
@@ -73,7 +73,7 @@ impl Health {
         }
     }
 
-    /// Notes that `n` operations succeeded.
+    /// Records that `n` operations succeeded.
     #[inline(always)]
     pub(super) fn succeeded(&mut self, n: u32) {
         self.succeeded += n;
@@ -82,7 +82,7 @@ impl Health {
         }
     }
 
-    /// Notes that nothing is on its way any more: a probe that has not failed has succeeded.
+    /// Records that nothing is in flight any more: a probe that has not failed has succeeded.
     #[inline(always)]
     pub(super) fn settled(&mut self) {
         if matches!(self.state, State::Probing) {
@@ -90,7 +90,7 @@ impl Health {
         }
     }
 
-    /// Notes a failure that counts `weight`; returns whether it took the channel or queue out.
+    /// Records a failure with this weight. Returns whether it took the channel or queue out of service.
     pub(super) fn failed(&mut self, weight: u32, now: u64, back_off: BackOff) -> bool {
         self.failed += 1;
         self.failures += weight;
@@ -102,7 +102,7 @@ impl Health {
                 false
             }
             State::In if self.failures >= FAILURES => {
-                // One that was in order for a long time starts with the shortest pause; `pause` was kept otherwise.
+                // A channel that was in service starts with the shortest pause.
                 self.pause = back_off.first;
                 self.taken_out += 1;
                 self.out(now);

@@ -1,23 +1,23 @@
-//! How long packets take that go through an engine, and whether that is too long.
+//! Latency of packets that are copied by an engine, and the decision whether it is too high.
 //!
-//! Of some bursts the last packet is *stamped* when its copies are handed over; when it has been published, or is not
-//! after the longest time allowed, it is known whether it was late. One late packet may be an accident: a core that was
-//! taken away. Two among [`FORGIVEN`] are not, and the queue's engine is *declined*: the core copies, for a number of
-//! bursts that doubles each time. Then one burst tries the engine, and if that is in time, the next late packet is one
-//! too many until [`FORGIVEN`] in a row were not. So an engine that is only slow under load costs a few late bursts
-//! among very many.
+//! In some bursts, the last packet is *stamped* when its copies are submitted. It is late if it has not been published
+//! when the latency limit expires. A single late packet may be an accident, for example if the core was preempted. Two
+//! late packets among [`FORGIVEN`] are not, and the queue's engine is *declined*: the core copies for a number of
+//! bursts, which doubles each time. Then one burst tries the engine. If that burst is in time, the engine is used
+//! again, and a late packet among the next [`FORGIVEN`] declines it immediately. An engine that is only slow under load
+//! therefore causes few late bursts.
 //!
-//! No clock is read here: ticks are handed in, so that a test can tell any story.
+//! This module reads no clock. Ticks are passed in, so that tests can simulate any sequence of times.
 
-/// Bursts given to an engine from one that is stamped to the next, as long as none is late.
+/// Number of bursts given to an engine between two stamped ones, while none is late.
 const SAMPLE: u32 = 8;
-/// Packets in time for which a late one is forgiven.
+/// Number of packets in time after which a late packet is forgiven.
 const FORGIVEN: u32 = 64;
-/// Bursts by the core before an engine that was declined is tried again: at first, and at most.
+/// First and maximum number of bursts by the core before a declined engine is tried again.
 const PAUSE: (u32, u32) = (4096, 1 << 18);
-/// Stamped packets in time, none late between them, that make the next pause half as long.
+/// Number of stamped packets in time, without a late one, that halves the next pause.
 const LASTING: u32 = 1024;
-/// The part of the distance to a shorter time that the longest of late moves with every packet.
+/// Divisor for the decay of the longest recent latency per packet.
 const DECAY: u64 = 64;
 
 /// Whether a queue's engine is used.
@@ -25,41 +25,41 @@ const DECAY: u64 = 64;
 enum State {
     /// The engine is used.
     In,
-    /// It is not, for so many bursts.
+    /// The engine is not used for this number of bursts.
     Declined(u32),
-    /// The next burst may try it.
+    /// The next burst may try the engine.
     Trial,
-    /// A burst is on its way that tries it.
+    /// A burst that tries the engine is in flight.
     Trying,
 }
 
-/// A packet whose time is taken.
+/// A packet whose latency is measured.
 #[derive(Clone, Copy, Debug)]
 struct Stamp {
-    /// Position in the reorder ring that is the oldest once the packet is published.
+    /// Position of the oldest packet in the reorder ring after the stamped packet is published.
     end: u32,
-    /// TSC when its copies were handed over.
+    /// TSC when its copies were submitted.
     since: u64,
-    /// It is late already, and counted.
+    /// Whether it is late and has been counted.
     counted: bool,
 }
 
-/// The latencies of one queue.
+/// The latencies of a queue.
 #[derive(Debug)]
 pub(super) struct Latency {
     state: State,
     stamp: Option<Stamp>,
     until_stamp: u32,
-    /// Packets that have to be in time until a late one is forgiven; see [`FORGIVEN`].
+    /// Number of packets that must be in time before a late one is forgiven; see [`FORGIVEN`].
     charged: u32,
     pause: u32,
-    /// Stamped packets in time since the last late one.
+    /// Number of stamped packets in time since the last late one.
     in_time: u32,
-    /// About the longest time of late, in ticks.
+    /// Approximately the longest recent latency in ticks.
     longest: u64,
-    /// Stamped packets that were late.
+    /// Number of stamped packets that were late.
     late: u64,
-    /// How often the engine was declined.
+    /// Number of times that the engine was declined.
     declined: u64,
 }
 
@@ -69,7 +69,7 @@ impl Latency {
             state: State::In,
             stamp: None,
             until_stamp: 1,
-            // Nothing is known: the first late packet is one too many.
+            // The engine is unknown at first, so the first late packet declines it.
             charged: FORGIVEN,
             pause: PAUSE.0,
             in_time: 0,
@@ -84,13 +84,13 @@ impl Latency {
     pub(super) fn admits(&self) -> bool {
         match self.state {
             State::In => true,
-            // Its time is to be taken.
+            // The latency of this burst must be measured.
             State::Trial => self.stamp.is_none(),
             State::Declined(_) | State::Trying => false,
         }
     }
 
-    /// The core has made a burst's copies.
+    /// Records that the core has made a burst's copies.
     #[inline(always)]
     pub(super) fn passed(&mut self) {
         if let State::Declined(left) = &mut self.state {
@@ -101,7 +101,7 @@ impl Latency {
         }
     }
 
-    /// Whether the time of the burst is to be taken that is just going to an engine.
+    /// Whether the burst that is about to go to an engine must be stamped.
     #[inline]
     pub(super) fn wants_stamp(&mut self) -> bool {
         self.until_stamp = self.until_stamp.saturating_sub(1);
@@ -109,7 +109,7 @@ impl Latency {
         due && self.stamp.is_none()
     }
 
-    /// The burst was handed over at `now`; it is published when the oldest packet in the reorder ring is that at `end`.
+    /// Stamps a burst submitted at `now`. It is published when the oldest position in the reorder ring reaches `end`.
     pub(super) fn stamp(&mut self, end: u32, now: u64) {
         self.until_stamp = SAMPLE;
         self.stamp = Some(Stamp { end, since: now, counted: false });
@@ -118,13 +118,13 @@ impl Latency {
         }
     }
 
-    /// Whether a packet is on its way whose time is taken.
+    /// Whether a stamped packet is in flight.
     #[inline(always)]
     pub(super) fn is_waiting(&self) -> bool {
         self.stamp.is_some()
     }
 
-    /// Looks whether the stamped packet is published, `oldest` being the oldest packet in the reorder ring, or has taken
+    /// Checks whether the stamped packet is published, given the oldest position in the reorder ring, or has taken
     /// longer than `most` ticks.
     #[inline]
     pub(super) fn look(&mut self, oldest: u32, most: u64, now: impl FnOnce() -> u64) {
@@ -163,7 +163,7 @@ impl Latency {
         self.late += 1;
         self.in_time = 0;
         match self.state {
-            // Handed over before that was decided.
+            // The packet was submitted before the engine was declined.
             State::Declined(_) | State::Trial => {}
             State::In if self.charged == 0 => self.charged = FORGIVEN,
             State::In | State::Trying => {
@@ -174,13 +174,14 @@ impl Latency {
         }
     }
 
-    /// Whether the engine is declined, or only tried.
+    /// Whether the engine is declined or being tried.
     #[cfg(test)]
     pub(super) fn declines(&self) -> bool {
         self.state != State::In
     }
 
-    /// About the longest time of late in ticks, late packets, and how often the engine was declined.
+    /// Returns the approximate longest recent latency in ticks, the number of late packets, and how often the engine
+    /// was declined.
     pub(super) fn report(&self) -> (u64, u64, u64) {
         (self.longest, self.late, self.declined)
     }
@@ -192,7 +193,7 @@ mod tests {
 
     const MOST: u64 = 1000;
 
-    /// Bursts of a queue whose engine takes a time that the burst decides; one at a time.
+    /// A queue's bursts, one at a time, with a scripted latency of its engine.
     struct Story {
         latency: Latency,
         now: u64,
@@ -202,7 +203,7 @@ mod tests {
 
     impl Story {
         fn new() -> Self {
-            // Positions wrap.
+            // Positions and times start near the wrap-around.
             Self {
                 latency: Latency::new(),
                 now: u64::MAX - 50,
@@ -211,7 +212,7 @@ mod tests {
             }
         }
 
-        /// Bursts that take `ticks(burst)` by the engine; how many of them the engine got.
+        /// Runs bursts that take `ticks(burst)` in the engine. Returns the number of bursts that the engine got.
         fn bursts(&mut self, bursts: u64, ticks: impl Fn(u64) -> u64) -> u64 {
             let before = self.by_engine.len();
             for burst in 0..bursts {
@@ -226,7 +227,7 @@ mod tests {
                     self.latency.stamp(self.position, self.now);
                 }
                 let (start, took) = (self.now, ticks(burst));
-                // Looked at while it is on its way.
+                // Check while the packet is in flight.
                 self.look(self.position.wrapping_sub(1), start.wrapping_add(took / 2));
                 self.look(self.position, start.wrapping_add(took));
             }
@@ -253,7 +254,7 @@ mod tests {
         let mut story = Story::new();
         const BURSTS: u64 = 2_000_000;
         let used = story.bursts(BURSTS, |_| MOST + 1);
-        // 4096, 8192, … 131072 bursts, then 262144 again and again.
+        // The pauses are 4096, 8192, … 131072 bursts, then 262144 repeatedly.
         assert!((2..=14).contains(&used), "{used} of {BURSTS}");
         assert_eq!(story.latency.report().2, used);
         let gaps: Vec<u64> = story.by_engine.windows(2).map(|two| two[1] - two[0]).collect();
@@ -274,7 +275,7 @@ mod tests {
     fn one_late_packet_is_forgiven() {
         let mut story = Story::new();
         story.bursts(1000, |_| 1);
-        // It takes a while until a burst is stamped that is late.
+        // Some time passes until a late burst is stamped.
         let stalled = |burst| if burst < u64::from(SAMPLE) { 50 * MOST } else { 1 };
         assert_eq!(story.bursts(u64::from(2 * SAMPLE), stalled), u64::from(2 * SAMPLE));
     }
@@ -283,7 +284,8 @@ mod tests {
     fn slow_in_use_makes_few_bursts_late() {
         let mut story = Story::new();
         const BURSTS: u64 = 4_000_000;
-        // In time when tried alone, late from the fifth burst in a row on: a trial is always a success.
+        // The engine is in time for single bursts, and late from the fifth consecutive burst on, so every trial
+        // succeeds.
         let used = std::cell::Cell::new((0u64, 0u64));
         let late = story.bursts(BURSTS, |burst| {
             let (last, row) = used.get();

@@ -1,23 +1,24 @@
-//! Who copies for a queue.
+//! Copy modes of queues.
 
 use super::ChannelId;
 
-/// Who copies for a queue.
+/// The copy mode of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// The core.
+    /// The core copies.
     #[default]
     Cpu,
-    /// The queue's channels; the core only when all of them are full or out of service, or too small for a packet.
+    /// The queue's channels copy. The core copies only if all channels are full, out of service, or too small for a
+    /// packet.
     Offload,
-    /// Whoever costs the core less, as tried now and then.
+    /// Core or channels, whichever costs the core less in periodic trials.
     Auto,
 }
 
 impl std::str::FromStr for Mode {
     type Err = String;
 
-    /// `cpu`, `offload` or `auto`; `sw` and `hw` are what DPDK's dma application calls the first two.
+    /// Parses `cpu`, `offload` or `auto`. `sw` and `hw` are the names of the first two in DPDK's dma application.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "cpu" | "sw" => Ok(Self::Cpu),
@@ -38,24 +39,25 @@ impl std::fmt::Display for Mode {
     }
 }
 
-/// Who makes a queue's copies, and through which channels.
+/// The copy mode of a queue, and its channels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// Core, engine, or whichever is cheaper.
+    /// Core, engine, or the cheaper of the two.
     pub mode: Mode,
-    /// Channels of the worker's mover; several share the queue's load.
+    /// Channels of the worker's mover. Several channels share the queue's load.
     pub channels: Vec<ChannelId>,
-    /// Its part of a channel that other queues need, too, is its weight by the sum of theirs; 0 counts as 1.
+    /// Weight of the queue on channels that other queues also need: its share is its weight divided by the sum of
+    /// weights. 0 counts as 1.
     pub weight: u16,
 }
 
 impl Binding {
-    /// `mode`, and channels used with weight 1.
+    /// Returns a binding with this mode and these channels, with weight 1.
     pub const fn new(mode: Mode, channels: Vec<ChannelId>) -> Self {
         Self { mode, channels, weight: 1 }
     }
 
-    /// The core makes the copies.
+    /// Returns a binding with which the core makes all copies.
     pub const fn core() -> Self {
         Self::new(Mode::Cpu, Vec::new())
     }

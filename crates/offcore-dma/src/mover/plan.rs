@@ -1,31 +1,31 @@
-//! The plan of a list: who makes which of its copies, and how many there is room for.
+//! The plan of a list: the distribution of its copies between core and channel, and the available room.
 
 use super::choice::ALL;
 use super::queue::Queue;
 use super::{ChannelId, Mode};
 use crate::channel::CopyOp;
 
-/// Who makes the next copies of a queue, and how many there is room for.
+/// The plan for the next copies of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub(super) channel: Option<ChannelId>,
-    /// Packets that fit the reorder ring.
+    /// Number of packets that fit the reorder ring.
     pub packets: usize,
-    /// Copies that fit the list: what the channel has room for, when it makes them all.
+    /// Number of copies that fit the list: the channel's room, if the channel makes all copies.
     pub copies: usize,
-    /// The queue's mode.
+    /// Whether the queue is in mode `auto`.
     pub(super) auto: bool,
-    /// Copies of at least so many bytes go to the channel. Unless that is all, the fields below are used.
+    /// Minimum length of copies that go to the channel. The fields below are only used if it is not [`ALL`].
     pub(super) from: u32,
-    /// Copies that the channel still has room for.
+    /// The channel's room for copies.
     pub(super) room: u32,
-    /// Copies entered so far for the channel.
+    /// Number of copies entered so far for the channel.
     pub(super) by_engine: u32,
-    /// Copies entered so far for the core.
+    /// Number of copies entered so far for the core.
     pub(super) by_core: u32,
-    /// Copies of those that were meant for the channel.
+    /// Number of copies for the core that were meant for the channel.
     pub(super) overflow: u32,
-    /// The core copies although the queue has channels.
+    /// Whether the core copies although the queue has channels.
     pub(super) engine_unavailable: bool,
 }
 
@@ -46,22 +46,22 @@ impl Plan {
         }
     }
 
-    /// The channel, which has this much room, makes the copies of at least `from` bytes.
+    /// Returns a plan in which the channel, with this room, makes the copies of at least `from` bytes.
     pub(super) fn channel(channel: ChannelId, packets: usize, from: u32, room: usize) -> Self {
         let copies = if from == ALL { room } else { usize::MAX };
         let room = u32::try_from(room).unwrap_or(u32::MAX);
         Self { channel: Some(channel), copies, from, room, ..Self::core(packets) }
     }
 
-    /// The core makes the queue's next copies, whoever is bound to it: for a packet that has more copies than there is
-    /// room for in any channel.
+    /// Returns a plan in which the core makes the next copies, whatever the queue's binding is. It is for a packet with
+    /// more copies than any channel has room for.
     #[cold]
     pub(crate) fn by_core_instead(queue: &Queue) -> Self {
         let (engine_unavailable, auto) = (queue.mode != Mode::Cpu, queue.mode == Mode::Auto);
         Self { engine_unavailable, auto, ..Self::core(queue.ring.room()) }
     }
 
-    /// Whether the core makes every copy: then no packet has outstanding copies once the list is submitted.
+    /// Whether the core makes every copy. Then no packet has outstanding copies after the list is submitted.
     #[inline(always)]
     pub fn by_core(&self) -> bool {
         self.channel.is_none()
@@ -73,8 +73,8 @@ impl Plan {
         self.from != ALL
     }
 
-    /// Of a mixed plan: how many outstanding copies the packet that `copies` make is entered with in the reorder ring, all
-    /// of them, or none when the core will make them. Ask once for each packet.
+    /// For a mixed plan, returns the number of outstanding copies with which the packet of `copies` is entered in the
+    /// reorder ring: all of them, or 0 if the core makes them. Call it once per packet.
     #[inline(always)]
     pub(crate) fn outstanding(&mut self, copies: &[CopyOp]) -> u16 {
         let n = copies.len() as u32;
@@ -90,7 +90,7 @@ impl Plan {
     }
 }
 
-/// Bytes of a packet's copies, on average.
+/// Returns the average length of a packet's copies in bytes.
 #[cold]
 fn mean_len(copies: &[CopyOp]) -> u32 {
     let total: u64 = copies.iter().map(|copy| u64::from(copy.len)).sum();

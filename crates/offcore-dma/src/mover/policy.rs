@@ -1,18 +1,18 @@
-//! Mode `auto`: when another way to copy is tried, and when it has won.
+//! Mode `auto`: the times at which another way of copying is tried, and the condition for adopting it.
 //!
-//! What is compared is the whole of what copies cost a worker: TSC ticks of its rounds, by the copies that they move.
-//! Who copies decides what other stages cost, too (an engine leaves packets in another cache), and no sum of parts
-//! shows that.
+//! The policy compares the total cost of copies for a worker: TSC ticks of its rounds per copy. The way of copying also
+//! affects the cost of other stages (for example, an engine leaves packets in another cache), which a sum of separate
+//! measurements would not show.
 //!
-//! Queues hold a *lease*: for [`LEASE`] bursts they do what was decided, and nothing is timed. The round after that is
-//! a *sample*: what rounds cost now. Then the next lease begins, or a *trial*: some rounds as decided, some rounds the
-//! other way, and the two costs make a gain. A gain counts when it lasts: [`ENOUGH`] is one trial that gains very much,
-//! or some ten that gain 3 % each.
+//! Queues hold a *lease*: for [`LEASE`] bursts they follow the decision, and nothing is timed. The next round is a
+//! *sample* of the present cost. Then the next lease begins, or a *trial*: some rounds follow the decision, then some
+//! rounds use the other way, and the two costs give a gain. Gains are accumulated. [`ENOUGH`] is reached by one trial
+//! with a very large gain, or by about ten trials that gain 3 % each.
 //!
-//! Trials have a budget: what they cost more than the decided way would have is at most [`SHARE`] of the time. A way
-//! that costs nothing to try is tried often, a dear one seldom and shortly, but at least once in [`FLOOR`].
+//! Trials have a budget: their additional cost, compared with the decided way, is at most [`SHARE`] of the time. A way
+//! that is cheap to try is tried often, an expensive one rarely and briefly, but at least once per [`FLOOR`].
 //!
-//! No clock is read here: ticks are handed in, so that a test can tell any story.
+//! This module reads no clock. Ticks are passed in, so that tests can simulate any sequence of costs.
 
 #[cfg(test)]
 mod tests;
@@ -25,95 +25,99 @@ use offcore_stats::tsc;
 use super::choice::Move;
 use super::stats::Way;
 
-/// Bursts of a lease, over all queues of a worker. Odd, so that what is timed does not keep step with other periods.
+/// Number of bursts of a lease, over all queues of a worker. It is odd, so that the timed rounds are not in phase with
+/// other periods.
 pub(super) const LEASE: u32 = 63;
-/// The part of the time that trials may cost.
+/// The fraction of time that trials may cost.
 const SHARE: f32 = 0.005;
-/// There is a trial at least once in this time of work.
+/// A trial runs at least once in this time of work.
 const FLOOR: Duration = Duration::from_millis(25);
-/// The budget that can be saved up or owed, as a time in which it grows.
+/// Maximum positive or negative budget, as a time in which it accumulates.
 const SAVED: Duration = Duration::from_millis(50);
-/// A trial is charged this part of its time at least, so that most rounds are as decided even between equals.
+/// A trial is charged at least this fraction of its duration, so that most rounds follow the decision even if both ways
+/// cost the same.
 const LEAST: f32 = 8.0 * SHARE;
-/// Work of a leg, a trial's unit, in half copies: when the core makes them all, and when an engine has some in flight.
+/// The work of a leg, the unit of a trial, in half copies: if the core makes all copies, and if an engine has some in
+/// flight.
 const LEG: [u64; 2] = [128, 1024];
-/// Legs as decided before a trial, and legs of a trial whose first one is not counted: caches have to settle. Odd
-/// numbers count, for the median.
+/// Number of legs that follow the decision before a trial, and maximum number of legs of a trial. A trial's first leg
+/// is not counted, because caches have to settle. The counted numbers are odd, for the median.
 const BEFORE: usize = 5;
 const LEGS: usize = 6;
-/// Work after a trial that meets what the trial has left, and is charged to it.
+/// Work after a trial that is affected by it, and is therefore charged to it.
 const AFTER: u64 = 512;
-/// How many times dearer than the decided way a leg may be for the trial to go on.
+/// Ratio of a leg's cost to the decided way's cost above which a trial ends.
 const FAR: f32 = 1.25;
-/// A leg that costs this part of the one before, or less, shows that caches are still settling: what was before does not
-/// count. That may take so many legs.
+/// If a leg costs this fraction of the previous leg or less, caches are still settling, and earlier legs do not count.
+/// This may take up to `SETTLING` legs.
 const FALLING: f32 = 0.9;
 const SETTLING: u32 = 16;
-/// How many times dearer or cheaper than of late two samples in a row make a trial due, on a little credit: what has
-/// changed may be the CPU's clock, which both ways have in common.
+/// Minimum ratio between two consecutive samples and the recent average that makes a trial due without sufficient
+/// budget. The debt is limited, because the cause may be the CPU's clock frequency, which affects both ways.
 const SURPRISE: f32 = 1.4;
-/// What a trial must gain to count for the other way; less counts against it.
+/// Minimum gain of a trial that counts in favour of the other way; less counts against it.
 const SLACK: f32 = 0.01;
-/// Gains, less [`SLACK`] each, with which the other way has won.
+/// Sum of gains, less [`SLACK`] each, with which the other way is adopted.
 const ENOUGH: f32 = 0.3;
-/// Gains with which the next trial does not wait for the budget: it is not likely to cost anything.
+/// Sum of gains with which the next trial does not wait for the budget, because it is unlikely to cost anything.
 const PROMISING: f32 = 0.015;
-/// The most that one trial counts for and against.
+/// Limit of a single trial's gain or loss.
 const MOST: f32 = 0.4;
-/// The part of a new sample in the average.
+/// Weight of a new sample in the average.
 const NEW: f32 = 1.0 / 8.0;
 
-/// A round in which copies were moved.
+/// A round with copies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Round {
-    /// Copies made by the core twice; those of an engine once when they are submitted, once when their packet returns.
+    /// Half copies: a copy by the core counts twice, a copy by an engine counts once on submission and once when its
+    /// packet returns.
     pub(super) half_copies: u64,
     pub(super) ticks: u64,
-    /// Whether copies go to an engine, or are with one still.
+    /// Whether copies go to an engine or are still in flight in one.
     pub(super) engine: bool,
-    /// Half copies since the end of the lease before this one.
+    /// Half copies since the end of the previous lease.
     pub(super) since: u64,
-    /// Whether the moves [`Move::All`] to core and engine, and [`Move::Side`], would change something.
+    /// Whether the moves [`Move::All`] to core and to engine, and [`Move::Side`], would change anything.
     pub(super) moves: [bool; 3],
 }
 
-/// What happens after a round.
+/// The action after a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The next round is timed as well.
+    /// Time the next round as well.
     Again,
-    /// A lease begins.
+    /// Begin a lease.
     Lease,
-    /// This is tried from now on.
+    /// Try this move from now on.
     Try(Move),
-    /// What was tried ends.
+    /// End the trial and return to the decision.
     Back,
-    /// What was tried is decided, and a lease begins.
+    /// Adopt the tried move and begin a lease.
     Adopt,
 }
 
 #[derive(Debug)]
 enum Phase {
     Lease,
-    /// Rounds as decided before a trial.
+    /// Rounds that follow the decision before a trial.
     Before(Move, Legs),
     Trial(Move, Legs),
-    /// Rounds as decided after a trial: they meet what it has left. So much work is left to do.
+    /// Rounds that follow the decision after a trial and are affected by it, with the remaining work.
     After(Move, u64),
 }
 
-/// Rounds of one kind, by legs.
+/// Rounds of one kind, grouped into legs.
 #[derive(Debug, Default)]
 struct Legs {
     ticks: u64,
     half_copies: u64,
-    /// Complete legs, and ticks a half copy of those that count.
+    /// Number of complete legs, and the ticks per half copy of the counted ones.
     complete: u32,
     costs: ArrayVec<f32, LEGS>,
 }
 
 impl Legs {
-    /// Adds a round; returns whether a leg is complete.
+    /// Adds a round. Returns whether a leg is complete.
     fn add(&mut self, round: &Round) -> bool {
         self.ticks += round.ticks;
         self.half_copies += round.half_copies;
@@ -126,7 +130,7 @@ impl Legs {
         complete
     }
 
-    /// The median, the lower one of two, of all legs from `first` on: an interrupt or two leave it as it is.
+    /// Returns the median (of two, the lower) of all legs from `first` on. A few interrupts do not change it.
     fn cost(&self, first: usize) -> f32 {
         let mut costs: ArrayVec<f32, LEGS> =
             self.costs[first.min(self.costs.len() - 1)..].iter().copied().collect();
@@ -134,7 +138,7 @@ impl Legs {
         costs[(costs.len() - 1) / 2]
     }
 
-    /// Whether the last leg was much cheaper than the one before, which then does not count.
+    /// Whether the last leg was much cheaper than the previous ones, which are then discarded.
     fn falls(&mut self) -> bool {
         let falls = matches!(self.costs[..], [.., before, last] if last < FALLING * before);
         if falls {
@@ -144,29 +148,29 @@ impl Legs {
     }
 }
 
-/// The decisions of one worker.
+/// The decisions of a worker.
 #[derive(Debug)]
 pub(super) struct Policy {
     phase: Phase,
-    /// Ticks a half copy as decided: of late, and of the last sample.
+    /// Ticks per half copy of the decided way: the recent average, and the last sample.
     cost: f32,
     last: f32,
-    /// What every trial has cost is subtracted, a part of all time added; in ticks.
+    /// The budget in ticks: a fraction of all time is added, the cost of every trial is subtracted.
     budget: f32,
     /// Ticks of work since the last trial.
     waited: f32,
-    /// Of the present trial: ticks a half copy before it; what it has cost in excess of that, and in all, in ticks.
+    /// For the present trial: ticks per half copy before it, its excess cost, and its total duration, in ticks.
     base: f32,
     excess: f32,
     length: f32,
-    /// By kind of move: what speaks for it, and what its last trial was charged.
+    /// Per kind of move: the sum of its gains, and the charge for its last trial.
     gains: [f32; 3],
     prices: [f32; 3],
     trials: u32,
     side: u32,
-    /// The last trial was due because of a surprise.
+    /// Whether the last trial was due because of a surprise.
     surprised: bool,
-    /// Ticks a copy when everything goes one way, as last measured; 0 while not.
+    /// Ticks per copy if everything goes one way, as last measured; 0 before the first measurement.
     ticks: [f32; 2],
 }
 
@@ -190,23 +194,24 @@ impl Policy {
         }
     }
 
-    /// Ticks a copy when everything goes one way, by [`Way`], as last measured; 0 while not.
+    /// Returns the ticks per copy if everything goes one way, by [`Way`], as last measured; 0 before the first
+    /// measurement.
     pub(super) fn ticks(&self) -> [f32; 2] {
         self.ticks
     }
 
-    /// Whether a round is the sample between two leases, and no trial goes on.
+    /// Whether the next timed round is a sample between two leases, and no trial is in progress.
     #[inline(always)]
     pub(super) fn samples(&self) -> bool {
         matches!(self.phase, Phase::Lease)
     }
 
-    /// Whether what is being tried was due because the decided way's cost had changed.
+    /// Whether the present trial was due because the decided way's cost had changed.
     pub(super) fn is_surprised(&self) -> bool {
         self.surprised
     }
 
-    /// Notes a timed round in which copies were moved.
+    /// Processes a timed round with copies.
     pub(super) fn round(&mut self, round: &Round) -> Next {
         match &mut self.phase {
             Phase::Lease => self.sample(round),
@@ -240,12 +245,12 @@ impl Policy {
         }
     }
 
-    /// Queues come or go: a trial under way says nothing, and what others have said little.
+    /// Ends a trial because queues were added or removed. Its result and earlier gains no longer apply.
     pub(super) fn end_trial(&mut self) {
         (self.phase, self.gains, self.cost) = (Phase::Lease, [0.0; 3], 0.0);
     }
 
-    /// The round between two leases.
+    /// Processes the round between two leases.
     fn sample(&mut self, round: &Round) -> Next {
         let cost = round.ticks as f32 / round.half_copies as f32;
         if self.cost == 0.0 {
@@ -264,9 +269,9 @@ impl Policy {
             None
         };
         match surprise {
-            // What was found out before says nothing of now.
+            // Earlier results do not apply to the new cost.
             Some(cost) => (self.cost, self.gains, self.trials) = (cost, [0.0; 3], 0),
-            // One alone is an interrupt.
+            // A single deviating sample is an interrupt.
             None => self.cost += NEW * (cost.clamp(self.cost / SURPRISE, self.cost * SURPRISE) - self.cost),
         }
         let Some(next) = self.next_move(round.moves) else { return Next::Lease };
@@ -283,8 +288,8 @@ impl Policy {
         Next::Again
     }
 
-    /// What is tried next: what has something to be said for it, or all queues the other way; one time in four
-    /// something else.
+    /// Returns the move to try next: the most promising one, or all queues the other way; every fourth trial is a
+    /// [`Move::Side`].
     fn next_move(&self, moves: [bool; 3]) -> Option<Move> {
         let all = [Move::All(Way::Core), Move::All(Way::Engine), Move::Side(self.side)];
         let possible = || all.into_iter().filter(|next| moves[kind(*next)]);
@@ -344,12 +349,12 @@ impl Policy {
     }
 }
 
-/// The budget that can be saved up or owed, in ticks.
+/// Returns the maximum positive or negative budget, in ticks.
 fn saved() -> f32 {
     SHARE * tsc::ticks(SAVED) as f32
 }
 
-/// A move's place among what is known by kind.
+/// Returns the index of a move's kind.
 fn kind(tried: Move) -> usize {
     match tried {
         Move::All(way) => way as usize,

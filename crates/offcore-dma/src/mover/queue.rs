@@ -1,4 +1,4 @@
-//! What the mover keeps of one queue.
+//! The mover's state of a queue.
 
 use arrayvec::ArrayVec;
 
@@ -19,32 +19,33 @@ pub(crate) struct Queue {
     pub(super) channels: ArrayVec<ChannelId, MAX_CHANNELS_PER_QUEUE>,
     pub(super) turn: usize,
     pub(super) copier: Copier,
-    /// In mode `auto`: who copies, what has been copied, and why the engine is not used just now although it is chosen.
+    /// In mode `auto`: the choice between core and engine, its statistics, and the reason why a chosen engine is
+    /// presently not used.
     pub(super) choice: Choice,
     pub(super) tally: Tally,
     pub(super) unavailable: Option<Reason>,
-    /// In mode `auto`, when there is a longest time that packets may take.
+    /// Used in mode `auto` with a latency limit.
     pub(super) latency: Latency,
     pub(super) weight: u16,
-    /// Copies in channels.
+    /// Number of copies in flight in channels.
     pub(super) outstanding: usize,
-    /// Copies ever given to channels.
+    /// Number of copies given to channels so far.
     pub(super) by_engine: u64,
-    /// Copies that may be in channels.
+    /// Number of copies that may be in flight in channels.
     pub(super) share: usize,
-    /// Whether it had work for its channels in the period before, and in this one.
+    /// Whether the queue had work for its channels in the previous period, and in the present one.
     pub(super) active: bool,
     pub(super) worked: bool,
-    /// How often its guest's memory could not be reached.
+    /// Counts failures because its guest's memory was inaccessible.
     pub(super) faults: Health,
-    /// TSC ticks after which a copy counts as lost, where it is not the mover's.
+    /// TSC ticks after which a copy counts as lost, if they differ from the mover's.
     pub(crate) lost_after: Option<u64>,
-    /// The packet that was outstanding and the oldest when the queue was last looked at, and since when.
+    /// The oldest outstanding packet at the last check, and the time since when it has been the oldest.
     pub(super) watched: Option<(u32, u64)>,
 }
 
 impl Queue {
-    /// A queue with room for `packets` in flight, whose copies the core makes, by `copier`.
+    /// Creates a queue with room for `packets` in flight. The core makes its copies with `copier`.
     pub(super) fn new(packets: usize, copier: Copier) -> Self {
         Self {
             ring: ReorderRing::new(packets),
@@ -68,12 +69,13 @@ impl Queue {
         }
     }
 
-    /// Whether mode `auto` has something to choose.
+    /// Whether mode `auto` has a choice for this queue.
     pub(super) fn is_auto(&self) -> bool {
         self.mode == Mode::Auto && !self.channels.is_empty()
     }
 
-    /// Notes the completions at the start of `tokens` that are this queue's, the first at least; returns their number.
+    /// Records the completions at the start of `tokens` that belong to this queue (the first does). Returns their
+    /// number.
     #[inline(always)]
     pub(super) fn completed(&mut self, tokens: &[Token]) -> usize {
         let run = self.ring.complete_run(tokens);

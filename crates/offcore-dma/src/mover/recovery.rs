@@ -1,7 +1,7 @@
-//! What an engine fails to do, the core finishes; and who fails too often is left alone for a while.
+//! Recovery: the core completes copies that an engine failed, and repeatedly failing channels are not used for a while.
 //!
-//! A copy that is not answered in time is *quarantined*: its packet is neither published nor freed while the channel is
-//! reset; only when the reset has proved the copy dead does the core make it.
+//! A copy that does not complete in time is *quarantined*: its packet is neither published nor freed while the channel
+//! is reset. The core makes the copy only after the reset has proved that the engine will not.
 
 use arrayvec::ArrayVec;
 use offcore_stats::tsc;
@@ -10,22 +10,25 @@ use super::health;
 use super::{Mover, QueueId};
 use crate::channel::{CopyOp, Failed, Failure, Reset};
 
-/// Polls between two looks for lost copies.
+/// Number of polls between two checks for lost copies.
 pub(super) const LOST_CHECK: u32 = 256;
 
 impl Mover {
-    /// The core finishes what the channel at `index` has failed, and whoever caused it is charged.
+    /// Completes the copies that the channel at `index` failed, and charges the channel or the queue that caused the
+    /// failure.
     #[cold]
     pub(super) fn recover(&mut self, index: usize) {
         let failed: ArrayVec<Failed, 16> = self.completions.failed.take();
         for Failed { copy, failure, done } in failed {
             match failure {
-                // The memory is the guest's: another guest's copies through the same channel are not to suffer.
+                // The fault is in the guest's memory: copies of other guests through the same channel must not be
+                // affected.
                 Failure::PageFault => self.charge_queue(&copy),
                 Failure::Hardware | Failure::Refused | Failure::Aborted => self.channels.charge(index, 1),
             }
             // SAFETY: the copy was submitted through this mover, so its memory is valid until its packet is ready,
-            // which it is not before `redo` completes it; the engine has reported it, so it touches it no more.
+            // which happens after `redo` completes it. The engine has reported the copy, so it does not access the
+            // memory any more.
             unsafe { self.redo(&copy, if self.channels.recovery { done } else { copy.len }) };
         }
     }
@@ -44,12 +47,12 @@ impl Mover {
     unsafe fn redo(&mut self, copy: &CopyOp, done: u32) {
         let Self { queues, channels, .. } = self;
         let queue = queues.get_mut(QueueId::of(copy.token));
-        // SAFETY: the caller's promise.
+        // SAFETY: the copy's memory is valid and not used by an engine, as the caller guarantees.
         unsafe { channels.redo(queue, copy, done) };
     }
 
-    /// A queue whose oldest packet has been outstanding for too long has lost a copy. Which channel has it is not
-    /// known (the queue may have been bound anew since), so every channel with work in flight is reset.
+    /// Checks for lost copies. A queue whose oldest packet has been outstanding for too long has lost a copy. Its
+    /// channel is unknown (the binding may have changed), so every channel with copies in flight is reset.
     #[cold]
     pub(super) fn look_for_lost(&mut self) {
         let now = tsc::now();
@@ -63,7 +66,7 @@ impl Mover {
                 Some((oldest, since)) if oldest == waiting => {
                     let lost = now.wrapping_sub(since) > queue.lost_after.unwrap_or(self.lost_after);
                     late |= lost;
-                    // What is reset because of it has as long to answer: the other channels are not reset again meanwhile.
+                    // The reset gets the same time to complete. Other channels are not reset again meanwhile.
                     Some((oldest, if lost { now } else { since }))
                 }
                 _ => Some((waiting, now)),
@@ -90,9 +93,9 @@ impl Mover {
             return;
         }
         slot.resetting = false;
-        // What completed before the reset did is reported first, so that it is not copied again.
+        // Completions before the end of the reset are reported first, so that these copies are not repeated.
         while self.collect(index) > 0 {}
-        // Cold: once per lost copy.
+        // Cold path: once per lost copy.
         let mut dead = Vec::new();
         self.channels.slots[index].channel.take_outstanding(&mut dead);
         if !dead.is_empty() {
@@ -100,8 +103,8 @@ impl Mover {
         }
         self.channels.stats.quarantined += dead.len() as u64;
         for copy in &dead {
-            // SAFETY: submitted through this mover and not reported, so its packet is not ready and its memory valid;
-            // the reset has proved that the engine touches it no more.
+            // SAFETY: the copy was submitted through this mover and not reported, so its packet is not ready and its
+            // memory is valid. The reset has proved that the engine does not access it any more.
             unsafe { self.redo(copy, 0) };
         }
     }

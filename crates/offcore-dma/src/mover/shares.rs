@@ -1,23 +1,23 @@
-//! Shares of a channel: how much of it a queue may have in flight while others have work for it, too.
+//! Shares of a channel: the number of copies that a queue may have in flight while other queues also use the channel.
 //!
-//! A queue that alone has had work lately may use all of its channels. Otherwise its share of each is the channel's
-//! ring divided by the weights of the queues that have had work for it lately.
+//! A queue that is the only recently active one may use all of its channels. Otherwise, the ring of each channel is
+//! divided among the recently active queues by their weights.
 
 use super::queue::Queue;
 use super::{ChannelId, Mover};
 
-/// Polls after which a queue that has submitted nothing no longer counts.
+/// Number of polls after which a queue without submissions counts as inactive.
 pub(super) const IDLE_AFTER: u32 = 128;
 
 impl Mover {
-    /// Test switch: every queue may fill a channel, whoever else needs it.
+    /// Test switch: every queue may fill a channel, even if other queues need it.
     #[cfg(any(test, feature = "testing"))]
     pub fn switch_off_shares(&mut self) {
         self.shares = false;
         self.share_out();
     }
 
-    /// Notes which queues had work since the last time.
+    /// Updates which queues were active since the last check.
     #[cold]
     pub(super) fn look_for_idle(&mut self) {
         self.until_idle_check = IDLE_AFTER;
@@ -32,7 +32,7 @@ impl Mover {
         }
     }
 
-    /// Computes every queue's share anew.
+    /// Recalculates every queue's share.
     #[cold]
     pub(super) fn share_out(&mut self) {
         self.channels.shares_stale = false;
@@ -43,7 +43,7 @@ impl Mover {
         }
     }
 
-    /// How many copies `queue` may have in flight in `channel`.
+    /// Returns the number of copies that `queue` may have in flight in `channel`.
     fn share(&self, queue: &Queue, channel: ChannelId) -> usize {
         let slot = &self.channels.slots[channel.index()];
         let others = self.queues.iter().filter(|other| {

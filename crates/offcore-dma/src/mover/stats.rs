@@ -1,31 +1,32 @@
-//! What the mover counts, and what it has decided and why.
+//! The mover's counters, and its decisions with their reasons.
 
 use offcore_stats::{counters, named};
 
-/// Size classes of copies: up to 64 bytes, up to 128, and so on by powers of two up to 64 KiB, and all above.
+/// Number of size classes of copies: up to 64 bytes, up to 128, and so on by powers of two up to 64 KiB, and all larger
+/// ones.
 pub const CLASSES: usize = 12;
 
 counters! {
-    /// What the mover itself counts.
+    /// The mover's own counters.
     pub struct MoverStats {
-        /// Copies made by the core because that was the plan.
+        /// Copies made by the core as planned.
         core_copies,
-        /// Bytes of those.
+        /// Bytes of copies made by the core.
         core_bytes,
-        /// Copies that the core made or finished because a channel failed them.
+        /// Copies that the core made or completed because a channel failed them.
         fallbacks,
-        /// Copies that the core made because no channel of the queue had room for the packet's, or was in service.
+        /// Copies that the core made because no channel of the queue was in service with room for the packet's copies.
         overflow,
-        /// Channel resets because of copies that were not answered in time.
+        /// Channel resets because of copies that did not complete in time.
         resets,
-        /// Copies held in quarantine until a reset proved them dead.
+        /// Copies held in quarantine until a reset proved that the engine would not execute them.
         quarantined,
-        /// Copies that failed because the memory of the queue's guest could not be reached.
+        /// Copies that failed because the memory of the queue's guest was inaccessible.
         faults,
-        /// How often a channel was taken out of service.
+        /// Number of times that a channel was taken out of service.
         out_of_service,
         channels_out,
-        /// Bursts sent through a channel out of service, to see whether it works again.
+        /// Bursts sent through an out-of-service channel to test whether it works again.
         probes,
         /// Copies made by the core that had to wait in the reorder ring for older copies of an engine.
         held_by_order,
@@ -33,78 +34,78 @@ counters! {
 }
 
 named! {
-    /// One of the two who can make a copy.
+    /// The way of making a copy.
     #[derive(Default)]
     pub enum Way {
         /// The core copies.
         #[default]
         Core = "core",
-        /// One of the queue's channels does.
+        /// A channel of the queue copies.
         Engine = "engine",
     }
 }
 
 named! {
-    /// Why a decision is as it is.
+    /// The reason for a decision.
     #[derive(Default)]
     #[repr(u8)]
     pub enum Reason {
-        /// Nothing has changed it yet.
+        /// The initial decision, not changed yet.
         #[default]
         Initial = "initial",
-        /// What rounds cost changed, and then the other way was cheaper.
+        /// The cost of rounds changed, and then the other way was cheaper.
         Cheaper = "cheaper",
         /// The other way was tried and found cheaper.
         Explored = "explored",
-        /// The channels have no room, or the queue has had its share of them: the core copies meanwhile.
+        /// The channels are full, or the queue has used its share of them: the core copies meanwhile.
         Full = "full",
         /// The channels are out of service: the core copies meanwhile.
         OutOfService = "out_of_service",
-        /// The queue's memory kept faulting: the core copies for a while.
+        /// The queue's memory faulted repeatedly: the core copies for a while.
         Faults = "faults",
-        /// Packets took too long through an engine ([`Mover::set_max_latency`](super::Mover::set_max_latency)): the core
-        /// copies for a while.
+        /// Packets took too long through an engine ([`Mover::set_max_latency`](super::Mover::set_max_latency)): the
+        /// core copies for a while.
         Latency = "latency",
     }
 }
 
-/// What `auto` has decided for the copies of one size class of a queue.
+/// The decision of mode `auto` for the copies of one size class of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// Bytes of the longest copy of the class; `u32::MAX` for the last.
+    /// Length in bytes of the longest copy of the class; `u32::MAX` for the last class.
     pub up_to: u32,
     pub way: Way,
-    /// Why that last changed.
+    /// The reason for the last change of `way`.
     pub reason: Reason,
-    /// TSC ticks of the worker's whole rounds for each copy when the core makes them all; 0 while not measured. The same
-    /// for every class.
+    /// TSC ticks of the worker's whole rounds per copy if the core makes all copies; 0 before the first measurement.
+    /// The same for every class.
     pub core_ticks: f32,
-    /// The same when an engine makes them all.
+    /// As `core_ticks`, if an engine makes all copies.
     pub engine_ticks: f32,
-    /// Copies made by the core. Each lease's are shared out among the classes by the sizes of one burst.
+    /// Copies made by the core. The copies of a lease are distributed among the classes by the sizes of one burst.
     pub by_core: u64,
     pub by_engine: u64,
-    /// Copies made by the core that had to wait for older ones of an engine.
+    /// Copies made by the core that had to wait for older copies of an engine.
     pub held_by_order: u64,
     pub changes: u64,
 }
 
-/// What the mover has decided for one queue, and why. The classes are only kept in mode `auto`.
+/// The mover's decisions for a queue, with their reasons. The classes are only updated in mode `auto`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Decisions {
     /// Size classes, from the shortest copies to the longest.
     pub classes: [Decision; CLASSES],
     /// Copies given to engines, in any mode.
     pub by_engine: u64,
-    /// Copies that failed because the queue's memory could not be reached.
+    /// Copies that failed because the queue's memory was inaccessible.
     pub faults: u64,
-    /// How often the queue was left to the core because of that.
+    /// Number of times that the queue was left to the core because of faults.
     pub fault_pauses: u64,
-    /// With a longest time that packets may take: about the longest of late through an engine, in TSC ticks.
+    /// With a latency limit: approximately the longest recent latency through an engine, in TSC ticks.
     pub longest_latency: u64,
-    /// Of the packets whose time was taken, those that took too long.
+    /// With a latency limit: number of timed packets that exceeded it.
     pub late: u64,
-    /// How often the queue was left to the core because of that.
+    /// Number of times that the queue was left to the core because of the latency limit.
     pub latency_pauses: u64,
 }
 
@@ -112,22 +113,22 @@ named! {
     /// Whether a channel is used.
     #[derive(Default)]
     pub enum Service {
-        /// It is.
+        /// The channel is used.
         #[default]
         In = "in",
-        /// It failed repeatedly: nothing is given to it for a while.
+        /// The channel failed repeatedly and is not used for a while.
         Out = "out",
-        /// One burst is on its way through it, to see whether it works again.
+        /// A burst is in flight through the channel to test whether it works again.
         Probing = "probing",
     }
 }
 
-/// How a channel does.
+/// The health of a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelHealth {
     pub service: Service,
     pub failures: u64,
     pub taken_out: u64,
-    /// Bursts sent to see whether it works again.
+    /// Number of bursts sent to test whether the channel works again.
     pub probes: u64,
 }

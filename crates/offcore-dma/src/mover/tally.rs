@@ -1,7 +1,7 @@
-//! What a queue in mode `auto` has copied, by size class and who did it.
+//! Counters of the copies of a queue in mode `auto`, by size class and by core or engine.
 //!
-//! Bursts only count copies. At a lease's end they are shared out among the classes as the burst was made up that was
-//! looked at: one in a lease.
+//! Bursts only count copies. At the end of a lease, the copies are distributed among the classes in proportion to the
+//! sizes in a single examined burst per lease.
 
 use super::choice::{Choice, class, up_to, way};
 use super::stats::{CLASSES, Decision, Reason, Way};
@@ -15,19 +15,20 @@ struct Class {
     reason: Reason,
 }
 
-/// The counters of one queue.
+/// The counters of a queue.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally {
     classes: [Class; CLASSES],
-    /// Copies of each class of the burst that was looked at last, and half of those before it, and so on.
+    /// Number of copies per class in the last examined burst, plus half of the previous value.
     sizes: [u16; CLASSES],
-    /// Not yet shared out: copies by the core, by an engine, and those of the core's behind older ones of an engine.
+    /// Copies not yet distributed, by the core and by an engine; and copies by the core that waited behind older ones
+    /// by an engine.
     pub(super) open: [u64; 2],
     pub(super) held: u64,
 }
 
 impl Tally {
-    /// Looks at a burst; returns the classes that there were lately.
+    /// Examines a burst. Returns the classes that occurred recently.
     #[cold]
     pub(super) fn look<'a>(&mut self, burst: impl IntoIterator<Item = &'a CopyOp>) -> u16 {
         self.sizes.iter_mut().for_each(|size| *size /= 2);
@@ -38,7 +39,7 @@ impl Tally {
         (0..CLASSES).filter(|&class| self.sizes[class] > 0).fold(0, |seen, class| seen | 1 << class)
     }
 
-    /// Shares out what was counted; `from` as in [`Choice`].
+    /// Distributes the counted copies among the classes; `from` as in [`Choice`].
     pub(super) fn settle(&mut self, from: u32) {
         for by in [Way::Core, Way::Engine] {
             let open = std::mem::take(&mut self.open[by as usize]);
@@ -49,7 +50,7 @@ impl Tally {
     }
 
     fn share_out(&mut self, copies: u64, by: Way, from: u32, counter: impl Fn(&mut Class) -> &mut u64) {
-        // What goes the other way for once (a trial, a full channel) may be of any class.
+        // Exceptional copies (in a trial, or because of a full channel) may be of any class.
         let fits = |class: usize| way(class, from) == by && self.sizes[class] > 0;
         let any = !(0..CLASSES).any(fits);
         let shares: [u64; CLASSES] =
@@ -65,7 +66,7 @@ impl Tally {
         *counter(&mut self.classes[most]) += left;
     }
 
-    /// The decision changes from `before` to `now`.
+    /// Records a change of the decision from `before` to `now`.
     pub(super) fn decided(&mut self, before: u32, now: u32, reason: Reason) {
         for (index, class) in self.classes.iter_mut().enumerate() {
             if way(index, before) != way(index, now) {
@@ -124,7 +125,7 @@ mod tests {
         let by = [64, 594, 1518].map(|len| (report[class(len)].by_core, report[class(len)].by_engine));
         assert_eq!(by, [(701, 0), (0, 400), (0, 100)]);
         assert_eq!(report[class(64)].held_by_order, 10);
-        // A trial by the core: all sizes.
+        // A trial in which the core copies all sizes.
         (tally.open, tally.held) = ([1201, 0], 0);
         tally.settle(NONE);
         let report = tally.report(Choice::new(), None, [1.0, 2.0]);

@@ -1,4 +1,4 @@
-//! The mover with engines that are stepped by hand and fail when they are told to.
+//! Tests of the mover with engines that are stepped manually and fail on demand.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use crate::{Batch, Begun, CopyQueue};
 
 const RING: usize = 64;
 const LEN: usize = 64;
-/// Packets that a queue has memory for at once.
+/// Number of packets for which a queue has memory.
 const PACKETS: usize = 512;
 
-/// A queue and its packets' memory: every packet has one copy, whose content tells its number.
+/// A queue and its packets' memory. Every packet has one copy, whose contents encode the packet's number.
 struct Lane {
-    /// Holds the packets' numbers.
+    /// The holders are the packets' numbers.
     queue: CopyQueue<usize>,
     src: Vec<u8>,
     dst: Vec<u8>,
@@ -34,7 +34,7 @@ impl Lane {
         self.queue.id()
     }
 
-    /// Submits a burst of packets of these lengths; returns how many of them a channel has been given.
+    /// Submits a burst of packets of these lengths. Returns the number of packets given to a channel.
     fn submit_lens(&mut self, mover: &mut Mover, lens: &[usize]) -> usize {
         let before = mover.decisions(self.id()).by_engine;
         let mut plan = self.queue.plan(mover);
@@ -51,7 +51,7 @@ impl Lane {
             }
             Begun::Queued(mut batch) => {
                 gather(&mut batch, (&mut self.src, &mut self.dst), &mut self.sent, lens);
-                // SAFETY: as above.
+                // SAFETY: as for the immediate batch.
                 unsafe { batch.submit(&mut StageClock::private()) };
             }
         }
@@ -62,7 +62,7 @@ impl Lane {
         self.submit_lens(mover, &vec![LEN; packets])
     }
 
-    /// Takes what is ready, and checks it; returns how many packets that were.
+    /// Takes complete packets and checks them. Returns their number.
     fn reap(&mut self, mover: &mut Mover) -> usize {
         let mut ready = self.queue.ready(mover);
         let packets = ready.len();
@@ -77,7 +77,7 @@ impl Lane {
     }
 }
 
-/// Enters packets of these lengths; returns the numbers of those that are complete once the batch is submitted.
+/// Enters packets of these lengths. Returns the numbers of packets that are complete after the batch is submitted.
 fn gather<const IMMEDIATE: bool>(
     batch: &mut Batch<'_, usize, IMMEDIATE>,
     (src, dst): (&mut [u8], &mut [u8]),
@@ -95,7 +95,7 @@ fn gather<const IMMEDIATE: bool>(
     lens.iter().filter_map(enter).collect()
 }
 
-/// A mover with one stepped channel that misbehaves.
+/// Returns a mover with a faulty stepped channel.
 fn faulty(faults: Faults) -> (Mover, ChannelId, Stepper, Arc<FaultCounts>) {
     let (device, stepper) = CoreDevice::stepped();
     let channel = FaultyChannel::new(device.open_channel(RING).unwrap(), faults);
@@ -113,7 +113,7 @@ fn sound(channels: usize) -> (Mover, Vec<ChannelId>, Stepper) {
     (mover, channels, stepper)
 }
 
-/// One round: what completed is taken, a burst is submitted, and the engine works.
+/// Runs a round: completed packets are taken, a burst is submitted, and the engine works.
 fn round(mover: &mut Mover, lane: &mut Lane, stepper: &mut Stepper, packets: usize) -> usize {
     mover.poll(&mut StageClock::private());
     lane.reap(mover);
@@ -143,7 +143,7 @@ fn failing_channel_is_probed_ever_less() {
     }
     drain(&mut mover, &mut lane, &mut stepper);
     let (stats, health) = (mover.stats(), mover.health(channel));
-    // Two bursts made it fail, a third was on its way, then one for each probe.
+    // Two bursts made the channel fail, a third was in flight, and then each probe sent a burst.
     assert!(given <= 8 * (4 + health.probes as usize), "{given} copies, {health:?}");
     assert_eq!((stats.out_of_service, stats.channels_out, health.service), (1, 1, Service::Out));
     assert_eq!((stats.probes, stats.faults), (health.probes, 0));
@@ -157,7 +157,7 @@ fn a_channel_that_works_again_comes_back() {
         faulty(Faults { error: 300, seed: 5, ..Faults::default() });
     mover.set_back_off(1, 1);
     let mut lane = Lane::new(&mut mover, Mode::Offload, &[channel]);
-    // Now and then a probe of two copies finds nothing wrong.
+    // Occasionally, a probe of two copies finds no fault.
     let mut back = 0;
     for _ in 0..5000 {
         let out = mover.health(channel).service != Service::In;
@@ -195,7 +195,7 @@ fn memory_faults_charge_the_queue() {
     assert_eq!((decisions.faults, decisions.fault_pauses), (counts.partials.value(), 1));
     assert_eq!((stats.faults, stats.out_of_service), (decisions.faults, 0));
     assert!(guilty.submit(&mut mover, 8) == 0, "the core copies for the guilty queue");
-    // Another queue goes on using the channel.
+    // Another queue continues to use the channel.
     let mut other = Lane::new(&mut mover, Mode::Offload, &[channel]);
     assert_eq!((mover.health(channel).service, other.submit(&mut mover, 8)), (Service::In, 8));
     drain(&mut mover, &mut other, &mut stepper);
@@ -216,8 +216,8 @@ fn a_lost_copy_counts_against_the_channel() {
     assert_eq!(lane.submit(&mut mover, 4), 0);
 }
 
-/// Of the copies that a channel makes for a flooding queue and another, the other's part in percent. Both always have
-/// work; the engine makes as many copies as it can hold.
+/// Returns the percentage of a channel's copies that belong to the second queue, while the first queue floods the
+/// channel. Both always have work; the engine makes as many copies as its ring holds.
 fn part_of_the_other(mover: &mut Mover, lanes: &mut [Lane; 2], stepper: &mut Stepper) -> usize {
     let mut given = [0; 2];
     for round in 0..400 {
@@ -237,7 +237,7 @@ fn flooding_queue_leaves_a_half() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lanes = [0, 1].map(|_| Lane::new(&mut mover, Mode::Offload, &channels));
     assert!(part_of_the_other(&mut mover, &mut lanes, &mut stepper) >= 45);
-    // Without shares the test fails.
+    // The test fails without shares.
     mover.switch_off_shares();
     let part = part_of_the_other(&mut mover, &mut lanes, &mut stepper);
     assert!(part < 45, "{part} % without shares");
@@ -270,7 +270,7 @@ fn lone_queue_uses_the_whole_channel() {
     drain(&mut mover, &mut busy, &mut stepper);
 }
 
-/// Copies of at least `from` bytes go to the engine until something else is tried.
+/// Makes copies of at least `from` bytes go to the engine until another choice is tried.
 fn choose(mover: &mut Mover, queue: QueueId, from: u32) {
     mover.queue(queue).choice = Choice { from, decided: from, ..Choice::new() };
 }
@@ -340,7 +340,7 @@ fn auto_says_why_it_does_not_use_the_engine() {
     let (mut mover, channels, _stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     choose(&mut mover, lane.id(), choice::ALL);
-    // Nobody steps the engine, so it fills.
+    // The engine is not stepped, so its ring fills.
     let given: usize = (0..4).map(|_| lane.submit(&mut mover, 32)).sum();
     assert_eq!(given, RING);
     let [first, ..] = mover.decisions(lane.id()).classes;
@@ -349,7 +349,7 @@ fn auto_says_why_it_does_not_use_the_engine() {
     assert!(first.held_by_order > 0, "{first:?}");
 }
 
-/// A queue in mode `auto` whose every copy goes to an engine that answers `delay` rounds later.
+/// Runs a queue in mode `auto` whose copies all go to an engine that completes them `delay` rounds later.
 fn delayed(
     rounds: usize,
     delay: usize,
@@ -364,7 +364,7 @@ fn delayed(
         if round % (delay + 1) == delay {
             stepper.step();
         } else {
-            // Ten times the longest time that the tests allow.
+            // Wait ten times the latency limit of the tests.
             let start = tsc::now();
             while tsc::now() - start < 10 * SHORT {}
         }
@@ -372,7 +372,7 @@ fn delayed(
     given
 }
 
-/// TSC ticks that a packet may take; a step of the engine takes less, even in a slow build.
+/// Latency limit in TSC ticks. A step of the engine takes less, even in a slow build.
 const SHORT: u64 = 200_000;
 
 #[test]
@@ -388,7 +388,8 @@ fn slow_engine_comes_back_when_fast() {
     assert_eq!((first.way, first.reason), (Way::Core, Reason::Latency));
     assert!(decisions.late >= 1 && decisions.latency_pauses == 1, "{decisions:?}");
     assert_eq!(mover.stats().overflow, 0, "the engine had room");
-    // Now it answers at once. How soon it is trusted again depends on how often this thread is interrupted.
+    // Now the engine completes copies at once. The time until it is trusted again depends on interruptions of this
+    // thread.
     let (mut given, start) = (0, std::time::Instant::now());
     while given < 4_000 {
         given += delayed(1_000, 0, (&mut mover, &mut lane, &mut stepper));
@@ -398,7 +399,7 @@ fn slow_engine_comes_back_when_fast() {
     assert!(mover.decisions(lane.id()).longest_latency > 0);
 }
 
-/// Packets that are dropped, or shorter than what the core copies of each itself.
+/// Packets that are dropped, or so short that the core copies them itself.
 #[test]
 fn empty_packets_say_nothing_of_time() {
     let (mut mover, channels, _stepper) = sound(1);
@@ -408,7 +409,7 @@ fn empty_packets_say_nothing_of_time() {
     let mut plan = lane.queue.plan(&mut mover);
     let Begun::Queued(mut batch) = lane.queue.begin(&mut mover, &mut plan) else { panic!("the core copies") };
     batch.enter(0);
-    // SAFETY: there is no copy.
+    // SAFETY: the batch has no copies.
     unsafe { batch.submit(&mut StageClock::private()) };
     assert!(!mover.queue(lane.id()).latency.is_waiting());
 }
@@ -419,7 +420,7 @@ fn no_limit_uses_a_slow_engine() {
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     let given = delayed(200, 1, (&mut mover, &mut lane, &mut stepper));
     drain(&mut mover, &mut lane, &mut stepper);
-    // The rest tries the core.
+    // The remaining bursts try the core.
     assert!(given > 100, "{given} bursts");
     assert_eq!(mover.decisions(lane.id()).late, 0);
 }

@@ -1,4 +1,4 @@
-//! Handles on one channel.
+//! Tests of several handles to one channel.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ impl Rig {
         Self { stepper, handles, src: vec![7; 64], dst: vec![0; 64 * 256] }
     }
 
-    /// Hands `n` copies to a handle, with tokens from `first` on; returns how many it took.
+    /// Gives `n` copies to a handle, with tokens from `first` on. Returns the number accepted.
     fn give(&mut self, handle: usize, first: u32, n: u32) -> usize {
         let dst = self.dst.as_mut_ptr();
         let ops: Vec<CopyOp> = (first..first + n)
@@ -79,7 +79,7 @@ fn on_handle_that_reorders(check: Check) {
 #[test]
 fn completions_go_to_the_submitter() {
     let mut rig = Rig::new();
-    // The same tokens on both sides.
+    // Both handles use the same tokens.
     assert_eq!((rig.give(0, 0, 16), rig.give(1, 0, 8), rig.give(0, 16, 4)), (16, 8, 4));
     rig.stepper.step();
     assert_eq!(*rig.poll(1).tokens, (0..8).collect::<Vec<_>>());
@@ -91,7 +91,7 @@ fn completions_go_to_the_submitter() {
 fn flooding_handle_leaves_a_half() {
     let mut rig = Rig::new();
     let mut made = [0; 2];
-    // Each makes up for what has completed, the flooding one first and as much as it can.
+    // Each handle replaces its completed copies, the flooding one first and with as many as it can.
     for round in 0..200 {
         rig.give(0, 0, RING as u32);
         rig.give(1, 0, 32);
@@ -112,7 +112,7 @@ fn weights_part_the_ring() {
     let base = bytes.as_mut_ptr();
     let list = [CopyOp { src: base, dst: base.wrapping_add(64), len: 64, token: 0 }; RING];
     for round in 0..3 {
-        // SAFETY: two halves of an array that outlives the copies, which are polled for below.
+        // SAFETY: the copies are between halves of an array that outlives them; they are polled for below.
         let taken = [&mut light, &mut heavy].map(|handle| unsafe { handle.copy(&list) });
         if round > 0 {
             assert_eq!(taken, [16, 48]);
@@ -127,7 +127,7 @@ fn weights_part_the_ring() {
 #[test]
 fn reset_aborts_the_other_handle() {
     let (device, _stepper) = CoreDevice::stepped();
-    // Nothing is ever answered, so a reset finds everything still there.
+    // No copy ever completes, so a reset finds all of them.
     let faults = Faults { never: 1000, ..Faults::default() };
     let shared = SharedChannel::new(Box::new(FaultyChannel::new(device.open_channel(RING).unwrap(), faults)));
     let (mut one, mut other) = (shared.handle(), shared.handle());
@@ -141,7 +141,7 @@ fn reset_aborts_the_other_handle() {
             token: first + i as u32,
         })
     };
-    // SAFETY: two halves of an array; nothing is in flight when it goes.
+    // SAFETY: the copies are between halves of an array; nothing is in flight when it is dropped.
     let taken = unsafe { (one.copy(&list(0)), other.copy(&list(100))) };
     assert_eq!(taken, (8, 8));
     assert_eq!(one.reset(), Reset::Done);

@@ -1,13 +1,13 @@
-//! A channel: a ring of what was asked for, beside the device's own.
+//! A channel: a ring of requested operations, in addition to the device's own ring.
 //!
 //! ```text
 //! reported        decided          given             written
 //!    | finished, to  |  in the device |  refused: never  |
 //!    | be reported   |                |  get there       |
 //! ```
-//! The device completes in the order in which operations were given to it, so two positions say which are finished, and
-//! a list of failures which of them failed. Operations that do not go to the device (of no bytes, or in memory that it
-//! does not reach) take a place in the ring all the same, and are finished when all before them are.
+//! The device completes operations in order, so two positions determine which are finished, and a list of failures
+//! determines which of them failed. Operations that are not given to the device (with length 0, or in memory that it
+//! cannot access) also take a place in the ring. They are finished when all operations before them are.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -22,23 +22,23 @@ use offcore_dma::channel::{
 use super::Inner;
 use crate::ffi;
 
-/// The largest ring: DPDK counts operations in 16 bits.
+/// The largest ring: DPDK counts operations with 16 bits.
 const MAX_RING: usize = 1 << 14;
-/// Operations that are asked about in one call.
+/// Number of operations whose completion is polled in one call.
 const AT_ONCE: u16 = 128;
-/// How long a reset waits for what was submitted before it stops the device.
+/// Time that a reset waits for submitted operations before it stops the device.
 const TIMEOUT: Duration = Duration::from_millis(100);
-/// How long a channel that is dropped waits for a device that does not stop.
+/// Time that a dropped channel waits for a device that does not stop.
 const LAST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What has become of an operation.
+/// State of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// In the device.
     Given,
-    /// Not for the device; its outcome is known.
+    /// Not given to the device; its outcome is known.
     Apart(Option<Failure>),
-    /// Finished, with this outcome.
+    /// Finished with this outcome.
     Finished(Option<Failure>),
 }
 
@@ -54,19 +54,20 @@ pub struct DmaChannel {
     device: Arc<Inner>,
     info: ChannelInfo,
     entries: Box<[Entry]>,
-    /// Operations reported, finished and written since the channel was opened.
+    /// Numbers of operations reported, finished and written since the channel was opened.
     reported: usize,
     finished: usize,
     written: usize,
-    /// Operations in the device, and those before them that were taken out and are in it all the same.
+    /// Numbers of operations in the device: `lost` counts operations that were taken out of the channel but not
+    /// completed.
     given: usize,
     lost: usize,
-    /// When a reset began that is not done.
+    /// The time at which an unfinished reset began.
     resetting: Option<Instant>,
     ledger: Ledger,
 }
 
-// SAFETY: an operation is a description; whoever submits it promises that the memory may be touched by an engine.
+// SAFETY: an operation is a description; its submitter guarantees that an engine may access the memory.
 unsafe impl Send for DmaChannel {}
 
 impl DmaChannel {
@@ -76,10 +77,10 @@ impl DmaChannel {
             let device = name.to_owned();
             return Err(EngineError::RingSize { device, found: ring_size, min: 1, max: most });
         }
-        // Some drivers leave one of their descriptors free.
+        // Some drivers keep one descriptor unused.
         let descriptors = (2 * ring_size).clamp(device.min_desc.into(), device.max_desc.into());
         let refused = |reason: String| EngineError::Thread { device: name.to_owned(), reason };
-        // SAFETY: the device has no other channel, and is stopped.
+        // SAFETY: the device has no other channel and is stopped.
         let rc = unsafe { ffi::off_dma_start(device.number, descriptors as u16) };
         if rc < 0 {
             let why = format!("it does not start with {descriptors} descriptors: {}", ffi::errno(rc));
@@ -109,9 +110,9 @@ impl DmaChannel {
         Ok(channel)
     }
 
-    /// Operations that the device takes now.
+    /// Returns how many operations the device accepts now.
     fn capacity(&self) -> usize {
-        // SAFETY: the device is started, and this channel its only user.
+        // SAFETY: the device is started, and this channel is its only user.
         usize::from(unsafe { ffi::off_dma_capacity(self.device.number) })
     }
 
@@ -120,13 +121,13 @@ impl DmaChannel {
         &mut self.entries[position & mask]
     }
 
-    /// The operations that are not reported.
+    /// Returns the operations that have not been reported.
     fn outstanding(&self) -> impl Iterator<Item = CopyOp> {
         let mask = self.entries.len() - 1;
         (self.reported..self.written).map(move |position| self.entries[position & mask].copy)
     }
 
-    /// Whether the device reaches all of the bytes.
+    /// Returns whether the device can access all of the bytes.
     fn reaches(&self, address: usize, len: u32) -> bool {
         let Some(ranges) = &self.device.reach else { return true };
         ranges.iter().any(|&(base, all)| {
@@ -134,7 +135,7 @@ impl DmaChannel {
         })
     }
 
-    /// The outcome of a copy that is not for the device; `None` when it is.
+    /// Returns the outcome of a copy that is not given to the device; `None` for other copies.
     fn apart(&self, op: &CopyOp) -> Option<Option<Failure>> {
         if op.len == 0 {
             return Some(None);
@@ -151,11 +152,11 @@ impl DmaChannel {
         self.ledger.accept(1, copy.len.into());
     }
 
-    /// Marks what the device has finished since.
+    /// Marks operations that the device has finished since the last call.
     fn collect(&mut self) {
         while self.given + self.lost > 0 {
             let mut failed: c_int = 0;
-            // SAFETY: the device is started, and this channel its only user.
+            // SAFETY: the device is started, and this channel is its only user.
             let done = unsafe { ffi::off_dma_completed(self.device.number, AT_ONCE, &mut failed) };
             (0..done).for_each(|_| self.finish(None));
             let more = if failed != 0 { self.collect_failed() > 0 } else { done == AT_ONCE };
@@ -166,13 +167,14 @@ impl DmaChannel {
         self.finish_apart();
     }
 
-    /// Takes in what follows, with its status: DPDK says nothing more until that was asked for. Returns of how many it has
-    /// one: none when the driver speaks of a failure that it cannot name yet, which the next call asks for again.
+    /// Collects the following operations with their statuses. DPDK reports no further completions before that. Returns
+    /// the number of statuses; 0 if the driver reports a failure that it cannot attribute yet, so that the next call
+    /// has to repeat this.
     #[cold]
     fn collect_failed(&mut self) -> u16 {
         let mut statuses = [0; 16];
         let most = statuses.len() as u16;
-        // SAFETY: as above, and there is room for so many.
+        // SAFETY: as above; `statuses` has room for `most` entries.
         let done = unsafe { ffi::off_dma_statuses(self.device.number, most, statuses.as_mut_ptr()) };
         for &status in statuses.iter().take(done.into()) {
             self.finish(failure(status));
@@ -180,7 +182,7 @@ impl DmaChannel {
         done
     }
 
-    /// The next operation that is in the device is finished.
+    /// Marks the oldest operation in the device as finished.
     fn finish(&mut self, outcome: Option<Failure>) {
         if self.lost > 0 {
             self.lost -= 1;
@@ -196,7 +198,7 @@ impl DmaChannel {
         self.given -= 1;
     }
 
-    /// Those that are not for the device are finished when all before them are.
+    /// Operations that are not given to the device are finished when all operations before them are.
     fn finish_apart(&mut self) {
         while self.finished < self.written {
             let finished = self.finished;
@@ -206,18 +208,19 @@ impl DmaChannel {
         }
     }
 
-    /// Stops the device and starts it again, which ends what is in it; whether that is so.
+    /// Stops and restarts the device, which ends the operations in it; returns whether that succeeded.
     fn restart(&mut self) -> bool {
-        // DPDK's driver for the queues of idxd in the kernel has nothing to stop them with, and says that it did.
+        // DPDK's driver for idxd work queues of the kernel cannot stop them, but reports success.
         if self.device.device.starts_with("wq") {
             return false;
         }
-        // SAFETY: the device is started, and this channel its only user.
+        // SAFETY: the device is started, and this channel is its only user.
         let stopped = unsafe { ffi::off_dma_stop(self.device.number) } == 0;
         if stopped {
             let descriptors =
                 (2 * self.entries.len()).clamp(self.device.min_desc.into(), self.device.max_desc.into());
-            // SAFETY: as above, and stopped. One that does not start again takes no more: its capacity is 0.
+            // SAFETY: as above, and stopped. If the device does not restart, its capacity is 0, so it gets no more
+            // operations.
             unsafe { ffi::off_dma_start(self.device.number, descriptors as u16) };
             (self.given, self.lost) = (0, 0);
         }
@@ -225,7 +228,7 @@ impl DmaChannel {
     }
 }
 
-/// The failure that a status of DPDK stands for.
+/// Converts a DPDK status to a failure.
 fn failure(status: u32) -> Option<Failure> {
     match status {
         0 => None,
@@ -265,8 +268,8 @@ impl Channel for DmaChannel {
                 continue;
             }
             let run = ops[at..].iter().take_while(|op| self.apart(op).is_none()).count();
-            // SAFETY: the device is started, and this channel its only user; the caller vouches for the memory, which it
-            // reaches. A copy is laid out as the shim has it.
+            // SAFETY: the device is started, and this channel is its only user; the caller guarantees that the memory
+            // is valid, and the device can access it. `CopyOp` has the layout of the shim's `off_copy`.
             let given = unsafe { ffi::off_dma_copy(self.device.number, ops[at..].as_ptr(), run as u32) };
             for op in &ops[at..at + given as usize] {
                 self.write(*op, State::Given);
@@ -281,7 +284,7 @@ impl Channel for DmaChannel {
 
     fn submit(&mut self) {
         if self.given + self.lost > 0 {
-            // SAFETY: the device is started, and this channel its only user.
+            // SAFETY: the device is started, and this channel is its only user.
             unsafe { ffi::off_dma_submit(self.device.number) };
         }
     }
@@ -303,7 +306,7 @@ impl Channel for DmaChannel {
     }
 
     fn reset(&mut self) -> Reset {
-        // What was accepted and not yet submitted must not run later either: it runs now.
+        // Accepted operations that were not submitted must not run later, so they run now.
         self.submit();
         self.collect();
         let since = *self.resetting.get_or_insert_with(Instant::now);
@@ -318,7 +321,7 @@ impl Channel for DmaChannel {
         let first = outstanding.len();
         outstanding.extend(self.outstanding());
         self.ledger.fail(&outstanding[first..]);
-        // Before a reset is done some are in the device: they are finished there, and reported by nobody.
+        // Before a reset is complete, some operations are in the device: it finishes them, and they are not reported.
         self.lost += std::mem::take(&mut self.given);
         (self.reported, self.finished) = (self.written, self.written);
     }
@@ -336,7 +339,7 @@ impl Drop for DmaChannel {
             std::thread::yield_now();
             dead = self.reset() == Reset::Done;
         }
-        // SAFETY: the channel is its device's only user.
+        // SAFETY: the channel is the device's only user.
         unsafe { ffi::off_dma_stop(self.device.number) };
         if dead {
             self.device.taken.store(false, Ordering::Release);
@@ -386,7 +389,7 @@ mod tests {
             op(3, past_the_end, 192, 97),
             op(4, past_the_end, 256, 96),
         ];
-        // SAFETY: what the device is given is inside the buffers, which outlive the channel.
+        // SAFETY: the copies given to the device are within the buffers, which outlive the channel.
         assert_eq!(unsafe { channel.copy(&ops) }, 5);
         channel.submit();
         let mut completions = Completions::default();

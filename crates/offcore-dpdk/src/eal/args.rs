@@ -1,21 +1,21 @@
-//! The EAL's arguments: what the user said, and what is left to us.
+//! The EAL's arguments: the user's arguments, and defaults for the others.
 
 use offcore_stats::lcore;
 
 use super::EalError;
 
-/// A PCI address that no device has. A list of allowed devices with nothing but it keeps the EAL's hands off all those
-/// that are not asked for, and still lets them be probed one by one.
+/// A PCI address that no device has. If it is the only allowed device, the EAL probes no devices by itself, but devices
+/// can still be probed one by one.
 const NO_DEVICE: &str = "ffff:ff:1f.7";
-/// MiB of free hugepages that the EAL should find, or it does without.
+/// Minimum of free hugepages in MiB that the EAL needs; with less it runs without hugepages.
 const ENOUGH_MIB: u64 = 64;
 
-/// What the defaults depend on.
+/// The facts on which the defaults depend.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
-    /// MiB in free hugepages.
+    /// Free hugepages in MiB.
     pub(super) free_huge_mib: u64,
-    /// The first lcore that this process may run on.
+    /// The first lcore that this process may use.
     pub(super) lcore: usize,
     pub(super) pid: u32,
 }
@@ -27,7 +27,7 @@ impl Machine {
     }
 }
 
-/// MiB in free hugepages of all sizes.
+/// Returns the free hugepages of all sizes in MiB.
 fn free_hugepage_mib() -> u64 {
     let Ok(sizes) = std::fs::read_dir("/sys/kernel/mm/hugepages") else { return 0 };
     let kib = sizes.flatten().filter_map(|size| {
@@ -40,7 +40,7 @@ fn free_hugepage_mib() -> u64 {
     kib.sum::<u64>() / 1024
 }
 
-/// The words of `text`; what is between quotes is one.
+/// Splits `text` into words. A quoted part belongs to one word.
 pub(super) fn split(text: &str) -> Result<Vec<String>, EalError> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in text.chars() {
@@ -62,7 +62,7 @@ pub(super) fn split(text: &str) -> Result<Vec<String>, EalError> {
     Ok(words)
 }
 
-/// Refuses what is not for a process that others' threads live in.
+/// Rejects arguments that are unsuitable for a process with other threads.
 pub(super) fn check(words: &[String], text: &str) -> Result<(), EalError> {
     let refused = |expected: &str| {
         Err(EalError::Arguments { found: text.into(), expected: format!("expected {expected}") })
@@ -87,7 +87,7 @@ pub(super) fn check(words: &[String], text: &str) -> Result<(), EalError> {
     Ok(())
 }
 
-/// What the user said, and after it what he said nothing about.
+/// Returns the user's arguments, followed by defaults for missing ones.
 pub(super) fn complete(mut words: Vec<String>, machine: &Machine) -> Vec<String> {
     let said = words.clone();
     let has = |options: &[&str]| {
@@ -115,7 +115,7 @@ pub(super) fn complete(mut words: Vec<String>, machine: &Machine) -> Vec<String>
     if huge && !own {
         words.push("--in-memory".into());
     } else if !huge {
-        // These two do not go together with --in-memory.
+        // These options cannot be combined with --in-memory.
         for (options, default) in [(["--no-huge", "--no-huge"], "--no-huge"), (["-m", "-m"], "-m128")] {
             if !has(&options) {
                 words.push(default.into());

@@ -1,12 +1,12 @@
-//! What DPDK logs: handed on to our log, and the last complaints kept for error messages.
+//! Forwards DPDK's log to the program's log, and keeps the last errors for error messages.
 
 use std::ffi::c_char;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// `RTE_LOG_ERR` and `RTE_LOG_WARNING`; lower is worse.
+/// `RTE_LOG_ERR` and `RTE_LOG_WARNING`; lower levels are more severe.
 const ERROR: u32 = 4;
 const WARNING: u32 = 5;
-/// Complaints that are kept.
+/// Number of errors that are kept.
 const KEPT: usize = 6;
 
 static COMPLAINTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -15,23 +15,23 @@ fn lock() -> MutexGuard<'static, Vec<String>> {
     COMPLAINTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Forgets the complaints so far: what comes next is about something else.
+/// Discards the errors so far, before an operation whose errors are of interest.
 pub(crate) fn forget() {
     lock().clear();
 }
 
-/// The complaints since [`forget`], the first few.
+/// Returns the first errors since [`forget`].
 pub(crate) fn said() -> Vec<String> {
     lock().clone()
 }
 
-/// Called by the shim with each line.
+/// The shim calls this with each line.
 ///
 /// # Safety
-/// `line` has `len` bytes.
+/// `line` must have `len` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn offcore_dpdk_log(level: u32, line: *const c_char, len: usize) {
-    // SAFETY: as the shim promises; the bytes are its own and stay as they are meanwhile.
+    // SAFETY: the shim passes `len` bytes of its own, which do not change during the call.
     let line = unsafe { std::slice::from_raw_parts(line.cast::<u8>(), len) };
     let line = String::from_utf8_lossy(line);
     if level <= ERROR {

@@ -1,26 +1,27 @@
-//! Network cards that are to reach the memory of a device, where the CPU does not: which may, and what they are told.
+//! Checks and configures network cards that access a device's memory which the CPU cannot access.
 //!
-//! A driver must not touch a byte of a packet then. Of DPDK's, mlx5 is the one that is made for it (GPUDirect RDMA), as long
-//! as it neither copies the beginnings of packets into its descriptors when it sends, nor short packets out of large
-//! buffers when it receives.
+//! The driver must not access any byte of a packet then. Of DPDK's drivers, mlx5 supports this (GPUDirect RDMA),
+//! provided that it copies neither the beginnings of sent packets into its descriptors nor short packets out of large
+//! receive buffers.
 
 use std::path::Path;
 
 use super::EthError;
 use crate::pci;
 
-/// The kernel's half of the driver.
+/// The driver's kernel module.
 const DRIVER: &str = "mlx5_core";
-/// Bytes of a packet that are copied into a descriptor: most of a packet alone, and of one among several.
+/// Arguments for the number of bytes of a packet that are copied into a descriptor: for a single packet in the
+/// descriptor, and for several ones.
 const INLINED: [&str; 2] = ["txq_inline_max", "txq_inline_mpw"];
-/// Other arguments that make copies unless they are 0, as they are if nothing is said.
+/// Other arguments that enable copies unless they are 0. Their default is 0.
 const COPYING: [&str; 2] = ["txq_inline_min", "mprq_en"];
 
-/// The arguments of the device called `name`, whose PCI address is `address` if it has one, by the sysfs at `sys`: those that
-/// were given, and what keeps it from touching packets.
+/// Returns the arguments for device `name`: the given ones, and others that keep its driver from accessing packets.
+/// `address` is the device's PCI address, if it has one, and `sys` the path of sysfs.
 ///
 /// # Errors
-/// When it is no such card, or arguments say otherwise.
+/// If it is not such a network card, or given arguments enable copies.
 pub(super) fn args(
     sys: &Path,
     name: &str,
@@ -63,7 +64,7 @@ mod tests {
 
     const ADDRESS: &str = "0000:3b:00.0";
 
-    /// A tree in which the card is bound to this driver.
+    /// Creates a tree in which the card is bound to this driver.
     fn tree(name: &str, driver: &str) -> std::path::PathBuf {
         let sys = std::env::temp_dir().join(format!("offcore-direct-{}-{name}", std::process::id()));
         let device = sys.join("bus/pci/devices").join(ADDRESS);

@@ -1,4 +1,4 @@
-//! Finding a device, and what can be said before DPDK is asked.
+//! Finds a device, and checks what can be checked without DPDK.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::eal;
 use crate::ffi::{self, EthInfo};
 use crate::pci;
 
-/// Refuses what cannot work.
+/// Rejects requests that cannot work.
 pub(super) fn check(request: &Request) -> Result<(), EthError> {
     let device = &request.device;
     if device.starts_with("net_af_xdp") || device.starts_with("eth_af_xdp") {
@@ -19,15 +19,16 @@ pub(super) fn check(request: &Request) -> Result<(), EthError> {
     Ok(())
 }
 
-/// The port of the device, which is made or probed when the EAL does not have it; and whether it was.
+/// Returns the port of the device, and whether it was created here. A device that the EAL does not have is created or
+/// probed.
 pub(super) fn find(request: &Request) -> Result<(u16, bool), EthError> {
     let address = pci::address(&request.device);
     let device = address.as_ref().unwrap_or(&request.device);
     let name = c_string(device)?;
     let _alone = eal::one_at_a_time();
-    // SAFETY: the EAL is up, and `name` a C string.
+    // SAFETY: the EAL is running, and `name` is a C string.
     let port = || u16::try_from(unsafe { ffi::off_eth_find(name.as_ptr()) }).ok();
-    // Memory that the CPU does not reach, which its driver has to be told of before it is there.
+    // If the CPU cannot access the memory, the driver needs other arguments when the device is created.
     let memory = request.memory.as_ref().filter(|memory| !memory.is_mapped());
     if let Some(port) = port() {
         if let Some(memory) = memory {
@@ -59,7 +60,7 @@ pub(super) fn find(request: &Request) -> Result<(u16, bool), EthError> {
     };
     let devargs = c_string(&devargs)?;
     eal::forget();
-    // SAFETY: the EAL is up, and `devargs` a C string.
+    // SAFETY: the EAL is running, and `devargs` is a C string.
     let rc = unsafe { ffi::off_probe(devargs.as_ptr()) };
     let advice = match address.is_some() {
         true => {
@@ -80,16 +81,16 @@ pub(super) fn find(request: &Request) -> Result<(u16, bool), EthError> {
     }
 }
 
-/// What DPDK logged, to end an error with.
+/// Returns DPDK's error messages, as the end of another message.
 pub(super) fn said() -> String {
     let said = eal::said();
     if said.is_empty() { String::new() } else { format!("; DPDK says: {}", said.join("; ")) }
 }
 
-/// The MTU that the device is to have.
+/// Returns the MTU to configure.
 pub(super) fn mtu(request: &Request, info: &EthInfo) -> Result<u16, EthError> {
     let Some(mtu) = request.mtu else { return Ok(info.mtu) };
-    // Virtual drivers leave these out.
+    // Virtual drivers do not report these limits.
     let max = if info.max_mtu == 0 { u16::MAX } else { info.max_mtu };
     if !(info.min_mtu..=max).contains(&mtu) {
         return Err(EthError::Device(format!("mtu={mtu}: the device takes {} to {max}", info.min_mtu)));
@@ -118,7 +119,7 @@ pub(super) fn check_queues(request: &Request, info: &EthInfo) -> Result<(), EthE
     Ok(())
 }
 
-/// Descriptors of a queue.
+/// Returns the number of descriptors of a queue.
 pub(super) fn descriptors(asked: Option<u16>, default: u16) -> u16 {
     asked.unwrap_or(if default == 0 { DESCRIPTORS } else { default })
 }

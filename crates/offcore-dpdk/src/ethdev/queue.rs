@@ -1,4 +1,4 @@
-//! The queues of a network device: one call of DPDK a burst.
+//! The queues of a network device, with one DPDK call per burst.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use crate::convert::{self, Mbufs, NO_MBUFS};
 use crate::ffi;
 use crate::mempool::Lent;
 
-/// What a call received.
+/// The result of receiving.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Receipt {
     pub packets: usize,
     pub bytes: u64,
-    /// Packets that are none, and were freed: shorter than an Ethernet header, or of too many buffers.
+    /// Invalid packets, which were freed: shorter than an Ethernet header, or with too many buffers.
     pub malformed: u64,
 }
 
-/// What a call sent.
+/// The result of sending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     pub packets: usize,
@@ -30,11 +30,11 @@ pub struct Sent {
 pub struct EthRx {
     device: Arc<Ethdev>,
     queue: u16,
-    /// Where the driver puts what it hands over; only used during a call.
+    /// Filled by the driver; only used during a call.
     mbufs: Mbufs,
 }
 
-// SAFETY: the list of mbufs means nothing between two calls.
+// SAFETY: the list of mbufs is not used between two calls.
 unsafe impl Send for EthRx {}
 
 impl EthRx {
@@ -47,21 +47,21 @@ impl EthRx {
         &self.device
     }
 
-    /// Appends up to `max` packets to `burst`, as far as it has room. What the driver needs of packet buffers comes from
-    /// `cache`.
+    /// Appends up to `max` packets to `burst`, while it has room. The driver takes new packet buffers from `cache`.
     #[inline]
     pub fn rx(&mut self, cache: &mut PoolCache, burst: &mut Burst, max: usize) -> Receipt {
         let max = max.min(burst.remaining_capacity());
         let count = {
             let _lent = Lent::new(cache);
-            // SAFETY: the device is running, the queue is its own and this half its only user; there is room for `max`.
+            // SAFETY: the device is running, and this half is the only user of the queue. `mbufs` has room for `max`
+            // entries.
             unsafe { ffi::off_eth_rx(self.device.port, self.queue, self.mbufs.as_mut_ptr(), max as u16) }
         };
         if count == 0 {
             return Receipt::default();
         }
         let before = burst.len();
-        // SAFETY: the driver has just handed these over, at most as many as there is room for.
+        // SAFETY: the driver has just returned these mbufs, and there are at most as many as the burst has room for.
         let received =
             unsafe { convert::receive(self.device.pool, &self.mbufs[..usize::from(count).min(max)], burst) };
         Receipt { packets: burst.len() - before, bytes: received.bytes, malformed: received.malformed }
@@ -73,11 +73,11 @@ impl EthRx {
 pub struct EthTx {
     device: Arc<Ethdev>,
     queue: u16,
-    /// What the driver is given; only used during a call.
+    /// Passed to the driver; only used during a call.
     mbufs: Mbufs,
 }
 
-// SAFETY: the list of mbufs means nothing between two calls.
+// SAFETY: the list of mbufs is not used between two calls.
 unsafe impl Send for EthTx {}
 
 impl EthTx {
@@ -90,35 +90,36 @@ impl EthTx {
         &self.device
     }
 
-    /// Sends packets from the front of `burst`; those that the device has no room for stay there. What it frees goes to
-    /// `cache`.
+    /// Sends packets from the front of `burst`. Packets that the device has no room for stay there. The driver frees
+    /// packet buffers into `cache`.
     ///
     /// # Panics
-    /// When a packet is of another pool than the device's.
+    /// If a packet belongs to another pool than the device's.
     #[inline]
     pub fn tx(&mut self, cache: &mut PoolCache, burst: &mut Burst) -> Sent {
         let offered = burst.len();
         let bytes = convert::transmit(self.device.pool, burst, &mut self.mbufs);
         let count = {
             let _lent = Lent::new(cache);
-            // SAFETY: the device is running, the queue is its own and this half its only user; the mbufs are those of
-            // packets that are ours.
+            // SAFETY: the device is running, and this half is the only user of the queue. The mbufs belong to packets
+            // that the burst owns.
             unsafe { ffi::off_eth_tx(self.device.port, self.queue, self.mbufs.as_mut_ptr(), offered as u16) }
         };
         let count = usize::from(count).min(offered);
         if count < offered {
             return self.sent_part(burst, count, bytes);
         }
-        // The driver has the buffers now.
+        // The driver owns the buffers now.
         burst.clear();
         Sent { packets: count, bytes }
     }
 
-    /// Only the first `count` packets of the burst, which has `bytes`, were taken.
+    /// Handles the case that only the first `count` packets of the burst, whose length is `bytes`, were accepted.
     #[cold]
     fn sent_part(&self, burst: &mut Burst, count: usize, bytes: u64) -> Sent {
         convert::untransmit(&self.mbufs[count..burst.len()]);
-        // By what is left: a driver that copies has freed what it took, and another worker may have the buffers by now.
+        // The length is computed from the packets that are left: a driver that copies has already freed the accepted
+        // ones, and another worker may have taken their buffers.
         let pool = self.device.pool.pool();
         let left: u64 = burst[count..].iter().map(|packet: &Packet| pool.total_len(packet) as u64).sum();
         burst.drain(..count).for_each(drop);

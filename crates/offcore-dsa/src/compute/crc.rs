@@ -1,27 +1,27 @@
-//! CRC as CRC Generation and Copy with CRC compute it: section 8.3.12 and appendix A.
+//! CRC as defined for CRC Generation and Copy with CRC: section 8.3.12 and appendix A.
 //!
-//! Appendix A pads the data with zeros to a multiple of the CRC's size. A CRC that is continued after a page
-//! fault at any byte cannot be padded, and the CRC32C of nine bytes is a number that everybody knows; no
-//! padding here.
+//! Appendix A pads the data with zeros to a multiple of the CRC's size. This module does not pad: a CRC that is
+//! continued after a page fault at an arbitrary byte cannot be padded, and unpadded results match the well-known CRC32C
+//! check values.
 
 use crate::descriptor::Flags;
 
-/// How a 32-bit CRC with the polynomial of iSCSI (CRC32C) treats bits.
+/// The bit order of a 32-bit CRC with the polynomial of iSCSI (CRC32C).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Crc {
-    /// Seed and result are neither inverted nor in the usual bit order: bit 31 is the coefficient of x³¹.
+    /// Seed and result are not inverted and not bit-reversed: bit 31 is the coefficient of x³¹.
     pub bypass_inversion: bool,
-    /// Bit 7 of each data byte counts as its most significant one, instead of bit 0.
+    /// Bit 7 of each data byte is its most significant bit, instead of bit 0.
     pub bypass_reflection: bool,
 }
 
 impl Crc {
-    /// What a descriptor's flags ask for (Table 8-19).
+    /// Returns the variant that a descriptor's flags select (Table 8-19).
     pub(crate) fn from_flags(flags: Flags) -> Self {
         Self { bypass_inversion: flags.contains(Flags::OP_1), bypass_reflection: flags.contains(Flags::OP_2) }
     }
 
-    /// The descriptor flags that ask for it.
+    /// Returns the descriptor flags that select this variant.
     pub(crate) fn flags(self) -> Flags {
         let mut flags = Flags::empty();
         flags.set(Flags::OP_1, self.bypass_inversion);
@@ -29,9 +29,9 @@ impl Crc {
         flags
     }
 
-    /// The CRC of `data`, going on from `seed`: 0 at the start, the value so far after that.
+    /// Returns the CRC of `data`, continued from `seed`: 0 at the start, then the previous result.
     pub fn of(self, data: &[u8], seed: u32) -> u32 {
-        // The crate inverts its seed and its result, and counts from bit 0. Undo what is bypassed.
+        // The crc32c crate inverts its seed and its result and counts from bit 0. Undo the steps that are bypassed.
         let seed = if self.bypass_inversion { !seed.reverse_bits() } else { seed };
         let crc =
             if self.bypass_reflection { reflected(data, seed) } else { crc32c::crc32c_append(seed, data) };
@@ -39,7 +39,7 @@ impl Crc {
     }
 }
 
-/// The CRC of `data` with the bits of every byte turned around.
+/// Returns the CRC of `data` with the bits of every byte reversed.
 fn reflected(data: &[u8], seed: u32) -> u32 {
     let mut turned = [0; 512];
     data.chunks(turned.len()).fold(seed, |crc, chunk| {
@@ -57,7 +57,7 @@ mod tests {
 
     const CHECK: &[u8] = b"123456789";
 
-    /// Long division, one bit after the other, as appendix A describes it.
+    /// Long division, bit by bit, as described in appendix A.
     fn by_hand(crc: Crc, data: &[u8], seed: u32) -> u32 {
         let mut register = if crc.bypass_inversion { seed } else { !seed.reverse_bits() };
         for byte in data {

@@ -1,32 +1,32 @@
-//! What a fill writes (section 8.3.5).
+//! The pattern of a fill operation (section 8.3.5).
 
-/// Bytes that are written over and over: 8, or 16 if the two halves differ.
+/// A repeated pattern of 8 bytes, or of 16 bytes if the two halves differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern(u128);
 
 impl Pattern {
-    /// A pattern of 8 bytes, the least significant one first.
+    /// Returns a pattern of 8 bytes, the least significant byte first.
     pub const fn of_8(pattern: u64) -> Self {
         Self::of_16(pattern, pattern)
     }
 
-    /// A pattern of 16 bytes: `lower` first, then `upper`.
+    /// Returns a pattern of 16 bytes: `lower` first, then `upper`.
     pub const fn of_16(lower: u64, upper: u64) -> Self {
         Self(lower as u128 | (upper as u128) << 64)
     }
 
-    /// The pattern's lower and upper 8 bytes; in a pattern of 8 bytes they are the same.
+    /// Returns the lower and the upper 8 bytes of the pattern. They are equal in a pattern of 8 bytes.
     pub const fn words(self) -> (u64, u64) {
         (self.0 as u64, (self.0 >> 64) as u64)
     }
 
-    /// The pattern as it goes on `offset` bytes from where it began.
+    /// Returns the pattern as it continues `offset` bytes after its start.
     #[must_use]
     pub const fn from_offset(self, offset: usize) -> Self {
         Self(self.0.rotate_right((offset % 16 * 8) as u32))
     }
 
-    /// Fills `dst` from the pattern's start on.
+    /// Fills `dst`, beginning at the pattern's start.
     pub fn fill(self, dst: &mut [u8]) {
         let bytes = self.0.to_le_bytes();
         for chunk in dst.chunks_mut(bytes.len()) {

@@ -1,8 +1,9 @@
-//! Applying a layout: the device is disabled, written, enabled, and every step is read back. When one fails, the
-//! earlier layout is put back.
+//! Application of a layout: the device is disabled, configured and enabled, and every step is read back. If a step
+//! fails, the earlier layout is restored.
 //!
-//! The order is the kernel's: a group's read buffers are checked against the device's limit, a queue's size against
-//! what the others have claimed, its threshold against its size and mode, and a change of type clears its name.
+//! The order follows the kernel's checks: it checks a group's read buffers against the device's limit, a queue's size
+//! against the space that other queues have claimed, and a queue's threshold against its size and mode. A change of the
+//! type clears the queue's name.
 
 use std::fmt::Display;
 use std::io;
@@ -14,12 +15,12 @@ use super::{DeviceConfig, Group, WqConfig, WqType, json};
 use crate::Opcode;
 use crate::wq::{OpSet, WqMode};
 
-/// What applying a layout did.
+/// The result of applying a layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// Attributes written; those that were right already are not.
+    /// Number of attributes written. Attributes that already had the right value are not written.
     pub writes: usize,
-    /// What was left out and why, in words.
+    /// The settings that were left out and the reasons, in words.
     pub notes: Vec<String>,
 }
 
@@ -30,16 +31,16 @@ pub enum ApplyError {
     Fixed { device: String },
     /// {place}: {clients} clients use it: stop them first, or take it away from them with --force
     Busy { place: String, clients: u32 },
-    // What was tried and what became of it, and how the device is now.
+    // The failed step with its reason, and the present state of the device.
     /// {step}. {after}
     Step { step: String, after: String },
 }
 
-/// Lays a device out anew. What the layout holds must have passed [`super::check`].
+/// Applies a layout to a device. The layout must have passed [`super::check`].
 ///
 /// # Errors
-/// [`ApplyError::Fixed`] and [`ApplyError::Busy`] before anything is changed; [`ApplyError::Step`] names the attribute
-/// and says whether the earlier layout is back, and how the device is if it is not.
+/// [`ApplyError::Fixed`] and [`ApplyError::Busy`] before anything is changed. [`ApplyError::Step`] names the attribute,
+/// says whether the earlier layout is restored, and describes the device's state if it is not.
 pub fn apply(
     config: &DeviceConfig,
     device: &Device,
@@ -59,10 +60,10 @@ pub fn apply(
     }
 }
 
-/// Takes the device's work queues and the device out of service.
+/// Disables the device's work queues and the device.
 ///
 /// # Errors
-/// As [`apply`]; nothing is put back.
+/// As [`apply`], but the earlier layout is not restored.
 pub fn disable(
     device: &Device,
     roots: &Roots,
@@ -85,7 +86,7 @@ fn check_clients(device: &Device, force: bool) -> Result<(), ApplyError> {
     }
 }
 
-/// A step's failure in words.
+/// The result of a step; the error describes the failure in words.
 type Step<T> = Result<T, String>;
 
 struct Work<'a> {
@@ -104,7 +105,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// The device is disabled, and has the layout.
+    /// Disables the device and writes the layout. The device stays disabled.
     fn lay_out(&mut self, config: &DeviceConfig) -> Step<()> {
         self.disable()?;
         self.clear()?;
@@ -124,7 +125,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Puts the earlier layout back, enables again what was enabled, and says how that went.
+    /// Restores the earlier layout, enables the earlier queues again, and describes the result.
     fn back(&mut self) -> String {
         let device = self.device;
         let name = &device.config.name;
@@ -170,15 +171,15 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Gives read buffers and the queue space back, and takes queues and engines out of their groups. Disabling does
-    /// that, too; but not on a device that is disabled already.
+    /// Releases read buffers and queue space, and removes queues and engines from their groups. Disabling a device does
+    /// so as well, but not if it is disabled already.
     fn clear(&mut self) -> Step<()> {
         let device = self.device;
         let limit = self.buffers(&device.path, "read_buffer_limit", false);
         let limited = limit.and_then(|path| self.attributes.read(&path)).is_some_and(|limit| limit != "0");
         for group in 0..device.config.groups.len() {
             let dir = self.part(&device.config.group_name(group));
-            // The kernel refuses the second, even 0, while the device has no limit.
+            // The kernel refuses to write `use_read_buffer_limit`, even 0, while the device has no limit.
             for (name, there) in [("read_buffers_reserved", true), ("use_read_buffer_limit", limited)] {
                 if let Some(path) = self.buffers(&dir, name, false).filter(|_| there) {
                     self.set(&path, &0)?;
@@ -208,7 +209,7 @@ impl Work<'_> {
         }
     }
 
-    /// The path of an attribute of read buffers by the name that this kernel has for it.
+    /// Returns the path of a read buffer attribute, under the name that this kernel uses.
     fn buffers(&mut self, dir: &Path, name: &str, wanted: bool) -> Option<PathBuf> {
         let names = [name.to_owned(), name.replace("read_buffer", "token")];
         let found = names.iter().map(|name| dir.join(name)).find(|path| self.attributes.read(path).is_some());
@@ -229,7 +230,7 @@ impl Work<'_> {
         if let Some(path) = self.buffers(&dir, "read_buffers_reserved", reserved > 0) {
             self.set(&path, &reserved)?;
         }
-        // The kernel refuses to write this, even 0, while the device has no limit.
+        // The kernel refuses to write this attribute, even 0, while the device has no limit.
         if config.read_buffer_limit > 0 || group.use_read_buffer_limit {
             let path = self.buffers(&dir, "use_read_buffer_limit", group.use_read_buffer_limit);
             if let Some(path) = path {
@@ -261,7 +262,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// The read buffers that a group reserves and those that nobody does; `None` where the device tells of none.
+    /// Returns the read buffers that a group reserves plus the unreserved ones; `None` if the device reports no number.
     fn most_read_buffers(&self, config: &DeviceConfig, group: &Group) -> Option<u32> {
         let total = Some(self.device.capabilities.read_buffers).filter(|total| *total > 0)?;
         let reserved = config.groups.iter().map(|group| group.read_buffers_reserved);
@@ -269,7 +270,7 @@ impl Work<'_> {
         Some(free.saturating_add(group.read_buffers_reserved))
     }
 
-    /// Not written when it is right already; and when the kernel does not allow it, it is said why and left.
+    /// Sets a traffic class if it differs. If the kernel does not allow it, a note says why, and the old value stays.
     fn traffic_class(&mut self, path: &Path, class: u32) -> Step<()> {
         let found = self.attributes.read(path);
         if found.as_deref() == Some(&class.to_string()) {
@@ -298,8 +299,8 @@ impl Work<'_> {
         self.set(&at("mode"), &wq.mode)?;
         self.set(&at("size"), &wq.size)?;
         self.set(&at("priority"), &wq.priority)?;
-        // An earlier layout's queue that was never enabled may be without threshold, name and driver, none of which can
-        // be written: the kernel refuses 0, and nothing is written for an empty text.
+        // A queue of an earlier layout that was never enabled may have no threshold, name or driver. These cannot be
+        // written: the kernel refuses a threshold of 0, and an empty text is not written at all.
         if wq.mode == WqMode::Shared && wq.threshold > 0 {
             self.set(&at("threshold"), &wq.threshold)?;
         }
@@ -307,13 +308,13 @@ impl Work<'_> {
         if !wq.label.is_empty() {
             self.set(&at("name"), &wq.label)?;
         }
-        // Before Linux 6.7 there is no driver_name, and none is needed.
+        // Linux before 6.7 has no driver_name and needs none.
         if !wq.driver_name.is_empty() && self.attributes.read(&at("driver_name")).is_some() {
             self.set(&at("driver_name"), &wq.driver_name)?;
         }
         self.set(&at("max_transfer_size"), &wq.max_transfer_size)?;
         self.set_or_note(&at("max_batch_size"), &wq.max_batch_size)?;
-        // Turning PRS off turns block on fault off, so it comes last.
+        // Turning PRS off also turns block on fault off, so PRS is written last.
         for (name, on) in [
             ("ats_disable", wq.ats_disable),
             ("block_on_fault", wq.block_on_fault),
@@ -327,7 +328,7 @@ impl Work<'_> {
         self.operations(&at("op_config"), wq.op_config)
     }
 
-    /// Which operations a queue allows; all of the device's when it is not said.
+    /// Sets the operations that a queue allows; all of the device's if `said` is `None`.
     fn operations(&mut self, path: &Path, said: Option<OpSet>) -> Step<()> {
         let Some(now) = self.attributes.read(path) else {
             if said.is_some() {
@@ -339,7 +340,8 @@ impl Work<'_> {
         let Some(wanted) = said.or_else(|| (told != OpSet::default()).then_some(told)) else {
             return Ok(());
         };
-        // Some kernels hide Batch here and in op_cap, and take it: the whole of what is told means Batch, too.
+        // Some kernels hide Batch in this attribute and in op_cap, but accept it. All reported operations then include
+        // Batch.
         let batch_told = told.contains(Opcode::Batch);
         let shown = |ops: OpSet| if batch_told { ops } else { ops.without(Opcode::Batch) };
         if json::op_set(&now) == Some(shown(wanted)) {
@@ -353,7 +355,7 @@ impl Work<'_> {
         if found.as_ref().is_some_and(same) { Ok(()) } else { Err(misread(path, &value, found)) }
     }
 
-    /// Enables the device and those of its used queues whose numbers are wanted.
+    /// Enables the device, and the used queues for which `wanted` returns true.
     fn enable(&mut self, config: &DeviceConfig, wanted: impl Fn(usize) -> bool) -> Step<()> {
         let name = &self.device.config.name;
         self.bind("idxd", "bind", name)?;
@@ -371,10 +373,10 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Binds a device or queue to a driver; what the device says about it is in `cmd_status`.
+    /// Binds a device or queue to a driver. The device's error is in `cmd_status`.
     fn bind(&mut self, driver: &str, action: &str, name: &str) -> Step<()> {
         let mut path = self.roots.drivers().join(driver).join(action);
-        // Before Linux 5.15 there was one driver for everything.
+        // Linux before 5.15 had one driver for everything.
         if !path.exists() && self.roots.drivers().join("dsa").join(action).exists() {
             path = self.roots.drivers().join("dsa").join(action);
         }
@@ -384,7 +386,7 @@ impl Work<'_> {
         })
     }
 
-    /// What the device's last command said, if that was an error.
+    /// Returns the error of the device's last command; empty if it succeeded.
     fn cmd_status(&self) -> String {
         let text = self.attributes.read(&self.device.path.join("cmd_status"));
         let number =
@@ -409,7 +411,7 @@ impl Work<'_> {
         self.written(path, value, result)
     }
 
-    /// The same for an attribute that some kernels or devices do not have.
+    /// As `set`, for an attribute that some kernels or devices do not have.
     fn set_or_note(&mut self, path: &Path, value: &dyn Display) -> Step<()> {
         match self.attributes.read(path) {
             Some(_) => self.set(path, value),
@@ -420,7 +422,7 @@ impl Work<'_> {
         }
     }
 
-    /// What came of a write, and whether the same is read back.
+    /// Checks the result of a write, and that the same value is read back.
     fn written(&mut self, path: &Path, value: &dyn Display, result: io::Result<()>) -> Step<()> {
         self.wrote(path, value, result)?;
         match self.attributes.read(path) {
@@ -442,14 +444,14 @@ fn misread(path: &Path, value: &dyn Display, found: Option<String>) -> String {
     format!("{}: {value} was written, and {found} is read", path.display())
 }
 
-/// `wq0.1/size` of a path in sysfs.
+/// Returns the last two components of a sysfs path, such as `wq0.1/size`.
 fn short(path: &Path) -> String {
     let names: Vec<_> =
         path.components().rev().take(2).map(|part| part.as_os_str().to_string_lossy()).collect();
     names.into_iter().rev().collect::<Vec<_>>().join("/")
 }
 
-/// What an error of sysfs means here.
+/// Returns the meaning of a sysfs error.
 fn reason(error: &io::Error) -> String {
     let meaning = match error.raw_os_error() {
         Some(libc::EACCES) => "only root may write this",

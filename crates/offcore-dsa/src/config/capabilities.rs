@@ -1,28 +1,28 @@
-//! What a device can be laid out as: the capability registers, as sysfs tells them.
+//! The limits of a device's layout: its capability registers as sysfs reports them.
 
 use crate::wq::{OpSet, gen_cap};
 
-/// What limits a device's layout (sections 9.2.4 to 9.2.10).
+/// The capabilities that limit a device's layout (sections 9.2.4 to 9.2.10).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// 0x100, 0x200, …
+    /// Version of the device: 0x100, 0x200, …
     pub version: u32,
     /// GENCAP, as in [`crate::wq::gen_cap`].
     pub gen_cap: u64,
-    /// OPCAP: the device's operations. The kernel hides Batch of version 1 devices in sysfs.
+    /// OPCAP: the device's operations. For version 1 devices the kernel hides Batch in sysfs.
     pub ops: OpSet,
     pub groups: usize,
     pub wqs: usize,
     pub engines: usize,
-    /// Descriptors that all work queues hold together.
+    /// Number of descriptors that all work queues hold together.
     pub total_wq_size: u32,
-    /// Read buffers; 0 where the device has no controls for them.
+    /// Read buffers; 0 if the device has no controls for them.
     pub read_buffers: u32,
     pub max_batch_size: u32,
     pub max_transfer_size: u64,
-    /// Whether PASIDs are on, without which there are no shared queues (and no user queues in Linux).
+    /// Whether PASIDs are enabled. Shared queues need them, and in Linux user queues do, too.
     pub pasid: bool,
-    /// Whether the page request service is on, without which nothing blocks on faults.
+    /// Whether the page request service is on. Without it, no descriptor can block on faults.
     pub page_requests: bool,
     pub event_log: bool,
     /// Whether ATS can be turned off for a single queue.
@@ -31,15 +31,15 @@ pub struct Capabilities {
     pub wq_prs_control: bool,
     /// Whether operations can be forbidden for a single queue.
     pub wq_op_config: bool,
-    /// Whether a limit for several groups' read buffers can be set.
+    /// Whether groups can share a limit of read buffers.
     pub read_buffer_limit: bool,
-    /// Whether descriptors in progress can be limited for a group.
+    /// Whether descriptors in progress can be limited per group.
     pub progress_limits: bool,
 }
 
 impl Capabilities {
-    /// A device of the first generation (Sapphire Rapids), as public listings of accel-config have it. Its operations
-    /// are those of the listings that show all: newer firmware hides the delta operations.
+    /// A device of the first generation (Sapphire Rapids), as in public listings of accel-config. The operations are
+    /// from the listings that show all of them: newer firmware hides the delta operations.
     pub const fn spr() -> Self {
         Self {
             version: 0x100,
@@ -64,7 +64,7 @@ impl Capabilities {
     }
 
     /// A device of the second generation (Granite Rapids): twice the queue space, an event log, and the operations that
-    /// accel-config's tests name for it. What public listings do not show is as in the first generation.
+    /// accel-config's tests name for it. Values that public listings do not show are from the first generation.
     pub const fn dsa2() -> Self {
         Self {
             version: 0x200,

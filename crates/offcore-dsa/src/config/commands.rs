@@ -1,9 +1,9 @@
-//! A layout as accel-config's command lines: what `configure --print` shows, and what people paste into scripts.
+//! A layout as accel-config command lines: the output of `configure --print`, and text for scripts.
 
 use super::{Capabilities, DeviceConfig, Group, WqConfig, json};
 use crate::wq::WqMode;
 
-/// The commands in the order in which they have to be given, to a device that is disabled.
+/// Returns the commands in the order in which they must be given, for a disabled device.
 pub fn commands(config: &DeviceConfig, device: &Capabilities) -> Vec<String> {
     let name = &config.name;
     let mut lines = Vec::new();
@@ -37,7 +37,7 @@ pub fn commands(config: &DeviceConfig, device: &Capabilities) -> Vec<String> {
     lines
 }
 
-/// What disables a device first.
+/// Returns the command that disables a device before it is configured.
 pub fn disable(name: &str) -> String {
     format!("accel-config disable-device {name}")
 }

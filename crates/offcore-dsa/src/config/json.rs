@@ -1,8 +1,8 @@
-//! accel-config's JSON: an array of devices with their groups, and in these work queues and DSA engines.
+//! accel-config's JSON: an array of devices with their groups, which contain work queues and DSA engines.
 //!
-//! What accel-config reads is read: its older names (`tokens_reserved` for `read_buffers_reserved`), commas before a
-//! closing bracket, which its own profiles have, and 0 or -1 for "as the device has it". Keys that mean nothing here are
-//! reported by name.
+//! The reader accepts everything that accel-config accepts: older key names (`tokens_reserved` for
+//! `read_buffers_reserved`), commas before a closing bracket as in accel-config's own profiles, and 0 or -1 for the
+//! device's own value. Unknown keys are reported by name.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -13,15 +13,15 @@ use serde_json::{Map, Value, json};
 use super::{ConfigError, DeviceConfig, Group, Rule, RuleBroken, WqConfig, WqType, device_number};
 use crate::wq::{OpSet, WqMode};
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
     pub devices: Vec<DeviceConfig>,
-    /// What was ignored, in words: `wq0.1: key 'colour' is not known`.
+    /// The ignored settings, in words: `wq0.1: key 'colour' is not known`.
     pub ignored: Vec<String>,
 }
 
-/// Keys that `accel-config save-config` and `list` write and that are no settings.
+/// Keys that `accel-config save-config` and `list` write, but that are not settings.
 const DEVICE_FACTS: &str = "max_groups max_work_queues max_engines work_queue_size numa_node op_cap gen_cap iaa_cap version state \
     max_tokens max_read_buffers max_batch_size max_transfer_size configurable pasid_enabled cdev_major clients \
     errors cmd_status ims_size max_available ungrouped_workqueues ungrouped_engines";
@@ -30,7 +30,7 @@ const WQ_FACTS: &str = "cdev_minor clients state occupancy enqcmds_retries uuid"
 /// Reads a file.
 ///
 /// # Errors
-/// [`ConfigError::File`], or what [`parse`] says, with the file's name.
+/// [`ConfigError::File`], or the errors of [`parse`] with the file's name.
 pub fn load(path: &Path) -> Result<Loaded, ConfigError> {
     let text =
         std::fs::read_to_string(path).map_err(|error| ConfigError::File { path: path.to_owned(), error })?;
@@ -42,11 +42,11 @@ pub fn load(path: &Path) -> Result<Loaded, ConfigError> {
     })
 }
 
-/// Reads a file's text.
+/// Parses the text of a file.
 ///
 /// # Errors
-/// [`ConfigError::Json`] names the place and what was expected there; [`ConfigError::Rules`] for a work queue or engine
-/// that is in two groups, which no [`DeviceConfig`] can hold.
+/// [`ConfigError::Json`] names the place and the expected value. [`ConfigError::Rules`] reports a work queue or engine
+/// that is in two groups, because [`DeviceConfig`] cannot represent it.
 pub fn parse(text: &str) -> Result<Loaded, ConfigError> {
     let value: Value = serde_json::from_str(&without_trailing_commas(text)).map_err(|error| {
         let place = format!("line {}, column {}", error.line(), error.column());
@@ -79,7 +79,7 @@ fn object(value: Value, place: &str) -> Result<Map<String, Value>, ConfigError> 
     }
 }
 
-/// Replaces commas before a closing bracket by spaces, so that lines and columns stay.
+/// Replaces commas before a closing bracket by spaces, so that line and column numbers stay the same.
 fn without_trailing_commas(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();
     let (mut in_string, mut escaped, mut comma) = (false, false, None);
@@ -103,7 +103,7 @@ fn without_trailing_commas(text: &str) -> String {
             _ => comma = None,
         }
     }
-    // Only ASCII was replaced by ASCII.
+    // This cannot fail, because ASCII characters were replaced by ASCII characters.
     String::from_utf8(bytes).unwrap_or_else(|_| text.into())
 }
 
@@ -151,7 +151,7 @@ impl Reader {
         let index = index(&name, "group", device)?;
         let mut fields = Fields { place: name, map };
         let group = Group {
-            // accel-config writes -1 for what the device does not tell.
+            // accel-config writes -1 for a value that the device does not report.
             traffic_class_a: fields.number(&["traffic_class_a"])?,
             traffic_class_b: fields.number(&["traffic_class_b"])?,
             read_buffers_reserved: fields
@@ -203,7 +203,7 @@ impl Reader {
             group: self.group_of(&name, in_group, said, config),
             priority: fields.number(&["priority"])?.unwrap_or(default.priority),
             block_on_fault: fields.switch(&["block_on_fault"])?,
-            // 0 is as the device has it.
+            // 0 means the device's own value.
             max_batch_size: fields
                 .number::<u32>(&["max_batch_size"])?
                 .filter(|size| *size > 0)
@@ -214,7 +214,7 @@ impl Reader {
                 .unwrap_or(default.max_transfer_size),
             kind,
             label: fields.text("name")?.unwrap_or_default(),
-            // Files from before Linux 6.7 do not name the driver; for user queues there is only one.
+            // Files written for Linux before 6.7 do not name the driver. Each type of queue had only one then.
             driver_name: fields.text("driver_name")?.filter(|name| !name.is_empty()).unwrap_or_else(|| {
                 match kind {
                     WqType::User => "user",
@@ -261,7 +261,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The group that a queue or engine is in: the one it says, or else the one that it stands in.
+    /// Returns the group of a queue or engine: its own `group_id`, or else the group that contains it in the file.
     fn group_of(
         &mut self,
         name: &str,
@@ -296,7 +296,7 @@ impl Reader {
         self.broken.push(RuleBroken { rule, place, found, allowed: allowed.into() });
     }
 
-    /// Reports what nobody took.
+    /// Reports the fields that were not read.
     fn rest(&mut self, fields: Fields, facts: &str) {
         let place = &fields.place;
         let unknown = fields.map.keys().filter(|key| !facts.split(' ').any(|fact| fact == *key));
@@ -304,10 +304,10 @@ impl Reader {
     }
 }
 
-/// Groups, queues and engines are numbered below this: no device has as many.
+/// Limit of the numbers of groups, queues and engines. Real devices have fewer.
 const LARGEST: usize = 256;
 
-/// The element of this number; those before it are made.
+/// Returns the element with this number; missing elements are created.
 fn at<T: Default + Clone>(list: &mut Vec<T>, index: usize) -> &mut T {
     if list.len() <= index {
         list.resize(index + 1, T::default());
@@ -315,7 +315,7 @@ fn at<T: Default + Clone>(list: &mut Vec<T>, index: usize) -> &mut T {
     &mut list[index]
 }
 
-/// A name such as `dsa0`.
+/// Takes a name such as `dsa0`.
 fn take_name(
     map: &mut Map<String, Value>,
     key: &str,
@@ -331,7 +331,7 @@ fn take_name(
     }
 }
 
-/// 1 for `wq0.1` of device 0.
+/// Returns the index: 1 for `wq0.1` of device 0.
 fn index(name: &str, kind: &str, device: Option<u32>) -> Result<usize, ConfigError> {
     let numbers = name.strip_prefix(kind).and_then(|rest| rest.split_once('.'));
     let index = numbers.and_then(|(number, index)| {
@@ -343,14 +343,14 @@ fn index(name: &str, kind: &str, device: Option<u32>) -> Result<usize, ConfigErr
     })
 }
 
-/// An object's fields, taken one by one.
+/// The fields of an object, taken one by one.
 struct Fields {
     place: String,
     map: Map<String, Value>,
 }
 
 impl Fields {
-    /// The value under the first of these keys that is there; later ones are older names for the same.
+    /// Takes the value of the first of these keys that exists. Later keys are older names of the same setting.
     fn take(&mut self, keys: &[&str]) -> Option<(String, Value)> {
         let mut found = None;
         for key in keys {
@@ -361,7 +361,7 @@ impl Fields {
         found
     }
 
-    /// An integer, which may stand in quotes.
+    /// Takes an integer, which may be in quotes.
     fn integer(&mut self, keys: &[&str]) -> Result<Option<i64>, ConfigError> {
         let Some((place, value)) = self.take(keys) else { return Ok(None) };
         let number = match &value {
@@ -372,7 +372,7 @@ impl Fields {
         number.map(Some).ok_or_else(|| wrong(place, format!("found {value}, expected a whole number")))
     }
 
-    /// A number; -1, accel-config's word for what is not known, is none.
+    /// Takes a number. -1, which accel-config writes for an unknown value, counts as missing.
     fn number<T: TryFrom<i64>>(&mut self, keys: &[&str]) -> Result<Option<T>, ConfigError> {
         let Some(number) = self.integer(keys)? else { return Ok(None) };
         if number == -1 {
@@ -386,7 +386,7 @@ impl Fields {
         })
     }
 
-    /// 0 or 1.
+    /// Takes a switch: 0 or 1.
     fn switch(&mut self, keys: &[&str]) -> Result<bool, ConfigError> {
         match self.number::<u64>(keys)? {
             None | Some(0) => Ok(false),
@@ -435,8 +435,8 @@ impl Fields {
     }
 }
 
-/// Operations as the kernel prints them: a bitmap of 32-bit words with commas between, the highest first; before Linux
-/// 6.0 four words of 64 bits with spaces between, the lowest first.
+/// Parses operations as the kernel prints them: a bitmap of 32-bit words separated by commas, the highest first. Linux
+/// before 6.0 prints four 64-bit words separated by spaces, the lowest first.
 pub(crate) fn op_set(text: &str) -> Option<OpSet> {
     let digits = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
     let mut ops = OpSet::default();
@@ -453,20 +453,20 @@ pub(crate) fn op_set(text: &str) -> Option<OpSet> {
     Some(ops)
 }
 
-/// The same as text, as the kernel prints and takes it.
+/// Returns the operations as text, in the format that the kernel prints and accepts.
 pub(super) fn op_text(ops: &OpSet) -> String {
     let words = ops.0.iter().rev().flat_map(|word| [word >> 32, word & u64::from(u32::MAX)]);
     words.map(|word| format!("{word:08x}")).collect::<Vec<_>>().join(",")
 }
 
-/// Devices as a file of accel-config.
+/// Returns devices in accel-config's file format.
 pub fn write(devices: &[DeviceConfig]) -> String {
     let list: Vec<Value> = devices.iter().map(device_json).collect();
-    // Maps and strings always become JSON.
+    // Serializing maps and strings cannot fail.
     serde_json::to_string_pretty(&list).unwrap_or_default() + "\n"
 }
 
-/// A device as an object of accel-config's array; groups that are not used are left out.
+/// Returns a device as an object of accel-config's array, without unused groups.
 pub fn device_json(config: &DeviceConfig) -> Value {
     let used =
         |group: &usize| config.engines_in(*group) > 0 || config.wqs.iter().any(|wq| wq.group == Some(*group));

@@ -1,18 +1,19 @@
-//! The layouts that are built in: accel-config's profiles, those of the guides, and the one-line form.
+//! The built-in layouts: accel-config's profiles, the layouts of the guides, and the one-line form.
 
 use std::path::Path;
 
 use super::{Capabilities, ConfigError, DeviceConfig, Group, WqConfig, WqType, json};
 use crate::wq::WqMode;
 
-/// The names that [`profile`] knows: accel-config's profiles, then the guides' layouts.
+/// The names that [`profile`] accepts: accel-config's profiles, then the guides' layouts.
 pub const BUILT_IN: [&str; 9] =
     ["os", "app", "net", "storage", "user_default", "vhost", "vpp", "mtcp", "dpdk"];
 
-/// A layout by its name, for a device of the first generation, or the first device of an accel-config JSON file.
+/// Returns the layout of this name for a device of the first generation, or the first device of an accel-config JSON
+/// file.
 ///
 /// # Errors
-/// [`ConfigError::UnknownName`] for what is neither, and what reading the file says.
+/// [`ConfigError::UnknownName`] if the name is neither a layout nor a file, and the errors of reading the file.
 pub fn profile(name: &str) -> Result<DeviceConfig, ConfigError> {
     if let Some(config) = built_in(name, &Capabilities::spr()) {
         return Ok(config);
@@ -29,7 +30,7 @@ pub fn profile(name: &str) -> Result<DeviceConfig, ConfigError> {
     Ok(loaded.devices.swap_remove(0))
 }
 
-/// One of the guides' layouts, for a device of the first generation.
+/// Returns a layout of the guides, for a device of the first generation.
 ///
 /// # Errors
 /// [`ConfigError::UnknownName`].
@@ -39,7 +40,7 @@ pub fn preset(name: &str) -> Result<DeviceConfig, ConfigError> {
     config.ok_or_else(|| ConfigError::UnknownName { found: name.into() })
 }
 
-/// A layout by its name as it is on a device of these capabilities; `None` when there is none of that name.
+/// Returns the layout of this name for a device with these capabilities; `None` for an unknown name.
 pub fn built_in(name: &str, device: &Capabilities) -> Option<DeviceConfig> {
     let layout = Layout::new(device);
     Some(match name {
@@ -56,20 +57,20 @@ pub fn built_in(name: &str, device: &Capabilities) -> Option<DeviceConfig> {
     })
 }
 
-/// `-d dsa0 -w 1 -m d -e 4`, as setup_dsa.sh of dsa-perf-micros and the mTCP guide has it.
+/// `-d dsa0 -w 1 -m d -e 4`: the options of setup_dsa.sh in dsa-perf-micros and the mTCP guide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OneLine {
     pub device: String,
     pub wqs: usize,
     pub mode: WqMode,
-    /// `-e`: DSA engines.
+    /// `-e`: number of DSA engines.
     pub engines: usize,
 }
 
-/// One group with `wqs` queues, which share the device's queue space evenly, and `engines` DSA engines.
+/// Returns a layout of one group with `engines` DSA engines and `wqs` queues that share the queue space equally.
 ///
 /// # Errors
-/// [`ConfigError::OneLine`] when the device has fewer.
+/// [`ConfigError::OneLine`] if the device has fewer queues or engines.
 pub fn one_line(line: &OneLine, device: &Capabilities) -> Result<DeviceConfig, ConfigError> {
     for (flag, found, most) in [("-w", line.wqs, device.wqs), ("-e", line.engines, device.engines)] {
         if !(1..=most).contains(&found) {
@@ -81,7 +82,7 @@ pub fn one_line(line: &OneLine, device: &Capabilities) -> Result<DeviceConfig, C
     layout.config.name.clone_from(&line.device);
     let size = device.total_wq_size / line.wqs as u32;
     for _ in 0..line.wqs {
-        // setup_dsa.sh leaves the device's maxima.
+        // setup_dsa.sh leaves the device's maximum sizes.
         let wq = WqConfig {
             mode: line.mode,
             threshold: threshold(line.mode, size),
@@ -94,18 +95,18 @@ pub fn one_line(line: &OneLine, device: &Capabilities) -> Result<DeviceConfig, C
     Ok(layout.engines(0, line.engines))
 }
 
-/// A layout that is being made.
+/// A layout under construction.
 struct Layout<'a> {
     device: &'a Capabilities,
     config: DeviceConfig,
 }
 
-/// A dedicated user queue.
+/// Returns a dedicated user queue.
 fn user(size: u32) -> WqConfig {
     WqConfig { size, ..WqConfig::default() }
 }
 
-/// A shared queue keeps an entry for the kernel where it can.
+/// Returns the threshold: a shared queue keeps one entry for the kernel if it can.
 fn threshold(mode: WqMode, size: u32) -> u32 {
     match mode {
         WqMode::Dedicated => 0,
@@ -115,7 +116,7 @@ fn threshold(mode: WqMode, size: u32) -> u32 {
 
 impl<'a> Layout<'a> {
     fn new(device: &'a Capabilities) -> Self {
-        // A device without queues, or whose counts cannot be read, is given one all the same: `check` names it.
+        // A device without queues, or with unreadable counts, still gets one queue, so that `check` reports it.
         let config = DeviceConfig {
             name: "dsa0".into(),
             groups: vec![Group::default(); device.groups],
@@ -126,14 +127,14 @@ impl<'a> Layout<'a> {
         Self { device, config }
     }
 
-    /// Gives the first unused queue of the device to a group. What the device cannot hold is left out: `check` says it.
+    /// Adds the first unused queue of the device to a group. If none is left, `check` reports the missing queue.
     fn add(&mut self, group: usize, label: &str, wq: WqConfig) {
         if let Some(free) = self.config.wqs.iter_mut().find(|wq| wq.size == 0) {
             *free = WqConfig { group: Some(group), label: label.into(), ..wq };
         }
     }
 
-    /// Gives a group the first `count` unused engines; the layout is complete.
+    /// Adds the first `count` unused engines to a group, and returns the complete layout.
     fn engines(mut self, group: usize, count: usize) -> DeviceConfig {
         self.take(group, count);
         self.config
@@ -144,7 +145,7 @@ impl<'a> Layout<'a> {
         free.take(count).for_each(|engine| *engine = Some(group));
     }
 
-    /// Page zeroing and compaction by the kernel.
+    /// Page zeroing and compaction in the kernel.
     fn os(mut self) -> DeviceConfig {
         let wq = WqConfig {
             mode: WqMode::Shared,
@@ -157,7 +158,7 @@ impl<'a> Layout<'a> {
         self.engines(0, 1)
     }
 
-    /// A shared queue for small copies, one for large ones, each with a DSA engine.
+    /// A shared queue for small copies and a shared queue for large copies, each with a DSA engine.
     fn app(mut self) -> DeviceConfig {
         let shared = |size, threshold, max_transfer_size| WqConfig {
             mode: WqMode::Shared,
@@ -176,7 +177,7 @@ impl<'a> Layout<'a> {
         self.config
     }
 
-    /// Four queues, each with a DSA engine of its own.
+    /// Four queues, each with its own DSA engine.
     fn net(mut self) -> DeviceConfig {
         for group in 0..4 {
             let wq = WqConfig { max_batch_size: 1024, max_transfer_size: 16 << 10, ..user(32) };
@@ -186,7 +187,7 @@ impl<'a> Layout<'a> {
         self.config
     }
 
-    /// A queue for latency, one for throughput, each with a DSA engine.
+    /// A queue for low latency and a queue for high throughput, each with a DSA engine.
     fn storage(mut self) -> DeviceConfig {
         self.add(0, "app1", WqConfig { max_transfer_size: 16 << 10, ..user(32) });
         self.add(1, "app2", user(32));
@@ -194,8 +195,8 @@ impl<'a> Layout<'a> {
         self.engines(1, 1)
     }
 
-    /// Every queue and every engine in one group, shared. The profile asks for block on fault and for PRS off; the
-    /// device has the second where it can, and then not the first, as Linux decides, too.
+    /// Every queue and every engine in one group, shared. The profile asks for block on fault and for PRS off. If the
+    /// device can turn PRS off, PRS is turned off and block on fault is not set, as Linux does.
     fn user_default(mut self) -> DeviceConfig {
         let wqs = self.device.wqs.max(1);
         let size = self.device.total_wq_size / wqs as u32;
@@ -217,7 +218,7 @@ impl<'a> Layout<'a> {
         self.engines(0, engines)
     }
 
-    /// The vhost guide: two queues of 64 for the two directions, all four engines.
+    /// The layout of the vhost guide: two queues of 64 descriptors for the two directions, and all four engines.
     fn vhost(mut self) -> DeviceConfig {
         for direction in 0..2 {
             let wq = WqConfig { max_batch_size: self.device.max_batch_size, ..user(64) };
@@ -226,21 +227,21 @@ impl<'a> Layout<'a> {
         self.engines(0, 4)
     }
 
-    /// The VPP host stack guide: one queue and one engine for each process, address translation by ATS.
+    /// The layout of the VPP host stack guide: one queue and one engine per process, address translation by ATS.
     fn vpp(mut self) -> DeviceConfig {
         let wq = WqConfig { ats_disable: false, ..self.whole() };
         self.add(0, "vpp_wq0.0", wq);
         self.engines(0, 1)
     }
 
-    /// The mTCP guide: `setup_dsa.sh -d dsa0 -w 1 -m d -e 4`.
+    /// The layout of the mTCP guide: `setup_dsa.sh -d dsa0 -w 1 -m d -e 4`.
     fn mtcp(mut self) -> DeviceConfig {
         let wq = self.whole();
         self.add(0, "mtcp_wq0.0", wq);
         self.engines(0, 4)
     }
 
-    /// dpdk_idxd_cfg.py: all queues, spread over one group for each engine, priority 1.
+    /// The layout of dpdk_idxd_cfg.py: all queues, spread over one group per engine, with priority 1.
     fn dpdk(mut self) -> DeviceConfig {
         let groups = self.device.engines.min(self.device.groups);
         let wqs = self.device.wqs.max(1);
@@ -253,7 +254,7 @@ impl<'a> Layout<'a> {
         self.config
     }
 
-    /// One queue that holds as much as the device does.
+    /// A queue with the device's maximum sizes.
     fn whole(&self) -> WqConfig {
         WqConfig {
             max_batch_size: self.device.max_batch_size,

@@ -1,5 +1,6 @@
-//! The rules of a layout: what the device checks when it is enabled (section 5.1) and when a work queue is (section
-//! 5.2), and what Linux wants besides. The device reports one broken rule as a number; here all are found, by name.
+//! The rules of a layout: the checks of the device when it is enabled (section 5.1) and when a work queue is enabled
+//! (section 5.2), and the additional requirements of Linux. The device reports a single violated rule as a number;
+//! [`check`] reports all of them by name.
 
 use std::fmt::{self, Display, Write};
 use std::ops::RangeInclusive;
@@ -8,25 +9,25 @@ use super::{Capabilities, DeviceConfig, WqConfig, WqType};
 use crate::descriptor::Opcode;
 use crate::wq::{WqMode, gen_cap};
 
-/// Defines the rules, each with its name and who wants it so.
+/// Defines the rules, each with its name and its source.
 macro_rules! rules {
     ($($(#[doc = $doc:literal])+ $rule:ident = $name:literal, $source:literal;)*) => {
-        /// A rule, in the words of [`Rule::name`].
+        /// A rule, as named by [`Rule::name`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Rule {
             $($(#[doc = $doc])+ $rule,)*
         }
 
         impl Rule {
-            /// All of them.
+            /// All rules.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$rule),*];
 
-            /// A stable name: `total-wq-size`.
+            /// Returns the rule's stable name, such as `total-wq-size`.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$rule => $name,)* }
             }
 
-            /// Who wants it so: a section of the specification, or Linux.
+            /// Returns the rule's source: a section of the specification, or Linux.
             pub const fn source(self) -> &'static str {
                 match self { $(Self::$rule => $source,)* }
             }
@@ -37,76 +38,76 @@ macro_rules! rules {
 rules! {
     /// 5.1: work queues, groups and DSA engines exist in the device.
     Numbers = "numbers", "section 5.1";
-    /// 5.1: the work queues' sizes add up to no more than the device has.
+    /// 5.1: the sum of the work queues' sizes does not exceed the device's.
     TotalWqSize = "total-wq-size", "section 5.1";
     /// 5.1: a work queue with a size is in exactly one group.
     WqInOneGroup = "wq-in-one-group", "section 5.1";
     /// 5.1: a work queue without a size is in no group.
     EmptyWqInNoGroup = "empty-wq-in-no-group", "section 5.1";
-    /// 5.1: a DSA engine is in one group at most.
+    /// 5.1: a DSA engine is in at most one group.
     EngineInOneGroup = "engine-in-one-group", "section 5.1";
     /// 5.1: a group has both work queues and DSA engines, or neither.
     GroupComplete = "group-complete", "section 5.1";
-    /// 5.1: the limit for groups' read buffers is used only where the device has one.
+    /// 5.1: the limit for groups' read buffers is used only if the device supports it.
     ReadBufferLimitSupport = "read-buffer-limit-support", "section 5.1";
-    /// 5.1: the limit for groups' read buffers is at most the device's read buffers.
+    /// 5.1: the limit for groups' read buffers does not exceed the device's read buffers.
     ReadBufferLimitRange = "read-buffer-limit-range", "section 5.1";
     /// 5.1: the limit for groups' read buffers is at least 4 for each DSA engine of the groups that use it.
     ReadBufferLimitPerEngine = "read-buffer-limit-per-engine", "section 5.1";
-    /// 5.1: the read buffers reserved by groups add up to no more than the device has.
+    /// 5.1: the sum of the read buffers that groups reserve does not exceed the device's.
     ReadBuffersReserved = "read-buffers-reserved", "section 5.1";
     /// 5.1: a group may use at least 4 read buffers for each of its DSA engines.
     ReadBuffersPerEngine = "read-buffers-per-engine", "section 5.1";
     /// 5.1: a group may use at least the read buffers that it reserves.
     ReadBuffersAtLeastReserved = "read-buffers-at-least-reserved", "section 5.1";
-    /// 5.1: a group may use at most the read buffers that it reserves and those that nobody does.
+    /// 5.1: a group may use at most its reserved read buffers and the unreserved ones.
     ReadBuffersAtMostFree = "read-buffers-at-most-free", "section 5.1";
-    /// 5.1: the event log is there, and holds 64 entries or more.
+    /// 5.1: the event log exists and holds 64 entries or more.
     EventLog = "event-log", "section 5.1";
     /// 9.2.23: a traffic class is a number from 0 to 7.
     TrafficClass = "traffic-class", "section 9.2.23";
-    /// 9.2.23: progress limits are 0 to 3, and 0 where the device has none.
+    /// 9.2.23: progress limits are 0 to 3, and 0 if the device has none.
     ProgressLimit = "progress-limit", "section 9.2.23";
-    /// 5.2: a work queue has a size. (An empty queue is not enabled, so only a queue that is meant to be used breaks
-    /// this: one that has a name.)
+    /// 5.2: a work queue has a size. (An empty queue is not enabled, so only a queue with a name, which is therefore
+    /// meant to be used, violates this rule.)
     WqSizeNonZero = "wq-size-non-zero", "section 5.2";
     /// 5.2: a work queue's priority is 1 to 15.
     WqPriority = "wq-priority", "section 5.2";
     /// 5.2: a shared work queue needs PASIDs.
     SharedNeedsPasid = "shared-needs-pasid", "section 5.2";
-    /// 5.2: block on fault needs the page request service, and a device that can.
+    /// 5.2: block on fault needs the page request service and support by the device.
     BlockOnFaultNeedsPageRequests = "block-on-fault-needs-page-requests", "section 5.2";
-    /// 5.2: transfers are at most as large as the device's.
+    /// 5.2: the maximum transfer size does not exceed the device's.
     MaxTransferSize = "max-transfer-size", "section 5.2";
-    /// 5.2: batches are of 1 descriptor or more, and at most as large as the device's.
+    /// 5.2: batches have 1 descriptor or more, and their maximum size does not exceed the device's.
     MaxBatchSize = "max-batch-size", "section 5.2";
-    /// 5.2: the operations allowed are among the device's.
+    /// 5.2: the allowed operations are a subset of the device's.
     OpConfig = "op-config", "section 5.2";
-    /// 5.2: ATS is off for a queue only where the device can do that.
+    /// 5.2: ATS is disabled for a queue only if the device supports that.
     AtsDisableSupport = "ats-disable-support", "section 5.2";
-    /// 5.2: PRS is off for a queue only where the device can do that, and with the event log.
+    /// 5.2: PRS is disabled for a queue only if the device supports that and the event log is used.
     PrsDisableNeedsEventLog = "prs-disable-needs-event-log", "section 5.2";
-    /// 5.2: PRS is not off for a queue that blocks on faults.
+    /// 5.2: PRS is not disabled for a queue that blocks on faults.
     PrsDisableWithBlockOnFault = "prs-disable-with-block-on-fault", "section 5.2";
     /// Linux: a shared work queue's threshold is 1 to its size.
     Threshold = "threshold", "Linux";
     /// Linux: maximum transfer and batch sizes are powers of two.
     PowerOfTwo = "power-of-two", "Linux";
-    /// Linux: a work queue that is used has a type.
+    /// Linux: a used work queue has a type.
     WqType = "wq-type", "Linux";
-    /// Linux: a work queue that is used has a name, of 1 to 1024 characters.
+    /// Linux: a used work queue has a name of 1 to 1024 characters.
     WqName = "wq-name", "Linux";
-    /// Linux 6.7: a work queue that is used says which driver is to be bound.
+    /// Linux 6.7: a used work queue names the driver to bind.
     DriverName = "driver-name", "Linux";
     /// Linux: a user work queue needs PASIDs.
     UserNeedsPasid = "user-needs-pasid", "Linux";
 }
 
-/// A rule that a layout breaks.
+/// A rule that a layout violates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleBroken {
     pub rule: Rule,
-    /// Where: `dsa0`, `group0.1`, `wq0.1`, `engine0.1`.
+    /// The object: `dsa0`, `group0.1`, `wq0.1` or `engine0.1`.
     pub place: String,
     pub found: String,
     pub allowed: String,
@@ -119,7 +120,7 @@ impl Display for RuleBroken {
     }
 }
 
-/// One a line when there are several.
+/// Formats the violations, one per line if there are several.
 pub(super) fn list(broken: &[RuleBroken]) -> String {
     match broken {
         [one] => one.to_string(),
@@ -130,10 +131,10 @@ pub(super) fn list(broken: &[RuleBroken]) -> String {
     }
 }
 
-/// Whether a device of these capabilities takes the layout.
+/// Checks whether a device with these capabilities accepts the layout.
 ///
 /// # Errors
-/// Every rule that is broken, the device's before its groups', its groups' before its work queues'.
+/// Every violated rule: the device's first, then those for its groups, then those for its work queues.
 pub fn check(config: &DeviceConfig, device: &Capabilities) -> Result<(), Vec<RuleBroken>> {
     let mut checks = Checks { config, device, broken: Vec::new() };
     checks.numbers();
@@ -147,7 +148,7 @@ pub fn check(config: &DeviceConfig, device: &Capabilities) -> Result<(), Vec<Rul
     for (number, wq) in config.wqs.iter().enumerate() {
         checks.membership(number, wq);
         match wq.size {
-            // An unused queue's other fields are ignored.
+            // The other fields of an unused queue are ignored.
             0 if wq.label.is_empty() => {}
             0 => checks.wq_broken(Rule::WqSizeNonZero, number, "size 0 of a queue with a name", "1 or more"),
             _ => {
@@ -183,7 +184,7 @@ impl Checks<'_> {
         self.broken(rule, self.config.wq_name(wq), found, allowed);
     }
 
-    /// Whether groups, queues and engines beyond the device's are used.
+    /// Checks that groups, queues and engines exist in the device.
     fn numbers(&mut self) {
         let (config, device) = (self.config, self.device);
         let last = |used: Option<usize>| used.map_or(0, |last| last + 1);
@@ -276,7 +277,7 @@ impl Checks<'_> {
             let ours = u64::from(group.read_buffers_reserved);
             let most = ours + total.saturating_sub(reserved);
             let least = 4 * config.engines_in(number) as u64;
-            // What is not said is as many as there are.
+            // Without a setting, the group may use all read buffers.
             let allowed = group.read_buffers_allowed.map_or(most, u64::from);
             let found = format!("read_buffers_allowed {allowed}");
             if allowed < least {
@@ -347,7 +348,7 @@ impl Checks<'_> {
         let most = device.max_batch_size.into();
         self.range(Rule::MaxBatchSize, number, "max_batch_size", wq.max_batch_size.into(), 1..=most);
         if let Some(ops) = wq.op_config {
-            // The kernel hides Batch of some devices, and still allows it in op_config.
+            // For some devices the kernel hides Batch in op_cap, but still allows it in op_config.
             if !ops.without(Opcode::Batch).is_subset(&device.ops) {
                 let found = format!("op_config {ops:?}");
                 self.wq_broken(Rule::OpConfig, number, found, format!("a part of op_cap {:?}", device.ops));

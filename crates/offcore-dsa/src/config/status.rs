@@ -1,10 +1,10 @@
-//! What `cmd_status` of a device says, in one line.
+//! The meaning of a device's `cmd_status`, in one line.
 
 use crate::explain::{self, Explanation};
 
-/// The result of the last administrative command, or why the kernel's driver gave none; with what to do.
+/// Returns the result of the last administrative command, or the error of the kernel's driver, with advice.
 pub fn text(status: u32) -> String {
-    // Bit 31 marks the kernel's own; the device's error code is the low byte (section 9.2.13).
+    // Bit 31 marks errors of the kernel's driver. Otherwise the low byte is the device's error code (section 9.2.13).
     let found = match status {
         0 => return "0x0: success".into(),
         _ if status >> 31 == 1 => explain::kernel_error(status),

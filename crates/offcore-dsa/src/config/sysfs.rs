@@ -1,4 +1,4 @@
-//! What the kernel tells of its devices: sysfs and the character devices, under roots that can be overridden.
+//! Devices as the kernel reports them: sysfs and the character devices, under configurable root directories.
 
 use std::fmt::Display;
 use std::fs;
@@ -9,7 +9,7 @@ use std::str::FromStr;
 use super::{Capabilities, ConfigError, DeviceConfig, Group, WqConfig, WqType, json};
 use crate::wq::{OpSet, WqMode, gen_cap};
 
-/// Where the kernel's trees are.
+/// The directories in which the kernel exposes its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots {
     /// The devices: `/sys/bus/dsa/devices`.
@@ -25,7 +25,8 @@ impl Default for Roots {
 }
 
 impl Roots {
-    /// Those that the environment names in DPDK's words: `DSA_SYSFS_PATH`, `DSA_DEV_PATH`; the kernel's otherwise.
+    /// Returns the directories in DPDK's environment variables `DSA_SYSFS_PATH` and `DSA_DEV_PATH`; the kernel's by
+    /// default.
     pub fn from_env() -> Self {
         let default = Self::default();
         Self {
@@ -34,33 +35,34 @@ impl Roots {
         }
     }
 
-    /// The device file of a work queue.
+    /// Returns the path of a work queue's device file.
     pub fn device_node(&self, wq: &str) -> PathBuf {
         self.dev.join(wq)
     }
 
-    /// The kernel's, as they are in a tree that begins at `root`.
+    /// Returns the kernel's directories in a tree that begins at `root`.
     pub fn under(root: &Path) -> Self {
         Self { sysfs: root.join("sys/bus/dsa/devices"), dev: root.join("dev/dsa") }
     }
 
-    /// The drivers: `/sys/bus/dsa/drivers`.
+    /// Returns the directory of the drivers: `/sys/bus/dsa/drivers`.
     pub fn drivers(&self) -> PathBuf {
         self.sysfs.parent().unwrap_or(Path::new("")).join("drivers")
     }
 
-    /// The directory of a device's part such as `wq0.1`: inside the device's, or beside it as on the bus.
+    /// Returns the directory of a part of a device, such as `wq0.1`: inside the device's directory, or next to it as on
+    /// the bus.
     pub fn part(&self, device: &str, part: &str) -> PathBuf {
         let inside = self.sysfs.join(device).join(part);
         if inside.is_dir() { inside } else { self.sysfs.join(part) }
     }
 }
 
-/// A device as the kernel tells it.
+/// A device as the kernel reports it.
 #[derive(Clone, Debug)]
 pub struct Device {
     pub config: DeviceConfig,
-    /// What it could be laid out as.
+    /// The limits of its layout.
     pub capabilities: Capabilities,
     pub path: PathBuf,
     /// `enabled`, `disabled`, `halted`, …
@@ -68,51 +70,51 @@ pub struct Device {
     pub clients: Option<u32>,
     /// The result of the last administrative command; see [`super::status`].
     pub cmd_status: Option<u32>,
-    /// SWERROR, four words.
+    /// SWERROR, as four words.
     pub errors: Option<String>,
-    /// Its NUMA node; `None` where it has none.
+    /// The device's NUMA node, if it has one.
     pub numa_node: Option<u32>,
     /// Whether the layout can be changed.
     pub configurable: bool,
     pub driver: Option<String>,
-    /// How its work queues are, in the layout's order.
+    /// The states of its work queues, in the layout's order.
     pub wqs: Vec<WqState>,
 }
 
-/// How a work queue is, beside how it is laid out.
+/// The state of a work queue, in addition to its layout.
 #[derive(Clone, Debug)]
 pub struct WqState {
     pub path: PathBuf,
     /// `enabled`, `disabled`, `locked`.
     pub state: String,
-    /// Programs, or kernel clients, that use it.
+    /// Number of programs or kernel clients that use it.
     pub clients: Option<u32>,
-    /// Descriptors in it now, where the device tells.
+    /// Descriptors in it now, if the device reports them.
     pub occupancy: Option<u32>,
     /// Retries of the kernel's own ENQCMDS.
     pub enqcmds_retries: Option<u32>,
     pub driver: Option<String>,
-    /// Whether the attribute `driver_name` is there (Linux 6.7 and later).
+    /// Whether the attribute `driver_name` exists (Linux 6.7 and later).
     pub has_driver_name: bool,
     pub node: Option<PathBuf>,
-    /// The programs that have it open, where the kernel tells (Linux 6.4).
+    /// The programs that have it open, if the kernel reports them (Linux 6.4).
     pub files: Vec<OpenFile>,
 }
 
-/// A work queue's character device as one program has it open.
+/// An open file of a work queue's character device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenFile {
     pub pid: Option<u32>,
-    /// Page faults on completion records that the kernel resolved for it.
+    /// Page faults on completion records that the kernel resolved for this program.
     pub cr_faults: u64,
-    /// Page faults on completion records that could not be resolved: bad addresses in its descriptors.
+    /// Page faults on completion records that could not be resolved: bad addresses in descriptors.
     pub cr_fault_failures: u64,
 }
 
-/// The DSA devices under the roots by number; none where there is no bus.
+/// Returns the DSA devices under the roots, by number; an empty list on a system without a DSA bus.
 ///
 /// # Errors
-/// What the system says about the directory, but for its absence.
+/// The system's error of reading the directory. A missing directory is not an error.
 pub fn devices(roots: &Roots) -> io::Result<Vec<Device>> {
     let entries = match fs::read_dir(&roots.sysfs) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -129,10 +131,10 @@ pub fn devices(roots: &Roots) -> io::Result<Vec<Device>> {
     Ok(names.into_iter().map(|(_, name)| device(roots, &name)).collect())
 }
 
-/// One device.
+/// Returns the device of this name.
 ///
 /// # Errors
-/// [`ConfigError::NoDevice`] names those that are there.
+/// [`ConfigError::NoDevice`] lists the existing devices.
 pub fn find(roots: &Roots, name: &str) -> Result<Device, ConfigError> {
     let all = devices(roots).map_err(|error| ConfigError::File { path: roots.sysfs.clone(), error })?;
     let names: Vec<&str> = all.iter().map(|device| device.config.name.as_str()).collect();
@@ -144,7 +146,7 @@ pub fn find(roots: &Roots, name: &str) -> Result<Device, ConfigError> {
     })
 }
 
-/// An attribute's text without the line's end; `None` when it is not there or cannot be read.
+/// Returns an attribute's text without the newline; `None` if it does not exist or cannot be read.
 pub(crate) fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
@@ -162,7 +164,7 @@ fn flag(dir: &Path, name: &str) -> bool {
     number::<u32>(dir, name) == Some(1)
 }
 
-/// An attribute under its present name, or the one that it had before Linux 5.17.
+/// Reads an attribute under its present name, or under its name before Linux 5.17.
 fn buffers<T: FromStr>(dir: &Path, name: &str) -> Option<T> {
     number(dir, name).or_else(|| number(dir, &name.replace("read_buffer", "token")))
 }
@@ -196,7 +198,7 @@ fn device(roots: &Roots, name: &str) -> Device {
         max_batch_size: number(&path, "max_batch_size").unwrap_or(1),
         max_transfer_size: number(&path, "max_transfer_size").unwrap_or(0),
         pasid,
-        // The driver turns page requests on together with SVA, and tells of neither alone.
+        // The driver enables page requests together with SVA, and reports only whether both are enabled.
         page_requests: pasid && gen_cap & gen_cap::BLOCK_ON_FAULT != 0,
         event_log: path.join("event_log_size").exists(),
         wq_ats_control: first_wq.join("ats_disable").exists(),
@@ -232,7 +234,8 @@ fn device(roots: &Roots, name: &str) -> Device {
     }
 }
 
-/// The device's operations. The kernel prints 4 words of 64 bits, later kernels a bitmap; both are the highest first.
+/// Returns the device's operations. The kernel prints 4 words of 64 bits, later kernels a bitmap; both start with the
+/// highest word.
 fn op_cap(path: &Path) -> OpSet {
     read(&path.join("op_cap")).and_then(|text| json::op_set(&text)).unwrap_or_default()
 }
@@ -288,7 +291,7 @@ fn wq_state(roots: &Roots, name: &str, path: PathBuf) -> WqState {
     }
 }
 
-/// They are in `dsa!wq0.1/file0` and so on.
+/// Reads the entries `dsa!wq0.1/file0` and so on.
 fn open_files(wq: &Path) -> Vec<OpenFile> {
     let device = names(wq).into_iter().find(|name| name.contains("!wq"));
     let Some(device) = device.map(|name| wq.join(name)) else { return Vec::new() };
@@ -301,7 +304,7 @@ fn open_files(wq: &Path) -> Vec<OpenFile> {
     open.collect()
 }
 
-/// The names in a directory, sorted; none when it is not there.
+/// Returns the names in a directory, sorted; an empty list if it does not exist.
 pub(crate) fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names: Vec<String> =
@@ -310,16 +313,16 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The attributes that applying a layout reads and writes; the file system is one, a model of the kernel in tests
-/// another.
+/// Access to the attributes that applying a layout reads and writes: the file system, or a model of the kernel in
+/// tests.
 pub trait Attributes {
-    /// An attribute's text; `None` when it is not there.
+    /// Returns an attribute's text; `None` if the attribute does not exist.
     fn read(&self, path: &Path) -> Option<String>;
 
     /// Writes an attribute.
     ///
     /// # Errors
-    /// What the kernel's driver says.
+    /// The error that the kernel's driver returns.
     fn write(&mut self, path: &Path, value: &dyn Display) -> io::Result<()>;
 }
 
@@ -333,7 +336,7 @@ impl Attributes for FileSystem {
     }
 
     fn write(&mut self, path: &Path, value: &dyn Display) -> io::Result<()> {
-        // Attributes are never created: one that is not there is one that this kernel does not have.
+        // Attributes are never created: this kernel does not support a missing attribute.
         let mut file = fs::OpenOptions::new().write(true).open(path)?;
         io::Write::write_all(&mut file, value.to_string().as_bytes())
     }

@@ -1,4 +1,4 @@
-//! By which way the kernel lets us submit.
+//! Submission methods that the kernel permits.
 
 use offcore_stats::finding::{Report, Rights};
 
@@ -8,10 +8,10 @@ use crate::config::sysfs::Device;
 /// The number of CAP_SYS_RAWIO.
 const SYS_RAWIO: u32 = 17;
 
-/// The releases from which on a portal is only mapped for CAP_SYS_RAWIO, for each series that got the fix.
+/// The first releases that map a portal only for CAP_SYS_RAWIO, for each series that got the fix.
 const FIXED: [[u32; 3]; 4] = [[6, 6, 31], [6, 8, 10], [6, 9, 1], [6, 10, 0]];
 
-/// Whether a kernel has the rule of INTEL-SA-01084; `None` for series of which only some builds may have it.
+/// Whether a kernel has the restriction of INTEL-SA-01084; `None` for series in which only some builds may have it.
 fn has_mapping_rule(release: &str) -> Option<bool> {
     let mut numbers = release.split(['.', '-', '+']).map(|number| number.parse::<u32>().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);
@@ -23,7 +23,7 @@ fn has_mapping_rule(release: &str) -> Option<bool> {
     series.map(|[_, _, first]| patch >= *first)
 }
 
-/// By which way descriptors will go.
+/// Checks which submission method programs will use.
 pub(super) fn mapping(system: &System, me: &Rights, devices: &[Device], report: &mut Report) {
     let check = "portal-mapping";
     let release = system.read("proc/sys/kernel/osrelease").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A device: its state, its errors, its layout, and how far away it is.
+//! Checks of a device: its state, its errors, its layout, and its NUMA distance.
 
 use offcore_stats::finding::{Report, Rights};
 use offcore_stats::lcore;
@@ -7,7 +7,7 @@ use super::System;
 use crate::config::sysfs::Device;
 use crate::config::{check, status};
 
-/// Everything about a device but its work queues.
+/// Checks everything about a device except its work queues.
 pub(super) fn examine(system: &System, me: &Rights, device: &Device, report: &mut Report) {
     state(device, report);
     errors(device, report);
@@ -49,7 +49,7 @@ fn errors(device: &Device, report: &mut Report) {
             report.check("command-status", name).problem(found, advice);
         }
     }
-    // The first of four words; section 9.2.15.
+    // The first of four words of SWERROR; section 9.2.15.
     let text = device.errors.as_deref().unwrap_or_default();
     let words = text.split_whitespace().map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16));
     let Some(Ok(word)) = words.into_iter().next() else {
@@ -94,7 +94,7 @@ fn layout(device: &Device, report: &mut Report) {
     match check(&device.config, &device.capabilities) {
         Ok(()) => report.check("layout", name).ok("keeps all rules"),
         Err(broken) => {
-            // Before Linux 6.7 there is no driver_name; PASIDs have a check of their own.
+            // Linux before 6.7 has no driver_name. PASIDs are checked separately.
             let named = device.wqs.iter().any(|wq| wq.has_driver_name);
             let broken = broken.into_iter().filter(|broken| match broken.rule.name() {
                 "driver-name" => named,
@@ -127,7 +127,7 @@ fn traffic_classes(system: &System, device: &Device, report: &mut Report) {
     for number in used {
         let group = &device.config.groups[number];
         let classes = [group.traffic_class_a, group.traffic_class_b];
-        // The kernel sets 1 on devices up to version 2; other classes may have no channel of their own there.
+        // The kernel sets 1 on devices up to version 2. Other classes may lack their own channel on these devices.
         if classes != [Some(1); 2] && classes != [None; 2] {
             fine = false;
             let class = |class: Option<u32>| class.map_or("none".into(), |class| class.to_string());
@@ -146,7 +146,7 @@ fn traffic_classes(system: &System, device: &Device, report: &mut Report) {
     }
 }
 
-/// Whether the lcores that we may run on are near the device.
+/// Checks whether the lcores that this process may run on are on the device's NUMA node.
 fn distance(system: &System, me: &Rights, device: &Device, report: &mut Report) {
     let name = &device.config.name;
     let Some(node) = device.numa_node else {

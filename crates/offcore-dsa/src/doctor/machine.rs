@@ -1,4 +1,4 @@
-//! The machine: PCI devices, kernel, IOMMU, processor, hugepages.
+//! Checks of the machine: PCI devices, kernel, IOMMU, processor, hugepages.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use offcore_stats::finding::Report;
 use super::System;
 use crate::config::sysfs::Device;
 
-/// PCI ids of DSA devices (vendor 8086).
+/// PCI device IDs of DSA devices (vendor 8086).
 const GENERATIONS: [(&str, &str); 3] =
     [("0x0b25", "Sapphire Rapids"), ("0x11fb", "Granite Rapids"), ("0x1212", "Diamond Rapids")];
 
@@ -18,7 +18,7 @@ pub(super) struct PciDevice {
     driver: Option<String>,
 }
 
-/// The DSA devices on the PCI bus.
+/// Returns the DSA devices on the PCI bus.
 pub(super) fn hardware(system: &System) -> Vec<PciDevice> {
     let mut found = Vec::new();
     for address in system.names("sys/bus/pci/devices") {
@@ -35,7 +35,7 @@ pub(super) fn hardware(system: &System) -> Vec<PciDevice> {
     found
 }
 
-/// Whether the devices on the bus are those that idxd has.
+/// Checks that the idxd driver has the devices that are on the PCI bus.
 pub(super) fn devices(hardware: &[PciDevice], devices: &[Device], system: &System, report: &mut Report) {
     let names: Vec<&str> = devices.iter().map(|device| device.config.name.as_str()).collect();
     for pci in hardware {
@@ -61,7 +61,7 @@ pub(super) fn devices(hardware: &[PciDevice], devices: &[Device], system: &Syste
         [true, true] => {
             report.check("devices", "system").ok(format!("idxd is loaded and has {}", names.join(", ")));
         }
-        // Before Linux 5.15.
+        // Linux before 5.15.
         _ if drivers.join("dsa").is_dir() => report.check("devices", "system").warning(
             "the kernel has the bus of Linux before 5.15, with one driver 'dsa' for everything",
             "use a kernel from 6.6 on",
@@ -73,7 +73,7 @@ pub(super) fn devices(hardware: &[PciDevice], devices: &[Device], system: &Syste
     }
 }
 
-/// The kernel and the processor.
+/// Checks the kernel and the processor.
 pub(super) fn examine(system: &System, hardware: &[PciDevice], devices: &[Device], report: &mut Report) {
     let config = KernelConfig::of(system);
     command_line(system, &config, report);
@@ -92,11 +92,11 @@ fn command_line(system: &System, config: &KernelConfig, report: &mut Report) {
         return report.check("kernel-command-line", "system").not_applicable("/proc/cmdline cannot be read");
     };
     let words: Vec<&str> = line.split_whitespace().collect();
-    // intel_iommu may be given several times and takes several values with commas between: all of them count, and of
-    // two that contradict each other the last.
+    // intel_iommu may be given several times and accepts several values separated by commas. All values count; the last
+    // of two contradictory values wins.
     let values = words.iter().filter_map(|word| word.strip_prefix("intel_iommu="));
     let values: Vec<&str> = values.flat_map(|values| values.split(',')).collect();
-    // What is not said is as the kernel was built; `None` when that cannot be read.
+    // Without an option, the kernel's build configuration decides; `None` if it cannot be read.
     let switch = |on: &str, off: &str, default: &str| {
         let last = values.iter().rev().find(|value| [on, off].contains(value));
         last.map(|value| *value == on).or_else(|| config.source.as_ref().map(|_| config.is_set(default)))
@@ -122,7 +122,7 @@ fn command_line(system: &System, config: &KernelConfig, report: &mut Report) {
     }
 }
 
-/// Options that have to be built in or modules, and those without which something is missing.
+/// Options that must be built in or modules; without them, some function is missing.
 const NEEDED: [&str; 6] =
     ["INTEL_IDXD", "INTEL_IDXD_SVM", "INTEL_IOMMU", "INTEL_IOMMU_SVM", "PCI_PASID", "PCI_PRI"];
 
@@ -141,7 +141,7 @@ fn kernel_config(config: &KernelConfig, report: &mut Report) {
     }
 }
 
-/// The options that the kernel was built with.
+/// The build configuration of the kernel.
 struct KernelConfig {
     text: String,
     source: Option<String>,
@@ -191,7 +191,7 @@ fn iommu(system: &System, report: &mut Report) {
     });
     let lacking: Vec<_> = lacking.collect();
     match lacking.first() {
-        // The units of slow devices lack it on every machine; only when all do, nothing works.
+        // The units of slow devices lack it on every machine. It is an error only if all units lack it.
         Some((unit, bits)) if lacking.len() == intel.len() => {
             let what = if bits & PAGE_REQUESTS == 0 { "PASIDs or page requests" } else { "PASIDs" };
             let found = match lacking.len() {
@@ -207,7 +207,7 @@ fn iommu(system: &System, report: &mut Report) {
     }
 }
 
-/// Recent kernels keep vfio-pci off first-generation devices (INTEL-SA-01084).
+/// Checks whether vfio-pci may use first-generation devices: recent kernels deny it (INTEL-SA-01084).
 fn denylist(system: &System, hardware: &[PciDevice], report: &mut Report) {
     let check = "vfio-denylist";
     let first = hardware.iter().find(|device| device.generation == "Sapphire Rapids");
@@ -223,7 +223,7 @@ fn denylist(system: &System, hardware: &[PciDevice], report: &mut Report) {
     }
 }
 
-/// The instructions that submit and wait.
+/// Checks for the instructions that submit descriptors and wait for completions.
 pub(super) fn instructions(system: &System, report: &mut Report) {
     let text = system.read("proc/cpuinfo").unwrap_or_default();
     let flags = text.lines().find_map(|line| line.strip_prefix("flags")).unwrap_or_default();
@@ -250,7 +250,7 @@ pub(super) fn instructions(system: &System, report: &mut Report) {
     }
 }
 
-/// Whether there are hugepages.
+/// Checks whether hugepages are reserved.
 pub(super) fn hugepages(system: &System, report: &mut Report) {
     let dir = "sys/kernel/mm/hugepages";
     let sizes = system.names(dir).into_iter().filter_map(|name| {

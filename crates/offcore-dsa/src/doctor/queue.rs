@@ -1,4 +1,4 @@
-//! Work queues: whether a program can open them, and whether they are laid out well.
+//! Checks of work queues: whether a program can open them, and whether their layout is suitable.
 
 use offcore_stats::finding::{Report, Rights};
 
@@ -7,12 +7,12 @@ use crate::config::sysfs::{Device, WqState};
 use crate::config::{WqConfig, WqType};
 use crate::wq::WqMode;
 
-/// Descriptors below which the device waits for the core: about where queues stop being faster when they grow.
+/// In smaller queues the device waits for the core. Throughput stops growing at about this number of descriptors.
 const SMALL: u32 = 16;
-/// Descriptors of a burst; a smaller batch takes several doorbells.
+/// Descriptors of a burst. A smaller batch size needs several doorbells per burst.
 const BURST: u32 = 32;
 
-/// All queues of a device that have a size.
+/// Checks all queues of a device that have a size.
 pub(super) fn examine(system: &System, me: &Rights, device: &Device, report: &mut Report) {
     for (number, wq) in device.config.used_wqs() {
         let name = device.config.wq_name(number);

@@ -1,9 +1,9 @@
-//! A channel over a work queue: what one worker owns of it.
+//! A channel over a work queue, owned by one worker.
 //!
-//! Copies are written as descriptors into a ring of the channel's size; the doorbell hands over as many as the work
-//! queue has places for, and later polls the rest. Nothing is dropped here. With batches, a burst is one batch
-//! descriptor and one completion record to look at; without, every descriptor has its own record. The order of a
-//! submission is always: records zeroed (when they were read last, or when they were made), fence, doorbell.
+//! Copies are written as descriptors into a ring of the channel's size. The doorbell submits as many as the work queue
+//! has free entries for, and later polls submit the rest. No copy is dropped. With batches, a burst is one batch
+//! descriptor with one completion record to poll. Without batches, every descriptor has its own record. The order of a
+//! submission is always: zero the records (when they are read, or when they are created), fence, doorbell.
 
 mod outcome;
 mod reap;
@@ -30,37 +30,37 @@ use reset::Resetting;
 use ring::{Fields, Ring, Unit, Units, address, describe};
 use side::{Ended, Side};
 
-/// Rings of this many operations at most.
+/// Maximum number of operations of a ring.
 pub(super) const MAX_RING: usize = 1 << 16;
-/// Places in the work queue: a descriptor with the device holds one, until its completion record has been read or it is
-/// proved dead.
+/// Accounting of work queue entries. A descriptor holds an entry from its submission until its completion record has
+/// been read or a reset has proved that the device no longer has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credits {
-    /// Places that this channel may use at present.
+    /// Number of entries that this channel may use at present.
     pub limit: usize,
     pub used: usize,
 }
 
 /// A channel to a DSA work queue.
 pub struct DsaChannel {
-    // The hot part: copies and polls.
+    // Hot fields, used by copies and polls.
     ring: Ring,
     units: Units,
     portal: Option<Portal>,
     direct: bool,
-    /// Descriptors of a batch, at most; 1 once the device has refused a batch.
+    /// Maximum number of descriptors of a batch; 1 after the device has refused a batch.
     max_batch: usize,
     max_transfer: u32,
-    /// Flags and code of a copy in the ring.
+    /// Flags and opcode of a copy in the ring.
     copy_word: u32,
-    /// Units and pieces with the device.
+    /// Number of units and pieces that the device has.
     used: usize,
     limit: usize,
     in_flight: usize,
-    /// Operations in flight that are not in the ring.
+    /// Number of operations in flight that are not in the ring.
     aside: usize,
     ledger: Ledger,
-    // The cold part: what did not go as usual.
+    // Cold fields, used in exceptional cases.
     side: Side,
     ended: Ended,
     copy_flags: Flags,
@@ -73,7 +73,7 @@ pub struct DsaChannel {
     info: ChannelInfo,
     way: Arc<Way>,
     share: Share,
-    /// Test switch: shows that records must be fenced.
+    /// Test switch: omits fences, to show that they are needed.
     #[cfg(test)]
     fences: bool,
 }
@@ -147,19 +147,19 @@ impl DsaChannel {
         })
     }
 
-    /// How descriptors get to the device; `None` while it is gone.
+    /// Returns the submission method; `None` while the queue is lost.
     pub fn submit_by(&self) -> Option<SubmitBy> {
         self.portal.as_ref().map(Portal::kind)
     }
 
-    /// The accounts of the work queue's places.
+    /// Returns the accounting of work queue entries.
     pub fn credits(&self) -> Credits {
         Credits { limit: self.share.places(), used: self.used }
     }
 
     // ---- submission ----
 
-    /// Takes a copy that is empty, or longer than a descriptor may be.
+    /// Accepts a copy that is empty or longer than a descriptor allows.
     #[cold]
     fn write_odd(&mut self, copy: CopyOp) {
         if copy.len == 0 {
@@ -181,7 +181,7 @@ impl DsaChannel {
         }
     }
 
-    /// Hands over what the doorbell was rung for, as much as there are places for.
+    /// Submits the copies for which the doorbell was rung, up to the number of free entries.
     #[inline]
     fn push(&mut self) {
         self.limit = self.share.places();
@@ -208,11 +208,11 @@ impl DsaChannel {
         let wanted = (ring.requested - ring.submitted).min(self.limit - self.used);
         let (from, to) = (ring.submitted, ring.submitted + wanted);
         let run = ring.run(from, to);
-        // SAFETY: descriptors of the ring have records of this channel, and buffers that those who asked for the copies keep until
-        // they are completed (`Channel::copy`).
+        // SAFETY: the descriptors are in the ring and refer to records of this channel. Their buffers stay valid until
+        // the copies are completed, as the caller of `Channel::copy` guarantees.
         let mut taken = unsafe { portal.submit_burst(run) };
         if taken == run.len() && taken < wanted {
-            // SAFETY: as above.
+            // SAFETY: as for the first part of the run.
             taken += unsafe { portal.submit_burst(ring.run(from + taken, to)) };
         }
         ring.submitted += taken;
@@ -239,7 +239,8 @@ impl DsaChannel {
                 let alone = ring.descriptor(first);
                 Descriptor { completion, ..alone.with_flags(alone.flags() | Flags::RCR) }
             };
-            // SAFETY: as in `push_direct`; a batch reads descriptors of the ring, which stay there until it is completed.
+            // SAFETY: as in `push_direct`. The batch list is in the ring, and its descriptors stay there until the
+            // batch is completed.
             if unsafe { portal.submit(&descriptor) } == Submitted::Retry {
                 break;
             }
@@ -262,7 +263,7 @@ impl DsaChannel {
                 completion: address(&side.records[piece.record]),
                 ..describe(&piece.rest, self.copy_flags)
             };
-            // SAFETY: as in `push_direct`: a piece is the rest of a copy of the ring.
+            // SAFETY: as in `push_direct`: a piece is the rest of a copy in the ring.
             if self.used == self.limit || unsafe { portal.submit(&descriptor) } == Submitted::Retry {
                 break;
             }
@@ -271,9 +272,9 @@ impl DsaChannel {
         }
     }
 
-    // ---- accounts ----
+    // ---- accounting ----
 
-    /// The operations of the ring that are not reported.
+    /// Returns the unreported operations in the ring.
     fn in_ring(&self) -> impl Iterator<Item = usize> {
         let Self { ring, units, .. } = self;
         let with_device = (units.oldest..units.next).filter(|&at| !units.is_done(at)).flat_map(|at| {
@@ -283,7 +284,7 @@ impl DsaChannel {
         with_device.chain(ring.submitted..ring.written)
     }
 
-    /// The operations that are not reported.
+    /// Returns all unreported operations.
     fn outstanding(&self) -> impl Iterator<Item = CopyOp> {
         let Self { side, ended, .. } = self;
         let in_ring = self.in_ring().map(|at| self.ring.copy(at));
@@ -323,7 +324,7 @@ impl Channel for DsaChannel {
             size: op.len,
             token: op.token,
         };
-        // Neither empty nor longer than the queue allows.
+        // Whether the copy is neither empty nor longer than the queue allows.
         let is_plain = |op: &CopyOp| op.len.wrapping_sub(1) < max;
         let mut rest = &ops[..n];
         loop {
@@ -384,7 +385,8 @@ impl Channel for DsaChannel {
 }
 
 impl Drop for DsaChannel {
-    /// The portal is closed before the ring goes: then the device touches neither the ring nor anybody's buffers.
+    /// Closes the portal before the ring is freed. After that, the device accesses neither the ring nor the buffers of
+    /// copies.
     fn drop(&mut self) {
         self.portal = None;
     }

@@ -1,4 +1,4 @@
-//! The copy engine `dsa:wqX.Y`, or `dsa-simN:wqX.Y`: an [`offcore_dma::Device`] over one work queue.
+//! The copy engine `dsa:wqX.Y`, or `dsa-simN:wqX.Y`: an [`offcore_dma::Device`] over a work queue.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,16 +15,16 @@ use crate::portal::{Portal, SubmitBy};
 use crate::sim::SimDevice;
 use crate::wq::{WqInfo, WqMode};
 
-/// Channels over one shared work queue, at most.
+/// Maximum number of channels of a shared work queue.
 const MAX_SHARED: usize = 64;
 
-/// A work queue as a copy engine. A dedicated queue gives out one channel, a shared one many: sharing between workers
-/// by the device, without a lock.
+/// A work queue as a copy engine. A dedicated queue provides one channel, a shared queue many. The device arbitrates
+/// between the workers of a shared queue, without a lock.
 pub struct DsaDevice {
     way: Arc<Way>,
     channels: Arc<AtomicUsize>,
     max_channels: usize,
-    /// Opened to see that it can be; the first channel has it.
+    /// The portal that the constructor opened as a check; the first channel uses it.
     first: Mutex<Option<Portal>>,
     submit_by: SubmitBy,
     warnings: Vec<String>,
@@ -43,7 +43,7 @@ impl DsaDevice {
     /// Opens a work queue of this machine, such as `wq0.1`.
     ///
     /// # Errors
-    /// [`WqError`]: why it cannot be used, and what to do.
+    /// [`WqError`] states why the queue cannot be used, and gives advice.
     pub fn open(roots: &Roots, wq: &str, options: Options) -> Result<Self, WqError> {
         let opened = open(roots, wq, &options)?;
         let way = Way {
@@ -84,30 +84,30 @@ impl DsaDevice {
         }
     }
 
-    /// The work queue.
+    /// Returns the properties of the work queue.
     pub fn info(&self) -> &WqInfo {
         &self.way.info
     }
 
-    /// The way in which descriptors are submitted, which was chosen when the queue was opened.
+    /// Returns the submission method, which was chosen when the queue was opened.
     pub fn submit_by(&self) -> SubmitBy {
         self.submit_by
     }
 
-    /// What is not as it should be, in words: the queue is on another NUMA node, say.
+    /// Returns problems that do not prevent the use, in words, for example a queue on another NUMA node.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// A new channel: [`Device::open_channel`], with its type known.
+    /// Opens a channel, as [`Device::open_channel`], but returns the concrete type.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Device::open_channel`].
     pub fn open_dsa_channel(&self, ring_size: usize) -> Result<DsaChannel, EngineError> {
         let share = self.share()?;
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
         let portal = match first {
-            // It may have been open for long.
+            // The portal may have been open for a long time.
             Some(portal) if portal.is_alive() => portal,
             stale => {
                 drop(stale);
@@ -129,7 +129,7 @@ impl DsaDevice {
             WqMode::Dedicated => info.size,
             WqMode::Shared => info.threshold.min(info.size),
         };
-        // One place is kept for a drain: a dedicated queue that is full drops it.
+        // One entry is reserved for a drain, because a full dedicated queue would drop it.
         Ok(Share { channels: Arc::clone(&self.channels), places: (places as usize).saturating_sub(1).max(1) })
     }
 }

@@ -1,6 +1,6 @@
-//! The work queues of this machine, as sysfs and /dev/dsa tell of them.
+//! The work queues of this machine, as found in sysfs and /dev/dsa.
 //!
-//! The two directories can be replaced, by [`Roots`] or by the environment variables that DPDK's users know:
+//! The two directories can be replaced with [`Roots`] or with the environment variables that DPDK uses:
 //! `DSA_SYSFS_PATH` for `/sys/bus/dsa/devices` and `DSA_DEV_PATH` for `/dev/dsa`.
 
 #[cfg(test)]
@@ -55,7 +55,7 @@ pub enum WqError {
     Simulator(SimError),
 }
 
-/// A work queue as sysfs describes it.
+/// A work queue as described by sysfs.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub info: WqInfo,
@@ -65,18 +65,18 @@ pub struct Found {
     /// `user`, `kernel` or `none`.
     pub kind: String,
     pub name: String,
-    /// The driver that it is for; empty on kernels before 6.7.
+    /// The driver that may bind the queue; empty on kernels before 6.7.
     pub driver_name: String,
-    /// Whether the device can use a process's addresses.
+    /// Whether the device can use a process's virtual addresses.
     pub pasid_enabled: bool,
     pub(crate) state_file: PathBuf,
 }
 
 impl Found {
-    /// Whether it can be used by a process, whose queues have names beginning with `name`.
+    /// Checks that a process can use the queue. If `name` is given, the queue's name must begin with it.
     ///
     /// # Errors
-    /// What is wrong, by name.
+    /// The first problem found.
     pub fn check(&self, name: Option<&str>) -> Result<(), WqError> {
         let (wq, device) = (self.info.name.clone(), self.device.clone());
         if self.kind != "user" {
@@ -97,7 +97,7 @@ impl Found {
         Ok(())
     }
 
-    /// A warning when the device is on another NUMA node than `wanted`.
+    /// Returns a warning if the device is on another NUMA node than `wanted`.
     pub fn numa_warning(&self, wanted: Option<u32>) -> Option<String> {
         let (wanted, found) = (wanted?, self.info.numa_node?);
         (wanted != found).then(|| {
@@ -110,10 +110,10 @@ impl Found {
     }
 }
 
-/// Every work queue that sysfs shows, by device and number, usable or not.
+/// Returns all work queues in sysfs, by device and number, usable or not.
 ///
 /// # Errors
-/// When what is there cannot be read. A directory that is missing is no error: then there is no device.
+/// If an attribute cannot be read. A missing directory is not an error: it means that the machine has no device.
 pub fn list(roots: &Roots) -> Result<Vec<Found>, WqError> {
     numbers(roots).into_iter().map(|(device, queue)| find(roots, &format!("wq{device}.{queue}"))).collect()
 }
@@ -129,16 +129,16 @@ fn numbers(roots: &Roots) -> Vec<(u32, u32)> {
     numbers
 }
 
-/// Device and queue number of `wq0.1`.
+/// Parses device and queue number from a name such as `wq0.1`.
 fn parse(wq: &str) -> Option<(u32, u32)> {
     let (device, queue) = wq.strip_prefix("wq")?.split_once('.')?;
     Some((device.parse().ok()?, queue.parse().ok()?))
 }
 
-/// What sysfs says about one work queue.
+/// Reads the description of a work queue from sysfs.
 ///
 /// # Errors
-/// [`WqError::Name`], [`WqError::NotThere`], or a file that is missing or says something unexpected.
+/// [`WqError::Name`], [`WqError::NotThere`], or a file that is missing or has unexpected contents.
 pub fn find(roots: &Roots, wq: &str) -> Result<Found, WqError> {
     let (number, _) = parse(wq).ok_or_else(|| WqError::Name(wq.into()))?;
     let device = format!("dsa{number}");
@@ -171,7 +171,7 @@ pub fn find(roots: &Roots, wq: &str) -> Result<Found, WqError> {
         max_batch_size: of_queue.number("max_batch_size")? as u32,
         max_transfer_size: of_queue.number("max_transfer_size")?,
         block_on_fault: of_queue.number("block_on_fault").unwrap_or(0) == 1,
-        // Kernels before 6.0 have no op_config: the queue can do what the device can.
+        // Kernels before 6.0 have no op_config: the queue supports all operations of the device.
         ops: of_queue.ops("op_config").or(device_ops).unwrap_or_default(),
         gen_cap: of_device.number("gen_cap")?,
         version: of_device.number("version")? as u32,
@@ -190,7 +190,7 @@ pub fn find(roots: &Roots, wq: &str) -> Result<Found, WqError> {
     })
 }
 
-/// DSA engines in a group; 1 when that is not to be known.
+/// Returns the number of DSA engines in a group; 1 if it cannot be determined.
 fn engines(device: &Path, number: u32, group: Option<u64>) -> u32 {
     let Some(group) = group else { return 1 };
     let group_of = |name: String| {
@@ -201,7 +201,7 @@ fn engines(device: &Path, number: u32, group: Option<u64>) -> u32 {
     names(device).into_iter().filter_map(group_of).filter(|&of| of == group).count().max(1) as u32
 }
 
-/// The files of a device or a work queue.
+/// The attributes of a device or a work queue.
 struct Attributes<'a> {
     dir: &'a Path,
     wq: &'a str,

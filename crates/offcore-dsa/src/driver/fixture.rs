@@ -1,5 +1,5 @@
-//! For tests: a sysfs tree and a /dev/dsa in a temporary directory. A FIFO stands for a work queue's device file: what
-//! the driver submits by write() is read from it by the test, which plays the device.
+//! Test fixture: a sysfs tree and a /dev/dsa in a temporary directory. A FIFO stands in for a work queue's device file.
+//! The test reads what the driver submits by write() from it, and acts as the device.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -16,7 +16,7 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// One device, with a dedicated queue wq0.0 and a shared one, wq0.1, in the same group as two DSA engines.
+    /// Creates a device with a dedicated queue wq0.0 and a shared queue wq0.1, in the same group as two DSA engines.
     pub(super) fn new() -> Self {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let root = std::env::temp_dir().join(format!("offcore-dsa-{}-{number}", std::process::id()));
@@ -62,7 +62,7 @@ impl Tree {
         Roots { sysfs: self.root.join("sysfs"), dev: self.root.join("dev") }
     }
 
-    /// Writes a file of the device: `version`, `wq0.0/state`.
+    /// Writes a file of the device, such as `version` or `wq0.0/state`.
     pub(super) fn set(&self, name: &str, text: &str) {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -77,7 +77,7 @@ impl Tree {
         self.roots().sysfs.join("dsa0").join(name)
     }
 
-    /// The device's end of a work queue.
+    /// Returns the device's end of a work queue.
     pub(super) fn device_end(&self, wq: &str) -> DeviceEnd {
         let mut open = OpenOptions::new();
         open.read(true).custom_flags(libc::O_NONBLOCK);
@@ -96,11 +96,11 @@ pub(super) struct DeviceEnd {
 }
 
 impl DeviceEnd {
-    /// What has been submitted since the last call.
+    /// Returns the descriptors submitted since the last call.
     pub(super) fn submitted(&mut self) -> Vec<Descriptor> {
         let mut descriptors = Vec::new();
         let mut bytes = [0; 64];
-        // A FIFO nobody has open for writing reads as ended, an empty one as WouldBlock.
+        // A FIFO without a writer returns end of file, an empty FIFO returns WouldBlock.
         while let Ok(64) = self.file.read(&mut bytes) {
             descriptors.push(Descriptor::from_bytes(&bytes));
         }

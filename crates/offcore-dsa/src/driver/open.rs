@@ -1,4 +1,4 @@
-//! Opening a work queue: the device file, and the way to submit that this CPU and this kernel allow.
+//! Opens work queues: the device file, and the submission method that this CPU and this kernel allow.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -12,25 +12,25 @@ use super::discover::{self, Found, WqError};
 use crate::portal::{Instructions, Page, Portal, Writer};
 use crate::wq::{WqInfo, WqMode};
 
-/// The first version on which the kernel takes batches by write().
+/// The first device version for which the kernel accepts batches by write().
 const BATCH_BY_WRITE: u32 = 0x200;
 
-/// How a work queue is used.
+/// Options for the use of a work queue.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Bursts go as batch descriptors, where the queue and the way to it allow that.
+    /// Submits bursts as batch descriptors, if the queue and the submission method allow that.
     pub batch: bool,
-    /// The device waits for page faults to be resolved, where the queue allows that. Everything behind may wait, too.
+    /// Lets the device wait until page faults are resolved, if the queue allows that. Later descriptors may wait, too.
     pub block_on_fault: bool,
-    /// Data is written to the cache and not to memory, where the device has the choice.
+    /// Writes data to the cache instead of memory, if the device supports that.
     pub cache_control: bool,
-    /// A drain that takes longer than this is given up and the queue closed instead.
+    /// Time limit of a drain. When it expires, the queue is closed instead.
     pub drain_limit: Duration,
-    /// Between two attempts to open a queue that is gone.
+    /// Time between two attempts to reopen a lost queue.
     pub reopen_every: Duration,
-    /// What the application calls its queues: a queue of another name is refused. Compared up to the length of this.
+    /// The required beginning of the queue's name. A queue with another name is refused.
     pub wq_name: Option<String>,
-    /// Where the threads that use it run: a queue elsewhere is used with a warning.
+    /// The NUMA node of the threads that use the queue. A queue on another node is used with a warning.
     pub numa_node: Option<u32>,
 }
 
@@ -52,17 +52,17 @@ impl Default for Options {
 #[derive(Debug)]
 pub struct Opened {
     pub info: WqInfo,
-    /// The door to it. [`Portal::kind`] says which way was chosen.
+    /// The portal of the queue. [`Portal::kind`] returns the chosen submission method.
     pub portal: Portal,
-    /// What is not as it should be, in words.
+    /// Problems that do not prevent the use, in words.
     pub warnings: Vec<String>,
 }
 
-/// Opens a work queue for this process, and chooses the way to submit: MOVDIR64B or ENQCMD where the portal can be mapped
-/// and the CPU has the instruction, write() otherwise.
+/// Opens a work queue for this process and chooses the submission method: MOVDIR64B or ENQCMD if the portal can be
+/// mapped and the CPU has the instruction, write() otherwise.
 ///
 /// # Errors
-/// [`WqError`]: why it cannot be used, and what to do.
+/// [`WqError`] states why the queue cannot be used, and gives advice.
 pub fn open(roots: &Roots, wq: &str, options: &Options) -> Result<Opened, WqError> {
     let found = discover::find(roots, wq)?;
     found.check(options.wq_name.as_deref())?;
@@ -79,13 +79,13 @@ pub fn open(roots: &Roots, wq: &str, options: &Options) -> Result<Opened, WqErro
     Ok(Opened { info, portal, warnings })
 }
 
-/// Why the kernel does not open a device file.
+/// Returns the error for a device file that the kernel refuses to open.
 pub(super) fn refusal(reason: Errno, node: &Path, found: &Found) -> WqError {
     let (wq, node) = (found.info.name.clone(), node.display().to_string());
     match reason {
         Errno::BUSY => WqError::Busy { wq },
         Errno::ACCESS | Errno::PERM => WqError::NoPermission { wq, node },
-        // The kernel binds the process's address space when the file is opened.
+        // The kernel binds the process's address space to the device when the file is opened.
         Errno::OPNOTSUPP => WqError::NoSva { device: found.device.clone() },
         reason => WqError::Open { wq, node, reason },
     }

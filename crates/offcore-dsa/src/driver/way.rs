@@ -1,4 +1,4 @@
-//! The way to a work queue, by which it can be opened again, and the places in it that its channels share.
+//! The information for reopening a work queue, and the shares that its channels have of the queue's entries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use crate::portal::Portal;
 use crate::sim::SimDevice;
 use crate::wq::WqInfo;
 
-/// The way to a work queue: what it is, and how it is opened.
+/// A work queue's properties and the method for opening it.
 #[derive(Debug)]
 pub(super) struct Way {
     pub(super) name: String,
@@ -31,7 +31,7 @@ impl Way {
             Source::Kernel(roots) => {
                 let opened = open(roots, &self.info.name, &self.options)?;
                 if opened.info != self.info {
-                    // Places and limits were taken from what it was.
+                    // The shares and limits of the channels depend on the earlier properties.
                     return Err(WqError::Attribute {
                         path: roots.sysfs.join(&self.info.name).display().to_string(),
                         found: "other properties than when it was first opened".into(),
@@ -45,7 +45,7 @@ impl Way {
     }
 }
 
-/// One channel's share of a work queue's places.
+/// A channel's share of a work queue's entries.
 #[derive(Debug)]
 pub(super) struct Share {
     pub(super) channels: Arc<AtomicUsize>,
@@ -53,7 +53,8 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Places that the channel may use at present: what all may use, divided by the channels that are open.
+    /// Returns the number of entries that the channel may use at present: all usable entries divided by the open
+    /// channels.
     #[inline(always)]
     pub(super) fn places(&self) -> usize {
         match self.channels.load(Ordering::Relaxed) {

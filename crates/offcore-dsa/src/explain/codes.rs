@@ -1,12 +1,12 @@
-//! Names of operations and flags, and the codes that no completion record has: other software errors (Table
-//! 5-7), administrative commands (Table 5-8), and the kernel's own additions to `cmd_status` (enum
-//! idxd_scmd_stat of linux/idxd.h).
+//! Names of operations and flags, and the codes that completion records do not use: other software errors (Table 5-7),
+//! administrative commands (Table 5-8), and the kernel's additional codes of `cmd_status` (enum idxd_scmd_stat of
+//! linux/idxd.h).
 
 use crate::descriptor::Flags;
 
 use super::{Codes, Explanation, words_of};
 
-/// The name of one descriptor flag, by its bit (0 to 23).
+/// Returns the name of a descriptor flag, by its bit (0 to 23).
 pub const fn flag_name(bit: u32) -> &'static str {
     const NAMES: [&str; 24] = [
         "fence",
@@ -37,7 +37,7 @@ pub const fn flag_name(bit: u32) -> &'static str {
     if bit < 24 { NAMES[bit as usize] } else { "no flag" }
 }
 
-/// Why a flag is invalid, most likely.
+/// Returns the most probable reason why a flag is invalid.
 pub(super) fn flag_reason(flag: Flags) -> &'static str {
     match flag {
         Flags::FENCE => "only descriptors in a batch may have it; submitted directly it is reserved",
@@ -57,7 +57,8 @@ pub(super) fn flag_reason(flag: Flags) -> &'static str {
     }
 }
 
-/// Codes 0x51 to 0x54 of SWERROR and the event log, which are about no single operation; `None` for others.
+/// Explains the codes 0x51 to 0x54 of SWERROR and the event log, which do not belong to an operation; `None` for
+/// others.
 pub fn software_error(code: u8) -> Option<Explanation> {
     let (name, meaning, advice) = words_of(SOFTWARE, code.into())?;
     Some(Explanation::new(format!("0x{code:02x} (SWERROR): {name}"), meaning, advice))
@@ -78,7 +79,7 @@ const SOFTWARE: Codes = codes! {
         "Enlarge event_log_size, and look for what fills it.";
 };
 
-/// Error codes of administrative commands, which the kernel shows in `cmd_status`; `None` for unused ones.
+/// Explains error codes of administrative commands, which the kernel shows in `cmd_status`; `None` for unused codes.
 pub fn command_error(code: u8) -> Option<Explanation> {
     let (command, meaning) = match code {
         0x10 => ("enable device", "the device is not disabled"),
@@ -122,7 +123,7 @@ pub fn command_error(code: u8) -> Option<Explanation> {
     Some(Explanation::new(format!("cmd_status 0x{code:02x}: {command}: {meaning}"), "", advice))
 }
 
-/// The kernel driver's own codes of `cmd_status`, 0x80000010 and up; `None` for others.
+/// Explains the kernel driver's own codes of `cmd_status`, 0x80000010 and up; `None` for others.
 pub fn kernel_error(code: u32) -> Option<Explanation> {
     let (name, meaning, advice) = words_of(KERNEL, code)?;
     Some(Explanation::new(format!("cmd_status 0x{code:08x}: {name}"), meaning, advice))

@@ -1,4 +1,4 @@
-//! A completion record and its descriptor, field by field.
+//! Explanations of completion records and descriptors, field by field.
 
 use crate::completion::{Completed, DifMismatch, Status};
 use crate::descriptor::{Descriptor, Flags, Opcode};
@@ -7,7 +7,7 @@ use super::Explanation;
 use super::codes::{flag_name, flag_reason};
 use super::statuses::status;
 
-/// What a descriptor asks for.
+/// Explains a descriptor.
 pub fn descriptor(descriptor: &Descriptor) -> Explanation {
     let mut explanation =
         Explanation { title: format!("descriptor: {}", name(descriptor)), ..Default::default() };
@@ -24,7 +24,7 @@ pub fn descriptor(descriptor: &Descriptor) -> Explanation {
     explanation
 }
 
-/// What a completion record says; with its descriptor, operands, sizes and ranges are named, too.
+/// Explains a completion record. With its descriptor, operands, sizes and ranges are named, too.
 pub fn record(descriptor: Option<&Descriptor>, record: &Completed) -> Explanation {
     let mut explanation = status(record.status);
     let facts = &mut explanation.facts;
@@ -70,7 +70,7 @@ fn names(flags: Flags) -> Vec<&'static str> {
     (0..24).filter(|bit| flags.bits() >> bit & 1 == 1).map(flag_name).collect()
 }
 
-/// What the fields of a descriptor are called, and their values.
+/// Returns the names and values of a descriptor's operands.
 fn operands(descriptor: &Descriptor) -> Vec<(&'static str, String)> {
     use Opcode as O;
     let hex = |value: u64| format!("{value:#x}");
@@ -115,7 +115,7 @@ fn operands(descriptor: &Descriptor) -> Vec<(&'static str, String)> {
     }
 }
 
-/// What an operand identifier of the fault info means for this operation (Table 8-13).
+/// Returns the meaning of an operand identifier in the fault info for this operation (Table 8-13).
 fn operand(descriptor: Option<&Descriptor>, id: u8) -> &'static str {
     use Opcode as O;
     match (id, descriptor.and_then(Descriptor::opcode)) {
@@ -149,7 +149,7 @@ fn fault_of(descriptor: Option<&Descriptor>, record: &Completed) -> String {
     format!("fault: a {access} {operand} {place}")
 }
 
-/// How far it came, where the record's count means that.
+/// Describes the progress of the operation, if the record's count has that meaning.
 fn done(descriptor: Option<&Descriptor>, record: &Completed) -> Option<String> {
     let opcode = descriptor.and_then(Descriptor::opcode);
     let counted = matches!(record.status.0, 0x03..=0x09) || record.completed > 0;
@@ -182,7 +182,7 @@ fn mismatches(result: u8) -> Vec<&'static str> {
     names.into_iter().filter(|(bit, _)| mismatch.contains(*bit)).map(|(_, name)| name).collect()
 }
 
-/// What a successful operation found.
+/// Describes the result of a successful operation.
 fn result(descriptor: Option<&Descriptor>, record: &Completed) -> Option<String> {
     use Opcode as O;
     match descriptor?.opcode()? {
@@ -205,7 +205,7 @@ fn result(descriptor: Option<&Descriptor>, record: &Completed) -> Option<String>
     }
 }
 
-/// What in the descriptor may be the reason.
+/// Returns the probable reason in the descriptor.
 fn reason(descriptor: &Descriptor, status: Status) -> Option<String> {
     let size = descriptor.size;
     match status {

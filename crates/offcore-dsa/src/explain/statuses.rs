@@ -7,13 +7,13 @@ use crate::completion::Status;
 use super::{Codes, Explanation, Words, words_of};
 
 impl fmt::Display for Status {
-    /// A few words, and the number.
+    /// Formats the status as a few words and the number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (0x{:02x})", words(*self).0, self.0)
     }
 }
 
-/// What an operation status means: bits 5:0 of a completion record's first byte.
+/// Explains an operation status: bits 5:0 of the first byte of a completion record.
 pub fn status(status: Status) -> Explanation {
     let (name, meaning, advice) = words(status);
     Explanation::new(format!("0x{:02x}: {name}", status.0), meaning, advice)

@@ -1,4 +1,4 @@
-//! What people paste: a code, a completion record in hex, or a record and its descriptor.
+//! Explanations of pasted text: a code, a completion record in hex, or a record and its descriptor.
 
 use crate::completion::{Completed, Status};
 use crate::descriptor::Descriptor;
@@ -22,16 +22,15 @@ pub enum ExplainError {
     Length { bytes: usize },
 }
 
-/// Explains what a command line says: a status code (`0x83`, `3`), a `cmd_status` (`0x80050000`, or `cmd
-/// 0x15`), a completion record of 32 bytes in hex, a descriptor of 64 bytes, or a record followed by its
-/// descriptor.
+/// Explains the arguments of a command line: a status code (`0x83`, `3`), a `cmd_status` (`0x80050000`, or `cmd 0x15`),
+/// a completion record of 32 bytes in hex, a descriptor of 64 bytes, or a record followed by its descriptor.
 ///
-/// Bytes are given as they stand in memory, with or without spaces, commas and colons, or as a debugger
-/// prints words: `0x` and 8 or 16 digits is one word, whose bytes are turned around.
+/// Bytes are given in memory order, with or without spaces, commas and colons, or as words printed by a debugger: `0x`
+/// followed by 8 or 16 digits is one word, and its bytes are reversed.
 ///
 /// # Errors
 ///
-/// Text that is none of these.
+/// Text in none of these formats.
 pub fn from_text(arguments: &[String]) -> Result<String, ExplainError> {
     let tokens: Vec<&str> = arguments
         .iter()
@@ -57,7 +56,7 @@ fn not_hex(text: &str) -> ExplainError {
     ExplainError::NotHex { text: text.to_owned() }
 }
 
-/// A number: hexadecimal with `0x` or with letters, otherwise decimal.
+/// Parses a number: hexadecimal with `0x` or with letters, otherwise decimal.
 fn number(token: &str) -> Result<u64, ExplainError> {
     let text = digits(token);
     let radix = if text.len() == token.len() && text.bytes().all(|c| c.is_ascii_digit()) { 10 } else { 16 };
@@ -78,7 +77,7 @@ fn of_code(token: &str) -> Result<String, ExplainError> {
     if hexadecimal == code {
         return Ok(any_code(code).ok_or(ExplainError::NoCode { code })?.to_string());
     }
-    // Programs print codes both ways: say both.
+    // Programs print codes in both radixes, so explain both readings.
     match (any_code(code), any_code(hexadecimal)) {
         (None, None) => Err(ExplainError::NoCode { code }),
         (Some(only), None) | (None, Some(only)) => Ok(only.to_string()),
@@ -130,7 +129,7 @@ fn of_bytes(tokens: &[&str]) -> Result<String, ExplainError> {
     Ok(record(descriptor.as_ref(), &completed(head)).to_string())
 }
 
-/// The record that stands in 32 bytes.
+/// Decodes a completion record from 32 bytes.
 fn completed(bytes: &[u8; 32]) -> Completed {
     let word = |at: usize| bytes[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
     Completed {

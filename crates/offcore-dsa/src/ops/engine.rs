@@ -1,4 +1,4 @@
-//! The engine: operations in flight on one work queue.
+//! The engine: operations in flight on a work queue.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -14,24 +14,25 @@ use super::operation::Operation;
 use super::outcome::{Done, DoneBy, OpsError, Why};
 use super::progress::{Progress, Step, refusal};
 
-/// A shared queue that has no room is asked so often.
+/// Number of attempts to submit to a full shared queue.
 const SUBMIT_TRIES: u32 = 10_000;
-/// So many empty polls pass before the clock is looked at.
+/// Number of empty polls between two reads of the clock.
 const POLLS_PER_LOOK: u32 = 256;
-/// While nothing completes, the queue is asked so often whether it still works.
+/// While nothing completes, the interval between checks that the queue still works.
 const ALIVE_EVERY: Duration = Duration::from_millis(10);
 
-/// How an engine uses its queue.
+/// Options for the use of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Let the device wait for page faults, where the queue allows it.
+    /// Lets the device wait for page faults, if the queue allows it.
     pub block_on_fault: bool,
-    /// Let the device write to the cache, where it can.
+    /// Lets the device write to the cache, if it supports that.
     pub to_cache: bool,
-    /// After a page fault, the memory is touched and the device goes on, so often for one operation; then the
-    /// core finishes it. 0: the core finishes at the first fault.
+    /// Maximum number of continuations of an operation by the device. After a page fault the memory is touched and the
+    /// device continues; after the last continuation, the core finishes the operation. 0: the core finishes it at the
+    /// first fault.
     pub resumes: u32,
-    /// A queue from which nothing comes for so long is given up.
+    /// Time without completions after which the queue is given up.
     pub timeout: Duration,
 }
 
@@ -41,21 +42,21 @@ impl Default for Options {
     }
 }
 
-/// Names an operation in flight.
+/// Identifies an operation in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(u64);
 
-/// A completed operation: which, and what came of it.
+/// A completed operation: its ticket and its result.
 pub type Completion = (Ticket, Result<Done, OpsError>);
 
-/// Operations over one work queue, with the core standing in for the device.
+/// Operations on a work queue, with the core as a fallback.
 ///
-/// Operations larger than the queue's maximum transfer size are done in pieces; after a page fault the device
-/// goes on where it stopped, or the core does. The result is the same whoever computes it, and
-/// [`Done::done_by`] says who.
+/// An operation larger than the queue's maximum transfer size is done in pieces. After a page fault the device
+/// continues at the fault, or the core does. The result is the same in all cases, and [`Done::done_by`] records the
+/// executor.
 #[derive(Debug)]
 pub struct Engine {
-    /// Dropped first: after that nothing writes to the records, nor to the memory of operations in flight.
+    /// Dropped first: after that, the device writes neither to the records nor to the memory of operations in flight.
     portal: Option<Portal>,
     records: Box<[CompletionRecord]>,
     slots: Box<[Option<InFlight>]>,
@@ -71,13 +72,13 @@ struct InFlight {
     ticket: Ticket,
     operation: Operation<'static>,
     progress: Progress,
-    /// Bytes of the piece that the device has.
+    /// Size in bytes of the piece that the device has.
     piece: usize,
     descriptors: u32,
     resumed: u32,
 }
 
-/// How long nothing has come.
+/// The time since the last completion.
 #[derive(Debug, Default)]
 struct Quiet {
     polls: u32,
@@ -86,13 +87,13 @@ struct Quiet {
 }
 
 impl Engine {
-    /// An engine over a queue, whose only user it is if the queue is dedicated.
+    /// Creates an engine over a queue. A dedicated queue must have no other user.
     pub fn new(portal: Portal, wq: WqInfo, options: Options) -> Self {
         let slots = wq.threshold.clamp(1, wq.size.max(1)) as usize;
         Self::with(Some(portal), wq, options, slots)
     }
 
-    /// An engine without a device: the core does everything.
+    /// Creates an engine without a device: the core executes everything.
     pub fn core() -> Self {
         let wq = WqInfo { name: "no device".into(), ..WqInfo::default() };
         Self::with(None, wq, Options::default(), 1)
@@ -111,27 +112,27 @@ impl Engine {
         }
     }
 
-    /// The queue.
+    /// Returns the properties of the queue.
     pub fn wq(&self) -> &WqInfo {
         &self.wq
     }
 
-    /// Whether there is a device, and it has not been given up.
+    /// Whether the engine has a device that it has not given up.
     pub fn has_device(&self) -> bool {
         self.portal.is_some()
     }
 
-    /// Operations in flight; those that [`Self::poll`] has still to return are not.
+    /// Returns the number of operations in flight, without completed ones that [`Self::poll`] has yet to return.
     pub fn in_flight(&self) -> usize {
         self.slots.iter().flatten().count()
     }
 
-    /// Submits an operation. What the device cannot do, the core has done when this returns, and
-    /// [`Self::poll`] tells.
+    /// Submits an operation. If the device cannot execute it, the core has done so when this returns, and
+    /// [`Self::poll`] returns the result.
     ///
     /// # Errors
     ///
-    /// Lengths that differ, memory that overlaps, a full queue.
+    /// Different lengths, overlapping memory, a full queue.
     pub fn submit(&mut self, operation: Operation<'static>) -> Result<Ticket, OpsError> {
         operation.check()?;
         let (progress, ticket) = (Progress::new(&operation), Ticket(self.tickets));
@@ -152,8 +153,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Different lengths, overlapping memory, a copy onto itself that failed half way; a simulated device that no other
-    /// thread steps. While the queue is full, this waits.
+    /// Different lengths, overlapping memory, an overlapping copy that failed half way, or a simulated device that no
+    /// other thread steps. A full queue is not an error: this function waits for it.
     pub fn run(&mut self, operation: Operation<'_>) -> Result<Done, OpsError> {
         self.check_stepper()?;
         while self.slots.iter().all(Option::is_some) {
@@ -161,9 +162,9 @@ impl Engine {
             spin_loop();
         }
         let unwinding = AbortOnUnwind;
-        // SAFETY: only the lifetime changes. The operation is over before this returns: it is refused; or complete;
-        // or the portal is closed, after which the device touches nothing, and the core has completed it. It does not
-        // unwind.
+        // SAFETY: only the lifetime changes. The operation has ended before this function returns: it was refused, or
+        // completed, or the portal was closed, after which the device accesses no memory, and the core has completed
+        // it. The function does not unwind in between.
         let operation = unsafe { std::mem::transmute::<Operation<'_>, Operation<'static>>(operation) };
         let result = self.submit(operation).and_then(|ticket| self.wait(ticket));
         std::mem::forget(unwinding);
@@ -182,7 +183,7 @@ impl Engine {
         }
     }
 
-    /// Refuses to wait for a simulated device that only the caller could step.
+    /// Returns an error instead of waiting for a simulated device that only the calling thread steps.
     fn check_stepper(&self) -> Result<(), OpsError> {
         let began = Instant::now();
         while let Some(portal) = &self.portal {
@@ -198,7 +199,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A completed operation, in no particular order; `None` when there is none now.
+    /// Returns a completed operation, in no particular order; `None` if none has completed.
     pub fn poll(&mut self) -> Option<Completion> {
         if self.done.is_empty() {
             self.collect();
@@ -206,7 +207,7 @@ impl Engine {
         self.done.pop_front()
     }
 
-    /// Collects what is complete, and gives the device up when nothing has been for too long.
+    /// Collects completions, and gives up the device if it has completed nothing for too long.
     fn collect(&mut self) {
         let (mut came, mut waiting) = (false, false);
         for slot in 0..self.slots.len() {
@@ -236,13 +237,13 @@ impl Engine {
         }
     }
 
-    /// Whether the record of a slot has been written; if so, what it says is done.
+    /// Handles the record of a slot, if it has been written. Returns whether it has.
     fn look(&mut self, slot: usize) -> bool {
         let Some(record) = self.records[slot].read() else { return false };
         let Some(mut work) = self.slots[slot].take() else { return false };
         let left = work.progress.left();
-        // SAFETY: the memory is as `Source::new` and `Destination::new` ask; the device has finished with the piece, as
-        // it wrote the record.
+        // SAFETY: the memory is valid as `Source::new` and `Destination::new` require. The device has finished with the
+        // piece, because it has written the record.
         let step = unsafe { work.progress.absorb(&work.operation, work.piece, &record) };
         match step {
             Step::Done => {
@@ -257,7 +258,7 @@ impl Engine {
                 if !again || (work.resumed > 0 && work.progress.left() == left) {
                     self.finish(work, Why::PageFault { address });
                 } else {
-                    // SAFETY: the memory is as `Source::new` and `Destination::new` ask.
+                    // SAFETY: the memory is valid as `Source::new` and `Destination::new` require.
                     unsafe { touch(&work.operation, &work.progress, address) };
                     work.resumed += 1;
                     self.next_piece(slot, work);
@@ -267,7 +268,7 @@ impl Engine {
         true
     }
 
-    /// Gives the next piece of an operation to the device, in this slot; or lets the core finish it.
+    /// Submits the next piece of an operation from this slot, or lets the core finish the operation.
     fn next_piece(&mut self, slot: usize, mut work: InFlight) {
         if let Some(why) = self.refusal(&work) {
             return self.finish(work, why);
@@ -278,14 +279,15 @@ impl Engine {
         descriptor.completion = std::ptr::from_ref(record) as u64;
         let mut flags = descriptor.flags() | Flags::CRAV | Flags::RCR;
         flags.set(Flags::BLOCK_ON_FAULT, self.options.block_on_fault && self.wq.block_on_fault);
-        // Reserved in operations that only read (Table 5-3).
+        // Cache control is reserved in operations that only read (Table 5-3).
         let to_cache = self.options.to_cache && work.operation.memory().iter().any(|memory| memory.written);
         flags.set(Flags::CACHE_CONTROL_1, to_cache && self.wq.gen_cap & gen_cap::CACHE_CONTROL_MEMORY != 0);
         let descriptor = descriptor.with_flags(flags);
         record.clear();
         portal.fence();
         let accepted = (0..SUBMIT_TRIES).any(|_| {
-            // SAFETY: whoever has submitted the operation keeps its memory until it is finished; the record is this engine's.
+            // SAFETY: the submitter keeps the operation's memory valid until it is finished; the record belongs to this
+            // engine.
             let accepted = unsafe { portal.submit(&descriptor) } == Submitted::Accepted;
             if !accepted {
                 spin_loop();
@@ -300,7 +302,7 @@ impl Engine {
         self.slots[slot] = Some(work);
     }
 
-    /// Why no device will do (the next piece of) an operation.
+    /// Returns the reason why the device cannot execute the next piece of an operation, if any.
     fn refusal(&self, work: &InFlight) -> Option<Why> {
         match &self.portal {
             _ if work.operation.len() == 0 => Some(Why::Nothing),
@@ -310,10 +312,11 @@ impl Engine {
         }
     }
 
-    /// The core finishes an operation.
+    /// Lets the core finish an operation.
     fn finish(&mut self, mut work: InFlight, why: Why) {
-        // SAFETY: the memory is as `Source::new` and `Destination::new` ask, `submit` checked the operation, and no
-        // device works on it: its last piece is complete, was never accepted, or died with its portal.
+        // SAFETY: the memory is valid as `Source::new` and `Destination::new` require, and `submit` checked the
+        // operation. The device does not work on it: its last piece completed, was never accepted, or was aborted when
+        // the portal was closed.
         unsafe { work.progress.finish(&work.operation) };
         self.tell(&work, Ok(if work.descriptors > 0 { DoneBy::Both(why) } else { DoneBy::Core(why) }));
     }
@@ -324,7 +327,7 @@ impl Engine {
         self.done.push_back((ticket, result));
     }
 
-    /// Closes the queue, which stops what the device still had, and finishes it.
+    /// Closes the queue, which aborts the operations that the device has, and finishes them.
     fn give_up(&mut self) {
         let in_flight = self.in_flight();
         tracing::warn!(wq = self.wq.name, in_flight, "the device does not answer; closing its queue");
@@ -334,7 +337,7 @@ impl Engine {
                 continue;
             }
             let Some(work) = self.slots[slot].take() else { continue };
-            // A device that stopped anywhere in a piece may have overwritten what is still to be read.
+            // A device that stopped within a piece may have overwritten source bytes that are still to be read.
             if work.operation.overlaps() {
                 self.tell(&work, Err(OpsError::Damaged { why: Why::Lost }));
             } else {
@@ -345,21 +348,21 @@ impl Engine {
     }
 }
 
-/// Touches the memory where an operation goes on and where it faulted, so that it is there when the device
-/// comes back.
+/// Touches the memory at the position of the next piece and at the fault, so that the pages are present when the device
+/// continues.
 ///
 /// # Safety
 ///
-/// The operation's memory is valid and nobody else uses it.
+/// The operation's memory is valid, and nothing else uses it.
 unsafe fn touch(operation: &Operation<'_>, progress: &Progress, fault: u64) {
     const PAGE: usize = 4096;
     for memory in operation.memory() {
         let start = memory.ptr as usize;
-        // The fault's low 12 bits may be masked: its page may begin before the memory.
+        // The fault address's low 12 bits may be masked: its page may begin before the memory.
         let page = (fault as usize & !(PAGE - 1)).max(start) - start;
         for at in [progress.start, page].into_iter().filter(|at| *at < memory.len) {
-            // SAFETY: `at` is inside of the memory, which is valid; a byte that is written back as it was read belongs
-            // to nobody else.
+            // SAFETY: `at` is within the memory, which is valid. Nothing else uses the memory, so the byte can be
+            // written with the value that was read.
             unsafe {
                 let byte = memory.ptr.add(at);
                 let value = byte.read_volatile();
@@ -371,7 +374,7 @@ unsafe fn touch(operation: &Operation<'_>, progress: &Progress, fault: u64) {
     }
 }
 
-/// Ends the process when it is dropped. A panic must not free memory that a device still writes.
+/// Aborts the process when it is dropped. A panic must not free memory that a device still writes.
 struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {

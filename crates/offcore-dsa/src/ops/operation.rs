@@ -1,4 +1,4 @@
-//! What can be asked for, and of which memory.
+//! Operations and the memory that they use.
 
 use std::marker::PhantomData;
 
@@ -9,7 +9,7 @@ use crate::descriptor::Opcode;
 use super::outcome::OpsError;
 use crate::compute::{Crc, Pattern};
 
-/// Memory that an operation reads: a slice, or what [`Source::new`] was told.
+/// Memory that an operation reads: a slice, or memory described to [`Source::new`].
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
     pub(super) ptr: *const u8,
@@ -17,7 +17,7 @@ pub struct Source<'a> {
     borrowed: PhantomData<&'a [u8]>,
 }
 
-/// Memory that an operation writes: a slice, or what [`Destination::new`] was told.
+/// Memory that an operation writes: a slice, or memory described to [`Destination::new`].
 #[derive(Debug)]
 pub struct Destination<'a> {
     pub(super) ptr: *mut u8,
@@ -25,20 +25,20 @@ pub struct Destination<'a> {
     borrowed: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: it stands for a `&[u8]`, or for memory of which `Source::new` was promised as much.
+// SAFETY: this type represents a `&[u8]`, or memory with the same guarantees from the caller of `Source::new`.
 unsafe impl Send for Source<'_> {}
-// SAFETY: it stands for a `&mut [u8]`, or for memory of which `Destination::new` was promised as much.
+// SAFETY: this type represents a `&mut [u8]`, or memory with the same guarantees from the caller of `Destination::new`.
 unsafe impl Send for Destination<'_> {}
 
 impl Source<'_> {
-    /// `len` bytes at `ptr`, an address of this process.
+    /// Returns a source of `len` bytes at `ptr`, an address of this process.
     ///
     /// # Safety
     ///
-    /// Until the operation that it becomes part of is over, its bytes are valid for reads and nobody writes them, but
-    /// for the destination of the same [`Operation::Copy`]. An operation is over when [`Engine::run`] has returned,
-    /// when its ticket has come back from [`Engine::poll`], when it was refused, or when the engine is dropped (one
-    /// that is leaked never is).
+    /// Until the operation that uses this source has ended, the bytes are valid for reads, and nothing writes them
+    /// except the destination of the same [`Operation::Copy`]. An operation has ended when [`Engine::run`] has
+    /// returned, when [`Engine::poll`] has returned its ticket, when it was refused, or when the engine is dropped.
+    /// Operations of a leaked engine never end.
     ///
     /// [`Engine::run`]: super::Engine::run
     /// [`Engine::poll`]: super::Engine::poll
@@ -52,12 +52,12 @@ impl Source<'_> {
 }
 
 impl Destination<'_> {
-    /// `len` bytes at `ptr`, an address of this process.
+    /// Returns a destination of `len` bytes at `ptr`, an address of this process.
     ///
     /// # Safety
     ///
-    /// Until the operation that it becomes part of is over, as for [`Source::new`], its bytes are valid for reads and
-    /// writes, and nobody else reads or writes them, but for the source of the same [`Operation::Copy`].
+    /// Until the operation that uses this destination has ended (see [`Source::new`]), the bytes are valid for reads
+    /// and writes, and nothing else reads or writes them except the source of the same [`Operation::Copy`].
     pub const unsafe fn new(ptr: *mut u8, len: usize) -> Self {
         Self { ptr, len, borrowed: PhantomData }
     }
@@ -79,10 +79,10 @@ impl<'a> From<&'a mut [u8]> for Destination<'a> {
     }
 }
 
-/// One operation. All of its memory has the same length, which need not fit into one descriptor.
+/// An operation. All of its memory has the same length, which may exceed the maximum size of a descriptor.
 #[derive(Debug)]
 pub enum Operation<'a> {
-    /// Copies; the two may overlap.
+    /// Copies; source and destination may overlap.
     Copy { src: Source<'a>, dst: Destination<'a> },
     /// Fills with a pattern.
     Fill { pattern: Pattern, dst: Destination<'a> },
@@ -90,7 +90,7 @@ pub enum Operation<'a> {
     Compare { first: Source<'a>, second: Source<'a> },
     /// Copies to two destinations.
     Dualcast { src: Source<'a>, first: Destination<'a>, second: Destination<'a> },
-    /// CRC32C, going on from `seed`, which is 0 at the start.
+    /// Computes the CRC32C, continued from `seed`, which is 0 at the start.
     Crc { src: Source<'a>, crc: Crc, seed: u32 },
     /// Copies and computes the CRC32C.
     CopyCrc { src: Source<'a>, dst: Destination<'a>, crc: Crc, seed: u32 },
@@ -120,7 +120,7 @@ impl Memory {
 }
 
 impl Operation<'_> {
-    /// The operation's code.
+    /// Returns the operation code.
     pub const fn opcode(&self) -> Opcode {
         match self {
             Self::Copy { .. } => Opcode::MemoryMove,
@@ -132,7 +132,7 @@ impl Operation<'_> {
         }
     }
 
-    /// The memory that the operation reads and writes.
+    /// Returns the memory that the operation reads and writes.
     pub(super) fn memory(&self) -> ArrayVec<Memory, 3> {
         let (read, written) = (Memory::read, Memory::written);
         match self {
@@ -152,24 +152,24 @@ impl Operation<'_> {
         }
     }
 
-    /// The bytes that the operation works through.
+    /// Returns the length of the operation in bytes.
     pub(super) fn len(&self) -> usize {
         self.memory()[0].len
     }
 
-    /// Whether bytes that are written are others of the operation, too.
+    /// Whether the operation writes bytes that it also uses elsewhere.
     pub(super) fn overlaps(&self) -> bool {
         let memory = self.memory();
         let shared = |one: &Memory, other: &Memory| (one.written || other.written) && one.overlaps(other);
         memory.iter().enumerate().any(|(at, one)| memory[..at].iter().any(|other| shared(one, other)))
     }
 
-    /// Whether it is a copy to higher addresses of itself, which goes from its end.
+    /// Whether it is an overlapping copy to higher addresses, which runs from the end to the start.
     pub(super) fn goes_backwards(&self) -> bool {
         matches!(self, Self::Copy { src, dst } if dst.ptr.cast_const() > src.ptr) && self.overlaps()
     }
 
-    /// Checks that the lengths are the same and that nothing overlaps that may not.
+    /// Checks that all lengths are equal and that nothing overlaps except the memory of a copy.
     pub(super) fn check(&self) -> Result<(), OpsError> {
         let (operation, expected) = (self.opcode(), self.len());
         if let Some(Memory { what, len, .. }) = self.memory().iter().find(|memory| memory.len != expected) {

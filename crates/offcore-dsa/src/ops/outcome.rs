@@ -1,20 +1,20 @@
-//! What came of an operation, who did it, and why it was not the device.
+//! The result of an operation, its executor, and the reason if the executor was not the device.
 
 use crate::completion::Status;
 use crate::descriptor::Opcode;
 
-/// A result, and how it came about.
+/// The result of an operation and how it was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// Compare: the offset of the first difference; `None`: equal.
+    /// Compare: the offset of the first difference; `None` if the memory is equal.
     pub difference: Option<usize>,
-    /// CRC32C and copy with it: the CRC; 0 for the others.
+    /// CRC32C and copy with CRC32C: the CRC; 0 for other operations.
     pub crc: u32,
     pub done_by: DoneBy,
-    /// Descriptors that the device took for it: one for every piece of at most the queue's maximum transfer
-    /// size, and one for every continuation.
+    /// Number of descriptors that the device accepted for the operation: one per piece of at most the queue's maximum
+    /// transfer size, and one per continuation.
     pub descriptors: u32,
-    /// Page faults after which the device went on.
+    /// Number of page faults after which the device continued.
     pub resumed: u32,
 }
 
@@ -42,14 +42,14 @@ pub enum Why {
     Form(&'static str),
     /// the shared work queue stayed full
     QueueFull,
-    // The address is that of the last fault.
+    // The address is the address of the last fault.
     /// page faults at {address:#x}
     PageFault { address: u64 },
     /// the device refused it: {0}
     Refused(Status),
     /// the device failed: {0}
     Failed(Status),
-    // Not in time, or it is halted.
+    // The device was too slow, or it is halted.
     /// the device did not answer; its queue was closed
     Lost,
 }

@@ -1,8 +1,8 @@
-//! How far an operation is: the descriptor of its next piece, what a completion record says about it, and the core's
-//! way to its end.
+//! The progress of an operation: the descriptor of its next piece, the effect of a completion record, and completion by
+//! the core.
 //!
-//! An operation is worked through in pieces of at most the queue's maximum transfer size. A piece that stops
-//! at a page fault shortens what is left, and the next piece is its continuation; so both are the same.
+//! An operation is executed in pieces of at most the queue's maximum transfer size. A piece that stops at a page fault
+//! shortens the rest, and the next piece is its continuation, so pieces and continuations are handled alike.
 
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
@@ -13,37 +13,37 @@ use crate::wq::{WqInfo, gen_cap};
 use super::operation::{Operation, Source};
 use super::outcome::Why;
 
-/// How far an operation is.
+/// The progress of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
-    /// Bytes done at the front.
+    /// Number of bytes done at the start.
     pub(super) start: usize,
-    /// The end of what is to be done; less than all when the end is done.
+    /// The end of the remaining range; less than the length if bytes at the end are done.
     end: usize,
-    /// The CRC so far.
+    /// The CRC of the bytes done.
     pub(super) crc: u32,
-    /// The first difference, once it is found.
+    /// The first difference, if it has been found.
     pub(super) difference: Option<usize>,
-    /// The core made a piece complete, after a page fault at this address.
+    /// The address of a page fault after which the core completed a piece.
     pub(super) mended: Option<u64>,
 }
 
-/// What a completion record means for the operation.
+/// The effect of a completion record on the operation.
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
-    /// It is done.
+    /// The operation is done.
     Done,
-    /// The next piece.
+    /// The next piece follows.
     Next,
-    /// The next piece, after a page fault at this address was dealt with.
+    /// The next piece follows, after a page fault at this address has been handled.
     Faulted(u64),
-    /// The core has to do what is left.
+    /// The core must do the rest.
     Core(Why),
     /// The source may have been overwritten.
     Damaged(Why),
 }
 
-/// Why the device cannot do the operation.
+/// Returns the reason why the device cannot execute the operation, if any.
 pub(super) fn refusal(operation: &Operation<'_>, wq: &WqInfo) -> Option<Why> {
     let lacks = |capability| wq.gen_cap & capability == 0;
     match *operation {
@@ -63,11 +63,11 @@ pub(super) fn refusal(operation: &Operation<'_>, wq: &WqInfo) -> Option<Why> {
     }
 }
 
-/// GENCAP bit 10: fill takes patterns of 16 bytes.
+/// GENCAP bit 10: fill supports patterns of 16 bytes.
 const FILL_16: u64 = 1 << 10;
 
 impl Progress {
-    /// Nothing is done.
+    /// Returns the initial state, with no bytes done.
     pub(super) fn new(operation: &Operation<'_>) -> Self {
         let crc = match *operation {
             Operation::Crc { seed, .. } | Operation::CopyCrc { seed, .. } => seed,
@@ -76,15 +76,15 @@ impl Progress {
         Self { start: 0, end: operation.len(), crc, difference: None, mended: None }
     }
 
-    /// What is left, in bytes.
+    /// Returns the number of remaining bytes.
     pub(super) const fn left(&self) -> usize {
         self.end - self.start
     }
 
-    /// The descriptor of the next piece of at most `most` bytes, as sections 8.3.4 to 8.3.13 have it, but for the
+    /// Returns the descriptor of the next piece of at most `most` bytes (sections 8.3.4 to 8.3.13), without the
     /// completion record and the flags that depend on the queue.
     pub(super) fn piece(&self, operation: &Operation<'_>, most: u64) -> Descriptor {
-        // A transfer size is written down with 32 bits.
+        // A transfer size is a 32-bit field.
         let size = (self.left() as u64).min(most.min(1 << 31)) as u32;
         let at = self.place(operation, size as usize);
         let mut descriptor = Descriptor { size, ..Descriptor::new(operation.opcode(), Flags::empty()) };
@@ -95,7 +95,7 @@ impl Progress {
             Operation::Fill { pattern, dst } => {
                 let (lower, upper) = pattern.from_offset(at).words();
                 (descriptor.src, descriptor.dst) = (lower, dst.address(at));
-                // Not every device takes 16 bytes.
+                // Not every device supports 16-byte patterns.
                 if lower != upper {
                     descriptor.specific[0] = upper;
                     descriptor = descriptor.with_flags(Flags::OP_2);
@@ -117,16 +117,17 @@ impl Progress {
         descriptor
     }
 
-    /// Where the next piece of `len` bytes begins.
+    /// Returns the offset of the next piece of `len` bytes.
     fn place(&self, operation: &Operation<'_>, len: usize) -> usize {
         if operation.goes_backwards() { self.end - len } else { self.start }
     }
 
-    /// Takes in the record of the piece of `len` bytes.
+    /// Applies the record of the piece of `len` bytes.
     ///
     /// # Safety
     ///
-    /// The operation's memory is as `Source::new` and `Destination::new` ask; the device has finished with the piece.
+    /// The operation's memory is valid as `Source::new` and `Destination::new` require, and the device has finished
+    /// with the piece.
     pub(super) unsafe fn absorb(
         &mut self,
         operation: &Operation<'_>,
@@ -145,10 +146,10 @@ impl Progress {
                 if self.left() == 0 { Step::Done } else { Step::Next }
             }
             Status::PAGE_FAULT | Status::PAGE_REQUEST_INVALID if done <= len => {
-                // SAFETY: as for this function.
+                // SAFETY: the caller guarantees the conditions of this function, which are the same.
                 unsafe { self.partly(operation, len, record) }
             }
-            // The checks of section 5.4: nothing was done.
+            // The checks of section 5.4 failed: nothing was done.
             status if (0x10..0x1f).contains(&status.0) => Step::Core(Why::Refused(status)),
             status if operation.overlaps() => Step::Damaged(Why::Failed(status)),
             status => Step::Core(Why::Failed(status)),
@@ -166,12 +167,12 @@ impl Progress {
         let at = self.place(operation, len);
         match operation {
             Operation::Copy { src, dst } if (record.result == 1) != operation.goes_backwards() => {
-                // What is left of the piece lies inside of what is left of the whole, or is followed by it:
-                // the core makes the piece complete. What the device has not copied yet, it has not
-                // overwritten either.
+                // The device copied in the other direction than expected. If the operation overlaps, or more bytes
+                // follow the piece, a remaining range cannot describe the state, so the core completes the piece. The
+                // device has not overwritten source bytes that it has not copied.
                 let rest = if record.result == 1 { at..at + len - done } else { at + done..at + len };
                 if operation.overlaps() || at + len < self.end {
-                    // SAFETY: both ranges are inside of the operation's memory; the copy may overlap.
+                    // SAFETY: both ranges are within the operation's memory; `std::ptr::copy` allows overlap.
                     unsafe { std::ptr::copy(src.ptr.add(rest.start), dst.ptr.add(rest.start), rest.len()) };
                     self.mended = Some(record.fault_address);
                     self.advance(operation, len);
@@ -198,28 +199,28 @@ impl Progress {
         }
     }
 
-    /// The core does what is left.
+    /// Lets the core do the rest.
     ///
     /// # Safety
     ///
-    /// The operation's memory is as `Source::new` and `Destination::new` ask; it passed [`Operation::check`]; no
-    /// device works on it any more.
+    /// The operation's memory is valid as `Source::new` and `Destination::new` require. The operation passed
+    /// [`Operation::check`]. The device does not work on it any more.
     pub(super) unsafe fn finish(&mut self, operation: &Operation<'_>) {
         let (start, len) = (self.start, self.left());
         if len == 0 {
             return;
         }
-        // SAFETY: the range is inside of the memory, which is valid and nobody writes while the slice lives: where
-        // the operation writes something, `Operation::check` saw that it is something else.
+        // SAFETY: the range is within the memory, which is valid. Nothing writes it while the slice lives:
+        // `Operation::check` verified that written memory is disjoint from it.
         let bytes = |src: &Source<'_>| unsafe { from_raw_parts(src.ptr.add(start), len) };
-        // SAFETY: both ranges are inside of the operation's memory; the copy may overlap.
+        // SAFETY: both ranges are within the operation's memory; `std::ptr::copy` allows overlap.
         let copy = |src: &Source<'_>, dst: *mut u8| unsafe {
             std::ptr::copy(src.ptr.add(start), dst.add(start), len)
         };
         match operation {
             Operation::Copy { src, dst } => copy(src, dst.ptr),
             Operation::Fill { pattern, dst } => {
-                // SAFETY: the range is inside of the memory, which is valid and nobody else uses.
+                // SAFETY: the range is within the memory, which is valid and not used by anything else.
                 let dst = unsafe { from_raw_parts_mut(dst.ptr.add(start), len) };
                 pattern.from_offset(start).fill(dst);
             }

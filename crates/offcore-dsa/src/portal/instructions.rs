@@ -1,8 +1,8 @@
-//! The two instructions that store 64 bytes to a device at once, and the fence before them.
+//! The two instructions that store 64 bytes to a device in one write, and the fence before them.
 //!
-//! They are written by hand: compilers emit them only for CPUs that are known to have them. Operands stand in fixed
-//! registers, so that the bytes are known and tested. Intel SDM volume 2: MOVDIR64B is `66 0F 38 F8 /r`, ENQCMD is
-//! `F2 0F 38 F8 /r`; the destination's address is in the register operand, the source's in the memory operand.
+//! They are hand-written because compilers emit them only for CPUs that are known to have them. The operands are in
+//! fixed registers, so that the encoding is known and can be tested. Intel SDM volume 2: MOVDIR64B is `66 0F 38 F8 /r`,
+//! ENQCMD is `F2 0F 38 F8 /r`. The register operand holds the destination address, the memory operand is the source.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid_count, _mm_sfence};
@@ -13,20 +13,20 @@ use crate::portal::Submitted;
 /// Bits of CPUID leaf 7, subleaf 0, register ECX.
 const MOVDIR64B: u32 = 1 << 28;
 const ENQCMD: u32 = 1 << 29;
-/// The highest basic leaf must be at least this.
+/// The highest basic leaf must not be lower than this one.
 const LEAF: u32 = 7;
 
-/// Which of the instructions this CPU has.
+/// The submission instructions that this CPU has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Instructions {
-    /// For dedicated queues.
+    /// MOVDIR64B, for dedicated queues.
     pub movdir64b: bool,
-    /// For shared queues.
+    /// ENQCMD, for shared queues.
     pub enqcmd: bool,
 }
 
 impl Instructions {
-    /// Asks the CPU.
+    /// Queries the CPU by CPUID.
     pub fn detect() -> Self {
         if __cpuid_count(0, 0).eax < LEAF {
             return Self::default();
@@ -48,26 +48,28 @@ macro_rules! enqcmd {
     };
 }
 
-/// Stores a descriptor to a dedicated queue's portal: one 64-byte write that nothing tears, and that is not waited for.
+/// Stores a descriptor to a dedicated queue's portal in one 64-byte write, which is never torn. The write is posted.
 ///
 /// # Safety
 /// The CPU has MOVDIR64B, and `portal` is a 64-byte aligned address that may be written.
 #[inline(always)]
 pub(super) unsafe fn movdir64b(portal: *mut u8, descriptor: &Descriptor) {
-    // SAFETY: the caller vouches for the instruction and the destination; the source is 64 readable bytes.
+    // SAFETY: the CPU has the instruction and `portal` is writable, as the caller guarantees; the source is 64 readable
+    // bytes.
     unsafe {
         asm!(movdir64b!(), in("rdi") portal, in("rsi") descriptor, options(nostack, preserves_flags));
     }
 }
 
-/// Offers a descriptor to a shared queue; the device answers through the zero flag, which is set when it had no room.
+/// Offers a descriptor to a shared queue. The device answers through the zero flag, which is set if the queue was full.
 ///
 /// # Safety
 /// The CPU has ENQCMD, and `portal` is the 64-byte aligned address of a mapped portal.
 #[inline(always)]
 pub(super) unsafe fn enqcmd(portal: *mut u8, descriptor: &Descriptor) -> Submitted {
     let retry: u8;
-    // SAFETY: as for MOVDIR64B. The flags are clobbered, which is what `asm!` assumes unless told otherwise.
+    // SAFETY: the CPU has ENQCMD and `portal` is a mapped portal, as the caller guarantees. `asm!` assumes by default
+    // that the flags are clobbered.
     unsafe {
         asm!(
             enqcmd!(), "setz {retry}",
@@ -77,10 +79,10 @@ pub(super) unsafe fn enqcmd(portal: *mut u8, descriptor: &Descriptor) -> Submitt
     if retry == 0 { Submitted::Accepted } else { Submitted::Retry }
 }
 
-/// Stores before it are visible to the device before stores to a portal after it.
+/// Makes earlier stores visible to the device before later stores to a portal.
 #[inline(always)]
 pub(super) fn sfence() {
-    // SAFETY: every x86-64 CPU has SFENCE; it only orders.
+    // SAFETY: every x86-64 CPU has SFENCE, and it only orders stores.
     unsafe { _mm_sfence() };
 }
 
@@ -101,7 +103,7 @@ mod tests {
     }
 
     fn bytes(function: extern "C" fn()) -> [u8; 6] {
-        // SAFETY: both functions are an instruction of five bytes and a return of one.
+        // SAFETY: both functions consist of an instruction of five bytes and a return of one byte.
         unsafe { (function as *const ()).cast::<[u8; 6]>().read_unaligned() }
     }
 
@@ -119,13 +121,13 @@ mod tests {
     #[test]
     fn movdir64b_moves_a_descriptor_as_a_whole() {
         if !Instructions::detect().movdir64b {
-            // Not a device, right or program that could be missing: most CPUs before 2021 have no such instruction.
+            // This is not a missing device, right or program: most CPUs before 2021 do not have the instruction.
             println!("this CPU has no MOVDIR64B; its bytes are tested above");
             return;
         }
         let descriptor = Descriptor { src: 1, dst: 2, size: 3, specific: [4, 5, 6], ..Descriptor::default() };
         let mut portal = Descriptor::default();
-        // SAFETY: the CPU has the instruction; the destination is an aligned descriptor of our own.
+        // SAFETY: the CPU has the instruction; the destination is a local, aligned descriptor.
         unsafe { movdir64b(std::ptr::from_mut(&mut portal).cast(), &descriptor) };
         sfence();
         assert_eq!(portal, descriptor);

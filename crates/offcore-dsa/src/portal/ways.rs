@@ -8,28 +8,29 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::descriptor::Descriptor;
 
-/// Bytes of a portal. The device looks at no address bit below 12, so every 64-byte step of it is the same door.
+/// Bytes of a portal. The device ignores the low 12 address bits, so every 64-byte slot of the page is equivalent.
 const PAGE: usize = 0x1000;
 
-/// A mapped portal. Unmapped, and the queue closed, when dropped.
+/// A mapped portal. Dropping it unmaps the page and closes the queue.
 #[derive(Debug)]
 pub(crate) struct Page {
     base: NonNull<u8>,
-    /// Where in the page the next descriptor goes: stores to one line after the other are not held back by each other.
+    /// Offset in the page of the next store. Consecutive stores use different cache lines so that they do not delay
+    /// each other.
     at: usize,
     _file: OwnedFd,
 }
 
-// SAFETY: the mapping belongs to this value alone and is as good on one thread as on another.
+// SAFETY: this value is the only owner of the mapping, and the mapping is not tied to a thread.
 unsafe impl Send for Page {}
 
 impl Page {
-    /// Maps the portal of an open work queue; gives the file back where that is refused.
+    /// Maps the portal of an open work queue. If the kernel refuses, the file is returned.
     ///
     /// # Errors
     /// The kernel's reason: EPERM without CAP_SYS_RAWIO on kernels since 6.10 (and stable ones since May 2024).
     pub(crate) fn map(file: OwnedFd) -> Result<Self, (Errno, OwnedFd)> {
-        // SAFETY: a new mapping at an address that the kernel chooses; nobody else knows it.
+        // SAFETY: this creates a new mapping at an address that the kernel chooses; nothing else refers to it.
         let mapped = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), PAGE, ProtFlags::WRITE, MapFlags::SHARED, &file, 0)
         };
@@ -40,7 +41,7 @@ impl Page {
         }
     }
 
-    /// The next 64 bytes of the portal.
+    /// Returns the address of the next 64 bytes of the portal.
     #[inline(always)]
     pub(super) fn next(&mut self) -> *mut u8 {
         let portal = self.base.as_ptr().wrapping_add(self.at);
@@ -51,38 +52,38 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `map` with this length, and nobody else uses it.
+        // SAFETY: the mapping was made in `map` with this length, and nothing else uses it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), PAGE) };
     }
 }
 
-/// A device file that takes an array of descriptors for each write().
+/// A device file that accepts an array of descriptors per write().
 #[derive(Debug)]
 pub(crate) struct Writer {
     file: OwnedFd,
-    /// The kernel refused for another reason than a full queue.
+    /// The error of a refused write() other than a full queue.
     broken: Option<Errno>,
 }
 
 impl Writer {
-    /// Tries whether the kernel takes descriptors by write(), with a no-op that writes no completion record.
+    /// Checks that the kernel accepts descriptors by write(), with a no-op that writes no completion record.
     ///
     /// # Errors
-    /// The kernel's reason, EINVAL where the driver has no such method.
+    /// The kernel's reason: EINVAL if the driver has no such method.
     pub(crate) fn probe(file: OwnedFd) -> Result<Self, Errno> {
         let noop = Descriptor::new(crate::Opcode::Noop, crate::Flags::empty());
         match rustix::io::write(&file, noop.bytes()) {
             Ok(written) if written == size_of::<Descriptor>() => Ok(Self { file, broken: None }),
             Ok(_) => Err(Errno::IO),
-            // The queue is full, which is an answer, too.
+            // A full queue also proves that write() is supported.
             Err(Errno::AGAIN) => Ok(Self { file, broken: None }),
             Err(reason) => Err(reason),
         }
     }
 
-    /// Hands descriptors over in one system call; returns how many the kernel took.
+    /// Submits descriptors in one system call. Returns the number that the kernel accepted.
     pub(super) fn write(&mut self, descriptors: &[Descriptor]) -> usize {
-        // SAFETY: descriptors are 64 initialized bytes each, without padding, one after the other.
+        // SAFETY: descriptors are 64 initialized bytes each, without padding, and contiguous in the slice.
         let bytes = unsafe {
             std::slice::from_raw_parts(descriptors.as_ptr().cast::<u8>(), size_of_val(descriptors))
         };
@@ -110,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    /// A pipe stands for the device file; the second end reads what the device would get.
+    /// A pipe stands in for the device file; the reading end receives what the device would get.
     fn pipe() -> (OwnedFd, std::fs::File) {
         let (reader, writer) = std::io::pipe().unwrap();
         (writer.into(), std::fs::File::from(OwnedFd::from(reader)))

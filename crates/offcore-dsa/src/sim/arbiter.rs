@@ -1,10 +1,10 @@
-//! Whose turn it is: weighted by priority, and nobody starves.
+//! Arbitration between work queues, weighted by priority and without starvation.
 
 /// An arbiter among work queues (smooth weighted round robin).
 ///
-/// At each turn everybody who wants gains credit by its weight; whoever has most is served and pays what all gained. In
-/// the long run each is served in proportion to its weight, evenly spread; the least weight of 1 waits for the sum of
-/// the others' at most.
+/// In each turn, every requesting queue gains credit equal to its weight. The queue with the most credit is served, and
+/// its credit is reduced by the sum of all gains. In the long run, each queue is served in proportion to its weight,
+/// evenly spread. A queue of weight 1 waits at most as many turns as the sum of the other weights.
 #[derive(Clone, Debug)]
 pub(super) struct Arbiter {
     weights: Vec<i64>,
@@ -17,7 +17,7 @@ impl Arbiter {
         Self { credits: vec![0; weights.len()], weights }
     }
 
-    /// Who is served next of those that want to be.
+    /// Returns the next queue to serve among the requesting ones.
     #[inline]
     pub(super) fn next(&mut self, wants: impl Fn(usize) -> bool) -> Option<usize> {
         if let [credit] = &mut self.credits[..] {

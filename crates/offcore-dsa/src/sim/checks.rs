@@ -1,6 +1,6 @@
-//! What a device checks in a descriptor before it begins (sections 5.4 and 5.5).
+//! The checks of a descriptor before its execution (sections 5.4 and 5.5).
 //!
-//! The order of the checks is nobody's business: the specification leaves it open which of several errors is reported.
+//! Nothing may depend on the order of the checks: the specification leaves open which of several errors is reported.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use crate::completion::Status;
 use crate::descriptor::{Descriptor, Flags, Opcode};
 use crate::wq::{OpSet, gen_cap};
 
-/// Statuses that are never written to a completion record, and those that only inter-domain operations have.
+/// Statuses that are never written to a completion record, and statuses of inter-domain operations only.
 pub(super) const IDPT_HANDLE: Status = Status(0x29);
 pub(super) const UPDATE_WINDOW: Status = Status(0x2c);
 
-/// Traffic classes with an enabled virtual channel, one bit each: those that Linux uses.
+/// Traffic classes with an enabled virtual channel, one bit each: the classes that Linux uses.
 const TRAFFIC_CLASSES: u32 = 0b11;
 
-/// Operations of version 3, which need structures that the model does not have. It refuses them whatever OPCAP says.
+/// Operations of version 3 that need structures outside the model. They are refused regardless of OPCAP.
 const NOT_MODELLED: [Opcode; 7] = [
     Opcode::TypeConversion,
     Opcode::Reduce,
@@ -27,7 +27,7 @@ const NOT_MODELLED: [Opcode; 7] = [
     Opcode::ScatterFill,
 ];
 
-/// What a work queue allows, and what its device can do.
+/// The limits of a work queue and its device.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
     pub(super) ops: OpSet,
@@ -35,7 +35,7 @@ pub(super) struct Limits {
     pub(super) max_batch: u32,
     pub(super) block_on_fault: bool,
     pub(super) shared: bool,
-    /// Address translation service: without it, write faults go unnoticed.
+    /// Address translation service. Without it, write faults go unnoticed.
     pub(super) ats: bool,
     pub(super) gen_cap: u64,
     pub(super) version: u32,
@@ -48,7 +48,8 @@ impl Limits {
         self.gen_cap & capability != 0
     }
 
-    /// What came with the second generation: 16-byte patterns, strides of translation fetch, fault information.
+    /// Whether the device has the functions of the second generation: 16-byte patterns, strides of translation fetch,
+    /// fault information.
     pub(super) fn second_generation(&self) -> bool {
         self.version >= 0x200
     }
@@ -58,13 +59,13 @@ impl Limits {
     }
 }
 
-/// A descriptor that a check failed.
+/// A descriptor that failed a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     pub(super) status: Status,
-    /// The flags that are not allowed, where that is what is wrong.
+    /// The invalid flags, if the error concerns flags.
     pub(super) flags: Flags,
-    /// The completion record cannot be written either.
+    /// Whether the completion record cannot be written either.
     pub(super) no_record: bool,
 }
 
@@ -82,17 +83,17 @@ impl Refused {
 const REST: &[Range<usize>] = &[Range { start: 38, end: 64 }];
 const CACHE_CONTROL: Flags =
     Flags::CACHE_CONTROL_1.union(Flags::CACHE_CONTROL_2).union(Flags::CACHE_CONTROL_3);
-/// Of an operation that writes to memory.
+/// Flags of operations that write to memory.
 const WRITES: Flags = CACHE_CONTROL.union(Flags::STRICT_ORDER).union(Flags::BLOCK_ON_FAULT);
 const ADDR_1_2: Flags = Flags::ADDR1_TC.union(Flags::ADDR2_TC);
 const SELECTORS: Flags = ADDR_1_2.union(Flags::ADDR3_TC);
-/// Of an operation whose result is in its record.
+/// Flags of operations with a result in the record.
 const RECORD: Flags = Flags::CRAV.union(Flags::RCR);
 const CRC: Flags = Flags::OP_0.union(Flags::OP_1).union(Flags::OP_2);
 
-/// What an operation may and must have (Tables 5-3 and 5-5).
+/// The flags and reserved fields of an operation (Tables 5-3 and 5-5).
 struct Form {
-    /// Flags beside those that every operation may have.
+    /// Flags in addition to the ones that every operation may have.
     allowed: Flags,
     required: Flags,
     /// Bytes of the descriptor that must be 0.
@@ -157,7 +158,7 @@ fn form_of(op: Opcode) -> Form {
     }
 }
 
-/// Checks a descriptor that was submitted directly, or (`member`) stood in a batch.
+/// Checks a descriptor that was submitted directly or, if `member` is set, in a batch.
 pub(super) fn check(descriptor: &Descriptor, limits: &Limits, member: bool) -> Result<(), Refused> {
     record_address(descriptor)?;
     if limits.shared && !member && descriptor.pasid >> 31 == 1 {
@@ -167,7 +168,7 @@ pub(super) fn check(descriptor: &Descriptor, limits: &Limits, member: bool) -> R
     let form = form_of(op);
     flags(descriptor, op, &form, limits, member)?;
     if descriptor.flags().contains(Flags::RCI) {
-        // Handles are granted by a command that user programs do not have: every one is invalid.
+        // The kernel grants handles by a command that is not available to user programs, so every handle is invalid.
         return Err(Refused::with(Status::INTERRUPT_HANDLE));
     }
     reserved_fields(descriptor, op, &form)?;
@@ -216,7 +217,7 @@ fn flags(
     if !limits.has(gen_cap::DESTINATION_READBACK) {
         allowed.remove(Flags::CACHE_CONTROL_2);
     }
-    // Durable writes without readback: no generation here has them.
+    // Durable writes without readback are not supported by any modelled generation.
     allowed.remove(Flags::CACHE_CONTROL_3);
     if !flags.contains(Flags::CRAV) {
         allowed.remove(Flags::RCR | Flags::CR_TC);
@@ -371,7 +372,7 @@ fn addresses(descriptor: &Descriptor, op: Opcode, limits: &Limits) -> Result<(),
     }
 }
 
-/// Bytes that a DIF operation writes.
+/// Returns the number of bytes that a DIF operation writes.
 fn written(descriptor: &Descriptor, op: Opcode) -> u64 {
     let size = u64::from(descriptor.size);
     let block = DifFlags::of(descriptor).block() as u64;
@@ -383,7 +384,7 @@ fn written(descriptor: &Descriptor, op: Opcode) -> u64 {
     }
 }
 
-/// Whether two ranges have a byte in common.
+/// Whether two ranges (address, length) have a byte in common.
 fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
     a.1 != 0 && b.1 != 0 && a.0 < b.0.saturating_add(b.1) && b.0 < a.0.saturating_add(a.1)
 }

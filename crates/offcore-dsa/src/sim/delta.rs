@@ -1,37 +1,37 @@
-//! Delta records: what Create Delta Record and Apply Delta Record compute (sections 8.3.8 and 8.3.9).
+//! Delta records: the operations Create Delta Record and Apply Delta Record (sections 8.3.8 and 8.3.9).
 //!
-//! A record is an array of deltas of ten bytes: the offset of a block in units of 8 bytes, as 16 bits little
-//! endian, and the 8 bytes that the block shall have.
+//! A record is an array of deltas of ten bytes each: the offset of a block in units of 8 bytes, as a 16-bit
+//! little-endian number, and the new contents of the 8-byte block.
 
 use crate::completion::Status;
 
-/// Bytes of a block: sources, destination and their length are multiples of it.
+/// Size of a block in bytes. Source and destination addresses and the length are multiples of it.
 pub(super) const BLOCK: usize = 8;
-/// Bytes of a delta.
+/// Size of a delta in bytes.
 pub(super) const DELTA: usize = 10;
-/// Bytes that may be compared at most: what 16 bits can count in blocks.
+/// Maximum number of bytes to compare: the number of blocks must fit 16 bits.
 pub(super) const MAX_TRANSFER: usize = 0x8_0000;
-/// The smallest maximum size of a record that a device accepts: all deltas of a cache line.
+/// The smallest accepted value of the maximum record size: all deltas of a cache line.
 pub(super) const MIN_RECORD: usize = 80;
 
-/// What became of the creation of a record, or of a part of one.
+/// The result of creating a record or a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Created {
-    /// Bytes of the record that were written.
+    /// Number of record bytes written.
     pub(super) record: usize,
-    /// Bytes that were compared: all of them, or those before the block whose delta had no room.
+    /// Number of bytes compared: all of them, or the bytes before the first block whose delta did not fit.
     pub(super) compared: usize,
-    /// Whether every difference is in the record.
+    /// Whether the record contains every difference.
     pub(super) complete: bool,
 }
 
-/// Compares `original` with `changed` and writes the deltas that turn one into the other. The offsets in the
-/// record count from `offset` bytes before the slices' start, so that a comparison can be made in chunks.
+/// Compares `original` with `changed` and writes the deltas that turn `original` into `changed`. `offset` is added to
+/// the offsets in the record, so that a comparison can be split into chunks.
 ///
 /// # Panics
 ///
-/// When the slices differ in length, the length or `offset` is not a multiple of [`BLOCK`], or a block lies
-/// past [`MAX_TRANSFER`].
+/// If the slices differ in length, if the length or `offset` is not a multiple of [`BLOCK`], or if a block is beyond
+/// [`MAX_TRANSFER`].
 pub(super) fn create(original: &[u8], changed: &[u8], offset: usize, record: &mut [u8]) -> Created {
     assert!(original.len() == changed.len() && original.len().is_multiple_of(BLOCK));
     assert!(offset.is_multiple_of(BLOCK) && offset + original.len() <= MAX_TRANSFER);
@@ -51,7 +51,7 @@ pub(super) fn create(original: &[u8], changed: &[u8], offset: usize, record: &mu
     Created { record: written, compared: original.len(), complete: true }
 }
 
-/// Applies deltas one after the other, and checks their offsets.
+/// Applies deltas one after the other and checks their offsets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Applier {
     transfer_size: usize,
@@ -59,17 +59,17 @@ pub(super) struct Applier {
 }
 
 impl Applier {
-    /// For a destination of `transfer_size` bytes.
+    /// Creates an applier for a destination of `transfer_size` bytes.
     pub(super) const fn new(transfer_size: usize) -> Self {
         Self { transfer_size, last: None }
     }
 
-    /// The next delta: the offset in bytes of its block, and the block.
+    /// Decodes the next delta: returns the byte offset of its block, and the block.
     ///
     /// # Errors
     ///
-    /// [`Status::DELTA_OFFSET`] when the offset is not greater than the one before;
-    /// [`Status::DELTA_OFFSET_ORDER`] when it lies past the destination.
+    /// [`Status::DELTA_OFFSET`] if the offset is not greater than the previous one; [`Status::DELTA_OFFSET_ORDER`] if
+    /// it is beyond the destination.
     pub(super) fn next(&mut self, delta: &[u8; DELTA]) -> Result<(usize, [u8; BLOCK]), Status> {
         let [low, high, block @ ..] = *delta;
         let offset = u16::from_le_bytes([low, high]);
@@ -112,7 +112,8 @@ mod tests {
         );
     }
 
-    /// The destination after the record, or the status and the bytes of the record before the delta that was wrong.
+    /// Returns the destination after the record is applied, or the status and the number of record bytes before the
+    /// invalid delta.
     fn apply(record: &[u8], dst: &[u8]) -> Result<Vec<u8>, (Status, usize)> {
         let (mut dst, mut applier) = (dst.to_vec(), Applier::new(dst.len()));
         for (delta, before) in record.as_chunks::<DELTA>().0.iter().zip(0..) {
@@ -149,7 +150,7 @@ mod tests {
             prop_assert!(created.complete);
             prop_assert_eq!(apply(&record[..created.record], &original), Ok(changed.clone()));
 
-            // In two chunks it is the same record.
+            // A comparison in two chunks must produce the same record.
             let cut = cut.index(original.len() / BLOCK + 1) * BLOCK;
             let mut parts = vec![0; record.len()];
             let first = create(&original[..cut], &changed[..cut], 0, &mut parts);

@@ -1,22 +1,22 @@
-//! Data integrity fields: what the DIF operations compute (sections 8.3.14 to 8.3.18, appendix B).
+//! Data integrity fields: the DIF operations (sections 8.3.14 to 8.3.18, appendix B).
 //!
-//! A field is 8 bytes behind (or, with DIX, apart from) a block of 512, 520, 4096 or 4104 bytes, in network
-//! order: a guard tag of 16 bits (the CRC of the block), an application tag of 16 bits, a reference tag of 32
-//! bits. A device that stops between two blocks goes on with the tags it left.
+//! A field has 8 bytes and follows (or, with DIX, is separate from) a block of 512, 520, 4096 or 4104 bytes. It
+//! contains, in network byte order, a 16-bit guard tag (the CRC of the block), a 16-bit application tag and a 32-bit
+//! reference tag. A device that stops between two blocks continues with the tags of the next block.
 
 use bitflags::bitflags;
 
 use crate::completion::DifMismatch;
 use crate::descriptor::Descriptor;
 
-/// Bytes of a field.
+/// Size of a field in bytes.
 pub(super) const FIELD: usize = 8;
 
 bitflags! {
     /// DIF Flags: byte 42 of the descriptor (section 8.3.17.1). Bits 1:0 are the block size.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(super) struct DifFlags: u8 {
-        /// Blocks of 520 bytes; with [`Self::BLOCK_4096`], of 4104. With neither, of 512.
+        /// Blocks of 520 bytes; 4104 bytes with [`Self::BLOCK_4096`]. Without both flags, 512 bytes.
         const BLOCK_520 = 1 << 0;
         /// Blocks of 4096 bytes.
         const BLOCK_4096 = 1 << 1;
@@ -70,12 +70,12 @@ bitflags! {
 }
 
 impl DifFlags {
-    /// What the descriptor asks for.
+    /// Returns the flags of a descriptor.
     pub(super) fn of(descriptor: &Descriptor) -> Self {
         Self::from_bits_retain(descriptor.specific_byte(42))
     }
 
-    /// Bytes of a block, without its field.
+    /// Returns the size of a block in bytes, without its field.
     pub(super) const fn block(self) -> usize {
         [512, 520, 4096, 4104][(self.bits() & 3) as usize]
     }
@@ -86,27 +86,27 @@ impl DifFlags {
     }
 }
 
-/// The tags of the next block, as they stand in descriptors (seeds) and completion records.
+/// The tags of the next block, in the format of descriptors (seeds) and completion records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tags {
     pub(super) reference: u32,
-    /// Application tag mask: bits that are 0 in the tag and are not checked; 0xffff checks none.
+    /// Application tag mask: masked bits are 0 in the tag and are not checked; 0xffff disables the check.
     pub(super) mask: u16,
     pub(super) application: u16,
 }
 
 impl Tags {
-    /// From 8 bytes of a descriptor or record, little endian.
+    /// Decodes the tags from 8 bytes of a descriptor or record, little endian.
     pub(super) const fn from_word(word: u64) -> Self {
         Self { reference: word as u32, mask: (word >> 32) as u16, application: (word >> 48) as u16 }
     }
 
-    /// The 8 bytes of a descriptor or record, little endian.
+    /// Encodes the tags as 8 bytes of a descriptor or record, little endian.
     pub(super) const fn word(self) -> u64 {
         self.reference as u64 | (self.mask as u64) << 32 | (self.application as u64) << 48
     }
 
-    /// The tag is incremented as a whole and masked when it is used.
+    /// Advances the tags to the next block. The tag is incremented unmasked, and masked when it is used.
     fn advance(&mut self, application_increments: bool, reference_fixed: bool) {
         self.application = self.application.wrapping_add(application_increments.into());
         self.reference = self.reference.wrapping_add((!reference_fixed).into());
@@ -133,7 +133,7 @@ impl Field {
         word.to_be_bytes()
     }
 
-    /// A mask bit of 1 takes the bit out of the comparison, as a mask of 0xffff takes out the whole tag.
+    /// Compares the field with the expected tags and the block. Bits that are 1 in the mask are not compared.
     fn check(self, dif: DifFlags, flags: SourceFlags, tags: Tags, block: &[u8]) -> DifMismatch {
         let application_f = self.application == 0xffff;
         let both_f = application_f && self.reference == u32::MAX;
@@ -157,7 +157,7 @@ impl Field {
     }
 }
 
-/// What a DIF operation does with its blocks, and the tags of the next one.
+/// The parameters of a DIF operation, and the tags of the next block.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Dif {
     pub(super) flags: DifFlags,
@@ -168,7 +168,7 @@ pub(super) struct Dif {
 }
 
 impl Dif {
-    /// What the descriptor asks for.
+    /// Returns the parameters in a descriptor.
     pub(super) fn of(descriptor: &Descriptor) -> Self {
         Self {
             flags: DifFlags::of(descriptor),
@@ -179,12 +179,12 @@ impl Dif {
         }
     }
 
-    /// Reads a block, whose field, if it has one, is checked; and writes the block, its new field, or both, whatever
-    /// `output` has room for.
+    /// Reads a block and checks its field, if it has one. Then writes the block, the new field or both, depending on
+    /// the size of `output`.
     ///
     /// # Errors
     ///
-    /// The field is another than expected; nothing is written, and the tags are those of this block.
+    /// The field does not match. Nothing is written, and the tags remain at this block.
     pub(super) fn process(&mut self, input: &[u8], output: &mut [u8]) -> Result<(), DifMismatch> {
         let (block, field) = input.split_at(self.flags.block());
         let old = (!field.is_empty()).then(|| Field::read(field));
@@ -207,7 +207,7 @@ impl Dif {
         Ok(())
     }
 
-    /// The field of a block that is written; of the old field, what is to be kept.
+    /// Returns the field to write for a block, including the preserved tags of the old field.
     fn next_field(&mut self, old: Option<Field>, block: &[u8]) -> Field {
         let tags = self.destination_tags;
         let mut new = Field {
@@ -231,7 +231,7 @@ impl Dif {
     }
 }
 
-/// The 16-bit CRC of a guard tag (appendix B), going on from `seed`; nothing is inverted.
+/// Returns the 16-bit CRC of a guard tag (appendix B), continued from `seed`, without inversion.
 fn t10(data: &[u8], seed: u16) -> u16 {
     let shift = |crc: u16, _| crc << 1 ^ if crc & 0x8000 == 0 { 0 } else { 0x8bb7 };
     data.iter().fold(seed, |crc, byte| (0..8).fold(crc ^ u16::from(*byte) << 8, shift))

@@ -1,14 +1,15 @@
-//! The engine: the device's inside, as discrete events on a clock in picoseconds.
+//! The inside of the device: a discrete-event simulation with a clock in picoseconds.
 //!
 //! ```text
 //! portals --rings--> arriving --> work queues --arbiter--> DSA engines: front, read, data path, record
 //!                                                            ^ members of batches
 //! ```
-//! [`super::Timing`] says how long each step takes. Nothing touches a client's memory before its time: a batch's list is
-//! read when the DSA engine reads it, an operation is made at the instant of its completion, its record after it.
+//! [`super::Timing`] defines the duration of each step. A client's memory is only accessed at the simulated time of the
+//! access: a batch's list is read when the DSA engine reads it, an operation executes at the instant of its completion,
+//! and its record is written after it.
 //!
-//! Everything that is random comes from the seed, and every queue is first come first served where nothing else is said,
-//! so a stepped device does the same every time.
+//! All randomness comes from the seed, and every queue is first come, first served unless documented otherwise. A
+//! stepped device is therefore deterministic.
 
 mod batch;
 mod clients;
@@ -33,7 +34,7 @@ use crate::descriptor::{Descriptor, Flags, Opcode};
 use offcore_stats::SplitMix;
 use pipeline::DsaEngine;
 
-/// Descriptors taken from a portal at a time.
+/// Number of descriptors taken from a portal at once.
 const INTAKE: usize = 64;
 
 /// A descriptor inside the device.
@@ -42,25 +43,25 @@ struct Job {
     descriptor: Descriptor,
     client: usize,
     queue: usize,
-    /// For a batch's member: the batch's job, and its place in the list.
+    /// For a member of a batch: the batch's job, and the member's index in the list.
     batch: Option<(usize, u32)>,
     refused: Option<Refused>,
     injected: Injected,
-    /// The record that is to be written when a page request has been answered.
+    /// The record to write when a page request has been answered.
     answered: Option<Completed>,
-    /// The record is overwritten by the CPU's late store.
+    /// Whether the CPU's late store overwrites the record.
     late_store: bool,
-    /// The record is not written.
+    /// Whether the record is not written.
     lost: bool,
 }
 
-/// A client as the engine knows it.
+/// The engine's state of a client.
 #[derive(Debug)]
 struct Served {
     client: Client,
-    /// The portal is closed: nothing of it may touch memory.
+    /// Whether the portal is closed: its descriptors must not access memory any more.
     dead: bool,
-    /// Descriptors taken from the ring.
+    /// Number of descriptors taken from the ring.
     taken: usize,
     jobs: u32,
 }
@@ -68,35 +69,35 @@ struct Served {
 /// A work queue.
 #[derive(Debug, Default)]
 struct WorkQueue {
-    /// On their way from the portal: when they arrive.
+    /// Descriptors in transit from the portal, with their arrival times.
     arriving: VecDeque<(u64, usize)>,
-    /// Waiting for a DSA engine.
+    /// Descriptors that wait for a DSA engine.
     waiting: VecDeque<usize>,
-    /// Given to DSA engines and not completed.
+    /// Number of descriptors given to DSA engines and not completed.
     outstanding: u32,
 }
 
-/// DSA engines and the work queues they serve.
+/// A group of DSA engines and the work queues that they serve.
 #[derive(Debug)]
 struct Group {
-    /// Numbers in [`SimEngine::queues`].
+    /// Indices in [`SimEngine::queues`].
     queues: Vec<usize>,
-    /// Numbers in [`SimEngine::engines`].
+    /// Indices in [`SimEngine::engines`].
     engines: Vec<usize>,
     arbiter: Arbiter,
 }
 
-/// The device's inside, for the one thread that runs it: a virtual clock and what happens next.
+/// The inside of the device, run by a single thread: a virtual clock and pending events.
 #[derive(Debug)]
 pub struct SimEngine {
     shared: Arc<Shared>,
     generation: u64,
-    /// Picoseconds.
+    /// The virtual time in picoseconds.
     now: u64,
     random: SplitMix,
     timing: Timing,
     faults: Faults,
-    /// Descriptors until the device halts, when it is to.
+    /// Number of descriptors until the device halts, if a halt is injected.
     until_halt: Option<u64>,
     clients: Vec<Option<Served>>,
     jobs: Vec<Option<Job>>,
@@ -106,7 +107,7 @@ pub struct SimEngine {
     engines: Vec<DsaEngine>,
     scratch: Scratch,
     completed: usize,
-    /// Something has come to wait, or a place has become free.
+    /// A descriptor has started to wait, or a slot has become free.
     changed: bool,
 }
 
@@ -135,7 +136,7 @@ impl SimEngine {
         engine
     }
 
-    /// Queues, groups and DSA engines, all of them empty.
+    /// Creates the queues, groups and DSA engines, all of them empty.
     fn lay_out(&mut self) {
         let layout = &self.shared.layout;
         self.queues = layout.queues.iter().map(|_| WorkQueue::default()).collect();
@@ -152,12 +153,12 @@ impl SimEngine {
         }
     }
 
-    /// Virtual nanoseconds since the device was made.
+    /// Returns the virtual nanoseconds since the device was created.
     pub fn now(&self) -> u64 {
         self.now / 1000
     }
 
-    /// Advances the clock to the next event and makes it happen; `false` when there is none.
+    /// Advances the clock to the next event and executes it. Returns `false` if no event is pending.
     pub fn step(&mut self) -> bool {
         self.begin();
         let stepped = self.step_once(u64::MAX);
@@ -165,7 +166,7 @@ impl SimEngine {
         stepped
     }
 
-    /// Makes everything happen up to `ns` and sets the clock to it; returns the descriptors completed.
+    /// Executes all events up to `ns` and sets the clock to it. Returns the number of descriptors completed.
     pub fn run_until(&mut self, ns: u64) -> usize {
         self.begin();
         let limit = ns.saturating_mul(1000);
@@ -177,7 +178,7 @@ impl SimEngine {
         mem::take(&mut self.completed)
     }
 
-    /// Runs until nothing is left to happen; returns the descriptors completed.
+    /// Runs until no event is pending. Returns the number of descriptors completed.
     pub fn run_until_idle(&mut self) -> usize {
         self.begin();
         while self.step_once(u64::MAX) {
@@ -188,7 +189,7 @@ impl SimEngine {
         mem::take(&mut self.completed)
     }
 
-    /// Says that we are in a step, takes note of what has changed, and takes descriptors in.
+    /// Marks the beginning of a step, applies changes by other threads, and takes in descriptors.
     fn begin(&mut self) {
         self.shared.stepping.swap(true, Ordering::SeqCst);
         self.shared.stepper.store(this_thread(), Ordering::Relaxed);
@@ -200,7 +201,7 @@ impl SimEngine {
         self.shared.stepping.store(false, Ordering::Release);
     }
 
-    /// Takes note of what has changed.
+    /// Applies changes by other threads.
     #[inline]
     fn look(&mut self) {
         let generation = self.shared.generation.load(Ordering::SeqCst);
@@ -262,14 +263,14 @@ impl SimEngine {
         (ns * 1000.0) as u64
     }
 
-    /// The time in `ns` nanoseconds. The clock may be near its end: a completion can be injected to be that late.
+    /// Returns the time in `ns` nanoseconds. Saturates, because an injected delay can exceed the clock's range.
     fn after(&self, ns: f64) -> u64 {
         self.now.saturating_add(Self::ps(ns))
     }
 
-    /// Makes the next event happen, unless it is after `limit`.
+    /// Executes the next event, unless it is after `limit`.
     fn step_once(&mut self, limit: u64) -> bool {
-        // At the clock's end (213 days), where nothing can take time any more, nothing happens any more.
+        // At the end of the clock's range (213 days), no further event happens.
         if self.shared.state() == DeviceState::Halted || self.now == u64::MAX {
             return false;
         }
@@ -277,7 +278,7 @@ impl SimEngine {
         self.advance(at.max(self.now));
         self.arrive();
         self.work();
-        // Data that moved on its way changes nothing for what waits.
+        // Data movement alone does not allow waiting descriptors to proceed.
         if mem::take(&mut self.changed) {
             for group in 0..self.groups.len() {
                 self.dispatch(group);
@@ -286,7 +287,7 @@ impl SimEngine {
         true
     }
 
-    /// When something happens next.
+    /// Returns the time of the next event.
     fn next_event(&self) -> Option<u64> {
         let arrivals = self.queues.iter().filter_map(|queue| queue.arriving.front().map(|&(at, _)| at));
         let active = self.active();
@@ -295,12 +296,12 @@ impl SimEngine {
         arrivals.chain(engines).min()
     }
 
-    /// DSA engines that are moving data.
+    /// Returns the number of DSA engines that are moving data.
     fn active(&self) -> u32 {
         self.engines.iter().filter(|engine| engine.is_moving()).count() as u32
     }
 
-    /// Sets the clock; data moves meanwhile.
+    /// Sets the clock and moves data for the elapsed time.
     fn advance(&mut self, to: u64) {
         if self.shared.state() == DeviceState::Enabled {
             let active = self.active();
@@ -311,7 +312,7 @@ impl SimEngine {
         self.now = to;
     }
 
-    /// Descriptors reach their queues.
+    /// Moves descriptors that have arrived to their queues.
     fn arrive(&mut self) {
         for queue in 0..self.queues.len() {
             while let Some(&(at, job)) = self.queues[queue].arriving.front()
@@ -323,14 +324,14 @@ impl SimEngine {
         }
     }
 
-    /// The checks of section 5.3: a dedicated queue that is full drops the descriptor.
+    /// Performs the checks of section 5.3: a full dedicated queue drops the descriptor.
     fn accept(&mut self, queue: usize, job: usize) {
         let full = self.queues[queue].waiting.len() >= self.shared.layout.queues[queue].info.size as usize;
         if self.random.happens(self.faults.drop) {
             self.count(|counters| &counters.injected_drops, 1);
             self.leave_queue(job);
         } else if full {
-            // Portals count here, too.
+            // Portals also update this counter.
             self.shared.counters.overflowed.fetch_add(1, Ordering::Relaxed);
             self.report(job, None, 0);
             self.leave_queue(job);
@@ -341,7 +342,7 @@ impl SimEngine {
         }
     }
 
-    /// Reports what no record tells of.
+    /// Reports an error that no completion record contains.
     fn report(&self, job: usize, status: Option<crate::completion::Status>, address: u64) {
         let job = self.job(job);
         self.shared.report(SoftwareError {
@@ -353,7 +354,7 @@ impl SimEngine {
         });
     }
 
-    /// Gives descriptors to the DSA engines of a group that have a place, one to each in turn.
+    /// Dispatches descriptors to the DSA engines of a group that have free slots, one per engine in turn.
     fn dispatch(&mut self, group: usize) {
         while self.anything_waits(group) {
             let mut dispatched = false;
@@ -376,7 +377,7 @@ impl SimEngine {
             || engines.iter().any(|&engine| !self.engines[engine].batches.is_empty())
     }
 
-    /// The DSA engines of a group, the least busy first.
+    /// Returns the DSA engines of a group, the least busy first.
     fn in_turn(&mut self, group: usize) -> impl Iterator<Item = usize> + use<> {
         let engines = &self.groups[group].engines;
         let mut order = [0, 1, 2, 3, 4, 5, 6, 7];
@@ -388,14 +389,14 @@ impl SimEngine {
         order.into_iter().take(n)
     }
 
-    /// Gives the DSA engine a descriptor of a work queue.
+    /// Dispatches a descriptor of a work queue to the DSA engine.
     fn dispatch_queued(&mut self, group: usize, engine: usize) -> bool {
         let Self { groups, queues, jobs, engines, timing, .. } = self;
         let place = |queue: &WorkQueue| {
             let head = queue.waiting.front().and_then(|&job| jobs[job].as_ref());
             head.is_some_and(|job| match job.descriptor.opcode() {
                 Some(Opcode::Batch) => engines[engine].has_batch_place(),
-                // A drain waits for everything before it, and everything behind it for the drain.
+                // A drain waits for all earlier descriptors, and all later descriptors wait for the drain.
                 Some(Opcode::Drain) => queue.outstanding == 0 && engines[engine].has_place(timing),
                 _ => engines[engine].has_place(timing),
             })
@@ -417,7 +418,7 @@ impl SimEngine {
         true
     }
 
-    /// Checks a descriptor, and draws what will go wrong with it.
+    /// Checks a descriptor and draws the faults to inject into it.
     fn judge(&mut self, job: usize) {
         let (descriptor, queue) = (self.job(job).descriptor, self.job(job).queue);
         let limits = &self.shared.layout.queues[queue].limits;
@@ -446,13 +447,13 @@ impl SimEngine {
 
 impl Drop for SimEngine {
     fn drop(&mut self) {
-        // A step that panicked has ended, too.
+        // The flag is also cleared after a panic in a step.
         self.shared.stepping.store(false, Ordering::Release);
         self.shared.alive.store(false, Ordering::Release);
     }
 }
 
-/// Bytes that an operation takes of the data path: what it reads or what it writes, whichever is more.
+/// Returns the bytes that an operation moves on the data path: the larger of its bytes read and written.
 fn traffic(descriptor: &Descriptor) -> f64 {
     let size = f64::from(descriptor.size);
     match descriptor.opcode() {
@@ -463,7 +464,7 @@ fn traffic(descriptor: &Descriptor) -> f64 {
     }
 }
 
-/// Whether a descriptor wants the device to wait for pages.
+/// Whether a descriptor asks the device to wait for page faults.
 fn blocks(descriptor: &Descriptor) -> bool {
     descriptor.flags().contains(Flags::BLOCK_ON_FAULT)
 }

@@ -1,7 +1,7 @@
-//! Making an operation: what happens in memory at the instant of its completion, and what its record says.
+//! Execution of an operation: its effects on memory at the instant of its completion, and its record.
 //!
-//! Bytes are read and written through [`super::memory`]; every operation goes through its data in order, so that it can
-//! stop at a page fault and say how far it came.
+//! Memory is accessed through [`super::memory`]. Every operation processes its data in order, so that it can stop at a
+//! page fault and report its progress.
 
 mod data;
 mod records;
@@ -11,10 +11,10 @@ use super::memory::{self, Fault};
 use crate::completion::{Completed, Status};
 use crate::descriptor::{Descriptor, Flags, Opcode};
 
-/// Bytes that are looked at in one piece.
+/// Maximum number of bytes processed at once.
 pub(super) const CHUNK: usize = 64 << 10;
 
-/// Private memory that data passes through.
+/// Private memory for data in transit.
 #[derive(Debug)]
 pub(super) struct Scratch {
     first: Vec<u8>,
@@ -27,34 +27,34 @@ impl Default for Scratch {
     }
 }
 
-/// What goes wrong with an operation.
+/// An injected fault of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Injected {
     #[default]
     Nothing,
-    /// A page fault after that many bytes.
+    /// A page fault.
     Page {
-        /// Bytes that are processed before.
+        /// Number of bytes processed before the fault.
         after: u64,
-        /// A move runs from its end.
+        /// Whether a move runs from the end.
         backwards: bool,
-        /// It is the destination's page.
+        /// Whether the fault is on a destination page.
         write: bool,
     },
-    /// A hardware error after that many bytes.
+    /// A hardware error after this number of bytes.
     Hardware { after: u64 },
 }
 
-/// How an operation stopped before its end.
+/// The reason why an operation stopped early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// At a page: bytes of the operation done before, address, and whether it was to be written; and which operand.
+    /// A page fault: the bytes done before it, its address, whether it was a write, and the operand.
     Page(Fault, Operand),
-    /// For another reason, with this status.
+    /// Another reason, with this status.
     Status(Status),
 }
 
-/// Which operand faulted (Table 8-13).
+/// The operand that faulted (Table 8-13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Operand {
@@ -64,23 +64,23 @@ pub(super) enum Operand {
     Destination2 = 4,
 }
 
-/// An operation on its way: what is asked for, and how far the model lets it go.
+/// An operation in execution, with its limit of bytes.
 pub(super) struct Operation<'a> {
     pub(super) descriptor: &'a Descriptor,
     pub(super) scratch: &'a mut Scratch,
-    /// Bytes that it may process before an injected fault.
+    /// Number of bytes to process before an injected fault.
     budget: Option<u64>,
-    /// What the record will say.
+    /// The record to write.
     record: Completed,
 }
 
 impl Operation<'_> {
-    /// Bytes of `size` to be processed, in units of `unit`, before an injected fault or the end.
+    /// Returns the number of bytes of `size` to process before an injected fault or the end, in multiples of `unit`.
     fn bytes(&self, size: u64, unit: u64) -> u64 {
         self.budget.map_or(size, |budget| budget.min(size) / unit * unit)
     }
 
-    /// The injected fault after `done` bytes, when there is one before `size`.
+    /// Returns the injected fault after `done` bytes, if it is before `size`.
     fn injected(&self, done: u64, size: u64, place: (u64, bool, Operand)) -> Result<(), Stop> {
         let (base, write, operand) = place;
         match self.budget {
@@ -93,17 +93,17 @@ impl Operation<'_> {
     }
 }
 
-/// The record of a descriptor that a check refused.
+/// Returns the record of a descriptor that a check refused.
 pub(super) fn refusal(refused: &Refused) -> Completed {
     let mut record = Completed::of(refused.status);
     record.specific[0] = u64::from(refused.flags.bits());
     record
 }
 
-/// Makes the operation and returns its record.
+/// Executes the operation and returns its record.
 ///
 /// # Safety
-/// What the descriptor points to is memory that a client gave the device, or not mapped.
+/// The descriptor's addresses refer to memory that a client gave the device, or to unmapped addresses.
 pub(super) unsafe fn execute(
     descriptor: &Descriptor,
     limits: &Limits,
@@ -117,12 +117,12 @@ pub(super) unsafe fn execute(
     };
     let record = Completed::of(Status::SUCCESS);
     let mut operation = Operation { descriptor, scratch, budget, record };
-    // SAFETY: as the caller promises.
+    // SAFETY: the descriptor's addresses are client memory or unmapped, as the caller guarantees.
     let outcome = unsafe { operation.run(backwards, write) };
     let mut record = operation.record;
     match (injected, outcome) {
         (Injected::Hardware { after }, Ok(()) | Err(Stop::Page(..))) => {
-            // Undefined for this status: nobody may make anything of it.
+            // The count is undefined for this status, so it gets a useless value.
             Completed { completed: after as u32 ^ 0x5a, ..Completed::of(Status::HARDWARE) }
         }
         (_, Ok(())) => record,
@@ -145,15 +145,15 @@ fn page_fault(
     descriptor: &Descriptor,
 ) -> Completed {
     if !limits.ats && injected == Injected::Nothing {
-        // Without address translation, the device is not told of write faults, and a read just fails.
+        // Without address translation, the device does not notice write faults, and a read fails as a whole.
         return if fault.write { record } else { Completed::of(Status::HARDWARE) };
     }
-    // A device that blocked on the fault was told that there is no page.
+    // A device that blocked on the fault has got the answer that the page does not exist.
     let blocked = descriptor.flags().contains(Flags::BLOCK_ON_FAULT);
     record.status = if blocked { Status::PAGE_REQUEST_INVALID } else { Status::PAGE_FAULT };
     record.fault_was_write = fault.write;
     record.completed = fault.done as u32;
-    // The low bits may be reported as 0, so nobody may rely on them.
+    // The low bits may be reported as 0, so clients must not rely on them.
     record.fault_address = fault.address & !0xfff;
     if limits.second_generation() {
         record.fault_info = (operand as u8) << 1;
@@ -165,7 +165,7 @@ impl Operation<'_> {
     /// # Safety
     /// As [`execute`].
     unsafe fn run(&mut self, backwards: bool, write: bool) -> Result<(), Stop> {
-        // SAFETY: as the caller promises, for every operation.
+        // SAFETY: the caller guarantees for this function what each operation requires.
         unsafe {
             match self.descriptor.opcode() {
                 Some(Opcode::MemoryMove) => self.memory_move(backwards, write),
@@ -205,10 +205,10 @@ impl Operation<'_> {
         let bytes = self.bytes(size, 1);
         let mut at = 0;
         while at < bytes {
-            // SAFETY: as the caller promises.
+            // SAFETY: the address is client memory or unmapped, as the caller guarantees.
             unsafe { memory::read(base.wrapping_add(at), &mut self.scratch.first[..1]) }
                 .map_err(|fault| Stop::Page(Fault { done: at as usize, ..fault }, operand))?;
-            // The next page, or the next stride.
+            // Advances to the next page or by the stride.
             at += stride - if stride == 4096 { base.wrapping_add(at) % 4096 } else { 0 };
         }
         self.injected(bytes, size, (base, false, operand))
@@ -222,7 +222,7 @@ impl Operation<'_> {
         let flags = self.descriptor.flags();
         let addresses = [(Flags::OP_0, self.descriptor.src), (Flags::OP_1, self.descriptor.dst)];
         for (_, address) in addresses.into_iter().filter(|(valid, _)| flags.contains(*valid)) {
-            // SAFETY: as the caller promises.
+            // SAFETY: the address is client memory or unmapped, as the caller guarantees.
             if let Err(fault) = unsafe { memory::read(address, &mut self.scratch.first[..1]) } {
                 self.record.fault_address = fault.address & !0xfff;
                 return Err(Stop::Status(Status::DRAIN_READBACK));

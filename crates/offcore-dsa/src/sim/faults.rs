@@ -1,43 +1,44 @@
-//! What goes wrong on a simulated device, by chance or on purpose.
+//! Faults of a simulated device, random or deliberate.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::SimError;
 
-/// Faults to inject. As text: parts joined by `+`, such as `page:0.001+hw:0.0001+late:0.01:200+halt:5000+weak`.
+/// Faults to inject. The text form consists of parts joined by `+`, such as
+/// `page:0.001+hw:0.0001+late:0.01:200+halt:5000+weak`.
 ///
-/// | Part | What happens |
+/// | Part | Effect |
 /// |---|---|
-/// | `page:P` | a page fault, with probability P a descriptor: partial completion at a random byte |
+/// | `page:P` | a page fault, with probability P per descriptor: partial completion at a random byte |
 /// | `hw:P` | a hardware error (status 0x20) |
-/// | `drop:P` | the submission vanishes: no data, no record |
+/// | `drop:P` | the submission is lost: no data, no record |
 /// | `late:P[:US]` | the completion, data and record, is US microseconds late (1000) |
-/// | `lost:P` | the data is there, the record is never written |
+/// | `lost:P` | the data is written, the record is never written |
 /// | `retry:P[:N]` | a shared queue answers Retry, N times in a row (64) |
 /// | `halt:N` | the device halts after N descriptors, once |
-/// | `weak` | a record that was zeroed and submitted without a fence between is zeroed after its completion |
+/// | `weak` | a record that is zeroed and then submitted without a fence is zeroed after its completion |
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Faults {
     pub page: f64,
     pub hardware: f64,
-    /// Probability that a submission vanishes.
+    /// Probability that a submission is lost.
     pub drop: f64,
     pub late: f64,
     pub late_ns: u64,
     /// Probability that a completion record is not written.
     pub lost: f64,
-    /// Probability that a storm of Retry answers begins.
+    /// Probability that a sequence of Retry answers begins.
     pub retry: f64,
     pub retry_storm: u32,
-    /// Descriptors after which the device halts; 0 for never. Counted from when the faults are set.
+    /// Number of descriptors, counted from setting the faults, after which the device halts; 0 for never.
     pub halt_after: u64,
-    /// The CPU's stores may pass later submissions.
+    /// Whether the CPU's stores may pass later submissions.
     pub weak_ordering: bool,
 }
 
 impl Default for Faults {
-    /// None.
+    /// Returns no faults.
     fn default() -> Self {
         Self {
             page: 0.0,

@@ -1,11 +1,11 @@
-//! What a simulated device is: its generation, its layout, and what goes wrong on it.
+//! Options of a simulated device: its generation, its layout, and its faults.
 
 use std::str::FromStr;
 
 use super::{Faults, SimError, Timing};
 use crate::config::{self, Capabilities, DeviceConfig};
 
-/// Which device it is.
+/// The generation of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Generation {
     /// Version 0x100 (Sapphire Rapids): 128 descriptors of queue space, no event log.
@@ -16,7 +16,7 @@ pub enum Generation {
 }
 
 impl Generation {
-    /// What the generation can be laid out as.
+    /// Returns the capabilities of the generation.
     pub const fn capabilities(self) -> Capabilities {
         match self {
             Self::Spr => Capabilities::spr(),
@@ -25,12 +25,12 @@ impl Generation {
     }
 }
 
-/// How the device is laid out.
+/// The layout of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Profile {
     /// A built-in layout ([`config::built_in`]), or the path of an accel-config JSON file.
     Named(String),
-    /// This one.
+    /// This layout.
     Layout(Box<DeviceConfig>),
 }
 
@@ -41,29 +41,29 @@ impl Default for Profile {
     }
 }
 
-/// What a simulated device is.
+/// Options of a simulated device.
 ///
-/// As a command line has it: `profile=net,gen=dsa2,seed=7,fault=page:0.001+hw:0.0001`. Keys, all of them optional:
+/// On a command line: `profile=net,gen=dsa2,seed=7,fault=page:0.001+hw:0.0001`. All keys are optional:
 ///
 /// | Key | Value | Default |
 /// |---|---|---|
 /// | `profile` | a built-in layout (`net`, `vhost`, …) or a path of an accel-config JSON file | `net` |
 /// | `gen` | `spr` or `dsa2` | `spr` |
-/// | `seed` | of everything random | 1 |
-/// | `fault` | what goes wrong: [`Faults`] | nothing |
-/// | `slower` | everything takes so many times as long | 1 |
-/// | `ops` | OPCAP, hexadecimal: the operations there are | the generation's |
+/// | `seed` | seed of all randomness | 1 |
+/// | `fault` | faults to inject: [`Faults`] | none |
+/// | `slower` | duration of everything, as a multiple | 1 |
+/// | `ops` | OPCAP, hexadecimal: the supported operations | the generation's |
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimOptions {
-    /// How the device is laid out.
+    /// The layout of the device.
     pub profile: Profile,
     pub generation: Generation,
-    /// What the generation's capabilities are replaced by, to try others.
+    /// Capabilities that replace the generation's, for experiments.
     pub capabilities: Option<Capabilities>,
-    /// Of everything random: stepped, the same seed and submissions give the same trace.
+    /// Seed of all randomness. In a stepped device, the same seed and submissions give the same trace.
     pub seed: u64,
     pub faults: Faults,
-    /// How long everything takes.
+    /// The durations of all steps.
     pub timing: Timing,
 }
 
@@ -81,7 +81,7 @@ impl Default for SimOptions {
 }
 
 impl SimOptions {
-    /// What the device can be laid out as.
+    /// Returns the capabilities of the device.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities.clone().unwrap_or_else(|| self.generation.capabilities())
     }
@@ -126,14 +126,14 @@ impl FromStr for SimOptions {
             }
         }
         if let Some(given) = &mut options.capabilities {
-            // `gen=` may stand after `ops=`.
+            // `gen=` may follow `ops=`.
             *given = Capabilities { ops: given.ops, ..options.generation.capabilities() };
         }
         Ok(options)
     }
 }
 
-/// The layout that `options` ask for, checked against the device's rules.
+/// Returns the layout that `options` select, checked against the device's rules.
 pub(super) fn layout(options: &SimOptions, name: &str) -> Result<DeviceConfig, SimError> {
     if config::device_number(name).is_none() {
         return Err(SimError::Name(name.into()));
@@ -151,7 +151,7 @@ pub(super) fn layout(options: &SimOptions, name: &str) -> Result<DeviceConfig, S
     Ok(layout)
 }
 
-/// A file's layout for this device: what the device does not have is left out, as `configure` does it.
+/// Returns a file's layout for this device. Settings that the device does not support are removed, as in `configure`.
 fn fitted(mut layout: DeviceConfig, name: &str, device: &Capabilities) -> DeviceConfig {
     layout.name = name.into();
     for note in layout.fit(device) {

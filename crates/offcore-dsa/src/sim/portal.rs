@@ -1,7 +1,7 @@
 //! The client's side of a simulated work queue.
 //!
-//! A submission is one 64-byte slot of a ring into the device, published at once. The ring is as large as the queue, so
-//! a client that counts its descriptors always finds room in it.
+//! A submission writes a 64-byte slot of a ring to the device and publishes it at once. The ring is as large as the
+//! queue, so a client that counts its descriptors always finds a free slot.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,18 +15,18 @@ use super::shared::{Occupancy, PortalCell, lock, this_thread};
 use super::{Faults, SimDevice, SoftwareError};
 use crate::descriptor::{Descriptor, Flags, Submitted};
 
-/// Slots asked for ahead of the one that is written, in steps of [`PREPARED_EVERY`].
+/// Number of slots to prefetch ahead of the current one, in steps of [`PREPARED_EVERY`].
 const PREPARED: usize = 32;
-/// Submissions between two looks ahead.
+/// Number of submissions between two prefetches.
 const PREPARED_EVERY: usize = 16;
 
-/// An open work queue of a simulated device. Dropping it closes the queue: what this client still has in it is given
-/// up, and when the drop returns none of it touches memory any more.
+/// An open work queue of a simulated device. Dropping it closes the queue: descriptors that this client still has in it
+/// are aborted, and when the drop returns, none of them accesses memory any more.
 pub struct SimPortal {
     ring: Producer<Descriptor>,
     cell: Arc<PortalCell>,
     occupancy: Arc<Occupancy>,
-    /// Entries that a shared queue takes from us.
+    /// Number of entries that a shared queue accepts from this client.
     threshold: u32,
     queue: usize,
     epoch: u64,
@@ -34,7 +34,7 @@ pub struct SimPortal {
     orders: Orders,
 }
 
-/// The thread that made the last step of a device.
+/// The thread that executed the last step of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stepper {
     /// No thread has stepped it yet.
@@ -45,12 +45,12 @@ pub(crate) enum Stepper {
     Other,
 }
 
-/// What faults of submission need to know.
+/// The state for injected submission faults.
 struct Orders {
     fences: u64,
-    /// The number of fences before the latest submission with each completion record.
+    /// For each completion record, the number of fences before its latest submission.
     records: HashMap<u64, u64>,
-    /// Retry answers left of a storm.
+    /// Number of Retry answers left in the present sequence.
     storm: u32,
     random: SplitMix,
 }
@@ -84,12 +84,13 @@ impl SimPortal {
         Self { ring, cell, occupancy, threshold, queue, epoch, device, orders }
     }
 
-    /// Submits a descriptor: a 64-byte store to the portal (dedicated), or ENQCMD (shared). Steps of the device execute it.
+    /// Submits a descriptor: a 64-byte store to the portal (dedicated), or ENQCMD (shared). Steps of the device execute
+    /// it.
     ///
     /// # Safety
-    /// The memory that the descriptor names is valid for its operation until the device has completed it, and nothing else uses it
-    /// meanwhile but for reads of what the operation reads. This includes the completion record, and the descriptors of a batch
-    /// with their memory.
+    /// The memory that the descriptor names is valid for its operation until the device has completed it. Until then,
+    /// nothing else uses that memory, except to read what the operation only reads. This includes the completion
+    /// record, and the descriptors of a batch with their memory.
     #[inline(always)]
     pub unsafe fn submit(&mut self, descriptor: &Descriptor) -> Submitted {
         if self.cell.special.load(Ordering::Relaxed) {
@@ -104,28 +105,30 @@ impl SimPortal {
         Submitted::Accepted
     }
 
-    /// A 64-byte posted store to the portal, whatever the queue's mode: a shared queue ignores it.
+    /// Executes a 64-byte posted store to the portal, whatever the queue's mode is. A shared queue ignores it.
     ///
     /// # Safety
     /// As [`SimPortal::submit`].
     pub unsafe fn store(&mut self, descriptor: &Descriptor) {
         if !self.cell.shared {
-            // A posted store has no answer.
-            // SAFETY: the caller's promise.
+            // The result of a posted store is not visible to the CPU.
+            // SAFETY: the memory that the descriptor names stays valid and unused until completion, as the caller
+            // guarantees.
             let _ = unsafe { self.submit(descriptor) };
         }
     }
 
-    /// ENQCMD to the portal, whatever the queue's mode: a dedicated queue answers [`Submitted::Retry`].
+    /// Executes ENQCMD to the portal, whatever the queue's mode is. A dedicated queue answers [`Submitted::Retry`].
     ///
     /// # Safety
     /// As [`SimPortal::submit`].
     pub unsafe fn enqcmd(&mut self, descriptor: &Descriptor) -> Submitted {
-        // SAFETY: the caller's promise.
+        // SAFETY: the memory that the descriptor names stays valid and unused until completion, as the caller
+        // guarantees.
         if self.cell.shared { unsafe { self.submit(descriptor) } } else { Submitted::Retry }
     }
 
-    /// A shared queue, or a device that is to get stores out of order.
+    /// Submits to a shared queue, or to a device with injected submission faults.
     #[inline(never)]
     fn submit_special(&mut self, descriptor: &Descriptor) -> Submitted {
         let faults = *lock(&self.device.shared().faults);
@@ -145,7 +148,7 @@ impl SimPortal {
         Submitted::Accepted
     }
 
-    /// ENQCMD's answer.
+    /// Returns the answer of ENQCMD.
     fn admitted(&mut self, faults: &Faults) -> bool {
         let counters = &self.device.shared().counters;
         if self.orders.storm == 0 && self.orders.random.happens(faults.retry) {
@@ -167,8 +170,8 @@ impl SimPortal {
         admitted
     }
 
-    /// Without a fence since the record was last submitted, the store that zeroed it may come after this submission, and
-    /// after its completion.
+    /// Records a late store: without a fence since the last submission of the record, the store that zeroed the record
+    /// may be executed after this submission and even after its completion.
     fn order(&mut self, descriptor: &Descriptor) {
         if !descriptor.flags().contains(Flags::CRAV) {
             return;
@@ -179,7 +182,7 @@ impl SimPortal {
         }
     }
 
-    /// The queue has no room, and a posted store has no answer.
+    /// Handles a full queue: a posted store has no answer.
     #[cold]
     fn overflow(&self, descriptor: &Descriptor) {
         let shared = self.device.shared();
@@ -196,20 +199,20 @@ impl SimPortal {
         });
     }
 
-    /// Tells the device that earlier stores of this thread are in order before later submissions, as SFENCE does.
+    /// Records that earlier stores of this thread are ordered before later submissions, as SFENCE does.
     #[inline(always)]
     pub fn fence(&mut self) {
         self.orders.fences += 1;
     }
 
-    /// Asks for the lines of the next `n` submissions for writing: after a burst, for the one to come. Without it, the
-    /// portal does so on its way.
+    /// Prefetches, for writing, the slots of the next `n` submissions. Call it after a burst, with the expected size of
+    /// the next one. Otherwise the portal prefetches while it submits.
     #[inline(always)]
     pub fn prepare(&self, n: usize) {
         self.ring.prefetch(n);
     }
 
-    /// The thread that steps the device.
+    /// Returns the thread that steps the device.
     pub(crate) fn stepper(&self) -> Stepper {
         match self.device.shared().stepper.load(Ordering::Relaxed) {
             0 => Stepper::Nobody,
@@ -229,7 +232,7 @@ impl Drop for SimPortal {
         self.cell.withdrawn.store(true, Ordering::SeqCst);
         let shared = self.device.shared();
         shared.notify_and_wait();
-        // The engine may not have come by yet.
+        // The engine may not have released the entries yet.
         self.cell.free_entries(&self.occupancy);
         let mut opened = lock(&shared.opened);
         opened.cells.retain(|cell| !Arc::ptr_eq(cell, &self.cell));

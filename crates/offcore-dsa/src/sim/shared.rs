@@ -1,4 +1,4 @@
-//! What the control side, the portals and the engine of a simulated device share.
+//! State shared by the control side, the portals and the engine of a simulated device.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,16 +13,16 @@ use crate::config::{Capabilities, DeviceConfig, Group, WqConfig};
 use crate::descriptor::Descriptor;
 use crate::wq::{WqInfo, WqMode};
 
-/// Entries of the event log; a device that has none keeps nothing.
+/// Number of entries of the event log. A device without an event log stores none.
 const EVENT_LOG: usize = 64;
 
-/// A number of the calling thread, unique among living threads and never 0.
+/// Returns a number of the calling thread that is unique among living threads and never 0.
 pub(super) fn this_thread() -> usize {
     thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
-/// A client as the engine gets it.
+/// A client, as passed to the engine.
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) ring: Consumer<Descriptor>,
@@ -31,24 +31,24 @@ pub(super) struct Client {
     pub(super) occupancy: Arc<Occupancy>,
 }
 
-/// Entries of a shared work queue in use, or about to be.
+/// Number of entries of a shared work queue that are in use or about to be used.
 pub(super) type Occupancy = CachePadded<AtomicU32>;
 
-/// What a portal and the engine tell each other, beside the ring. Read at every submission, written hardly ever.
+/// State shared by a portal and the engine, in addition to the ring. It is read at every submission and rarely written.
 #[derive(Debug)]
 pub(super) struct PortalCell {
-    /// Submissions take the long way: the queue is shared, or faults of submission are injected.
+    /// Whether submissions take the slow path: the queue is shared, or submission faults are injected.
     pub(super) special: AtomicBool,
     pub(super) shared: bool,
     pub(super) withdrawn: AtomicBool,
-    /// Entries of the shared queue that are this client's.
+    /// Number of entries of the shared queue that this client uses.
     pub(super) entries: AtomicU32,
-    /// Numbers of submissions whose record the CPU's late store overwrites.
+    /// Indices of submissions for which the CPU's late store overwrites the record.
     pub(super) late_stores: Mutex<Vec<usize>>,
 }
 
 impl PortalCell {
-    /// Gives one of the client's entries back, unless they all have been.
+    /// Releases an entry of the client, unless all have been released.
     pub(super) fn free_entry(&self, occupancy: &Occupancy) {
         let one_less = |entries: u32| entries.checked_sub(1);
         if self.entries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
@@ -56,31 +56,31 @@ impl PortalCell {
         }
     }
 
-    /// Gives all of the client's entries back.
+    /// Releases all of the client's entries.
     pub(super) fn free_entries(&self, occupancy: &Occupancy) {
         occupancy.fetch_sub(self.entries.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 
-/// A work queue that is used.
+/// A used work queue.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) info: WqInfo,
     pub(super) limits: Limits,
     pub(super) config: WqConfig,
     pub(super) number: usize,
-    /// Its group, counted among those that are used.
+    /// Its group, as an index among the used groups.
     pub(super) group: usize,
 }
 
-/// Everything about the device that does not change.
+/// The immutable properties of the device.
 #[derive(Debug)]
 pub(super) struct Layout {
     pub(super) queues: Vec<Queue>,
-    /// The groups that are used, with the DSA engines of each.
+    /// The used groups, with the number of DSA engines of each.
     pub(super) groups: Vec<(Group, usize)>,
     pub(super) capabilities: Capabilities,
-    /// Read buffers that the groups that use the limit may have.
+    /// Number of read buffers for the groups that use the limit.
     pub(super) read_buffer_limit: u32,
 }
 
@@ -137,7 +137,7 @@ fn queue(
     Queue { info, limits, config: wq.clone(), number, group }
 }
 
-/// What the control side wants of the engine.
+/// Requests of the control side to the engine.
 #[derive(Debug, Default)]
 pub(super) struct Wishes {
     pub(super) arriving: Vec<Client>,
@@ -145,34 +145,34 @@ pub(super) struct Wishes {
     pub(super) reset: bool,
 }
 
-/// What can be opened, and what is open.
+/// The work queues and their open portals.
 #[derive(Debug, Default)]
 pub(super) struct Opened {
-    /// Resets so far: what was opened before is dead.
+    /// Number of resets. Portals opened before the last reset no longer work.
     pub(super) epoch: u64,
     pub(super) portals: Vec<u32>,
-    /// Of each queue.
+    /// Occupancy of each queue.
     pub(super) occupancy: Vec<Arc<Occupancy>>,
     pub(super) cells: Vec<Arc<PortalCell>>,
 }
 
-/// What everybody shares.
+/// The state shared by all sides.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) name: String,
     pub(super) layout: Layout,
-    /// Counts what the engine must take note of.
+    /// Counts the changes that the engine must apply.
     pub(super) generation: CachePadded<AtomicU64>,
-    /// The generation that the engine has taken note of.
+    /// The generation up to which the engine has applied changes.
     pub(super) acknowledged: CachePadded<AtomicU64>,
-    /// Whether the engine is inside a step.
+    /// Whether the engine is in a step.
     pub(super) stepping: CachePadded<AtomicBool>,
-    /// The thread that made the last step, by [`this_thread`]; 0 before the first.
+    /// The thread that executed the last step, by [`this_thread`]; 0 before the first step.
     pub(super) stepper: AtomicUsize,
     /// Cleared when the engine is dropped.
     pub(super) alive: AtomicBool,
     state: AtomicU8,
-    /// As in [`Opened`], to be read without a lock.
+    /// The value in [`Opened`], readable without a lock.
     pub(super) epoch: AtomicU64,
     pub(super) wishes: Mutex<Wishes>,
     pub(super) opened: Mutex<Opened>,
@@ -181,7 +181,7 @@ pub(super) struct Shared {
     errors: Mutex<SoftwareErrors>,
 }
 
-/// The value in a lock. Nothing that is done under one leaves it half done.
+/// Locks a mutex. Poisoning is ignored, because no critical section leaves its value inconsistent.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -221,16 +221,16 @@ impl Shared {
         self.state.store(u8::from(state == DeviceState::Halted), Ordering::Release);
     }
 
-    /// Tells the engine that there is something to take note of; it does so at its next step.
+    /// Notifies the engine of changes. It applies them in its next step.
     pub(super) fn notify(&self) -> u64 {
         self.generation.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// The same, and waits until the engine has, or is not in a step.
+    /// As `notify`, and waits until the engine has applied the changes or is not in a step.
     ///
-    /// The engine says that it is in a step before it looks at the generation; we raise the generation before we look
-    /// whether it is in a step; all in one order (SeqCst): so one of the two sees the other. A step that begins later
-    /// takes note first; one that is under way ends, or acknowledges.
+    /// The engine sets `stepping` before it reads the generation, and this function raises the generation before it
+    /// reads `stepping`. All four accesses are sequentially consistent, so at least one side sees the other's store. A
+    /// later step applies the changes first. A present step ends, or acknowledges the generation.
     pub(super) fn notify_and_wait(&self) {
         let generation = self.notify();
         while self.stepping.load(Ordering::SeqCst) && self.acknowledged.load(Ordering::Acquire) < generation {
@@ -238,12 +238,12 @@ impl Shared {
         }
     }
 
-    /// Reports an error that no completion record tells of.
+    /// Reports an error that no completion record contains.
     #[cold]
     pub(super) fn report(&self, error: SoftwareError) {
         let mut errors = lock(&self.errors);
         if self.layout.capabilities.event_log && error.status.is_some() {
-            // The log takes what it can; what does not fit is in SWERROR's overflow bit.
+            // The log stores errors until it is full. Later errors set SWERROR's overflow bit.
             if errors.log.len() < EVENT_LOG {
                 errors.log.push(error);
                 return;
@@ -264,7 +264,7 @@ impl Shared {
         *lock(&self.errors) = SoftwareErrors::default();
     }
 
-    /// Whether a portal opened in `epoch` still leads to a device that works.
+    /// Whether a portal opened in `epoch` still belongs to a working device.
     pub(super) fn is_alive(&self, epoch: u64) -> bool {
         self.alive.load(Ordering::Acquire)
             && self.state() == DeviceState::Enabled

@@ -1,13 +1,13 @@
-//! What a simulated device counts, and the errors that it cannot report in a completion record.
+//! The counters of a simulated device, and errors that cannot be reported in a completion record.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::completion::Status;
 
-/// An error that no completion record tells of (section 5.4 and 5.9).
+/// An error that no completion record contains (sections 5.4 and 5.9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoftwareError {
-    /// What is wrong; `None` for a descriptor that was dropped because the dedicated queue was full.
+    /// The error; `None` for a descriptor that was dropped because the dedicated queue was full.
     pub status: Option<Status>,
     pub wq: u32,
     pub opcode: u8,
@@ -15,26 +15,26 @@ pub struct SoftwareError {
     pub address: u64,
 }
 
-/// SWERROR and, where the device has one, the event log.
+/// SWERROR and, if the device has one, the event log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SoftwareErrors {
     /// SWERROR: the first error since the device was reset or the register cleared.
     pub first: Option<SoftwareError>,
-    /// SWERROR's overflow bit: there were others.
+    /// SWERROR's overflow bit: further errors occurred.
     pub overflow: bool,
-    /// The event log, oldest first; empty where the device has none.
+    /// The event log, oldest first; empty if the device has none.
     pub log: Vec<SoftwareError>,
 }
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What a simulated device has done so far.
+        /// The statistics of a simulated device.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct SimStats {
             $($(#[$doc])* pub $name: u64,)*
         }
 
-        /// The counters behind [`SimStats`]; the engine writes them.
+        /// The counters behind [`SimStats`], written by the engine.
         #[derive(Debug, Default)]
         pub(super) struct Counters {
             $(pub(super) $name: AtomicU64,)*
@@ -51,38 +51,38 @@ macro_rules! counters {
 counters! {
     /// Descriptors that arrived at work queues.
     arrived,
-    /// Descriptors completed, with whatever status; members of batches and batches count.
+    /// Descriptors completed with any status, including batches and their members.
     completed,
     /// Batches completed.
     batches,
-    /// Completed with an error.
+    /// Descriptors completed with an error.
     failed,
-    /// Bytes that operations were made on.
+    /// Bytes processed by operations.
     bytes,
-    /// Silently dropped, because a dedicated queue was full.
+    /// Descriptors silently dropped because a dedicated queue was full.
     overflowed,
-    /// Refused, because a shared queue was full.
+    /// Descriptors refused because a shared queue was full.
     retried,
-    /// Page faults for pages that are not there.
+    /// Page faults at pages that are really missing.
     real_page_faults,
     /// Page faults injected.
     injected_page_faults,
     /// Hardware errors injected.
     injected_hardware_errors,
-    /// Submissions that vanished.
+    /// Submissions lost by injection.
     injected_drops,
-    /// Completions made late.
+    /// Completions delayed by injection.
     injected_late,
-    /// Completion records not written.
+    /// Completion records not written by injection.
     injected_lost,
-    /// Completion records overwritten by the CPU's late store, since no fence kept it in order.
+    /// Completion records overwritten by the CPU's late store, which no fence ordered.
     injected_overwritten,
     /// Retry answers injected.
     injected_retries,
-    /// Times the device halted.
+    /// Number of halts.
     halts,
-    /// Times the device was reset.
+    /// Number of resets.
     resets,
-    /// Descriptors given up because their client closed the queue, or the device halted or was reset.
+    /// Descriptors aborted because their client closed the queue, or the device halted or was reset.
     aborted,
 }

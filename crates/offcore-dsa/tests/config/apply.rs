@@ -1,4 +1,4 @@
-//! Layouts applied to a device as sysfs shows it.
+//! Layouts applied to a device that is represented by sysfs files.
 
 use offcore_dsa::Opcode;
 use offcore_dsa::config::{
@@ -10,7 +10,7 @@ use crate::fixtures::kernel::Kernel;
 use crate::fixtures::{Tree, bitmap};
 use crate::{present, vhost};
 
-/// Drivers that take work queues.
+/// Creates the drivers that accept work queues.
 fn drivers(tree: &Tree) {
     for file in ["bind", "unbind"] {
         for driver in ["idxd", "user", "dmaengine"] {
@@ -28,13 +28,14 @@ fn apply(
     apply::apply(config, &present(tree), &tree.roots(), force, kernel).map_err(|error| error.to_string())
 }
 
-/// The parts of a layout that count, of a device as the kernel tells it.
+/// Returns the compared parts of the layout of a device as the kernel reports it.
 fn used(config: &DeviceConfig) -> (Vec<(usize, WqConfig)>, Vec<Option<usize>>) {
     let forget = |(number, wq): (usize, &WqConfig)| (number, WqConfig { op_config: None, ..wq.clone() });
     (config.used_wqs().map(forget).collect(), config.engines.clone())
 }
 
-/// A layout's groups as they are on a device: all read buffers where none are said, the kernel's traffic classes.
+/// Returns a layout's groups as a device has them: all read buffers if the layout sets no number, and the kernel's
+/// traffic classes.
 fn groups(config: &DeviceConfig, caps: &Capabilities) -> Vec<Group> {
     let reserved: u32 = config.groups.iter().map(|group| group.read_buffers_reserved).sum();
     let on_device = |group: &Group| Group {
@@ -69,7 +70,8 @@ fn layouts_apply_after_one_another() {
             for (number, _) in config.used_wqs() {
                 assert_eq!(device.wqs[number].state, "enabled", "{name} {number}");
             }
-            // Twice the same: only what disabling made the kernel forget is written again.
+            // When the same layout is applied again, only the attributes that the kernel resets on disabling are
+            // written.
             assert!(json::parse(&json::write(&[device.config])).unwrap().ignored.is_empty());
         }
     }
@@ -89,7 +91,7 @@ fn failed_layout_restores_the_earlier_one() {
     let device = present(&tree);
     assert_eq!(used(&device.config), before);
     assert_eq!((device.state.as_str(), device.wqs[1].state.as_str()), ("enabled", "enabled"));
-    // When that fails, too, it is said how the device is.
+    // If the restoration fails as well, the error describes the device's state.
     kernel.fails = Some(("dsa0", 0x05, 2));
     let text = apply(&config, &tree, false, &mut kernel).unwrap_err();
     for word in ["dsa0 is disabled", "may be in part the new one", "halted"] {
@@ -117,7 +119,7 @@ fn disabled_device_stays_so_after_failure() {
 fn disabled_queue_stays_so_after_failure() {
     let tree = Tree::healthy();
     let dir = "sys/bus/dsa/devices/dsa0";
-    // A size, and none of what it takes to enable it.
+    // A size, but not the other settings that enabling requires.
     for (name, value) in [
         ("state", "disabled"),
         ("mode", "shared"),
@@ -143,7 +145,7 @@ fn disabled_queue_stays_so_after_failure() {
 #[test]
 fn disabled_devices_remains_are_overwritten() {
     let tree = Tree::new();
-    // Newer kernels do not show Batch on the first generation, and take it.
+    // Newer kernels do not report Batch on the first generation, but accept it.
     let caps = Capabilities { ops: Capabilities::spr().ops.without(Opcode::Batch), ..Capabilities::spr() };
     let mut earlier = vhost();
     earlier.read_buffer_limit = 32;
@@ -239,7 +241,7 @@ fn older_kernels_have_fewer_attributes() {
 fn kernels_value_is_read_back() {
     let tree = Tree::healthy();
     let mut config = vhost();
-    // The rules would have said so; without them the kernel rounds it.
+    // The rules would have reported this. Without them, the kernel rounds the value.
     config.wqs[1].max_transfer_size = 3000;
     let mut kernel = Kernel::new(tree.roots());
     let text = apply(&config, &tree, false, &mut kernel).unwrap_err();

@@ -1,4 +1,4 @@
-//! Layouts: the built-in ones, every rule by name, accel-config's files; and applying them, in [`apply`].
+//! Layouts: the built-in ones, every rule by name, and accel-config's files. [`apply`] tests their application.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -102,7 +102,7 @@ fn wq(change: fn(&mut WqConfig)) -> DeviceConfig {
     config
 }
 
-/// What breaks each rule about devices and groups, and nothing but it.
+/// For each rule about devices and groups, returns a layout that violates only this rule.
 fn breakers() -> Vec<(Rule, Capabilities, DeviceConfig)> {
     let (spr, dsa2) = (Capabilities::spr, Capabilities::dsa2);
     vec![
@@ -239,7 +239,7 @@ fn all_broken_rules_are_found_at_once() {
 
 #[test]
 fn read_buffers_follow_the_example() {
-    // 74 in all, 3 reserved in each of 4 groups: 62 are free, and a group may use 65.
+    // 74 buffers in total, 3 reserved in each of 4 groups: 62 are free, and a group may use 65.
     let device = Capabilities { read_buffers: 74, ..Capabilities::spr() };
     let with = |allowed| {
         let mut config = profile("net").unwrap();
@@ -277,7 +277,7 @@ fn written_files_are_read_back() {
     }
 }
 
-/// In the form of accel-config's own files: older names, numbers in quotes, commas too many, facts among settings.
+/// A file in the style of accel-config's own files: older names, numbers in quotes, extra commas, facts among settings.
 const FILE: &str = r#"[
   {
     "dev":"dsa3", "token_limit":0, "max_groups":4, "state":"enabled", "colour":"red",
@@ -369,7 +369,7 @@ fn a_file_that_breaks_rules_names_them() {
         let found = broken(&loaded.devices[0], &Capabilities::spr());
         assert_eq!(found.iter().map(|broken| broken.rule).collect::<Vec<_>>(), [rule], "{to}");
     }
-    // What no layout can hold is found while reading.
+    // Errors that a layout cannot represent are found while reading.
     for (from, to, rule) in [
         (r#""group_id":1, "priority""#, r#""group_id":0, "priority""#, Rule::WqInOneGroup),
         (r#""dev":"engine3.0", "group_id":1"#, r#""dev":"engine3.0", "group_id":2"#, Rule::EngineInOneGroup),

@@ -1,6 +1,7 @@
-//! A device that a script plays: it takes descriptors, and completes them in any order, wholly, in part, with an error, or
-//! never. Half of the scripts' devices tell the truth: then every byte is looked at. The others' records say anything. In
-//! either case each copy is reported once, nothing is submitted but what was asked for, and no place in the queue is lost.
+//! A scripted device: it takes descriptors and completes them in any order, completely, in part, with an error, or
+//! never. In half of the scripts the device reports correctly; then every byte is checked. In the others the records
+//! are arbitrary. In both cases each copy is reported once, only requested copies are submitted, and no entry of the
+//! queue is lost.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -13,35 +14,35 @@ use offcore_dsa::driver::{DsaChannel, DsaDevice, Options};
 use crate::fixture::{DeviceEnd, Tree};
 use crate::script::Script;
 
-/// Places for copies, and their bytes: twice what one descriptor may have.
+/// Number and size of the slots for copies. A slot has twice the maximum size of a descriptor.
 const SLOTS: usize = 128;
 const SLOT: usize = 1024;
 const RING: usize = 64;
 const MAX_STEPS: usize = 200;
-/// What a place holds that nobody has written to.
+/// The contents of unwritten slots.
 const IDLE: u8 = 0x5a;
 
 thread_local! {
     static KEPT: RefCell<Option<(Tree, Vec<u8>)>> = const { RefCell::new(None) };
 }
 
-/// What came of a script.
+/// The results of a script.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(dead_code, reason = "a fuzz target looks at none of it")]
 pub(crate) struct Outcome {
     pub(crate) done: usize,
     pub(crate) failed: usize,
-    /// Copies that were taken out after a reset.
+    /// Number of copies taken out after a reset.
     pub(crate) taken_out: usize,
     pub(crate) batches: usize,
-    /// Descriptors for the rest of a copy.
+    /// Number of descriptors for the rest of a copy.
     pub(crate) resumed: usize,
 }
 
-/// Plays a script.
+/// Runs a script.
 ///
 /// # Panics
-/// When the driver is taken in.
+/// If the driver handles the device's behaviour incorrectly.
 pub(crate) fn play(script: &[u8]) -> Outcome {
     let (tree, source) = KEPT.take().unwrap_or_else(|| {
         let tree = Tree::new();
@@ -54,7 +55,7 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
     tree.set("version", if kind & 1 == 0 { "0x100" } else { "0x200" });
     let wq = if kind & 2 == 0 { "wq0.0" } else { "wq0.1" };
     let mut device = tree.device_end(wq);
-    // A drain is over when the device says so, not when time is.
+    // The device ends a drain, never the time limit.
     let hour = Duration::from_secs(3600);
     let options = Options {
         batch: kind & 4 == 0,
@@ -64,7 +65,7 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
     };
     let opened = DsaDevice::open(&tree.roots(), wq, options).unwrap();
     let channel = opened.open_dsa_channel(RING).unwrap();
-    // What an earlier script's channel has left, and the probe.
+    // Discards descriptors of an earlier script's channel, and the probe.
     device.submitted();
     let mut rig = Rig {
         device,
@@ -94,11 +95,11 @@ struct Rig {
     channel: DsaChannel,
     source: Vec<u8>,
     target: Vec<u8>,
-    /// The copy that is under way in each place.
+    /// The copy in progress in each slot.
     live: [Option<CopyOp>; SLOTS],
-    /// Copies so far.
+    /// Number of copies so far.
     next: u32,
-    /// What the device has and has not completed.
+    /// The descriptors that the device has not completed.
     pending: Vec<Descriptor>,
     lies: bool,
     outcome: Outcome,
@@ -120,13 +121,13 @@ impl Rig {
         }
     }
 
-    /// Asks for some copies, each to a place of its own.
+    /// Submits some copies, each to its own slot.
     fn copy(&mut self, script: &mut Script<'_>) {
         let free = (0..SLOTS).filter(|&slot| self.live[slot].is_none());
         let slots: Vec<usize> = free.take(1 + script.below(40)).collect();
         let mut ops = Vec::new();
         for slot in slots {
-            // Sometimes more bytes than the queue's descriptors may have.
+            // Some copies are longer than the queue's maximum transfer size.
             let len = 1 + script.u8() as u32 * 2 + if script.u8() == 255 { 300 } else { 0 };
             self.target[slot * SLOT..][..SLOT].fill(IDLE);
             let token = self.next * SLOTS as u32 + slot as u32;
@@ -134,8 +135,8 @@ impl Rig {
             ops.push(CopyOp { src, dst, len, token });
             self.next = (self.next + 1) % (1 << 20);
         }
-        // SAFETY: source and target live as long as the channel, whose device is played here; a place is used again when
-        // its copy has been reported.
+        // SAFETY: source and target live as long as the channel, whose device is simulated here. A slot is reused only
+        // when its copy has been reported.
         let taken = unsafe { self.channel.copy(&ops) };
         for op in &ops[..taken] {
             self.live[op.token as usize % SLOTS] = Some(*op);
@@ -152,7 +153,7 @@ impl Rig {
         assert_eq!(self.channel.in_flight(), self.live.iter().flatten().count());
     }
 
-    /// The device takes what has been submitted.
+    /// Lets the device take the submitted descriptors.
     fn take_submitted(&mut self) {
         for descriptor in self.device.submitted() {
             match descriptor.opcode().unwrap() {
@@ -163,7 +164,7 @@ impl Rig {
                     members(&descriptor).iter().for_each(|member| self.check(member));
                 }
                 Opcode::Drain => {}
-                // The probe of a queue that was opened again; it has no record.
+                // The probe of a reopened queue; it has no record.
                 Opcode::Noop => continue,
                 other => panic!("{other:?} was not asked for"),
             }
@@ -174,7 +175,7 @@ impl Rig {
         }
     }
 
-    /// A descriptor is a copy that is under way, or a part of one.
+    /// Checks that a descriptor is a copy in progress, or a part of it.
     fn check(&mut self, descriptor: &Descriptor) {
         let (dst, src, size) = (descriptor.dst as usize, descriptor.src as usize, descriptor.size as usize);
         let at = dst.wrapping_sub(self.target.as_ptr() as usize);
@@ -185,14 +186,14 @@ impl Rig {
         self.outcome.resumed += usize::from(size < op.len as usize);
     }
 
-    /// The device does something about a descriptor.
+    /// Lets the device handle a descriptor.
     fn complete(&mut self, descriptor: &Descriptor, script: &mut Script<'_>) {
         match descriptor.opcode().unwrap() {
             Opcode::Drain => {
                 let status = if script.u8() < 200 { Status::SUCCESS } else { Status::HARDWARE };
                 record(descriptor).write(&Completed::of(status));
                 if status == Status::SUCCESS {
-                    // Nothing that is older touches memory any more.
+                    // Older descriptors access memory no more.
                     self.pending.clear();
                 }
             }
@@ -207,7 +208,7 @@ impl Rig {
         }
     }
 
-    /// Copies, as far as the script wants it; what the record says, if there is one.
+    /// Copies as many bytes as the script selects. Returns the contents of the record, if one is written.
     fn execute(&self, descriptor: &Descriptor, script: &mut Script<'_>) -> Option<Completed> {
         let size = descriptor.size as usize;
         match script.below(16) {
@@ -235,19 +236,20 @@ impl Rig {
     fn complete_batch(&mut self, batch: &Descriptor, script: &mut Script<'_>) {
         let list = members(batch);
         if script.u8() < 16 {
-            // Refused as a whole, or lost.
+            // The batch is refused as a whole, or lost.
             if script.u8() < 128 {
                 record(batch).write(&Completed::of(Status(0x10 + script.below(0x13) as u8)));
             }
             return;
         }
-        // How far the device comes with the list.
+        // The number of members that the device reads.
         let read = if script.u8() < 32 { script.below(list.len()) } else { list.len() };
         let mut failed = false;
         for member in &list[..read] {
             let ended = match self.execute(member, script) {
                 Some(completed) => completed,
-                // It did not come to it, which a batch says of itself only: there is no record.
+                // The device did not process this member. Only the batch's record reports that, the member has no
+                // record.
                 None if self.lies => continue,
                 None => Completed::of(Status::HARDWARE),
             };
@@ -289,7 +291,7 @@ impl Rig {
         op
     }
 
-    /// The first `done` bytes of the copy have arrived, and nothing came behind its end.
+    /// Checks that the first `done` bytes of the copy have arrived, and that no bytes after its end were written.
     fn check_bytes(&self, op: CopyOp, done: u32) {
         if self.lies {
             return;
@@ -299,14 +301,14 @@ impl Rig {
         assert!(self.target[at + op.len as usize..at + SLOT].iter().all(|&byte| byte == IDLE), "{op:?}");
     }
 
-    /// Gives up all that is under way, as the mover does with a channel that does not answer.
+    /// Gives up everything in progress, as the mover does with a channel that does not answer.
     fn reset(&mut self, script: &mut Script<'_>) {
         while self.channel.reset() == Reset::Pending {
             if script.u8() & 1 == 0 {
                 self.poll();
             }
             self.take_submitted();
-            // The drain, or something older.
+            // The drain, or an older descriptor.
             let at = match script.0.is_empty() {
                 true => self.pending.iter().rposition(|d| d.opcode() == Some(Opcode::Drain)),
                 false => (!self.pending.is_empty()).then(|| script.below(self.pending.len())),
@@ -317,7 +319,7 @@ impl Rig {
             }
             assert!(at.is_some() || !script.0.is_empty(), "a reset waits for nothing");
         }
-        // The driver has it from the device, or has closed the queue, that nothing is touched any more.
+        // The drain, or closing the queue, has proved to the driver that memory is no longer accessed.
         self.take_submitted();
         self.pending.clear();
         let mut outstanding = Vec::new();
@@ -331,7 +333,7 @@ impl Rig {
         assert_eq!((credits.used, self.channel.in_flight(), self.channel.room()), (0, 0, RING));
     }
 
-    /// The device does what is left to it; then the queue is as good as new.
+    /// Lets the device complete its descriptors. Then the queue must work like a new one.
     fn finish(&mut self) {
         self.channel.submit();
         for _ in 0..RING {
@@ -347,7 +349,7 @@ impl Rig {
         assert_eq!(stats.submitted, stats.completed + stats.failed, "{stats:?}");
         let lies = std::mem::replace(&mut self.lies, false);
         let before = self.outcome.done;
-        // What a liar has left in records does no harm to it.
+        // Stale contents of records must do no harm.
         self.copy(&mut Script(&[0, 40]));
         for _ in 0..4 {
             self.channel.submit();
@@ -361,7 +363,7 @@ impl Rig {
     }
 }
 
-/// A record that says anything.
+/// Returns a record with arbitrary contents.
 fn any(script: &mut Script<'_>) -> Completed {
     let status = Status(1 + script.below(0x3f) as u8);
     let completed =
@@ -371,18 +373,18 @@ fn any(script: &mut Script<'_>) -> Completed {
 }
 
 fn record(descriptor: &Descriptor) -> &'static CompletionRecord {
-    // SAFETY: the address is that of a record of the channel, which outlives the use.
+    // SAFETY: the address is the address of a record of the channel, which outlives the use.
     unsafe { &*std::ptr::with_exposed_provenance(descriptor.completion as usize) }
 }
 
 fn members(batch: &Descriptor) -> Vec<Descriptor> {
     assert_eq!(batch.src % 64, 0);
     let list = std::ptr::with_exposed_provenance::<Descriptor>(batch.src as usize);
-    // SAFETY: the list stands in the channel's ring, which does not change while the batch is with the device.
+    // SAFETY: the list is in the channel's ring, which does not change while the device has the batch.
     unsafe { std::slice::from_raw_parts(list, batch.size as usize) }.to_vec()
 }
 
-/// Does all that a descriptor asks for, and says so.
+/// Executes a descriptor and writes a success record.
 fn run(descriptor: &Descriptor) {
     match descriptor.opcode().unwrap() {
         Opcode::MemoryMove => copy(descriptor, 0..descriptor.size as usize),
@@ -394,10 +396,10 @@ fn run(descriptor: &Descriptor) {
     }
 }
 
-/// Copies some bytes of what a descriptor asks for.
+/// Copies some bytes of a descriptor's range.
 fn copy(descriptor: &Descriptor, range: std::ops::Range<usize>) {
     let src = std::ptr::with_exposed_provenance::<u8>(descriptor.src as usize);
     let dst = std::ptr::with_exposed_provenance_mut::<u8>(descriptor.dst as usize);
-    // SAFETY: source and destination are parts of the rig's buffers: every descriptor was checked when it came.
+    // SAFETY: source and destination are within the rig's buffers: every descriptor was checked on arrival.
     unsafe { dst.add(range.start).copy_from_nonoverlapping(src.add(range.start), range.len()) };
 }

@@ -62,7 +62,7 @@ pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
     }
 }
 
-/// A file of a built-in layout with parts removed, repeated and replaced by words of such files.
+/// Returns the file of a built-in layout, with parts removed, repeated and replaced by words that occur in such files.
 fn edited(script: &mut Script<'_>) -> String {
     let name = BUILT_IN[script.below(BUILT_IN.len())];
     let layout = built_in(name, &Capabilities::spr()).unwrap();
@@ -78,7 +78,7 @@ fn edited(script: &mut Script<'_>) -> String {
                 text.insert_str(at, &part);
             }
             2 => text.insert_str(at, WORDS[script.below(WORDS.len())]),
-            // The value behind the next colon.
+            // The value after the next colon.
             _ => {
                 let Some(colon) = text[at..].find(':').map(|colon| at + colon + 1) else { continue };
                 let end = text[colon..].find([',', '\n', '}']).map_or(text.len(), |end| colon + end);

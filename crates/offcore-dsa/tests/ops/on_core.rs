@@ -1,4 +1,4 @@
-//! Without a device the core does it, and says so.
+//! Without a device, the core executes operations and reports that.
 
 use offcore_dsa::Opcode;
 use offcore_dsa::ops::{Crc, Destination, Done, DoneBy, Engine, Operation, OpsError, Pattern, Source, Why};
@@ -66,7 +66,7 @@ fn only_a_plain_copy_may_overlap_itself() {
     engine.run(unbounded(base, base.wrapping_add(8), 32)).unwrap();
     assert!(bytes[8..40].iter().copied().eq(0..32));
     let base = bytes.as_mut_ptr();
-    // SAFETY: the memory is `bytes`, which nobody else uses in the meantime.
+    // SAFETY: the memory is `bytes`, which nothing else uses meanwhile.
     let at = |offset| unsafe { (Source::new(base.wrapping_add(offset), 32), Destination::new(base, 32)) };
     let ((src, dst), crc) = (at(8), Crc::default());
     let refused = engine.run(Operation::CopyCrc { src, dst, crc, seed: 0 });

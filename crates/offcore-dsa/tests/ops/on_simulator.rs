@@ -1,4 +1,4 @@
-//! On the simulated device: the same results as on the core, with every fault, and who did it is told.
+//! On the simulated device, the results equal the core's under every fault, and the executor is reported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use offcore_dsa::{Opcode, Portal, Status, WqInfo};
 
 use super::{copy, unbounded};
 
-/// A device that a thread steps as fast as it can, so that calls may wait for it.
+/// A device that a thread steps continuously, so that calls can wait for it.
 struct Device {
     device: SimDevice,
     stop: Arc<AtomicBool>,
@@ -54,7 +54,7 @@ fn bytes(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(seed) ^ (at >> 8) as u8).collect()
 }
 
-/// Every operation, with what it says and what it leaves in memory.
+/// Runs every operation; returns the results and the contents of memory.
 fn everything(engine: &mut Engine, len: usize) -> Vec<(Opcode, Done, Vec<u8>)> {
     let data = bytes(len, 7);
     let mut other = data.clone();
@@ -81,7 +81,7 @@ fn everything(engine: &mut Engine, len: usize) -> Vec<(Opcode, Done, Vec<u8>)> {
         .collect()
 }
 
-/// The same as the core says; then who did it.
+/// Checks that the results equal the core's, and returns them.
 fn same_as_core(engine: &mut Engine, len: usize) -> Vec<(Opcode, Done)> {
     let ours = everything(engine, len);
     let cores = everything(&mut Engine::core(), len);
@@ -103,7 +103,7 @@ fn core_does_what_the_device_cannot() {
             for (opcode, done) in same_as_core(&mut engine, 5000) {
                 let form = matches!(done.done_by, DoneBy::Core(Why::Form(_)));
                 match ops.contains(opcode) {
-                    // Two slices of the allocator rarely have the same place in their pages.
+                    // Two slices from the allocator rarely have the same offset in their pages.
                     true if opcode == Opcode::Dualcast && form => {}
                     true => assert_eq!((done.done_by, done.descriptors), (DoneBy::Device, 1), "{opcode:?}"),
                     false => assert_eq!(done.done_by, DoneBy::Core(Why::Unsupported), "{opcode:?}"),
@@ -157,7 +157,7 @@ fn device_resumes_to_the_same_result() {
         let resumed: u32 = done.iter().map(|(_, done)| done.resumed).sum();
         assert!(resumed > 10, "{done:?}");
         for (opcode, done) in done {
-            // The core stands in where the device comes no further, and mends a piece that ran backwards.
+            // The core finishes operations that the device cannot continue, and completes pieces that ran backwards.
             let faulted = matches!(done.done_by, DoneBy::Both(Why::PageFault { .. }));
             let form = matches!(done.done_by, DoneBy::Core(Why::Form(_)));
             assert!(done.done_by == DoneBy::Device || faulted || form, "{opcode:?} {done:?}");
@@ -262,7 +262,7 @@ fn device_without_stepper_is_refused() {
     let run = |engine: &mut Engine, dst: &mut [u8]| {
         engine.run(Operation::Copy { src: src[..].into(), dst: dst.into() })
     };
-    // After a step in this thread the call is refused at once, without the timeout.
+    // After a step in this thread, the call is refused at once, without the timeout.
     let (mut engine, mut sim, wq) = stepped_with("gen=spr", Duration::MAX);
     sim.step();
     let refused = Err(OpsError::Stepped { wq: wq.name });

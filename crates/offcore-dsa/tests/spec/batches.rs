@@ -87,7 +87,7 @@ fn rule_3_fence_abandons_after_a_failure() {
     assert_eq!(statuses(&members), [1, 0x13, 1, 0, 0]);
     assert_eq!((record.status, record.completed), (Status::BATCH_FAILED, 3));
     assert_eq!(dst, [0; 64]);
-    // Without a fence, everything is processed.
+    // Without a fence, all members are processed.
     let (record, members) = rig.run_batch(&[noop(), wrong, noop(), noop(), noop()]);
     assert_eq!(statuses(&members), [1, 0x13, 1, 1, 1]);
     assert_eq!((record.status, record.completed), (Status::BATCH_FAILED, 5));
@@ -110,7 +110,7 @@ fn rule_3_fence_belongs_in_a_batch() {
     let record = rig.run(noop().with_flags(Flags::FENCE));
     assert_eq!(record.status, Status::INVALID_FLAGS);
     assert_eq!(record.specific[0] as u32 & Flags::FENCE.bits(), Flags::FENCE.bits());
-    // On a batch descriptor itself, too.
+    // The flag is also invalid on a batch descriptor itself.
     let members = vec![noop(); 2];
     assert_eq!(rig.run(batch(&members).with_flags(Flags::FENCE)).status, Status::INVALID_FLAGS);
 }
@@ -136,7 +136,7 @@ fn rule_3_list_is_read_when_processed() {
     let mut members = vec![noop(), noop()];
     rig.submit(batch(&members), 0);
     let late = rig.with_record(noop(), 1);
-    // SAFETY: the vector is ours, and the device is not running; it reads the list through the address.
+    // SAFETY: this function owns the vector, and the device is not running; it reads the list through the address.
     unsafe { members.as_mut_ptr().write_volatile(late) };
     rig.engine.run_until_idle();
     assert!(rig.record(1).is_plain_success() && rig.record(0).is_plain_success());
@@ -155,7 +155,7 @@ fn rule_3_unrequested_record_is_for_errors() {
     assert_eq!(record.status, Status::BATCH_FAILED);
     assert!(rig.record(1).read().is_none());
     assert_eq!(rig.record(2).read().unwrap().status, Status::BAD_TRANSFER_SIZE);
-    // Neither is the batch's own: a failed member is no error of the batch.
+    // The batch has no error either: a failed member is not an error of the batch.
     rig.record(3).clear();
     let descriptor = quiet(3, &rig, batch(&members));
     rig.submit_raw(&descriptor);

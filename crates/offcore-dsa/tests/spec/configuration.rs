@@ -1,4 +1,5 @@
-//! C.6, 10 and 11: a layout that the device would not enable is refused. Which rule is named first is open.
+//! C.6, 10 and 11: a layout that the device would not enable is refused. The order of the reported rules is not
+//! specified.
 
 use crate::rig::*;
 use offcore_dsa::config::{Capabilities, DeviceConfig, Group, WqConfig};
@@ -53,7 +54,7 @@ fn rule_10_read_buffers_per_engine() {
         config.groups.fill(group);
         is_refused(SimOptions { capabilities: Some(capabilities), ..options(config) })
     };
-    // The specification's example: 74 in all, 3 reserved in each of 4 groups, 65 allowed at most.
+    // The specification's example: 74 buffers in total, 3 reserved in each of 4 groups, at most 65 allowed.
     assert!(!with(3, 65) && with(3, 66));
     assert!(!with(3, 4) && with(3, 3));
     assert!(with(5, 4));

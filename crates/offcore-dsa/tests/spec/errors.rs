@@ -1,4 +1,4 @@
-//! Every status that a wrong descriptor has (Table 5-6), one fault at a time.
+//! Every status of an invalid descriptor (Table 5-6), one error at a time.
 
 use crate::rig::*;
 use offcore_dsa::config::Capabilities;
@@ -31,7 +31,7 @@ fn generation_lacks_operations() {
     let mut unknown = noop();
     unknown.flags_opcode |= 0xff00_0000;
     assert_eq!(first.run(unknown).status, Status::BAD_OPCODE);
-    // The second generation knows domains, but this process has been given none.
+    // The second generation supports domains, but this process has no domain.
     let mut second = Rig::new(second_generation(layout(&[dedicated()], 1)));
     let copy = operation(Opcode::InterDomainCopy, 64, 128, 64).with_flags(Flags::OP_0);
     assert_eq!(second.run(copy).status, Status(0x29));
@@ -88,7 +88,7 @@ fn results_need_a_requested_record() {
         let record = rig.record(5).read().unwrap();
         assert_eq!((record.status, record.specific[0] as u32), (Status::INVALID_FLAGS, Flags::RCR.bits()));
     }
-    // A drain that tells nobody is of no use.
+    // A drain without a completion record is useless.
     let mut drain = Descriptor::new(Opcode::Drain, Flags::CRAV);
     drain.completion = rig.place(5);
     rig.record(5).clear();

@@ -1,4 +1,4 @@
-//! Faults that are injected do what they say, and are counted.
+//! Injected faults have the documented effects and are counted.
 
 use crate::rig::*;
 use offcore_dsa::sim::{Faults, SimDevice, SimOptions};
@@ -8,7 +8,7 @@ fn rig(faults: &str) -> Rig {
     Rig::new(SimOptions { faults: faults.parse().unwrap(), ..options(layout(&[dedicated()], 1)) })
 }
 
-/// Copies of 100 bytes and what their records say; whether each destination is the source, in part or not at all.
+/// Copies 100 bytes each. Returns the statuses in the records, and the number of bytes copied to each destination.
 fn copies(rig: &mut Rig, n: usize) -> Vec<(Option<u8>, usize)> {
     let src = vec![0xaa; 100];
     let mut targets = vec![vec![0; 100]; n];
@@ -103,7 +103,7 @@ fn reused_record_without_fence_is_lost() {
         assert_eq!(rig.record(0).read().is_some(), arrives);
     }
     assert_eq!(rig.device.stats().injected_overwritten, 1);
-    // Without a record there is nothing to overwrite.
+    // Without a record, no store can overwrite it.
     rig.submit_raw(&noop().with_flags(Flags::empty()));
     rig.engine.run_until_idle();
     assert_eq!(rig.device.stats().completed, 4);

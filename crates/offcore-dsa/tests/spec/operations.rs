@@ -1,4 +1,4 @@
-//! What every operation does, with raw descriptors (section 8.3).
+//! The effects of every operation, with raw descriptors (section 8.3).
 
 use crate::rig::*;
 use offcore_dsa::completion::Completed;
@@ -101,7 +101,7 @@ fn delta_record_remakes_the_change() {
     let mut copy = original.clone();
     assert_eq!(rig.run(apply(&delta[..310], &mut copy)).status, Status::SUCCESS);
     assert_eq!(copy, changed);
-    // Equal sources have an empty record; one that is too small is cut.
+    // Equal sources have an empty record. A record that does not fit is truncated.
     assert_eq!(delta_pair(&mut rig, &a, &a, &mut delta).result, 0);
     let record = delta_pair(&mut rig, &a, &b, &mut delta[..100]);
     assert_eq!((record.result, record.specific[0], record.completed), (2, 100, 110 * 8));
@@ -149,7 +149,7 @@ fn a_crc_is_crc32c_and_goes_on_from_a_seed() {
     assert_eq!(rig.run(crc(0, 9, 0)).specific[0], 0xe306_9283);
     let part = rig.run(crc(0, 4, 0)).specific[0] as u32;
     assert_eq!(rig.run(crc(4, 5, part)).specific[0], 0xe306_9283);
-    // The same with the seed read from memory, such as from the partial record.
+    // The same with a seed that is read from memory, for example from the partial record.
     let mut seeded = crc(4, 5, 0).with_flags(Flags::OP_0);
     seeded.specific[1] = &raw const part as u64;
     assert_eq!(rig.run(seeded).specific[0], 0xe306_9283);
@@ -167,7 +167,7 @@ fn a_copy_with_crc_copies_and_tells_the_crc() {
     assert_eq!((record.status, dst == src), (Status::SUCCESS, true));
     let alone = rig.run(operation(Opcode::CrcGeneration, src.as_ptr() as u64, 0, 200_000));
     assert_eq!(record.specific[0], alone.specific[0]);
-    // Bypassing inversion and reflection gives other values.
+    // Bypassing inversion or reflection gives other values.
     for flag in [Flags::OP_1, Flags::OP_2] {
         assert_ne!(rig.run(descriptor.with_flags(flag)).specific[0], alone.specific[0]);
     }
@@ -187,7 +187,7 @@ fn crc_goes_on_from_its_partial_value() {
     assert_eq!(rig.run(rest).specific[0], rig.run(whole).specific[0]);
 }
 
-/// A DIF operation with flags of source, destination and both, and the tags of the source and the destination.
+/// Returns a DIF operation with the flags of source, destination and both, and the tags of source and destination.
 fn dif(op: Opcode, (src, dst): (u64, u64), size: usize, flags: [u8; 3], tags: [u64; 2]) -> Descriptor {
     let mut descriptor = operation(op, src, dst, size);
     let [source, destination, both] = flags.map(u64::from);

@@ -5,7 +5,7 @@ use offcore_dsa::config::WqConfig;
 use offcore_dsa::sim::SimDevice;
 use offcore_dsa::{Descriptor, Opcode, Status, Submitted};
 
-/// Copies of sizes that alternate between large and small, and the order in which their records appeared.
+/// Submits copies of alternately large and small sizes. Returns the order in which their records appeared.
 fn completion_order(rig: &mut Rig, copies: usize) -> Vec<usize> {
     let src = pattern(60_000, 5);
     let mut targets: Vec<Vec<u8>> = (0..copies)
@@ -109,7 +109,8 @@ fn drain_waits_for_earlier_descriptors() {
     }
 }
 
-/// Two queues that are always full, and what each got done when `of` descriptors were completed.
+/// Keeps two queues full. Returns the completed descriptors of each queue when `of` descriptors were completed in
+/// total.
 fn shares(wqs: [WqConfig; 2], of: u64) -> [u64; 2] {
     let (device, mut engine) = SimDevice::stepped("dsa-sim0", options(layout(&wqs, 1))).unwrap();
     let mut portals = ["wq0.0", "wq0.1"].map(|name| device.open(name).unwrap());
@@ -148,7 +149,7 @@ fn rule_5_priority_starves_no_queue() {
     assert!(one.abs_diff(other) < 200, "{one} {other}");
 }
 
-/// Virtual nanoseconds for 40 copies of 256 KiB.
+/// Returns the virtual nanoseconds for 40 copies of 256 KiB.
 fn duration(rig: &mut Rig) -> u64 {
     let src = pattern(256 << 10, 1);
     let mut dst = vec![0; 256 << 10];
@@ -184,7 +185,8 @@ fn rule_5_progress_limits_hold_back() {
         for index in 0..64 {
             rig.submit(copy(&src, &mut dst), index);
         }
-        // All have arrived, none is completed: what is not in the queue is in progress. Room for more is what is there.
+        // All descriptors have arrived and none is completed. Descriptors that are not in the queue are in progress, so
+        // the free entries show how many.
         rig.engine.run_until(5_000);
         assert_eq!(rig.device.stats().completed, 0);
         for index in 64..128 {

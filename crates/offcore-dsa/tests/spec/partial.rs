@@ -41,7 +41,7 @@ fn rule_6_read_only_page_faults() {
     assert_eq!((record.status, record.completed, record.fault_was_write), (Status::PAGE_FAULT, 0, true));
 }
 
-/// Goes on after every page fault as the specification says, until the copy is whole; returns the directions seen.
+/// Continues after every page fault as the specification describes, until the copy is complete. Returns the directions.
 fn resume(rig: &mut Rig, mut descriptor: Descriptor) -> [usize; 2] {
     let mut directions = [0; 2];
     loop {
@@ -127,7 +127,7 @@ fn rule_7_stopped_overlap_has_a_direction() {
     let pages = Pages::with_holes(3, 0..1);
     let data = pattern(4096, 4);
     pages.put(4096, &data);
-    // The source begins 200 bytes before the first page that is there; the copy begins at its end.
+    // The source begins 200 bytes before the first accessible page; the copy begins at its end.
     let descriptor = operation(Opcode::MemoryMove, pages.at(4096 - 200), pages.at(4096 - 100), 1200);
     let record = rig.run(descriptor);
     assert_eq!((record.status, record.result, record.completed), (Status::PAGE_FAULT, 1, 1000));

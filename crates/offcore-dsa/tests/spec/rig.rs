@@ -1,4 +1,4 @@
-//! A stepped device with one portal, records, and memory with holes.
+//! Test rig: a stepped device with a portal, records, and memory with inaccessible pages.
 
 use offcore_dsa::completion::Completed;
 use offcore_dsa::config::{DeviceConfig, Group, WqConfig};
@@ -9,7 +9,7 @@ use offcore_dsa::{CompletionRecord, Descriptor, Flags, Opcode, Status, Submitted
 /// Completion record valid and requested.
 pub(crate) const RECORD: Flags = Flags::CRAV.union(Flags::RCR);
 
-/// A dedicated queue of 64 descriptors in the first group.
+/// Returns a dedicated queue of 64 descriptors in the first group.
 pub(crate) fn dedicated() -> WqConfig {
     WqConfig {
         size: 64,
@@ -22,12 +22,12 @@ pub(crate) fn dedicated() -> WqConfig {
     }
 }
 
-/// The same, shared.
+/// Returns a shared queue of 64 descriptors in the first group.
 pub(crate) fn shared(threshold: u32) -> WqConfig {
     WqConfig { mode: WqMode::Shared, threshold, ..dedicated() }
 }
 
-/// One group of `wqs` and `engines` DSA engines.
+/// Returns a layout with one group of `wqs` and `engines` DSA engines.
 pub(crate) fn layout(wqs: &[WqConfig], engines: usize) -> DeviceConfig {
     let mut config = DeviceConfig {
         name: "dsa0".into(),
@@ -41,17 +41,17 @@ pub(crate) fn layout(wqs: &[WqConfig], engines: usize) -> DeviceConfig {
     config
 }
 
-/// Options of a device with that layout.
+/// Returns the options of a device with this layout.
 pub(crate) fn options(config: DeviceConfig) -> SimOptions {
     SimOptions { profile: Profile::Layout(Box::new(config)), ..SimOptions::default() }
 }
 
-/// The same, of the second generation.
+/// As `options`, for the second generation.
 pub(crate) fn second_generation(config: DeviceConfig) -> SimOptions {
     SimOptions { generation: Generation::Dsa2, ..options(config) }
 }
 
-/// Submissions of tests, whose memory stays until the device has stopped.
+/// Submissions of tests. Their memory stays valid until the device has stopped.
 pub(crate) trait Submit {
     fn send(&mut self, descriptor: &Descriptor) -> Submitted;
     fn send_by_store(&mut self, descriptor: &Descriptor);
@@ -60,22 +60,22 @@ pub(crate) trait Submit {
 
 impl Submit for SimPortal {
     fn send(&mut self, descriptor: &Descriptor) -> Submitted {
-        // SAFETY: see above.
+        // SAFETY: the tests keep the descriptor's memory valid until the device has stopped.
         unsafe { self.submit(descriptor) }
     }
 
     fn send_by_store(&mut self, descriptor: &Descriptor) {
-        // SAFETY: see above.
+        // SAFETY: the tests keep the descriptor's memory valid until the device has stopped.
         unsafe { self.store(descriptor) }
     }
 
     fn send_by_enqcmd(&mut self, descriptor: &Descriptor) -> Submitted {
-        // SAFETY: see above.
+        // SAFETY: the tests keep the descriptor's memory valid until the device has stopped.
         unsafe { self.enqcmd(descriptor) }
     }
 }
 
-/// A stepped device, its first work queue open.
+/// A stepped device with its first work queue open.
 pub(crate) struct Rig {
     pub(crate) device: SimDevice,
     pub(crate) engine: SimEngine,
@@ -91,12 +91,12 @@ impl Rig {
         Self { device, engine, portal, records }
     }
 
-    /// One dedicated queue and one DSA engine.
+    /// Creates a rig with a dedicated queue and a DSA engine.
     pub(crate) fn plain() -> Self {
         Self::new(options(layout(&[dedicated()], 1)))
     }
 
-    /// One dedicated queue and as many DSA engines.
+    /// Creates a rig with a dedicated queue and `engines` DSA engines.
     pub(crate) fn with_engines(engines: usize) -> Self {
         Self::new(options(layout(&[dedicated()], engines)))
     }
@@ -105,29 +105,29 @@ impl Rig {
         &self.records[index]
     }
 
-    /// The address of a record.
+    /// Returns the address of a record.
     pub(crate) fn place(&self, index: usize) -> u64 {
         &raw const self.records[index] as u64
     }
 
-    /// The descriptor with a record.
+    /// Returns the descriptor with a completion record.
     pub(crate) fn with_record(&self, descriptor: Descriptor, index: usize) -> Descriptor {
         let flags = descriptor.flags() | RECORD;
         Descriptor { completion: self.place(index), ..descriptor }.with_flags(flags)
     }
 
-    /// Submits with record `index`, which is cleared before.
+    /// Clears record `index` and submits the descriptor with it.
     pub(crate) fn submit(&mut self, descriptor: Descriptor, index: usize) {
         let descriptor = self.with_record(descriptor, index);
         self.submit_raw(&descriptor);
     }
 
-    /// Submits as it stands.
+    /// Submits the descriptor unchanged.
     pub(crate) fn submit_raw(&mut self, descriptor: &Descriptor) {
         assert_eq!(self.portal.send(descriptor), Submitted::Accepted);
     }
 
-    /// Submits, runs until nothing is left to do, and returns the record.
+    /// Submits the descriptor, runs until the device is idle, and returns the record.
     pub(crate) fn run(&mut self, descriptor: Descriptor) -> Completed {
         self.records[0].clear();
         self.submit(descriptor, 0);
@@ -135,7 +135,8 @@ impl Rig {
         self.records[0].read().expect("a record")
     }
 
-    /// Runs a list of descriptors as a batch, each with a record from 1 on; returns the batch's record and theirs.
+    /// Runs a list of descriptors as a batch, with the records from 1 on. Returns the batch's record and the members'
+    /// records.
     pub(crate) fn run_batch(&mut self, members: &[Descriptor]) -> (Completed, Vec<Option<Completed>>) {
         let members: Vec<Descriptor> =
             members.iter().zip(1..).map(|(member, index)| self.with_record(*member, index)).collect();
@@ -145,7 +146,7 @@ impl Rig {
     }
 }
 
-/// A batch descriptor over a list.
+/// Returns a batch descriptor over a list.
 pub(crate) fn batch(members: &[Descriptor]) -> Descriptor {
     Descriptor {
         src: members.as_ptr() as u64,
@@ -158,44 +159,44 @@ pub(crate) fn noop() -> Descriptor {
     Descriptor::new(Opcode::Noop, Flags::empty())
 }
 
-/// An operation with source, destination and size.
+/// Returns an operation with source, destination and size.
 pub(crate) fn operation(op: Opcode, src: u64, dst: u64, size: usize) -> Descriptor {
     Descriptor { src, dst, size: size as u32, ..Descriptor::new(op, Flags::empty()) }
 }
 
-/// A memory move between two slices of the same length.
+/// Returns a memory move between two slices of the same length.
 pub(crate) fn copy(src: &[u8], dst: &mut [u8]) -> Descriptor {
     assert_eq!(src.len(), dst.len());
     operation(Opcode::MemoryMove, src.as_ptr() as u64, dst.as_mut_ptr() as u64, src.len())
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that differ by position.
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8) ^ seed).collect()
 }
 
-/// An error, whichever.
+/// Whether the record has any error.
 pub(crate) fn is_error(record: &Completed) -> bool {
     !record.status.is_success() && record.status != Status::NONE
 }
 
 const PAGE: usize = 4096;
 
-/// Pages of memory, some of which are not there.
+/// Pages of memory, some of them inaccessible.
 pub(crate) struct Pages {
     base: *mut u8,
     pages: usize,
 }
 
 impl Pages {
-    /// `pages` pages, of which those in `holes` cannot be accessed.
+    /// Maps `pages` pages; the pages in `holes` are inaccessible.
     pub(crate) fn with_holes(pages: usize, holes: std::ops::Range<usize>) -> Self {
         Self::protected(pages, holes, libc::PROT_NONE)
     }
 
-    /// `pages` pages, of which those in `range` have another protection.
+    /// Maps `pages` pages; the pages in `range` have another protection.
     pub(crate) fn protected(pages: usize, range: std::ops::Range<usize>, protection: libc::c_int) -> Self {
-        // SAFETY: a fresh anonymous mapping of our own.
+        // SAFETY: this creates a new anonymous mapping.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -222,19 +223,19 @@ impl Pages {
         assert_eq!(outcome, 0);
     }
 
-    /// The address `offset` bytes from the start.
+    /// Returns the address `offset` bytes after the start.
     pub(crate) fn at(&self, offset: usize) -> u64 {
         self.base as u64 + offset as u64
     }
 
-    /// The bytes there, which must be accessible.
+    /// Returns the bytes at an offset. They must be accessible.
     pub(crate) fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= self.pages * PAGE);
         // SAFETY: the range is in the mapping; the device is not running.
         unsafe { std::slice::from_raw_parts(self.base.add(offset), len).to_vec() }
     }
 
-    /// Writes bytes there, which must be accessible.
+    /// Writes bytes at an offset. They must be accessible.
     pub(crate) fn put(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.pages * PAGE);
         // SAFETY: the range is in the mapping; the device is not running.
@@ -244,7 +245,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nobody uses it any more.
+        // SAFETY: this value owns the mapping, and nothing uses it any more.
         unsafe { libc::munmap(self.base.cast(), self.pages * PAGE) };
     }
 }

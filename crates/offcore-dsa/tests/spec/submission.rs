@@ -1,4 +1,4 @@
-//! C.6, 1, 2 and 9: queues that are full, portals, and submissions that a device does not take.
+//! C.6, 1, 2 and 9: full queues, portals, and submissions that a device does not accept.
 
 use crate::rig::*;
 use offcore_dsa::sim::{SimDevice, SimError};
@@ -47,7 +47,7 @@ fn rule_1_shared_queue_retries_at_threshold() {
     rig.engine.run_until_idle();
     assert_eq!(rig.device.stats().completed, 48);
     assert_eq!(rig.device.stats().retried, 12);
-    // Nothing was lost, so nothing is reported; and there is room again.
+    // Nothing was lost, so nothing is reported. The queue has free entries again.
     assert_eq!(rig.device.errors().first, None);
     assert_eq!(rig.portal.send(&noop()), Submitted::Accepted);
 }
@@ -108,7 +108,7 @@ fn rule_9_shared_queue_ignores_stores() {
     rig.engine.run_until_idle();
     assert!(rig.record(0).read().is_none());
     assert_eq!((rig.device.stats().arrived, rig.device.errors().first), (0, None));
-    // It took no entry, and ENQCMD is heard.
+    // It used no entry, and ENQCMD is accepted.
     assert!((0..48).all(|_| rig.portal.send_by_enqcmd(&descriptor) == Submitted::Accepted));
     assert_eq!(rig.portal.send_by_enqcmd(&descriptor), Submitted::Retry);
     rig.engine.run_until_idle();
@@ -124,7 +124,7 @@ fn rule_9_dedicated_queue_retries_enqcmd() {
     rig.engine.run_until_idle();
     assert!(rig.record(0).read().is_none());
     assert_eq!((rig.device.stats().arrived, rig.device.errors().first), (0, None));
-    // A posted store is heard.
+    // A posted store is accepted.
     rig.portal.send_by_store(&descriptor);
     rig.engine.run_until_idle();
     assert!(rig.record(0).is_plain_success());
@@ -176,7 +176,7 @@ fn rule_9_no_record_means_swerror() {
     rig.submit_raw(&descriptor);
     rig.engine.run_until_idle();
     assert_eq!(rig.device.errors().first.unwrap().status, Some(Status::BAD_TRANSFER_SIZE));
-    // Success needs no record and is no error.
+    // Success needs no record and is not an error.
     rig.device.clear_errors();
     rig.submit_raw(&noop());
     rig.engine.run_until_idle();
@@ -191,7 +191,7 @@ fn rule_9_privilege_is_in_swerror_only() {
     rig.engine.run_until_idle();
     assert!(rig.record(0).read().is_none());
     assert_eq!(rig.device.errors().first.unwrap().status, Some(Status::PRIVILEGE));
-    // In a dedicated queue, the device takes the queue's own.
+    // On a dedicated queue, the device uses the privilege of the queue instead.
     let mut rig = Rig::plain();
     assert_eq!(rig.run(offcore_dsa::Descriptor { pasid: 1 << 31, ..noop() }).status, Status::SUCCESS);
 }

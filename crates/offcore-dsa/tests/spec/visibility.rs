@@ -1,4 +1,4 @@
-//! C.6, 8 and 12, and what a simulator is for: nothing happens before its time.
+//! C.6, 8 and 12, and the simulator's own guarantee: nothing happens before its time.
 
 use crate::rig::*;
 use offcore_dsa::config::WqConfig;
@@ -28,7 +28,7 @@ fn rule_8_submission_alone_moves_nothing() {
     rig.submit(copy(&src, &mut dst), 0);
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert_eq!((dst[0], rig.record(0).read()), (0, None));
-    // Nor does a clock that stops before the completion.
+    // A clock that stops before the completion has no effect either.
     rig.engine.run_until(100);
     assert_eq!((rig.engine.now(), rig.record(0).read()), (100, None));
     assert!(dst.iter().all(|&byte| byte == 0));
@@ -36,7 +36,7 @@ fn rule_8_submission_alone_moves_nothing() {
     assert_eq!((dst, rig.engine.now()), (src, 1_000_000));
 }
 
-/// With a device on its own thread. Takes up to some seconds where there is one core.
+/// This test runs a device on its own thread. It takes some seconds on a machine with a single core.
 #[test]
 fn rule_8_data_is_visible_before_its_record() {
     let device = SimDevice::start("dsa-sim0", options(layout(&[dedicated()], 1)), 0).unwrap();
@@ -45,7 +45,7 @@ fn rule_8_data_is_visible_before_its_record() {
     let src = vec![0_u8; 3000];
     let dst = vec![0xff_u8; 3000];
     for round in 0..500_u32 {
-        // SAFETY: both vectors are ours, the device has no descriptor now, and it uses their addresses.
+        // SAFETY: this test owns both vectors, and the device has no descriptor at this time; it uses their addresses.
         unsafe {
             src.as_ptr().cast_mut().write_bytes(round as u8, 3000);
         }
@@ -74,7 +74,7 @@ fn rule_8_write_faults_may_go_unreported() {
     let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
     let record = rig.run(operation(Opcode::MemoryMove, src.as_ptr() as u64, pages.at(0), 64));
     assert_eq!(record.status, Status::SUCCESS);
-    // A read cannot be made up.
+    // A read of a missing page cannot succeed.
     for from in [pages.at(0), 0] {
         let record = rig.run(operation(Opcode::MemoryMove, from, dst.as_mut_ptr() as u64, 64));
         assert_eq!(record.status, Status::HARDWARE);
@@ -87,7 +87,7 @@ fn rule_12_status_zero_is_never_written() {
     let mut rig = Rig::new(SimOptions { faults, ..options(layout(&[dedicated()], 1)) });
     let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
     for _ in 0..200 {
-        // A record that is not cleared keeps its old status until the new one is there.
+        // A record that is not cleared keeps its old status until the new one is written.
         rig.submit(copy(&src, &mut dst), 0);
         let mut last = rig.record(0).status_byte();
         while rig.engine.step() {
@@ -158,7 +158,7 @@ fn wait_for_the_first_byte(dst: &[u8], byte: u8) {
     }
 }
 
-/// With devices on their own threads. Takes up to some seconds where there is one core.
+/// This test runs devices on their own threads. It takes some seconds on a machine with a single core.
 #[test]
 fn closing_a_portal_waits_for_the_thread() {
     let device = SimDevice::start("dsa-sim0", options(layout(&[shared(48)], 2)), 0).unwrap();
@@ -170,8 +170,8 @@ fn closing_a_portal_waits_for_the_thread() {
         assert_eq!(portal.send(&copy(&src, &mut dst)), Submitted::Accepted);
         wait_for_the_first_byte(&dst, 1);
         drop(portal);
-        // What is being copied is copied to its end first, and whatever was not copied by now never is: the memory can
-        // be given back.
+        // A copy in progress is completed first, and a copy that has not begun never starts. The memory can then be
+        // freed.
         // SAFETY: the byte is in the vector.
         let last = unsafe { dst.as_ptr().add(dst.len() - 1).read_volatile() };
         let snapshot = dst.clone();
@@ -180,7 +180,7 @@ fn closing_a_portal_waits_for_the_thread() {
     }
 }
 
-/// A device on its own thread has gone on: it completes something.
+/// Checks that a device on its own thread still works: it completes a descriptor.
 fn run_one(device: &SimDevice) {
     let record = CompletionRecord::default();
     let mut portal = device.open("wq0.0").unwrap();
@@ -191,7 +191,7 @@ fn run_one(device: &SimDevice) {
     }
 }
 
-/// With a device on its own thread, which is halted while it has copies to finish.
+/// This test runs a device on its own thread, which is halted while it has copies to finish.
 #[test]
 fn reset_after_a_halt_finishes_nothing() {
     let device = SimDevice::start("dsa-sim0", options(layout(&[dedicated()], 1)), 0).unwrap();
@@ -222,7 +222,7 @@ fn reset_gives_up_all_and_enables_again() {
     rig.device.reset();
     rig.engine.run_until_idle();
     assert_eq!((dst[0], rig.record(0).read(), rig.portal.is_alive()), (0, None, false));
-    // The old portal leads nowhere; a new one works.
+    // The old portal has no effect; a new one works.
     rig.submit(copy(&src, &mut dst), 1);
     rig.engine.run_until_idle();
     assert_eq!(rig.record(1).read(), None);

@@ -1,19 +1,18 @@
-//! The forwarding database: behind which port a station was seen last.
+//! The forwarding database: the port behind which each station was last seen.
 //!
-//! All workers share one, without locks. An entry is one 64-bit word, so that whoever reads it gets a whole one:
+//! All workers share one database without locks. An entry is one 64-bit word, so a reader always sees a complete entry:
 //!
 //! ```text
 //! | valid 1 | seen 7 | port 6 | rest of the station 50 |
 //! ```
-//! A station is a VLAN (12 bits) and an address (48 bits). Its 60 bits are mixed by a function that can be undone; some
-//! of the result are the number of its bucket, eight entries on one cache line, and the others are in the entry. So an
-//! entry never stands for another station than the one that it was made of, whatever two workers do at the same time:
-//! the worst of that is an entry that was overwritten, and then packets are flooded, in the station's VLAN, until it is
-//! learned again; or one too many, and then packets of a station that has moved may go to its old port, until the older
-//! entry is swept. That a packet leaves its VLAN is impossible in any case: ports that are no members
-//! of it are never sent to, whatever the database says.
+//! A station is a VLAN (12 bits) and an address (48 bits). A reversible function mixes these 60 bits. Some bits of the
+//! result select the bucket, which has eight entries on one cache line. The entry stores the other bits. An entry
+//! therefore always identifies exactly one station, even when two workers write at the same time. Such a race can
+//! overwrite an entry: packets are then flooded in the station's VLAN until the station is learned again. It can also
+//! leave two entries: packets to a station that has moved may then go to its old port until the older entry is swept. A
+//! packet never leaves its VLAN, because the bridge only sends to members of the VLAN, whatever the database contains.
 //!
-//! The mixture begins with a random number, so that nobody can choose addresses that share a bucket.
+//! The function starts with a random number, so an attacker cannot choose addresses that share a bucket.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -21,20 +20,21 @@ use std::time::Duration;
 
 use offcore_wire::MacAddr;
 
-/// Ports that a database tells apart.
+/// Maximum number of ports.
 pub const MAX_PORTS: usize = 64;
-/// Ticks of the clock in the time after which a station is forgotten.
+/// Clock ticks in the ageing time.
 const AGE: u64 = 32;
-/// Ticks in which every bucket is swept once. With [`AGE`] well below the 128 that an entry tells apart.
+/// Ticks in which every bucket is swept once. The sum with [`AGE`] is well below the 128 ticks that an entry
+/// distinguishes.
 const SWEEP: u64 = 8;
-/// Entries of a bucket.
+/// Entries per bucket.
 const WAYS: usize = 8;
-/// Entries for each address that there shall be room for: so few buckets are full before the database is.
+/// Entries per address of the limit. With this spare room, few buckets fill up before the database does.
 const SPARE: usize = 4;
 /// Bits of a station.
 const STATION: u32 = 60;
 const STATION_MASK: u64 = (1 << STATION) - 1;
-/// Bits of it in an entry.
+/// Bits of a mixed station that an entry stores.
 const REST: u32 = 50;
 const REST_MASK: u64 = (1 << REST) - 1;
 const PORT: u32 = REST;
@@ -42,15 +42,15 @@ const PORT_MASK: u64 = 0x3f;
 const SEEN: u32 = 56;
 const SEEN_MASK: u64 = 0x7f;
 const VALID: u64 = 1 << 63;
-/// How often a worker looks again when another one was faster; then it leaves the station for its next packet.
+/// Attempts when other workers change the same entry. After these, the station is left to its next packet.
 const TRIES: usize = 4;
 
-/// A station of a VLAN.
+/// A station in a VLAN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Station(u64);
 
 impl Station {
-    /// The station with this address in this VLAN, 0 to 4095.
+    /// Returns the station with the address `mac` in `vlan`, 0 to 4095.
     #[inline]
     pub fn new(vlan: u16, mac: MacAddr) -> Self {
         let [a, b, c, d, e, f] = mac.0;
@@ -58,16 +58,16 @@ impl Station {
     }
 }
 
-/// What came of learning.
+/// Result of learning a station.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learned {
-    /// It was known.
+    /// The station was known.
     Known,
-    /// It is new.
+    /// The station is new.
     New,
-    /// It was behind another port.
+    /// The station was behind another port.
     Moved,
-    /// There is no room for it, or its port has its part.
+    /// The bucket or the database is full, or the port has used up its share.
     Full,
 }
 
@@ -79,27 +79,27 @@ struct Bucket([AtomicU64; WAYS]);
 #[derive(Debug)]
 pub struct Fdb {
     buckets: Box<[Bucket]>,
-    /// Bits of a mixed station that are its bucket.
+    /// Number of bits of a mixed station that select its bucket.
     bits: u32,
     seed: u64,
-    /// Addresses of one port that nobody else can take from it, and of all ports beyond theirs.
+    /// Addresses reserved for each port; `common` more are shared by all ports.
     own: usize,
     common: usize,
-    /// Addresses of each port, and how many of them are beyond its own.
+    /// Addresses of each port; `beyond` is the number of addresses beyond the reserved ones.
     counts: [AtomicUsize; MAX_PORTS],
     beyond: AtomicUsize,
-    /// Time in 1/[`AGE`] of the time after which a station is forgotten.
+    /// Time in units of 1/[`AGE`] of the ageing time.
     now: AtomicU64,
-    /// Stations forgotten, by port.
+    /// Stations forgotten so far, by port.
     aged: [AtomicU64; MAX_PORTS],
 }
 
 impl Fdb {
-    /// One with room for `limit` addresses. Of half of it each of `ports` ports, 1 to [`MAX_PORTS`], has its part, however many
-    /// addresses another one comes with; the other half is for all.
+    /// Creates a database with room for `limit` addresses. Half of them are reserved in equal shares for `ports` ports,
+    /// 1 to [`MAX_PORTS`]; addresses of other ports cannot take these. The other half is shared by all ports.
     pub fn new(limit: usize, ports: usize) -> Self {
         let own = limit / (2 * ports);
-        // At least what the rest of a station leaves to the bucket's number.
+        // The bucket number needs at least the bits of a station that an entry does not store.
         let buckets = (limit * SPARE / WAYS).next_power_of_two().max(1 << (STATION - REST));
         Self {
             bits: buckets.trailing_zeros(),
@@ -114,32 +114,32 @@ impl Fdb {
         }
     }
 
-    /// The time, for a burst's [`learn`](Self::learn) and [`find`](Self::find).
+    /// Returns the time for [`learn`](Self::learn) and [`find`](Self::find). One value serves a whole burst.
     #[inline]
     pub fn now(&self) -> u64 {
         self.now.load(Relaxed)
     }
 
-    /// Addresses at present, those included that are to be forgotten and have not been swept yet.
+    /// Returns the number of addresses, including aged ones that have not been swept yet.
     pub fn addresses(&self) -> usize {
         self.counts.iter().map(|count| count.load(Relaxed)).sum()
     }
 
-    /// Stations behind `port` that were forgotten so far.
+    /// Returns the number of stations behind `port` that were forgotten so far.
     pub fn aged(&self, port: usize) -> u64 {
         self.aged[port].load(Relaxed)
     }
 
-    /// The port, below [`MAX_PORTS`], that the station was seen behind.
+    /// Returns the port, below [`MAX_PORTS`], behind which the station was last seen.
     #[inline]
     pub fn find(&self, station: Station, now: u64) -> Option<usize> {
         let (bucket, rest) = self.place(station);
         let of = |entry: &AtomicU64| Some(entry.load(Relaxed)).filter(|&entry| is_of(entry, rest));
-        // With two entries, which two workers may have made at the same time, the first that is not too old.
+        // Two workers may have made two entries at the same time. The first entry that is not too old counts.
         bucket.0.iter().filter_map(of).find(|&entry| !is_old(entry, now)).map(port_of)
     }
 
-    /// Notes that the station was seen behind `port`, which is below [`MAX_PORTS`].
+    /// Records that the station was seen behind `port`, which is below [`MAX_PORTS`].
     #[inline]
     pub fn learn(&self, station: Station, port: usize, now: u64) -> Learned {
         let (bucket, rest) = self.place(station);
@@ -150,7 +150,7 @@ impl Fdb {
         }
     }
 
-    /// Once in a tick for a station that is known.
+    /// Writes an entry. For a known station, this happens once per tick.
     #[cold]
     fn write(&self, bucket: &Bucket, fresh: u64, now: u64) -> Learned {
         for _ in 0..TRIES {
@@ -161,7 +161,7 @@ impl Fdb {
             let old = entries[place];
             let stays = old != 0 && port_of(old) == port_of(fresh);
             if !stays && !self.count_one(port_of(fresh)) {
-                // Where it was it is no more.
+                // The station is no longer behind its old port.
                 if known.is_some() && bucket.0[place].compare_exchange(old, 0, Relaxed, Relaxed).is_ok() {
                     self.uncount_one(port_of(old));
                 }
@@ -189,7 +189,7 @@ impl Fdb {
         Learned::Known
     }
 
-    /// Whether `port` may have one address more, which is counted then.
+    /// Whether `port` may have one more address. If so, the address is counted.
     fn count_one(&self, port: usize) -> bool {
         let count = &self.counts[port];
         let mut has = count.load(Relaxed);
@@ -209,7 +209,7 @@ impl Fdb {
     }
 
     fn take_beyond(&self) -> bool {
-        // A storm of new addresses only reads.
+        // During a storm of new addresses, this only reads.
         if self.beyond.load(Relaxed) >= self.common {
             return false;
         }
@@ -232,7 +232,7 @@ impl Fdb {
         (&self.buckets[bucket], mixed >> self.bits)
     }
 
-    /// Forgets the stations of these buckets whose entries are over.
+    /// Forgets the stations in these buckets whose entries satisfy `is_over`.
     fn sweep(&self, buckets: impl Iterator<Item = usize>, is_over: impl Fn(u64) -> bool) {
         for entry in buckets.flat_map(|bucket| &self.buckets[bucket].0) {
             let old = entry.load(Relaxed);
@@ -244,8 +244,8 @@ impl Fdb {
     }
 }
 
-/// Mixes the bits of a station. Each step can be undone, so two stations are never mixed to the same: odd factors have
-/// an inverse, and a word shifted to the right and added to itself without carry has its upper bits as they were.
+/// Mixes the bits of a station. Each step is reversible, so two stations never have the same result: odd factors have
+/// an inverse, and XOR with the word shifted right preserves the upper bits.
 #[inline]
 fn mix(station: u64) -> u64 {
     let mixed = station.wrapping_mul(0x9e37_79b9_7f4a_7c15) & STATION_MASK;
@@ -269,7 +269,7 @@ fn port_of(entry: u64) -> usize {
     (entry >> PORT & PORT_MASK) as usize
 }
 
-/// The database's clock, which the control thread turns: workers only read what time it is.
+/// The clock of the database. The control thread advances it; workers only read the time.
 #[derive(Debug)]
 pub struct Clock {
     tick: Duration,
@@ -277,12 +277,12 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock for stations that are forgotten when nothing was heard of them for `ageing`, to a thirty-second.
+    /// Creates a clock that lets stations age after `ageing` without a packet, with a resolution of `ageing` / 32.
     pub fn new(ageing: Duration) -> Self {
         Self { tick: (ageing / AGE as u32).max(Duration::from_nanos(1)), next: 0 }
     }
 
-    /// It is `time` since the start: stations that nothing was heard of for too long are forgotten.
+    /// Advances the clock to `time` since the start, and forgets stations that are too old.
     pub fn turn(&mut self, fdb: &Fdb, time: Duration) {
         let now = (time.as_nanos() / self.tick.as_nanos()) as u64;
         let ticks = now.saturating_sub(fdb.now());
@@ -291,7 +291,7 @@ impl Clock {
         }
         let buckets = fdb.buckets.len();
         if ticks > AGE {
-            // Nobody has turned it for so long that the time as entries have it may come round to when they were seen.
+            // After such a pause, the 7-bit times of entries may have wrapped around. All entries are removed.
             fdb.sweep(0..buckets, |entry| entry != 0);
         }
         fdb.now.store(now, Relaxed);

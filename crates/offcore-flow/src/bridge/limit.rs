@@ -1,35 +1,35 @@
-//! Limits on how many packets a second a port may have flooded (storm control).
+//! Limits on the packets per second that a port may have flooded (storm control).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Parts of a tick: what one packet costs is rounded to them.
+/// Fractional bits of a tick: the cost of a packet is rounded to 1/16 tick.
 const FRACTION: u32 = 4;
-/// What may be made up for after a pause: this part of a second.
+/// Divisor of a second: after a pause, the packets of 1/10 s may be flooded at once.
 const BURST_PART: u64 = 10;
 
-/// The limit of one port, which the workers of all its queues share.
+/// The limit of one port, shared by the workers of all its queues.
 ///
-/// It is kept as the time at which the packets allowed so far would all have been due, had they come at the limit's
-/// rate. A packet is allowed while that is not too far ahead of the clock.
+/// The state is the time at which the packets allowed so far would all have been due at the limit's rate. A packet is
+/// allowed if this time is not too far ahead of the clock.
 #[derive(Debug)]
 pub struct FloodLimit {
-    /// What a packet costs, in 1/16 ticks.
+    /// Cost of a packet in 1/16 ticks.
     cost: u64,
-    /// How far ahead packets may be.
+    /// How far `due` may be ahead of the clock, in 1/16 ticks.
     ahead: u64,
     due: AtomicU64,
 }
 
 impl FloodLimit {
-    /// At most `pps` packets a second (at least 1), a tenth of a second's worth of them at once, by a clock of `hz` ticks a
-    /// second.
+    /// Creates a limit of `pps` packets per second (at least 1). A tenth of a second's packets may be flooded at once.
+    /// The clock has `hz` ticks per second.
     pub fn new(pps: u64, hz: u64) -> Self {
         let pps = pps.max(1);
         let cost = ((hz << FRACTION) / pps).max(1);
         Self { cost, ahead: cost.saturating_mul((pps / BURST_PART).max(1)), due: AtomicU64::new(0) }
     }
 
-    /// How many of `wanted` packets may be flooded at `now`, in ticks; they are counted as flooded.
+    /// Returns how many of `wanted` packets may be flooded at `now`, in ticks, and counts them as flooded.
     #[inline]
     pub fn take(&self, now: u64, wanted: u64) -> u64 {
         let now = now << FRACTION;
@@ -42,7 +42,7 @@ impl FloodLimit {
             }
             match self.due.compare_exchange_weak(due, from + allowed * self.cost, Relaxed, Relaxed) {
                 Ok(_) => return allowed,
-                // Another worker of the port was faster.
+                // Another worker of the port has changed it.
                 Err(other) => due = other,
             }
         }

@@ -1,16 +1,16 @@
-//! Addresses that are a port's whoever sends from them, and ports that let nobody else send: what `bridge fdb add … static`
-//! and `bridge link set … locked on` are to Linux's bridge. Of an address in any VLAN.
+//! Static addresses and locked ports, like `bridge fdb add … static` and `bridge link set … locked on` of the Linux
+//! bridge. A static address belongs to its port in every VLAN.
 
 use std::fmt;
 use std::str::FromStr;
 
 use offcore_wire::MacAddr;
 
-/// What is said of a port: `PORT=MAC,MAC…[,locked]`.
+/// A rule for a port: `PORT=MAC,MAC…[,locked]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StationRule {
     pub port: usize,
-    /// Addresses that are the port's and no other one's.
+    /// Addresses that belong to this port only.
     pub addresses: Vec<MacAddr>,
     /// Whether packets from other addresses are dropped.
     pub locked: bool,
@@ -51,17 +51,17 @@ impl fmt::Display for StationRule {
     }
 }
 
-/// The rules of all ports. Never changed, so that workers share it.
+/// The rules of all ports. They never change, so workers share them.
 #[derive(Debug)]
 pub struct Stations {
-    /// Addresses and their ports, by address.
+    /// Addresses and their ports, sorted by address.
     ports: Box<[(MacAddr, usize)]>,
     /// Ports that are locked, a bit each.
     locked: u64,
 }
 
 impl Stations {
-    /// Of these rules, whose ports are below 64, and which say of no address that it is two ports'.
+    /// Creates the table from rules. Ports are below 64, and no address belongs to two ports.
     pub fn new(rules: &[StationRule]) -> Self {
         let each = |rule: &StationRule| {
             let port = rule.port;
@@ -73,19 +73,19 @@ impl Stations {
         Self { ports: ports.into(), locked: locked.fold(0, |locked, rule| locked | 1 << rule.port) }
     }
 
-    /// Whether there are rules.
+    /// Whether any rule exists.
     #[inline(always)]
     pub fn any(&self) -> bool {
         !self.ports.is_empty() || self.locked != 0
     }
 
-    /// The port that the address is said to be behind.
+    /// Returns the port to which the address belongs.
     pub fn find(&self, address: MacAddr) -> Option<usize> {
         let at = self.ports.binary_search_by_key(&address, |&(address, _)| address).ok()?;
         Some(self.ports[at].1)
     }
 
-    /// Whether packets from the address, which is behind `known`, are taken from `port`.
+    /// Whether packets from an address that belongs to port `known` are accepted from `port`.
     pub fn admit(&self, port: usize, known: Option<usize>) -> bool {
         known.map_or(self.locked & 1 << port == 0, |known| known == port)
     }

@@ -4,7 +4,7 @@
 //!               | virtio-net header 12 | destination 6 | source 6 | type 2 | payload
 //!      | header 12 | destination 6 | source 6 | 0x8100, tag 4 | type 2 | payload
 //! ```
-//! A tag is put in and taken out by moving what is in front of it; where a checksum is asked for moves along.
+//! A tag is inserted or removed by moving the bytes in front of it. The checksum offset moves along.
 
 use offcore_mem::Packet;
 use offcore_wire::ethernet::{EtherType, HEADER_LEN, VLAN_TAG_LEN};
@@ -12,23 +12,23 @@ use offcore_wire::virtio_net::{self, NetHeader};
 
 use super::vlan::Retag;
 
-/// Both addresses.
+/// Bytes of both addresses.
 const ADDRESSES: usize = 12;
-/// Bits of the tag that are the VLAN.
+/// Bits of the tag with the VLAN identifier.
 const VLAN: u16 = 0x0fff;
 
-/// Why a packet has no tag that can be read, or cannot be given another one.
+/// Why a tag cannot be read or changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagError {
-    /// It ends before its header or its tag does, or its checksum is asked for inside of the tag.
+    /// The packet ends before its header or its tag does, or its checksum starts inside the tag.
     Malformed,
-    /// There is no headroom for a tag.
+    /// The headroom is too small for a tag.
     NoRoom,
-    /// Behind the tag that is to go is another one: without it the packet would be of that one's VLAN to whoever gets it.
+    /// The tag to remove is followed by another one. The receiver would take that one as the packet's VLAN.
     Inner,
 }
 
-/// The VLAN in the packet's tag, 0 to 4095; `None` when it has no tag.
+/// Returns the VLAN in the packet's tag, 0 to 4095, or `None` if it has no tag.
 ///
 /// # Errors
 /// [`TagError::Malformed`].
@@ -41,7 +41,7 @@ pub fn vlan_of(packet: &Packet) -> Result<Option<u16>, TagError> {
     }
     const BEHIND_TAG: usize = HEADER_LEN + VLAN_TAG_LEN;
     let tagged = frame.first_chunk::<BEHIND_TAG>().ok_or(TagError::Malformed)?;
-    // In front of the tag none is: see `NetHeader::check`.
+    // The checksum never starts in front of the tag: see `NetHeader::check`.
     if offload(packet)
         .is_some_and(|asked| asked.needs_checksum() && usize::from(asked.csum_start) < BEHIND_TAG)
     {
@@ -50,10 +50,10 @@ pub fn vlan_of(packet: &Packet) -> Result<Option<u16>, TagError> {
     Ok(Some(u16::from_be_bytes([tagged[HEADER_LEN], tagged[HEADER_LEN + 1]]) & VLAN))
 }
 
-/// Gives the packet, whose tag [`vlan_of`] has read, the tag that it is to leave with.
+/// Changes the tag of a packet, which [`vlan_of`] has read, for sending.
 ///
 /// # Errors
-/// [`TagError`]; the packet is as it was.
+/// [`TagError`]; the packet is unchanged then.
 #[inline]
 pub fn retag(packet: &mut Packet, how: Retag) -> Result<(), TagError> {
     match how {
@@ -67,7 +67,7 @@ pub fn retag(packet: &mut Packet, how: Retag) -> Result<(), TagError> {
 fn set(packet: &mut Packet, vlan: u16) -> Result<(), TagError> {
     let tag = packet.bytes_mut().get_mut(HEADER_LEN..HEADER_LEN + 2).ok_or(TagError::Malformed)?;
     let [high, low] = vlan.to_be_bytes();
-    // Priority stays.
+    // The priority is kept.
     (tag[0], tag[1]) = (tag[0] & 0xf0 | high, low);
     Ok(())
 }
@@ -115,7 +115,7 @@ fn addresses(packet: &Packet) -> Result<[u8; ADDRESSES], TagError> {
     packet.bytes().first_chunk().copied().ok_or(TagError::Malformed)
 }
 
-/// The header in front of a packet that asks for something.
+/// Returns the virtio-net header in front of a packet that requests an offload.
 fn offload(packet: &Packet) -> Option<NetHeader> {
     if !packet.has_offload() {
         return None;
@@ -128,7 +128,7 @@ fn write_offload(packet: &mut Packet, header: NetHeader) {
     packet.headroom_mut(virtio_net::HEADER_LEN).copy_from_slice(&header.to_bytes());
 }
 
-/// The header with what counts from the start of the frame moved; fields that are not in use are 0 and stay so.
+/// Adjusts the fields that count from the start of the frame. Unused fields are 0 and stay 0.
 fn moved(header: NetHeader, by: impl Fn(u16) -> u16) -> NetHeader {
     NetHeader {
         csum_start: if header.needs_checksum() { by(header.csum_start) } else { header.csum_start },
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(tight.headroom(), VLAN_TAG_LEN);
         let mut short = packet(&mut cache, &TAGGED[..16]);
         assert_eq!(retag(&mut short, Retag::Pop), Err(TagError::Malformed));
-        // Whoever gets it would take the inner tag for its VLAN.
+        // The receiver would take the inner tag as the packet's VLAN.
         let mut double = packet(&mut cache, DOUBLE);
         assert_eq!(retag(&mut double, Retag::Pop), Err(TagError::Inner));
         assert_eq!((short.len(), double.bytes()), (16, DOUBLE));

@@ -11,15 +11,15 @@ use proptest::prelude::*;
 use super::fdb::Clock;
 use super::*;
 
-/// The ports that a packet is sent to that is dropped.
+/// The ports to which a dropped packet is sent.
 const NOWHERE: [usize; 0] = [];
 
-/// Packet buffers.
+/// Number of packet buffers.
 const POOL: usize = 512;
 
 type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
-/// Receives what a test puts there.
+/// An RX queue with frames from a test.
 #[derive(Debug)]
 struct Feed(Frames, RxCounters);
 
@@ -40,7 +40,7 @@ impl RxQueue for Feed {
     }
 }
 
-/// Keeps what is sent, as long as there is room. It takes so long as the page that a packet is to go to is not there.
+/// A TX queue that keeps sent frames while it has room. Sending takes `page_in`, which stands for a page fault.
 #[derive(Debug)]
 struct Catch {
     frames: Frames,
@@ -82,13 +82,13 @@ struct Setup {
     output: Vec<(Frames, TxCounters)>,
     counters: Vec<Block>,
     page_ins: Vec<Arc<Mutex<Duration>>>,
-    /// Ports have turns by these, if there are any.
+    /// The turns of ports, if they are measured.
     turns: Option<Turns>,
 }
 
 impl Setup {
     fn new(ports: usize, config: &BridgeConfig) -> Self {
-        // A stopped clock: nothing is made up for under a limit.
+        // At this clock rate, time does not advance: a limit allows no further packets.
         Self::with(ports, Arc::new(Shared::new(config, ports, 1 << 55)), usize::MAX)
     }
 
@@ -102,7 +102,7 @@ impl Setup {
             Input { rx, port, turn: 0 }
         });
         let outputs = output.iter().enumerate().map(|(port, (frames, counters))| {
-            // Every other port takes all there is.
+            // Every other port accepts all offloads and segmented packets.
             let accepts = Accepts { offloads: Offloads::ALL, segments: true };
             let accepts = if port % 2 == 0 { accepts } else { Accepts::default() };
             let (frames, counters) = (Arc::clone(frames), counters.clone());
@@ -128,7 +128,7 @@ impl Setup {
         };
     }
 
-    /// Receives the frame at `port` and makes a round; which ports it was sent to.
+    /// Receives the frame at `port` and makes a round. Returns the ports to which the frame was sent.
     fn pass(&mut self, port: usize, frame: &[u8]) -> Vec<usize> {
         self.input[port].0.lock().unwrap().push_back(frame.to_vec());
         self.round();
@@ -145,7 +145,7 @@ impl Setup {
         self.counters[port].counter(index).value()
     }
 
-    /// Packet buffers that are free when the bridge holds none.
+    /// Checks that the bridge holds no packet buffers.
     fn assert_all_free(&mut self) {
         let all: Vec<Packet> = std::iter::from_fn(|| self.cache.take()).collect();
         assert_eq!(all.len(), POOL, "packet buffers were lost");
@@ -161,7 +161,7 @@ fn mac(n: u8) -> [u8; 6] {
     }
 }
 
-/// A frame with these tags, of EtherType and tag control information.
+/// Returns a frame, with this tag control information in its tag.
 fn frame(to: [u8; 6], from: [u8; 6], tag: Option<u16>, payload: &[u8]) -> Vec<u8> {
     let tag = tag.map(|tag| [0x81, 0, (tag >> 8) as u8, tag as u8]);
     [&to[..], &from, tag.as_ref().map_or(&[], |tag| &tag[..]), &[8, 0], payload].concat()
@@ -179,10 +179,10 @@ fn an_answer_goes_to_whom_it_is_for_only() {
     assert_eq!(setup.pass(2, &frame(mac(8), mac(9), None, b"answer")), [0]);
     assert_eq!(setup.pass(0, &frame(mac(9), mac(8), None, b"thanks")), [2]);
     assert_eq!(setup.pass(0, &frame(mac(0), mac(8), None, b"all")), [1, 2, 3]);
-    // The station has moved, and is heard of.
+    // The station has moved and announces itself.
     assert_eq!(setup.pass(3, &frame(mac(0), mac(9), None, b"here")), [0, 1, 2]);
     assert_eq!(setup.pass(0, &frame(mac(9), mac(8), None, b"thanks")), [3]);
-    // Behind the port itself.
+    // The destination is behind the receiving port.
     assert_eq!(setup.pass(3, &frame(mac(9), mac(7), None, b"neighbour")), NOWHERE);
     let counts = |port| ["learned", "moved", "flooded", "filtered"].map(|name| setup.count(port, name));
     assert_eq!([0, 2, 3].map(counts), [[1, 0, 2, 0], [1, 0, 0, 0], [1, 1, 1, 1]]);
@@ -197,7 +197,7 @@ fn unforwardable_is_counted() {
     }
     assert_eq!(setup.count(0, "filtered"), 16);
     assert_eq!(setup.pass(0, &frame([1, 0x80, 0xc2, 0, 0, 16], mac(8), None, b"")), [1, 2]);
-    // Nobody's address, a group's; a tag cut short, a frame cut short.
+    // Invalid sources (a group address, zero), a truncated tag, a truncated frame, an empty frame.
     let tagged = frame(mac(9), mac(8), Some(5), b"");
     for bad in [
         &frame(mac(9), mac(1), None, b"")[..],
@@ -223,7 +223,7 @@ fn without_ageing_everything_is_flooded() {
     assert_eq!((setup.count(0, "learned"), setup.shared.fdb.addresses()), (0, 0));
 }
 
-/// A bridge of three ports with these rules.
+/// Returns a bridge of three ports with these station rules.
 fn pinned(rules: &[&str], ageing: Duration) -> Setup {
     let stations = rules.iter().map(|rule| rule.parse().unwrap()).collect();
     Setup::new(3, &BridgeConfig { stations, ageing, ..BridgeConfig::default() })
@@ -231,7 +231,7 @@ fn pinned(rules: &[&str], ageing: Duration) -> Setup {
 
 #[test]
 fn nobody_claims_an_address_that_is_a_ports() {
-    // Whether or not stations are learned.
+    // With and without learning.
     for ageing in [BridgeConfig::AGEING, Duration::ZERO] {
         let mut setup = pinned(&["0=02:00:00:00:00:08"], ageing);
         for tag in [None, Some(5)] {
@@ -291,11 +291,11 @@ fn a_port_floods_as_much_as_it_may() {
         let copies = setup.pass(port, &frame(mac(0), mac(8 + port as u8), None, b""));
         assert_eq!(copies.is_empty(), (100..200).contains(&n), "packet {n}");
     }
-    // What is known goes on.
+    // Packets to known stations are still forwarded.
     assert_eq!(setup.pass(0, &frame(mac(9), mac(8), None, b"")), [1]);
     let counts = |port| ["flooded", "flood_limited"].map(|name| setup.count(port, name));
     assert_eq!([counts(0), counts(1)], [[100, 100], [50, 0]]);
-    // Of one burst the first ones go.
+    // The first packets of a burst are flooded.
     for n in 0..60u8 {
         setup.input[1].0.lock().unwrap().push_back(frame(mac(0), mac(9), None, &[n]));
     }
@@ -311,7 +311,8 @@ fn a_port_floods_as_much_as_it_may() {
 fn vlans_do_not_mix() {
     let mut setup =
         Setup::new(5, &rules(&["0=access:10", "1=access:20", "2=trunk:10,20", "3=trunk:20,native=10"]));
-    // From the access port of 10: to the trunk with a tag, to the native VLAN without, and to port 4, which is in all.
+    // From the access port of VLAN 10: tagged to the trunk, untagged to the trunk with native VLAN 10, and tagged to
+    // port 4, which is in all VLANs.
     assert_eq!(setup.pass(0, &frame(mac(0), mac(8), None, b"")), [2, 3, 4]);
     setup.input[0].0.lock().unwrap().push_back(frame(mac(0), mac(8), None, b"x"));
     setup.round();
@@ -320,17 +321,19 @@ fn vlans_do_not_mix() {
         [2, 3, 4].map(|port| setup.sent(port)),
         [vec![tagged.clone()], vec![plain.clone()], vec![tagged]]
     );
-    // From a trunk, with priority 5, which stays as long as the tag does.
+    // From a trunk, with priority 5, which is kept as long as the packet has a tag.
     setup.input[2].0.lock().unwrap().push_back(frame(mac(0), mac(8), Some(5 << 13 | 20), b"x"));
     setup.round();
     let tagged = frame(mac(0), mac(8), Some(5 << 13 | 20), b"x");
     let expected = [vec![], vec![plain], vec![], vec![tagged.clone()], vec![tagged]];
     assert_eq!([0, 1, 2, 3, 4].map(|port| setup.sent(port)), expected);
-    // What ports do not take: a tag on an access port, none on a trunk without a native VLAN, a VLAN it is not in.
+    // Ports do not accept a tag on an access port, no tag on a trunk without a native VLAN, or a VLAN that the trunk
+    // lacks.
     for (port, tag) in [(0, Some(10)), (2, None), (2, Some(30)), (3, Some(30))] {
         assert_eq!(setup.pass(port, &frame(mac(0), mac(8), tag, b"")), NOWHERE, "{tag:?} at port {port}");
     }
-    // A tag behind one of priority only would be the outer one where that goes: of a VLAN that the sender is not in.
+    // An inner tag behind a priority tag would become the outer tag where the priority tag is removed. The packet would
+    // then be in a VLAN that its sender is not in.
     let mut double = frame(mac(0), mac(8), Some(0), b"x");
     double.splice(16..16, [0x81, 0, 0, 20]);
     assert_eq!(setup.pass(0, &double), [2, 4], "not the trunk whose native VLAN it is");
@@ -352,7 +355,7 @@ fn long_open_packets_are_flooded() {
         csum_offset: 2,
         ..NetHeader::default()
     };
-    /// Marks what it receives.
+    /// An RX queue whose packets request a checksum.
     #[derive(Debug)]
     struct Open(Feed, NetHeader);
     impl RxQueue for Open {
@@ -371,7 +374,7 @@ fn long_open_packets_are_flooded() {
     setup.bridge.inputs[0].rx = Box::new(Open(Feed(Arc::clone(frames), counters.clone()), header));
     setup.input[0].0.lock().unwrap().extend([short.clone(), long.clone(), short.clone()]);
     setup.round();
-    // Port 2 takes them as they are. Ports 1 and 3 take neither several buffers nor open checksums.
+    // Port 2 accepts them unchanged. Ports 1 and 3 accept neither segmented packets nor packets without a checksum.
     assert_eq!(setup.sent(2), [short.clone(), long, short.clone()]);
     for port in [1, 3] {
         let sent = setup.sent(port);
@@ -413,12 +416,12 @@ fn a_dry_pool_costs_copies_and_nothing_else() {
     setup.assert_all_free();
 }
 
-/// What a port is said to be, in the model's words.
+/// The VLANs of a port in the model.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Open,
     Access(u16),
-    /// VLANs 10 and 20, and the native one.
+    /// VLANs 10 and 20, and the native VLAN.
     Trunk(Option<u16>),
 }
 
@@ -443,7 +446,7 @@ impl Kind {
         }
     }
 
-    /// The tag that a packet of `vlan` leaves with; the outer `None` when the port is not in it.
+    /// The tag with which a packet of `vlan` leaves. The outer `None` means that the port is not in the VLAN.
     fn tag(self, vlan: u16, tag: Option<u16>) -> Option<Option<u16>> {
         match self {
             Self::Open if vlan == 0 => Some(tag),
@@ -466,7 +469,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
     ]
 }
 
-/// A packet: its port, destination and source, and its tag's VLAN.
+/// A packet: its port, destination, source, and the VLAN of its tag.
 type Step = (usize, u8, u8, Option<u16>);
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -477,7 +480,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 #[test]
 fn port_whose_memory_is_waited_for_rests_and_no_other_one() {
-    // Enough for a busy machine, which may be too slow all the same; then again.
+    // A busy machine may be too slow for the first times, so the test is repeated with longer ones.
     for slept in (1..=6).map(|power| Duration::from_millis(50 << power)) {
         let mut setup = Setup::new(3, &BridgeConfig::default());
         setup.turns = Some(Turns::private());
@@ -489,7 +492,7 @@ fn port_whose_memory_is_waited_for_rests_and_no_other_one() {
         if since.elapsed() < slept {
             assert_eq!((&from_0[..], &from_2[..], &from_1[..]), (&[1][..], &[][..], &[0][..]));
             assert_eq!(setup.output[2].1.dropped(DropReason::Full), 2);
-            // Its own packet has its turn afterwards.
+            // The port's own packet is received in a later turn.
             while !setup.input[2].0.lock().unwrap().is_empty() {
                 setup.round();
             }
@@ -504,7 +507,7 @@ fn port_whose_memory_is_waited_for_rests_and_no_other_one() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Rounds of packets at random ports, with pauses in which stations are forgotten, against a map.
+    /// Compares the bridge with a map: packets at random ports, with pauses in which stations are forgotten.
     #[test]
     fn it_is_a_switch(
         kinds in proptest::collection::vec(kinds(), 6),
@@ -521,7 +524,7 @@ proptest! {
             seconds += pause.saturating_sub(6) * 12;
             clock.turn(&setup.shared.fdb, Duration::from_secs(seconds));
             model.retain(|_, (_, seen)| seconds - *seen <= 32);
-            // The bridge takes one port after another, each one's packets in their order.
+            // The bridge polls one port after another and keeps the order of each port's packets.
             steps.sort_by_key(|step| step.0);
             let mut expected: Vec<Vec<Vec<u8>>> = vec![Vec::new(); 6];
             for (port, to, from, tag) in steps {
@@ -539,14 +542,14 @@ proptest! {
                 }
             }
             while setup.input.iter().any(|(frames, _)| !frames.lock().unwrap().is_empty()) {
-                // Of new turns nobody waits for any.
+                // With new turns, no port has to wait.
                 setup.turns = in_turns.then(Turns::private);
                 setup.round();
             }
             for (port, expected) in expected.iter().enumerate() {
                 let mut sent = setup.sent(port);
                 if sent != *expected {
-                    // More than a burst from one port: the others get their turn in between.
+                    // If one port has more than a burst, packets of the other ports come in between.
                     sent.sort();
                     let mut expected = expected.clone();
                     expected.sort();

@@ -1,35 +1,35 @@
-//! VLANs: which port is in which, and where packets have tags (IEEE 802.1Q).
+//! VLAN membership of ports, and where packets are tagged (IEEE 802.1Q).
 //!
-//! Packets of VLAN 0 are those without a tag, and with a tag that has a priority only, from ports that nothing was said
-//! about. Tags are 802.1Q's (EtherType 0x8100); a provider's tag (0x88a8) in front is payload, as to any customer bridge.
+//! VLAN 0 contains packets without a tag, or with a priority tag only, from ports without a rule. Tags are 802.1Q tags
+//! (EtherType 0x8100). A provider tag (0x88a8) in front of them is payload, as for any customer bridge.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::fdb::MAX_PORTS;
 
-/// VLAN identifiers; 0 is none, the last is reserved.
+/// Number of VLAN identifiers. 0 means no VLAN, the last one is reserved.
 pub const VLANS: usize = 4096;
 const RESERVED: u16 = 4095;
 
-/// What is said of a port: `PORT=access:VLAN` or `PORT=trunk:VLAN,VLAN-VLAN,…[,native=VLAN]`.
+/// A rule for a port: `PORT=access:VLAN` or `PORT=trunk:VLAN,VLAN-VLAN,…[,native=VLAN]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VlanRule {
     pub port: usize,
-    /// How it takes part.
+    /// VLAN membership of the port.
     pub vlans: PortVlans,
 }
 
-/// How a port takes part in VLANs. What is not said of any port: it is in all of them, its packets keep their tags.
+/// VLAN membership of a port. A port without a rule is in every VLAN, and its packets keep their tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PortVlans {
-    /// It is in one VLAN and knows nothing of it: packets come and go without a tag, those with one are not taken.
+    /// The port is in one VLAN. It sends packets without a tag, and does not accept packets with a VLAN tag.
     Access(u16),
-    /// Packets come and go with a tag, and are of one of these VLANs.
+    /// The port sends and accepts tagged packets in these VLANs.
     Trunk {
         /// First and last identifier of each range.
         tagged: Vec<(u16, u16)>,
-        /// The VLAN of packets without a tag, whose packets leave without one.
+        /// The VLAN of packets without a tag. Its packets are sent without a tag.
         native: Option<u16>,
     },
 }
@@ -92,34 +92,35 @@ impl fmt::Display for VlanRule {
     }
 }
 
-/// The tag that a packet has, as it is to be when it leaves.
+/// The change of a packet's tag when the packet is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retag {
-    /// As it is.
+    /// The tag is kept.
     Keep,
-    /// Without its tag.
+    /// The tag is removed.
     Pop,
-    /// With a tag of this VLAN, which the packet lacks.
+    /// A tag with this VLAN is added to a packet without a tag.
     Push(u16),
-    /// With this VLAN in its tag.
+    /// The VLAN in the tag is replaced.
     Set(u16),
 }
 
-/// The VLANs of all ports. Never changed, so that workers share it.
+/// The VLANs of all ports. They never change, so workers share them.
 #[derive(Debug)]
 pub struct Vlans {
-    /// Ports that are in each VLAN, a bit each.
+    /// Member ports of each VLAN, a bit each.
     members: Box<[u64]>,
-    /// The VLAN of each port's packets without a tag, whose packets leave without one.
+    /// The VLAN of each port's packets without a tag. Its packets are sent without a tag.
     untagged: [Option<u16>; MAX_PORTS],
-    /// Ports that take packets with a tag, a bit each.
+    /// Ports that accept tagged packets, a bit each.
     takes_tagged: u64,
-    /// Whether a packet may leave with another tag than it came with.
+    /// Whether any packet's tag may change.
     retags: bool,
 }
 
 impl Vlans {
-    /// Of `ports` ports (at most [`MAX_PORTS`]) with these rules, one for a port at most, whose ports are there.
+    /// Creates the tables for `ports` ports, at most [`MAX_PORTS`]. Each port has at most one rule, and rules only name
+    /// existing ports.
     pub fn new(ports: usize, rules: &[VlanRule]) -> Self {
         let all = u64::MAX >> (MAX_PORTS - ports);
         let mut vlans = Self {
@@ -152,7 +153,7 @@ impl Vlans {
         vlans
     }
 
-    /// The VLAN of a packet that came from `port` with this tag; `None` when the port does not take it.
+    /// Returns the VLAN of a packet received on `port` with this tag, or `None` if the port does not accept it.
     #[inline]
     pub fn of(&self, port: usize, tag: Option<u16>) -> Option<u16> {
         match tag {
@@ -161,23 +162,23 @@ impl Vlans {
         }
     }
 
-    /// The ports that are in the VLAN, a bit each.
+    /// Returns the member ports of the VLAN, a bit each.
     #[inline]
     pub fn members(&self, vlan: u16) -> u64 {
         self.members[usize::from(vlan) % VLANS]
     }
 
-    /// Whether a packet may leave with another tag than it came with.
+    /// Whether any packet's tag may change.
     #[inline]
     pub fn retags(&self) -> bool {
         self.retags
     }
 
-    /// How a packet of `vlan` that has this tag leaves through `port`.
+    /// Returns how the tag of a packet in `vlan` changes when the packet leaves through `port`.
     #[inline]
     pub fn retag(&self, port: usize, vlan: u16, tag: Option<u16>) -> Retag {
         match tag {
-            // Only ports that nothing was said about are in it.
+            // Only ports without a rule are in VLAN 0.
             _ if vlan == 0 => Retag::Keep,
             None if self.untagged[port] == Some(vlan) => Retag::Keep,
             Some(_) if self.untagged[port] == Some(vlan) => Retag::Pop,
@@ -240,13 +241,13 @@ mod tests {
             [0, 10, 20, 22, 30].map(|vlan| vlans.members(vlan)),
             [0b1000, 0b1111, 0b1110, 0b1010, 0b1000]
         );
-        // What each port takes without a tag, with one of priority, and with VLAN 10, 20 and 30.
+        // The VLAN of packets without a tag, with a priority tag, and with VLAN 10, 20 and 30 on each port.
         let taken = |port| [None, Some(0), Some(10), Some(20), Some(30)].map(|tag| vlans.of(port, tag));
         assert_eq!(taken(0), [Some(10), Some(10), None, None, None]);
         assert_eq!(taken(1), [None, None, Some(10), Some(20), None]);
         assert_eq!(taken(2), [Some(10), Some(10), Some(10), Some(20), None]);
         assert_eq!(taken(3), [Some(0), Some(0), Some(10), Some(20), Some(30)]);
-        // How VLAN 10 leaves each port.
+        // How the tag changes when packets of VLAN 10 leave each port.
         let left = |tag| [0, 1, 2, 3].map(|port| vlans.retag(port, 10, tag));
         assert_eq!(left(None), [Retag::Keep, Retag::Push(10), Retag::Keep, Retag::Push(10)]);
         assert_eq!(left(Some(0)), [Retag::Pop, Retag::Set(10), Retag::Pop, Retag::Set(10)]);

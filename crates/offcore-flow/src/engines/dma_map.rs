@@ -5,20 +5,20 @@ use std::str::FromStr;
 /// One half of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Half {
-    /// What the port receives: dequeue, on a vhost port.
+    /// Packets that the port receives: dequeue on a vhost port.
     Rx,
-    /// What the port sends: enqueue.
+    /// Packets that the port sends: enqueue on a vhost port.
     Tx,
 }
 
 /// One entry: the channels of one queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The port; `None` for every port that makes copies.
+    /// The port. `None` stands for every port that makes copies.
     pub port: Option<usize>,
     pub half: Half,
     pub queue: u16,
-    /// Its part of a channel that other queues need, too, is its weight by the sum of theirs.
+    /// The queue's share of a channel that several queues use is its weight divided by the sum of all weights.
     pub weight: u16,
     /// Channel names such as `core:1`.
     pub channels: Vec<String>,
@@ -31,26 +31,26 @@ pub struct DmaMap {
 }
 
 impl DmaMap {
-    /// The channels of a queue; none when the mapping does not name it.
+    /// Returns the channels of a queue. The list is empty if the mapping does not name the queue.
     pub fn channels(&self, port: usize, half: Half, queue: u16) -> &[String] {
         self.entry(port, half, queue).map_or(&[], |e| &e.channels)
     }
 
-    /// The weight of a queue: 1 unless the mapping says otherwise.
+    /// Returns the weight of a queue, which is 1 by default.
     pub fn weight(&self, port: usize, half: Half, queue: u16) -> u16 {
         self.entry(port, half, queue).map_or(1, |e| e.weight)
     }
 
     fn entry(&self, port: usize, half: Half, queue: u16) -> Option<&Entry> {
         let fits = |e: &&Entry| e.port.is_none_or(|p| p == port) && e.half == half && e.queue == queue;
-        // An entry that names the port beats one for every port.
+        // An entry for this port has precedence over an entry for every port.
         self.entries.iter().filter(fits).max_by_key(|e| e.port.is_some())
     }
 
-    /// Adds a port's own `dmas=[…]`.
+    /// Adds the `dmas=[…]` of a port.
     ///
     /// # Errors
-    /// As for parsing.
+    /// The same as for parsing.
     pub fn add_for_port(&mut self, port: usize, dmas: &str) -> Result<(), String> {
         let inner = dmas.trim().trim_start_matches('[').trim_end_matches(']');
         for mut entry in inner.parse::<Self>()?.entries {
@@ -120,7 +120,7 @@ fn entry(text: &str) -> Result<Entry, String> {
     Ok(Entry { port, half, queue, weight, channels })
 }
 
-/// One name for one device: `core:01` is `core:1`, and the guide's `wq0.0` is `dsa:wq0.0`.
+/// Returns a unique name for each device: `core:01` becomes `core:1`, and the guide's `wq0.0` becomes `dsa:wq0.0`.
 fn canonical(channel: &str) -> String {
     let lcore = channel.strip_prefix("core:").and_then(|lcore| lcore.parse::<usize>().ok());
     match lcore {

@@ -1,22 +1,22 @@
-//! `N:KEY=VALUE,…`: a simulated DSA device for channels `dsa-simN:wqN.M`.
+//! Parameters `N:KEY=VALUE,…` of a simulated DSA device for channels `dsa-simN:wqN.M`.
 
 use std::str::FromStr;
 
 use offcore_dsa::sim::SimOptions;
 
-/// A simulated device that is asked for.
+/// A requested simulated device.
 #[derive(Clone, Debug)]
 pub struct Simulator {
     /// N of `dsa-simN`.
     pub number: u32,
-    /// The lcore that plays the device; one that no worker has, when it is left open.
+    /// The lcore on which the device runs. By default, an lcore without a worker is chosen.
     pub lcore: Option<usize>,
-    /// What the device is like.
+    /// Options of the simulation.
     pub options: SimOptions,
 }
 
 impl Simulator {
-    /// What channels call the device.
+    /// Returns the device's name in channel names.
     pub fn name(&self) -> String {
         format!("dsa-sim{}", self.number)
     }
@@ -25,7 +25,7 @@ impl Simulator {
 impl FromStr for Simulator {
     type Err = String;
 
-    /// `lcore=N` is ours, everything else the simulator's.
+    /// Parses `lcore=N` here. The simulator parses all other options.
     fn from_str(text: &str) -> Result<Self, String> {
         let expected = "expected N[:KEY=VALUE,…] such as 0:profile=vhost,gen=spr,lcore=1";
         let (number, rest) = text.split_once(':').unwrap_or((text, ""));

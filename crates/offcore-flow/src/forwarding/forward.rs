@@ -1,4 +1,4 @@
-//! Forwarding modes: they mean what they mean in testpmd.
+//! Forwarding modes with the same meaning as in testpmd.
 
 use std::str::FromStr;
 
@@ -9,43 +9,43 @@ use offcore_wire::ethernet::{EthernetFrameMut, MacAddr};
 use offcore_wire::template::UdpTemplate;
 use offcore_wire::{UdpFlow, ethernet};
 
-/// What is done with received packets.
+/// Treatment of received packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forward {
-    /// Sent as they are.
+    /// Packets are sent unchanged.
     Io,
-    /// Source becomes the TX port's address, destination that of its peer.
+    /// The source becomes the TX port's address, the destination becomes the address of its peer.
     Mac,
-    /// Source and destination change places.
+    /// Source and destination are swapped.
     Macswap,
-    /// Received and dropped.
+    /// Packets are dropped.
     Rxonly,
-    /// Nothing is received; UDP packets of one flow are sent.
+    /// Nothing is received. UDP packets of one flow are sent.
     Txonly {
-        /// Their bytes, FCS included.
+        /// Bytes of a packet, including the FCS.
         frame: usize,
     },
-    /// What is received is dropped; UDP packets of many flows are sent.
+    /// Received packets are dropped. UDP packets of many flows are sent.
     Flowgen {
-        /// Their bytes, FCS included.
+        /// Bytes of a packet, including the FCS.
         frame: usize,
     },
 }
 
-/// Which port a packet received on port `n` is sent to.
+/// The port to which a packet received on port `n` is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Topology {
-    /// 0 ↔ 1, 2 ↔ 3, …; the last of an odd number to itself.
+    /// 0 ↔ 1, 2 ↔ 3, …; with an odd number of ports, the last port sends to itself.
     #[default]
     Paired,
     /// 0 → 1 → 2 → … → 0.
     Chained,
-    /// Back to where it came from.
+    /// Each port sends to itself.
     Loop,
 }
 
 impl Topology {
-    /// The port that packets from `port`, one of `ports`, go to.
+    /// Returns the port to which packets from `port` are sent. There are `ports` ports.
     pub fn peer(self, port: usize, ports: usize) -> usize {
         match self {
             Self::Paired if port ^ 1 < ports => port ^ 1,
@@ -68,28 +68,28 @@ impl FromStr for Topology {
     }
 }
 
-/// The addresses that `mac` writes.
+/// The addresses that mode `mac` writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Addresses {
-    /// Address of the port that sends.
+    /// Address of the sending port.
     pub source: MacAddr,
     /// Address of its peer.
     pub destination: MacAddr,
 }
 
-/// What is rewritten of packets that are forwarded. They are Ethernet frames: ports deliver none shorter than a header.
+/// How forwarded packets are rewritten. Packets are Ethernet frames: ports never deliver less than a header.
 #[derive(Clone, Copy, Debug)]
 pub enum Rewrite {
-    /// Nothing.
+    /// Packets are unchanged.
     None,
-    /// Source and destination become these.
+    /// Source and destination are replaced by these addresses.
     Mac(Addresses),
-    /// Source and destination change places.
+    /// Source and destination are swapped.
     Swap,
 }
 
 impl Rewrite {
-    /// What a mode rewrites, with the addresses that `mac` writes.
+    /// Returns how a mode rewrites packets. Mode `mac` writes `addresses`.
     pub fn of(mode: Forward, addresses: Addresses) -> Self {
         match mode {
             Forward::Mac => Self::Mac(addresses),
@@ -108,17 +108,17 @@ impl Rewrite {
         }
     }
 
-    /// Makes what was rewritten fit to be rewritten again.
+    /// Prepares rewritten packets to be rewritten again.
     pub(crate) fn undo(&self, burst: &mut Burst) {
         if matches!(self, Self::Swap) {
             self.burst(burst);
         }
     }
 
-    /// Forwards from guest to guest in one copy, rewriting heads: see [`OneCopy::forward`].
+    /// Forwards packets from guest to guest in one copy and rewrites their heads: see [`OneCopy::forward`].
     #[inline]
     pub(crate) fn heads(&self, ctx: &mut Context<'_>, guests: &mut OneCopy) -> (usize, Next) {
-        // One loop for each, since what is rewritten is not looked at for every packet.
+        // Each kind of rewriting has its own loop, so the kind is not checked for every packet.
         match self {
             Self::None => guests.forward(ctx, |_| ()),
             Self::Mac(addresses) => guests.forward(ctx, |frame| set_addresses(addresses, frame)),
@@ -134,7 +134,7 @@ fn each_frame(burst: &mut Burst, mut f: impl FnMut(&mut [u8])) {
     }
 }
 
-/// What `mac` does with one frame, or its beginning.
+/// Applies mode `mac` to a frame or its beginning.
 #[inline(always)]
 fn set_addresses(addresses: &Addresses, frame: &mut [u8]) {
     if let Ok(mut frame) = EthernetFrameMut::new_checked(frame) {
@@ -143,7 +143,7 @@ fn set_addresses(addresses: &Addresses, frame: &mut [u8]) {
     }
 }
 
-/// What `macswap` does with one frame, or its beginning.
+/// Applies mode `macswap` to a frame or its beginning.
 #[inline(always)]
 fn swap_addresses(frame: &mut [u8]) {
     if let Ok(mut frame) = EthernetFrameMut::new_checked(frame) {
@@ -151,7 +151,7 @@ fn swap_addresses(frame: &mut [u8]) {
     }
 }
 
-/// Flows that `flowgen` goes through (testpmd's default).
+/// Number of flows that `flowgen` cycles through (testpmd's default).
 const FLOWS: u16 = 1024;
 
 /// Makes the packets of `txonly` and `flowgen`.
@@ -164,10 +164,11 @@ pub struct Source {
 }
 
 impl Source {
-    /// That of a mode which sends packets of its own, in as many buffers as they take.
+    /// Returns the source of a mode that generates packets, otherwise `None`. A packet takes as many buffers as it
+    /// needs.
     ///
     /// # Errors
-    /// When no UDP packet has that length.
+    /// If no UDP packet has that length.
     pub fn of(mode: Forward, addresses: &Addresses) -> Result<Option<Self>, String> {
         let (frame, flows) = match mode {
             Forward::Txonly { frame } => (frame, 1),
@@ -181,7 +182,8 @@ impl Source {
         Ok(Some(Self { template, flows, next_flow: 0, destinations }))
     }
 
-    /// Fills the burst up, as far as the pool has packet buffers. Payload is whatever the buffer held, as in testpmd.
+    /// Fills the burst up to `count` packets, while the pool has buffers. The payload is the previous content of the
+    /// buffer, as in testpmd.
     #[inline]
     pub fn fill(&mut self, cache: &mut PoolCache, burst: &mut Burst, count: usize) {
         for _ in burst.len()..count {
@@ -191,7 +193,7 @@ impl Source {
                 self.next_flow = (self.next_flow + 1) % self.flows;
             }
             if self.template.write(packet.bytes_mut()).is_err() {
-                // The first buffer has room for more than the headers, and a frame is never shorter.
+                // The first buffer has room for more than the headers, and a frame is never shorter than these.
                 cache.free(packet);
                 return;
             }

@@ -1,4 +1,4 @@
-//! From one guest to another in one copy, and through packet buffers when that will not do.
+//! Forwarding from one guest to another in one copy, or through packet buffers if one copy is not possible.
 
 use offcore_port::Context;
 use offcore_port::vhost::{Next, OneCopy};
@@ -8,7 +8,7 @@ use crate::forwarding::Rules;
 use crate::worker::task::{Task, WakeSource, work};
 use crate::worker::turns::Turns;
 
-/// Packets from one guest to another.
+/// Forwards packets from one guest to another.
 #[derive(Debug)]
 pub struct GuestPair {
     guests: OneCopy,
@@ -16,12 +16,12 @@ pub struct GuestPair {
 }
 
 impl GuestPair {
-    /// Between these queues. The rules are those of a mode that forwards what it receives.
+    /// Creates a task for these queues. The rules must be from a mode that forwards received packets.
     pub fn new(guests: OneCopy, rules: Rules) -> Self {
         Self { guests, rules }
     }
 
-    /// What is done with the packets, to be changed.
+    /// Returns the rules, which the caller may change.
     pub fn rules(&mut self) -> &mut Rules {
         &mut self.rules
     }

@@ -1,4 +1,4 @@
-//! Small applications: streams of bytes, files by HTTP, and epping.
+//! Small applications: byte streams, an HTTP file server, and epping.
 
 mod datagrams;
 pub mod epping;
@@ -13,31 +13,31 @@ use epping::EppingConfig;
 use http::FileServer;
 use streams::{Stream, Streams};
 
-/// What runs on a host.
+/// The application that runs on a host.
 #[derive(Clone, Debug)]
 pub enum Hosted {
-    /// What listens at this port of all addresses.
+    /// A service on this port of all addresses.
     Service(Service, u16),
-    /// What sends.
+    /// A sender.
     Epping(EppingConfig),
     /// Applications in other processes.
     Others(ServeConfig),
 }
 
-/// What listens on a host.
+/// A service that listens on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Service {
-    /// Bytes that come back, go away, or never end.
+    /// Bytes that are echoed, discarded, or generated.
     Stream(Stream),
     /// The files of a directory.
     Http(PathBuf),
 }
 
 impl Service {
-    /// The application, which will listen at `port` of all addresses.
+    /// Creates the application, which will listen on `port` of all addresses.
     ///
     /// # Errors
-    /// A directory that cannot be opened.
+    /// Fails if the directory cannot be opened.
     pub fn open(&self, port: u16) -> std::io::Result<Box<dyn App>> {
         Ok(match self {
             Self::Stream(stream) => Box::new(Streams::new(*stream, port)),

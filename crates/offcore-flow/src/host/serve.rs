@@ -1,25 +1,28 @@
-//! A server of applications in other processes: their calls, and what wakes them up.
+//! Serves applications in other processes: answers their calls and wakes them.
 //!
-//! Data goes through FIFOs in shared memory, and [`offcore_session`] says how that works: which words are shared, which
-//! messages there are, and what an application's end of a session shows when. Here is the stack's side of it:
+//! Data passes through FIFOs in shared memory. [`offcore_session`] documents the protocol: the shared words, the
+//! messages, and what `poll` reports on the application's end of a session. This module implements the stack's side:
 //!
-//! * `door`: where processes attach, and `attach`: who they are,
-//! * `application`: its processes and sessions, `feed`: its memory, `ports`: which of them have a port,
-//! * `calls`: what they ask for, `datagrams`: of datagram sockets, and `addresses`: what they may have,
-//! * `acceptor`: connections of the kernel's listeners, `errands`: what else may have to wait for an application,
-//! * `session`: what a session's application wants, and is told, and `turns`: whose is looked at; `listening`: connections that
-//!   come,
-//! * `awake`: applications whose marks a round reads,
-//! * `waking`: what it takes to tell it, `raw`: what is written to a session without the library,
-//! * `pair`: both ends of a session, `peers`: whether the other one is there, `wire`: messages, `key`: what the kernel tells of.
+//! * `door`: the socket at which processes attach; `attach`: their identity and admission
+//! * `application`: the processes and sessions of an application; `feed`: its memory; `ports`: sessions by port
+//! * `calls`: requests of processes; `datagrams`: requests for datagram sockets; `addresses`: permitted addresses and
+//!   ports
+//! * `acceptor`: connections of kernel listeners; `errands`: other work that may block on an application
+//! * `session`: the requests of a session's application and their results; `turns`: scheduling of applications;
+//!   `listening`: incoming connections
+//! * `awake`: applications whose marks are read in each round
+//! * `waking`: the cost of waking applications; `raw`: data written to a session without the library
+//! * `pair`: the socket pair of a session; `peers`: whether its other end is still open; `wire`: messages with
+//!   descriptors; `key`: events of the kernel
 //!
-//! A worker that is busy makes no system call for this in a round in which nobody asks for anything: marks are words in
-//! shared memory, and the kernel is asked once a millisecond what else there is; ten times as often while applications are asleep.
+//! While no application requests anything, a busy worker makes no system call in most rounds: marks are words in shared
+//! memory, and the worker polls the kernel for other events once per millisecond, or ten times as often while
+//! applications are asleep.
 //!
-//! **What an application can do to others** is to take its user's part of the worker's time: of what it wants a bounded number of
-//! things is done in a round. Else nothing: it has memory of its own, indices that mean nothing reset its session, a message that means
-//! nothing closes its process's socket, whatever it does not take waits in its own queues, and what may wait for it is left to
-//! threads beside the workers (`errands`, `acceptor`).
+//! **Effects of an application on others** are limited to the use of its user's share of the worker's time, because the
+//! work per round is bounded. Each application has separate memory. An invalid index resets its session, an invalid
+//! message closes its process's socket, and data that it does not read waits in its own queues. Operations that may
+//! block on an application run in threads outside the workers (`errands`, `acceptor`).
 
 mod acceptor;
 mod addresses;
@@ -80,27 +83,29 @@ use ports::Ports;
 use turns::Turns;
 use waking::Waking;
 
-/// How often the kernel is asked what there is, in microseconds.
+/// Interval between polls of the kernel, in microseconds.
 const LOOK: u64 = 1000;
-/// The same while applications are asleep: they tell only the kernel of their marks.
+/// The interval while applications are asleep, in microseconds: a sleeping application reports its marks through the
+/// kernel only.
 const LOOK_ASLEEP: u64 = 100;
-/// How long programs wait for the host's addresses, in microseconds after its start: a DHCP server is asked three times until
-/// then. Later they begin, and `connect` fails with `ENETUNREACH` until there is an address.
+/// How long programs wait for the host's addresses after its start, in microseconds. A DHCP server is asked three times
+/// within this time. After it programs start without an address, and `connect` fails with `ENETUNREACH` until one is
+/// assigned.
 const ADDRESS_WAIT: u64 = 20_000_000;
 /// The maximum number of applications of a user. With many users the limit is lower, so that each gets its share.
 const APPLICATIONS_OF_USER: usize = 1024;
 
-/// Whom a server serves, and where.
+/// The users that a server admits, the path of its socket, and limits per application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServeConfig {
-    /// The path of the socket. Beside it is a lock, with `.lock` behind its name.
+    /// The path of the socket. The lock file has the same path with `.lock` appended.
     pub path: PathBuf,
-    /// Users that may attach, beside the stack's own and root.
+    /// Users that may attach, in addition to the stack's own user and root.
     pub allow: Vec<u32>,
-    /// Bytes of FIFOs of one application, at most.
+    /// Maximum number of bytes of FIFO memory per application.
     pub memory: usize,
-    /// Connections, datagram sockets and listeners of one application, at most, with those that it has not accepted, or has left
-    /// behind; a listener counts as two, by its queue and by its session.
+    /// Maximum number of connections, datagram sockets and listeners per application, including connections that it has
+    /// not accepted yet or has left behind. A listener counts twice: for its queue and for its session.
     pub connections: usize,
 }
 
@@ -128,18 +133,19 @@ pub enum ServeError {
     Pair,
 }
 
-/// A process that has not said who it is.
+/// A process that has connected but has not identified itself yet.
 #[derive(Debug)]
 struct Guest {
     generation: u32,
-    /// Whose it is, or nobody's that may attach.
+    /// The user of the process. A constant of `attach` stands for all users that may not attach.
     user: u32,
     socket: OwnedFd,
-    /// Since when it is there.
+    /// When the process connected, in microseconds.
     since: u64,
-    /// A process of this user's application wants to have it let in: it need not be one that may attach.
+    /// A process of an application of this user has requested the socket for a child process, whose own user need not
+    /// be allowed to attach.
     invited: bool,
-    /// It has said hello, and memory is made for the application with this key.
+    /// The process has sent its hello, and memory for the application with this key is being created.
     waits: Option<[u8; KEY]>,
 }
 
@@ -148,48 +154,48 @@ struct Guest {
 pub struct Serve {
     config: ServeConfig,
     door: Option<Door>,
-    /// The user whose process this is.
+    /// The effective user of this process.
     user: u32,
     pairs: Pairs,
     peers: Peers,
     watch: Watch,
     apps: Vec<Option<Box<Application>>>,
-    /// Those whose marks are read in each round, and numbers by what the stack names applications.
+    /// Applications whose marks are read in each round, and indices of applications by the stack's identifier.
     awake: Awake,
     by_id: HashMap<AppId, usize>,
-    /// Sessions by connection or datagram socket, and by listener: application and number.
+    /// Application and session number by connection or datagram socket, and by listener.
     by_conn: HashMap<ConnId, (usize, u32)>,
     by_listener: HashMap<u32, (usize, u32)>,
     guests: VecDeque<Guest>,
-    /// The last generation of a session, process or guest.
+    /// The generation assigned last to a session, process or guest.
     generation: u32,
     /// Sessions that are announced at the end of the turn.
     announced: Vec<(usize, u32)>,
-    /// The broadcast addresses that applications know.
+    /// The broadcast addresses that were reported to applications.
     broadcasts: Vec<Ipv4Addr>,
-    /// Listeners and datagram sockets by port, and what is only bound.
+    /// Listeners and datagram sockets by port, and sessions that are only bound.
     ports: Ports,
     bound: Ports,
-    /// The processors that threads beside the workers may use, and those that are to end.
+    /// The CPUs that threads outside the workers may use.
     cpus: CpuSet,
     errands: Errands,
     feed: Feed,
     descriptors: Descriptors,
     ending: Vec<Acceptor>,
-    /// Applications whose threads have taken more than was looked at in a round.
+    /// Applications whose acceptor threads have more results than one round handles.
     late: Vec<usize>,
-    /// Guests with more messages, and whether processes wait to attach.
+    /// Guests whose messages are still unread, and whether processes wait to be accepted.
     talking: Vec<Key>,
     knocking: bool,
-    /// Programs wait no longer for the host's addresses.
+    /// Programs no longer wait for the host's addresses.
     has_address: bool,
-    /// When the kernel was last asked, and whether it is to be asked in the next round.
+    /// When the kernel was last polled, and whether the next round polls it.
     looked: u64,
     look: bool,
-    /// Whose sessions are looked at next, and whether some are left that were to be.
+    /// The order in which applications are served, and whether work is left for the next round.
     turns: Turns,
     behind: bool,
-    /// What it takes to wake applications up, and those that are to be ended for it.
+    /// The cost of waking applications, and the applications to be ended because of it.
     waking: Waking,
     condemned: Vec<(usize, AppId)>,
     events: Vec<(Key, EventFlags)>,
@@ -201,13 +207,13 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Opens the socket. It counts in `stats`, a block made with [`ServeCounts::NAMES`].
+    /// Opens the socket. The counters are published in `stats`, a block created with [`ServeCounts::NAMES`].
     ///
     /// # Errors
-    /// Another stack at the path, or what the kernel says.
+    /// Fails if another stack serves at the path, or with the error of a system call.
     ///
     /// # Panics
-    /// When the block has another number of counters.
+    /// Panics if the block has another number of counters.
     pub fn open(config: ServeConfig, stats: Block) -> Result<Self, ServeError> {
         assert_eq!(stats.len(), ServeCounts::NAMES.len(), "the block is made with ServeCounts::NAMES");
         let user = rustix::process::geteuid().as_raw();
@@ -218,7 +224,7 @@ impl Serve {
         watch
             .add(door.as_fd(), knock, EventFlags::IN)
             .map_err(|source| ServeError::System { what: "watching the socket", source })?;
-        // Those that may attach.
+        // All users that may attach.
         let users = config.allow.iter().copied().chain([user, 0]).collect::<BTreeSet<_>>().len();
         let feed = Feed::new(users).map_err(|source| ServeError::System { what: "an eventfd", source })?;
         watch
@@ -271,7 +277,7 @@ impl Serve {
         })
     }
 
-    /// What has been counted.
+    /// The current counters.
     pub fn counts(&self) -> ServeCounts {
         let apps = self.apps.iter().flatten();
         let (processes, sessions) = apps.clone().fold((0, 0), |(processes, sessions), app| {
@@ -281,9 +287,9 @@ impl Serve {
         ServeCounts { applications, processes, sessions, awake, ..self.counts }
     }
 
-    /// A generation that nothing has had for long; never 0.
+    /// Returns a generation that has not been used for a long time; never 0.
     fn next_generation(&mut self) -> u32 {
-        // Those of processes have 21 bits, see `Owner`.
+        // Generations of processes have 21 bits, see `Owner`.
         self.generation = self.generation % offcore_session::control::Owner::GENERATIONS + 1;
         self.generation
     }
@@ -292,7 +298,7 @@ impl Serve {
         self.apps.get_mut(app)?.as_deref_mut()
     }
 
-    /// Does what the kernel tells of.
+    /// Handles the events that the kernel reports.
     fn tend(&mut self, calls: &mut Calls<'_>) {
         self.waking.begin();
         self.tell_broadcasts(calls);
@@ -316,8 +322,8 @@ impl Serve {
             }
         }
         self.events = events;
-        // A program cannot connect before the addresses are probed: it waits. It waits for addresses from the network, too, but not
-        // for ever.
+        // A program cannot connect until address probing is complete, so it waits. It also waits for addresses from the
+        // network, but only for a limited time.
         if self.knocking && calls.stack.is_probing() {
             self.look = true;
         } else if self.knocking && !self.awaits_address(calls) {
@@ -354,7 +360,7 @@ impl Serve {
             }
             Source::Kernel => self.kernels_come(app, calls),
             Source::Memory => self.memory_comes(calls),
-            // What has come since is taken in the next round.
+            // Answers that have arrived since are taken in the next round.
             Source::Peers => self.look = true,
             Source::End if !flags.contains(EventFlags::HUP) => {
                 if flags.contains(EventFlags::IN) {
@@ -366,7 +372,7 @@ impl Serve {
         }
     }
 
-    /// Tells applications the broadcast addresses when these have changed.
+    /// Stores the broadcast addresses for all applications when the addresses change.
     fn tell_broadcasts(&mut self, calls: &Calls<'_>) {
         if !calls.stack.broadcasts().eq(self.broadcasts.iter().copied()) {
             self.broadcasts = calls.stack.broadcasts().collect();
@@ -390,7 +396,7 @@ impl Serve {
         !self.has_address
     }
 
-    /// Does what applications need in each round.
+    /// Does the periodic work for applications in each round.
     fn tend_applications(&mut self, calls: &mut Calls<'_>) {
         self.ask_for_memory(calls);
         self.fall_asleep(calls.now);
@@ -408,7 +414,7 @@ impl Serve {
         }
     }
 
-    /// A warning about something that means nothing.
+    /// Counts an invalid input of an application and logs a rate-limited warning.
     fn misuse(&mut self, what: &'static str, app: usize, now: u64) {
         self.counts.misused += 1;
         if self.misuses.may(now) {
@@ -438,7 +444,7 @@ impl App for Serve {
             Event::AddressConflict { address, .. } => {
                 tracing::warn!(%address, "another host uses this address: it stays unused");
             }
-            // Programs may wait for it.
+            // Programs may be waiting for the address.
             Event::Address { .. } => self.look = true,
         }
     }
@@ -453,7 +459,7 @@ impl App for Serve {
                 self.end_application(app, calls);
             }
         }
-        // Those that had to wait for this turn.
+        // Sessions whose announcement was deferred to this turn.
         if !self.announced.is_empty() {
             self.announce();
         }
@@ -491,7 +497,7 @@ impl App for Serve {
 impl Wakes for Serve {
     fn arm(&mut self) -> Wake<'_> {
         let busy = self.look || self.behind || !self.talking.is_empty();
-        // All that are awake: who marks a session after this wakes the worker.
+        // All awake applications. An application that marks a session after this wakes the worker.
         let awake = self.awake.iter().filter_map(|app| self.apps.get(app)?.as_deref());
         let marked = awake.fold(busy, |any, app| app.shared.control().arm() | !app.talking.is_empty() | any);
         if marked { Wake::Now } else { Wake::Event(self.watch.as_fd()) }

@@ -1,10 +1,11 @@
-//! A host on several workers: each packet goes to the worker whose flow it is of, by a ring from the one that received it.
+//! A host on several workers. The worker that receives a packet passes it through a ring to the worker that owns the
+//! packet's flow.
 //!
 //! ```text
 //! port's queue 0 -> worker 0 -+-> its stack -------------> port's queue 0
 //!                             \-- ring --> worker 1's stack --> port's queue 1, or a ring to worker 0, which sends it
 //! ```
-//! A worker that does not come to its packets fills its rings, and loses what comes then; nobody waits for it.
+//! A worker that is too slow fills its rings, and further packets for it are dropped. Other workers never wait.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,43 +22,44 @@ use offcore_wire::virtio_net::Offloads;
 
 use crate::ring::{RingRx, RingTx};
 
-/// Packets of its own, of each port, that a worker keeps which has no time for them: at most, and what part of the pool.
+/// Maximum number of own packets per port that a busy worker keeps: the absolute limit, and the divisor for a share
+/// of the pool's chunks.
 const BACKLOG: usize = 1024;
 const BACKLOG_SHARE: usize = 16;
 
-/// Rings of one worker, for one port.
+/// The rings of one worker for one port.
 #[derive(Debug, Default)]
 pub struct Rings {
-    /// To the other workers, by number.
+    /// To the other workers, by worker number.
     pub to: Vec<Option<RingTx>>,
-    /// From them: packets of this worker's flows.
+    /// From other workers: packets of this worker's flows.
     pub from: Vec<RingRx>,
-    /// From workers without a queue of the port: packets to be sent.
+    /// From workers without a queue of the port: packets to send.
     pub relayed: Vec<RingRx>,
 }
 
-/// What one worker has beside its queues of a port.
+/// The state of one worker for a port, in addition to its queues.
 #[derive(Debug)]
 pub struct Spread {
     pub rings: Rings,
-    /// What the port takes, for workers that send by this one.
+    /// The offloads that the port accepts, for workers that send through this one.
     pub takes: Arc<Takes>,
     backlog: VecDeque<Packet>,
-    /// What is being dealt: by worker, and what all are to have.
+    /// Packets being distributed: by worker, and packets for all workers.
     bursts: Vec<Burst>,
     all: Burst,
     duplicator: Duplicator,
 }
 
 impl Spread {
-    /// With nothing to do yet.
+    /// Creates the state without packets.
     pub fn new(rings: Rings, takes: Arc<Takes>) -> Self {
         let bursts = rings.to.iter().map(|_| Burst::new()).collect();
         let (backlog, all, duplicator) = (VecDeque::new(), Burst::new(), Duplicator::default());
         Self { rings, takes, backlog, bursts, all, duplicator }
     }
 
-    /// Gives other workers what is theirs of `burst`, and keeps what is this one's.
+    /// Passes packets of `burst` to the workers that own them, and keeps this worker's packets in the backlog.
     pub fn deal(&mut self, ctx: &mut Context<'_>, stack: &Stack, burst: &mut Burst) {
         if burst.is_empty() {
             return;
@@ -88,8 +90,8 @@ impl Spread {
         ctx.clock.lap(Stage::Rx);
     }
 
-    /// Takes what is this worker's, when it is `open` for it. What is too much to be kept until then is dropped, which
-    /// `counters` are told.
+    /// Takes this worker's packets from the backlog if the stack is `open` for more. Packets beyond the limit of the
+    /// backlog are dropped, and counted in `counters`.
     pub fn take_own(&mut self, ctx: &mut Context<'_>, burst: &mut Burst, open: bool, counters: &RxCounters) {
         let taken = if open { self.backlog.len().min(BURST) } else { 0 };
         burst.extend(self.backlog.drain(..taken));
@@ -100,7 +102,7 @@ impl Spread {
         }
     }
 
-    /// Gives other workers the packets of theirs that this one has put together of fragments; how many.
+    /// Passes reassembled packets to the workers that own them. Returns their number.
     pub fn deal_whole(&mut self, ctx: &mut Context<'_>, path: &mut Path, iface: u8) -> usize {
         let mut burst = Burst::new();
         let mut whole = 0;
@@ -114,7 +116,7 @@ impl Spread {
         }
     }
 
-    /// Moves packets that other workers want to be sent to `queue`, while that is not long.
+    /// Moves packets from other workers to the send queue `queue`, while it is short.
     pub fn relay(&mut self, ctx: &mut Context<'_>, queue: &mut SendQueue) -> usize {
         let mut burst = Burst::new();
         let mut relayed = 0;
@@ -129,20 +131,21 @@ impl Spread {
         relayed
     }
 
-    /// All workers are done. What was left to this one is freed; the rings that others may not have left yet are to be
-    /// emptied until they have.
+    /// Frees the remaining packets after all workers are done. Returns the rings that other workers may still use; the
+    /// caller drains them until they are released.
     pub fn end(self, ctx: &mut Context<'_>) -> impl Iterator<Item = RingRx> {
         ctx.cache.free_all(self.backlog);
         self.rings.from.into_iter().chain(self.rings.relayed)
     }
 }
 
-/// What a port takes, told by the worker that sends to it to those that send by that worker.
+/// The offloads that a port accepts, stored by the worker that sends to it, for the workers that send through that
+/// worker.
 #[derive(Debug, Default)]
 pub struct Takes(AtomicU32);
 
 impl Takes {
-    /// Tells it.
+    /// Stores the accepted offloads.
     pub fn set(&self, accepts: Accepts) {
         let Accepts { offloads: Offloads { checksum, tso4, tso6, ecn, uso }, segments } = accepts;
         let bits = [checksum, tso4, tso6, ecn, uso, segments].into_iter().zip(0..);
@@ -156,7 +159,7 @@ impl Takes {
     }
 }
 
-/// A TX queue of a worker that has none of the port: another worker sends what it is given.
+/// The TX queue of a worker without a queue of the port. Another worker sends the packets.
 #[derive(Debug)]
 pub struct RelayTx {
     pub ring: RingTx,
@@ -177,5 +180,5 @@ impl TxQueue for RelayTx {
     }
 }
 
-/// Workers that still need each other's queues.
+/// The number of workers that still need each other's queues.
 pub type Unfinished = Arc<AtomicUsize>;

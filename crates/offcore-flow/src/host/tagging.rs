@@ -10,8 +10,8 @@ pub(super) fn untag(vlan: u16, burst: &mut Burst, cache: &mut PoolCache) -> u64 
     keep(burst, cache, |packet| vlan_of(packet) == Ok(Some(vlan)) && retag(packet, Retag::Pop).is_ok())
 }
 
-/// Tags packets without a tag: a packet that the port did not take returns here with its tag. Returns the number of
-/// packets without headroom, which are dropped.
+/// Tags packets that have no tag. A packet that the port did not accept before already has its tag. Returns the number
+/// of packets without headroom, which are dropped.
 pub(super) fn tag(vlan: u16, burst: &mut Burst, cache: &mut PoolCache) -> u64 {
     keep(burst, cache, |packet| match vlan_of(packet) {
         Ok(None) => retag(packet, Retag::Push(vlan)).is_ok(),

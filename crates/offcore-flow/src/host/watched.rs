@@ -9,32 +9,32 @@ use offcore_tcp::proto::{DropReason, IfaceInfo, Info, StackCounts};
 
 /// Microseconds between two updates.
 const EVERY: u64 = 100_000;
-/// Connections that are told of, at most.
+/// Maximum number of connections in a report.
 pub const MOST: usize = 1000;
 
-/// Counters of a host: the stack's, packets that were not made for want of buffers, and parts of packets that were not put
-/// together.
+/// Counters of a host: the stack's counters, packets that were not created because no buffer was free, and fragments
+/// that were not reassembled.
 pub const HOST_COUNTERS: [&str; StackCounts::NAMES.len() + 2] =
     joined(StackCounts::NAMES, ["starved", "fragments_dropped"]);
 
-/// A host's state a moment ago, without its counters.
+/// A recent snapshot of a host's state, without its counters.
 #[derive(Debug)]
 pub struct HostState {
-    /// By interface.
+    /// Interfaces, in order of their number.
     pub interfaces: Mutex<Vec<IfaceInfo>>,
-    /// Each worker's connections, [`MOST`] of them; none unless reports have them.
+    /// The connections of each worker, up to [`MOST`] of them; `None` if reports do not include connections.
     pub connections: Option<Vec<Mutex<Vec<Info>>>>,
 }
 
 impl HostState {
-    /// The state of a host of `workers` workers.
+    /// Creates the state of a host with `workers` workers.
     pub fn new(workers: usize, with_connections: bool) -> Self {
         let connections = || (0..workers).map(|_| Mutex::default()).collect();
         Self { interfaces: Mutex::default(), connections: with_connections.then(connections) }
     }
 }
 
-/// Where a host's counters go.
+/// The destinations of a host's reports.
 #[derive(Debug)]
 pub struct Watched {
     counts: Block,
@@ -42,15 +42,15 @@ pub struct Watched {
     state: Arc<HostState>,
     /// This worker's number.
     worker: usize,
-    /// When they are to be updated.
+    /// When the next update is due, in microseconds.
     due: u64,
 }
 
 impl Watched {
-    /// Counters on `page` of worker number `worker`, which is on `lcore`.
+    /// Creates counters on `page` for worker number `worker`, which runs on `lcore`.
     ///
     /// # Errors
-    /// When the page is full.
+    /// Returns an error if the page is full.
     pub fn new(
         page: &StatsPage,
         lcore: usize,
@@ -62,7 +62,7 @@ impl Watched {
         Ok(Self { counts, drops, state, worker, due: 0 })
     }
 
-    /// Tells how the host is `now`, unless that was told just before.
+    /// Reports the state at time `now`, unless the last report is recent.
     pub(super) fn update(&mut self, now: u64, path: &mut Path) {
         if now >= self.due {
             self.due = now + EVERY;
@@ -70,7 +70,7 @@ impl Watched {
         }
     }
 
-    /// Tells how the host is at last: nothing is told any more.
+    /// Makes the final report.
     pub(super) fn finish(&mut self, now: u64, path: &mut Path) {
         self.due = u64::MAX;
         self.tell(now, path);
@@ -80,7 +80,7 @@ impl Watched {
         let PathStats { starved, fragments_dropped } = path.stats();
         self.counts.set(path.stack.counts().values().into_iter().chain([starved, fragments_dropped]));
         self.drops.set(path.stack.drops().iter().map(|(_, count)| count));
-        // Whoever reads them has them for a moment only; a worker does not wait for that.
+        // A reader holds the lock only for a moment, but a worker must not wait for it.
         let HostState { interfaces, connections } = &*self.state;
         if self.worker == 0
             && let Ok(mut interfaces) = interfaces.try_lock()

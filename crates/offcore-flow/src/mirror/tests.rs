@@ -5,7 +5,7 @@ use offcore_vhost::testing::Worker;
 use super::*;
 use crate::ring::{RingSetup, ring};
 
-/// A worker's things, and rings that stand for ports.
+/// A worker's resources, and rings that stand for ports.
 struct Setup {
     page: StatsPage,
     pool: &'static Pool,
@@ -24,7 +24,7 @@ impl Setup {
         ring(RingSetup { packets, pool, waits: false, wakes: false, stats: page, name, index: 0 }).unwrap()
     }
 
-    /// Packets whose first byte is one of these.
+    /// Returns packets with these first bytes.
     fn packets(&mut self, numbers: impl IntoIterator<Item = u8>) -> Burst {
         let packet = |number| {
             let mut packet = self.worker.cache.take_sized(HEADROOM, 64).unwrap();
@@ -34,7 +34,7 @@ impl Setup {
         numbers.into_iter().map(packet).collect()
     }
 
-    /// The first bytes of all that comes over a ring.
+    /// Returns the first bytes of all packets from a ring.
     fn received(&mut self, ring: &mut RingRx) -> Vec<u8> {
         let mut all = Vec::new();
         loop {
@@ -69,12 +69,12 @@ fn mirror_orders_both_directions() {
         let mut burst = Burst::new();
         rx.rx(&mut setup.worker.ctx(), &mut burst);
         assert_eq!(burst.len(), numbers.len());
-        // What the port sends says that it is an answer.
+        // The top bit marks packets that the port sends.
         burst.iter_mut().for_each(|packet| packet.bytes_mut()[0] |= 0x80);
         tx.tx(&mut setup.worker.ctx(), &mut burst);
         expected.extend(numbers.map(|number| number | 0x80));
         forwarded.extend(setup.received(&mut sink));
-        // The mirror is seldom looked after.
+        // The mirror runs rarely.
         if round % 7 == 0 {
             mirror.round(&mut setup.worker.ctx());
         }
@@ -120,10 +120,10 @@ fn hung_mirror_leaves_an_eighth() {
     assert_eq!(kept + dropped, 64 * 32);
     let free = setup.worker.cache.available() as u64;
     assert_eq!(kept + free, 1024);
-    // Copies are made of whole bursts, while the bursts themselves have buffers.
+    // Whole bursts are copied, while the bursts themselves still hold buffers.
     assert!((128..128 + 64).contains(&free), "{free} of 1024 left");
 
-    // What a port does not take is not mirrored, and so no copy of it is missing.
+    // Packets that a port does not accept are not mirrored, so they do not count as missing copies.
     let (to, _sink) = setup.ring("sink", 4);
     let (copies, _end) = setup.ring("m1", 2048);
     let mut tx = MirrorTx::new(Box::new(to), copies);
@@ -151,7 +151,7 @@ fn refused_packets_are_not_mirrored() {
     setup.worker.cache.free_all(packets);
 }
 
-/// A queue that takes everything back, as a generator does.
+/// A queue that takes all packets back, like a generator.
 #[derive(Debug)]
 struct Patient(Burst, RxCounters);
 
@@ -175,7 +175,7 @@ fn retaken_packet_is_mirrored_once() {
     let mut rx = MirrorRx::new(Box::new(Patient(packets, RxCounters::private())), copies);
     let mut burst = Burst::new();
     rx.rx(&mut setup.worker.ctx(), &mut burst);
-    // Three could be sent.
+    // Three packets could be sent.
     setup.worker.cache.free_all(burst.drain(..3));
     rx.take_back(&mut burst);
     rx.rx(&mut setup.worker.ctx(), &mut burst);

@@ -22,7 +22,7 @@ const NEVER: Duration = Duration::from_secs(3600);
 fn side(pool: &'static Pool) -> Side {
     Side { burst: 32, ..Side::over(pool) }
 }
-/// A packet with its number after a 14-byte header; every tenth has `mark` after that.
+/// Creates a packet with its number after a 14-byte header. Every tenth packet contains `mark` after that.
 fn make(cache: &mut PoolCache, number: u64) -> Option<Packet> {
     let mut packet = cache.take_sized(HEADROOM, 60 + number as usize % 1000)?;
     let bytes = packet.bytes_mut();
@@ -75,8 +75,8 @@ fn send(mut tx: WorkTx, mut side: Side) {
     assert_eq!(tx.counters().packets(), PACKETS);
 }
 
-/// Numbers of the packets returned, and the counters that are non-zero in an ordinary run: bursts, results, packets
-/// dropped.
+/// Returns the numbers of the returned packets, and the counters of bursts, results and dropped packets. The others
+/// must be zero.
 fn through(worker: Worker<'_>, burst: usize, kind: Kind, on_hit: OnHit) -> (Vec<u64>, Vec<u64>) {
     let work = Work { kind, swap: true, skip: 14, ..Work::default() };
     let (numbers, counters, elsewhere) = through_with(worker, burst, work, on_hit, |_| ());
@@ -84,8 +84,8 @@ fn through(worker: Worker<'_>, burst: usize, kind: Kind, on_hit: OnHit) -> (Vec<
     (numbers, counters[..WorkCount::Marked as usize].to_vec())
 }
 
-/// Numbers of the packets returned, all counters of the work, and numbers of the steered packets. `see` is called with
-/// every packet.
+/// Returns the numbers of the returned packets, all work counters, and the numbers of the steered packets. `see` is
+/// called for every packet.
 fn through_with(
     worker: Worker<'_>,
     burst: usize,
@@ -178,7 +178,7 @@ fn packets_are_filtered_by_result() {
     assert_eq!(chosen, (marked, vec![200, PACKETS / 10, PACKETS / 10 * 9]));
 }
 
-/// Bursts too small for l2fwd-nv are gathered and returned, on a device as on the core.
+/// Bursts too small for l2fwd-nv are gathered and returned, with a device and with the CPU.
 #[test]
 fn pitfall_3_bursts_of_1_to_4_are_gathered() {
     let all: Vec<u64> = (0..PACKETS).collect();
@@ -194,12 +194,12 @@ fn pitfall_3_bursts_of_1_to_4_are_gathered() {
     }
 }
 
-/// A packet's DSCP; `make` creates IPv4 packets with 0.
+/// Returns a packet's DSCP. It is 0 in packets from `make`.
 fn dscp_of(packet: &Packet) -> u8 {
     packet.bytes()[14 + 1] >> 2
 }
 
-/// Split or not, with any worker: packets return in one buffer, handled by their result.
+/// With and without buffer split, and with any worker, packets return in one buffer and are handled by their result.
 #[test]
 fn packets_are_split_marked_and_steered() {
     let all: Vec<u64> = (0..PACKETS).collect();
@@ -228,7 +228,7 @@ fn packets_are_split_marked_and_steered() {
     }
 }
 
-/// The counters for this many bursts and results.
+/// Returns the counters for these numbers of bursts and results.
 fn bursts_of(bursts: u64, hits: u64, more: impl FnOnce(&mut [u64])) -> Vec<u64> {
     let mut counters = vec![0; WorkCount::NAMES.len()];
     (counters[WorkCount::Bursts as usize], counters[WorkCount::Hits as usize]) = (bursts, hits);
@@ -293,7 +293,7 @@ fn pitfall_4_partial_burst_waits() {
         rx.rx(&mut side.ctx(), &mut burst);
         assert_eq!(burst.len(), if goes { 3 } else { 0 });
         side.cache.free_all(burst.drain(..));
-        // A stop does not wait.
+        // Stopping does not wait for the timeout.
         let mut rest = 0;
         while !tx.stop(&mut side.ctx()) {
             rx.drain(&mut side.ctx(), &mut burst);

@@ -1,5 +1,5 @@
-//! What the control thread tells senders and receivers while they run, and what they tell it: settings through a cell
-//! that is looked at between bursts, latencies through another one. No lock is taken unless something has changed.
+//! Communication between the control thread and running senders and receivers. Workers check one cell for new settings
+//! between bursts; latencies are handed over through another cell. A lock is only taken when something has changed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,23 +9,23 @@ use offcore_stats::Histogram;
 use super::rate::Rate;
 use super::sizes::Sizes;
 
-/// What senders shall do.
+/// Settings of senders.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub running: bool,
     pub rate: Rate,
     pub sizes: Sizes,
-    /// Of how many flows, 1 to 65536; they take turns.
+    /// Number of flows, 1 to 65536. Packets cycle through them.
     pub flows: u32,
-    /// Packets that are due together.
+    /// Number of packets that are due together.
     pub burst: u32,
-    /// How many packets from each start to its end; without it they go on.
+    /// Number of packets to send from each start. `None` means no limit.
     pub count: Option<u64>,
-    /// The number of the start: a higher one begins [`count`](Self::count) anew.
+    /// Number of the start. A higher number restarts [`count`](Self::count).
     pub start: u64,
 }
 
-/// The settings, and how often they have changed.
+/// The settings and their version.
 #[derive(Debug)]
 pub(super) struct Control {
     version: AtomicU64,
@@ -37,7 +37,7 @@ impl Control {
         Self { version: AtomicU64::new(1), settings: Mutex::new(settings) }
     }
 
-    /// The settings as they are now.
+    /// Returns the current settings.
     pub(super) fn settings(&self) -> Settings {
         self.lock().clone()
     }
@@ -49,7 +49,7 @@ impl Control {
         self.version.fetch_add(1, Ordering::Release) + 1
     }
 
-    /// The settings and their version, if that is not `seen`. For workers, between two bursts.
+    /// Returns the settings and their version if it differs from `seen`. Workers call this between two bursts.
     #[inline(always)]
     pub(super) fn changed(&self, seen: u64) -> Option<(u64, Settings)> {
         if self.version.load(Ordering::Acquire) == seen {
@@ -81,24 +81,24 @@ impl Handover {
         }
     }
 
-    /// Asks the receiver for what it has.
+    /// Asks the receiver for its latencies.
     pub(super) fn ask(&self) {
         self.asked.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether the receiver has answered since.
+    /// Whether the receiver has answered the last request.
     pub(super) fn is_answered(&self) -> bool {
         self.answered.load(Ordering::Acquire) == self.asked.load(Ordering::Relaxed)
     }
 
-    /// Adds what the receiver has handed over to `all`.
+    /// Moves the latencies from the receiver to `all`.
     pub(super) fn take(&self, all: &mut Histogram) {
         let mut latencies = self.lock();
         all.merge(&latencies);
         latencies.clear();
     }
 
-    /// Hands over, if that was asked for. For the receiver, between two bursts.
+    /// Hands over the latencies if they were requested. The receiver calls this between two bursts.
     #[inline(always)]
     pub(super) fn answer(&self, latencies: &mut Histogram) {
         let asked = self.asked.load(Ordering::Acquire);

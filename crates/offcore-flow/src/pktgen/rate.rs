@@ -1,4 +1,4 @@
-//! How fast packets are sent, and when each one is due.
+//! Packet rates, and the times at which packets are due.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,31 +8,31 @@ use std::time::Duration;
 
 use offcore_stats::tsc;
 
-/// Bytes that a frame takes on a wire besides itself: preamble, start delimiter and the gap between frames.
+/// Bytes on the wire in addition to the frame: preamble, start delimiter and the gap between frames.
 pub const WIRE_OVERHEAD: usize = 20;
-/// What is due for longer than this, because nothing could be sent, is not made up for.
+/// If nothing could be sent for longer than this, the delay is not made up for.
 const BACKLOG: Duration = Duration::from_secs(1);
 
-/// A rate.
+/// A packet rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
     /// As fast as the port takes packets.
     Unlimited,
-    /// Packets a second.
+    /// Packets per second.
     Packets(f64),
-    /// Bits of frames a second, FCS included.
+    /// Bits of frames per second, including the FCS.
     Bits(f64),
-    /// Percent of a link's speed, preambles and gaps included: to be made [`Rate::Wire`] by [`Rate::on`].
+    /// Percentage of the link speed, including preambles and gaps. [`Rate::on`] converts it to [`Rate::Wire`].
     Percent(f64),
-    /// Bits a second on the wire: frames, FCS, preambles and gaps.
+    /// Bits per second on the wire: frames, FCS, preambles and gaps.
     Wire(f64),
 }
 
 impl Rate {
-    /// The rate on a link of `bits` a second, where that is known.
+    /// Returns the rate on a link of `bits` per second, if its speed is known.
     ///
     /// # Errors
-    /// When it is a share of a link whose speed is not known.
+    /// If the rate is a percentage and the link speed is unknown.
     pub fn on(self, bits: Option<f64>) -> Result<Self, SwitchError> {
         match (self, bits) {
             (Self::Percent(percent), Some(bits)) => Ok(Self::Wire(bits * percent / 100.0)),
@@ -43,7 +43,7 @@ impl Rate {
         }
     }
 
-    /// Ticks from one packet to the next, when the first is `size` bytes long, FCS included; 0 without a limit.
+    /// Returns the ticks from a packet of `size` bytes, including the FCS, to the next one; 0 without a limit.
     #[inline]
     fn cost(self, size: usize, hz: f64) -> f64 {
         match self {
@@ -94,7 +94,7 @@ impl FromStr for Rate {
     }
 }
 
-/// A number that may end in k, M, G or T.
+/// Parses a number with an optional suffix k, M, G or T.
 fn scaled(text: &str) -> Option<f64> {
     let (number, factor) = match text.chars().last()? {
         'k' => (&text[..text.len() - 1], 1e3),
@@ -130,17 +130,17 @@ impl fmt::Display for Rate {
     }
 }
 
-/// When packets are due: an open loop, in which a packet's time does not depend on whether those before it were sent in
-/// time.
+/// The times at which packets are due. The loop is open: a packet's time does not depend on whether earlier packets
+/// were sent in time.
 #[derive(Debug)]
 pub(super) struct Schedule {
     rate: Rate,
     hz: f64,
-    /// When the next packet is due, once the first one was.
+    /// When the next packet is due. `None` before the first one.
     due: Option<u64>,
-    /// What is to be added to that: less than a tick.
+    /// Fraction of a tick to add to `due`.
     part: f64,
-    /// What the last packet cost, in ticks.
+    /// Ticks from the last packet to the next one.
     last_cost: f64,
     backlog: u64,
 }
@@ -151,12 +151,12 @@ impl Schedule {
         Self { rate, hz: hz as f64, due: None, part: 0.0, last_cost: 0.0, backlog }
     }
 
-    /// A schedule by the TSC.
+    /// Creates a schedule that uses the TSC.
     pub(super) fn by_tsc(rate: Rate) -> Self {
         Self::new(rate, tsc::hz())
     }
 
-    /// The time of the next packet, if that has come; and how many packets were given up as too late before it.
+    /// Returns the time of the next packet if it is due, and the number of packets given up as too late before it.
     #[inline]
     pub(super) fn due(&mut self, now: u64) -> Option<(u64, u64)> {
         if self.rate == Rate::Unlimited {
@@ -172,12 +172,12 @@ impl Schedule {
         Some((now, given_up))
     }
 
-    /// The time of the next packet, now or later; `None` before the first packet and without a rate.
+    /// Returns the time of the next packet, now or later. `None` before the first packet and without a rate.
     pub(super) fn next(&self) -> Option<u64> {
         self.due
     }
 
-    /// A packet of `size` bytes, FCS included, is sent.
+    /// Records that a packet of `size` bytes, including the FCS, is sent.
     #[inline]
     pub(super) fn spend(&mut self, size: usize) {
         let Some(due) = &mut self.due else { return };
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(Rate::Packets(1.0).on(None).unwrap(), Rate::Packets(1.0));
     }
 
-    /// Packets that are due in the first `ticks`, asked for every `step`.
+    /// Returns the number of packets due in the first `ticks`, with a check every `step` ticks.
     fn due_in(rate: Rate, hz: u64, size: usize, ticks: u64, step: usize) -> u64 {
         let mut schedule = Schedule::new(rate, hz);
         let mut packets = 0;

@@ -1,4 +1,4 @@
-//! The receiving half: whether each packet came once, in order and unchanged, and how long it took.
+//! The receiver: checks that each packet arrives once, in order and unchanged, and measures its latency.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use offcore_wire::stamp::{self, DUE_RANGE, Stamp, StampError};
 use super::control::Handover;
 use super::source::MAX_FLOWS;
 
-/// Which packets a receiver expects.
+/// The packets that a receiver expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
-    /// Those of a stream; any other one is foreign.
+    /// Packets of a stream. All other packets are foreign.
     Stream(u16),
-    /// Any: they are only counted.
+    /// Any packets. They are only counted.
     Anything,
-    /// None: all are foreign.
+    /// No packets. All packets are foreign.
     Nothing,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver that looks at the content of one packet in `verify`, or of none when that is 0.
+    /// Creates a receiver that verifies the content of one packet in `verify`, or of none if `verify` is 0.
     pub(super) fn new(
         queues: Vec<Box<dyn RxQueue>>,
         expected: Expected,
@@ -47,12 +47,12 @@ impl Receiver {
         Self { queues, check, latencies: Histogram::new(), handover, counters }
     }
 
-    /// Counters of the port's RX queues.
+    /// Returns the counters of the port's RX queues.
     pub(super) fn rx_counters(&self) -> Vec<RxCounters> {
         self.queues.iter().map(|queue| queue.counters().clone()).collect()
     }
 
-    /// Takes a burst from each queue; returns how many packets there were.
+    /// Receives a burst from each queue. Returns the number of packets.
     #[inline]
     pub(super) fn round(&mut self, ctx: &mut Context<'_>) -> usize {
         let mut packets = 0;
@@ -71,7 +71,7 @@ impl Receiver {
         packets
     }
 
-    /// Takes what was on its way; returns how many packets still are.
+    /// Receives packets in flight. Returns the number of packets that are still in flight.
     pub(super) fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
         let mut left = 0;
         for queue in &mut self.queues {
@@ -86,21 +86,21 @@ impl Receiver {
     }
 }
 
-/// The numbers of one flow.
+/// Receive state of one flow.
 #[derive(Clone, Debug, Default)]
 struct Flow {
     sequence: Sequence,
-    /// The number after the highest that came: what a number's upper half is told by.
+    /// The number after the highest one received. It supplies the upper half of received 32-bit numbers.
     next: u64,
 }
 
 counters! {
-    /// What a receiver counts, or what one burst adds to that.
+    /// Counters of a receiver, or their increments for one burst.
     pub(super) struct Received {
         received,
         bytes,
         verified,
-        /// Wraps below 0 when what was lost before comes late.
+        /// Wraps below 0 if a packet that was counted as lost arrives late.
         lost,
         reordered,
         duplicates,
@@ -110,13 +110,13 @@ counters! {
     }
 }
 
-/// What is known of a stream.
+/// Receive state of a stream.
 #[derive(Debug)]
 struct Check {
     expected: Expected,
     flows: Box<[Flow]>,
     verify: u32,
-    /// Packets until one is verified.
+    /// Packets until the next one is verified.
     until_verify: u32,
     counts: Received,
 }
@@ -168,19 +168,19 @@ impl Check {
         }
         if self.arrive(found.stamp) {
             self.counts.bytes += (len + FCS_LEN) as u64;
-            // Modulo the range of what a packet says; what was due after now came at once.
+            // Stamps contain times modulo `DUE_RANGE`. The latency of a packet that was due after `now` is 0.
             let took = now.wrapping_sub(found.stamp.due) % DUE_RANGE;
             latencies.record(if took < DUE_RANGE / 2 { took } else { 0 });
         }
     }
 
-    /// Notes that a number came; whether for the first time.
+    /// Records the arrival of a number. Returns whether it is the first arrival.
     #[inline]
     fn arrive(&mut self, stamp: Stamp) -> bool {
         let flow = &mut self.flows[usize::from(stamp.flow)];
         let ahead = stamp.number.wrapping_sub(flow.next as u32).cast_signed();
         let Some(number) = flow.next.checked_add_signed(ahead.into()) else {
-            // Before the first one: no such packet was sent.
+            // The number is before the first one: no such packet was sent.
             self.counts.corrupt += 1;
             return false;
         };
@@ -190,7 +190,7 @@ impl Check {
         match flow.sequence.arrive(number) {
             Arrival::InOrder => {}
             Arrival::Ahead(gap) => counts.lost = counts.lost.wrapping_add(gap),
-            // So late that nobody can tell whether it came before: taken for the first time, as most are.
+            // Too late to know whether it is a duplicate. It is taken as a first arrival, as most are.
             Arrival::Late | Arrival::TooOld => {
                 counts.reordered += 1;
                 counts.lost = counts.lost.wrapping_sub(1);
@@ -199,7 +199,7 @@ impl Check {
                 counts.duplicates += 1;
                 return false;
             }
-            // Does not happen: a number is within 2^31 of the one before.
+            // Cannot happen: a number is within 2^31 of the previous one.
             Arrival::Implausible => counts.corrupt += 1,
         }
         true

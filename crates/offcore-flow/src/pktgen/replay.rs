@@ -1,4 +1,4 @@
-//! Packets of a capture file, sent byte for byte as they were captured, in their own time or at a rate.
+//! Packets of a capture file, sent byte for byte as captured, with the capture's own timing or at a rate.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -8,9 +8,9 @@ use offcore_mem::{HEADROOM, Packet, PoolCache};
 use offcore_wire::ethernet::{FCS_LEN, HEADER_LEN};
 use offcore_wire::pcap::{MAX_RECORD_LEN, PcapError, PcapReader};
 
-/// Captures are kept in memory: larger ones are refused.
+/// Captures are kept in memory. Larger ones are refused.
 const MAX_BYTES: usize = 1 << 30;
-/// What stands between a capture's last packet and its first one again, in nanoseconds, when it has only one.
+/// Gap before the capture is repeated, in nanoseconds, if its packets have no gaps.
 const GAP_NS: u64 = 1_000_000;
 
 /// A capture in memory.
@@ -18,7 +18,7 @@ const GAP_NS: u64 = 1_000_000;
 pub struct Capture {
     bytes: Vec<u8>,
     records: Vec<Record>,
-    /// Packets that the capture has only the beginning of.
+    /// Packets whose end is missing in the capture.
     cut: u64,
 }
 
@@ -26,7 +26,7 @@ pub struct Capture {
 struct Record {
     start: usize,
     len: usize,
-    /// When it was captured, in nanoseconds after the first one; never less than the one before.
+    /// Capture time in nanoseconds after the first packet. It never decreases.
     at_ns: u64,
 }
 
@@ -46,10 +46,10 @@ pub enum CaptureError {
 }
 
 impl Capture {
-    /// Reads a capture to its end.
+    /// Reads a whole capture.
     ///
     /// # Errors
-    /// [`CaptureError`] names the file, and what is wrong with it.
+    /// [`CaptureError`] names the file and the error.
     pub fn read(path: &Path) -> Result<Self, CaptureError> {
         let fail = |error| match error {
             PcapError::Io(source) => CaptureError::Io { path: path.into(), source },
@@ -80,22 +80,22 @@ impl Capture {
         Ok(capture)
     }
 
-    /// Packets.
+    /// Returns the number of packets.
     pub fn packets(&self) -> u64 {
         self.records.len() as u64
     }
 
-    /// Packets that the capture has only the beginning of: that is what is sent of them.
+    /// Returns the number of packets whose end is missing in the capture. Only their beginning is sent.
     pub fn cut(&self) -> u64 {
         self.cut
     }
 
-    /// The longest packet, in bytes with FCS.
+    /// Returns the length of the longest packet in bytes, including the FCS.
     pub fn largest(&self) -> usize {
         self.records.iter().map(|record| record.len).max().unwrap_or(0) + FCS_LEN
     }
 
-    /// From the first packet to the first one again: the last one's time and an ordinary gap.
+    /// Returns the time from the first packet to its repetition: the time of the last packet plus an average gap.
     fn period_ns(&self) -> u64 {
         let last = self.records.last().map_or(0, |record| record.at_ns);
         let gaps = self.records.len() as u64 - 1;
@@ -109,29 +109,29 @@ pub(super) struct Replay {
     capture: Capture,
     period_ns: u64,
     repeat: bool,
-    /// Ticks of a nanosecond of the capture, in its own time.
+    /// Ticks per nanosecond of the capture's timestamps.
     ticks_per_ns: f64,
     next: usize,
-    /// When the present round began: ticks.
+    /// When the first round began, in ticks.
     began: Option<u64>,
-    /// Rounds before the present one.
+    /// Completed rounds.
     rounds: u64,
 }
 
 impl Replay {
-    /// `speed` is how many times faster than it was captured.
+    /// Creates a replay. `speed` is the speed-up relative to the capture.
     pub(super) fn new(capture: Capture, repeat: bool, speed: f64, hz: u64) -> Self {
         let period_ns = capture.period_ns();
         let ticks_per_ns = hz as f64 / 1e9 / speed;
         Self { capture, period_ns, repeat, ticks_per_ns, next: 0, began: None, rounds: 0 }
     }
 
-    /// From the first packet again.
+    /// Restarts at the first packet.
     pub(super) fn rewind(&mut self) {
         (self.next, self.began, self.rounds) = (0, None, 0);
     }
 
-    /// When the next packet is due by the capture's own time; `None` at its end.
+    /// Returns when the next packet is due by the capture's timestamps, or `None` at the end.
     #[inline]
     pub(super) fn due(&mut self, now: u64) -> Option<u64> {
         let began = *self.began.get_or_insert(now);
@@ -140,7 +140,7 @@ impl Replay {
         Some(began + (after * self.ticks_per_ns) as u64)
     }
 
-    /// The due time of the next packet by the capture's timestamps.
+    /// Returns when the next packet is due by the capture's timestamps; after the last packet, the end of its gap.
     pub(super) fn end(&self) -> Option<u64> {
         let in_round = match self.capture.records.get(self.next) {
             Some(record) => record.at_ns,
@@ -167,7 +167,7 @@ impl Replay {
         Some(self.capture.records[self.next])
     }
 
-    /// The next packet and its size, FCS included; `None` when the pool has run dry, or at the end.
+    /// Returns the next packet and its size, including the FCS. `None` if the pool is empty, or at the end.
     #[inline]
     pub(super) fn make(&mut self, cache: &mut PoolCache) -> Option<(Packet, usize)> {
         let Record { start, len, .. } = self.record()?;
@@ -175,7 +175,7 @@ impl Replay {
         let mut bytes = &self.capture.bytes[start..start + len];
         for segment in cache.pool().segments_mut(&mut packet) {
             let (here, rest) = bytes.split_at(segment.len());
-            // copy-ok: packets of a file are written, nobody forwards them
+            // copy-ok: packets of a file are written, not forwarded
             segment.copy_from_slice(here);
             bytes = rest;
         }
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!((capture.packets(), capture.largest(), capture.cut()), (3, 5004, 0));
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
-        // Two ticks a nanosecond, and twice as fast.
+        // Two ticks per nanosecond, at double speed.
         let mut replay = Replay::new(capture.clone(), true, 2.0, 2_000_000_000);
         let mut seen = Vec::new();
         for _ in 0..7 {

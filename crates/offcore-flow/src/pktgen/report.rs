@@ -1,4 +1,4 @@
-//! What a generator tells: counts and latencies of each direction, and of all together.
+//! Reports of a generator: counts and latencies of each direction and of all directions together.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
@@ -13,73 +13,73 @@ use super::receiver::Received;
 use super::sender::Sent;
 use super::{Direction, Running};
 
-/// The longest time between two looks at what has come.
+/// The longest time between two checks for received packets.
 const LOOKS: Duration = Duration::from_millis(200);
-/// How long receivers may take to hand over their latencies.
+/// Maximum time in which receivers hand over their latencies.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
 counters! {
-    /// Counts of one direction, or of several together; `lost` may become less.
+    /// Counts of one direction, or the sum of several. `lost` may decrease.
     #[derive(Serialize)]
     pub struct Counts {
         /// Packets that the port sent.
         sent,
-        /// Their bytes, FCS included.
+        /// Bytes of sent packets, including the FCS.
         sent_bytes,
-        /// Packets that the port took and did not send: too big for it, or its link was down.
+        /// Packets that the port accepted but did not send, because they were too big or the link was down.
         tx_dropped,
-        /// Packets that were due and given up, since nothing could be sent for a second.
+        /// Due packets that were given up because nothing could be sent for a second.
         given_up,
-        /// Packets that came, duplicates included.
+        /// Packets received, including duplicates.
         received,
-        /// Bytes of those that came for the first time, FCS included.
+        /// Bytes of packets received for the first time, including the FCS.
         received_bytes,
-        /// Packets whose content was looked at byte for byte.
+        /// Packets whose content was compared byte for byte.
         verified,
-        /// Packets that are missing: below the highest number that came in their flow, and in a final report all.
+        /// Missing packets below the highest number received in their flow; in a final report, all missing packets.
         lost,
-        /// Packets that came after one with a higher number of their flow.
+        /// Packets received after a packet of their flow with a higher number.
         reordered,
-        /// Packets that came more than once, without their first time.
+        /// Packets received again; their first arrival is not included.
         duplicates,
-        /// Packets whose content, length or number is not what was sent. When that is seen in the number or the headers, they
-        /// do not count as received, and therefore as lost.
+        /// Packets whose content, length or number differs from the packet that was sent. If the number or the headers
+        /// are corrupt, the packet does not count as received, and therefore counts as lost.
         corrupt,
-        /// Packets that the receiving port dropped, before anybody could look whose they are; they count as lost.
+        /// Packets that the receiving port dropped before they could be identified. They count as lost.
         rx_dropped,
-        /// Somebody else's packets.
+        /// Packets from other senders.
         foreign,
-        /// No sound packets: shorter than their headers, or than these say.
+        /// Invalid packets: shorter than their headers, or shorter than the headers say.
         malformed,
     }
 }
 
 impl Counts {
-    /// Whether everything that was sent came once, in order and unchanged.
+    /// Whether every sent packet arrived once, in order and unchanged.
     pub fn is_clean(&self) -> bool {
         self.lost == 0 && self.reordered == 0 && self.duplicates == 0 && self.corrupt == 0
     }
 
-    /// What has not come is lost.
+    /// Counts all missing packets as lost.
     fn give_up(&mut self) {
         self.lost = self.sent.saturating_sub(self.unique());
     }
 
-    /// Different packets that came.
+    /// Returns the number of received packets without duplicates.
     pub fn unique(&self) -> u64 {
         self.received.saturating_sub(self.duplicates)
     }
 }
 
-/// Latencies in nanoseconds, from when packets were due; absent where none was measured.
+/// Latencies in nanoseconds, measured from the times at which packets were due. `None` if no latency was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Latencies {
     pub min_ns: Option<f64>,
-    /// What half of the packets did not exceed.
+    /// The latency that 50 % of the packets did not exceed.
     pub p50_ns: Option<f64>,
     pub p90_ns: Option<f64>,
     pub p99_ns: Option<f64>,
-    /// What 99.9 % did not exceed.
+    /// The latency that 99.9 % of the packets did not exceed.
     pub p999_ns: Option<f64>,
     pub max_ns: Option<f64>,
 }
@@ -106,11 +106,11 @@ pub struct Figures {
     pub counts: Counts,
     pub tx_mpps: f64,
     pub rx_mpps: f64,
-    /// Gbit of frames sent a second, FCS included.
+    /// Sent frames in Gbit/s, including the FCS.
     pub tx_gbps: f64,
-    /// Gbit of frames received a second, FCS included.
+    /// Received frames in Gbit/s, including the FCS.
     pub rx_gbps: f64,
-    /// Gbit a second that what was received takes on a wire, with preambles and gaps.
+    /// Received frames in Gbit/s on the wire, including preambles and gaps.
     pub gbps_l1: f64,
     #[serde(flatten)]
     pub latencies: Latencies,
@@ -133,18 +133,18 @@ impl Figures {
     }
 }
 
-/// What the queues of a port have counted, whatever the packets were. Bytes include FCS.
+/// Counts of a port's queues, for any packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PortCounts {
     pub tx_packets: u64,
     pub rx_packets: u64,
-    /// Packets that were dropped instead of sent.
+    /// Packets dropped instead of sent.
     pub tx_dropped: u64,
-    /// Packets that were dropped on their way in.
+    /// Packets dropped during reception.
     pub rx_dropped: u64,
 }
 
-/// One direction.
+/// Figures of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct DirectionReport {
     pub from: usize,
@@ -153,7 +153,7 @@ pub struct DirectionReport {
     pub figures: Figures,
 }
 
-/// One report.
+/// A report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PktgenReport {
     /// `interval`, `stats` or `final`.
@@ -167,27 +167,28 @@ pub struct PktgenReport {
     pub flows: u32,
     /// Packets that are due together.
     pub burst: u32,
-    /// All directions together.
+    /// The sum of all directions.
     #[serde(flatten)]
     pub all: Figures,
     pub directions: Vec<DirectionReport>,
 }
 
-/// Makes reports.
+/// Creates reports.
 #[derive(Debug)]
 pub struct Reporter {
     started: Instant,
-    /// When the last interval ended, and what had been counted.
+    /// End of the last interval, and the counts at that time.
     last: (Instant, Vec<Counts>),
     cleared: Vec<Counts>,
     latencies: Vec<Histogram>,
-    /// When nothing had come yet; packets that had at the last look, and when more had than before.
+    /// Last check before any packet was received. `came` is the number of packets received, and the time of the check
+    /// that saw it increase.
     quiet: Instant,
     came: (u64, Instant),
 }
 
 impl Reporter {
-    /// A reporter of `running`, whose counts begin now.
+    /// Creates a reporter for `running`. Its counts start now.
     pub fn new(running: &Running) -> Self {
         let counts: Vec<_> = running.directions.iter().map(counts).collect();
         let latencies = running.directions.iter().map(|_| Histogram::new()).collect();
@@ -202,8 +203,8 @@ impl Reporter {
         }
     }
 
-    /// Looks whether packets come. To be called now and then: who limits their rate, or holds them back, has them come for longer
-    /// than they are sent.
+    /// Checks whether packets arrive. Call it regularly: if the rate is limited or packets are delayed on their way,
+    /// they arrive for longer than they are sent.
     pub fn look(&mut self, running: &Running) {
         let now = Instant::now();
         let cleared: u64 = self.cleared.iter().map(|counts| counts.received).sum();
@@ -214,7 +215,8 @@ impl Reporter {
         }
     }
 
-    /// Counts since the start or [`clear`](Self::clear), rates and latencies of the time since the last such report.
+    /// Returns counts since the start or [`clear`](Self::clear), and rates and latencies since the previous interval
+    /// report.
     pub fn interval(&mut self, running: &Running, kind: &'static str) -> PktgenReport {
         let latencies = self.collect(running);
         let now = Instant::now();
@@ -224,16 +226,17 @@ impl Reporter {
         self.report(running, kind, counted, &before, (over, over), &latencies)
     }
 
-    /// Counts, rates and latencies since the start or [`clear`](Self::clear). Sending took `active` of that time, and
-    /// the next packet would have been due `gap` later. Missing packets count as lost.
+    /// Returns counts, rates and latencies since the start or [`clear`](Self::clear). Sending took `active` of that
+    /// time, and the next packet would have been due `gap` later. Missing packets count as lost.
     pub fn last(&mut self, running: &Running, active: Duration, gap: Duration) -> PktgenReport {
         self.collect(running);
         let mut counted: Vec<_> = running.directions.iter().map(counts).collect();
-        // Of everything that was ever sent: what was under way at a clear comes afterwards, and hides no loss.
+        // All packets since the start are compared: packets in flight at a clear arrive later, and must not hide
+        // losses.
         counted.iter_mut().for_each(Counts::give_up);
         let (cleared, latencies) = (self.cleared.clone(), std::mem::take(&mut self.latencies));
         self.look(running);
-        // Looks are some time apart.
+        // Checks are some time apart, so small differences do not count.
         let coming = Some(self.came.1.saturating_duration_since(self.quiet))
             .filter(|time| *time > active + gap + LOOKS);
         let over = (active + gap, coming.map_or(active + gap, |coming| with_last_gap(coming, self.came.0)));
@@ -243,12 +246,12 @@ impl Reporter {
         report
     }
 
-    /// Everything counts from 0 again.
+    /// Resets all counts to 0.
     pub fn clear(&mut self, running: &Running) {
         self.collect(running);
         self.latencies.iter_mut().for_each(Histogram::clear);
         self.cleared = running.directions.iter().map(counts).collect();
-        // While packets are sent, some are under way.
+        // While packets are sent, some are in flight.
         if !running.settings().running {
             self.cleared.iter_mut().for_each(Counts::give_up);
         }
@@ -256,11 +259,11 @@ impl Reporter {
         (self.quiet, self.came) = (self.last.0, (0, self.last.0));
     }
 
-    /// The latencies since the last call, of each direction; they are added to those of all the time, too.
+    /// Returns the latencies of each direction since the last call, and adds them to the totals.
     fn collect(&mut self, running: &Running) -> Vec<Histogram> {
         running.directions.iter().for_each(|direction| direction.handover.ask());
         let asked = Instant::now();
-        // A worker that has ended has handed over already what it had.
+        // A worker that has ended has already handed over its latencies.
         while running.is_running()
             && asked.elapsed() < TIMEOUT
             && !running.directions.iter().all(|direction| direction.handover.is_answered())
@@ -291,9 +294,9 @@ impl Reporter {
         for (index, direction) in running.directions.iter().enumerate() {
             let since_clear = |counts: Counts| {
                 let mut since = counts - self.cleared[index];
-                // What was lost before may have come since.
+                // A packet that was lost before the clear may have arrived since.
                 since.lost = if since.lost.cast_signed() < 0 { 0 } else { since.lost };
-                // Nor is it of what was sent since, though it never came.
+                // A packet sent before the clear does not count as lost since then, even if it never arrives.
                 since.lost = since.lost.min(since.sent);
                 since
             };
@@ -319,20 +322,22 @@ impl Reporter {
     }
 }
 
-/// The duration that a rate of `packets` packets refers to, if `between` is the time from the first to the last.
+/// Returns the duration for a rate of `packets` packets, if `between` is the time from the first to the last packet.
 fn with_last_gap(between: Duration, packets: u64) -> Duration {
     let gaps = packets.saturating_sub(1).max(1);
     between + Duration::from_secs_f64(between.as_secs_f64() / gaps as f64)
 }
 
-/// What a direction has counted since the start of everything. `lost` is what is missing below the highest numbers.
+/// Returns the counts of a direction since the start. `lost` is the number of packets missing below the highest
+/// numbers.
 fn counts(direction: &Direction) -> Counts {
     let sent = |what: Sent| direction.sent.counter(what as usize).value();
     let tx_dropped: u64 = direction.tx.iter().map(TxCounters::dropped_total).sum();
     let Received { received, bytes, verified, lost, reordered, duplicates, corrupt, foreign, malformed } =
         Received::read(&direction.received);
     let sent_packets = sent(Sent::Handed).saturating_sub(tx_dropped);
-    // Packets that the port dropped have numbers, which are missing at the other end: no more is lost than has not come.
+    // Packets dropped by the port leave gaps in the received numbers, so `lost` is limited to packets that did not
+    // arrive.
     let lost = if lost.cast_signed() < 0 { 0 } else { lost };
     let lost = lost.min(sent_packets.saturating_sub(received.saturating_sub(duplicates)));
     Counts {
@@ -354,7 +359,7 @@ fn counts(direction: &Direction) -> Counts {
 }
 
 impl Running {
-    /// What the queues of each port have counted since the start.
+    /// Returns the counts of each port's queues since the start.
     pub fn port_counts(&self) -> Vec<PortCounts> {
         let counts = self.counters.iter().map(|port| PortCounts {
             tx_packets: port.tx.iter().map(TxCounters::packets).sum(),
@@ -365,7 +370,7 @@ impl Running {
         counts.collect()
     }
 
-    /// Different packets that have come since the start, all directions together; and packets sent.
+    /// Returns the counts since the start, summed over all directions.
     pub(super) fn counted(&self) -> Counts {
         self.directions.iter().map(counts).fold(Counts::default(), Add::add)
     }

@@ -1,34 +1,34 @@
-//! The search for a throughput (RFC 2544, 26.1): the highest rate at which no more than a given share of frames is lost.
+//! The throughput search (RFC 2544, 26.1): finds the highest rate at which at most a given share of frames is lost.
 //!
-//! A binary search, for several losses at once: what a trial has shown for one counts for the others.
+//! It is a binary search for several losses at once. A trial for one loss also counts for the others.
 
 use offcore_stats::named;
 
-/// What is searched for.
+/// Parameters of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SearchOptions {
-    /// Shares of packets that may be lost, 0 to 1.
+    /// Accepted losses, as shares of packets from 0 to 1.
     pub losses: Vec<f64>,
-    /// The highest rate that is tried, in packets a second.
+    /// The highest rate to try, in packets per second.
     pub max_rate: f64,
-    /// How exact the result is to be, as a share of the highest rate.
+    /// Resolution of the result, as a share of the highest rate.
     pub resolution: f64,
 }
 
-/// What a trial has shown.
+/// Result of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
-    /// Packets a second that were asked for.
+    /// Requested packets per second.
     pub rate: f64,
     pub sent: u64,
-    /// Different packets that came.
+    /// Packets received, without duplicates.
     pub received: u64,
     /// Whether the sender kept the rate.
     pub offered: bool,
 }
 
 impl Outcome {
-    /// The share of packets that were lost.
+    /// Returns the share of lost packets.
     pub fn loss(&self) -> f64 {
         match self.sent {
             0 => 1.0,
@@ -42,11 +42,11 @@ impl Outcome {
 }
 
 named! {
-    /// What keeps a throughput from being higher.
+    /// The reason why a throughput is not higher.
     pub enum Limit {
-        /// At a higher rate more is lost.
+        /// A higher rate loses too many packets.
         Loss = "loss",
-        /// Nothing is: the highest rate that was to be tried passes.
+        /// The highest rate to try passes.
         MaxRate = "max_rate",
         /// A higher rate could not be sent.
         Sender = "sender",
@@ -56,25 +56,25 @@ named! {
 /// The throughput at one loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Throughput<T> {
-    /// The share of packets that may be lost.
+    /// The accepted share of lost packets.
     pub loss: f64,
-    /// The trial with the highest rate that passed; none when already the lowest rate tried lost more.
+    /// The trial with the highest rate that passed. `None` if even the lowest rate lost too many packets.
     pub best: Option<T>,
-    /// What keeps it from being higher.
+    /// The reason why it is not higher.
     pub limit: Limit,
-    /// Trials made so far, those for other losses included.
+    /// Number of trials so far, including trials for other losses.
     pub trials: usize,
 }
 
-/// How many trials a search makes, about.
+/// Returns the approximate number of trials in a search.
 pub fn expected_trials(options: &SearchOptions) -> usize {
     1 + (1.0 / options.resolution).log2().ceil() as usize
 }
 
-/// Searches; `trial` sends at a rate and returns what it has shown.
+/// Runs a search. `trial` sends at a rate and returns the result.
 ///
 /// # Errors
-/// That of the first trial that fails.
+/// The error of the first trial that fails.
 pub fn search<T: Copy + AsRef<Outcome>, E>(
     options: &SearchOptions,
     mut trial: impl FnMut(f64) -> Result<T, E>,
@@ -109,7 +109,7 @@ pub fn search<T: Copy + AsRef<Outcome>, E>(
     Ok(found)
 }
 
-/// The trial with the lowest rate that does not pass, and the highest below it that does.
+/// Returns the passing trial with the highest rate below all failing ones, and the failing trial with the lowest rate.
 fn bracket<T: Copy + AsRef<Outcome>>(trials: &[T], loss: f64) -> (Option<T>, Option<T>) {
     let by_rate = |a: &T, b: &T| a.as_ref().rate.total_cmp(&b.as_ref().rate);
     let failed = trials.iter().copied().filter(|trial| !trial.as_ref().passes(loss)).min_by(by_rate);
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// A device that forwards so many packets a second, and a sender that sends so many.
+    /// A device that forwards `capacity` packets per second, and a sender that reaches `sender` packets per second.
     fn device(rate: f64, capacity: f64, sender: f64) -> Outcome {
         let sent = 1_000_000;
         let received = (sent as f64 * (capacity / rate).min(1.0)).floor() as u64;

@@ -1,4 +1,4 @@
-//! The sending half: takes packets from a source when they are due, and hands them to a port.
+//! The sender: takes packets from a source when they are due, and passes them to a port.
 
 use std::sync::Arc;
 
@@ -15,53 +15,52 @@ use super::replay::Replay;
 use super::source::Source;
 
 named! {
-    /// What a sender counts.
+    /// Counters of a sender.
     pub(super) enum Sent {
-        /// Packets handed to the port, those that the port drops included.
+        /// Packets passed to the port, including packets that the port drops.
         Handed = "handed",
-        /// Their bytes with FCS.
-        /// Packets that were given up as too late.
+        /// Packets given up as too late.
         GivenUp = "given_up",
-        /// The version of the settings that it has applied.
+        /// The version of the applied settings.
         Applied = "applied",
-        /// Whether it has nothing to send any more.
+        /// Whether everything has been sent.
         Done = "done",
-        /// How many ticks after the start that was.
+        /// Ticks from the start until everything was sent.
         Took = "took",
-        /// Ticks after which the next packet would have been due.
+        /// Ticks from then until the next packet would have been due.
         Gap = "gap",
     }
 }
 
-/// Where packets come from.
+/// The source of packets.
 #[derive(Debug)]
 pub(super) enum Packets {
-    /// They are made.
+    /// Packets are generated.
     Made(Box<Source>),
-    /// They are a capture's.
+    /// Packets come from a capture.
     Captured(Box<Replay>),
-    /// There are none: the port only receives, and its TX queues have to be looked after.
+    /// No packets: the port only receives, but its TX queues must be polled.
     None,
 }
 
 /// Sends on one port.
 #[derive(Debug)]
 pub(super) struct Sender {
-    /// The port's TX queues; packets go to the first.
+    /// The port's TX queues. Packets go to the first one.
     queues: Vec<Box<dyn TxQueue>>,
     packets: Packets,
     control: Arc<Control>,
-    /// The version of the settings.
+    /// The version of the applied settings.
     seen: u64,
     settings: Settings,
     schedule: Schedule,
-    /// Packets that are left of those that are due together, and when that is.
+    /// Remaining packets that are due together, and their time.
     together: (u32, u64),
-    /// Packets that are left of the count.
+    /// Remaining packets of the count.
     left: u64,
     /// When sending began, in ticks.
     began: u64,
-    /// Packets that the port had no room for.
+    /// Packets that did not fit into the TX queue.
     waiting: Burst,
     counters: Block,
 }
@@ -92,12 +91,12 @@ impl Sender {
         }
     }
 
-    /// Counters of the port's TX queues.
+    /// Returns the counters of the port's TX queues.
     pub(super) fn tx_counters(&self) -> Vec<TxCounters> {
         self.queues.iter().map(|queue| queue.counters().clone()).collect()
     }
 
-    /// Sends what is due, one burst at most; returns how many packets the port took.
+    /// Sends the packets that are due, at most one burst. Returns the number of packets that the port accepted.
     #[inline]
     pub(super) fn round(&mut self, ctx: &mut Context<'_>) -> usize {
         if let Some((version, settings)) = self.control.changed(self.seen) {
@@ -136,7 +135,7 @@ impl Sender {
         self.counters.counter(Sent::Applied as usize).set(version);
     }
 
-    /// Whether there is nothing more to send.
+    /// Publishes whether everything has been sent.
     fn say_done(&self) {
         let over = match &self.packets {
             Packets::Captured(replay) => replay.is_over(),
@@ -156,7 +155,7 @@ impl Sender {
         self.counters.counter(Sent::Done as usize).set(done.into());
     }
 
-    /// Makes what is due.
+    /// Creates the packets that are due.
     #[inline]
     fn fill(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         let now = tsc::now();
@@ -222,7 +221,7 @@ impl Sender {
         taken
     }
 
-    /// Finishes what is in flight; returns whether nothing is left.
+    /// Finishes the packets in flight. Returns whether none are left.
     pub(super) fn stop(&mut self, ctx: &mut Context<'_>) -> bool {
         ctx.cache.free_all(self.waiting.drain(..));
         let mut stopped = true;

@@ -1,4 +1,5 @@
-//! Frame sizes of generated packets: one, several by weight, or a range. All are in bytes, FCS included.
+//! Frame sizes of generated packets: one size, several sizes with weights, or a range. Sizes are in bytes, including
+//! the FCS.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,16 +8,16 @@ use offcore_stats::SplitMix;
 
 use crate::error::{Field, SwitchError};
 
-/// The simple IMIX: seven, four and one.
+/// The simple IMIX, with weights seven, four and one.
 const IMIX: &str = "64:7,594:4,1518:1";
-/// The shortest frame that Ethernet allows.
+/// The shortest Ethernet frame.
 pub const MIN_SIZE: usize = 64;
-/// The longest frame that is made.
+/// The longest frame that is generated.
 pub const MAX_SIZE: usize = 65_535;
-/// The sum of the weights, at most: a cycle has one entry for each.
+/// Maximum sum of the weights. A cycle has one entry per unit of weight.
 const MAX_CYCLE: usize = 4096;
 
-/// Which sizes packets have.
+/// The sizes of packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
     text: String,
@@ -25,22 +26,22 @@ pub struct Sizes {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Each size as often as its weight says, one entry each.
+    /// Each size has as many entries as its weight.
     Cycle(Vec<usize>),
-    /// Every size from the first to the last as often as any other.
+    /// All sizes from the first to the last are equally likely.
     Range(usize, usize),
 }
 
 impl Sizes {
-    /// One size.
+    /// Returns a single size.
     ///
     /// # Errors
-    /// When it is out of range.
+    /// If the size is out of range.
     pub fn fixed(size: usize) -> Result<Self, SwitchError> {
         size.to_string().parse().or_else(|error: String| Field::Sizes.refuse(error))
     }
 
-    /// The smallest size.
+    /// Returns the smallest size.
     pub fn smallest(&self) -> usize {
         match &self.kind {
             Kind::Cycle(cycle) => cycle.iter().copied().min().unwrap_or(MIN_SIZE),
@@ -48,7 +49,7 @@ impl Sizes {
         }
     }
 
-    /// The largest size.
+    /// Returns the largest size.
     pub fn largest(&self) -> usize {
         match &self.kind {
             Kind::Cycle(cycle) => cycle.iter().copied().max().unwrap_or(MIN_SIZE),
@@ -103,7 +104,7 @@ impl fmt::Display for Sizes {
     }
 }
 
-/// The sizes one after the other: the same for the same seed.
+/// Draws sizes. The same seed gives the same sizes.
 #[derive(Clone, Debug)]
 pub(super) struct Draw {
     kind: Kind,
@@ -114,7 +115,7 @@ pub(super) struct Draw {
 impl Draw {
     pub(super) fn new(sizes: &Sizes, seed: u64) -> Self {
         let mut draw = Self { kind: sizes.kind.clone(), next: 0, random: SplitMix::new(seed) };
-        // Shuffled, so that no size has its place in the cycle; each cycle has the exact shares.
+        // The cycle is shuffled, so that sizes are not in a fixed order. Each cycle has the exact shares.
         if let Kind::Cycle(mut cycle) = draw.kind.clone() {
             draw.random.shuffle(&mut cycle);
             draw.kind = Kind::Cycle(cycle);

@@ -1,4 +1,4 @@
-//! Packets made: headers, a stamp and content that can be verified.
+//! Generated packets: headers, a stamp and content that can be verified.
 
 use offcore_mem::{HEADROOM, Packet, PoolCache};
 use offcore_wire::Sum;
@@ -8,10 +8,10 @@ use offcore_wire::traffic::HeaderTemplate;
 
 use super::sizes::{Draw, MAX_SIZE, Sizes};
 
-/// The most flows.
+/// Maximum number of flows.
 pub const MAX_FLOWS: u32 = 1 << 16;
 
-/// Makes the packets of one direction.
+/// Generates the packets of one direction.
 #[derive(Debug)]
 pub(super) struct Source {
     template: HeaderTemplate,
@@ -22,9 +22,9 @@ pub(super) struct Source {
     /// The next packet's flow.
     flow: u32,
     flows: u32,
-    /// The next number of every flow there has been.
+    /// The next number of every flow that was ever used.
     numbers: Box<[u64]>,
-    /// The size of a packet that there was no buffer for.
+    /// The size of a packet that found no free buffer.
     drawn: Option<usize>,
 }
 
@@ -44,7 +44,7 @@ impl Source {
         }
     }
 
-    /// From now on packets have these sizes and are of this many flows.
+    /// Sets the sizes and the number of flows of further packets.
     pub(super) fn set(&mut self, sizes: &Sizes, flows: u32) {
         self.draw = Draw::new(sizes, self.seed);
         self.drawn = None;
@@ -54,7 +54,7 @@ impl Source {
         }
     }
 
-    /// The next packet, due at `due`, and its size, FCS included; `None` when the pool has run dry.
+    /// Returns the next packet, due at `due`, and its size, including the FCS. `None` if the pool is empty.
     #[inline]
     pub(super) fn make(&mut self, cache: &mut PoolCache, due: u64) -> Option<(Packet, usize)> {
         let size = self.drawn.take().unwrap_or_else(|| self.draw.size());
@@ -76,7 +76,7 @@ impl Source {
         };
         let frame = packet.bytes_mut();
         self.template.write(frame, self.flow, stamp.number, len, sum);
-        // copy-ok: writing packets is what a generator does; nobody forwards these bytes
+        // copy-ok: a generator writes its packets; these bytes are not forwarded
         frame[at..at + STAMP_LEN].copy_from_slice(&fields);
         let first = &mut frame[at + STAMP_LEN..];
         let (here, rest) = content.split_at(first.len());
@@ -90,22 +90,22 @@ impl Source {
     }
 }
 
-/// The content of a packet's further buffers.
+/// Writes the content of a packet's further buffers.
 #[cold]
 fn fill_rest(packet: &mut Packet, cache: &PoolCache, mut content: &[u8]) {
     for segment in cache.pool().segments_mut(packet).skip(1) {
         let (here, rest) = content.split_at(segment.len());
-        // copy-ok: writing packets is what a generator does
+        // copy-ok: a generator writes its packets
         segment.copy_from_slice(here);
         content = rest;
     }
 }
 
-/// Every kind of content, as long as the longest packet.
+/// All kinds of content, each as long as the longest packet.
 #[derive(Debug)]
 struct Contents {
     bytes: Box<[u8]>,
-    /// Of each kind, the sum of its first 0, 2, 4... bytes; nothing when no packet has it in a checksum.
+    /// For each kind, the sums of its first 0, 2, 4... bytes. Empty if no checksum covers the content.
     sums: Box<[Sum]>,
 }
 

@@ -1,4 +1,4 @@
-//! Trials of a search: a number of packets of one size at one rate, and what came of them.
+//! Trials of a search: a number of packets of one size at one rate, and the result.
 
 use std::time::{Duration, Instant};
 
@@ -13,33 +13,33 @@ use super::sender::Sent;
 use super::sizes::Sizes;
 use crate::error::SwitchError;
 
-/// Learning frames of a direction, so that who forwards knows where addresses are.
+/// Learning frames per direction, from which the device under test learns addresses.
 const LEARNING: u64 = 16;
-/// Their rate, in packets a second.
+/// Rate of learning frames, in packets per second.
 const LEARNING_RATE: f64 = 200.0;
-/// How much longer than planned a sender may take that has kept its rate: a share of the time, and a time.
+/// How much longer than planned a sender may take and still have kept its rate: a share of the time plus a time.
 const SLACK: (f64, Duration) = (0.01, Duration::from_millis(2));
-/// A sender that was late by no more than this share has nearly kept its rate.
+/// A sender that was late by at most this share has nearly kept its rate.
 const NEARLY: f64 = 0.25;
-/// How often the control thread looks.
+/// Interval between checks by the control thread.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How trials are made.
+/// Parameters of trials.
 #[derive(Clone, Debug)]
 pub struct TrialPlan {
     pub size: usize,
-    /// How long packets are sent.
+    /// Time during which packets are sent.
     pub duration: Duration,
-    /// How long to wait for those that have not come.
+    /// Time to wait for missing packets.
     pub wait: Duration,
 }
 
-/// A trial and all that it has measured.
+/// A trial and its measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trial {
-    /// What a search wants to know.
+    /// The result for a search.
     pub outcome: Outcome,
-    /// How much longer sending took than the rate asks for, as a share of that.
+    /// Extra time that sending took, as a share of the time that the rate requires.
     pub late: f64,
     /// Counts, rates and latencies.
     pub figures: Figures,
@@ -65,14 +65,14 @@ pub enum TrialError {
     Worker,
 }
 
-/// Whether to go on; called all the time, so that ports can be looked after.
+/// Returns whether to continue. It is called all the time, so that the caller can maintain the ports.
 pub type Tick<'a> = dyn FnMut(&mut Running) -> bool + 'a;
 
 impl Running {
-    /// Sends a few frames of this size and waits until some have come in every direction.
+    /// Sends a few frames of this size and waits until some have arrived in every direction.
     ///
     /// # Errors
-    /// [`TrialError::NothingCame`] after `wait` without one.
+    /// [`TrialError::NothingCame`] if none has arrived after `wait`, which is extended to 1 s if shorter.
     pub fn learn(&mut self, size: usize, wait: Duration, tick: &mut Tick<'_>) -> Result<(), TrialError> {
         let sizes = Sizes::fixed(size)?;
         let before = self.received();
@@ -88,7 +88,7 @@ impl Running {
                 return Ok(());
             }
             if began.elapsed() > wait.max(Duration::from_secs(1)) {
-                // A port that takes nothing is never done.
+                // A port that accepts no packets is never done.
                 self.pause()?;
                 let seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
                 return if came { Ok(()) } else { Err(TrialError::NothingCame { size, seconds }) };
@@ -97,7 +97,7 @@ impl Running {
         }
     }
 
-    /// The rate of one direction, in packets a second, at which packets of this size can be sent at all.
+    /// Measures the highest rate of one direction for packets of this size, in packets per second.
     ///
     /// # Errors
     /// [`TrialError`].
@@ -120,8 +120,8 @@ impl Running {
         Ok(sent / seconds)
     }
 
-    /// As [`trial`](Self::trial), and once or twice more when a sender that nearly kept its rate was held up: by the
-    /// operating system more likely than by its port.
+    /// Runs a [`trial`](Self::trial), and repeats it up to twice if the sender nearly kept its rate: the delay was then
+    /// more likely caused by the operating system than by its port.
     ///
     /// # Errors
     /// [`TrialError`].
@@ -142,7 +142,7 @@ impl Running {
         Ok(trial)
     }
 
-    /// Sends packets at `rate` a second in each direction.
+    /// Sends packets at `rate` packets per second in each direction.
     ///
     /// # Errors
     /// [`TrialError`].
@@ -182,12 +182,12 @@ impl Running {
         Ok(Trial { outcome: Outcome { rate, sent, received, offered }, late, figures })
     }
 
-    /// How long the slowest sender has taken from the last start until everything was sent.
+    /// Returns the time that the slowest sender took from the last start until everything was sent.
     pub fn took(&self) -> Duration {
         self.longest(Sent::Took)
     }
 
-    /// The gap after the last packet, which a rate includes.
+    /// Returns the gap after the last packet, which a rate includes.
     pub fn gap(&self) -> Duration {
         self.longest(Sent::Gap)
     }
@@ -198,7 +198,7 @@ impl Running {
         Duration::from_secs_f64(tsc::to_ns(ticks.unwrap_or(0)) / 1e9)
     }
 
-    /// Waits until what was sent has come, or for so long.
+    /// Waits until all sent packets have arrived, but at most for `wait`.
     ///
     /// # Errors
     /// [`TrialError`].
@@ -224,7 +224,7 @@ impl Running {
         }
     }
 
-    /// Packets received so far, in each direction.
+    /// Returns the number of packets received so far in each direction.
     fn received(&self) -> Vec<u64> {
         self.directions.iter().map(|direction| Received::read(&direction.received).received).collect()
     }

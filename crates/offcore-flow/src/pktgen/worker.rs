@@ -1,4 +1,4 @@
-//! One lcore's loop of a packet generator: its senders and receivers in turn.
+//! The loop of one lcore of a packet generator: runs its senders and receivers in turn.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +12,10 @@ use offcore_stats::{Stage, StageClock};
 use super::receiver::Receiver;
 use super::sender::Sender;
 
-/// A worker that stops gives up when nothing has moved for this long.
+/// A worker that stops gives up if nothing has moved for this long.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One lcore's work.
+/// The work of one lcore.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) senders: Vec<Sender>,
@@ -26,7 +26,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Runs until `stop` is set, then finishes what is in flight; returns the packets that could not be finished.
+    /// Runs until `stop` is set, then finishes the packets in flight. Returns the number of unfinished packets.
     pub(super) fn run(mut self, stop: &Arc<AtomicBool>) -> usize {
         while !stop.load(Ordering::Relaxed) {
             self.clock.begin();

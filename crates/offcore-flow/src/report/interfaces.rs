@@ -1,4 +1,4 @@
-//! What reports say of a host's interfaces.
+//! Reports on a host's interfaces.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,15 +9,15 @@ use serde::Serialize;
 /// An interface of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct IfaceReport {
-    /// Such as `port0`.
+    /// The port, such as `port0`.
     pub port: String,
     pub mtu: u16,
     pub addresses: Vec<AddressReport>,
     /// Gateways of default routes.
     pub gateways: Vec<IpAddr>,
-    /// Name servers that the network has given.
+    /// Name servers announced by the network.
     pub name_servers: Vec<IpAddr>,
-    /// The server that has given the IPv4 address.
+    /// The server that assigned the IPv4 address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dhcp_server: Option<Ipv4Addr>,
 }
@@ -25,13 +25,13 @@ pub struct IfaceReport {
 /// An address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AddressReport {
-    /// With the length of its prefix.
+    /// The address with the length of its prefix.
     pub address: String,
     /// `static`, `link-local`, `dhcp` or `slaac`.
     pub origin: &'static str,
     /// `tentative`, `preferred`, `deprecated` or `duplicated`.
     pub state: &'static str,
-    /// Seconds until the address becomes deprecated, and until it goes.
+    /// Seconds until the address becomes deprecated, and until it expires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_seconds: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! How a worker that sleeps learns that a ring has packets: an event, and a flag that says whether anybody waits for it.
+//! Wake-up of a worker that waits for a ring's packets: an eventfd, and a flag that says whether the worker sleeps.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// The event of one ring.
+/// The eventfd of one ring.
 #[derive(Debug)]
 pub(super) struct Bell {
     asleep: AtomicBool,
@@ -14,33 +14,33 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    /// One that nobody waits for.
+    /// Creates a bell without a sleeping receiver.
     pub(super) fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { asleep: AtomicBool::new(false), event })
     }
 
-    /// What is readable when it has rung.
+    /// Returns the eventfd, which is readable after the bell has rung.
     pub(super) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// The receiver is going to sleep. It has to look once more whether there is something, after this.
+    /// Announces that the receiver is going to sleep. The receiver must check the ring once more after this.
     pub(super) fn arm(&self) {
         self.asleep.store(true, Ordering::Relaxed);
-        // Before it looks: either it sees what has been sent, or the sender sees that it sleeps.
+        // Ordered before that check: either the receiver sees the packets, or the sender sees that the receiver sleeps.
         fence(Ordering::SeqCst);
     }
 
-    /// The receiver is awake.
+    /// Announces that the receiver is awake.
     pub(super) fn disarm(&self) {
         if !self.asleep.swap(false, Ordering::Relaxed) {
-            // What was written says only that there was something. When it is not there yet the next sleep is short.
+            // The value does not matter. If it has not been written yet, the next sleep is short.
             let _ = rustix::io::read(&self.event, &mut [0; 8]);
         }
     }
 
-    /// The sender has sent something. A system call only when the receiver sleeps.
+    /// Announces packets. This makes a system call only if the receiver sleeps.
     #[inline]
     pub(super) fn ring(&self) {
         fence(Ordering::SeqCst);
@@ -52,7 +52,7 @@ impl Bell {
     #[cold]
     fn wake(&self) {
         if self.asleep.swap(false, Ordering::Relaxed) {
-            // It can only fail where the receiver is told already.
+            // This can only fail if the eventfd is already readable.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }

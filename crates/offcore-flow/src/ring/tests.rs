@@ -1,5 +1,5 @@
-//! Two threads, as two workers: packets of one and of several buffers arrive once, in order and whole; what does not fit
-//! is dropped where it is counted; and the end comes in the right order.
+//! Two threads act as two workers. Packets with one or several buffers arrive once, in order and complete. Packets that
+//! do not fit are dropped and counted. The sender ends before the receiver.
 
 use offcore_mem::{HEADROOM, Hugepages, PoolCache};
 use offcore_port::DropReason;
@@ -39,7 +39,7 @@ fn setup<'a>(pool: &'static Pool, stats: &'a StatsPage, waits: bool) -> RingSetu
     RingSetup { packets: 100, pool, waits, wakes: true, stats, name: "ring0", index: 0 }
 }
 
-/// Sends all of them, and drops what there is no room for unless it `waits`.
+/// Sends all packets. Without `waits`, packets that do not fit are dropped.
 fn send(mut tx: RingTx, mut side: Side, waits: bool) -> TxCounters {
     let mut burst = Burst::new();
     let mut next = 0;
@@ -68,7 +68,7 @@ fn received(waits: bool) -> (u64, TxCounters, RxCounters) {
     let sender = std::thread::spawn(move || send(tx, side(pool), waits));
     let mut side = side(pool);
     let (mut last, mut received, mut polls) = (None, 0, 0u64);
-    // Whether the sender has ended is only seen by draining, which takes what is there like `rx` does.
+    // Only `drain` detects that the sender has ended. Like `rx`, it receives packets.
     loop {
         let mut burst = Burst::new();
         let left = if polls.is_multiple_of(3) {
@@ -97,7 +97,7 @@ fn received(waits: bool) -> (u64, TxCounters, RxCounters) {
     }
     let sent = sender.join().unwrap();
     let counters = rx.counters().clone();
-    // Every packet buffer is back.
+    // Every packet buffer was returned.
     assert_eq!(std::iter::from_fn(|| side.cache.take()).count(), 1024);
     (received, sent, counters)
 }
@@ -126,7 +126,7 @@ fn full_ring_leaves_the_rest() {
     let mut side = side(pool);
     let mut made = 0;
     let mut burst = Burst::new();
-    // 100 packets were asked for; 128 have room.
+    // 100 packets were requested; 128 fit.
     for _ in 0..5 {
         while burst.len() < 32 {
             burst.push(make(&mut side.cache, made).unwrap());
@@ -146,7 +146,7 @@ fn full_ring_leaves_the_rest() {
     assert_eq!(out, 128);
 }
 
-/// Sleeps until the ring has something, as a worker does; whether it has.
+/// Sleeps like a worker until the ring has packets. Returns whether it has.
 fn sleep(rx: &mut RingRx) -> bool {
     let has = match rx.arm() {
         Wake::Now => true,
@@ -173,7 +173,7 @@ fn sender_wakes_a_sleeping_receiver_every_time() {
         for number in 0..ROUNDS {
             let mut burst: Burst = make(&mut side.cache, number).into_iter().collect();
             tx.tx(&mut side.ctx(), &mut burst);
-            // The receiver may be looking, arming or asleep by now.
+            // The receiver may be checking, arming or asleep now.
             next.recv().unwrap();
         }
     });

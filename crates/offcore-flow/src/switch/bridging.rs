@@ -1,4 +1,4 @@
-//! The learning switch put together: each worker gets a bridge with queues of its own of every port.
+//! Assembly of the learning switch: each worker gets a bridge with its own queues of every port.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::{Assembly, Field, Route, SwitchError};
 use crate::bridge::fdb::{Clock, MAX_PORTS};
 use crate::bridge::{Bridge, BridgeConfig, Count, Input, Shared};
 
-/// The queues of `ports`, dealt to the workers: worker `w` of `n` has queues `w`, `w + n`, … of each, both halves.
+/// Returns routes for the queues of `ports`. Worker `w` of `n` gets queues `w`, `w + n`, … of each port, both halves.
 pub(super) fn routes(ports: &[Box<dyn Port>], workers: usize) -> Vec<Route> {
     let queues =
         ports.iter().enumerate().flat_map(|(port, of)| (0..of.queues()).map(move |queue| (port, queue)));
@@ -24,7 +24,7 @@ pub(super) fn routes(ports: &[Box<dyn Port>], workers: usize) -> Vec<Route> {
     queues.map(route).collect()
 }
 
-/// How many ports a learning switch has, and what its configuration may say of them.
+/// Checks the number of ports of a learning switch, and the rules for ports in its configuration.
 pub(super) fn check(config: &BridgeConfig, ports: usize) -> Result<(), SwitchError> {
     if !(2..=MAX_PORTS).contains(&ports) {
         return Field::Ports.refuse(format!("{ports}, expected 2 to {MAX_PORTS} for a learning switch"));
@@ -48,7 +48,7 @@ pub(super) fn check(config: &BridgeConfig, ports: usize) -> Result<(), SwitchErr
     Field::Stations.check_ports(ports, named.into_iter())
 }
 
-/// Each worker needs a queue of every port.
+/// Checks that each worker gets a queue of every port.
 pub(super) fn check_queues(ports: &[PortShape], workers: usize) -> Result<(), SwitchError> {
     let small = ports.iter().enumerate().find(|(_, port)| usize::from(port.queues) < workers);
     let Some((index, port)) = small else { return Ok(()) };
@@ -59,13 +59,13 @@ pub(super) fn check_queues(ports: &[PortShape], workers: usize) -> Result<(), Sw
     ))
 }
 
-/// What the control thread does for the bridges.
+/// The control thread's work for the bridges.
 #[derive(Debug)]
 pub(super) struct Bridging {
     shared: Arc<Shared>,
     clock: Option<Clock>,
     started: Instant,
-    /// Addresses, then stations forgotten by port.
+    /// Number of addresses, then forgotten stations by port.
     counters: Block,
     ports: usize,
 }
@@ -84,7 +84,7 @@ impl Bridging {
         })
     }
 
-    /// Turns the database's clock.
+    /// Advances the database's clock.
     pub(super) fn tend(&mut self) {
         let fdb = &self.shared.fdb;
         if let Some(clock) = &mut self.clock {
@@ -103,7 +103,7 @@ impl Bridging {
 }
 
 impl Assembly<'_> {
-    /// Gives each worker its bridge between the first `count` ports, over the queues that `routes` deals it.
+    /// Gives each worker a bridge between the first `count` ports, with the worker's queues in `routes`.
     pub(super) fn add_bridges(
         &mut self,
         config: &BridgeConfig,

@@ -1,4 +1,4 @@
-//! What a configuration, its ports, packet buffers and devices must agree on.
+//! Checks of a configuration against its ports, packet buffers and devices.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +14,11 @@ use crate::error::{Field, SwitchError, check_lcores, too_long};
 use crate::forwarding::forward::Forward;
 
 impl SwitchConfig {
-    /// Refuses what cannot be with these ports, which need not be open: [`PortSpec`](offcore_port::spec::PortSpec)s, or ports.
+    /// Refuses a configuration that is invalid for these ports. The ports need not be open:
+    /// [`PortSpec`](offcore_port::spec::PortSpec)s or ports.
     ///
     /// # Errors
-    /// [`SwitchError::Config`]. Whether lcores are to be had here says [`check_lcores`].
+    /// [`SwitchError::Config`]. Whether lcores are available is checked by [`check_lcores`].
     pub fn check<'a, T>(&self, ports: &'a [T]) -> Result<(), SwitchError>
     where
         PortShape: From<&'a T>,
@@ -56,7 +57,7 @@ impl SwitchConfig {
         check_dma(self, &shapes)
     }
 
-    /// Simulated devices are asked for once, and they are those that channels name.
+    /// Checks that each simulated device is configured once, and that channels name exactly these devices.
     fn check_simulators(&self) -> Result<(), SwitchError> {
         let mut names = BTreeSet::new();
         if let Some(twice) = self.simulators.iter().find(|simulator| !names.insert(simulator.name())) {
@@ -77,7 +78,7 @@ impl SwitchConfig {
         }
     }
 
-    /// Refuses what cannot be with these ports, packet buffers and devices.
+    /// Refuses a configuration that is invalid for these ports, packet buffers and devices.
     pub(super) fn check_opened(
         &self,
         ports: &[Box<dyn Port>],
@@ -99,17 +100,17 @@ impl SwitchConfig {
     }
 }
 
-/// Each queue that is mapped has copies to offload.
+/// Checks that each mapped queue has copies to offload.
 fn check_dma(config: &SwitchConfig, ports: &[PortShape]) -> Result<(), SwitchError> {
     for entry in &config.dma.entries {
-        // A copy stage is around any port's RX queue; a host copies what is received and what is sent.
+        // A copy stage can be around any port's RX queue. A host copies received and sent packets.
         let stage = match config.run {
             Run::Copy(_) => entry.half == Half::Rx,
             Run::Host(_) => true,
             _ => false,
         };
         let queues = |port: &PortShape| match config.run {
-            // Each worker's copies are bound as a queue's.
+            // The copies of each worker are bound like the copies of a queue.
             Run::Host(_) => config.lcores.len(),
             _ => port.queues.into(),
         };

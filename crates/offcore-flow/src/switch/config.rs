@@ -1,4 +1,4 @@
-//! What a switch shall do.
+//! Configuration of a switch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,31 +23,31 @@ use crate::mirror::Mirror;
 use crate::pipeline::OnHit;
 use crate::worker::idle::Idle;
 
-/// Destination addresses by TX port; those of other ports are 02:00:00:00:00:PORT.
+/// Destination addresses by TX port. The default for a port is 02:00:00:00:00:PORT.
 pub type EthPeers = BTreeMap<usize, MacAddr>;
 
-/// What a switch shall do.
+/// Configuration of a switch.
 #[derive(Clone, Debug)]
 pub struct SwitchConfig {
-    /// What becomes of packets.
+    /// Treatment of packets.
     pub run: Run,
-    /// Ports whose packets are sent to another one, too; these come after all ports that are forwarded between.
+    /// Port mirrors. Their target ports come after all ports that take part in forwarding.
     pub mirrors: Vec<Mirror>,
-    /// Who makes the copies of the queues that `dma` maps.
+    /// Choice of core or engine for the copies of mapped queues.
     pub mode: Mode,
-    /// Queues and their channels.
+    /// Assignment of channels to queues.
     pub dma: DmaMap,
     /// Simulated devices that channels may name.
     pub simulators: Vec<Simulator>,
     pub lcores: Vec<usize>,
-    /// Packets a round takes from one queue, 1 to 64.
+    /// Maximum packets per queue and round, 1 to 64.
     pub burst: usize,
     /// Application work per packet in nanoseconds.
     pub work_ns: u64,
     /// SCHED_FIFO priority of the workers.
     pub rt_priority: Option<i32>,
     pub idle: Idle,
-    /// In mode `auto`, how long a packet may take through an engine, from submission to publication.
+    /// In mode `auto`, the maximum time of a packet in an engine, from submission to publication.
     pub max_latency: Option<Duration>,
 }
 
@@ -69,40 +69,42 @@ impl Default for SwitchConfig {
     }
 }
 
-/// What becomes of packets.
+/// Treatment of packets.
 #[derive(Clone, Debug)]
 pub enum Run {
-    /// They go from port to port in one of testpmd's modes.
+    /// Packets go from port to port in a forwarding mode of testpmd.
     Forward {
-        /// The mode.
+        /// The forwarding mode.
         mode: Forward,
-        /// Which port's packets go where.
+        /// Mapping of ports to their peers.
         topology: Topology,
-        /// Destinations for `mac`, `txonly` and `flowgen`.
+        /// Destination addresses for `mac`, `txonly` and `flowgen`.
         eth_peers: EthPeers,
     },
-    /// They go to where their destination was seen, or to all other ports: a learning switch ([`bridge`](crate::bridge)).
+    /// Packets go to the port behind which their destination was seen, or to all other ports: a learning switch
+    /// ([`bridge`](crate::bridge)).
     Bridge(BridgeConfig),
-    /// They are copied into new buffers first, as dpdk-dma does ([`copy`](crate::copy)).
+    /// Packets are first copied into new buffers, as in dpdk-dma ([`copy`](crate::copy)).
     Copy(Copying),
-    /// They are a TCP/IP host's, with an application on it ([`host`](crate::host)).
+    /// Packets go to a TCP/IP host with an application ([`host`](crate::host)).
     Host(Hosting),
-    /// They are worked on in pipelines, as l2fwd-nv does ([`pipeline`](crate::pipeline)).
+    /// Packets are processed in pipelines, as in l2fwd-nv ([`pipeline`](crate::pipeline)).
     Pipelines(Working),
 }
 
 impl Run {
-    /// A forwarding mode between neighbours.
+    /// Returns a forwarding mode between paired ports.
     pub fn forward(mode: Forward) -> Self {
         Self::Forward { mode, topology: Topology::Paired, eth_peers: EthPeers::new() }
     }
 
-    /// Whether reports tell of a host's connections.
+    /// Whether reports contain a host's connections.
     pub(super) fn tells_of_connections(&self) -> bool {
         matches!(self, Self::Host(Hosting { connections: true, .. }))
     }
 
-    /// The one of `ports` ports that the packets of `port` go to, where it is always the same one and both take part.
+    /// Returns the port, below `ports`, to which packets of `port` go, if it is always the same port and both take
+    /// part.
     pub(super) fn peer(&self, port: usize, ports: usize) -> Option<usize> {
         match self {
             Self::Forward { topology, .. } => Some(topology.peer(port, ports)),
@@ -115,7 +117,7 @@ impl Run {
         }
     }
 
-    /// The workers of route number `index`: who receives, and who sends.
+    /// Returns the workers of route `index`: the receiving worker and the sending worker.
     pub(super) fn workers(&self, index: usize, lcores: usize) -> (usize, usize) {
         let paired = match self {
             Self::Forward { .. } | Self::Bridge(_) | Self::Host(_) => false,
@@ -128,32 +130,32 @@ impl Run {
         }
     }
 
-    /// The port that only packets with a match are sent to.
+    /// Returns the port that only gets packets with a match.
     pub(super) fn elsewhere(&self) -> Option<usize> {
         if let Self::Pipelines(working) = self { working.elsewhere } else { None }
     }
 }
 
-/// The configuration of a switch that copies. The defaults are dpdk-dma's.
+/// Configuration of a switch with copy stages. The defaults are the same as for dpdk-dma.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copying {
-    /// Which port's packets go where.
+    /// Mapping of ports to their peers.
     pub topology: Topology,
-    /// Destinations; addresses are rewritten as `mac` does, or not at all where there are none.
+    /// Destination addresses, which are written as in mode `mac`. With `None`, addresses are unchanged.
     pub eth_peers: Option<EthPeers>,
-    /// Ports that take part, one bit each, where not all do; those beyond the 64th do.
+    /// Bit mask of the ports that take part; `None` for all. Ports from number 64 on always take part.
     pub ports: Option<u64>,
-    /// Packets in flight in the copy stage of one queue, and packets that a ring has room for: 1 to 32768.
+    /// Maximum packets in flight in the copy stage of one queue, and size of a ring in packets: 1 to 32768.
     pub ring_size: usize,
     /// Packets whose copies are submitted together, 1 to 64.
     pub batch: usize,
-    /// Bytes of a packet, FCS included; longer ones are dropped. 0: any.
+    /// Maximum bytes of a packet, including the FCS. Longer packets are dropped. 0 means no limit.
     pub max_frame: usize,
-    /// Packets with fewer bytes, FCS included, are copied by the core.
+    /// Packets with fewer bytes, including the FCS, are copied by the core.
     pub min_copy: usize,
-    /// Bytes that are copied of every packet at least.
+    /// Minimum number of bytes to copy for every packet.
     pub at_least: usize,
-    /// Whether lcores come in twos, of which the first receives and copies and the second sends.
+    /// Whether lcores work in pairs: the first receives and copies, the second sends.
     pub two_lcores: bool,
 }
 
@@ -180,22 +182,22 @@ impl Copying {
     }
 }
 
-/// The configuration of a host.
+/// Configuration of a host.
 #[derive(Clone, Debug)]
 pub struct Hosting {
     /// The interfaces, by port.
     pub ifaces: Vec<HostIface>,
     pub app: Hosted,
-    /// How connections avoid congestion whose application does not choose it.
+    /// Congestion control of connections whose application does not choose an algorithm.
     pub congestion: Algorithm,
-    /// Whether reports tell of its connections.
+    /// Whether reports contain its connections.
     pub connections: bool,
 }
 
 /// One interface of a host.
 #[derive(Clone, Debug, Default)]
 pub struct HostIface {
-    /// Its station address, where it is not the port's: a TAP port's is the kernel's.
+    /// Its station address, if different from the port's. The address of a TAP port is the kernel's.
     pub mac: Option<MacAddr>,
     /// The MTU. The default is the MTU of the port's interface.
     pub mtu: Option<u16>,
@@ -210,16 +212,16 @@ pub struct HostIface {
 }
 
 impl HostIface {
-    /// Whether the network gives it addresses.
+    /// Whether the network assigns its addresses.
     pub fn is_configured(&self) -> bool {
         self.dhcp || self.slaac
     }
 }
 
-/// What processes bursts.
+/// The processor of bursts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Workload {
-    /// Nothing: packets pass unchanged.
+    /// No processor: packets pass unchanged.
     None,
     /// The sending lcore.
     #[default]
@@ -239,15 +241,15 @@ impl Workload {
     }
 }
 
-/// The configuration of a switch of pipelines.
+/// Configuration of a switch with pipelines.
 #[derive(Clone, Debug)]
 pub struct Working {
-    /// Which port's packets go where.
+    /// Mapping of ports to their peers.
     pub topology: Topology,
     pub workload: Workload,
     /// The devices, assigned to pipelines round-robin; empty except with [`Workload::Device`].
     pub devices: Vec<String>,
-    /// Where a device processes packets.
+    /// The memory in which a device processes packets.
     pub memory: Memory,
     /// The work, which determines a packet's result.
     pub kind: Kind,
@@ -272,9 +274,9 @@ pub struct Working {
     pub threads: u32,
     /// Time without an answer after which a device is considered hung.
     pub timeout: Duration,
-    /// What happens to packets by their result.
+    /// Treatment of packets by their result.
     pub on_hit: OnHit,
-    /// The port that [`OnHit::Steer`] sends to. It is used for nothing else, and comes after all forwarding ports.
+    /// The port to which [`OnHit::Steer`] sends. It has no other use, and comes after all forwarding ports.
     pub elsewhere: Option<usize>,
     /// Page size of the burst rings.
     pub hugepages: Hugepages,
@@ -308,14 +310,14 @@ impl Default for Working {
     }
 }
 
-/// What a configuration and a port must agree on, before the port is opened.
+/// Properties of a port that must match a configuration, known before the port is opened.
 #[derive(Clone, Debug)]
 pub struct PortShape {
-    /// The port as it was written.
+    /// The port as written in the configuration.
     pub name: String,
     /// Queue pairs.
     pub queues: u16,
-    /// Whether its queues make copies that an engine can take.
+    /// Whether its queues make copies that an engine can make instead.
     pub offloads: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The dpdk-dma application as a forwarding mode: a copy stage around every RX queue, and with two lcores a ring between
-//! the one that receives and copies and the one that sends.
+//! The dpdk-dma application as a forwarding mode: a copy stage around every RX queue. With two lcores, a ring connects
+//! the lcore that receives and copies to the lcore that sends.
 //!
 //! ```text
 //! one lcore:   RX queue -> copy -> addresses -> TX queue
@@ -19,7 +19,7 @@ use crate::error::{Field, SwitchError, counted};
 use crate::ring::{RingSetup, ring};
 use crate::worker::idle::Idle;
 
-/// Refuses what cannot be.
+/// Refuses invalid configurations.
 pub(super) fn check(config: &SwitchConfig, copying: &Copying, ports: usize) -> Result<(), SwitchError> {
     let Copying { ring_size, batch, two_lcores, .. } = *copying;
     if !(1..=32768).contains(&ring_size) {
@@ -75,8 +75,8 @@ impl Assembly<'_> {
         Ok(())
     }
 
-    /// A copy stage around a port's RX queue. The mapping's channels are the stage's; what the port itself copies is the
-    /// core's.
+    /// Returns a copy stage around a port's RX queue. The mapped channels belong to the stage. The core makes the
+    /// copies of the port itself.
     fn copy_rx(
         &mut self,
         &Copying { ring_size, batch, max_frame, min_copy, at_least, .. }: &Copying,

@@ -25,18 +25,18 @@ use crate::host::{App, Host, HostPort};
 use crate::ring::{RingRx, RingSetup, RingTx, ring};
 use crate::worker::idle::Idle;
 
-/// Bytes of the headers before a segment's payload, at least.
+/// Minimum bytes of headers before a segment's payload.
 const HEADERS: usize = 40;
-/// The same with timestamps.
+/// The same, with timestamps.
 const TIMED_HEADERS: u16 = 52;
-/// Bytes of FIFOs of a stack that has no connections of its own.
+/// Bytes of FIFO memory in a stack without connections.
 const OWN_MEMORY: usize = 1 << 20;
-/// Packets of a ring between two workers, at most, and what part of the pool all rings may hold.
+/// Maximum packets in a ring between two workers. All rings together hold at most 1/`RING_SHARE` of the pool.
 const RING: usize = 1024;
 const RING_SHARE: usize = 4;
 
 impl Hosting {
-    /// Refuses what cannot be.
+    /// Refuses invalid configurations.
     pub(super) fn check(&self, ports: usize, lcores: usize) -> Result<(), SwitchError> {
         if matches!(self.app, Hosted::Others(_)) && lcores > 1 {
             return Field::Lcores.refuse(format!(
@@ -56,16 +56,16 @@ impl Hosting {
         }
     }
 
-    /// What the stack of one worker is told.
+    /// Returns the configuration of one worker's stack.
     fn config(&self, secret: [u8; 16], share: Share) -> Config {
         let mut config = Config { secret, share, algorithm: self.congestion, ..Config::default() };
         if let Hosted::Others(_) = &self.app {
-            // Each application has memory of its own; nothing uses the stack's.
+            // Each application has separate memory. The stack's memory is not used.
             config.memory = OWN_MEMORY;
         }
         if let Hosted::Epping(epping) = &self.app {
             config.largest_segment = epping.segment.unwrap_or(u16::MAX);
-            // A chunk and the next one, as far as a FIFO holds them.
+            // A chunk and the next one, within the limits of a FIFO.
             let chunks = u32::try_from(2 * epping.chunk).unwrap_or(u32::MAX);
             config.send_buffer = config.send_buffer.max(chunks).min(config.largest_buffer);
         }
@@ -85,20 +85,21 @@ fn check_segment(segment: Option<u16>, mtus: &[HostMtu]) -> Result<(), SwitchErr
     }
 }
 
-/// What each worker's stack copies: that is bound as if the worker's number were a queue of port 0.
+/// Returns routes for the copies of each worker's stack. These are bound like a queue of port 0 with the worker's
+/// number.
 pub(super) fn routes(workers: usize) -> Vec<Route> {
     let route = |worker| Route { worker, sender: worker, rx_port: 0, tx_port: 0, queue: worker as u16 };
     (0..workers).map(route).collect()
 }
 
-/// 16 bytes that nobody can guess: the system's, by way of the keys of std's hash tables.
+/// Returns 16 unpredictable bytes from the operating system, through the keys of std's hash tables.
 fn secret() -> [u8; 16] {
     let half = || RandomState::new().hash_one(0u8);
     (u128::from(half()) << 64 | u128::from(half())).to_ne_bytes()
 }
 
 impl Assembly<'_> {
-    /// State of the control thread: the MTU of each interface.
+    /// Adds a host to all workers. Returns the state for the control thread: the MTU of each interface.
     pub(super) fn add_host(&mut self, hosting: &Hosting) -> Result<Vec<HostMtu>, SwitchError> {
         let workers = self.config.lcores.len();
         let secret = secret();
@@ -122,7 +123,7 @@ impl Assembly<'_> {
         Ok(mtus)
     }
 
-    /// One worker's stack on its part of the ports.
+    /// Adds one worker's stack, with its part of the ports.
     fn add_host_worker(
         &mut self,
         hosting: &Hosting,
@@ -136,7 +137,7 @@ impl Assembly<'_> {
         let room = self.pool.data_room();
         let mut following = Vec::new();
         for (((iface, port), of), mtu) in hosting.ifaces.iter().zip(&ports).zip(&self.ports).zip(mtus) {
-            // Elsewhere a segment's payload is in one buffer.
+            // If the port accepts no segmented packets, a segment's payload must be in one buffer.
             let longest = if port.tx.accepts().segments { None } else { u16::try_from(room + HEADERS).ok() };
             let longest = longest.unwrap_or(u16::MAX);
             following.push((mtu.shared(), longest));
@@ -199,7 +200,7 @@ impl Assembly<'_> {
         Ok(())
     }
 
-    /// Each worker's part of a port: its queues in turn, and rings.
+    /// Returns each worker's part of a port: queues, assigned round-robin, and rings.
     fn host_port(&mut self, port: usize) -> Result<Vec<HostPort>, SwitchError> {
         let workers = self.config.lcores.len();
         let queues = usize::from(self.ports[port].queues());
@@ -211,7 +212,7 @@ impl Assembly<'_> {
             let mut rx = Vec::new();
             for queue in (worker..queues).step_by(workers) {
                 let (stats, mover) = (&self.page, &mut self.workers[worker].0.mover);
-                // What the port itself copies is the core's.
+                // The core makes the copies of the port itself.
                 let setup = QueueSetup { mover, stats, binding: Binding::core(), port: &name };
                 rx.push(self.ports[port].rx_queue(queue as u16, setup)?);
             }
@@ -221,7 +222,8 @@ impl Assembly<'_> {
         Ok(parts)
     }
 
-    /// What each worker sends to a port by: a queue, as far as there are any; the others have a ring to a worker that has.
+    /// Returns each worker's sender for a port: a queue, while queues are left, otherwise a ring to a worker with a
+    /// queue.
     fn senders(&mut self, port: usize, queues: usize) -> Result<Vec<Sender>, SwitchError> {
         let name = format!("port{port}");
         let mut senders: Vec<Sender> = Vec::new();
@@ -246,7 +248,7 @@ impl Assembly<'_> {
         Ok(senders)
     }
 
-    /// Rings from each worker to each other one, of packets that came by a port.
+    /// Creates rings between all pairs of workers, for packets received on a port.
     fn mesh(&self, port: usize, senders: &mut [Sender]) -> Result<(), SwitchError> {
         for from in 0..senders.len() {
             for to in 0..senders.len() {
@@ -262,7 +264,7 @@ impl Assembly<'_> {
         Ok(())
     }
 
-    /// Name, in statistics, of what a port has received for a worker.
+    /// Returns the statistics name for packets that a port received for a worker.
     fn ring_name(&self, port: usize, worker: usize) -> String {
         format!("port{port}>lcore{}", self.config.lcores[worker])
     }
@@ -270,22 +272,22 @@ impl Assembly<'_> {
     fn host_ring(&self, name: &str, index: u16) -> Result<(RingTx, RingRx), SwitchError> {
         let (workers, ports) = (self.config.lcores.len(), self.ports.len());
         let part = self.pool.chunks() / (RING_SHARE * workers * workers * ports);
-        // Rounded down: rings are of powers of two.
+        // Rounded down, because ring sizes are powers of two.
         let packets = 1 << part.clamp(BURST, RING).ilog2();
         let (pool, stats, wakes) = (self.pool, &self.page, self.config.idle == Idle::Sleep);
         Ok(ring(RingSetup { packets, pool, waits: false, wakes, stats, name, index })?)
     }
 }
 
-/// What one worker sends to a port by.
+/// One worker's sender for a port.
 struct Sender {
     tx: Box<dyn TxQueue>,
-    /// What that takes.
+    /// Packets that `tx` accepts.
     takes: Arc<Takes>,
     rings: Rings,
 }
 
-/// The kernel's index of a port's interface.
+/// Returns the kernel's index of a port's interface.
 fn index_of(port: &str) -> Option<u32> {
     let (kind, rest) = port.split_once(':')?;
     let name = rest.split(',').next().filter(|_| matches!(kind, "tap" | "af_packet" | "af_xdp"))?;

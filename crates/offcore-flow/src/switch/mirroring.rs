@@ -1,4 +1,4 @@
-//! Mirrors put together: the queues of mirrored ports are wrapped when they are opened, and one worker sends the copies.
+//! Assembly of mirrors: the queues of mirrored ports are wrapped when they are opened, and one worker sends the copies.
 
 use std::collections::BTreeSet;
 
@@ -10,28 +10,28 @@ use crate::mirror::{Mirror, MirrorOut, MirrorRx, MirrorTx};
 use crate::ring::{RingRx, RingSetup, RingTx, ring};
 use crate::worker::idle::Idle;
 
-/// Packets that a queue's ring to a mirror has room for.
+/// Size of a queue's ring to a mirror, in packets.
 const RING: usize = 2048;
 
-/// Where the rings to one mirror port come out.
+/// The receiving ends of the rings to one mirror port.
 #[derive(Debug)]
 pub(super) struct Target {
     port: usize,
     rings: Vec<RingRx>,
 }
 
-/// How many of `ports` are forwarded between: mirrors send to those behind.
+/// Returns the number of ports that take part in forwarding. Mirrors send to the ports after these.
 pub(super) fn forwarding(config: &SwitchConfig, ports: usize) -> usize {
     targets(config).min().unwrap_or(ports).min(ports)
 }
 
-/// The ports that something is sent to beside, with repetitions.
+/// Returns the ports that packets are sent to in addition to forwarding, with repetitions.
 fn targets(config: &SwitchConfig) -> impl Iterator<Item = usize> {
     config.mirrors.iter().map(|mirror| mirror.to).chain(config.run.elsewhere())
 }
 
-/// The mirrors' ports, each once, and the worker that sends to it: the one of the first queue that is mirrored there, so
-/// that packets need not change lcores where all of them are on one.
+/// Returns a route for each mirror port. Its worker is the worker of the first queue that is mirrored there, so packets
+/// stay on one lcore if all mirrored queues are on it.
 pub(super) fn routes(config: &SwitchConfig, routes: &[Route]) -> Vec<Route> {
     let targets: BTreeSet<usize> = targets(config).collect();
     let worker = |to| {
@@ -47,7 +47,7 @@ pub(super) fn routes(config: &SwitchConfig, routes: &[Route]) -> Vec<Route> {
 }
 
 impl Assembly<'_> {
-    /// The receiving half of a port's queue for a worker.
+    /// Opens the receiving half of a port's queue for a worker.
     pub(super) fn open_rx(
         &mut self,
         worker: usize,
@@ -62,7 +62,7 @@ impl Assembly<'_> {
         self.mirrored_rx(port, rx)
     }
 
-    /// The receiving half of one of a port's queues, mirrored when it is to be.
+    /// Wraps an RX queue of a port for each mirror of received packets.
     pub(super) fn mirrored_rx(
         &mut self,
         port: usize,
@@ -74,7 +74,7 @@ impl Assembly<'_> {
         Ok(rx)
     }
 
-    /// The sending half, likewise; mirrored when it is to be.
+    /// Opens the sending half of a port's queue, wrapped for each mirror of sent packets.
     pub(super) fn open_tx(
         &mut self,
         worker: usize,
@@ -92,7 +92,7 @@ impl Assembly<'_> {
         Ok(tx)
     }
 
-    /// Gives workers the sending ends of the mirrors, once every queue that is mirrored has been opened.
+    /// Gives workers the sending ends of the mirrors, after every mirrored queue has been opened.
     pub(super) fn add_mirrors(&mut self, routes: &[Route]) -> Result<(), SwitchError> {
         for Target { port, rings } in std::mem::take(&mut self.targets) {
             let worker = routes.iter().find(|route| route.tx_port == port).map_or(0, |route| route.worker);

@@ -57,7 +57,7 @@ impl Working {
         Ok(())
     }
 
-    /// Refuses the wrong devices and ports.
+    /// Refuses devices and ports that do not match the configuration.
     pub(super) fn check_opened(&self, ports: &[Box<dyn Port>], devices: &Devices) -> Result<(), SwitchError> {
         if matches!(self.workload, Workload::Device(_)) && self.devices.is_empty() {
             return Field::Devices

@@ -1,12 +1,15 @@
-//! What a worker does that finds nothing to do: it polls on, or sleeps.
+//! Behaviour of a worker that has nothing to do: it continues to poll, or sleeps.
 //!
-//! A worker that sleeps when idle polls for up to 50 us after the last packet, since the next one is usually not far. The time
-//! adapts, as the halt polling of KVM does (Documentation/virt/kvm/halt-polling.rst). It shrinks when an application ends the sleep
-//! after it: an application that shares the core cannot run, and write, while the worker polls. It grows when a packet comes soon.
-//! Then the worker *arms* its queues ([`arm`](offcore_port::RxQueue::arm)), which ask for events and look once more, and waits in
-//! one system call for the first of them. An event makes it poll again as if a packet had come; when the time is up without
-//! one, it takes one round and sleeps on. It never sleeps beyond a task's next timer, nor for more than 10 ms, so whoever
-//! changes something need not wake it; nor with a copy in flight, because its end is no event.
+//! A worker that sleeps when idle polls for up to 50 us after the last packet, since the next one usually follows soon.
+//! The time adapts, like halt polling in KVM (Documentation/virt/kvm/halt-polling.rst). It shrinks if an application
+//! ends the sleep that follows: an application that shares the core cannot run, and write, while the worker polls. It
+//! grows if a packet arrives soon.
+//!
+//! Then the worker *arms* its queues ([`arm`](offcore_port::RxQueue::arm)), which request events and check once more,
+//! and waits in one system call for the first event. After an event, it polls again as after a packet. After a timeout,
+//! it runs one round and sleeps again. A sleep never exceeds a task's next timer or 10 ms, so other threads need not
+//! wake the worker after changes. The worker never sleeps with a copy in flight, because the end of a copy is not an
+//! event.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -19,35 +22,36 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::worker::task::{Task, WakeSource};
 
-/// The longest and the shortest time of polling before a sleep.
+/// Longest and shortest time of polling before a sleep.
 const TIMEOUT: Duration = Duration::from_micros(50);
 const SHORTEST: Duration = Duration::from_micros(2);
-/// One in this number of periods that end in sleep polls for the whole [`TIMEOUT`], to find out whether polling pays again.
+/// One in this number of periods that end in sleep polls for the whole [`TIMEOUT`], to check whether polling pays off
+/// again.
 const PROBE: u32 = 32;
-/// How long it sleeps at most.
+/// Maximum duration of a sleep.
 const LONGEST: Duration = Duration::from_millis(10);
-/// The same when a queue has no event.
+/// The same if a queue has no event.
 const SHORT: Duration = Duration::from_millis(1);
-/// To look at a queue costs next to nothing, unless somebody's memory has the worker wait. Then it polls for so many times as long, in
-/// turns in which that is somebody's time.
+/// Checking a queue costs almost nothing, unless the worker must wait for a port's memory. In that case, the worker
+/// polls for this many times as long, because only in turns is the port charged for such waits.
 const POLLS: u64 = 25;
-/// A look that is longer.
+/// Checks that take longer than this have waited for memory.
 const LONG: Duration = Duration::from_millis(1);
-/// Descriptors that one sleep waits for. Queues beyond are looked at as those without events.
+/// Maximum number of descriptors that one sleep waits for. Further queues are checked like queues without events.
 const MOST: usize = 128;
 
-/// Counters of one worker's sleep on the statistics page: how often it fell asleep, how often an event woke it, and how
-/// long it slept in TSC ticks.
+/// Counters of one worker's sleep on the statistics page: number of sleeps, number of sleeps ended by an event, and
+/// total duration in TSC ticks.
 pub const IDLE_COUNTERS: [&str; 3] = ["sleeps", "woken", "slept_ticks"];
 
 named! {
-    /// What workers do that have nothing to do.
+    /// Behaviour of workers that have nothing to do.
     #[derive(Default)]
     pub enum Idle {
-        /// Poll on: the next packet is found at once.
+        /// Continue to poll: the next packet is found at once.
         #[default]
         Poll = "poll",
-        /// Sleep until something comes: the lcore is left to others meanwhile.
+        /// Sleep until an event, and leave the lcore to other threads.
         Sleep = "sleep",
     }
 }
@@ -64,21 +68,21 @@ impl FromStr for Idle {
 #[derive(Debug)]
 pub struct Sleeper {
     stats: Block,
-    /// Rounds that have found nothing.
+    /// Consecutive rounds without packets.
     quiet: Option<Quiet>,
-    /// Sleeps since something has come.
+    /// Sleeps since the last packet or event.
     in_a_row: u32,
-    /// TSC until when it does not sleep, or 0.
+    /// TSC until which the worker does not sleep, or 0.
     polls_until: u64,
     poll_time: PollTime,
     times: [Timespec; 2],
 }
 
 impl Sleeper {
-    /// One that counts in `stats`, a block made with [`IDLE_COUNTERS`].
+    /// Creates a sleeper that counts in `stats`, a block made with [`IDLE_COUNTERS`].
     ///
     /// # Panics
-    /// When the block has another number of counters.
+    /// If the block has another number of counters.
     pub fn new(stats: Block) -> Self {
         assert_eq!(stats.len(), IDLE_COUNTERS.len(), "a sleeper's block is made with IDLE_COUNTERS");
         let times = [LONGEST, SHORT].map(|time| Timespec::try_from(time).unwrap_or_default());
@@ -86,7 +90,7 @@ impl Sleeper {
         Self { stats, quiet: None, in_a_row: 0, polls_until: 0, poll_time, times }
     }
 
-    /// Whether to sleep after a round that has moved `packets`.
+    /// Whether to sleep after a round that moved `packets` packets.
     #[inline]
     pub(crate) fn is_due(&mut self, packets: usize) -> bool {
         if packets > 0 {
@@ -105,13 +109,13 @@ impl Sleeper {
         now.wrapping_sub(quiet.since) >= self.poll_time.limit() && now >= self.polls_until
     }
 
-    /// How often it has slept since something has come.
+    /// Returns the number of sleeps since the last packet or event.
     pub(crate) fn in_a_row(&self) -> u32 {
         self.in_a_row
     }
 
-    /// Sleeps, unless a task generates packets or one of their queues has something to do after all. The queues are
-    /// [disarmed](offcore_port::RxQueue::disarm) then.
+    /// Sleeps, unless a task generates packets or a queue has work after all. Afterwards, the queues are
+    /// [disarmed](offcore_port::RxQueue::disarm).
     pub(crate) fn sleep(&mut self, tasks: &mut [Box<dyn Task>]) {
         let (start, slept) = (tsc::now(), self.stats.counter(2).value());
         let awake = tasks.iter().any(|task| task.generates()) || self.sleep_armed(tasks);
@@ -129,11 +133,11 @@ impl Sleeper {
         self.in_a_row = if awake { 0 } else { self.in_a_row.wrapping_add(1) };
     }
 
-    /// Arms the queues and sleeps; returns whether there is something to do.
+    /// Arms the queues and sleeps. Returns whether there is work.
     fn sleep_armed(&mut self, tasks: &mut [Box<dyn Task>]) -> bool {
         let mut events: ArrayVec<PollFd<'_>, MOST> = ArrayVec::new();
         let [mut time, short] = self.times;
-        // A bit for each event of something else than a queue: of applications.
+        // A bit for each event that comes from an application and not from a queue.
         let mut others = 0u128;
         let mut awake = false;
         for task in tasks {
@@ -160,7 +164,7 @@ impl Sleeper {
         }
         if !awake {
             let start = tsc::now();
-            // A signal ends it like the end of the time does: it is looked again.
+            // A signal ends the sleep like a timeout: the queues are checked again.
             awake = poll(&mut events, Some(&time)).is_ok_and(|ready| ready > 0);
             let [sleeps, woken, ticks] = [0, 1, 2].map(|counter| self.stats.counter(counter));
             sleeps.add(1);
@@ -176,22 +180,22 @@ impl Sleeper {
     }
 }
 
-/// Rounds in a row that have found nothing, in TSC ticks.
+/// Consecutive rounds without packets, in TSC ticks.
 #[derive(Clone, Copy, Debug)]
 struct Quiet {
     since: u64,
     until: u64,
-    /// Another program ran on the core in between. Its data would have ended a sleep, too.
+    /// Whether another program ran on the core meanwhile. Its data would have ended a sleep, too.
     interrupted: bool,
 }
 
-/// How long a worker polls before it sleeps, in TSC ticks.
+/// Time of polling before a sleep, in TSC ticks.
 #[derive(Debug)]
 struct PollTime {
     ticks: u64,
     least: u64,
     most: u64,
-    /// Sleeps that an event has ended, modulo [`PROBE`].
+    /// Sleeps ended by applications, modulo [`PROBE`].
     slept: u32,
 }
 
@@ -204,14 +208,14 @@ impl PollTime {
         if self.slept == 0 { self.most } else { self.ticks }
     }
 
-    /// Polling has found something.
+    /// Polling has found a packet.
     fn polled(&mut self, quiet: &Quiet) {
         if !quiet.interrupted {
             self.ticks = self.ticks.max(2 * quiet.until.wrapping_sub(quiet.since)).min(self.most);
         }
     }
 
-    /// Polling has found nothing. An event ended the sleep of `ticks` after it.
+    /// Polling has found nothing. An event ended the sleep that followed, which took `ticks`.
     fn slept(&mut self, ticks: u64, by_application: bool) {
         if by_application {
             self.slept = (self.slept + 1) % PROBE;
@@ -241,7 +245,7 @@ mod tests {
         assert!(!sleeper.is_due(0));
         wait(&sleeper);
         assert!(sleeper.is_due(0));
-        // Nothing to wait for: the time passes.
+        // Nothing can end this sleep early, so the sleep lasts until its timeout.
         sleeper.sleep(&mut []);
         assert!(sleeper.is_due(0), "nothing has come");
         assert_eq!((sleeper.stats.counter(0).value(), sleeper.stats.counter(1).value()), (1, 0));
@@ -314,13 +318,13 @@ mod tests {
             sleeper.sleep(tasks);
             sleeper.stats.counter(2).value() - before
         };
-        // The shortest of several sleeps: a busy machine makes some of them longer.
+        // The shortest of several sleeps counts, because a busy machine makes some of them longer.
         let shortest = (0..50).map(|_| slept(&mut [Box::new(Timed)], &mut sleeper)).min().unwrap();
         assert!(shortest < tsc::ticks(LONGEST), "{shortest}");
         assert!(shortest > tsc::ticks(Duration::from_millis(1)), "{shortest}");
     }
 
-    /// Memory that has the worker wait when its queue is armed.
+    /// A task whose memory makes the worker wait when its queue is armed.
     #[derive(Debug)]
     struct Slow;
 

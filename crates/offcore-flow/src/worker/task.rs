@@ -1,4 +1,4 @@
-//! What a worker does: a list of tasks, one round of each after the other.
+//! Tasks of a worker. The worker runs one round of each task in turn.
 
 use std::any::Any;
 use std::fmt;
@@ -9,63 +9,63 @@ use offcore_stats::{Stage, tsc};
 
 use super::turns::Turns;
 
-/// A part of a worker's work. It owns its queues; tasks know nothing of one another. `Any`, for who has put a worker
-/// together and changes what one of its tasks does.
+/// A part of a worker's work. It owns its queues and does not depend on other tasks. `Any` allows the creator of a
+/// worker to change the behaviour of a task.
 pub trait Task: Any + fmt::Debug + Send {
-    /// Does one round of work, a burst of each queue at most; returns the packets received or generated.
+    /// Runs one round, with at most one burst of each queue. Returns the number of packets received or generated.
     fn round(&mut self, ctx: &mut Context<'_>) -> usize;
 
-    /// The same where turns are measured: each port that the task works for has one of its own.
+    /// Runs one round while turns are measured. Each port of the task has its own turn.
     fn round_in_turns(&mut self, ctx: &mut Context<'_>, turns: &mut Turns) -> usize {
         turns.turn(None, ctx, |_, ctx| self.round(ctx))
     }
 
-    /// Whether it works for several ports.
+    /// Whether the task serves several ports.
     fn shares(&self) -> bool {
         false
     }
 
-    /// Finishes what is in flight and takes nothing new; returns how much is left. A worker that stops calls it until that
-    /// is nothing, and then drops the task.
+    /// Finishes the packets in flight and takes no new ones. Returns how much is left. A worker that stops calls this
+    /// until nothing is left, and then drops the task.
     fn drain(&mut self, ctx: &mut Context<'_>) -> usize;
 
-    /// Calls `each` with everything that may wake the worker up.
+    /// Calls `each` with everything that may wake up the worker.
     fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(WakeSource<'a>));
 
-    /// Stores counters that are not stored where they are counted: called now and then.
+    /// Publishes counters that are not stored when they are counted. The worker calls this from time to time.
     fn publish(&mut self) {}
 
-    /// The time until its next timer, which its worker must not sleep beyond.
+    /// Returns the time until the task's next timer. The worker must not sleep for longer.
     fn next_timer(&self) -> Option<Duration> {
         None
     }
 
-    /// Whether it makes packets of its own accord, so that its worker must not sleep.
+    /// Whether the task generates packets. The worker must not sleep then.
     fn generates(&self) -> bool {
         false
     }
 }
 
-/// What may wake a worker up that sleeps.
+/// A source of wake-ups for a sleeping worker.
 #[derive(Debug)]
 pub enum WakeSource<'a> {
-    /// A queue's sender.
+    /// The sender of a queue.
     Queue(&'a mut dyn RxQueue),
-    /// Anything else.
+    /// Any other source.
     Other(&'a mut dyn Wakes),
 }
 
-/// What may wake a worker up that sleeps, and is no queue.
+/// A source of wake-ups that is not a queue.
 pub trait Wakes: fmt::Debug {
-    /// The worker is going to sleep: see [`RxQueue::arm`].
+    /// Announces that the worker is going to sleep: see [`RxQueue::arm`].
     fn arm(&mut self) -> Wake<'_>;
 
-    /// It is awake.
+    /// Announces that the worker is awake.
     fn disarm(&mut self);
 }
 
 impl<'a> WakeSource<'a> {
-    /// The worker is going to sleep.
+    /// Announces that the worker is going to sleep.
     pub fn arm(self) -> Wake<'a> {
         match self {
             Self::Queue(queue) => queue.arm(),
@@ -73,7 +73,7 @@ impl<'a> WakeSource<'a> {
         }
     }
 
-    /// The worker is awake.
+    /// Announces that the worker is awake.
     pub fn disarm(self) {
         match self {
             Self::Queue(queue) => queue.disarm(),
@@ -82,7 +82,7 @@ impl<'a> WakeSource<'a> {
     }
 }
 
-/// Stands for the application's own work on so many packets, in TSC ticks each: what asynchronous copies hide behind.
+/// Simulates the application's own work, in TSC ticks per packet. Asynchronous copies can overlap with it.
 #[inline]
 pub(crate) fn work(ticks: u64, packets: usize, ctx: &mut Context<'_>) {
     if ticks > 0 && packets > 0 {

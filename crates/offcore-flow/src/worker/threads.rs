@@ -8,7 +8,7 @@ use offcore_stats::lcore;
 
 use crate::error::SwitchError;
 
-/// Threads of workers, each pinned to its lcore. Dropping them stops them.
+/// Threads of workers, each pinned to its lcore. Dropping them stops the workers.
 #[derive(Debug, Default)]
 pub(crate) struct Threads {
     threads: Vec<JoinHandle<usize>>,
@@ -16,7 +16,7 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// Starts one more. `run` goes on until it is told to stop, and returns the packets that it could not finish.
+    /// Starts a thread. `run` continues until it is told to stop, and returns the number of unfinished packets.
     pub(crate) fn start(
         &mut self,
         lcore: usize,
@@ -28,7 +28,7 @@ impl Threads {
         let thread = std::thread::Builder::new().name(format!("lcore{lcore}")).spawn(move || {
             let set_up = lcore::pin(lcore).and_then(|()| rt_priority.map_or(Ok(()), lcore::realtime));
             let ok = set_up.is_ok();
-            // The receiver waits for this; it cannot be gone.
+            // The receiver is waiting for this message, so it still exists.
             let _ = ready.send(set_up);
             if ok { run(&stop) } else { 0 }
         });
@@ -43,10 +43,10 @@ impl Threads {
         self.threads.iter().all(|thread| !thread.is_finished())
     }
 
-    /// Stops them; what they had taken over is finished first. Returns the packets that could not be.
+    /// Stops the threads after they have finished the packets in flight. Returns the number of unfinished packets.
     pub(crate) fn stop(&mut self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
-        // A worker that panicked has said so already; its packets are counted by nobody.
+        // A worker that panicked has already reported it. Its packets are not counted.
         let left = self.threads.drain(..).map(|thread| thread.join().unwrap_or(0)).sum();
         if left > 0 {
             tracing::error!(left, "packets in flight were never completed");

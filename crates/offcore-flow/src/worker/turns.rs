@@ -1,18 +1,20 @@
-//! Turns of a worker's parties: the ports whose packets it takes, and other tasks. One that takes longer than the others has fewer of
-//! them, so that each that has packets gets as much of the core as any other, whatever its packets or its guest's memory cost, and however
-//! many queues it has.
+//! Fair turns for a worker's parties: the ports whose packets it takes, and other tasks. A party whose turns take
+//! longer gets fewer turns. Each party with packets gets an equal share of CPU time, whatever its packets or its
+//! guest's memory cost, and however many queues it has.
 //!
-//! As long as rounds are short nothing is measured but rounds. One long round, and for ten seconds each party's time is: one waits
-//! while it has used more than the one with packets that has used least. One that has had none for as long as its last ones took twice, or
-//! for 5 us, is not waited for, and saves nothing up; a guest that has got packets needs about as long to send the next ones. One whose
-//! turns are long takes fewer packets in each, so that others have theirs sooner.
+//! While rounds are short, only the duration of rounds is measured. After a long round, the time of each party is
+//! measured for ten seconds. A party waits while it has used more time than the party with packets that has used the
+//! least. A party that had no packets for twice the time of its last packets, or for 5 us, is not waited for and saves
+//! up no time. (A guest that has received packets needs about as long to send the next ones.) A party with long turns
+//! takes fewer packets per turn, so that the turns of others begin sooner.
 //!
-//! Of a turn of more than 100 us the time counts in which the thread ran: meanwhile the kernel may have given the core to
-//! somebody else. If the thread has slept in it, somebody's memory made it: a page that was swapped out, is not there yet, or is in a hole
-//! that is being punched. Then that party rests for as long, together with all whose memory did so lately, so that others have half of the
-//! time, whether they have packets at once or not; of a sleep of less than a millisecond that is so from the second one on. One in which
-//! the worker was preempted, too, is nobody's. So rests one for which the kernel works for milliseconds more than once: whoever waits
-//! for its eventfd can make a signal take that long.
+//! In a turn of more than 100 us, only the time in which the thread ran counts, because the kernel may have given the
+//! core to another thread. If the thread slept, a party's memory was the cause: a page that was swapped out, is not
+//! present yet, or is in a hole that is being punched. This party is then throttled for the same time, together with
+//! all parties whose memory was slow lately. The others therefore get half of the time, even if they have no packets at
+//! once. For sleeps of less than a millisecond, this applies from the second sleep on. A sleep in a turn in which the
+//! worker was also preempted is not attributed to any party. A party is also throttled if the kernel works for it for
+//! milliseconds more than once: a process that waits for the party's eventfd can make a signal take that long.
 
 use std::time::Duration;
 
@@ -23,61 +25,62 @@ use offcore_stats::page::{Block, PageError, StatsPage};
 use offcore_stats::tsc;
 use rustix::time::{ClockId, clock_gettime};
 
-/// A round that takes longer for each party has parties' times measured. A turn of 32 short packets takes 1 to 2.5 us, of 1518 bytes 5
-/// to 10 us. While rounds are shorter, whatever some cost, a party's turn comes again after 5 us for each party.
+/// If a round takes longer than this for each party, the time of parties is measured. A turn of 32 short packets takes
+/// 1 to 2.5 us, with 1518 bytes each 5 to 10 us. In shorter rounds, a party waits at most 5 us per party for its next
+/// turn.
 const LONG: Duration = Duration::from_micros(5);
-/// For how long.
+/// Duration of the measurement after a long round.
 const MEASURED: Duration = Duration::from_secs(10);
-/// What a party may be ahead of others.
+/// Maximum time that a party may be ahead of others.
 const AHEAD: Duration = Duration::from_micros(5);
-/// For how long after its last packets a party may have more, and no longer than these took so many times: who sends few and has others
-/// wait for the next ones must not have the core idle.
+/// A party without packets is waited for until this multiple of the time of its last packets has passed, or [`LINGER`]
+/// if that is shorter. A party that sends few packets must not leave the core idle.
 const LINGERS: u64 = 2;
 const LINGER: Duration = Duration::from_micros(5);
-/// What a turn is to take at most, by taking fewer packets.
+/// Target for the longest turn. In longer turns, a party takes fewer packets.
 const TURN: Duration = Duration::from_micros(20);
-/// A turn that is longer is asked about: whether the thread has run or slept.
+/// After a longer turn, the kernel is asked whether the thread ran or slept.
 const ASKED: Duration = Duration::from_micros(100);
-/// After so long that is looked at anyway, lest more be counted than was in such a turn.
+/// After this time, the kernel is asked in any case, so that a long turn is not charged for much earlier time.
 const LOOKS: Duration = Duration::from_millis(1);
-/// A turn in which the thread runs for longer, and for longer than [`ASKED`] for each packet, is dear. A longer sleep has its party rest at
-/// once.
+/// A turn is expensive if the thread runs for longer than this, and for longer than [`ASKED`] for each packet. A longer
+/// sleep throttles the party at once.
 const DEAR: Duration = Duration::from_millis(1);
 
-/// That somebody's memory was waited for is remembered for so many times as long, for those ten seconds at most: a page that is not there
-/// yet does not put its guest together with one that goes on like that.
+/// A wait for a party's memory is remembered for this multiple of its duration, for at most ten seconds. A guest with
+/// one missing page is therefore not grouped with a guest whose memory is always slow.
 const REMEMBERED: u64 = 25;
 
-/// Counters of one worker's turns on the statistics page: turns that parties have waited, the longest turn in TSC ticks, how often the
-/// worker has slept in one, and for how many ticks. Behind them stand two of each port, [`PORT_COUNTERS`].
+/// Counters of one worker's turns on the statistics page: turns that parties waited, the longest turn in TSC ticks,
+/// number of sleeps in turns, and their ticks. The [`PORT_COUNTERS`] of each port follow.
 const COUNTERS: [&str; 4] = ["waited", "longest_ticks", "stalls", "stalled_ticks"];
-/// Of a port, while turns are measured: TSC ticks that its turns with packets took, ticks in which it had packets or was waited for, turns
-/// that it has waited, and ticks that the worker has slept for its memory.
+/// Counters of a port while turns are measured: TSC ticks of its turns with packets, ticks in which it had packets or
+/// was waited for, turns that it waited, and ticks that the worker slept for its memory.
 const PORT_COUNTERS: [&str; 4] = ["used_ticks", "active_ticks", "waited", "stalled_ticks"];
 
 /// The turns of one worker.
 #[derive(Debug)]
 pub struct Turns {
     stats: Block,
-    /// Ports at even indices, tasks that are no port's at odd ones.
+    /// Ports have even indices, tasks without a port have odd ones.
     parties: Vec<Party>,
-    /// The least that a party with packets has used.
+    /// The least time that a party with packets has used.
     least: u64,
-    /// TSC until when those rest whose memory was waited for, or 0.
+    /// TSC until which parties with slow memory are throttled, or 0.
     rest: u64,
-    /// Tasks that have been named in this round.
+    /// Number of tasks without a port seen in this round.
     named: usize,
-    /// Whether the present turn's packets cannot go on.
+    /// Whether no packet of the present turn could be sent.
     stuck: bool,
-    /// TSC when the last round began, or 0.
+    /// TSC at the start of the last round, or 0.
     began: u64,
-    /// TSC when the last turn ended.
+    /// TSC at the end of the last turn.
     ended: u64,
-    /// TSC until which it has been counted for how long ports were active.
+    /// TSC until which the active time of ports has been counted.
     counted: u64,
-    /// TSC until when turns are measured; `None` while rounds are short.
+    /// TSC until which turns are measured; `None` while rounds are short.
     until: Option<u64>,
-    /// What the thread had done when it was last looked at, and when that was.
+    /// The thread's usage when it was last read, and the time of reading.
     usage: Usage,
     looked: u64,
     look: fn() -> Usage,
@@ -93,40 +96,41 @@ pub struct Turns {
 
 #[derive(Clone, Debug)]
 struct Party {
-    /// Whether it has ever been named.
+    /// Whether the party has ever had a turn or packets.
     is_known: bool,
-    /// What it has used, in ticks; the part that all have in common does not matter.
+    /// Time used, in ticks. Only differences between parties matter.
     used: u64,
-    /// TSC since when it has been found to have no packets; `None` when it had some in its last turn.
+    /// TSC since when it has had no packets; `None` if its last turn had packets.
     empty: Option<u64>,
-    /// Whether it has been so for long.
+    /// Whether it has had no packets for a long time.
     idle: bool,
-    /// What its last turn with packets took, in ticks.
+    /// Ticks of its last turn with packets.
     cost: u64,
-    /// Packets that it takes in a turn, at most.
+    /// Maximum packets in a turn.
     burst: usize,
-    /// TSC until when it rests as often as others of which the same is remembered.
+    /// TSC until which it is throttled together with other parties with slow memory.
     slow: Option<u64>,
-    /// TSC until when another dear turn has it rest.
+    /// TSC until which a second expensive turn throttles it.
     dear: Option<u64>,
 }
 
-/// What a thread has done so far.
+/// Resource usage of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Usage {
     /// Ticks in which it ran.
     ran: u64,
-    /// How often it has slept.
+    /// Number of sleeps.
     sleeps: i64,
-    /// How often the kernel has given its core to somebody else.
+    /// Number of times that the kernel has given its core to another thread.
     preempted: i64,
 }
 
 impl Turns {
-    /// Those of a worker that counts in a block `name` of `page`, with counters such as `portN_used_ticks` for so many ports.
+    /// Creates the turns of a worker, with counters in a block `name` of `page`. There are counters such as
+    /// `portN_used_ticks` for `ports` ports.
     ///
     /// # Errors
-    /// [`PageError::Full`] when the page has no room for the block.
+    /// [`PageError::Full`] if the page has no room for the block.
     pub fn on(page: &StatsPage, name: &str, ports: usize) -> Result<Self, PageError> {
         let of_port = |port| PORT_COUNTERS.map(|counter| format!("port{port}_{counter}"));
         let ports: Vec<String> = (0..ports).flat_map(of_port).collect();
@@ -134,7 +138,7 @@ impl Turns {
         Ok(Self::new(page.block(name, &counters)?))
     }
 
-    /// Those of a worker of no ports, whose counters nobody reads.
+    /// Creates the turns of a worker without ports and with private counters.
     pub fn private() -> Self {
         Self::new(Block::private(&COUNTERS))
     }
@@ -167,7 +171,7 @@ impl Turns {
         }
     }
 
-    /// A round begins; whether turns are measured.
+    /// Begins a round. Returns whether turns are measured.
     #[inline(always)]
     pub(crate) fn begin(&mut self) -> bool {
         let now = tsc::now();
@@ -178,7 +182,7 @@ impl Turns {
         self.until.is_some()
     }
 
-    /// The last round was long, unless there was none.
+    /// Starts or extends the measurement after a long round, unless there was no round.
     #[cold]
     fn measure(&mut self, last: u64, now: u64) {
         if last == 0 {
@@ -192,7 +196,7 @@ impl Turns {
         self.until = Some(later(self.until, now.wrapping_add(self.measured)));
     }
 
-    /// The worker has slept by itself, for want of something to do.
+    /// The worker has slept because it had nothing to do.
     pub(super) fn slept(&mut self) {
         self.began = tsc::now();
         if self.until.is_some() {
@@ -201,10 +205,10 @@ impl Turns {
         }
     }
 
-    /// One round whose turns are measured, which `tasks` gives; the packets of all.
+    /// Runs a round whose turns are measured. `tasks` runs the turns. Returns the number of packets.
     #[cold]
     pub(crate) fn round(&mut self, tasks: impl FnOnce(&mut Self) -> usize) -> usize {
-        // What was done between rounds, such as copies over again, is nobody's turn.
+        // Work between rounds, such as repeated copies, does not belong to any turn.
         if self.began.wrapping_sub(self.ended) > self.looks {
             self.look_at_thread(self.began);
         }
@@ -220,8 +224,8 @@ impl Turns {
         packets
     }
 
-    /// Gives `port` a turn with what was received there, or a task that is no port's, unless it has to wait; the packets that it had.
-    /// Such tasks ask in the same order in each round.
+    /// Gives a turn to `port`, or to a task without a port, unless it has to wait. Returns the number of its packets.
+    /// Tasks without a port must ask in the same order in each round.
     pub(crate) fn turn(
         &mut self,
         port: Option<usize>,
@@ -247,13 +251,13 @@ impl Turns {
         packets
     }
 
-    /// In the present turn, no packet could go on: nobody waits for that.
+    /// Notes that no packet of the present turn could be sent, so other parties do not wait for this one.
     pub(crate) fn set_stuck(&mut self) {
         self.stuck = true;
     }
 
-    /// In another one's turn, so many packets are sent to `port`, unless that one rests; whether they were. It is the other's time, but for
-    /// what the worker has slept, and for what is dear.
+    /// Sends `packets` packets to `port` in the turn of another party, unless `port` is throttled. Returns whether they
+    /// were sent. The other party is charged for the time, except for sleeps and expensive work.
     pub(crate) fn visit(&mut self, port: usize, packets: usize, work: impl FnOnce()) -> bool {
         let (party, began) = (port * 2, tsc::now());
         self.know(party);
@@ -301,7 +305,7 @@ impl Turns {
         self.rest != 0 && !is_past(now, self.rest) && is_before(now, self.parties[party].slow)
     }
 
-    /// A party's turn has ended, which had so many packets.
+    /// Charges a party for its turn, which has ended and had `packets` packets.
     fn charge(&mut self, party: usize, now: u64, packets: usize) {
         let began = std::mem::replace(&mut self.ended, now);
         let mut ticks = now.wrapping_sub(began);
@@ -328,22 +332,23 @@ impl Turns {
         }
     }
 
-    /// How many of `ticks` until `now` the thread has run in, for so many packets of the party, and whether that is dear. If it has slept,
-    /// that was for the party's memory.
+    /// Returns in how many of the `ticks` until `now` the thread ran for `packets` packets of the party, and whether
+    /// that is expensive. If the thread slept, the cause was the party's memory.
     #[cold]
     fn long_turn(&mut self, party: usize, ticks: u64, packets: usize, now: u64) -> (u64, bool) {
         let (before, elapsed) = (self.usage, now.wrapping_sub(self.looked));
         self.look_at_thread(now);
-        // What it has not run since it was last looked at, it has not run in the longest turn since, which is this one.
+        // Any time since the last reading in which the thread did not run was in the longest turn since then, which is
+        // this one.
         let paused = elapsed.saturating_sub(self.usage.ran.saturating_sub(before.ran));
         let ran = ticks.saturating_sub(paused);
-        // If it was preempted as well, nobody knows which of the two took long.
+        // If the thread was also preempted, it is unknown which of the two took long.
         let is_sleep = self.usage.sleeps != before.sleeps && self.usage.preempted == before.preempted;
         let slept = if is_sleep { ticks - ran } else { 0 };
         let is_dear = ran > self.dear.max(self.asked.saturating_mul(packets as u64));
         let mut rest = if slept > self.dear { slept } else { 0 };
         if is_dear || slept > 0 {
-            // Once may be the machine's, or somebody else's short sleep.
+            // A single event may be caused by the machine, or by a short sleep for another party.
             if is_before(now, self.parties[party].dear) {
                 rest = if is_dear { ticks } else { slept };
             }
@@ -358,18 +363,18 @@ impl Turns {
             self.parties[party].slow = Some(later(self.parties[party].slow, self.remembered(rest, now)));
             let until = now.wrapping_add(rest);
             self.rest = later((self.rest != 0).then_some(self.rest), until).max(1);
-            // Those that rest are not forgotten meanwhile.
+            // Throttled parties are not forgotten meanwhile.
             self.until = self.until.map(|measured| later(Some(measured), until));
         }
         (ran, is_dear)
     }
 
-    /// Until when so many ticks are remembered.
+    /// Returns the time until which a wait of `ticks` is remembered.
     fn remembered(&self, ticks: u64, now: u64) -> u64 {
         now.wrapping_add(ticks.saturating_mul(REMEMBERED).min(self.measured).max(ticks))
     }
 
-    /// Adds to one of the [`PORT_COUNTERS`], if the party is a port that is counted.
+    /// Adds to a counter in [`PORT_COUNTERS`] if the party is a port with counters.
     fn count(&self, party: usize, counter: usize, more: u64) {
         let index = COUNTERS.len() + party / 2 * PORT_COUNTERS.len() + counter;
         if party.is_multiple_of(2) && index < self.stats.len() {
@@ -381,12 +386,12 @@ impl Turns {
         (self.usage, self.looked) = ((self.look)(), now);
     }
 
-    /// Nobody is ahead of anybody.
+    /// Sets the used time of all parties to the same value.
     fn forget(&mut self) {
         self.parties.iter_mut().for_each(|party| party.used = self.least);
     }
 
-    /// All have had their turns. Nobody waits for those without packets, or for those that rest.
+    /// Ends a round after all turns. Parties without packets and throttled parties are not waited for.
     fn end(&mut self) {
         let mut least = u64::MAX;
         let round = self.ended.wrapping_sub(std::mem::replace(&mut self.counted, self.ended));
@@ -411,24 +416,24 @@ impl Turns {
     }
 }
 
-/// Whether the TSC has come to `until`.
+/// Whether the TSC has reached `until`.
 fn is_past(now: u64, until: u64) -> bool {
     now.wrapping_sub(until) as i64 >= 0
 }
 
-/// Whether there is a time that the TSC has not come to.
+/// Whether `until` is a time that the TSC has not reached.
 fn is_before(now: u64, until: Option<u64>) -> bool {
     until.is_some_and(|until| !is_past(now, until))
 }
 
-/// The later one of two times.
+/// Returns the later of two times.
 fn later(one: Option<u64>, other: u64) -> u64 {
     one.filter(|&one| is_past(one, other)).unwrap_or(other)
 }
 
 impl Usage {
     fn of_thread() -> Self {
-        // What getrusage says of time is as of the kernel's last tick.
+        // `getrusage` updates times only at the kernel's ticks.
         let ran = Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default();
         let (sleeps, preempted) = getrusage(UsageWho::RUSAGE_THREAD).map_or((0, 0), |usage| {
             (usage.voluntary_context_switches(), usage.involuntary_context_switches())

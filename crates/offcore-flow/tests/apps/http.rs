@@ -1,4 +1,4 @@
-//! Files to peers that take them slowly, or not at all.
+//! Tests of the file server with peers that read slowly or not at all.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,11 +10,11 @@ use offcore_tcp::proto::{AppId, Config, Event};
 use crate::world::{Client, World};
 
 const PORT: u16 = 80;
-/// More than a peer's receive window and less than that and the send FIFO.
+/// More than a peer's receive window, and less than the sum of it and the send FIFO.
 const MIDDLE: usize = 400_000;
 const LONG: usize = 2_000_000;
 
-/// A directory with files, removed with them.
+/// A directory with files. It is removed on drop.
 struct Site(PathBuf);
 
 impl Site {
@@ -28,7 +28,7 @@ impl Site {
         Self(path)
     }
 
-    /// How often this process has a file of the directory open.
+    /// Number of descriptors of this process for files of the directory.
     fn open_files(&self) -> usize {
         let names =
             fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
@@ -51,7 +51,7 @@ fn world(site: &Site) -> World<FileServer> {
     World::new(app, Config { memory: 256 << 20, ..Config::default() })
 }
 
-/// A client that has asked for a file.
+/// Connects a client that requests a file.
 fn ask(world: &mut World<FileServer>, name: &str) -> Client {
     let mut client = world.connect(PORT);
     let request = format!("GET /{name} HTTP/1.1\r\nHost: a\r\n\r\n");
@@ -59,7 +59,7 @@ fn ask(world: &mut World<FileServer>, name: &str) -> Client {
     client
 }
 
-/// Reads until a whole file is there.
+/// Reads a complete file and checks it.
 fn read_file(world: &mut World<FileServer>, client: &mut Client, len: usize) {
     let mut got = Vec::new();
     let body = |got: &[u8]| Some(got.windows(4).position(|end| end == b"\r\n\r\n")? + 4);
@@ -78,7 +78,7 @@ fn read_file(world: &mut World<FileServer>, client: &mut Client, len: usize) {
 fn who_takes_nothing_of_an_answer_is_reset() {
     let site = Site::new("stalled");
     let mut world = world(&site);
-    // All that is left of one of them is in the send FIFO; a third has sent all that it ever will.
+    // The rest of the first answer is entirely in the send FIFO. The third client has ended its stream.
     let [middle, long, ended] = ["middle", "long", "middle"].map(|name| ask(&mut world, name));
     let now = world.now;
     let (stack, out) = world.client.path.call();
@@ -99,7 +99,7 @@ fn who_reads_slowly_gets_its_file() {
     let site = Site::new("slow");
     let mut world = world(&site);
     let mut client = ask(&mut world, "long");
-    // It opens its window by half of its buffer, every 13 seconds.
+    // The client opens its window by half of its buffer, every 13 seconds.
     const EACH: usize = 10_000;
     for _ in 0..90 {
         world.run(1.0);
@@ -112,7 +112,7 @@ fn who_reads_slowly_gets_its_file() {
         rest >= LONG - 90 * EACH
     });
     assert!(rest >= LONG - 90 * EACH, "{rest} bytes more have come");
-    // Its connection is idle from now on, and no earlier.
+    // The idle time of the connection starts now, and not earlier.
     let seconds = world.run_until(60, |world| world.has_ended(&client));
     assert!(seconds.is_some_and(|seconds| (25..35).contains(&seconds)), "closed after {seconds:?} s");
 }
@@ -132,7 +132,7 @@ fn slow_readers_leave_descriptors_to_others() {
     assert_eq!(site.open_files(), 0);
 }
 
-/// What is left of a file that was changed does not belong to what was sent of it.
+/// The rest of a modified file does not belong to the part that was already sent.
 #[test]
 fn a_file_that_was_changed_is_not_sent_on() {
     let site = Site::new("changed");
@@ -179,7 +179,7 @@ fn small_world(site: &Site) -> World<FileServer> {
 fn stalled_readers_leave_memory() {
     let site = Site::new("scarce");
     let mut world = small_world(&site);
-    // Each would have 256 KB of the server's memory, for 30 seconds.
+    // Each connection would occupy 256 KB of the server's memory for 30 seconds.
     let stalled: Vec<_> = (0..150).map(|_| ask(&mut world, "long")).collect();
     world.run(2.0);
     let mut client = ask(&mut world, "middle");
@@ -194,7 +194,7 @@ fn stalled_readers_leave_memory() {
 fn half_requests_leave_memory() {
     let site = Site::new("halves");
     let mut world = small_world(&site);
-    // Each has a block of 4 KB for its data; the server has 4,096 of them.
+    // Each connection has a block of 4 KB for its data, and the server has 4,096 blocks.
     let mut halves = Vec::new();
     for _ in 0..6000 {
         let (stack, out) = world.client.path.call();

@@ -1,4 +1,4 @@
-//! Applications on a host, and peers that want too much of them.
+//! Tests of applications on a host, with peers that demand too much.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod http;
@@ -15,6 +15,6 @@ fn any_requests_are_survived() {
     let mut sum = requests::Outcome::default();
     replay::play_any(500, 200, |script| requests::play(script, &mut sum));
     replay::corpus("requests").iter().for_each(|script| requests::play(script, &mut sum));
-    // Otherwise the scripts are too wild to get anywhere.
+    // Otherwise the scripts are too random to reach most states.
     assert!(sum.served.min(sum.refused).min(sum.ended) > 20, "{sum:?}");
 }

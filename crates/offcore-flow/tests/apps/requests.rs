@@ -13,7 +13,7 @@ use crate::world::{Client, World};
 const PORT: u16 = 80;
 /// Maximum number of steps of a script.
 const STEPS: usize = 80;
-/// The content of a file beside the served directory.
+/// The content of a file outside of the served directory.
 const SECRET: &[u8] = b"this file is not served";
 const PIECES: [&str; 32] = [
     "GET / HTTP/1.1\r\n",
@@ -92,7 +92,7 @@ impl Server {
         self.end(&client);
     }
 
-    /// Resets a client's connection. The server frees it.
+    /// Resets a client's connection, and waits until the server has freed it.
     fn end(&mut self, client: &Client) {
         let world = &mut self.world;
         let (stack, out) = world.client.path.call();
@@ -112,9 +112,10 @@ thread_local! {
     static SERVER: RefCell<Option<Server>> = const { RefCell::new(None) };
 }
 
-/// Plays a script on a connection and adds the results. Afterwards the server has freed it and answers another one.
+/// Plays a script on a connection and adds the results. Afterwards the server has freed the connection and answers
+/// another one.
 pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
-    // After a failure the next script gets another one.
+    // After a failed script, the next one gets a new server.
     let mut server = SERVER.take().unwrap_or_else(Server::new);
     play_with(&mut server, Script(bytes), outcome);
     SERVER.set(Some(server));

@@ -1,4 +1,4 @@
-//! Echo, sink and source.
+//! Tests of echo, discard and source services.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use offcore_tcp::proto::{AppId, Config};
 
 use crate::world::World;
 
-/// Bytes of datagrams that come back to `port` when one of 5 bytes was sent from it.
+/// Sends a datagram of 5 bytes from `port`, and returns the number of bytes that come back.
 fn returned(port: u16) -> usize {
     let mut world = World::new(Streams::new(Stream::Echo, 7000), Config::default());
     let (stack, out) = world.client.path.call();
@@ -24,7 +24,7 @@ fn returned(port: u16) -> usize {
     datagrams.receive(&mut [0; 100]).map_or(0, |header| header.len.into())
 }
 
-/// Two services that answer each other's answers would never stop.
+/// Two services that answer each other would never stop.
 #[test]
 fn services_that_answer_get_no_answer() {
     for port in [7, 11, 13, 17, 19, 37, 53, 123, 7000] {
@@ -35,7 +35,7 @@ fn services_that_answer_get_no_answer() {
     }
 }
 
-/// Whoever takes much does not hold up the worker's other work.
+/// Fast readers do not delay the worker's other work.
 #[test]
 fn rounds_are_bounded() {
     const ROUND: u64 = 256 << 10;
@@ -64,7 +64,7 @@ fn what_is_sent_comes_back_whole() {
     let mut client = world.connect(7);
     let bytes: Vec<u8> = (0..3_000_000).map(|at| (at / 253) as u8 ^ at as u8).collect();
     let (mut sent, mut back) = (0, Vec::new());
-    // Meanwhile nobody reads: what is to come back waits for room.
+    // The client does not read at first, so the echoed data waits for room.
     world.run_until(5, |world| {
         sent += world.write(&mut client, &bytes[sent..]);
         sent == bytes.len()

@@ -1,4 +1,4 @@
-//! A host with an application and one without, and a wire between them, in virtual time.
+//! Two hosts and a link between them, in virtual time. The server has an application.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use offcore_tcp::path::Path;
 use offcore_tcp::proto::{AppId, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
 use offcore_wire::MacAddr;
 
-/// Microseconds of a turn.
+/// Duration of a turn in microseconds.
 const TURN: u64 = 10_000;
 const SERVER: [u8; 4] = [10, 0, 0, 1];
 
@@ -71,16 +71,16 @@ pub(crate) struct World<A> {
     pub(crate) server: Side,
     pub(crate) app: A,
     pub(crate) client: Side,
-    /// What the client's stack has told.
+    /// Events of the client's stack.
     pub(crate) events: Vec<Event>,
     pub(crate) now: u64,
-    /// Nothing arrives.
+    /// The link drops all packets.
     pub(crate) cut: bool,
     on_wire: [Vec<Vec<u8>>; 2],
 }
 
 impl<A: App> World<A> {
-    /// With an application at the server, whose stack is configured so.
+    /// Creates both hosts, with an application on the server, whose stack uses `config`.
     pub(crate) fn new(mut app: A, config: Config) -> Self {
         let mut server = Side::new(SERVER, Config { secret: [1; 16], ..config });
         let client =
@@ -90,7 +90,7 @@ impl<A: App> World<A> {
         Self { server, app, client, events: Vec::new(), now: 1, cut: false, on_wire: Default::default() }
     }
 
-    /// One turn of both, as a worker has them.
+    /// Runs one turn of both hosts, like a worker.
     pub(crate) fn turn(&mut self) {
         self.now += TURN;
         let Self { server, app, client, events, now, cut, on_wire: [to_server, to_client] } = self;
@@ -117,7 +117,7 @@ impl<A: App> World<A> {
         (*to_client, *to_server) = (server.send(), client.send());
     }
 
-    /// Turns for so many seconds.
+    /// Runs turns for this number of seconds.
     pub(crate) fn run(&mut self, seconds: f64) {
         let end = self.now + (seconds * 1e6) as u64;
         while self.now < end {
@@ -125,7 +125,7 @@ impl<A: App> World<A> {
         }
     }
 
-    /// Turns until `done`; the seconds that it took, `None` after `most`.
+    /// Runs turns until `done`. Returns the elapsed seconds, or `None` after `most` seconds.
     pub(crate) fn run_until(&mut self, most: u64, mut done: impl FnMut(&mut Self) -> bool) -> Option<u64> {
         let began = self.now;
         while self.now < began + most * 1_000_000 {
@@ -137,7 +137,7 @@ impl<A: App> World<A> {
         None
     }
 
-    /// Connections of the client's to a port of the server's.
+    /// Connects the client to a port of the server.
     pub(crate) fn connect(&mut self, port: u16) -> Client {
         let (stack, out) = self.client.path.call();
         let conn = stack.connect(self.now, AppId::OWN, None, SocketAddr::from((SERVER, port)), out).unwrap();
@@ -146,13 +146,13 @@ impl<A: App> World<A> {
         client
     }
 
-    /// The client listens at a port.
+    /// Makes the client listen on a port.
     #[allow(dead_code, reason = "some tests only have servers")]
     pub(crate) fn listen(&mut self, port: u16) -> u32 {
         self.client.path.stack.listen(AppId::OWN, None, port, 16, false).unwrap()
     }
 
-    /// The next connection that has come to the client.
+    /// Accepts the next connection to the client.
     #[allow(dead_code, reason = "some tests only have servers")]
     pub(crate) fn accept(&mut self, listener: u32) -> Option<Client> {
         let conn = self.client.path.stack.accept(listener)?;
@@ -167,17 +167,17 @@ impl<A: App> World<A> {
         Client { conn, reader, writer }
     }
 
-    /// Whether the client was told that its connection is over.
+    /// Whether the client's connection is over.
     pub(crate) fn is_closed(&self, client: &Client) -> bool {
         self.events.iter().any(|event| matches!(event, Event::Closed(conn, _) if *conn == client.conn))
     }
 
-    /// Whether it was told that the server sends no more.
+    /// Whether the server has ended its stream.
     pub(crate) fn has_ended(&self, client: &Client) -> bool {
         self.events.contains(&Event::EndOfStream(client.conn))
     }
 
-    /// The client writes.
+    /// Writes data of the client.
     pub(crate) fn write(&mut self, client: &mut Client, bytes: &[u8]) -> usize {
         let written = client.writer.write(bytes);
         let (stack, out) = self.client.path.call();
@@ -185,7 +185,7 @@ impl<A: App> World<A> {
         written
     }
 
-    /// The client reads, `most` bytes at most.
+    /// Reads up to `most` bytes on the client.
     pub(crate) fn read(&mut self, client: &mut Client, most: usize) -> Vec<u8> {
         let mut bytes = vec![0; client.reader.available().min(most)];
         client.reader.read(&mut bytes);
@@ -195,7 +195,7 @@ impl<A: App> World<A> {
     }
 }
 
-/// A connection of the client's.
+/// A connection of the client.
 pub(crate) struct Client {
     pub(crate) conn: ConnId,
     reader: Reader,

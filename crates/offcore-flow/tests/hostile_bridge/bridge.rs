@@ -1,5 +1,6 @@
-//! Ports that send any frames to a bridge of any VLANs: a frame comes out only where its VLAN is, once, never where it came
-//! from, with the tag that the port has, and otherwise as it was; every packet buffer comes back.
+//! Ports send arbitrary frames to a bridge with different VLAN rules. A frame only leaves ports in its VLAN, once per
+//! port, and never the port that it came from. Its tag matches the port, and otherwise it is unchanged. Every packet
+//! buffer is returned.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -22,10 +23,10 @@ use crate::script::Script;
 const CHUNKS: usize = 512;
 const PORTS: usize = 4;
 const MAX_STEPS: usize = 60;
-/// Bytes at the end of each frame that say which one it is.
+/// Bytes at the end of each frame that identify it.
 const MARK: usize = 4;
 
-/// What is said of the ports; those behind the last rule are in every VLAN.
+/// VLAN rules of the ports. Ports after the last rule are in every VLAN.
 const RULES: [&[&str]; 6] = [
     &[],
     &["0=access:10", "1=access:20", "2=trunk:10,20", "3=trunk:20,native=10"],
@@ -37,7 +38,7 @@ const RULES: [&[&str]; 6] = [
 const STATIONS: [&[&str]; 3] =
     [&[], &["0=02:00:00:00:00:01,locked"], &["1=02:00:00:00:00:02,02:00:00:00:00:03", "2=locked"]];
 
-/// What outlives a script: pools and private counters live as long as the process.
+/// State that outlives a script, because pools and private counters live as long as the process.
 struct Kept {
     pool: &'static Pool,
     clock: StageClock,
@@ -50,21 +51,21 @@ thread_local! {
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
-/// What came of a script.
+/// Result of a script.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(dead_code, reason = "a fuzz target looks at none of it")]
 pub(crate) struct Outcome {
-    /// Frames that came out somewhere.
+    /// Frames sent by at least one port.
     pub(crate) sent: usize,
-    /// Of those, frames whose tag was put in, taken out or changed.
+    /// Sent frames whose tag was added, removed or changed.
     pub(crate) retagged: usize,
-    /// Frames that came out nowhere.
+    /// Frames that no port sent.
     pub(crate) kept: usize,
 }
 
 type Frames = Arc<Mutex<VecDeque<(NetHeader, Vec<u8>)>>>;
 
-/// Receives what the script puts there.
+/// An RX queue with frames from the script.
 #[derive(Debug)]
 struct Feed(Frames, RxCounters);
 
@@ -88,7 +89,7 @@ impl RxQueue for Feed {
     }
 }
 
-/// Keeps what is sent.
+/// A TX queue that keeps sent frames.
 #[derive(Debug)]
 struct Catch(Frames, Accepts, TxCounters);
 
@@ -118,7 +119,7 @@ impl TxQueue for Catch {
 /// Plays a script.
 ///
 /// # Panics
-/// When a frame comes out where or as it should not.
+/// If a frame leaves the wrong port, or is changed in a wrong way.
 pub(crate) fn play(script: &[u8]) -> Outcome {
     let kept = KEPT.take().unwrap_or_else(|| Kept {
         pool: Pool::new(CHUNKS, 2048, Hugepages::None).unwrap(),
@@ -180,7 +181,7 @@ impl Rig {
         });
         let (segments, offloads) = (script.u8(), script.u8());
         let catches = outputs.iter().enumerate().map(|(port, frames)| {
-            // Of the others the switch completes checksums.
+            // For the other ports, the switch completes checksums.
             let offloads = if offloads >> port & 1 != 0 { Offloads::ALL } else { Offloads::default() };
             let accepts = Accepts { offloads, segments: segments >> port & 1 != 0 };
             vec![Box::new(Catch(Arc::clone(frames), accepts, kept.sent.clone())) as Box<dyn TxQueue>]
@@ -192,7 +193,7 @@ impl Rig {
         Self { config, shared, ageing, bridge, cache, mover, kept, inputs, outputs }
     }
 
-    /// Some frames from one port, in one round.
+    /// Sends one to four frames from one port in one round.
     fn pass(&mut self, number: usize, script: &mut Script<'_>, outcome: &mut Outcome) {
         let port = script.below(PORTS);
         let sent: Vec<(NetHeader, Vec<u8>)> =
@@ -218,7 +219,7 @@ impl Rig {
         outcome.kept += came_out.iter().filter(|&&copies| copies == 0).count();
     }
 
-    /// Looks whether a frame from port `from` may have come out of port `to` like this; whether its tag has changed.
+    /// Checks that a frame from port `from` may leave port `to` in this form. Returns whether its tag has changed.
     fn judge(&self, from: usize, to: usize, sent: &(NetHeader, Vec<u8>), got: &(NetHeader, Vec<u8>)) -> bool {
         let (tag, rest) = take_tag(&sent.1);
         let (new_tag, new_rest) = take_tag(&got.1);
@@ -244,7 +245,7 @@ impl Rig {
             let start = usize::from(sent.0.csum_start) - without_tag;
             let place = start + usize::from(sent.0.csum_offset);
             assert!(start >= 14, "a checksum in the header, which says where a frame may go");
-            // copy-ok: a checksum, which others look at
+            // copy-ok: a checksum, which other tests verify
             expected[place..place + 2].copy_from_slice(&new_rest[place..place + 2]);
         }
         assert_eq!(new_rest, expected, "only the tag changes, and a checksum");
@@ -252,7 +253,7 @@ impl Rig {
             assert_eq!(tag, new_tag);
             return false;
         }
-        // Whoever gets it takes it for a frame of the VLAN that it is of.
+        // The receiver must see the frame in the same VLAN.
         assert_eq!(self.vlan_of(to, new_tag), Some(vlan), "to port {to}: {tag:?} became {new_tag:?}");
         if got.0.leaves_work() {
             assert_eq!(i32::from(got.0.csum_start) - i32::from(sent.0.csum_start), moved);
@@ -260,7 +261,8 @@ impl Rig {
         new_tag != tag
     }
 
-    /// The VLAN of frames with this tag at a port; `None` when it does not take them. A second, plain implementation.
+    /// Returns the VLAN of frames with this tag at a port, or `None` if the port does not accept them. This is a
+    /// second, simple implementation.
     fn vlan_of(&self, port: usize, tag: Option<u16>) -> Option<u16> {
         let tagged = tag.map(|tag| tag & 0xfff).filter(|&id| id != 0);
         let rule = self.config.vlans.iter().find(|rule| rule.port == port);
@@ -284,7 +286,7 @@ impl Rig {
     }
 }
 
-/// The tag of a frame, and the frame without it.
+/// Returns the tag of a frame, and the frame without it.
 fn take_tag(frame: &[u8]) -> (Option<u16>, Vec<u8>) {
     match frame[12..14] == [0x81, 0] {
         true => (Some(u16::from_be_bytes([frame[14], frame[15]])), [&frame[..12], &frame[16..]].concat()),
@@ -292,7 +294,7 @@ fn take_tag(frame: &[u8]) -> (Option<u16>, Vec<u8>) {
     }
 }
 
-/// A frame, mostly such as stations send.
+/// Creates a frame. Most frames are realistic.
 fn frame(number: usize, script: &mut Script<'_>) -> (NetHeader, Vec<u8>) {
     let mut frame = Vec::new();
     for which in 0..2 {

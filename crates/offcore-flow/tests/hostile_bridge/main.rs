@@ -1,4 +1,4 @@
-//! Stations that send any frames to a bridge: scripts made up here, and those kept in `fuzz/corpus`.
+//! Stations that send arbitrary frames to a bridge, from generated scripts and the scripts in `fuzz/corpus`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod bridge;
@@ -18,6 +18,6 @@ fn any_frame_stays_in_its_vlan() {
     };
     replay::play_any(2000, 600, &mut play);
     replay::corpus("bridge").iter().for_each(|script| play(script));
-    // Otherwise the scripts are too wild to get anywhere.
+    // Otherwise, the scripts are too random to be useful.
     assert!(sum.sent.min(sum.retagged).min(sum.kept) > 500, "{sum:?}");
 }

@@ -27,10 +27,10 @@ use crate::world::{Client, World};
 
 /// Maximum number of steps of a script.
 const STEPS: usize = 100;
-/// Descriptors that a process keeps.
+/// Maximum number of descriptors that a process keeps.
 const KEPT: usize = 64;
 
-/// The results of scripts: answers, sessions that were given, and processes that the stack ended.
+/// The results of scripts: answers, created sessions, and processes that the stack ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) answers: u64,
@@ -59,7 +59,7 @@ impl Bystander {
         Self { world, path, process, _listener: listener, end, client }
     }
 
-    /// A message comes through, and an answer goes back.
+    /// Transfers a message and an answer.
     fn check(&mut self) {
         let Self { world, process, end, client, .. } = self;
         assert_eq!(world.write(client, b"ping"), 4);
@@ -74,7 +74,8 @@ impl Bystander {
         assert_eq!(answer, b"pong");
     }
 
-    /// All other applications are gone. Threads free their memory, in time that is not the world's.
+    /// Waits until all other applications are gone. Threads free their memory in real time, not in the virtual time of
+    /// the world.
     fn wait_until_alone(&mut self) {
         let start = Instant::now();
         while self.world.app.counts().applications > 1 || self.world.app.counts().sessions > 2 {
@@ -86,14 +87,14 @@ impl Bystander {
     }
 }
 
-/// A child process that connects a socket. The stack takes it for the process at the other end.
+/// A child process that connects a socket. The stack takes the child for the process at the other end.
 struct Child(Pid);
 
 impl Child {
     fn connect(socket: &OwnedFd, path: &Path) -> Self {
         let address = SocketAddrUnix::new(path).unwrap();
         let parent = getpid();
-        // SAFETY: the child only makes system calls. Nothing of another thread's is needed for them.
+        // SAFETY: the child only makes system calls, which need no state of other threads.
         let child = match unsafe { libc::fork() } {
             0 => {
                 // It keeps no other descriptors, and ends with its parent.
@@ -104,11 +105,11 @@ impl Child {
                     (libc::close_range(1, u32::MAX, 0) == 0, BorrowedFd::borrow_raw(0))
                 };
                 if !alone || getppid() != Some(parent) || connect(stdin, &address).is_err() {
-                    // SAFETY: ends the child at once.
+                    // SAFETY: `_exit` ends the child immediately and runs no destructors.
                     unsafe { libc::_exit(1) };
                 }
                 loop {
-                    // SAFETY: waits for a signal.
+                    // SAFETY: `pause` only waits for a signal.
                     unsafe { libc::pause() };
                 }
             }
@@ -159,7 +160,7 @@ impl Hostile {
             let len = rustix::fs::fstat(fd).unwrap().st_size as usize;
             Mapping::shared(fd.as_fd(), 0, len)
         };
-        // The pages of processes can be read only.
+        // The pages of processes can only be mapped for reading, so their shared mapping fails.
         let memory = descriptors.iter().filter_map(|fd| map(fd).ok()).collect();
         let (kept, slots) = (Vec::new(), Vec::new());
         Some(Self { _child, socket, memory, event, key: welcome.key, kept, slots, ended: false })
@@ -177,7 +178,7 @@ impl Hostile {
         self.ended |= sendmsg(&self.socket, &parts, &mut control, flags).is_err();
     }
 
-    /// Takes answers. Returns how many, and how many named a session.
+    /// Receives answers. Returns the number of answers, and the number of those with a session.
     fn receive(&mut self) -> (u64, u64) {
         let (mut answers, mut sessions) = (0, 0);
         let mut bytes = [0; Answer::LEN];
@@ -202,7 +203,7 @@ impl Hostile {
         }
     }
 
-    /// A message: a question of any values, often about known sessions, or any bytes.
+    /// Sends a message: a request with random values, often about known sessions, or random bytes.
     fn ask(&mut self, script: &mut Script<'_>) {
         let mut bytes = [0; Question::LEN];
         // Mostly Bind, Connect and Listen.
@@ -233,7 +234,7 @@ impl Hostile {
         self.send(&bytes[..len], &borrowed);
     }
 
-    /// A descriptor of some kind.
+    /// Returns a descriptor of a random kind.
     fn descriptor(&self, script: &mut Script<'_>) -> OwnedFd {
         match script.u8() % 5 {
             0 => eventfd(0, EventfdFlags::empty()).unwrap(),
@@ -246,7 +247,7 @@ impl Hostile {
         }
     }
 
-    /// Stores a number in a slot, or anywhere.
+    /// Stores a number in a slot, or anywhere in the shared memory.
     fn store(&self, script: &mut Script<'_>) {
         let value = match script.u8() % 4 {
             0 => u64::from(script.u8()),
@@ -279,9 +280,10 @@ thread_local! {
     static BYSTANDER: RefCell<Option<Bystander>> = const { RefCell::new(None) };
 }
 
-/// Plays a script and adds its results. An honest application beside the hostile one keeps its connection, and nothing is left afterwards.
+/// Plays a script and adds its results. An honest application keeps its connection during the script, and afterwards
+/// the hostile one is completely removed.
 pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
-    // After a failure the next script gets another one.
+    // After a failed script, the next one gets a new stack.
     let mut bystander = BYSTANDER.take().unwrap_or_else(Bystander::new);
     play_beside(&mut bystander, Script(bytes), outcome);
     BYSTANDER.set(Some(bystander));
@@ -290,7 +292,7 @@ pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
 fn play_beside(bystander: &mut Bystander, mut script: Script<'_>, outcome: &mut Outcome) {
     let Bystander { world, path, .. } = &mut *bystander;
     let mut first = Hostile::attach(world, path, [0; KEY]).expect("an application may attach");
-    // A session whose memory the script spoils.
+    // A session whose memory the script corrupts.
     first.send(&bind(2, "10.0.0.1:0".parse().unwrap()).to_bytes(), &[]);
     first.wake();
     world.run(0.02);

@@ -1,5 +1,5 @@
-//! A hostile process of an application: random scripts, and the scripts in `fuzz/corpus`. The test forks, so it is alone in its
-//! executable: for a moment a child has a copy of each descriptor.
+//! A hostile process of an application: random scripts, and the scripts in `fuzz/corpus`. The test forks, so it has a
+//! separate executable: a child briefly has a copy of each descriptor.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod hostile;
@@ -22,6 +22,6 @@ fn any_process_is_survived() {
     let mut sum = hostile::Outcome::default();
     replay::play_any(200, 1000, |script| hostile::play(script, &mut sum));
     replay::corpus("process").iter().for_each(|script| hostile::play(script, &mut sum));
-    // Otherwise the scripts are too wild to get anywhere.
+    // Otherwise the scripts are too random to reach most states.
     assert!(sum.answers.min(sum.sessions) > 100 && sum.ended > 5, "{sum:?}");
 }

@@ -1,4 +1,4 @@
-//! Two ports, each of which receives what the other one sends, with faults at chosen packets.
+//! Two connected ports, with faults at chosen packets.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -9,31 +9,31 @@ use offcore_port::{
     Accepts, Context, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, address,
 };
 
-/// What happens to a packet on its way.
+/// A fault that happens to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Lost,
-    /// It comes twice.
+    /// It arrives twice.
     Twice,
-    /// It comes after the next so many.
+    /// It arrives after this number of later packets.
     Late(usize),
-    /// One bit of the byte that many from its end is another one.
+    /// One bit is flipped in the byte at this distance from the end.
     Flipped(usize),
     /// Its last byte is missing.
     Cut,
-    /// These bytes come before it.
+    /// These bytes arrive before it.
     Before(&'static [u8]),
-    /// The port does not take it, nor any after it.
+    /// The port accepts neither this packet nor any later one.
     Refused,
 }
 
-/// Which fault packet number n has, if any.
+/// Returns the fault of a packet by its number, if any.
 pub(crate) type Faults = fn(u64) -> Option<Fault>;
 
 #[derive(Debug, Default)]
 struct Wire {
     packets: VecDeque<Vec<u8>>,
-    /// Packets that come after so many others.
+    /// Late packets, each with the number of packets that must pass first.
     late: Vec<(usize, Vec<u8>)>,
     seen: u64,
 }
@@ -76,7 +76,7 @@ pub(crate) struct FaultyPort {
     faults: Faults,
 }
 
-/// A port behind which there is a loop.
+/// Returns a port with a loop behind it.
 pub(crate) fn looped(faults: Faults) -> Vec<Box<dyn Port>> {
     let wire = Arc::<Mutex<Wire>>::default();
     vec![Box::new(FaultyPort {
@@ -87,7 +87,7 @@ pub(crate) fn looped(faults: Faults) -> Vec<Box<dyn Port>> {
     })]
 }
 
-/// Two ports; what goes from the second to the first has no faults.
+/// Returns two ports. Packets from the second to the first have no faults.
 pub(crate) fn pair(faults: Faults) -> Vec<Box<dyn Port>> {
     let [there, back] = [(); 2].map(|()| Arc::<Mutex<Wire>>::default());
     let first = FaultyPort {
@@ -170,7 +170,7 @@ impl TxQueue for FaultyTx {
         if (self.faults)(wire.seen) == Some(Fault::Refused) {
             return;
         }
-        // What the other side does not fetch stays with the sender.
+        // Packets that the other side does not fetch stay with the sender.
         let room = 4096_usize.saturating_sub(wire.packets.len()).min(burst.len());
         for packet in burst.drain(..room) {
             let bytes: Vec<u8> = pool.segments(&packet).flatten().copied().collect();

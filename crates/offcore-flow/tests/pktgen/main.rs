@@ -1,4 +1,4 @@
-//! A packet generator between ports with known faults: what it counts is what was done to its packets.
+//! A packet generator between ports with known faults: its counts match the faults.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod faulty;
@@ -57,7 +57,7 @@ fn started(config: PktgenConfig, ports: Vec<Box<dyn Port>>) -> (Running, Reporte
     (running, reporter)
 }
 
-/// Sends the count and waits until everything that comes has come: `expected` packets.
+/// Sends the count and waits until all `expected` packets have arrived.
 fn sent_and_received(running: &mut Running, reporter: &mut Reporter, expected: u64) -> PktgenReport {
     running.begin().unwrap();
     let (mut last, mut progress) = (0, Instant::now());
@@ -96,7 +96,7 @@ fn unchanged_traffic_is_clean() {
     }
 }
 
-/// A frame of the kernel's, and one whose IPv4 header says more than there is.
+/// A frame from the kernel, and a frame with an invalid IPv4 header.
 const ARP: [u8; 60] = {
     let mut frame = [0; 60];
     (frame[12], frame[13]) = (8, 6);
@@ -116,7 +116,7 @@ fn every_fault_is_counted_as_what_it_is() {
             100 => Some(Fault::Lost),
             150 | 151 => Some(Fault::Twice),
             200 => Some(Fault::Late(40)),
-            // The content, and the number.
+            // Faults in the content, and in the number.
             300 => Some(Fault::Flipped(1)),
             301 => Some(Fault::Flipped(52)),
             400 => Some(Fault::Cut),
@@ -127,12 +127,13 @@ fn every_fault_is_counted_as_what_it_is() {
     }
     let (mut running, mut reporter) = started(config("104", 4, PACKETS), looped(faults));
     let thousands = PACKETS / 1000;
-    // One is lost, two come twice, three and one are somebody else's, and one that is corrupt is received as well.
+    // Per thousand packets: one is lost, two arrive twice, three plus one are from other senders, and one corrupt
+    // packet also counts as received.
     let report = sent_and_received(&mut running, &mut reporter, PACKETS + thousands * (2 + 3 + 1 - 1 + 1));
     let expected = Counts {
         sent: PACKETS,
         sent_bytes: PACKETS * 104,
-        // But for the lost one, and two whose numbers are not believed.
+        // Without the lost packet, and two corrupt packets whose numbers are not trusted.
         received: PACKETS + 2 * thousands - 3 * thousands,
         received_bytes: (PACKETS - thousands * 3) * 104,
         verified: PACKETS + 2 * thousands - 3 * thousands,
@@ -176,7 +177,7 @@ fn settings_change_while_packets_are_sent() {
     assert_eq!((second.all.counts.sent, second.all.counts.sent_bytes), (1_000, 512_000));
     assert!(second.all.counts.is_clean(), "{second:?}");
     assert_eq!((second.flows, second.size.as_str()), (1000, "512"));
-    // Numbers go on where they were when there are fewer flows again.
+    // Numbers continue where they were when there are fewer flows again.
     reporter.clear(&running);
     running.change(|settings| settings.flows = 2).unwrap();
     assert!(sent_and_received(&mut running, &mut reporter, 1_000).all.counts.is_clean());
@@ -190,7 +191,7 @@ fn settings_change_while_packets_are_sent() {
 
 #[test]
 fn packets_under_way_at_a_clear_hide_no_loss() {
-    // Those that are held back come after the clear; as many of the second thousand are lost.
+    // Delayed packets arrive after the clear. The same number of packets is lost in the second thousand.
     let faults = |number| match number {
         900..1000 => Some(Fault::Late(150)),
         1500..1600 => Some(Fault::Lost),
@@ -213,7 +214,7 @@ fn a_rate_is_kept_in_bursts() {
     let (mut running, mut reporter) = started(config, looped(|_| None));
     let report = sent_and_received(&mut running, &mut reporter, 2_000);
     assert!(report.all.counts.is_clean());
-    // The last burst is due after 95 ms, however late it was sent.
+    // The last burst is due after 95 ms, and never sent earlier.
     assert!(running.took() >= Duration::from_millis(95), "{:?}", running.took());
 }
 
@@ -266,18 +267,18 @@ fn a_search_finds_the_loss_that_there_is() {
     let found =
         search(&options, |rate| running.patient_trial(&mut reporter, &plan, rate, &mut go_on)).unwrap();
     let [none, little] = found[..] else { panic!("{found:?}") };
-    // Trials of more than a thousand packets lose one; whether the rate itself was kept is this machine's affair.
+    // Trials of more than a thousand packets lose one. Whether the rate itself was kept depends on this machine.
     assert!(none.best.is_none_or(|best| best.outcome.rate < 40_000.0), "{none:?}");
     assert!(none.limit != Limit::MaxRate, "{none:?}");
     if let Some(best) = little.best {
         assert!(best.outcome.loss() <= 0.01 && best.figures.counts.verified > 0, "{best:?}");
     }
-    // All of what was sent came, but for that.
+    // If every packet is lost, no learning frame arrives.
     let nothing = |_| Some(Fault::Lost);
     let (mut running, _) = started(config("64", 1, 1), looped(nothing));
     let error = running.learn(64, Duration::from_millis(100), &mut go_on).unwrap_err();
     assert!(matches!(error, TrialError::NothingCame { size: 64, .. }), "{error}");
-    // A port that takes nothing does not hold it up for ever.
+    // A port that accepts no packets does not block this forever.
     let (mut running, _) = started(config("64", 1, 1), looped(|_| Some(Fault::Refused)));
     let error = running.learn(64, Duration::from_millis(100), &mut go_on).unwrap_err();
     assert!(matches!(error, TrialError::NothingCame { size: 64, .. }), "{error}");

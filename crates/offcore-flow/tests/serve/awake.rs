@@ -1,4 +1,4 @@
-//! Applications whose marks are not read in each round.
+//! Tests of applications whose marks are not read in each round.
 
 use offcore_flow::host::App;
 use offcore_flow::host::serve::Serve;
@@ -20,7 +20,7 @@ fn attach(world: &mut World<Serve>, path: &std::path::Path) -> (Process, End) {
     (process, end)
 }
 
-/// Closes the gate of a session that has room, and marks it: the stack opens the gate when it looks.
+/// Closes the gate of a session that has room, and marks the session: the stack then opens the gate.
 fn mark((process, end): &(Process, End)) {
     process.close_gate(end);
     process.mark(end);
@@ -37,9 +37,9 @@ fn idle_applications_cost_a_round_nothing() {
         world.run(0.02);
         assert!(application.1.bits().contains(Bits::OUT), "a mark is found, whoever is asleep");
     }
-    // All of them at once, and one again and again.
+    // All at once, and then one repeatedly.
     applications.iter().for_each(mark);
-    // A turn has a limit of time for them.
+    // The time per turn is limited.
     world.run(1.0);
     assert!(applications.iter().all(|(_, end)| end.bits().contains(Bits::OUT)));
     let mut woken = Vec::new();
@@ -78,7 +78,7 @@ fn a_sleeping_application_ends() {
     let (mut world, path) = world_of_small(1 << 20);
     let mut applications: Vec<_> = (0..APPLICATIONS).map(|_| attach(&mut world, &path)).collect();
     world.run(0.2);
-    // They are of this process, which lives: sockets that are closed end them.
+    // All of them belong to this process, which stays alive: closing their sockets ends them.
     applications.truncate(5);
     world.run(0.5);
     mark(&applications[0]);
@@ -88,7 +88,7 @@ fn a_sleeping_application_ends() {
     world.run(0.2);
     assert_eq!(world.app.counts().awake, KEPT);
     applications.iter().for_each(mark);
-    // A turn has a limit of time for them.
+    // The time per turn is limited.
     world.run(1.0);
     assert!(applications.iter().all(|(_, end)| end.bits().contains(Bits::OUT)));
 }

@@ -1,4 +1,4 @@
-//! Addresses, and what is told of sessions.
+//! Tests of addresses, and of information about sessions.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -55,14 +55,14 @@ fn streams_are_bound_before_they_listen_or_connect() {
     }
     assert_eq!(refused(&mut world, &listen(80, 1)), errno(Errno::ADDRINUSE));
 
-    // Any port, each once.
+    // Without a requested port, each session gets a different one.
     let any: Vec<_> =
         (0..3).map(|_| process.open(&mut world, &bind(STREAM, address("0.0.0.0:0"))).unwrap()).collect();
     let mut ports: Vec<_> = any.iter().map(port).collect();
     ports.sort_unstable();
     ports.dedup();
     assert!(ports.len() == 3 && ports[0] >= 32768);
-    // Connected, it is the same session, from the port that it has.
+    // A connected session stays the same, and keeps its port.
     let listener = world.listen(7);
     let mut question = connect_to(address("10.0.0.2:7"));
     question.number = any[0].number();
@@ -110,7 +110,7 @@ fn datagrams_are_received_and_sent() {
     let socket = stack.open_datagrams(AppId::OWN, None, 9000).unwrap();
     let mut theirs = Datagrams::new(stack.memory(AppId::OWN), stack.slot(socket).unwrap()).unwrap();
     let to = Header::new(4, address("10.0.0.1:53"), address("0.0.0.0:0").ip());
-    // The first one asks for the station.
+    // The first datagram triggers address resolution.
     for _ in 0..2 {
         assert!(theirs.send(&to, b"ping"));
         let now = world.now;
@@ -127,7 +127,7 @@ fn datagrams_are_received_and_sent() {
     world.run(2.0);
     assert!(theirs.receive(&mut bytes).is_some_and(|header| header.peer == address("10.0.0.1:53")));
 
-    // It can be given a peer.
+    // The socket can get a peer later.
     let mut question = connect_to(address("10.0.0.2:9000"));
     question.number = end.number();
     assert_eq!(process.ask(&mut world, &question, &[]).0.error, 0);

@@ -1,4 +1,4 @@
-//! Datagram sockets that have a peer.
+//! Tests of datagram sockets with a peer.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -18,7 +18,7 @@ use crate::setup::world;
 use crate::world::World;
 
 const DATAGRAM: u32 = 2;
-/// Port of the peer at which nobody is.
+/// A closed port of the peer.
 const NOBODY: u16 = 9001;
 
 fn address(text: &str) -> SocketAddr {
@@ -29,7 +29,7 @@ fn number(error: Errno) -> u32 {
     error.raw_os_error() as u32
 }
 
-/// What asks for a datagram socket with this peer.
+/// A request for a datagram socket with this peer.
 pub(crate) fn joined(peer: &str) -> Question {
     let mut question = Question::new(Call::Connect, NONE, DATAGRAM);
     (question.local, question.remote) = (Some(address("0.0.0.0:0")), Some(address(peer)));
@@ -42,7 +42,7 @@ fn ends(end: &End) -> ([u32; 2], [u8; 4]) {
     ([ports & 0xffff, ports >> 16], identity.local[0].load(Ordering::Relaxed).to_ne_bytes())
 }
 
-/// Sends a datagram to where nobody is, and lets the answer come.
+/// Sends a datagram to the closed port, and waits for the error.
 fn send_to_nobody(world: &mut World<Serve>, process: &Process, end: &End) {
     let mut ours = Datagrams::new(&process.memory, end.place).unwrap();
     let peer = SocketAddr::new(address("10.0.0.2:1").ip(), NOBODY);
@@ -51,7 +51,7 @@ fn send_to_nobody(world: &mut World<Serve>, process: &Process, end: &End) {
     world.run(2.0);
 }
 
-/// Takes the token as an application does that has found nothing to be read.
+/// Takes the token, like an application that has found no data.
 fn take_token(end: &End) {
     assert!(recv(&end.fd, &mut [0; 64], RecvFlags::DONTWAIT).is_ok());
     end.slot().wake.taken();
@@ -63,7 +63,7 @@ fn refusals_are_announced_and_told_once() {
     let process = Process::attach(&mut world, &path);
     let end = process.open(&mut world, &joined("10.0.0.2:9001")).unwrap();
     let (first, second) = (Some(number(Errno::CONNREFUSED)), None);
-    // The hosts ask for each other's station.
+    // The first datagrams only cause address resolution on both hosts.
     for _ in 0..2 {
         send_to_nobody(&mut world, &process, &end);
     }
@@ -77,14 +77,14 @@ fn refusals_are_announced_and_told_once() {
         assert_eq!([identity.take_failure(), identity.take_failure()], [first, second]);
         take_token(&end);
     }
-    // Who takes the token and not the error marks the session.
+    // An application that takes the token but not the error marks the session.
     send_to_nobody(&mut world, &process, &end);
     take_token(&end);
     assert_eq!(end.bits(), Bits::OUT);
     process.mark(&end);
     world.run(0.1);
     assert_eq!(end.bits(), Bits::IN | Bits::OUT);
-    // Two that nobody has heard of are one.
+    // A second error replaces an unread one.
     send_to_nobody(&mut world, &process, &end);
     send_to_nobody(&mut world, &process, &end);
     assert_eq!(end.slot().identity.take_failure(), first);
@@ -114,7 +114,7 @@ fn peers_come_and_go() {
     assert_eq!(ask(&mut world, Some("10.0.0.2:9002")), 0);
     assert_eq!(ends(&end), ([ours, 9002], [10, 0, 0, 1]));
 
-    // Whom it is not connected to takes no room.
+    // A datagram from another sender does not occupy the FIFO.
     let stack = &mut world.client.path.stack;
     let sockets = [9002, 9003].map(|port| stack.open_datagrams(AppId::OWN, None, port).unwrap());
     for socket in sockets {
@@ -160,7 +160,7 @@ fn a_port_is_free_as_soon_as_its_socket_is_closed() {
     let question = bind(DATAGRAM, address("10.0.0.1:53"));
     let first = process.open(&mut world, &question).unwrap();
     assert_eq!(process.open(&mut world, &question).err(), Some(number(Errno::ADDRINUSE)));
-    // The stack hears of the question before it hears of the close.
+    // The stack receives the request before it notices the close.
     send_with(process.socket.as_fd(), &question.to_bytes(), &[]);
     drop(first);
     process.open(&mut world, &question).unwrap();

@@ -1,4 +1,4 @@
-//! The socket where processes attach, in a directory that others change.
+//! Tests of the attach socket in a directory that another program modifies.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -30,7 +30,7 @@ fn exchanged_files_keep_their_permissions() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    // An access list shows in the permissions of the group.
+    // An access control list would change the group permissions.
     assert_eq!(fs::metadata(&victim).unwrap().permissions().mode() & 0o777, 0o600);
     for left in [socket, victim, link] {
         let _ = fs::remove_file(left);

@@ -1,4 +1,4 @@
-//! Listeners of the kernel's that belong to sessions.
+//! Tests of kernel listeners that belong to sessions.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -39,7 +39,7 @@ fn the_kernels_connections_come_through_the_same_queue() {
                     stacks += 1;
                 }
             }
-            // A thread takes the kernel's, in time that is not the world's.
+            // A thread accepts the kernel's connections in real time, not in the virtual time of the world.
             Err(_) => {
                 world.turn();
                 sleep(Duration::from_millis(2));
@@ -79,7 +79,7 @@ fn shared_listeners_outlive_a_session() {
     assert_eq!(theirs, ours.local_addr().unwrap());
 }
 
-/// Sets a flag when it is dropped: threads of a test that has failed end, too.
+/// Sets a flag on drop, so that the threads of a failed test end.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -88,8 +88,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Makes accepting at `kernel` wait: takes its connections, and has the flag cleared that says otherwise. Each one comes only
-/// when the stack has gone on since the last one.
+/// Makes `accept` on `kernel` block: steals its connections, and clears its non-blocking flag. Each new connection
+/// waits until the stack has made progress since the previous one.
 fn hostile(kernel: &TcpListener, beats: &AtomicU64, connected: &AtomicU64, stop: &AtomicBool) {
     let stopped = || stop.load(Ordering::Relaxed);
     let to = kernel.local_addr().unwrap();
@@ -152,7 +152,7 @@ fn an_application_that_makes_its_listener_wait_stalls_no_other() {
                     (last, since) = (now, Instant::now());
                 } else if since.elapsed() > Duration::from_secs(10) {
                     hung.store(true, Ordering::Relaxed);
-                    // The stack goes on with this one.
+                    // This connection ends the blocking call of the stack.
                     drop(TcpStream::connect(kernel.local_addr().unwrap()));
                 }
                 sleep(Duration::from_millis(10));
@@ -164,7 +164,7 @@ fn an_application_that_makes_its_listener_wait_stalls_no_other() {
             let there = world.run_until(60, |_| end.reader.available() >= 4);
             assert!(there.is_some());
             assert_eq!(good.read(&mut end, 100), b"ping");
-            // A queue that is full would keep the stack from accepting.
+            // A full queue would stop the stack from accepting.
             while receive(queue[0].as_fd(), &mut [0; Accepted::LEN]).is_ok() {}
             beats.fetch_add(1, Ordering::Relaxed);
             assert!(begun.elapsed() < Duration::from_secs(300));

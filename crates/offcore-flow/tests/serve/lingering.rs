@@ -1,4 +1,4 @@
-//! Descriptors whose last close waits: a worker never does.
+//! Tests of descriptors whose last close blocks. A worker must never wait for it.
 
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,10 +16,10 @@ use crate::process::{Process, connect_to, knock, listen, send_with};
 use crate::setup::world;
 use crate::world::World;
 
-/// How long a close waits.
+/// How long a close blocks.
 const LINGER: Duration = Duration::from_secs(120);
 
-/// A connection that has more to send than its peer takes, and that peer.
+/// A connection with more data than its peer accepts, and the peer.
 fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -35,14 +35,14 @@ fn lingering() -> (OwnedFd, TcpStream) {
     }
 }
 
-/// Asks, with a descriptor that is nowhere else afterwards.
+/// Sends a request with copies of a descriptor, and closes the descriptor here.
 fn send(process: &Process, question: &Question, fd: OwnedFd, count: usize) {
     send_with(process.socket.as_fd(), &question.to_bytes(), &vec![fd.as_fd(); count]);
     drop(fd);
     process.look();
 }
 
-/// What is answered.
+/// Returns the error number of the answer.
 fn error(world: &mut World<Serve>, process: &Process) -> u32 {
     process.hear(world).0.error
 }
@@ -57,11 +57,11 @@ fn no_close_holds_a_worker_up() {
         peers.push(peer);
         fd
     };
-    // The same thread gives a child its socket.
+    // The thread of the errands also sends a child its socket.
     let child = process.socket_of_child(&mut world).unwrap();
     let start = Instant::now();
 
-    // Before anybody has said who he is, with what nobody has asked for, and without any message.
+    // Before the process has identified itself: with unexpected descriptors, and without a message that is read.
     for hello in [Hello { version: ASK, key: [0; KEY] }, Hello { version: 0, key: [9; KEY] }] {
         let guest = knock(&path);
         let (first, second) = (passed(), passed());
@@ -70,7 +70,7 @@ fn no_close_holds_a_worker_up() {
         drop((first, second));
         world.run(0.01);
     }
-    // More than a message needs, and with messages that need none, or another one.
+    // With more descriptors than a message needs, and with messages that need none or a different one.
     for call in [Call::Segments, Call::Bind, Call::Listen, Call::Adopt, Call::Connect] {
         for count in [1, 2, 20] {
             send(&process, &Question::new(call, NONE, 0), passed(), count);
@@ -78,10 +78,10 @@ fn no_close_holds_a_worker_up() {
         }
     }
     send(&process, &Question::new(Call::Fork, NONE, 0), passed(), 1);
-    // As a listener of the kernel's.
+    // As a kernel listener.
     send(&process, &listen(81, 16), passed(), 1);
     assert_eq!(error(&mut world, &process), 0);
-    // In queues that are closed: a session's and a child's.
+    // In the queues of closed sockets: a session's and a child's.
     let end = process.open(&mut world, &connect_to(SocketAddr::from(([10, 0, 0, 2], 80)))).unwrap();
     send_with(end.fd.as_fd(), b"x", &[passed().as_fd()]);
     world.run(0.01);
@@ -102,7 +102,8 @@ fn whether_a_session_is_closed_is_found_out_beside_the_worker() {
     let process = Process::attach(&mut world, &path);
     let end = process.listen(&mut world, 80, 1);
     let other = process.listen(&mut world, 81, 1);
-    // The thread of its user waits: what it is to find out comes later, and the worker goes on.
+    // The errands thread of the user is blocked. The query whether the session is closed waits for it, but the worker
+    // does not.
     let (fd, peer) = lingering();
     send(&process, &Question::new(Call::Info, end.number(), 0), fd, 1);
     assert_eq!(error(&mut world, &process), 0);
@@ -113,7 +114,7 @@ fn whether_a_session_is_closed_is_found_out_beside_the_worker() {
     assert_eq!(world.app.counts().sessions, 2, "nobody knows yet");
     let question = Question::new(Call::Info, other.number(), 0);
     assert_eq!(process.ask(&mut world, &question, &[]).0.error, 0);
-    // Its peer takes what there is.
+    // The peer reads everything, which ends the blocking close.
     let reading = std::thread::spawn(move || std::io::copy(&mut { peer }, &mut std::io::sink()));
     let start = Instant::now();
     while world.app.counts().sessions != 1 {

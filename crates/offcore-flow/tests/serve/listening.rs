@@ -1,4 +1,4 @@
-//! Listeners whose programs do not accept.
+//! Tests of listeners whose programs do not accept.
 
 use rustix::io::ioctl_fionread;
 
@@ -8,7 +8,7 @@ const PORT: u16 = 80;
 const BACKLOG: u32 = 16;
 const CLIENTS: usize = 60;
 
-/// Bytes of messages in a listener's queue.
+/// Number of bytes of messages in a listener's queue.
 fn queued(listener: &End) -> u64 {
     ioctl_fionread(&listener.fd).unwrap()
 }

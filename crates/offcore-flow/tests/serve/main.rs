@@ -1,4 +1,5 @@
-//! Applications in other processes: what their ends of sessions show, and what becomes of them.
+//! Tests of applications in other processes: the poll events of their sessions, and the end of sessions and
+//! applications.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod awake;

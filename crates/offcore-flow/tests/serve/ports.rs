@@ -1,4 +1,4 @@
-//! Who may have which address and port: what overlaps is one user's.
+//! Tests of address and port assignment: overlapping addresses belong to one user.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -27,7 +27,8 @@ fn listen_at(text: &str, shares: bool) -> Question {
     question
 }
 
-/// A server that lets in another user, and a process of root's and one of that user's; none where this is not root.
+/// A server that admits another user, a process of root, and a process of the other user; `None` without root
+/// privileges.
 fn two_users(name: &str) -> Option<(World<Serve>, Process, Process)> {
     if !rustix::process::geteuid().is_root() {
         println!("SKIP: {name}: needs root");
@@ -40,7 +41,7 @@ fn two_users(name: &str) -> Option<(World<Serve>, Process, Process)> {
     Some((world, ours, theirs))
 }
 
-/// Has a session that is bound listen; the error.
+/// Makes a bound session listen. Returns the error number.
 fn listen_bound(world: &mut World<Serve>, process: &Process, end: &End, shares: bool) -> u32 {
     let value = 16 | if shares { SHARE_PORT } else { 0 };
     process.ask(world, &Question::new(Call::Listen, end.number(), value), &[]).0.error
@@ -54,7 +55,7 @@ fn a_listener_at_one_address_takes_no_other_users_connections() {
         return;
     };
     let in_use = Errno::ADDRINUSE.raw_os_error() as u32;
-    // Bound before, in vain.
+    // Bound before the listener, without an effect.
     let bound = theirs.open(&mut world, &bind(STREAM, address("10.0.0.1:8080"))).unwrap();
     let own = ours.open(&mut world, &bind(STREAM, address("10.0.0.1:8080"))).unwrap();
     let listener = ours.open(&mut world, &listen_at("0.0.0.0:8080", false)).unwrap();
@@ -62,7 +63,7 @@ fn a_listener_at_one_address_takes_no_other_users_connections() {
         assert_eq!(listen_bound(&mut world, &theirs, &bound, shares), in_use);
         assert_eq!(listen_bound(&mut world, &ours, &own, shares), in_use, "as in Linux");
     }
-    // What is shared is shared with the same user.
+    // Only sessions of the same user can share.
     let shared = ours.open(&mut world, &listen_at("0.0.0.0:8081", true)).unwrap();
     for (text, shares) in [("10.0.0.1:8081", true), ("10.0.0.1:8081", false), ("[::]:8081", true)] {
         assert_eq!(theirs.open(&mut world, &listen_at(text, shares)).err(), Some(in_use), "{text}");
@@ -72,12 +73,12 @@ fn a_listener_at_one_address_takes_no_other_users_connections() {
     let clients = [8080, 8081].map(|port| world.connect(port));
     world.run(0.1);
     assert!(ours.accept(&listener).is_some() && ours.accept(&shared).is_some() && clients.len() == 2);
-    // One user's may have both.
+    // Sessions of one user may use both addresses.
     let one = ours.open(&mut world, &listen_at("10.0.0.1:8081", true)).unwrap();
     world.connect(8081);
     world.run(0.1);
     assert!(ours.accept(&one).is_some());
-    // What is closed is in nobody's way, though nobody has looked yet.
+    // A closed listener does not conflict, even before the stack has noticed the close.
     drop(listener);
     assert_eq!(listen_bound(&mut world, &theirs, &bound, false), 0);
 }
@@ -93,7 +94,7 @@ fn listeners_at_a_port_are_limited() {
     assert!(process.open(&mut world, &listen_at("0.0.0.0:8081", true)).is_ok(), "another port");
     drop(listeners);
     process.look();
-    // The stack finds out in a thread whether they are closed.
+    // A thread of the stack queries the kernel whether they are closed.
     let start = Instant::now();
     while again(&mut world).is_some() {
         assert!(start.elapsed() < Duration::from_secs(30));
@@ -112,7 +113,7 @@ fn a_datagram_socket_at_one_address_takes_no_other_users_datagrams() {
     let [any, one] = ["0.0.0.0:5353", "10.0.0.1:5353"].map(|to| bind(shared, address(to)));
     let all = ours.open(&mut world, &any).unwrap();
     assert_eq!(theirs.open(&mut world, &one).err(), in_use);
-    // The same user needs the option, too.
+    // The second socket of the same user needs the option as well.
     assert_eq!(ours.open(&mut world, &bind(DATAGRAM, address("10.0.0.1:5353"))).err(), in_use);
     let own = ours.open(&mut world, &one).unwrap();
     drop(all);

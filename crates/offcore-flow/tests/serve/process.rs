@@ -1,4 +1,4 @@
-//! A process of an application, as a library that is preloaded into one is: it speaks the messages, and has the memory.
+//! A process of an application. It implements the protocol of the preload library: messages and shared memory.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -28,7 +28,7 @@ use rustix::net::{
 
 use crate::world::World;
 
-/// What `poll` shows of a descriptor.
+/// Returns the events that `poll` reports for a descriptor.
 pub(crate) fn bits(fd: impl AsFd) -> PollFlags {
     let wanted = PollFlags::IN | PollFlags::OUT | PollFlags::RDHUP;
     let mut events = [PollFd::from_borrowed_fd(fd.as_fd(), wanted)];
@@ -59,19 +59,19 @@ pub(crate) fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, 
     Ok((received.bytes, descriptors))
 }
 
-/// A socket that has knocked at `path`.
+/// Connects a socket to `path`.
 pub(crate) fn knock(path: &Path) -> OwnedFd {
     try_to_knock(path).unwrap()
 }
 
-/// The same where the kernel may not let this user.
+/// Connects a socket. The kernel may refuse this user.
 pub(crate) fn try_to_knock(path: &Path) -> Result<OwnedFd, Errno> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }
 
-/// The same as another user: a thread's user is its own, as the system call has it.
+/// Connects a socket as another user. The system call changes the user of one thread only.
 pub(crate) fn knock_as(path: &Path, user: u32) -> Result<OwnedFd, Errno> {
     std::thread::scope(|scope| {
         let knocking = scope.spawn(|| {
@@ -83,7 +83,7 @@ pub(crate) fn knock_as(path: &Path, user: u32) -> Result<OwnedFd, Errno> {
     })
 }
 
-/// What the stack answers to `bytes` by its beginning.
+/// Sends `bytes` as the first message, and returns the stack's answer.
 pub(crate) fn greet(
     world: &mut World<Serve>,
     socket: &OwnedFd,
@@ -93,16 +93,16 @@ pub(crate) fn greet(
     hear(world, socket)
 }
 
-/// The stack's welcome.
+/// Receives the stack's welcome.
 pub(crate) fn hear(world: &mut World<Serve>, socket: &OwnedFd) -> Option<(Welcome, Vec<OwnedFd>)> {
     let mut bytes = [0; Welcome::LEN];
     let (len, descriptors) = hear_bytes(world, socket, &mut bytes)?;
     Some((Welcome::from_bytes(&bytes[..len]).unwrap(), descriptors))
 }
 
-/// A message of the stack's; `None` when the socket is closed.
+/// Receives a message of the stack; `None` if the socket is closed.
 fn hear_bytes(world: &mut World<Serve>, socket: &OwnedFd, bytes: &mut [u8]) -> Option<(usize, Vec<OwnedFd>)> {
-    // Memory is made in time that is not the world's.
+    // Memory is created in real time, not in the virtual time of the world.
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(30) {
         world.turn();
@@ -125,17 +125,17 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// One of a new application.
+    /// Attaches a process of a new application.
     pub(crate) fn attach(world: &mut World<Serve>, path: &Path) -> Self {
         Self::join(world, path, [0; KEY])
     }
 
-    /// One of the application that has `key`.
+    /// Attaches a process of the application with `key`.
     pub(crate) fn join(world: &mut World<Serve>, path: &Path, key: [u8; KEY]) -> Self {
         Self::greeted(world, knock(path), key)
     }
 
-    /// One of a new application of another user's.
+    /// Attaches a process of a new application that belongs to another user.
     pub(crate) fn attach_as(world: &mut World<Serve>, path: &Path, user: u32) -> Self {
         Self::greeted(world, knock_as(path, user).unwrap(), [0; KEY])
     }
@@ -146,7 +146,7 @@ impl Process {
         Self::new(socket, welcome, descriptors)
     }
 
-    /// A forked child's: it asks over this one's socket.
+    /// Attaches a forked child, with a socket requested over this process's socket.
     pub(crate) fn fork(&self, world: &mut World<Serve>) -> Option<Self> {
         let socket = self.socket_of_child(world)?;
         let hello = Hello { version: VERSION, key: self.welcome.key };
@@ -154,7 +154,7 @@ impl Process {
         Some(Self::new(socket, welcome, descriptors))
     }
 
-    /// What the stack gives a child to say hello on.
+    /// Requests the socket on which a child sends its hello.
     pub(crate) fn socket_of_child(&self, world: &mut World<Serve>) -> Option<OwnedFd> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
@@ -179,11 +179,12 @@ impl Process {
     }
 
     pub(crate) fn control(&self) -> &Control {
-        // SAFETY: mapped for as long as `self` lives, and as long as the pages are, all of whose bytes are atomics.
+        // SAFETY: the mapping lives as long as `self` and has the length of a `Control`, all of whose bytes are
+        // atomics.
         unsafe { self.control.base().cast().as_ref() }
     }
 
-    /// Tells the stack of a message or a closed descriptor.
+    /// Notifies the stack of a message or a closed descriptor.
     pub(crate) fn look(&self) {
         self.control().look();
         if self.control().ring() {
@@ -191,7 +192,7 @@ impl Process {
         }
     }
 
-    /// Asks, and returns what is answered.
+    /// Sends a request and returns the answer.
     pub(crate) fn ask(
         &self,
         world: &mut World<Serve>,
@@ -203,10 +204,10 @@ impl Process {
         self.hear(world)
     }
 
-    /// What is answered.
+    /// Receives the answer to a request.
     pub(crate) fn hear(&self, world: &mut World<Serve>) -> (Answer, Vec<OwnedFd>) {
         let mut bytes = [0; Answer::LEN];
-        // What is closed for it before the answer is closed in time that is not the world's.
+        // Descriptors that are closed before the answer are closed in real time, not in the virtual time of the world.
         let (len, descriptors) = loop {
             world.turn();
             match receive(self.socket.as_fd(), &mut bytes) {
@@ -219,7 +220,7 @@ impl Process {
         (answer, descriptors)
     }
 
-    /// Asks for a new session.
+    /// Requests a new session.
     pub(crate) fn open(&self, world: &mut World<Serve>, question: &Question) -> Result<End, u32> {
         let (answer, descriptors) = self.ask(world, question, &[]);
         match answer.error {
@@ -233,18 +234,18 @@ impl Process {
         let reader = Reader::new(Arc::clone(&self.memory), place).unwrap();
         let writer = Writer::new(Arc::clone(&self.memory), place).unwrap();
         let end = End { session, place, fd, reader, writer, memory: Arc::clone(&self.memory) };
-        // Until a program has it, it ends by a reset.
+        // Without this flag the session ends with a reset.
         end.slot().wishes.told.store(wish::ACCEPTED, Ordering::Relaxed);
         assert_eq!(end.slot().identity.generation.load(Ordering::Relaxed), session.generation);
         end
     }
 
-    /// Listens at `port` of all addresses.
+    /// Listens on `port` of all addresses.
     pub(crate) fn listen(&self, world: &mut World<Serve>, port: u16, backlog: u32) -> End {
         self.open(world, &listen(port, backlog)).unwrap()
     }
 
-    /// The next connection of a listener.
+    /// Takes the next connection of a listener.
     pub(crate) fn accept(&self, listener: &End) -> Option<End> {
         let mut bytes = [0; Accepted::LEN];
         let (len, descriptors) = receive(listener.fd.as_fd(), &mut bytes).ok()?;
@@ -260,15 +261,15 @@ impl Process {
         }
     }
 
-    /// Stores how far a session has been read, whatever it is.
+    /// Stores `head` as the position up to which a session was read, valid or not.
     pub(crate) fn spoil_head(&self, end: &End, head: u64) {
-        // The receive half of a slot is at 64, and the application's line of it 64 further.
+        // The receive half of a slot is at offset 64, and the application's cache line follows 64 bytes later.
         let address = std::ptr::from_ref(end.slot()).cast::<AtomicU64>();
-        // SAFETY: inside of the slot's 512 bytes, all of which are atomics, and aligned.
+        // SAFETY: the aligned address is within the slot's 512 bytes, which consist of atomics only.
         unsafe { &*address.add(128 / 8) }.store(head, Ordering::Release);
     }
 
-    /// Writes what there is room for; otherwise closes the gate.
+    /// Writes as many bytes as there is room for. Closes the gate if that is not all of them.
     pub(crate) fn write(&self, end: &mut End, bytes: &[u8]) -> usize {
         let written = end.writer.write(bytes);
         if written < bytes.len() {
@@ -278,7 +279,7 @@ impl Process {
         written
     }
 
-    /// Closes the gate of a session, which waits for room. The stack opens it when it looks and there is room.
+    /// Closes the gate of a session to wait for room. The stack opens the gate when there is room.
     pub(crate) fn close_gate(&self, end: &End) {
         for _ in 0..self.welcome.gate {
             end.slot().wishes.gates.fetch_add(1, Ordering::Relaxed);
@@ -287,7 +288,7 @@ impl Process {
         end.slot().wake.want_room();
     }
 
-    /// Reads what there is, and takes the token.
+    /// Reads up to `most` bytes, and takes the token after the last one.
     pub(crate) fn read(&self, end: &mut End, most: usize) -> Vec<u8> {
         let mut bytes = vec![0; end.reader.available().min(most)];
         end.reader.read(&mut bytes);

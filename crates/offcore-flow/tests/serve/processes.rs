@@ -1,4 +1,4 @@
-//! Processes attach, join, fork and misbehave.
+//! Tests of processes that attach, join, fork and misbehave.
 
 use std::fs::Permissions;
 use std::os::fd::{AsFd, OwnedFd};
@@ -39,7 +39,7 @@ fn a_second_stack_is_refused_and_a_dead_one_replaced() {
     assert!(text.contains(path.to_str().unwrap()) && text.contains("another path"), "{text}");
     drop(first);
     assert!(!path.exists(), "it is removed");
-    // One that was killed leaves its socket behind.
+    // A killed stack leaves its socket behind.
     drop(UnixListener::bind(&path).unwrap());
     drop(serve(&path).unwrap());
     std::fs::write(&path, "precious").unwrap();
@@ -49,7 +49,7 @@ fn a_second_stack_is_refused_and_a_dead_one_replaced() {
     assert!(matches!(serve(Path::new("/nonexistent/socket")), Err(ServeError::Path { .. })));
 }
 
-/// A socket that a program listens at stays, and so does what was put in place of ours.
+/// Sockets on which another program listens, and files that replace the stack's socket, are not removed.
 #[test]
 fn sockets_and_files_of_others_stay() {
     let path = path();
@@ -65,7 +65,7 @@ fn sockets_and_files_of_others_stay() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// What is beside the path may be anybody's file.
+/// A file next to the path may belong to any program.
 #[test]
 fn only_a_lock_is_taken_for_one() {
     let path = path();
@@ -87,10 +87,10 @@ fn only_a_lock_is_taken_for_one() {
     assert!(matches!(serve(&path), Err(ServeError::NoLock { .. })));
     std::fs::remove_file(&target).unwrap();
     std::fs::remove_file(&lock).unwrap();
-    // What a killed stack has left, with its number or without.
+    // Files that a killed stack has left, with or without its number.
     for left in ["", "4194304\n", "12"] {
         std::fs::write(&lock, left).unwrap();
-        // Only who made it may read one of ours.
+        // A lock file of the stack is readable only by its owner.
         std::fs::set_permissions(&lock, Permissions::from_mode(0o644)).unwrap();
         assert!(matches!(serve(&path), Err(ServeError::NoLock { .. })), "{left}");
         std::fs::set_permissions(&lock, Permissions::from_mode(0o600)).unwrap();
@@ -119,7 +119,7 @@ fn who_may_not_join_hears_why() {
     let longer = [&other[..], &[0; 100]].concat();
     assert_eq!(refused(&longer), (VERSION, Errno::PROTO.raw_os_error() as u32));
     assert!(greet(&mut world, &knock(&path), b"GET / HTTP/1.1").is_none());
-    // Who only asks is told, and not counted.
+    // A query of the version is answered and not counted.
     let ask = Hello { version: ASK, key: [0; KEY] }.to_bytes();
     let (welcome, descriptors) = greet(&mut world, &knock(&path), &ask).unwrap();
     assert_eq!((welcome.version, welcome.error, descriptors.len()), (VERSION, 0, 0));
@@ -138,7 +138,8 @@ fn other_users_are_let_in_when_they_are_named() {
     }
     let path = path();
     let mut world = World::new(serve_also(&path, &[54_321]).unwrap(), Config::default());
-    // The kernel refuses whom it has on no list; where it has none the stack does.
+    // The kernel refuses users that are not on the access control list. If the file system has no such lists, the stack
+    // refuses them.
     let error = |world: &mut World<Serve>, user, version, key| match knock_as(&path, user) {
         Ok(socket) => greet(world, &socket, &Hello { version, key }.to_bytes()).unwrap().0.error,
         Err(error) => number(error),
@@ -148,7 +149,7 @@ fn other_users_are_let_in_when_they_are_named() {
         assert_eq!(error(&mut world, user, ASK, new), expected);
         assert_eq!(error(&mut world, user, VERSION, new), expected);
     }
-    // An application is of one user's.
+    // An application belongs to one user.
     let process = Process::attach(&mut world, &path);
     let (before, key) = (world.app.counts().applications, process.welcome.key);
     assert_eq!(error(&mut world, 54_321, VERSION, key), 0);
@@ -165,7 +166,7 @@ fn nonsense_closes_its_socket_and_no_other() {
         process.look();
         let answer = loop {
             world.turn();
-            // It is closed in time that is not the world's.
+            // The socket is closed in real time, not in the virtual time of the world.
             match receive(process.socket.as_fd(), &mut [0; 8]) {
                 Err(Errno::AGAIN) => sleep(Duration::from_micros(100)),
                 answer => break answer,
@@ -199,12 +200,12 @@ fn a_child_has_a_socket_of_its_own() {
     assert_ne!(child.welcome.owner, process.welcome.owner);
     assert_eq!(child.welcome.pid, std::process::id());
     let listener = child.listen(&mut world, 80, 1);
-    // It is this process again: who that was before is gone, and with it the locks.
+    // The child is this process again. Its previous entry is removed, and with it its locks.
     let counts = world.app.counts();
     assert_eq!((counts.applications, counts.processes, counts.sessions), (1, 1, 1));
     assert!(Owner::from_word(child.welcome.owner).is_some());
 
-    // The end tells which session it is of.
+    // The end identifies its session.
     let adopt = Question::new(Call::Adopt, NONE, 0);
     let (answer, _) = child.ask(&mut world, &adopt, &[listener.fd.as_fd()]);
     assert_eq!((answer.error, answer.session), (0, listener.session));
@@ -217,7 +218,7 @@ fn a_child_has_a_socket_of_its_own() {
 fn a_child_is_who_says_hello() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
-    // A process of its own, which the kernel names.
+    // Another process, which the kernel identifies.
     let socket = process.socket_of_child(&mut world).unwrap();
     let hello = Hello { version: VERSION, key: process.welcome.key };
     let text: String = hello.to_bytes().iter().map(|byte| format!("\\{byte:03o}")).collect();
@@ -226,13 +227,13 @@ fn a_child_is_who_says_hello() {
     let mut child = child.stdin(Stdio::piped()).stdout(socket.try_clone().unwrap()).spawn().unwrap();
     let (welcome, _) = hear(&mut world, &socket).unwrap();
     assert_eq!((welcome.error, world.app.counts().processes), (0, 2));
-    // It is over when that ends, although this process has its socket, too.
+    // The child counts as ended when its process ends, although this process also holds its socket.
     drop(child.stdin.take());
     child.wait().unwrap();
     world.run(0.1);
     assert_eq!(world.app.counts().processes, 1);
 
-    // Without the key it is nobody.
+    // Without the key the child cannot join.
     let socket = process.socket_of_child(&mut world).unwrap();
     let hello = Hello { version: VERSION, key: [7; KEY] };
     let (welcome, _) = greet(&mut world, &socket, &hello.to_bytes()).unwrap();
@@ -242,7 +243,8 @@ fn a_child_is_who_says_hello() {
 #[test]
 fn many_may_begin_at_once() {
     let (mut world, path) = world();
-    // More than may be silent; and all of them know the key of one that is not there yet.
+    // The number exceeds the limit of silent processes. All of them use the key of an application that does not exist
+    // yet.
     let hello = Hello { version: VERSION, key: [5; KEY] }.to_bytes();
     let mut sockets = Vec::new();
     for _ in 0..60 {
@@ -256,10 +258,10 @@ fn many_may_begin_at_once() {
         assert_eq!((welcome.error, welcome.key), (0, [5; KEY]));
     }
     assert_eq!(world.app.counts().applications, 1);
-    // Who says nothing is turned away when there are too many, and not who is there already.
+    // Excess silent processes are turned away, but not processes that are already waiting.
     let silent: Vec<_> = (0..40).map(|_| knock(&path)).collect();
     world.run(0.1);
-    // They are closed in time that is not the world's.
+    // The sockets are closed in real time, not in the virtual time of the world.
     let gone = |socket: &&OwnedFd| {
         let event = PollFd::from_borrowed_fd(socket.as_fd(), Bits::IN);
         poll(&mut [event], Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 })).unwrap() > 0
@@ -290,7 +292,7 @@ fn user_has_hundreds_of_applications() {
 #[test]
 fn applications_of_a_user_are_limited() {
     let path = path();
-    // 4,096 applications are divided among these users, root and the stack's own.
+    // The maximum of 4,096 applications is divided among these users, root and the stack's own user.
     let users: Vec<u32> = (1..=2046).collect();
     let mut world = World::new(serve_also(&path, &users).unwrap(), Config::default());
     let hello = Hello { version: VERSION, key: [0; KEY] }.to_bytes();
@@ -324,17 +326,17 @@ fn a_sleeping_worker_wakes() {
         woken
     };
     assert!(!is_woken(&mut world), "nothing has happened");
-    // It is armed: who marks rings.
+    // The application is armed: the next mark wakes the worker.
     assert_eq!(process.write(&mut end, b"x"), 1);
     assert!(is_woken(&mut world));
     world.run(0.1);
     assert_eq!(world.read(&mut client, 10), b"x");
     assert_eq!(world.app.counts().woken, 1);
-    // Marked just before.
+    // A mark was set just before.
     process.mark(&end);
     assert!(is_woken(&mut world));
     world.run(0.1);
-    // What the kernel tells of: a message, a close, a new process.
+    // Events of the kernel: a message, a close, a new process.
     assert!(!is_woken(&mut world));
     send_with(process.socket.as_fd(), &listen(81, 1).to_bytes(), &[]);
     assert!(is_woken(&mut world));
@@ -363,13 +365,13 @@ fn an_application_has_as_many_connections_as_it_may_and_no_more() {
     }
     assert_eq!(greedy.open(&mut world, &connect_to("10.0.0.2:9".parse().unwrap())).err(), refused);
     assert_eq!(greedy.open(&mut world, &listen(81, 16)).err(), refused);
-    // Another application has its own.
+    // Another application has a separate limit.
     let other = Process::attach(&mut world, &path);
     let theirs = other.listen(&mut world, 81, 16);
     world.connect(81);
     world.run(1.0);
     assert!(other.accept(&theirs).is_some());
-    // What is over counts no more: the connection that was not let in tries again.
+    // An ended session no longer counts: the connection that was refused tries again.
     let slot = accepted[0].slot();
     slot.wishes.options.store(wish::RESET, Ordering::Release);
     drop(accepted.remove(0));

@@ -1,4 +1,4 @@
-//! What is written to a session without the library is sent, and named where it cannot be.
+//! Tests of data written to a session without the library: it is sent, or its loss is counted.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use crate::setup::world;
 use crate::streams::accepted;
 use crate::world::{Client, World};
 
-/// As `write` does in a program that was not preloaded: how much.
+/// Writes like a program without the preload library. Returns the number of bytes written.
 fn raw(end: &End, bytes: &[u8]) -> usize {
     send(&end.fd, bytes, SendFlags::DONTWAIT).unwrap_or(0)
 }
@@ -34,7 +34,7 @@ fn it_lies_behind_what_the_library_has_written() {
     assert_eq!(received(&mut world, &mut client), b"third");
     let counts = world.app.counts();
     assert_eq!((counts.relayed, counts.unsent, counts.misused), (14, 0, 0));
-    // A listener sends nothing.
+    // A listener cannot send.
     assert_eq!(raw(&listener, b"lost"), 4);
     world.run(0.1);
     assert_eq!((world.app.counts().relayed, world.app.counts().unsent), (14, 4));
@@ -48,7 +48,8 @@ fn raw_datagram_writes_reach_the_peer() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let end = process.open(&mut world, &joined("10.0.0.2:9001")).unwrap();
-    // The peer's port is closed, and the peer answers with an error. Before that both hosts resolve each other's address.
+    // The peer's port is closed, and the peer answers with an error. Before that, both hosts resolve each other's
+    // address.
     for _ in 0..2 {
         assert_eq!(raw(&end, b"metric:1|c\0"), 11);
         world.run(2.0);
@@ -75,7 +76,7 @@ fn who_has_the_lock_is_not_waited_for() {
     lock.store(0, Ordering::Relaxed);
     assert_eq!(received(&mut world, &mut client), b"later");
     assert_eq!(lock.load(Ordering::Relaxed), 0);
-    // Nobody is waited for who is dead.
+    // A lock of a dead process is ignored.
     lock.store(u64::from(process.welcome.owner + (1 << 10)) << 1, Ordering::Relaxed);
     assert_eq!(raw(&end, b"at once"), 7);
     assert_eq!(received(&mut world, &mut client), b"at once");
@@ -85,7 +86,7 @@ fn who_has_the_lock_is_not_waited_for() {
 fn it_waits_for_room_behind_a_closed_gate_and_holds_up_the_end() {
     let (mut world, process, _listener, mut end, mut client) = accepted();
     let mut sent: Vec<u8> = Vec::new();
-    // Until the peer's window and the FIFO are full.
+    // Fill the peer's window and the FIFO.
     let mut full = 0;
     while full < 50 {
         let bytes: Vec<u8> = (0..60_000).map(|at| ((sent.len() + at) % 251) as u8).collect();

@@ -1,4 +1,4 @@
-//! A stack that serves, and a peer.
+//! Sets up a serving stack and a peer.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,7 +9,7 @@ use offcore_tcp::proto::Config;
 
 use crate::world::World;
 
-/// A path that no other test has.
+/// Returns a path that no other test uses.
 pub(crate) fn path() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -20,7 +20,7 @@ pub(crate) fn serve(path: &Path) -> Result<Serve, ServeError> {
     serve_also(path, &[])
 }
 
-/// A server that lets in these users, too.
+/// A server that also admits these users.
 pub(crate) fn serve_also(path: &Path, allow: &[u32]) -> Result<Serve, ServeError> {
     let path = path.to_owned();
     open(ServeConfig { path, allow: allow.to_vec(), memory: 64 << 20, connections: 1 << 16 })
@@ -30,7 +30,7 @@ fn open(config: ServeConfig) -> Result<Serve, ServeError> {
     Serve::open(config, Block::private(&ServeCounts::NAMES))
 }
 
-/// A stack whose applications have few connections, and a peer.
+/// A stack whose applications may have few connections, and a peer.
 pub(crate) fn world_of_few(connections: usize) -> (World<Serve>, PathBuf) {
     let path = path();
     let config = ServeConfig { path: path.clone(), allow: Vec::new(), memory: 64 << 20, connections };
@@ -44,7 +44,7 @@ pub(crate) fn world_of_small(memory: usize) -> (World<Serve>, PathBuf) {
     (World::new(open(config).unwrap(), Config::default()), path)
 }
 
-/// A stack that serves, and a peer.
+/// A serving stack and a peer.
 pub(crate) fn world() -> (World<Serve>, PathBuf) {
     let path = path();
     (World::new(serve(&path).unwrap(), Config::default()), path)

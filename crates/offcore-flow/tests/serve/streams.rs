@@ -1,4 +1,4 @@
-//! Streams: what `poll` shows in each state, and that bytes arrive.
+//! Tests of streams: the poll events in each state, and the transfer of data.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ const IN: Bits = Bits::IN;
 const OUT: Bits = Bits::OUT;
 const RDHUP: Bits = Bits::RDHUP;
 
-/// The peer, at a port.
+/// The address of the peer, at a port.
 fn peer(port: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 2], port))
 }
@@ -28,7 +28,7 @@ fn reset() -> Bits {
     IN | OUT | Bits::ERR | Bits::HUP | RDHUP
 }
 
-/// A process, and a connection that it has accepted at port 80.
+/// A process with a connection that was accepted at port 80.
 pub(crate) fn accepted() -> (World<Serve>, Process, End, End, Client) {
     let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
@@ -112,7 +112,7 @@ fn a_token_is_not_put_twice() {
         world.run(0.1);
     }
     assert_eq!(world.app.counts().tokens, before + 1);
-    // What is not read yet is announced no more; when it is, the next byte is.
+    // Unread data is not announced again. The next byte after all data was read is.
     assert_eq!(process.read(&mut end, 3), b"xxx");
     world.run(0.1);
     assert_eq!((end.bits(), world.app.counts().tokens), (IN | OUT, before + 1));
@@ -129,7 +129,7 @@ fn connections_that_are_asked_for_open_or_are_refused() {
     let listener = world.listen(7);
     let mut end = process.open(&mut world, &connect_to(peer(7))).unwrap();
     assert_eq!((end.bits(), end.slot().state()), (Bits::empty(), state::CONNECTING));
-    // What it wants meanwhile is done when it is open.
+    // A request before the connection is open takes effect when it is open.
     end.slot().wishes.options.store(wish::END, Ordering::Release);
     process.mark(&end);
     world.run(2.0);
@@ -181,7 +181,7 @@ fn a_reset_shows_and_memory_stays_until_the_last_close() {
     abort(&mut world, &client);
     assert_eq!(end.bits(), reset());
     assert_eq!((end.error(), end.slot().flags()), (104, flags::OVER));
-    // Whoever takes tokens as he always does does not let go of the session by that.
+    // Reading tokens as usual does not release the pipe of the session.
     for _ in 0..4 {
         assert_eq!(rustix::io::read(&end.fd, &mut [0; 64]), Ok(64));
     }
@@ -225,7 +225,7 @@ fn streams_end_one_by_one() {
     drop(end);
     closed_but(&mut world, 1);
 
-    // Our stream first.
+    // The server's stream ends first.
     let listener = process.listen(&mut world, 81, 1);
     let mut client = world.connect(81);
     world.run(0.1);
@@ -249,7 +249,7 @@ fn streams_end_one_by_one() {
 #[test]
 fn what_was_written_just_before_the_close_is_sent() {
     let (mut world, _process, _listener, mut end, mut client) = accepted();
-    // Not marked: whoever was to do that has been killed.
+    // The session is not marked, as if the process was killed before.
     assert_eq!(end.writer.write(b"last"), 4);
     drop(end);
     world.run(0.1);
@@ -278,7 +278,7 @@ fn unread_data_and_a_linger_of_nothing_reset_the_peer() {
 fn nonsense_resets_its_session_and_no_other() {
     let (mut world, process, listener, end, client) = accepted();
     let (mut other, mut other_client) = another(&mut world, &process, &listener);
-    // More than has come.
+    // The index exceeds the received data.
     process.spoil_head(&end, 12_345);
     process.mark(&end);
     world.run(0.1);
@@ -296,7 +296,7 @@ fn nonsense_resets_its_session_and_no_other() {
     assert_eq!(sessions(&world), 2);
 }
 
-/// Connections to a listener until its queue is full, and some more, which wait in the stack.
+/// Connects until the queue of a listener is full, and a few more times. The excess connections wait in the stack.
 fn fill_queue(world: &mut World<Serve>) -> Vec<Client> {
     let mut clients = Vec::new();
     loop {
@@ -361,7 +361,7 @@ fn what_a_listener_wants_its_connections_want() {
     world.run(0.1);
     let end = process.accept(&listener).unwrap();
     assert_eq!(end.slot().wishes.options.load(Ordering::Relaxed), wish::NO_DELAY | wish::KEEP_ALIVE);
-    // The peer vanishes without a word: nobody but the probes could find out.
+    // The peer vanishes silently. Only the keep-alive probes can detect that.
     world.cut = true;
     world.run(10.0);
     assert_eq!((end.bits(), end.error() != 0), (reset(), true));
@@ -374,7 +374,8 @@ fn end(world: &mut World<Serve>, client: &Client) {
     world.run(0.1);
 }
 
-/// The kernel is asked in time that is not the world's whether what was shut down is closed, too.
+/// Waits for queries to the kernel whether sessions are closed, which take real time instead of the virtual time of the
+/// world.
 fn find_out(world: &mut World<Serve>) {
     for _ in 0..50 {
         world.turn();
@@ -382,7 +383,7 @@ fn find_out(world: &mut World<Serve>) {
     }
 }
 
-/// So many sessions are left.
+/// Waits until `left` sessions are left.
 fn closed_but(world: &mut World<Serve>, left: u64) {
     let start = Instant::now();
     while sessions(world) != left {
@@ -396,7 +397,7 @@ fn what_is_shut_down_is_not_closed() {
     let (mut world, process, listener, mut end_of, mut client) = accepted();
     world.write(&mut client, b"not read yet");
     end(&mut world, &client);
-    // As the system call has it: poll shows that nothing goes in either direction.
+    // Like the system call: `poll` reports that both directions are shut down.
     end_of.slot().wishes.options.store(wish::END, Ordering::Release);
     process.mark(&end_of);
     shutdown(&end_of.fd, Shutdown::Write).unwrap();
@@ -408,7 +409,7 @@ fn what_is_shut_down_is_not_closed() {
     drop(end_of);
     closed_but(&mut world, 1);
 
-    // Both at once, by the application alone.
+    // Both directions at once, by the application alone.
     let (end_of, _client) = another(&mut world, &process, &listener);
     end_of.slot().wishes.options.store(wish::END | wish::NO_READ, Ordering::Release);
     process.mark(&end_of);
@@ -418,7 +419,7 @@ fn what_is_shut_down_is_not_closed() {
     drop(end_of);
     closed_but(&mut world, 1);
 
-    // A listener listens no more, and has its address still.
+    // A listener that is shut down no longer listens, but keeps its address.
     listener.slot().wishes.options.store(wish::END | wish::NO_READ, Ordering::Release);
     shutdown(&listener.fd, Shutdown::Both).unwrap();
     find_out(&mut world);
@@ -432,7 +433,7 @@ fn a_reset_after_the_end_shows() {
     world.write(&mut client, b"last");
     end(&mut world, &client);
     abort(&mut world, &client);
-    // The end of the pair that was shut cannot show an error.
+    // The end of the pair was shut down before, so it cannot show an error.
     assert_eq!(end_of.bits(), IN | OUT | Bits::HUP | RDHUP);
     assert_eq!((end_of.error(), end_of.slot().flags()), (32, flags::ENDED | flags::OVER));
     assert_eq!(process.read(&mut end_of, 100), b"last");

@@ -1,4 +1,4 @@
-//! Whose sessions are looked at when there are too many for a round.
+//! Tests of the scheduling when a round has no time for all sessions.
 
 use offcore_flow::host::serve::Serve;
 use offcore_tcp::proto::Config;
@@ -17,7 +17,7 @@ fn open(world: &mut World<Serve>, process: &Process) -> End {
     process.open(world, &bind(DATAGRAM, "0.0.0.0:0".parse().unwrap())).unwrap()
 }
 
-/// Closes its gate, although there is room, and marks it: the stack opens the gate when it looks.
+/// Closes the gate of a session that has room, and marks the session: the stack then opens the gate.
 fn mark(process: &Process, end: &End) {
     process.close_gate(end);
     process.mark(end);
@@ -35,7 +35,7 @@ fn many_applications_of_a_user_have_one_users_part_of_a_round() {
     }
     let other = match rustix::process::geteuid().is_root() {
         true => Process::attach_as(&mut world, &path, OTHER),
-        // One of the same user's then, whose turn comes with the others'.
+        // Without root it belongs to the same user, and takes turns with the user's other applications.
         false => Process::attach(&mut world, &path),
     };
     let end = open(&mut world, &other);

@@ -1,4 +1,4 @@
-//! Ends of sessions for which too many wait: to wake them up takes the worker's time.
+//! Tests of session ends with too many waiters, which are expensive to wake.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use crate::setup::{path, serve_also};
 use crate::world::World;
 
 const OTHER: u32 = 54_321;
-/// How often an end is put into how many sets.
+/// Number of duplicates of an end, and number of epoll sets that contain all of them.
 const COPIES: usize = 250;
 const SETS: usize = 250;
 
@@ -57,7 +57,7 @@ fn whose_end_is_waited_for_too_often_is_ended_and_nobody_else() {
         assert!(start.elapsed() < Duration::from_secs(30), "the peer does not hear of its end");
         world.run(0.1);
     }
-    // Its user has to wait, others need not.
+    // The user must wait before it can begin new sessions; other users need not.
     let again = Process::attach_as(&mut world, &path, OTHER);
     let refused = Some(Errno::ACCESS.raw_os_error() as u32);
     assert_eq!(again.open(&mut world, &listen(8081, 1)).err(), refused);

@@ -1,5 +1,5 @@
-//! Applications in processes that are killed, or run out of descriptors. Whoever starts a process shares his descriptors with
-//! it for a moment, so these tests are not among those that look what is closed.
+//! Applications in processes that are killed, or run out of descriptors. A process that starts another one shares its
+//! descriptors with it for a moment, so these tests are separate from tests that check closed descriptors.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[allow(dead_code, reason = "others use all of it")]
@@ -28,11 +28,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use process::{Process, bind, connect_to, greet, knock, listen, receive, send_with};
 use world::World;
 
-/// Where the stack of a child of a test is, and the application that it joins.
+/// Path of the stack for a test's child, and the key of the application that it joins.
 const CHILD: &str = "OFFCORE_TEST_SERVE";
 const KEY_OF_CHILD: &str = "OFFCORE_TEST_KEY";
 
-/// A process of a test's: it attaches, listens at port 80, and waits to be killed.
+/// Starts a child process: it attaches, listens on port 80, and waits to be killed.
 fn child(path: &Path, key: [u8; KEY]) -> Child {
     let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
     Command::new(std::env::current_exe().unwrap())
@@ -45,7 +45,7 @@ fn child(path: &Path, key: [u8; KEY]) -> Child {
         .unwrap()
 }
 
-/// What a child does. Without a stack to attach to it is no child.
+/// The child's main function. Without a stack to attach to, it does nothing.
 #[test]
 fn another_process() {
     let Ok(path) = std::env::var(CHILD) else { return };
@@ -66,7 +66,7 @@ fn another_process() {
     process.look();
     wait();
     let _listener = receive(socket.as_fd(), &mut [0; 256]).unwrap();
-    // Until it is killed, or the test is.
+    // Until this process or the test is killed.
     let _ = std::io::stdin().read(&mut [0; 1]);
 }
 
@@ -95,11 +95,11 @@ fn what_a_killed_process_had_is_closed() {
     world.run(0.5);
     let counts = world.app.counts();
     assert_eq!((counts.processes, counts.sessions), (0, 0));
-    // Until the last connection has ended, which the peers put off.
+    // Until the last connection has ended, which the peers delay.
     world.run(70.0);
     assert_eq!(world.server.path.stack.counts().memory, memory - (64 << 20), "its memory is free");
     assert!(clients.iter().all(|client| world.has_ended(client) || world.is_closed(client)));
-    // Nobody listens any more, and another may.
+    // The port is free, so another process can listen on it.
     let process = Process::attach(&mut world, &path);
     process.listen(&mut world, 80, 1);
 }
@@ -116,8 +116,8 @@ fn who_waits_for_a_killed_process_goes_on() {
     run_until(&mut world, |world| world.app.counts().sessions == 3);
     assert_eq!(world.app.counts().processes, 2);
 
-    // One of its threads has stored what it has written, taken the token and closed the gate; it is killed before it has said
-    // any of that.
+    // A thread of the child has stored its written data, taken the token and closed the gate. It is killed before it
+    // has announced any of that.
     world.write(&mut client, b"to be read");
     world.run(0.1);
     assert_eq!(end.bits(), Bits::IN | Bits::OUT);
@@ -139,7 +139,7 @@ fn who_waits_for_a_killed_process_goes_on() {
     assert_eq!(world.app.counts().sessions, 2, "its listener is gone");
 }
 
-/// Set for a process that is to run out of descriptors: others have the same limit otherwise.
+/// Set for a process that runs out of descriptors. Otherwise, other tests would have the same limit.
 const ALONE: &str = "OFFCORE_TEST_ALONE";
 
 #[test]
@@ -168,7 +168,7 @@ fn without_descriptors_connections_are_refused() {
     assert_eq!(process.open(&mut world, &listen(81, 1)).err(), errno(Errno::MFILE));
     assert_eq!(process.open(&mut world, &bind(1, any(82))).err(), errno(Errno::MFILE));
     assert_eq!(process.open(&mut world, &bind(2, any(83))).err(), errno(Errno::MFILE));
-    // A process that knocks waits, and is let in when there are descriptors.
+    // A process that knocks waits, and is admitted when descriptors are available.
     set(limit.current.unwrap());
     let socket = knock(&path);
     set(0);
@@ -180,7 +180,7 @@ fn without_descriptors_connections_are_refused() {
     let hello = Hello { version: VERSION, key: [0; KEY] };
     let (welcome, _) = greet(&mut world, &socket, &hello.to_bytes()).unwrap();
     assert_eq!(welcome.error, 0);
-    // Nothing of what failed is left.
+    // The failed calls have left nothing behind.
     for port in [81, 82] {
         process.listen(&mut world, port, 1);
     }

@@ -1,15 +1,16 @@
-//! The memory of this machine, and the memory that this process may still use: its control groups can have a limit.
+//! Determines the machine's memory, and the memory that this process may still use within its control groups' limits.
 
 use std::fs;
 use std::path::Path;
 
-/// Bytes of memory that this machine has, hugepages included (proc(5), MemTotal).
+/// Returns the machine's memory in bytes, including hugepages (proc(5), MemTotal).
 pub fn all_memory() -> Option<usize> {
     meminfo("MemTotal:")
 }
 
-/// Bytes of memory that this process can get without taking it from others: the kernel's estimate for the machine (proc(5),
-/// MemAvailable), or less if a control group of this process has a limit (the kernel's cgroup-v2.rst, `memory.max`; cgroup-v1/memory.rst).
+/// Returns the number of bytes that this process can allocate without taking memory from others: the kernel's estimate
+/// for the machine (proc(5), MemAvailable), or less if a control group of this process has a limit (the kernel's
+/// cgroup-v2.rst, `memory.max`; cgroup-v1/memory.rst).
 pub fn available_memory() -> Option<usize> {
     let machine = meminfo("MemAvailable:")?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -18,18 +19,18 @@ pub fn available_memory() -> Option<usize> {
 }
 
 fn meminfo(name: &str) -> Option<usize> {
-    // Miri warns of each file there.
+    // Miri warns about each of these files.
     let text = (!cfg!(miri)).then(|| fs::read_to_string("/proc/meminfo").ok())??;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: usize = line.trim().strip_suffix(" kB")?.parse().ok()?;
     kib.checked_mul(1024)
 }
 
-/// The files of a control group.
+/// Names of a control group's files.
 struct Names {
     limit: &'static str,
     usage: &'static str,
-    /// A line of `memory.stat`.
+    /// The name of a line in `memory.stat`.
     inactive: &'static str,
 }
 
@@ -40,8 +41,8 @@ const V1: Names = Names {
 };
 const V2: Names = Names { limit: "memory.max", usage: "memory.current", inactive: "inactive_file " };
 
-/// The least memory that a group of this process and the groups above it have left. `None` without a limit. `groups` is the
-/// text of `/proc/self/cgroup`.
+/// Returns the minimum of the memory that this process's groups and their ancestors have left; `None` without a limit.
+/// `groups` is the text of `/proc/self/cgroup`.
 fn left_in_groups(root: &Path, groups: &str) -> Option<usize> {
     let left_in = |root: &Path, group: &str, names: &Names| {
         let group = root.join(group);
@@ -60,8 +61,8 @@ fn left_in_groups(root: &Path, groups: &str) -> Option<usize> {
     left.min()
 }
 
-/// The memory that a group has left; `None` without a limit. The kernel frees the pages of files that have not been used for a
-/// while before it refuses memory.
+/// Returns the memory that a group has left; `None` without a limit. Inactive file pages count as free, because the
+/// kernel frees them before it refuses memory.
 fn left(group: &Path, names: &Names) -> Option<usize> {
     let number = |name| fs::read_to_string(group.join(name)).ok()?.trim().parse::<usize>().ok();
     let (limit, usage) = (number(names.limit)?, number(names.usage)?);

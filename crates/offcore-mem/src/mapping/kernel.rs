@@ -1,4 +1,4 @@
-//! The system calls of mappings. Under Miri another file takes this one's place.
+//! The system calls for mappings. `miri.rs` replaces this file under Miri.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -9,18 +9,18 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::File;
 
-/// A memfd of `len` bytes; an error comes with the call that failed.
+/// Creates a memfd of `len` bytes; an error includes the name of the call that failed.
 pub(super) fn memfd(name: &str, len: usize, flags: MemfdFlags) -> Result<OwnedFd, (&'static str, Errno)> {
     let fail = |call| move |error| (call, error);
     let fd = rustix::fs::memfd_create(name, flags).map_err(fail("memfd_create"))?;
     rustix::fs::ftruncate(&fd, len as u64).map_err(fail("ftruncate"))?;
-    // Other parties cannot shorten the file. They can punch holes into it, so shared memory has ordinary pages.
+    // The seals keep other parties from shortening the file. They can punch holes, so shared memory has ordinary pages.
     let seals = SealFlags::SHRINK | SealFlags::GROW;
     rustix::fs::fcntl_add_seals(&fd, seals).map_err(fail("sealing a memfd"))?;
     Ok(fd)
 }
 
-/// Finds a file's number and lengths.
+/// Returns a file's number and lengths.
 pub(super) fn file(fd: BorrowedFd<'_>) -> Result<File, Errno> {
     let stat = rustix::fs::fstat(fd)?;
     Ok(File {
@@ -30,12 +30,12 @@ pub(super) fn file(fd: BorrowedFd<'_>) -> Result<File, Errno> {
     })
 }
 
-/// Whether a file consists of hugepages.
+/// Returns whether a file is in hugetlbfs.
 pub(super) fn is_hugetlbfs(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(rustix::fs::fstatfs(fd)?.f_type == libc::HUGETLBFS_MAGIC)
 }
 
-/// Maps a part of a file, to read and write it together with others.
+/// Maps a part of a file as shared, readable and writable memory.
 pub(super) fn map(
     fd: BorrowedFd<'_>,
     offset: u64,
@@ -43,21 +43,21 @@ pub(super) fn map(
     flags: MapFlags,
 ) -> Result<NonNull<u8>, Errno> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+    // SAFETY: a new mapping at an address that the kernel chooses does not affect existing memory.
     let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED | flags, fd, offset) }?;
     NonNull::new(base.cast()).ok_or(Errno::NOMEM)
 }
 
-/// Takes a mapping away.
+/// Removes a mapping.
 ///
 /// # Safety
-/// `map` made the mapping, and its addresses are no longer used.
+/// `map` must have created the mapping, and its addresses must not be used any more.
 pub(super) unsafe fn unmap(base: NonNull<u8>, len: usize) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees that `map` created the mapping and that it is not used any more.
     let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len) };
 }
 
-/// The node that holds the page at `address`, by get_mempolicy(MPOL_F_NODE | MPOL_F_ADDR).
+/// Returns the NUMA node of the page at `address`, with get_mempolicy(MPOL_F_NODE | MPOL_F_ADDR).
 pub(super) fn numa_node(address: NonNull<u8>) -> Option<usize> {
     const MPOL_F_NODE: libc::c_ulong = 1;
     const MPOL_F_ADDR: libc::c_ulong = 2;

@@ -1,5 +1,5 @@
-//! Mappings under Miri, which knows neither memfds nor shared mappings: a file without content stands for a memfd, and all
-//! mappings of a file are parts of one allocation, so that Miri sees each access of every party.
+//! Mappings under Miri, which supports neither memfds nor shared mappings. An empty file represents a memfd, and all
+//! mappings of a file are parts of one allocation, so that Miri checks all accesses of all parties.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fs::OpenOptions;
@@ -15,29 +15,29 @@ use rustix::mm::MapFlags;
 
 use super::File;
 
-/// The memory of a file that is mapped.
+/// The memory of a mapped file.
 struct Pages {
     number: (u64, u64),
-    /// No other file has the number while this one is open.
+    /// Keeps the file open, so that no other file gets its number.
     _kept: OwnedFd,
     base: NonNull<u8>,
     layout: Layout,
     mappings: u32,
 }
 
-// SAFETY: an address range; access goes through raw pointers whose users argue for themselves.
+// SAFETY: an address range; users of its raw pointers justify their accesses.
 unsafe impl Send for Pages {}
 
 static MAPPED: Mutex<Vec<Pages>> = Mutex::new(Vec::new());
 
-/// Finds a file's number and lengths.
+/// Returns a file's number and lengths.
 pub(super) fn file(fd: BorrowedFd<'_>) -> Result<File, Errno> {
     let found = fd.try_clone_to_owned().map(std::fs::File::from).and_then(|file| file.metadata());
     let found = found.map_err(|_| Errno::BADF)?;
     Ok(File { number: (found.dev(), found.ino()), len: found.len(), block: 4096 })
 }
 
-/// A file of `len` bytes.
+/// Creates a file of `len` bytes.
 pub(super) fn memfd(name: &str, len: usize, _flags: MemfdFlags) -> Result<OwnedFd, (&'static str, Errno)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("{name}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -50,12 +50,12 @@ pub(super) fn memfd(name: &str, len: usize, _flags: MemfdFlags) -> Result<OwnedF
     made.map(OwnedFd::from).map_err(|_| ("a file in place of a memfd", Errno::IO))
 }
 
-/// No file does here.
+/// Files are never in hugetlbfs here.
 pub(super) fn is_hugetlbfs(_fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(false)
 }
 
-/// A part of the file's memory.
+/// Maps a part of the file's memory.
 pub(super) fn map(
     fd: BorrowedFd<'_>,
     offset: u64,
@@ -71,7 +71,7 @@ pub(super) fn map(
         None => {
             let layout = Layout::from_size_align(size.max(1), rustix::param::page_size());
             let layout = layout.map_err(|_| Errno::NOMEM)?;
-            // SAFETY: the layout has a size.
+            // SAFETY: the layout's size is not 0.
             let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(Errno::NOMEM)?;
             let kept = fd.try_clone_to_owned().map_err(|_| Errno::MFILE)?;
             mapped.push(Pages { number, _kept: kept, base, layout, mappings: 0 });
@@ -83,14 +83,14 @@ pub(super) fn map(
         return Err(Errno::INVAL);
     }
     pages.mappings += 1;
-    // SAFETY: inside the allocation, as just checked.
+    // SAFETY: the range was just checked to be within the allocation.
     Ok(unsafe { pages.base.add(offset) })
 }
 
-/// Takes a mapping away, and the memory with the last one.
+/// Removes a mapping, and frees the memory with the last one.
 ///
 /// # Safety
-/// `map` made the mapping, and its addresses are no longer used.
+/// `map` must have created the mapping, and its addresses must not be used any more.
 pub(super) unsafe fn unmap(base: NonNull<u8>, _len: usize) {
     let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
     let is_of = |pages: &Pages| base.addr().get().wrapping_sub(pages.base.addr().get()) < pages.layout.size();
@@ -98,12 +98,12 @@ pub(super) unsafe fn unmap(base: NonNull<u8>, _len: usize) {
     mapped[at].mappings -= 1;
     if mapped[at].mappings == 0 {
         let pages = mapped.swap_remove(at);
-        // SAFETY: `map` allocated it with this layout, and nobody uses it, as the callers promise.
+        // SAFETY: `map` allocated it with this layout, and the callers guarantee that it is not used any more.
         unsafe { dealloc(pages.base.as_ptr(), pages.layout) };
     }
 }
 
-/// Miri has no such call.
+/// Miri does not support this system call.
 pub(super) fn numa_node(_address: NonNull<u8>) -> Option<usize> {
     None
 }

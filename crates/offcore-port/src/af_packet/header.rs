@@ -1,4 +1,4 @@
-//! Metadata of the kernel about a packet: the stripped VLAN tag, and a virtio-net header.
+//! The kernel's metadata about a packet: the stripped VLAN tag, and a virtio-net header.
 
 use offcore_mem::Packet;
 use offcore_wire::gso;
@@ -8,12 +8,12 @@ use super::ring;
 use super::socket::VNET_HEADER;
 use crate::DropReason;
 
-/// Bytes of a VLAN tag.
+/// Length of a VLAN tag in bytes.
 pub(super) const TAG: usize = 4;
-/// Bytes of a frame in front of its VLAN tag.
+/// Number of bytes of a frame in front of its VLAN tag.
 pub(super) const BEFORE_TAG: usize = 12;
 
-/// The VLAN tag that the kernel stripped from a packet, in wire format.
+/// Returns the VLAN tag that the kernel stripped from a packet, in wire format.
 pub(super) fn tag(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
     if status & ring::VLAN_VALID == 0 {
         return None;
@@ -23,7 +23,7 @@ pub(super) fn tag(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
     Some([a, b, c, d])
 }
 
-/// The header `vnet` of a frame of `len` bytes. `tagged`: the VLAN tag was inserted again.
+/// Returns the header `vnet` of a frame of `len` bytes. `tagged`: the VLAN tag was inserted again.
 pub(super) fn header_of(vnet: &[u8; VNET_HEADER], len: usize, tagged: bool) -> Result<NetHeader, DropReason> {
     let mut bytes = [0; HEADER_LEN];
     bytes[..VNET_HEADER].copy_from_slice(vnet); // copy-ok: the virtio-net header

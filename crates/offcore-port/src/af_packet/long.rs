@@ -1,5 +1,5 @@
-//! Packets that are longer than a slot of the ring, in both directions: a system call each, straight between the
-//! packet's buffers and the kernel. TCP and UDP packets of up to 64 KiB pass in both directions.
+//! Receives and sends packets that are longer than a slot of the ring, with one system call per packet, directly
+//! between the packet's buffers and the kernel. TCP and UDP packets of up to 64 KiB pass in both directions.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,18 +13,19 @@ use super::header::{BEFORE_TAG, TAG, header_of, mark, note_tunnel, tag};
 use super::socket::VNET_HEADER;
 use crate::{DropReason, offload_fallback};
 
-/// Bytes of the longest packet: the longest IP packet in a tagged frame.
+/// Length of the longest packet in bytes: the longest IP packet in a tagged frame.
 const LONGEST: usize = u16::MAX as usize + ethernet::HEADER_LEN + TAG;
-/// Parts of a message, at most: more than the longest packet has in the smallest buffers, and its headers.
+/// Maximum number of parts of a message: more than the longest packet needs with the smallest buffers, including its
+/// headers.
 const MAX_PARTS: usize = 64;
 
-/// What a call of [`receive`] gave.
+/// The result of [`receive`].
 pub(super) enum Long {
     /// A packet and its length.
     Packet(Packet, usize),
-    /// The pool has run dry; the packet still waits.
+    /// The pool has no free buffers; the packet stays in the socket's queue.
     Starved,
-    /// It is gone.
+    /// The packet was discarded.
     Dropped(DropReason),
 }
 
@@ -39,15 +40,15 @@ struct Auxiliary {
     vlan_tpid: u16,
 }
 
-/// Room for the one control message that is asked for, aligned as they are.
+/// Buffer for the one control message that is requested, suitably aligned.
 #[derive(Default)]
 #[repr(C)]
 struct Control([u64; 8]);
 
-/// Receives the oldest packet that waits at the socket.
+/// Receives the oldest packet in the socket's queue.
 pub(super) fn receive(socket: &OwnedFd, cache: &mut PoolCache) -> Long {
     let mut vnet = [0; VNET_HEADER];
-    // How long it is, and what it asks for, before it is taken.
+    // The length and the offload header are read before the packet is taken.
     let peek = libc::MSG_PEEK | libc::MSG_TRUNC;
     let Ok((total, auxiliary)) = message(socket, &mut [part(&mut vnet)], peek) else {
         discard(socket);
@@ -96,12 +97,12 @@ pub(super) fn receive(socket: &OwnedFd, cache: &mut PoolCache) -> Long {
     }
 }
 
-/// Takes the oldest packet that waits at the socket, and throws it away: the next slot's packet is the one behind it.
+/// Discards the oldest packet in the socket's queue, so that the queue matches the next slot again.
 fn discard(socket: &OwnedFd) {
     let _ = message(socket, &mut [part(&mut [0; VNET_HEADER])], libc::MSG_TRUNC);
 }
 
-/// Sends a packet, all of its buffers, with the header that says what is left to be done for it; returns its length.
+/// Sends a packet with all its buffers, preceded by the header with its offload requests; returns its length.
 pub(super) fn send(socket: &OwnedFd, pool: &Pool, packet: &Packet) -> Result<usize, Errno> {
     let header = offload_fallback::header(packet).to_bytes();
     let mut parts: ArrayVec<io::IoSlice<'_>, MAX_PARTS> = ArrayVec::new();
@@ -109,7 +110,7 @@ pub(super) fn send(socket: &OwnedFd, pool: &Pool, packet: &Packet) -> Result<usi
     for buffer in pool.segments(packet) {
         parts.try_push(io::IoSlice::new(buffer)).map_err(|_| Errno::MSGSIZE)?;
     }
-    // On a packet socket that is bound, a write is a send of one packet.
+    // A write to a bound packet socket sends one packet.
     rustix::io::writev(socket, &parts)?;
     Ok(pool.total_len(packet))
 }
@@ -118,35 +119,35 @@ fn part(bytes: &mut [u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
 }
 
-/// Receives one message into `parts`; its whole length, and what is said beside it. The parts are of writable bytes
-/// that nobody else uses: each was made by [`part`] of a slice that still is borrowed.
+/// Receives one message into `parts`; returns its total length and its auxiliary data. Each part must have been made by
+/// [`part`] from a slice that is still exclusively borrowed.
 fn message(
     socket: &OwnedFd,
     parts: &mut [libc::iovec],
     flags: libc::c_int,
 ) -> io::Result<(usize, Auxiliary)> {
     let mut control = Control::default();
-    // SAFETY: a msghdr is integers and addresses, for which zeros are a value.
+    // SAFETY: `msghdr` consists of integers and pointers, for which zeros are a valid value.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len() as _;
     message.msg_control = std::ptr::from_mut(&mut control).cast();
     message.msg_controllen = size_of::<Control>() as _;
     let mut receive = || {
-        // SAFETY: the message, its parts, what they point to and the control buffer are live and writable for the call.
+        // SAFETY: the message, its parts, their buffers and the control buffer are live and writable for the call.
         let read = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, flags | libc::MSG_DONTWAIT) };
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     };
     let read = match receive() {
-        // An error that was noted on the socket, such as that the link went down, is told once, before any packet.
+        // A pending socket error, such as a link that went down, is returned once, before any packet.
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => receive(),
         result => result,
     }?;
-    // SAFETY: recvmsg has filled in the control buffer and how much of it; the buffer is live and aligned.
+    // SAFETY: recvmsg has filled in the control buffer and its length; the buffer is live and aligned.
     let first = unsafe { libc::CMSG_FIRSTHDR(&message).as_ref() };
     let auxiliary = first
         .filter(|first| (first.cmsg_level, first.cmsg_type) == (libc::SOL_PACKET, libc::PACKET_AUXDATA))
-        // SAFETY: the kernel's control messages are whole, and this one's data is a tpacket_auxdata.
+        // SAFETY: the kernel writes complete control messages, and this one contains a tpacket_auxdata.
         .map(|first| unsafe { libc::CMSG_DATA(first).cast::<Auxiliary>().read_unaligned() });
     Ok((read, auxiliary.unwrap_or_default()))
 }

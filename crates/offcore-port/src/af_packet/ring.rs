@@ -1,12 +1,12 @@
-//! A ring of packets that the kernel and a queue share: slots one behind the other, each with a `struct tpacket2_hdr`
-//! whose status word says whose it is.
+//! A ring of packets shared by the kernel and a queue. Each slot begins with a `struct tpacket2_hdr`, whose status word
+//! says which side owns the slot.
 //!
 //! ```text
 //! received  | header 32 | sender 20 | .. | virtio-net header 10 | frame ...... |
 //! to send   | header 32 | virtio-net header 10 | frame ...... |
 //! ```
-//! Slots are an odd number of cache lines long, so that the first lines of all of them spread over the whole cache. The
-//! ring is one block, so that a slot's place is a multiplication away.
+//! Slots are an odd number of cache lines long, so that their first lines spread over all sets of the cache. The ring
+//! is one memory block, so that a slot's address can be computed with one multiplication.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -17,31 +17,32 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::socket::{self, Refusal, VNET_HEADER};
 
-/// Slots ahead of the one at hand whose lines are asked for.
+/// Prefetch distance in slots.
 const AHEAD: usize = 4;
-/// Bytes of a slot, at most: longer packets go beside the ring.
+/// Maximum length of a slot in bytes: longer packets bypass the ring.
 const MAX_SLOT: usize = 16 << 10;
 const PAGE: usize = 4096;
 
-/// Where the kernel puts a received frame, for room's sake: behind header, sender, and the virtio-net header.
+/// Upper bound for the offset of a received frame in its slot: behind slot header, sender address, and virtio-net
+/// header.
 const RX_FRAME: usize = 96;
-/// Where the kernel expects what is to be sent: the virtio-net header, then the frame.
+/// Offset of the virtio-net header of a packet to send. The frame follows it.
 const TX_HEADER: usize = 32;
 const TX_FRAME: usize = TX_HEADER + VNET_HEADER;
 
-/// Status of a slot: the kernel's to fill, or free to be written to.
+/// Status of a slot that the kernel may fill, or that is free for a packet to send.
 pub(super) const IDLE: u32 = 0;
 /// Status of a received packet.
 pub(super) const USER: u32 = 1;
-/// Status of a received packet that was longer than the slot: the whole of it waits at the socket.
+/// Status of a received packet that was longer than its slot: the complete packet is in the socket's queue.
 pub(super) const COPY: u32 = 1 << 1;
-/// Status of a received packet: others before it did not fit the ring.
+/// Status of a received packet: packets were dropped because the ring was full.
 pub(super) const LOSING: u32 = 1 << 2;
-/// Status of a received packet: it had a VLAN tag, which is in the slot's header.
+/// Status of a received packet: it had a VLAN tag, whose TCI is in the slot's header.
 pub(super) const VLAN_VALID: u32 = 1 << 4;
-/// Status of a received packet: the kind of the tag is there, too.
+/// Status of a received packet: the tag's TPID is in the slot's header, too.
 pub(super) const VLAN_TPID_VALID: u32 = 1 << 6;
-/// Status of a packet to be sent.
+/// Status of a packet to send.
 pub(super) const SEND_REQUEST: u32 = 1;
 
 /// The header of a slot.
@@ -49,9 +50,9 @@ pub(super) const SEND_REQUEST: u32 = 1;
 #[repr(C)]
 pub(super) struct Header {
     pub(super) status: u32,
-    /// Bytes of the packet.
+    /// Length of the packet in bytes.
     pub(super) len: u32,
-    /// Bytes of it that are in the slot.
+    /// Number of its bytes in the slot.
     pub(super) there: u32,
     pub(super) frame: u16,
     pub(super) network: u16,
@@ -63,7 +64,7 @@ pub(super) struct Header {
 
 const _: () = assert!(size_of::<Header>() == TX_HEADER);
 
-/// What a ring is for.
+/// The direction of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Rx,
@@ -77,11 +78,11 @@ pub(super) struct Ring {
     base: NonNull<u8>,
     slot_size: usize,
     slots: usize,
-    /// The slot that is looked at next.
+    /// The slot that is examined next.
     next: usize,
 }
 
-// SAFETY: the mapping is used by the owner of the ring only, and by the kernel.
+// SAFETY: only the owner of the ring and the kernel use the mapping.
 unsafe impl Send for Ring {}
 
 /// `struct tpacket_req`.
@@ -93,7 +94,7 @@ struct Request {
     slots: u32,
 }
 
-/// Bytes of a slot for frames of up to `frame` bytes, as far as there are such long ones.
+/// Returns the size of a slot for frames of up to `frame` bytes, limited to [`MAX_SLOT`].
 fn slot_size(direction: Direction, frame: usize) -> usize {
     let front = match direction {
         Direction::Rx => RX_FRAME,
@@ -126,7 +127,7 @@ impl Ring {
         };
         let what = format!("a ring of {slots} slots of {slot_size} bytes: ask for fewer with slots=N");
         socket::set(&socket, option, request, &what)?;
-        // SAFETY: a new mapping, at a place of the kernel's choice.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let base = unsafe {
             let protection = ProtFlags::READ | ProtFlags::WRITE;
             rustix::mm::mmap(
@@ -145,14 +146,14 @@ impl Ring {
         Ok(Self { socket, base, slot_size, slots, next: 0 })
     }
 
-    /// A ring without a kernel, for a test that plays its part.
+    /// Creates a ring without a kernel, for tests that play the kernel's part.
     #[cfg(test)]
     pub(super) fn alone(direction: Direction, slots: usize, frame: usize) -> Self {
         let (socket, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
         let slot_size = slot_size(direction, frame);
         let len = (slots * slot_size).next_multiple_of(PAGE);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, at a place of the kernel's choice.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let base = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE).unwrap()
         };
@@ -169,54 +170,56 @@ impl Ring {
         self.slots
     }
 
-    /// Bytes of the longest frame to be sent that a slot has room for.
+    /// Length of the longest frame to send that fits into a slot.
     #[inline(always)]
     pub(super) fn tx_room(&self) -> usize {
         self.slot_size - TX_FRAME
     }
 
-    /// The slot `ahead` of the next one: less than there are.
+    /// Returns the address of the slot `ahead` of the next one. `ahead` must be less than the number of slots.
     #[inline(always)]
     fn slot(&self, ahead: usize) -> NonNull<u8> {
         debug_assert!(ahead < self.slots);
         let at = self.next + ahead;
         let at = if at >= self.slots { at - self.slots } else { at };
-        // SAFETY: next and ahead are below the number of slots, so `at` is, and the slot is inside the mapping.
+        // SAFETY: `next` and `ahead` are below the number of slots, so `at` is, too, and the slot is within the
+        // mapping.
         unsafe { self.base.add(at * self.slot_size) }
     }
 
-    /// The status word of the slot `ahead` of the next one.
+    /// Returns the status word of the slot `ahead` of the next one.
     #[inline(always)]
     fn status_word(&self, ahead: usize) -> &AtomicU32 {
         // SAFETY: a slot begins with its status word, is aligned to a cache line, and lives as long as the ring. The
-        // kernel's accesses are single stores and loads, too.
+        // kernel accesses the word with single loads and stores.
         unsafe { AtomicU32::from_ptr(self.slot(ahead).as_ptr().cast()) }
     }
 
-    /// Status of the slot `ahead` of the next one.
+    /// Returns the status of the slot `ahead` of the next one.
     #[inline(always)]
     pub(super) fn status(&self, ahead: usize) -> u32 {
         self.status_word(ahead).load(Ordering::Acquire)
     }
 
-    /// Gives the slot `ahead` of the next one away, with all that was read from it or written to it.
+    /// Passes the slot `ahead` of the next one to the other side. Preceding reads and writes of the slot are complete
+    /// by then.
     #[inline(always)]
     pub(super) fn set_status(&self, ahead: usize, status: u32) {
         self.status_word(ahead).store(status, Ordering::Release);
     }
 
-    /// Goes on by `slots` slots, at most as many as there are.
+    /// Advances by `slots` slots, at most the number of slots.
     #[inline(always)]
     pub(super) fn advance(&mut self, slots: usize) {
         self.next = (self.next + slots) % self.slots;
     }
 
-    /// Goes back by `slots` slots, at most as many as there are.
+    /// Steps back by `slots` slots, at most the number of slots.
     pub(super) fn step_back(&mut self, slots: usize) {
         self.next = (self.next + self.slots - slots) % self.slots;
     }
 
-    /// Asks for the first `lines` lines of the slot some way ahead of the one at `ahead`.
+    /// Prefetches the first `lines` cache lines of the slot that is [`AHEAD`] slots behind the one at `ahead`.
     #[inline(always)]
     pub(super) fn prefetch(&self, ahead: usize, lines: usize) {
         let at = self.next + ahead + AHEAD;
@@ -227,24 +230,25 @@ impl Ring {
         }
     }
 
-    /// The header of a received packet in the slot `ahead` of the next one, if there is one.
+    /// Returns the header of the received packet in the slot `ahead` of the next one, if any.
     #[inline(always)]
     pub(super) fn received(&self, ahead: usize) -> Option<Header> {
         if self.status(ahead) & USER == 0 {
             return None;
         }
-        // SAFETY: a slot begins with its header; the kernel writes none that is the user's.
+        // SAFETY: a slot begins with its header; the kernel does not write to slots with the status USER.
         Some(unsafe { self.slot(ahead).cast::<Header>().read() })
     }
 
-    /// The frame of a received packet and the virtio-net header before it; `None` when the slot's header lies.
+    /// Returns the received frame and the virtio-net header in front of it; `None` if the slot's header is invalid.
     #[inline(always)]
     pub(super) fn frame(&self, ahead: usize, header: &Header) -> Option<(&[u8; VNET_HEADER], &[u8])> {
         let (at, len) = (usize::from(header.frame), header.there as usize);
         if at < size_of::<Header>() + VNET_HEADER || at + len > self.slot_size {
             return None;
         }
-        // SAFETY: the range [at - VNET_HEADER, at + len) is inside the slot, which is the user's until `set_status`.
+        // SAFETY: the range [at - VNET_HEADER, at + len) is within the slot, which belongs to the queue until
+        // `set_status`.
         let bytes = unsafe {
             let first = self.slot(ahead).add(at - VNET_HEADER);
             std::slice::from_raw_parts(first.as_ptr(), VNET_HEADER + len)
@@ -252,13 +256,13 @@ impl Ring {
         bytes.split_first_chunk()
     }
 
-    /// Writes the headers of a frame of `len` bytes that is to be sent to the slot `ahead` of the next one, which is
-    /// idle; returns where the frame goes. `len` must be at most [`tx_room`](Self::tx_room).
+    /// Writes the headers of a frame of `len` bytes to the slot `ahead` of the next one, which must be idle, and
+    /// returns the address for the frame. `len` must be at most [`tx_room`](Self::tx_room).
     #[inline(always)]
     pub(super) fn prepare(&mut self, ahead: usize, vnet: &[u8; VNET_HEADER], len: usize) -> NonNull<u8> {
         assert!(len <= self.tx_room(), "{len} bytes in a slot for {}", self.tx_room());
         let slot = self.slot(ahead);
-        // SAFETY: the slot is idle, so the kernel neither reads nor writes it; what is written is inside it.
+        // SAFETY: the slot is idle, so the kernel neither reads nor writes it; all writes are within the slot.
         unsafe {
             (&raw mut (*slot.cast::<Header>().as_ptr()).len).write((VNET_HEADER + len) as u32);
             slot.add(TX_HEADER).cast::<[u8; VNET_HEADER]>().write_unaligned(*vnet);
@@ -266,21 +270,21 @@ impl Ring {
         }
     }
 
-    /// Bytes of the frame in the slot `ahead` of the next one, which was prepared.
+    /// Returns the length of the frame in the slot `ahead` of the next one, which must be prepared.
     pub(super) fn prepared(&self, ahead: usize) -> usize {
         // SAFETY: a slot begins with its header; the kernel does not change the length.
         let len = unsafe { (&raw const (*self.slot(ahead).cast::<Header>().as_ptr()).len).read() };
         (len as usize).saturating_sub(VNET_HEADER)
     }
 
-    /// Plays the kernel: puts a packet into the slot `ahead` of the next one.
+    /// Plays the kernel's part: puts a packet into the slot `ahead` of the next one.
     #[cfg(test)]
     pub(super) fn put(&mut self, ahead: usize, header: Header, vnet: [u8; VNET_HEADER], bytes: &[u8]) {
         let slot = self.slot(ahead);
         let at = usize::from(header.frame);
         let room = self.slot_size.saturating_sub(at);
         let bytes = &bytes[..bytes.len().min(room)];
-        // SAFETY: inside the slot, which nobody else has.
+        // SAFETY: the writes are within the slot, which only this test uses.
         unsafe {
             if at >= VNET_HEADER && at < self.slot_size {
                 slot.add(at - VNET_HEADER).cast::<[u8; VNET_HEADER]>().write_unaligned(vnet);
@@ -293,7 +297,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nothing borrowed from it is left.
+        // SAFETY: `new` created the mapping, and no borrows of it remain.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped()) };
     }
 }
@@ -312,7 +316,7 @@ mod tests {
             }
             assert!(slot_size(direction, 1 << 20) <= MAX_SLOT + LINE);
         }
-        // An ordinary frame, its tag stripped, lies behind 86 bytes: netoff 80 and the virtio-net header.
+        // An ordinary frame without its stripped tag lies behind 86 bytes: netoff 80 and the virtio-net header.
         assert!(slot_size(Direction::Rx, 1518) >= 86 + 1518);
     }
 

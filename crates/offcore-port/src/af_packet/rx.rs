@@ -1,8 +1,8 @@
 //! Receiving from a packet socket's ring.
 //!
-//! The kernel has copied each packet into a slot; it is copied out, a burst's packets together, with lines of later
-//! ones asked for ahead. The VLAN tag, which the kernel takes out, goes back in on the way. A checksum that the sender
-//! left open, and a packet that it left to be segmented, stay as they are, and the packet is marked.
+//! The kernel copies each packet into a slot. The queue copies the packets of a burst out of their slots together, and
+//! prefetches the lines of later slots. It inserts the VLAN tag again that the kernel strips. Incomplete checksums and
+//! unsegmented packets are left as they are, and the packet is marked.
 
 use std::os::fd::AsFd;
 
@@ -21,11 +21,11 @@ use super::socket::{self};
 use crate::base::cell::End;
 use crate::{Context, DropReason, RxCounters, RxQueue, Wake, room};
 
-/// Copies of a burst that are made together.
+/// Maximum number of copies made together.
 const COPIES: usize = 2 * BURST;
-/// Copies of one packet, at most: the longest slot in the smallest buffers.
+/// Maximum number of copies for one packet: the longest slot and the smallest buffers.
 const COPIES_OF_ONE: usize = 12;
-/// Lines in which the headers of a slot and those of its packet are.
+/// Number of cache lines that hold a slot's header and its packet's headers.
 const HEADER_LINES: usize = 2;
 
 /// The receiving half of a queue.
@@ -42,7 +42,7 @@ impl AfPacketRx {
         Self { end, counters, copier: Copier::default(), armed: false }
     }
 
-    /// Counts packets that did not fit the ring.
+    /// Counts packets that were dropped because the ring was full.
     #[cold]
     fn count_lost(&self) {
         if let Some(ring) = &self.end.ring {
@@ -51,18 +51,19 @@ impl AfPacketRx {
     }
 }
 
-/// Why a slot gave no packet.
+/// Why a slot yielded no packet.
 enum Nothing {
-    /// It is left as it is, for later: the pool has run dry.
+    /// The pool is empty; the slot is kept for later.
     Starved,
     /// The packet is dropped.
     Dropped(DropReason),
 }
 
-/// Copies to be made.
+/// List of copies to make.
 type Copies = ArrayVec<CopyOp, COPIES>;
 
-/// Makes a packet of the one in slot `ahead`; its bytes are there when the copies are made. Returns its length, too.
+/// Takes a packet for the frame in slot `ahead` and adds the copies that fill it to `copies`. Returns the packet and
+/// its length.
 #[inline(always)]
 fn receive(
     ring: &Ring,
@@ -97,7 +98,7 @@ fn receive(
     let mut filled = len - rest.len();
     cache.pool().for_each_segment(&packet, |to, room| {
         let (now, later) = rest.split_at(room - filled);
-        // What is filled already is less than the first buffer.
+        // The bytes filled already are fewer than the first buffer holds.
         let dst = to.as_ptr().wrapping_add(std::mem::take(&mut filled));
         copies.push(CopyOp { src: now.as_ptr(), dst, len: now.len() as u32, token: 0 });
         rest = later;
@@ -106,7 +107,8 @@ fn receive(
     Ok((packet, len))
 }
 
-/// A packet that did not fit its slot waits at the socket, or the kernel had no room for it.
+/// Receives a packet that did not fit into its slot from the socket's queue. It is lost if that queue had no room for
+/// it.
 #[cold]
 fn receive_long(ring: &Ring, header: &Header, cache: &mut PoolCache) -> Result<(Packet, usize), Nothing> {
     if header.status & ring::COPY == 0 {
@@ -123,7 +125,7 @@ impl RxQueue for AfPacketRx {
     fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         let wanted = room(ctx, burst);
         let Some(ring) = self.end.ring.as_mut().filter(|ring| ring.status(0) & ring::USER != 0) else {
-            // Nothing waits, so nothing is lost with an old ring, but the count of what was lost before.
+            // The ring is empty, so replacing a stale ring loses only its drop count, which is read first.
             if self.end.is_stale() {
                 self.count_lost();
                 self.end.follow();
@@ -149,8 +151,8 @@ impl RxQueue for AfPacketRx {
             }
             slots += 1;
         }
-        // SAFETY: each copy is from a slot that is ours until its status is set below, to a buffer of a packet in the
-        // burst; both were checked for their lengths above.
+        // SAFETY: each copy reads a slot that belongs to the queue until its status is set below, and writes a buffer
+        // of a packet in the burst. Both lengths were checked above.
         unsafe { self.copier.copy_burst(&copies) };
         for slot in 0..slots {
             ring.set_status(slot, ring::IDLE);
@@ -167,7 +169,7 @@ impl RxQueue for AfPacketRx {
         &self.counters
     }
 
-    /// Readable as long as a packet waits: nothing has to be asked for.
+    /// The descriptor is readable while a packet waits, so no event needs to be requested.
     fn arm(&mut self) -> Wake<'_> {
         self.armed = true;
         if self.end.is_stale() {
@@ -184,12 +186,12 @@ impl RxQueue for AfPacketRx {
         if std::mem::take(&mut self.armed)
             && let Some(ring) = &self.end.ring
         {
-            // A link that went down wakes up, too, and would go on to.
+            // A link that goes down also makes the descriptor readable, until the error is read.
             socket::take_error(&ring.socket);
         }
     }
 
-    /// Nothing is on its way; what did not fit the ring since the last packet is counted.
+    /// No packets are in flight. Packets lost since the last received packet are counted.
     fn drain(&mut self, _ctx: &mut Context<'_>, _burst: &mut Burst) -> usize {
         self.count_lost();
         0

@@ -1,9 +1,9 @@
-//! Sending through a packet socket's ring: a burst's packets are copied into slots, and one system call has the kernel
-//! send them all.
+//! Sending through a packet socket's ring: the packets of a burst are copied into slots, and one system call makes the
+//! kernel send them all.
 //!
-//! The virtio-net header in front of each says that all of it is headers. The kernel then copies the packet out of its
-//! slot, rather than have the network stack refer to the slot's pages: for packets of ordinary lengths that is a
-//! quarter cheaper, and a slot is free again as soon as the call returns.
+//! The virtio-net header in front of each packet sets the header length to the packet's length. The kernel then copies
+//! the packet out of its slot instead of referring to the slot's pages: for packets of ordinary length that takes a
+//! quarter less time, and the slot is free again when the call returns.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use super::{State, long};
 use crate::base::cell::End;
 use crate::{Accepts, Context, DropReason, TxCounters, TxQueue, offload_fallback};
 
-/// Rounds that a queue which is stopped gives the kernel to take what it has been asked to send.
+/// Number of rounds that a stopping queue waits for the kernel to send requested packets.
 const LAST_ROUNDS: u32 = 1000;
 
-/// What one queue sends through.
+/// The sockets that one queue sends through.
 #[derive(Debug)]
 pub(super) struct Sender {
     pub(super) ring: Ring,
-    /// For packets that no slot has room for.
+    /// The socket for packets that are longer than a slot.
     pub(super) beside: OwnedFd,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct AfPacketTx {
     offloads: Offloads,
     counters: TxCounters,
     copier: Copier,
-    /// Slots before the next one that the kernel has been asked to send and has not.
+    /// Number of requested slots before the next slot that the kernel has not sent.
     requested: usize,
     requested_bytes: u64,
     last_rounds: u32,
@@ -73,8 +73,8 @@ impl AfPacketTx {
         }
     }
 
-    /// Copies packets from `packets` into slots, up to the first that has no slot, is longer than `longest`, or no
-    /// frame at all; returns how many.
+    /// Copies packets from `packets` into slots, up to the first packet that finds no idle slot, is longer than
+    /// `longest`, or is shorter than an Ethernet header; returns the number of copied packets.
     #[inline]
     fn fill(&mut self, packets: &[Packet], longest: usize) -> usize {
         let Some(Sender { ring, .. }) = &mut self.end.ring else { return 0 };
@@ -89,7 +89,7 @@ impl AfPacketTx {
             let dst = ring.prepare(at, &vnet(packet), packet.len()).as_ptr();
             copies.push(CopyOp { src: packet.data().as_ptr(), dst, len: packet.len() as u32, token: 0 });
         }
-        // SAFETY: each copy is from a packet that is ours to a slot that is, and has room for it.
+        // SAFETY: each copy reads a packet and writes an idle slot that has room for it; both belong to this queue.
         unsafe { self.copier.copy_burst(&copies) };
         for slot in 0..copies.len() {
             ring.set_status(slot, ring::SEND_REQUEST);
@@ -100,8 +100,8 @@ impl AfPacketTx {
         copies.len()
     }
 
-    /// Has the kernel send what is in the ring, and counts it. What it did not take stays for the next time, unless the
-    /// link is down.
+    /// Makes the kernel send the packets in the ring, and counts them. Packets that it did not send stay for the next
+    /// call, unless the link is down.
     #[inline]
     fn kick(&mut self) {
         if self.requested == 0 {
@@ -120,7 +120,7 @@ impl AfPacketTx {
         }
     }
 
-    /// Takes back what the kernel has not sent, and counts it as dropped.
+    /// Takes back the requested packets that the kernel has not sent, and counts them as dropped.
     #[cold]
     fn revoke(&mut self, reason: DropReason) {
         let requested = std::mem::take(&mut self.requested);
@@ -133,8 +133,9 @@ impl AfPacketTx {
         self.counters.drop(reason, requested as u64);
     }
 
-    /// Sends a packet that `fill` stopped at beside the ring, behind all that are in it; `None` when it was not for its
-    /// length that it stopped, or the kernel has no room now. The kernel would skip one that is no frame, and not say so.
+    /// Sends a packet at which `fill` stopped through the other socket, after all packets in the ring. Returns `None`
+    /// if `fill` did not stop because of the packet's length, or if the kernel has no room now. A packet shorter than
+    /// an Ethernet header is dropped here, because the kernel would skip it silently.
     #[cold]
     fn send_long(&mut self, packet: &Packet, longest: usize) -> Option<()> {
         let Sender { beside, .. } = self.end.ring.as_ref()?;
@@ -159,7 +160,7 @@ impl AfPacketTx {
     }
 }
 
-/// The virtio-net header of a packet in the ring: what it asks for, and that all of it is headers.
+/// Returns the virtio-net header of a packet in the ring: its offload requests, with the whole packet as header length.
 #[inline(always)]
 fn vnet(packet: &Packet) -> [u8; VNET_HEADER] {
     let mut header = if packet.has_offload() { offload_fallback::header(packet) } else { Default::default() };
@@ -167,20 +168,20 @@ fn vnet(packet: &Packet) -> [u8; VNET_HEADER] {
     *header.to_bytes().first_chunk().expect("the header has as many bytes, and two more")
 }
 
-/// How many of the last `requested` slots the kernel has not sent: it sends in order.
+/// Returns how many of the last `requested` slots the kernel has not sent. It sends in order.
 #[inline]
 fn unsent(ring: &Ring, requested: usize) -> usize {
     let back = |n: usize| ring.slots() - n;
     (1..=requested).take_while(|&n| ring.status(back(n)) == ring::SEND_REQUEST).count()
 }
 
-/// Bytes of the frames in the last `slots` slots.
+/// Returns the total length of the frames in the last `slots` slots.
 #[cold]
 fn bytes_of(ring: &Ring, slots: usize) -> u64 {
     (1..=slots).map(|n| ring.prepared(ring.slots() - n) as u64).sum()
 }
 
-/// Why packets that are not sent for `error` are dropped.
+/// Returns the drop reason of packets that are not sent because of `error`.
 fn reason(error: Errno) -> DropReason {
     match error {
         Errno::NETDOWN | Errno::NXIO | Errno::NODEV | Errno::IO => DropReason::Down,
@@ -201,7 +202,7 @@ impl TxQueue for AfPacketTx {
         if !self.state.is_up.load(Ordering::Relaxed) || self.end.ring.is_none() {
             return self.drop_all(DropReason::Down, ctx, burst);
         }
-        // The kernel does not look whether packets in the ring are longer than the interface takes; beside it, it does.
+        // The kernel checks the length of packets sent through the other socket, but not of packets in the ring.
         let mtu = self.state.mtu.load(Ordering::Relaxed) + ethernet::HEADER_LEN;
         let longest = self.end.ring.as_ref().map_or(0, |sender| sender.ring.tx_room().min(mtu));
         let mut taken = 0;
@@ -224,7 +225,7 @@ impl TxQueue for AfPacketTx {
         Accepts { offloads: self.offloads, segments: true }
     }
 
-    /// Asks again for what the kernel has not sent.
+    /// Requests sending again for packets that the kernel has not sent.
     fn poll(&mut self, _ctx: &mut Context<'_>) {
         self.kick();
     }

@@ -1,4 +1,4 @@
-//! The bpf(2) system call, as far as a redirect program needs it: linux/bpf.h.
+//! The part of the bpf(2) system call that a redirect program needs: linux/bpf.h.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -17,7 +17,7 @@ const LINK_GET_NEXT_ID: libc::c_int = 31;
 const XSKMAP: u32 = 17;
 /// BPF_PROG_TYPE_XDP.
 const PROG_XDP: u32 = 6;
-/// BPF_XDP, a place to attach to.
+/// BPF_XDP, the attach type.
 const ATTACH_XDP: u32 = 37;
 /// BPF_LINK_TYPE_XDP.
 const LINK_XDP: u32 = 6;
@@ -36,13 +36,14 @@ pub(super) struct Insn {
     pub(super) immediate: i32,
 }
 
-/// A call whose answer is 0 or a new descriptor.
+/// Calls bpf(2) with a command that returns 0 or a new descriptor.
 ///
 /// # Safety
-/// `attribute` must be the part of `union bpf_attr` that `command` takes, and addresses in it must be of memory that is
-/// live and as long as it says.
+/// `attribute` must be the part of `union bpf_attr` that `command` takes. Pointers in it must refer to live memory of
+/// the length that the attribute specifies.
 unsafe fn bpf<T>(command: libc::c_int, attribute: &mut T) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads and writes at most the size given here; the rest is the caller's promise.
+    // SAFETY: the kernel accesses at most `size_of::<T>()` bytes of `attribute`; the caller guarantees that `command`
+    // takes this attribute and that its pointers are valid.
     let answer =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attribute), size_of::<T>()) };
     match libc::c_int::try_from(answer) {
@@ -51,14 +52,14 @@ unsafe fn bpf<T>(command: libc::c_int, attribute: &mut T) -> io::Result<libc::c_
     }
 }
 
-/// As [`bpf`], for commands whose answer is a descriptor.
+/// Like [`bpf`], for commands that return a descriptor.
 ///
 /// # Safety
-/// As for [`bpf`], and `command` must answer with a descriptor.
+/// As for [`bpf`]; in addition, `command` must return a descriptor.
 unsafe fn bpf_fd<T>(command: libc::c_int, attribute: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `attribute` fits `command` and that its pointers are valid.
     let fd = unsafe { bpf(command, attribute) }?;
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just created this descriptor, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -79,7 +80,7 @@ fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(&name[..end]).into_owned()
 }
 
-/// A map from queue numbers to XDP sockets, for numbers below `entries`.
+/// Creates a map from queue indices below `entries` to XDP sockets.
 pub(super) fn socket_map(entries: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Attribute {
@@ -102,11 +103,11 @@ pub(super) fn socket_map(entries: u32) -> io::Result<OwnedFd> {
         numa_node: 0,
         name: name("offcore_sockets"),
     };
-    // SAFETY: BPF_MAP_CREATE's attributes; they hold no addresses.
+    // SAFETY: these are the attributes of BPF_MAP_CREATE, which contain no pointers.
     unsafe { bpf_fd(MAP_CREATE, &mut attribute) }
 }
 
-/// Enters a socket under a queue's number.
+/// Enters a socket into the map under a queue's index.
 pub(super) fn enter(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
     #[repr(C)]
     struct Attribute {
@@ -124,11 +125,12 @@ pub(super) fn enter(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>) -> 
         value: std::ptr::from_ref(&value) as u64,
         flags: 0,
     };
-    // SAFETY: BPF_MAP_UPDATE_ELEM's attributes; key and value are of 4 bytes, as the map's are, and live for the call.
+    // SAFETY: these are the attributes of BPF_MAP_UPDATE_ELEM; key and value have 4 bytes like those of the map, and
+    // are live for the call.
     unsafe { bpf(MAP_UPDATE_ELEM, &mut attribute) }.map(drop)
 }
 
-/// Loads a program of kind XDP; `frags`: it may see packets of several buffers.
+/// Loads an XDP program. `frags`: it may process packets of several buffers.
 pub(super) fn load(instructions: &[Insn], frags: bool, called: &str) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Attribute {
@@ -160,12 +162,13 @@ pub(super) fn load(instructions: &[Insn], frags: bool, called: &str) -> io::Resu
         interface: 0,
         attach: ATTACH_XDP,
     };
-    // SAFETY: BPF_PROG_LOAD's attributes: the instructions are `count` of them, the license ends with a zero.
+    // SAFETY: these are the attributes of BPF_PROG_LOAD; there are `count` instructions, and the license is
+    // zero-terminated.
     unsafe { bpf_fd(PROG_LOAD, &mut attribute) }
 }
 
-/// Attaches `program` to interface `index`; `flags` are those of linux/if_link.h. It stays as long as the link that is
-/// returned has a descriptor, so it goes with the process, however that ends.
+/// Attaches `program` to interface `index`; `flags` are defined in linux/if_link.h. The program stays attached while
+/// the returned link has a descriptor, so it is detached when the process ends, however it ends.
 pub(super) fn attach(program: BorrowedFd<'_>, index: u32, flags: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Attribute {
@@ -175,11 +178,11 @@ pub(super) fn attach(program: BorrowedFd<'_>, index: u32, flags: u32) -> io::Res
         flags: u32,
     }
     let mut attribute = Attribute { program: raw(program), interface: index, attach: ATTACH_XDP, flags };
-    // SAFETY: BPF_LINK_CREATE's attributes; they hold no addresses.
+    // SAFETY: these are the attributes of BPF_LINK_CREATE, which contain no pointers.
     unsafe { bpf_fd(LINK_CREATE, &mut attribute) }
 }
 
-/// The attributes of the commands that go by an object's number.
+/// The attributes of commands that take an object's id.
 #[repr(C)]
 struct ById {
     id: u32,
@@ -187,10 +190,11 @@ struct ById {
     flags: u32,
 }
 
-/// Fills the beginning of an object's information.
+/// Reads the beginning of an object's information.
 ///
 /// # Safety
-/// `T` must be the beginning of the information on an object of the descriptor's kind, and any bytes must be a value of it.
+/// `T` must match the beginning of the information for the descriptor's kind of object, and all its bit patterns must
+/// be valid.
 unsafe fn information<T>(fd: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     #[repr(C)]
     struct Attribute {
@@ -200,11 +204,11 @@ unsafe fn information<T>(fd: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     }
     let len = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
     let mut attribute = Attribute { fd: raw(fd), len, info: std::ptr::from_mut(info) as u64 };
-    // SAFETY: BPF_OBJ_GET_INFO_BY_FD's attributes; the kernel writes at most `len` bytes to `info`.
+    // SAFETY: these are the attributes of BPF_OBJ_GET_INFO_BY_FD; the kernel writes at most `len` bytes to `info`.
     unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attribute) }.map(drop)
 }
 
-/// The name of the program of number `id`, if it has one and may be asked.
+/// Returns the name of program `id`, if it has one and the process may read it.
 pub(super) fn program_name(id: u32) -> Option<String> {
     /// `struct bpf_prog_info`, up to its name.
     #[repr(C)]
@@ -213,16 +217,16 @@ pub(super) fn program_name(id: u32) -> Option<String> {
         before: [u64; 8],
         name: [u8; NAME],
     }
-    // SAFETY: BPF_PROG_GET_FD_BY_ID takes a number.
+    // SAFETY: BPF_PROG_GET_FD_BY_ID takes an id.
     let fd = unsafe { bpf_fd(PROG_GET_FD_BY_ID, &mut ById { id, next: 0, flags: 0 }) }.ok()?;
     let mut info = Info::default();
-    // SAFETY: a program's information; it is integers.
+    // SAFETY: `Info` matches a program's information and consists of integers.
     unsafe { information(fd.as_fd(), &mut info) }.ok()?;
     let name = text(&info.name);
     (!name.is_empty()).then_some(name)
 }
 
-/// `struct bpf_link_info` of an XDP link, its beginning.
+/// The beginning of `struct bpf_link_info` for an XDP link.
 #[repr(C)]
 #[derive(Default)]
 struct LinkInfo {
@@ -234,27 +238,27 @@ struct LinkInfo {
     rest: [u32; 3],
 }
 
-/// The number of the interface that a program is attached to by `link`, which is one of [`attach`]; `None` once it is
-/// attached to none any more.
+/// Returns the index of the interface to which `link`, created by [`attach`], attaches its program; `None` once it is
+/// detached.
 pub(super) fn attached_to(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     let mut info = LinkInfo::default();
-    // SAFETY: a link's information; it is integers.
+    // SAFETY: `LinkInfo` matches a link's information and consists of integers.
     unsafe { information(link, &mut info) }?;
     Ok(Some(info.interface).filter(|&interface| interface != 0))
 }
 
-/// The number of the link by which program `id` is attached to an interface, if it is by one: then some process, or a
-/// file in a bpf file system, holds it.
+/// Returns the id of the link that attaches program `id` to an interface, if there is one. A process or a file in a bpf
+/// file system holds such a link.
 pub(super) fn link_of(id: u32) -> Option<u32> {
     let mut step = ById { id: 0, next: 0, flags: 0 };
-    // SAFETY: BPF_LINK_GET_NEXT_ID takes a number and answers with the next one in use.
+    // SAFETY: BPF_LINK_GET_NEXT_ID takes an id and writes the next one in use.
     while unsafe { bpf(LINK_GET_NEXT_ID, &mut step) }.is_ok() {
         step.id = step.next;
-        // SAFETY: BPF_LINK_GET_FD_BY_ID takes a number.
+        // SAFETY: BPF_LINK_GET_FD_BY_ID takes an id.
         let fd = unsafe { bpf_fd(LINK_GET_FD_BY_ID, &mut ById { id: step.id, next: 0, flags: 0 }) };
         let Ok(fd) = fd else { continue };
         let mut info = LinkInfo::default();
-        // SAFETY: a link's information; it is integers.
+        // SAFETY: `LinkInfo` matches a link's information and consists of integers.
         if unsafe { information(fd.as_fd(), &mut info) }.is_ok()
             && info.kind == LINK_XDP
             && info.program == id

@@ -1,11 +1,11 @@
-//! Which packet buffers the kernel has.
+//! Tracks the packet buffers that are lent to the kernel.
 //!
-//! A buffer that is given to a socket is one bit here, so what the kernel gives back can be checked, and what a socket
-//! still had when it was closed is found again. A pool of 16384 buffers makes 2 KiB of bits.
+//! Each buffer lent to a socket is represented by one bit. Buffers that the kernel returns can thus be checked, and
+//! buffers that a socket had when it was closed can be found. A pool of 16384 buffers needs 2 KiB of bits.
 
 use offcore_mem::{Packet, Pool, PoolCache};
 
-/// The buffers of one pool that one half of a socket has.
+/// The buffers of one pool that are lent to one half of a socket.
 #[derive(Debug)]
 pub(super) struct Lent {
     pool: &'static Pool,
@@ -20,13 +20,13 @@ impl Lent {
         Self { pool, shift: pool.chunk_size().trailing_zeros(), bits, count: 0 }
     }
 
-    /// How many there are.
+    /// Number of lent buffers.
     #[inline(always)]
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// Gives a packet of one buffer away; where its bytes begin in the pool's memory.
+    /// Lends a packet of one buffer; returns the offset of its bytes in the pool's memory.
     #[inline(always)]
     pub(super) fn lend(&mut self, packet: Packet) -> u64 {
         let chunk = packet.chunk() as usize;
@@ -36,7 +36,7 @@ impl Lent {
         place
     }
 
-    /// The packet that comes back: `len` bytes at `place`. `None` when no buffer that the kernel has contains them.
+    /// Returns the packet that comes back: `len` bytes at `place`. `None` if no lent buffer contains these bytes.
     #[inline(always)]
     pub(super) fn reclaim(&mut self, place: u64, len: usize) -> Option<Packet> {
         let chunk = usize::try_from(place >> self.shift).ok()?;
@@ -44,27 +44,27 @@ impl Lent {
         if *word & bit == 0 {
             return None;
         }
-        // SAFETY: the chunk's bit is set, so it was lent, and has not come back since.
+        // SAFETY: the chunk's bit is set, so it was lent and has not come back since.
         let packet = unsafe { self.pool.reclaim(place, len) }?;
         *word &= !bit;
         self.count -= 1;
         Some(packet)
     }
 
-    /// All of them, so that none is left here.
+    /// Moves all entries to a new list, leaving this one empty.
     pub(super) fn take(&mut self) -> Self {
         let Self { pool, shift, .. } = *self;
         Self { pool, shift, bits: std::mem::take(&mut self.bits), count: std::mem::take(&mut self.count) }
     }
 
-    /// Takes all of them back: the socket is closed.
+    /// Takes all buffers back. The socket must be closed.
     pub(super) fn reclaim_all(mut self, cache: &mut PoolCache) {
         for word in 0..self.bits.len() {
             while self.bits[word] != 0 {
                 let chunk = word * 64 + self.bits[word].trailing_zeros() as usize;
                 match self.reclaim((chunk as u64) << self.shift, 0) {
                     Some(packet) => cache.free(packet),
-                    // No such chunk: the bit was never set.
+                    // The chunk does not exist, so the bit was never set.
                     None => return,
                 }
             }

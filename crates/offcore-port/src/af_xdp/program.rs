@@ -1,7 +1,8 @@
-//! The program that brings an interface's packets to XDP sockets, and its attachment.
+//! The XDP program that redirects an interface's packets to XDP sockets, and its attachment.
 //!
-//! It is a few instructions: look the packet's queue up in a map of sockets and redirect the packet there; when the map
-//! has no socket for the queue, pass the packet on to the kernel's stack, as if there were no program.
+//! It has a few instructions: they look up the packet's queue in a map of sockets and redirect the packet to the
+//! socket. If the map has no socket for the queue, the packet is passed to the kernel's network stack, as without the
+//! program.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -10,29 +11,29 @@ use crate::netdev::netlink::{Attributes, Netlink, number, route};
 
 use super::bpf::{self, Insn};
 
-/// What the program is called in lists (`ip link`, `bpftool prog`).
+/// The program's name in listings (`ip link`, `bpftool prog`).
 const NAME: &str = "offcore_af_xdp";
 
-/// XDP_PASS: what becomes of a packet whose queue has no socket.
+/// XDP_PASS: the action for a packet whose queue has no socket.
 const PASS: i32 = 2;
 /// BPF_FUNC_redirect_map.
 const REDIRECT_MAP: i32 = 51;
-/// Where `struct xdp_md` has `rx_queue_index`.
+/// Offset of `rx_queue_index` in `struct xdp_md`.
 const RX_QUEUE_INDEX: i16 = 16;
 
-/// IFLA_XDP, and what is in it: numbers of programs.
+/// IFLA_XDP, and the attributes in it that contain program ids.
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_PROG_ID: u16 = 4;
 const IFLA_XDP_DRV_PROG_ID: u16 = 5;
 const IFLA_XDP_SKB_PROG_ID: u16 = 6;
 const IFLA_XDP_HW_PROG_ID: u16 = 7;
 
-/// Where in the kernel a program runs.
+/// Where the kernel runs the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// In the interface's driver.
     Driver,
-    /// Behind it, when the packet is a socket buffer already (`generic`).
+    /// Behind the driver, when the packet is already in a socket buffer (`generic`).
     Generic,
 }
 
@@ -46,7 +47,7 @@ impl Place {
     }
 }
 
-/// The program, loaded.
+/// The loaded program.
 #[derive(Debug)]
 pub(super) struct Program {
     map: OwnedFd,
@@ -54,11 +55,10 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Loads the program for sockets of queues below `queues`, of which none has one yet. `frags`: packets may have
-    /// several buffers.
+    /// Loads the program for queues below `queues`, without any sockets yet. `frags`: packets may have several buffers.
     ///
     /// # Errors
-    /// EPERM without CAP_BPF and CAP_NET_ADMIN; EINVAL when the kernel knows no packets of several buffers.
+    /// EPERM without CAP_BPF and CAP_NET_ADMIN; EINVAL if the kernel does not support packets of several buffers.
     pub(super) fn load(queues: u32, frags: bool) -> io::Result<Self> {
         let map = bpf::socket_map(queues)?;
         let fd = bpf::load(&instructions(map.as_raw_fd()), frags, NAME)?;
@@ -66,7 +66,7 @@ impl Program {
     }
 }
 
-/// The program, attached to an interface until this is dropped, or the process ends in any way.
+/// The program, attached to an interface until this is dropped or the process ends, however it ends.
 #[derive(Debug)]
 pub(super) struct Attachment {
     link: OwnedFd,
@@ -77,25 +77,25 @@ impl Attachment {
     /// Attaches `program` to interface `index`.
     ///
     /// # Errors
-    /// EBUSY or EEXIST when another program is attached; EOPNOTSUPP when the driver cannot run any.
+    /// EBUSY or EEXIST if another program is attached; EOPNOTSUPP if the driver does not support XDP.
     pub(super) fn new(program: Program, index: u32, place: Place) -> io::Result<Self> {
         let link = bpf::attach(program.fd.as_fd(), index, place.flags())?;
         Ok(Self { link, map: program.map })
     }
 
-    /// Whether it ended without us: the interface was deleted, whatever is there now under its name and number, or the
-    /// link was detached.
+    /// Returns whether the attachment was ended from outside: the interface was deleted, even if another one has its
+    /// name and index now, or the link was detached.
     pub(super) fn has_ended(&self) -> bool {
         matches!(bpf::attached_to(self.link.as_fd()), Ok(None))
     }
 
-    /// Brings the packets of `queue` to `socket`.
+    /// Redirects the packets of `queue` to `socket`.
     pub(super) fn enter(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         bpf::enter(self.map.as_fd(), queue, socket)
     }
 }
 
-/// The program, which finds its sockets in `map`.
+/// Returns the program, which looks up its sockets in `map`.
 fn instructions(map: RawFd) -> [Insn; 6] {
     let insn = |code, destination: u8, source: u8, offset, immediate| Insn {
         code,
@@ -118,7 +118,7 @@ fn instructions(map: RawFd) -> [Insn; 6] {
     ]
 }
 
-/// Says which program interface `name` has, and how to get rid of it.
+/// Describes the program attached to interface `name`, and how to remove it.
 pub(super) fn who_is_there(name: &str, index: u32) -> String {
     let Some(id) = attached(index) else {
         return format!("interface '{name}' is busy: another program was being attached, try again");
@@ -137,7 +137,7 @@ pub(super) fn who_is_there(name: &str, index: u32) -> String {
     }
 }
 
-/// The number of the program that is attached to interface `index`.
+/// Returns the id of the program that is attached to interface `index`.
 pub(super) fn attached(index: u32) -> Option<u32> {
     let answer = Netlink::route().ok()?.ask(route::GETLINK, &route::link_request(index)).ok()?;
     let (_, attributes) = answer.parts(route::IFINFOMSG)?;

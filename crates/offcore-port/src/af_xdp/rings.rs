@@ -1,13 +1,13 @@
-//! The four rings of an XDP socket, which the kernel shares: linux/if_xdp.h.
+//! The four rings of an XDP socket, shared with the kernel: linux/if_xdp.h.
 //!
 //! ```text
 //!                we produce            the kernel produces
 //! packets        TX ring               RX ring                descriptors
 //! buffers        fill ring (for RX)    completion ring (of TX)   places in the UMEM
 //! ```
-//! A ring is a power of two of entries, a producer index and a consumer index, both running on over the ring's end. The
-//! kernel fills and empties its side; each role here has only what it may do. Indices of ours that the kernel need not
-//! see yet are kept apart, so a burst is published by one store.
+//! A ring has a power of two of entries, a producer index and a consumer index. Both indices wrap modulo 2^32 and are
+//! masked. Each role here offers only the operations of its side of the ring. The local index is separate from the
+//! shared one, so that a burst is published with one store.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -19,7 +19,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 /// A descriptor of the RX and TX rings: place in the UMEM, length, options.
 pub(super) use libc::xdp_desc as Descriptor;
 
-/// The packet goes on in the next descriptor.
+/// The packet continues in the next descriptor.
 pub(super) const CONTINUED: u32 = libc::XDP_PKT_CONTD;
 
 /// Memory of a ring, mapped from the socket.
@@ -32,7 +32,7 @@ struct Memory {
 impl Memory {
     fn map(socket: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+        // SAFETY: a new mapping at an address that the kernel chooses does not affect existing memory.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, socket, offset) }?;
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
         Ok(Self { base, len })
@@ -41,12 +41,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and the ring that this is dropped with has the only addresses into it.
+        // SAFETY: `map` created the mapping, and the ring that is dropped with it has the only pointers into it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// A ring, without a role.
+/// A ring without a role.
 #[derive(Debug)]
 struct Ring<T> {
     producer: NonNull<AtomicU32>,
@@ -54,16 +54,16 @@ struct Ring<T> {
     flags: NonNull<AtomicU32>,
     entries: NonNull<T>,
     mask: u32,
-    /// Where all that is; `None` in tests.
+    /// The ring's memory; `None` in tests.
     _memory: Option<Memory>,
 }
 
-// SAFETY: the addresses are of a mapping that the ring owns; a ring has one user at a time on this side, and the other
-// side goes by the two indices.
+// SAFETY: the pointers refer to a mapping that the ring owns. A ring has one user at a time on this side, and both
+// sides synchronize through the two indices.
 unsafe impl<T: Send> Send for Ring<T> {}
 
 impl<T: Copy> Ring<T> {
-    /// Maps the ring that begins at `page` of the socket's file. `size` is what the ring was made with.
+    /// Maps the ring at offset `page` of the socket's file. `size` is the number of entries that was requested.
     fn map(socket: BorrowedFd<'_>, page: u64, at: &libc::xdp_ring_offset, size: u32) -> io::Result<Self> {
         let bad = || io::Error::from(io::ErrorKind::InvalidData);
         let offset = |offset: u64| usize::try_from(offset).map_err(|_| bad());
@@ -74,7 +74,7 @@ impl<T: Copy> Ring<T> {
             if offset + 4 > memory.len || !offset.is_multiple_of(4) {
                 return Err(bad());
             }
-            // SAFETY: inside the mapping, as just checked.
+            // SAFETY: the offset was just checked to be within the mapping.
             Ok(unsafe { memory.base.add(offset) }.cast::<AtomicU32>())
         };
         if !entries.is_multiple_of(align_of::<T>()) || !size.is_power_of_two() {
@@ -93,7 +93,7 @@ impl<T: Copy> Ring<T> {
 
     #[inline(always)]
     fn producer(&self) -> &AtomicU32 {
-        // SAFETY: inside the mapping and aligned; both sides use it as an atomic.
+        // SAFETY: within the mapping and aligned; both sides access it atomically.
         unsafe { self.producer.as_ref() }
     }
 
@@ -111,18 +111,18 @@ impl<T: Copy> Ring<T> {
 
     #[inline(always)]
     fn needs_wakeup(&self) -> bool {
-        // SAFETY: inside the mapping and aligned; both sides use it as an atomic.
+        // SAFETY: within the mapping and aligned; both sides access it atomically.
         unsafe { self.flags.as_ref() }.load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
 }
 
-/// A ring that we fill.
+/// A ring that the worker fills.
 #[derive(Debug)]
 pub(super) struct Producer<T> {
     ring: Ring<T>,
-    /// Entries written so far.
+    /// Number of entries written so far.
     head: u32,
-    /// The kernel's index when it was last looked at.
+    /// The kernel's index when it was last read.
     seen: u32,
 }
 
@@ -133,51 +133,52 @@ impl<T: Copy> Producer<T> {
         Self { ring, head, seen }
     }
 
-    /// Entries that can be written, at least `wanted` if there are that many.
+    /// Returns how many entries can be written. The kernel's index is only read if fewer than `wanted` are known to be
+    /// free.
     #[inline(always)]
     pub(super) fn free(&mut self, wanted: usize) -> usize {
         let free = self.ring.mask as usize + 1 - self.head.wrapping_sub(self.seen) as usize;
         if free >= wanted { free } else { self.ring.mask as usize + 1 - self.waiting() }
     }
 
-    /// Entries that the kernel has not taken yet.
+    /// Returns how many entries the kernel has not taken yet.
     #[inline(always)]
     pub(super) fn waiting(&mut self) -> usize {
         let taken = self.ring.consumer().load(Ordering::Acquire);
-        // An index that makes no sense is none.
+        // An invalid index is ignored.
         if self.head.wrapping_sub(taken) <= self.ring.mask + 1 {
             self.seen = taken;
         }
         self.head.wrapping_sub(self.seen) as usize
     }
 
-    /// Writes the next entry. There has to be a [free](Self::free) one.
+    /// Writes the next entry, which must be [free](Self::free).
     #[inline(always)]
     pub(super) fn push(&mut self, entry: T) {
         debug_assert!(self.head.wrapping_sub(self.seen) <= self.ring.mask, "the ring is full");
-        // SAFETY: an entry of the ring, which is the producer's until `publish`.
+        // SAFETY: an entry of the ring, which belongs to the producer until `publish`.
         unsafe { self.ring.entry(self.head).write(entry) };
         self.head = self.head.wrapping_add(1);
     }
 
-    /// Lets the kernel see what was written.
+    /// Makes written entries visible to the kernel.
     #[inline(always)]
     pub(super) fn publish(&mut self) {
         self.ring.producer().store(self.head, Ordering::Release);
     }
 
-    /// Whether the kernel wants to be called when there is something.
+    /// Returns whether the kernel requires a system call to process new entries.
     #[inline(always)]
     pub(super) fn needs_wakeup(&self) -> bool {
         self.ring.needs_wakeup()
     }
 
-    /// The index that the next entry will have.
+    /// Returns the index of the next entry.
     pub(super) fn head(&self) -> u32 {
         self.head
     }
 
-    /// An entry that was written, at most a ring's length ago.
+    /// Returns an entry that was written at most one ring length ago.
     pub(super) fn written(&self, index: u32) -> T {
         // SAFETY: an entry of the ring; only this side writes it.
         unsafe { self.ring.entry(index).read() }
@@ -188,9 +189,9 @@ impl<T: Copy> Producer<T> {
 #[derive(Debug)]
 pub(super) struct Consumer<T> {
     ring: Ring<T>,
-    /// Entries read so far.
+    /// Number of entries read so far.
     tail: u32,
-    /// The kernel's index when it was last looked at.
+    /// The kernel's index when it was last read.
     seen: u32,
 }
 
@@ -200,12 +201,12 @@ impl<T: Copy> Consumer<T> {
         Self { ring, tail, seen: tail }
     }
 
-    /// Entries that can be read; the kernel's index is looked at when fewer than `wanted` are known of.
+    /// Returns how many entries can be read. The kernel's index is only read if fewer than `wanted` are known.
     #[inline(always)]
     pub(super) fn available(&mut self, wanted: usize) -> usize {
         if (self.seen.wrapping_sub(self.tail) as usize) < wanted {
             let seen = self.ring.producer().load(Ordering::Acquire);
-            // An index that makes no sense is none.
+            // An invalid index is ignored.
             if seen.wrapping_sub(self.tail) <= self.ring.mask + 1 {
                 self.seen = seen;
             }
@@ -213,17 +214,17 @@ impl<T: Copy> Consumer<T> {
         self.seen.wrapping_sub(self.tail) as usize
     }
 
-    /// Reads the next entry, which has to be [available](Self::available).
+    /// Reads the next entry, which must be [available](Self::available).
     #[inline(always)]
     pub(super) fn pop(&mut self) -> T {
         debug_assert_ne!(self.seen, self.tail, "the ring is empty");
-        // SAFETY: an entry of the ring, which is the consumer's until `release`.
+        // SAFETY: an entry of the ring, which belongs to the consumer until `release`.
         let entry = unsafe { self.ring.entry(self.tail).read() };
         self.tail = self.tail.wrapping_add(1);
         entry
     }
 
-    /// The entry `ahead` of the next one, when it is available.
+    /// Returns the entry `ahead` of the next one, if it is available.
     #[inline(always)]
     pub(super) fn peek(&self, ahead: u32) -> Option<T> {
         let known = self.seen.wrapping_sub(self.tail);
@@ -231,7 +232,7 @@ impl<T: Copy> Consumer<T> {
         (ahead < known).then(|| unsafe { self.ring.entry(self.tail.wrapping_add(ahead)).read() })
     }
 
-    /// Gives what was read back to the kernel.
+    /// Returns the read entries to the kernel.
     #[inline(always)]
     pub(super) fn release(&mut self) {
         self.ring.consumer().store(self.tail, Ordering::Release);
@@ -247,7 +248,7 @@ pub(super) struct Rings {
     pub(super) completion: Consumer<u64>,
 }
 
-/// Numbers of entries, powers of two.
+/// Numbers of entries, which are powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) rx: u32,
@@ -257,7 +258,7 @@ pub(super) struct Sizes {
 }
 
 impl Rings {
-    /// Maps the rings of `socket`, which were made with `sizes` and are where `at` says.
+    /// Maps the rings of `socket`, which were created with `sizes`, at the offsets `at`.
     pub(super) fn map(
         socket: BorrowedFd<'_>,
         sizes: &Sizes,
@@ -283,7 +284,7 @@ mod tests {
 
     use super::*;
 
-    /// A ring of 8 entries whose indices are about to run over, and the same memory for the other side.
+    /// Returns both sides of a ring of 8 entries whose indices are about to wrap.
     fn pair() -> (Producer<u64>, Consumer<u64>) {
         let start = u32::MAX - 5;
         let words: &'static [AtomicU32; 3] =
@@ -328,7 +329,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever goes in comes out, once and in order, as a queue of at most 8 has it.
+        /// All entries come out once and in order, as from a queue with a capacity of 8.
         #[test]
         fn a_ring_is_a_queue(steps in proptest::collection::vec((any::<bool>(), 1..9usize), 1..60)) {
             let (mut producer, mut consumer) = pair();

@@ -1,4 +1,4 @@
-//! Receiving: packet buffers into the fill ring, packets out of the RX ring.
+//! Receiving: packet buffers are put into the fill ring, and packets are taken out of the RX ring.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -16,31 +16,31 @@ use super::socket::Socket;
 use crate::base::cell::End;
 use crate::{Context, DropReason, RxCounters, RxQueue, Wake, room};
 
-/// Buffers that the kernel may lack before it gets new ones, unless the ring is so small that a quarter of it is less.
+/// Number of missing buffers at which the kernel gets new ones, limited to a quarter of the ring.
 const FILL_AT: usize = 32;
-/// How many packets ahead their first bytes are fetched.
+/// Prefetch distance in packets.
 const AHEAD: u32 = 4;
 
-/// The receiving half of a socket. The rings are unmapped before the socket is let go of.
+/// The receiving half of a socket. The rings are unmapped before the reference to the socket is dropped.
 #[derive(Debug)]
 pub(super) struct RxHalf {
     rx: Consumer<Descriptor>,
     fill: Producer<u64>,
     lent: Lent,
-    /// Buffers that the kernel shall have.
+    /// Number of buffers that the kernel should have.
     target: usize,
-    /// Whether the kernel has to be called for it to receive.
+    /// Whether the kernel only receives when it is called.
     busy_poll: bool,
-    /// The buffers so far of a packet that goes on in the next descriptor.
+    /// The buffers received so far of a packet that continues in the next descriptor.
     partial: ArrayVec<Packet, MAX_BUFFERS>,
-    /// The packet that goes on has been given up.
+    /// Whether the rest of the present packet is skipped.
     skipping: bool,
     pool: &'static Pool,
     socket: Arc<Socket>,
 }
 
 impl RxHalf {
-    /// The half of a socket with a fill ring of `target` entries.
+    /// Creates the receiving half of a socket with a fill ring of `target` entries.
     pub(super) fn new(
         pool: &'static Pool,
         socket: Arc<Socket>,
@@ -54,14 +54,14 @@ impl RxHalf {
         Self { rx, fill, lent, target, busy_poll, partial, skipping, pool, socket }
     }
 
-    /// Gives the kernel new buffers, when it lacks a number of them that is worth the while; whether there were enough.
+    /// Gives the kernel new buffers if it lacks enough of them; returns whether the pool had sufficient buffers.
     #[inline]
     pub(super) fn replenish(&mut self, cache: &mut PoolCache) -> bool {
         let lacking = self.target - self.lent.count();
         if lacking < FILL_AT.min(self.target / 4) {
             return true;
         }
-        // No more than the ring has entries are lent, so there is room for every one.
+        // At most as many buffers are lent as the ring has entries, so the ring has room for all of them.
         for _ in 0..lacking.min(self.fill.free(lacking)) {
             let Some(packet) = cache.take() else {
                 self.fill.publish();
@@ -73,7 +73,7 @@ impl RxHalf {
         true
     }
 
-    /// Appends up to `wanted` packets to `burst`; what was received, and what was dropped.
+    /// Appends up to `wanted` packets to `burst`; returns the numbers of received and dropped packets.
     #[inline]
     fn receive(&mut self, wanted: usize, burst: &mut Burst, cache: &mut PoolCache) -> Received {
         let mut received = Received::default();
@@ -118,7 +118,7 @@ impl RxHalf {
         received
     }
 
-    /// Adds a buffer to the packet that is coming; the packet, when it was the last.
+    /// Adds a buffer to the present packet; returns the packet if it was the last buffer.
     #[cold]
     fn join(&mut self, buffer: Packet, last: bool, cache: &mut PoolCache) -> Joined {
         if self.skipping {
@@ -154,21 +154,21 @@ impl Drop for RxHalf {
     }
 }
 
-/// What came of one look at the RX ring.
+/// Result of one poll of the RX ring.
 #[derive(Clone, Copy, Debug, Default)]
 struct Received {
     packets: u64,
     bytes: u64,
-    /// Packets that are none.
+    /// Invalid packets.
     malformed: u64,
 }
 
 enum Joined {
-    /// The whole packet, and its length.
+    /// The complete packet and its length.
     Packet(Packet, usize),
-    /// It goes on.
+    /// The packet is not complete yet.
     Nothing,
-    /// It has more buffers than a packet can have.
+    /// The packet has too many buffers.
     TooMany,
 }
 
@@ -209,20 +209,20 @@ impl RxQueue for XdpRx {
         &self.counters
     }
 
-    /// Nothing is on its way.
+    /// No packets are in flight.
     fn drain(&mut self, _ctx: &mut Context<'_>, _burst: &mut Burst) -> usize {
         self.end.latest();
         0
     }
 
-    /// The socket is readable as long as its RX ring has packets.
+    /// The socket is readable while its RX ring contains packets.
     fn arm(&mut self) -> Wake<'_> {
         if self.end.is_stale() {
             return Wake::Now;
         }
         match self.end.latest() {
             None => Wake::Never,
-            // What interrupts would do is done by calls only.
+            // In this mode packets are only received by calls, not by interrupts.
             Some(half) if half.busy_poll => Wake::Poll,
             Some(half) => match half.rx.available(1) {
                 0 => Wake::Event(half.socket.as_fd()),

@@ -1,4 +1,5 @@
-//! An interface taken over: the program attached, a socket bound to each queue. Dropping it gives the interface back.
+//! An interface that was taken over: the program is attached, and a socket is bound to each queue. Dropping the session
+//! releases the interface.
 
 use std::fmt;
 use std::io;
@@ -19,20 +20,20 @@ use crate::PortError;
 use crate::netdev::NetDev;
 use crate::spec::{AfXdpSpec, XdpMode};
 
-/// Bytes of the largest UMEM chunk: a page.
+/// Size of the largest UMEM chunk in bytes: a page.
 const LARGEST_CHUNK: usize = 4096;
 
 /// Why an interface cannot be taken over, and what to do about it.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// The kernel says no.
+    /// A step that the kernel refused.
     System(String, io::Error),
-    /// It would not work.
+    /// A reason detected before asking the kernel.
     Reason(String),
 }
 
 impl Refusal {
-    /// The same as an error of port `port`.
+    /// Converts the refusal to an error of port `port`.
     pub(super) fn of(self, port: &str) -> PortError {
         let port = port.to_string();
         match self {
@@ -51,25 +52,25 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// An interface that packets are taken from.
+/// An interface whose packets the port receives.
 #[derive(Debug)]
 pub(super) struct Session {
-    /// First, so that no packets come any more when the sockets go.
+    /// Dropped first, so that no more packets arrive when the sockets are closed.
     attachment: Attachment,
     _promiscuous: Option<std::os::fd::OwnedFd>,
     pub(super) sockets: Vec<Arc<Socket>>,
     place: Place,
-    /// Why the program is not in the driver.
+    /// Why the program does not run in the driver.
     note: Option<String>,
-    /// Packets may have several buffers.
+    /// Whether packets may have several buffers.
     pub(super) frags: bool,
 }
 
-/// The two halves of a queue.
+/// The receiving and the sending half of a queue.
 pub(super) type Halves = (RxHalf, TxHalf);
 
 impl Session {
-    /// Takes the interface over. A queue that is busy is waited for as long as `timeout`.
+    /// Takes the interface over. Waits at most `timeout` for a busy queue.
     pub(super) fn open(
         device: &NetDev,
         spec: &AfXdpSpec,
@@ -121,7 +122,7 @@ impl Session {
                 .map_err(|refused| refused_socket(device, spec, queue, &settings, pool, refused))?;
             let (target, busy) = (settings.sizes.fill as usize, spec.busy_poll.is_some());
             let mut rx = RxHalf::new(pool, Arc::clone(&socket), rings.rx, rings.fill, target, busy);
-            // A driver may want them right away. What the pool lacks comes later.
+            // A driver may need buffers at once. Buffers that the pool lacks now are supplied later.
             rx.replenish(&mut pool.cache());
             let tx = TxHalf::new(pool, Arc::clone(&socket), rings.tx, rings.completion);
             attachment
@@ -134,7 +135,7 @@ impl Session {
         Ok((session, halves))
     }
 
-    /// Whether nothing comes from the interface any more.
+    /// Returns whether the interface delivers no more packets.
     pub(super) fn has_ended(&self) -> bool {
         self.attachment.has_ended()
     }
@@ -156,24 +157,24 @@ impl fmt::Display for Session {
     }
 }
 
-/// What a queue's rings have: the kernel gets twice as many buffers as packets can wait, so that there are some for
-/// those that come while others wait.
+/// Returns the sizes of a queue's rings. The kernel gets twice as many buffers as packets can wait in the RX ring, so
+/// that some are free for new packets.
 fn sizes(spec: &AfXdpSpec) -> Sizes {
     let size = spec.ring_size;
     Sizes { rx: size, fill: 2 * size, tx: size, completion: size }
 }
 
-/// Packet buffers that a port takes for itself.
+/// Returns the number of packet buffers that a port keeps for itself.
 pub(super) fn buffers(spec: &AfXdpSpec) -> usize {
     usize::from(spec.queues) * sizes(spec).fill as usize
 }
 
-/// Bytes of the longest frame of an interface of this MTU.
+/// Returns the length of the longest frame of an interface with this MTU, in bytes.
 pub(super) fn longest_frame(mtu: usize) -> usize {
     mtu + ethernet::HEADER_LEN + VLAN_TAG
 }
 
-/// Whether frames of this MTU need several packet buffers.
+/// Returns whether frames for this MTU need several packet buffers.
 fn needs_frags(interface: &str, mtu: usize, pool: &Pool) -> Result<bool, Refusal> {
     let (longest, room) = (longest_frame(mtu), pool.data_room());
     if longest > room * MAX_BUFFERS {
@@ -185,7 +186,7 @@ fn needs_frags(interface: &str, mtu: usize, pool: &Pool) -> Result<bool, Refusal
     Ok(longest > room)
 }
 
-/// How frames of `mtu` can be made to fit into so many buffers.
+/// Tells the user how frames for `mtu` can be made to fit into `buffers` buffers.
 fn remedy(interface: &str, mtu: usize, pool: &Pool, buffers: usize) -> String {
     let room = |chunk| chunk - (pool.chunk_size() - pool.data_room());
     let most = buffers * pool.data_room() - longest_frame(0);
@@ -199,7 +200,8 @@ fn remedy(interface: &str, mtu: usize, pool: &Pool, buffers: usize) -> String {
 
 const PRIVILEGES: &str = "it needs root, or CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF";
 
-/// Whether a driver's refusal leaves it to the generic program: not when somebody else is there, or we may not.
+/// Returns whether the generic program may be used after a driver's refusal. It may not if another program is attached
+/// or privileges are missing.
 fn may_be_generic(refused: &io::Error) -> bool {
     let not = [libc::EBUSY, libc::EEXIST, libc::EPERM, libc::EACCES, libc::ENODEV];
     !refused.raw_os_error().is_some_and(|code| not.contains(&code))
@@ -292,7 +294,7 @@ fn refused_socket(
     Refusal::System(what, error)
 }
 
-/// Whether the interface has this queue, as far as its driver says.
+/// Returns whether the interface has this queue, according to its driver.
 fn has_queue(device: &NetDev, queue: u32) -> bool {
     match device.channels() {
         None => queue == 0,
@@ -300,9 +302,9 @@ fn has_queue(device: &NetDev, queue: u32) -> bool {
     }
 }
 
-/// Has the interface receive packets for any address, as long as the descriptor is open.
+/// Makes the interface receive packets for all addresses while the returned descriptor is open.
 fn listen_to_all(index: u32) -> io::Result<std::os::fd::OwnedFd> {
-    // Without a protocol, it receives nothing itself.
+    // Without a protocol, the socket itself receives no packets.
     let socket =
         rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     let request = libc::packet_mreq {

@@ -1,8 +1,9 @@
-//! An XDP socket: made, given its rings and the packet pool as its UMEM, and bound to one queue of an interface.
+//! An XDP socket: creates it, sets up its rings and the packet pool as its UMEM, and binds it to one queue of an
+//! interface.
 //!
-//! The kernel writes to packet buffers until the socket is closed, and the mappings of its rings keep it open. So a half
-//! that goes away leaves what it had lent here, unmaps its rings, and whoever is the last closes the socket and then
-//! takes the buffers back.
+//! The kernel writes to packet buffers until the socket is closed, and the mappings of its rings keep it open. Each
+//! half therefore leaves its lent buffers here when it is dropped, and unmaps its rings. The last owner closes the
+//! socket and then takes the buffers back.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -16,48 +17,48 @@ use rustix::net::{RecvFlags, SendFlags};
 use super::lent::Lent;
 use super::rings::{Rings, Sizes};
 
-/// Where the kernel puts a packet in a UMEM chunk (XDP_PACKET_HEADROOM), which is where packets begin here, too.
+/// Offset at which the kernel puts a packet in a UMEM chunk (XDP_PACKET_HEADROOM). It equals the pool's headroom.
 const PACKET_AT: usize = 256;
 const _: () = assert!(HEADROOM == PACKET_AT);
 
-/// Descriptors that one call sends at most, in copy mode (since Linux 6.17; 32 otherwise).
+/// Maximum number of descriptors that one call sends in copy mode (since Linux 6.17; 32 before).
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 const TX_BUDGET: u32 = 256;
-/// How long the kernel may look for packets in one call, in microseconds: any number that is not 0 will do.
+/// Maximum time that the kernel polls for packets in one call, in microseconds. Any value other than 0 enables it.
 const BUSY_POLL_TIME: u32 = 20;
-/// How long a driver may take to let go of the buffers of a zero-copy socket that was closed.
+/// Maximum time to wait for a driver to release the buffers of a closed zero-copy socket.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Bytes of a page, and of the one chunk of a socket that only asks whether its queue is free.
+/// Length of a page, and of the single chunk of a socket that only checks whether a queue is free.
 const PAGE: usize = 4096;
-/// Between two attempts to bind to a queue that is busy.
+/// Interval between two attempts to bind to a busy queue.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(20);
 
-/// Who copies packets between the interface and the packet buffers.
+/// Whether packets are copied between the interface and the packet buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Copying {
-    /// Nobody, if the driver can do that; the kernel otherwise.
+    /// Zero-copy if the driver supports it, otherwise the kernel copies.
     Avoid,
-    /// Nobody, or there is no socket.
+    /// Zero-copy; otherwise opening the socket fails.
     Never,
-    /// The kernel.
+    /// The kernel copies.
     Always,
 }
 
-/// How a port's sockets are made.
+/// The settings of a port's sockets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     pub(super) sizes: Sizes,
     pub(super) copying: Copying,
-    /// Packets may have several buffers.
+    /// Whether packets may have several buffers.
     pub(super) frags: bool,
     pub(super) need_wakeup: bool,
-    /// Packets that a call may receive, instead of an interrupt.
+    /// Number of packets that a call may receive in place of interrupts.
     pub(super) busy_poll: Option<u32>,
-    /// How long to wait for a queue that is busy: the kernel takes a moment to let go of one whose socket was closed.
+    /// How long to wait for a busy queue: the kernel needs a moment to release a queue whose socket was closed.
     pub(super) timeout: Duration,
 }
 
-/// What the kernel refused.
+/// The step that the kernel refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Make,
@@ -67,13 +68,13 @@ pub(super) enum Step {
     BusyPoll,
 }
 
-/// A step that was refused, and why.
+/// A refused step and its error.
 pub(super) type Refused = (Step, io::Error);
 
 /// A bound socket.
 #[derive(Debug)]
 pub(super) struct Socket {
-    /// There until it is closed.
+    /// `None` once the socket is closed.
     fd: Option<OwnedFd>,
     pool: &'static Pool,
     index: u32,
@@ -83,8 +84,8 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// A socket bound to `queue` of interface `index`, and its rings. It uses the UMEM of `umem_of`, or, without one,
-    /// registers the pool as its own.
+    /// Opens a socket bound to `queue` of interface `index`, with its rings. It uses the UMEM of `umem_of`, or
+    /// registers the pool as its own UMEM.
     pub(super) fn open(
         pool: &'static Pool,
         index: u32,
@@ -103,40 +104,40 @@ impl Socket {
         if let Some(budget) = settings.busy_poll {
             poll_busily(&fd, budget).map_err(at(Step::BusyPoll))?;
         }
-        // Older kernels do not know it, and need more calls.
+        // Older kernels do not support this option, and need more calls.
         let _ = set(&fd, libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &TX_BUDGET.min(settings.sizes.tx));
         let zero_copy = is_zero_copy(&fd).map_err(at(Step::Bind))?;
         let orphans = Mutex::default();
         Ok((Arc::new(Self { fd: Some(fd), pool, index, queue, zero_copy, orphans }), rings))
     }
 
-    /// Whether the interface uses the packet buffers themselves.
+    /// Whether the socket is in zero-copy mode.
     pub(super) fn is_zero_copy(&self) -> bool {
         self.zero_copy
     }
 
-    /// The packets that the kernel has dropped.
+    /// Returns the kernel's counters of dropped packets.
     pub(super) fn statistics(&self) -> io::Result<libc::xdp_statistics> {
-        // SAFETY: the structure is integers, for which zeros are a value.
+        // SAFETY: the structure consists of integers, for which zeros are a valid value.
         let mut statistics: libc::xdp_statistics = unsafe { std::mem::zeroed() };
         get(self, libc::XDP_STATISTICS, &mut statistics)?;
         Ok(statistics)
     }
 
-    /// Has the kernel send what is in the TX ring.
+    /// Makes the kernel send the packets in the TX ring.
     #[inline]
     pub(super) fn send(&self) -> rustix::io::Result<()> {
         rustix::net::send(self, &[], SendFlags::DONTWAIT).map(drop)
     }
 
-    /// Has the kernel look for packets, and at the fill ring.
+    /// Makes the kernel receive packets and process the fill ring.
     #[inline]
     pub(super) fn receive(&self) {
-        // Whatever it says: the RX ring has packets or has not.
+        // The result does not matter: the RX ring shows whether there are packets.
         let _ = rustix::net::recv(self, &mut [0; 0], RecvFlags::DONTWAIT);
     }
 
-    /// Keeps buffers that the kernel still has until the socket is closed, and takes them back then.
+    /// Keeps buffers that the kernel still has until the socket is closed. Then they are returned to the pool.
     pub(super) fn leave(&self, lent: Lent) {
         self.orphans.lock().unwrap_or_else(PoisonError::into_inner).push(lent);
     }
@@ -150,11 +151,11 @@ impl AsFd for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Returns when the kernel does not write to the buffers any more. Packets that were sent in copy mode it has
-        // copied.
+        // This returns when the kernel does not write to the buffers any more. It has already copied packets sent in
+        // copy mode.
         drop(self.fd.take());
         let orphans = std::mem::take(self.orphans.get_mut().unwrap_or_else(PoisonError::into_inner));
-        // A driver that has the buffers themselves is told later.
+        // A zero-copy driver releases its buffers later.
         if self.zero_copy && !is_released(self.index, self.queue) {
             let buffers: usize = orphans.iter().map(Lent::count).sum();
             let queue = self.queue;
@@ -172,8 +173,8 @@ impl Drop for Socket {
     }
 }
 
-/// Waits until nobody has the queue any more, which is when a throwaway socket can be bound to it, or until the
-/// interface is gone, which takes the buffers from the driver, too.
+/// Waits until the queue is free, which is when another socket can be bound to it, or until the interface is gone, in
+/// which case the driver has released its buffers, too. Returns whether the buffers were released.
 fn is_released(index: u32, queue: u32) -> bool {
     let sizes = Sizes { rx: 2, fill: 2, tx: 2, completion: 2 };
     let settings = Settings {
@@ -199,16 +200,16 @@ fn is_released(index: u32, queue: u32) -> bool {
 }
 
 fn make() -> io::Result<OwnedFd> {
-    // SAFETY: socket(2) takes three numbers.
+    // SAFETY: socket(2) takes three integers.
     let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just created this descriptor, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes the first `len` bytes of `memory` the socket's UMEM, one chunk for each packet buffer.
+/// Registers the first `len` bytes of `memory` as the socket's UMEM, with one chunk per packet buffer.
 fn register(fd: &OwnedFd, memory: NonNull<u8>, len: usize, chunk: usize) -> io::Result<()> {
     let registration = libc::xdp_umem_reg {
         addr: memory.as_ptr() as u64,
@@ -230,7 +231,7 @@ fn make_rings(fd: &OwnedFd, sizes: &Sizes) -> io::Result<Rings> {
     ] {
         set(fd, libc::SOL_XDP, which, &size)?;
     }
-    // SAFETY: the structure is integers, for which zeros are a value.
+    // SAFETY: the structure consists of integers, for which zeros are a valid value.
     let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
     get(fd, libc::XDP_MMAP_OFFSETS, &mut offsets)?;
     Rings::map(fd.as_fd(), sizes, &offsets)
@@ -249,7 +250,7 @@ fn bind(
         Copying::Never => libc::XDP_ZEROCOPY,
         Copying::Always => libc::XDP_COPY,
     };
-    // Sockets that share a UMEM are as the first one is, and may not say so.
+    // Sockets that share a UMEM inherit the first socket's flags and must not set them.
     let (flags, umem_fd) = match umem_of {
         Some(socket) => (libc::XDP_SHARED_UMEM, socket.as_fd().as_raw_fd().cast_unsigned()),
         None => {
@@ -269,7 +270,7 @@ fn bind(
     let len = libc::socklen_t::try_from(size_of_val(&address)).map_err(io::Error::other)?;
     let start = Instant::now();
     loop {
-        // SAFETY: the address is a sockaddr_xdp of the length given.
+        // SAFETY: the address is a sockaddr_xdp of the given length.
         match unsafe { libc::bind(fd.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) } {
             0 => return Ok(()),
             _ => match io::Error::last_os_error() {
@@ -282,7 +283,7 @@ fn bind(
     }
 }
 
-/// Lets calls of ours do what interrupts do otherwise.
+/// Enables busy polling: the worker's system calls replace interrupts.
 fn poll_busily(fd: &OwnedFd, budget: u32) -> io::Result<()> {
     set(fd, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, &1u32)?;
     set(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &BUSY_POLL_TIME)?;
@@ -295,17 +296,17 @@ fn is_zero_copy(fd: &OwnedFd) -> io::Result<bool> {
     Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
-/// setsockopt(2). The options used here take any value of their type.
+/// Calls setsockopt(2). The options used here accept any value of their type.
 pub(super) fn set<T>(fd: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
     let len = libc::socklen_t::try_from(size_of::<T>()).map_err(io::Error::other)?;
-    // SAFETY: the value is live for the call and as long as given.
+    // SAFETY: the value is live for the call and has the given length.
     match unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), len) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// getsockopt(2) of an XDP option, whose structure `T` is: integers.
+/// Calls getsockopt(2) for an XDP option. `T` is the option's structure, which consists of integers.
 fn get<T>(fd: &impl AsFd, option: libc::c_int, value: &mut T) -> io::Result<()> {
     let mut len = libc::socklen_t::try_from(size_of::<T>()).map_err(io::Error::other)?;
     let fd = fd.as_fd().as_raw_fd();

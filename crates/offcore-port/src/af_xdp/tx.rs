@@ -1,8 +1,8 @@
-//! Sending: packets into the TX ring, their buffers back out of the completion ring.
+//! Sending: packets are put into the TX ring, and their buffers come back through the completion ring.
 //!
-//! In copy mode it is the call that sends: it takes packets off the TX ring, as many as its budget and the socket's
-//! send buffer allow, and gives up at the first one that the interface refuses. So it is repeated as long as it gets
-//! somewhere, and what is left is sent in the next round.
+//! In copy mode, the system call itself sends: it takes packets off the TX ring, as many as its budget and the socket's
+//! send buffer allow, and stops at the first packet that the interface rejects. The call is therefore repeated as long
+//! as it makes progress. Packets that are left are sent in the next round.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use super::{Line, MAX_BUFFERS};
 use crate::base::cell::End;
 use crate::{Accepts, Context, DropReason, TxCounters, TxQueue};
 
-/// A queue that stops waits this long for the next buffer to come back; then closing the socket brings the rest.
+/// A stopping queue waits this long for the next buffer to come back. Closing the socket then returns the rest.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Packets, and their bytes.
+/// A number of packets and of their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sum {
     packets: u64,
@@ -36,13 +36,13 @@ impl std::ops::AddAssign for Sum {
     }
 }
 
-/// The sending half of a socket. The rings are unmapped before the socket is let go of.
+/// The sending half of a socket. The rings are unmapped before the reference to the socket is dropped.
 #[derive(Debug)]
 pub(super) struct TxHalf {
     tx: Producer<Descriptor>,
     completion: Consumer<u64>,
     lent: Lent,
-    /// Index of the first descriptor that the kernel may not have taken.
+    /// Index of the first descriptor that the kernel may not have taken yet.
     sent: u32,
     pool: &'static Pool,
     socket: Arc<Socket>,
@@ -59,7 +59,7 @@ impl TxHalf {
         Self { tx, completion, lent: Lent::new(pool), sent, pool, socket }
     }
 
-    /// Frees what has been sent; how many buffers.
+    /// Frees the buffers of sent packets; returns their number.
     #[inline]
     fn reap(&mut self, cache: &mut PoolCache) -> usize {
         if self.lent.count() == 0 {
@@ -78,7 +78,7 @@ impl TxHalf {
         done
     }
 
-    /// Writes a packet of one buffer to the ring, which has room for it.
+    /// Writes a packet of one buffer to the ring, which must have room for it.
     #[inline(always)]
     fn push(&mut self, packet: Packet, options: u32) {
         #[allow(clippy::cast_possible_truncation, reason = "a packet buffer has at most 32 KiB")]
@@ -87,7 +87,7 @@ impl TxHalf {
         self.tx.push(Descriptor { addr, len, options });
     }
 
-    /// Writes a packet of several buffers.
+    /// Writes a packet of several buffers to the ring.
     #[cold]
     fn push_chain(&mut self, mut packet: Packet) {
         while let Some(rest) = self.pool.split(&mut packet) {
@@ -97,7 +97,7 @@ impl TxHalf {
         self.push(packet, 0);
     }
 
-    /// Has the kernel send what is in the ring, if it wants to be asked; what it dropped.
+    /// Makes the kernel send the packets in the ring, if it asks for a wakeup; returns the packets that it dropped.
     #[inline]
     fn kick(&mut self) -> Sum {
         let mut refused = Sum::default();
@@ -105,18 +105,19 @@ impl TxHalf {
             return refused;
         }
         if self.socket.is_zero_copy() {
-            // The driver sends, now or later.
+            // The driver sends asynchronously.
             let _ = self.socket.send();
             return refused;
         }
         loop {
             match self.socket.send() {
-                // All of it, unless the completion ring is full, which not every kernel calls an error.
+                // All packets were sent, unless the completion ring is full, which not every kernel reports as an
+                // error.
                 Ok(()) => {
                     self.advance();
                     break;
                 }
-                // Its budget is used up, or the send buffer is full.
+                // The call's budget is used up, or the send buffer is full.
                 Err(Errno::AGAIN) => {
                     if !self.advance() {
                         break;
@@ -124,7 +125,7 @@ impl TxHalf {
                 }
                 // The interface dropped one packet.
                 Err(Errno::BUSY) => refused += self.refused(),
-                // The interface is down or gone, which the control thread will find out.
+                // The interface is down or gone, which the control thread will detect.
                 Err(_) => break,
             }
             if self.sent == self.tx.head() {
@@ -134,10 +135,10 @@ impl TxHalf {
         refused
     }
 
-    /// Looks how far the kernel has got; whether that is further than before.
+    /// Updates how many packets the kernel has taken; returns whether there was progress.
     fn advance(&mut self) -> bool {
         let taken = self.tx.head().wrapping_sub(self.tx.waiting() as u32);
-        // The kernel may be further than it says, but never behind.
+        // `sent` may be ahead of the kernel's index, but never behind it.
         let further = taken.wrapping_sub(self.sent).cast_signed() > 0;
         if further {
             self.sent = taken;
@@ -145,8 +146,8 @@ impl TxHalf {
         further
     }
 
-    /// The packet that the kernel has taken and the interface dropped. When packets were sent before it in the same
-    /// call, it is the last one that was taken; when none were, the kernel does not yet say that it took it.
+    /// Determines the packet that the kernel took and the interface dropped. If the same call sent packets before it,
+    /// it is the last packet taken. If not, the kernel does not report yet that it took the packet.
     #[cold]
     fn refused(&mut self) -> Sum {
         let (before, mut bytes) = (self.sent, 0);
@@ -173,7 +174,7 @@ impl TxHalf {
         Sum { packets: 1, bytes }
     }
 
-    /// Whether something is in the ring that the kernel has not been able to take.
+    /// Returns whether the ring contains packets that the kernel has not taken.
     #[inline]
     fn has_unsent(&mut self) -> bool {
         match self.socket.is_zero_copy() {
@@ -195,9 +196,9 @@ pub(super) struct XdpTx {
     end: End<TxHalf>,
     line: Arc<Line>,
     counters: TxCounters,
-    /// Packets that were counted as sent and then dropped, and are to be taken off what is counted next.
+    /// Packets that were counted as sent and then dropped. They are subtracted from the next packets counted.
     owed: Sum,
-    /// Since when no buffer has come back to a queue that stops.
+    /// The time since which no buffer has come back to a stopping queue.
     stuck_since: Option<Instant>,
 }
 
@@ -206,7 +207,7 @@ impl XdpTx {
         Self { end, line, counters, owed: Sum::default(), stuck_since: None }
     }
 
-    /// Frees what has been sent, and sends what could not be before; how many buffers have come back.
+    /// Frees sent packets, and sends packets that are left in the ring; returns the number of freed buffers.
     #[inline]
     fn go_on(&mut self, cache: &mut PoolCache) -> usize {
         let Some(half) = self.end.latest() else { return 0 };
@@ -220,7 +221,8 @@ impl XdpTx {
         reaped
     }
 
-    /// Counts packets that were handed to the kernel, and those that the interface dropped of these and earlier ones.
+    /// Counts packets that were given to the kernel, and packets among these and earlier ones that the interface
+    /// dropped.
     #[inline]
     fn count(&mut self, sent: Sum, refused: Sum) {
         if refused.packets > 0 {
@@ -234,8 +236,8 @@ impl XdpTx {
     }
 }
 
-/// Moves packets from the front of `burst` to the ring of `half`, as many as it has room for. Those that cannot be sent
-/// are freed and counted.
+/// Moves packets from the front of `burst` to the ring of `half`, as many as it has room for. Packets that cannot be
+/// sent are freed and counted.
 #[inline]
 fn push_all(
     half: &mut TxHalf,
@@ -275,7 +277,7 @@ fn push_special(
     let mut free = half.tx.free(burst.len() * MAX_BUFFERS);
     for mut packet in std::mem::take(burst) {
         let buffers = pool.segment_count(&packet);
-        // Those behind one that has to wait wait, too.
+        // Packets behind a waiting packet must wait, too.
         if !burst.is_empty() || buffers > free {
             burst.push(packet);
             continue;
@@ -293,7 +295,7 @@ fn push_special(
     sum
 }
 
-/// Lengthens a packet that is too short: a driver that gets it from the ring may not.
+/// Pads a packet that is too short, because a driver may not pad packets from the ring.
 #[cold]
 fn fit(packet: &mut Packet, longest: usize, cache: &mut PoolCache) -> Result<(), DropReason> {
     let len = cache.pool().total_len(packet);
@@ -342,7 +344,7 @@ impl TxQueue for XdpTx {
         if self.go_on(ctx.cache) > 0 {
             self.stuck_since = None;
         }
-        // What an interface without a link has, it keeps.
+        // An interface without a link does not return its packets.
         let left = match self.end.latest() {
             Some(half) if self.line.longest() > 0 => half.lent.count(),
             _ => 0,

@@ -1,11 +1,11 @@
-//! Ethernet addresses for ports that have none of their own.
+//! Ethernet addresses for ports without a hardware address.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use offcore_wire::ethernet::MacAddr;
 
-/// A locally administered unicast address for the port written as `text`: the same in every run whose ports are the
-/// same and in the same order, and different for two ports written alike.
+/// Returns a locally administered unicast address for the port written as `text`. It is the same in every run that has
+/// the same ports in the same order. Two ports written alike have different addresses.
 pub fn derived(text: &str) -> MacAddr {
     static PORTS: AtomicU32 = AtomicU32::new(0);
     let nth = PORTS.fetch_add(1, Ordering::Relaxed);

@@ -1,22 +1,22 @@
-//! The seam between the control thread and the worker of one half of a queue on an interface of the kernel.
+//! The interface between the control thread and the worker of one half of a queue on a kernel interface.
 //!
-//! The control thread publishes what the queue works with, a ring or a file, and another one when the interface was
-//! made anew, or none while it is gone. The worker looks at a number, which is one load of a line that hardly ever
-//! changes, and only when that has changed takes the lock. The old one goes back, so that the control thread closes it:
-//! that takes the kernel milliseconds.
+//! The control thread publishes the queue's ring or file, publishes a new one when the interface was recreated, and
+//! `None` while it is missing. The worker reads a generation number, which is one load of a cache line that rarely
+//! changes, and takes the lock only when the number has changed. The worker returns the old ring, so that the control
+//! thread closes it: that takes the kernel milliseconds.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug)]
 struct State<T> {
-    /// The ring for the worker to take.
+    /// The ring that the worker takes next.
     next: Option<T>,
-    /// Rings for the control thread to close.
+    /// Rings that the control thread has to close.
     retired: Vec<T>,
 }
 
-/// What the two sides share.
+/// State shared by the two sides.
 #[derive(Debug)]
 pub(crate) struct Cell<T> {
     generation: AtomicU32,
@@ -33,7 +33,7 @@ impl<T> Cell<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Control side: exchanges the ring for another one, or for none. One that nobody has taken is closed.
+    /// Control side: replaces the ring by another one, or by none. A ring that was never taken is closed.
     pub(crate) fn publish(&self, ring: Option<T>) {
         let mut state = self.lock();
         let old = std::mem::replace(&mut state.next, ring);
@@ -42,14 +42,14 @@ impl<T> Cell<T> {
         drop(old);
     }
 
-    /// Control side: the number of the last publication; 0 before the first.
+    /// Control side: returns the number of the last publication; 0 before the first one.
     pub(crate) fn generation(&self) -> u32 {
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// Control side: closes what the worker has given back.
+    /// Control side: closes the rings that the worker has returned.
     pub(crate) fn close_retired(&self) {
-        // Not under the lock, since it may take a while.
+        // Closing may take a while, so it is done without the lock.
         let retired = std::mem::take(&mut self.lock().retired);
         drop(retired);
     }
@@ -60,7 +60,7 @@ impl<T> Cell<T> {
 pub(crate) struct End<T> {
     cell: std::sync::Arc<Cell<T>>,
     generation: u32,
-    /// The present ring; there is none while the interface is gone, and until it is up for the first time.
+    /// The present ring. `None` while the interface is missing, and until it is up for the first time.
     pub(crate) ring: Option<T>,
 }
 
@@ -71,18 +71,18 @@ impl<T> End<T> {
         end
     }
 
-    /// The number of the publication that [`ring`](Self::ring) is of.
+    /// Returns the publication number of [`ring`](Self::ring).
     pub(crate) fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Whether another ring was published.
+    /// Returns whether another ring was published.
     #[inline(always)]
     pub(crate) fn is_stale(&self) -> bool {
         self.cell.generation.load(Ordering::Acquire) != self.generation
     }
 
-    /// Takes what was published last; the old ring must have been emptied.
+    /// Takes the last publication. The old ring must be empty.
     #[cold]
     pub(crate) fn follow(&mut self) {
         let mut state = self.cell.lock();
@@ -91,7 +91,7 @@ impl<T> End<T> {
         state.retired.extend(std::mem::replace(&mut self.ring, next));
     }
 
-    /// What was published last, if it was anything; for rings that need not be emptied.
+    /// Returns the last publication, if it is a ring. For rings that need not be emptied.
     #[inline(always)]
     pub(crate) fn latest(&mut self) -> Option<&mut T> {
         if self.is_stale() {
@@ -122,7 +122,7 @@ mod tests {
         assert!(end.is_stale());
         end.follow();
         assert_eq!((end.ring.as_deref(), end.is_stale()), (Some(&0), false));
-        // The second is never seen, so it is closed at once.
+        // The second ring is never taken, so it is closed at once.
         cell.publish(Some(Arc::clone(&rings[1])));
         cell.publish(Some(Arc::clone(&rings[2])));
         assert_eq!(Arc::strong_count(&rings[1]), 1);

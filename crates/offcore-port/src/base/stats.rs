@@ -1,4 +1,4 @@
-//! Counters of a port's queues: what was received and sent, and what was dropped and why.
+//! Counters of a port's queues: packets received, sent, and dropped, with the reasons.
 
 use offcore_mem::{Burst, PoolCache};
 use offcore_stats::named;
@@ -6,30 +6,30 @@ use offcore_stats::named::joined;
 use offcore_stats::page::{Block, PageError, StatsPage};
 
 named! {
-    /// Why a packet was dropped.
+    /// The reason for which a packet was dropped.
     #[repr(u8)]
     pub enum DropReason {
-        /// RX: longer than any packet, or than a packet buffer where the port takes only one. TX: longer than the port, or the
-        /// guest's buffers, can take, or to be cut into more than 256 segments.
+        /// RX: longer than the longest packet, or longer than a packet buffer if the port uses one per packet. TX:
+        /// longer than the port or the guest's buffers can take, or needs more than 256 segments.
         TooBig = "too_big",
-        /// RX: shorter than an Ethernet header, or with an impossible virtio-net header. TX: to be segmented, but no
-        /// packet that can be.
+        /// RX: shorter than an Ethernet header, or with an invalid virtio-net header. TX: requests segmentation that is
+        /// not possible for this packet.
         Malformed = "malformed",
-        /// TX: the other side left no room for it.
+        /// TX: the other side had no room for it.
         Full = "full",
         /// RX or TX: the queue is stopped or disabled, or its link is down.
         Down = "down",
-        /// TX: the system refused to send it, or a guest no longer does what the packet asks for.
+        /// TX: the system refused to send it, or a guest no longer accepts the packet's offload request.
         Failed = "failed",
-        /// TX: no packet buffer was free for what it had to be made into.
+        /// TX: no packet buffer was free for the packets that it had to be converted into.
         NoBuffer = "no_buffer",
-        /// RX or TX: an impairment port was told to lose it.
+        /// RX or TX: an impairment port dropped it on purpose.
         Impaired = "impaired",
     }
 }
 
-/// The counters of a block made here, in order: packets, bytes, polls that left packets with the other side because the
-/// pool had no free packet buffer, and a drop counter for each reason.
+/// Names of a queue's counters, in order: packets, bytes, polls that left packets with the other side because the pool
+/// had no free packet buffer, and one drop counter for each reason.
 const COUNTERS: [&str; 3 + DropReason::ALL.len()] =
     joined(["packets", "bytes", "starved"], DropReason::NAMES);
 
@@ -40,20 +40,20 @@ macro_rules! queue_counters {
         pub struct $name(Block);
 
         impl $name {
-            /// Counters of queue `index` of `port` on `page`.
+            /// Creates the counters of queue `index` of `port` on `page`.
             ///
             /// # Errors
-            /// When the page is full.
+            /// If the page is full.
             pub fn new(page: &StatsPage, port: &str, index: u16) -> Result<Self, PageError> {
                 Ok(Self(page.block(&format!(concat!("{}/", $kind, "{}"), port, index), &COUNTERS)?))
             }
 
-            /// Counters that nobody else sees.
+            /// Creates counters that are not on a statistics page.
             pub fn private() -> Self {
                 Self(Block::private(&COUNTERS))
             }
 
-            /// Counts packets that were taken over, and their bytes without FCS.
+            /// Counts packets that were received or sent, and their bytes without FCS.
             #[inline(always)]
             pub fn add(&self, packets: u64, bytes: u64) {
                 self.0.counter(0).add(packets);
@@ -73,28 +73,28 @@ macro_rules! queue_counters {
                 cache.free_all(burst.drain(..));
             }
 
-            /// Counts polls that left packets where they were for want of a packet buffer: nothing was dropped.
+            /// Counts polls that left packets unreceived because no packet buffer was free. No packets were dropped.
             #[inline(always)]
             pub fn starved(&self, polls: u64) {
                 self.0.counter(2).add(polls);
             }
 
-            /// Packets so far.
+            /// Number of packets so far.
             pub fn packets(&self) -> u64 {
                 self.0.counter(0).value()
             }
 
-            /// Bytes so far, without FCS.
+            /// Number of bytes so far, without FCS.
             pub fn bytes(&self) -> u64 {
                 self.0.counter(1).value()
             }
 
-            /// Packets dropped for `reason` so far.
+            /// Number of packets dropped for `reason` so far.
             pub fn dropped(&self, reason: DropReason) -> u64 {
                 self.0.counter(3 + reason as usize).value()
             }
 
-            /// Packets dropped so far.
+            /// Number of packets dropped so far.
             pub fn dropped_total(&self) -> u64 {
                 DropReason::ALL.iter().map(|&reason| self.dropped(reason)).sum()
             }
@@ -103,11 +103,11 @@ macro_rules! queue_counters {
 }
 
 queue_counters! {
-    /// What an RX queue counts.
+    /// Counters of an RX queue.
     RxCounters, "rx"
 }
 queue_counters! {
-    /// What a TX queue counts.
+    /// Counters of a TX queue.
     TxCounters, "tx"
 }
 

@@ -1,4 +1,4 @@
-//! The copies of packets that are more than one plain buffer.
+//! Copies packets that are not a single plain buffer.
 
 use arrayvec::ArrayVec;
 use offcore_dma::Batch;
@@ -7,21 +7,21 @@ use offcore_wire::virtio_net::HEADER_LEN;
 
 use super::InFlight;
 
-/// Buffers that a packet may have.
+/// Maximum number of buffers per packet.
 pub(super) const MAX_SEGMENTS: usize = 64;
 
-/// Why there is no copy of a packet yet.
+/// Why a packet has not been copied yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoCopy {
-    /// The pool has fewer free buffers.
+    /// The pool has fewer free buffers than the packet needs.
     Starved,
-    /// The batch has no room for all of its copies.
+    /// The batch has no room for all copies of the packet.
     ListFull,
 }
 
-/// A packet of as many and as long buffers as `source`, at most [`MAX_SEGMENTS`], and the copies in `batch` that make it
-/// one, with the bytes that they have; unless it comes to that, nothing is gathered and nothing is taken. The header in
-/// front of a packet that asks for something is copied with its first buffer.
+/// Takes a packet with as many buffers of the same lengths as `source`, at most [`MAX_SEGMENTS`], and adds its copies
+/// to `batch`. Returns the new packet and the number of bytes to copy. On error, no copies are gathered and no buffers
+/// are taken. The offload header in front of the first buffer's data, if any, is copied with that buffer.
 #[cold]
 pub(super) fn copy<const IMMEDIATE: bool>(
     source: &Packet,
@@ -36,7 +36,7 @@ pub(super) fn copy<const IMMEDIATE: bool>(
     }
     let header = if source.has_offload() { HEADER_LEN } else { 0 };
     let mut total = header;
-    // From the last to the first, as packets of several buffers are linked.
+    // From the last to the first buffer, because packets of several buffers are linked in that order.
     let mut copy: Option<Packet> = None;
     for (index, &(src, len)) in from.iter().enumerate().rev() {
         let headroom = match index {

@@ -1,6 +1,6 @@
-//! Against a plain model: every packet that is not too long comes out once, in order, unchanged and with its marks, and
-//! in the end every packet buffer is back, once; over engines that misbehave as well. And the tests notice: with the
-//! reorder ring, the quarantine or the recovery switched off, they fail.
+//! Checks the copy stage against a simple model: every packet that is not too long comes out once, in order, unchanged
+//! and with its marks, and at the end every packet buffer is back in the pool, once. This also holds for faulty
+//! engines. The tests are effective: they fail if the reorder ring, the quarantine or the recovery is switched off.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,14 +15,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Bytes of a packet buffer.
+/// Length of a packet buffer in bytes.
 const SIZE: usize = 2048;
-/// What every packet's bytes are a part of.
+/// Length of the content from which all packets' bytes are taken.
 const CONTENT: usize = 1 << 17;
-/// Packets that came out are looked at when this many more have come: a late copy has time to spoil them.
+/// Packets that came out are checked when this many more have come out, so that a late copy has time to corrupt them.
 const HELD: usize = 100;
 
-/// What packet `number` is.
+/// The form of one packet.
 #[derive(Clone, Copy, Debug)]
 struct Form {
     len: usize,
@@ -30,7 +30,7 @@ struct Form {
     offload: bool,
 }
 
-/// Every third packet asks for something; one in `jumbo`, when not 0, has several buffers.
+/// Every third packet has an offload request. One packet in `jumbo` has several buffers, unless `jumbo` is 0.
 fn form(number: u64, jumbo: u64) -> Form {
     let random = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
     let long = jumbo > 0 && random.is_multiple_of(jumbo);
@@ -103,7 +103,7 @@ struct Case {
     at_least: usize,
     burst: usize,
     mode: Mode,
-    /// One in so many bursts is given back, when not 0.
+    /// One burst in this many is taken back; 0: none.
     back: u64,
     faults: Vec<Faults>,
 }
@@ -175,7 +175,7 @@ impl Bed {
         Self { case, content, copy, mover, cache, clock, expected: 0, too_long: 0, held: VecDeque::new() }
     }
 
-    /// One call; `drain` for one that takes nothing new.
+    /// Makes one call of `rx`, or of `drain`, which accepts no new packets.
     fn round(&mut self, drain: bool, burst: &mut Burst) -> usize {
         self.mover.poll(&mut self.clock);
         let Self { mover, cache, clock, case, copy, .. } = self;
@@ -233,7 +233,7 @@ impl Bed {
             if !burst.is_empty() {
                 progress = Instant::now();
                 if self.case.back > 0 && rounds.is_multiple_of(self.case.back) {
-                    // The other side has no room for the last of them.
+                    // The other side has no room for the second half of the burst.
                     let mut back: Burst = burst.drain(burst.len() / 2..).collect();
                     left += back.len();
                     self.copy.take_back(&mut back);
@@ -244,7 +244,7 @@ impl Bed {
             for packet in burst {
                 self.held.push_back(packet);
             }
-            // A pool that is small has not the buffers to hold back.
+            // A small pool does not have enough buffers to hold back that many packets.
             while self.held.len() > HELD.min(self.case.chunks / 8) {
                 let packet = self.held.pop_front().unwrap();
                 self.look_at(packet)?;
@@ -254,7 +254,7 @@ impl Bed {
             }
             let taken: u64 =
                 [0, 2, 3].iter().map(|&index| self.copy.pending.stats.counter(index).value()).sum();
-            // The last of them are in flight then.
+            // The last packets are in flight at this point.
             stopping |= taken == self.case.packets;
             if progress.elapsed() > Duration::from_secs(10) {
                 return Err(format!("packet {} and {left} in flight: no progress for 10 s", self.expected));
@@ -300,7 +300,7 @@ fn misbehaves(seed: u64) -> Faults {
     }
 }
 
-/// Two channels, one of which loses copies while the other makes `late` of a thousand when nobody waits for them any more.
+/// Two channels: one loses copies, and the other performs `late` of a thousand copies after they were given up.
 fn two(late: u32) -> Vec<Faults> {
     vec![Faults { never: 1, ..misbehaves(1) }, Faults { late, ..misbehaves(2) }]
 }
@@ -319,7 +319,7 @@ fn engine_copies_every_buffer() {
     assert!(channel.stats().submitted > bed.case.packets / 2, "{:?}", channel.stats());
 }
 
-/// The long run; a tenth of it in debug builds, which check every byte slowly.
+/// The long run. Debug builds, in which checking every byte is slow, make a tenth of it.
 #[test]
 fn packets_survive_every_fault() {
     let packets = if cfg!(debug_assertions) { 50_000 } else { 500_000 };
@@ -346,8 +346,8 @@ fn without_the_recovery_it_is_noticed() {
 
 #[test]
 fn without_the_quarantine_it_is_noticed() {
-    // A late copy is noticed when its buffer is another packet's by then: that is for the clock to decide, so there are
-    // several tries.
+    // A late copy is only noticed if its buffer belongs to another packet by then. This depends on timing, so the test
+    // makes several attempts.
     let error = (0..20).find_map(|_| {
         let mut bed = Bed::new(Case { packets: 1_000_000, faults: two(10), ..Case::default() });
         bed.mover.switch_off_quarantine();
@@ -369,7 +369,7 @@ fn short_packets_keep_their_place() {
     let short = (0..bed.case.packets).filter(|&number| form(number, 20).len < 400).count() as u64;
     assert!(short > 1000);
     let stats = bed.mover.stats();
-    // Those that found every channel full are the core's as well.
+    // The core also copies packets that find all channels full.
     assert!(stats.core_copies - stats.overflow >= short, "{stats:?}: {short} are short");
     let (_, channel) = bed.mover.channels().next().unwrap();
     assert!(channel.stats().submitted > 0);
@@ -387,7 +387,7 @@ fn copy_minimum_is_bounded() {
     let bed = run(Case { at_least: 1700, ..Case::default() }).unwrap();
     let bytes = bed.copy.pending.stats.counter(CopyCount::Bytes as usize).value();
     assert!(bytes >= 1700 * bed.case.packets * 2 / 3, "{bytes}");
-    // Longer than a packet buffer: as far as it goes.
+    // If this exceeds the packet buffer, the rest of the buffer is copied.
     run(Case { at_least: 5000, ..Case::default() }).unwrap();
 }
 
@@ -404,7 +404,7 @@ fn a_pool_that_runs_dry_loses_nothing() {
 
 #[test]
 fn deadlocked_buffers_are_given_up() {
-    // All packet buffers are those of packets that were received.
+    // Received packets occupy all packet buffers.
     let mut bed = Bed::new(Case { chunks: 64, burst: 64, packets: 64, mode: Mode::Cpu, ..Case::default() });
     let start = Instant::now();
     let mut out = 0;

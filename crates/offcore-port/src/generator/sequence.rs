@@ -1,41 +1,41 @@
-//! What a sink knows about one flow: which numbers came, and in which order.
+//! Tracks one flow in a sink: which numbers arrived, and in which order.
 
-/// Numbers below the highest whose arrival is remembered.
+/// Number of sequence numbers below the highest whose arrival is remembered.
 pub const WINDOW: u64 = 1024;
 
 const WORDS: usize = (WINDOW / 64) as usize;
 
-/// What an arrival says.
+/// Classification of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// The number after the highest so far.
+    /// The number after the highest one so far.
     InOrder,
-    /// Higher: this many in between have not come, and are lost unless they come late.
+    /// A higher number: this many numbers in between have not arrived, and are lost unless they arrive late.
     Ahead(u64),
-    /// Lower, for the first time: it is not lost after all.
+    /// A lower number, for the first time: it is not lost.
     Late,
-    /// Lower, and it came before.
+    /// A lower number that arrived before.
     Duplicate,
-    /// Lower than the window goes back: late or a duplicate, nobody can tell.
+    /// A number below the window: it cannot be determined whether it is late or a duplicate.
     TooOld,
-    /// So much higher that the number itself must be damaged. It changes nothing.
+    /// A number that is too high to be correct. It is ignored.
     Implausible,
 }
 
-/// The numbers that came. Numbers begin at 0.
+/// The numbers that arrived. Numbers begin at 0.
 #[derive(Clone, Debug, Default)]
 pub struct Sequence {
-    /// The number after the highest that came.
+    /// The number after the highest number that arrived.
     next: u64,
-    /// Bit n % WINDOW: whether n came, for the window below `next`.
+    /// Bit n % WINDOW: whether n arrived, for the window below `next`.
     seen: [u64; WORDS],
 }
 
 impl Sequence {
-    /// A gap this long is no loss.
+    /// A gap of this length is not a loss but a damaged number.
     const PLAUSIBLE: u64 = 1 << 32;
 
-    /// Notes that `number` came.
+    /// Records the arrival of `number`.
     #[inline]
     pub fn arrive(&mut self, number: u64) -> Arrival {
         if number == self.next {
@@ -62,7 +62,7 @@ impl Sequence {
         if gap >= Self::PLAUSIBLE {
             return Arrival::Implausible;
         }
-        // What lies further back than the window is forgotten: clearing all of it is enough.
+        // Numbers below the window are forgotten, so clearing at most the whole window is sufficient.
         for missing in self.next.max(number.saturating_sub(WINDOW))..number {
             self.seen[Self::word(missing)] &= !Self::bit(missing);
         }
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn the_window_ends_somewhere() {
         assert_eq!(arrivals(&[WINDOW, 1, 0, WINDOW + 1, 1]), [Ahead(WINDOW), Late, TooOld, InOrder, TooOld]);
-        // A gap longer than the window leaves no number of before in it.
+        // After a gap longer than the window, the window contains none of the earlier numbers.
         let far = 10 * WINDOW + 7;
         assert_eq!(
             arrivals(&[0, far, far - 1, far - WINDOW + 1, 0])[1..],

@@ -1,4 +1,4 @@
-//! The checking half: whether each probe came once, in order and unchanged.
+//! The checking half: checks that each probe arrives once, in order and unchanged.
 
 use offcore_mem::{Burst, Packet, Pool};
 use offcore_ring::prefetch;
@@ -11,46 +11,46 @@ use super::sequence::{Arrival, Sequence};
 use crate::spec::GenSpec;
 use crate::{Accepts, Context, TxCounters, TxQueue};
 
-/// Low bits of a probe's fill that say which content it has; the bits above are the stream.
+/// Number of low bits of a probe's fill that select its content; the bits above are the stream id.
 pub(super) const FILL_BITS: u32 = 8;
 /// The highest stream id.
 pub(super) const MAX_STREAM: u32 = u32::MAX >> FILL_BITS;
-/// Streams that one sink tells apart: probes of further ones are foreign.
+/// Number of streams that one sink distinguishes: probes of further streams are foreign.
 const MAX_STREAMS: usize = 256;
-/// Flows that one sink keeps numbers for, all streams together (36 MB): probes of further ones are foreign.
+/// Number of flows that one sink tracks, over all streams (36 MB): probes of further flows are foreign.
 const MAX_SEQUENCES: usize = 1 << 18;
-/// Packets ahead of the one being checked whose headers are fetched.
+/// Prefetch distance in packets.
 const AHEAD: usize = 4;
-/// Where the low half of the IPv4 destination, which is the flow, is in a frame.
+/// Offset of the low half of the IPv4 destination, which is the flow.
 const FLOW: usize = 32;
 
 /// One TX queue of a generator.
 #[derive(Debug)]
 pub(super) struct Sink {
-    /// Each stream's id and flows. Grows when a stream or flow appears for the first time.
+    /// Each stream's id and flows. It grows when a stream or flow appears for the first time.
     streams: Vec<(u32, Vec<Sequence>)>,
-    /// The first of its own port's streams, and how many it has.
+    /// The first stream id of the sink's port, and the number of its streams.
     own: (u32, u32),
-    /// The stream of the last probe, as an index.
+    /// Index of the last probe's stream.
     recent: usize,
-    /// Flows that a stream is made with.
+    /// Number of flows of a new stream.
     flows: usize,
     verify: u32,
-    /// Probes until one is verified.
+    /// Number of probes until the next one is verified.
     until_verify: u32,
     counts: Counts,
-    /// A packet of several buffers, in one.
+    /// A packet of several buffers, joined.
     whole: Vec<u8>,
     block: Block,
     counters: TxCounters,
 }
 
 counters! {
-    /// What a sink counts, or what one burst adds to that.
+    /// Counters of a sink, or the contribution of one burst to them.
     pub(super) struct Counts {
         received,
         verified,
-        /// Wraps below 0 when what was lost before comes late.
+        /// Wraps below 0 if probes counted as lost earlier arrive late.
         lost,
         reordered,
         duplicates,
@@ -63,20 +63,20 @@ counters! {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {
-    /// As sent, or not looked at.
+    /// The content is as sent, or was not checked.
     Good,
-    /// Changed behind the headers: the number is still believed.
+    /// The content behind the headers was changed: the number is still reliable.
     PayloadDamaged,
-    /// Changed in the headers.
+    /// The headers were changed.
     HeaderDamaged,
 }
 
-/// Why a probe's number is not looked at.
+/// Why a probe's number is not evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unknown {
-    /// Its flow is new, or its header damaged, and its content changed.
+    /// The headers are damaged, or the flow is new and the content was changed.
     Damaged,
-    /// It is of one stream or flow too many.
+    /// The sink's limit of streams or flows is reached.
     TooMany,
 }
 
@@ -96,13 +96,13 @@ impl Sink {
         }
     }
 
-    /// Checks a packet of several buffers; its length.
+    /// Checks a packet of several buffers; returns its length.
     #[cold]
     fn check_several(&mut self, packet: &Packet, pool: &Pool) -> usize {
         let mut whole = std::mem::take(&mut self.whole);
         whole.clear();
         for part in pool.segments(packet) {
-            // copy-ok: a packet that is at its end, to be looked at
+            // copy-ok: a packet at its final destination, joined for checking
             whole.extend_from_slice(part);
         }
         self.check(&whole);
@@ -157,7 +157,7 @@ impl Sink {
         }
     }
 
-    /// Checks the content, when it is this probe's turn.
+    /// Checks the content, if it is this probe's turn.
     #[inline]
     fn content(&mut self, frame: &[u8]) -> Content {
         if self.verify == 0 {
@@ -186,8 +186,8 @@ impl Sink {
         Ok(&mut self.streams[self.recent].1[flow])
     }
 
-    /// The index of the stream, which has that flow afterwards. Streams and flows are made when they are new, but not
-    /// because of a damaged probe.
+    /// Returns the index of the stream, and makes sure that it has the flow. New streams and flows are added, unless
+    /// the probe is damaged.
     #[cold]
     fn find(&mut self, stream: u32, flow: usize, frame: &[u8]) -> Result<usize, Unknown> {
         let index = self.streams.iter().position(|(id, _)| *id == stream).unwrap_or(self.streams.len());

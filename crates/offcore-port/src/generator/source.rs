@@ -1,4 +1,4 @@
-//! The generating half: probes of one length, numbered, at a rate.
+//! The generating half: numbered probes of one length, sent at a given rate.
 
 use std::net::Ipv4Addr;
 
@@ -13,34 +13,34 @@ use super::sink::FILL_BITS;
 use crate::spec::{FCS, GenSpec};
 use crate::{Context, RxCounters, RxQueue, Wake, hand_over, room};
 
-/// Packets that differ in content. A prime, so that packet buffers that come round in bursts do not always come round
-/// to the content that they have already: a copy that was left out is noticed.
+/// Number of different packet contents. It is prime, so that packet buffers reused in bursts rarely get the content
+/// that they already hold: the checks then detect a missing copy.
 const CONTENTS: u32 = 13;
 
 /// One RX queue of a generator.
 #[derive(Debug)]
 pub(super) struct Source {
-    /// Frames that need only a destination and a number, back to back.
+    /// Frames that lack only a destination and a number, back to back.
     frames: Box<[u8]>,
     frame_len: usize,
-    /// The next frame, as an offset.
+    /// Offset of the next frame.
     frame: usize,
     template: UdpTemplate,
     flows: u32,
     /// The next packet's flow.
     flow: u32,
-    /// Its number in the flow: the flows take turns.
+    /// The packet's number within its flow. The flows take turns.
     number: u64,
-    /// Packets still to be made.
+    /// Number of packets still to generate.
     left: u64,
-    /// Made, and taken back because the other side had no room.
+    /// Packets that were returned by `rx` and taken back, because the other side had no room.
     waiting: Burst,
     pace: Option<Pace>,
     counters: RxCounters,
 }
 
 impl Source {
-    /// Queue `index` of a port described by `spec`.
+    /// Creates queue `index` of a port described by `spec`.
     pub(super) fn new(
         spec: &GenSpec,
         index: u16,
@@ -79,17 +79,17 @@ impl Source {
         })
     }
 
-    /// Makes the next packet of `packet`, which is as long.
+    /// Writes the next frame into `packet`, which has the same length.
     #[inline]
     fn make(&mut self, packet: &mut Packet, pool: &Pool) {
         let content = &self.frames[self.frame..self.frame + self.frame_len];
         if packet.is_segmented() {
             fill(content, packet, pool);
         } else {
-            // copy-ok: writing packets is what a generator does; nobody forwards these bytes
+            // copy-ok: a generator writes packets; these bytes are not forwarded
             packet.bytes_mut().copy_from_slice(content);
         }
-        // All that differs from packet to packet is in the first buffer.
+        // All bytes that differ from packet to packet are in the first buffer.
         let frame = packet.bytes_mut();
         if self.flows > 1 {
             self.template.set_dst_ip(Ipv4Addr::from_bits(destination(self.flow)));
@@ -162,7 +162,7 @@ impl RxQueue for Source {
         true
     }
 
-    /// A rate is kept as long as no pause is longer than what is made up for.
+    /// The rate is kept if pauses are no longer than the time that [`Pace`] makes up for.
     fn arm(&mut self) -> Wake<'_> {
         match self.pace {
             _ if self.left == 0 && self.waiting.is_empty() => Wake::Never,
@@ -184,31 +184,31 @@ fn fill(content: &[u8], packet: &mut Packet, pool: &Pool) {
     }
 }
 
-/// The destination of flow `flow`: 198.19.0.0 + flow, in RFC 2544's test network.
+/// Returns the destination of flow `flow`: 198.19.0.0 + flow, in the benchmarking network of RFC 2544.
 fn destination(flow: u32) -> u32 {
     Ipv4Addr::new(198, 19, 0, 0).to_bits() + flow
 }
 
-/// When packets may be sent: an account that time pays into.
+/// A token bucket that decides when packets may be sent.
 #[derive(Debug)]
 struct Pace {
     rate: u64,
-    /// What a packet costs: a second's ticks. A tick pays in `rate`.
+    /// The price of a packet: the number of ticks per second. Each tick adds `rate`.
     price: u64,
     balance: u64,
-    /// What was not sent for more than 10 ms (or a burst) is never sent.
+    /// The maximum balance: at most 10 ms or one burst of packets is made up for.
     limit: u64,
     last: Option<u64>,
 }
 
 impl Pace {
     fn new(rate: u64, hz: u64) -> Self {
-        // The first packet goes at once, unless this queue's share is none at all.
+        // The first packet is sent at once, unless this queue's share of the rate is 0.
         let balance = if rate == 0 { 0 } else { hz };
         Self { rate, price: hz, balance, limit: hz * (rate / 100).max(BURST as u64), last: None }
     }
 
-    /// Packets that may be sent at `now`.
+    /// Returns the number of packets that may be sent at `now`.
     #[inline]
     fn allowed(&mut self, now: u64) -> u64 {
         let elapsed = now.saturating_sub(self.last.unwrap_or(now));

@@ -1,4 +1,4 @@
-//! One direction of one queue: what becomes of each packet, and when it leaves.
+//! One direction of one queue: decides which impairments apply to each packet, and when the packet leaves.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -14,34 +14,34 @@ use crate::duplicate::Duplicator;
 use crate::offload_fallback::header;
 use crate::spec::ImpairSpec;
 
-/// Packets that overtake one which is to be reordered, at most.
+/// Maximum number of packets that overtake a reordered packet.
 const OVERTAKING: u64 = 5;
-/// A second by this is how long a packet waits to be overtaken, at most: one millisecond.
+/// A packet waits to be overtaken for at most one second divided by this: one millisecond.
 const OVERTAKEN_WITHIN: u64 = 1_000;
-/// Packets that wait to be overtaken, at most: further ones keep their places.
+/// Maximum number of packets that wait to be overtaken. Further packets are not reordered.
 const MOST_BACK: usize = 32;
-/// A second by this is how much of an unused rate is made up for at once: one millisecond's.
+/// Unused rate is credited for at most one second divided by this: one millisecond.
 const BUCKET: u64 = 1_000;
-/// When everything that is held leaves.
+/// A time at which all held packets leave.
 pub(super) const END_OF_TIME: u64 = u64::MAX;
 
 named! {
-    /// What a direction of a queue counts, in the block `PORT/impair_rxN` or `PORT/impair_txN`.
+    /// Counters of one direction of a queue, in the block `PORT/impair_rxN` or `PORT/impair_txN`.
     pub(super) enum Count {
         /// Packets dropped.
         Lost = "lost",
-        /// Packets that others have overtaken on purpose.
+        /// Packets that others deliberately overtook.
         Reordered = "reordered",
-        /// Packets of which a copy was sent.
+        /// Packets that were sent twice.
         Duplicated = "duplicated",
-        /// Packets of which a bit was changed.
+        /// Packets in which one bit was flipped.
         Corrupted = "corrupted",
-        /// Packets dropped since as many were held as may be.
+        /// Packets dropped because the limit of held packets was reached.
         TooMany = "too_many",
     }
 }
 
-/// What is done to packets. Times are in ticks.
+/// The impairments. Times are in ticks.
 #[derive(Clone, Copy, Debug)]
 struct Impairments {
     loss: f64,
@@ -53,18 +53,18 @@ struct Impairments {
     overtaken_within: u64,
 }
 
-/// A packet until it leaves.
+/// A packet in the line.
 #[derive(Debug)]
 struct Held {
     due: u64,
-    /// Tells packets apart that are due at the same time.
+    /// Orders packets that are due at the same time.
     serial: u64,
-    /// How many packets are to overtake it.
+    /// Number of packets that still have to overtake this one.
     overtaking: u64,
     packet: Packet,
 }
 
-/// The greatest is due first.
+/// The packet that is due first compares as the greatest.
 impl Ord for Held {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.due, other.serial).cmp(&(self.due, self.serial))
@@ -85,7 +85,7 @@ impl PartialEq for Held {
 
 impl Eq for Held {}
 
-/// A packet that waits to be overtaken, until `due` at most.
+/// A packet that waits to be overtaken, at most until `due`.
 #[derive(Debug)]
 struct Back {
     held: Held,
@@ -98,14 +98,14 @@ pub(super) struct Line {
     impairments: Impairments,
     rate: Option<Bucket>,
     random: SplitMix,
-    /// Has room for all that may be held.
+    /// Its capacity covers all packets that may be held.
     held: BinaryHeap<Held>,
     back: ArrayVec<Back, MOST_BACK>,
     serial: u64,
-    /// Packet buffers held, and how many may be.
+    /// Number of packet buffers held, and its limit.
     buffers: usize,
     limit: usize,
-    /// Who fills it looks whether it has room: nothing is dropped for want of it.
+    /// The caller checks [`Line::has_room`] first: no packets are dropped because of the limit.
     waited_for: bool,
     duplicator: Duplicator,
     pool: &'static Pool,
@@ -113,8 +113,8 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// A line as `spec` describes it at `hz` ticks a second, which holds `limit` packet buffers of `pool` at most.
-    /// Lines with different numbers have different random numbers.
+    /// Creates a line as `spec` describes it, at `hz` ticks per second, that holds at most `limit` packet buffers of
+    /// `pool`. Lines with different numbers have different random numbers.
     pub(super) fn new(
         spec: &ImpairSpec,
         number: u64,
@@ -137,7 +137,7 @@ impl Line {
             impairments,
             rate: spec.rate.map(|rate| Bucket::new(rate, hz)),
             random: SplitMix::new(spec.seed ^ (number + 1) << 48),
-            // Who waits may bring a burst, and as many copies, when it is half full.
+            // A caller that checks `has_room` may add a burst and as many duplicates when the line is half full.
             held: BinaryHeap::with_capacity(limit + 2 * BURST),
             back: ArrayVec::new(),
             serial: 0,
@@ -150,19 +150,20 @@ impl Line {
         }
     }
 
-    /// Packets that are held.
+    /// Number of held packets.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.held.len() + self.back.len()
     }
 
-    /// Whether who waits for it may bring more. From now on nothing is dropped since too much is held.
+    /// Returns whether a caller that waits for room may add more packets. From now on no packets are dropped because of
+    /// the limit.
     pub(super) fn has_room(&mut self) -> bool {
         self.waited_for = true;
         self.buffers < self.limit / 2
     }
 
-    /// Takes a packet that comes at `now`; says why, if it is dropped, and has freed it then.
+    /// Takes a packet that arrived at `now`. A dropped packet is freed, and the reason is returned.
     #[inline]
     pub(super) fn take(&mut self, packet: Packet, now: u64, cache: &mut PoolCache) -> Result<(), DropReason> {
         let Impairments { loss, duplicate, .. } = self.impairments;
@@ -173,7 +174,7 @@ impl Line {
         }
         let mut copies = Burst::new();
         if self.random.happens(duplicate) {
-            // Without a packet buffer for it there is none.
+            // Without a free packet buffer, the packet is not duplicated.
             let _ = self.duplicator.duplicate([&packet], cache, &mut copies);
         }
         self.hold(packet, now, cache)?;
@@ -213,14 +214,15 @@ impl Line {
         Ok(())
     }
 
-    /// Changes one bit. A checksum that was open is completed first and is a wrong one then, as are all that cover the bit.
+    /// Flips one bit. An incomplete checksum is completed first, so that it no longer matches, like all checksums that
+    /// cover the bit.
     #[cold]
     fn corrupt(&mut self, packet: &mut Packet) {
         if packet.has_offload() {
             let header = header(packet);
             if header.needs_checksum() {
                 let parts = self.pool.segments_mut(packet);
-                // A header that makes no sense: the packet is broken as it is.
+                // If the header is invalid, the packet is already broken.
                 let _ = checksum::complete_parts(parts, header.csum_start, header.csum_offset);
             }
             packet.set_offload(false);
@@ -241,7 +243,8 @@ impl Line {
         self.count(Count::Corrupted);
     }
 
-    /// Appends to `burst` what leaves at `now`, until it has `most` packets. At [`END_OF_TIME`] everything does.
+    /// Appends the packets that leave at `now` to `burst`, until `burst` has `most` packets. At [`END_OF_TIME`] all
+    /// packets leave.
     #[inline]
     pub(super) fn give(&mut self, now: u64, most: usize, burst: &mut Burst) {
         while burst.len() < most.min(burst.capacity()) {
@@ -251,7 +254,7 @@ impl Line {
         }
     }
 
-    /// The next packet that leaves at `now`.
+    /// Returns the next packet that leaves at `now`.
     fn next(&mut self, now: u64) -> Option<Packet> {
         loop {
             let done = |back: &Back| back.held.overtaking == 0 || back.held.due <= now;
@@ -278,13 +281,13 @@ impl Line {
         }
     }
 
-    /// When the next packet leaves, if any is held.
+    /// Returns when the next packet leaves, if any is held.
     pub(super) fn due(&self) -> Option<u64> {
         let back = self.back.iter().map(|back| back.held.due).min();
         self.held.peek().map(|first| first.due).into_iter().chain(back).min()
     }
 
-    /// Frees packets that were given and came no further.
+    /// Frees packets that have left the line but were not passed on.
     pub(super) fn free_all(&self, burst: &mut Burst) {
         if !burst.is_empty() {
             self.pool.cache().free_all(burst.drain(..));
@@ -296,7 +299,7 @@ impl Line {
     }
 }
 
-/// Who goes without having drained the line gets no more packets, but the pool gets its buffers.
+/// A line that is dropped before it has been drained returns its buffers to the pool.
 impl Drop for Line {
     fn drop(&mut self) {
         if self.len() > 0 {
@@ -307,14 +310,15 @@ impl Drop for Line {
     }
 }
 
-/// A token bucket: packets wait until there is something in it, and then take what they need, on credit if need be.
+/// A token bucket. Packets wait until it contains tokens, and then take as many as they need, which may put the bucket
+/// into debt.
 #[derive(Debug)]
 struct Bucket {
-    /// Ticks that a byte takes, times 2^16.
+    /// Ticks per byte, times 2^16.
     byte: u64,
-    /// Ticks that are made up for.
+    /// Maximum credit, in ticks.
     depth: u64,
-    /// When what was taken so far is paid back.
+    /// The time at which the bytes taken so far are paid for.
     paid: u64,
 }
 
@@ -324,11 +328,11 @@ impl Bucket {
         Self { byte: u64::try_from(byte).unwrap_or(u64::MAX), depth: hz / BUCKET, paid: 0 }
     }
 
-    /// When a packet of `len` bytes that comes at `now` may go.
+    /// Returns when a packet of `len` bytes that arrives at `now` may leave.
     #[inline]
     fn begin(&mut self, now: u64, len: usize) -> u64 {
         let ticks = ((u128::from(self.byte) * len as u128) >> 16) as u64;
-        // The depth is there from the beginning.
+        // The bucket is full at the beginning.
         self.paid = self.paid.max(now) + ticks;
         (self.paid - ticks).saturating_sub(self.depth).max(now)
     }

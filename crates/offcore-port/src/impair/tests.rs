@@ -8,7 +8,7 @@ use offcore_stats::page::StatsPage;
 use super::*;
 use crate::spec::PortSpec;
 
-/// A port with one queue, which receives what is in `rx`, and sends so many packets at a time.
+/// A port with one queue, which receives `packets` packets and sends `at_a_time` packets per call.
 #[derive(Debug)]
 struct Plain {
     base: PortBase,
@@ -87,7 +87,7 @@ fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage) -> QueueSetup<'a> {
     QueueSetup { mover, stats, binding: Binding::core(), port: "port0" }
 }
 
-/// Both halves of the queue of an impaired port, and what a worker lends them.
+/// Both halves of an impairment port's queue, and the state that a worker lends them.
 struct Rig {
     port: ImpairPort,
     rx: Box<dyn RxQueue>,
@@ -112,13 +112,13 @@ impl Rig {
         Self { port, rx, tx, mover, cache: pool.cache(), clock: StageClock::private() }
     }
 
-    /// Has one of the halves do something.
+    /// Calls `what` with both halves and a context.
     fn call<T>(&mut self, what: impl FnOnce(&mut dyn RxQueue, &mut dyn TxQueue, &mut Context<'_>) -> T) -> T {
         let Self { rx, tx, mover, cache, clock, .. } = self;
         what(&mut **rx, &mut **tx, &mut Context { mover, cache, clock, burst: 32 })
     }
 
-    /// Sends packets, a burst at a time.
+    /// Sends packets in bursts.
     fn send(&mut self, packets: usize) {
         for _ in 0..packets / 32 {
             let mut burst: Burst = (0..32).map(|_| self.cache.take_sized(HEADROOM, 60).unwrap()).collect();
@@ -127,7 +127,7 @@ impl Rig {
         }
     }
 
-    /// Packets received by `calls` calls.
+    /// Returns the number of packets that `calls` calls receive.
     fn receive(&mut self, calls: usize) -> usize {
         let mut received = 0;
         for _ in 0..calls {
@@ -140,7 +140,7 @@ impl Rig {
         received
     }
 
-    /// Packets that come out when the queue is drained to its end.
+    /// Drains the queue completely; returns the number of packets.
     fn drain(&mut self) -> usize {
         let mut received = 0;
         loop {
@@ -215,7 +215,7 @@ fn a_port_without_room_is_waited_for() {
     while !rig.call(|_, tx, ctx| tx.stop(ctx)) {}
     assert_eq!((rig.tx.counters().packets(), rig.tx.counters().dropped_total()), (320, 0));
     rig.ends_well();
-    // One that takes nothing is not waited for without end.
+    // The queue does not wait forever for a port that takes no packets.
     let mut rig = Rig::new("seed=1", 0, false, 0);
     rig.send(1024);
     assert_eq!(rig.tx.counters().dropped(DropReason::Full), 1024 - 512 - 64);
@@ -229,9 +229,9 @@ fn who_waits_is_not_asked_for_too_much() {
     let mut rig = Rig::new("delay=10s", 3200, true, 64);
     assert!(rig.rx.waits());
     assert_eq!(rig.receive(100), 0);
-    // Half of what the line may hold, which is an eighth of the pool.
+    // Half of the limit of the line, which is an eighth of the pool.
     assert_eq!((rig.rx.counters().packets(), rig.rx.counters().dropped_total()), (256, 0));
-    // What is given back comes again, first.
+    // Packets that were taken back are returned first.
     let mut burst = Burst::new();
     while burst.is_empty() {
         rig.call(|rx, _, ctx| rx.drain(ctx, &mut burst));

@@ -1,5 +1,5 @@
-//! Interfaces as netlink lists them: rtnetlink(7), and the family `netdev` of generic netlink
-//! (Documentation/netlink/specs/netdev.yaml of the kernel).
+//! Lists interfaces, addresses and routes through netlink: rtnetlink(7), and the generic netlink family `netdev` (the
+//! kernel's Documentation/netlink/specs/netdev.yaml).
 
 use std::collections::HashMap;
 use std::io;
@@ -8,20 +8,20 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use super::Xdp;
 use crate::netdev::netlink::{Attributes, Netlink, attribute, number, route};
 
-/// Bytes of a `struct ifaddrmsg`.
+/// Length of a `struct ifaddrmsg` in bytes.
 const IFADDRMSG: usize = 8;
 const GETADDR: u16 = 22;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 
-/// Bytes of a `struct rtmsg`.
+/// Length of a `struct rtmsg` in bytes.
 const RTMSG: usize = 12;
 const GETROUTE: u16 = 26;
 const RTN_UNICAST: u8 = 1;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_MULTIPATH: u16 = 9;
-/// Bytes of a `struct rtnexthop`.
+/// Length of a `struct rtnexthop` in bytes.
 const RTNEXTHOP: usize = 8;
 
 const IFLA_IFNAME: u16 = 3;
@@ -31,7 +31,7 @@ const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_PROG_ID: u16 = 4;
 
-/// Bytes of a `struct genlmsghdr`.
+/// Length of a `struct genlmsghdr` in bytes.
 const GENLMSGHDR: usize = 4;
 const GENL_ID_CTRL: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
@@ -50,11 +50,11 @@ const XDP_ACT_XSK_ZEROCOPY: u64 = 1 << 3;
 pub(super) struct Listed {
     pub(super) index: u32,
     pub(super) name: String,
-    /// The XDP program that is attached.
+    /// The id of the attached XDP program.
     pub(super) program: Option<u32>,
-    /// The number of the bridge or bond that it is a part of.
+    /// The index of the bridge or bond that the interface is a member of.
     pub(super) master: Option<u32>,
-    /// The number of the interface that it is on: a VLAN's, a macvlan's, a tunnel's.
+    /// The index of the lower interface, for a VLAN, a macvlan or a tunnel.
     pub(super) lower: Option<u32>,
 }
 
@@ -62,7 +62,7 @@ fn narrow(value: &[u8]) -> Option<u32> {
     number(value).and_then(|number| u32::try_from(number).ok())
 }
 
-/// The interfaces of this network namespace.
+/// Returns the interfaces of this network namespace.
 pub(super) fn list() -> io::Result<Vec<Listed>> {
     let answers = Netlink::route()?.dump(route::GETLINK, &route::link_request(0))?;
     let listed = answers.iter().filter_map(|answer| {
@@ -71,7 +71,7 @@ pub(super) fn list() -> io::Result<Vec<Listed>> {
         let name = String::from_utf8_lossy(name.strip_suffix(b"\0").unwrap_or(name)).into_owned();
         let xdp = attributes.find(IFLA_XDP).map(Attributes);
         let program = xdp.and_then(|xdp| xdp.find(IFLA_XDP_PROG_ID)).and_then(narrow);
-        // Of a veth it is the other end; and the number may be another namespace's.
+        // For a veth interface, IFLA_LINK is the peer. The index may also belong to another network namespace.
         let info = attributes.find(route::IFLA_LINKINFO).map(Attributes);
         let kind = info.and_then(|info| info.find(route::IFLA_INFO_KIND));
         let is_upper = !kind.is_some_and(|kind| kind.starts_with(b"veth"))
@@ -87,13 +87,13 @@ pub(super) fn list() -> io::Result<Vec<Listed>> {
     Ok(listed.collect())
 }
 
-/// IP addresses by the number of their interface.
+/// Returns IP addresses by interface index.
 pub(super) fn addresses() -> io::Result<HashMap<u32, Vec<String>>> {
     let mut all: HashMap<u32, Vec<String>> = HashMap::new();
     for answer in Netlink::route()?.dump(GETADDR, &[0; IFADDRMSG])? {
         let Some((fixed, attributes)) = answer.parts(IFADDRMSG) else { continue };
         let Some(index) = fixed.get(4..8).and_then(narrow) else { continue };
-        // Of a point-to-point link the one is the peer's.
+        // On a point-to-point link, IFA_ADDRESS is the peer's address.
         let Some(value) = attributes.find(IFA_LOCAL).or_else(|| attributes.find(IFA_ADDRESS)) else {
             continue;
         };
@@ -107,8 +107,8 @@ pub(super) fn addresses() -> io::Result<HashMap<u32, Vec<String>>> {
     Ok(all)
 }
 
-/// Interfaces with routes, and whether one of these is a default route. What the kernel makes for each interface does not count: those of
-/// its own addresses, of link-local ones and of multicast.
+/// Returns the interfaces that have routes, and whether any of them is a default route. Routes that the kernel creates
+/// for each interface are ignored: local routes, and link-local and multicast routes.
 pub(super) fn routes() -> io::Result<HashMap<u32, bool>> {
     let mut all: HashMap<u32, bool> = HashMap::new();
     for answer in Netlink::route()?.dump(GETROUTE, &[0; RTMSG])? {
@@ -126,7 +126,7 @@ pub(super) fn routes() -> io::Result<HashMap<u32, bool>> {
     Ok(all)
 }
 
-/// The interfaces of a list of `struct rtnexthop`.
+/// Returns the interfaces of a list of `struct rtnexthop`.
 fn next_hops(mut list: &[u8]) -> Vec<u32> {
     let mut interfaces = Vec::new();
     while let Some(hop) = list.get(..RTNEXTHOP) {
@@ -137,7 +137,8 @@ fn next_hops(mut list: &[u8]) -> Vec<u32> {
     interfaces
 }
 
-/// Says of an interface by its number what its driver does for XDP; `None` when the kernel does not tell.
+/// Returns a function that reports the XDP support of an interface's driver by interface index. `None` if the kernel
+/// does not report it.
 pub(super) fn xdp_features() -> Option<impl FnMut(u32) -> Xdp> {
     let mut netlink = Netlink::generic().ok()?;
     let request = |command: u8, attributes: &[u8]| [&[command, 1, 0, 0], attributes].concat();

@@ -1,4 +1,4 @@
-//! PCI devices for networks and copies, and who drives them, as a tree like /sys shows it.
+//! PCI network and DMA devices and their drivers, read from a tree like /sys.
 
 use std::fs;
 use std::io;
@@ -6,45 +6,45 @@ use std::path::Path;
 
 use super::Interface;
 
-/// Drivers that leave a device to a program, such as one with DPDK.
+/// Drivers that give a device to a user space program, such as a DPDK application.
 const LEFT_TO_PROGRAMS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
-/// Drivers that share a device with DPDK.
+/// Kernel drivers that DPDK can use a device together with.
 const SHARED: [&str; 2] = ["mlx4_core", "mlx5_core"];
 
-/// What a device is for.
+/// The kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PciKind {
     /// A network card: class 02.
     Network,
-    /// A copy engine, DSA or I/OAT: Intel's of class 08, 80.
+    /// A DMA engine, DSA or I/OAT: an Intel device of class 08, subclass 80.
     Dma,
 }
 
 /// A PCI device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciDevice {
-    /// Where it is, such as `0000:43:00.0`.
+    /// Its address, such as `0000:43:00.0`.
     pub address: String,
     pub kind: PciKind,
     pub vendor: u16,
     pub device: u16,
     pub driver: Option<String>,
-    /// The NUMA node that it is next to, if any.
+    /// The NUMA node of the device, if any.
     pub numa_node: Option<u32>,
     pub interfaces: Vec<String>,
-    /// Those of the interfaces that the kernel's stack uses, and for what.
+    /// The interfaces that the kernel's network stack uses, with their uses.
     pub in_use: Vec<String>,
-    /// Whether an IOMMU stands before it, as vfio-pci wants it.
+    /// Whether the device is behind an IOMMU, as vfio-pci requires.
     pub has_iommu: bool,
 }
 
 impl PciDevice {
-    /// Whether it is left to programs, DPDK for one.
+    /// Whether the device is available to user space programs such as DPDK applications.
     pub fn is_left_to_programs(&self) -> bool {
         self.driver.as_deref().is_some_and(|driver| LEFT_TO_PROGRAMS.contains(&driver))
     }
 
-    /// Whether the kernel drives it as a network card whose interface is not to be seen.
+    /// Whether the kernel drives it as a network card whose interface is not visible here.
     fn is_elsewhere(&self) -> bool {
         self.kind == PciKind::Network
             && self.driver.is_some()
@@ -52,7 +52,7 @@ impl PciDevice {
             && self.interfaces.is_empty()
     }
 
-    /// The ports or channels that it could be opened as, besides those of its interfaces.
+    /// Returns the ports or channels as which the device can be opened, in addition to the ports of its interfaces.
     pub fn uses(&self) -> Vec<String> {
         let shared = self.driver.as_deref().is_some_and(|driver| SHARED.contains(&driver));
         match self.kind {
@@ -65,7 +65,7 @@ impl PciDevice {
         }
     }
 
-    /// What stands in the way, and what to do about it.
+    /// Returns the obstacles to using the device, and what to do about them.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let Self { address, .. } = self;
@@ -100,11 +100,11 @@ impl PciDevice {
     }
 }
 
-/// The devices in `sysfs`, which is /sys or a tree like it, by address. A machine without PCI has none. Which are in use, `interfaces`
-/// say.
+/// Returns the devices in `sysfs`, which is /sys or a tree like it, ordered by address. The list is empty on a machine
+/// without PCI. `interfaces` determine which devices are in use.
 ///
 /// # Errors
-/// When the list is there and cannot be read.
+/// If the list exists and cannot be read.
 pub fn devices(sysfs: &Path, interfaces: &[Interface]) -> io::Result<Vec<PciDevice>> {
     let entries = match fs::read_dir(sysfs.join("bus/pci/devices")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
@@ -125,7 +125,7 @@ pub fn devices(sysfs: &Path, interfaces: &[Interface]) -> io::Result<Vec<PciDevi
     Ok(all)
 }
 
-/// The device in directory `at`, if it is of a kind that is looked for.
+/// Reads the device in directory `at`; `None` if it is not a network or DMA device.
 fn read(at: &Path, address: String) -> Option<PciDevice> {
     let hex = |file: &str| {
         let text = fs::read_to_string(at.join(file)).ok()?;
@@ -141,7 +141,7 @@ fn read(at: &Path, address: String) -> Option<PciDevice> {
         let entries = fs::read_dir(at).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     };
-    // A virtio device stands between a PCI device and its interface.
+    // A virtio device is between the PCI device and its interface.
     let between = names(at).into_iter().filter(|name| name.starts_with("virtio"));
     let mut interfaces: Vec<_> = between.flat_map(|virtio| names(&at.join(virtio).join("net"))).collect();
     interfaces.extend(names(&at.join("net")));
@@ -161,7 +161,7 @@ fn read(at: &Path, address: String) -> Option<PciDevice> {
     })
 }
 
-/// The NUMA node of the device in directory `at`; -1 there means none.
+/// Returns the NUMA node of the device in directory `at`. The file contains -1 if the device has no node.
 pub(super) fn numa_node(at: &Path) -> Option<u32> {
     fs::read_to_string(at.join("numa_node")).ok()?.trim().parse().ok()
 }
@@ -172,7 +172,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::PathBuf;
 
-    /// A made-up tree, removed when the test ends.
+    /// A temporary tree, removed when the test ends.
     struct Tree(PathBuf);
 
     impl Tree {

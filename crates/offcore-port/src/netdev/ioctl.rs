@@ -1,4 +1,4 @@
-//! Requests about one interface by its name: netdevice(7), and those of ethtool.
+//! ioctl requests about one interface, by name: netdevice(7) and ethtool.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -7,9 +7,9 @@ use offcore_wire::ethernet::MacAddr;
 
 use super::Channels;
 
-/// A request about interface `name`. A name that is too long is cut: the callers have none.
+/// Creates a request about interface `name`. A name that is too long is truncated; the callers check the length.
 pub(crate) fn interface_request(name: &str) -> libc::ifreq {
-    // SAFETY: an ifreq is integers and arrays of them, for which zeros are a value.
+    // SAFETY: `ifreq` consists of integers, pointers and arrays of them, for which zeros are a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let room = request.ifr_name.len() - 1;
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(room)) {
@@ -18,25 +18,25 @@ pub(crate) fn interface_request(name: &str) -> libc::ifreq {
     request
 }
 
-/// An ioctl that reads and writes `argument`.
+/// Performs an ioctl that reads and writes `argument`.
 ///
 /// # Safety
 /// `argument` must be of the type that `code` takes.
 pub(crate) unsafe fn ioctl<T>(file: &OwnedFd, code: libc::Ioctl, argument: &mut T) -> io::Result<()> {
-    // SAFETY: `argument` is live and writable for the call, and as long as the kernel takes it to be.
+    // SAFETY: `argument` is live and writable for the call, and has the type that the kernel expects for `code`.
     match unsafe { libc::ioctl(file.as_raw_fd(), code, std::ptr::from_mut(argument)) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// `code` is one of the requests about interfaces, which all take an ifreq.
+/// Performs an interface request. `code` must be a request that takes an `ifreq`.
 fn ask(control: &OwnedFd, code: libc::Ioctl, name: &str) -> io::Result<libc::ifreq> {
     let mut request = interface_request(name);
     if name.is_empty() || name.len() >= request.ifr_name.len() {
         return Err(io::Error::from_raw_os_error(libc::ENODEV));
     }
-    // SAFETY: the callers below pass SIOCGIF* codes, which take an ifreq.
+    // SAFETY: All callers pass SIOCGIF* codes, which take an `ifreq`.
     unsafe { ioctl(control, code, &mut request) }?;
     Ok(request)
 }
@@ -55,7 +55,7 @@ pub(super) fn mtu(control: &OwnedFd, name: &str) -> io::Result<usize> {
     usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// The kind of the interface's addresses (ARPHRD_*), and its address.
+/// Returns the hardware type (ARPHRD_*) and the hardware address of the interface.
 pub(super) fn hardware(control: &OwnedFd, name: &str) -> io::Result<(u16, MacAddr)> {
     let request = ask(control, libc::SIOCGIFHWADDR, name)?;
     // SAFETY: SIOCGIFHWADDR has filled this member of the union.
@@ -75,16 +75,16 @@ pub(super) fn set_up(control: &OwnedFd, name: &str) -> io::Result<()> {
     let flags = unsafe { request.ifr_ifru.ifru_flags };
     #[allow(clippy::cast_possible_truncation, reason = "IFF_UP is 1")]
     let up = libc::IFF_UP as libc::c_short;
-    // The kernel wants rights for this call also where it changes nothing.
+    // SIOCSIFFLAGS requires CAP_NET_ADMIN even if it changes nothing.
     if flags & up != 0 {
         return Ok(());
     }
     request.ifr_ifru.ifru_flags = flags | up;
-    // SAFETY: SIOCSIFFLAGS takes an ifreq.
+    // SAFETY: SIOCSIFFLAGS takes an `ifreq`.
     unsafe { ioctl(control, libc::SIOCSIFFLAGS, &mut request) }
 }
 
-/// Structures of linux/ethtool.h. Each begins with the command that fills it.
+/// Structures of linux/ethtool.h. The first field of each is the command that fills the structure.
 mod ethtool {
     pub(super) const GSET: u32 = 0x01;
     pub(super) const GDRVINFO: u32 = 0x03;
@@ -115,7 +115,7 @@ mod ethtool {
         pub(super) rest: [[u8; 32]; 2],
     }
 
-    /// `struct ethtool_channels`: maxima, then what is in use.
+    /// `struct ethtool_channels`: the maximum numbers, then the numbers in use.
     #[repr(C)]
     #[derive(Default)]
     pub(super) struct Channels {
@@ -132,18 +132,18 @@ mod ethtool {
     const _: () = assert!(size_of::<Channels>() == 36);
 }
 
-/// Fills `answer`, which says in its first word what is asked; `None` when the driver does not know.
+/// Fills `answer`, whose first field is the command. Returns `None` if the driver does not support the command.
 ///
 /// # Safety
-/// `T` must be the structure of its command, at least as long as in linux/ethtool.h.
+/// `T` must be the structure that its command fills, with at least the size that it has in linux/ethtool.h.
 unsafe fn ask_ethtool<T>(control: &OwnedFd, name: &str, answer: &mut T) -> Option<()> {
     let mut request = interface_request(name);
     request.ifr_ifru.ifru_data = std::ptr::from_mut(answer).cast();
-    // SAFETY: SIOCETHTOOL takes an ifreq with the address of the command's structure, which is live for the call.
+    // SAFETY: SIOCETHTOOL takes an `ifreq` with the address of the command's structure, which is live for the call.
     unsafe { ioctl(control, libc::SIOCETHTOOL, &mut request) }.ok()
 }
 
-/// The driver's name, and where the device is.
+/// Returns the driver's name and the device's bus address.
 pub(super) fn driver(control: &OwnedFd, name: &str) -> Option<(String, String)> {
     let mut info = ethtool::DriverInfo { command: ethtool::GDRVINFO, ..Default::default() };
     // SAFETY: GDRVINFO fills an ethtool_drvinfo.
@@ -159,13 +159,13 @@ pub(super) fn channels(control: &OwnedFd, name: &str) -> Option<Channels> {
     Some(Channels { combined, rx, tx })
 }
 
-/// Mbit/s.
+/// Returns the link speed in Mbit/s.
 pub(super) fn speed(control: &OwnedFd, name: &str) -> Option<u32> {
     let mut settings = ethtool::Settings { command: ethtool::GSET, ..Default::default() };
     // SAFETY: GSET fills an ethtool_cmd.
     unsafe { ask_ethtool(control, name, &mut settings) }?;
     let speed = u32::from(settings.speed_high) << 16 | u32::from(settings.speed);
-    // All ones: the driver does not know either.
+    // All ones mean that the speed is unknown.
     (speed != 0 && speed != u32::MAX && speed != u32::from(u16::MAX)).then_some(speed)
 }
 

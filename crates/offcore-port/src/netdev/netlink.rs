@@ -9,13 +9,13 @@ use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, So
 
 use super::NetDevCounters;
 
-/// Bytes of a message's header: length, type, flags, sequence number, port.
+/// Length of a message's header in bytes: length, type, flags, sequence number, port.
 const HEADER: usize = 16;
-/// Bytes of an attribute's header: length, type.
+/// Length of an attribute's header: length, type.
 const ATTRIBUTE: usize = 4;
-/// The most that the kernel puts into one answer to a dump, twice.
+/// Twice the maximum length of one answer to a dump request.
 const ANSWER: usize = 64 << 10;
-/// The kernel answers before the request returns; nobody waits this long unless something is badly wrong.
+/// Receive timeout. The kernel answers before the request returns, so it only expires if something is badly wrong.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 const REQUEST: u16 = 1;
@@ -30,25 +30,25 @@ pub(crate) struct Netlink {
     sequence: u32,
 }
 
-/// What a message says, behind its header.
+/// The content of a message, without its header.
 #[derive(Debug)]
 pub(crate) struct Answer(Vec<u8>);
 
 impl Answer {
-    /// The fixed structure of `len` bytes that the message begins with, and the attributes behind it; `None` when the
-    /// message is shorter than the structure.
+    /// Splits the content into the fixed structure of `len` bytes at its beginning and the attributes behind it.
+    /// Returns `None` if the message is shorter than the structure.
     pub(crate) fn parts(&self, len: usize) -> Option<(&[u8], Attributes<'_>)> {
         let (fixed, rest) = self.0.split_at_checked(len)?;
         Some((fixed, Attributes(rest)))
     }
 }
 
-/// Attributes one after another: type and value.
+/// A sequence of attributes, as types and values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Attributes<'a> {
-    /// The value of the first attribute of type `kind`.
+    /// Returns the value of the first attribute of type `kind`.
     pub(crate) fn find(mut self, kind: u16) -> Option<&'a [u8]> {
         self.find_map(|(other, value)| (other == kind).then_some(value))
     }
@@ -63,12 +63,12 @@ impl<'a> Iterator for Attributes<'a> {
         let len = usize::from(u16::from_ne_bytes([a, b]));
         let value = self.0.get(ATTRIBUTE..len)?;
         self.0 = self.0.get(len.next_multiple_of(4)..).unwrap_or_default();
-        // The two highest bits say how the value is written, not what it is.
+        // The two highest bits are flags for nesting and byte order.
         Some((u16::from_ne_bytes([c, d]) & 0x3fff, value))
     }
 }
 
-/// A number of an attribute's value or a structure's field, in the machine's byte order.
+/// Decodes the number in an attribute's value or a structure's field, in native byte order.
 pub(crate) fn number(bytes: &[u8]) -> Option<u64> {
     Some(match *bytes {
         [a] => a.into(),
@@ -78,7 +78,7 @@ pub(crate) fn number(bytes: &[u8]) -> Option<u64> {
     })
 }
 
-/// An attribute as it is sent, with its padding.
+/// Encodes an attribute, including its padding.
 pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let len = u16::try_from(ATTRIBUTE + value.len()).expect("attributes that are sent are short");
     let mut bytes = [len.to_ne_bytes(), kind.to_ne_bytes()].concat();
@@ -88,12 +88,12 @@ pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
 }
 
 impl Netlink {
-    /// A socket to ask about interfaces and addresses in the calling thread's network namespace.
+    /// Opens a socket for requests about interfaces and addresses in the calling thread's network namespace.
     pub(crate) fn route() -> io::Result<Self> {
         Self::new(None)
     }
 
-    /// A socket to ask the families of generic netlink.
+    /// Opens a socket for requests to generic netlink families.
     pub(crate) fn generic() -> io::Result<Self> {
         Self::new(Some(netlink::GENERIC))
     }
@@ -109,13 +109,13 @@ impl Netlink {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// The one answer to a request of type `kind`.
+    /// Returns the only answer to a request of type `kind`.
     pub(crate) fn ask(&mut self, kind: u16, body: &[u8]) -> io::Result<Answer> {
         let answers = self.exchange(kind, 0, body)?;
         answers.into_iter().next().ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
-    /// Every answer to a request of type `kind` for all there are.
+    /// Returns all answers to a dump request of type `kind`.
     pub(crate) fn dump(&mut self, kind: u16, body: &[u8]) -> io::Result<Vec<Answer>> {
         self.exchange(kind, DUMP, body)
     }
@@ -155,7 +155,7 @@ impl Netlink {
         }
     }
 
-    /// Counters of interface `index`: RTM_GETLINK's IFLA_STATS64, a `struct rtnl_link_stats64`.
+    /// Reads the counters of interface `index`: IFLA_STATS64 of RTM_GETLINK, a `struct rtnl_link_stats64`.
     pub(super) fn counters(&mut self, index: u32) -> io::Result<NetDevCounters> {
         let answer = self.ask(route::GETLINK, &route::link_request(index))?;
         let (_, attributes) = answer.parts(route::IFINFOMSG).ok_or(io::ErrorKind::InvalidData)?;
@@ -181,7 +181,7 @@ struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Takes the first message off `rest`.
+    /// Removes the first message from `rest` and returns it.
     fn next(rest: &mut &'a [u8]) -> Option<Self> {
         let len = usize::try_from(u32::from_ne_bytes(*rest.first_chunk()?)).ok()?;
         let header = rest.first_chunk::<HEADER>()?;
@@ -193,11 +193,11 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Messages and attributes of linux/rtnetlink.h and linux/if_link.h.
-/// How many queues of TAP interface number `index` programs have open, as far as the kernel tells (Linux 4.17): `None` for another interface.
+/// Returns how many queues of the TAP interface `index` programs have open, as reported by the kernel since Linux 4.17.
+/// `None` if the interface is not a TAP interface.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub(crate) fn tap_queues(index: u32) -> io::Result<Option<u32>> {
     const IFLA_TUN_NUM_QUEUES: u16 = 8;
     const IFLA_TUN_NUM_DISABLED_QUEUES: u16 = 9;
@@ -215,16 +215,17 @@ pub(crate) fn tap_queues(index: u32) -> io::Result<Option<u32>> {
     Ok(Some(u32::try_from(queues).unwrap_or(u32::MAX)))
 }
 
+/// Messages and attributes of linux/rtnetlink.h and linux/if_link.h.
 pub(crate) mod route {
     pub(crate) const GETLINK: u16 = 18;
     pub(crate) const IFLA_LINKINFO: u16 = 18;
     pub(crate) const IFLA_INFO_KIND: u16 = 1;
     pub(crate) const IFLA_INFO_DATA: u16 = 2;
-    /// Bytes of a `struct ifinfomsg`.
+    /// Length of a `struct ifinfomsg` in bytes.
     pub(crate) const IFINFOMSG: usize = 16;
     pub(crate) const IFLA_STATS64: u16 = 23;
 
-    /// A `struct ifinfomsg` that names an interface.
+    /// Returns a `struct ifinfomsg` that names an interface.
     pub(crate) fn link_request(index: u32) -> [u8; IFINFOMSG] {
         let mut body = [0; IFINFOMSG];
         body[4..8].copy_from_slice(&index.to_ne_bytes()); // copy-ok: a control message
@@ -252,7 +253,7 @@ mod tests {
         for len in 0..bytes.len() {
             assert_eq!(Attributes(&bytes[..len]).count(), 0, "{len}");
         }
-        // A length that does not cover its own header.
+        // A length that is shorter than the attribute's header.
         assert_eq!(Attributes(&[2, 0, 1, 0]).count(), 0);
     }
 

@@ -1,4 +1,4 @@
-//! Pipes in place of capture files. Who is at the other end may be slow, or may never come: nobody waits for it.
+//! Pipes as capture files. Reads and writes never wait for the other end, which may be slow or may never connect.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -11,18 +11,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-/// Bytes that are asked for at once, and that wait for a reader: as many as a pipe has room for by default.
+/// Bytes per read, and the limit of buffered bytes for a reader: the default capacity of a pipe.
 const BLOCK: usize = 1 << 16;
 
-/// How often what is to be read is to be handed over for each look whether somebody reads it.
+/// Number of flushes without a reader between two attempts to connect to one.
 const LOOKS: u32 = 64;
 
-/// Whether `path` names a pipe.
+/// Returns whether `path` names a pipe.
 pub(super) fn is_pipe(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.file_type().is_fifo())
 }
 
-/// What was opened, unless it has become something else meanwhile: a file would be overwritten.
+/// Checks that the opened file is still a pipe. A regular file would be overwritten.
 fn piped(file: File) -> io::Result<File> {
     match file.metadata()?.file_type().is_fifo() {
         true => Ok(file),
@@ -36,16 +36,16 @@ fn nonblocking() -> OpenOptions {
     options
 }
 
-/// A pipe that is read as far as its writer has come.
+/// A pipe from which available data is read without waiting for the writer.
 #[derive(Debug)]
 pub(super) struct PipeReader {
     file: File,
     buffer: Box<[u8]>,
-    /// What was read, and is still to be taken.
+    /// The part of the buffer that was read from the pipe and not yet consumed.
     filled: Range<usize>,
-    /// Whether a writer has been there.
+    /// Whether a writer has connected.
     written: bool,
-    /// Whether it has gone.
+    /// Whether the writer has disconnected.
     ended: bool,
 }
 
@@ -56,8 +56,8 @@ impl PipeReader {
         Ok(Self { file, buffer, filled: 0..0, written: false, ended: false })
     }
 
-    /// Whether the next `bytes` can be read without waiting, because they are there or never will be; at most a packet and a
-    /// header.
+    /// Returns whether the next `bytes` can be read without waiting, because they are available or the writer has
+    /// disconnected. `bytes` is at most the length of a packet and a header.
     pub(super) fn has(&mut self, bytes: usize) -> io::Result<bool> {
         while self.filled.len() < bytes && !self.ended {
             if !self.fill()? {
@@ -67,16 +67,16 @@ impl PipeReader {
         Ok(true)
     }
 
-    /// Reads on; `false` if there is nothing now.
+    /// Reads more data; returns `false` if none is available now.
     #[cold]
     fn fill(&mut self) -> io::Result<bool> {
         if self.filled.start > 0 {
-            // copy-ok: what is left of a block
+            // copy-ok: the rest of a block
             self.buffer.copy_within(self.filled.clone(), 0);
             self.filled = 0..self.filled.len();
         }
         match self.file.read(self.buffer.get_mut(self.filled.end..).unwrap_or_default()) {
-            // Without a writer it reads as one that has ended.
+            // Without a writer, a read returns 0, as after the writer has disconnected.
             Ok(0) if !self.written && !self.has_ended()? => return Ok(false),
             Ok(0) => self.ended = true,
             Ok(read) => (self.written, self.filled.end) = (true, self.filled.end + read),
@@ -88,7 +88,7 @@ impl PipeReader {
         Ok(true)
     }
 
-    /// Whether a writer has been there and has gone.
+    /// Returns whether a writer has connected and disconnected.
     fn has_ended(&self) -> io::Result<bool> {
         let mut pipe = [PollFd::new(&self.file, PollFlags::IN)];
         match poll(&mut pipe, Some(&Timespec::default())) {
@@ -107,15 +107,15 @@ impl Read for PipeReader {
     }
 }
 
-/// A pipe that is written as fast as its reader reads.
+/// A pipe to which data is written without waiting for the reader.
 #[derive(Debug)]
 pub(super) struct PipeWriter {
     path: PathBuf,
-    /// `None` until somebody reads it.
+    /// `None` until a reader connects.
     file: Option<File>,
-    /// How often nobody did.
+    /// Number of flushes without a reader.
     tries: u32,
-    /// What the pipe has had no room for.
+    /// Data that the pipe had no room for.
     buffer: Vec<u8>,
 }
 
@@ -126,7 +126,7 @@ impl PipeWriter {
         Ok(pipe)
     }
 
-    /// Opens it, if somebody reads it.
+    /// Opens the pipe if it has a reader.
     fn connect(&mut self) -> io::Result<()> {
         match nonblocking().write(true).open(&self.path) {
             Ok(file) => self.file = Some(piped(file)?),
@@ -136,7 +136,7 @@ impl PipeWriter {
         Ok(())
     }
 
-    /// Whether it takes another packet, however long.
+    /// Returns whether another packet of any length can be written.
     pub(super) fn has_room(&mut self) -> io::Result<bool> {
         if self.buffer.len() >= BLOCK {
             self.flush()?;
@@ -144,7 +144,7 @@ impl PipeWriter {
         Ok(self.buffer.len() < BLOCK)
     }
 
-    /// Bytes that were not handed over.
+    /// Returns the number of buffered bytes that the pipe has not accepted yet.
     pub(super) fn left(&self) -> usize {
         self.buffer.len()
     }
@@ -155,7 +155,8 @@ impl Write for PipeWriter {
         self.buffer.write(bytes)
     }
 
-    /// Hands over what the pipe has room for. A reader is looked for now and then: that takes longer than to write.
+    /// Writes as much as the pipe has room for. The connection to a reader is only tried now and then, because it takes
+    /// longer than a write.
     fn flush(&mut self) -> io::Result<()> {
         if self.file.is_none() {
             self.tries = self.tries.wrapping_add(1);

@@ -15,13 +15,13 @@ use super::pipe::{PipeReader, is_pipe};
 use super::{FileState, reason};
 use crate::{Context, DropReason, RxCounters, RxQueue, Wake, hand_over, room};
 
-/// The file that is received from.
+/// The file that packets are read from.
 #[derive(Debug)]
 pub(super) struct Source {
     reader: Reader,
-    /// A packet whose header was read when there were no packet buffers for it, or not all of it.
+    /// A packet whose header was read before all packet buffers or all data for it were available.
     waiting: Option<Record>,
-    /// The reader's file, if it is to be repeated.
+    /// The reader's file, if it is repeated.
     repeated: Option<Arc<File>>,
     state: Arc<FileState>,
 }
@@ -30,20 +30,20 @@ pub(super) struct Source {
 enum Reader {
     File(PcapReader<BufReader<Arc<File>>>),
     Pipe(PcapReader<PipeReader>),
-    /// A pipe whose file header is still to come.
+    /// A pipe whose file header has not arrived yet.
     Begun(Option<PipeReader>),
 }
 
-/// What comes next of a capture.
+/// The next item of a capture.
 enum Next {
     Record(Record),
-    /// It comes later.
+    /// The next packet has not arrived yet.
     Later,
     End,
 }
 
 impl Source {
-    /// Opens the file; one that is to be repeated is read once.
+    /// Opens the file. A file that is repeated is read once to check it.
     pub(super) fn open(path: &Path, repeat: bool, state: Arc<FileState>) -> Result<Self, PcapError> {
         if is_pipe(path) {
             if repeat {
@@ -72,7 +72,7 @@ impl Source {
         Ok(Self { reader, waiting: None, repeated: repeat.then_some(file), state })
     }
 
-    /// The packet to be received next.
+    /// Returns the next packet to receive.
     fn next(&mut self) -> Result<Next, PcapError> {
         if let Reader::Begun(begun) = &mut self.reader
             && let Some(mut pipe) = begun.take()
@@ -87,7 +87,7 @@ impl Source {
             _ if self.waiting.is_some() => self.waiting.take(),
             Reader::File(reader) => reader.next_header()?,
             Reader::Pipe(reader) => {
-                // Behind what was not taken of the packet before.
+                // The unread rest of the previous packet comes first.
                 let wanted = reader.left() + reader.record_header_len();
                 if !reader.input().has(wanted)? {
                     return Ok(Next::Later);
@@ -106,7 +106,7 @@ impl Source {
         Ok(Next::Record(record))
     }
 
-    /// Reads it into the buffers of `packet`, which is as long.
+    /// Reads the record into the buffers of `packet`, which has the same length.
     fn read(&mut self, record: &Record, packet: &mut Packet, pool: &Pool) -> Result<(), PcapError> {
         if (record.len as u64) < record.original_len.into() {
             self.state.cut.fetch_add(1, Ordering::Relaxed);
@@ -125,9 +125,9 @@ impl Source {
         }
     }
 
-    /// Goes back to the first packet, if the file is to be repeated.
+    /// Returns to the first packet if the file is repeated.
     ///
-    /// At the file's end the buffer in between is empty, so what it reads next comes from the file's new position.
+    /// At the end of the file the reader's buffer is empty, so the next read starts at the file's new position.
     fn rewind(&mut self) -> io::Result<bool> {
         if let Some(mut file) = self.repeated.as_deref() {
             file.seek(SeekFrom::Start(FILE_HEADER_LEN as u64))?;
@@ -138,9 +138,9 @@ impl Source {
 
 #[derive(Debug)]
 pub(super) struct PcapRx {
-    /// `None`: no file, or it is used up.
+    /// `None` without a file, and after its last packet.
     source: Option<Source>,
-    /// Received, and taken back because the other side had no room.
+    /// Packets that were returned by `rx` and taken back, because the other side had no room.
     back: Burst,
     counters: RxCounters,
 }
@@ -157,7 +157,7 @@ impl PcapRx {
         }
     }
 
-    /// The file cannot be read on.
+    /// The rest of the file cannot be read.
     #[cold]
     fn damaged(&mut self, error: PcapError) {
         self.counters.drop(DropReason::Malformed, 1);
@@ -201,7 +201,7 @@ impl RxQueue for PcapRx {
                     break;
                 }
             };
-            // What is not read of a packet is passed over.
+            // The reader skips the unread bytes of a packet.
             if record.len < ethernet::HEADER_LEN {
                 self.counters.drop(DropReason::Malformed, 1);
                 continue;
@@ -233,7 +233,7 @@ impl RxQueue for PcapRx {
         &self.counters
     }
 
-    /// The next packet of a file is always there. Once none is, the file that is sent to still wants its rounds.
+    /// The next packet of a file is always available. After the last one, the worker still has to poll the output file.
     fn arm(&mut self) -> Wake<'_> {
         let is_file = self.source.as_ref().is_some_and(|source| matches!(source.reader, Reader::File(_)));
         if is_file || !self.back.is_empty() { Wake::Now } else { Wake::Poll }

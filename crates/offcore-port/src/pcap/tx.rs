@@ -1,7 +1,7 @@
 //! The sending half of a pcap port.
 //!
-//! A capture is written to `OUT.part` and gets its name when the port stops: whoever finds a file of that name finds a whole one, and
-//! a file that was there is not lost to a run that fails. Pipes and devices are written as they are.
+//! A capture is written to `OUT.part` and renamed when the port stops. A file with the final name is therefore
+//! complete, and an existing file is not lost if a run fails. Pipes and devices are written directly.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, Write};
@@ -21,27 +21,27 @@ use super::pipe::{PipeWriter, is_pipe};
 use super::{FileState, reason};
 use crate::{Accepts, Context, DropReason, TxCounters, TxQueue};
 
-/// Rounds without a packet after which what was written is handed to the file.
+/// Rounds without a packet after which buffered data is written to the file.
 const IDLE_ROUNDS: u32 = 1024;
-/// How long the reader of a pipe has for the rest.
+/// How long the port waits for the reader of a pipe when it stops.
 const READERS_TIME: Duration = Duration::from_secs(1);
-/// What the name of a capture ends in while it is written.
+/// The suffix of an unfinished capture's name.
 const PART: &str = ".part";
 
-/// The name of the capture `path` while it is written.
+/// The name of the unfinished capture `path`.
 pub fn part_of(path: &Path) -> PathBuf {
     let mut part = path.as_os_str().to_owned();
     part.push(PART);
     part.into()
 }
 
-/// The file that is sent to.
+/// The file that packets are written to.
 #[derive(Debug)]
 pub(super) struct Sink {
     writer: PcapWriter<Output>,
-    /// `None` for what is no file.
+    /// `None` for pipes and devices.
     part: Option<Part>,
-    /// Rounds since the last packet; at [`IDLE_ROUNDS`] nothing is left to be handed over.
+    /// Rounds since the last packet. At [`IDLE_ROUNDS`] all data has been flushed.
     idle: u32,
     state: Arc<FileState>,
 }
@@ -69,7 +69,7 @@ impl Write for Output {
 }
 
 impl Sink {
-    /// Opens what `path` names, or makes a capture file of that name.
+    /// Opens the pipe or device `path`, or creates a capture file of that name.
     pub(super) fn open(path: &Path, overwrite: bool, state: Arc<FileState>) -> Result<Self, PcapError> {
         if is_pipe(path) {
             let writer = PcapWriter::new(Output::Pipe(PipeWriter::open(path)?), MAX_RECORD_LEN)?;
@@ -85,7 +85,7 @@ impl Sink {
                 let why = "it exists: expected a name that is not taken, or the option 'overwrite'";
                 return Err(io::Error::other(why).into());
             }
-            // What a link names is replaced, not the link.
+            // If `path` is a symbolic link, its target is replaced, not the link.
             Ok(_) => Part::create(fs::canonicalize(path)?, overwrite)?,
             Err(error) if error.kind() != io::ErrorKind::NotFound || path.is_symlink() => {
                 return Err(error.into());
@@ -98,7 +98,7 @@ impl Sink {
         Ok(Self { writer, part, idle: IDLE_ROUNDS, state })
     }
 
-    /// Writes a packet; `false` if there is no room for it now.
+    /// Writes a packet; returns `false` if the output has no room for it now.
     fn write<'a>(
         &mut self,
         now: u64,
@@ -114,7 +114,7 @@ impl Sink {
         Ok(true)
     }
 
-    /// Bytes that were not handed over: a pipe may have no reader yet, or no room.
+    /// Returns the number of bytes not written yet: a pipe may have no reader or no room.
     fn left(&mut self) -> usize {
         match self.writer.output() {
             Output::File(_) => 0,
@@ -122,20 +122,20 @@ impl Sink {
         }
     }
 
-    /// Says whether a reader has something to do.
+    /// Records whether data waits for a reader.
     fn note_left(&mut self) {
         let waiting = self.left() > 0;
         self.state.waiting.store(waiting, Ordering::Relaxed);
     }
 
-    /// There is something in it that somebody may want.
+    /// Keeps the file even if the run fails, because it contains data.
     fn keep(&mut self) {
         if let Some(part) = &mut self.part {
             part.wanted = true;
         }
     }
 
-    /// It cannot be written any more: what there is of it stays where it is.
+    /// The file cannot be written any more. The written part is kept under its present name.
     #[cold]
     fn fail(mut self, why: &str) {
         match self.part.take().filter(|part| part.wanted) {
@@ -161,10 +161,10 @@ impl Drop for Sink {
 #[derive(Debug)]
 struct Part {
     part: PathBuf,
-    /// Its name when it is whole.
+    /// The name of the complete file.
     path: PathBuf,
     overwrite: bool,
-    /// Whether it is to stay.
+    /// Whether the file is kept.
     wanted: bool,
 }
 
@@ -175,7 +175,7 @@ impl Part {
             remove_left(&part)?;
         }
         let mut options = OpenOptions::new();
-        // A capture has other people's data, whatever the umask is.
+        // A capture contains private data, whatever the umask is.
         options.write(true).create_new(true).mode(0o600);
         let file = options.open(&part).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => io::Error::other(format!(
@@ -184,9 +184,9 @@ impl Part {
             )),
             _ => error,
         })?;
-        // Where the file system has no locks it goes without.
+        // File systems without locks are used without one.
         let _ = file.try_lock();
-        // Who may read what it replaces may read it, and nobody else.
+        // The new file gets the owner and the permissions of the file that it replaces.
         if let Ok(replaced) = fs::metadata(&path) {
             let _ = fchown(&file, Some(replaced.uid()), Some(replaced.gid()));
             file.set_permissions(replaced.permissions())?;
@@ -194,11 +194,11 @@ impl Part {
         Ok((file, Some(Self { part, path, overwrite, wanted: false })))
     }
 
-    /// Gives it its name.
+    /// Renames the file to its final name.
     fn finish(self) -> Result<(), String> {
         let flags = if self.overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         let renamed = match renameat_with(CWD, &self.part, CWD, &self.path, flags) {
-            // The file system does not know the flag.
+            // The file system does not support the flag.
             Err(Errno::INVAL) if !self.path.exists() => rustix::fs::rename(&self.part, &self.path),
             renamed => renamed,
         };
@@ -206,7 +206,7 @@ impl Part {
     }
 }
 
-/// Removes what a run that was killed has left, with its name only: what else is in that file under other names stays.
+/// Removes the file that a killed run has left. Only this name is removed: other hard links to the file stay.
 fn remove_left(part: &Path) -> io::Result<()> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(part) {
@@ -227,7 +227,7 @@ fn remove_left(part: &Path) -> io::Result<()> {
 impl Drop for Part {
     fn drop(&mut self) {
         if !self.wanted {
-            // Nobody is there who could be told.
+            // An error cannot be reported here.
             let _ = fs::remove_file(&self.part);
         }
     }
@@ -235,11 +235,11 @@ impl Drop for Part {
 
 #[derive(Debug)]
 pub(super) struct PcapTx {
-    /// `None`: no file, or it cannot be written any more.
+    /// `None` without a file, and after a write error.
     sink: Option<Sink>,
-    /// Why packets are dropped when there is no file.
+    /// The reason for dropping packets without a file.
     without: DropReason,
-    /// When it was stopped.
+    /// The time at which the queue began to stop.
     stopped: Option<Instant>,
     counters: TxCounters,
 }
@@ -324,7 +324,7 @@ impl TxQueue for PcapTx {
     fn stop(&mut self, _ctx: &mut Context<'_>) -> bool {
         self.hand_over();
         let Some(sink) = &mut self.sink else { return true };
-        // A capture of no packets is one, too.
+        // A capture without packets is kept, too.
         sink.keep();
         let left = sink.left();
         if left > 0 && self.counters.packets() > 0 {

@@ -1,4 +1,4 @@
-//! `af_packet:` as it is written.
+//! The specification of an `af_packet:` port.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use offcore_stats::named;
 
 use super::{Options, first, flag, interface_name, narrow, unless};
 
-/// Slots of a ring, when nothing else is asked for.
+/// Default number of slots of a ring.
 const SLOTS: u32 = 1024;
 
 /// `af_packet:`.
@@ -14,32 +14,32 @@ const SLOTS: u32 = 1024;
 pub struct AfPacketSpec {
     pub name: String,
     pub queues: u16,
-    /// How received packets are spread over several queues.
+    /// How received packets are distributed among several queues.
     pub fanout: Fanout,
-    /// Packets that each queue's rings hold, in each direction.
+    /// Number of packets that each queue's rings hold, in each direction.
     pub slots: u32,
-    /// Receive packets for other stations, too.
+    /// Whether packets for other stations are received, too.
     pub promisc: bool,
-    /// Send past the interface's queueing discipline.
+    /// Whether packets bypass the interface's queueing discipline.
     pub qdisc_bypass: bool,
 }
 
 named! {
-    /// How the kernel spreads received packets over the queues of a port: packet(7), PACKET_FANOUT.
+    /// How the kernel distributes received packets among the queues of a port: packet(7), PACKET_FANOUT.
     #[derive(Default)]
     pub enum Fanout {
-        /// By the packet's flow: what belongs together stays together, and in order.
+        /// By flow: packets of a flow go to one queue and stay in order.
         #[default]
         Hash = "hash",
-        /// In turn.
+        /// Round robin.
         Lb = "lb",
-        /// By the core that the packet was received on.
+        /// By the CPU core that received the packet.
         Cpu = "cpu",
-        /// The first queue until it is full, then the next.
+        /// To the first queue until it is full, then to the next.
         Rollover = "rollover",
         /// At random.
         Rnd = "rnd",
-        /// By the queue of the network card that it was received on.
+        /// By the network card's queue that received the packet.
         Qm = "qm",
     }
 }

@@ -1,4 +1,4 @@
-//! `af_xdp:` as it is written.
+//! The specification of an `af_xdp:` port.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use offcore_stats::named;
 
 use super::{Options, first, flag, interface_name, narrow, unless};
 
-/// Packets that an RX or TX ring holds unless it is said.
+/// Default number of packets that an RX or TX ring holds.
 const RING_SIZE: u32 = 1024;
 
 /// `af_xdp:`.
@@ -14,33 +14,33 @@ const RING_SIZE: u32 = 1024;
 pub struct AfXdpSpec {
     pub name: String,
     pub queues: u16,
-    /// The interface's number of the first of them.
+    /// The interface's queue index of the port's first queue.
     pub first: u16,
     /// How packets get from the interface to the port.
     pub mode: XdpMode,
-    /// Packets that the RX ring and the TX ring hold; a power of two.
+    /// Number of packets that the RX ring and the TX ring hold; a power of two.
     pub ring_size: u32,
-    /// Packets that the kernel receives at most when the worker asks it to, instead of by interrupts; `None`: by
-    /// interrupts.
+    /// Maximum number of packets that the kernel receives when the worker calls it, in place of interrupts; `None`:
+    /// interrupts are used.
     pub busy_poll: Option<u32>,
-    /// The kernel may sleep until it is called (XDP_USE_NEED_WAKEUP).
+    /// Whether the kernel may sleep until it is called (XDP_USE_NEED_WAKEUP).
     pub need_wakeup: bool,
-    /// The interface receives packets for any address.
+    /// Whether the interface receives packets for all addresses.
     pub promiscuous: bool,
-    /// Also an interface that the kernel's stack uses.
+    /// Whether an interface that the kernel's network stack uses may be taken over.
     pub force: bool,
 }
 
 named! {
     /// How packets get from an interface to an XDP socket.
     pub enum XdpMode {
-        /// The first of the others that there is.
+        /// The first of the other modes that works.
         Auto = "auto",
-        /// The driver uses the packet buffers.
+        /// Zero-copy: the driver uses the packet buffers.
         ZeroCopy = "zc",
-        /// The driver has the packets, and the kernel copies them.
+        /// The driver passes packets on, and the kernel copies them.
         Copy = "copy",
-        /// The kernel's stack has the packets, and the kernel copies them: any interface can do that.
+        /// The kernel's network stack passes packets on, and the kernel copies them: any interface supports this mode.
         Skb = "skb",
     }
 }

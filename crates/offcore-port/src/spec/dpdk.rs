@@ -1,4 +1,4 @@
-//! `dpdk:` as it is written.
+//! The specification of a `dpdk:` port.
 
 use std::fmt;
 
@@ -9,33 +9,33 @@ use super::{Options, first, inner, narrow, unless};
 /// `dpdk:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DpdkSpec {
-    /// The device as the EAL names it: `0000:43:00.0`, `net_null0`.
+    /// The device's name in the EAL: `0000:43:00.0`, `net_null0`.
     pub device: String,
     pub queues: u16,
-    /// MTU in bytes, if it is to be set.
+    /// MTU in bytes; `None`: the device's present MTU.
     pub mtu: Option<u16>,
-    /// Descriptors of an RX queue, if not the driver's number.
+    /// Number of descriptors of an RX queue; `None`: the driver's default.
     pub rx_desc: Option<u16>,
-    /// Descriptors of a TX queue, if not the driver's number.
+    /// Number of descriptors of a TX queue; `None`: the driver's default.
     pub tx_desc: Option<u16>,
-    /// What packets are spread over several queues by, if not by all that the device can of IP, TCP and UDP.
+    /// The fields that determine a packet's queue; `None`: all that the device supports of IP, TCP and UDP.
     pub rss: Option<Vec<Hash>>,
     /// Whether packets for other addresses are received, too.
     pub promisc: bool,
-    /// Arguments of the device, passed on as they are, without the brackets.
+    /// Device arguments, passed on unchanged, without the brackets.
     pub args: Option<String>,
 }
 
 named! {
-    /// What a device hashes to choose a packet's queue.
+    /// The fields that a device hashes to select a packet's queue.
     pub enum Hash {
-        /// Addresses.
+        /// IP addresses.
         Ip = "ip",
-        /// Addresses and ports of TCP.
+        /// IP addresses and TCP ports.
         Tcp = "tcp",
-        /// Addresses and ports of UDP.
+        /// IP addresses and UDP ports.
         Udp = "udp",
-        /// Addresses and ports of SCTP.
+        /// IP addresses and SCTP ports.
         Sctp = "sctp",
     }
 }
@@ -65,7 +65,7 @@ impl DpdkSpec {
     }
 }
 
-/// `off`, or names with a comma between them.
+/// Parses `off` or a comma-separated list of names.
 fn hashes(text: &str) -> Result<Vec<Hash>, String> {
     if text == "off" {
         return Ok(Vec::new());
@@ -104,7 +104,7 @@ impl fmt::Display for DpdkSpec {
 }
 
 impl DpdkSpec {
-    /// The interface of the kernel that the device's driver uses, such as that of net_af_packet.
+    /// Returns the interface of the kernel that the device's driver uses, as net_af_packet does.
     pub fn interface(&self) -> Option<&str> {
         self.args.as_deref()?.split(',').find_map(|argument| argument.trim().strip_prefix("iface="))
     }

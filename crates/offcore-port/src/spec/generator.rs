@@ -1,4 +1,4 @@
-//! `gen:` as it is written.
+//! The specification of a `gen:` port.
 
 use std::fmt;
 
@@ -9,22 +9,22 @@ use super::{FCS, MAX_FLOWS, Options, narrow, unless};
 /// `gen:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GenSpec {
-    /// Bytes of a frame, FCS included.
+    /// Length of a frame in bytes, including the FCS.
     pub size: usize,
-    /// Packets to send, all queues together; `None`: without end.
+    /// Number of packets to send over all queues; `None`: no limit.
     pub count: Option<u64>,
-    /// Packets per second, all queues together; `None`: as many as are asked for.
+    /// Packets per second over all queues; `None`: as fast as possible.
     pub rate: Option<u64>,
-    /// Flows that the packets belong to in turn.
+    /// Number of flows. Packets belong to them in turn.
     pub flows: u32,
-    /// Content is checked on one packet in this many; 0: on none. Sequence and length are always checked.
+    /// The content of one packet in this many is checked; 0: of none. Sequence and length are always checked.
     pub verify: u32,
     pub queues: u16,
 }
 
 impl GenSpec {
     pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
-        // `gen:` alone takes every default.
+        // `gen:` alone means all defaults.
         let fields = if fields == [""] { &[] } else { fields };
         let options = Options::parse(fields, &["size", "count", "rate", "flows", "verify", "queues"])?;
         let sizes = (probe::MIN_FRAME_LEN + FCS) as u64..=(template::MAX_FRAME_LEN + FCS) as u64;

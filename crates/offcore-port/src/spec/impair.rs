@@ -1,19 +1,19 @@
-//! `impair:` as it is written.
+//! The specification of an `impair:` port.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::{Options, PortSpec, parse_number};
 
-/// Its keys, in the order in which they are written.
+/// The option keys, in the order in which they are printed.
 const KEYS: [&str; 8] = ["loss", "reorder", "duplicate", "corrupt", "delay", "jitter", "rate", "seed"];
-/// Millionths that are a percent.
+/// Number of millionths in a percent.
 const PERCENT: u32 = 10_000;
-/// Digits behind the point of a percentage, at most.
+/// Maximum number of decimals of a percentage.
 const DECIMALS: usize = 4;
-/// Longest delay and jitter.
+/// Maximum delay and jitter.
 const LONGEST: Duration = Duration::from_secs(10);
-/// The seed where none is given.
+/// The default seed.
 const SEED: u64 = 1;
 
 /// A share of the packets, in millionths.
@@ -21,12 +21,12 @@ const SEED: u64 = 1;
 pub struct Share(pub u32);
 
 impl Share {
-    /// As a probability.
+    /// Converts the share to a probability.
     pub fn probability(self) -> f64 {
         f64::from(self.0) / f64::from(100 * PERCENT)
     }
 
-    /// A percentage such as `1%` or `0.05%`.
+    /// Parses a percentage such as `1%` or `0.05%`.
     fn parse(text: &str) -> Option<Self> {
         let number = text.strip_suffix('%')?;
         let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
@@ -53,19 +53,19 @@ impl fmt::Display for Share {
 /// `impair:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImpairSpec {
-    /// Packets that are dropped.
+    /// Share of packets that are dropped.
     pub loss: Share,
-    /// Packets that the next few overtake.
+    /// Share of packets that are overtaken by the next few.
     pub reorder: Share,
-    /// Packets that come twice.
+    /// Share of packets that are duplicated.
     pub duplicate: Share,
-    /// Packets of which one bit changes.
+    /// Share of packets in which one bit is flipped.
     pub corrupt: Share,
-    /// How long each packet is held.
+    /// The delay of each packet.
     pub delay: Duration,
-    /// How much longer or shorter than that at most, at random: packets may overtake one another then.
+    /// Maximum random deviation from the delay, in both directions. Packets may overtake one another then.
     pub jitter: Duration,
-    /// Bits per second, of each queue and direction.
+    /// Bits per second, for each queue and direction.
     pub rate: Option<u64>,
     pub seed: u64,
     /// The port whose packets are impaired.
@@ -73,7 +73,7 @@ pub struct ImpairSpec {
 }
 
 impl ImpairSpec {
-    /// `text` is what follows `impair:`. The keys end before the first word that has a port's kind.
+    /// Parses `text`, the part behind `impair:`. The keys end before the first field that begins with a port's kind.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut keys = Vec::new();
         let mut at = 0;

@@ -1,4 +1,4 @@
-//! `pcap:` as it is written.
+//! The specification of a `pcap:` port.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,18 +11,18 @@ const KEYS: [&str; 2] = ["loop", "overwrite"];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcapSpec {
     pub input: Option<PathBuf>,
-    /// The file to write what is sent to.
+    /// The file to which sent packets are written.
     pub output: Option<PathBuf>,
-    /// Begin the input again when it ends.
+    /// Whether the input is repeated.
     pub repeat: bool,
-    /// Replace an output that exists.
+    /// Whether an existing output is replaced.
     pub overwrite: bool,
 }
 
 impl PcapSpec {
     pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
         let file = |field: &str| (!matches!(field, "" | "-")).then(|| PathBuf::from(field));
-        // The second field is the output, unless it is an option: a file of that name is written `./loop`.
+        // The second field is the output unless it is an option. A file with an option's name is written as `./loop`.
         let (files, options) = match fields {
             [_, second, ..] if !KEYS.contains(second) => fields.split_at(2),
             _ => fields.split_at(1.min(fields.len())),

@@ -1,4 +1,4 @@
-//! `tap:` as it is written.
+//! The specification of a `tap:` port.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::{Options, first, flag, interface_name, unless};
 pub struct TapSpec {
     pub name: String,
     pub queues: u16,
-    /// Open checksums and TCP packets to be segmented, from and to the kernel.
+    /// Whether partial checksums and unsegmented packets are exchanged with the kernel.
     pub offloads: bool,
 }
 

@@ -1,4 +1,4 @@
-//! `vhost:` as it is written.
+//! The specification of a `vhost:` port.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,28 +10,28 @@ use super::{Options, first, flag, inner, socket_path, unless};
 pub struct VhostSpec {
     pub path: PathBuf,
     pub queues: u16,
-    /// Connect to the socket instead of listening on it.
+    /// Whether to connect to the socket instead of listening on it.
     pub client: bool,
-    /// Owner and group of the socket's file, by number, and its permissions.
+    /// Owner and group ids of the socket's file, and its permissions.
     pub owner: Option<u32>,
     pub group: Option<u32>,
     pub mode: Option<u32>,
-    /// Offer packed virtqueues (VIRTIO_F_RING_PACKED).
+    /// Whether packed virtqueues are offered (VIRTIO_F_RING_PACKED).
     pub packed: bool,
-    /// Offer in-order use of buffers (IN_ORDER).
+    /// Whether in-order use of buffers is offered (IN_ORDER).
     pub in_order: bool,
-    /// Offer mergeable buffers (MRG_RXBUF).
+    /// Whether mergeable buffers are offered (MRG_RXBUF).
     pub mrg: bool,
-    /// Offer indirect descriptors (INDIRECT_DESC).
+    /// Whether indirect descriptors are offered (INDIRECT_DESC).
     pub indirect: bool,
-    /// Offer the event index (EVENT_IDX).
+    /// Whether the event index is offered (EVENT_IDX).
     pub event_idx: bool,
-    /// Offers checksum and segmentation offloads (TCP, UDP) in both directions (CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN,
-    /// HOST_USO, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_ECN, GUEST_USO4, GUEST_USO6).
+    /// Whether checksum and segmentation offloads (TCP, UDP) are offered in both directions (CSUM, HOST_TSO4,
+    /// HOST_TSO6, HOST_ECN, HOST_USO, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_ECN, GUEST_USO4, GUEST_USO6).
     pub offloads: bool,
-    /// MiB of memory that the guest may have; none: as many as the machine.
+    /// Maximum memory of the guest in MiB; `None`: the memory of the machine.
     pub max_memory: Option<u32>,
-    /// Channels of the virtqueues in the vhost guide's syntax, without the brackets.
+    /// DMA channels of the virtqueues in the syntax of DPDK's vhost guide, without the brackets.
     pub dmas: Option<String>,
 }
 
@@ -70,7 +70,7 @@ impl VhostSpec {
     }
 }
 
-/// A size in MiB, or with M or G behind it.
+/// Parses a size in MiB, or with the suffix M or G.
 fn max_memory(options: &Options<'_>) -> Result<Option<u32>, String> {
     let Some(value) = options.find("max_memory") else { return Ok(None) };
     let found = value.unwrap_or_default();
@@ -87,7 +87,7 @@ fn max_memory(options: &Options<'_>) -> Result<Option<u32>, String> {
     }
 }
 
-/// Permissions in octal digits, as chmod(1) has them.
+/// Parses permissions in octal digits, as in chmod(1).
 fn mode(options: &Options<'_>) -> Result<Option<u32>, String> {
     let Some(value) = options.find("mode") else { return Ok(None) };
     let found = value.unwrap_or_default();

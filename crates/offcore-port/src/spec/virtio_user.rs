@@ -1,4 +1,4 @@
-//! `virtio-user:` as it is written.
+//! The specification of a `virtio-user:` port.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,26 +13,26 @@ use super::{Options, first, flag, narrow, socket_path, unless};
 pub struct VirtioUserSpec {
     pub path: PathBuf,
     pub queues: u16,
-    /// Descriptors of a virtqueue.
+    /// Number of descriptors of a virtqueue.
     pub queue_size: u16,
-    /// Listen on the socket instead of connecting to it.
+    /// Whether to listen on the socket instead of connecting to it.
     pub server: bool,
-    /// Accept packed virtqueues (VIRTIO_F_RING_PACKED).
+    /// Whether packed virtqueues are accepted (VIRTIO_F_RING_PACKED).
     pub packed: bool,
-    /// Accept mergeable buffers (MRG_RXBUF).
+    /// Whether mergeable buffers are accepted (MRG_RXBUF).
     pub mrg: bool,
-    /// Accept the event index (EVENT_IDX).
+    /// Whether the event index is accepted (EVENT_IDX).
     pub event_idx: bool,
-    /// Uses checksum and segmentation offloads (TCP, UDP) of the back end, and accepts such packets from it (CSUM,
-    /// HOST_TSO4, HOST_TSO6, HOST_ECN, HOST_USO, GUEST_CSUM; with mergeable buffers GUEST_TSO4, GUEST_TSO6, GUEST_ECN,
-    /// GUEST_USO4, GUEST_USO6).
+    /// Whether checksum and segmentation offloads (TCP, UDP) of the back end are used, and such packets accepted from
+    /// it (CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN, HOST_USO, GUEST_CSUM; with mergeable buffers GUEST_TSO4, GUEST_TSO6,
+    /// GUEST_ECN, GUEST_USO4, GUEST_USO6).
     pub offloads: bool,
-    /// Longest payload of a frame in bytes: what the back end is told if it wants to know. Without mergeable buffers
-    /// the virtqueue has room for packets as long, in chains of several packet buffers where one is too short.
+    /// Longest payload of a frame in bytes, which is reported to the back end on request. Without mergeable buffers,
+    /// the virtqueue has room for packets of this length, in chains of several packet buffers if one is too short.
     pub mtu: Option<u16>,
-    /// A user, by number, that the back end may be of, beside root and this process's own.
+    /// Id of a user that the back end may run as, in addition to root and the user of this process.
     pub peer: Option<u32>,
-    /// Ethernet address; `None`: made from the port's description.
+    /// Ethernet address; `None`: derived from the port's specification.
     pub mac: Option<MacAddr>,
 }
 
@@ -53,7 +53,7 @@ impl VirtioUserSpec {
         ];
         let options = Options::parse(options, &known)?;
         let queue_size: u16 = narrow(options.number("queue_size", 256, 2..=32768)?);
-        // Of a packed virtqueue, too: the back end may have none.
+        // This also applies to packed virtqueues, because the back end may only support split ones.
         if !queue_size.is_power_of_two() {
             return Err(format!("queue_size={queue_size}: expected a power of two from 2 to 32768"));
         }

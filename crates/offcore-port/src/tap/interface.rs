@@ -1,4 +1,4 @@
-//! The kernel's side of a TAP port: making the interface, attaching queues.
+//! The kernel side of a TAP port: creates the interface and attaches queues.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,33 +9,34 @@ use rustix::io::Errno;
 
 use crate::netdev::{NetDev, interface_request, ioctl, netlink};
 
-/// Flags of TUNSETOFFLOAD that the crate libc lacks: UDP segmentation over IPv4 and IPv6 (Linux 6.2).
+/// Flags of TUNSETOFFLOAD that the libc crate lacks: UDP segmentation over IPv4 and IPv6 (Linux 6.2).
 const TUN_F_USO4: libc::c_uint = 0x20;
 const TUN_F_USO6: libc::c_uint = 0x40;
 
-/// A step that the kernel refused, and what to do about it.
+/// A step that the kernel refused, with advice, and the error.
 pub(super) type Refusal = (String, io::Error);
 
-/// An interface.
+/// An interface and its queues.
 pub(super) struct Interface {
     pub(super) netdev: NetDev,
-    /// Its queues.
+    /// The files of its queues.
     pub(super) files: Vec<OwnedFd>,
     /// Offloads that both sides may use.
     pub(super) offloads: Offloads,
 }
 
-/// Creates or joins interface `name` with `queues` queues, and sets its link up. With `offloads` the kernel may send packets
+/// Creates or joins interface `name` with `queues` queues, and sets it up. With `offloads`, the kernel may send packets
 /// with partial checksums, and unsegmented packets.
 pub(super) fn open(name: &str, queues: u16, offloads: bool) -> Result<Interface, Refusal> {
-    // One for several queues would let this program join the other one's, and change their headers.
+    // The kernel would attach this program's queues to a multi-queue interface that another program uses, and change
+    // the header length of that program's queues.
     let held = NetDev::open(name).and_then(|device| netlink::tap_queues(device.index()));
     if let Ok(Some(1..)) = held {
         return Err((advice(name, &Errno::BUSY.into()), Errno::BUSY.into()));
     }
     let first = open_device()?;
-    // A single queue has the interface to itself. An interface that is there already and was made for several
-    // queues takes no such request.
+    // With one queue, the interface is opened for exclusive use. An existing multi-queue interface refuses that
+    // request.
     let name = match attach(&first, name, queues > 1) {
         Err(refused) if queues == 1 && refused.raw_os_error() == Some(libc::EINVAL) => {
             attach(&first, name, true)
@@ -95,13 +96,13 @@ fn attach(file: &OwnedFd, name: &str, multi_queue: bool) -> io::Result<String> {
     #[allow(clippy::cast_possible_truncation, reason = "the flags are 16 bits")]
     let flags = flags as libc::c_short;
     request.ifr_ifru.ifru_flags = flags;
-    // SAFETY: TUNSETIFF takes an ifreq.
+    // SAFETY: TUNSETIFF takes an `ifreq`.
     unsafe { ioctl(file, libc::TUNSETIFF, &mut request) }?;
     let name = request.ifr_name.iter().map(|c| c.cast_unsigned()).take_while(|&c| c != 0).collect();
     String::from_utf8(name).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// What to do when the first queue is refused.
+/// Returns advice for the case that the kernel refuses the first queue.
 fn advice(name: &str, error: &io::Error) -> String {
     let advice = match error.raw_os_error() {
         Some(libc::EPERM) => ": it needs root or CAP_NET_ADMIN",
@@ -114,9 +115,9 @@ fn advice(name: &str, error: &io::Error) -> String {
 
 fn set_header(file: &OwnedFd, offloads: bool) -> io::Result<Offloads> {
     let mut length = libc::c_int::try_from(virtio_net::HEADER_LEN).map_err(io::Error::other)?;
-    // SAFETY: TUNSETVNETHDRSZ takes an int.
+    // SAFETY: TUNSETVNETHDRSZ takes an `int`.
     unsafe { ioctl(file, libc::TUNSETVNETHDRSZ, &mut length) }?;
-    // Without offloads packets come with their checksums, and no longer than the MTU.
+    // Without offloads, received packets have complete checksums and are not longer than the MTU.
     if !offloads {
         return set_offloads(file, 0).map(|()| Offloads::default());
     }

@@ -1,12 +1,12 @@
 //! Receiving from a TAP interface.
 //!
-//! How long the next packet is cannot be known, so it is read into the buffer of an ordinary packet and, behind that,
-//! into a standing set of spare buffers that together have room for the longest. Those that a long packet took are
-//! replaced before the next read.
+//! The length of the next packet is unknown, so it is read into the buffer of an ordinary packet, followed by a
+//! permanent set of spare buffers that together have room for the longest packet. Spare buffers that a long packet has
+//! taken are replaced before the next read.
 //!
-//! The kernel looks at each of those buffers, whether it needs it or not, which makes the read of an ordinary packet a
-//! quarter slower. So when long packets have not been seen lately, one scratch buffer stands for all the spares, and the
-//! first long packet is copied from there.
+//! The kernel examines each of these buffers, whether it needs them or not, which makes reading an ordinary packet take
+//! a quarter longer. If no long packet has arrived lately, one scratch buffer therefore replaces all spare buffers, and
+//! the first long packet is copied out of it.
 
 use std::io::IoSliceMut;
 use std::mem;
@@ -23,19 +23,19 @@ use rustix::io::Errno;
 use super::Queue;
 use crate::{Context, DropReason, RxCounters, RxQueue, Wake, room};
 
-/// Where a packet is read to: its header in front of where packets begin.
+/// Offset at which a packet is read: its header ends where the packet's data begins.
 const HEADER_AT: usize = HEADROOM - HEADER_LEN;
-/// Spare buffers, at most: enough for packets of 64 KiB in the smallest chunks.
+/// Maximum number of spare buffers: sufficient for packets of 64 KiB with the smallest chunks.
 const MAX_SPARES: usize = 40;
 
-/// Spare buffers that packets of up to `longest` bytes need.
+/// Returns the number of spare buffers that packets of up to `longest` bytes need.
 pub(super) fn spares(pool: &Pool, longest: usize) -> usize {
-    // One byte more, to tell a packet that just fits from one that was cut.
+    // One byte more, to distinguish a packet that just fits from a truncated one.
     let beyond = (longest + 1).saturating_sub(pool.data_room());
     beyond.div_ceil(pool.chunk_size()).min(MAX_SPARES)
 }
 
-/// Ordinary packets in a row after which no long one is expected.
+/// Number of consecutive ordinary packets after which no long packet is expected.
 const ORDINARY_RUN: u32 = 64;
 
 /// The receiving half of a queue.
@@ -44,13 +44,13 @@ pub(super) struct TapRx {
     queue: Queue,
     counters: RxCounters,
     pool: &'static Pool,
-    /// Spare buffers, each the whole of its chunk.
+    /// Spare buffers, each covering its whole chunk.
     spares: ArrayVec<Packet, MAX_SPARES>,
-    /// How many there shall be.
+    /// The required number of spare buffers.
     wanted: usize,
-    /// As long as all of them together.
+    /// A scratch buffer as long as all spare buffers together.
     scratch: Box<[u8]>,
-    /// Packets since the last long one.
+    /// Number of packets since the last long one.
     ordinary: u32,
 }
 
@@ -62,7 +62,7 @@ impl TapRx {
         Self { queue, counters, pool, spares: ArrayVec::new(), wanted, scratch, ordinary: ORDINARY_RUN }
     }
 
-    /// Sees to it that all spare buffers are there; whether they are.
+    /// Refills the spare buffers; returns whether all are available.
     #[inline]
     fn stock(&mut self, cache: &mut PoolCache) -> bool {
         while self.spares.len() < self.wanted {
@@ -72,8 +72,8 @@ impl TapRx {
         true
     }
 
-    /// Reads one packet into `first` and the spare buffers; `None` when none is waiting. A packet that is refused has
-    /// used nothing.
+    /// Reads one packet into `first` and the spare buffers; returns `None` if no packet waits. A rejected packet uses
+    /// no buffers.
     #[inline]
     fn receive(&mut self, first: &mut Packet) -> Option<Result<usize, DropReason>> {
         let pool = self.pool;
@@ -99,8 +99,9 @@ impl TapRx {
                 return None;
             }
         };
-        // The kernel cuts what does not fit and does not say so. There is room to spare, so a packet that fills all
-        // of it was cut: the MTU has been raised since.
+        // The kernel truncates packets that do not fit without reporting it. The buffers have at least one byte more
+        // than the longest packet, so a packet that fills them was truncated: the MTU has been raised since the port
+        // was opened.
         if read >= room {
             return Some(Err(DropReason::TooBig));
         }
@@ -125,7 +126,7 @@ impl TapRx {
         Some(Ok(len))
     }
 
-    /// Moves the first `len` bytes of the scratch buffer to the spare ones.
+    /// Copies the first `len` bytes of the scratch buffer to the spare buffers.
     #[cold]
     fn unpack(&mut self, len: usize) {
         let parts = self.scratch[..len].chunks(self.pool.chunk_size());
@@ -135,7 +136,7 @@ impl TapRx {
         }
     }
 
-    /// The packet of `len` bytes that begins in `first` and goes on in spare buffers.
+    /// Returns the packet of `len` bytes that begins in `first` and continues in spare buffers.
     #[cold]
     fn join(&mut self, mut first: Packet, len: usize) -> Packet {
         let mut beyond = len - first.len();
@@ -157,7 +158,7 @@ impl TapRx {
         first
     }
 
-    /// Whether a packet is waiting, for when there is no buffer to read it to.
+    /// Returns whether a packet waits although no buffer is available to read it.
     #[cold]
     fn is_waiting(&self) -> bool {
         let mut file = [PollFd::new(&self.queue.file, PollFlags::IN)];
@@ -202,16 +203,17 @@ impl RxQueue for TapRx {
         &self.counters
     }
 
-    /// Readable as long as a packet waits: nothing has to be asked for, nor looked at again.
+    /// The descriptor is readable while a packet waits, so no event needs to be requested and no second check is
+    /// needed.
     fn arm(&mut self) -> Wake<'_> {
-        // The file of a deleted interface is always ready, to say so.
+        // The file of a deleted interface is always readable, to report the error.
         if self.queue.is_lost() {
             return Wake::Never;
         }
         Wake::Event(self.queue.file.as_fd())
     }
 
-    /// Nothing is on its way; the spare buffers go back.
+    /// No packets are in flight. The spare buffers are returned to the pool.
     fn drain(&mut self, ctx: &mut Context<'_>, _burst: &mut Burst) -> usize {
         ctx.cache.free_all(self.spares.drain(..));
         0

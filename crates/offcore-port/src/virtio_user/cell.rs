@@ -1,8 +1,8 @@
-//! The seam between the control thread and the worker of one virtqueue.
+//! The interface between the control thread and the worker of one virtqueue.
 //!
-//! The control thread publishes a ring when a connection is there, and none when the connection is gone. The worker
-//! looks at a generation number in every call, which is one load of a line that hardly ever changes; only when it has
-//! changed does it take the lock. Publishing waits for nobody: rings keep their own memory.
+//! The control thread publishes a ring when a connection is established, and `None` when it is lost. The worker reads a
+//! generation number in every call, which is one load of a cache line that rarely changes. It takes the lock only when
+//! the number has changed. Publishing never waits for the worker: rings keep their memory alive.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,22 +17,23 @@ use offcore_wire::virtio_net::Offloads;
 
 use super::merging::Merging;
 
-/// The driver's side of a virtqueue that the back end runs.
+/// The driver's side of a virtqueue. The back end is the device side.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// Packets in flight are its tokens.
+    /// Its tokens are the packets in flight.
     pub(super) driver: driver::Queue<Packet>,
-    /// Whether a packet may come in several buffers.
+    /// Whether a packet may arrive in several buffers.
     pub(super) mergeable: bool,
-    /// What packets of this direction may ask for.
+    /// The offloads that packets of this direction may request.
     pub(super) offloads: Offloads,
-    /// RX: a packet that takes more buffers than have come so far.
+    /// RX: a packet whose last buffers have not arrived yet.
     pub(super) merging: Option<Box<Merging>>,
     queue: DriverQueue,
 }
 
 impl Ring {
-    /// A fresh ring, which asks for no notifications: it is polled. To be made before the back end starts its side.
+    /// Creates a new ring that is polled, without notifications. It must be created before the back end starts its
+    /// side.
     pub(super) fn new(queue: &DriverQueue) -> Self {
         let features = queue.features();
         let mut driver = driver::Queue::new(queue.layout(), features & VIRTIO_F_EVENT_IDX != 0);
@@ -43,7 +44,7 @@ impl Ring {
         Self { driver, mergeable, offloads, merging: None, queue: queue.clone() }
     }
 
-    /// Makes what was added visible to the back end, and kicks it if it sleeps.
+    /// Makes added buffers visible to the back end, and kicks it if it sleeps.
     #[inline(always)]
     pub(super) fn publish(&mut self) {
         self.driver.publish();
@@ -62,18 +63,18 @@ impl Ring {
         self.driver.set_notification(true);
     }
 
-    /// Becomes readable when the back end notifies.
+    /// Returns the descriptor that becomes readable when the back end notifies.
     pub(super) fn call(&self) -> BorrowedFd<'_> {
         self.queue.call()
     }
 
-    /// Asks for no notifications, and takes back those that have come.
+    /// Disables notifications, and clears pending ones.
     pub(super) fn refuse_notification(&mut self) {
         self.driver.set_notification(false);
         self.queue.forget_calls();
     }
 
-    /// Frees every packet in flight: the connection is gone, so nobody else uses them.
+    /// Frees all packets in flight. The connection is closed, so the back end does not use them any more.
     pub(super) fn reclaim(mut self, cache: &mut PoolCache) {
         if let Some(merging) = &mut self.merging {
             merging.free(cache);
@@ -84,9 +85,9 @@ impl Ring {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The ring for the worker to take.
+    /// The ring that the worker takes next.
     next: Option<Ring>,
-    /// The ring of a worker that went away, until the connection is gone.
+    /// The ring of a worker that has stopped, until the connection is closed.
     returned: Option<Ring>,
     broken: Option<RingError>,
 }
@@ -105,11 +106,11 @@ impl Cell {
 
     // ---- control side ----
 
-    /// Exchanges the ring for one of a new connection, or for none. The connection of the old one is gone.
+    /// Replaces the ring by a new connection's ring or by none. The old ring's connection must be closed.
     pub(super) fn publish(&self, ring: Option<Ring>, pool: &'static Pool) {
         let returned = {
             let mut state = self.lock();
-            // A ring that nobody has taken has nothing in flight.
+            // A ring that was never taken has no packets in flight.
             state.next = ring;
             state.broken = None;
             self.generation.fetch_add(1, Ordering::Release);
@@ -120,31 +121,31 @@ impl Cell {
         }
     }
 
-    /// Why the present ring does not run, when it does not.
+    /// Returns why the present ring is broken, if it is.
     pub(super) fn broken(&self) -> Option<RingError> {
         self.lock().broken
     }
 
     // ---- worker side ----
 
-    /// The number of the last publication.
+    /// Returns the number of the last publication.
     #[inline(always)]
     pub(super) fn generation(&self) -> u32 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// What was published last, and its number.
+    /// Takes the last publication, and returns its number.
     pub(super) fn pick_up(&self) -> (u32, Option<Ring>) {
         let mut state = self.lock();
         (self.generation.load(Ordering::Relaxed), state.next.take())
     }
 
-    /// The ring is broken.
+    /// Records that the ring is broken.
     pub(super) fn report_broken(&self, error: RingError) {
         self.lock().broken = Some(error);
     }
 
-    /// The worker goes away and leaves the ring that it picked up as publication `generation`.
+    /// Returns the ring of a worker that stops. The worker took it from publication `generation`.
     pub(super) fn give_back(&self, generation: u32, ring: Ring, pool: &'static Pool) {
         {
             let mut state = self.lock();

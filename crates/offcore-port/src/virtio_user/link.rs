@@ -1,4 +1,4 @@
-//! The control thread of a virtio-user port: connects to the back end, and again when it has gone.
+//! The control thread of a virtio-user port: connects to the back end, and reconnects after a disconnect.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,22 +13,22 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::cell::{Cell, Ring};
 
-/// How long opening a port waits for its first connection.
+/// Maximum time that opening a port waits for its first connection.
 const FIRST: Duration = Duration::from_secs(1);
-/// Time between two looks at whether the back end is still there.
+/// Interval between two checks whether the back end is still connected.
 const WATCH: Duration = Duration::from_millis(50);
-/// Time from a failure to the next attempt.
+/// Time between a failure and the next attempt.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What the control thread is doing.
+/// The state of the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LinkState {
-    /// There is no back end.
+    /// No back end is connected.
     Waiting {
-        /// Why there is none (any more).
+        /// Why the last connection or attempt ended.
         why: Option<String>,
     },
-    /// The rings run.
+    /// The back end is connected and the rings are running.
     Connected { features: u64 },
 }
 
@@ -36,17 +36,17 @@ pub(super) enum LinkState {
 struct Shared {
     config: FrontEndConfig,
     pool: &'static Pool,
-    /// By virtqueue.
+    /// Indexed by virtqueue.
     cells: Vec<Arc<Cell>>,
     state: Mutex<LinkState>,
-    /// The workers may have rings.
+    /// Whether the workers may have rings.
     serving: AtomicBool,
     closing: AtomicBool,
-    /// Eventfd that ends the thread's waiting.
+    /// An eventfd that wakes up the thread.
     wake: OwnedFd,
 }
 
-/// The connection of one port, kept by a thread. Dropping it stops the rings and closes the connection.
+/// The connection of one port, managed by a thread. Dropping it stops the rings and closes the connection.
 #[derive(Debug)]
 pub(super) struct Link {
     shared: Arc<Shared>,
@@ -54,7 +54,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Starts the thread and waits for a moment for its first connection.
+    /// Starts the thread and waits up to [`FIRST`] for its first connection.
     pub(super) fn open(config: FrontEndConfig, pool: &'static Pool) -> Result<Self, FrontEndError> {
         let system = |what| move |source: std::io::Error| FrontEndError::System { what, source };
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -83,12 +83,12 @@ impl Link {
         }
     }
 
-    /// What the thread is doing.
+    /// Returns the state of the connection.
     pub(super) fn state(&self) -> LinkState {
         self.shared.state()
     }
 
-    /// The virtqueues.
+    /// Returns the virtqueues' cells.
     pub(super) fn cells(&self) -> &[Arc<Cell>] {
         &self.shared.cells
     }
@@ -98,7 +98,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Release);
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
-        // A thread that waits for a back end notices later; it has nothing to put in order.
+        // A thread that waits for a back end notices later, and has nothing to clean up.
         let serving = self.shared.serving.load(Ordering::Acquire);
         if let Some(thread) = self.thread.take().filter(|_| serving) {
             let _ = thread.join();
@@ -125,8 +125,8 @@ impl Shared {
         let _ = rustix::event::poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], Some(&time));
     }
 
-    /// The thread: one connection after the other. How the first attempt went is told to whoever opens the port, and
-    /// who closes it when it was refused.
+    /// Runs the thread: connects again and again until the port is closed. The result of the first attempt goes to the
+    /// thread that opens the port, which closes the port if the attempt was refused.
     fn keep_connected(&self, told: &SyncSender<Result<(), FrontEndError>>) {
         let (base, len) = self.pool.memory();
         let memory = [MemoryFd { fd: self.pool.fd(), address: base.as_ptr() as u64, len: len as u64 }];
@@ -134,7 +134,7 @@ impl Shared {
         while !self.is_closing() {
             let connected =
                 FrontEnd::connect(&self.config, &memory).and_then(|front_end| self.start(front_end));
-            // Nobody listens any more from the second attempt on, nor after a first one that took its time.
+            // From the second attempt on, or after a slow first one, the receiver is gone.
             let why = match connected {
                 Ok((front_end, rings)) => {
                     let _ = told.try_send(Ok(()));
@@ -142,7 +142,8 @@ impl Shared {
                 }
                 Err(error) => {
                     let why = error.to_string();
-                    // A back end that begins gives its socket away a moment after it has made it.
+                    // A back end may change its socket's owner shortly after creating it, so a first refusal is not
+                    // final.
                     let again = std::mem::replace(&mut denied, is_denied(&error));
                     if is_lasting(&error) || denied && again {
                         let _ = told.try_send(Err(error));
@@ -156,15 +157,16 @@ impl Shared {
         }
     }
 
-    /// Makes the driver's sides and lets the back end start its own, in this order: a driver's side begins by clearing
-    /// what the back end writes.
+    /// Creates the driver's sides before the back end starts its own, because creating one clears memory that the back
+    /// end writes.
     fn start(&self, mut front_end: FrontEnd) -> Result<(FrontEnd, Vec<Ring>), FrontEndError> {
         let rings = front_end.queues().iter().map(Ring::new).collect();
         front_end.start()?;
         Ok((front_end, rings))
     }
 
-    /// Lets the workers have the rings until the back end goes away for good or the port is closed; says which.
+    /// Publishes the rings to the workers until the back end is gone for good or the port is closed; returns the
+    /// reason.
     fn serve(&self, mut front_end: FrontEnd, rings: Vec<Ring>, memory: &[MemoryFd<'_>]) -> String {
         self.serving.store(true, Ordering::Release);
         for (cell, ring) in self.cells.iter().zip(rings) {
@@ -179,14 +181,15 @@ impl Shared {
             if !front_end.is_resumable() || self.cells.iter().any(|cell| cell.broken().is_some()) {
                 break why;
             }
-            // The rings stay as they are for the back end that comes in its place.
+            // The rings stay as they are for the next back end.
             tracing::info!(socket = %self.config.path.display(), why, "virtio-user port waits for it to come again");
             self.set_state(LinkState::Waiting { why: Some(why) });
             if let Err(error) = self.resume(&mut front_end, memory) {
                 break error.to_string();
             }
         };
-        // Packet buffers are taken back when nobody can have an eye on them any more.
+        // The connection is closed before packet buffers are taken back, so that the back end does not use them any
+        // more.
         drop(front_end);
         for cell in &self.cells {
             cell.publish(None, self.pool);
@@ -195,10 +198,10 @@ impl Shared {
         why
     }
 
-    /// Waits for the back end that comes in the place of the one before, as long as for any.
+    /// Waits for a back end that resumes the rings, as long as for a first one.
     fn resume(&self, front_end: &mut FrontEnd, memory: &[MemoryFd<'_>]) -> Result<(), FrontEndError> {
         let deadline = Instant::now() + self.config.timeout;
-        // By short waits, between which the port may be closed.
+        // Waits in short intervals, because the port may be closed meanwhile.
         let config = FrontEndConfig { timeout: PAUSE, ..self.config.clone() };
         loop {
             let error = match front_end.resume(&config, memory) {
@@ -211,7 +214,7 @@ impl Shared {
         }
     }
 
-    /// Waits until the back end has gone, or the port is closed.
+    /// Waits until the back end is gone or the port is closed.
     fn watch(&self, front_end: &FrontEnd) {
         let features = front_end.features();
         tracing::info!(socket = %self.config.path.display(), features, "virtio-user port is connected");
@@ -222,12 +225,12 @@ impl Shared {
     }
 }
 
-/// Whether this user may not connect.
+/// Returns whether the user of this process may not connect.
 fn is_denied(error: &FrontEndError) -> bool {
     matches!(error, FrontEndError::NoBackEnd { source } if source.is_denied())
 }
 
-/// Whether an attempt that failed like this would fail again.
+/// Returns whether another attempt would fail in the same way.
 fn is_lasting(error: &FrontEndError) -> bool {
     use FrontEndError::{Connection, NoBackEnd, NobodyConnected};
     !matches!(error, NoBackEnd { .. } | NobodyConnected { .. } | Connection(_))

@@ -1,4 +1,4 @@
-//! A packet that comes in several buffers, of which some have come.
+//! Assembles a received packet that arrives in several buffers.
 
 use std::mem;
 
@@ -10,21 +10,21 @@ use offcore_wire::virtio_net::{HEADER_LEN, NetHeader};
 use super::{MAX_FRAME, MAX_SEGMENTS};
 use crate::DropReason;
 
-/// A packet in several buffers, some of which have come.
+/// A packet in several buffers, whose first buffers have arrived.
 #[derive(Debug)]
 pub(super) struct Merging {
     pub(super) header: NetHeader,
-    /// Buffers still to come.
+    /// Number of buffers that have not arrived yet.
     pub(super) left: u16,
     parts: ArrayVec<Packet, MAX_SEGMENTS>,
-    /// Bytes in them, without the header.
+    /// Number of bytes in `parts`, without the header.
     total: usize,
-    /// Why it cannot be received, when it cannot: its buffers are only counted down.
+    /// Why the packet is rejected, if it is. The rest of its buffers are only counted.
     refused: Option<DropReason>,
 }
 
 impl Merging {
-    /// Begins with the buffer that has the header, which says how many there are.
+    /// Starts with the first buffer, whose header contains the number of buffers.
     pub(super) fn new(header: NetHeader, first: Packet, cache: &mut PoolCache) -> Box<Self> {
         let mut merging = Box::new(Self {
             header,
@@ -33,7 +33,7 @@ impl Merging {
             parts: ArrayVec::new(),
             refused: None,
         });
-        // Who forwards packets looks for Ethernet addresses in the first buffer.
+        // Forwarding reads and writes the Ethernet header in the first buffer.
         let short = first.len() < ethernet::HEADER_LEN;
         merging.parts.push(first);
         if short {
@@ -44,7 +44,7 @@ impl Merging {
         merging
     }
 
-    /// Adds the next buffer, into which the back end says that it wrote `len` bytes.
+    /// Adds the next buffer, into which the back end claims to have written `len` bytes.
     pub(super) fn add(&mut self, mut part: Packet, len: u32, cache: &mut PoolCache) {
         self.left -= 1;
         let (pool, len) = (cache.pool(), len as usize);
@@ -57,7 +57,7 @@ impl Merging {
             cache.free(part);
             self.refuse(DropReason::TooBig, cache);
         } else {
-            // Only the first one has a header.
+            // Only the first buffer has a header.
             part.set_range(pool, HEADROOM - HEADER_LEN, len);
             self.parts.push(part);
             self.total += len;
@@ -69,7 +69,7 @@ impl Merging {
         self.free(cache);
     }
 
-    /// The packet, of which all buffers have come.
+    /// Returns the packet. All its buffers must have arrived.
     pub(super) fn finish(mut self, cache: &mut PoolCache) -> Result<Packet, DropReason> {
         if let Some(reason) = self.refused {
             return Err(reason);
@@ -79,7 +79,7 @@ impl Merging {
         parts.reduce(|rest, front| pool.link(front, rest)).ok_or(DropReason::Malformed)
     }
 
-    /// Frees the buffers that have come.
+    /// Frees the buffers that have arrived.
     pub(super) fn free(&mut self, cache: &mut PoolCache) {
         cache.free_all(self.parts.drain(..));
     }

@@ -1,4 +1,4 @@
-//! What both of a virtio-user port's workers' sides have in common.
+//! Code shared by the RX and TX queues of a virtio-user port.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use offcore_wire::virtio_net::HEADER_LEN;
 use super::MAX_SEGMENTS;
 use super::cell::{Cell, Ring};
 
-/// A virtqueue and the worker's present ring in it.
+/// A virtqueue, and the ring of it that the worker uses at present.
 #[derive(Debug)]
 pub(super) struct Half {
     cell: Arc<Cell>,
     pool: &'static Pool,
-    /// The publication that `ring` is of.
+    /// The publication number of `ring`.
     generation: u32,
     pub(super) ring: Option<Ring>,
-    /// The ring's content makes no sense, so it is left alone. The back end still has its packet buffers.
+    /// The ring contains invalid data, so it is not used any more. The back end still has its packet buffers.
     pub(super) broken: bool,
 }
 
@@ -29,7 +29,7 @@ impl Half {
         Self { cell, pool, generation, ring, broken: false }
     }
 
-    /// The ring, if there is one that runs.
+    /// Returns the ring, if one is published and not broken.
     #[inline(always)]
     pub(super) fn ring(&mut self, cache: &mut PoolCache) -> Option<&mut Ring> {
         if self.cell.generation() != self.generation {
@@ -38,7 +38,7 @@ impl Half {
         if self.broken { None } else { self.ring.as_mut() }
     }
 
-    /// Whether there is another publication than the one that `ring` is of.
+    /// Returns whether another ring was published.
     pub(super) fn is_behind(&self) -> bool {
         self.cell.generation() != self.generation
     }
@@ -58,7 +58,7 @@ impl Half {
         self.cell.report_broken(error);
     }
 
-    /// Packets that the back end has, or that it has returned and nobody has taken.
+    /// Number of packets that the back end has, or that it has returned and the queue has not taken.
     pub(super) fn in_flight(&self) -> usize {
         self.ring.as_ref().map_or(0, |ring| ring.driver.in_flight().into())
     }
@@ -72,8 +72,8 @@ impl Drop for Half {
     }
 }
 
-/// Makes a packet of one buffer available: `len` bytes, which begin with the header in its headroom; the packet, if there
-/// is no room.
+/// Makes a packet of one buffer available: `len` bytes, beginning with the header in its headroom. Returns the packet
+/// if the ring has no room.
 ///
 /// Guest addresses are addresses of this process: see `offcore_vhost::frontend`.
 #[inline(always)]
@@ -83,8 +83,8 @@ pub(super) fn add(ring: &mut Ring, packet: Packet, len: usize, direction: Direct
     ring.driver.add(address, len as u32, direction, packet)
 }
 
-/// Makes a packet of at most [`MAX_SEGMENTS`] buffers available as a chain, the first of which begins with the header in
-/// its headroom; the packet, if there is no room.
+/// Makes a packet of at most [`MAX_SEGMENTS`] buffers available as a chain. Its first buffer begins with the header in
+/// the headroom. Returns the packet if the ring has no room.
 pub(super) fn add_chain(
     ring: &mut Ring,
     packet: Packet,

@@ -1,4 +1,4 @@
-//! Receiving from a virtqueue: buffers out, packets in.
+//! Receiving from a virtqueue: empty buffers are made available, filled ones are received.
 
 use std::mem;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use super::merging::Merging;
 use super::queue::{Half, add, add_chain};
 use crate::{Context, DropReason, RxCounters, RxQueue, Wake, room, virtio_header};
 
-/// Free descriptors at which an RX ring is filled up, unless it is so small that a quarter of it is less.
+/// Number of free descriptors at which an RX ring is refilled, limited to a quarter of the ring.
 const FILL_AT: u16 = 32;
 
 /// Receives from one virtqueue, which is kept full of empty packet buffers.
 #[derive(Debug)]
 pub(super) struct VirtioRx {
     half: Half,
-    /// Bytes of a frame for which a chain has room when packets do not come in several.
+    /// Length of the longest frame, in bytes, that a chain has room for without mergeable buffers.
     longest: usize,
     counters: RxCounters,
-    /// The back end has been asked to notify.
+    /// Whether the back end was asked to notify.
     armed: bool,
 }
 
@@ -36,7 +36,7 @@ impl VirtioRx {
         Self { half: Half::new(cell, pool), longest, counters, armed: false }
     }
 
-    /// Takes returned buffers and appends the packets in them to `burst`; how many buffers were taken.
+    /// Takes returned buffers and appends the packets in them to `burst`; returns the number of buffers taken.
     #[inline]
     fn receive(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
         let wanted = room(ctx, burst);
@@ -70,7 +70,7 @@ impl VirtioRx {
         taken
     }
 
-    /// Makes empty packet buffers available, when there is room for a number of them that is worth the while.
+    /// Makes empty packet buffers available if enough descriptors are free.
     #[inline]
     fn fill(&mut self, ctx: &mut Context<'_>) {
         let Some(ring) = self.half.ring(ctx.cache) else { return };
@@ -90,7 +90,7 @@ impl VirtioRx {
     }
 }
 
-/// Makes single buffers available, as many as there is room for; whether there were as many.
+/// Makes single buffers available until the ring is full; returns whether the pool had enough buffers.
 #[inline(always)]
 fn fill_with_buffers(ring: &mut Ring, cache: &mut PoolCache, len: usize) -> bool {
     while ring.driver.free() > 0 {
@@ -103,7 +103,7 @@ fn fill_with_buffers(ring: &mut Ring, cache: &mut PoolCache, len: usize) -> bool
     true
 }
 
-/// The same with chains of several buffers, in each of which a frame of `longest` bytes has room.
+/// Like [`fill_with_buffers`], but with chains of several buffers that have room for a frame of `longest` bytes.
 fn fill_with_chains(ring: &mut Ring, cache: &mut PoolCache, longest: usize) -> bool {
     let pool = cache.pool();
     let buffers = longest.div_ceil(pool.data_room());
@@ -117,7 +117,7 @@ fn fill_with_chains(ring: &mut Ring, cache: &mut PoolCache, longest: usize) -> b
     true
 }
 
-/// Collects up to `wanted` returned buffers and what the back end says that it wrote into each.
+/// Collects up to `wanted` returned buffers, each with the number of bytes that the back end claims to have written.
 #[inline(always)]
 fn collect(
     ring: &mut Ring,
@@ -139,8 +139,8 @@ fn collect(
     Ok(())
 }
 
-/// Makes a returned buffer a packet if it is one as nearly all are: in this one buffer, with a header that asks for
-/// nothing. `len` is what the back end says that it wrote.
+/// Turns a returned buffer into a packet in the common case: the packet has one buffer, and its header requests no
+/// offload. `len` is the number of bytes that the back end claims to have written. Returns whether this was the case.
 #[inline(always)]
 fn is_ordinary(ring: &Ring, packet: &mut Packet, len: u32, pool: &Pool) -> bool {
     let frame_len = (len as usize).wrapping_sub(HEADER_LEN);
@@ -156,7 +156,8 @@ fn is_ordinary(ring: &Ring, packet: &mut Packet, len: u32, pool: &Pool) -> bool 
     asks == 0 && (!ring.mergeable || header[10..] == [1, 0])
 }
 
-/// What becomes of any other returned chain: a packet, a part of one that is not complete, or neither, and why.
+/// Handles any other returned chain: returns a complete packet, `None` for a part of an incomplete packet, or the
+/// reason for dropping it.
 #[cold]
 fn accept(
     ring: &mut Ring,
@@ -199,7 +200,7 @@ fn accept(
     Ok(None)
 }
 
-/// Does what the header of a whole packet asks for.
+/// Applies the header of a complete packet.
 fn finish(
     ring: &Ring,
     header: NetHeader,
@@ -239,10 +240,10 @@ impl RxQueue for VirtioRx {
         let Some(ring) = self.half.ring.as_mut().filter(|_| !self.half.broken) else { return Wake::Never };
         ring.ask_for_notification();
         self.armed = true;
-        // Whatever was returned before the back end saw that is not notified.
+        // Chains that were returned before the back end saw the request cause no notification.
         match ring.driver.used() {
             Ok(0) => Wake::Event(ring.call()),
-            // The next round takes it, or breaks the ring.
+            // The next round takes the chains or detects that the ring is broken.
             Ok(_) | Err(_) => Wake::Now,
         }
     }

@@ -26,7 +26,7 @@ impl VirtioTx {
         Self { half: Half::new(cell, pool), counters }
     }
 
-    /// Frees what the back end has sent.
+    /// Frees packets that the back end has processed.
     #[inline]
     fn reclaim(&mut self, cache: &mut PoolCache) {
         let Some(ring) = self.half.ring(cache) else { return };
@@ -48,15 +48,15 @@ fn free_used(ring: &mut Ring, cache: &mut PoolCache) -> Result<(), RingError> {
     Ok(())
 }
 
-/// Why a packet is not sent.
+/// Why a packet was not sent.
 enum Unsent {
-    /// It has to wait for descriptors.
+    /// It has to wait for free descriptors.
     Full,
-    /// It cannot be sent.
+    /// It can never be sent.
     Never(DropReason),
 }
 
-/// Sends packets of one buffer, as many as there are descriptors for; how many were sent, and their bytes.
+/// Sends packets of one buffer while descriptors are free; returns the numbers of packets and bytes sent.
 #[inline(always)]
 fn send_plain(
     ring: &mut Ring,
@@ -85,7 +85,7 @@ fn send_plain(
     (packets, bytes)
 }
 
-/// Sends any packets, likewise.
+/// Sends packets of any kind; returns the numbers of packets and bytes sent.
 #[cold]
 fn send_any(ring: &mut Ring, burst: &mut Burst, counters: &TxCounters, cache: &mut PoolCache) -> (u64, u64) {
     let (mut packets, mut bytes) = (0, 0);
@@ -107,11 +107,11 @@ fn send_any(ring: &mut Ring, burst: &mut Burst, counters: &TxCounters, cache: &m
     (packets, bytes)
 }
 
-/// Sends one packet; its length.
+/// Sends one packet; returns its length.
 fn send_one(ring: &mut Ring, mut packet: Packet, pool: &Pool) -> Result<usize, (Packet, Unsent)> {
     let (len, buffers) = (pool.total_len(&packet), pool.segment_count(&packet));
     let most = usize::from(ring.driver.size()).min(MAX_SEGMENTS);
-    // The back end may have changed its mind since the packet was made ready for it.
+    // The features may have changed since the packet was prepared for the back end.
     let unwanted = packet.has_offload() && !ring.offloads.allows(&offload_fallback::header(&packet));
     let unsent = if buffers > most || len > MAX_FRAME {
         Unsent::Never(DropReason::TooBig)

@@ -1,4 +1,4 @@
-//! What a worker lends its queues, and the loops that the tests share.
+//! The test worker, and functions that the tests share.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -15,12 +15,12 @@ use offcore_stats::StageClock;
 use offcore_stats::page::StatsPage;
 use offcore_wire::virtio_net::NetHeader;
 
-/// How long a test waits for something to happen before it fails.
+/// Time after which a test fails if an expected event does not occur.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) type TempDir = offcore_mem::testing::TempDir;
 
-/// A worker that a test plays.
+/// A worker that is driven by a test.
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) cache: PoolCache,
@@ -71,7 +71,7 @@ impl Worker {
         queue.tx(&mut self.ctx(), burst);
     }
 
-    /// A packet of these bytes.
+    /// Creates a packet with these bytes.
     pub(crate) fn packet(&mut self, bytes: &[u8]) -> Packet {
         let mut packet = self.cache.take().expect("the pool has a free buffer");
         packet.set_range(self.cache.pool(), HEADROOM, bytes.len());
@@ -79,7 +79,8 @@ impl Worker {
         packet
     }
 
-    /// A packet of these bytes, in as many buffers as it takes, with this header in front if it asks for something.
+    /// Creates a packet with these bytes, in as many buffers as necessary, with this header in front if it requests an
+    /// offload.
     pub(crate) fn packet_with(&mut self, header: &NetHeader, bytes: &[u8]) -> Packet {
         let pool = self.cache.pool();
         let mut packet = self.cache.take_chain(HEADROOM, bytes.len()).expect("the pool has free buffers");
@@ -95,7 +96,7 @@ impl Worker {
         self.cache.free_all(burst.drain(..));
     }
 
-    /// Free packet buffers, counted by taking every one of them.
+    /// Returns the number of free packet buffers, determined by taking all of them.
     pub(crate) fn free_chunks(&mut self) -> usize {
         let all: Vec<Packet> = std::iter::from_fn(|| self.cache.take()).collect();
         let count = all.len();
@@ -104,7 +105,7 @@ impl Worker {
     }
 }
 
-/// The packet's bytes, and what the header in front of them asks for.
+/// Returns the packet's header and bytes.
 pub(crate) fn frame(pool: &Pool, packet: &Packet) -> (NetHeader, Vec<u8>) {
     let header = match packet.has_offload() {
         true => NetHeader::from_bytes(packet.headroom_bytes(12).first_chunk().unwrap()),
@@ -114,12 +115,12 @@ pub(crate) fn frame(pool: &Pool, packet: &Packet) -> (NetHeader, Vec<u8>) {
     (header, pool.segments(packet).flatten().copied().collect())
 }
 
-/// A pool of `chunks` packet buffers of 2 KiB.
+/// Creates a pool of `chunks` packet buffers of 2 KiB.
 pub(crate) fn pool(chunks: usize) -> &'static Pool {
     Pool::new(chunks, 2048, Hugepages::None).unwrap()
 }
 
-/// Calls `step` until it says that it is done.
+/// Calls `step` until it returns `true`.
 pub(crate) fn until(what: &str, mut step: impl FnMut() -> bool) {
     let start = Instant::now();
     while !step() {
@@ -127,7 +128,7 @@ pub(crate) fn until(what: &str, mut step: impl FnMut() -> bool) {
     }
 }
 
-/// Whether this process is root; says that the test is left out when it is not.
+/// Returns whether this process runs as root; if not, prints that the test is skipped.
 pub(crate) fn root_or_skip(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -136,13 +137,14 @@ pub(crate) fn root_or_skip(test: &str) -> bool {
     root
 }
 
-/// Runs `test` in a thread that has a network namespace of its own.
+/// Runs `test` in a thread with its own network namespace.
 pub(crate) fn in_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
     if !root_or_skip(name) {
         return;
     }
     let thread = std::thread::spawn(move || {
-        // SAFETY: unshare(CLONE_NEWNET) changes only which network the calling thread, made for this, sees.
+        // SAFETY: unshare(CLONE_NEWNET) only changes the network namespace of the calling thread, which was created for
+        // this test.
         let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
         if rc != 0 {
             eprintln!("SKIP: no network namespace: {}", std::io::Error::last_os_error());
@@ -155,7 +157,7 @@ pub(crate) fn in_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Runs the command `ip` in the calling thread's namespace; what it says.
+/// Runs the command `ip` in the calling thread's namespace; returns its output.
 pub(crate) fn ip(args: &str) -> String {
     let run = std::process::Command::new("ip").args(args.split(' ')).output().unwrap();
     assert!(run.status.success(), "ip {args}: {}", String::from_utf8_lossy(&run.stderr));

@@ -1,15 +1,15 @@
-//! TCP packets as a guest or the kernel leaves them to be segmented, and their segments checked.
+//! Unsegmented TCP packets, as a guest or the kernel sends them, and checks of their segments.
 
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
 use offcore_wire::virtio_net::{
     NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
 };
 
-/// The sequence number of the packets made here: soon to wrap.
+/// The sequence number of the packets created here. It is about to wrap.
 pub(crate) const SEQ: u32 = u32::MAX - 3000;
 
-/// A TCP packet whose checksum is open, and the header that asks for it to be cut into segments of `size` bytes. Ethernet
-/// addresses, IP addresses and ports mean nothing to anybody.
+/// Creates a TCP packet with a partial checksum, and the header that requests segments of `size` bytes. Ethernet
+/// addresses, IP addresses and ports are arbitrary.
 pub(crate) fn whole(v6: bool, payload_len: usize, size: u16) -> (NetHeader, Vec<u8>) {
     let payload: Vec<u8> = (0..payload_len).map(|i| (i * 37 + i / 251) as u8).collect();
     let builder = PacketBuilder::ethernet2([2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 8]);
@@ -36,7 +36,7 @@ pub(crate) fn whole(v6: bool, payload_len: usize, size: u16) -> (NetHeader, Vec<
     (header, frame)
 }
 
-/// Sequence number (from that of `whole`) and payload of a TCP packet with right checksums.
+/// Checks the checksums of a TCP packet; returns its sequence number relative to [`SEQ`] and its payload.
 pub(crate) fn checked(frame: &[u8]) -> (usize, Vec<u8>) {
     let parsed = SlicedPacket::from_ethernet(frame).unwrap();
     let Some(TransportSlice::Tcp(tcp)) = parsed.transport else { panic!("no TCP in {frame:x?}") };

@@ -22,7 +22,8 @@ fn frame(v6: bool, ident: u16, ports: [u16; 2], payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A UDP packet with `len` bytes of payload, its virtio-net header with a `gso_size` of `size` bytes, and its datagrams.
+/// Creates a UDP packet with `len` bytes of payload, its virtio-net header with a `gso_size` of `size` bytes, and its
+/// datagrams.
 pub(crate) fn whole(v6: bool, len: usize, size: u16) -> (NetHeader, Vec<u8>, Vec<Vec<u8>>) {
     let payload: Vec<u8> = (0..len).map(|i| (i * 37 + i / 251) as u8).collect();
     let mut bytes = frame(v6, 0, [7001, 7002], &payload);
@@ -46,7 +47,7 @@ pub(crate) fn whole(v6: bool, len: usize, size: u16) -> (NetHeader, Vec<u8>, Vec
     (header, bytes, parts.map(|(index, part)| frame(v6, index as u16, [7001, 7002], part)).collect())
 }
 
-/// The same in a tunnel. The outer UDP header has no checksum, as Linux sends it.
+/// Like [`whole`], in a VXLAN tunnel. The outer UDP header has no checksum, as Linux sends it.
 pub(crate) fn tunnelled(len: usize, size: u16) -> (NetHeader, Vec<u8>, Vec<Vec<u8>>) {
     let (header, bytes, datagrams) = whole(false, len, size);
     let carried = |inner: Vec<u8>, ident: usize| {

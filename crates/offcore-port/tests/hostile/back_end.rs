@@ -1,5 +1,6 @@
-//! A back end that writes what it likes into the rings, the packets' headers and what it returns, with our driver at the
-//! other side. Whatever it does, what is received is a packet, and in the end every packet buffer is back, once.
+//! A back end that writes arbitrary data into the rings and the packets' headers and returns arbitrary chains, tested
+//! against the project's driver. In all cases, received packets are valid, and at the end every packet buffer is back
+//! in the pool, once.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -28,11 +29,11 @@ const CHUNKS: usize = 1024;
 const SIZE: u16 = 64;
 const MAX_STEPS: usize = 200;
 
-/// What the port is told, after its path.
+/// Options of the port.
 const OPTIONS: [&str; 6] =
     ["", ",packed", ",mrg=off", ",packed,mrg=off,mtu=4000", ",offloads=off", ",packed,event_idx=off"];
 
-/// What outlives a script.
+/// State that is kept from script to script.
 struct Kept {
     pool: &'static Pool,
     clock: StageClock,
@@ -44,22 +45,22 @@ thread_local! {
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
-/// What came of a script.
+/// The outcome of a script.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(dead_code, reason = "a fuzz target looks at none of it")]
 pub(crate) struct Outcome {
     pub(crate) received: u64,
-    /// Packets from the back end that were none.
+    /// Invalid packets from the back end.
     pub(crate) dropped: u64,
     pub(crate) sent: u64,
-    /// Virtqueues that were found broken.
+    /// Virtqueues that were found to be broken.
     pub(crate) broken: usize,
 }
 
-/// Plays a script.
+/// Runs a script.
 ///
 /// # Panics
-/// When the back end got what it wanted.
+/// If the back end has broken an invariant.
 pub(crate) fn play(script: &[u8]) -> Outcome {
     let mut kept = KEPT.take().unwrap_or_else(|| {
         let dir = TempDir::new();
@@ -81,7 +82,7 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
     outcome
 }
 
-/// A connected port, its queues' worker, and the device's side of them.
+/// A connected port, its queues' worker state, and the device sides of its virtqueues.
 struct Rig<'a> {
     port: VirtioUserPort,
     rx: Box<dyn RxQueue>,
@@ -89,7 +90,7 @@ struct Rig<'a> {
     cache: PoolCache,
     mover: Mover,
     clock: &'a mut StageClock,
-    /// The receive queue's and the transmit queue's.
+    /// The devices of the receive queue and the transmit queue.
     devices: [Device; 2],
 }
 
@@ -115,7 +116,7 @@ impl<'a> Rig<'a> {
                 self.rx.arm();
                 self.rx.disarm();
             }
-            // What the receive queue gets, and what the transmit queue's device returns.
+            // Buffers of the receive queue are filled, and buffers of the transmit queue are returned.
             6..9 => (0..1 + script.below(20)).for_each(|_| self.devices[0].fill(script, false)),
             9 => self.devices[0].fill(script, true),
             10 | 11 => (0..1 + script.below(20)).for_each(|_| self.devices[1].give_back(script)),
@@ -189,19 +190,19 @@ impl<'a> Rig<'a> {
     }
 }
 
-/// The device's side of a virtqueue.
+/// The device side of a virtqueue.
 struct Device {
     config: Arc<VringConfig>,
     queue: Queue,
     direction: Direction,
     packed: bool,
-    /// Where the virtqueue's parts are in the front end's addresses: descriptors, what the driver writes, what the device
-    /// writes.
+    /// The front end's addresses of the parts of the virtqueue: descriptors, the area that the driver writes, and the
+    /// area that the device writes.
     parts: (u64, u64, u64),
 }
 
 impl Device {
-    /// Of virtqueue `index`, once the driver has started it.
+    /// The device side of virtqueue `index`, once the driver has started it.
     fn new(backend: &Backend, index: u8, pool: &Pool) -> Self {
         let mut found = None;
         until("a virtqueue starts", || {
@@ -218,7 +219,7 @@ impl Device {
         Self { config, queue, direction, packed, parts }
     }
 
-    /// The next chain that the driver has made available.
+    /// Returns the next chain that the driver has made available.
     fn take(&mut self) -> Option<(Chain, Vec<Buffer>)> {
         let (memory, direction) = (&self.config.memory, self.direction);
         with_queue!(&mut self.queue, queue => {
@@ -239,7 +240,7 @@ impl Device {
         });
     }
 
-    /// Gives a packet of one buffer, mostly as a device should; a `wild` one's header and length are anything.
+    /// Gives the driver a packet of one buffer that is usually valid. With `wild`, its header and length are arbitrary.
     fn fill(&mut self, script: &mut Script<'_>, wild: bool) {
         let Some((chain, buffers)) = self.take() else { return };
         let mut len = 12 + 14 + u32::from(script.u8()) * 7;
@@ -251,11 +252,12 @@ impl Device {
                 len = u32::from_le_bytes(script.bytes());
             }
         } else if script.u8() < 16 {
-            // A packet of several; the next buffers are more of it.
+            // A packet of several buffers; the next buffers contain the rest of it.
             header[10] = 2 + script.u8() % 4;
         }
         let Some(first) = buffers.first().filter(|first| first.len >= 12) else { return };
-        // SAFETY: `walk` found the buffer in guest memory, which the configuration keeps; no reference to it is alive.
+        // SAFETY: `walk` found the buffer in guest memory, which the configuration keeps mapped; no reference to it is
+        // live.
         unsafe { first.addr.as_ptr().copy_from_nonoverlapping(header.as_ptr(), 12) };
         self.put_back(chain, len);
     }
@@ -266,7 +268,7 @@ impl Device {
         self.put_back(chain, written);
     }
 
-    /// Returns something that it does not have, or has returned already.
+    /// Returns a chain that the device does not have or has already returned.
     fn forge(&mut self, script: &mut Script<'_>) {
         let wild = script.u8() < 64;
         let id = if wild { script.u16() } else { script.u16() % SIZE };
@@ -286,14 +288,14 @@ impl Device {
         self.write(used + 2, &index.wrapping_add(more).to_le_bytes());
     }
 
-    /// Writes to anywhere in the virtqueue.
+    /// Writes to an arbitrary place in the virtqueue.
     fn scribble(&mut self, script: &mut Script<'_>) {
         let (first, _, last) = self.parts;
         let at = first + u64::from(script.u16()) % (last + 16 - first);
         self.write(at, &script.bytes::<2>());
     }
 
-    /// Writes to anywhere in the packet buffers, those included that the device does not have.
+    /// Writes to an arbitrary place in the packet buffers, including buffers that the device does not have.
     fn scribble_in_packets(&mut self, script: &mut Script<'_>) {
         let regions = self.config.memory.regions();
         let packets = regions.iter().max_by_key(|region| region.len()).unwrap();
@@ -301,10 +303,10 @@ impl Device {
         self.write(packets.user() + chunk + u64::from(script.u8()) * 2, &script.bytes::<4>());
     }
 
-    /// Writes to the front end's address.
+    /// Writes to an address of the front end.
     fn write(&self, at: u64, bytes: &[u8]) {
         let Some(to) = self.config.memory.translate_user(at, bytes.len()) else { return };
-        // SAFETY: mapped memory, which the configuration keeps; no reference to it is alive.
+        // SAFETY: the memory is mapped, and the configuration keeps it mapped; no reference to it is live.
         unsafe { to.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
@@ -319,7 +321,7 @@ fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage) -> QueueSetup<'a> {
     QueueSetup { mover, stats, binding: Binding::core(), port: "port0" }
 }
 
-/// Waits until `done` says so.
+/// Waits until `done` returns `true`.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {

@@ -1,5 +1,5 @@
-//! Packets that somebody leaves to be finished (checksums, segmentation, several buffers), to a queue that takes some of
-//! it: what comes out is what went in, cut and summed up as a second, plain implementation says, or it is dropped.
+//! Packets with offload requests (checksums, segmentation, several buffers) on a queue that accepts some of them. The
+//! output must equal the input, segmented and checksummed by a second, simple implementation, or the packet is dropped.
 
 use std::cell::RefCell;
 
@@ -13,36 +13,36 @@ use offcore_wire::virtio_net::{GSO_TUNNEL, NetHeader, Offloads};
 
 use crate::script::Script;
 
-/// As many as a burst of the longest packets needs, and what these become.
+/// Enough buffers for a burst of the longest packets and for their segments.
 const CHUNKS: usize = 4096;
-/// Packets of a script.
+/// Maximum number of packets of a script.
 const PACKETS: usize = 4;
-/// The longest frame: 64 KiB with its Ethernet header and two tags.
+/// Length of the longest frame: 64 KiB with its Ethernet header and two tags.
 const LONGEST: usize = 65535 + 14 + 8;
-/// Segments of a packet, at most.
+/// Maximum number of segments of a packet.
 const SEGMENTS: usize = 256;
 
 thread_local! {
-    /// Pools and a private clock's counters live as long as the process.
+    /// Pools and a private clock's counters live as long as the process, so they are reused.
     static KEPT: RefCell<Option<(&'static Pool, StageClock, TxCounters)>> = const { RefCell::new(None) };
 }
 
-/// What came of a script.
+/// The outcome of a script.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(dead_code, reason = "a fuzz target looks at none of it")]
 pub(crate) struct Outcome {
-    /// Packets that went as they were.
+    /// Packets that were sent unchanged.
     pub(crate) whole: usize,
     /// Packets whose checksum was completed.
     pub(crate) summed: usize,
     /// Packets that were segmented.
     pub(crate) cut: usize,
-    /// Segmented packets of tunnels.
+    /// Segmented packets in tunnels.
     pub(crate) tunnelled: usize,
     pub(crate) dropped: usize,
 }
 
-/// What is sent, as header and bytes.
+/// A sent packet: header and bytes.
 type Frame = (NetHeader, Vec<u8>);
 
 #[derive(Debug)]
@@ -75,10 +75,10 @@ impl TxQueue for Sink {
     }
 }
 
-/// Plays a script.
+/// Runs a script.
 ///
 /// # Panics
-/// When something else comes out than should.
+/// If the output is wrong.
 pub(crate) fn play(script: &[u8]) -> Outcome {
     let (pool, mut clock, counters) = KEPT.take().unwrap_or_else(|| {
         let pool = Pool::new(CHUNKS, 2048, Hugepages::None).unwrap();
@@ -121,8 +121,8 @@ fn accepts(bits: u8) -> Accepts {
     }
 }
 
-/// A frame, mostly TCP, its header, and where its buffers end. A port checks a header where a packet comes in, so one that
-/// does not pass is not asked for.
+/// Generates a frame, usually TCP, with its header, and the positions at which its buffers end. A port checks the
+/// header when it receives a packet, so an invalid header is replaced by one without requests.
 fn frame(script: &mut Script<'_>) -> (Frame, u16) {
     let (kind, len) = (script.u8(), usize::from(script.u16()));
     let mut bytes: Vec<u8> = vec![2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8];
@@ -178,7 +178,7 @@ fn frame(script: &mut Script<'_>) -> (Frame, u16) {
     bytes.extend((0..payload).map(|i| (i * 37 + i / 251) as u8));
     let cuts = script.u16();
     let mut header = header.to_bytes();
-    // Anything at any place of either.
+    // Arbitrary bytes at arbitrary positions of the header or the frame.
     for _ in 0..[0, 0, 0, 0, 1, 2, 4, 8][script.below(8)] {
         let (at, value) = (script.below(hdr_len + 12), script.u8());
         *if at < 12 { &mut header[at] } else { &mut bytes[at - 12] } = value;
@@ -254,7 +254,7 @@ impl Tunnel {
     }
 }
 
-/// A packet of these bytes: its first buffers short ones, as `cuts` says, or all of them full.
+/// Creates a packet of these bytes. Its first buffers are short, according to `cuts`, or all its buffers are full.
 fn packet((header, bytes): &Frame, cuts: u16, ctx: &mut Context<'_>) -> Packet {
     let (pool, mut rest, mut parts) = (ctx.cache.pool(), &bytes[..], Vec::new());
     while !rest.is_empty() {
@@ -278,7 +278,7 @@ fn packet((header, bytes): &Frame, cuts: u16, ctx: &mut Context<'_>) -> Packet {
     packet
 }
 
-/// Looks whether `sent` is what `frame` should become.
+/// Checks that `sent` is the correct result for `frame`.
 fn judge(frame: &Frame, accepts: Accepts, sent: &[Frame], dropped: u64, outcome: &mut Outcome) {
     let (header, bytes) = frame;
     assert!(sent.len() <= SEGMENTS, "{} packets of one", sent.len());
@@ -308,8 +308,8 @@ fn judge(frame: &Frame, accepts: Accepts, sent: &[Frame], dropped: u64, outcome:
     }
 }
 
-/// Checks that `sent` is a tunnel's packet, segmented into parts of the payload with the same headers, and that outer packet and inner
-/// checksum are correct.
+/// Checks that `sent` is a tunnelled packet, segmented into parts of the payload with the same headers, and that the
+/// outer packet and the inner checksum are correct.
 fn tunnelled_segments((header, bytes): &Frame, sent: &[Frame]) {
     let transport = usize::from(header.csum_start);
     let is_udp = header.gso_type & 7 == 5;
@@ -398,7 +398,7 @@ fn segments((header, bytes): &Frame, sent: &[Frame]) {
     }
 }
 
-/// The ones' complement sum of RFC 1071, in the plainest way.
+/// Computes the ones' complement sum of RFC 1071 in the simplest way.
 fn sum(bytes: &[u8], start: u32) -> u16 {
     let pairs = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
     let mut sum = pairs.fold(start, |sum, pair| sum + pair);

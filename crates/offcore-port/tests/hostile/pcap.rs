@@ -1,5 +1,5 @@
-//! Capture files of any bytes, to the reader and to a pcap port: they find the packets that a second, plain reader finds, and
-//! end where it ends. What the writer writes of them is read again.
+//! Arbitrary capture files for the reader and a pcap port. Both must find the packets that a second, simple reader
+//! finds, and end where it ends. A capture written from these packets must be read back.
 
 use std::cell::RefCell;
 use std::io::Write;
@@ -17,37 +17,37 @@ use offcore_wire::pcap::{MAX_RECORD_LEN, PcapError, PcapReader, PcapWriter};
 use crate::script::Script;
 
 const CHUNKS: usize = 512;
-/// What the caller of the reader has room for.
+/// Length of the buffer that the caller of the reader provides.
 const ROOM: usize = 2000;
-/// Rounds of a port.
+/// Maximum number of polls of a port.
 const ROUNDS: usize = 40;
 
 thread_local! {
-    /// Pools and a private clock's counters live as long as the process.
+    /// Pools and a private clock's counters live as long as the process, so they are reused.
     static KEPT: RefCell<Option<(&'static Pool, StageClock)>> = const { RefCell::new(None) };
 }
 
-/// What came of a script.
+/// The outcome of a script.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(dead_code, reason = "a fuzz target looks at none of it")]
 pub(crate) struct Outcome {
     /// Packets in the file.
     pub(crate) records: usize,
-    /// Files that were none.
+    /// Files that are not capture files.
     pub(crate) refused: usize,
-    /// Files that ended in the middle.
+    /// Files that end within a packet.
     pub(crate) damaged: usize,
-    /// Packets that came from the port.
+    /// Packets received from the port.
     pub(crate) received: usize,
 }
 
-/// A packet: when, its bytes, and how long it had been.
+/// A packet: timestamp, bytes, and original length.
 type Record = (u64, Vec<u8>, u32);
 
-/// Plays a script.
+/// Runs a script.
 ///
 /// # Panics
-/// When something else is read than is there.
+/// If the packets read differ from those in the file.
 pub(crate) fn play(script: &[u8]) -> Outcome {
     let mut script = Script(script);
     let (options, file) = (script.u8(), file(&mut script));
@@ -63,7 +63,7 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
     Outcome { records: records.len(), damaged: usize::from(!whole), received, ..Outcome::default() }
 }
 
-/// Mostly a capture file.
+/// Generates a file that is usually a capture file.
 fn file(script: &mut Script<'_>) -> Vec<u8> {
     let kind = script.u8();
     if kind == 255 {
@@ -96,7 +96,7 @@ fn file(script: &mut Script<'_>) -> Vec<u8> {
         let there = if script.u8() < 250 { len.min(1 << 16) } else { u32::from(script.u8()) };
         file.extend((0..there).map(|i| (i * 7) as u8));
     }
-    // Anything at any place, and the end anywhere.
+    // Arbitrary bytes at arbitrary positions, and an arbitrary end.
     for _ in 0..[0, 0, 0, 0, 0, 1, 2, 4][usize::from(kind >> 5)] {
         let at = script.below(file.len().min(256));
         file[at] = script.u8();
@@ -107,7 +107,7 @@ fn file(script: &mut Script<'_>) -> Vec<u8> {
     file
 }
 
-/// The packets of a file and whether it is whole; `None` when it is no capture file of Ethernet packets.
+/// Returns the packets of a file and whether it is complete; `None` if it is not a capture file of Ethernet packets.
 fn records(file: &[u8]) -> Option<(Vec<Record>, bool)> {
     let head = file.get(..24)?;
     let word = |big: bool, bytes: &[u8]| {
@@ -140,7 +140,7 @@ fn records(file: &[u8]) -> Option<(Vec<Record>, bool)> {
     Some((records, true))
 }
 
-/// Reads the file in both ways.
+/// Reads the file with both functions of the reader.
 fn read(file: &[u8], records: &[Record], whole: bool) {
     let mut reader = PcapReader::new(file).unwrap();
     let mut parts = PcapReader::new(file).unwrap();
@@ -158,7 +158,7 @@ fn read(file: &[u8], records: &[Record], whole: bool) {
         }
         let record = parts.next_header().unwrap().unwrap();
         assert_eq!((record.timestamp_ns, record.len, record.original_len), (*time, bytes.len(), *original));
-        // Some of it is read, in two parts; the rest is passed over.
+        // Some bytes of each packet are read, in two parts. The reader skips the rest.
         let (first, second) = (record.len / 3, record.len / 2);
         let mut read = vec![0; second];
         parts.read_packet(&mut read[..first]).unwrap();
@@ -168,7 +168,7 @@ fn read(file: &[u8], records: &[Record], whole: bool) {
     for reader in [&mut reader, &mut parts] {
         match reader.next_header() {
             Ok(None) => assert!(whole),
-            // The end is looked for when a packet is read.
+            // A missing end of a packet is only detected when the packet is read.
             Ok(Some(record)) => {
                 assert!(!whole && reader.read_packet(&mut vec![0; record.len]).is_err());
             }
@@ -177,7 +177,7 @@ fn read(file: &[u8], records: &[Record], whole: bool) {
     }
 }
 
-/// What is written is read again.
+/// Checks that a written capture is read back.
 fn write(records: &[Record]) {
     let mut writer = PcapWriter::new(Vec::new(), MAX_RECORD_LEN).unwrap();
     for (time, bytes, _) in records {
@@ -188,7 +188,7 @@ fn write(records: &[Record]) {
     assert_eq!(self::records(&writer.into_inner()), Some((expected, true)));
 }
 
-/// Opens a port on the file and hands it over; `None` when it was refused.
+/// Opens a port on the file and passes it to `then`; returns `None` if the file was refused.
 fn open<T>(file: &[u8], repeat: bool, then: impl FnOnce(PcapPort) -> T) -> Option<T> {
     let fd = rustix::fs::memfd_create("capture", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     std::fs::File::from(fd.try_clone().unwrap()).write_all(file).unwrap();
@@ -202,7 +202,7 @@ fn open<T>(file: &[u8], repeat: bool, then: impl FnOnce(PcapPort) -> T) -> Optio
     }
 }
 
-/// Receives from a port what is in the file; how many packets came.
+/// Receives the packets of the file from a port; returns their number.
 fn receive(file: &[u8], records: &[Record], whole: bool, repeat: bool) -> usize {
     let (pool, clock) = KEPT
         .take()
@@ -228,7 +228,7 @@ fn receive(file: &[u8], records: &[Record], whole: bool, repeat: bool) -> usize 
             }
         }
         let is_read = received >= expected.len();
-        // One that is not whole may end within the room for it, or be too long.
+        // A truncated packet may end within the reader's buffer, or be too long for the pool.
         assert!(is_read || received >= ROUNDS, "{received} of {}", expected.len());
         if is_read && !repeat && received < ROUNDS * BURST {
             let counters = rx.counters();

@@ -1,4 +1,5 @@
-//! The virtio-user port against a back end whose data path is played by hand: it can do wrong what a real one does not.
+//! Tests the virtio-user port against a back end whose data path is part of the test, so that it can misbehave in ways
+//! that a real back end does not.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -26,7 +27,7 @@ fn packets_pass_both_ways() {
         let mut setup = Setup::new(options);
         let size = usize::from(spec(&format!("virtio-user:x{options}")).queue_size);
         assert_eq!(setup.to_us.available(), size, "the RX ring is kept full");
-        // Often enough for the rings to come round a few times.
+        // Enough rounds for the rings to wrap a few times.
         for _ in 0..60 {
             let some = frames(40);
             some.iter().for_each(|frame| setup.to_us.send(frame));
@@ -164,7 +165,7 @@ fn merged_buffers_are_one_packet() {
     let bytes = 10 * LONG.iter().map(|len| len + frame(1).len() + frame(2).len()).sum::<usize>();
     assert_eq!((setup.rx.counters().bytes(), setup.rx.counters().dropped_total()), (bytes as u64, 0));
 
-    // Its buffers may come one by one.
+    // The packet's buffers may arrive one at a time.
     let several = NetHeader { num_buffers: 3, ..NetHeader::default() };
     setup.to_us.give(several, &[1; 1000], HEADER_LEN + 1000);
     assert!(setup.receive().is_empty());
@@ -174,14 +175,14 @@ fn merged_buffers_are_one_packet() {
     setup.to_us.send(&frame(2));
     assert_eq!(setup.receive(), [[&[1; 1000][..], &[2; 10], &[3; 1]].concat(), frame(2)]);
 
-    // More than a burst has room for.
+    // Each packet has more buffers than a burst has packets.
     setup.to_us.send_merged(NetHeader::default(), &long(65_000));
     setup.to_us.send_merged(NetHeader::default(), &long(65_001));
     assert_eq!(setup.receive(), [long(65_000)]);
     assert_eq!(setup.receive(), [long(65_001)]);
     setup.close();
 
-    // Without mergeable buffers the number means nothing.
+    // Without mergeable buffers `num_buffers` is ignored.
     let mut setup = Setup::new(",mrg=off");
     setup.to_us.give(several, &frame(1), HEADER_LEN + frame(1).len());
     assert_eq!(setup.receive(), [frame(1)]);
@@ -192,7 +193,7 @@ fn merged_buffers_are_one_packet() {
 fn bad_buffer_drops_the_whole_packet() {
     let mut setup = Setup::new("");
     let room = HEADER_LEN + ROOM;
-    // What is claimed of each buffer, and why the packet is dropped.
+    // The length claimed for each buffer, and the reason for dropping the packet.
     let cases: [(Vec<usize>, DropReason); 7] = [
         (vec![room, 0, 60], DropReason::Malformed),
         (vec![room, 60, 0], DropReason::Malformed),
@@ -255,7 +256,7 @@ fn long_packets_are_sent_as_chains() {
 #[test]
 fn long_packets_wait_for_descriptors() {
     let mut setup = Setup::new(",queue_size=16");
-    // Six buffers each, and two.
+    // Packets of six buffers, and a packet of two.
     let packets = [long(9014), long(9014), long(2000), long(9014), long(60)];
     assert_eq!(setup.send(&packets), 2, "twice six and two of sixteen descriptors are in use");
     assert_eq!(setup.from_us.receive(), long(9014));
@@ -263,7 +264,7 @@ fn long_packets_wait_for_descriptors() {
     for packet in &packets[1..] {
         assert_eq!(&setup.from_us.receive(), packet);
     }
-    // More buffers than the ring has descriptors, and than any packet has.
+    // Packets with more buffers than the ring has descriptors, or than a packet may have.
     assert_eq!(setup.send(&[long(17 * ROOM), long(16 * ROOM), long(65 * ROOM)]), 0);
     assert_eq!(setup.from_us.receive(), long(16 * ROOM));
     assert_eq!(
@@ -281,7 +282,7 @@ fn long_packets_wait_for_descriptors() {
 #[test]
 fn mtu_bounds_unmerged_packets() {
     let mut setup = Setup::new(",mrg=off,mtu=9000");
-    // 9022 bytes of a frame with two tags take six buffers.
+    // A frame of 9022 bytes, including two tags, takes six buffers.
     assert_eq!(setup.to_us.available(), 256 / 6);
     for _ in 0..20 {
         for len in [14, 60, ROOM, ROOM + 1, 9014, 9022] {
@@ -299,7 +300,7 @@ fn mtu_bounds_unmerged_packets() {
     assert_eq!(setup.backend.as_ref().unwrap().device().status().mtu, Some(9000));
     setup.close();
 
-    // With them a buffer is a buffer.
+    // With mergeable buffers, each descriptor chain is a single buffer.
     let mut setup = Setup::new(",mtu=9000");
     assert_eq!(setup.to_us.available(), 256);
     setup.to_us.send_merged(NetHeader::default(), &long(9014));
@@ -337,7 +338,7 @@ fn agreed_offloads_pass_both_ways() {
         let (sent, frame, _) = setup.from_us.receive_with();
         assert_eq!((sent, frame), (header, long(len)));
     }
-    // Segmentation without an open checksum is nothing that can be.
+    // A header that requests segmentation must have a partial checksum.
     setup.to_us.send_merged(NetHeader { flags: 0, ..tcp }, &long(9000));
     assert!(setup.receive().is_empty());
     assert_eq!(setup.rx_dropped(DropReason::Malformed), 1);
@@ -352,7 +353,7 @@ fn agreed_offloads_pass_both_ways() {
     assert!(setup.receive().is_empty());
     setup.close();
 
-    // Nobody sends large packets to whom they cannot come in several buffers.
+    // The back end may not send unsegmented packets to a driver without mergeable buffers.
     let mut setup = Setup::new(",mrg=off");
     let features = setup.backend.as_ref().unwrap().device().status().features.unwrap();
     assert_eq!(features & (VIRTIO_NET_F_GUEST_CSUM | VIRTIO_NET_F_GUEST_TSO4), VIRTIO_NET_F_GUEST_CSUM);
@@ -372,11 +373,11 @@ fn bad_ring_breaks_alone() {
     let status = setup.port.status();
     assert!(status.contains("virtqueue 0 is broken: used element names chain 4000"), "{status}");
     assert!(setup.receive().is_empty());
-    // The other one goes on.
+    // The other virtqueue keeps working.
     assert_eq!(setup.send(&frames(3)), 0);
     assert_eq!(setup.from_us.receive(), frame(0));
 
-    // An index that is ahead of what is in flight: a third element where two packets are left.
+    // A used index beyond the packets in flight: three elements for two packets.
     for _ in 0..3 {
         setup.from_us.queue.push_used(Chain::one(0), 0);
     }
@@ -408,7 +409,7 @@ fn a_dry_pool_is_no_loss() {
     for n in 0..256 {
         setup.to_us.send(&frame(n));
     }
-    // Packets received are packet buffers, so hold on to them, too.
+    // Received packets occupy packet buffers, so they are kept, too.
     for _ in 0..5 {
         let mut burst = Burst::new();
         setup.worker.rx(&mut *setup.rx, &mut burst);
@@ -429,11 +430,11 @@ fn a_back_end_that_goes_away_comes_back() {
     let mut setup = Setup::new("");
     assert_eq!(setup.send(&frames(10)), 0);
     setup.to_us.send(&frame(1));
-    // Its end, with packets in flight both ways.
+    // The back end disconnects with packets in flight in both directions.
     setup.lose();
     let status = setup.port.status();
     assert!(status.contains("waiting for a back end"), "{status}");
-    // The virtqueues stay as they are for the next one.
+    // The virtqueues stay as they are for the next back end.
     assert_eq!(setup.send(&[frame(20)]), 0);
     assert_eq!(setup.receive(), [frame(1)]);
     setup.resumed();

@@ -1,4 +1,4 @@
-//! A port, and its back end whose data path is played by hand.
+//! A port and its back end, whose data path is part of the test.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::common::{self, TempDir, Worker, pool, until};
 
 pub(crate) const ROOM: usize = 2048 - 256;
 
-/// One virtqueue, played by the test.
+/// The device side of one virtqueue, operated by the test.
 pub(crate) struct Played {
     pub(crate) config: Arc<VringConfig>,
     pub(crate) queue: device::Queue,
@@ -25,7 +25,7 @@ pub(crate) struct Played {
 }
 
 impl Played {
-    /// Virtqueue `index` of the device, once the driver has started it.
+    /// Returns virtqueue `index` of the device, once the driver has started it.
     pub(crate) fn new(backend: &Backend, index: usize) -> Self {
         let mut found = None;
         until("a virtqueue starts", || {
@@ -43,7 +43,7 @@ impl Played {
         self.queue.available(u16::MAX).unwrap().into()
     }
 
-    /// The next chain and its buffers.
+    /// Returns the next chain and its buffers.
     pub(crate) fn take(&mut self) -> (Chain, Vec<Buffer>) {
         assert!(self.queue.available(1).unwrap() > 0, "the driver has made a buffer available");
         let mut buffers = Vec::new();
@@ -54,14 +54,14 @@ impl Played {
         (chain, buffers)
     }
 
-    /// Fills a chain with these bytes and returns it, claiming `len` bytes.
+    /// Fills a chain with these bytes and returns it, claiming that `len` bytes were written.
     pub(crate) fn fill(&mut self, bytes: &[u8], len: usize) {
         let (chain, buffers) = self.take();
         let mut rest = bytes;
         for buffer in buffers {
             let (now, later) = rest.split_at(rest.len().min(buffer.len as usize));
-            // SAFETY: `walk` found the whole buffer in guest memory, which the configuration keeps; the driver has lent it
-            // to us, and `now` is no longer.
+            // SAFETY: `walk` found the complete buffer in guest memory, which the configuration keeps mapped. The
+            // driver has made it available to the device, and `now` is not longer.
             unsafe { buffer.addr.as_ptr().copy_from_nonoverlapping(now.as_ptr(), now.len()) };
             rest = later;
         }
@@ -70,31 +70,31 @@ impl Played {
         self.queue.publish();
     }
 
-    /// Fills a chain with this header and frame and returns it, claiming `len` bytes.
+    /// Fills a chain with this header and frame and returns it, claiming that `len` bytes were written.
     pub(crate) fn give(&mut self, header: NetHeader, frame: &[u8], len: usize) {
         self.fill(&[&header.to_bytes(), frame].concat(), len);
     }
 
-    /// Gives an ordinary packet.
+    /// Gives the driver a packet of one buffer without offload requests.
     pub(crate) fn send(&mut self, frame: &[u8]) {
         self.give(NetHeader { num_buffers: 1, ..NetHeader::default() }, frame, HEADER_LEN + frame.len());
     }
 
-    /// Gives a packet in as many buffers as it takes, as a back end with mergeable buffers does.
+    /// Gives the driver a packet in as many buffers as necessary, as a back end with mergeable buffers does.
     pub(crate) fn send_merged(&mut self, header: NetHeader, frame: &[u8]) {
         let num_buffers = (HEADER_LEN + frame.len()).div_ceil(HEADER_LEN + ROOM) as u16;
         let bytes = [&NetHeader { num_buffers, ..header }.to_bytes(), frame].concat();
         bytes.chunks(HEADER_LEN + ROOM).for_each(|part| self.fill(part, part.len()));
     }
 
-    /// The next packet that the driver sends, and in how many buffers.
+    /// Returns the next packet that the driver sends, with its header and the number of its buffers.
     pub(crate) fn receive_with(&mut self) -> (NetHeader, Vec<u8>, usize) {
         let (chain, buffers) = self.take();
         let count = buffers.len();
         let mut bytes = Vec::new();
         for buffer in buffers {
             let mut part = vec![0; buffer.len as usize];
-            // SAFETY: as in `fill`, the other way round.
+            // SAFETY: as in `fill`, with the copy in the other direction.
             unsafe { buffer.addr.as_ptr().copy_to_nonoverlapping(part.as_mut_ptr(), part.len()) };
             bytes.extend(part);
         }
@@ -104,7 +104,7 @@ impl Played {
         (header, bytes.split_off(HEADER_LEN), count)
     }
 
-    /// The next packet that the driver sends, which asks for nothing.
+    /// Returns the next packet that the driver sends, which must not have an offload request.
     pub(crate) fn receive(&mut self) -> Vec<u8> {
         let (header, frame, _) = self.receive_with();
         assert_eq!(header, NetHeader::default());
@@ -125,7 +125,7 @@ pub(crate) fn start(dir: &TempDir, features: Option<u64>, queue_pairs: u16) -> B
     Backend::start(config, Box::new(())).unwrap()
 }
 
-/// A connected port, its first queues, and the device's side of them.
+/// A connected port, its first queues, and the device sides of their virtqueues.
 pub(crate) struct Setup {
     pub(crate) dir: TempDir,
     pub(crate) worker: Worker,
@@ -165,7 +165,7 @@ impl Setup {
         frames
     }
 
-    /// Receives one packet, and what it asks for.
+    /// Receives one packet; returns its header and its bytes.
     pub(crate) fn receive_one(&mut self) -> (NetHeader, Vec<u8>) {
         let mut burst = Burst::new();
         self.worker.rx(&mut *self.rx, &mut burst);
@@ -175,7 +175,7 @@ impl Setup {
         packet
     }
 
-    /// Sends `frames`; how many were not taken.
+    /// Sends `frames`; returns the number of frames that were not taken.
     pub(crate) fn send(&mut self, frames: &[Vec<u8>]) -> usize {
         let mut left = 0;
         for part in frames.chunks(64) {
@@ -192,19 +192,19 @@ impl Setup {
         self.rx.counters().dropped(reason)
     }
 
-    /// A packet still comes through, after whatever happened before.
+    /// Checks that the port still receives packets.
     pub(crate) fn still_receives(&mut self) {
         self.to_us.send(&frame(77));
         assert_eq!(self.receive(), [frame(77)]);
     }
 
-    /// The back end goes away.
+    /// Disconnects the back end.
     pub(crate) fn lose(&mut self) {
         self.backend = None;
         until("the port notices", || !self.port.is_connected());
     }
 
-    /// Another back end comes.
+    /// Connects another back end.
     pub(crate) fn resumed(&mut self) {
         let backend = start(&self.dir, None, 1);
         until("the port is connected again", || self.port.is_connected());
@@ -212,7 +212,7 @@ impl Setup {
         self.backend = Some(backend);
     }
 
-    /// Another back end comes, and packets pass both ways; no packet buffer was lost.
+    /// Connects another back end, and checks that packets pass in both directions and that no packet buffer was lost.
     pub(crate) fn comes_back(mut self) {
         self.resumed();
         self.receive();
@@ -222,7 +222,7 @@ impl Setup {
         self.close();
     }
 
-    /// Closes everything; no packet buffer may be lost.
+    /// Closes everything, and checks that no packet buffer was lost.
     pub(crate) fn close(self) {
         let Self { mut worker, port, rx, tx, backend, chunks, .. } = self;
         drop((rx, tx));
@@ -244,6 +244,6 @@ pub(crate) fn long(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251 + len) as u8).collect()
 }
 
-/// Lengths around those at which a packet takes one more buffer, and the longest.
+/// Lengths around those at which a packet needs one more buffer, and the longest one.
 pub(crate) const LONG: [usize; 8] =
     [ROOM, ROOM + 1, 2 * ROOM + 12, 2 * ROOM + 13, 9014, 9018, 40_000, 65_557];

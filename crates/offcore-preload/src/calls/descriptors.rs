@@ -1,4 +1,4 @@
-//! Descriptors: closed, duplicated, inherited.
+//! Closing and duplicating descriptors.
 
 use core::ffi::{c_int, c_uint};
 
@@ -15,28 +15,28 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
         return sys::returned_int(Err(libc::EBADF));
     }
     match table::get(fd) {
-        // A child by `vfork` has its parent's memory, and descriptors of its own.
+        // A `vfork` child has its own descriptors, but shares this memory with its parent.
         Some(entry) if link::is_self() => {
             gone(fd, entry);
-            // SAFETY: the caller's promise.
+            // SAFETY: `close` takes no addresses.
             let closed = unsafe { real::close(fd) };
             if matches!(entry.kind, Kind::Stream | Kind::Datagrams) {
                 link::look();
             }
             closed
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `close` takes no addresses.
         _ => unsafe { real::close(fd) },
     }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn __close(fd: c_int) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `close` takes no addresses.
     unsafe { close(fd) }
 }
 
-/// A descriptor is about to be closed.
+/// Cleans up for a descriptor that is about to be closed.
 pub(super) fn gone(fd: c_int, entry: Entry) {
     table::set(fd, None);
     if polled::is_remembered(entry) {
@@ -54,16 +54,16 @@ pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: 
             gone(fd, entry);
         }
     }
-    // The library's own descriptors stay open. They need not be adjacent.
+    // The library's own descriptors stay open. They are not necessarily adjacent.
     let mut from = first;
     while let Some(own) = link::next_own(from).filter(|own| *own <= last && !only_flag) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `close_range` takes no addresses.
         if own > from && unsafe { real::close_range(from, own - 1, flags) } < 0 {
             return -1;
         }
         from = own + 1;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `close_range` takes no addresses.
     let closed = if from <= last { unsafe { real::close_range(from, last, flags) } } else { 0 };
     link::look();
     closed
@@ -71,13 +71,13 @@ pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: 
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn closefrom(first: c_int) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `close_range` takes no addresses.
     unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `dup` takes no addresses.
     let new = unsafe { real::dup(fd) };
     if new >= 0 && link::is_self() {
         table::duplicate(fd, new);

@@ -1,4 +1,4 @@
-//! Descriptors that take the place of others.
+//! Duplicating a descriptor to a given number.
 
 use core::ffi::c_int;
 
@@ -10,23 +10,23 @@ use crate::table;
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `dup2` takes no addresses.
     unsafe { duplicate(from, to, || real::dup2(from, to)) }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn __dup2(from: c_int, to: c_int) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `dup2` takes no addresses.
     unsafe { dup2(from, to) }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `dup3` takes no addresses.
     unsafe { duplicate(from, to, || real::dup3(from, to, flags)) }
 }
 
-/// `to` becomes what `from` is; what it was is closed.
+/// Calls `duplicate`, which makes `to` a duplicate of `from`, and updates the table for both descriptors.
 fn duplicate(from: c_int, to: c_int, duplicate: impl FnOnce() -> c_int) -> c_int {
     if link::is_own(to) && !link::move_away(to) {
         return sys::returned_int(Err(libc::EBADF));

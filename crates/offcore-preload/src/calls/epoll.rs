@@ -1,7 +1,7 @@
 //! Sessions in epoll sets, and the events of datagram sockets with errors.
 //!
-//! The descriptor of a session reports an error as `EPOLLPRI` to each set that it is in. Events with this bit are replaced with the
-//! events that Linux reports.
+//! The descriptor of a session reports an error as `EPOLLPRI` to each epoll set that contains it. Events with this bit
+//! are replaced with the events that Linux reports.
 
 use core::ffi::{c_int, c_short};
 
@@ -24,33 +24,33 @@ pub(super) unsafe extern "C" fn epoll_ctl(
     event: *mut epoll_event,
 ) -> c_int {
     let entry = table::get(fd);
-    // SAFETY: the caller's promise: null, or an event.
+    // SAFETY: `event` is null or points to an event, as `epoll_ctl` requires of its caller.
     let event = unsafe { event.as_ref() }.copied();
     let mut shown = event.map(|event| polled::with_errors(entry, event));
     let to = shown.as_mut().map_or(core::ptr::null_mut(), core::ptr::from_mut);
-    // SAFETY: an event that lives until the call returns.
+    // SAFETY: `to` is null or points to `shown`, which lives until the call returns.
     let result = unsafe { real::epoll_ctl(epoll, operation, fd, to) };
     if result == 0
         && entry.is_some_and(polled::is_remembered)
         && !polled::remember(epoll, operation, fd, event)
     {
-        // The error of epoll without memory.
-        // SAFETY: descriptors, which the kernel checks, and a null pointer, which `EPOLL_CTL_DEL` takes.
+        // This is the error of epoll if it has no memory.
+        // SAFETY: the kernel checks the descriptors, and `EPOLL_CTL_DEL` accepts a null pointer.
         unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, core::ptr::null_mut()) };
         return sys::returned_int(Err(libc::ENOMEM));
     }
     result
 }
 
-/// Shows errors of datagram sockets in `count` events, and returns `count`.
+/// Corrects `count` events for errors of datagram sockets, and returns `count`.
 ///
 /// # Safety
-/// `events` points to `count` events, unless `count` is negative.
+/// `events` points to `count` events, unless `count` is not positive.
 unsafe fn with_errors(epoll: c_int, events: *mut epoll_event, count: c_int) -> c_int {
     if count <= 0 || !table::has_datagrams() {
         return count;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `count` is positive, so `events` points to `count` events, as the caller guarantees.
     for event in unsafe { core::slice::from_raw_parts_mut(events, count as usize) } {
         if event.events & PRIORITY != 0 {
             *event = corrected(epoll, *event);
@@ -59,10 +59,10 @@ unsafe fn with_errors(epoll: c_int, events: *mut epoll_event, count: c_int) -> c
     count
 }
 
-/// What Linux shows for an event with `EPOLLPRI`.
+/// Returns the event that Linux reports instead of an event with `EPOLLPRI`.
 fn corrected(epoll: c_int, mut event: epoll_event) -> epoll_event {
     let datagrams = |fd| session::get(fd).filter(Session::is_datagrams);
-    // Several sockets may have the same data.
+    // Several registrations may have the same data.
     let failed = |fd| datagrams(fd).is_some_and(|session| session.slot.has_errors());
     let alarmed = |fd| datagrams(fd).is_some_and(|session| session.slot.wake.is_alarmed());
     let found = polled::find(epoll, event.u64, failed).or_else(|| polled::find(epoll, event.u64, alarmed));
@@ -80,7 +80,8 @@ pub(super) unsafe extern "C" fn epoll_wait(
     most: c_int,
     time: c_int,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `events` has room for `most` events, as the function requires of its caller; the kernel has filled as
+    // many as it returns. Other pointers are passed on unchanged.
     unsafe { with_errors(epoll, events, real::epoll_wait(epoll, events, most, time)) }
 }
 
@@ -92,7 +93,8 @@ pub(super) unsafe extern "C" fn epoll_pwait(
     time: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `events` has room for `most` events, as the function requires of its caller; the kernel has filled as
+    // many as it returns. Other pointers are passed on unchanged.
     unsafe { with_errors(epoll, events, real::epoll_pwait(epoll, events, most, time, mask)) }
 }
 
@@ -104,6 +106,7 @@ pub(super) unsafe extern "C" fn epoll_pwait2(
     time: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `events` has room for `most` events, as the function requires of its caller; the kernel has filled as
+    // many as it returns. Other pointers are passed on unchanged.
     unsafe { with_errors(epoll, events, real::epoll_pwait2(epoll, events, most, time, mask)) }
 }

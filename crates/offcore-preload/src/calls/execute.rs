@@ -1,4 +1,4 @@
-//! Programs that are executed: they get the library, too. Processes that are forked.
+//! Executing programs, which get this library, too; and forking processes.
 
 use core::ffi::{c_char, c_int};
 
@@ -22,24 +22,27 @@ pub(super) unsafe extern "C" fn execve(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `path` is null or a valid string, as the function requires of its caller.
     unsafe { programs::at_path(libc::AT_FDCWD, path) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings. The
+    // other arguments are passed on unchanged.
     executed(unsafe { with_ours(environment, |environment| real::execve(path, arguments, environment)) })
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn execvpe(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `path` is null or a valid string, as the function requires of its caller.
     unsafe { programs::in_path(path) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings. The
+    // other arguments are passed on unchanged.
     executed(unsafe { with_ours(environment, |environment| real::execvpe(path, arguments, environment)) })
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
     programs::at_descriptor(fd);
-    // SAFETY: the caller's promise.
+    // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings. The
+    // other arguments are passed on unchanged.
     executed(unsafe { with_ours(environment, |environment| real::fexecve(fd, arguments, environment)) })
 }
 
@@ -52,17 +55,18 @@ pub(super) unsafe extern "C" fn execveat(
     flags: c_int,
 ) -> c_int {
     match flags & libc::AT_EMPTY_PATH {
-        // SAFETY: the caller's promise.
+        // SAFETY: `path` is null or a valid string, as the function requires of its caller.
         0 => unsafe { programs::at_path(directory, path) },
         _ => programs::at_descriptor(directory),
     }
     let call = |environment: Strings| {
         let args =
             [directory as usize, path as usize, arguments as usize, environment as usize, flags as usize, 0];
-        // SAFETY: the caller's promise.
+        // SAFETY: the arguments are valid for `execveat`, as the function requires of its caller.
         sys::returned_int(sys::result(unsafe { sys::call(libc::SYS_execveat, args) }))
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings. The
+    // other arguments are passed on unchanged.
     executed(unsafe { with_ours(environment, call) })
 }
 
@@ -75,13 +79,14 @@ unsafe extern "C" fn posix_spawn(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `path` is null or a valid string, as the function requires of its caller.
     unsafe { programs::at_path(libc::AT_FDCWD, path) };
     let call = |environment| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the arguments are valid for this call, as the function requires of its caller; `environment` was made
+        // from them.
         unsafe { real::posix_spawn(pid, path, actions, attributes, arguments, environment) }
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings.
     unsafe { with_ours(environment, call) }.unwrap_or_else(|error| error)
 }
 
@@ -94,21 +99,22 @@ unsafe extern "C" fn posix_spawnp(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `path` is null or a valid string, as the function requires of its caller.
     unsafe { programs::in_path(path) };
     let call = |environment| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the arguments are valid for this call, as the function requires of its caller; `environment` was made
+        // from them.
         unsafe { real::posix_spawnp(pid, path, actions, attributes, arguments, environment) }
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings.
     unsafe { with_ours(environment, call) }.unwrap_or_else(|error| error)
 }
 
-/// libc executes the shell without calling the functions here, and passes the program's own environment.
+/// Repairs the program's own environment first: libc executes the shell with it, without calling the functions above.
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn system(command: *const c_char) -> c_int {
     environment::repair();
-    // SAFETY: the caller's promise.
+    // SAFETY: `command` is null or a valid string, as `system` requires of its caller.
     unsafe { real::system(command) }
 }
 
@@ -116,15 +122,15 @@ unsafe extern "C" fn system(command: *const c_char) -> c_int {
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
     environment::repair();
-    // SAFETY: the caller's promise.
+    // SAFETY: both arguments are valid strings, as `popen` requires of its caller.
     unsafe { real::popen(command, mode) as *mut libc::FILE }
 }
 
-/// The child introduces itself to the stack while it may: it could be about to give up its rights.
+/// The child links itself to the stack at once, because it may soon give up the rights to do so.
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn fork() -> libc::pid_t {
     listeners::before_fork();
-    // SAFETY: it takes nothing.
+    // SAFETY: `fork` has no arguments.
     let child = unsafe { real::fork() };
     if child == 0 {
         link::forked();
@@ -132,28 +138,28 @@ unsafe extern "C" fn fork() -> libc::pid_t {
     child
 }
 
-/// The environment of a call that names none.
+/// Returns the environment for calls that do not specify one.
 fn usual() -> Strings {
     unsafe extern "C" {
         static environ: Strings;
     }
-    // SAFETY: libc's variable.
+    // SAFETY: libc defines this variable, and changes it only when the program changes its environment.
     unsafe { environ }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `path` and `arguments` are valid, as `execv` requires of its caller; libc keeps `environ` valid.
     unsafe { execve(path, arguments, usual()) }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn execvp(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `path` and `arguments` are valid, as `execvp` requires of its caller; libc keeps `environ` valid.
     unsafe { execvpe(path, arguments, usual()) }
 }
 
-/// The variadic functions. libc's versions do not call this library's functions.
+/// The variadic functions. libc's versions do not call the functions of this library.
 #[cfg(feature = "interpose")]
 mod one_by_one {
     use core::arch::naked_asm;
@@ -162,12 +168,12 @@ mod one_by_one {
     use super::{Strings, execve, execvpe, usual};
     use crate::sys;
 
-    /// Arguments in registers after the path.
+    /// Number of arguments in registers after the path.
     const IN_REGISTERS: usize = 5;
-    /// Arguments that fit on the caller's stack. More of them need a mapping.
+    /// Maximum number of arguments that are copied to the caller's stack. More of them need a mapping.
     const FEW: usize = 128;
 
-    /// Defines functions that pass the addresses of their register arguments and stack arguments.
+    /// Defines functions that pass the addresses of their register arguments and of their stack arguments.
     macro_rules! listed {
         ($($name:ident => $to:ident;)*) => {$(
             #[unsafe(no_mangle)]
@@ -201,16 +207,16 @@ mod one_by_one {
         execle => list_environment;
     }
 
-    /// Calls `execute` with the arguments before the null, and the argument after it.
+    /// Calls `execute` with the list of arguments up to the null, and with the argument that follows the null.
     ///
     /// # Safety
-    /// `first` has [`IN_REGISTERS`] arguments, and `rest` has the others.
+    /// `first` points to [`IN_REGISTERS`] arguments, and `rest` to the following ones. The list contains a null.
     unsafe fn with_list(
         first: Strings,
         rest: Strings,
         execute: impl FnOnce(Strings, *const c_char) -> c_int,
     ) -> c_int {
-        // SAFETY: the caller's promise: none beyond the one behind the null is looked at.
+        // SAFETY: the caller guarantees the arguments up to the null and the one behind it, and no later one is read.
         let get = |at: usize| unsafe {
             if at < IN_REGISTERS { *first.add(at) } else { *rest.add(at - IN_REGISTERS) }
         };
@@ -220,7 +226,8 @@ mod one_by_one {
         }
         let copy = |to: *mut *const c_char| {
             for at in 0..=len {
-                // SAFETY: there is room for so many.
+                // SAFETY: `to` has room for `len + 1` arguments, since `len` is below `FEW` or the mapping has that
+                // size.
                 unsafe { to.add(at).write(get(at)) };
             }
             execute(to, get(len + 1))
@@ -235,18 +242,21 @@ mod one_by_one {
     }
 
     unsafe extern "C" fn list(path: *const c_char, first: Strings, rest: Strings) -> c_int {
-        // SAFETY: the caller's promise.
+        // SAFETY: `first` and `rest` point to the arguments of the variadic function, whose caller guarantees valid
+        // strings up to the null.
         unsafe { with_list(first, rest, |arguments, _| execve(path, arguments, usual())) }
     }
 
     unsafe extern "C" fn list_path(path: *const c_char, first: Strings, rest: Strings) -> c_int {
-        // SAFETY: the caller's promise.
+        // SAFETY: `first` and `rest` point to the arguments of the variadic function, whose caller guarantees valid
+        // strings up to the null.
         unsafe { with_list(first, rest, |arguments, _| execvpe(path, arguments, usual())) }
     }
 
     /// The environment follows the null.
     unsafe extern "C" fn list_environment(path: *const c_char, first: Strings, rest: Strings) -> c_int {
-        // SAFETY: the caller's promise.
+        // SAFETY: `first` and `rest` point to the arguments of the variadic function, whose caller guarantees valid
+        // strings up to the null, and an environment behind it.
         unsafe {
             with_list(first, rest, |arguments, environment| execve(path, arguments, environment.cast()))
         }

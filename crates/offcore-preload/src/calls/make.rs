@@ -1,4 +1,4 @@
-//! Sockets are made, named, connected and accepted.
+//! Creating, binding, connecting and accepting sockets.
 
 use core::ffi::c_int;
 use core::mem;
@@ -22,7 +22,7 @@ use crate::table::{self, Entry, Kind};
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `socket` takes no addresses.
     let fd = unsafe { real::socket(domain, kind, protocol) };
     if fd >= 0
         && let Err(error) = decide::opened(fd, domain, kind, protocol)
@@ -37,7 +37,7 @@ pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
 pub(super) unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
     let decided = match session::find(fd) {
         Target::Undecided(entry) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `to` is null or has `len` readable bytes, as `bind` requires of its caller.
             unsafe { address::read(to, len) }.map_or(Ok(Decided::Kernel), |to| decide::bind(fd, entry, to))
         }
         Target::Session(_) => Err(libc::EINVAL),
@@ -45,14 +45,14 @@ pub(super) unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, len: sockle
     };
     match decided {
         Ok(Decided::Kernel | Decided::Loopback(_)) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `to` is null or has `len` readable bytes, as `bind` requires of its caller.
             let bound = unsafe { real::bind(fd, to, len) };
-            // A listener that was closed just now may still be in the stack's hands.
+            // A listener that was just closed may still exist on the stack.
             if sys::of_libc(bound as isize) == Err(libc::EADDRINUSE)
-                // SAFETY: the caller's promise.
+                // SAFETY: `to` is null or has `len` readable bytes, as `bind` requires of its caller.
                 && unsafe { address::read(to, len) }.is_ok_and(|to| decide::release(fd, to))
             {
-                // SAFETY: the caller's promise.
+                // SAFETY: `to` is null or has `len` readable bytes, as `bind` requires of its caller.
                 return unsafe { real::bind(fd, to, len) };
             }
             bound
@@ -64,13 +64,13 @@ pub(super) unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, len: sockle
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` is null or has `len` readable bytes, as `connect` requires of its caller.
     let address = unsafe { address::read(to, len) };
     let signals = sys::Blocked::new();
     let decided = match (session::find(fd), address) {
         (Target::Session(session), _) if session.is_datagrams() => {
             drop(signals);
-            // SAFETY: the caller's promise.
+            // SAFETY: `to` is null or has `len` readable bytes, as `connect` requires of its caller.
             let to = unsafe { address::read_for_datagrams(session.entry.v6, false, to, len) };
             return sys::returned_int(to.and_then(|to| datagrams::connect(&session, to)).map(|()| 0));
         }
@@ -78,20 +78,20 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: soc
             drop(signals);
             return sys::returned_int(connect_again(&session, address).map(|()| 0));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `address::read` has read `to` successfully.
         (Target::Undecided(entry), Ok(address)) if entry.v6 || !unsafe { address::is_v6(to) } => {
             decide::connect(fd, entry, address)
         }
         _ => {
             drop(signals);
-            // SAFETY: the caller's promise.
+            // SAFETY: `to` is null or has `len` readable bytes, as `connect` requires of its caller.
             return unsafe { real::connect(fd, to, len) };
         }
     };
     let interrupted = signals.is_interrupted();
     drop(signals);
     let result = match decided {
-        // SAFETY: the caller's promise.
+        // SAFETY: `to` is null or has `len` readable bytes, as `connect` requires of its caller.
         Ok(Decided::Kernel) => return unsafe { real::connect(fd, to, len) },
         Ok(Decided::Loopback(here)) => return connect_kernel(fd, here),
         Ok(Decided::Session(session)) if session.is_datagrams() => Ok(()),
@@ -102,20 +102,20 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: soc
     sys::returned_int(result.map(|()| 0))
 }
 
-/// Has the kernel connect a socket.
+/// Connects a kernel socket.
 fn connect_kernel(fd: c_int, to: SocketAddr) -> c_int {
-    // SAFETY: a structure of numbers.
+    // SAFETY: the structure consists of integers, for which all zeros are valid.
     let mut storage: sockaddr_storage = unsafe { mem::zeroed() };
     let mut len = size_of::<sockaddr_storage>() as socklen_t;
     let v6 = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == libc::AF_INET6;
-    // SAFETY: there is room for an address of any family, which lives until the call returns.
+    // SAFETY: `storage` has `len` bytes, enough for an address of any family, and lives until the call returns.
     unsafe {
         address::write(to, v6, (&raw mut storage).cast(), &raw mut len);
         real::connect(fd, (&raw const storage).cast(), len)
     }
 }
 
-/// What becomes of a stream that has just been asked for. One that a call has waited for in vain is a new socket again.
+/// Returns the result of a new stream's `connect`. If a blocking call fails, the descriptor becomes a new socket again.
 fn first_connected(session: &Session) -> Result<(), Errno> {
     let result = decide::connected(session);
     if result.is_err() && session.is_over() && !session.is_nonblocking() {
@@ -124,7 +124,7 @@ fn first_connected(session: &Session) -> Result<(), Errno> {
     result
 }
 
-/// `connect` of a stream that is a session already. An address of no family undoes what was before.
+/// Handles `connect` of a stream that is already a session. An address of family `AF_UNSPEC` disconnects it.
 fn connect_again(session: &Session, to: Result<SocketAddr, Errno>) -> Result<(), Errno> {
     match to {
         Ok(to) => decide::connect_session(session, to),
@@ -136,10 +136,10 @@ fn connect_again(session: &Session, to: Result<SocketAddr, Errno>) -> Result<(),
     }
 }
 
-/// What glibc's own functions call.
+/// Called by glibc's own functions.
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn __connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` is null or has `len` readable bytes, as `connect` requires of its caller.
     unsafe { connect(fd, to, len) }
 }
 
@@ -148,13 +148,13 @@ pub(super) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     match session::find(fd) {
         Target::Session(session) => sys::returned_int(listen_session(&session)),
         Target::Undecided(entry) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `listen` takes no addresses.
             if unsafe { real::listen(fd, backlog) } < 0 {
                 return -1;
             }
             sys::returned_int(decide::listen(fd, entry, backlog).map(|_| 0))
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `listen` takes no addresses.
         Target::Kernel | Target::Dead => unsafe { real::listen(fd, backlog) },
     }
 }
@@ -169,7 +169,8 @@ fn listen_session(session: &Session) -> Result<usize, Errno> {
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `from` is null, or `len` is valid and `from` has `*len` writable bytes, as `accept` requires of its
+    // caller.
     unsafe { accept4(fd, from, len, 0) }
 }
 
@@ -182,10 +183,12 @@ pub(super) unsafe extern "C" fn accept4(
 ) -> c_int {
     loop {
         let taken = match session::find(fd) {
-            // SAFETY: the caller's promise.
+            // SAFETY: `from` is null, or `len` is valid and `from` has `*len` writable bytes, as `accept` requires of
+            // its caller.
             Target::Session(session) => unsafe { take(&session, from, len, flags) },
             Target::Dead => Err(GONE),
-            // SAFETY: the caller's promise.
+            // SAFETY: `from` is null, or `len` is valid and `from` has `*len` writable bytes, as `accept` requires of
+            // its caller.
             _ => return unsafe { real::accept4(fd, from, len, flags) },
         };
         let made = if taken == Err(GONE) {
@@ -199,13 +202,13 @@ pub(super) unsafe extern "C" fn accept4(
     }
 }
 
-/// The listener's stack has ended. `accept` reports no error for that.
+/// Internal error: the stack of the listener has ended. `accept` does not return it.
 const GONE: Errno = libc::EOWNERDEAD;
 
-/// Takes a connection out of a listener's queue.
+/// Takes a connection from a listener's queue.
 ///
 /// # Safety
-/// `from` is null, or of `*len` bytes.
+/// `from` is null, or `len` is valid and `from` is valid for writes of `*len` bytes.
 unsafe fn take(
     listener: &Session,
     from: *mut sockaddr,
@@ -224,7 +227,7 @@ unsafe fn take(
     if !from.is_null() && len.is_null() {
         return Err(libc::EFAULT);
     }
-    // A connection that there is no number for stays in the queue.
+    // If the process has no free descriptor, the connection stays in the queue.
     let free = sys::fcntl(listener.fd, libc::F_DUPFD_CLOEXEC, 0)?;
     let _ = sys::close(free as c_int);
     let cloexec = if flags & libc::SOCK_CLOEXEC != 0 { libc::MSG_CMSG_CLOEXEC } else { 0 };
@@ -236,7 +239,8 @@ unsafe fn take(
     let accepted = Accepted::from_bytes(&bytes[..read]);
     let (Some(accepted), [fd]) = (accepted, received.as_slice()) else {
         received.close();
-        // Descriptors that there is no room for are closed by the kernel; an end is the stack's.
+        // If the process has no room for the descriptor, the kernel closes it. A length of 0 means that the stack has
+        // closed the queue.
         return Err(match read {
             0 if listener.wants(wish::NO_READ) => libc::EINVAL,
             0 => GONE,
@@ -249,7 +253,7 @@ unsafe fn take(
     if accepted.session.place == 0 {
         table::set(fd, None);
         if !from.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `from` is null, or has `*len` writable bytes.
             unsafe { real::getpeername(fd, from, len) };
         }
         return Ok(fd);
@@ -261,20 +265,20 @@ unsafe fn take(
     if listener.slot.wishes.told.load(Ordering::Relaxed) & wish::TIMED != 0 {
         carried::copy_times(listener.fd, fd);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `from` is null, or has `*len` writable bytes.
     unsafe { address::write(address::of(session.slot, End::Peer), session.entry.v6, from, len) };
     Ok(fd)
 }
 
-/// Gives a program one of a session's addresses.
+/// Writes an address of a session to the program's buffer.
 ///
 /// # Safety
-/// `to` is of `*len` bytes, or null.
+/// `to` is null, or `len` is null, or `len` is valid and `to` is valid for writes of `*len` bytes.
 unsafe fn name(session: &Session, end: End, to: *mut sockaddr, len: *mut socklen_t) -> Result<(), Errno> {
     if to.is_null() || len.is_null() {
         return Err(libc::EFAULT);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` and `len` are not null, so `len` is valid, as the caller guarantees.
     if (unsafe { *len } as i32) < 0 {
         return Err(libc::EINVAL);
     }
@@ -286,7 +290,7 @@ unsafe fn name(session: &Session, end: End, to: *mut sockaddr, len: *mut socklen
     if end == End::Peer && !has_peer {
         return Err(libc::ENOTCONN);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` has `*len` writable bytes, as the caller guarantees.
     unsafe { address::write(address::of(session.slot, end), session.entry.v6, to, len) };
     Ok(())
 }
@@ -294,9 +298,9 @@ unsafe fn name(session: &Session, end: End, to: *mut sockaddr, len: *mut socklen
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match session::get(fd) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `len` is valid and `to` has `*len` writable bytes, as `getsockname` requires of its caller.
         Some(session) => sys::returned_int(unsafe { name(&session, End::Ours, to, len) }.map(|()| 0)),
-        // SAFETY: the caller's promise.
+        // SAFETY: `len` is valid and `to` has `*len` writable bytes, as `getsockname` requires of its caller.
         None => unsafe { real::getsockname(fd, to, len) },
     }
 }
@@ -304,9 +308,9 @@ pub(super) unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn getpeername(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match session::get(fd) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `len` is valid and `to` has `*len` writable bytes, as `getpeername` requires of its caller.
         Some(session) => sys::returned_int(unsafe { name(&session, End::Peer, to, len) }.map(|()| 0)),
-        // SAFETY: the caller's promise.
+        // SAFETY: `len` is valid and `to` has `*len` writable bytes, as `getpeername` requires of its caller.
         None => unsafe { real::getpeername(fd, to, len) },
     }
 }

@@ -1,9 +1,9 @@
-//! Names: glibc's resolver.
+//! Name resolution by glibc's resolver.
 //!
-//! The resolver calls the kernel directly, so no symbol can be replaced. The library uses syscall user dispatch (Linux 5.11):
-//! while a resolver function runs, each system call of its thread raises SIGSYS, except for calls from this library. The signal
-//! handler passes the call to [`number::syscall`]. The resolver's sockets are then decided like all others. Its configuration,
-//! modules and caches do not change.
+//! The resolver makes system calls directly, so the library cannot replace its socket functions. It uses syscall user
+//! dispatch instead (Linux 5.11): while a resolver function runs, each system call of its thread raises SIGSYS, except
+//! for calls from this library. The signal handler passes the call to [`number::syscall`]. The resolver's sockets are
+//! then handled like all other sockets. Its configuration, modules and caches do not change.
 //!
 //! The handler stays installed. It passes other SIGSYS signals to the previous handler.
 
@@ -20,7 +20,7 @@ use crate::real;
 use crate::report;
 use crate::sys;
 
-/// `linux/prctl.h` and `asm-generic/siginfo.h`, which the crate libc lacks.
+/// Constants of `linux/prctl.h` and `asm-generic/siginfo.h` that the crate libc lacks.
 const PR_SET_SYSCALL_USER_DISPATCH: c_int = 59;
 const DISPATCH_OFF: usize = 0;
 const DISPATCH_ON: usize = 1;
@@ -29,14 +29,14 @@ const SYS_USER_DISPATCH: c_int = 2;
 const ALLOW: u8 = 0;
 const BLOCK: u8 = 1;
 
-/// Threads that resolve names at the same time. More of them wait.
+/// Maximum number of threads that resolve names at the same time. More threads wait.
 const MOST: usize = 256;
 
 /// A thread that resolves a name.
 struct Thread {
-    /// Its number; 0 for none.
+    /// Number of the thread, or 0 for a free entry.
     number: AtomicU32,
-    /// Whether its system calls are dispatched. The kernel reads it.
+    /// Whether system calls of the thread are dispatched. The kernel reads this byte.
     selector: AtomicU8,
 }
 
@@ -78,7 +78,7 @@ fn resolving<T>(resolve: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Turns the dispatch on for this thread. Returns its signal mask.
+/// Enables the dispatch for this thread. Returns its previous signal mask.
 fn begin(thread: &Thread) -> Result<u64, sys::Errno> {
     handle_signal()?;
     let mask = sys::unblock(libc::SIGSYS)?;
@@ -99,7 +99,7 @@ fn end(thread: &Thread, mask: u64) {
 
 fn dispatch(mode: usize, from: usize, len: usize, selector: usize) -> Result<(), sys::Errno> {
     let args = [PR_SET_SYSCALL_USER_DISPATCH as usize, mode, from, len, selector, 0];
-    // SAFETY: a byte that is static; the kernel reads it only.
+    // SAFETY: the selector is a static byte, which the kernel only reads.
     sys::result(unsafe { sys::call(libc::SYS_prctl, args) }).map(drop)
 }
 
@@ -119,7 +119,7 @@ static BEFORE_TAKES_INFO: AtomicBool = AtomicBool::new(false);
 fn action(new: Option<&Action>, old: &mut Action) -> Result<(), sys::Errno> {
     let new = new.map_or(0, |new| ptr::from_ref(new) as usize);
     let args = [libc::SIGSYS as usize, new, ptr::from_mut(old) as usize, 8, 0, 0];
-    // SAFETY: actions that live until the call returns.
+    // SAFETY: both actions live until the call returns, and have the layout of the kernel's structure.
     sys::result(unsafe { sys::call(libc::SYS_rt_sigaction, args) }).map(drop)
 }
 
@@ -134,7 +134,7 @@ fn handle_signal() -> Result<(), sys::Errno> {
     }
     BEFORE.store(old.handler, Ordering::Relaxed);
     BEFORE_TAKES_INFO.store(old.flags & libc::SA_SIGINFO as u64 != 0, Ordering::Relaxed);
-    // Other handlers may interrupt this one, as they may interrupt the system call.
+    // Other handlers may interrupt this one, just as they may interrupt the system call.
     let flags = libc::SA_SIGINFO as u64 | libc::SA_NODEFER as u64 | SA_RESTORER;
     let ours = Action { handler, flags, restorer: return_from_signal as *const () as usize, mask: 0 };
     action(Some(&ours), &mut old)
@@ -147,12 +147,12 @@ unsafe extern "C" fn return_from_signal() {
 
 /// Handles SIGSYS.
 unsafe extern "C" fn come_back(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel's, here and below.
+    // SAFETY: the kernel passes valid pointers to the signal information and to the context of this thread.
     let (code, registers) =
         unsafe { ((*info).si_code, &mut (*context.cast::<ucontext_t>()).uc_mcontext.gregs) };
     let thread = this_thread().filter(|_| code == SYS_USER_DISPATCH);
     let Some(thread) = thread else {
-        // SAFETY: the arguments that this handler has.
+        // SAFETY: the arguments come from the kernel and are passed on unchanged.
         return unsafe { before(signal, info, context) };
     };
     let [number, a, b, c, d, e, f] = [
@@ -166,19 +166,21 @@ unsafe extern "C" fn come_back(signal: c_int, info: *mut siginfo_t, context: *mu
     ]
     .map(|register| registers[register as usize] as usize);
     match number as c_long {
-        // A handler of the program returns. Its frame is at the program's stack pointer.
-        // SAFETY: the stack pointer of the interrupted context.
+        // A signal handler of the program returns. Its signal frame is at the program's stack pointer.
+        // SAFETY: at `rt_sigreturn`, the stack pointer of the interrupted context points to the frame of the returning
+        // handler.
         libc::SYS_rt_sigreturn => unsafe { sigreturn(registers[libc::REG_RSP as usize] as usize) },
-        // The child starts after the system call instruction. So the call is repeated without dispatch, which stays off.
+        // The child starts behind the system call instruction. So the call is repeated without dispatch, which stays
+        // off.
         libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork => {
             thread.selector.store(ALLOW, Ordering::Relaxed);
             registers[libc::REG_RIP as usize] -= 2;
         }
         number => {
-            // The library may call libc, whose system calls must not be dispatched.
+            // The library may call libc. System calls of libc must not be dispatched.
             thread.selector.store(ALLOW, Ordering::Relaxed);
             let errno = sys::errno();
-            // SAFETY: the arguments of the system call.
+            // SAFETY: these are the unchanged arguments of the program's own system call.
             let result = unsafe { number::syscall(number, a, b, c, d, e, f) };
             registers[libc::REG_RAX as usize] = if result == -1 { -i64::from(sys::errno()) } else { result };
             sys::set_errno(errno);
@@ -189,7 +191,8 @@ unsafe extern "C" fn come_back(signal: c_int, info: *mut siginfo_t, context: *mu
 
 /// Returns from a handler whose signal frame is at `stack`.
 unsafe fn sigreturn(stack: usize) -> ! {
-    // SAFETY: the caller's promise; the kernel continues the interrupted code.
+    // SAFETY: `stack` is the address of a signal frame, as the caller guarantees; the kernel restores the context from
+    // it and never returns here.
     unsafe { asm!("mov rsp, {}", "mov eax, 15", "syscall", in(reg) stack, options(noreturn)) }
 }
 
@@ -205,16 +208,16 @@ unsafe fn before(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
             sys::raise(signal);
         }
         _ if BEFORE_TAKES_INFO.load(Ordering::Relaxed) => {
-            // SAFETY: a handler of that type.
+            // SAFETY: the handler was installed with `SA_SIGINFO`, so it has this type.
             let handler: unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
                 unsafe { core::mem::transmute(handler) };
-            // SAFETY: its arguments.
+            // SAFETY: these are the arguments that the kernel passed to this handler.
             unsafe { handler(signal, info, context) };
         }
         _ => {
-            // SAFETY: a handler of that type.
+            // SAFETY: the handler was installed without `SA_SIGINFO`, so it has this type.
             let handler: unsafe extern "C" fn(c_int) = unsafe { core::mem::transmute(handler) };
-            // SAFETY: its argument.
+            // SAFETY: this is the argument that the kernel passed to this handler.
             unsafe { handler(signal) };
         }
     }
@@ -226,7 +229,7 @@ macro_rules! names {
         #[allow(clippy::too_many_arguments, reason = "as the functions")]
         #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
-            // SAFETY: the caller's promise.
+            // SAFETY: the arguments are valid for libc's function of the same name, as it requires of its caller.
             resolving(|| unsafe { real::resolver::$name($($arg),*) })
         }
     )*};

@@ -1,4 +1,4 @@
-//! `syscall`: calls by their numbers.
+//! `syscall(2)`: system calls by number.
 
 use core::ffi::{c_int, c_uint};
 
@@ -7,9 +7,9 @@ use libc::{c_long, iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec}
 use super::{descriptors, duplicates, epoll, execute, make, polling, receive, send, state};
 use crate::sys;
 
-/// A system call by its number: one that has a function here goes there.
+/// Makes a system call by its number. If this library replaces the function for the call, the replacement is used.
 ///
-/// Sockets cannot be waited for by io_uring, which knows nothing of sessions: there is none.
+/// io_uring cannot wait for sessions, so `io_uring_setup` fails with `ENOSYS`.
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn syscall(
     number: c_long,
@@ -22,7 +22,7 @@ pub(super) unsafe extern "C" fn syscall(
 ) -> c_long {
     let (fd, flags) = (a as c_int, d as c_int);
     let (address, len) = (e as *mut sockaddr, f as *mut socklen_t);
-    // SAFETY: the caller's promise: arguments as the call has them.
+    // SAFETY: the arguments are valid for the system call with this number, as `syscall` requires of its caller.
     unsafe {
         match number {
             libc::SYS_read => receive::read(fd, b as _, c) as c_long,
@@ -81,11 +81,11 @@ pub(super) unsafe extern "C" fn syscall(
     }
 }
 
-/// A program that has its system calls filtered: the library makes fewer of them, too.
+/// Detects that the program filters its system calls. The library then makes fewer of them, too.
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn prctl(option: c_int, b: usize, c: usize, d: usize, e: usize) -> c_int {
     let args = [option as usize, b, c, d, e, 0];
-    // SAFETY: the caller's promise.
+    // SAFETY: the arguments are valid for `prctl`, as it requires of its caller.
     let result = sys::result(unsafe { sys::call(libc::SYS_prctl, args) });
     if option == libc::PR_SET_SECCOMP && result.is_ok() {
         sys::begin_sandbox();

@@ -1,4 +1,4 @@
-//! What `poll` and `select` show of datagram sockets.
+//! Corrects what `poll` and `select` report about datagram sockets.
 
 use core::ffi::{c_int, c_short};
 
@@ -10,16 +10,16 @@ use crate::report;
 use crate::session::{self, Session};
 use crate::table;
 
-/// Calls `wait`, which is told whether to return at once, and shows errors of datagram sockets as Linux does: a session's descriptor
-/// shows them as `POLLPRI`.
+/// Calls `wait` and corrects the reported errors of datagram sockets: a session's descriptor reports them as `POLLPRI`.
+/// The argument of `wait` says whether it must return at once.
 ///
 /// # Safety
-/// `entries` are `count` ones of the program's.
+/// `entries` is null, or points to `count` entries, which no other code uses during the call.
 unsafe fn with_errors(entries: *mut pollfd, count: nfds_t, wait: impl Fn(bool) -> c_int) -> c_int {
     if !table::has_datagrams() || entries.is_null() {
         return wait(false);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `entries` is not null, so it points to `count` entries, as the caller guarantees.
     let entries = || unsafe { core::slice::from_raw_parts_mut(entries, count as usize) };
     loop {
         let mut any = false;
@@ -40,30 +40,31 @@ unsafe fn with_errors(entries: *mut pollfd, count: nfds_t, wait: impl Fn(bool) -
             }
             shown += c_int::from(ready >= 0 && entry.revents != 0);
         }
-        // An error that another thread has read meanwhile was no event.
+        // If another thread has read the error in the meantime, the wait is repeated.
         if shown > 0 || ready <= 0 {
             return if ready < 0 { ready } else { shown };
         }
     }
 }
 
-/// The session of a datagram socket.
+/// Returns the session of a datagram socket.
 fn datagrams(fd: c_int) -> Option<Session> {
     session::get(fd).filter(Session::is_datagrams)
 }
 
-/// Asks for the alarm. No descriptor shows `POLLMSG`, which notes that a program has not asked.
+/// Requests the alarm. `POLLMSG` marks entries for which the program did not request it. No descriptor reports
+/// `POLLMSG`.
 const ADDED: c_short = libc::POLLPRI | POLLMSG;
-/// `asm-generic/poll.h`, which the crate libc lacks.
+/// A constant of `asm-generic/poll.h` that the crate libc lacks.
 const POLLMSG: c_short = 0x400;
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn poll(entries: *mut pollfd, count: nfds_t, time: c_int) -> c_int {
     let wait = |now| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `entries` points to `count` entries, as `poll` requires of its caller.
         unsafe { real::poll(entries, count, if now { 0 } else { time }) }
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: `entries` points to `count` entries, as `poll` requires of its caller.
     unsafe { with_errors(entries, count, wait) }
 }
 
@@ -76,10 +77,12 @@ unsafe extern "C" fn ppoll(
 ) -> c_int {
     let none = timespec { tv_sec: 0, tv_nsec: 0 };
     let wait = |now| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `entries` points to `count` entries, and the other pointers are null or valid, as `ppoll` requires of
+        // its caller.
         unsafe { real::ppoll(entries, count, if now { &raw const none } else { time }, mask) }
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: `entries` points to `count` entries, and the other pointers are null or valid, as `ppoll` requires of its
+    // caller.
     unsafe { with_errors(entries, count, wait) }
 }
 
@@ -87,7 +90,7 @@ unsafe extern "C" fn ppoll(
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn __poll_chk(entries: *mut pollfd, count: nfds_t, time: c_int, room: size_t) -> c_int {
     report::check(count as usize, room / size_of::<pollfd>());
-    // SAFETY: the caller's promise.
+    // SAFETY: `entries` points to `count` entries, as `poll` requires of its caller.
     unsafe { poll(entries, count, time) }
 }
 
@@ -101,15 +104,16 @@ unsafe extern "C" fn __ppoll_chk(
     room: size_t,
 ) -> c_int {
     report::check(count as usize, room / size_of::<pollfd>());
-    // SAFETY: the caller's promise.
+    // SAFETY: `entries` points to `count` entries, and the other pointers are null or valid, as `ppoll` requires of its
+    // caller.
     unsafe { ppoll(entries, count, time, mask) }
 }
 
-/// Calls `wait` with a set of exceptions that has no datagram sockets: errors are none there on Linux. A larger set than C's is
-/// left as it is.
+/// Calls `wait` with a set of exceptions without datagram sockets, because on Linux their errors are not exceptions. A
+/// set that is larger than `FD_SETSIZE` is passed on unchanged.
 ///
 /// # Safety
-/// `exceptions` is null or a set of the program's.
+/// `exceptions` is null, or points to a descriptor set.
 unsafe fn without_errors(
     count: c_int,
     exceptions: *mut fd_set,
@@ -118,7 +122,8 @@ unsafe fn without_errors(
     if !table::has_datagrams() || exceptions.is_null() || count as usize > libc::FD_SETSIZE {
         return wait(exceptions);
     }
-    // SAFETY: the caller's promise, and descriptors that fit the sets.
+    // SAFETY: `exceptions` is not null, so it points to a set, as the caller guarantees. All descriptors are below
+    // `FD_SETSIZE`.
     unsafe {
         let mut others = *exceptions;
         for fd in 0..count {
@@ -142,7 +147,7 @@ pub(super) unsafe extern "C" fn select(
     exceptions: *mut fd_set,
     time: *mut timeval,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: all sets and times are null or valid, as the function requires of its caller.
     unsafe {
         without_errors(count, exceptions, |exceptions| real::select(count, read, write, exceptions, time))
     }
@@ -157,7 +162,7 @@ unsafe extern "C" fn pselect(
     time: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: all sets and times are null or valid, as the function requires of its caller.
     unsafe {
         without_errors(count, exceptions, |exceptions| {
             real::pselect(count, read, write, exceptions, time, mask)

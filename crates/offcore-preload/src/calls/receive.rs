@@ -1,4 +1,4 @@
-//! What is received.
+//! Receiving.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -15,10 +15,10 @@ use crate::stream;
 use crate::sys::{self, Errno};
 use crate::vectors::{Buffers, buffer};
 
-/// Receives to buffers, and says who has sent a datagram.
+/// Receives into buffers, and writes the sender of a datagram to `from`.
 ///
 /// # Safety
-/// The buffers are the program's to be written; `from` is null, or of `*len` bytes.
+/// The buffers are valid for writes. `from` is null, or valid for writes of `*len` bytes.
 unsafe fn receive(
     session: &Session,
     buffers: Buffers<'_>,
@@ -26,32 +26,33 @@ unsafe fn receive(
     (from, len): (*mut sockaddr, *mut socklen_t),
 ) -> Result<usize, Errno> {
     if !session.is_datagrams() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers are writable.
         let received = unsafe { stream::receive(session, buffers, how) };
         if !from.is_null() && !len.is_null() {
-            // A stream tells nobody's address.
-            // SAFETY: the caller's promise.
+            // A stream returns no address.
+            // SAFETY: `len` is not null, so it is valid, as the caller guarantees.
             unsafe { *len = 0 };
         }
         return received;
     }
     if how & libc::MSG_ERRQUEUE != 0 {
         let error = datagrams::errors::take(session)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `from` is null or has `*len` writable bytes, and that the buffers are
+        // writable.
         unsafe {
             address::write(error.to, session.entry.v6, from, len);
             return Ok(buffers.put(error.payload()));
         }
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the buffers are writable.
     let Some(received) = (unsafe { datagrams::receive(session, buffers, how) })? else {
         if !from.is_null() && !len.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: `len` is not null, so it is valid, as the caller guarantees.
             unsafe { *len = 0 };
         }
         return Ok(0);
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `from` is null or has `*len` writable bytes.
     unsafe { address::write(received.header.peer, session.entry.v6, from, len) };
     Ok(if how & libc::MSG_TRUNC != 0 { received.len } else { received.copied })
 }
@@ -63,16 +64,16 @@ pub(super) unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) ->
     match session::find(fd) {
         Target::Session(_) if len == 0 => 0,
         Target::Session(session) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `to` has `len` writable bytes, as `read` requires of its caller.
             sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), 0, NOBODY) })
         }
         Target::Dead => sys::returned(dead(fd)),
-        // SAFETY: the caller's promise.
+        // SAFETY: `to` has `len` writable bytes, as `read` requires of its caller.
         _ => unsafe { real::read(fd, to, len) },
     }
 }
 
-/// What a session of a stack that is gone has: an error, and then its end.
+/// Reads from a session whose stack is gone: first returns the pending error, and then the end of the stream.
 fn dead(fd: c_int) -> Result<usize, Errno> {
     while sys::take_bytes(fd, usize::MAX)?.0 > 0 {}
     Ok(0)
@@ -80,24 +81,24 @@ fn dead(fd: c_int) -> Result<usize, Errno> {
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` has `len` writable bytes, as `read` requires of its caller.
     unsafe { read(fd, to, len) }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t {
     report::check(len, room);
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` has `len` writable bytes, as `read` requires of its caller.
     unsafe { read(fd, to, len) }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
     let Some(session) = session::get(fd) else {
-        // SAFETY: the caller's promise.
+        // SAFETY: `to` points to `count` buffers that are valid for writes, as `readv` requires of its caller.
         return unsafe { real::readv(fd, to, count) };
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` points to `count` buffers that are valid for writes, as `readv` requires of its caller.
     let received = unsafe {
         Buffers::counted(to, count).and_then(|buffers| match buffers.len() {
             0 => Ok(0),
@@ -116,16 +117,16 @@ unsafe extern "C" fn preadv2(
     flags: c_int,
 ) -> ssize_t {
     match session::get(fd) {
-        // A socket has no positions; -1 is where it is.
+        // A socket has no file position. -1 stands for the current position.
         Some(_) if position != -1 => sys::returned(Err(libc::ESPIPE)),
         Some(session) => {
             let how = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
-            // SAFETY: the caller's promise.
+            // SAFETY: `to` points to `count` buffers that are valid for writes, as `preadv2` requires of its caller.
             sys::returned(unsafe {
                 Buffers::counted(to, count).and_then(|buffers| receive(&session, buffers, how, NOBODY))
             })
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `to` points to `count` buffers that are valid for writes, as `preadv2` requires of its caller.
         None => unsafe { real::preadv2(fd, to, count, position, flags) },
     }
 }
@@ -138,7 +139,7 @@ unsafe extern "C" fn preadv64v2(
     position: off_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` points to `count` buffers that are valid for writes, as `preadv2` requires of its caller.
     unsafe { preadv2(fd, to, count, position, flags) }
 }
 
@@ -146,11 +147,11 @@ unsafe extern "C" fn preadv64v2(
 unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, how: c_int) -> ssize_t {
     match session::find(fd) {
         Target::Session(session) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `to` has `len` writable bytes, as `recv` requires of its caller.
             sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), how, NOBODY) })
         }
         Target::Dead => sys::returned(dead(fd)),
-        // SAFETY: the caller's promise.
+        // SAFETY: `to` has `len` writable bytes, as `recv` requires of its caller.
         _ => unsafe { real::recv(fd, to, len, how) },
     }
 }
@@ -164,7 +165,7 @@ unsafe extern "C" fn __recv_chk(
     how: c_int,
 ) -> ssize_t {
     report::check(len, room);
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` has `len` writable bytes, as `recv` requires of its caller.
     unsafe { recv(fd, to, len, how) }
 }
 
@@ -179,11 +180,13 @@ pub(super) unsafe extern "C" fn recvfrom(
 ) -> ssize_t {
     match session::find(fd) {
         Target::Session(session) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `to` has `len` writable bytes, and `from` is null or has `*from_len` writable bytes, as
+            // `recvfrom` requires of its caller.
             sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), how, (from, from_len)) })
         }
         Target::Dead => sys::returned(dead(fd)),
-        // SAFETY: the caller's promise.
+        // SAFETY: `to` has `len` writable bytes, and `from` is null or has `*from_len` writable bytes, as `recvfrom`
+        // requires of its caller.
         _ => unsafe { real::recvfrom(fd, to, len, how, from, from_len) },
     }
 }
@@ -199,21 +202,22 @@ unsafe extern "C" fn __recvfrom_chk(
     from_len: *mut socklen_t,
 ) -> ssize_t {
     report::check(len, room);
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` has `len` writable bytes, and `from` is null or has `*from_len` writable bytes, as `recvfrom`
+    // requires of its caller.
     unsafe { recvfrom(fd, to, len, how, from, from_len) }
 }
 
-/// Receives as a message.
+/// Receives a message.
 ///
 /// # Safety
-/// The header's addresses are the program's to be written.
+/// The addresses in the header are null, or valid for writes of the lengths in the header.
 unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<usize, Errno> {
     header.msg_flags = 0;
     let parts = *header;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the header has `msg_iovlen` buffers.
     let buffers = unsafe { Buffers::of_message(&parts) }?;
     if !session.is_datagrams() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers are writable.
         let received = unsafe { stream::receive(session, buffers, how) }?;
         (header.msg_namelen, header.msg_controllen) = (0, 0);
         header.msg_flags = how & libc::MSG_OOB;
@@ -221,7 +225,8 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
     }
     if how & libc::MSG_ERRQUEUE != 0 {
         let error = datagrams::errors::take(session)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the buffers and the memory for the name and the control messages are
+        // writable.
         let copied = unsafe {
             let len = &raw mut header.msg_namelen;
             address::write(error.to, session.entry.v6, header.msg_name.cast(), len);
@@ -231,13 +236,13 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
         header.msg_flags |= if copied < error.payload().len() { libc::MSG_TRUNC } else { 0 };
         return Ok(copied);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the buffers are writable.
     let received = unsafe { datagrams::receive(session, buffers, how) }?;
     let Some(received) = received else {
         (header.msg_namelen, header.msg_controllen) = (0, 0);
         return Ok(0);
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the memory for the name and the control messages is writable.
     unsafe {
         let len = &raw mut header.msg_namelen;
         address::write(received.header.peer, session.entry.v6, header.msg_name.cast(), len);
@@ -252,30 +257,31 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, how: c_int) -> ssize_t {
     let Some(session) = session::get(fd) else {
-        // SAFETY: the caller's promise.
+        // SAFETY: `header` and its addresses are valid, as `recvmsg` requires of its caller.
         let received = unsafe { real::recvmsg(fd, header, how) };
         if received >= 0 {
-            // SAFETY: a header that the kernel has filled.
+            // SAFETY: the kernel has received a message with this header.
             unsafe { adopt(header) };
         }
         return received;
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: `header` is null or valid, and its addresses are valid for writes, as `recvmsg` requires of its caller.
     sys::returned(unsafe { header.as_mut() }.ok_or(libc::EFAULT).and_then(|header| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `header` is null or valid, and its addresses are valid for writes, as `recvmsg` requires of its
+        // caller.
         unsafe { message(&session, header, how) }
     }))
 }
 
-/// Descriptors that came with a message may be sessions.
+/// Adopts descriptors that arrived with a message, since they may be sessions.
 ///
 /// # Safety
-/// `header` is of a message that was received.
+/// A message was received with `header`.
 unsafe fn adopt(header: *const msghdr) {
     if !link::is_used() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: a message was received with `header`, as the caller guarantees.
     unsafe { link::rights(header, crate::adopt::adopt) };
 }
 
@@ -288,19 +294,22 @@ pub(super) unsafe extern "C" fn recvmmsg(
     time: *mut timespec,
 ) -> c_int {
     let Some(session) = session::get(fd) else {
-        // SAFETY: the caller's promise.
+        // SAFETY: the pointers are valid, as `recvmmsg` requires of its caller: `headers` for `count` headers, and
+        // `time` unless it is null.
         return unsafe { real::recvmmsg(fd, headers, count, how, time) };
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the pointers are valid, as `recvmmsg` requires of its caller: `headers` for `count` headers, and `time`
+    // unless it is null.
     let time = unsafe { time.as_mut() };
-    // SAFETY: the caller's promise.
+    // SAFETY: `headers` points to `count` headers with writable buffers, as `recvmmsg` requires of its caller.
     sys::returned_int(unsafe { messages(&session, headers, count, how, time) })
 }
 
-/// Receives messages. As Linux: the time is looked at after each of them, so that it ends no call that waits for one.
+/// Receives several messages. As on Linux, the timeout is only checked after each message, so it does not end a call
+/// that waits for one.
 ///
 /// # Safety
-/// `headers` are `count` ones whose addresses are the program's to be written.
+/// `headers` points to `count` headers. Their addresses are null, or valid for writes of the lengths in the headers.
 unsafe fn messages(
     session: &Session,
     headers: *mut mmsghdr,
@@ -318,9 +327,9 @@ unsafe fn messages(
         .map(|time| sys::now() + i128::from(time.tv_sec) * i128::from(SECOND) + i128::from(time.tv_nsec));
     let (mut done, mut how_each) = (0, how & !libc::MSG_WAITFORONE);
     while done < count {
-        // SAFETY: the caller's promise.
+        // SAFETY: `done` is below `count`, so the header is valid, as the caller guarantees.
         let header = unsafe { &mut *headers.add(done as usize) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the addresses of the header are valid for writes, as the caller guarantees.
         match unsafe { message(session, &mut header.msg_hdr, how_each) } {
             Ok(len) => header.msg_len = len as c_uint,
             Err(error) if done == 0 => return Err(error),
@@ -346,7 +355,7 @@ unsafe fn messages(
     Ok(done as usize)
 }
 
-/// Where a stream is that is told its own address for its peer's.
+/// Returns whether a stream is at the urgent mark. A stream without a peer (port 0) fails with `EINVAL`.
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
     match session::get(fd) {
@@ -354,7 +363,7 @@ unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
             c_int::from(session.is_at_mark())
         }
         Some(_) => sys::returned_int(Err(libc::EINVAL)),
-        // SAFETY: the caller's promise.
+        // SAFETY: `sockatmark` takes no addresses.
         None => unsafe { real::sockatmark(fd) },
     }
 }

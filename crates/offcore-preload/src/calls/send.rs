@@ -1,4 +1,4 @@
-//! What is sent.
+//! Sending.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::net::SocketAddr;
@@ -15,17 +15,17 @@ use crate::stream;
 use crate::sys::{self, Errno};
 use crate::vectors::{Buffers, buffer};
 
-/// Sends buffers; an address is a datagram's.
+/// Sends buffers. `to` is the destination of a datagram.
 ///
 /// # Safety
-/// The buffers are the program's to be read.
+/// The buffers are valid for reads.
 unsafe fn give(
     session: &Session,
     buffers: Buffers<'_>,
     how: c_int,
     to: Option<SocketAddr>,
 ) -> Result<usize, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the buffers are readable.
     unsafe {
         match session.is_datagrams() {
             true => datagrams::send(session, buffers, how, to, &Control::default()),
@@ -38,28 +38,28 @@ unsafe fn give(
 pub(super) unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     match session::find(fd) {
         Target::Session(session) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `from` has `len` readable bytes, as `write` requires of its caller.
             sys::returned(unsafe { give(&session, Buffers::one(&buffer(from, len)), 0, None) })
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `from` has `len` readable bytes, as `write` requires of its caller.
         _ => unsafe { real::write(fd, from, len) },
     }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: `from` has `len` readable bytes, as `write` requires of its caller.
     unsafe { write(fd, from, len) }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
     match session::get(fd) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `from` points to `count` buffers that are valid for reads, as `writev` requires of its caller.
         Some(session) => sys::returned(unsafe {
             Buffers::counted(from, count).and_then(|buffers| give(&session, buffers, 0, None))
         }),
-        // SAFETY: the caller's promise.
+        // SAFETY: `from` points to `count` buffers that are valid for reads, as `writev` requires of its caller.
         None => unsafe { real::writev(fd, from, count) },
     }
 }
@@ -76,12 +76,12 @@ unsafe extern "C" fn pwritev2(
         Some(_) if position != -1 => sys::returned(Err(libc::ESPIPE)),
         Some(session) => {
             let how = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
-            // SAFETY: the caller's promise.
+            // SAFETY: `from` points to `count` buffers that are valid for reads, as `pwritev2` requires of its caller.
             sys::returned(unsafe {
                 Buffers::counted(from, count).and_then(|buffers| give(&session, buffers, how, None))
             })
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `from` points to `count` buffers that are valid for reads, as `pwritev2` requires of its caller.
         None => unsafe { real::pwritev2(fd, from, count, position, flags) },
     }
 }
@@ -94,7 +94,7 @@ unsafe extern "C" fn pwritev64v2(
     position: off_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: `from` points to `count` buffers that are valid for reads, as `pwritev2` requires of its caller.
     unsafe { pwritev2(fd, from, count, position, flags) }
 }
 
@@ -102,24 +102,25 @@ unsafe extern "C" fn pwritev64v2(
 unsafe extern "C" fn send(fd: c_int, from: *const c_void, len: size_t, how: c_int) -> ssize_t {
     match session::find(fd) {
         Target::Session(session) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `from` has `len` readable bytes, as `send` requires of its caller.
             sys::returned(unsafe { give(&session, Buffers::one(&buffer(from, len)), how, None) })
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `from` has `len` readable bytes, as `send` requires of its caller.
         _ => unsafe { real::send(fd, from, len, how) },
     }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn __send(fd: c_int, from: *const c_void, len: size_t, how: c_int) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: `from` has `len` readable bytes, as `send` requires of its caller.
     unsafe { send(fd, from, len, how) }
 }
 
-/// A datagram's address, which may decide where its socket belongs; `None` without a session.
+/// Returns the session and the destination of a message. The destination may decide whether an undecided socket becomes
+/// a session. Returns `None` without a session.
 ///
 /// # Safety
-/// `to` is null, or of `len` bytes.
+/// `to` is null, or valid for reads of `len` bytes.
 unsafe fn addressed(
     fd: c_int,
     to: *const sockaddr,
@@ -128,13 +129,13 @@ unsafe fn addressed(
 ) -> Result<Option<(Session, Option<SocketAddr>)>, Errno> {
     let address = |v6| match to.is_null() {
         true => Ok(None),
-        // SAFETY: the caller's promise.
+        // SAFETY: `to` is not null, so it has `len` readable bytes, as the caller guarantees.
         false => unsafe { address::read_for_datagrams(v6, true, to, len) },
     };
     let session = match session::find(fd) {
         Target::Session(session) => session,
         Target::Undecided(entry) if entry.kind == crate::table::Kind::OpenDatagrams => {
-            // The kernel says what is wrong with an address.
+            // The kernel reports errors of the address.
             let Ok(Some(to)) = address(entry.v6) else { return Ok(None) };
             match decide::send(fd, entry, to)? {
                 Decided::Session(session) => session,
@@ -144,7 +145,7 @@ unsafe fn addressed(
         Target::Undecided(_) if how & libc::MSG_FASTOPEN != 0 => return Err(libc::EOPNOTSUPP),
         _ => return Ok(None),
     };
-    // A stream's address makes no difference.
+    // The address of a stream is ignored.
     let to = if session.is_datagrams() { address(session.entry.v6)? } else { None };
     Ok(Some((session, to)))
 }
@@ -158,29 +159,29 @@ pub(super) unsafe extern "C" fn sendto(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: `to` is null or has `to_len` readable bytes, as `sendto` requires of its caller.
     match unsafe { addressed(fd, to, to_len, how) } {
         Ok(Some((session, to))) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `from` has `len` readable bytes, as `sendto` requires of its caller.
             sys::returned(unsafe { give(&session, Buffers::one(&buffer(from, len)), how, to) })
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: both addresses are valid for the given lengths, as `sendto` requires of its caller.
         Ok(None) => unsafe { real::sendto(fd, from, len, how, to, to_len) },
         Err(error) => sys::returned(Err(error)),
     }
 }
 
-/// Sends a message; `None` when that is the kernel's to do.
+/// Sends a message. Returns `None` if the kernel must send it.
 ///
 /// # Safety
-/// The header's addresses are the program's to be read.
+/// The addresses in the header are null, or valid for reads of the lengths in the header.
 unsafe fn message(fd: c_int, header: &msghdr, how: c_int) -> Result<Option<usize>, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `msg_name` is null or has `msg_namelen` readable bytes.
     let Some((session, to)) = (unsafe { addressed(fd, header.msg_name.cast(), header.msg_namelen, how) })?
     else {
         return Ok(None);
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the buffers and the control messages in the header are readable.
     unsafe {
         let buffers = Buffers::of_message(header)?;
         if session.is_datagrams() {
@@ -194,16 +195,16 @@ unsafe fn message(fd: c_int, header: &msghdr, how: c_int) -> Result<Option<usize
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, how: c_int) -> ssize_t {
     if crate::table::get(fd).is_some() {
-        // SAFETY: the caller's promise.
+        // SAFETY: `header` is null or valid, as `sendmsg` requires of its caller.
         let Some(header) = (unsafe { header.as_ref() }) else { return sys::returned(Err(libc::EFAULT)) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the addresses in the header are valid for reads, as `sendmsg` requires of its caller.
         match unsafe { message(fd, header, how) } {
             Ok(None) => {}
             Ok(Some(sent)) => return sys::returned(Ok(sent)),
             Err(error) => return sys::returned(Err(error)),
         }
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the addresses in the header are valid for reads, as `sendmsg` requires of its caller.
     unsafe { real::sendmsg(fd, header, how) }
 }
 
@@ -215,18 +216,18 @@ pub(super) unsafe extern "C" fn sendmmsg(
     how: c_int,
 ) -> c_int {
     if crate::table::get(fd).is_none() {
-        // SAFETY: the caller's promise.
+        // SAFETY: `headers` points to `count` valid headers, as `sendmmsg` requires of its caller.
         return unsafe { real::sendmmsg(fd, headers, count, how) };
     }
     let (mut done, count) = (0, count.min(libc::UIO_MAXIOV as c_uint));
     while done < count {
-        // SAFETY: the caller's promise.
+        // SAFETY: `done` is below `count`, so the header is valid, as `sendmmsg` requires of its caller.
         let header = unsafe { &mut *headers.add(done as usize) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the addresses in the header are valid for reads, as `sendmmsg` requires of its caller.
         match unsafe { message(fd, &header.msg_hdr, how) } {
             Ok(Some(len)) => header.msg_len = len as c_uint,
-            // It is the kernel's from the first message on.
-            // SAFETY: the caller's promise.
+            // The kernel sends all messages if it sends the first one.
+            // SAFETY: `headers` points to `count` valid headers, as `sendmmsg` requires of its caller.
             Ok(None) => return unsafe { real::sendmmsg(fd, headers, count, how) },
             Err(error) if done == 0 => return sys::returned_int(Err(error)),
             Err(_) => break,
@@ -244,19 +245,19 @@ pub(super) unsafe extern "C" fn sendfile(
     count: size_t,
 ) -> ssize_t {
     let Some(session) = session::get(to) else {
-        // SAFETY: the caller's promise.
+        // SAFETY: `position` is null or valid, as `sendfile` requires of its caller.
         return unsafe { real::sendfile(to, from, position, count) };
     };
-    // The kernel sends so much at once, at most.
+    // The kernel sends at most this number of bytes per call.
     let count = count.min(0x7fff_f000);
-    // SAFETY: the caller's promise: null, or a position.
+    // SAFETY: `position` is null or valid, as `sendfile` requires of its caller.
     let at = unsafe { position.as_ref() }.copied();
     let sent = match at {
         Some(at) if at < 0 => Err(libc::EINVAL),
         at => stream::send_file(&session, from, at.unwrap_or(-1), count, 0),
     };
     if let (Ok(sent), Some(at)) = (sent, at) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `position` is not null, and is valid for writes, as `sendfile` requires of its caller.
         unsafe { *position = at + sent as off_t };
     }
     sys::returned(sent)
@@ -264,11 +265,11 @@ pub(super) unsafe extern "C" fn sendfile(
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn sendfile64(to: c_int, from: c_int, position: *mut off_t, count: size_t) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: `position` is null or valid, as `sendfile` requires of its caller.
     unsafe { sendfile(to, from, position, count) }
 }
 
-/// Flags of `splice`.
+/// All flags of `splice`.
 const SPLICE_FLAGS: c_uint =
     libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
@@ -281,16 +282,16 @@ pub(super) unsafe extern "C" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    // It is about the pipe: whether a socket waits is its own flag's to say.
+    // The flag only concerns the pipe. The socket's own flag decides whether the socket waits.
     let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
     match (session::get(from), session::get(to)) {
-        // SAFETY: the caller's promise.
+        // SAFETY: both positions are null or valid, as `splice` requires of its caller.
         (None, None) => unsafe { real::splice(from, from_position, to, to_position, len, flags) },
         _ if len == 0 => 0,
         _ if flags & !SPLICE_FLAGS != 0 => sys::returned(Err(libc::EINVAL)),
         (Some(_), _) if !from_position.is_null() => sys::returned(Err(libc::EINVAL)),
         (_, Some(_)) if !to_position.is_null() => sys::returned(Err(libc::ESPIPE)),
-        // One of both has to be a pipe.
+        // At least one side must be a pipe.
         (Some(_), Some(_)) => sys::returned(Err(libc::EINVAL)),
         (Some(session), None) => sys::returned(stream::splice_out(&session, to, len, wait)),
         (None, Some(session)) => {

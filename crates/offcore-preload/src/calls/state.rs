@@ -1,4 +1,4 @@
-//! What a socket is asked, and told.
+//! Shutting down sockets, and getting and setting their options and flags.
 
 use core::ffi::{c_int, c_ulong, c_void};
 use core::sync::atomic::Ordering;
@@ -21,12 +21,12 @@ use crate::table::{self, Kind};
 pub(super) unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match session::get(fd) {
         Some(session) => sys::returned_int(end(&session, how)),
-        // SAFETY: the caller's promise.
+        // SAFETY: `shutdown` takes no addresses.
         None => unsafe { real::shutdown(fd, how) },
     }
 }
 
-/// Ends what is read, or written.
+/// Ends the receiving direction, the sending direction, or both.
 fn end(session: &Session, how: c_int) -> Result<usize, Errno> {
     let (read, write) = match how {
         libc::SHUT_RD => (true, false),
@@ -39,7 +39,7 @@ fn end(session: &Session, how: c_int) -> Result<usize, Errno> {
     } else {
         matches!(session.slot.state(), state::OPEN | state::LISTENING)
     };
-    // As Linux: who waits for a datagram is woken even though the socket has no peer.
+    // As on Linux, a call that waits for a datagram is woken up although the socket has no peer.
     if !connected && !session.is_datagrams() || session.is_over() || session.has_ended() {
         return Err(libc::ENOTCONN);
     }
@@ -49,7 +49,7 @@ fn end(session: &Session, how: c_int) -> Result<usize, Errno> {
     if read {
         kernel_listeners::shut_down(session.entry);
     }
-    // What `poll` shows of it is the kernel's to say.
+    // The kernel's socket determines what `poll` reports.
     let _ = sys::shutdown(session.fd, how);
     if connected { Ok(0) } else { Err(libc::ENOTCONN) }
 }
@@ -64,10 +64,10 @@ pub(super) unsafe extern "C" fn getsockopt(
 ) -> c_int {
     match session::get(fd) {
         Some(session) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `len` is valid and `value` has `*len` writable bytes, as `getsockopt` requires of its caller.
             sys::returned_int(unsafe { options::get(&session, level, name, value, len) }.map(|()| 0))
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `len` is valid and `value` has `*len` writable bytes, as `getsockopt` requires of its caller.
         None => unsafe { real::getsockopt(fd, level, name, value, len) },
     }
 }
@@ -82,23 +82,23 @@ pub(super) unsafe extern "C" fn setsockopt(
 ) -> c_int {
     let checked = match session::find(fd) {
         Target::Session(session) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
             return sys::returned_int(unsafe { options::set(&session, level, name, value, len) }.map(|()| 0));
         }
         Target::Undecided(entry) if entry.kind == Kind::OpenStream => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
             unsafe { stream_options::check(entry.v6, level, name, value, len) }.map(|()| Some(entry))
         }
         Target::Undecided(entry) if let Some(change) = memberships::change(level, name) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
             let done = sys::of_libc(unsafe { real::setsockopt(fd, level, name, value, len) } as isize);
             let done = done.map(drop);
-            // SAFETY: as above.
+            // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
             let done =
                 unsafe { decide::change_membership(fd, entry, (change, (level, name)), (value, len), done) };
             return sys::returned_int(done.map(|()| 0));
         }
-        // A filter would be lost when the socket becomes the stack's.
+        // A filter would be lost if the socket moved to the stack.
         Target::Undecided(_) if level == libc::SOL_SOCKET && FILTERS.contains(&name) => {
             Err(libc::ENOPROTOOPT)
         }
@@ -106,7 +106,7 @@ pub(super) unsafe extern "C" fn setsockopt(
     };
     match checked {
         Ok(open) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
             let done = unsafe { real::setsockopt(fd, level, name, value, len) };
             if let Some(entry) = open.filter(|_| done == 0) {
                 decide::note_options(fd, entry, (level, name));
@@ -117,7 +117,7 @@ pub(super) unsafe extern "C" fn setsockopt(
     }
 }
 
-/// Options that protect a socket by a program.
+/// Options that attach a filter program to a socket.
 const FILTERS: [c_int; 4] = [
     libc::SO_ATTACH_FILTER,
     libc::SO_ATTACH_BPF,
@@ -125,7 +125,7 @@ const FILTERS: [c_int; 4] = [
     libc::SO_ATTACH_REUSEPORT_EBPF,
 ];
 
-/// `linux/sockios.h`, which the crate libc lacks.
+/// A constant of `linux/sockios.h` that the crate libc lacks.
 const SIOCATMARK: c_ulong = 0x8905;
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
@@ -135,7 +135,7 @@ pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usi
         _ => None,
     };
     let Some(session) = session else {
-        // SAFETY: the caller's promise.
+        // SAFETY: `argument` is valid for the request, as `ioctl` requires of its caller.
         return unsafe { real::ioctl(fd, request, argument) };
     };
     let to = argument as *mut c_int;
@@ -150,13 +150,13 @@ pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usi
         _ if address::of(session.slot, End::Peer).port() == 0 => Err(libc::EINVAL),
         _ => Ok(usize::from(session.is_at_mark())),
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the requests above take the address of an `int`, which is not null, as `ioctl` requires of its caller.
     sys::returned_int(value.map(|value| unsafe { *to = value as c_int }).map(|()| 0))
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `argument` is valid for the command, as `fcntl` requires of its caller.
     let result = unsafe { real::fcntl(fd, command, argument) };
     if result >= 0 && matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
         table::duplicate(fd, result);
@@ -166,12 +166,12 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `argument` is valid for the command, as `fcntl` requires of its caller.
     unsafe { fcntl(fd, command, argument) }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn __fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: `argument` is valid for the command, as `fcntl` requires of its caller.
     unsafe { fcntl(fd, command, argument) }
 }

@@ -1,7 +1,7 @@
-//! Streams of the C library over sessions.
+//! C library streams on sessions.
 //!
-//! glibc's streams read and write by system calls of their own. Those of a session are streams with functions of their own
-//! instead (`fopencookie`), which come back here.
+//! glibc's streams make system calls directly. A stream on a session is therefore created with `fopencookie` and uses
+//! the functions below.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -26,17 +26,17 @@ unsafe extern "C" {
     fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE;
 }
 
-/// Where glibc's `FILE` has its descriptor (`bits/types/struct_FILE.h`): behind the flags and 13 addresses.
+/// Offset of the descriptor in glibc's `FILE` (`bits/types/struct_FILE.h`), behind the flags and 13 addresses.
 const DESCRIPTOR: usize = 8 + 13 * 8;
 
 unsafe extern "C" fn read(cookie: *mut c_void, to: *mut c_char, len: size_t) -> ssize_t {
-    // SAFETY: the stream's buffer.
+    // SAFETY: glibc passes a buffer of the stream with `len` writable bytes.
     unsafe { receive::read(cookie as usize as c_int, to.cast(), len) }
 }
 
-/// 0 is an error here.
+/// A return value of 0 means an error here.
 unsafe extern "C" fn write(cookie: *mut c_void, from: *const c_char, len: size_t) -> ssize_t {
-    // SAFETY: the stream's buffer.
+    // SAFETY: glibc passes a buffer of the stream with `len` readable bytes.
     unsafe { send::write(cookie as usize as c_int, from.cast(), len) }.max(0)
 }
 
@@ -46,7 +46,7 @@ unsafe extern "C" fn seek(_: *mut c_void, _: *mut i64, _: c_int) -> c_int {
 }
 
 unsafe extern "C" fn close(cookie: *mut c_void) -> c_int {
-    // SAFETY: the stream's descriptor.
+    // SAFETY: `close` takes no addresses.
     unsafe { descriptors::close(cookie as usize as c_int) }
 }
 
@@ -56,9 +56,10 @@ unsafe extern "C" {
     static mut stderr: *mut FILE;
 }
 
-/// A program that has just been executed may have sessions for its standard streams, as those of inetd have.
+/// Replaces the standard streams of a program that was started with sessions as its standard descriptors, for example
+/// by inetd.
 pub(crate) fn standard() {
-    // SAFETY: glibc's variables, which nobody else uses yet.
+    // SAFETY: the variables belong to glibc, and no other code uses them before the program starts.
     unsafe {
         for (fd, stream, mode) in
             [(0, &raw mut stdin, c"r"), (1, &raw mut stdout, c"w"), (2, &raw mut stderr, c"w")]
@@ -76,11 +77,12 @@ pub(crate) fn standard() {
     }
 }
 
-/// A session is put in the place of the standard input: glibc's own stream would read what lies in the pair. What its other
-/// streams write there is sent by the stack.
+/// Replaces the standard input stream after a session became the standard input: glibc's own stream would read the
+/// bytes in the pair instead of data. Data that the other streams of glibc write to the pair is sent by the stack.
 pub(crate) fn input() {
     if session::get(libc::STDIN_FILENO).is_some() {
-        // SAFETY: a string; glibc's variable, which a program that changes its standard input does not use at that time.
+        // SAFETY: the mode is a valid string, and `stdin` belongs to glibc. A program does not use `stdin` while it
+        // replaces its standard input.
         unsafe {
             let file = fdopen(libc::STDIN_FILENO, c"r".as_ptr());
             if !file.is_null() {
@@ -93,21 +95,22 @@ pub(crate) fn input() {
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     if session::get(fd).is_none() {
-        // SAFETY: the caller's promise.
+        // SAFETY: `mode` is a valid string, as `fdopen` requires of its caller.
         return unsafe { real::fdopen(fd, mode) } as *mut FILE;
     }
-    // SAFETY: the caller's promise: a string.
+    // SAFETY: `mode` is a valid string, as `fdopen` requires of its caller.
     let first = unsafe { CStr::from_ptr(mode) }.to_bytes().first();
     if !matches!(first, Some(b'r' | b'w' | b'a')) {
         sys::set_errno(libc::EINVAL);
         return core::ptr::null_mut();
     }
     let functions = Functions { read, write, seek, close };
-    // SAFETY: the functions are as glibc wants them; the cookie is no address.
+    // SAFETY: the functions have the types that glibc requires; the cookie is not used as an address.
     let file = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
     if !file.is_null() {
-        // What `fileno` returns.
-        // SAFETY: glibc's layout, which programs have compiled in; streams with functions of their own do not use it.
+        // `fileno` returns this field.
+        // SAFETY: programs have this layout of `FILE` compiled in, so it cannot change. glibc does not use the field
+        // for streams of `fopencookie`.
         unsafe { file.cast::<u8>().add(DESCRIPTOR).cast::<c_int>().write(fd) };
     }
     file

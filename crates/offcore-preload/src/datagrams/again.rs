@@ -1,10 +1,11 @@
 //! Datagram sockets that outlive their stack.
 //!
-//! After the stack's death each call looks for a stack at the same path, and asks it for a socket with the same addresses, peer and
-//! options. Until there is one, a timer takes the place of the descriptor, as with [`crate::listeners`]: a program that polls calls
-//! again. What had not been received or sent is lost.
+//! After the stack's death, each call looks for a stack at the same path, and requests a socket with the same
+//! addresses, peer and options. Until a stack is available, a timer replaces the descriptor, as in
+//! [`crate::listeners`], so that a program that polls calls again. Datagrams that were not yet received or sent are
+//! lost.
 //!
-//! Processes that share a socket each get their own, and share its port.
+//! Each process that shares a socket gets its own socket on the same port.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
@@ -25,13 +26,13 @@ use crate::step::Step;
 use crate::sys::{self, Errno};
 use crate::table::{Entry, Kind};
 
-/// The stack of a socket has ended. Calls do not return this error.
+/// Internal error: the stack of a socket has ended. Calls do not return it.
 pub(super) const GONE: Errno = libc::EOWNERDEAD;
 
 /// Waits for a stack, and moves the socket to it.
 ///
 /// # Errors
-/// `EAGAIN` if the call does not wait. `EINTR` after a signal.
+/// `EAGAIN` if the call does not wait, and `EINTR` after a signal.
 pub(super) fn wait(fd: c_int, waits: bool) -> Result<Session, Errno> {
     loop {
         if let Some(session) = make(fd)? {
@@ -52,19 +53,19 @@ pub(super) fn now(fd: c_int) -> Result<Session, Errno> {
     make(fd)?.ok_or(libc::ENETDOWN)
 }
 
-/// Moves the socket to the present stack; `None` without a stack.
+/// Moves the socket to the present stack. Returns `None` without a stack.
 fn make(fd: c_int) -> Result<Option<Session>, Errno> {
     let _signals = sys::Blocked::new();
     let _lock = link::listeners();
     let there = link::renew();
     let session = session::get(fd).filter(|session| session.is_datagrams()).ok_or(libc::EBADF)?;
     if there.is_ok() && !session.is_lost() && !sys::has_hung_up(fd) {
-        // Another thread has done it.
+        // Another thread has moved it.
         return Ok(Some(session));
     }
     let slot = session.slot;
     let entry = if session.is_lost() { session.entry } else { link::lose(fd, session.entry, slot) };
-    // The end of its stack ends a server. A client tries again.
+    // If requested, a server exits when its stack ends. A client tries again.
     let serves = peer(&session).is_none();
     if serves {
         listeners::exit_on_loss();
@@ -86,7 +87,7 @@ fn make(fd: c_int) -> Result<Option<Session>, Errno> {
     }
 }
 
-/// Asks the stack for the socket.
+/// Requests the socket from the stack.
 fn ask(fd: c_int, entry: Entry, slot: &'static Slot) -> Result<Session, Errno> {
     let (local, remote) = (address::of(slot, End::Ours), address::of(slot, End::Peer));
     let has = |level, name| slot.kept.get(kept_name(level, name)).is_some_and(|value| value != 0);
@@ -105,7 +106,7 @@ fn ask(fd: c_int, entry: Entry, slot: &'static Slot) -> Result<Session, Errno> {
     let session = listeners::replace(fd, entry, end, new).ok_or(libc::EIO)?;
     decide::inherit(&session, slot);
     memberships::join_again(&session);
-    // Bytes that are in the pair of this session.
+    // The word now counts bytes in the pair of this session.
     session.slot.wishes.leftover.store(0, Ordering::Relaxed);
     Ok(session)
 }

@@ -1,4 +1,5 @@
-//! Corked datagrams: several calls write one datagram (`MSG_MORE`, `UDP_CORK`). This process stores the bytes until the last call.
+//! Corked datagrams: several calls write one datagram (`MSG_MORE`, `UDP_CORK`). This process stores the bytes until the
+//! last call.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -14,14 +15,14 @@ use crate::session::Session;
 use crate::sys::{self, Errno};
 use crate::vectors::{Buffers, buffer};
 
-/// The maximum number of corked sockets.
+/// Maximum number of corked sockets.
 const MOST: usize = 64;
-/// Bytes of memory for each corked socket.
+/// Bytes of memory per corked socket.
 const ROOM: usize = 1 << 16;
 
 /// An incomplete datagram. The socket's write lock protects it.
 struct Begun {
-    /// Place and generation of the session; 0 if unused.
+    /// Place and generation of the session, or 0 for a free entry.
     session: AtomicU64,
     header: UnsafeCell<Option<Header>>,
     bytes: AtomicUsize,
@@ -30,7 +31,7 @@ struct Begun {
 
 struct All([Begun; MOST]);
 
-// SAFETY: the write lock of the session protects header and bytes.
+// SAFETY: `header` and the memory at `bytes` are written only under the write lock of the session that owns the entry.
 unsafe impl Sync for All {}
 
 static ALL: All = All([const {
@@ -42,7 +43,7 @@ static ALL: All = All([const {
     }
 }; MOST]);
 
-/// The number of corked sockets.
+/// Number of corked sockets.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn key(session: &Session) -> u64 {
@@ -58,14 +59,14 @@ fn find(session: &Session) -> Option<&'static Begun> {
     ALL.0.iter().find(|begun| begun.session.load(Ordering::Acquire) == key)
 }
 
-/// Whether a socket is corked and has data.
+/// Returns whether a socket is corked and has data.
 pub(crate) fn is_begun(session: &Session) -> bool {
     find(session).is_some()
 }
 
-/// Reserves a free place and maps its memory.
+/// Reserves a free entry and maps its memory.
 fn add(session: &Session) -> Result<&'static Begun, Errno> {
-    // A closed socket's datagram is dropped, as on Linux.
+    // The datagram of a closed socket is dropped, as on Linux.
     let is_gone = |key: u64| {
         let place = offcore_session::Place::new((key >> 32) as u32);
         let slot = place.and_then(|place| offcore_session::Segments::slot(&crate::link::Mapped, place));
@@ -104,7 +105,7 @@ impl Begun {
     /// Appends the program's bytes. An error drops the datagram, as on Linux.
     ///
     /// # Safety
-    /// The buffers can be read, and the lock is held.
+    /// The buffers are valid for reads, and the caller holds the write lock.
     unsafe fn append(&self, buffers: Buffers<'_>, most: usize) -> Result<usize, Errno> {
         let (at, len) = (self.len.load(Ordering::Relaxed), buffers.len());
         if len > most.min(ROOM).saturating_sub(at) {
@@ -112,7 +113,8 @@ impl Begun {
             return Err(libc::EMSGSIZE);
         }
         let to = ptr::with_exposed_provenance_mut::<u8>(self.bytes.load(Ordering::Relaxed)).wrapping_add(at);
-        // SAFETY: there is room for all of them, and the lock is held.
+        // SAFETY: the mapping has `ROOM` bytes, and the check above ensures that all buffers fit. The write lock
+        // excludes other writers, as the caller guarantees.
         unsafe { buffers.gather(to) };
         self.len.store(at + len, Ordering::Relaxed);
         Ok(len)
@@ -122,14 +124,14 @@ impl Begun {
 /// Begins a datagram.
 ///
 /// # Safety
-/// The buffers can be read.
+/// The buffers are valid for reads.
 pub(super) unsafe fn begin(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<usize, Errno> {
     let lock = Held::new(&session.slot.wishes.writing);
     if lock.is_nested() {
         return Err(libc::EAGAIN);
     }
     let begun = add(session)?;
-    // SAFETY: the lock is held.
+    // SAFETY: this call holds the write lock, and the caller guarantees that the buffers are readable.
     unsafe {
         *begun.header.get() = Some(*header);
         begun.append(buffers, longest(header.peer))
@@ -139,16 +141,16 @@ pub(super) unsafe fn begin(session: &Session, header: &Header, buffers: Buffers<
 /// Appends to the datagram. Sends it unless more data follows.
 ///
 /// # Safety
-/// The buffers can be read.
+/// The buffers are valid for reads.
 pub(super) unsafe fn go_on(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
     let lock = Held::new(&session.slot.wishes.writing);
     if lock.is_nested() {
         return Err(libc::EAGAIN);
     }
     let begun = find(session).ok_or(libc::EAGAIN)?;
-    // SAFETY: the lock is held.
+    // SAFETY: this call holds the write lock.
     let header = unsafe { *begun.header.get() }.ok_or(libc::EINVAL)?;
-    // SAFETY: the caller's promise, and the lock is held.
+    // SAFETY: the caller guarantees that the buffers are readable, and this call holds the write lock.
     let len = unsafe { begun.append(buffers, longest(header.peer)) }?;
     drop(lock);
     if how & libc::MSG_MORE == 0 && options::bits(session) & options::bit::CORK == 0 {
@@ -157,10 +159,11 @@ pub(super) unsafe fn go_on(session: &Session, buffers: Buffers<'_>, how: c_int) 
     Ok(len)
 }
 
-/// Sends the datagram when `UDP_CORK` is cleared.
+/// Sends the datagram after `UDP_CORK` was cleared.
 pub(crate) fn push(session: &Session) -> Result<(), Errno> {
     let Some(begun) = find(session) else { return Ok(()) };
-    // SAFETY: the header was written before the place got this session, and is not written again before it is free.
+    // SAFETY: the header was written before the entry got this session, and is not written again before the entry is
+    // free.
     let header = unsafe { *begun.header.get() };
     header.map_or(Ok(()), |header| send(session, begun, header, 0).map(drop))
 }
@@ -169,7 +172,7 @@ pub(crate) fn push(session: &Session) -> Result<(), Errno> {
 fn send(session: &Session, begun: &Begun, header: Header, how: c_int) -> Result<usize, Errno> {
     let bytes = ptr::with_exposed_provenance::<u8>(begun.bytes.load(Ordering::Relaxed));
     let part = buffer(bytes.cast(), begun.len.load(Ordering::Relaxed));
-    // SAFETY: so many bytes were appended.
+    // SAFETY: `part` describes the bytes that were appended to the mapping.
     let sent = unsafe { send_whole(session, header, Buffers::one(&part), how) };
     begun.forget();
     sent

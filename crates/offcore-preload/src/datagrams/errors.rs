@@ -15,9 +15,9 @@ use crate::sys::Errno;
 /// Takes the oldest error.
 ///
 /// # Errors
-/// `EAGAIN` for an empty queue. A read of the queue never waits.
+/// `EAGAIN` for an empty queue: reading it never waits.
 pub(crate) fn take(session: &Session) -> Result<Undelivered, Errno> {
-    // A socket whose options were just cleared has none either.
+    // A socket whose options were just cleared has no errors, either.
     let hears = options::bits(session) & (options::bit::ERRORS | options::bit::ERRORS6) != 0;
     if !hears || session.is_lost() || session.slot.undelivered().load(Ordering::Acquire) == 0 {
         return Err(libc::EAGAIN);
@@ -28,13 +28,13 @@ pub(crate) fn take(session: &Session) -> Result<Undelivered, Errno> {
     Undelivered::from_words(&answer.info).ok_or(libc::EIO)
 }
 
-/// Adds the error of a datagram that is too long for its path to the queue, with `IP_RECVERR`.
+/// With `IP_RECVERR`, adds the error of a datagram that is too long for its path to the queue.
 pub(super) fn too_long(session: &Session, to: SocketAddr) {
     let bit = if to.is_ipv4() { options::bit::ERRORS } else { options::bit::ERRORS6 };
     let mtu = session.slot.mtu().load(Ordering::Relaxed);
     if options::bits(session) & bit != 0 && mtu > 0 {
         let mut question = question(session, mtu);
-        // As on Linux, an error of IPv4 has the port of a connected socket's peer only.
+        // As on Linux, an IPv4 error contains a port only if the socket is connected.
         let port = if to.is_ipv4() { super::peer(session).map_or(0, |peer| peer.port()) } else { to.port() };
         question.remote = Some(SocketAddr::new(to.ip(), port));
         if let Ok((_, received)) = link::ask(&question, &[]) {
@@ -47,8 +47,8 @@ fn question(session: &Session, value: u32) -> Question {
     Question::new(Call::Undelivered, session.slot.identity.number.load(Ordering::Relaxed), value)
 }
 
-/// Bits that `poll` shows of a datagram socket, whatever its descriptor shows: an error, and that a socket without a stack can be
-/// written to, which fails at once.
+/// Returns bits that `poll` must report for a datagram socket independently of its descriptor: an error, and `POLLOUT`
+/// for a socket without a stack, since writing to it fails at once.
 pub(crate) fn pending(session: &Session, events: c_short) -> c_short {
     match session.is_lost() {
         true => events & (libc::POLLOUT | libc::POLLWRNORM),
@@ -57,12 +57,12 @@ pub(crate) fn pending(session: &Session, events: c_short) -> c_short {
     }
 }
 
-/// Corrects what `poll` shows of a datagram socket: as on Linux, an error is `POLLERR`, and `POLLIN` is data.
+/// Corrects what `poll` reports for a datagram socket: as on Linux, an error is `POLLERR`, and data is `POLLIN`.
 pub(crate) fn shown(session: &Session, events: c_short, shown: c_short) -> c_short {
     let pending = pending(session, events);
     let (failed, alarmed) = (pending & libc::POLLERR != 0, shown & libc::POLLPRI != 0);
     if alarmed && !failed {
-        // The error was read after the alarm was shown.
+        // The error was read after the alarm was raised.
         session.settle_errors();
     }
     let hides = (failed || alarmed) && !super::has_data(session);

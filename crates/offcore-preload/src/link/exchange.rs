@@ -1,4 +1,4 @@
-//! Messages to the stack and back, with descriptors.
+//! Messages between the process and the stack, with descriptors.
 
 use core::ffi::c_int;
 use core::mem::{self, MaybeUninit};
@@ -12,17 +12,17 @@ use crate::report;
 use crate::step::{Failed, Step};
 use crate::sys::{self, Errno};
 
-/// Room for the longest message.
+/// Maximum length of a message.
 const LONGEST: usize = 256;
-/// The lowest preferred number of the library's own descriptors: programs expect low numbers for theirs.
+/// Minimum number of the library's own descriptors, if possible: programs expect low numbers for their descriptors.
 const AWAY: usize = 1000;
 
-/// Timeouts in seconds: for the welcome, which takes longer if hundreds of programs start at once, and for answers. Signals wait
-/// for an answer, and a stopped stack must not delay them forever.
+/// Timeouts in seconds for the welcome and for answers. A welcome takes longer if hundreds of programs start at once.
+/// Signals are blocked during the wait for an answer, and a stopped stack must not delay them forever.
 const WELCOMED: libc::time_t = 60;
 const ANSWERED: libc::time_t = 15;
 
-/// Milliseconds that a process waits for a busy stack, and the shortest and longest pause between two attempts.
+/// Time in milliseconds that a process waits for a busy stack, and the shortest and longest pause between two attempts.
 const BUSY: u64 = 30_000;
 const SHORTEST: u64 = 10;
 const LONGEST_NAP: u64 = 160;
@@ -42,7 +42,7 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Failed>) -> Result<T, Fai
     }
 }
 
-/// Descriptors that came with a message.
+/// Descriptors received with a message.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     descriptors: [c_int; MOST_DESCRIPTORS],
@@ -54,7 +54,7 @@ impl Descriptors {
         &self.descriptors[..self.len]
     }
 
-    /// Closes them all.
+    /// Closes all descriptors.
     pub(crate) fn close(&self) {
         for fd in self.as_slice() {
             let _ = sys::close(*fd);
@@ -62,13 +62,13 @@ impl Descriptors {
     }
 }
 
-/// What came: the first message of the stack.
+/// The first message of the stack.
 pub(super) struct Received {
     pub(super) welcome: Welcome,
     pub(super) descriptors: Descriptors,
 }
 
-/// Room for descriptors beside a message, aligned as its header has to be.
+/// Buffer for descriptors of a message, with the alignment of a control message.
 #[repr(C, align(8))]
 pub(crate) struct Ancillary([u8; 24 + 4 * MOST_DESCRIPTORS]);
 
@@ -78,15 +78,15 @@ impl Ancillary {
     }
 }
 
-/// Receives a message and its descriptors: its length, 0 at the end.
+/// Receives a message and its descriptors. Returns its length, or 0 at the end.
 ///
 /// # Errors
-/// The system's; `EMFILE` when not all descriptors could be received.
+/// Returns the system's error, or `EMFILE` if not all descriptors could be received.
 pub(crate) fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<(usize, Descriptors), Errno> {
     let mut ancillary = Ancillary::new();
     let mut part = iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut header = message(&mut part, &mut ancillary);
-    // SAFETY: the header's addresses are of memory that lives until the call returns, and nobody else has.
+    // SAFETY: the header points to `bytes` and to `ancillary`, which are exclusively borrowed until the call returns.
     let len = unsafe { sys::recvmsg(fd, &mut header, flags) }?;
     let mut received = Descriptors { descriptors: [-1; MOST_DESCRIPTORS], len: 0 };
     let each = |fd| {
@@ -95,7 +95,7 @@ pub(crate) fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<(usiz
             received.len += 1;
         }
     };
-    // SAFETY: a header that the kernel has filled.
+    // SAFETY: the kernel has received a message with this header.
     unsafe { rights(&raw const header, each) };
     if header.msg_flags & libc::MSG_CTRUNC != 0 {
         received.close();
@@ -104,30 +104,30 @@ pub(crate) fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<(usiz
     Ok((len, received))
 }
 
-/// Calls `each` with every descriptor that has come with a message.
+/// Calls `each` with every descriptor that arrived with a message.
 ///
 /// # Safety
-/// `header` is of a message that was received.
+/// A message was received with `header`.
 pub(crate) unsafe fn rights(header: *const msghdr, mut each: impl FnMut(c_int)) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `header` is valid, as the caller guarantees.
     let mut control = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !control.is_null() {
-        // SAFETY: a control message of the kernel's.
+        // SAFETY: `control` is not null, so it points to a control message that the kernel has written.
         let (this, data, head) =
             unsafe { (&*control, libc::CMSG_DATA(control).cast::<c_int>(), libc::CMSG_LEN(0) as usize) };
         if this.cmsg_level == libc::SOL_SOCKET && this.cmsg_type == libc::SCM_RIGHTS {
             for at in 0..this.cmsg_len.saturating_sub(head) / size_of::<c_int>() {
-                // SAFETY: so many descriptors are in the control message.
+                // SAFETY: `at` is below the number of descriptors in the control message.
                 each(unsafe { data.add(at).read_unaligned() });
             }
         }
-        // SAFETY: as above.
+        // SAFETY: `header` is valid, and `control` points to a control message of it.
         control = unsafe { libc::CMSG_NXTHDR(header, control) };
     }
 }
 
 fn message(part: &mut iovec, ancillary: &mut Ancillary) -> msghdr {
-    // SAFETY: a structure of numbers and addresses, which may be null.
+    // SAFETY: the structure consists of integers and pointers, for which zero is valid.
     let mut header: msghdr = unsafe { mem::zeroed() };
     header.msg_iov = part;
     header.msg_iovlen = 1;
@@ -136,7 +136,7 @@ fn message(part: &mut iovec, ancillary: &mut Ancillary) -> msghdr {
     header
 }
 
-/// Sends a message and descriptors, at most as many as a message has.
+/// Sends a message and descriptors. Their number must not exceed the limit of a message.
 fn send(fd: c_int, bytes: &[u8], descriptors: &[c_int]) -> Result<usize, Errno> {
     let mut ancillary = Ancillary::new();
     let mut part = iovec { iov_base: bytes.as_ptr().cast_mut().cast::<c_void>(), iov_len: bytes.len() };
@@ -145,7 +145,7 @@ fn send(fd: c_int, bytes: &[u8], descriptors: &[c_int]) -> Result<usize, Errno> 
     if descriptors.is_empty() {
         (header.msg_control, header.msg_controllen) = (ptr::null_mut(), 0);
     } else {
-        // SAFETY: the room is as long and as aligned as the macros want it.
+        // SAFETY: `ancillary` has the size and alignment that the macros require.
         unsafe {
             header.msg_controllen = libc::CMSG_SPACE(len) as _;
             let control = libc::CMSG_FIRSTHDR(&raw const header);
@@ -158,7 +158,7 @@ fn send(fd: c_int, bytes: &[u8], descriptors: &[c_int]) -> Result<usize, Errno> 
             }
         }
     }
-    // SAFETY: the header's addresses are of memory that lives until the call returns.
+    // SAFETY: the header points to `bytes` and to `ancillary`, which live until the call returns.
     unsafe { sys::sendmsg(fd, &header, libc::MSG_NOSIGNAL) }
 }
 
@@ -167,25 +167,26 @@ fn limit(fd: c_int, seconds: libc::time_t) {
     let time = libc::timeval { tv_sec: seconds, tv_usec: 0 };
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         let (at, len) = ((&raw const time).cast(), size_of::<libc::timeval>());
-        // SAFETY: a value that lives until the call returns. Without the option it waits longer.
+        // SAFETY: `time` lives until the call returns, and `len` is its size. Without the option, calls just wait
+        // longer.
         let _ = unsafe { sys::setsockopt(fd, libc::SOL_SOCKET, name, at, len) };
     }
 }
 
-/// Connects to the stack and says hello.
+/// Connects to the stack and sends a hello message.
 pub(super) fn connect() -> Result<(c_int, Received), Failed> {
     patiently(connect_once)
 }
 
 fn connect_once() -> Result<(c_int, Received), Failed> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: it takes no addresses.
+    // SAFETY: `socket` takes no addresses.
     let fd = unsafe { sys::call(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0, 0, 0, 0]) };
     let fd = sys::result(fd).map_err(|error| Step::Socket.failed(error))? as c_int;
     limit(fd, WELCOMED);
     let address = address();
     let args = [fd as usize, &raw const address as usize, size_of::<sockaddr_un>(), 0, 0, 0];
-    // SAFETY: an address that lives until the call returns.
+    // SAFETY: `address` lives until the call returns, and the length is its size.
     let connected = sys::result(unsafe { sys::call(libc::SYS_connect, args) });
     let greeted = connected.map_err(|error| Step::Connect.failed(error)).and_then(|_| greet(fd));
     greeted.map(|received| (fd, received)).inspect_err(|_| {
@@ -201,7 +202,7 @@ fn greet(fd: c_int) -> Result<Received, Failed> {
 }
 
 fn address() -> sockaddr_un {
-    // SAFETY: a structure of numbers.
+    // SAFETY: the structure consists of integers, for which all zeros are valid.
     let mut address: sockaddr_un = unsafe { mem::zeroed() };
     address.sun_family = libc::AF_UNIX as _;
     for (to, from) in address.sun_path.iter_mut().zip(environment::stack()) {
@@ -210,7 +211,8 @@ fn address() -> sockaddr_un {
     address
 }
 
-/// A forked child asks for a socket of its own over the one that it has from its parent, and introduces itself there.
+/// Requests a socket for a forked child over the socket that it has inherited from its parent, and sends a hello
+/// message on it.
 pub(super) fn fork(inherited: c_int) -> Result<(c_int, Received), Failed> {
     patiently(|| fork_once(inherited))
 }
@@ -219,10 +221,10 @@ fn fork_once(inherited: c_int) -> Result<(c_int, Received), Failed> {
     let mut pair = [MaybeUninit::<c_int>::uninit(); 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     let args = [libc::AF_UNIX as usize, kind as usize, 0, pair.as_mut_ptr() as usize, 0, 0];
-    // SAFETY: room for two descriptors.
+    // SAFETY: `pair` has space for two descriptors.
     let made = sys::result(unsafe { sys::call(libc::SYS_socketpair, args) });
     made.map_err(|error| Step::Socket.failed(error))?;
-    // SAFETY: the call has filled both.
+    // SAFETY: the successful call has written both descriptors.
     let [ours, theirs] = pair.map(|fd| unsafe { fd.assume_init() });
     limit(ours, WELCOMED);
     let sent = send(inherited, &Question::new(Call::Fork, NONE, 0).to_bytes(), &[theirs]);
@@ -240,7 +242,7 @@ fn fork_once(inherited: c_int) -> Result<(c_int, Received), Failed> {
     let (_, descriptors) = answer?;
     let [socket] = *descriptors.as_slice() else {
         descriptors.close();
-        // The stack has closed the other end: its queue of new processes is full.
+        // The stack has closed the other end because its queue of new processes is full.
         return Err(Step::Message.failed(libc::ECONNRESET));
     };
     limit(socket, WELCOMED);
@@ -272,7 +274,7 @@ fn welcome(fd: c_int) -> Result<Received, Failed> {
     Err(failed)
 }
 
-/// Asks the stack and waits for the answer; `sent` is called in between.
+/// Asks the stack a question and waits for the answer. Calls `sent` after the question was sent.
 pub(super) fn ask(
     socket: c_int,
     question: &Question,
@@ -292,17 +294,17 @@ pub(super) fn ask(
     }
 }
 
-/// A duplicate with a high number as in [`far`], or with any number.
+/// Returns a duplicate with a high number as [`far`] does, or with any number if that fails.
 pub(super) fn away(fd: c_int) -> Result<c_int, Errno> {
     far(fd).or_else(|_| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3).map(|moved| moved as c_int))
 }
 
-/// A duplicate with a high number, which programs do not expect.
+/// Returns a duplicate with a high number, which programs do not expect.
 pub(crate) fn far(fd: c_int) -> Result<c_int, Errno> {
     sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, AWAY).map(|moved| moved as c_int)
 }
 
-/// Puts a duplicate in the place of another one of the library's own.
+/// Replaces the library's own descriptor `old` by a duplicate of `fd`.
 pub(super) fn replace(fd: c_int, old: c_int) -> Result<c_int, Errno> {
     sys::dup3(fd, old, libc::O_CLOEXEC).map(|_| old)
 }

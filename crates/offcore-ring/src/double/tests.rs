@@ -1,4 +1,4 @@
-//! Doubles against the walk, which is the general way.
+//! Compares doubles with the general walk.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::*;
 use crate::device::{Chain, DeviceQueue, Direction};
 use crate::{packed, split};
 
-/// Two regions that touch.
+/// Two adjacent regions.
 const LEN: u64 = 0x1_0000;
 const DESC: u64 = 0x1000;
 const AVAIL: u64 = 0x2000;
@@ -22,7 +22,7 @@ struct Guest {
     memory: Arc<GuestMemory>,
 }
 
-/// A descriptor's words: address; length, and two fields whose meaning the format settles.
+/// The words of a descriptor: address, length, and two fields whose meaning depends on the format.
 type Raw = (u64, u32, u16, u16);
 
 impl Guest {
@@ -30,7 +30,7 @@ impl Guest {
         Self { memory: guest_regions([(0, 0, LEN as usize), (LEN, LEN, LEN as usize)]) }
     }
 
-    /// Writes what is inside the first region.
+    /// Writes to the first region.
     fn write(&self, address: u64, bytes: &[u8]) {
         let mapping = self.memory.regions()[0].mapping();
         if address.checked_add(bytes.len() as u64).is_some_and(|end| end <= LEN) {
@@ -43,7 +43,7 @@ impl Guest {
         self.write(address, &raw.to_le_bytes());
     }
 
-    /// Makes chains available whose heads are address, length and flags.
+    /// Makes chains available whose first descriptors have these addresses, lengths and flags.
     fn split(&self, heads: &[(u64, u32, u16)]) -> split::device::Queue {
         let layout = split::Layout::in_memory(&self.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
         for (i, &(addr, len, flags)) in heads.iter().enumerate() {
@@ -54,7 +54,7 @@ impl Guest {
         split::device::Queue::new(layout, 0, false, true)
     }
 
-    /// The same in a packed ring.
+    /// Makes the same chains available in a packed ring.
     fn packed(&self, heads: &[(u64, u32, u16)]) -> packed::device::Queue {
         let layout = packed::Layout::in_memory(&self.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
         for (i, &(addr, len, flags)) in heads.iter().enumerate() {
@@ -65,7 +65,7 @@ impl Guest {
     }
 }
 
-/// How many doubles there are from the first single on that there is not; each is what the walk finds.
+/// Returns the number of doubles after the singles. Checks that each is equal to the result of the walk.
 fn compared<Q: DeviceQueue>(queue: &mut Q, memory: &GuestMemory, wanted: Wanted) -> usize {
     let known = queue.look(SIZE.into()).unwrap() as u16;
     let ahead = queue.singles(0, known, memory, wanted).len() as u16;
@@ -100,7 +100,8 @@ fn what_linux_and_dpdk_send_is_found() {
     assert_eq!(compared(&mut guest.split(&heads), &guest.memory, readable), 8);
     assert_eq!(compared(&mut guest.packed(&heads), &guest.memory, readable), 8);
     let guest = Guest::new();
-    // Tables of one; of two, of which the first does not go on; and WRITE, which DPDK leaves in a packed queue's table.
+    // A table of one buffer, a table of two buffers whose first is not linked, and WRITE, which DPDK leaves set in a
+    // packed queue's table.
     let heads = [(TABLES, 16, VIRTQ_DESC_F_INDIRECT), (TABLES, 32, VIRTQ_DESC_F_INDIRECT)];
     guest.descriptor(TABLES, (0x9000, 60, 0, 0));
     assert_eq!(compared(&mut guest.split(&heads), &guest.memory, readable), 2);
@@ -134,7 +135,7 @@ fn next() -> impl Strategy<Value = u16> {
     prop_oneof![8 => Just(1u16), 2 => 0u16..4, 1 => any::<u16>()]
 }
 
-/// Buffers: anywhere in memory, at the seam, at the end, or nowhere.
+/// Buffers: anywhere in memory, at the boundary of the regions, at the end, or outside.
 fn buffers() -> impl Strategy<Value = (u64, u32)> {
     let addr = prop_oneof![
         8 => 0..2 * LEN - 4096,
@@ -146,7 +147,8 @@ fn buffers() -> impl Strategy<Value = (u64, u32)> {
     (addr, len)
 }
 
-/// Descriptors of a table: a packed one has its flags where a split one has the next one's index.
+/// Descriptors of a table: a packed one has its flags at the position where a split one has the index of the next
+/// descriptor.
 fn entries() -> impl Strategy<Value = Raw> {
     let entry = (buffers(), flags(), next(), any::<bool>());
     entry.prop_map(
@@ -165,7 +167,7 @@ fn chains() -> impl Strategy<Value = Vec<((u64, u32, u16), [Raw; 2])>> {
 }
 
 proptest! {
-    /// Whatever a driver has written, a double is what the walk makes of the chain.
+    /// For any content of the ring, a double is equal to the result of the walk.
     #[test]
     fn doubles_are_what_the_walk_finds(chains in chains(), writable: bool, least in 0u32..70, most in 800u32..4000) {
         let guest = Guest::new();

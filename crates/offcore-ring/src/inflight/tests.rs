@@ -1,4 +1,4 @@
-//! A device that ends at any moment: what comes after it finds all chains that did not come back, in order.
+//! A device that terminates at any moment. The next one finds all chains that were not returned, in order.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ const LEN: usize = 0x1_0000;
 const PARTS: (u64, u64, u64) = (0x1000, 0x3000, 0x4000);
 const BUFFERS: u64 = 0x8000;
 
-/// Memory of a ring, and the region.
+/// The memory of a ring, and the region for descriptors in flight.
 struct World {
     memory: Arc<GuestMemory>,
     region: Arc<Guarded>,
@@ -50,7 +50,7 @@ impl World {
         bytes(self.memory.regions()[0].mapping())
     }
 
-    /// Another of the same content.
+    /// Creates another world with this content.
     fn of(&self, memory: &[u8], region: &[u8]) -> Self {
         let other = Self::new(self.layout.size(), matches!(self.layout, Layout::Packed(_)));
         other.memory.regions()[0].mapping().write_at(0, memory);
@@ -58,7 +58,7 @@ impl World {
         other
     }
 
-    /// The first address of each chain that a device finds that takes this up.
+    /// Returns the first address of each chain that a device finds when it resumes the ring.
     fn taken_up(&self) -> Vec<u64> {
         let base = self.layout.take_up(&self.inflight(), 77).unwrap().expect("in use");
         let mut device = self.device(base);
@@ -84,16 +84,16 @@ fn bytes(mapping: &Mapping) -> Vec<u8> {
     bytes
 }
 
-/// A driver and a device that work on the same ring for a while.
+/// A driver and a device that work on the same ring.
 struct Run {
     world: World,
     driver: driver::Queue<u64>,
     device: Queue,
-    /// Addresses of chains that the driver has made available and not seen come back.
+    /// Addresses of chains that the driver has made available and not got back.
     out: VecDeque<u64>,
-    /// Taken and not yet pushed.
+    /// Chains taken and not pushed yet.
     taken: VecDeque<Chain>,
-    /// Pushed and not yet published.
+    /// Number of chains pushed and not published yet.
     pushed: usize,
     random: u32,
     sent: u64,
@@ -109,7 +109,7 @@ impl Run {
         Self { world, driver, device, out, taken, pushed: 0, random, sent: 0 }
     }
 
-    /// A number below `most`.
+    /// Returns a pseudo-random number below `most`.
     fn below(&mut self, most: u32) -> u32 {
         self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (self.random >> 16) % most
@@ -165,12 +165,12 @@ impl Run {
     fn publish(&mut self) {
         let before = self.world.memory();
         self.device.publish();
-        // Between the two stores of which it consists.
+        // The state between the two stores of a publication.
         assert_eq!(self.out, self.world.of(&before, &bytes(&self.world.region)).taken_up());
         self.out.drain(..std::mem::take(&mut self.pushed));
     }
 
-    /// The device ends, and another one goes on.
+    /// The device terminates, and another one continues.
     fn end(&mut self) {
         let base = self.world.layout.take_up(&self.world.inflight(), 77).unwrap().unwrap();
         self.device = self.world.device(base);
@@ -210,14 +210,14 @@ fn a_stopped_ring_begins_where_the_front_end_says() {
     inflight.end();
     assert_eq!(world.layout.take_up(&inflight, 5 | 5 << 16), Ok(None));
     assert_eq!(world.layout.take_up(&inflight, 0), Ok(Some(5 | 5 << 16)));
-    // A split ring that begins elsewhere than at its used index is not taken up.
+    // A split ring that begins at another position than its used index is not recorded.
     let world = World::new(8, false);
     assert_eq!(world.layout.take_up(&world.inflight(), 3), Ok(None));
     assert_eq!(world.layout.take_up(&world.inflight(), 0), Ok(None));
     assert_eq!(world.layout.take_up(&world.inflight(), 3), Ok(Some(0)));
 }
 
-/// Whatever is written there, it is an error or a place in the ring.
+/// Arbitrary content of the region leads to an error or a position in the ring.
 #[test]
 fn what_a_stranger_wrote_is_checked() {
     let world = World::new(8, true);
@@ -232,7 +232,7 @@ fn what_a_stranger_wrote_is_checked() {
         inflight.u16_at(SIZE_AT).store(size, Ordering::Relaxed);
         assert!(wrong(world.layout.take_up(&inflight, 0)), "{version} {features:#x} {size}");
     }
-    // More descriptors than there is room for.
+    // More descriptors than the part has room for.
     let layout = Layout::in_memory(&world.memory, PARTS, 16, true).unwrap();
     inflight.end();
     assert!(wrong(layout.take_up(&inflight, 0)));
@@ -240,7 +240,7 @@ fn what_a_stranger_wrote_is_checked() {
     inflight.u16_at(VERSION_AT).store(1, Ordering::Relaxed);
     world.region.write_at(64 + USED_AT + 2, &[0xff; 4]);
     assert!(matches!(world.layout.take_up(&inflight, 0), Err(RingError::Base { .. })));
-    // Entries of all kinds, in a ring of all kinds.
+    // Entries and rings with arbitrary content.
     for seed in 0..=255_u8 {
         world.region.write_at(64 + USED_AT, &[seed % 8, 0, seed / 8 % 8, 0, seed, seed / 2]);
         let filling: Vec<_> = (0..256).map(|i| seed.wrapping_mul(i as u8).wrapping_add(i as u8)).collect();
@@ -265,7 +265,7 @@ fn bursts_in_flight_are_found_before_they_are_published() {
             device.look(32).unwrap();
             let wanted = Wanted { direction: Direction::Readable, least: 1, most: u32::MAX };
             assert_eq!(device.singles(0, 32, &memory, wanted).len(), 32);
-            // They take more than a line.
+            // They occupy more than one cache line.
             device.push_used_singles(0, 32, Direction::Readable);
         });
         run.check();

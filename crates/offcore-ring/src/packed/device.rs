@@ -1,8 +1,8 @@
-//! The device side of a packed virtqueue: takes available chains, returns used ones.
+//! The device side of a packed virtqueue: takes available chains and returns used ones.
 //!
-//! [`DeviceQueue::look`] copies available descriptors into a private window, in which chains are then found;
-//! [`DeviceQueue::push_used`] writes used descriptors over the available ones, all but the first of a burst, which
-//! [`DeviceQueue::publish`] writes last: the driver waits for that one and sees the burst as a whole.
+//! [`DeviceQueue::look`] copies available descriptors into a private window, which is then searched for chains.
+//! [`DeviceQueue::push_used`] overwrites available descriptors by used ones, except for the first descriptor in a
+//! burst. [`DeviceQueue::publish`] writes it last. The driver waits for it and sees the burst as a whole.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ use crate::vector::{Entry, Level, Single, Wanted, Word, resolve};
 use super::lines::{self, Used};
 use super::{Descriptor, Event, Layout, Position, Signal, WINDOW, full_barrier};
 
-/// Longest indirect table we read: no chain may be longer than the largest queue.
+/// Maximum number of entries in an indirect table: chains may not be longer than the largest queue.
 const MAX_INDIRECT: u32 = MAX_SIZE as u32;
 
 /// The device side of one queue.
@@ -34,37 +34,38 @@ pub struct Queue {
     indirect: bool,
     /// The next available descriptor to take.
     next: Position,
-    /// How many from there on are in the window: its first ones.
+    /// Number of descriptors from there on that are at the start of the window.
     known: u32,
     window: Box<[Entry; WINDOW]>,
-    /// Those of the window that [`DeviceQueue::singles`] has found, at the same places.
+    /// Singles of the window found by [`DeviceQueue::singles`], at the same indices.
     singles: Box<[Single; WINDOW]>,
     doubles: Box<[Double; WINDOW]>,
     level: Level,
-    /// Where the next used descriptor goes.
+    /// Position of the next used descriptor to write.
     used: Position,
-    /// Where the first goes that the driver has not seen.
+    /// Position of the first descriptor that the driver has not seen.
     published: Position,
-    /// That one, when there is one: it is written last.
+    /// The descriptor at this position, if any. It is written last.
     held: Word,
     signal: Signal,
     region: RegionCache,
     tables: RegionCache,
-    /// Where what is available is kept, for a device that comes after this one.
+    /// The region for saving available descriptors for the next device.
     inflight: Option<Inflight>,
 }
 
-// SAFETY: the layout's memory may be used from any thread; the region cache belongs to the table it is used with.
+// SAFETY: the layout's memory may be used from any thread. The region cache belongs to the memory table that it is used
+// with.
 unsafe impl Send for Queue {}
 
 impl Queue {
-    /// The device side of the queue in `layout`, which goes on at `base`: index and wrap counter of the next available
-    /// descriptor in bits 0 to 14 and 15 ([`super::FRESH_BASE`] for a fresh queue; what [`DeviceQueue::base`] said when it
-    /// was stopped). The next used descriptor goes to the same place, since nothing is in flight when a queue starts; the
-    /// upper half, which not every front end sends, is not looked at.
+    /// Creates the device side of the queue in `layout`, which continues at `base`. Bits 0 to 14 are the index and bit
+    /// 15 is the wrap counter of the next available descriptor: [`super::FRESH_BASE`] for a new queue, or the value of
+    /// [`DeviceQueue::base`] when it was stopped. The next used descriptor is written at the same position, because
+    /// nothing is in flight when a queue starts. The upper half, which not every front end sends, is ignored.
     ///
     /// # Errors
-    /// [`RingError::Base`] when the ring has no such descriptor.
+    /// [`RingError::Base`] if the position is not in the ring.
     pub fn new(layout: Layout, base: u32, event_idx: bool, indirect: bool) -> Result<Self, RingError> {
         let next = Position::decode(base as u16, layout.size.into())
             .ok_or(RingError::Base { found: base as u16, size: layout.size })?;
@@ -88,19 +89,19 @@ impl Queue {
         })
     }
 
-    /// The same queue with the loops of `level`.
+    /// Sets the level of the loops.
     #[cfg(test)]
     pub(super) fn at_level(mut self, level: Level) -> Self {
         self.level = level;
         self
     }
 
-    /// From now on notes in `inflight` what it needs to be taken up after this device has ended.
+    /// Starts to record in `inflight` the data needed to resume the queue after this device has terminated.
     pub fn track(&mut self, inflight: Inflight) {
         self.inflight = Some(inflight);
     }
 
-    /// Keeps the `count` descriptors from the one `ahead` on, before anything is written over them.
+    /// Saves `count` descriptors, starting at the one `ahead`, before they are overwritten.
     #[cold]
     fn keep(&self, ahead: u32, count: u32) {
         let Some(inflight) = &self.inflight else { return };
@@ -118,14 +119,14 @@ impl Queue {
         self.layout.size.into()
     }
 
-    /// How many descriptors may be available: all that the driver has not given away.
+    /// Maximum number of available descriptors: all that the driver may have made available.
     #[inline(always)]
     fn room(&self) -> u32 {
         let size = self.ring_size();
         size - self.next.since(self.published, size).min(size)
     }
 
-    /// Reads on until `wanted` descriptors, at most [`WINDOW`], are in the window or one is not available.
+    /// Reads descriptors until the window contains `wanted` (at most [`WINDOW`]), or until one is not available.
     #[inline(always)]
     fn read_on(&mut self, wanted: u32) -> Result<(), RingError> {
         let (size, room) = (self.ring_size(), self.room());
@@ -135,8 +136,8 @@ impl Queue {
             let run = (most - self.known).min(from.before_wrap(size));
             let window = &mut self.window[self.known as usize..][..run as usize];
             let state = from.available(size);
-            // SAFETY: the ring goes on for `run` descriptors, and stays mapped as long as the layout; they are aligned to
-            // 16. The level is one that this CPU has.
+            // SAFETY: `run` descriptors follow before the end of the ring, which stays mapped as long as the layout and
+            // is aligned to 16. The CPU supports the level.
             let found = unsafe { lines::read_available(self.level, self.layout.at(from), state, window) };
             let found = found as u32;
             self.known += found;
@@ -150,7 +151,8 @@ impl Queue {
         if wanted > room { self.check_not_taken(room) } else { Ok(()) }
     }
 
-    /// All descriptors are taken up to `room` from the next one on: the one there is the first that was not returned.
+    /// All `room` descriptors from the next one on are taken. Checks that the driver has not made the one behind them
+    /// available, which was not returned yet.
     #[cold]
     fn check_not_taken(&self, room: u32) -> Result<(), RingError> {
         let size = self.ring_size();
@@ -161,7 +163,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The entry `ahead` of the next one, from the window or the ring; `None` when it is not available.
+    /// Returns the entry `ahead` of the next one, from the window or the ring; `None` if it is not available.
     #[inline(always)]
     fn entry(&self, ahead: u32) -> Option<Entry> {
         if ahead < self.known {
@@ -170,7 +172,7 @@ impl Queue {
         self.entry_beyond(ahead)
     }
 
-    /// The places in the window of the entries from `ahead` on, at most `most`.
+    /// Returns the range of up to `most` entries from `ahead` on in the window.
     #[inline(always)]
     fn in_window(&self, ahead: u16, most: u16) -> Range<usize> {
         let known = (self.known as usize).min(WINDOW);
@@ -193,13 +195,13 @@ impl Queue {
         entry
     }
 
-    /// Ring index of the entry `ahead` of the next one, which errors name.
+    /// Ring index of the entry `ahead` of the next one, for error messages.
     fn index(&self, ahead: u32) -> u16 {
         let size = self.ring_size();
         self.next.after(ahead, size).index(size) as u16
     }
 
-    /// Visits the buffers of an indirect table, which `entry` names.
+    /// Visits the buffers of the indirect table of `entry`.
     fn table(
         &self,
         entry: Entry,
@@ -220,14 +222,15 @@ impl Queue {
             if index as usize == walker.max {
                 return Err(walker.too_many());
             }
-            // Each entry is translated by itself, so a table may cross regions.
+            // Each entry is translated separately, so a table may cross regions.
             let addr = entry.addr.wrapping_add(u64::from(index) * 16);
             let at = walker.memory.translate(addr, 16, &mut region);
             let at = at.ok_or(RingError::Address { addr, len: 16 })?;
-            // SAFETY: translate found 16 bytes there, which stay mapped as long as the walker's memory lives.
+            // SAFETY: `translate` found 16 bytes there, which stay mapped as long as the walker's memory exists.
             let found = unsafe { read_unaligned(at) };
-            // Flags stand where a split queue's descriptor names the next one. None but WRITE means anything here, and
-            // in what a driver transmits not even that: DPDK's (22.11) marks the virtio-net header so.
+            // The flags are at the position of the `next` field of a split queue's descriptor. Only WRITE is
+            // significant here. For chains that a driver transmits, even WRITE is ignored, because DPDK's driver
+            // (22.11) sets it for the virtio-net header.
             let flags = match walker.direction {
                 Direction::Readable => 0,
                 Direction::Writable => found.next & VIRTQ_DESC_F_WRITE,
@@ -344,12 +347,12 @@ impl DeviceQueue for Queue {
         let entries = u32::from(entries);
         debug_assert!(entries <= self.room());
         if entries == 0 {
-            // The window stays as it is: a receiver without buffers has this done in every round.
+            // The window is left unchanged. A receiver without buffers calls this in every round.
             return;
         }
         self.next = self.next.after(entries, self.ring_size());
         if entries < self.known {
-            // copy-ok: descriptors that were looked at and not taken
+            // copy-ok: descriptors that were read and not taken
             self.window.copy_within(entries as usize..self.known as usize, 0);
         }
         self.known = self.known.saturating_sub(entries);
@@ -377,10 +380,11 @@ impl DeviceQueue for Queue {
         let size = self.ring_size();
         let found = self.singles.get(usize::from(ahead)..).unwrap_or_default();
         let mut singles = &found[..usize::from(count)];
-        // Until they are published, the next back end may take these descriptors as available ones: they keep their addresses.
+        // The next back end may have to restore these descriptors until they are published, so they keep their
+        // addresses.
         let level = if self.inflight.is_some() { Level::Plain } else { self.level };
         while !singles.is_empty() {
-            // As far as the ring goes on: there the flags are the same.
+            // Up to the end of the ring, the flags are the same.
             let (run, rest) = singles.split_at(singles.len().min(self.used.before_wrap(size) as usize));
             let used = used_of(direction, self.used.used(size));
             let held = usize::from(self.used == self.published);
@@ -389,8 +393,8 @@ impl DeviceQueue for Queue {
             }
             if let [_, ..] = run[held..] {
                 let at = self.layout.at(self.used.after(held as u32, size));
-                // SAFETY: the ring goes on for all of `run`, and stays mapped as long as the layout; its descriptors are
-                // aligned to 16. The level is one that this CPU has.
+                // SAFETY: the descriptors of `run` are before the end of the ring, which stays mapped as long as the
+                // layout and is aligned to 16. The CPU supports the level.
                 unsafe { lines::write_used(level, at, &run[held..], used) };
             }
             self.used = self.used.after(run.len() as u32, size);
@@ -420,7 +424,7 @@ impl DeviceQueue for Queue {
     fn set_notification(&mut self, wanted: bool) {
         let size = self.ring_size();
         let event = if wanted && self.event_idx {
-            // The first that the caller does not know of.
+            // The first descriptor that the caller does not know.
             Event::at(self.next.after(self.known, size), size)
         } else {
             Event::all(wanted)
@@ -432,7 +436,8 @@ impl DeviceQueue for Queue {
     #[inline(always)]
     fn prefetch_used(&self, chains: usize) {
         if self.used == self.next {
-            // The descriptors are used where they were available: their lines are here.
+            // The descriptors are used at the positions where they were available, so their lines are already in the
+            // cache.
             return;
         }
         let at = self.layout.at(self.used);
@@ -442,8 +447,8 @@ impl DeviceQueue for Queue {
     }
 }
 
-/// How descriptors are used, in a turn of these state bits, that go `direction`: written are as many bytes as the single
-/// says, or none.
+/// Returns how to write used descriptors for chains of this direction, with the state bits of the current turn. For
+/// writable chains, the length is taken from the single. For readable chains, it is 0.
 #[inline(always)]
 fn used_of(direction: Direction, state: u16) -> Used {
     match direction {

@@ -1,7 +1,7 @@
-//! The driver side of a packed virtqueue: makes chains available, collects used ones in whatever order they come.
+//! The driver side of a packed virtqueue: makes chains available, and collects used ones in any order.
 //!
-//! The first descriptor of a burst is written last, so that the device sees the burst as a whole. The device is another
-//! party too: what it writes is read once and checked.
+//! The first descriptor of a burst is written last, so that the device sees the burst as a whole. The device is not
+//! trusted: everything it writes is read once and checked.
 
 use std::sync::atomic::Ordering;
 
@@ -10,16 +10,16 @@ use crate::chain::{Used, VIRTQ_DESC_F_NEXT};
 
 use super::{Event, Layout, Position, Signal, WINDOW, Word, full_barrier};
 
-/// What is known of an id.
+/// State of a buffer ID.
 #[derive(Clone, Copy, Debug)]
 struct Id {
-    /// Descriptors of its chain; 0 unless the device has it.
+    /// Number of descriptors in its chain; 0 unless the device has the chain.
     entries: u16,
-    /// The next free id, while this one is free.
+    /// The next free ID, if this one is free.
     next: u16,
 }
 
-/// A used descriptor, as it was read, and what it gives back.
+/// A used descriptor as read from the ring, and the number of descriptors it returns.
 #[derive(Clone, Copy, Debug, Default)]
 struct Found {
     word: Word,
@@ -31,23 +31,24 @@ struct Found {
 pub struct Queue<T> {
     layout: Layout,
     event_idx: bool,
-    /// By id; `None` when no such chain is in flight.
+    /// Tokens by ID; `None` if no chain with this ID is in flight.
     tokens: Box<[Option<T>]>,
     ids: Box<[Id]>,
-    /// First free id of the list that `next` links. There is one as long as there is a free descriptor.
+    /// First free ID of the list that is linked by `next`. It exists whenever a descriptor is free.
     free_id: u16,
     free: u16,
     in_flight: u16,
-    /// Where the next available descriptor goes.
+    /// Position of the next available descriptor to write.
     next: Position,
-    /// Where the first goes that the device has not seen.
+    /// Position of the first descriptor that the device has not seen.
     published: Position,
-    /// That one, when there is one: it is written last.
+    /// The descriptor at this position, if any. It is written last.
     held: Word,
     signal: Signal,
-    /// Where the device writes the next used descriptor that was not found yet.
+    /// Position at which the device writes the next used descriptor that was not found yet.
     used: Position,
-    /// Those that were found and not taken: `ready` of them from `first` on, which counts on, modulo [`WINDOW`].
+    /// Descriptors that were found and not taken: `ready` of them from `first` on, which increases without limit and is
+    /// used modulo [`WINDOW`].
     window: Box<[Found; WINDOW]>,
     first: u32,
     ready: u32,
@@ -102,7 +103,7 @@ impl<T> Queue<T> {
         self.in_flight
     }
 
-    /// Makes a chain available, every descriptor of which gets `flags`.
+    /// Makes a chain available. Every descriptor gets `flags`.
     #[inline(always)]
     pub(crate) fn add_with(&mut self, buffers: &[(u64, u32)], flags: u16, token: T) -> Result<(), T> {
         if buffers.is_empty() || buffers.len() > usize::from(self.free) {
@@ -154,7 +155,7 @@ impl<T> Queue<T> {
     }
 
     /// # Errors
-    /// [`RingError::NotInFlight`] when the device names a chain that it does not have.
+    /// [`RingError::NotInFlight`] if the device returns a chain that is not in flight.
     #[inline(always)]
     pub(crate) fn used(&mut self) -> Result<u16, RingError> {
         if self.ready == 0 {
@@ -163,12 +164,12 @@ impl<T> Queue<T> {
         Ok(self.ready as u16)
     }
 
-    /// Reads used descriptors: each is as many further on as the chain has descriptors that the one before returns.
+    /// Reads used descriptors. The next one follows after as many descriptors as the returned chain has.
     #[inline(always)]
     fn look(&mut self) -> Result<(), RingError> {
         let size = self.ring_size();
         let (mut at, mut ready) = (self.used, 0);
-        // What the device has: it returns no more.
+        // Number of descriptors that the device has. It cannot return more.
         let mut left = self.published.since(at, size);
         while left > 0 && ready < WINDOW as u32 {
             let word = self.layout.load(at);
@@ -178,7 +179,7 @@ impl<T> Queue<T> {
             self.layout.fetch_ahead(at, ready == 0);
             let entries = match self.ids.get_mut(usize::from(word.id())) {
                 Some(id) if (1..=left).contains(&id.entries.into()) => std::mem::take(&mut id.entries),
-                // What came before it is good, and is taken first.
+                // The descriptors before it are valid and are taken first.
                 _ if ready > 0 => break,
                 _ => return Err(RingError::NotInFlight(word.id().into())),
             };
@@ -191,10 +192,10 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// The length is 0 unless the device says that it has written.
+    /// The length is 0 unless the device has set WRITE.
     ///
     /// # Errors
-    /// [`RingError::NotInFlight`] when every chain was taken back by [`Queue::take_in_flight`].
+    /// [`RingError::NotInFlight`] if all chains were taken back by [`Queue::take_in_flight`].
     #[inline(always)]
     pub(crate) fn pop(&mut self) -> Result<Option<Used<T>>, RingError> {
         if self.ready == 0 {
@@ -218,8 +219,8 @@ impl<T> Queue<T> {
     }
 }
 
-/// The position after a chain of several descriptors. A call of its own, so that the place of the next used descriptor
-/// is guessed to be the next one and read at once, not when the length of this one's chain is known.
+/// Returns the position after a chain of several descriptors. This is a separate function, so that the CPU predicts a
+/// chain of one descriptor and reads the next used descriptor at once, before the length of this chain is known.
 #[inline(never)]
 fn after_chain(at: Position, entries: u16, size: u32) -> Position {
     at.after(entries.into(), size)

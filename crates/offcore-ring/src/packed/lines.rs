@@ -1,10 +1,10 @@
-//! Runs of a packed ring's descriptors, read and written a cache line at a time.
+//! Access to runs of descriptors in a packed ring, one cache line at a time.
 //!
-//! What is asked of the order of accesses, whatever their width: a descriptor's address, length and id are read after its
-//! flags were found to say that it is available; and of a burst that is returned, the first descriptor's flags are written
-//! after everything else (by [`Layout::publish`](super::Layout), not here), because the driver waits for those. x86 keeps
-//! loads in order among each other, and stores, vectors included, as they are to write-back memory and none is
-//! non-temporal. No more than eight aligned bytes at once are taken to be read or written as a whole.
+//! Ordering requirements, regardless of the width of the accesses: address, length and ID of a descriptor are read
+//! after its flags, once the flags say that it is available. When a burst is returned, the flags of the first
+//! descriptor are written after everything else (by [`Layout::publish`](super::Layout), not here), because the driver
+//! waits for them. x86 keeps the order of loads, and the order of stores. This includes vector stores, because they go
+//! to write-back memory and are not non-temporal. Only aligned accesses of up to eight bytes are assumed to be atomic.
 
 use core::arch::asm;
 use core::arch::x86_64::{
@@ -17,10 +17,11 @@ use super::{Descriptor, STATE, fetch_ahead};
 use crate::prefetch;
 use crate::vector::{Entry, FOUR, Level, Single, Word, load_32};
 
-/// Reads descriptors from `at` on into `into` until one has not the state bits `state`; returns how many there were.
+/// Reads descriptors from `at` into `into`, up to the first one without the state bits `state`. Returns their number.
 ///
 /// # Safety
-/// As many descriptors as `into` has room for are mapped at `at`, which is aligned to 16, and the CPU has `level`.
+/// `at` must be aligned to 16 and point to as many mapped descriptors as `into` has entries. The CPU must support
+/// `level`.
 #[inline(always)]
 pub(super) unsafe fn read_available(
     level: Level,
@@ -28,7 +29,7 @@ pub(super) unsafe fn read_available(
     state: u16,
     into: &mut [Entry],
 ) -> usize {
-    // SAFETY: the caller's promises.
+    // SAFETY: `at` is valid for the descriptors and the CPU supports `level`, as the caller guarantees.
     unsafe {
         match level {
             Level::Plain => read_each(at, state, into, true),
@@ -39,23 +40,23 @@ pub(super) unsafe fn read_available(
 }
 
 /// # Safety
-/// As for [`read_available`].
+/// The same as for [`read_available`].
 #[inline(always)]
 unsafe fn read_each(at: *const Descriptor, state: u16, into: &mut [Entry], mut first: bool) -> usize {
     let mut found = 0;
     for entry in into {
-        // SAFETY: one of the descriptors that the caller vouches for; its second half is aligned to 8.
+        // SAFETY: the descriptor is mapped, as the caller guarantees. Its second half is aligned to 8.
         let (at, word) = unsafe {
             let at = at.add(found);
             (at, AtomicU64::from_ptr(at.cast::<u64>().add(1).cast_mut()))
         };
-        // What the driver wrote before is visible after this.
+        // Everything that the driver wrote before is visible afterwards.
         let word = Word(word.load(Ordering::Acquire));
         if word.flags() & STATE != state {
             break;
         }
         fetch_ahead(at, std::mem::take(&mut first), prefetch::write);
-        // SAFETY: its first half. Volatile: read once, whatever the driver does.
+        // SAFETY: this is the first half of the descriptor. Volatile, so that it is read exactly once.
         *entry = Entry { addr: unsafe { at.cast::<u64>().read_volatile() }, word };
         found += 1;
     }
@@ -65,22 +66,22 @@ unsafe fn read_each(at: *const Descriptor, state: u16, into: &mut [Entry], mut f
 macro_rules! read_fours {
     ($name:ident, $feature:literal, $four:ident) => {
         /// # Safety
-        /// As for [`read_available`].
+        /// The same as for [`read_available`].
         #[target_feature(enable = $feature)]
         unsafe fn $name(at: *const Descriptor, state: u16, into: &mut [Entry]) -> usize {
             let mut done = 0;
             while let Some(four) = into[done..].first_chunk_mut() {
                 let at = at.wrapping_add(done);
-                // SAFETY: four of the descriptors that the caller vouches for.
+                // SAFETY: these four descriptors are mapped, as the caller guarantees.
                 if !unsafe { $four(at, state, four) } {
                     break;
                 }
-                // Of four in a row exactly one begins a line, if the first does not.
+                // Finds the start of a cache line. Four consecutive descriptors contain exactly one start.
                 let begin = at.addr().wrapping_neg() % prefetch::LINE;
                 fetch_ahead(at.wrapping_byte_add(begin), done == 0, prefetch::write);
                 done += FOUR;
             }
-            // SAFETY: the rest of them.
+            // SAFETY: the remaining descriptors are mapped, as the caller guarantees.
             done + unsafe { read_each(at.add(done), state, &mut into[done..], done == 0) }
         }
     };
@@ -89,21 +90,21 @@ macro_rules! read_fours {
 read_fours!(read_avx2, "avx2", four_avx2);
 read_fours!(read_avx512, "avx2,avx512f", four_avx512);
 
-/// The mask for both descriptors of a vector that leaves these bits of their words.
+/// Returns a mask that selects these bits in the words of both descriptors of a vector.
 #[target_feature(enable = "avx2")]
 fn in_words(bits: u64) -> __m256i {
     _mm256_set_epi64x(bits.cast_signed(), 0, bits.cast_signed(), 0)
 }
 
-/// Reads four descriptors if all are available.
+/// Reads four descriptors if all of them are available.
 ///
 /// # Safety
-/// Four descriptors are mapped at `at`.
+/// Four descriptors must be mapped at `at`.
 #[target_feature(enable = "avx2")]
 #[inline]
 unsafe fn four_avx2(at: *const Descriptor, state: u16, into: &mut [Entry; FOUR]) -> bool {
     let (mask, state) = (in_words(u64::from(STATE) << 48), in_words(u64::from(state) << 48));
-    // SAFETY: the caller vouches for four descriptors, which are twice 32 bytes.
+    // SAFETY: four descriptors, which are twice 32 bytes, are mapped, as the caller guarantees.
     let halves = || unsafe { (load_32(at.cast()), load_32(at.add(2).cast())) };
     let (a, b) = halves();
     let all = _mm256_and_si256(
@@ -113,10 +114,11 @@ unsafe fn four_avx2(at: *const Descriptor, state: u16, into: &mut [Entry; FOUR])
     if _mm256_movemask_epi8(all) != -1 {
         return false;
     }
-    // A vector may be loaded piece by piece: what was loaded with the flags may be older than they are. This comes after.
+    // A vector load may be split, so data loaded together with the flags may be older than the flags. This load happens
+    // after it.
     let (a, b) = halves();
     let into = into.as_mut_ptr().cast::<__m256i>();
-    // SAFETY: twice 32 bytes are four entries.
+    // SAFETY: four entries have twice 32 bytes.
     unsafe {
         into.write_unaligned(a);
         into.add(1).write_unaligned(b);
@@ -124,16 +126,16 @@ unsafe fn four_avx2(at: *const Descriptor, state: u16, into: &mut [Entry; FOUR])
     true
 }
 
-/// The same.
+/// Like [`four_avx2`], with one vector.
 ///
 /// # Safety
-/// As for [`four_avx2`].
+/// The same as for [`four_avx2`].
 #[target_feature(enable = "avx2,avx512f")]
 #[inline]
 unsafe fn four_avx512(at: *const Descriptor, state: u16, into: &mut [Entry; FOUR]) -> bool {
     let load = || {
         let found: __m512i;
-        // SAFETY: the load takes any alignment, and the caller vouches for 64 bytes. Assembly as in `load_32`.
+        // SAFETY: the load is unaligned, and 64 bytes are mapped, as the caller guarantees. Assembly as in `load_32`.
         unsafe {
             asm!("vmovdqu64 {}, [{}]", lateout(zmm_reg) found, in(reg) at, options(nostack, preserves_flags, readonly));
         }
@@ -144,37 +146,37 @@ unsafe fn four_avx512(at: *const Descriptor, state: u16, into: &mut [Entry; FOUR
     if _mm512_cmpeq_epi64_mask(_mm512_and_si512(load(), mask), state) != 0xff {
         return false;
     }
-    // Again, for the same reason.
-    // SAFETY: 64 bytes are four entries.
+    // The second load is needed for the same reason as in `four_avx2`.
+    // SAFETY: four entries have 64 bytes.
     unsafe { into.as_mut_ptr().cast::<__m512i>().write_unaligned(load()) };
     true
 }
 
-/// What a used descriptor has of the single that it returns, and what is added.
+/// Defines how the word of a used descriptor is made from the single that it returns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Used {
-    /// Bits that are kept of its word.
+    /// Bits to keep from the word of the single.
     pub(super) keep: u64,
-    /// Flags, at their place in the word.
+    /// Flags to add, at their position in the word.
     pub(super) mark: u64,
 }
 
 impl Used {
-    /// The word of the descriptor that returns `single`.
+    /// The word of the used descriptor that returns `single`.
     #[inline(always)]
     pub(super) fn word(self, single: &Single) -> Word {
         Word(single.word().0 & self.keep | self.mark)
     }
 }
 
-/// Writes used descriptors from `at` on, one for each of `singles`. The driver does not look at them yet. Those of whole
-/// lines lose their addresses, but with [`Level::Plain`].
+/// Writes one used descriptor for each of `singles`, starting at `at`. The driver does not read them yet. Except with
+/// [`Level::Plain`], the addresses of descriptors in whole lines are overwritten.
 ///
 /// # Safety
-/// As many descriptors as there are singles are mapped at `at`, which is aligned to 16, and the CPU has `level`.
+/// `at` must be aligned to 16 and point to as many mapped descriptors as `singles` has. The CPU must support `level`.
 #[inline(always)]
 pub(super) unsafe fn write_used(level: Level, at: *mut Descriptor, singles: &[Single], used: Used) {
-    // SAFETY: the caller's promises.
+    // SAFETY: `at` is valid for the descriptors and the CPU supports `level`, as the caller guarantees.
     unsafe {
         match level {
             Level::Plain => write_each(at, singles, used),
@@ -185,11 +187,11 @@ pub(super) unsafe fn write_used(level: Level, at: *mut Descriptor, singles: &[Si
 }
 
 /// # Safety
-/// As for [`write_used`].
+/// The same as for [`write_used`].
 #[inline(always)]
 unsafe fn write_each(at: *mut Descriptor, singles: &[Single], used: Used) {
     for (i, single) in singles.iter().enumerate() {
-        // SAFETY: the second half of one of the descriptors that the caller vouches for, aligned to 8.
+        // SAFETY: this is the second half of a descriptor, mapped as the caller guarantees, and aligned to 8.
         let word = unsafe { AtomicU64::from_ptr(at.add(i).cast::<u64>().add(1)) };
         word.store(used.word(single).0, Ordering::Relaxed);
     }
@@ -198,13 +200,13 @@ unsafe fn write_each(at: *mut Descriptor, singles: &[Single], used: Used) {
 macro_rules! write_fours {
     ($name:ident, $feature:literal, $four:ident) => {
         /// # Safety
-        /// As for [`write_used`].
+        /// The same as for [`write_used`].
         #[target_feature(enable = $feature)]
         unsafe fn $name(at: *mut Descriptor, singles: &[Single], used: Used) {
             let before = at.addr().wrapping_neg() % prefetch::LINE / size_of::<Descriptor>();
             let (begun, whole) = singles.split_at(before.min(singles.len()));
             let (lines, rest) = whole.as_chunks();
-            // SAFETY: descriptors that the caller vouches for, a line's start where a line is written.
+            // SAFETY: the descriptors are mapped, as the caller guarantees. Lines are written only at a line boundary.
             unsafe {
                 write_each(at, begun, used);
                 let mut at = at.add(begun.len());
@@ -221,17 +223,17 @@ macro_rules! write_fours {
 write_fours!(write_avx2, "avx2", line_avx2);
 write_fours!(write_avx512, "avx2,avx512f", line_avx512);
 
-/// Writes a line.
+/// Writes one cache line.
 ///
 /// # Safety
-/// A line of descriptors is mapped at `at`, its start.
+/// A cache line of descriptors must be mapped at `at`, which is aligned to a cache line.
 #[target_feature(enable = "avx2")]
 #[inline]
 unsafe fn line_avx2(at: *mut Descriptor, line: &[Single; FOUR], used: Used) {
     let (keep, mark) = (in_words(used.keep), in_words(used.mark));
     let (from, at) = (line.as_ptr().cast::<__m256i>(), at.cast::<__m256i>());
     for half in 0..2 {
-        // SAFETY: two of the line's singles, and two of its descriptors, aligned to 32.
+        // SAFETY: each step reads two singles of the line and writes two descriptors, which are aligned to 32.
         unsafe {
             let two = from.add(half).read_unaligned();
             at.add(half).write_volatile(_mm256_or_si256(_mm256_and_si256(two, keep), mark));
@@ -239,16 +241,16 @@ unsafe fn line_avx2(at: *mut Descriptor, line: &[Single; FOUR], used: Used) {
     }
 }
 
-/// The same.
+/// Like [`line_avx2`], with one vector.
 ///
 /// # Safety
-/// As for [`line_avx2`].
+/// The same as for [`line_avx2`].
 #[target_feature(enable = "avx2,avx512f")]
 #[inline]
 unsafe fn line_avx512(at: *mut Descriptor, line: &[Single; FOUR], used: Used) {
     let (keep, mark) =
         (_mm512_broadcast_i64x4(in_words(used.keep)), _mm512_broadcast_i64x4(in_words(used.mark)));
-    // SAFETY: the line's singles, and its descriptors, aligned to 64.
+    // SAFETY: these are the four singles of the line, and its descriptors, which are aligned to 64.
     unsafe {
         let four = line.as_ptr().cast::<__m512i>().read_unaligned();
         at.cast::<__m512i>().write_volatile(_mm512_or_si512(_mm512_and_si512(four, keep), mark));
@@ -263,7 +265,7 @@ mod tests {
     use crate::packed::{VIRTQ_DESC_F_AVAIL, VIRTQ_DESC_F_USED};
     use crate::split::VIRTQ_DESC_F_WRITE;
 
-    /// Descriptors of any content, most of which say that they are available in the first turn.
+    /// Descriptors of any content. Most of them are available in the first turn.
     fn ring() -> impl Strategy<Value = Vec<Descriptor>> {
         let flags = prop_oneof![
             30 => (any::<u16>(),).prop_map(|(other,)| other & !STATE | VIRTQ_DESC_F_AVAIL),
@@ -275,14 +277,14 @@ mod tests {
     }
 
     proptest! {
-        /// Each level finds as many as the plain one, and reads the same, wherever in a line it begins, however many there
-        /// are, and whatever a driver wrote.
+        /// Each level reads the same descriptors as the plain one, for any start within a line, any number of
+        /// descriptors, and any content.
         #[test]
         fn all_levels_read_alike(ring in ring(), from in 0usize..9, state in prop_oneof![Just(VIRTQ_DESC_F_AVAIL), Just(VIRTQ_DESC_F_USED)]) {
             let ring = &ring[from.min(ring.len())..];
             let read = |level| {
                 let mut entries = vec![Entry::default(); ring.len()];
-                // SAFETY: as many descriptors as entries, and a level that this CPU has.
+                // SAFETY: the number of descriptors equals the number of entries, and the CPU supports the level.
                 let found = unsafe { read_available(level, ring.as_ptr(), state, &mut entries) };
                 entries.truncate(found);
                 entries
@@ -296,7 +298,7 @@ mod tests {
             }
         }
 
-        /// Each level writes length, id and flags as the plain one does, and nothing beside its run.
+        /// Each level writes the same length, ID and flags as the plain one, and nothing outside of its run.
         #[test]
         fn all_levels_write_alike(ring in ring(), from in 0usize..9, beside in 0usize..9, writable: bool) {
             let run = from.min(ring.len())..ring.len().saturating_sub(beside).max(from.min(ring.len()));
@@ -309,7 +311,7 @@ mod tests {
             let used = Used { keep: keep.0, mark: mark.0 };
             for level in Level::available() {
                 let mut written = ring.clone();
-                // SAFETY: as many descriptors as singles, and a level that this CPU has.
+                // SAFETY: the number of descriptors equals the number of singles, and the CPU supports the level.
                 unsafe { write_used(level, written[run.clone()].as_mut_ptr(), &singles, used) };
                 for (i, (written, before)) in written.iter().zip(&ring).enumerate() {
                     let found = Word::new(written.len, written.id, written.flags);

@@ -5,9 +5,9 @@
 //! driver event      off_wrap u16, flags u16                            aligned to 4    driver → device
 //! device event      off_wrap u16, flags u16                            aligned to 4    device → driver
 //! ```
-//! Both sides go around the one ring. A descriptor says by two bits of its flags whether it is available or used, and in
-//! which turn around the ring: a side that finds the bits of its own turn knows that everything before
-//! them is written too. So length, id and flags, which share eight bytes, are always read and written by one access.
+//! Both sides use the same ring. Two flag bits of a descriptor say whether it is available or used, and in which turn
+//! around the ring. If a side finds the bits for its current turn, the rest of the descriptor is already written.
+//! Length, ID and flags share eight bytes and are always read and written by a single access.
 
 pub mod device;
 pub(crate) mod driver;
@@ -26,43 +26,43 @@ use crate::queue::LOOK;
 use crate::vector::Word;
 use crate::{barrier::full_barrier, prefetch};
 
-/// In a descriptor's flags: the turn in which it was made available (section 2.8.1).
+/// Descriptor flag: the turn in which it was made available (section 2.8.1).
 pub const VIRTQ_DESC_F_AVAIL: u16 = 1 << 7;
-/// In a descriptor's flags: equal to `VIRTQ_DESC_F_AVAIL` when it is used, different when it is available.
+/// Descriptor flag: equal to `VIRTQ_DESC_F_AVAIL` if the descriptor is used, different if it is available.
 pub const VIRTQ_DESC_F_USED: u16 = 1 << 15;
 
-/// In an event structure's flags: notify of everything.
+/// Value of an event structure's flags: enable all notifications.
 pub const RING_EVENT_FLAGS_ENABLE: u16 = 0;
-/// In an event structure's flags: notify of nothing.
+/// Value of an event structure's flags: disable all notifications.
 pub const RING_EVENT_FLAGS_DISABLE: u16 = 1;
-/// In an event structure's flags: notify when the descriptor that `off_wrap` names is reached.
+/// Value of an event structure's flags: notify when the descriptor in `off_wrap` is reached.
 pub const RING_EVENT_FLAGS_DESC: u16 = 2;
 
-/// The value that a fresh queue starts from: descriptor 0, wrap counter 1, on both sides.
+/// Start position of a new queue: descriptor 0 and wrap counter 1 for both sides.
 pub const FRESH_BASE: u32 = WRAP as u32 | (WRAP as u32) << 16;
 
-/// Both of the bits that tell a descriptor's state.
+/// The two flag bits that contain the state of a descriptor.
 const STATE: u16 = VIRTQ_DESC_F_AVAIL | VIRTQ_DESC_F_USED;
 
-/// How many descriptors each side keeps in private copies; a power of two.
+/// Number of descriptors that each side keeps in private copies; a power of two.
 const WINDOW: usize = LOOK;
 const _: () = assert!(WINDOW.is_power_of_two());
 
-/// Descriptors in a cache line.
+/// Number of descriptors in a cache line.
 const PER_LINE: u32 = (prefetch::LINE / size_of::<Descriptor>()) as u32;
 
-/// How many lines are asked for before they are read.
+/// Number of cache lines to prefetch ahead.
 const LINES_AHEAD: u32 = 4;
 
-/// A descriptor, as it is in memory.
+/// A descriptor as stored in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct Descriptor {
-    /// Guest physical address of the buffer. Means nothing when the descriptor is used.
+    /// Guest physical address of the buffer. Undefined in a used descriptor.
     pub addr: u64,
-    /// Its length in bytes; of a used descriptor, how many bytes the device has written.
+    /// Length of the buffer in bytes. In a used descriptor, the number of bytes that the device has written.
     pub len: u32,
-    /// Which chain: counts in its last descriptor, and in a used one.
+    /// The buffer ID of the chain. Only valid in the last descriptor of a chain, and in a used descriptor.
     pub id: u16,
     /// [`VIRTQ_DESC_F_AVAIL`], [`VIRTQ_DESC_F_USED`], and `split::DESC_*`.
     pub flags: u16,
@@ -80,8 +80,8 @@ impl Word {
     }
 }
 
-/// A place in the ring and the turn around it, of which every second one is the same: below the ring's size while the
-/// wrap counter is 1, and as much further on while it is 0. Always below twice the size.
+/// A position in the ring together with the wrap counter. While the wrap counter is 1, it is the index. While the wrap
+/// counter is 0, it is the index plus the ring's size. It is always below twice the size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Position(u32);
 
@@ -89,7 +89,7 @@ impl Position {
     /// Descriptor 0 in the first turn.
     const FRESH: Self = Self(0);
 
-    /// From the 16-bit form; `None` when it names no descriptor of a ring of `size`.
+    /// Converts the 16-bit form; returns `None` if the index is not below `size`.
     #[inline(always)]
     fn decode(off_wrap: u16, size: u32) -> Option<Self> {
         let index = u32::from(off_wrap & !WRAP);
@@ -102,7 +102,7 @@ impl Position {
         self.index(size) as u16 | if self.wrap(size) { WRAP } else { 0 }
     }
 
-    /// Which descriptor: below `size`.
+    /// Index of the descriptor, below `size`.
     #[inline(always)]
     fn index(self, size: u32) -> u32 {
         if self.wrap(size) { self.0 } else { self.0 - size }
@@ -114,49 +114,49 @@ impl Position {
         self.0 < size
     }
 
-    /// The position `entries` (at most `size` of them) further on.
+    /// The position `entries` further on. `entries` is limited to `size`.
     #[inline(always)]
     fn after(self, entries: u32, size: u32) -> Self {
         let at = self.0 + entries.min(size);
         Self(if at < 2 * size { at } else { at - 2 * size })
     }
 
-    /// How many descriptors there are from here to the end of the ring.
+    /// Number of descriptors from here to the end of the ring.
     #[inline(always)]
     fn before_wrap(self, size: u32) -> u32 {
         size - self.index(size)
     }
 
-    /// How many descriptors, modulo twice the size, from `earlier` to here.
+    /// Number of descriptors from `earlier` to here, modulo twice the size.
     #[inline(always)]
     fn since(self, earlier: Self, size: u32) -> u32 {
         if self.0 >= earlier.0 { self.0 - earlier.0 } else { self.0 + 2 * size - earlier.0 }
     }
 
-    /// The state bits of a descriptor that is made available here.
+    /// The state bits of a descriptor that is made available at this position.
     #[inline(always)]
     fn available(self, size: u32) -> u16 {
         if self.wrap(size) { VIRTQ_DESC_F_AVAIL } else { VIRTQ_DESC_F_USED }
     }
 
-    /// The state bits of a descriptor that is used here.
+    /// The state bits of a descriptor that is used at this position.
     #[inline(always)]
     fn used(self, size: u32) -> u16 {
         if self.wrap(size) { STATE } else { 0 }
     }
 }
 
-/// An event structure (section 2.8.10): who writes it says which notifications it wants.
+/// An event structure (section 2.8.10). Its writer defines which notifications it requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Event(u32);
 
 impl Event {
-    /// Every notification, or none.
+    /// Enables or disables all notifications.
     fn all(wanted: bool) -> Self {
         Self(u32::from(if wanted { RING_EVENT_FLAGS_ENABLE } else { RING_EVENT_FLAGS_DISABLE }) << 16)
     }
 
-    /// One when the descriptor at `position` is reached.
+    /// Requests one notification when the descriptor at `position` is reached.
     fn at(position: Position, size: u32) -> Self {
         Self(u32::from(RING_EVENT_FLAGS_DESC) << 16 | u32::from(position.encode(size)))
     }
@@ -165,15 +165,15 @@ impl Event {
         (self.0 >> 16) as u16 & 3
     }
 
-    /// Whether it asks for a notification when the last `entries` descriptors before `now` have been passed on.
+    /// Whether a notification is requested after the last `entries` descriptors before `now` were published.
     #[inline(always)]
     fn is_due(self, now: Position, entries: u32, size: u32) -> bool {
         match self.flags() {
             RING_EVENT_FLAGS_DISABLE => false,
             RING_EVENT_FLAGS_DESC => match Position::decode(self.0 as u16, size) {
-                // The last descriptor passed on is 1 before `now`, the first is `entries` before it.
+                // The last published descriptor is 1 before `now`, the first is `entries` before it.
                 Some(event) => (1..=entries).contains(&now.since(event, size)),
-                // No such descriptor: one notification too many harms nobody.
+                // The descriptor does not exist. An additional notification does no harm.
                 None => true,
             },
             _ => true,
@@ -181,24 +181,24 @@ impl Event {
     }
 }
 
-/// What a side has passed on since it last looked whether to notify.
+/// The descriptors that a side has published since its last check for a notification.
 #[derive(Debug)]
 struct Signal {
     entries: u32,
-    /// This is the first time, and is due whatever descriptor the other side waits for: it may have begun to wait before
-    /// this side was made.
+    /// Whether no check was made yet. The first notification is always due, because the other side may have been
+    /// waiting since before this side was created.
     first: bool,
 }
 
 impl Signal {
-    /// Notes that `entries` more descriptors are passed on.
+    /// Records that `entries` more descriptors were published.
     #[inline(always)]
     fn add(&mut self, entries: u32) {
         self.entries = self.entries.saturating_add(entries);
     }
 
-    /// Whether to notify of everything before `now`. `event` is what the other side wrote, read only when there is
-    /// something to tell, and after a full barrier.
+    /// Returns whether to notify of everything before `now`. `event` was written by the other side. It is read after a
+    /// full barrier, and only if descriptors were published.
     #[inline(always)]
     fn is_due(&mut self, event: &AtomicU32, event_idx: bool, now: Position, size: u32) -> bool {
         if self.entries == 0 {
@@ -216,8 +216,8 @@ impl Signal {
     }
 }
 
-/// The three parts of a queue in host memory: pointers, the size they were validated for, and the memory they are in,
-/// kept together.
+/// The three parts of a queue in host memory: pointers, the size they were validated for, and the memory that contains
+/// them.
 #[derive(Clone, Debug)]
 pub struct Layout {
     ring: NonNull<u8>,
@@ -227,28 +227,29 @@ pub struct Layout {
     _memory: Option<Arc<GuestMemory>>,
 }
 
-// SAFETY: a layout is three addresses; access goes through atomics and volatile accesses by whoever keeps the memory.
+// SAFETY: a layout contains only addresses. They are accessed by atomic and volatile operations, while the memory is
+// kept mapped.
 unsafe impl Send for Layout {}
 // SAFETY: as above.
 unsafe impl Sync for Layout {}
 
-/// Bytes of the descriptor ring of a queue of `size`.
+/// Length in bytes of the descriptor ring of a queue of `size`.
 pub const fn ring_len(size: u16) -> usize {
     size as usize * size_of::<Descriptor>()
 }
 
-/// Bytes of an event structure.
+/// Length in bytes of an event structure.
 pub const EVENT_LEN: usize = 4;
 
 impl Layout {
-    /// A queue of `size` (any from 1 to 32768) whose parts are at these addresses.
+    /// Describes a queue of `size` (1 to 32768) whose parts are at these addresses.
     ///
     /// # Errors
-    /// A size out of range, or an address that is not aligned.
+    /// Fails if the size is out of range, or if an address is not aligned.
     ///
     /// # Safety
-    /// The ring must be [`ring_len`] bytes long and the event structures [`EVENT_LEN`], and they must stay mapped as long
-    /// as the layout (or a side made from it) is used.
+    /// The ring must be [`ring_len`] bytes long and each event structure [`EVENT_LEN`] bytes. They must stay mapped as
+    /// long as the layout (or a side created from it) is used.
     pub unsafe fn new(
         ring: NonNull<u8>,
         driver_event: NonNull<u8>,
@@ -269,10 +270,11 @@ impl Layout {
         Ok(Self { ring, driver_event, device_event, size, _memory: None })
     }
 
-    /// A queue of `size` whose parts are at these front-end addresses of `memory`, which the layout keeps.
+    /// Describes a queue of `size` whose parts are at these front-end addresses of `memory`. The layout keeps the
+    /// memory mapped.
     ///
     /// # Errors
-    /// As for [`Layout::new`], and [`RingError::Part`] when a part is not in the memory as a whole.
+    /// The same as for [`Layout::new`], and [`RingError::Part`] if a part is not completely in the memory.
     pub fn in_memory(
         memory: &Arc<GuestMemory>,
         (ring, driver_event, device_event): (u64, u64, u64),
@@ -285,28 +287,28 @@ impl Layout {
         let ring = find("descriptor ring", ring, ring_len(queue_size))?;
         let driver_event = find("driver event structure", driver_event, EVENT_LEN)?;
         let device_event = find("device event structure", device_event, EVENT_LEN)?;
-        // SAFETY: the parts are in `memory` as whole ranges, and the layout keeps it.
+        // SAFETY: each part is completely in `memory`, which the layout keeps mapped.
         let layout = unsafe { Self::new(ring, driver_event, device_event, size) }?;
         Ok(Self { _memory: Some(Arc::clone(memory)), ..layout })
     }
 
-    /// See [`crate::Layout::written`]: the device event structure, and the descriptor ring.
+    /// See [`crate::Layout::written`]: the device event structure and the descriptor ring.
     pub(crate) fn written(&self) -> [(NonNull<u8>, usize); 2] {
         [(self.device_event, EVENT_LEN), (self.ring, ring_len(self.size))]
     }
 
-    /// Where the first chain begins that a device that has ended did not return, in the 16-bit form. Used descriptors from there on,
-    /// which the driver has not seen, are made what they were.
+    /// Returns the position, in the 16-bit form, of the first chain that a terminated device did not return. Restores
+    /// used descriptors from there on, which the driver has not seen, to available ones.
     ///
     /// # Errors
-    /// [`RingError::Base`] when the ring has no such descriptor.
+    /// [`RingError::Base`] if the recorded position is not in the ring.
     pub(crate) fn recover(&self, inflight: &Inflight) -> Result<u16, RingError> {
         let size = u32::from(self.size);
         let position =
             |found| Position::decode(found, size).ok_or(RingError::Base { found, size: self.size });
         let (old, new) = inflight.last_burst();
         let (old, new) = (position(old)?, position(new)?);
-        // The first descriptor of a burst is written last. Once it was, the driver may have made it available again.
+        // The first descriptor of a burst is written last. After that, the driver may have made it available again.
         let published = !self.load(old).is(old.available(size));
         let first = if published { new } else { old };
         for ahead in 1..size {
@@ -327,19 +329,19 @@ impl Layout {
 
     #[inline(always)]
     fn at(&self, position: Position) -> *mut Descriptor {
-        // SAFETY: a position's index is below the size, so the descriptor is inside the ring.
+        // SAFETY: the index of a position is below the size, so the descriptor is inside the ring.
         unsafe { self.ring.as_ptr().cast::<Descriptor>().add(position.index(self.size.into()) as usize) }
     }
 
-    /// Length, id and flags of the descriptor at `position`.
+    /// Length, ID and flags of the descriptor at `position`.
     #[inline(always)]
     fn word(&self, position: Position) -> &AtomicU64 {
-        // SAFETY: the second half of a descriptor of the ring, aligned to 8, which `new`'s caller keeps mapped. The
-        // reference does not leave this module.
+        // SAFETY: this is the second half of a descriptor in the ring, aligned to 8. The caller of `new` keeps it
+        // mapped. The reference is not used outside this module.
         unsafe { AtomicU64::from_ptr(self.at(position).cast::<u64>().add(1)) }
     }
 
-    /// Reads length, id and flags; whatever the other side wrote before them is visible after this.
+    /// Reads length, ID and flags. Everything that the other side wrote before them is visible afterwards.
     #[inline(always)]
     fn load(&self, position: Position) -> Word {
         Word(self.word(position).load(Ordering::Acquire))
@@ -347,8 +349,8 @@ impl Layout {
 
     #[inline(always)]
     fn load_addr(&self, position: Position) -> u64 {
-        // SAFETY: the first half of a descriptor of the ring, mapped and aligned. Volatile: read once, whatever the other
-        // side does.
+        // SAFETY: this is the first half of a descriptor in the ring, mapped and aligned. Volatile, so that the value
+        // is read exactly once, even if the other side changes it.
         unsafe { self.at(position).cast::<u64>().read_volatile() }
     }
 
@@ -358,14 +360,14 @@ impl Layout {
         unsafe { self.at(position).cast::<u64>().write_volatile(addr) };
     }
 
-    /// Writes length, id and flags of a descriptor that the other side does not look at yet, because it waits for one
-    /// before it.
+    /// Writes length, ID and flags of a descriptor that the other side does not read yet, because it waits for an
+    /// earlier one.
     #[inline(always)]
     fn store(&self, position: Position, word: Word) {
         self.word(position).store(word.0, Ordering::Relaxed);
     }
 
-    /// Writes length, id and flags, and makes everything written before visible with them.
+    /// Writes length, ID and flags, and makes all earlier writes visible with them.
     #[inline(always)]
     fn publish(&self, position: Position, word: Word) {
         self.word(position).store(word.0, Ordering::Release);
@@ -379,7 +381,8 @@ impl Layout {
 
     #[inline(always)]
     fn driver_event(&self) -> &AtomicU32 {
-        // SAFETY: four bytes, aligned to 4, which `new`'s caller keeps mapped. The reference does not leave this module.
+        // SAFETY: the structure has four bytes, aligned to 4, and the caller of `new` keeps it mapped. The reference is
+        // not used outside this module.
         unsafe { AtomicU32::from_ptr(self.driver_event.as_ptr().cast()) }
     }
 
@@ -390,9 +393,9 @@ impl Layout {
     }
 }
 
-/// Asks for lines that follow the descriptor at `at`, while a burst is gone through of which it is the first, or is not.
-/// Called only for one that was found as it should be: where nothing is, the other side is about to write, and would have
-/// to get its line back.
+/// Prefetches lines behind the descriptor at `at` while a burst is processed. `first` says whether it is the first
+/// descriptor of the burst. This is only called for a descriptor with the expected state. Otherwise, the other side is
+/// about to write to the line, and would have to fetch it back.
 #[inline(always)]
 fn fetch_ahead(at: *const Descriptor, first: bool, fetch: fn(*const Descriptor)) {
     let line = |line: u32| fetch(at.wrapping_add((line * PER_LINE) as usize));

@@ -1,4 +1,4 @@
-//! Each side alone: against memory that a test writes as the specification says, or as it forbids.
+//! Tests of each side alone. The test writes the other side's memory, following or violating the specification.
 
 use std::ptr::NonNull;
 
@@ -22,7 +22,7 @@ const RING: u64 = 0x1000;
 const DRIVER_EVENT: u64 = 0x400;
 const DEVICE_EVENT: u64 = 0x404;
 const TABLE: u64 = 0x9000;
-/// Where the first region ends and the second begins, somewhere else in the host's memory.
+/// End of the first region and start of the second one, which is at another place in host memory.
 const SEAM: u64 = 0x2_0000;
 const END: u64 = 0x4_0000;
 
@@ -72,7 +72,7 @@ impl Guest {
         testing::single(queue, ahead, &self.memory, direction)
     }
 
-    /// Guest addresses and lengths of the chain `ahead`, and the chain.
+    /// Returns guest addresses and lengths of the chain `ahead`, and the chain.
     fn walk(
         &self,
         queue: &mut device::Queue,
@@ -101,7 +101,7 @@ fn available(wrap: bool) -> u16 {
     if wrap { 1 << 7 } else { 1 << 15 }
 }
 
-/// State bits of a used one.
+/// State bits of a used descriptor in a turn with this wrap counter.
 fn used(wrap: bool) -> u16 {
     if wrap { 1 << 7 | 1 << 15 } else { 0 }
 }
@@ -111,7 +111,7 @@ fn sizes_and_alignment_are_checked() {
     let at = NonNull::<u8>::without_provenance;
     let layout = |ring: usize, driver: usize, device: usize, size| {
         let part = |x| at(std::num::NonZeroUsize::new(x).unwrap());
-        // SAFETY: never used beyond the checks.
+        // SAFETY: the layout is only used for these checks.
         unsafe { Layout::new(part(ring), part(driver), part(device), size) }
     };
     for size in [0, 32769, 65536, u32::MAX] {
@@ -151,7 +151,7 @@ fn positions_go_around_twice() {
             }
         }
         assert_eq!(Position::decode(size as u16 & !WRAP, size).is_none(), size < 32768);
-        // Never out of the ring, whatever a caller says it has returned.
+        // The position stays inside the ring, even if a caller passes too many entries.
         assert!(Position(2 * size - 1).after(u32::MAX, size).index(size) < size);
     }
 }

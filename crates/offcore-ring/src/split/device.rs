@@ -1,7 +1,7 @@
-//! The device side of a split virtqueue: takes available chains, returns used ones.
+//! The device side of a split virtqueue: takes available chains and returns used ones.
 //!
-//! What a burst needs is [`DeviceQueue`]'s; beneath it [`Queue::available`] reads the driver's index, and
-//! [`Queue::head`] an entry of the available ring.
+//! Bursts use the functions of [`DeviceQueue`]. The lower-level function [`Queue::available`] reads the driver's index,
+//! and [`Queue::head`] reads an entry of the available ring.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ use crate::prefetch;
 use crate::queue::{DeviceQueue, LOOK};
 use crate::vector::{Entry, Level, Single, Wanted, resolve};
 
-/// Longest indirect table we read: no chain may be longer than the largest queue.
+/// Maximum number of entries in an indirect table: chains may not be longer than the largest queue.
 const MAX_INDIRECT: u32 = super::MAX_SIZE as u32;
 
 /// The device side of one queue.
@@ -33,25 +33,26 @@ pub struct Queue {
     next_avail: u16,
     /// The driver's index as last read.
     avail_idx: u16,
-    /// Next used entry to write. In 32 bits, of which 16 count: 16-bit fields are read by wider loads, which have to
-    /// wait until the narrower store before them has reached the cache.
+    /// Next used element to write. Stored in 32 bits, although only 16 are significant. The compiler reads 16-bit
+    /// fields by wider loads, which have to wait until the preceding narrower store has reached the cache.
     next_used: u32,
     /// The used index as last published.
     published: u16,
-    /// How far available entries are ahead of the used elements that return them: 0, unless the driver started the queue
-    /// at an entry of its own choice.
+    /// Difference between the positions of available entries and of the used elements that return them. It is 0, unless
+    /// the driver started the queue at an entry of its choice.
     lead: u16,
-    /// Used index at which the driver was last looked at for notification.
+    /// Used index at the last check for a notification.
     signalled: u16,
-    /// It never was: it may wait since before the queue was started here.
+    /// Whether no check was made yet. The driver may have been waiting since before this device started the queue.
     first_signal: bool,
     region: RegionCache,
     tables: RegionCache,
-    /// The chains that were looked at: as many as `known` says, from `next_avail` on.
+    /// Heads of the chains that were read by `look`: `known` of them, from `next_avail` on.
     heads: Box<[u16; LOOK]>,
     known: u16,
-    /// Their descriptors, as [`DeviceQueue::singles`] has read them up to `read`, and those that it has found to be singles.
-    /// Each is read once, however often a chain of several makes it stop: 64 of those would be 2080 reads.
+    /// Descriptors of these chains up to `read`, and the singles found among them, as read by [`DeviceQueue::singles`].
+    /// Each descriptor is read once, even if runs are often interrupted by longer chains: 64 such interruptions would
+    /// cause 2080 reads.
     read: u16,
     entries: Box<[Entry; LOOK]>,
     singles: Box<[Single; LOOK]>,
@@ -59,12 +60,13 @@ pub struct Queue {
     level: Level,
 }
 
-// SAFETY: the layout's memory may be used from any thread; the region cache belongs to the table it is used with.
+// SAFETY: the layout's memory may be used from any thread. The region cache belongs to the memory table that it is used
+// with.
 unsafe impl Send for Queue {}
 
 impl Queue {
-    /// The device side of the queue in `layout`, beginning at available entry `base` (0 for a fresh queue; what
-    /// [`DeviceQueue::base`] said when it was stopped). The used index goes on where the ring says it is.
+    /// Creates the device side of the queue in `layout`. It begins at available entry `base`: 0 for a new queue, or the
+    /// value of [`DeviceQueue::base`] when it was stopped. The used index is read from the ring.
     pub fn new(layout: Layout, base: u16, event_idx: bool, indirect: bool) -> Self {
         let used = layout.used_idx().load(Ordering::Acquire);
         Self {
@@ -90,18 +92,18 @@ impl Queue {
         }
     }
 
-    /// The same queue with the loops of `level`.
+    /// Sets the level of the loops.
     #[cfg(test)]
     pub(super) fn at_level(mut self, level: Level) -> Self {
         self.level = level;
         self
     }
 
-    /// How many chains are available, reading the driver's index only when fewer than `wanted` are known.
+    /// Returns the number of available chains. Reads the driver's index only if fewer than `wanted` are known.
     ///
     /// # Errors
-    /// [`RingError::Index`] when the driver claims more than the ring holds, the chains that it does not have back
-    /// included: so no more chains are ever out than the queue has descriptors.
+    /// [`RingError::Index`] if the driver makes more chains available than the ring holds, including chains not
+    /// returned yet. So the number of chains in flight never exceeds the queue size.
     #[inline(always)]
     pub fn available(&mut self, wanted: u16) -> Result<u16, RingError> {
         let known = self.avail_idx.wrapping_sub(self.next_avail);
@@ -110,7 +112,8 @@ impl Queue {
         }
         let found = self.layout.avail_idx().load(Ordering::Acquire);
         let oldest = self.published.wrapping_add(self.lead);
-        // From the index as it was to as many as the queue has descriptors: this also finds one that went backwards.
+        // The index may advance from its last value until the queue is full. This also detects an index that moved
+        // backwards.
         let room = oldest.wrapping_add(self.layout.size).wrapping_sub(self.avail_idx);
         if found.wrapping_sub(self.avail_idx) > room {
             return Err(self.bad_index(found, oldest));
@@ -127,11 +130,11 @@ impl Queue {
         RingError::Index { ring: "available", found, expected, size }
     }
 
-    /// First descriptor of the chain `ahead` entries after the next one. `ahead` must be below what
-    /// [`Queue::available`] said.
+    /// Returns the first descriptor of the chain `ahead` entries after the next one. `ahead` must be below the result
+    /// of [`Queue::available`].
     ///
     /// # Errors
-    /// [`RingError::Descriptor`].
+    /// [`RingError::Descriptor`] if it is not below the queue size.
     #[inline(always)]
     pub fn head(&self, ahead: u16) -> Result<u16, RingError> {
         debug_assert!(ahead < self.avail_idx.wrapping_sub(self.next_avail));
@@ -142,7 +145,7 @@ impl Queue {
         Ok(head)
     }
 
-    /// The same, as it was when it was looked at.
+    /// Like [`Queue::head`], but uses the value read by `look` if possible.
     #[inline(always)]
     fn looked_at(&self, ahead: u16) -> Result<u16, RingError> {
         if ahead < self.known { Ok(self.heads[usize::from(ahead) % LOOK]) } else { self.head(ahead) }
@@ -153,7 +156,7 @@ impl Queue {
         self.next_used as u16
     }
 
-    /// The entries from `ahead` on, at most `most`, that [`DeviceQueue::look`] has found.
+    /// Returns the range of up to `most` entries from `ahead` on that [`DeviceQueue::look`] has found.
     #[inline(always)]
     fn looked_at_from(&self, ahead: u16, most: u16) -> Range<usize> {
         let known = usize::from(self.known).min(LOOK);
@@ -182,8 +185,8 @@ impl DeviceQueue for Queue {
             let position = self.next_avail.wrapping_add(done as u16);
             let run = (known - done).min(self.layout.before_wrap(position));
             let heads = &mut self.heads[done..done + run];
-            // SAFETY: the available ring goes on for `run` entries, and stays mapped as long as the layout; it is aligned
-            // to 2. The level is one that this CPU has.
+            // SAFETY: `run` entries follow before the end of the available ring, which stays mapped as long as the
+            // layout and is aligned to 2. The CPU supports the level.
             let found = unsafe {
                 lines::read_heads(self.level, self.layout.avail_at(position), self.layout.size, heads)
             };
@@ -206,12 +209,12 @@ impl DeviceQueue for Queue {
     #[inline(always)]
     fn singles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &mut [Single] {
         let Range { start: from, end: to } = self.looked_at_from(ahead, most);
-        // `ahead` only grows until the next look, so what is below `read` has been read.
+        // Until the next look, `ahead` only increases, so all entries below `read` were read.
         let unread = usize::from(self.read).clamp(from, to);
         self.read = self.read.max(to as u16);
         let heads = &self.heads[unread..to];
-        // SAFETY: `look` has compared the heads with the size, so each descriptor is in the table, which is aligned to 16
-        // and stays mapped as long as the layout. The level is one that this CPU has.
+        // SAFETY: `look` has compared the heads with the size, so each descriptor is in the table, which is aligned to
+        // 16 and stays mapped as long as the layout. The CPU supports the level.
         unsafe {
             let unread = &mut self.entries[unread..to];
             lines::read_descriptors(self.level, self.layout.desc_at(0), heads, unread);
@@ -226,7 +229,7 @@ impl DeviceQueue for Queue {
         if !self.indirect {
             return &[];
         }
-        // What `singles` has read, where it has stopped.
+        // Uses the entries that `singles` has read, beginning where it stopped.
         let Range { start: from, end: to } = self.looked_at_from(ahead, most);
         let to = to.min(self.read.into()).max(from);
         let Self { region: buffers, tables, .. } = self;
@@ -249,7 +252,7 @@ impl DeviceQueue for Queue {
         let region = &mut self.region;
         let mut walker = Walker { head, memory, direction, max: *max, region, visited: 0, read: 0 };
         if desc.flags & VIRTQ_DESC_F_INDIRECT == 0 {
-            // `chain` checks each index against the size before it asks for the descriptor.
+            // `chain` compares each index with the size before it calls this.
             let layout = &self.layout;
             chain(&mut walker, desc, layout.size.into(), |i| Ok(layout.descriptor(i)), &mut visit)?;
             *max -= walker.read;
@@ -268,11 +271,11 @@ impl DeviceQueue for Queue {
         }
         let mut table_region = RegionCache::empty();
         let mut entry = |index: u16| {
-            // Each entry is translated by itself, so a table may cross regions.
+            // Each entry is translated separately, so a table may cross regions.
             let addr = desc.addr.wrapping_add(u64::from(index) * 16);
             let at =
                 memory.translate(addr, 16, &mut table_region).ok_or(RingError::Address { addr, len: 16 })?;
-            // SAFETY: translate found 16 bytes there, which stay mapped as long as `memory` lives.
+            // SAFETY: `translate` found 16 bytes there, which stay mapped as long as `memory` exists.
             Ok(unsafe { read_unaligned(at) })
         };
         let first = entry(0)?;
@@ -307,8 +310,8 @@ impl DeviceQueue for Queue {
         while !singles.is_empty() {
             let room = self.layout.before_wrap(self.next_used());
             let (run, rest) = singles.split_at(singles.len().min(room));
-            // SAFETY: the used ring goes on for all of `run`, and stays mapped as long as the layout; its elements are
-            // aligned to 4. The level is one that this CPU has.
+            // SAFETY: the elements of `run` are before the end of the used ring, which stays mapped as long as the
+            // layout and is aligned to 4. The CPU supports the level.
             unsafe {
                 lines::write_used(self.level, self.layout.used_element(self.next_used()), run, written)
             };
@@ -343,7 +346,7 @@ impl DeviceQueue for Queue {
 
     fn set_notification(&mut self, wanted: bool) {
         if self.event_idx {
-            // One behind: a whole turn of the index away, so a busy driver kicks once in 65536 chains at most.
+            // The preceding index is almost 65536 entries ahead, so a busy driver kicks only once per 65536 chains.
             let event = if wanted { self.next_avail } else { self.next_avail.wrapping_sub(1) };
             self.layout.avail_event().store(event, Ordering::Relaxed);
         } else {

@@ -1,7 +1,6 @@
-//! The driver side of a split virtqueue: makes chains available, collects used ones.
+//! The driver side of a split virtqueue: makes chains available and collects used ones.
 //!
-//! Each chain is one buffer (header and payload together) and keeps a token of its owner's. The device is another
-//! party too: what it writes is checked.
+//! Each chain carries a token of its owner. The device is not trusted: everything it writes is checked.
 
 use std::sync::atomic::Ordering;
 
@@ -19,17 +18,17 @@ use crate::chain::Used;
 pub struct Queue<T> {
     layout: Layout,
     event_idx: bool,
-    /// First free descriptor of the list that `next` links.
+    /// First free descriptor of the list that is linked by `next`.
     free_head: u16,
     free: u16,
     next: Box<[u16]>,
-    /// By head; `None` when the chain is not in flight.
+    /// Tokens by the first descriptor of the chain; `None` if the chain is not in flight.
     tokens: Box<[Option<T>]>,
-    /// Descriptors of the chain, by head.
+    /// Number of descriptors in the chain, by its first descriptor.
     lengths: Box<[u16]>,
     written: Box<[Descriptor]>,
-    /// In 32 bits, of which 16 count, like `next_used`: 16-bit fields are read by wider loads, which have to wait until
-    /// the store before has left the core.
+    /// Stored in 32 bits, although only 16 are significant, like `next_used`. The compiler reads 16-bit fields by wider
+    /// loads, which have to wait until the preceding store has left the core.
     next_avail: u32,
     next_used: u32,
     published: u16,
@@ -54,7 +53,7 @@ impl<T> Queue<T> {
             next: (1..=size).collect(),
             tokens: (0..size).map(|_| None).collect(),
             lengths: vec![0; usize::from(size)].into(),
-            // Flags that no descriptor gets, so that each is written the first time.
+            // These flags are never used in a descriptor, so that each is written the first time.
             written: vec![Descriptor { flags: u16::MAX, ..Descriptor::default() }; usize::from(size)].into(),
             next_avail: 0,
             next_used: 0,
@@ -89,7 +88,7 @@ impl<T> Queue<T> {
         self.next_used as u16
     }
 
-    /// Makes a chain available, every descriptor of which gets `flags`.
+    /// Makes a chain available. Every descriptor gets `flags`.
     #[inline(always)]
     pub(crate) fn add_with(&mut self, buffers: &[(u64, u32)], flags: u16, token: T) -> Result<(), T> {
         if buffers.is_empty() || buffers.len() > usize::from(self.free) {
@@ -114,7 +113,7 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Writes a descriptor, unless it says so already: then the device may keep its line.
+    /// Writes a descriptor unless its content is unchanged, so that the device can keep its cache line.
     #[inline(always)]
     fn write(&mut self, index: u16, desc: Descriptor) {
         let written = &mut self.written[usize::from(index)];
@@ -163,7 +162,7 @@ impl<T> Queue<T> {
     }
 
     /// # Errors
-    /// [`RingError::Index`] when the device claims more than are in flight.
+    /// [`RingError::Index`] if the device returns more chains than are in flight.
     #[inline(always)]
     pub(crate) fn used(&mut self) -> Result<u16, RingError> {
         let known = self.used_idx.wrapping_sub(self.next_used());
@@ -184,7 +183,7 @@ impl<T> Queue<T> {
     }
 
     /// # Errors
-    /// [`RingError::NotInFlight`] when the device names a chain that it does not have.
+    /// [`RingError::NotInFlight`] if the device returns a chain that is not in flight.
     #[inline(always)]
     pub(crate) fn pop(&mut self) -> Result<Option<Used<T>>, RingError> {
         if self.used_idx == self.next_used() {

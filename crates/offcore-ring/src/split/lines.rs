@@ -1,7 +1,7 @@
-//! Runs of a split queue's entries: available ring, descriptors, used ring.
+//! Access to runs of entries in a split queue: available ring, descriptors, used ring.
 //!
-//! All of this is between an index that was read with acquire order and one that is written with release order, which is
-//! what orders it; among each other these accesses may come in any order.
+//! All accesses happen between reading an index with acquire ordering and writing an index with release ordering. These
+//! two order them. Among each other, they may happen in any order.
 
 use core::arch::asm;
 use core::arch::x86_64::{
@@ -15,16 +15,17 @@ use super::UsedElement;
 use crate::chain::{Descriptor, read_descriptor};
 use crate::vector::{Entry, FOUR, Level, Single, Word, load_32};
 
-/// Entries of the available ring in a vector.
+/// Number of available ring entries in a vector.
 const SIXTEEN: usize = 16;
 
-/// Reads entries of the available ring from `at` on into `into` until one is not below `size`; returns how many there were.
+/// Reads entries of the available ring from `at` into `into`, until an entry is not below `size`. Returns the number of
+/// valid entries.
 ///
 /// # Safety
-/// As many entries as `into` has room for are mapped at `at`, which is aligned to 2, and the CPU has `level`.
+/// `at` must be aligned to 2 and point to as many mapped entries as `into` has. The CPU must support `level`.
 #[inline(always)]
 pub(super) unsafe fn read_heads(level: Level, at: *const u16, size: u16, into: &mut [u16]) -> usize {
-    // SAFETY: the caller's promises.
+    // SAFETY: `at` is valid for the entries and the CPU supports `level`, as the caller guarantees.
     unsafe {
         match level {
             Level::Plain => read_heads_each(at, size, into),
@@ -34,12 +35,12 @@ pub(super) unsafe fn read_heads(level: Level, at: *const u16, size: u16, into: &
 }
 
 /// # Safety
-/// As for [`read_heads`].
+/// The same as for [`read_heads`].
 #[inline(always)]
 unsafe fn read_heads_each(at: *const u16, size: u16, into: &mut [u16]) -> usize {
     let mut found = 0;
     for head in into {
-        // SAFETY: one of the entries that the caller vouches for.
+        // SAFETY: the entry is mapped, as the caller guarantees.
         *head = unsafe { AtomicU16::from_ptr(at.add(found).cast_mut()) }.load(Ordering::Relaxed);
         if *head >= size {
             break;
@@ -50,30 +51,31 @@ unsafe fn read_heads_each(at: *const u16, size: u16, into: &mut [u16]) -> usize 
 }
 
 /// # Safety
-/// As for [`read_heads`].
+/// The same as for [`read_heads`].
 #[target_feature(enable = "avx2")]
 unsafe fn read_heads_avx2(at: *const u16, size: u16, into: &mut [u16]) -> usize {
     // A queue's size is at least 1.
     let last = _mm256_set1_epi16((size - 1).cast_signed());
     let mut done = 0;
     while let Some(heads) = into[done..].first_chunk_mut::<SIXTEEN>() {
-        // SAFETY: 16 of the entries that the caller vouches for.
+        // SAFETY: these 16 entries are mapped, as the caller guarantees.
         let found = unsafe { load_32(at.add(done).cast()) };
         if _mm256_movemask_epi8(_mm256_cmpeq_epi16(_mm256_min_epu16(found, last), found)) != -1 {
             break;
         }
-        // SAFETY: 16 heads.
+        // SAFETY: `heads` has 16 elements of two bytes.
         unsafe { heads.as_mut_ptr().cast::<__m256i>().write_unaligned(found) };
         done += SIXTEEN;
     }
-    // SAFETY: the rest of them.
+    // SAFETY: the remaining entries are mapped, as the caller guarantees.
     done + unsafe { read_heads_each(at.add(done), size, &mut into[done..]) }
 }
 
-/// Reads the descriptors at these indices of the table at `table`, in a packed queue's form: the id is the index.
+/// Reads the descriptors with these indices from the table at `table`, in the form of packed descriptors: the ID is the
+/// index.
 ///
 /// # Safety
-/// A descriptor is mapped for each of `heads` in the table, which is aligned to 16, and the CPU has `level`.
+/// `table` must be aligned to 16, and the descriptor of each head must be mapped. The CPU must support `level`.
 #[inline(always)]
 pub(super) unsafe fn read_descriptors(
     level: Level,
@@ -81,7 +83,7 @@ pub(super) unsafe fn read_descriptors(
     heads: &[u16],
     into: &mut [Entry],
 ) {
-    // SAFETY: the caller's promises.
+    // SAFETY: the descriptors are mapped and the CPU supports `level`, as the caller guarantees.
     unsafe {
         match level {
             Level::Plain => read_descriptors_each(table, heads, into),
@@ -91,44 +93,45 @@ pub(super) unsafe fn read_descriptors(
 }
 
 /// # Safety
-/// As for [`read_descriptors`].
+/// The same as for [`read_descriptors`].
 #[inline(always)]
 unsafe fn read_descriptors_each(table: *const Descriptor, heads: &[u16], into: &mut [Entry]) {
     for (&head, entry) in heads.iter().zip(into) {
-        // SAFETY: the caller vouches for the descriptor of each head.
+        // SAFETY: the descriptor of each head is mapped, as the caller guarantees.
         let found = unsafe { read_descriptor(table.add(head.into())) };
         *entry = Entry { addr: found.addr, word: Word::new(found.len, head, found.flags) };
     }
 }
 
 /// # Safety
-/// As for [`read_descriptors`].
+/// The same as for [`read_descriptors`].
 #[target_feature(enable = "avx2")]
 unsafe fn read_descriptors_avx2(table: *const Descriptor, heads: &[u16], into: &mut [Entry]) {
-    /// A byte that becomes 0.
+    /// Marks a byte that becomes 0.
     const NO: i8 = -1;
-    // Address and length stay, flags go to the end, and the id to where they were.
+    // Address and length stay in place. The flags move to the end, and the ID takes their place.
     let places = _mm_set_epi8(13, 12, NO, NO, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     for (&head, entry) in heads.iter().zip(into) {
         let found: __m128i;
-        // SAFETY: the caller vouches for the descriptor of each head. Assembly: read once, whatever the driver does.
+        // SAFETY: the descriptor of each head is mapped, as the caller guarantees. Assembly makes sure that it is read
+        // exactly once.
         unsafe {
             let at = table.add(head.into());
             asm!("vmovdqu {}, [{}]", lateout(xmm_reg) found, in(reg) at, options(nostack, preserves_flags, readonly));
         }
         let moved = _mm_insert_epi16::<6>(_mm_shuffle_epi8(found, places), head.into());
-        // SAFETY: 16 bytes are an entry.
+        // SAFETY: an entry has 16 bytes.
         unsafe { std::ptr::from_mut(entry).cast::<__m128i>().write_unaligned(moved) };
     }
 }
 
-/// Writes used elements from `at` on, one for each of `singles`: of its bytes as many as `written` has bits of.
+/// Writes one used element for each of `singles`, starting at `at`. Their lengths are masked by `written`.
 ///
 /// # Safety
-/// As many elements as there are singles are mapped at `at`, which is aligned to 4, and the CPU has `level`.
+/// `at` must be aligned to 4 and point to as many mapped elements as `singles` has. The CPU must support `level`.
 #[inline(always)]
 pub(super) unsafe fn write_used(level: Level, at: *mut UsedElement, singles: &[Single], written: u32) {
-    // SAFETY: the caller's promises.
+    // SAFETY: `at` is valid for the elements and the CPU supports `level`, as the caller guarantees.
     unsafe {
         match level {
             Level::Plain => write_used_each(at, singles, written),
@@ -138,18 +141,18 @@ pub(super) unsafe fn write_used(level: Level, at: *mut UsedElement, singles: &[S
 }
 
 /// # Safety
-/// As for [`write_used`].
+/// The same as for [`write_used`].
 #[inline(always)]
 unsafe fn write_used_each(at: *mut UsedElement, singles: &[Single], written: u32) {
     for (i, single) in singles.iter().enumerate() {
         let element = UsedElement { id: single.id().into(), len: single.len() & written };
-        // SAFETY: one of the elements that the caller vouches for.
+        // SAFETY: the element is mapped, as the caller guarantees.
         unsafe { at.add(i).write_volatile(element) };
     }
 }
 
 /// # Safety
-/// As for [`write_used`].
+/// The same as for [`write_used`].
 #[target_feature(enable = "avx2")]
 unsafe fn write_used_avx2(at: *mut UsedElement, singles: &[Single], written: u32) {
     let keep = _mm256_set1_epi64x((u64::from(u16::MAX) | u64::from(written) << 32).cast_signed());
@@ -157,18 +160,18 @@ unsafe fn write_used_avx2(at: *mut UsedElement, singles: &[Single], written: u32
     let mut at = at;
     for four in fours {
         let from = four.as_ptr().cast::<__m256i>();
-        // SAFETY: two of the four singles each.
+        // SAFETY: each read covers two of the four singles.
         let (a, b) = unsafe { (from.read_unaligned(), from.add(1).read_unaligned()) };
-        // The words in their order, and in each word id and flags before the length.
+        // The words stay in order. In each word, ID and flags move before the length.
         let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_unpackhi_epi64(a, b));
         let elements = _mm256_and_si256(_mm256_shuffle_epi32::<0b10_11_00_01>(words), keep);
-        // SAFETY: four of the elements that the caller vouches for, in 32 bytes; the store takes any alignment.
+        // SAFETY: these four elements (32 bytes) are mapped, as the caller guarantees. The store is unaligned.
         unsafe {
             _mm256_storeu_si256(at.cast(), elements);
             at = at.add(FOUR);
         }
     }
-    // SAFETY: the rest of them.
+    // SAFETY: the remaining elements are mapped, as the caller guarantees.
     unsafe { write_used_each(at, rest, written) };
 }
 
@@ -179,7 +182,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Each level stops at the first head that is no descriptor's, and reads those before it alike.
+        /// Each level stops at the first head that is not below the size, and reads the same heads before it.
         #[test]
         fn all_levels_read_heads_alike(
             heads in proptest::collection::vec(prop_oneof![40 => 0u16..256, 1 => any::<u16>()], 0..80),
@@ -190,15 +193,15 @@ mod tests {
             let there: Vec<_> = heads.iter().copied().take_while(|&head| head < size).collect();
             for level in Level::available() {
                 let mut read = vec![0; heads.len()];
-                // SAFETY: as many entries as there is room for, and a level that this CPU has.
+                // SAFETY: the slice has as many entries as `read`, and the CPU supports the level.
                 let found = unsafe { read_heads(level, heads.as_ptr(), size, &mut read) };
                 prop_assert_eq!(&read[..found], &there[..], "{:?}", level);
-                // What is wrong is named.
+                // The invalid head is stored as well.
                 prop_assert_eq!(read.get(found), heads.get(found), "{:?}", level);
             }
         }
 
-        /// Each level reads descriptors of any content into the same form.
+        /// Each level converts descriptors with arbitrary content in the same way.
         #[test]
         fn all_levels_read_descriptors_alike(
             table in proptest::collection::vec(any::<(u64, u32, u16, u16)>(), 1..40),
@@ -209,7 +212,7 @@ mod tests {
             let heads: Vec<_> = heads.into_iter().map(|head| head % table.len() as u16).collect();
             for level in Level::available() {
                 let mut entries = vec![Entry::default(); heads.len()];
-                // SAFETY: the heads are below the table's length, and the level is one that this CPU has.
+                // SAFETY: the heads are below the length of the table, and the CPU supports the level.
                 unsafe { read_descriptors(level, table.as_ptr(), &heads, &mut entries) };
                 for (entry, &head) in entries.iter().zip(&heads) {
                     let found = table[usize::from(head)];
@@ -219,7 +222,7 @@ mod tests {
             }
         }
 
-        /// Each level writes the same used elements, and nothing beside its run.
+        /// Each level writes the same used elements, and no others.
         #[test]
         fn all_levels_write_alike(words in proptest::collection::vec(any::<u32>(), 0..80), from in 0usize..5, writable: bool) {
             let singles: Vec<_> = words.iter().map(|&len| {
@@ -229,7 +232,7 @@ mod tests {
             let nothing = UsedElement { id: 7, len: 7 };
             for level in Level::available() {
                 let mut ring = vec![nothing; from + singles.len() + 5];
-                // SAFETY: the ring has an element for each single, and the level is one that this CPU has.
+                // SAFETY: the ring has an element for each single, and the CPU supports the level.
                 unsafe { write_used(level, ring[from..].as_mut_ptr(), &singles, written) };
                 let expected = std::iter::repeat_n(nothing, from)
                     .chain(singles.iter().map(|single| UsedElement { id: single.id().into(), len: single.len() & written }))

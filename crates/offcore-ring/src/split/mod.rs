@@ -6,8 +6,8 @@
 //! used ring         flags u16, idx u16, size × { id u32, len u32 },
 //!                   avail_event u16                                        aligned to 4   device → driver
 //! ```
-//! Every field is little endian, which on x86-64 is the host's order. The other side may write any byte at any time:
-//! each field is read once, by a volatile or atomic access, and checked where it is used.
+//! All fields are little endian, which is the byte order of x86-64. The other side may write any byte at any time. Each
+//! field is therefore read once, by a volatile or atomic access, and checked before use.
 
 pub mod device;
 pub(crate) mod driver;
@@ -23,12 +23,12 @@ use crate::chain::read_descriptor;
 pub use crate::chain::{Descriptor, MAX_SIZE, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 use crate::error::RingError;
 
-/// In the available ring's flags: the driver asks for no notifications.
+/// Flag of the available ring: the driver requests no notifications.
 pub const VIRTQ_AVAIL_F_NO_INTERRUPT: u16 = 1;
-/// In the used ring's flags: the device asks for no notifications.
+/// Flag of the used ring: the device requests no notifications.
 pub const VIRTQ_USED_F_NO_NOTIFY: u16 = 1;
 
-/// A used element.
+/// An element of the used ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(4))]
 pub struct UsedElement {
@@ -38,23 +38,23 @@ pub struct UsedElement {
     pub len: u32,
 }
 
-/// Bytes of the descriptor table of a queue of `size`.
+/// Length in bytes of the descriptor table of a queue of `size`.
 pub const fn desc_len(size: u16) -> usize {
     size as usize * 16
 }
 
-/// Bytes of the available ring, its used_event field included.
+/// Length in bytes of the available ring, including its used_event field.
 pub const fn avail_len(size: u16) -> usize {
     6 + size as usize * 2
 }
 
-/// Bytes of the used ring, its avail_event field included.
+/// Length in bytes of the used ring, including its avail_event field.
 pub const fn used_len(size: u16) -> usize {
     6 + size as usize * 8
 }
 
-/// The three parts of a queue in host memory: pointers, the size they were validated for, and the memory they are in,
-/// kept together.
+/// The three parts of a queue in host memory: pointers, the size they were validated for, and the memory that contains
+/// them.
 #[derive(Clone, Debug)]
 pub struct Layout {
     desc: NonNull<u8>,
@@ -64,20 +64,21 @@ pub struct Layout {
     _memory: Option<Arc<GuestMemory>>,
 }
 
-// SAFETY: a layout is three addresses; access goes through atomics and volatile accesses by whoever keeps the memory.
+// SAFETY: a layout contains only addresses. They are accessed by atomic and volatile operations, while the memory is
+// kept mapped.
 unsafe impl Send for Layout {}
 // SAFETY: as above.
 unsafe impl Sync for Layout {}
 
 impl Layout {
-    /// A queue of `size` whose parts are at these addresses.
+    /// Describes a queue of `size` whose parts are at these addresses.
     ///
     /// # Errors
-    /// A size that is no power of two up to 32768, or an address that is not aligned.
+    /// Fails if the size is not a power of two up to 32768, or if an address is not aligned.
     ///
     /// # Safety
-    /// The parts must be [`desc_len`], [`avail_len`] and [`used_len`] bytes long, and stay mapped as long as the layout
-    /// (or a side made from it) is used.
+    /// The parts must be [`desc_len`], [`avail_len`] and [`used_len`] bytes long. They must stay mapped as long as the
+    /// layout (or a side created from it) is used.
     pub unsafe fn new(
         desc: NonNull<u8>,
         avail: NonNull<u8>,
@@ -98,10 +99,11 @@ impl Layout {
         Ok(Self { desc, avail, used, size: size as u16, _memory: None })
     }
 
-    /// A queue of `size` whose parts are at these front-end addresses of `memory`, which the layout keeps.
+    /// Describes a queue of `size` whose parts are at these front-end addresses of `memory`. The layout keeps the
+    /// memory mapped.
     ///
     /// # Errors
-    /// As for [`Layout::new`], and [`RingError::Part`] when a part is not in the memory as a whole.
+    /// The same as for [`Layout::new`], and [`RingError::Part`] if a part is not completely in the memory.
     pub fn in_memory(
         memory: &Arc<GuestMemory>,
         (desc, avail, used): (u64, u64, u64),
@@ -117,7 +119,7 @@ impl Layout {
         let desc = find("descriptor table", desc, desc_len(queue_size))?;
         let avail = find("available ring", avail, avail_len(queue_size))?;
         let used = find("used ring", used, used_len(queue_size))?;
-        // SAFETY: the parts are in `memory` as whole ranges, and the layout keeps it.
+        // SAFETY: each part is completely in `memory`, which the layout keeps mapped.
         let layout = unsafe { Self::new(desc, avail, used, size) }?;
         Ok(Self { _memory: Some(Arc::clone(memory)), ..layout })
     }
@@ -128,13 +130,13 @@ impl Layout {
         self.size
     }
 
-    /// See [`crate::Layout::written`]: the used ring, and nothing.
+    /// See [`crate::Layout::written`]: the used ring, and an empty range.
     pub(crate) fn written(&self) -> [(NonNull<u8>, usize); 2] {
         [(self.used, used_len(self.size)), (self.used, 0)]
     }
 
-    /// The used index as it is in the ring now: how many chains, modulo 65536, have been returned since the driver made
-    /// the ring. Whoever shares the memory can write it.
+    /// Returns the current used index of the ring: the number of chains returned since the driver created the ring,
+    /// modulo 65536. Any process that shares the memory can change it.
     pub fn used_index(&self) -> u16 {
         self.used_idx().load(Ordering::Acquire)
     }
@@ -146,9 +148,9 @@ impl Layout {
 
     #[inline(always)]
     fn u16_at(base: NonNull<u8>, offset: usize) -> &'static AtomicU16 {
-        // SAFETY: callers pass offsets of two-byte fields inside the part that `base` starts, which `new`'s caller
-        // keeps mapped while the layout is used; the parts are at least 2-byte aligned. The reference does not leave
-        // the accessors below.
+        // SAFETY: callers pass offsets of two-byte fields inside the part at `base`. The caller of `new` keeps the part
+        // mapped while the layout is used. The parts are at least 2-byte aligned. The reference is not used outside the
+        // accessors below.
         unsafe { AtomicU16::from_ptr(base.as_ptr().add(offset).cast()) }
     }
 
@@ -167,15 +169,15 @@ impl Layout {
         Self::u16_at(self.avail, 4 + usize::from(position & self.mask()) * 2)
     }
 
-    /// The entry's address: [`Layout::before_wrap`] says how many follow it.
+    /// Address of the entry. [`Layout::before_wrap`] returns the number of entries from there to the end.
     #[inline(always)]
     fn avail_at(&self, position: u16) -> *const u16 {
-        // SAFETY: the masked position is below the size, so the entry is inside the available ring. The pointer is not made from a
-        // reference to the entry: readers use it for the next entries, too.
+        // SAFETY: the masked position is below the size, so the entry is inside the available ring. The pointer is not
+        // derived from a reference to the entry, because readers also use it for the next entries.
         unsafe { self.avail.as_ptr().add(4 + usize::from(position & self.mask()) * 2).cast() }
     }
 
-    /// Entries of either ring from `position` to the ring's end.
+    /// Number of entries (of either ring) from `position` to the end of the ring.
     #[inline(always)]
     fn before_wrap(&self, position: u16) -> usize {
         usize::from(self.size - (position & self.mask()))
@@ -207,11 +209,11 @@ impl Layout {
         unsafe { self.used.as_ptr().add(4 + usize::from(position & self.mask()) * 8).cast() }
     }
 
-    /// A private copy of descriptor `index`, which callers have checked against the size.
+    /// Makes a private copy of descriptor `index`, which callers have checked against the size.
     #[inline(always)]
     fn descriptor(&self, index: u16) -> Descriptor {
         debug_assert!(index < self.size);
-        // SAFETY: `desc_at` masks the index, so it points to a descriptor of the table, which stays mapped and is aligned
+        // SAFETY: `desc_at` masks the index, so it returns a descriptor of the table, which stays mapped and is aligned
         // to 16.
         unsafe { read_descriptor(self.desc_at(index)) }
     }
@@ -223,8 +225,8 @@ impl Layout {
     }
 }
 
-/// Whether a notification is due when the index goes from `old` to `new` and the other side asked for `event`
-/// (virtio 1.2, section 2.7.7.2: vring_need_event).
+/// Returns whether a notification is due when the index advances from `old` to `new` and the other side has requested
+/// one at `event` (vring_need_event in virtio 1.2, section 2.7.7.2).
 #[inline(always)]
 fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

@@ -1,4 +1,4 @@
-//! Both sides against each other, and the device side against a hostile driver.
+//! Tests of both sides against each other, and of the device side against a hostile driver.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -70,7 +70,7 @@ fn sizes_and_alignment_are_checked() {
     let at = NonNull::<u8>::without_provenance;
     let layout = |d: usize, a: usize, u: usize, size| {
         let part = |x| at(std::num::NonZeroUsize::new(x).unwrap());
-        // SAFETY: never used beyond the checks.
+        // SAFETY: the layout is only used for these checks.
         unsafe { Layout::new(part(d), part(a), part(u), size) }
     };
     for size in [0, 3, 65536, 32769] {
@@ -153,8 +153,8 @@ fn hostile_chains_are_named() {
     assert_eq!(case(&long, &[0]), RingError::TooManyBuffers { head: 0, max: 64 });
 }
 
-/// However often a chain of several stops a run: reading all that follow each time would be quadratic, and a driver could
-/// change them in between.
+/// Descriptors are read once even if a run is often interrupted by longer chains. Reading the rest of the run again
+/// each time would be quadratic, and a driver could change the descriptors in between.
 #[test]
 fn each_descriptor_of_a_run_is_read_once() {
     let guest = guest(8);
@@ -175,7 +175,7 @@ fn each_descriptor_of_a_run_is_read_once() {
         guest.descriptor(DESC, head, desc(0x1_0000, 7, 0, 0));
     }
     assert_eq!(lengths(&mut queue, 2), [100, 100], "as they were when the run was read");
-    // A new look is a new run.
+    // A new look starts a new run.
     assert_eq!(queue.look(8), Ok(4));
     assert_eq!(lengths(&mut queue, 2), [7, 7]);
 }
@@ -188,7 +188,7 @@ fn chains_that_are_out_count() {
     guest.write(AVAIL + 2, 8u16);
     assert_eq!(queue.available(8), Ok(8));
     queue.consume(8);
-    // All descriptors are out: there cannot be another chain.
+    // All descriptors are in flight, so no other chain can exist.
     guest.write(AVAIL + 2, 9u16);
     assert_eq!(queue.available(1), Err(error(9, 0)));
     queue.push_used(Chain::one(0), 0);
@@ -281,8 +281,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 proptest! {
-    /// Chains come out of the device side, and back to the driver side, in order and complete, whatever the mix of
-    /// operations, with and without the event index; nobody misses a notification.
+    /// Chains arrive at the device side, and back at the driver side, complete and in order, for any mix of operations,
+    /// with and without the event index. No notification is missed.
     #[test]
     fn both_sides_agree_with_a_queue(ops in ops(), event_idx: bool, size_bits in 2u32..6, level: prop::sample::Index) {
         let guest = guest(1 << size_bits);
@@ -415,7 +415,7 @@ fn unchanged_descriptor_is_not_rewritten() {
     };
     assert_eq!(round(&mut driver, 0, 0), desc(0, 0, VIRTQ_DESC_F_WRITE, 0));
     assert_eq!(round(&mut driver, 0x800, 64), desc(0x800, 64, VIRTQ_DESC_F_WRITE, 0));
-    // Somebody else's mark, to see what is written.
+    // Overwritten with a marker, to detect writes.
     guest.descriptor(DESC, 0, desc(7, 7, 7, 7));
     assert_eq!(round(&mut driver, 0x800, 64), desc(7, 7, 7, 7));
     assert_eq!(round(&mut driver, 0x800, 65), desc(0x800, 65, VIRTQ_DESC_F_WRITE, 0));

@@ -1,16 +1,16 @@
-//! The ring against a queue as oracle, against a second thread, and under loom.
+//! Tests of the ring against a model queue, against a second thread, and with loom.
 
 use super::*;
 
 impl<T: Copy> Producer<T> {
-    /// Puts items into the ring, as many as fit, and publishes them together; returns how many.
+    /// Copies items into the ring until it is full, and publishes them together. Returns their number.
     fn push_slice(&mut self, items: &[T]) -> usize {
         let n = self.room(items.len()).min(items.len());
         let (first, second) = self.spare(n);
         let (head, tail) = items[..n].split_at(first.len());
         first.write_copy_of_slice(head);
         second.write_copy_of_slice(tail);
-        // SAFETY: the two slices are `n` slots, just written.
+        // SAFETY: the two slices are the `n` slots that were just written.
         unsafe { self.advance(n) };
         self.publish();
         n
@@ -54,7 +54,7 @@ mod plain {
         ]
     }
 
-    /// The ring as it should be: items in it, how many of them are published, and how many the consumer has seen.
+    /// A model of the ring: its items, how many of them are published, and how many the consumer has seen.
     struct Model {
         capacity: usize,
         next: u64,
@@ -119,7 +119,7 @@ mod plain {
                         for (slot, item) in first.iter_mut().chain(second).zip(model.add(n)) {
                             slot.write(item);
                         }
-                        // SAFETY: the first `n` spare slots have just been written.
+                        // SAFETY: the first `n` spare slots were just written.
                         unsafe { producer.advance(n) };
                         producer.prefetch(max);
                     }
@@ -158,7 +158,7 @@ mod plain {
                 prop_assert_eq!(producer.released(), written - model.items.len());
                 for at in [0, written.saturating_sub(capacity + 1), written.saturating_sub(capacity), written] {
                     let kept = at < written && written - at <= capacity;
-                    // SAFETY: a spare slot is written only where it is counted.
+                    // SAFETY: every spare slot that was written was also counted.
                     prop_assert_eq!(unsafe { producer.get(at) }, kept.then_some(at as u64));
                 }
             }
@@ -227,7 +227,7 @@ mod plain {
         drop(burst.next());
         drop(burst);
         assert_eq!(drops.load(Ordering::Relaxed), 5);
-        // A leaked burst forgets only what it has not handed out: here one item is taken, two stay in the ring.
+        // A leaked burst keeps its untaken items in the ring: one item is taken here, two stay in the ring.
         let mut burst = consumer.pop_burst(3);
         let taken = burst.next();
         std::mem::forget(burst);
@@ -259,13 +259,13 @@ mod plain {
 mod loom_model {
     use super::*;
 
-    /// Items that wrap a ring of two slots, in bursts by slice and in place, taken by peeking and by popping; loom
-    /// reports any slot that both sides touch without being ordered.
+    /// Items that wrap around in a ring of two slots, written by slice and in place, and taken by peeking and popping.
+    /// Loom reports any slot that both sides access without ordering.
     #[test]
     fn every_interleaving_keeps_order() {
         const ITEMS: u32 = 4;
         let mut model = loom::model::Builder::new();
-        // Three forced switches between the threads reach every pair of bursts; without a bound the model takes hours.
+        // Three forced switches between the threads reach every pair of bursts. Without a limit, the model takes hours.
         model.preemption_bound = Some(3);
         model.check(|| {
             let (mut producer, mut consumer) = ring::<u32>(2).unwrap();
@@ -286,8 +286,8 @@ mod loom_model {
                         next +=
                             producer.push_slice(&[next, next + 1][..(ITEMS - next).min(2) as usize]) as u32;
                     }
-                    // The producer may read back what the consumer is reading.
-                    // SAFETY: no spare slot is asked for.
+                    // The producer may read back a slot while the consumer reads it.
+                    // SAFETY: `spare` is not called, so no uncounted slot is written.
                     let last = unsafe { producer.get(producer.written().saturating_sub(1)) };
                     assert_eq!(last, next.checked_sub(1));
                     if next == before {
@@ -316,7 +316,7 @@ mod loom_model {
         });
     }
 
-    /// Whatever is left in the ring is dropped after both sides are gone, whichever goes last.
+    /// Items left in the ring are dropped after both sides are dropped, in either order.
     #[test]
     fn the_last_side_drops_the_rest() {
         loom::model(|| {

@@ -1,4 +1,4 @@
-//! A packed queue whose other side writes anything: scripts of random bytes, and those kept in `fuzz/corpus/packed`.
+//! A packed queue whose other side writes arbitrary data: random scripts, and the corpus in `fuzz/corpus/packed`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../../../../fuzz/replay.rs"]
@@ -11,7 +11,7 @@ use script::Outcome;
 fn any_other_side_is_survived() {
     let mut sum = Outcome::default();
     replay::play_any(5000, 600, |bytes| sum = sum.and(script::play(bytes)));
-    // Otherwise the scripts are too wild to get anywhere.
+    // Makes sure that the scripts exercise the code and are not all rejected at once.
     assert!(sum.taken.min(sum.refused).min(sum.popped).min(sum.disowned) > 1000, "{sum:?}");
 }
 

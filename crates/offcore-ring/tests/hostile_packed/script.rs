@@ -1,5 +1,6 @@
-//! The other side of a packed queue as a string of bytes: what it writes where, and when our side has its turns. Any
-//! bytes are a script; most of what comes out is nearly right, which is where the mistakes are.
+//! A script for the other side of a packed queue, as a string of bytes. It defines the data that is written and the
+//! calls of the side under test. Any byte string is a valid script. Most of the generated data is almost valid, because
+//! most bugs are found with such data.
 #![allow(dead_code, reason = "the fuzz target uses its own part")]
 
 use std::collections::HashSet;
@@ -18,23 +19,23 @@ const DRIVER_EVENT: usize = 0x100;
 const DEVICE_EVENT: usize = 0x200;
 const RING: usize = 0x300;
 const TABLES: usize = 0x1000;
-/// Where the first region ends and the second begins, somewhere else in the host's memory.
+/// End of the first region and start of the second one, which is at another place in host memory.
 const SEAM: usize = 0x2000;
 const END: usize = 0x4000;
 
-/// More buffers than this are not taken from a chain.
+/// Maximum number of buffers taken from a chain.
 const MAX_BUFFERS: usize = 40;
 
-/// What came of a script, so that tests can see that scripts do something.
+/// Statistics of a script, so that tests can check that scripts exercise the code.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
-    /// Chains that the device side took.
+    /// Chains taken by the device side.
     pub(crate) taken: usize,
-    /// Times that it found something wrong.
+    /// Errors detected by the device side.
     pub(crate) refused: usize,
-    /// Chains that the driver side got back.
+    /// Chains returned to the driver side.
     pub(crate) popped: usize,
-    /// Times that it was given back what was not in flight.
+    /// Number of times that a chain was returned that was not in flight.
     pub(crate) disowned: usize,
 }
 
@@ -52,7 +53,7 @@ impl Outcome {
 /// Plays a script.
 ///
 /// # Panics
-/// When the other side got what it wanted.
+/// Panics if the other side has broken an invariant.
 pub(crate) fn play(script: &[u8]) -> Outcome {
     let mut script = Script(script);
     let options = script.u8();
@@ -65,46 +66,46 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
     }
 }
 
-/// What a hostile driver or our device side does next.
+/// Next step of a hostile driver or of the device side under test.
 enum DriverOp {
-    /// Makes a chain of so many descriptors available.
+    /// Makes a chain of this many descriptors available.
     Offer(u8),
-    /// Writes a descriptor so far into the tables.
+    /// Writes a descriptor at this index of the tables.
     Table(u8),
     Anything(Write),
     Look(usize),
-    /// Takes so many chains.
+    /// Takes this many chains.
     Take(u8),
-    /// Returns one of those taken.
+    /// Returns a chain that was taken.
     Return(u8, u32),
     Publish,
-    /// Asks for what may not be there.
+    /// Accesses entries that may not exist.
     Probe([u16; 3]),
     Notify(bool),
-    /// Starts anew, here or where our side is.
+    /// Restarts the queue, at the given position or at the current one.
     Restart(Option<u16>),
 }
 
-/// What a hostile device or our driver side does next.
+/// Next step of a hostile device or of the driver side under test.
 enum DeviceOp {
-    /// Adds a chain of so many buffers.
+    /// Adds a chain of this many buffers.
     Add(u8),
     Publish,
-    /// Writes a used descriptor of this id and length, and passes over so many.
+    /// Writes a used descriptor with this ID and length, and skips this many descriptors.
     Use(u16, u8, u16),
     Anything(Write),
     Notify(bool),
     Collect,
 }
 
-/// What the other side writes whenever it likes.
+/// Data that the other side may write at any time.
 enum Write {
     Ring(u16, u128),
-    /// Its event structure.
+    /// The event structure of the other side.
     Event(u32),
 }
 
-/// A hostile driver.
+/// Plays a hostile driver.
 fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome {
     let direction = if options & 16 != 0 { Direction::Writable } else { Direction::Readable };
     let size = memory.size;
@@ -112,7 +113,7 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
     let mut queue = start(FRESH_BASE).unwrap();
     let (mut next, mut wrap) = (0u16, true);
     let mut held: Vec<Chain> = Vec::new();
-    // Descriptors that the driver cannot have: taken, and not published.
+    // Numbers of descriptors that the driver does not own: taken, and returned but not published.
     let (mut out, mut unpublished) = (0u32, 0u32);
     let mut outcome = Outcome::default();
     while !script.0.is_empty() {
@@ -176,7 +177,7 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
     outcome
 }
 
-/// Takes at most so many chains into `held`; the entries that they have.
+/// Takes up to `chains` chains into `held`. Returns the number of their entries.
 fn take(
     queue: &mut device::Queue,
     chains: u8,
@@ -216,7 +217,7 @@ fn take(
     ahead
 }
 
-/// A hostile device.
+/// Plays a hostile device.
 fn driver_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome {
     let size = memory.size;
     let mut queue = driver::Queue::new(memory.layout(), options & 32 != 0);
@@ -268,12 +269,12 @@ fn driver_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
     outcome
 }
 
-/// Memory of both sides: two regions that follow each other in guest addresses but not in the host's.
+/// Memory of both sides: two regions that are adjacent in guest addresses but not in host addresses.
 struct Memory {
     guest: Arc<GuestMemory>,
     regions: [NonNull<u8>; 2],
     size: u16,
-    /// What the other side wrote; before that, a pattern.
+    /// The bytes written by the other side; initially a pattern.
     written: std::cell::RefCell<Vec<u8>>,
 }
 
@@ -299,13 +300,13 @@ impl Memory {
 
     fn at(&self, address: usize) -> NonNull<u8> {
         assert!(address < END);
-        // SAFETY: both regions are as long as the seam is far.
+        // SAFETY: each region has `SEAM` bytes.
         unsafe { self.regions[address / SEAM].add(address % SEAM) }
     }
 
     fn write(&self, address: usize, bytes: &[u8]) {
         for (at, &byte) in (address..).zip(bytes) {
-            // SAFETY: `at` is in a region.
+            // SAFETY: `at` returns an address inside a region.
             unsafe { self.at(at).write_volatile(byte) };
             self.written.borrow_mut()[at] = byte;
         }
@@ -322,7 +323,7 @@ impl Memory {
         }
     }
 
-    /// A buffer is in one region as a whole.
+    /// Checks that a buffer is completely in one region.
     fn check(&self, buffer: Buffer) {
         let (start, end) =
             (buffer.addr.as_ptr() as usize, buffer.addr.as_ptr() as usize + buffer.len as usize);
@@ -333,11 +334,11 @@ impl Memory {
         assert!(self.regions.iter().any(inside), "{buffer:?}");
     }
 
-    /// Our side wrote nothing but the ring and its own event structure at `event`.
+    /// Checks that the side under test has only written to the ring and to its event structure at `event`.
     fn check_unwritten(&self, event: usize) {
         let ours = [event..event + 4, RING..RING + ring_len(self.size)];
         for (address, &byte) in self.written.borrow().iter().enumerate() {
-            // SAFETY: `at` is in a region.
+            // SAFETY: `at` returns an address inside a region.
             let found = unsafe { self.at(address).read_volatile() };
             assert!(
                 found == byte || ours.iter().any(|part| part.contains(&address)),
@@ -395,7 +396,7 @@ impl Script<'_> {
         }
     }
 
-    /// An available descriptor that is mostly as it should be, as it is in memory.
+    /// Returns an available descriptor, in its memory format, which is valid in most cases.
     fn descriptor(&mut self, direction: Direction, state: u16) -> u128 {
         let write = if direction == Direction::Writable { VIRTQ_DESC_F_WRITE } else { 0 };
         let near = u64::from(self.u8());

@@ -1,4 +1,4 @@
-//! The copies of packets to and from FIFOs, entered into the copy queues.
+//! The copies between packets and FIFOs, entered into the copy queues.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -22,7 +22,7 @@ impl Copied for Placing {
         let skip = self.place.skip as usize;
         let Some(mut to) = stack.place_pieces(&self.place) else { return };
         if !self.packet.is_segmented() {
-            // SAFETY: inside the packet's data, or where it ends.
+            // SAFETY: the offset is at most the length of the packet's data.
             let mut src = unsafe { self.packet.data().add(skip.min(self.packet.len())) };
             let mut left = self.packet.len().saturating_sub(skip);
             for (dst, room) in to {
@@ -31,7 +31,7 @@ impl Copied for Placing {
                     each(src, dst, n);
                 }
                 left -= n;
-                // SAFETY: as above.
+                // SAFETY: `n` is at most the number of bytes left in the packet's data.
                 src = unsafe { src.add(n) };
             }
             return;
@@ -54,14 +54,14 @@ impl Copied for Sending {
                 each(src, dst, n);
             }
             room -= n;
-            // SAFETY: inside the packet's data, or where it ends.
+            // SAFETY: the result is in the packet's data, or at its end.
             dst = unsafe { dst.add(n) };
         }
     }
 }
 
-/// Calls `each` with the parts of a packet's buffers, but for its first `skip` bytes, and of the FIFO's pieces that belong
-/// together.
+/// Calls `each` with matching parts of the packet's buffers and of the FIFO's pieces. The first `skip` bytes of the
+/// packet are left out.
 #[cold]
 fn pair(
     packet: &Packet,
@@ -75,14 +75,14 @@ fn pair(
         let left_out = skip.min(len);
         skip -= left_out;
         len -= left_out;
-        // SAFETY: inside the buffer, or where it ends.
+        // SAFETY: `left_out` is at most the length of the buffer.
         let mut buffer = unsafe { buffer.add(left_out) };
         while len > 0 {
             let Some((at, room)) = piece else { return };
             let n = room.min(len);
             each(buffer, at, n);
             len -= n;
-            // SAFETY: both lie `n` bytes further in what they are in, or where that ends.
+            // SAFETY: `n` is at most the number of bytes left in the buffer and in the piece.
             unsafe {
                 buffer = buffer.add(n);
                 piece = if n < room { Some((at.add(n), room - n)) } else { pieces.next() };
@@ -91,8 +91,8 @@ fn pair(
     });
 }
 
-/// Enters the packets that are `waiting` and submits their copies, as many as there is room for; those that are complete
-/// at once go to `done`.
+/// Enters packets from `waiting` while there is room and submits their copies. Packets that are complete on submission
+/// are moved to `done`.
 #[inline]
 pub(super) fn submit<T: Copied>(
     queue: &mut CopyQueue<Option<T>>,
@@ -114,7 +114,7 @@ pub(super) fn submit<T: Copied>(
         if stuck && by_core {
             return;
         }
-        // A packet may have more copies than a channel has room for.
+        // A packet may need more copies than a channel has room for.
         by_core = stuck;
     }
 }
@@ -146,7 +146,7 @@ fn enter<T: Copied, const IMMEDIATE: bool>(
             done.extend(batch.enter(Some(next)).flatten());
         }
     }
-    // SAFETY: the holder owns the packet, and until it is reported the stack keeps the FIFO's blocks, which it has shown to
-    // nobody (a place) or which nobody writes any more (a plan).
+    // SAFETY: the holder owns the packet. The stack keeps the FIFO's blocks until the holder is reported. Blocks of a
+    // place are not published yet; blocks of a plan are not written any more.
     unsafe { batch.submit(clock) };
 }

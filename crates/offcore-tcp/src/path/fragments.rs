@@ -1,6 +1,8 @@
-//! Packets in parts: those that come are put together, buffer by buffer, and those that are too long for a link are cut.
+//! IP fragmentation and reassembly. Reassembly links the buffers of fragments; packets that exceed the MTU of a link
+//! are fragmented.
 //!
-//! Only a datagram of more than a packet, or a long echo, comes so; the core copies what it cuts.
+//! Only datagrams longer than a packet and long echo messages are fragmented. The core makes the copies for
+//! fragmentation.
 
 use std::collections::VecDeque;
 
@@ -10,35 +12,35 @@ use super::buffers;
 use crate::proto::HEAD;
 use crate::proto::fragment::{Cut, Part, Whole};
 
-/// Packets that are put together at a time, at most, and parts of one.
+/// Maximum number of packets in reassembly, and of fragments per packet.
 const PACKETS: usize = 64;
 const PARTS: usize = 128;
-/// What part of the pool parts may hold: one buffer in this many.
+/// All fragments may hold one pool buffer in this many.
 const SHARE: usize = 8;
-/// What part of either one sender has, so that he costs others nothing.
+/// One sender gets this fraction of both limits, so that it does not displace the fragments of others.
 const SENDER_SHARE: usize = 2;
-/// How long parts are waited for, in microseconds: 60 s at most (RFC 8200, 4.5); this is Linux's time of IPv4.
+/// Reassembly timeout in microseconds. The limit is 60 s (RFC 8200, 4.5); this is Linux's value for IPv4.
 const LONGEST_WAIT: u64 = 30_000_000;
 
-/// A packet of which there are parts.
+/// A packet in reassembly.
 #[derive(Debug)]
 struct Unfinished {
     whole: Whole,
     since: u64,
-    /// By where they belong.
+    /// Sorted by offset.
     parts: Vec<(Part, Packet)>,
-    /// Bytes of its payload, once the last part is there.
+    /// Length of the payload in bytes. Known when the last fragment has arrived.
     len: Option<usize>,
     buffers: usize,
 }
 
-/// What a part is to the packet.
+/// How a fragment fits into a packet.
 enum Fit {
-    /// It belongs at this place among the parts.
+    /// Its index among the fragments.
     At(usize),
-    /// It is there already.
+    /// A duplicate.
     Known,
-    /// The packet is spoiled: parts overlap (RFC 5722), or say different things of its end.
+    /// The packet is invalid: fragments overlap (RFC 5722), or disagree about its end.
     Not,
 }
 
@@ -67,7 +69,7 @@ impl Unfinished {
         self.len.is_some_and(|len| self.parts.iter().map(|(part, _)| part.range.len()).sum::<usize>() == len)
     }
 
-    /// One packet of all parts; `None`, and they are freed, when it is one that nobody takes.
+    /// Links all fragments to one packet. If the stack cannot parse it, its buffers are freed and `None` is returned.
     fn join(mut self, cache: &mut PoolCache) -> Option<Packet> {
         let pool = cache.pool();
         let len = self.len.unwrap_or(0);
@@ -75,7 +77,7 @@ impl Unfinished {
         for (index, (part, mut packet)) in self.parts.drain(..).enumerate() {
             let mut rest = pool.split(&mut packet);
             if index > 0 {
-                // Headers are in the first buffer.
+                // Only the first buffer keeps its headers.
                 packet.pull(part.at.min(packet.len()));
             } else {
                 let cut = part.make_whole(packet.bytes_mut(), len);
@@ -87,7 +89,7 @@ impl Unfinished {
                 buffers.push(buffer);
             }
         }
-        // The stack looks at headers in one piece.
+        // The stack needs the headers in one buffer.
         if buffers.first().is_none_or(|first| first.len() < HEAD) {
             cache.free_all(buffers);
             return None;
@@ -102,29 +104,29 @@ impl Unfinished {
     }
 }
 
-/// Parts of packets, until all of a packet are there.
+/// Packets in reassembly.
 #[derive(Debug)]
 pub(super) struct Fragments {
-    /// The oldest first.
+    /// Oldest first.
     unfinished: VecDeque<Unfinished>,
     buffers: usize,
-    /// Buffers that they may be, at most.
+    /// Maximum number of buffers.
     most: usize,
-    /// Parts that were not put together.
+    /// Fragments that were not reassembled.
     pub(super) dropped: u64,
 }
 
 impl Fragments {
-    /// Of a worker that has so many of the pool's buffers.
+    /// Creates the reassembly state of a worker whose share of the pool is `pool` buffers.
     pub(super) fn new(pool: usize) -> Self {
         Self { unfinished: VecDeque::new(), buffers: 0, most: pool.div_ceil(SHARE), dropped: 0 }
     }
 
-    /// Takes a part. The whole packet, when it was the last that was missing.
+    /// Adds a fragment. Returns the whole packet if the fragment completes it.
     pub(super) fn add(&mut self, now: u64, mut packet: Packet, cache: &mut PoolCache) -> Option<Packet> {
         let pool = cache.pool();
         let head = packet.bytes();
-        // Who leaves a checksum open does not fragment.
+        // A sender that offloads the checksum does not fragment.
         let part = Part::of(head, pool.total_len(&packet)).filter(|_| !packet.has_offload());
         let Some(part) = part else {
             self.drop_part(packet, cache);
@@ -172,8 +174,8 @@ impl Fragments {
         whole
     }
 
-    /// Gives up the oldest packets until there is room for a part in so many buffers: those of its own sender when he has
-    /// his share.
+    /// Discards the oldest packets until there is room for a fragment of `buffers` buffers. If the sender exceeds its
+    /// share, only its own packets are discarded.
     fn make_room(&mut self, whole: &Whole, buffers: usize, cache: &mut PoolCache) {
         let most = self.most;
         loop {
@@ -192,7 +194,7 @@ impl Fragments {
         }
     }
 
-    /// Gives up what has waited for too long.
+    /// Discards packets whose reassembly timeout has expired.
     pub(super) fn expire(&mut self, now: u64, cache: &mut PoolCache) {
         while self.unfinished.front().is_some_and(|oldest| now.saturating_sub(oldest.since) > LONGEST_WAIT) {
             self.discard(0, cache);
@@ -213,8 +215,8 @@ impl Fragments {
     }
 }
 
-/// Calls `each` with the parts that `packet` is cut into for a link that takes IP packets of `mtu` bytes; `ident` names it over
-/// IPv6. `false` when it cannot be cut, or there are no buffers for all.
+/// Fragments `packet` for a link with an MTU of `mtu` bytes and calls `each` with each fragment. `ident` is the IPv6
+/// identification. Returns `false` if the packet cannot be fragmented or the pool has too few buffers.
 pub(super) fn cut(
     packet: &Packet,
     mtu: usize,
@@ -241,7 +243,7 @@ pub(super) fn cut(
     true
 }
 
-/// The bytes of a packet, one behind the other.
+/// Reads the bytes of a packet across its buffers.
 struct Bytes<'a> {
     segments: Segments<'a>,
     here: &'a [u8],
@@ -252,7 +254,7 @@ impl Bytes<'_> {
         while !to.is_empty() && self.find() {
             let n = to.len().min(self.here.len());
             let (now, rest) = to.split_at_mut(n);
-            // copy-ok: a packet too long for the link; the core cuts it
+            // copy-ok: a packet that exceeds the link's MTU; the core fragments it
             now.copy_from_slice(&self.here[..n]);
             self.here = &self.here[n..];
             to = rest;
@@ -267,7 +269,7 @@ impl Bytes<'_> {
         }
     }
 
-    /// Whether there are bytes left.
+    /// Returns whether bytes are left.
     fn find(&mut self) -> bool {
         while self.here.is_empty() {
             match self.segments.next() {

@@ -1,4 +1,4 @@
-//! What is to be sent, by interface, and datagrams that wait for their next hop's station.
+//! Send queues of the interfaces, and datagrams that wait for address resolution of their next hop.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -10,30 +10,32 @@ use super::queue::SendQueue;
 use super::{buffers, fragments};
 use crate::proto::{Control, Out, SealedDatagram, Stack, destination};
 
-/// Limits of the datagrams that wait for their next hop's station: of all, of one destination, and the part of the pool that
-/// they may hold.
+/// Limits of the datagrams that wait for address resolution: all, per destination, and the share of the pool (one
+/// buffer in `WAITING_SHARE`).
 const WAITING: usize = 128;
 const WAITING_EACH: usize = 16;
 const WAITING_SHARE: usize = 16;
-/// How long they wait, in microseconds: as long as it is asked for. Time between two looks.
+/// The maximum waiting time equals the duration of address resolution. The second value is the interval between checks.
+/// Both are in microseconds.
 const LONGEST_WAIT: u64 = 3_000_000;
 const LOOK_AGAIN: u64 = 100_000;
-/// High-water mark of an interface's queue in packets. Above it connections neither send nor acknowledge, and other packets without
-/// payload are held back. Above twice the mark, datagrams and echo replies are dropped.
+/// High-water mark of an interface's queue in packets. Above the mark, connections neither send nor acknowledge, and
+/// other packets without payload are held back. Above twice the mark, datagrams and echo replies are dropped.
 const MARK: usize = 512;
 const QUEUE: usize = 2 * MARK;
-/// Limit of held back packets.
+/// Limit of held-back packets.
 const HELD_BACK: usize = 1 << 14;
-/// What part of the pool all such queues may hold. One of them may hold as many buffers as all leave free of that: a port
-/// that is hung gets half of it, and each other one finds room, however many are hung.
+/// All queues together may hold one pool buffer in this many. A single queue may hold as many buffers as all queues
+/// leave free. A hung port thus takes half of the limit, and every other port still gets buffers, regardless of the
+/// number of hung ports.
 const QUEUES_SHARE: usize = 2;
 
-/// What one interface's port is, and what is to be sent by it.
+/// The properties of an interface's port, and its send queue.
 #[derive(Debug)]
 pub(super) struct Link {
-    /// The port completes checksums.
+    /// Whether the port completes checksums.
     pub(super) checksums: bool,
-    /// Bytes of payload, at most, that it cuts into segments; 0 when it does not.
+    /// Maximum payload in bytes of a packet that the port segments. 0 if the port does not segment.
     pub(super) longest: usize,
     pub(super) queue: SendQueue,
     /// Packets without payload that wait for room in the queue or the pool.
@@ -46,7 +48,7 @@ impl Link {
     }
 }
 
-/// A datagram whose next hop's station is not known yet.
+/// A datagram whose next hop is being resolved.
 #[derive(Debug)]
 struct Waiting {
     iface: u8,
@@ -56,52 +58,52 @@ struct Waiting {
     since: u64,
 }
 
-/// All interfaces' links.
+/// The links of all interfaces.
 #[derive(Debug)]
 pub(super) struct Links {
     links: Vec<Link>,
-    /// The loopback interface.
+    /// The index of the loopback interface.
     pub(super) loopback: Option<u8>,
     pool: &'static Pool,
-    /// The oldest first.
+    /// Oldest first.
     waiting: VecDeque<Waiting>,
-    /// Neighbours that had answered when it was last looked whether stations are known, and when that was.
+    /// The count of neighbour answers at the last check, and the time of that check.
     looked: (u32, u64),
     pub(super) stats: PathStats,
-    /// Copies of datagrams that sockets of this host receive, too; empty between turns.
+    /// Copies of datagrams that sockets of this host also receive. Empty between turns.
     pub(super) own_copies: Vec<Packet>,
-    /// Buffers of the pool that are this worker's part of it.
+    /// This worker's share of the pool in buffers.
     part: usize,
 }
 
 impl Links {
-    /// Of a worker whose part of the pool is so many buffers.
+    /// Creates the links of a worker whose share of the pool is `part` buffers.
     pub(super) fn new(pool: &'static Pool, part: usize) -> Self {
         let (looked, stats) = ((0, 0), PathStats::default());
         let (waiting, own_copies) = (VecDeque::new(), Vec::new());
         Self { links: Vec::new(), loopback: None, pool, waiting, looked, stats, own_copies, part }
     }
 
-    /// Buffers that wait for the port which has the fewest. It is what plans of packets are to wait for: more would have all
-    /// ports wait for one.
+    /// Returns the number of buffers in the shortest port queue, which reduces the budget of new packets. A longer
+    /// queue would throttle all ports because of one.
     pub(super) fn fewest_queued(&self) -> usize {
         let links = self.links.iter().enumerate();
         let ports = links.filter(|(iface, _)| self.loopback.map(usize::from) != Some(*iface));
         ports.map(|(_, link)| link.queue.buffers()).min().unwrap_or(0)
     }
 
-    /// Whether a queue of so many buffers has more than all queues leave free.
+    /// Returns whether a queue of `buffers` buffers exceeds the number that all queues leave free.
     fn is_too_long(&self, buffers: usize) -> bool {
         let queued: usize = self.links.iter().map(|link| link.queue.buffers()).sum();
         buffers > (self.part / QUEUES_SHARE).saturating_sub(queued)
     }
 
-    /// Bytes of payload of the longest packets.
+    /// Returns the maximum payload of all links in bytes.
     pub(super) fn longest(&self) -> usize {
         self.links.iter().map(|link| link.longest).max().unwrap_or(0)
     }
 
-    /// Whether datagrams wait.
+    /// Returns whether datagrams wait for address resolution.
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
@@ -117,7 +119,7 @@ impl Links {
         &mut self.links[index]
     }
 
-    /// Whether an interface's port must take some packets before it gets more.
+    /// Returns whether an interface's port must take packets before it gets more.
     #[inline]
     pub(super) fn is_full(&self, iface: usize) -> bool {
         let Some(Link { queue, held_back, .. }) = self.links.get(iface) else { return false };
@@ -126,12 +128,12 @@ impl Links {
         !held_back.is_empty() || queue.len() >= MARK || held > BURST && self.is_too_long(3 * held)
     }
 
-    /// The number of interfaces.
+    /// Returns the number of interfaces.
     pub(super) fn len(&self) -> usize {
         self.links.len()
     }
 
-    /// The packet waits until the port takes it.
+    /// Queues a packet until the port takes it, or drops it if the queue is full.
     #[inline]
     pub(super) fn enqueue(&mut self, cache: &mut PoolCache, iface: u8, packet: Packet) {
         let pool = self.pool;
@@ -145,7 +147,8 @@ impl Links {
         }
     }
 
-    /// Queues a packet without payload, or holds it back while the port is full. If it were dropped, the peer would need a timeout.
+    /// Queues a packet without payload, or holds it back while the port is full. A dropped packet would cost the peer a
+    /// timeout.
     #[inline]
     pub(super) fn enqueue_control(&mut self, cache: &mut PoolCache, control: Control) {
         let iface = control.iface;
@@ -158,7 +161,7 @@ impl Links {
         }
     }
 
-    /// Queues held back packets, up to the mark.
+    /// Queues held-back packets, up to the mark.
     #[inline]
     pub(super) fn go_on(&mut self, cache: &mut PoolCache) {
         for Link { queue, held_back, .. } in &mut self.links {
@@ -172,7 +175,7 @@ impl Links {
         }
     }
 
-    /// Sends a datagram once its next hop's station is known.
+    /// Sends a datagram when its next hop is resolved.
     pub(super) fn send_datagram(
         &mut self,
         now: u64,
@@ -208,7 +211,7 @@ impl Links {
         self.waiting.push_back(Waiting { iface, packet, to, mtu, since: now });
     }
 
-    /// Looks whether stations are known by now: when a neighbour has answered, and now and then.
+    /// Checks whether next hops are resolved: after each neighbour answer, and periodically.
     #[cold]
     pub(super) fn look_for_stations(
         &mut self,
@@ -263,7 +266,7 @@ impl Links {
     }
 }
 
-/// Makes a packet of a control message. `None`: the pool has no buffer.
+/// Creates a packet from a control message. Returns `None` if the pool has no buffer.
 #[inline]
 fn filled(cache: &mut PoolCache, control: &Control) -> Option<Packet> {
     let bytes = control.bytes();
@@ -275,8 +278,10 @@ fn filled(cache: &mut PoolCache, control: &Control) -> Option<Packet> {
 /// Counters of the path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathStats {
-    /// Packets that were not made, not sent, or not handed to another worker, for want of buffers or of room in a queue.
+    /// Packets that were not created, not sent, or not handed to another worker because buffers or room in a queue were
+    /// missing.
     pub starved: u64,
-    /// Parts of packets that were not put together: they overlapped, were too many, or not all came in time.
+    /// Fragments that were not reassembled because they overlapped, were too many, or were incomplete when their time
+    /// expired.
     pub fragments_dropped: u64,
 }

@@ -1,4 +1,4 @@
-//! Packets of the host to itself: by the loopback interface, and copies of its datagrams to groups and broadcasts.
+//! Packets from the host to itself: the loopback interface, and copies of sent multicast and broadcast datagrams.
 
 use std::mem;
 
@@ -8,11 +8,11 @@ use offcore_wire::virtio_net::Offloads;
 
 use super::Path;
 
-/// Bytes of packets that one turn receives, so that one user's streams do not delay others.
+/// Maximum number of bytes that one turn receives, so that one stream does not delay others.
 const TURN: usize = 256 << 10;
 
 impl Path {
-    /// Adds the [loopback interface](crate::proto::Stack::add_loopback), after all interfaces of ports.
+    /// Adds the [loopback interface](crate::proto::Stack::add_loopback). All interfaces of ports must exist already.
     pub fn add_loopback(&mut self) {
         let iface = self.stack.add_loopback();
         self.links.loopback = Some(iface);
@@ -23,8 +23,8 @@ impl Path {
         );
     }
 
-    /// Receives packets that the host has sent to itself: up to a burst, or `TURN` bytes. Returns their number, and at least 1 if
-    /// packets are left.
+    /// Receives packets that the host has sent to itself: up to a burst, or `TURN` bytes. Returns the number of
+    /// packets, and at least 1 if packets are left.
     pub fn loop_back(&mut self, ctx: &mut Context<'_>, now: u64) -> usize {
         let Some(iface) = self.links.loopback else { return 0 };
         let (is_open, pool) = (self.is_open(), self.pool);
@@ -45,7 +45,7 @@ impl Path {
         count
     }
 
-    /// Frees the packets that the host has sent to itself and not received.
+    /// Frees the packets that the host has sent to itself and not yet received.
     pub fn drop_loopback(&mut self, cache: &mut PoolCache) {
         if let Some(iface) = self.links.loopback {
             cache.free_all(self.links.get(iface).queue.drain(..));

@@ -1,4 +1,4 @@
-//! Datagrams for several sockets: each socket gets a packet, which the core copies.
+//! Datagrams for several sockets. The core makes a copy of the packet for each socket.
 
 use std::mem;
 
@@ -36,7 +36,7 @@ impl Path {
     }
 }
 
-/// A copy of a packet's bytes; `None` without buffers.
+/// Returns a copy of a packet, or `None` if the pool has no buffers.
 pub(super) fn copy_of(packet: &Packet, cache: &mut PoolCache) -> Option<Packet> {
     let pool = cache.pool();
     let mut copy = cache.take_chain(HEADROOM, pool.total_len(packet))?;
@@ -49,7 +49,7 @@ pub(super) fn copy_of(packet: &Packet, cache: &mut PoolCache) -> Option<Packet> 
             }
             let len = from.len().min(room.len());
             let (to, later) = mem::take(&mut room).split_at_mut(len);
-            // copy-ok: a datagram for a further socket
+            // copy-ok: a datagram for an additional socket
             to.copy_from_slice(&from[..len]);
             (room, from) = (later, &from[len..]);
         }

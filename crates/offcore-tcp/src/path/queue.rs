@@ -1,4 +1,4 @@
-//! Packets that wait for an interface's port, and how many buffers they hold.
+//! The send queue of an interface's port, with a count of its buffers.
 
 use std::collections::VecDeque;
 use std::ops::RangeBounds;
@@ -7,34 +7,34 @@ use offcore_mem::{Packet, Pool};
 
 use super::buffers;
 
-/// Packets to be sent by one interface, in order.
+/// Packets to be sent on one interface, in order.
 #[derive(Debug)]
 pub struct SendQueue {
     packets: VecDeque<Packet>,
     pool: &'static Pool,
-    /// Buffers beside each packet's first one.
+    /// The number of buffers in addition to each packet's first buffer.
     more: usize,
 }
 
 impl SendQueue {
-    /// An empty one of `pool`'s packets.
+    /// Creates an empty queue for packets of `pool`.
     pub(super) fn new(pool: &'static Pool) -> Self {
         Self { packets: VecDeque::new(), pool, more: 0 }
     }
 
-    /// How many packets wait.
+    /// Returns the number of packets.
     #[inline]
     pub fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// Whether none does.
+    /// Returns whether the queue is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
 
-    /// How many buffers they hold.
+    /// Returns the number of buffers.
     #[inline]
     pub fn buffers(&self) -> usize {
         self.packets.len() + self.more
@@ -47,17 +47,17 @@ impl SendQueue {
         self.packets.push_back(packet);
     }
 
-    /// Gives back a packet that was taken from the front.
+    /// Returns a packet to the front of the queue.
     #[inline]
     pub fn push_front(&mut self, packet: Packet) {
         self.more += buffers(&packet, self.pool) - 1;
         self.packets.push_front(packet);
     }
 
-    /// Takes packets out.
+    /// Removes packets.
     ///
     /// # Panics
-    /// When there are not as many.
+    /// Panics if the range exceeds the queue.
     pub fn drain(&mut self, range: impl RangeBounds<usize> + Clone) -> impl Iterator<Item = Packet> {
         if self.more > 0 {
             let taken = self.packets.range(range.clone());

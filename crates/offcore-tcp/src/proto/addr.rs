@@ -1,15 +1,15 @@
-//! What names a connection: its two ends on the wire, and its place in a worker's slab.
+//! The identifiers of a connection: its endpoints on the wire, and its index in a worker's slab.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Bytes of [`FlowKey::bytes`].
+/// Length of [`FlowKey::bytes`].
 pub(super) const FLOW_KEY_LEN: usize = 36;
 
-/// The two ends of a flow, in 36 bytes. An IPv4 address is kept v4-mapped (RFC 4291, 2.5.5.2).
+/// The endpoints of a flow, in 36 bytes. An IPv4 address is stored v4-mapped (RFC 4291, 2.5.5.2).
 ///
-/// An IPv6 packet may carry a v4-mapped address on the wire, where none belongs (RFC 4038, 4.2). No key is made of it,
-/// so that an IPv6 peer cannot pass for an IPv4 one.
+/// An IPv6 packet must not carry a v4-mapped address on the wire (RFC 4038, 4.2). Such addresses are rejected, so that
+/// an IPv6 peer cannot impersonate an IPv4 peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FlowKey {
     local: [u8; 16],
@@ -19,14 +19,14 @@ pub struct FlowKey {
 }
 
 impl FlowKey {
-    /// The flow between two IPv4 addresses.
+    /// Creates the flow between two IPv4 addresses.
     #[inline]
     pub const fn v4(local: Ipv4Addr, local_port: u16, remote: Ipv4Addr, remote_port: u16) -> Self {
         let (local, remote) = (local.to_ipv6_mapped().octets(), remote.to_ipv6_mapped().octets());
         Self { local, remote, local_port, remote_port }
     }
 
-    /// The flow between two IPv6 addresses; none where one of them is v4-mapped.
+    /// Creates the flow between two IPv6 addresses. Returns `None` if an address is v4-mapped.
     #[inline]
     pub fn v6(local: Ipv6Addr, local_port: u16, remote: Ipv6Addr, remote_port: u16) -> Option<Self> {
         let (local, remote) = (local.octets(), remote.octets());
@@ -34,7 +34,7 @@ impl FlowKey {
         (!is_mapped(&local) && !is_mapped(&remote)).then_some(key)
     }
 
-    /// The flow between two addresses; none where they are of two families, or as [`Self::v6`] says.
+    /// Creates the flow between two addresses. Returns `None` if their families differ, or if [`Self::v6`] does.
     pub fn new(local: SocketAddr, remote: SocketAddr) -> Option<Self> {
         match (local.ip(), remote.ip()) {
             (IpAddr::V4(a), IpAddr::V4(b)) => Some(Self::v4(a, local.port(), b, remote.port())),
@@ -43,41 +43,41 @@ impl FlowKey {
         }
     }
 
-    /// This stack's end.
+    /// Returns this stack's endpoint.
     pub fn local(&self) -> SocketAddr {
         SocketAddr::new(Ipv6Addr::from(self.local).to_canonical(), self.local_port)
     }
 
-    /// The peer's end.
+    /// Returns the peer's endpoint.
     pub fn remote(&self) -> SocketAddr {
         SocketAddr::new(Ipv6Addr::from(self.remote).to_canonical(), self.remote_port)
     }
 
-    /// This stack's port.
+    /// Returns this stack's port.
     #[inline]
     pub const fn local_port(&self) -> u16 {
         self.local_port
     }
 
-    /// The peer's port.
+    /// Returns the peer's port.
     #[inline]
     pub const fn remote_port(&self) -> u16 {
         self.remote_port
     }
 
-    /// Whether the flow is between IPv4 addresses.
+    /// Returns whether the flow is between IPv4 addresses.
     #[inline]
     pub const fn is_v4(&self) -> bool {
         is_mapped(&self.local)
     }
 
-    /// The same addresses with these ports.
+    /// Returns the same addresses with other ports.
     #[inline]
     pub const fn with_ports(self, local_port: u16, remote_port: u16) -> Self {
         Self { local_port, remote_port, ..self }
     }
 
-    /// The key as bytes, for a hash: no two keys have the same.
+    /// Returns the key as bytes for a hash. The bytes of different keys differ.
     #[inline]
     pub(super) fn bytes(&self) -> [u8; FLOW_KEY_LEN] {
         let mut bytes = [0; FLOW_KEY_LEN];
@@ -88,14 +88,14 @@ impl FlowKey {
         bytes
     }
 
-    /// The addresses as numbers.
+    /// Returns the addresses as numbers.
     #[inline]
     pub(super) const fn addresses(&self) -> [u128; 2] {
         [u128::from_le_bytes(self.local), u128::from_le_bytes(self.remote)]
     }
 
-    /// Two IPv4 addresses as one number. Each is read alone, as it was stored: a wider load of a key that has just been
-    /// made would wait for the stores.
+    /// Returns two IPv4 addresses as one number. Each address is loaded as it was stored, because a wider load of a
+    /// recently created key would stall on its stores.
     #[inline]
     pub(super) fn v4_addresses(&self) -> Option<u64> {
         let (local, remote) = (self.local.last_chunk()?, self.remote.last_chunk()?);
@@ -103,7 +103,7 @@ impl FlowKey {
         self.is_v4().then_some(both)
     }
 
-    /// Both ports as one number.
+    /// Returns both ports as one number.
     #[inline]
     pub(super) const fn ports(&self) -> u32 {
         (self.local_port as u32) << 16 | self.remote_port as u32
@@ -116,12 +116,12 @@ impl fmt::Debug for FlowKey {
     }
 }
 
-/// The wildcard address of an address's family.
+/// Returns the wildcard address of an address's family.
 pub(super) fn any_like(address: IpAddr) -> IpAddr {
     if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
-/// Whether two bound addresses overlap. `None` is the wildcard of both families, 0.0.0.0 and `::` of one.
+/// Returns whether two bound addresses overlap. `None` is the wildcard of both families; 0.0.0.0 and `::` of one.
 pub fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
     let (Some(one), Some(other)) = (one, other) else { return true };
     let any = one.is_unspecified() || other.is_unspecified();
@@ -133,7 +133,8 @@ const fn is_mapped(address: &[u8; 16]) -> bool {
     u128::from_be_bytes(*address) >> 32 == 0xffff
 }
 
-/// An application: whose memory a connection, a socket or a listener uses. The number of one that is gone is used again.
+/// An application, which owns the memory of connections, sockets and listeners. Numbers of gone applications are
+/// reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AppId(u32);
 
@@ -141,33 +142,33 @@ impl AppId {
     /// The stack's own process.
     pub const OWN: Self = Self(0);
 
-    /// The application in this place of the stack's list.
+    /// Returns the ID of the application at this index of the stack's list.
     #[inline]
     pub(super) const fn at(index: usize) -> Self {
         Self(index as u32)
     }
 
-    /// A small number, which no other application has at the same time.
+    /// Returns a small number that is unique among the current applications.
     #[inline]
     pub const fn number(self) -> u32 {
         self.0
     }
 }
 
-/// Datagram sockets have the indices from here on, which no connection has.
+/// Datagram sockets have the indices from here on; connections have lower ones.
 pub(crate) const SOCKETS: u32 = 1 << 30;
 
-/// A connection or a datagram socket of this worker: a slab index, and which of the slot's owners is meant.
+/// A connection or a datagram socket of this worker: a slab index and a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnId {
     /// The slot in the slab.
     pub index: u32,
-    /// How often the slot has changed hands. An old id does not fit the new owner.
+    /// The number of earlier owners of the slot. An old ID does not match a new owner.
     pub generation: u32,
 }
 
 impl ConnId {
-    /// A small number that no other has at the same time, by which copies are kept in order.
+    /// Returns a small unique number, which is the key for ordering copies.
     #[inline]
     pub(crate) fn order(self) -> u32 {
         if self.index < SOCKETS { self.index << 1 } else { (self.index - SOCKETS) << 1 | 1 }

@@ -1,7 +1,7 @@
-//! Own addresses and routes that come and go while the stack runs.
+//! Addition and removal of own addresses and routes at run time.
 //!
-//! When an address goes, its connections stay. They send nothing until the host has the address again, and time out otherwise, as
-//! Linux has it.
+//! When an address is removed, its connections stay. As on Linux, they send nothing until the host has the address
+//! again, and otherwise time out.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -17,7 +17,7 @@ impl Net {
     /// Adds an address to an interface, and detects whether another host has it (RFC 4862, 5.4; RFC 5227).
     ///
     /// # Errors
-    /// [`CallError::TooMany`] when the interface is in too many groups.
+    /// [`CallError::TooMany`] if the interface is in too many groups.
     pub(super) fn add_address(
         &mut self,
         now: u64,
@@ -33,7 +33,7 @@ impl Net {
             IpAddr::V6(address) => {
                 own.standing = Standing::Tentative { until: now + DETECTION };
                 if speaks {
-                    // The group is reported before the question, so that answers get through a switch with snooping.
+                    // The group is reported before the solicitation, so that answers pass a snooping switch.
                     iface.groups.join(now, ipv6::solicited_node(address).into())?;
                     iface.groups.timers(now, iface.sender(number), out);
                     out.controls.push(solicitation(number, iface.mac, Ipv6Addr::UNSPECIFIED, address, None));
@@ -59,13 +59,13 @@ impl Net {
         self.routes_changed();
     }
 
-    /// Addresses or routes have changed: connections look for their way again.
+    /// Makes connections look up their routes again after a change of addresses or routes.
     pub(super) fn routes_changed(&mut self) {
         self.routes = self.routes.wrapping_add(1);
         self.neighbours.renew();
     }
 
-    /// Whether a connection's packets have a way.
+    /// Returns whether a connection has a route.
     #[inline]
     pub(super) fn has_way(&self, tcb: &mut Tcb) -> bool {
         tcb.routes == self.routes || self.find_way(tcb)

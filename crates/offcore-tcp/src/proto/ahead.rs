@@ -1,7 +1,8 @@
-//! Send buffers: how much an application may write before its peer acknowledges.
+//! Send buffers: the amount of data that an application may write before the peer acknowledges it.
 //!
-//! A buffer's size is a limit, not an allocation: an idle session has a small block at most. The stack grants more blocks when the
-//! application has filled half of its blocks, or requests more. While memory is scarce, it grants only what the network takes soon.
+//! A buffer's size is a limit, not an allocation: an idle session has at most a small block. The stack grants more
+//! blocks when the application has filled half of its blocks, or requests more. While memory is scarce, the stack
+//! grants only the amount that the network will carry soon.
 
 use offcore_session::{Arena, Asked, Fifo, Tx};
 
@@ -17,19 +18,19 @@ pub(super) struct Ahead {
     pub now: u64,
     /// Size of the buffer.
     pub most: u64,
-    /// The position up to which the application may write, whatever the buffer.
+    /// The position up to which the application may write, independent of the buffer.
     pub limit: Option<u64>,
     /// The position up to which the last grant was limited because memory was scarce.
     thrift: Option<u64>,
-    /// The size in the application's slot, and its last handled request.
+    /// The size published in the application's slot, and its last handled request.
     told: u64,
     answered: u32,
 }
 
 impl Ahead {
-    /// Grants blocks up to the largest need so far, or up to twice that if half of it is filled. `buffer` computes the size of the
-    /// buffer, if the need grows; `thrift` the number of unacknowledged bytes that get blocks while memory is scarce. `false`: the
-    /// arena lacks blocks.
+    /// Grants blocks up to the largest need so far, or up to twice that if half of it is filled. `buffer` computes the
+    /// size of the buffer, if the need grows. `thrift` computes the number of unacknowledged bytes that get blocks
+    /// while memory is scarce. Returns `false` if the arena lacks blocks.
     #[inline]
     pub(super) fn grant(
         &mut self,
@@ -58,7 +59,7 @@ impl Ahead {
         let has_all = self.extend(bytes.max(self.now), tx, arena, buffer, thrift);
         let upto = self.thrifty(self.limited(tx.released() + bytes.min(self.most)));
         if !has_all && upto > tx.end() {
-            // The requested bytes alone may find blocks.
+            // There may be enough blocks for the requested bytes alone.
             let _ = tx.grant(arena, upto);
         }
         self.answered = asks;
@@ -92,7 +93,8 @@ impl Ahead {
         upto <= tx.end() || tx.grant(arena, upto)
     }
 
-    /// Grants blocks for a little, if the application has no room and the arena lacks blocks for more. Returns whether it has room.
+    /// Grants blocks for a little, if the application has no room and the arena lacks blocks for more. Returns whether
+    /// it has room.
     pub(super) fn grant_some(&mut self, tx: &mut Fifo<Tx>, arena: &mut Arena) -> bool {
         let upto = tx.edge() + FIRST_GRANT;
         tx.end() > tx.edge() || self.thrifty(self.limited(upto)) == upto && tx.grant(arena, upto)
@@ -105,17 +107,17 @@ impl Ahead {
         tx.set_buffer(arena, most);
     }
 
-    /// Notes that the FIFO has lost its blocks.
+    /// Records that the FIFO has lost its blocks.
     pub(super) fn shrink(&mut self) {
         self.now = 0;
     }
 
-    /// Whether blocks are missing that are granted when the arena has some.
+    /// Returns whether blocks are missing that the arena should provide when it has some.
     pub(super) fn is_short(&self, tx: &Fifo<Tx>) -> bool {
         tx.end() < self.thrifty(self.wanted(tx))
     }
 
-    /// The position up to which the application is to have blocks.
+    /// Returns the position up to which the application should have blocks.
     #[inline]
     fn wanted(&self, tx: &Fifo<Tx>) -> u64 {
         self.limited(tx.released() + self.now)

@@ -1,7 +1,7 @@
 //! Probes and announcements of our own IPv4 addresses (RFC 5227), as ARP packets.
 //!
-//! An address is probed before it is used. RFC 5227 spreads its probes over 4 to 7 s, for links with seconds of delay. Here they
-//! take 120 ms: a kernel does not probe, and a server that starts should answer as soon.
+//! An address is probed before it is used. RFC 5227 spreads the probes over 4 to 7 s, for links with seconds of delay.
+//! This module takes 120 ms, because a kernel does not probe at all and a starting server should answer about as early.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -10,10 +10,10 @@ use offcore_wire::{Arp, ArpOperation, EtherType, MacAddr, arp, ethernet};
 use super::iface::{OwnAddress, Standing};
 use super::packet::Control;
 
-/// Probes of an address (PROBE_NUM), and the time after each.
+/// Number of probes (PROBE_NUM), and the time after each in microseconds.
 const PROBES: u8 = 3;
 const PROBE_INTERVAL: u64 = 40_000;
-/// Announcements of an address (ANNOUNCE_NUM), and the time between them (ANNOUNCE_INTERVAL).
+/// Number of announcements (ANNOUNCE_NUM), and the time between them (ANNOUNCE_INTERVAL).
 const ANNOUNCEMENTS: u8 = 2;
 const ANNOUNCE_INTERVAL: u64 = 2_000_000;
 
@@ -55,7 +55,7 @@ impl OwnAddress {
         (self.left, self.next) = (PROBES, Some(now));
     }
 
-    /// The next due probe or announcement.
+    /// Returns the next probe or announcement if it is due.
     pub(super) fn next_message(&mut self, now: u64) -> Option<About> {
         let IpAddr::V4(address) = self.prefix.address else { return None };
         if self.standing == Standing::Duplicated {

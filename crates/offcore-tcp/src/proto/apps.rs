@@ -1,4 +1,4 @@
-//! Applications come and go.
+//! Addition and removal of applications.
 
 use std::sync::Arc;
 
@@ -11,24 +11,24 @@ use super::packet::Out;
 use super::stack::Stack;
 
 impl Stack {
-    /// Adds an application of another process. Its memory does not grow but by [`add_memory`](Self::add_memory).
+    /// Adds an application of another process. Its memory grows only by [`add_memory`](Self::add_memory).
     pub fn add_app(&mut self, memory: AppMemory) -> AppId {
         self.arenas.add(memory)
     }
 
-    /// The applications of other processes whose memory needs more, and what.
+    /// Returns the applications of other processes that need more memory, and its kind.
     pub fn wanted_memory(&self) -> impl Iterator<Item = (AppId, Wanted)> {
         self.arenas.wanted()
     }
 
-    /// Adds memory that was [wanted](Self::wanted_memory). `None`: the system has none, and is not asked again. What is not
-    /// wanted comes back: to unmap it takes a while.
+    /// Adds memory that was [wanted](Self::wanted_memory). `None` means that the system has none, and stops further
+    /// requests. Memory that is not needed is returned, because unmapping it takes time.
     pub fn add_memory(&mut self, app: AppId, segment: Option<Segment>) -> Option<Segment> {
         self.arenas.feed(app, segment)
     }
 
-    /// How many connections, datagram sockets, listeners and addresses without any of them an application may have, those included
-    /// that nobody has accepted, and that are still ending. The stack's own process has as many as there can be.
+    /// Limits the number of an application's connections, datagram sockets, listeners, and addresses without any of
+    /// them. Connections that are not accepted or still ending count. The stack's own process has no limit.
     pub fn limit_app(&mut self, app: AppId, most: usize) {
         self.arenas.limit(app, most);
     }
@@ -38,14 +38,15 @@ impl Stack {
         self.arenas.set_user(app, user);
     }
 
-    /// The application is gone: it opens nothing any more. What it has open is to be closed as ever. Its memory is unmapped,
-    /// and its number may be another's, when its last connection, socket and listener, and the last copy to or from them,
-    /// are over. Of [`AppId::OWN`] nothing changes.
+    /// Marks an application as gone, so that it cannot open anything any more. Its open connections and sockets must be
+    /// closed as usual. When the last of its connections, sockets, listeners and copies has ended, its memory is
+    /// unmapped and its number may be reused. Has no effect on [`AppId::OWN`].
     pub fn remove_app(&mut self, app: AppId) {
         self.arenas.remove(app);
     }
 
-    /// Resets what an application of this memory has left that is [gone](Self::remove_app). Looks at all connections.
+    /// Resets the remaining connections of an application of this memory that has [gone](Self::remove_app). Scans all
+    /// connections.
     pub fn abort_gone(&mut self, now: u64, memory: &Arc<Memory>, out: &mut Out) {
         let Some(app) = self.arenas.find_gone(memory) else { return };
         let of = |(id, conn): (ConnId, &Conn)| (conn.app == app && !conn.tcb.resets).then_some(id);
@@ -54,15 +55,15 @@ impl Stack {
         }
     }
 
-    /// The memory that an application's FIFOs are in: what it needs beside [`slot`](Self::slot).
+    /// Returns the memory of an application's FIFOs, which it needs in addition to a [`slot`](Self::slot).
     ///
     /// # Panics
-    /// When there is no such application.
+    /// Panics if the application is unknown.
     pub fn memory(&self, app: AppId) -> &Arc<Memory> {
         self.arenas[app].memory()
     }
 
-    /// Whose a connection or a socket is.
+    /// Returns the application that owns a connection or socket.
     pub fn app(&self, conn: ConnId) -> Option<AppId> {
         let connection = self.conns.get(conn).map(|conn| conn.app);
         connection.or_else(|| self.udp.get(conn).map(|socket| socket.app))

@@ -1,7 +1,7 @@
-//! The memory of each application: what one of them uses is not taken from another, nor seen by it.
+//! The memory of each application. Applications neither share memory nor see each other's memory.
 //!
-//! An application that is gone may leave connections that still send, and copies that are in flight. Its memory stays until
-//! the last of them is over.
+//! Connections of an application that has gone may still send, and copies may be in flight. The memory stays until the
+//! last of them has ended.
 
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
@@ -19,16 +19,16 @@ pub(super) struct App {
     pub arena: Arena,
     /// Its connections that wait for memory.
     pub shortage: Shortage,
-    /// Connections, sockets and listeners that it has, or has left behind; and how many there may be.
+    /// The number of its connections, sockets and listeners, including those left behind, and the limit.
     users: usize,
     limit: usize,
     /// The application's user, if known.
     user: Option<u32>,
-    /// It opens nothing any more.
+    /// The application has gone, and opens nothing any more.
     gone: bool,
     /// The system has no more memory for it.
     grown_out: bool,
-    /// Who has added it gives it more memory.
+    /// The caller that added the application supplies more memory.
     fed: bool,
     /// Whether it is in the list [`Arenas::changed`].
     changed: bool,
@@ -49,18 +49,18 @@ impl App {
         })
     }
 
-    /// Adds memory when it is low, until there is as much as may be. Whether it has tried to.
+    /// Maps more memory if it is low, up to the limit. Returns whether it has tried to.
     #[inline]
     pub(super) fn grow(&mut self) -> bool {
         if self.fed || self.wanted().is_none() {
             return false;
         }
-        // Without more memory connections share what there is.
+        // Without more memory the connections share the existing memory.
         self.grown_out = self.arena.grow().is_err();
         true
     }
 
-    /// What it needs more of, where it is low and may have more.
+    /// Returns the kind of memory that is low and may be extended.
     #[inline]
     fn wanted(&self) -> Option<Wanted> {
         if !memory::is_low(&self.arena) || self.grown_out {
@@ -79,7 +79,7 @@ pub(super) struct Arenas {
 }
 
 impl Arenas {
-    /// With `memory` bytes, at most, for the stack's own process.
+    /// Creates the list with up to `memory` bytes for the stack's own process.
     pub(super) fn new(memory: usize) -> Result<Self, MemoryError> {
         Ok(Self { apps: vec![Some(App::new(memory::arena(memory)?, false))], changed: vec![0] })
     }
@@ -93,16 +93,16 @@ impl Arenas {
             self.apps.len() - 1
         });
         self.apps[index] = Some(app);
-        // An earlier application with this number may have left it there.
+        // An earlier application with this number may have left its entry.
         if !self.changed.contains(&index) {
             self.changed.push(index);
         }
-        // The data path pushes without an allocation.
+        // Reserves capacity so that the data path pushes without an allocation.
         self.changed.reserve(self.apps.len() - self.changed.len());
         AppId::at(index)
     }
 
-    /// What applications need more of.
+    /// Returns the applications that need more memory, and its kind.
     pub(super) fn wanted(&self) -> impl Iterator<Item = (AppId, Wanted)> {
         self.changed.iter().filter_map(|&index| {
             let app = self.apps.get(index)?.as_deref().filter(|this| this.fed && !this.gone)?;
@@ -110,7 +110,8 @@ impl Arenas {
         })
     }
 
-    /// Calls `keeps` for each application whose memory has changed or is short. It returns whether the memory is short still.
+    /// Calls `keeps` for each application whose memory has changed or is short. `keeps` returns whether it is still
+    /// short.
     #[inline]
     pub(super) fn look_after(&mut self, mut keeps: impl FnMut(&mut App) -> bool) {
         let Self { apps, changed } = self;
@@ -121,15 +122,15 @@ impl Arenas {
         });
     }
 
-    /// It gets that; or the system has no more. What it does not take comes back.
+    /// Adds memory to an application. `None` means that the system has no more. Returns memory that was not accepted.
     pub(super) fn feed(&mut self, app: AppId, segment: Option<Segment>) -> Option<Segment> {
         let Some(this) = self.place(app).filter(|this| this.fed) else { return segment };
-        // Without more memory connections share what there is.
+        // Without more memory the connections share the existing memory.
         this.grown_out |= segment.is_none();
         this.arena.add(segment?).err()
     }
 
-    /// The application is gone; its memory, too, when nothing of it is left. The stack's own process stays.
+    /// Marks an application as gone. Its memory is freed when it is no longer used. The stack's own process stays.
     pub(super) fn remove(&mut self, app: AppId) {
         if let Some(this) = self.place(app).filter(|_| app != AppId::OWN) {
             this.gone = true;
@@ -137,7 +138,7 @@ impl Arenas {
         }
     }
 
-    /// Which application that is gone has this memory.
+    /// Returns the application that has gone and owns this memory.
     pub(super) fn find_gone(&self, memory: &Arc<Memory>) -> Option<AppId> {
         let is = |app: &App| app.gone && Arc::ptr_eq(app.arena.memory(), memory);
         self.apps.iter().position(|app| app.as_deref().is_some_and(is)).map(AppId::at)
@@ -149,36 +150,36 @@ impl Arenas {
         }
     }
 
-    /// The user of an application.
+    /// Returns the user of an application.
     pub(super) fn user(&self, app: AppId) -> Option<u32> {
         self.apps.get(app.number() as usize)?.as_deref()?.user
     }
 
-    /// Whether the application may open something.
+    /// Returns whether the application may open connections, sockets and listeners.
     pub(super) fn is_open(&self, app: AppId) -> bool {
         let this = self.apps.get(app.number() as usize).and_then(Option::as_deref);
         this.is_some_and(|this| !this.gone)
     }
 
-    /// How many connections, sockets and listeners the application may have.
+    /// Limits the number of connections, sockets and listeners of an application.
     pub(super) fn limit(&mut self, app: AppId, users: usize) {
         if let Some(this) = self.place(app) {
             this.limit = users;
         }
     }
 
-    /// Whether it may have one more.
+    /// Returns whether the application is below its limit.
     pub(super) fn may_enter(&self, app: AppId) -> bool {
         let this = self.apps.get(app.number() as usize).and_then(Option::as_deref);
         this.is_some_and(|this| this.users < this.limit)
     }
 
-    /// The application has one more connection, socket or listener.
+    /// Counts a new connection, socket or listener.
     pub(super) fn enter(&mut self, app: AppId) {
         self.app(app).users += 1;
     }
 
-    /// One of them is over, and its memory is given back.
+    /// Counts the end of a connection, socket or listener whose memory has been freed.
     pub(super) fn leave(&mut self, app: AppId) {
         self.app(app).users -= 1;
         self.free_when_left(app);
@@ -194,7 +195,7 @@ impl Arenas {
         self.apps.get_mut(app.number() as usize)?.as_deref_mut()
     }
 
-    /// An application that has something open.
+    /// Returns an application that has open connections, sockets or listeners.
     #[inline(always)]
     pub(super) fn app(&mut self, app: AppId) -> &mut App {
         let index = app.number() as usize;
@@ -210,7 +211,7 @@ impl Arenas {
         }
     }
 
-    /// When connections that wait for memory are looked after again.
+    /// Returns when connections that wait for memory are checked again.
     pub(super) fn deadline(&self, now: u64) -> Option<u64> {
         let waits = |index: &usize| {
             self.apps.get(*index).is_some_and(|app| app.as_ref().is_some_and(|app| !app.shortage.is_empty()))
@@ -218,7 +219,7 @@ impl Arenas {
         self.changed.iter().any(waits).then_some(now + AGAIN)
     }
 
-    /// All of them.
+    /// Returns all applications.
     pub(super) fn iter(&self) -> impl Iterator<Item = &App> {
         self.apps.iter().flatten().map(|app| &**app)
     }

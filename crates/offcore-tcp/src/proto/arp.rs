@@ -10,7 +10,7 @@ use super::neighbour::Said;
 use super::net::Net;
 use super::packet::{DropReason, Event, Out, Verdict};
 
-/// The least time between two defences of an address (2.4: DEFEND_INTERVAL).
+/// Minimum time between two defences of an address (2.4: DEFEND_INTERVAL).
 const DEFEND: u64 = 10_000_000;
 /// Time until an address in conflict is probed again (RATE_LIMIT_INTERVAL).
 const RETRY: u64 = 60_000_000;
@@ -22,7 +22,7 @@ impl Net {
         iface.addresses.iter_mut().filter(|own| own.prefix.address.is_ipv4()).for_each(|own| own.probe(now));
     }
 
-    /// Whether an IPv4 address is still being probed.
+    /// Returns whether an IPv4 address is still being probed.
     pub(crate) fn is_probing(&self) -> bool {
         let mut own = self.ifaces.iter().flat_map(|iface| &iface.addresses);
         own.any(|own| own.prefix.address.is_ipv4() && matches!(own.standing, Standing::Tentative { .. }))
@@ -71,7 +71,7 @@ impl Net {
         Verdict::Consumed
     }
 
-    /// Whether another host has, or probes, an address that is being probed here (2.1.1).
+    /// Returns whether another host has, or probes, an address that is being probed here (2.1.1).
     fn conflicts_with(&mut self, now: u64, number: u8, message: &Arp, out: &mut Out) -> bool {
         let is_probe = message.sender_ip.is_unspecified() && message.operation == ArpOperation::Request;
         let claimed = IpAddr::from(if is_probe { message.target_ip } else { message.sender_ip });

@@ -10,11 +10,11 @@ use offcore_wire::icmpv6::router::Preference;
 use super::iface::{Iface, Origin, Prefix, Route};
 use super::lease::SECOND;
 
-/// The limits of what one interface keeps.
+/// Limits of the state of one interface.
 const ROUTERS: usize = 8;
 const PREFIXES: usize = 16;
 const NAME_SERVERS: usize = 8;
-/// The limit of advertisements a second.
+/// Maximum number of advertisements processed per second.
 const ADVERTS: u8 = 16;
 
 /// A default router.
@@ -23,11 +23,11 @@ pub(super) struct Router {
     pub address: Ipv6Addr,
     preference: Preference,
     pub until: u64,
-    /// It has not answered the last questions for its station.
+    /// It has not answered the last neighbour solicitations.
     pub is_silent: bool,
 }
 
-/// Something that an advertisement has told of, and when it goes.
+/// A value from an advertisement, and its expiry time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timed<T> {
     pub value: T,
@@ -41,14 +41,14 @@ pub(crate) struct Autoconf {
     pub(super) routers: ArrayVec<Router, ROUTERS>,
     pub(super) on_link: ArrayVec<Timed<Prefix>, PREFIXES>,
     pub(super) name_servers: ArrayVec<Timed<Ipv6Addr>, NAME_SERVERS>,
-    /// The routes that the interface has by them.
+    /// The routes that the interface has because of it.
     pub(super) routes: Vec<Route>,
-    /// When routers are asked next, and the time since the last question.
+    /// Time of the next router solicitation, and the interval before it.
     pub(super) ask: Option<u64>,
     pub(super) wait: u64,
-    /// The second of the last advertisement, and the advertisements of that second.
+    /// The second of the last advertisement, and the number of advertisements in that second.
     taken: (u64, u8),
-    /// The interface was told that it gets no address.
+    /// The interface gets no address: its link-local address is a duplicate, or the last advertisement offered none.
     pub(super) has_none: bool,
     pub(super) chance: SplitMix,
 }
@@ -69,7 +69,7 @@ impl Autoconf {
         }
     }
 
-    /// When something is due next.
+    /// Returns the time of the next timer.
     pub(super) fn deadline(&self, ifaces: &[Iface]) -> Option<u64> {
         let routers = self.routers.iter().map(|router| router.until);
         let on_link = self.on_link.iter().map(|prefix| prefix.until);
@@ -83,12 +83,12 @@ impl Autoconf {
         all.min().filter(|due| *due != u64::MAX)
     }
 
-    /// The name servers that routers have told of.
+    /// Returns the name servers from router advertisements.
     pub(super) fn name_servers(&self) -> impl Iterator<Item = IpAddr> {
         self.name_servers.iter().map(|server| server.value.into())
     }
 
-    /// Whether an advertisement is taken now.
+    /// Returns whether an advertisement may be processed now.
     pub(super) fn may_take(&mut self, now: u64) -> bool {
         let (second, count) = &mut self.taken;
         if *second != now / SECOND {
@@ -119,14 +119,15 @@ impl Autoconf {
         }
     }
 
-    /// The gateway of the default route: the router of the highest preference that answers, and the first of equal ones.
+    /// Returns the gateway of the default route: the answering router with the highest preference, or the first of
+    /// equal ones.
     pub(super) fn router(&self) -> Option<Ipv6Addr> {
         let all = self.routers.iter().rev();
         all.max_by_key(|router| (!router.is_silent, router.preference)).map(|router| router.address)
     }
 }
 
-/// Keeps a value until a time, which may have come, if there is room.
+/// Stores a value until a time, if there is room. A time in the past removes the value.
 pub(super) fn put<T: PartialEq, const N: usize>(
     all: &mut ArrayVec<Timed<T>, N>,
     now: u64,

@@ -1,4 +1,4 @@
-//! What applications ask for.
+//! The calls of applications.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -20,15 +20,16 @@ use super::steering::{Owner, Share};
 use super::tcb::{Asking, CLOSED_WINDOW, FIN_TIMEOUT, ORPHAN_RATE, RESET_CHECK, RESET_TIMEOUT, State, Tcb};
 
 impl Stack {
-    /// Takes connections to `port`, at one address of ours or at all (0.0.0.0: those of IPv4, `::`: those of IPv6); the
-    /// listener's number. Port 0 is one that nobody has:
-    /// [`listener_info`](Self::listener_info) knows it. The connections are of `app`, and use its memory.
+    /// Opens a listener for connections to `port`, at one address of this host or at all addresses (0.0.0.0: all IPv4
+    /// addresses, `::`: all IPv6 addresses). Returns the listener's number. For port 0 the stack selects an unused
+    /// port, which [`listener_info`](Self::listener_info) reports. The connections belong to `app` and use its memory.
     ///
-    /// Listeners of one application, or [user](Self::set_user), may have the same address and port when all of them were asked for with `reuse_port`:
-    /// connections are spread over them by a keyed hash of their two ends.
+    /// Listeners of one application, or of one [user](Self::set_user), may have the same address and port if all of
+    /// them set `reuse_port`. Connections are spread over them by a keyed hash of both endpoints.
     ///
     /// # Errors
-    /// [`CallError::NotOurs`], [`CallError::InUse`], [`CallError::NoPort`], [`CallError::NoApp`], [`CallError::TooMany`].
+    /// [`CallError::NotOurs`], [`CallError::InUse`], [`CallError::NoPort`], [`CallError::NoApp`],
+    /// [`CallError::TooMany`].
     pub fn listen(
         &mut self,
         app: AppId,
@@ -65,10 +66,10 @@ impl Stack {
         Ok(number)
     }
 
-    /// Takes no more connections; those that were not accepted are reset.
+    /// Removes a listener. Connections that were not accepted are reset.
     pub fn unlisten(&mut self, now: u64, listener: u32, out: &mut Out) {
         let Some(gone) = self.listeners.remove(listener) else { return };
-        // The next listener may have its number.
+        // The next listener may get the same number.
         self.drop_halves(listener);
         for id in gone.accept {
             self.abort(now, id, out);
@@ -76,7 +77,7 @@ impl Stack {
         self.arenas.leave(gone.app);
     }
 
-    /// The next connection of a listener, when there is one.
+    /// Returns the next connection of a listener, if there is one.
     pub fn accept(&mut self, listener: u32) -> Option<ConnId> {
         loop {
             let id = self.listeners.get_mut(listener)?.accept.pop_front()?;
@@ -89,26 +90,28 @@ impl Stack {
         }
     }
 
-    /// Whose a received packet of `len` bytes is that begins with `head`, of all workers whose stacks are this host.
+    /// Returns which worker owns the received packet of `len` bytes that begins with `head`, if several workers form
+    /// this host.
     #[inline]
     pub fn owner(&self, head: &[u8], len: usize) -> Owner {
         self.steering.owner(head, len)
     }
 
-    /// Which of the workers this stack's is.
+    /// Returns the worker that this stack belongs to.
     pub fn share(&self) -> Share {
         self.steering.share
     }
 
-    /// Asks for a connection, which is of `app` and uses its memory. [`Event::Connected`](super::packet::Event::Connected) or
-    /// [`Closed`](super::packet::Event::Closed) says what has become of it. It begins at `from`; an address that is
-    /// unspecified, and port 0, are chosen: a port whose answers are this worker's.
+    /// Opens a connection, which belongs to `app` and uses its memory. The result is reported by
+    /// [`Event::Connected`](super::packet::Event::Connected) or [`Closed`](super::packet::Event::Closed). The local
+    /// endpoint is `from`. For an unspecified address or port 0 the stack selects one; the port makes the answers
+    /// arrive at this worker.
     ///
     /// # Errors
-    /// [`CallError::NoRoute`], [`NoPort`](CallError::NoPort), [`TooMany`](CallError::TooMany), [`NoApp`](CallError::NoApp);
-    /// [`Tentative`](CallError::Tentative) in an interface's first second, over IPv6. Of `from`
-    /// [`NotOurs`](CallError::NotOurs) and [`InUse`](CallError::InUse), when there is a connection between the same ends;
-    /// [`Elsewhere`](CallError::Elsewhere) when another worker has to ask for it.
+    /// [`CallError::NoRoute`], [`NoPort`](CallError::NoPort), [`TooMany`](CallError::TooMany),
+    /// [`NoApp`](CallError::NoApp), and over IPv6 [`Tentative`](CallError::Tentative) in an interface's first second.
+    /// For `from`: [`NotOurs`](CallError::NotOurs), [`InUse`](CallError::InUse) if a connection between the same
+    /// endpoints exists, and [`Elsewhere`](CallError::Elsewhere) if another worker must open the connection.
     pub fn connect(
         &mut self,
         now: u64,
@@ -153,7 +156,7 @@ impl Stack {
         let flow = FlowKey::new(SocketAddr::new(way.source, port), to).ok_or(CallError::NoRoute)?;
         let key = self.free_flow(now, flow)?;
         let mut iss = self.origins.isn(&key, now);
-        // Whoever has the port still is in TIME-WAIT, and long enough.
+        // A previous connection with these endpoints is in TIME-WAIT, for long enough to be replaced.
         let waiting = self.flows.find(&key, |entry| self.key_of(entry));
         if let Some(Entry::TimeWait(index)) = waiting {
             iss = self.time_wait.reuse(index, now).map_or(iss, |previous| previous.isn(iss));
@@ -175,7 +178,7 @@ impl Stack {
         Ok(id)
     }
 
-    /// A flow of ours to a peer that is not in use: the one given, or by another port where it has none.
+    /// Returns an unused flow to a peer: the given one, or one with another port if it has none.
     fn free_flow(&mut self, now: u64, flow: FlowKey) -> Result<FlowKey, CallError> {
         let Self { ports, flows, conns, halves, time_wait, steering, .. } = self;
         let taken = |key: &FlowKey| match flows.find(key, |entry| key_of(conns, halves, time_wait, entry)) {
@@ -197,11 +200,11 @@ impl Stack {
         port.map(by).ok_or(CallError::NoPort)
     }
 
-    /// The application has written.
+    /// Records that the application has written.
     ///
     /// # Errors
-    /// [`CallError::Gone`], [`CallError::NotOpen`]; [`CallError::Misuse`] when its index means nothing: the connection is
-    /// reset.
+    /// [`CallError::Gone`], [`CallError::NotOpen`]; [`CallError::Misuse`] if the application's index is invalid. The
+    /// connection is then reset.
     pub fn written(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
         let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_moved(now, conn, out) };
         if !this.tcb.may_send() {
@@ -216,12 +219,12 @@ impl Stack {
         Ok(())
     }
 
-    /// The application has copies made to `len` bytes of its send FIFO from `position` on, which it does not show yet: their
-    /// memory stays until [`filled`](Self::filled), whatever becomes of the connection.
+    /// Announces copies to `len` unpublished bytes of the send FIFO from `position` on. Their memory stays allocated
+    /// until [`filled`](Self::filled), even if the connection ends.
     ///
     /// # Errors
-    /// [`CallError::Gone`]; [`CallError::NotOpen`] when nothing can be written; [`CallError::Misuse`] for bytes that are
-    /// not granted.
+    /// [`CallError::Gone`]; [`CallError::NotOpen`] if the connection accepts no data; [`CallError::Misuse`] for bytes
+    /// that are not granted.
     pub fn filling(&mut self, conn: ConnId, position: u64, len: usize) -> Result<(), CallError> {
         let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
         if !this.tcb.may_send() {
@@ -236,7 +239,7 @@ impl Stack {
         Ok(())
     }
 
-    /// These copies are over.
+    /// Ends copies announced by [`filling`](Self::filling).
     pub fn filled(&mut self, conn: ConnId, position: u64, len: usize) {
         let Some(this) = self.conns.get_mut(conn) else { return };
         this.planned -= 1;
@@ -244,10 +247,10 @@ impl Stack {
         self.free_when_done(conn);
     }
 
-    /// The application has read.
+    /// Records that the application has read.
     ///
     /// # Errors
-    /// [`CallError::Gone`]; [`CallError::Misuse`] when its index means nothing: the connection is reset.
+    /// [`CallError::Gone`]; [`CallError::Misuse`] if the application's index is invalid. The connection is then reset.
     pub fn consumed(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
         let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_moved(now, conn, out) };
         let App { arena, shortage, .. } = self.arenas.app(this.app);
@@ -274,14 +277,15 @@ impl Stack {
         Ok(())
     }
 
-    /// The application waits for room to write; [`Event::Writable`](super::packet::Event::Writable) says when there is.
+    /// Records that the application waits for room to write. [`Event::Writable`](super::packet::Event::Writable)
+    /// reports room.
     pub fn want_room(&mut self, conn: ConnId) {
         match self.conns.get_mut(conn) {
             Some(this) => {
                 this.wants_room = true;
                 let (app, end) = (self.arenas.app(this.app), this.tx.end());
                 this.grant_asked(&mut app.arena, &self.config);
-                // No acknowledgement may be to come that would look again.
+                // Possibly no acknowledgement is expected that would check again.
                 if this.is_short() || this.tx.end() > end {
                     app.shortage.wait(conn, &mut this.waits);
                 }
@@ -290,7 +294,7 @@ impl Stack {
         }
     }
 
-    /// Whether small segments go out at once, as TCP_NODELAY says: without Nagle's algorithm (RFC 9293, 3.7.4).
+    /// Sets TCP_NODELAY: small segments are sent immediately, without Nagle's algorithm (RFC 9293, 3.7.4).
     ///
     /// # Errors
     /// [`CallError::Gone`].
@@ -302,7 +306,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Sets `TCP_USER_TIMEOUT` (RFC 5482), in milliseconds, and `TCP_SYNCNT`. 0 is the default of either: about 15 minutes,
+    /// Sets `TCP_USER_TIMEOUT` (RFC 5482) in milliseconds, and `TCP_SYNCNT`. 0 selects the default: about 15 minutes,
     /// and six retransmissions of a SYN.
     ///
     /// # Errors
@@ -326,7 +330,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Whether a silent peer is asked if it is still there (RFC 9293, 3.8.4): by default none is.
+    /// Sets or disables keep-alive probes of a silent peer (RFC 9293, 3.8.4). They are disabled by default.
     ///
     /// # Errors
     /// [`CallError::Gone`].
@@ -344,7 +348,7 @@ impl Stack {
         Ok(())
     }
 
-    /// The application writes no more; what it has written is sent, and then that the stream has ended.
+    /// Ends the application's stream. All data that is already written is sent first, then the FIN.
     ///
     /// # Errors
     /// [`CallError::Gone`], [`CallError::NotOpen`].
@@ -361,8 +365,8 @@ impl Stack {
         Ok(())
     }
 
-    /// The application lets go of a connection: it ends as Linux ends one. When there is data that was not read, the peer
-    /// learns that it was lost (RFC 9293, 3.6.1).
+    /// Closes a connection as Linux does. If there is unread data, the peer gets a reset that indicates its loss (RFC
+    /// 9293, 3.6.1).
     pub fn close(&mut self, now: u64, conn: ConnId, out: &mut Out) {
         let Some(this) = self.conns.get_mut(conn) else { return self.close_datagrams(now, conn) };
         let tcb = &mut this.tcb;
@@ -380,7 +384,7 @@ impl Stack {
             self.settle(now, out);
         } else {
             tcb.go_on_ending(now);
-            // Whose stream has ended already is looked at for its deadline, too.
+            // If both streams have ended already, this sets the timer.
             self.touch(conn);
             if self.shutdown(now, conn, out).is_err() {
                 self.settle(now, out);
@@ -389,8 +393,9 @@ impl Stack {
         }
     }
 
-    /// The application lets go of a connection, which is reset: behind what it has written, as far as the peer's window allows that,
-    /// and within a second. Where a write sends at once (as Linux's) a peer gets that before the reset, too.
+    /// Closes a connection with a reset, within a second. The reset follows the written data for which the peer's
+    /// window has room. A stack that sends each write immediately (such as Linux) also delivers this data before the
+    /// reset.
     pub fn abort(&mut self, now: u64, conn: ConnId, out: &mut Out) {
         let Some(this) = self.conns.get_mut(conn) else { return };
         this.tcb.orphan = true;

@@ -1,5 +1,5 @@
-//! ICMP errors about received packets. Their rate is limited. A packet to a group or a broadcast address gets no error (RFC
-//! 1122, 3.2.2; RFC 4443, 2.4).
+//! ICMP errors about received packets, with a rate limit. A packet to a group or a broadcast address causes no error
+//! (RFC 1122, 3.2.2; RFC 4443, 2.4).
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ pub(super) struct Complaint {
 }
 
 impl Stack {
-    /// No socket has the port (RFC 1122, 4.1.3.1; RFC 4443, 3.1).
+    /// Sends an error because no socket has the port (RFC 1122, 4.1.3.1; RFC 4443, 3.1).
     #[cold]
     pub(super) fn port_unreachable(&mut self, now: u64, ip: &IpHeaders, head: &[u8], out: &mut Out) {
         let (kind, code) = match ip.dst {
@@ -29,7 +29,8 @@ impl Stack {
         self.complain(now, (Some(ip.dst), ip.src), Complaint { kind, code, rest: 0 }, quoted, out);
     }
 
-    /// The host does not have this transport protocol (RFC 1122, 3.2.2.1). For IPv6 see [`not_understood`](Self::not_understood).
+    /// Sends an error because the host does not support the transport protocol (RFC 1122, 3.2.2.1). For IPv6 see
+    /// [`not_understood`](Self::not_understood).
     #[cold]
     pub(super) fn protocol_unreachable(&mut self, now: u64, ip: &IpHeaders, head: &[u8], out: &mut Out) {
         let (kind, code) = (icmpv4::DESTINATION_UNREACHABLE, icmpv4::PROTOCOL_UNREACHABLE);
@@ -37,7 +38,7 @@ impl Stack {
         self.complain(now, (Some(ip.dst), ip.src), Complaint { kind, code, rest: 0 }, quoted, out);
     }
 
-    /// An IPv6 packet has an unknown header or option (RFC 8200, 4; RFC 4443, 3.4).
+    /// Sends an error because an IPv6 packet has an unknown header or option (RFC 8200, 4; RFC 4443, 3.4).
     #[cold]
     pub(super) fn not_understood(&mut self, now: u64, iface: u8, packet: &RxSeg<'_>, out: &mut Out) {
         let Ok(frame) = EthernetFrame::new_checked(packet.head) else { return };
@@ -61,7 +62,7 @@ impl Stack {
         self.complain(now, (to_us.then_some(dst), src), complaint, frame.payload(), out);
     }
 
-    /// Sends an error about the packet `quoted`. Without `from` the route chooses the source address.
+    /// Sends an error about the packet `quoted`. Without `from` the route determines the source address.
     fn complain(
         &mut self,
         now: u64,

@@ -1,4 +1,4 @@
-//! What a stack is told when it is made.
+//! The configuration of a stack.
 
 use std::ops::RangeInclusive;
 
@@ -9,41 +9,41 @@ use super::ports::EPHEMERAL;
 use super::recovery::Algorithm;
 use super::steering::Share;
 
-/// What a stack may use, and what it wants.
+/// The resources and parameters of a stack.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Nobody else may know it: it keeps peers from guessing sequence numbers and from choosing hash collisions.
+    /// Must be kept secret: it prevents peers from guessing sequence numbers and from causing hash collisions.
     pub secret: [u8; 16],
     pub share: Share,
     pub connections: u32,
     pub neighbours: usize,
-    /// Bytes of FIFOs, of all connections of the stack's own process together.
+    /// Total FIFO memory in bytes of all connections of the stack's own process.
     pub memory: usize,
-    /// Bytes that an application may leave unread of each connection, at first.
+    /// Initial number of bytes per connection that an application may leave unread.
     pub receive_window: u32,
-    /// Bytes that an application may write ahead of each connection, at first.
+    /// Initial number of bytes per connection that an application may write ahead.
     pub send_buffer: u32,
-    /// What either grows to where a connection needs it.
+    /// Maximum size to which either buffer grows if a connection needs it.
     pub largest_buffer: u32,
-    /// Bytes of payload in a segment, at most, whatever the way would take. Below `u16::MAX` each segment is a copy of its own,
-    /// even where a port would cut longer ones.
+    /// Maximum payload of a segment in bytes, independent of the route. Below `u16::MAX` each segment is copied
+    /// separately, even if the port supports segmentation offload.
     pub largest_segment: u16,
     pub algorithm: Algorithm,
     pub ecn: bool,
-    /// Ports that connections of ours begin at.
+    /// Local ports for outgoing connections.
     pub ports: RangeInclusive<u16>,
 }
 
-/// Sizes of buffers in bytes of payload. 0: the application has set none, and the buffer grows as needed.
+/// Buffer sizes in bytes of payload. 0: the application has set none, and the buffer grows as needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Buffers {
-    /// Limit of the bytes that are written and not acknowledged.
+    /// Limit of written and unacknowledged bytes.
     pub send: u32,
-    /// Limit of the bytes that are received and not read: the window.
+    /// Limit of received and unread bytes: the window.
     pub receive: u32,
-    /// Limit of the window, whatever the buffer (`TCP_WINDOW_CLAMP`).
+    /// Limit of the window, independent of the buffer (`TCP_WINDOW_CLAMP`).
     pub clamp: u32,
-    /// Limit of the bytes that are written and not sent (`TCP_NOTSENT_LOWAT`).
+    /// Limit of written and unsent bytes (`TCP_NOTSENT_LOWAT`).
     pub unsent: u32,
 }
 
@@ -51,24 +51,24 @@ pub struct Buffers {
 pub(super) const ONE_WRITE: u64 = 4096;
 
 impl Buffers {
-    /// The send buffer, if it is set.
+    /// Returns the send buffer, if it is set.
     pub(super) fn send(self, config: &Config) -> Option<u64> {
         (self.send > 0).then(|| self.send.min(config.largest_buffer).into())
     }
 
-    /// The receive window. `usual` computes it if the application has set no receive buffer.
+    /// Returns the receive window. `usual` computes it if the application has set no receive buffer.
     pub(super) fn window(self, config: &Config, usual: impl FnOnce() -> u32) -> u32 {
         let window = if self.receive > 0 { self.receive.min(config.largest_buffer) } else { usual() };
         if self.clamp > 0 { window.min(self.clamp) } else { window }
     }
 
-    /// The position up to which the application may write when bytes up to `sent` are sent, if that is limited.
+    /// Returns the position up to which the application may write when bytes up to `sent` are sent, if that is limited.
     pub(super) fn write_limit(self, sent: u64) -> Option<u64> {
         (self.unsent > 0).then(|| sent.saturating_add(u64::from(self.unsent) + ONE_WRITE))
     }
 }
 
-/// Free bytes of a send buffer, 0 if they split a write of up to 4096 bytes, and its size.
+/// Free bytes of a send buffer, or 0 if they would split a write of up to 4096 bytes, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     pub free: u64,
@@ -95,7 +95,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Bytes that a buffer may grow to now: no connection is promised more than a quarter of what is free.
+    /// Returns the current limit of a buffer's size: no connection is promised more than a quarter of the free memory.
     pub(super) fn buffer_limit(&self, arena: &Arena) -> u32 {
         let free = arena.free().large * LARGE / 4;
         self.largest_buffer.min(u32::try_from(free).unwrap_or(u32::MAX))

@@ -1,4 +1,4 @@
-//! All connections of a stack, by number.
+//! The connections of a stack.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use super::memory;
 use super::packet::{Event, Out};
 use super::tcb::{State, Tcb};
 
-/// Time without a segment after which what is behind holes is forgotten.
+/// Time without a segment after which data behind holes is discarded.
 const HOLE_TIMEOUT: u64 = 60_000_000;
 
 /// A connection and its FIFOs.
 #[derive(Debug)]
 pub(super) struct Conn {
     pub tcb: Tcb,
-    /// Whose memory it uses.
+    /// The application whose memory it uses.
     pub app: AppId,
-    /// The same memory, found without a look at the application.
+    /// The application's memory, without a lookup of the application.
     pub memory: Arc<Memory>,
-    /// What it shares with the application.
+    /// The slot that it shares with the application.
     pub slot: Place,
     /// From the peer to the application.
     pub rx: Fifo<Rx>,
@@ -36,18 +36,18 @@ pub(super) struct Conn {
     pub funded: u64,
     /// Buffer sizes set by the application.
     pub buffers: Buffers,
-    /// Planned packets that have not been sealed, and copies of the application's to its FIFO.
+    /// Planned packets that have not been sealed, and the application's copies to its FIFO.
     pub planned: u32,
     /// The application waits for room.
     pub wants_room: bool,
     /// It waits for memory, see [`Shortage`](super::shortage::Shortage).
     pub waits: bool,
-    /// The listener that it belongs to, until it is accepted.
+    /// The listener that it belongs to until it is accepted.
     pub listener: Option<u32>,
 }
 
 impl Conn {
-    /// With a slot of its own in `arena`, which is that of `app`; `None` when it has none.
+    /// Creates a connection with a slot in `arena`, the memory of `app`. Returns `None` if all slots are in use.
     pub(super) fn new(tcb: Tcb, app: AppId, arena: &mut Arena) -> Option<Box<Self>> {
         let slot = arena.take_slot()?;
         let (rx, tx) = (Fifo::new(slot), Fifo::new(slot));
@@ -70,7 +70,7 @@ impl Conn {
         }))
     }
 
-    /// Gives its memory back.
+    /// Frees its memory.
     pub(super) fn dissolve(mut self: Box<Self>, arena: &mut Arena) {
         self.promise(0, arena);
         self.rx.discard(arena);
@@ -78,8 +78,8 @@ impl Conn {
         arena.give_slot(self.slot);
     }
 
-    /// Grants blocks up to the application's largest need so far, limited by the send buffer: the size set by the application,
-    /// or else the larger of the default and twice the congestion window.
+    /// Grants blocks up to the application's largest need so far, limited by the send buffer: the size set by the
+    /// application, or else the larger of the default and twice the congestion window.
     pub(super) fn grant(&mut self, arena: &mut Arena, config: &Config) {
         let Self { ahead, tx, tcb, buffers, .. } = self;
         ahead.limit = buffers.write_limit(tcb.sender.next());
@@ -95,7 +95,7 @@ impl Conn {
         ahead.grant_asked(tx, arena, buffer, || tcb.sender.takes_soon());
     }
 
-    /// Prepares new FIFOs: the application can write a little at once.
+    /// Prepares new FIFOs. The application can write a small amount immediately.
     pub(super) fn begin(&mut self, arena: &mut Arena, config: &Config) {
         self.ahead = Ahead::default();
         self.grant(arena, config);
@@ -114,23 +114,24 @@ impl Conn {
         self.grant(arena, config);
     }
 
-    /// Whether it lacks memory that its application is to have.
+    /// Returns whether it lacks memory that its application should have.
     pub(super) fn is_short(&self) -> bool {
         self.ahead.is_short(&self.tx)
     }
 
-    /// The same as [`grant`](Self::grant), or a little where there is not enough for all; whether there is room now.
+    /// Does the same as [`grant`](Self::grant), or grants a little if memory is short. Returns whether there is room
+    /// now.
     pub(super) fn grant_some(&mut self, arena: &mut Arena, config: &Config) -> bool {
         self.grant_asked(arena, config);
         self.ahead.grant_some(&mut self.tx, arena)
     }
 
-    /// Gives back what a quiet connection does not need. Where memory is short its application has no room until it wants
-    /// some.
+    /// Frees memory that a quiet connection does not need. If memory is short, its application has no room until it
+    /// requests some.
     pub(super) fn trim(&mut self, now: u64, arena: &mut Arena, config: &Config) {
         self.tcb.sender.recovery.release();
         if self.tcb.receiver.has_holes() && self.tcb.placing == 0 {
-            // A peer that leaves a hole open for so long has forgotten it, or never meant to fill it.
+            // After this time a peer that leaves a hole open will not fill it.
             let until = self.tcb.heard + HOLE_TIMEOUT;
             if until > now {
                 self.tcb.trim = Some(until);
@@ -151,7 +152,7 @@ impl Conn {
         }
     }
 
-    /// Looks how far the application has written.
+    /// Reads how far the application has written.
     pub(super) fn written(&mut self, arena: &mut Arena, config: &Config) -> Result<(), Misuse> {
         let (written, held) = self.tx.written_and_held(arena)?;
         self.tcb.sender.written(written, &held);
@@ -160,7 +161,7 @@ impl Conn {
         Ok(())
     }
 
-    /// The peer has acknowledged more: the application has room.
+    /// Frees acknowledged data, and reports room to the application.
     #[inline]
     pub(super) fn acknowledged(&mut self, arena: &mut Arena, id: ConnId, config: &Config, out: &mut Out) {
         self.tx.acked(arena, self.tcb.sender.acknowledged());
@@ -170,7 +171,7 @@ impl Conn {
         }
     }
 
-    /// More was sent: an application that waits for that has room.
+    /// Reports room to an application that waits for data to be sent.
     #[inline]
     pub(super) fn sent(&mut self, arenas: &mut Arenas, id: ConnId, config: &Config, out: &mut Out) {
         if self.wants_room && self.buffers.unsent > 0 {
@@ -180,12 +181,13 @@ impl Conn {
         }
     }
 
-    /// How much the application can write. With `TCP_NOTSENT_LOWAT` it has room when less than half of that limit is unsent.
+    /// Returns how much the application can write. With `TCP_NOTSENT_LOWAT` it has room if less than half of that limit
+    /// is unsent.
     pub(super) fn room(&self) -> Room {
         let Self { tx, tcb, buffers, .. } = self;
         let (free, of) = (tx.end() - tx.edge(), tx.end() - tx.released());
         if buffers.unsent == 0 {
-            // A write of up to 4096 bytes is never split: less room than that would have it try again and again.
+            // A write of up to 4096 bytes is never split. With less room the application would retry repeatedly.
             let is_enough = free >= of.min(ONE_WRITE);
             return Room { free: if is_enough { free } else { 0 }, of };
         }
@@ -194,7 +196,7 @@ impl Conn {
         Room { free: free.min(of.saturating_sub(2 * unsent)), of }
     }
 
-    /// The application learns of what does not wait for a copy.
+    /// Notifies the application of the end of the stream, unless a copy is in flight.
     #[inline]
     pub(super) fn settle(&mut self, id: ConnId, out: &mut Out) {
         let tcb = &mut self.tcb;
@@ -204,13 +206,13 @@ impl Conn {
         }
     }
 
-    /// Whether nothing refers to it any more.
+    /// Returns whether nothing refers to it any more.
     pub(super) fn is_free(&self) -> bool {
         self.tcb.orphan && self.tcb.state == State::Closed && self.tcb.placing == 0 && self.planned == 0
     }
 }
 
-/// The size of a send buffer in bytes.
+/// Returns the size of a send buffer in bytes.
 fn send_buffer(ahead: &Ahead, set: Buffers, tcb: &Tcb, arena: &Arena, config: &Config) -> u64 {
     let least = u64::from(config.send_buffer);
     set.send(config).unwrap_or_else(|| {
@@ -222,7 +224,7 @@ fn send_buffer(ahead: &Ahead, set: Buffers, tcb: &Tcb, arena: &Arena, config: &C
     })
 }
 
-/// A slot, used again and again; its generation tells one connection from the next.
+/// A reusable slot. Its generation distinguishes successive connections.
 #[derive(Debug)]
 struct Slot {
     generation: u32,
@@ -242,17 +244,17 @@ impl Conns {
         Self { limit, ..Self::default() }
     }
 
-    /// How many there are.
+    /// Returns the number of connections.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// How many numbers have been given out.
+    /// Returns the number of slots.
     pub(super) fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// Adds one, or returns it when there are as many as may be.
+    /// Adds a connection, or returns it if the limit is reached.
     pub(super) fn insert(&mut self, conn: Box<Conn>) -> Result<ConnId, Box<Conn>> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -275,7 +277,7 @@ impl Conns {
         Some(conn)
     }
 
-    /// The connection that a name means, when it is still there.
+    /// Returns the connection with an ID, if it still exists.
     #[inline]
     pub(super) fn get_mut(&mut self, id: ConnId) -> Option<&mut Conn> {
         let slot = self.slots.get_mut(id.index as usize)?;
@@ -287,7 +289,7 @@ impl Conns {
         slot.conn.as_deref().filter(|_| slot.generation == id.generation)
     }
 
-    /// The connection in a slot, and its name.
+    /// Returns the connection in a slot, and its ID.
     #[inline]
     pub(super) fn at(&mut self, index: u32) -> Option<(ConnId, &mut Conn)> {
         let slot = self.slots.get_mut(index as usize)?;
@@ -300,7 +302,7 @@ impl Conns {
         self.slots.get(index as usize)?.conn.as_deref()
     }
 
-    /// All of them.
+    /// Returns all connections.
     pub(super) fn iter(&self) -> impl Iterator<Item = (ConnId, &Conn)> {
         self.slots.iter().enumerate().filter_map(|(index, slot)| {
             let id = ConnId { index: index as u32, generation: slot.generation };

@@ -1,22 +1,22 @@
-//! SYN cookies (RFC 4987, 3.6): a connection's state goes into the SYN-ACK's numbers and comes back with the ACK.
+//! SYN cookies (RFC 4987, 3.6): the numbers of the SYN-ACK encode the connection's state, and the ACK returns it.
 //!
 //! The initial sequence number holds, from the highest bit: 29 bits of a MAC over the flow, the client's initial
-//! sequence number, the period of 64 s, and all options; and 3 bits, the index of the client's MSS among eight. The six
-//! low bits of the timestamp hold the other options, where the client sends timestamps, as Linux does: 4 bits window
-//! scale (15: none), 1 bit SACK, 1 bit ECN. Without timestamps there is room for none of them.
+//! sequence number, the period of 64 s, and all options; and 3 bits, the index of the client's MSS among eight. As on
+//! Linux, the six low bits of the timestamp hold the other options if the client sends timestamps: 4 bits window scale
+//! (15: none), 1 bit SACK, 1 bit ECN. Without timestamps these options are lost.
 //!
-//! A cookie is good in its period and the next: 64 to 128 s. A blind guess is right with a probability of 2 × 2^-29,
-//! one in 268 million, whichever bits are guessed; Linux's is the same. Unlike other initial sequence numbers (RFC
-//! 6528) cookies do not grow with time, so they are for a full backlog only.
+//! A cookie is valid in its period and the next: 64 to 128 s. A blind guess is correct with a probability of 2 × 2^-29,
+//! one in 268 million, regardless of the guessed bits; this is the same as on Linux. Unlike other initial sequence
+//! numbers (RFC 6528), cookies do not grow with time, so they are used only when the backlog is full.
 
 use super::addr::FlowKey;
 use super::siphash::{FlowMac, Purpose};
 
-/// Microseconds of a period.
+/// Duration of a period in microseconds.
 const PERIOD_US: u64 = 64_000_000;
 
-/// The MSS values that a cookie can hold, in bytes: default of IPv4 and of IPv6, tunnels, Ethernet with IPv6 and with
-/// IPv4, jumbo frames with each. A client's is rounded down.
+/// The MSS values that a cookie can hold, in bytes: the defaults of IPv4 and IPv6, tunnels, Ethernet with IPv6 and with
+/// IPv4, and jumbo frames with each. A client's MSS is rounded down.
 const MSS: [u16; 8] = [536, 1220, 1300, 1400, 1440, 1460, 8940, 8960];
 
 const MSS_BITS: u32 = 0x7;
@@ -31,19 +31,19 @@ const ECN_BIT: u32 = 0x20;
 /// The largest shift of a window (RFC 7323, 2.3).
 const MAX_SCALE: u8 = 14;
 
-/// What a client's SYN asked for, so far as both sides agreed.
+/// The options of a client's SYN that both sides support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     /// The client's maximum segment size in bytes.
     pub(super) mss: u16,
-    /// Present where timestamps are on.
+    /// Present with timestamps only.
     pub(super) with_timestamps: Option<WithTimestamps>,
 }
 
-/// The options that a cookie can hold where there are timestamps.
+/// The options that a cookie can hold with timestamps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WithTimestamps {
-    /// The shift of the client's window, 0 to 14; none where windows are not scaled.
+    /// The shift of the client's window, 0 to 14. `None` if windows are not scaled.
     pub(super) window_scale: Option<u8>,
     /// Selective acknowledgements are permitted.
     pub(super) sack: bool,
@@ -67,51 +67,52 @@ impl WithTimestamps {
     }
 }
 
-/// What the SYN-ACK says.
+/// The numbers of the SYN-ACK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cookie {
     /// The initial sequence number.
     pub(super) isn: u32,
-    /// The timestamp before the flow's offset is added, where timestamps are on: the clock, set back by less than 64.
+    /// With timestamps: the timestamp before the flow's offset is added, which is the clock reduced by less than 64.
     pub(super) timestamp: Option<u32>,
 }
 
-/// Makes cookies and takes them back.
+/// Creates and verifies cookies.
 #[derive(Debug)]
 pub(super) struct Cookies {
     mac: FlowMac,
-    /// The period of the last cookie made.
+    /// The period of the last cookie.
     last: Option<u64>,
     counts: CookieCounts,
 }
 
-/// SYN cookies so far.
+/// Counters of SYN cookies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CookieCounts {
-    /// SYNs that were answered by one.
+    /// SYNs answered with a cookie.
     pub sent: u64,
-    /// Connections that one has come back for.
+    /// Connections established by a returned cookie.
     pub taken: u64,
 }
 
 impl Cookies {
-    /// Cookies of this secret.
+    /// Creates a generator with this secret.
     pub(super) fn new(secret: &[u8; 16]) -> Self {
         Self { mac: FlowMac::new(secret, Purpose::Cookie), last: None, counts: CookieCounts::default() }
     }
 
-    /// What has been made and taken.
+    /// Returns the counters.
     pub(super) fn counts(&self) -> CookieCounts {
         self.counts
     }
 
-    /// Counts a connection that a right number has led to.
+    /// Counts a connection established by a valid cookie.
     pub(super) fn count_taken(&mut self) {
         self.counts.taken += 1;
     }
 
-    /// The cookie for a SYN with sequence number `client_isn`; `clock` is that of timestamps, without the flow's offset.
-    /// None where the MSS is below 536, which no cookie holds: such a SYN waits for room in the backlog.
+    /// Returns the cookie for a SYN with sequence number `client_isn`. `clock` is the timestamp clock without the
+    /// flow's offset. Returns `None` if the MSS is below 536, which no cookie can hold. Such a SYN waits for room in
+    /// the backlog.
     pub(super) fn encode(
         &mut self,
         flow: &FlowKey,
@@ -127,21 +128,21 @@ impl Cookies {
         self.counts.sent += 1;
         let timestamp = options.map(|bits| {
             let timestamp = clock & !OPTION_BITS | bits;
-            // Ahead of the clock, a timestamp would make the next one look old (RFC 7323, 5.3).
+            // A timestamp ahead of the clock would make the next one look old (RFC 7323, 5.3).
             if bits > clock & OPTION_BITS { timestamp.wrapping_sub(OPTION_BITS + 1) } else { timestamp }
         });
         Some(Cookie { isn: self.isn(flow, client_isn, period, mss, options), timestamp })
     }
 
-    /// Whether there is a cookie that may still come back.
+    /// Returns whether a valid cookie may still be returned.
     pub(super) fn are_out(&self, now_us: u64) -> bool {
         self.last.is_some_and(|last| now_us / PERIOD_US <= last + 1)
     }
 
-    /// What the client of this ACK asked for, if the ACK answers a cookie of this period or the one before.
+    /// Returns the options of this ACK's client, if the ACK answers a cookie of this period or the one before.
     ///
-    /// `isn` is SEG.ACK - 1, `client_isn` is SEG.SEQ - 1, `echo` is TSecr without the flow's offset. Without a cookie
-    /// made lately, no number is right.
+    /// `isn` is SEG.ACK - 1, `client_isn` is SEG.SEQ - 1, `echo` is TSecr without the flow's offset. If no cookie was
+    /// sent recently, every number is invalid.
     pub(super) fn check(
         &self,
         flow: &FlowKey,
@@ -156,14 +157,14 @@ impl Cookies {
         let mss = isn & MSS_BITS;
         let made = |period: u64| self.isn(flow, client_isn, period, mss, options) == isn;
         let periods = [Some(now), now.checked_sub(1)];
-        // Beyond the last cookie's period a number can be a guess only.
+        // A number of a period after the last cookie can only be a guess.
         let right = periods.into_iter().flatten().any(|period| period <= last && made(period));
         right.then(|| Offer { mss: MSS[mss as usize], with_timestamps: options.map(WithTimestamps::of) })
     }
 
     fn isn(&self, flow: &FlowKey, client_isn: u32, period: u64, mss: u32, options: Option<u32>) -> u32 {
         let options = options.map_or(0, |bits| bits | (OPTION_BITS + 1));
-        // 32 bits, 3, 7, and what is left of 128.
+        // 32 bits, 3, 7, and the rest of 128.
         let more = u128::from(client_isn)
             | u128::from(mss) << 32
             | u128::from(options) << 35

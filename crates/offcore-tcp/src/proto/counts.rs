@@ -1,4 +1,4 @@
-//! What a stack counts.
+//! Counters of a stack.
 
 use offcore_stats::counters;
 
@@ -6,51 +6,52 @@ use super::packet::Cause;
 use super::recovery::Stats as RecoveryStats;
 
 counters! {
-    /// What a stack counts, beside [`Drops`](super::packet::Drops). The first six are of now, the others since the stack was made.
+    /// Counters of a stack, in addition to [`Drops`](super::packet::Drops). The first six are current values, the
+    /// others are totals since its creation.
     pub struct StackCounts {
         connections,
         half_open,
         time_wait,
         neighbours,
-        /// Bytes of FIFO memory in use, and bytes that there are.
+        /// Bytes of FIFO memory in use, and in total.
         memory_used,
         memory,
-        /// Connections that peers have opened, and that applications have asked for.
+        /// Connections opened by peers, and by applications.
         accepted,
         opened,
-        /// Connections by how they ended: see [`Cause`].
+        /// Connections by their end: see [`Cause`].
         finished,
         reset,
         refused,
         timed_out,
         unreachable,
         aborted,
-        /// Segments retransmitted in fast recovery, after timeouts, and as probes for a lost tail.
+        /// Segments retransmitted in fast recovery, after timeouts, and as tail loss probes.
         again_fast,
         again_timeout,
         again_probe,
         timeouts,
-        /// Reductions of a window that were undone because nothing had been lost.
+        /// Window reductions that were undone because they were spurious.
         spurious,
-        /// ACKs that showed reordering, and ACKs with a DSACK.
+        /// ACKs that indicated reordering, and ACKs with a DSACK.
         reordered,
         duplicates,
-        /// SACK blocks outside what is in flight.
+        /// SACK blocks outside the data in flight.
         bad_sacks,
-        /// Reductions because of marks (ECN).
+        /// Reductions caused by ECN marks.
         marks,
-        /// Segments that were not sent, since the station of their next hop was not known.
+        /// Segments that were not sent because their next hop was not resolved.
         no_station,
-        /// UDP datagrams taken and sent, and those that could not be sent: no way, or no unicast address.
+        /// UDP datagrams received and sent, and those refused because of their destination.
         datagrams_received,
         datagrams_sent,
         datagrams_refused,
-        /// SYN cookies sent, and those that came back.
+        /// SYN cookies sent and returned.
         cookies_sent,
         cookies_taken,
-        /// Connections that left TIME-WAIT early for want of room.
+        /// Connections that left TIME-WAIT early because it was full.
         time_wait_evicted,
-        /// Messages from somebody who has an address of ours.
+        /// Messages from other hosts that use our addresses.
         address_conflicts,
     }
 }

@@ -1,30 +1,30 @@
-//! From a flow to its connection: a hash table of tags, which grows while it is used.
+//! The demultiplexer from flows to connections: a hash table of tags that grows while it is in use.
 //!
-//! A bucket is one cache line of eight entries, and a flow is in one of two buckets: a lookup reads two lines at most,
-//! and four while the table grows. Both buckets follow from the tag alone, so that entries move (to make room, or to a
-//! larger table) without their keys being read.
+//! A bucket is one cache line with eight entries, and each flow is in either of two buckets. A lookup reads at most two
+//! lines, and four while the table grows. Both buckets follow from the tag alone, so entries can be moved (to make
+//! room, or to a larger table) without reading their keys.
 
 mod table;
 
 use table::{MAX_BUCKETS, SLOTS, Table};
 
-/// Buckets that each insert and each round empty into the larger table.
+/// Buckets that each insert and each round move to the larger table.
 const MOVED: usize = 4;
 
 /// The table has no room for this entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
-/// Values of 32 bits by hash. The keys are the caller's: it tells flows of one tag apart.
+/// A map from hashes to values of 32 bits. The caller stores the keys and distinguishes flows with the same tag.
 #[derive(Debug)]
 pub(super) struct Demux {
     table: Table,
     growth: Option<Growth>,
-    /// A table that has been emptied. To free it is work for the control thread.
+    /// A table that has been emptied. The control thread frees it.
     emptied: Option<Table>,
 }
 
-/// The smaller table on its way out.
+/// The smaller table during growth.
 #[derive(Debug)]
 struct Growth {
     from: Table,
@@ -32,29 +32,29 @@ struct Growth {
 }
 
 impl Demux {
-    /// A demultiplexer that begins with this table.
+    /// Creates a demultiplexer with this table.
     pub(super) const fn new(table: Table) -> Self {
         Self { table, growth: None, emptied: None }
     }
 
-    /// Makes a table for at least `size` entries, from 16 to 2^27, all places in use. Allocates: call it off the
-    /// data path.
+    /// Allocates a table for at least `size` entries, from 16 to 2^27, with all places in use. Must not be called on
+    /// the data path.
     pub(super) fn table(size: usize) -> Table {
         Table::new(size)
     }
 
-    /// Entries present.
+    /// Returns the number of entries.
     pub(super) fn len(&self) -> usize {
         self.table.len() + self.growth.as_ref().map_or(0, |growth| growth.from.len())
     }
 
-    /// Entries that the table has places for; the larger one's while it grows.
+    /// Returns the number of places in the table, or in the larger one during growth.
     pub(super) const fn capacity(&self) -> usize {
         self.table.capacity()
     }
 
-    /// The value of the flow with this hash for which `is` says yes. It is asked about every value of the same tag:
-    /// the one meant and, with n flows, n / 2^32 others on average.
+    /// Returns the value of the flow with this hash for which `is` returns true. `is` is called for every value with
+    /// the same tag: the matching one and, with n flows, n / 2^32 others on average.
     #[inline]
     pub(super) fn lookup(&self, hash: u64, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         let tag = tag(hash);
@@ -65,18 +65,18 @@ impl Demux {
         }
     }
 
-    /// Adds a flow that is not there yet.
+    /// Adds a new flow.
     ///
     /// # Errors
-    /// There is no room near the flow's buckets. The tests fill tables to 90 % without it; [`Self::wants_growth`] comes
-    /// long before. More than 16 flows of one tag are refused at any load.
+    /// Fails if all places near the flow's buckets are taken. In the tests this does not occur up to 90 % load, and
+    /// [`Self::wants_growth`] returns true long before. More than 16 flows with one tag are refused at any load.
     #[inline]
     pub(super) fn insert(&mut self, hash: u64, value: u32) -> Result<(), Full> {
         self.round();
         self.table.insert(tag(hash), value)
     }
 
-    /// Removes the entry of this hash and value; false where there is none.
+    /// Removes the entry with this hash and value. Returns `false` if no entry matches.
     #[inline]
     pub(super) fn remove(&mut self, hash: u64, value: u32) -> bool {
         let tag = tag(hash);
@@ -84,8 +84,8 @@ impl Demux {
         table.remove(tag, value) || growth.as_mut().is_some_and(|growth| growth.from.remove(tag, value))
     }
 
-    /// Gives the entry of this hash and value another value, as a connection that enters TIME-WAIT has; false where
-    /// there is no entry. It needs no room, so it cannot fail as [`Self::insert`] can.
+    /// Replaces the value of the entry with this hash and value, for example when a connection enters TIME-WAIT.
+    /// Returns `false` if no entry matches. It needs no room, so unlike [`Self::insert`] it cannot fail.
     #[inline]
     pub(super) fn replace(&mut self, hash: u64, value: u32, new: u32) -> bool {
         let tag = tag(hash);
@@ -94,16 +94,16 @@ impl Demux {
             || growth.as_mut().is_some_and(|growth| growth.from.replace(tag, value, new))
     }
 
-    /// Whether the control thread is to make a table of twice [`Self::capacity`] and hand it over: 70 % are in use.
+    /// Returns whether the control thread should allocate a table of twice [`Self::capacity`]: 70 % are in use.
     pub(super) const fn wants_growth(&self) -> bool {
         let larger = self.table.buckets() < MAX_BUCKETS;
         larger && self.growth.is_none() && self.table.len() * 10 >= self.table.capacity() * 7
     }
 
-    /// Goes over to a larger table. Each insert and round from now on moves the entries of four buckets.
+    /// Switches to a larger table. From now on, each insert and each round moves the entries of four buckets.
     ///
     /// # Errors
-    /// The table comes back: it is not larger, it is not empty, or the table is still growing.
+    /// Returns the table if it is not larger, not empty, or if growth is already in progress.
     pub(super) fn grow(&mut self, table: Table) -> Result<(), Table> {
         if self.growth.is_some() || table.buckets() <= self.table.buckets() || table.len() > 0 {
             return Err(table);
@@ -113,7 +113,7 @@ impl Demux {
         Ok(())
     }
 
-    /// Moves four buckets where the table grows. To be called once a round.
+    /// Moves four buckets during growth. Must be called once per round.
     #[inline]
     pub(super) fn round(&mut self) {
         if self.growth.is_some() {
@@ -121,7 +121,7 @@ impl Demux {
         }
     }
 
-    /// The smaller table after growth, for the control thread to free. What nobody takes is freed by the next growth.
+    /// Returns the smaller table after growth, for the control thread to free. Otherwise the next growth frees it.
     pub(super) fn take_emptied(&mut self) -> Option<Table> {
         self.emptied.take()
     }
@@ -131,7 +131,7 @@ impl Demux {
         for _ in 0..MOVED {
             for slot in 0..SLOTS {
                 let Some((tag, value)) = growth.from.entry(growth.next, slot) else { continue };
-                // One that finds no room is found here, and tried again when the turn comes round.
+                // An entry without room stays here and is tried again in the next pass.
                 if self.table.insert(tag, value).is_ok() {
                     growth.from.clear(growth.next, slot);
                 }
@@ -144,7 +144,7 @@ impl Demux {
     }
 }
 
-/// The hash's part that the table keeps. 0 marks a free place.
+/// Returns the part of the hash that the table stores. 0 marks a free place.
 #[inline]
 const fn tag(hash: u64) -> u32 {
     let tag = (hash >> 32) as u32;

@@ -1,4 +1,5 @@
-//! A DHCP client for an interface (RFC 2131): it asks for a lease, renews it, and gives up an address whose lease has ended.
+//! A DHCP client for an interface (RFC 2131). It requests a lease, renews it, and removes the address when the lease
+//! has expired.
 //!
 //! ```text
 //! Init -> Selecting -> Requesting -> Probing -> Bound <-> Renewing -> Rebinding -> Init
@@ -19,27 +20,29 @@ use super::net::Net;
 use super::packet::{DropReason, Event, Message, Out, RxSeg, Verdict};
 use super::stack::Stack;
 
-/// Requests until another server is asked for.
+/// Number of requests before another server is selected.
 const REQUESTS: u8 = 4;
-/// Time until the client begins again after a conflict (3.1, 5).
+/// Delay before the client restarts after a conflict (3.1, 5).
 const AFTER_CONFLICT: u64 = 10 * SECOND;
-/// How often it is looked whether the probes of the address have passed.
+/// Interval of checks whether the probes of the address have passed.
 const LOOK: u64 = 20_000;
 
 impl Stack {
-    /// Has a DHCP client get the IPv4 address of an interface, its routes and its MTU (RFC 2131). The stack has one worker.
+    /// Starts a DHCP client, which configures the IPv4 address of an interface, its routes and its MTU (RFC 2131). The
+    /// stack must have one worker.
     pub fn start_dhcp(&mut self, now: u64, iface: u8) {
         self.net.start_dhcp(now, iface);
     }
 
-    /// Gives the leases of all DHCP clients back to their servers, with their addresses. The clients stop (4.4.6).
+    /// Releases the leases of all DHCP clients, and removes their addresses. The clients stop (4.4.6).
     pub fn release_leases(&mut self, now: u64, out: &mut Out) {
         for mut client in std::mem::take(&mut self.net.clients) {
             self.net.release(now, &mut client, out);
         }
     }
 
-    /// A packet to an address that the interface does not have: a server may send its reply to the address that it offers.
+    /// Processes a packet to an address that the interface does not have: a server may send its reply to the offered
+    /// address.
     #[cold]
     pub(super) fn dhcp_offer(
         &mut self,
@@ -62,7 +65,7 @@ impl Stack {
         Err(DropReason::NotForUs)
     }
 
-    /// A datagram from `station` to the client of an interface; empty when not all of it is in one piece.
+    /// Processes a datagram from `station` to the client of an interface. It is empty if it is not in one buffer.
     #[cold]
     pub(super) fn dhcp_message(
         &mut self,
@@ -100,7 +103,7 @@ impl Stack {
 }
 
 impl Net {
-    /// Whether a client receives datagrams to `address` by an interface.
+    /// Returns whether a client receives datagrams to `address` on an interface.
     pub(crate) fn has_client(&self, iface: u8, address: IpAddr) -> bool {
         address.is_ipv4() && self.clients.iter().any(|client| client.iface == iface)
     }
@@ -145,7 +148,7 @@ impl Net {
         self.clients.insert(at, dhcp);
     }
 
-    /// The address is bound when its probes have passed, or declined when another host has it.
+    /// Binds the address when its probes have passed, or declines it if another host has it.
     fn look_at_probes(&mut self, now: u64, number: u8, dhcp: &mut Client, out: &mut Out) {
         let Some(mut lease) = dhcp.lease.clone() else { return dhcp.enter(State::Init, now) };
         let iface = &mut self.ifaces[usize::from(number)];
@@ -168,7 +171,7 @@ impl Net {
         }
     }
 
-    /// The lease is renewed by its server, then by any; when it has ended the address goes.
+    /// Renews the lease with its server, then with any server. Removes the address when the lease has expired.
     fn renew(&mut self, now: u64, number: u8, dhcp: &mut Client, out: &mut Out) {
         let Some(lease) = dhcp.lease.clone() else { return dhcp.enter(State::Init, now) };
         if now >= lease.end {
@@ -193,7 +196,7 @@ impl Net {
                 &request,
             ));
         }
-        // By the route to the server, which may be behind a router.
+        // Uses the route to the server, which may be behind a router.
         let way = self.way(lease.server.into()).filter(|way| way.iface == number);
         let station = way.and_then(|way| self.station(now, (number, way.next_hop), out));
         match station {
@@ -204,7 +207,7 @@ impl Net {
         }
     }
 
-    /// Takes the routes and the MTU of a lease, in place of the ones of the lease before.
+    /// Applies the routes and the MTU of a lease, which replace those from the previous lease.
     fn take_lease(&mut self, number: u8, old: Option<&Lease>, lease: &mut Lease) {
         let iface = &mut self.ifaces[usize::from(number)];
         let before = iface.routes.clone();
@@ -227,11 +230,11 @@ impl Net {
         if let Some(lease) = dhcp.lease.take() {
             self.drop_lease(now, number, &lease, out);
         }
-        // A server that gives and takes leases does not make the client send all the time.
+        // The delay limits the rate of messages if a server repeatedly grants and revokes leases.
         dhcp.enter(State::Init, now + SECOND);
     }
 
-    /// Gives a lease back to its server.
+    /// Releases a lease to its server.
     fn release(&mut self, now: u64, dhcp: &mut Client, out: &mut Out) {
         let number = dhcp.iface;
         if matches!(dhcp.state, State::Bound | State::Renewing | State::Rebinding)
@@ -253,7 +256,7 @@ impl Net {
         }
     }
 
-    /// A message of a server has come by an interface, from `station`.
+    /// Processes a message of a server, received on an interface from `station`.
     pub(crate) fn dhcp_reply(
         &mut self,
         now: u64,
@@ -281,11 +284,11 @@ impl Net {
         out: &mut Out,
     ) {
         let number = dhcp.iface;
-        // Any server may offer a lease or extend one; otherwise the server that was asked answers.
+        // Any server may offer or extend a lease. Otherwise only the selected server answers.
         let asked = dhcp.lease.as_ref().filter(|lease| reply.server == Some(lease.server));
         match (dhcp.state, reply.kind) {
             (State::Selecting, DhcpKind::Offer) => {
-                // An address that the host has already is no other lease.
+                // An offer of an address that the host already has is ignored.
                 let lease = lease_of(now, reply, station).filter(|lease| !self.has(lease.prefix.address));
                 if let Some(lease) = lease {
                     dhcp.lease = Some(lease);
@@ -316,7 +319,7 @@ impl Net {
                         dhcp.enter(State::Bound, lease.renewal);
                         dhcp.lease = Some(lease);
                     }
-                    // Another address is a new lease.
+                    // A different address requires a new lease.
                     _ => self.lose_lease(now, number, dhcp, out),
                 }
             }
@@ -326,7 +329,7 @@ impl Net {
     }
 }
 
-/// A message of a client without an address.
+/// Creates a message of a client without an address.
 fn broadcast(iface: u8, mac: MacAddr, request: &DhcpRequest) -> Message {
     message(iface, (mac, BROADCAST), (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST), request)
 }

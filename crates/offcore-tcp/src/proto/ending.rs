@@ -1,4 +1,4 @@
-//! How connections end, and what of them stays until their copies are over.
+//! The end of connections, whose remaining state exists until their copies are complete.
 
 use super::addr::ConnId;
 use super::conns::Conn;
@@ -8,7 +8,7 @@ use super::stack::Stack;
 use super::tcb::State;
 
 impl Stack {
-    /// The application's end of a connection learns that it is over; nothing more is sent or received.
+    /// Ends a connection and notifies its application. Nothing more is sent or received.
     pub(super) fn over(&mut self, id: ConnId, cause: Cause, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.tcb.state == State::Closed {
@@ -24,14 +24,14 @@ impl Stack {
             conn.tcb.untold = Some(cause);
             conn.tell_over(id, out);
         }
-        // Nobody is going to accept it; the listener forgets it when it comes to it.
+        // A connection that was not accepted will never be. The listener removes it when it reaches it.
         conn.tcb.orphan |= conn.listener.is_some();
         self.flows.leave(&key, Entry::Conn(id.index));
         self.wheel.cancel(id.index);
         self.free_when_done(id);
     }
 
-    /// Frees a connection that nobody refers to.
+    /// Frees a connection without remaining references.
     pub(super) fn free_when_done(&mut self, id: ConnId) {
         if self.conns.get(id).is_some_and(Conn::is_free)
             && let Some(mut conn) = self.conns.remove(id)
@@ -43,7 +43,7 @@ impl Stack {
         }
     }
 
-    /// A copy of a connection that is over is done.
+    /// Handles the completion of a copy of a connection that has ended.
     #[cold]
     pub(super) fn last_placed(&mut self, id: ConnId, out: &mut Out) {
         if let Some(conn) = self.conns.get_mut(id) {
@@ -54,7 +54,7 @@ impl Stack {
 }
 
 impl Conn {
-    /// The application learns that it is over when it has been told of everything that came before.
+    /// Notifies the application of the end, after all earlier notifications.
     fn tell_over(&mut self, id: ConnId, out: &mut Out) {
         if self.tcb.placing == 0
             && let Some(cause) = self.tcb.untold.take()

@@ -1,4 +1,5 @@
-//! Applications that wait for memory get what there is, and what others of their own connections do not use.
+//! Distributes free memory, and memory that other connections of the same application do not use, to waiting
+//! connections.
 
 use super::addr::ConnId;
 use super::arenas::App;
@@ -11,20 +12,20 @@ use super::sockets::Socket;
 use super::stack::Stack;
 use super::windows;
 
-/// The limit of the connections of an application that get memory in one call: with and without spare memory.
+/// Maximum number of connections of an application that get memory in one call: with and without spare memory.
 const AT_ONCE: usize = 64;
 const FEW: usize = 8;
-/// The limit of the connections that lose unused memory in one call.
+/// Maximum number of connections that lose unused memory in one call.
 const LOOKED_AT: usize = 32;
 
 impl Stack {
-    /// Looks after the memory of all applications.
+    /// Manages the memory of all applications.
     #[inline]
     pub(super) fn look_after_memory(&mut self, now: u64, out: &mut Out) {
         self.udp.trim(now, &mut self.arenas, &self.config);
         let (mut grown, mut short, mut waiting) = (false, false, false);
         self.arenas.look_after(|app| {
-            // Who grows holds up all: one at a time.
+            // Growth blocks the worker, so only one application grows per call.
             grown = grown || app.grow();
             let (is_short, waits) = (!memory::has_plenty(&app.arena), !app.shortage.is_empty());
             short |= is_short;
@@ -39,8 +40,8 @@ impl Stack {
         }
     }
 
-    /// Takes back what quiet connections may write ahead, from some of them in each call, while their application's memory
-    /// is short. Who wants to write asks for it again.
+    /// Reclaims unused send buffers of quiet connections while their application's memory is short. Each call handles
+    /// some connections. An application that wants to write requests memory again.
     #[cold]
     fn reclaim(&mut self) {
         for _ in 0..LOOKED_AT.min(self.conns.len()) {
@@ -63,7 +64,7 @@ impl Stack {
                 let Some(id) = app.shortage.next() else { break };
                 if let Some(conn) = conns.get_mut(id) {
                     conn.waits = false;
-                    // A window may promise the blocks that are left.
+                    // A window may promise the remaining blocks.
                     let waits = feed_writer(id, conn, app, config, out);
                     conn.fund(&mut app.arena, Some(app.shortage.len()));
                     conn.tcb.receiver.update_window();
@@ -86,13 +87,13 @@ impl Stack {
     }
 }
 
-/// Gives memory to a connection's application that waits to write. Returns whether it waits still.
+/// Gives memory to a connection's application that waits to write. Returns whether it is still waiting.
 fn feed_writer(id: ConnId, conn: &mut Conn, app: &mut App, config: &Config, out: &mut Out) -> bool {
     if !conn.wants_room || !conn.tcb.may_send() {
         return false;
     }
     if !conn.grant_some(&mut app.arena, config) {
-        // An acknowledgement gives room to a connection that has what its peer takes.
+        // A connection that has as much as its peer accepts gets room by an acknowledgement.
         return conn.is_short();
     }
     conn.wants_room = false;
@@ -100,7 +101,7 @@ fn feed_writer(id: ConnId, conn: &mut Conn, app: &mut App, config: &Config, out:
     false
 }
 
-/// Gives memory to a datagram socket's application that waits to write. Returns whether it waits still.
+/// Gives memory to a datagram socket's application that waits to write. Returns whether it is still waiting.
 fn feed_socket(id: ConnId, socket: &mut Socket, app: &mut App, config: &Config, out: &mut Out) -> bool {
     let waits = socket.wants_room && !socket.closed;
     if !waits || !socket.release_asked(&mut app.arena, config) {

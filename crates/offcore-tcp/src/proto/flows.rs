@@ -1,4 +1,4 @@
-//! What the stack knows of a flow: the connection, one that is half open, or one that has ended.
+//! The table of flows. A flow is a connection, a half-open connection, or a connection in TIME-WAIT.
 
 use super::addr::FlowKey;
 use super::conns::Conns;
@@ -7,7 +7,7 @@ use super::handshake::Half;
 use super::siphash::FlowHash;
 use super::timewait::TimeWait;
 
-/// What a name in the table of connections means.
+/// The meaning of a value in the demultiplexer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
     Conn(u32),
@@ -47,17 +47,17 @@ pub(super) struct Flows {
 }
 
 impl Flows {
-    /// With room for `entries` before it grows.
+    /// Creates a table with room for `entries` before it grows.
     pub(super) fn new(secret: &[u8; 16], entries: usize) -> Self {
         Self { hash: FlowHash::new(secret), demux: Demux::new(Demux::table(entries)) }
     }
 
-    /// How many there are.
+    /// Returns the number of flows.
     pub(super) fn len(&self) -> usize {
         self.demux.len()
     }
 
-    /// What is known of a flow. `key_of` tells the flow of an entry.
+    /// Returns the entry of a flow. `key_of` returns the flow of an entry.
     #[inline]
     pub(super) fn find<'a>(
         &self,
@@ -68,44 +68,44 @@ impl Flows {
         self.demux.lookup(self.hash.hash(key), is).map(Entry::of)
     }
 
-    /// A number below `count` for a flow: the same at any time, and one that nobody can tell without the secret.
+    /// Returns a number below `count` for a flow. It is constant, and unpredictable without the secret.
     pub(super) fn spread(&self, key: &FlowKey, count: usize) -> usize {
         (((self.hash.hash(key) >> 32) * count as u64) >> 32) as usize
     }
 
-    /// Enters a flow that is not there.
+    /// Adds a new flow.
     ///
     /// # Errors
-    /// [`Full`]: nothing has changed.
+    /// [`Full`] without any change.
     pub(super) fn enter(&mut self, key: &FlowKey, entry: Entry) -> Result<(), Full> {
         if self.demux.wants_growth() {
-            // The flows move later, a few at a time. The kernel clears the pages now: some milliseconds for a million
-            // flows, once.
+            // The flows move later, a few at a time. The kernel clears the pages now, which takes some milliseconds
+            // once for a million flows.
             let larger = Demux::table(self.demux.capacity() * 2);
-            // It is larger, and none is growing.
+            // This cannot fail: the table is larger, and no growth is in progress.
             let _ = self.demux.grow(larger);
         }
         self.demux.insert(self.hash.hash(key), entry.value())
     }
 
-    /// A flow's entry becomes another one, which needs no room; false when it was not there.
+    /// Replaces the entry of a flow, which needs no room. Returns `false` if the entry does not exist.
     pub(super) fn change(&mut self, key: &FlowKey, from: Entry, to: Entry) -> bool {
         self.demux.replace(self.hash.hash(key), from.value(), to.value())
     }
 
-    /// Takes a flow out, when it has this entry.
+    /// Removes a flow if it has this entry.
     pub(super) fn leave(&mut self, key: &FlowKey, entry: Entry) {
         self.demux.remove(self.hash.hash(key), entry.value());
     }
 
-    /// Moves some flows to the larger table while there are two. To be called now and then.
+    /// Moves some flows to the larger table during growth. Must be called periodically.
     pub(super) fn round(&mut self) {
         self.demux.round();
         drop(self.demux.take_emptied());
     }
 }
 
-/// The flow of an entry: with parts of the stack, so that another part may change meanwhile.
+/// Returns the flow of an entry. The parameters are parts of the stack, so that other parts can be borrowed mutably.
 #[inline]
 pub(super) fn key_of<'a>(
     conns: &'a Conns,

@@ -1,4 +1,4 @@
-//! Parts of IP packets (RFC 791, 3.2; RFC 8200, 4.5): where they belong, and headers of wholes and of parts.
+//! IP fragments (RFC 791, 3.2; RFC 8200, 4.5): parsing, and the headers of fragments and reassembled packets.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -7,17 +7,17 @@ use offcore_wire::{EtherType, EthernetFrame, IpProtocol, Ipv4Packet, Ipv6Packet,
 
 use super::ip::ETHERNET;
 
-/// Bytes of IPv6's fragment header, and the unit of offsets.
+/// Length of IPv6's fragment header, and the unit of offsets, in bytes.
 const UNIT: usize = 8;
 /// Set in the word of flags and offset of IPv4 when more fragments follow.
 const MORE_V4: u16 = 1 << 13;
 
-/// What names the packet that a fragment is of.
+/// The fields that identify the packet of a fragment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Whole {
     pub src: IpAddr,
     pub dst: IpAddr,
-    /// Of IPv4; of IPv6 it says nothing.
+    /// The protocol for IPv4; 0 for IPv6, whose key does not include it.
     protocol: u8,
     ident: u32,
 }
@@ -26,17 +26,19 @@ pub(crate) struct Whole {
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     pub of: Whole,
-    /// Which bytes of the packet's payload it has.
+    /// The range of the packet's payload.
     pub range: Range<usize>,
     pub more: bool,
     /// Offset of its payload in the frame.
     pub at: usize,
-    /// Of IPv6, offset of the byte that names the fragment header, and what that header names.
+    /// For IPv6: the offset of the Next Header byte that refers to the fragment header, and the fragment header's own
+    /// value.
     next_header: Option<(usize, IpProtocol)>,
 }
 
 impl Part {
-    /// The fragment in a frame of `len` bytes whose first ones are `head`. `None` for what is none, or contradicts itself.
+    /// Parses the fragment in a frame of `len` bytes that begins with `head`. Returns `None` if it is not a valid
+    /// fragment.
     pub(crate) fn of(head: &[u8], len: usize) -> Option<Self> {
         let frame = EthernetFrame::new_checked(head).ok()?;
         let available = len.saturating_sub(ETHERNET);
@@ -76,7 +78,7 @@ impl Part {
         let behind = ip.payload().len() - transport.payload.len();
         let start = usize::from(fragment.offset);
         let len = usize::from(ip.payload_len()).checked_sub(behind)?;
-        // The walk above has found all of these headers whole.
+        // The walk above has verified these headers.
         let (mut named_at, mut header) = (6, ipv6::HEADER_LEN);
         while IpProtocol(*bytes.get(named_at)?) != IpProtocol::FRAGMENT {
             named_at = header;
@@ -91,8 +93,8 @@ impl Part {
         })
     }
 
-    /// Makes the headers of the first fragment, `head`, those of the whole packet with `len` bytes of payload. How many bytes
-    /// are to be cut off in front; `None` when the packet would be too long.
+    /// Turns `head`, the headers of the first fragment, into the headers of the whole packet with `len` bytes of
+    /// payload. Returns the number of bytes to remove at the front, or `None` if the packet would be too long.
     pub(crate) fn make_whole(&self, head: &mut [u8], len: usize) -> Option<usize> {
         let headers = self.at - ETHERNET;
         let Some((named_at, next)) = self.next_header else {
@@ -107,7 +109,7 @@ impl Part {
         let payload = u16::try_from(extensions + len).ok()?;
         head[named_at] = next.0;
         head[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&payload.to_be_bytes());
-        // The fragment header goes: what is before it moves up.
+        // The headers before the fragment header move up and replace it.
         head.copy_within(..self.at - UNIT, UNIT);
         Some(UNIT)
     }
@@ -120,22 +122,22 @@ fn seal_v4(header: &mut [u8]) {
     header[10..12].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// The headers of a packet that is to be fragmented.
+/// Creates the headers of fragments.
 #[derive(Debug)]
 pub(crate) struct Cut {
-    /// Ethernet and IP headers, those of fragments of IPv6 with room for a fragment header.
+    /// Ethernet and IP headers; for IPv6 with room for a fragment header.
     headers: Vec<u8>,
     is_v6: bool,
     next: u8,
     ident: u32,
-    /// Bytes of headers of the packet itself, and bytes of payload in a fragment, at most.
+    /// Length of the original headers, and maximum payload of a fragment, in bytes.
     pub skip: usize,
     size: usize,
 }
 
 impl Cut {
-    /// For the packet that begins with `head`, on a link that takes IP packets of `mtu` bytes. `ident` names it, of IPv6. `None`
-    /// when it is no IP packet.
+    /// Prepares fragments of the packet that begins with `head`, for a link with an MTU of `mtu` bytes. `ident` is the
+    /// IPv6 identification. Returns `None` if the packet is not an IP packet.
     pub(crate) fn new(head: &[u8], mtu: usize, ident: u32) -> Option<Self> {
         let frame = EthernetFrame::new_checked(head).ok()?;
         let is_v6 = match frame.ethertype() {
@@ -156,13 +158,13 @@ impl Cut {
         (size > 0).then_some(Self { headers, is_v6, next, ident, skip, size })
     }
 
-    /// Which bytes of `total` bytes of payload each fragment has.
+    /// Returns the ranges of `total` bytes of payload that the fragments contain.
     pub(crate) fn ranges(&self, total: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let size = self.size;
         (0..total.div_ceil(size)).map(move |index| index * size..total.min((index + 1) * size))
     }
 
-    /// The headers of the fragment that has `range` of the payload.
+    /// Returns the headers of the fragment that contains `range` of the payload.
     pub(crate) fn headers(&mut self, range: &Range<usize>, more: bool) -> &[u8] {
         let at = ETHERNET;
         if self.is_v6 {

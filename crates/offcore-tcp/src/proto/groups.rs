@@ -1,8 +1,8 @@
 //! Multicast groups of an interface: reports to routers and to snooping switches (RFC 3376 and 2236; RFC 3810 and
 //! 2710).
 //!
-//! A switch with snooping forwards a group's packets only to ports that have reported it. Neighbour discovery needs such
-//! groups, too: a host that does not report the solicited-node groups of its addresses is not found (RFC 4861, 7.2.1).
+//! A snooping switch forwards a group's packets only to ports that have reported it. Neighbour discovery also uses
+//! groups: a host that does not report the solicited-node groups of its addresses cannot be resolved (RFC 4861, 7.2.1).
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,19 +17,18 @@ use super::call_error::CallError;
 use super::ip::{ETHERNET, Envelope};
 use super::packet::{Control, Out};
 
-/// The limit of groups of an interface.
+/// Maximum number of groups per interface.
 const MOST: usize = 1024;
-/// Reports of a change (the robustness variable): the default and the limit.
+/// Number of reports of a change (the robustness variable): the default and the maximum.
 const ROBUSTNESS: u8 = 2;
 const MOST_ROBUST: u8 = 7;
-/// Time between two reports of a change, at most (RFC 3376, 8.11; RFC 3810, 9.11), and the same in version 1 of MLD and
+/// Maximum time between two reports of a change (RFC 3376, 8.11; RFC 3810, 9.11), and the same in version 1 of MLD and
 /// versions 1 and 2 of IGMP (RFC 2236, 8.10).
 const CHANGE: u64 = 1_000_000;
 const OLD_CHANGE: u64 = 10_000_000;
-/// Older Version Querier Present Timeout, with the default query interval of 125 s (RFC 3376,
-/// 8.12; RFC 3810, 9.12).
+/// Older Version Querier Present Timeout, with the default query interval of 125 s (RFC 3376, 8.12; RFC 3810, 9.12).
 const OLD_ROUTER: u64 = 260_000_000;
-/// The least time between two answers to queries: it bounds the cost of a flood of queries.
+/// Minimum time between two answers to queries. It bounds the cost of a flood of queries.
 const QUIET: u64 = 100_000;
 /// IPv4 records that fit one report.
 const RECORDS: usize = 10;
@@ -38,7 +37,7 @@ const ALL_SYSTEMS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 
-/// A group. Without users it has been left, and reports of that are due.
+/// A group. A group without users has been left, and its final reports are due.
 #[derive(Debug, Default)]
 struct Group {
     users: u32,
@@ -57,12 +56,12 @@ struct Older {
     v1: u64,
 }
 
-/// Source addresses of reports.
+/// The source addresses of reports.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sender {
     pub iface: u8,
     pub mac: MacAddr,
-    /// Our IPv4 address; the unspecified address until it was probed.
+    /// Our IPv4 address, or the unspecified address until probing has finished.
     pub v4: Ipv4Addr,
     /// The link-local address, likewise (RFC 3810, 5.2.13).
     pub v6: Ipv6Addr,
@@ -82,7 +81,7 @@ pub(crate) struct Groups {
     chance: SplitMix,
 }
 
-/// A query, of either family.
+/// A query of either family.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Query {
     pub group: Option<IpAddr>,
@@ -95,14 +94,14 @@ pub(crate) struct Query {
 }
 
 impl Query {
-    /// An MLD query.
+    /// Creates a query from MLD.
     pub(crate) fn v6(query: &ListenerQuery) -> Self {
         let &ListenerQuery { group, within, is_v1, robustness } = query;
         let within = within.as_micros() as u64;
         Self { group: group.map(IpAddr::V6), within, is_v4: false, older: u8::from(is_v1) * 2, robustness }
     }
 
-    /// An IGMP query.
+    /// Creates a query from IGMP.
     pub(crate) fn v4(message: &Igmp) -> Option<Self> {
         let &Igmp::Query { group, within, version, robustness } = message else { return None };
         let (within, older) = (within.as_micros() as u64, if version < 3 { version } else { 0 });
@@ -117,7 +116,7 @@ impl Groups {
         Self { groups, v4, v6, robustness: ROBUSTNESS, next: None, quiet: 0, chance }
     }
 
-    /// Whether packets to the group are received.
+    /// Returns whether packets to the group are received.
     pub(crate) fn contains(&self, group: IpAddr) -> bool {
         self.groups.get(&group).is_some_and(|group| group.users > 0)
     }
@@ -155,8 +154,8 @@ impl Groups {
         Ok(())
     }
 
-    /// Reports all IPv6 groups again: the link-local address is now valid, and routers ignore reports from
-    /// the unspecified address.
+    /// Reports all IPv6 groups again. The link-local address is now valid, and routers ignore reports from the
+    /// unspecified address.
     pub(crate) fn report_v6(&mut self, now: u64) {
         for (group, entry) in &mut self.groups {
             if group.is_ipv6() && entry.users > 0 && is_reported(*group) {
@@ -166,8 +165,8 @@ impl Groups {
         self.look();
     }
 
-    /// Handles a query. Each group is reported within the maximum response time. Older versions have a delay for each group
-    /// (RFC 3376, 5.2; RFC 3810, 6.2; RFC 2236, 3).
+    /// Handles a query. Each group is reported within the maximum response time. Older versions have a delay for each
+    /// group (RFC 3376, 5.2; RFC 3810, 6.2; RFC 2236, 3).
     pub(crate) fn asked(&mut self, now: u64, query: Query) {
         let older = if query.is_v4 { &mut self.v4 } else { &mut self.v6 };
         match query.older {
@@ -193,7 +192,7 @@ impl Groups {
         self.look();
     }
 
-    /// Another host has reported a group in an older version. One report is enough for the router.
+    /// Handles another host's report of a group in an older version. One report is enough for the router.
     pub(crate) fn reported(&mut self, now: u64, group: IpAddr) {
         let older = if group.is_ipv4() { self.v4 } else { self.v6 };
         if let Some(entry) = self.groups.get_mut(&group)
@@ -205,12 +204,12 @@ impl Groups {
         }
     }
 
-    /// Time of the next report.
+    /// Returns the time of the next report.
     pub(crate) fn deadline(&self) -> Option<u64> {
         self.next
     }
 
-    /// Sends the reports that are due.
+    /// Sends due reports.
     pub(crate) fn timers(&mut self, now: u64, from: Sender, out: &mut Out) {
         if self.next.is_none_or(|due| due > now) {
             return;
@@ -228,7 +227,7 @@ impl Groups {
             due.push((record, *group));
             let older = if group.is_ipv4() { self.v4 } else { self.v6 };
             let is_old = older.v1.max(older.v2) > now;
-            // A version without records reports once that a group was left.
+            // A version without records reports only once that a group was left.
             entry.changes = if is_old && entry.users == 0 { 0 } else { entry.changes.saturating_sub(1) };
             let interval = if is_old { OLD_CHANGE } else { CHANGE };
             entry.due = (entry.changes > 0).then(|| now + 1 + self.chance.below(interval));
@@ -245,8 +244,8 @@ impl Groups {
     }
 }
 
-/// Whether a group is reported. The group of all hosts is not, nor a group whose scope is smaller than the link (RFC 3376, 5;
-/// RFC 3810, 6).
+/// Returns whether a group is reported. The group of all hosts is not, nor is a group whose scope is smaller than the
+/// link (RFC 3376, 5; RFC 3810, 6).
 fn is_reported(group: IpAddr) -> bool {
     match group {
         IpAddr::V4(group) => group != ALL_SYSTEMS,
@@ -307,7 +306,7 @@ fn send_v6(now: u64, records: &[(Record, IpAddr)], older: Older, from: Sender, o
     }
 }
 
-/// An IGMP packet: TTL 1, with a router alert.
+/// Creates an IGMP packet: TTL 1, with a router alert.
 fn packet_v4(from: Sender, to: Ipv4Addr, write: impl FnOnce(&mut [u8]) -> usize) -> Control {
     /// Internetwork control, as Linux sets it.
     const DSCP: u8 = 0xc0;
@@ -331,7 +330,7 @@ fn packet_v4(from: Sender, to: Ipv4Addr, write: impl FnOnce(&mut [u8]) -> usize)
     })
 }
 
-/// An MLD packet: hop limit 1, with a router alert.
+/// Creates an MLD packet: hop limit 1, with a router alert.
 fn packet_v6(from: Sender, to: Ipv6Addr, write: impl FnOnce(&mut [u8]) -> usize) -> Control {
     let envelope = Envelope::new(from.v6.into(), to.into(), IpProtocol::HOP_BY_HOP);
     let envelope = Envelope { src_mac: from.mac, dst_mac: ipv6::multicast_mac(to), hops: 1, ..envelope };

@@ -1,4 +1,4 @@
-//! SYNs: what they offer, what both sides agree on, and connections that are half open.
+//! SYNs: offered options, negotiated options, and half-open connections.
 
 use std::net::IpAddr;
 
@@ -16,25 +16,25 @@ use super::segment::Segment;
 use super::send::Sender;
 use super::tcb::{Agreed, State, Tcb};
 
-/// Our window's scale: enough for 16 MiB.
+/// Our window scale, sufficient for 16 MiB.
 pub(super) const SCALE: u8 = 8;
-/// Largest scale that counts (RFC 7323, 2.3).
+/// Maximum valid scale (RFC 7323, 2.3).
 const SCALE_MAX: u8 = 14;
-/// Segment size of a peer that says none (RFC 9293, MUST-15).
+/// Segment size of a peer without an MSS option (RFC 9293, MUST-15).
 const MSS_DEFAULT: u16 = 536;
 const MSS_DEFAULT_V6: u16 = 1220;
-/// Smallest segment size that is believed: below, headers would be all there is (as Linux).
+/// Minimum accepted segment size. A smaller one would make this host send mostly headers (as Linux).
 const MSS_MIN: u16 = 48;
-/// First wait for an answer to a SYN (RFC 6298, 2.1), doubled each time.
+/// First timeout of a SYN (RFC 6298, 2.1), doubled each time.
 pub(super) const SYN_TIMEOUT: u64 = 1_000_000;
 /// Bounds of the exponential backoff, as in Linux.
 pub(super) const SYN_DOUBLINGS: u8 = 7;
 pub(super) const SYN_TIMEOUT_MAX: u64 = 120_000_000;
-/// SYNs and their answers are repeated as often (as Linux).
+/// Maximum number of retransmissions of SYNs and SYN-ACKs (as Linux).
 pub(super) const SYN_RETRIES: u8 = 6;
 pub(super) const SYN_ACK_RETRIES: u8 = 5;
 
-/// What this end wants.
+/// The parameters of this side.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wishes {
     pub receive_window: u32,
@@ -49,13 +49,13 @@ impl Wishes {
         Self { receive_window: buffers.window(config, || self.receive_window), ..self }
     }
 
-    /// The largest window of a SYN.
+    /// Returns the maximum window of a SYN.
     pub(super) fn syn_window(&self) -> u16 {
         self.receive_window.min(u16::MAX.into()) as u16
     }
 }
 
-/// The options of our SYN, or of the answer to one: then only what the peer has offered too.
+/// Returns the options of our SYN, or of our SYN-ACK, which contains only options that the peer has offered.
 pub(super) fn offer(
     mtu: u16,
     to: IpAddr,
@@ -72,7 +72,7 @@ pub(super) fn offer(
     }
 }
 
-/// What a peer's SYN offers.
+/// The offers of a peer's SYN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Offered {
     pub mss: u16,
@@ -105,15 +105,15 @@ impl Offered {
 }
 
 impl Offered {
-    /// What a cookie has to hold of it.
+    /// Returns the part that a cookie must hold.
     pub(super) fn for_cookie(&self) -> Offer {
         let Self { mss, scale: window_scale, sack, ecn, .. } = *self;
         let with_timestamps = self.timestamp.map(|_| WithTimestamps { window_scale, sack, ecn });
         Offer { mss, with_timestamps }
     }
 
-    /// What was offered by the SYN whose cookie `segment` acknowledges. The segment's window is scaled already; it counts
-    /// when the segment itself is taken.
+    /// Returns the offers of the SYN whose cookie `segment` acknowledges. The segment's window is already scaled and is
+    /// used when the segment itself is processed.
     pub(super) fn of_cookie(offer: Offer, segment: &Segment) -> Self {
         let options = offer.with_timestamps;
         Self {
@@ -127,7 +127,7 @@ impl Offered {
     }
 }
 
-/// Both ends of a handshake as it is known when the peer's SYN has come.
+/// The state of a handshake after the peer's SYN has arrived.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Both {
     pub key: FlowKey,
@@ -136,12 +136,12 @@ pub(super) struct Both {
     pub iss: u32,
     pub irs: u32,
     pub offered: Offered,
-    /// What our timestamps are ahead of the clock.
+    /// The offset of our timestamps to the clock.
     pub timestamp_offset: u32,
     pub options: ConnOptions,
 }
 
-/// A connection whose peer's SYN has come. Our SYN has the window `window`.
+/// Creates a connection after the peer's SYN has arrived. Our SYN has the window `window`.
 pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes, window: u16) -> Tcb {
     let Both { key, way, iss, irs, offered, timestamp_offset, options: wanted, .. } = *both;
     let agreed = Agreed {
@@ -179,7 +179,7 @@ pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes, window: u16) ->
     tcb
 }
 
-/// A connection whose SYN we have answered: RFC 9293's SYN-RECEIVED of a passive open.
+/// A connection whose SYN we have answered: RFC 9293's SYN-RECEIVED after a passive open.
 #[derive(Debug, Clone)]
 pub(super) struct Half {
     pub both: Both,
@@ -187,18 +187,18 @@ pub(super) struct Half {
     pub due: u64,
     pub since: u64,
     pub tries: u8,
-    /// The SYN-ACK was sent twice, since the SYN arrived twice: an acknowledgement is ambiguous (Karn).
+    /// The SYN-ACK was sent twice because the SYN arrived twice, so an acknowledgement is ambiguous (Karn).
     pub repeated: bool,
     /// The peer has acknowledged the SYN-ACK, and the listener waits for its data (`TCP_DEFER_ACCEPT`).
     pub deferred: bool,
-    /// When a segment that did not belong here was last answered.
+    /// Time of the last challenge ACK.
     pub challenged: Option<u64>,
-    /// The window of our answer.
+    /// The window of our SYN-ACK.
     pub window: u16,
 }
 
 impl Half {
-    /// An acknowledgement of the SYN alone, which proves what we know (RFC 5961, 3.2).
+    /// Returns a challenge ACK, which acknowledges only the SYN (RFC 5961, 3.2).
     pub(super) fn acknowledgement(&self, now: u64, wishes: &Wishes) -> Fields {
         let answer = self.answer(now, wishes);
         let scale = if self.both.offered.scale.is_some() { SCALE } else { 0 };
@@ -211,13 +211,13 @@ impl Half {
         }
     }
 
-    /// PAWS (RFC 7323, 5.3 R1).
+    /// PAWS: returns whether the segment's timestamp is old (RFC 7323, 5.3 R1).
     pub(super) fn is_old(&self, segment: &Segment) -> bool {
         let Some(recent) = self.both.offered.timestamp else { return false };
         segment.options.timestamps.is_some_and(|stamps| (stamps.value.wrapping_sub(recent) as i32) < 0)
     }
 
-    /// Our answer to the SYN.
+    /// Returns our SYN-ACK.
     pub(super) fn answer(&self, now: u64, wishes: &Wishes) -> Fields {
         let Both { key, iss, irs, offered, timestamp_offset, options, .. } = self.both;
         let mtu = options.mtu(self.both.mtu, key.remote().ip());

@@ -1,5 +1,5 @@
-//! ICMP: echoes are answered; errors say something about connections (RFC 5927 for whom to believe; RFC 1191 and 8201
-//! for the path's MTU).
+//! ICMP: echo replies, and errors about connections (RFC 5927 for their validation; RFC 1191 and 8201 for the path
+//! MTU).
 
 use std::net::IpAddr;
 
@@ -17,21 +17,22 @@ use super::stack::Stack;
 use super::tcb::State;
 use super::undelivered::IcmpError;
 
-/// The least MTU that is believed: below, a peer could make us send headers only (as Linux).
+/// Minimum accepted MTU. With a lower one a peer could make this host send mostly headers (as Linux).
 const LEAST_V4: u16 = 552;
-/// What every link takes (RFC 8200, 5).
+/// The minimum MTU of IPv6 links (RFC 8200, 5).
 const LEAST_V6: u16 = 1280;
 
-/// MTUs that links have: a router that does not say its own has the next below what it refused (RFC 1191, 7.1).
+/// Common MTUs. If a router does not report its MTU, the next lower value than the refused length is used (RFC 1191,
+/// 7.1).
 const PLATEAUS: [u16; 8] = [32_000, 17_914, 8166, 4352, 2002, 1492, 1006, 508];
 
-/// The MTU to try when a packet of `len` bytes was too long.
+/// Returns the MTU to try after a packet of `len` bytes was too long.
 fn plateau(len: u16) -> u16 {
     PLATEAUS.into_iter().find(|mtu| *mtu < len).unwrap_or(LEAST_V4)
 }
 
 impl Stack {
-    /// ICMP: echoes are answered in place.
+    /// Processes an ICMP message. Echo requests are answered in place.
     pub(super) fn icmp(
         &mut self,
         now: u64,
@@ -155,7 +156,7 @@ impl Stack {
         Ok(Verdict::Consumed)
     }
 
-    /// The connection that an error is about, when it quotes what is in flight.
+    /// Returns the connection that an error is about, if it quotes data in flight.
     fn quoted(&mut self, quoted: Option<Quoted<'_>>) -> Option<ConnId> {
         let Quoted { key, seq, .. } = quoted?.segment()?;
         let Entry::Conn(index) = self.flows.find(&key, |entry| self.key_of(entry))? else { return None };
@@ -165,11 +166,12 @@ impl Stack {
             return (seq == sender.seq(0).wrapping_sub(1)).then_some(id);
         }
         let at = position(seq, sender.seq(0), sender.una())?;
-        // SND.UNA =< SEG.SEQ < SND.NXT (RFC 5927, 4.1): who guesses at a quiet connection finds nothing in flight.
+        // SND.UNA =< SEG.SEQ < SND.NXT (RFC 5927, 4.1): a forged error for an idle connection matches no data in
+        // flight.
         (sender.una()..sender.published_to()).contains(&at).then_some(id)
     }
 
-    /// The same about our answer to a SYN. What is hard ends the attempt, and nobody is told; a smaller MTU is remembered.
+    /// Processes an error about our SYN-ACK. A hard error ends the attempt silently. A smaller MTU is stored.
     fn half_error(&mut self, quoted: Option<Quoted<'_>>, hard: bool, mtu: Option<u16>) {
         let Some(Quoted { key, seq, .. }) = quoted.and_then(Quoted::segment) else { return };
         let Some(Entry::Half(index)) = self.flows.find(&key, |entry| self.key_of(entry)) else { return };
@@ -186,7 +188,7 @@ impl Stack {
         }
     }
 
-    /// A packet of ours was not delivered.
+    /// Processes an IPv4 Destination Unreachable message.
     #[cold]
     fn unreachable_v4(
         &mut self,
@@ -212,13 +214,13 @@ impl Stack {
         let Some(id) = self.quoted(Quoted::v4(quoted)) else { return };
         match code {
             icmpv4::FRAGMENTATION_NEEDED => self.set_path_mtu(now, id, mtu.max(LEAST_V4)),
-            // These do not mend themselves (RFC 1122, 4.2.3.9).
+            // Hard errors (RFC 1122, 4.2.3.9).
             icmpv4::PROTOCOL_UNREACHABLE | icmpv4::PORT_UNREACHABLE => self.unreachable(id, out),
             _ => {}
         }
     }
 
-    /// The same of IPv6.
+    /// Processes an IPv6 Destination Unreachable message.
     #[cold]
     fn unreachable_v6(&mut self, offender: IpAddr, code: u8, quoted: &[u8], out: &mut Out) {
         let error = IcmpError { v6: true, kind: icmpv6::DESTINATION_UNREACHABLE, code, info: 0 };
@@ -233,14 +235,14 @@ impl Stack {
         }
     }
 
-    /// Only a connection that is not there yet ends by it: who is connected has a peer (RFC 5927, 6.1).
+    /// Ends a connection in SYN-SENT only: an established connection has a peer (RFC 5927, 6.1).
     fn unreachable(&mut self, id: ConnId, out: &mut Out) {
         if self.conns.get(id).is_some_and(|conn| conn.tcb.state == State::SynSent) {
             self.over(id, Cause::Unreachable, out);
         }
     }
 
-    /// A message that has less than every link of IPv6 takes is discarded (RFC 8201, 4).
+    /// Processes a Packet Too Big message. It is ignored if its MTU is below the minimum of IPv6 links (RFC 8201, 4).
     #[cold]
     fn packet_too_big(&mut self, now: u64, offender: IpAddr, mtu: u32, quoted: &[u8], out: &mut Out) {
         let error = IcmpError { v6: true, kind: icmpv6::PACKET_TOO_BIG, code: 0, info: mtu };
@@ -257,8 +259,8 @@ impl Stack {
         }
     }
 
-    /// Segments that are lost again and again may be too long for a path whose routers do not say so (RFC 2923, 2.1):
-    /// shorter ones are tried, as short as every link of IPv6 takes, and nearly every one of IPv4.
+    /// Reduces the segment size after repeated losses, because the path's routers may not report their MTU (RFC 2923,
+    /// 2.1). The lower limit is the minimum MTU of IPv6 links, which nearly every IPv4 link supports.
     #[cold]
     pub(super) fn avoid_black_hole(&mut self, now: u64, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
@@ -278,7 +280,7 @@ impl Stack {
             let tcb = &mut conn.tcb;
             let mss = payload_of(mtu, tcb.key.remote().ip(), tcb.agreed.timestamps.is_some());
             if tcb.way.iface == iface && mss < tcb.sender.mss() {
-                // This is the link's MTU, not an estimate of the path's: no longer packets are tried later.
+                // This is the link's MTU, not an estimate of the path's, so longer packets are not probed later.
                 tcb.path = None;
                 tcb.sender.set_mss(mss);
                 self.touch(id);
@@ -286,7 +288,7 @@ impl Stack {
         }
     }
 
-    /// A router reports the MTU of a connection's path. When it is believed, all sockets with this destination learn it.
+    /// Processes a path MTU reported by a router. If the report is accepted, all sockets with this destination use it.
     fn set_path_mtu(&mut self, now: u64, id: ConnId, mtu: u16) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.tcb.report_path(now, mtu) {
@@ -296,7 +298,7 @@ impl Stack {
         }
     }
 
-    /// Data was lost: what was said of the path is believed.
+    /// Applies an unverified path MTU report after data was lost.
     #[cold]
     pub(super) fn believe_path(&mut self, now: u64, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
@@ -306,8 +308,8 @@ impl Stack {
     }
 }
 
-/// Makes an answer's link and IP headers of a question's: who sent it gets it. Addresses of `len` bytes lie at
-/// `addresses`; their exchange leaves checksums as they are.
+/// Turns the link and IP headers of a request into the headers of its answer by swapping source and destination. The IP
+/// addresses of `len` bytes begin at `addresses`. The swap does not change checksums.
 fn turn_round(head: &mut [u8], addresses: usize, len: usize) {
     let (link, _) = head.split_at_mut(ethernet::HEADER_LEN);
     let (dst, src) = link.split_at_mut(6);

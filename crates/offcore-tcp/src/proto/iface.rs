@@ -7,17 +7,17 @@ use offcore_wire::{MacAddr, ipv6};
 
 use super::groups::{Groups, Sender};
 
-/// What an interface is.
+/// The configuration of an interface.
 #[derive(Debug, Clone)]
 pub struct IfaceConfig {
     pub mac: MacAddr,
-    /// Bytes of an IP packet, at most: 576 to 65535; IPv6 asks for 1280 or more.
+    /// MTU: maximum length of an IP packet in bytes, 576 to 65535. IPv6 requires at least 1280.
     pub mtu: u16,
     pub addresses: Vec<Prefix>,
     pub routes: Vec<Route>,
 }
 
-/// An address and how many of its leading bits name the network.
+/// An address and the length of its network prefix in bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prefix {
     pub address: IpAddr,
@@ -25,7 +25,7 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// The network's address: the host bits are 0.
+    /// Returns the network's address, with host bits 0.
     pub fn network(&self) -> IpAddr {
         let host = |bits: u8| u32::from(bits.saturating_sub(self.len));
         match self.address {
@@ -38,7 +38,7 @@ impl Prefix {
         }
     }
 
-    /// Whether `other` is of the same network.
+    /// Returns whether `other` is in the same network.
     pub fn contains(&self, other: IpAddr) -> bool {
         match (self.address, other) {
             (IpAddr::V4(own), IpAddr::V4(other)) => {
@@ -52,7 +52,7 @@ impl Prefix {
     }
 }
 
-/// Packets to a network go by a gateway.
+/// A route to a network through a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
     pub to: Prefix,
@@ -60,7 +60,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// The default route of a gateway's family.
+    /// Returns the default route through a gateway, for its family.
     pub fn default_by(gateway: IpAddr) -> Self {
         let address = match gateway {
             IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -70,15 +70,15 @@ impl Route {
     }
 }
 
-/// What an address of ours is good for.
+/// The state of an own address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// Somebody else may have it; until this time nobody has said so (RFC 4862, 5.4).
+    /// Duplicate address detection runs until this time (RFC 4862, 5.4).
     Tentative {
         until: u64,
     },
     Preferred,
-    /// Somebody else has it.
+    /// Another host has it.
     Duplicated,
 }
 
@@ -88,24 +88,24 @@ pub(crate) struct OwnAddress {
     pub standing: Standing,
     /// Remaining IPv4 probes or announcements.
     pub left: u8,
-    /// Time of the next one, or of the next attempt to use the address.
+    /// Time of the next probe or announcement, or of the next attempt to use the address.
     pub next: Option<u64>,
     pub life: Life,
     /// New connections prefer any other address (RFC 4862, 5.5.4).
     pub deprecated: bool,
 }
 
-/// The source of an address, and how long the host has it.
+/// The source and the lifetime of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Life {
     pub origin: Origin,
-    /// When it becomes deprecated, and when it goes; `u64::MAX` for never.
+    /// Time when it becomes deprecated, and when it expires; `u64::MAX` for never.
     pub preferred: u64,
     pub valid: u64,
 }
 
 impl Life {
-    /// An address that does not go by itself.
+    /// Returns the lifetime of an address that does not expire.
     pub(crate) fn permanent(origin: Origin) -> Self {
         Self { origin, preferred: u64::MAX, valid: u64::MAX }
     }
@@ -114,13 +114,13 @@ impl Life {
 /// The source of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// Given by hand.
+    /// Configured manually.
     Static,
-    /// From the interface's Ethernet address.
+    /// Derived from the interface's MAC address.
     LinkLocal,
-    /// From a DHCP server.
+    /// Assigned by a DHCP server.
     Dhcp,
-    /// From a prefix of a router advertisement.
+    /// Derived from a prefix of a router advertisement.
     Slaac,
 }
 
@@ -137,18 +137,19 @@ pub(crate) struct Iface {
     pub mac: MacAddr,
     /// The index that applications see.
     pub index: u32,
-    /// The least of the link's MTU and the ones that a DHCP server and routers give.
+    /// The minimum of the link's MTU and the MTUs from a DHCP server and routers.
     pub mtu: u16,
     link_mtu: u16,
     dhcp_mtu: u16,
     router_mtu: u16,
     pub addresses: Vec<OwnAddress>,
     pub routes: Vec<Route>,
-    /// Bytes of payload, at most, that the port cuts into segments itself; 0 when it does not.
+    /// Maximum payload in bytes that the port segments; 0 without segmentation offload.
     pub segment_offload: u32,
     /// Connections that may have something to send.
     pub ready: VecDeque<u32>,
-    /// The port is full: connections neither send nor acknowledge. `unacknowledged`: connections that owe an acknowledgement.
+    /// The port is full: connections neither send nor acknowledge. `unacknowledged`: connections whose acknowledgement
+    /// is due.
     pub held: bool,
     pub unacknowledged: Vec<u32>,
     /// Multicast groups: the solicited-node groups of its addresses, and groups that sockets have joined.
@@ -185,13 +186,13 @@ impl Iface {
         self.choose_mtu();
     }
 
-    /// Sets the MTU that a DHCP server gives; `u16::MAX` for none.
+    /// Sets the MTU from a DHCP server; `u16::MAX` for none.
     pub(crate) fn set_dhcp_mtu(&mut self, mtu: u16) {
         self.dhcp_mtu = mtu;
         self.choose_mtu();
     }
 
-    /// Sets the MTU that a router gives.
+    /// Sets the MTU from a router.
     pub(crate) fn set_router_mtu(&mut self, mtu: u16) {
         self.router_mtu = mtu;
         self.choose_mtu();
@@ -201,7 +202,7 @@ impl Iface {
         self.mtu = self.link_mtu.min(self.dhcp_mtu).min(self.router_mtu);
     }
 
-    /// Source addresses of group reports on this interface, whose number is `iface`.
+    /// Returns the source addresses of group reports on this interface, whose number is `iface`.
     pub(crate) fn sender(&self, iface: u8) -> Sender {
         let good = || self.addresses.iter().filter(|own| own.standing == Standing::Preferred);
         let v4 = good().find_map(|own| match own.prefix.address {
@@ -216,12 +217,12 @@ impl Iface {
         Sender { iface, mac: self.mac, v4, v6 }
     }
 
-    /// Whether a packet to this address may be taken.
+    /// Returns whether the interface has this address and may use it.
     pub(crate) fn owns(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|own| own.prefix.address == address && own.standing == Standing::Preferred)
     }
 
-    /// Whether the interface has joined the multicast group `address`.
+    /// Returns whether the interface has joined the multicast group `address`.
     pub(crate) fn is_in_group(&self, address: IpAddr) -> bool {
         const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
         if self.groups.contains(address) {
@@ -235,13 +236,13 @@ impl Iface {
             })
     }
 
-    /// Whether `address` is a broadcast address of the interface, or 255.255.255.255.
+    /// Returns whether `address` is a broadcast address of the interface, or 255.255.255.255.
     pub(crate) fn is_broadcast(&self, address: IpAddr) -> bool {
         let IpAddr::V4(address) = address else { return false };
         address.is_broadcast() || self.broadcasts().any(|own| own == address)
     }
 
-    /// The broadcast addresses of the interface's networks. Point-to-point links have none (RFC 3021).
+    /// Returns the broadcast addresses of the interface's networks. Point-to-point links have none (RFC 3021).
     pub(crate) fn broadcasts(&self) -> impl Iterator<Item = Ipv4Addr> {
         self.addresses.iter().filter_map(|own| match own.prefix.address {
             IpAddr::V4(ours) if own.prefix.len < 31 => {
@@ -252,7 +253,7 @@ impl Iface {
         })
     }
 
-    /// The neighbour to send a packet for `to` to, and how long the prefix is by which it is known.
+    /// Returns the next hop of a packet to `to`, and the length of the matching prefix.
     fn next_hop(&self, to: IpAddr) -> Option<(IpAddr, u8)> {
         let link = |to: IpAddr| self.addresses.iter().filter(move |own| own.prefix.contains(to));
         // A gateway is on the link even if no prefix contains it.
@@ -267,8 +268,9 @@ impl Iface {
         all.rev().max_by_key(|hop| hop.1)
     }
 
-    /// The source address of a packet to `to` by `next_hop` (a short form of RFC 6724). It has the family and the scope of `to`. The
-    /// order of preference: not deprecated, in the network of `next_hop`, and the most similar to `to`. `is_good` selects by standing.
+    /// Returns the source address of a packet to `to` through `next_hop` (a subset of RFC 6724). It has the family and
+    /// the scope of `to`. The order of preference: not deprecated, in the network of `next_hop`, and the most similar
+    /// to `to`. `is_good` selects by standing.
     fn source(&self, to: IpAddr, next_hop: IpAddr, is_good: fn(Standing) -> bool) -> Option<IpAddr> {
         let fits = |own: &&OwnAddress| {
             let address = own.prefix.address;
@@ -284,7 +286,7 @@ impl Iface {
         best.map(|own| own.prefix.address)
     }
 
-    /// Whether `address` may be a neighbour: it is in a network of the link, or a gateway.
+    /// Returns whether `address` may be a neighbour: it is in a network of the link, or a gateway.
     pub(crate) fn is_near(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|own| own.prefix.contains(address))
             || self.routes.iter().any(|route| match route.gateway.is_unspecified() {
@@ -293,21 +295,21 @@ impl Iface {
             })
     }
 
-    /// The source address for address resolution of a neighbour.
+    /// Returns the source address for address resolution of a neighbour.
     pub(crate) fn source_towards(&self, neighbour: IpAddr) -> Option<IpAddr> {
         self.source(neighbour, neighbour, |standing| standing == Standing::Preferred)
     }
 }
 
-/// How similar an IPv6 address is to a destination (RFC 6724, 5, rules 6 and 8): whether both or neither are unique local
-/// addresses, and the length of the common prefix.
+/// Returns the similarity of an IPv6 address to a destination (RFC 6724, 5, rules 6 and 8): whether both or neither are
+/// unique local addresses, and the length of the common prefix.
 fn alike(own: IpAddr, to: IpAddr) -> (bool, u32) {
     let (IpAddr::V6(own), IpAddr::V6(to)) = (own, to) else { return (true, 0) };
     let shared = (own.to_bits() ^ to.to_bits()).leading_zeros().min(64);
     (own.is_unique_local() == to.is_unique_local(), shared)
 }
 
-/// The link-local address of a station.
+/// Returns the link-local address for a MAC address.
 pub(crate) fn link_local(mac: MacAddr) -> Prefix {
     Prefix { address: ipv6::link_local(mac).into(), len: 64 }
 }
@@ -316,21 +318,21 @@ pub(crate) fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
-/// Which way a packet goes.
+/// The route of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Way {
     pub iface: u8,
     pub next_hop: IpAddr,
-    /// Our address on that way.
+    /// Our address on that route.
     pub source: IpAddr,
 }
 
-/// The way to `to`: the longest prefix decides, and the first interface of several.
+/// Returns the route to `to`: the longest prefix, and the first of several interfaces.
 pub(crate) fn way(ifaces: &[Iface], to: IpAddr) -> Option<Way> {
     way_from(ifaces, to, |standing| standing == Standing::Preferred)
 }
 
-/// Whether there will be a way to `to` when nobody else turns out to have our addresses.
+/// Returns whether a route to `to` will exist if no own address turns out to be a duplicate.
 pub(crate) fn may_have_way(ifaces: &[Iface], to: IpAddr) -> bool {
     way_from(ifaces, to, |standing| standing != Standing::Duplicated).is_some()
 }

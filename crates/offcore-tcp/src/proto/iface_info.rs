@@ -1,4 +1,4 @@
-//! How interfaces are configured, for reports.
+//! The configuration of interfaces, for reports.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -13,9 +13,9 @@ pub struct IfaceInfo {
     pub addresses: Vec<AddressInfo>,
     /// Gateways of default routes.
     pub gateways: Vec<IpAddr>,
-    /// Name servers that the network has given.
+    /// Name servers announced by the network.
     pub name_servers: Vec<IpAddr>,
-    /// The server of the interface's lease.
+    /// The DHCP server of the interface's lease.
     pub dhcp_server: Option<Ipv4Addr>,
 }
 
@@ -26,13 +26,13 @@ pub struct AddressInfo {
     pub origin: Origin,
     /// `tentative`, `preferred`, `deprecated` or `duplicated`.
     pub state: &'static str,
-    /// Seconds until the address becomes deprecated, and until it goes; none for an address that stays.
+    /// Seconds until the address becomes deprecated, and until it expires. `None` for a permanent address.
     pub preferred: Option<u64>,
     pub valid: Option<u64>,
 }
 
 impl Stack {
-    /// The configuration of each interface, without the loopback interface.
+    /// Returns the configuration of each interface, without the loopback interface.
     pub fn interfaces(&self, now: u64) -> Vec<IfaceInfo> {
         let ports = self.net.ifaces.iter().enumerate();
         let ports = ports.filter(|(number, _)| self.net.loopback.map(usize::from) != Some(*number));

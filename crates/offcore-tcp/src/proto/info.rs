@@ -1,4 +1,4 @@
-//! How a stack and its connections are.
+//! Information about a stack and its connections.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,13 +14,13 @@ use super::packet::Drops;
 use super::recovery::{State as RecoveryState, Stats as RecoveryStats};
 use super::stack::Stack;
 
-/// Connections that one call of [`Stack::counts`] looks at, at most.
+/// Maximum number of connections that one call of [`Stack::counts`] reads.
 const LOOKED_AT: u32 = 256;
 
-/// Who the ends of a connection are, and how it is.
+/// The endpoints and the state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Info {
-    /// Whose it is.
+    /// The application that owns it.
     pub app: AppId,
     pub local: SocketAddr,
     pub remote: SocketAddr,
@@ -33,46 +33,46 @@ pub struct Info {
     /// Bytes received, and bytes that the peer has acknowledged.
     pub received: u64,
     pub acknowledged: u64,
-    /// Bytes of congestion window.
+    /// Congestion window in bytes.
     pub cwnd: u64,
-    /// Slow start threshold, in bytes.
+    /// Slow start threshold in bytes.
     pub ssthresh: u64,
     /// Bytes in flight.
     pub pipe: u64,
-    /// Smoothed round trip time, its variation, and the shortest, in microseconds.
+    /// Smoothed round-trip time, its variation, and the minimum, in microseconds.
     pub srtt: u64,
     pub rttvar: u64,
     pub min_rtt: Option<u64>,
-    /// Retransmission timeout, in microseconds.
+    /// Retransmission timeout in microseconds.
     pub rto: u64,
     pub recovery: RecoveryState,
     pub stats: RecoveryStats,
-    /// Bytes of payload in a segment, at most; and in one of the peer's, as it is estimated.
+    /// Maximum payload bytes of our segments, and the estimate for the peer's segments.
     pub mss: u16,
     pub peer_mss: u16,
 }
 
-/// How a listener is.
+/// The state of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenerInfo {
-    /// Whose it is.
+    /// The application that owns it.
     pub app: AppId,
-    /// The address of ours that it is for; all when there is none.
+    /// The local address, or `None` for all addresses.
     pub address: Option<IpAddr>,
     pub port: u16,
-    /// Connections that have not been accepted, those that were reset meanwhile included, and how many there may be.
+    /// The number of connections that are not accepted yet, including those reset in the meantime, and its limit.
     pub waiting: usize,
     pub backlog: usize,
 }
 
 impl Stack {
-    /// What was dropped, and why.
+    /// Returns the counters of dropped packets.
     pub fn drops(&self) -> &Drops {
         &self.drops
     }
 
-    /// What has been counted. The causes of retransmissions are collected from some connections in each call, so that none
-    /// takes long: of many connections the newest show a few calls later.
+    /// Returns the counters. Each call collects the causes of retransmissions from some connections only, so that no
+    /// call takes long. With many connections, the newest causes appear a few calls later.
     pub fn counts(&mut self) -> StackCounts {
         for _ in 0..LOOKED_AT.min(self.conns.len() as u32) {
             if let Some((_, conn)) = self.conns.at(self.told) {
@@ -97,53 +97,53 @@ impl Stack {
         }
     }
 
-    /// Connections that there are.
+    /// Returns the number of connections.
     pub fn connections(&self) -> usize {
         self.conns.len()
     }
 
-    /// Flows that something is known of: connections, half open ones, and those in TIME-WAIT.
+    /// Returns the number of known flows: connections, half-open connections, and those in TIME-WAIT.
     pub fn flows(&self) -> usize {
         self.flows.len()
     }
 
-    /// SYN cookies that were sent and have come back.
+    /// Returns the number of SYN cookies sent and returned.
     pub fn cookies(&self) -> CookieCounts {
         self.cookies.counts()
     }
 
-    /// Neighbours that are known, or asked for.
+    /// Returns the number of neighbours, including unresolved ones.
     pub fn neighbours(&self) -> usize {
         self.net.neighbours.len()
     }
 
-    /// Connections in TIME-WAIT, and how many have left it before their time for want of room.
+    /// Returns the number of connections in TIME-WAIT, and how many have left it early because it was full.
     pub fn time_wait(&self) -> (usize, u64) {
         (self.time_wait.len(), self.time_wait.evicted())
     }
 
-    /// Bytes of FIFO memory that are in use, of all applications.
+    /// Returns the bytes of FIFO memory in use by all applications.
     pub fn memory_used(&self) -> usize {
         self.arenas.iter().map(|app| used(&app.arena)).sum()
     }
 
-    /// The same of one application.
+    /// Returns the bytes of FIFO memory in use by one application.
     ///
     /// # Panics
-    /// When there is no such application.
+    /// Panics if the application is unknown.
     pub fn memory_used_by(&self, app: AppId) -> usize {
         used(&self.arenas[app])
     }
 
-    /// Whether at most an eighth of the memory that an application may have is free. New connections would find none soon.
+    /// Returns whether at most an eighth of an application's memory is free. New connections would soon find none.
     ///
     /// # Panics
-    /// If the application is unknown.
+    /// Panics if the application is unknown.
     pub fn is_memory_scarce(&self, app: AppId) -> bool {
         memory::is_scarce(&self.arenas[app])
     }
 
-    /// Who the ends of a connection are, and how it is.
+    /// Returns the endpoints and the state of a connection.
     pub fn info(&self, conn: ConnId) -> Option<Info> {
         let conn = self.conns.get(conn)?;
         let tcb = &conn.tcb;
@@ -172,13 +172,13 @@ impl Stack {
         })
     }
 
-    /// How a listener is.
+    /// Returns the state of a listener.
     pub fn listener_info(&self, listener: u32) -> Option<ListenerInfo> {
         let &Listener { app, address, port, backlog, ref accept, .. } = self.listeners.get(listener)?;
         Some(ListenerInfo { app, address, port, waiting: accept.len(), backlog })
     }
 
-    /// All connections.
+    /// Returns all connections.
     pub fn all(&self) -> impl Iterator<Item = ConnId> {
         self.conns.iter().map(|(id, _)| id)
     }

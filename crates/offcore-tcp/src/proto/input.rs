@@ -1,4 +1,4 @@
-//! Segments of connections that both sides know (RFC 9293, 3.10.7.4).
+//! Processing of segments of synchronized connections (RFC 9293, 3.10.7.4).
 
 use offcore_wire::TcpFlags;
 
@@ -14,7 +14,7 @@ use super::segment::{Segment, range};
 use super::send::{Report, Strange};
 use super::tcb::{FIN_TIMEOUT, State, Tcb};
 
-/// What a segment is taken by.
+/// The context in which a segment is processed.
 #[derive(Debug)]
 pub(super) struct Input<'a> {
     pub now: u64,
@@ -25,22 +25,22 @@ pub(super) struct Input<'a> {
     pub out: &'a mut Out,
 }
 
-/// What has become of the connection.
+/// The state of the connection after a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It goes on.
+    /// The connection stays open.
     Open,
-    /// Both streams have ended, and the peer may not know it: TIME-WAIT.
+    /// Both streams have ended, and the peer may not know it yet: TIME-WAIT.
     TimeWait,
-    /// It is over.
+    /// The connection has ended.
     Over(Cause),
 }
 
 impl Input<'_> {
-    /// Takes a segment.
+    /// Processes a segment.
     ///
     /// # Errors
-    /// Why it is dropped.
+    /// Returns the reason if the segment is dropped.
     #[inline]
     pub(super) fn segment(
         &mut self,
@@ -53,7 +53,7 @@ impl Input<'_> {
         }
         let start = conn.tcb.receiver.position(segment.seq);
         let overtaken = self.check_timestamps(&mut conn.tcb, segment)?;
-        // A SYN in the window or out of it may be a blind attack (RFC 5961, 4.2).
+        // A SYN may be a blind attack, whether it is in the window or not (RFC 5961, 4.2).
         if segment.has(TcpFlags::SYN) && !segment.has(TcpFlags::RST) {
             self.challenge(&mut conn.tcb);
             return Err(DropReason::OutOfWindow);
@@ -62,7 +62,7 @@ impl Input<'_> {
         if segment.has(TcpFlags::RST) {
             return self.reset(conn, start, acceptable);
         }
-        // A window of zero still takes acknowledgements (RFC 9293, 3.10.7.4).
+        // A zero window still accepts acknowledgements (RFC 9293, 3.10.7.4).
         let next = conn.tcb.receiver.next();
         if !acceptable && start != Some(next) {
             self.unacceptable(&mut conn.tcb, segment, start);
@@ -100,8 +100,8 @@ impl Input<'_> {
         self.text(conn, payload, start, segment.has(TcpFlags::FIN))
     }
 
-    /// Takes a segment that repeats what the last one said, when all that it says is what comes next: nothing is missing,
-    /// nothing of ours is under way, and the window is open. Nothing, when it is to be looked at in full.
+    /// Processes an in-order segment whose other fields repeat the previous segment, if no data is missing, no sent
+    /// data is in flight, and the window is open. Returns `None` if the segment must be processed in full.
     #[inline]
     pub(super) fn follow(&mut self, conn: &mut Conn, again: &Again) -> Option<Result<Verdict, DropReason>> {
         let tcb = &mut conn.tcb;
@@ -122,8 +122,8 @@ impl Input<'_> {
         Some(taken.map(|(verdict, _)| verdict))
     }
 
-    /// Whether a segment is the answer to our SYN where both have asked at once (RFC 9293, 3.5, figure 7). Its own SYN has
-    /// been taken already; who has sent it is established and need not send more.
+    /// Returns whether a segment is the answer to our SYN in a simultaneous open (RFC 9293, 3.5, figure 7). Its own SYN
+    /// has been processed already. Its sender is established and may not send anything else.
     #[cold]
     fn is_answer(tcb: &Tcb, segment: &Segment) -> bool {
         let again = tcb.receiver.next() == 0 && segment.seq.wrapping_add(1) == tcb.receiver.seq(0);
@@ -131,8 +131,8 @@ impl Input<'_> {
         tcb.state == State::SynReceived && again && answers && !segment.has(TcpFlags::RST | TcpFlags::FIN)
     }
 
-    /// PAWS (RFC 7323, 5.3 R1). Returns whether the segment is accepted with an old timestamp. A segment without a timestamp is
-    /// accepted, contrary to 3.2 and as on Linux: some middleboxes remove the option.
+    /// PAWS (RFC 7323, 5.3 R1). Returns whether the segment is accepted with an old timestamp. A segment without a
+    /// timestamp is accepted, contrary to 3.2 and as on Linux, because some middleboxes remove the option.
     #[inline]
     fn check_timestamps(&mut self, tcb: &mut Tcb, segment: &Segment) -> Result<bool, DropReason> {
         if tcb.agreed.timestamps.is_none() || segment.has(TcpFlags::RST) {
@@ -150,7 +150,8 @@ impl Input<'_> {
         }
     }
 
-    /// Whether an old segment is a reordered duplicate acknowledgement. Linux uses its SACK blocks (RFC 7323, 5.2).
+    /// Returns whether an old segment is a reordered duplicate acknowledgement. Linux uses its SACK blocks (RFC 7323,
+    /// 5.2).
     #[cold]
     fn is_overtaken(tcb: &Tcb, segment: &Segment, timestamp: u32) -> bool {
         let repeats = segment.seq_len() == 0
@@ -162,13 +163,13 @@ impl Input<'_> {
         repeats && u64::from(late) * 1000 <= tcb.sender.recovery.rto()
     }
 
-    /// Answers a segment outside the window. A segment with data or a FIN may be a retransmission or a window probe, and
-    /// is always answered.
+    /// Answers a segment outside the window. A segment with data or a FIN may be a retransmission or a window probe,
+    /// and is always answered.
     #[cold]
     fn unacceptable(&mut self, tcb: &mut Tcb, segment: &Segment, start: Option<u64>) {
         if segment.seq_len() > 0 {
             tcb.receiver.ack_now();
-            // Only what has come before is a duplicate: what is beyond the window has not.
+            // Only data before the expected position is a duplicate. Data beyond the window has not been received.
             let end = start.map(|start| start + u64::from(segment.seq_len()));
             if let Some((start, end)) = start.zip(end).filter(|(_, end)| *end <= tcb.receiver.next()) {
                 tcb.receiver.note_duplicate(start..end);
@@ -178,7 +179,7 @@ impl Input<'_> {
         }
     }
 
-    /// Answers by an acknowledgement that proves what we know, unless one went out just now.
+    /// Sends a challenge ACK, unless one was sent recently.
     #[cold]
     fn challenge(&mut self, tcb: &mut Tcb) {
         if tcb.may_challenge(self.now) {
@@ -186,7 +187,7 @@ impl Input<'_> {
         }
     }
 
-    /// RFC 5961, 3.2: only the exact sequence number resets.
+    /// RFC 5961, 3.2: only the exact sequence number resets the connection.
     #[cold]
     fn reset(
         &mut self,
@@ -204,7 +205,7 @@ impl Input<'_> {
         Err(DropReason::OutOfWindow)
     }
 
-    /// The acknowledgement and the window (RFC 9293, 3.10.7.4, fifth check).
+    /// Processes the acknowledgement and the window (RFC 9293, 3.10.7.4, fifth check).
     #[inline]
     fn acknowledgement(
         &mut self,
@@ -221,7 +222,7 @@ impl Input<'_> {
             let reported = segment.options.sack.iter();
             let ranges = reported.filter_map(|block| range(block.start, block.end, first, una));
             sacks.extend(ranges.map(|range| (range.start, range.end)));
-            // A block below the acknowledgement, or inside the next one, reports a duplicate (RFC 2883, 4).
+            // A block below the acknowledgement, or inside the next block, reports a duplicate (RFC 2883, 4).
             let ack = super::segment::position(segment.ack, first, una).unwrap_or(0);
             let inside = sacks.len() > 1 && sacks[1].0 <= sacks[0].0 && sacks[0].1 <= sacks[1].1;
             if sacks.first().is_some_and(|block| block.1 <= ack || inside) {
@@ -249,7 +250,7 @@ impl Input<'_> {
             }
         };
         if tcb.asking.is_some() {
-            // Our answer has come; the application may have ended its stream since.
+            // The answer to our SYN has arrived. The application may have ended its stream in the meantime.
             tcb.asking = None;
             if tcb.state == State::SynReceived {
                 tcb.state = State::Established;
@@ -268,7 +269,7 @@ impl Input<'_> {
         Ok(Self::fin_acknowledged(&mut conn.tcb, self.now))
     }
 
-    /// Our FIN may have been acknowledged.
+    /// Checks whether our FIN has been acknowledged.
     #[inline]
     fn fin_acknowledged(tcb: &mut Tcb, now: u64) -> Outcome {
         if !tcb.sender.fin_acknowledged() {
@@ -289,7 +290,8 @@ impl Input<'_> {
         }
     }
 
-    /// The segment's text and FIN (seventh and eighth check). `payload` is its offset in the frame and its length.
+    /// Processes the segment's text and FIN (seventh and eighth check). The tuple is the offset in the frame and the
+    /// length.
     #[inline]
     fn text(
         &mut self,
@@ -300,12 +302,12 @@ impl Input<'_> {
     ) -> Result<(Verdict, Outcome), DropReason> {
         let tcb = &mut conn.tcb;
         if !matches!(tcb.state, State::Established | State::FinWait1 | State::FinWait2) {
-            // The peer's stream has ended already: this is a retransmission.
+            // The peer's stream has ended already, so this is a retransmission.
             tcb.receiver.ack_now();
             return Err(DropReason::OutOfWindow);
         }
         if tcb.orphan && payload_len > 0 {
-            // Nobody is going to read it: the peer is told (RFC 9293, 3.6.1).
+            // The data will not be read, so the peer gets a reset (RFC 9293, 3.6.1).
             self.net.abort(self.now, tcb, self.out);
             return Ok((Verdict::Consumed, Outcome::Over(Cause::Aborted)));
         }
@@ -314,13 +316,13 @@ impl Input<'_> {
         let next = tcb.receiver.next();
         let text = tcb.receiver.text(self.now, all, fin, |range| {
             let (start, len) = (range.start, (range.end - range.start) as usize);
-            // What the application can read next is always taken: it is what gives memory back. What is behind holes may be
-            // a byte for each block: without a promise it is taken while there is plenty.
+            // Data that the application can read next is always accepted, because reading it frees memory. Data behind
+            // holes may be one byte per block. Unless it was promised, it is accepted only while memory is plentiful.
             let takes = start == next || fifo.lacks(range.end) <= promised || memory::has_plenty(arena);
             takes && fifo.cover_reserved(arena, start, len)
         })?;
         let outcome = if tcb.receiver.end().is_some() { Self::fin_received(tcb) } else { Outcome::Open };
-        // Who enters TIME-WAIT acknowledges the FIN there.
+        // The transition to TIME-WAIT acknowledges the FIN.
         if tcb.receiver.is_quick() && outcome != Outcome::TimeWait {
             self.net.acknowledge(self.now, tcb, self.out);
         }
@@ -342,7 +344,7 @@ impl Input<'_> {
         Ok((verdict, outcome))
     }
 
-    /// All of the peer's stream has come, its FIN too.
+    /// Updates the state after all of the peer's stream including its FIN has arrived.
     fn fin_received(tcb: &mut Tcb) -> Outcome {
         match tcb.state {
             State::Established => tcb.state = State::CloseWait,
@@ -356,8 +358,8 @@ impl Input<'_> {
 }
 
 impl Net {
-    /// Sends an acknowledgement of all that has come. It may overtake data that is being copied: its sequence number is
-    /// the published edge. While the port is held the acknowledgement stays due.
+    /// Sends an acknowledgement of all received data. It may overtake data that is being copied, so its sequence number
+    /// is the published edge. While the port is held, the acknowledgement stays due.
     pub(super) fn acknowledge(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) {
         if self.ifaces[usize::from(tcb.way.iface)].held {
             return tcb.receiver.ack_now();
@@ -369,7 +371,7 @@ impl Net {
     /// Sends a segment without data. It carries SACK blocks.
     pub(super) fn bare(&mut self, now: u64, tcb: &mut Tcb, seq: u32, flags: TcpFlags, out: &mut Out) {
         let fields = tcb.fields(now, seq, flags, true);
-        // Without a way it counts as lost.
+        // Without a route it counts as lost.
         if !self.has_way(tcb) {
             return;
         }
@@ -380,7 +382,7 @@ impl Net {
         });
     }
 
-    /// Resets the connection, towards the peer.
+    /// Sends a reset to the peer.
     #[cold]
     pub(super) fn abort(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) {
         if tcb.is_synchronized() {

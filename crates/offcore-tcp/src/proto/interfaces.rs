@@ -8,31 +8,32 @@ use super::net::NO_STATION;
 use super::packet::DropReason;
 use super::stack::Stack;
 
-/// The MTU of the loopback interface in bytes. Its segments are longer: it has segmentation offload.
+/// The MTU of the loopback interface in bytes. Its segments are longer because it has segmentation offload.
 const LOOPBACK_MTU: u16 = 1500;
 /// The index of the loopback interface that applications see, as on Linux.
 const LOOPBACK_INDEX: u32 = 1;
 
 impl Stack {
-    /// Probes the IPv4 addresses of a new interface before they are used: another host may have them
-    /// (RFC 5227).
+    /// Probes the IPv4 addresses of a new interface before they are used, because another host may have them (RFC
+    /// 5227).
     pub fn detect_conflicts(&mut self, now: u64, iface: u8) {
         self.net.detect_conflicts(now, iface);
     }
 
-    /// Whether an IPv4 address is still being probed.
+    /// Returns whether an IPv4 address is still being probed.
     pub fn is_probing(&self) -> bool {
         self.net.is_probing()
     }
 
-    /// The interface, if any, that still waits for its first address from a DHCP server, or from an advertisement.
+    /// Returns an interface that still waits for its first address from a DHCP server or an advertisement, if there is
+    /// one.
     pub fn awaits_address(&self) -> Option<u8> {
         let client = self.net.clients.iter().find(|client| !client.has_served);
         client.map(|client| client.iface).or_else(|| self.net.awaits_advertised_address())
     }
 
-    /// Sets the MTU of interface `iface`. A smaller MTU shortens the segments of its connections; a larger MTU applies to new
-    /// connections.
+    /// Sets the MTU of interface `iface`. A smaller MTU shortens the segments of its connections. A larger MTU applies
+    /// to new connections.
     pub fn set_mtu(&mut self, iface: u8, mtu: u16) {
         let Some(this) = self.net.ifaces.get_mut(usize::from(iface)) else { return };
         let before = this.mtu;
@@ -40,7 +41,7 @@ impl Stack {
         self.fit_mtu(iface, before);
     }
 
-    /// Makes segments shorter when the interface's MTU has become less than `before`.
+    /// Shortens segments if the interface's MTU is now less than `before`.
     pub(super) fn fit_mtu(&mut self, iface: u8, before: u16) {
         match self.net.ifaces.get(usize::from(iface)).map(|iface| iface.mtu) {
             Some(mtu) if mtu < before => self.cut_segments_by(iface, mtu),
@@ -48,7 +49,7 @@ impl Stack {
         }
     }
 
-    /// Adds the loopback interface: packets to the host's own addresses come back to it. Returns its number.
+    /// Adds the loopback interface, which returns packets to the host's own addresses. Returns its number.
     pub fn add_loopback(&mut self) -> u8 {
         let (addresses, routes) = (Vec::new(), Vec::new());
         let config = IfaceConfig { mac: NO_STATION, mtu: LOOPBACK_MTU, addresses, routes };
@@ -60,13 +61,13 @@ impl Stack {
         number
     }
 
-    /// Whether this stack listens at its own address `to`, and can connect to it.
+    /// Returns whether this stack listens at its own address `to` and can connect to it.
     pub fn reaches_listener(&self, to: SocketAddr) -> bool {
         let found = || self.listeners.find(to.ip(), to.port(), |_| 0);
         self.net.loopback.is_some() && self.net.owns(to.ip()) && found().is_some()
     }
 
-    /// Whether this stack has a datagram socket at its own address `to` that accepts datagrams from any peer.
+    /// Returns whether this stack has a datagram socket at its own address `to` that accepts datagrams from any peer.
     pub fn reaches_socket(&self, to: SocketAddr) -> bool {
         let any = SocketAddr::new(any_like(to.ip()), 0);
         self.net.loopback.is_some() && self.net.owns(to.ip()) && self.socket_of(to, any).is_some()

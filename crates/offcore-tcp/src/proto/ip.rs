@@ -1,4 +1,4 @@
-//! The headers in front of TCP, UDP and ICMP, read and written.
+//! Parsing and writing of the headers in front of TCP, UDP and ICMP.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -11,13 +11,13 @@ use offcore_wire::{
 use super::addr::FlowKey;
 use super::packet::{DropReason, HEAD};
 
-/// Bytes in front of the IP header.
+/// Length of the header in front of the IP header.
 pub(crate) const ETHERNET: usize = ethernet::HEADER_LEN;
 
-/// Hops that packets may make.
+/// Default hop limit.
 const HOPS: u8 = 64;
 
-/// A received packet's headers up to the transport's.
+/// The headers of a received packet before the transport header.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IpHeaders {
     pub src_mac: MacAddr,
@@ -36,14 +36,15 @@ pub(crate) struct IpHeaders {
     pub fragment: bool,
 }
 
-/// What a frame is.
+/// The type of a frame.
 pub(crate) enum Frame {
     Arp,
     Ip,
 }
 
-/// Offset of the end of the bytes that the transport checksum covers in a frame of `len` bytes. `head` holds the frame's first
-/// bytes. It is the end of the IP packet, or of the UDP datagram in it. For any other protocol it is `len`.
+/// Returns the offset of the end of the bytes that the transport checksum covers in a frame of `len` bytes. `head`
+/// holds the frame's first bytes. It is the end of the IP packet, or of the UDP datagram in it. For any other protocol
+/// it is `len`.
 pub fn sum_end(head: &[u8], len: usize) -> usize {
     let Ok(frame) = EthernetFrame::new_checked(head) else { return len };
     let available = len.saturating_sub(ethernet::HEADER_LEN);
@@ -65,7 +66,7 @@ pub fn sum_end(head: &[u8], len: usize) -> usize {
     }
 }
 
-/// The end of the datagram whose header begins at `transport`, in a packet that ends at `end`.
+/// Returns the end of the datagram whose header begins at `transport`, in a packet that ends at `end`.
 #[cold]
 fn end_of_datagram(head: &[u8], transport: usize, end: usize) -> usize {
     let &[.., high, low] = head.get(transport..).and_then(<[u8]>::first_chunk::<6>).unwrap_or(&[0; 6]);
@@ -73,8 +74,8 @@ fn end_of_datagram(head: &[u8], transport: usize, end: usize) -> usize {
     if len < udp::HEADER_LEN { end } else { end.min(transport + len) }
 }
 
-/// Reads the headers of a frame of `len` bytes whose first ones are `head`; those of IP into `headers`.
-// In place: a copy of what has just been stored field by field waits for the stores, with every packet.
+/// Parses the headers of a frame of `len` bytes that begins with `head`. The IP headers are stored in `headers`.
+// The result is written in place: copying a struct whose fields were just stored stalls, for every packet.
 #[inline]
 pub(crate) fn parse(head: &[u8], len: usize, headers: &mut IpHeaders) -> Result<Frame, DropReason> {
     let frame = EthernetFrame::new_checked(head).map_err(|_| DropReason::Malformed)?;
@@ -130,7 +131,7 @@ fn parse_v6(frame: &EthernetFrame<'_>, available: usize, to: &mut IpHeaders) -> 
 }
 
 impl IpHeaders {
-    /// Of no packet.
+    /// The headers of no packet.
     pub(crate) const NONE: Self = Self {
         src_mac: MacAddr([0; 6]),
         dst_mac: MacAddr([0; 6]),
@@ -144,20 +145,21 @@ impl IpHeaders {
         fragment: false,
     };
 
-    /// The flow between these ports, as its receiver sees it; none of an IPv6 packet with a mapped address.
+    /// Returns the flow between these ports from the receiver's view, or `None` for an IPv6 packet with a mapped
+    /// address.
     #[inline]
     pub(crate) fn flow(&self, local: u16, remote: u16) -> Option<FlowKey> {
         FlowKey::new(SocketAddr::new(self.dst, local), SocketAddr::new(self.src, remote))
     }
 
-    /// Bytes of transport header and payload.
+    /// Returns the length of transport header and payload in bytes.
     #[inline]
     pub(crate) fn transport_len(&self) -> usize {
         self.end.saturating_sub(self.transport)
     }
 
-    /// Whether the checksum over pseudo header, transport header and payload is right. `rest` is the sum of what is not
-    /// in `head`.
+    /// Returns whether the checksum over pseudo header, transport header and payload is correct. `rest` is the sum of
+    /// the bytes that are not in `head`.
     #[inline]
     pub(crate) fn checksum_is_valid(&self, head: &[u8], rest: Sum) -> bool {
         let until = self.end.min(head.len()).min(HEAD);
@@ -176,8 +178,8 @@ impl IpHeaders {
         (pseudo + Sum::of(bytes) + rest).is_valid()
     }
 
-    /// Why a packet whose checksum is not right is dropped. Who leaves the checksum to an interface, as the kernel does on
-    /// veth, leaves the sum of the pseudo header in its place.
+    /// Returns the drop reason for a packet with a wrong checksum. A sender that offloads the checksum, such as the
+    /// kernel on veth, leaves the sum of the pseudo header in the field.
     #[cold]
     pub(crate) fn wrong_checksum(&self, head: &[u8]) -> DropReason {
         let offset = match self.protocol {
@@ -194,15 +196,15 @@ impl IpHeaders {
     }
 }
 
-/// The sum of the bytes from `transport` on, which is beyond [`HEAD`]. `rest` is the sum from [`HEAD`] on, extension headers
-/// included.
+/// Returns the sum of the bytes from `transport` on, which is beyond [`HEAD`]. `rest` is the sum from [`HEAD`] on,
+/// including extension headers.
 #[cold]
 fn behind_long_headers(head: &[u8], transport: usize, rest: Sum) -> Option<Sum> {
     let between = Sum::of(head.get(HEAD..transport)?);
     Some(rest + Sum::from(!between.value()))
 }
 
-/// The sum of the pseudo header of a transport packet of `len` bytes.
+/// Returns the sum of the pseudo header of a transport packet of `len` bytes.
 #[inline]
 pub(crate) fn pseudo(src: IpAddr, dst: IpAddr, protocol: IpProtocol, len: usize) -> Sum {
     match (src, dst) {
@@ -212,7 +214,7 @@ pub(crate) fn pseudo(src: IpAddr, dst: IpAddr, protocol: IpProtocol, len: usize)
     }
 }
 
-/// Addresses and the like of a packet to be written.
+/// The addresses and IP fields of a packet to write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Envelope {
     pub src_mac: MacAddr,
@@ -225,25 +227,25 @@ pub(crate) struct Envelope {
     pub hops: u8,
     /// IPv6 flow label.
     pub flow_label: u32,
-    /// Identification, of IPv4. Of a packet that nobody fragments it says nothing, and is 0 (RFC 6864, 4.1): a counter would
-    /// tell everybody how many packets others get.
+    /// IPv4 identification. It is meaningless and 0 in packets that are not fragmented (RFC 6864, 4.1), because a
+    /// counter would reveal how many packets other hosts get.
     pub ident: u16,
 }
 
 impl Envelope {
-    /// A packet that may make the usual number of hops.
+    /// Creates an envelope with the default hop limit.
     pub(crate) fn new(src: IpAddr, dst: IpAddr, protocol: IpProtocol) -> Self {
         let none = MacAddr([0; 6]);
         Self { src_mac: none, dst_mac: none, src, dst, protocol, ecn: 0, hops: HOPS, flow_label: 0, ident: 0 }
     }
 
-    /// Bytes of the Ethernet and IP headers.
+    /// Returns the length of the Ethernet and IP headers in bytes.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         ethernet::HEADER_LEN + if self.dst.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN }
     }
 
-    /// Writes both headers in front of `transport_len` bytes, to a buffer that has room for them; returns their length.
+    /// Writes both headers in front of `transport_len` bytes into a buffer with sufficient room. Returns their length.
     #[inline]
     pub(crate) fn write(&self, to: &mut [u8], transport_len: usize) -> usize {
         let ethertype = if self.dst.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
@@ -280,7 +282,7 @@ impl Envelope {
     }
 }
 
-/// Where the IP packet of a frame goes.
+/// Returns the destination address of a frame's IP packet.
 pub(crate) fn destination(frame: &[u8]) -> Option<IpAddr> {
     let frame = EthernetFrame::new_checked(frame).ok()?;
     let bytes = frame.payload();
@@ -291,7 +293,7 @@ pub(crate) fn destination(frame: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Lets routers fragment the IPv4 packet whose frame begins at `head`; of IPv6 they never do.
+/// Allows routers to fragment the IPv4 packet whose frame begins at `head`. IPv6 routers never fragment.
 pub(crate) fn allow_fragments(head: &mut [u8]) {
     const DONT_FRAGMENT: u16 = 1 << 14;
     if head[12..ETHERNET] != EtherType::IPV4.0.to_be_bytes() {

@@ -1,17 +1,17 @@
-//! Where numbers begin that others must not guess: sequence numbers (RFC 6528), timestamps (RFC 7323, 5.4), and names of packets
-//! that are fragmented (RFC 7739).
+//! Unpredictable initial values: sequence numbers (RFC 6528), timestamps (RFC 7323, 5.4), and identifications of
+//! fragmented packets (RFC 7739).
 
 use std::net::Ipv4Addr;
 
 use super::addr::FlowKey;
 use super::siphash::{FlowMac, Purpose};
 
-/// Microseconds of one step of the clock `M` (RFC 9293, 3.4.1).
+/// Microseconds per step of the clock `M` (RFC 9293, 3.4.1).
 const STEP_US: u64 = 4;
 /// Bits of a flow label.
 const FLOW_LABEL: u32 = 0x000f_ffff;
 
-/// First numbers that others cannot guess.
+/// Generates unpredictable initial values.
 #[derive(Clone, Debug)]
 pub(super) struct Origins {
     isn: FlowMac,
@@ -21,7 +21,7 @@ pub(super) struct Origins {
 }
 
 impl Origins {
-    /// Those of this secret.
+    /// Creates a generator with this secret.
     pub(super) fn new(secret: &[u8; 16]) -> Self {
         let new = |purpose| FlowMac::new(secret, purpose);
         Self {
@@ -32,31 +32,32 @@ impl Origins {
         }
     }
 
-    /// The initial sequence number of a connection opened at `now_us`: ISN = M + F(flow, secret) (RFC 6528, 3).
+    /// Returns the initial sequence number of a connection opened at `now_us`: ISN = M + F(flow, secret) (RFC 6528, 3).
     ///
-    /// It grows between two incarnations of a connection, by one every 4 µs. One that sent faster than 250 KB/s may be
-    /// past it: see [`super::timewait::Action::Reopen`].
+    /// It grows between two incarnations of a connection, by one every 4 µs. An incarnation that sent faster than 250
+    /// KB/s may have exceeded it: see [`super::timewait::Action::Reopen`].
     #[inline]
     pub(super) fn isn(&self, flow: &FlowKey, now_us: u64) -> u32 {
         ((now_us / STEP_US) as u32).wrapping_add(self.isn.mac(flow, 0) as u32)
     }
 
-    /// The name of the packet of that number which is fragmented.
+    /// Returns the identification of the fragmented packet with this number.
     pub(super) fn ident(&self, number: u64) -> u32 {
         let nobody = FlowKey::v4(Ipv4Addr::UNSPECIFIED, 0, Ipv4Addr::UNSPECIFIED, 0);
         self.fragment.mac(&nobody, number.into()) as u32
     }
 
-    /// The flow label of an IPv6 flow, never 0: routers use it to spread flows over equal paths (RFC 6437, 3). 0 for IPv4.
+    /// Returns the flow label of an IPv6 flow, never 0: routers use it to spread flows over equal paths (RFC 6437, 3).
+    /// Returns 0 for IPv4.
     #[inline]
     pub(super) fn flow_label(&self, flow: &FlowKey) -> u32 {
         if flow.is_v4() { 0 } else { (self.flow_label.mac(flow, 0) as u32 & FLOW_LABEL).max(1) }
     }
 
-    /// What is added to the clock of timestamps towards a host.
+    /// Returns the offset that is added to the timestamp clock towards a host.
     ///
-    /// Ports do not count: timestamps of later connections between two hosts go on growing, which reopening a connection
-    /// in TIME-WAIT relies on (RFC 6191).
+    /// It does not depend on the ports: the timestamps of successive connections between two hosts continue to grow, as
+    /// reopening a connection in TIME-WAIT requires (RFC 6191).
     #[inline]
     pub(super) fn timestamp_offset(&self, flow: &FlowKey) -> u32 {
         self.timestamp.mac(&flow.with_ports(0, 0), 0) as u32

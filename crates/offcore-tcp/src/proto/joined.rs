@@ -10,7 +10,8 @@ use offcore_session::datagram::Header;
 pub(super) struct Joined {
     /// Interfaces and groups.
     pub groups: Vec<(u8, IpAddr)>,
-    /// `IP_MULTICAST_ALL` and `IPV6_MULTICAST_ALL`: the socket also receives groups that only other sockets have joined.
+    /// `IP_MULTICAST_ALL` and `IPV6_MULTICAST_ALL`: the socket also receives groups that only other sockets have
+    /// joined.
     pub all: [bool; 2],
 }
 
@@ -21,8 +22,8 @@ impl Default for Joined {
 }
 
 impl Joined {
-    /// Whether the socket receives a datagram to a group. As on Linux, a socket that has joined an IPv6 group receives it from
-    /// every interface.
+    /// Returns whether the socket receives a datagram to a group. As on Linux, a socket that has joined an IPv6 group
+    /// receives it from every interface.
     pub(super) fn takes(&self, iface: u8, to: IpAddr) -> bool {
         let joined = |(by, group): &(u8, IpAddr)| *group == to && (*by == iface || to.is_ipv6());
         !to.is_multicast() || self.all[usize::from(to.is_ipv6())] || self.groups.iter().any(joined)

@@ -1,40 +1,40 @@
 //! Keep-alive (RFC 9293, 3.8.4).
 
-/// When a peer that says nothing is asked whether it is still there.
+/// The parameters of keep-alive probes to a silent peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// Microseconds of silence.
+    /// Microseconds of silence before the first probe.
     pub idle: u64,
     /// Microseconds between two probes.
     pub interval: u64,
-    /// Probes without an answer after which the connection is over.
+    /// Unanswered probes after which the connection ends.
     pub probes: u8,
 }
 
 impl Default for KeepAlive {
-    /// Two hours, as RFC 9293 wants it by default; the rest as Linux.
+    /// The default of RFC 9293: two hours. The other values are as on Linux.
     fn default() -> Self {
         Self { idle: 7_200_000_000, interval: 75_000_000, probes: 9 }
     }
 }
 
-/// What is to be done about a silent peer.
+/// The required action for a silent peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Silence {
     /// Nothing yet.
     Wait,
     /// A probe is due.
     Ask,
-    /// It does not answer.
+    /// The peer does not answer.
     GiveUp,
 }
 
-/// A connection's keep-alive.
+/// The keep-alive state of a connection.
 #[derive(Debug)]
 pub(crate) struct Keeping {
     wanted: KeepAlive,
     pub(crate) due: u64,
-    /// Probes since the peer has said anything, and when the last one went out.
+    /// Probes since the last segment of the peer, and the time of the last probe.
     sent: u8,
     last: u64,
 }
@@ -44,8 +44,8 @@ impl Keeping {
         Self { wanted, due: now + wanted.idle, sent: 0, last: 0 }
     }
 
-    /// It is time. `heard` is when the last segment has come; data that is under way is its own probe: then the connection
-    /// is not `idle`. A `user_timeout` replaces the number of probes, as on Linux.
+    /// Handles the expired timer. `heard` is the time of the last segment. Data in flight serves as a probe; the
+    /// connection is then not `idle`. A `user_timeout` replaces the number of probes, as on Linux.
     pub(super) fn expire(&mut self, now: u64, heard: u64, idle: bool, user_timeout: u64) -> Silence {
         if heard > self.last {
             self.sent = 0;
@@ -73,7 +73,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000;
 
-    /// The time after which a peer that is silent from time 0 on is given up.
+    /// Returns the time after which a peer that is silent from time 0 on is given up.
     fn given_up_after(user_timeout: u64) -> u64 {
         let wanted = KeepAlive { idle: 10 * SECOND, interval: SECOND, probes: 5 };
         let mut keeping = Keeping::new(0, wanted);
@@ -85,7 +85,8 @@ mod tests {
         }
     }
 
-    // tcp(7): TCP_USER_TIMEOUT "will override keepalive to determine when to close a connection due to keepalive failure".
+    // tcp(7): TCP_USER_TIMEOUT "will override keepalive to determine when to close a connection due to keepalive
+    // failure".
     #[test]
     fn user_timeout_overrides_probe_count() {
         assert_eq!(given_up_after(u64::MAX), 15);

@@ -1,4 +1,4 @@
-//! A DHCP client's state, and the lease that it has (RFC 2131).
+//! The state of a DHCP client, and its lease (RFC 2131).
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,15 +9,15 @@ use offcore_wire::dhcp::{DhcpKind, DhcpReply, DhcpRequest};
 use super::iface::{Iface, Prefix, Route, Standing};
 
 pub(super) const SECOND: u64 = 1_000_000;
-/// Time until a message is sent again: it doubles, up to the longest (4.1).
+/// Retransmission interval of messages: it doubles up to the maximum (4.1).
 const FIRST_WAIT: u64 = 4 * SECOND;
 const LONGEST_WAIT: u64 = 64 * SECOND;
-/// The least time between two attempts to renew a lease (4.4.5).
+/// Minimum time between two attempts to renew a lease (4.4.5).
 pub(super) const LEAST_RENEWAL: u64 = 60 * SECOND;
-/// The shortest lease; shorter ones are extended. This limits the client's messages.
+/// Minimum duration of a lease. Shorter leases are extended, which limits the client's messages.
 const SHORTEST_LEASE: u64 = 10 * SECOND;
-/// The least MTU that is taken from a server: every host takes packets of IPv4 that are as long (RFC 1122, 3.3.2), and every link
-/// takes packets of IPv6 that are as long (RFC 8200, 5).
+/// Minimum accepted MTU from a server: every host accepts IPv4 packets of this length (RFC 1122, 3.3.2), and every link
+/// carries IPv6 packets of this length (RFC 8200, 5).
 const LEAST_MTU: u16 = 576;
 const LEAST_MTU_V6: u16 = 1280;
 
@@ -33,12 +33,12 @@ pub(super) enum State {
     Rebinding,
 }
 
-/// An address and what came with it.
+/// An address with its parameters.
 #[derive(Debug, Clone)]
 pub(super) struct Lease {
     pub(super) prefix: Prefix,
     pub(super) server: Ipv4Addr,
-    /// The station that the server's messages come from: the server, a relay or a router.
+    /// The MAC address of the sender of the server's messages: the server, a relay or a router.
     pub(super) station: MacAddr,
     pub(super) name_servers: Vec<Ipv4Addr>,
     pub(super) routes: Vec<Route>,
@@ -54,14 +54,14 @@ pub(crate) struct Client {
     pub iface: u8,
     pub(super) state: State,
     pub(super) xid: u32,
-    /// When the present attempt began.
+    /// Start of the current attempt.
     pub(super) began: u64,
     pub(super) tries: u8,
-    /// When something is done next.
+    /// Time of the next action.
     pub(super) due: u64,
-    /// The lease that is offered, or that the interface has.
+    /// The offered or bound lease.
     pub(super) lease: Option<Lease>,
-    /// Whether the interface has had an address by it.
+    /// Whether the client has provided an address to the interface.
     pub(super) has_served: bool,
     pub(super) chance: SplitMix,
 }
@@ -86,7 +86,7 @@ impl Client {
         (self.state, self.due, self.tries) = (state, due, 0);
     }
 
-    /// When a message that is sent now for the `tries`th time is sent again.
+    /// Returns the time of the next retransmission of a message that is sent now for the `tries`th time.
     pub(super) fn again(&mut self, now: u64) -> u64 {
         let wait = (FIRST_WAIT << self.tries.min(4)).min(LONGEST_WAIT);
         self.tries = self.tries.saturating_add(1);
@@ -114,7 +114,8 @@ pub(super) fn v4(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Reads the lease of a reply from `station`. `None`: the reply has no server identifier, or its address is not a host's.
+/// Reads the lease of a reply from `station`. Returns `None` if the reply has no server identifier, or if its address
+/// is not a host address.
 pub(super) fn lease_of(now: u64, reply: &DhcpReply, station: MacAddr) -> Option<Lease> {
     let (yours, server) = (reply.yours, reply.server?);
     let prefix = Prefix { address: yours.into(), len: reply.prefix.unwrap_or(32) };
@@ -126,7 +127,7 @@ pub(super) fn lease_of(now: u64, reply: &DhcpReply, station: MacAddr) -> Option<
     }
     let seconds = |seconds: u32| u64::from(seconds) * SECOND;
     let lease = reply.lease.map_or(3600 * SECOND, seconds).max(SHORTEST_LEASE);
-    // Times that are out of order, or make the client send all the time, are replaced by the usual ones (4.4.5).
+    // Times that are out of order, or that would cause constant traffic, are replaced by the defaults (4.4.5).
     let least = LEAST_RENEWAL.min(lease / 2);
     let usual = |given: Option<u32>, end, usual: u64| {
         given.map(seconds).filter(|time| (least..end).contains(time)).unwrap_or(usual)
@@ -157,7 +158,7 @@ pub(super) fn lease_of(now: u64, reply: &DhcpReply, station: MacAddr) -> Option<
 impl Iface {
     /// Adds the routes of the lease and sets its MTU.
     pub(super) fn take_lease(&mut self, lease: &mut Lease) {
-        // A route that the host has already does not end with the lease.
+        // A route that already exists is not removed with the lease.
         lease.routes.retain(|route| !self.routes.contains(route));
         self.routes.extend(lease.routes.iter().copied());
         let with_v6 = self.addresses.iter().any(|own| own.prefix.address.is_ipv6());

@@ -1,4 +1,4 @@
-//! Listeners: addresses and ports that connections come to.
+//! Listeners: addresses and ports that accept connections.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,19 +7,19 @@ use super::addr::{AppId, ConnId, any_like};
 use super::config::Buffers;
 use super::options::ConnOptions;
 
-/// An address and port that connections come to.
+/// An address and port that accepts connections.
 #[derive(Debug)]
 pub(super) struct Listener {
-    /// Whose its connections are.
+    /// The application that owns the connections.
     pub app: AppId,
     /// The application's user, if known.
     pub user: Option<u32>,
-    /// None is all; 0.0.0.0 and `::` are all of one family.
+    /// `None` stands for all addresses; 0.0.0.0 and `::` for all addresses of one family.
     pub address: Option<IpAddr>,
     pub port: u16,
-    /// Other listeners of its application or user may have the same address and port.
+    /// Other listeners of the same application or user may have the same address and port.
     pub reuse_port: bool,
-    /// Connections that are half open, or not accepted yet: as many each, at most.
+    /// Maximum number of half-open connections, and of connections to accept.
     pub backlog: usize,
     pub half_open: usize,
     pub accept: VecDeque<ConnId>,
@@ -29,20 +29,20 @@ pub(super) struct Listener {
     pub options: ConnOptions,
 }
 
-/// All addresses of one family, which are some of all addresses.
+/// The wildcards of each family, which overlap with the wildcard of both families.
 const ALL_OF_ONE: [Option<IpAddr>; 2] =
     [Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), Some(IpAddr::V6(Ipv6Addr::UNSPECIFIED))];
 
 /// Listeners by address and port.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
-    /// Those that share an address and port: all of them do, or there is one.
+    /// Several listeners at one address and port all allow sharing.
     by_address: HashMap<(Option<IpAddr>, u16), Vec<u32>>,
     all: Vec<Option<Listener>>,
 }
 
 impl Listeners {
-    /// Adds one; `None` when the address and port have one that it may not share them with.
+    /// Adds a listener. Returns `None` if the address and port are taken by a listener that does not share them.
     pub(super) fn insert(&mut self, listener: Listener) -> Option<u32> {
         let port = listener.port;
         let clashes: &[Option<IpAddr>] = match listener.address {
@@ -54,7 +54,7 @@ impl Listeners {
             return None;
         }
         let here = self.by_address.entry((listener.address, port)).or_default();
-        // As one of them is, so are all.
+        // All listeners at this address and port have the same properties.
         if let Some(&other) = here.first() {
             let other = self.all.get(other as usize)?.as_ref()?;
             let same_user = other.user.is_some() && other.user == listener.user;
@@ -85,8 +85,9 @@ impl Listeners {
         Some(listener)
     }
 
-    /// Who takes connections to an address: its own listeners go before those of all addresses of its family, and these
-    /// before those of any. Of several, `choose` says which: a number below how many there are.
+    /// Returns the listener for connections to an address. A listener of the address has precedence over a wildcard of
+    /// its family, which has precedence over the wildcard of both families. `choose` selects among several listeners:
+    /// it returns an index below their number.
     pub(super) fn find(
         &self,
         address: IpAddr,
@@ -100,7 +101,7 @@ impl Listeners {
         }
     }
 
-    /// Whether somebody listens at a port, of any address.
+    /// Returns whether any address has a listener at a port.
     pub(super) fn has_port(&self, port: u16) -> bool {
         self.by_address.keys().any(|(_, taken)| *taken == port)
     }

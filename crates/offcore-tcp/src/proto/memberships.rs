@@ -1,4 +1,5 @@
-//! Multicast groups that datagram sockets have joined, and the sockets that receive a datagram to a group or a broadcast.
+//! Multicast groups joined by datagram sockets, and the sockets that receive a datagram to a group or broadcast
+//! address.
 
 use std::net::IpAddr;
 
@@ -13,15 +14,16 @@ use super::net::Net;
 use super::packet::{DropReason, Out, Place, Verdict};
 use super::stack::Stack;
 
-/// The limit of IPv4 groups of one socket (`igmp_max_memberships` of Linux).
+/// Maximum number of IPv4 groups per socket (`igmp_max_memberships` of Linux).
 const OF_SOCKET: usize = 20;
-/// The limit of the joins of one user.
+/// Maximum number of joins per user.
 const OF_USER: u32 = 512;
-/// The limit of sockets that receive one datagram, and of further copies that one burst of packets causes.
+/// Maximum number of sockets that receive one datagram, and of additional copies caused by one burst of packets.
 const RECEIVERS: usize = 64;
 const COPIES: usize = 256;
 
-/// A group and an interface. The index selects the interface, else the address does, else the route to the group.
+/// A group and an interface. The interface is selected by the index, else by the address, else by the route to the
+/// group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Membership {
     pub group: IpAddr,
@@ -31,12 +33,12 @@ pub struct Membership {
 }
 
 impl Stack {
-    /// Joins a multicast group for a datagram socket: the host receives its packets and reports the group to routers and
-    /// switches. The socket leaves its groups when it is closed.
+    /// Joins a multicast group for a datagram socket: the host receives its packets and reports the group to routers
+    /// and switches. The socket leaves its groups when it is closed.
     ///
     /// # Errors
-    /// [`CallError::Gone`]; [`CallError::NoRoute`] without such an interface; [`CallError::NotOurs`] for an address that is not a
-    /// group; [`CallError::InUse`] if the socket has joined it; [`CallError::TooMany`].
+    /// [`CallError::Gone`]; [`CallError::NoRoute`] without such an interface; [`CallError::NotOurs`] for an address
+    /// that is not a group; [`CallError::InUse`] if the socket has joined it; [`CallError::TooMany`].
     pub fn join_group(&mut self, now: u64, socket: ConnId, membership: &Membership) -> Result<(), CallError> {
         let group = membership.group;
         if !group.is_multicast() {
@@ -65,8 +67,8 @@ impl Stack {
     /// Leaves a group.
     ///
     /// # Errors
-    /// [`CallError::Gone`]; [`CallError::NoRoute`] without such an interface; [`CallError::NotOurs`] if the socket has not joined the
-    /// group.
+    /// [`CallError::Gone`]; [`CallError::NoRoute`] without such an interface; [`CallError::NotOurs`] if the socket has
+    /// not joined the group.
     pub fn leave_group(
         &mut self,
         now: u64,
@@ -111,13 +113,13 @@ impl Stack {
         }
     }
 
-    /// The index of the interface of a membership; the group may be the unspecified address of its family.
+    /// Returns the index of the interface of a membership. The group may be the unspecified address of its family.
     pub fn index_of(&self, membership: &Membership) -> Option<u32> {
         let iface = self.net.iface_of(membership)?;
         self.net.ifaces.get(usize::from(iface)).map(|iface| iface.index)
     }
 
-    /// A datagram to a group or a broadcast finds its sockets.
+    /// Passes a datagram to a group or broadcast address to its sockets.
     #[inline(never)]
     pub(super) fn datagram_to_many(
         &mut self,
@@ -143,15 +145,15 @@ impl Stack {
         }
     }
 
-    /// The sockets that receive a datagram.
+    /// Returns the sockets that receive a datagram.
     fn receivers(&self, iface: u8, header: &Header, port: u16, out: &Out) -> ArrayVec<ConnId, RECEIVERS> {
         let all = self.udp.receivers((iface, header.local, port), header.peer);
         let most = if out.receivers.len() + RECEIVERS > COPIES { 1 } else { RECEIVERS };
         all.take(most).collect()
     }
 
-    /// Finds sockets of this host that receive a sent datagram, and adds them to [`Out::to_many`]. `header` is their header. The
-    /// payload follows `skip` bytes of headers in the packet. Returns whether there are any.
+    /// Finds sockets of this host that receive a sent datagram, and adds them to [`Out::to_many`]. `header` is their
+    /// header. The payload follows `skip` bytes of headers in the packet. Returns whether there are any.
     pub(super) fn find_local_receivers(
         &mut self,
         way: &Way,
@@ -203,7 +205,7 @@ impl Stack {
 }
 
 impl Net {
-    /// The interface of a membership.
+    /// Returns the interface of a membership.
     fn iface_of(&self, membership: &Membership) -> Option<u8> {
         let &Membership { group, index, address } = membership;
         let address = address.filter(|address| !address.is_unspecified());

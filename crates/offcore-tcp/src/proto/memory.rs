@@ -1,7 +1,7 @@
-//! The memory of an application's FIFOs, of which there may be less than connections want.
+//! The memory of an application's FIFOs, which may be less than its connections want.
 //!
-//! A few blocks are kept for what applications can read next, so that those who read give memory back whatever others hold.
-//! The last quarter is for who needs it now.
+//! A few blocks are reserved for data that applications can read next, so that reading applications free memory
+//! regardless of other connections. The last quarter is reserved for immediate needs.
 
 use std::sync::Arc;
 
@@ -9,29 +9,29 @@ use offcore_mem::mapping::MemoryError;
 use offcore_session::layout::LARGE;
 use offcore_session::{Arena, Charge};
 
-/// Blocks that are kept, at most, and what part of all.
+/// Maximum number of reserved blocks, and their maximum share: one block in `RESERVE_SHARE`.
 const RESERVE: usize = 64;
 const RESERVE_SHARE: usize = 8;
-/// What part of the memory has to be free for what may never be of use.
+/// Speculative use requires one part in this many of the memory to be free.
 const PLENTY: usize = 4;
-/// The share of the memory that is left when slow peers get less: 1/8.
+/// Slow peers get less memory when only one part in this many is left.
 const SCARCE: usize = 8;
 
-/// Memory for the FIFOs of an application of another process, at most so many bytes.
+/// FIFO memory for an application of another process, with a limit in bytes.
 #[derive(Debug)]
 pub struct AppMemory(pub(super) Arena);
 
 impl AppMemory {
-    /// Maps the first 64 MiB of it, or all. The kernel allocates pages as they are used, which `charge` counts.
+    /// Maps the first 64 MiB, or all if it is less. The kernel allocates pages on first use, which `charge` counts.
     ///
     /// # Errors
-    /// When there is not as much memory, or the budget of `charge` is used up.
+    /// Fails if there is not enough memory, or if the budget of `charge` is used up.
     pub fn new(memory: usize, charge: Arc<Charge>) -> Result<Self, MemoryError> {
         Ok(Self(reserved(Arena::shared(memory, charge)?, memory)))
     }
 }
 
-/// The same for this process.
+/// Creates the FIFO memory of this process.
 pub(super) fn arena(memory: usize) -> Result<Arena, MemoryError> {
     Ok(reserved(Arena::new(memory)?, memory))
 }
@@ -41,28 +41,28 @@ fn reserved(mut arena: Arena, memory: usize) -> Arena {
     arena
 }
 
-/// Whether there is memory for what may never be of use: a quarter of all, and what is left of the limit counts. Before more of
-/// that is [mapped](is_low) what there is is for who needs it now.
+/// Returns whether memory may be used speculatively: a quarter of the limit is free, including memory that is not
+/// mapped yet. While the mapped memory is [low](is_low), its free blocks are for immediate needs.
 pub(super) fn has_plenty(arena: &Arena) -> bool {
     let (len, limit) = arena.len_and_limit();
     unpromised(arena) * LARGE + (limit - len) >= limit / PLENTY && !is_low(arena)
 }
 
-/// Returns whether at most an eighth of the limit is free, and neither promised nor of the reserve.
+/// Returns whether at most an eighth of the limit is free, and neither promised nor reserved.
 pub(super) fn is_scarce(arena: &Arena) -> bool {
     let (len, limit) = arena.len_and_limit();
     arena.spare() * LARGE + (limit - len) <= limit / SCARCE
 }
 
-/// Returns whether less than an eighth of the mapped memory is free and not promised: some milliseconds' work, and the time to map
-/// more.
+/// Returns whether less than an eighth of the mapped memory is free and not promised. This lasts for some milliseconds,
+/// the time needed to map more.
 #[inline]
 pub(super) fn is_low(arena: &Arena) -> bool {
     let (len, _) = arena.len_and_limit();
     unpromised(arena) < len / LARGE / 8
 }
 
-/// Large blocks that are free and that no window promises.
+/// Returns the number of large blocks that are free and not promised by a window.
 #[inline]
 fn unpromised(arena: &Arena) -> usize {
     arena.free().large.saturating_sub(arena.promised())

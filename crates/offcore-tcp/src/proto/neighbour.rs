@@ -1,4 +1,5 @@
-//! Who has which station address on a link: ARP's and neighbour discovery's cache (RFC 826; RFC 4861, 7.3).
+//! The neighbour cache of ARP and neighbour discovery: IP addresses and MAC addresses on a link (RFC 826; RFC 4861,
+//! 7.3).
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -8,42 +9,42 @@ use offcore_wire::MacAddr;
 
 use super::packet::Control;
 
-/// How long an answer is believed without another sign of life: RFC 4861's REACHABLE_TIME.
+/// Time in microseconds for which an answer is valid without another confirmation: RFC 4861's REACHABLE_TIME.
 const REACHABLE: u64 = 30_000_000;
 /// Minimum time in microseconds between two confirmations that are stored.
 const RENEWED: u64 = 1_000_000;
-/// How long a packet to a stale neighbour may bring a sign of life before it is asked: DELAY_FIRST_PROBE_TIME.
+/// Time for a confirmation after a packet to a stale neighbour, before it is probed: DELAY_FIRST_PROBE_TIME.
 const DELAY: u64 = 5_000_000;
-/// Time between two questions: RETRANS_TIMER.
+/// Time between two solicitations: RETRANS_TIMER.
 const RETRANS: u64 = 1_000_000;
-/// Questions until a neighbour is given up: MAX_MULTICAST_SOLICIT and MAX_UNICAST_SOLICIT.
+/// Number of solicitations before a neighbour is given up: MAX_MULTICAST_SOLICIT and MAX_UNICAST_SOLICIT.
 const PROBES: u8 = 3;
-/// How long an entry that nobody uses is kept.
+/// Time for which an unused entry is kept.
 const UNUSED: u64 = 600_000_000;
-/// Packets that wait for an answer, of each neighbour.
+/// Maximum number of packets per neighbour that wait for address resolution.
 const WAITING: usize = 3;
 
 /// A neighbour: the interface and its address there.
 pub(crate) type Who = (u8, IpAddr);
 
-/// A question to be sent.
+/// A solicitation to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ask {
     pub who: Who,
-    /// The station that is asked, when it only has to confirm; otherwise all are.
+    /// The MAC address for a unicast solicitation that confirms it. `None` for a multicast or broadcast.
     pub station: Option<MacAddr>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Asked; no answer yet.
+    /// A solicitation was sent; no answer yet.
     Incomplete,
     Reachable,
-    /// It was reachable; nothing has been sent to it since that was long ago.
+    /// No confirmation for some time, and no packet sent since.
     Stale,
     /// Used while stale.
     Delay,
-    /// Asked whether it is still there.
+    /// A confirmation was requested.
     Probe,
 }
 
@@ -52,21 +53,21 @@ struct Entry {
     mac: MacAddr,
     state: State,
     probes: u8,
-    /// When something is to be done, in the set `due` too.
+    /// Time of the next action; also in the set `due`.
     due: u64,
     waiting: ArrayVec<Control, WAITING>,
 }
 
-/// The cache. It grows with the neighbours that there are, up to a limit; then the one gives way that was not used for the
-/// longest time, or that is next due for something where all are used.
+/// The neighbour cache. It grows up to a limit. A full cache replaces the least recently used entry, or if all entries
+/// are in use, the one with the earliest action.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
     entries: HashMap<Who, Entry>,
     due: BTreeSet<(u64, Who)>,
-    /// Those of them that nobody uses: they give way first.
+    /// The unused entries among them, which are replaced first.
     unused: BTreeSet<(u64, Who)>,
     limit: usize,
-    /// Changes when a station address changes or goes: who has kept one asks again.
+    /// Changes when a MAC address changes or is removed. Holders of a copy must then resolve it again.
     generation: u32,
     answered: u32,
 }
@@ -77,12 +78,12 @@ impl Neighbours {
         Self { entries: HashMap::new(), due, unused, limit, generation: 0, answered: 0 }
     }
 
-    /// How many neighbours have become known that were asked for.
+    /// Returns how many solicited neighbours have answered.
     pub(crate) fn answered(&self) -> u32 {
         self.answered
     }
 
-    /// A number that changes when a neighbour answers, moves, or is given up.
+    /// Returns a value that changes when a neighbour answers, moves, or is given up.
     pub(crate) fn seen(&self) -> (u32, u32) {
         (self.answered, self.generation)
     }
@@ -91,12 +92,12 @@ impl Neighbours {
         self.generation
     }
 
-    /// Has connections look their neighbours up again before they send.
+    /// Makes connections resolve their next hops again before they send.
     pub(crate) fn renew(&mut self) {
         self.generation = self.generation.wrapping_add(1);
     }
 
-    /// The station address of a neighbour; when it is not known, or has to be confirmed, `ask` is called.
+    /// Returns the MAC address of a neighbour. Calls `ask` if it is unknown or must be confirmed.
     pub(crate) fn resolve(&mut self, now: u64, who: Who, ask: impl FnOnce(Ask)) -> Option<MacAddr> {
         if let Some(entry) = self.entries.get_mut(&who) {
             return match entry.state {
@@ -123,7 +124,8 @@ impl Neighbours {
         None
     }
 
-    /// Keeps a packet until the neighbour answers. The oldest of too many is dropped (RFC 4861, 7.2.2).
+    /// Queues a packet until the neighbour answers. If the queue is full, its oldest packet is dropped (RFC 4861,
+    /// 7.2.2).
     pub(crate) fn wait(&mut self, who: Who, packet: Control) {
         let Some(entry) = self.entries.get_mut(&who) else { return };
         if entry.waiting.is_full() {
@@ -132,8 +134,8 @@ impl Neighbours {
         entry.waiting.push(packet);
     }
 
-    /// A neighbour has said which station it is. `answer` says that it was asked, `replaces` that what was known before is
-    /// wrong. One that nobody has asked about is only noted when `wanted`. Returns the packets that have waited.
+    /// Processes a MAC address that a neighbour has announced, as described by `said`. An unknown neighbour is stored
+    /// only if it is `wanted`. Returns the packets that have waited for the address.
     pub(crate) fn learn(
         &mut self,
         now: u64,
@@ -155,7 +157,7 @@ impl Neighbours {
         let Some(entry) = self.entries.get_mut(&who) else { return ArrayVec::new() };
         let new = entry.state == State::Incomplete;
         let moved = !new && entry.mac != mac;
-        // Who is reachable at one station is not moved to another by what nobody asked for (RFC 4861, 7.2.5).
+        // An unsolicited message does not change the MAC address of a reachable neighbour (RFC 4861, 7.2.5).
         if moved && !said.replaces {
             if entry.state == State::Reachable {
                 self.enter(who, State::Stale, now + UNUSED);
@@ -179,18 +181,18 @@ impl Neighbours {
         waiting
     }
 
-    /// What was sent to the neighbour has been acknowledged (RFC 4861, 7.3.1).
+    /// Confirms a neighbour after data sent to it has been acknowledged (RFC 4861, 7.3.1).
     pub(crate) fn confirm(&mut self, now: u64, who: Who) {
         let Some(entry) = self.entries.get(&who) else { return };
-        // Most acknowledgements come soon after the last one, and change nothing.
+        // Most acknowledgements come soon after the previous one and change nothing.
         let recent = entry.state == State::Reachable && entry.due > now + REACHABLE - RENEWED;
         if entry.state != State::Incomplete && !recent {
             self.enter(who, State::Reachable, now + REACHABLE);
         }
     }
 
-    /// Does what is due, `at_most` times; `ask` is called for every question, `gone` for every neighbour that does not
-    /// answer.
+    /// Performs up to `at_most` due actions. Calls `ask` for every solicitation and `gone` for every neighbour that
+    /// does not answer.
     pub(crate) fn expire(
         &mut self,
         now: u64,
@@ -227,12 +229,12 @@ impl Neighbours {
         }
     }
 
-    /// How many are known, or asked for.
+    /// Returns the number of entries, including unresolved ones.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// When something is due next.
+    /// Returns the time of the next action.
     pub(crate) fn deadline(&self) -> Option<u64> {
         self.due.first().map(|(due, _)| *due)
     }
@@ -266,14 +268,14 @@ impl Neighbours {
     }
 }
 
-/// What a neighbour's message says beside its address.
+/// The properties of a neighbour's message, in addition to its address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Said {
-    /// It answers a question.
+    /// It answers a solicitation.
     pub answer: bool,
-    /// It holds even against what is known.
+    /// It overrides a known address.
     pub replaces: bool,
-    /// The neighbour is going to be answered, so it is worth knowing.
+    /// The neighbour will be sent a reply, so an entry is useful.
     pub wanted: bool,
 }
 
@@ -312,7 +314,7 @@ mod tests {
         let mut cache = Neighbours::new(2);
         cache.resolve(0, who(1), |_| ());
         cache.learn(0, who(1), mac(1), ANSWER);
-        // It says so itself, and is due much later than the first one, which is used.
+        // Announced by the neighbour itself. Its action is due much later than the first entry's, which is in use.
         cache.learn(0, who(2), mac(2), Said { answer: false, replaces: true, wanted: true });
         cache.learn(0, who(3), mac(3), Said { answer: false, replaces: true, wanted: true });
         assert_eq!(cache.resolve(1, who(1), |_| ()), Some(mac(1)));

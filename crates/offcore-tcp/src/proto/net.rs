@@ -1,4 +1,4 @@
-//! What is below transport: interfaces, neighbours, and packets sent to somebody.
+//! The layers below transport: interfaces, neighbours, and transmission of packets.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -17,9 +17,9 @@ use super::path_mtu::PathMtus;
 use super::steering::Share;
 use super::tcb::{Link, Tcb};
 
-/// How long an answer to a duplicate address is waited for (RFC 4862: RetransTimer).
+/// Duration of duplicate address detection (RFC 4862: RetransTimer).
 pub(super) const DETECTION: u64 = 1_000_000;
-/// How long the station of a connection's next hop is used without asking the cache.
+/// Time for which a connection uses the MAC address of its next hop without checking the cache.
 const LINK_AGE: u64 = 1_000_000;
 /// The Ethernet address of the loopback interface, as on Linux.
 pub(super) const NO_STATION: MacAddr = MacAddr([0; 6]);
@@ -35,13 +35,13 @@ pub(crate) struct Net {
     pub(super) clients: Vec<Client>,
     /// Autoconfiguration of interfaces.
     pub(super) autoconfs: Vec<Autoconf>,
-    /// Changes with addresses and routes: connections look for their way again.
+    /// Changes with addresses and routes. Connections then look up their route again.
     pub(super) routes: u32,
     share: Share,
     pub(super) seed: u64,
     /// Time of the last defence of an address.
     pub(super) defended: Option<u64>,
-    /// Messages from somebody who has an address of ours.
+    /// Messages from other hosts that use our addresses.
     pub conflicts: u64,
 }
 
@@ -63,8 +63,8 @@ impl Net {
         }
     }
 
-    /// Adds an interface. Its addresses are announced; those of IPv6 are ours when a second has passed without somebody
-    /// who has them.
+    /// Adds an interface and announces its addresses. IPv6 addresses become usable if duplicate address detection finds
+    /// no other owner within a second.
     pub(crate) fn add(&mut self, now: u64, config: &IfaceConfig, out: &mut Out) -> u8 {
         let number = self.ifaces.len() as u8;
         let mut iface = Iface::new(config, self.seed.wrapping_add(number.into()));
@@ -72,8 +72,8 @@ impl Net {
         let speaks = self.speaks();
         let v6 = iface.addresses.iter().filter_map(|own| v6_of(own.prefix.address)).filter(|_| speaks);
         for address in v6 {
-            // There is room: the interface has no other groups yet. They are reported before neighbour discovery starts, so that
-            // answers pass a snooping switch (RFC 4862, 5.4.2).
+            // This cannot fail: the interface has no other groups yet. The groups are reported before neighbour
+            // discovery starts, so that answers pass a snooping switch (RFC 4862, 5.4.2).
             let _ = iface.groups.join(now, ipv6::solicited_node(address).into());
         }
         iface.groups.timers(now, iface.sender(number), out);
@@ -119,8 +119,8 @@ impl Net {
         }
     }
 
-    /// Sends a packet of headers to `to`, from `from` or from whichever address is right. `write` puts transport header and
-    /// payload behind the other headers, which it is told, and returns the length of all.
+    /// Sends a packet without payload by `route`. `write` writes the transport header and payload behind the headers of
+    /// the envelope, and returns the total length.
     pub(crate) fn send(
         &mut self,
         now: u64,
@@ -129,7 +129,7 @@ impl Net {
         out: &mut Out,
         write: impl FnOnce(&mut [u8; HEAD], &Envelope) -> usize,
     ) {
-        // The address may have gone.
+        // The source address may have been removed.
         if self.routes != 0 && !self.owns(envelope.src) {
             return;
         }
@@ -144,7 +144,7 @@ impl Net {
         }
     }
 
-    /// The route to `to`. Own addresses are reached by the loopback interface, if there is one.
+    /// Returns the route to `to`. Own addresses are reached through the loopback interface, if there is one.
     pub(crate) fn way(&self, to: IpAddr) -> Option<Way> {
         match self.loopback.filter(|_| self.owns(to)) {
             Some(iface) => Some(Way { iface, next_hop: to, source: to }),
@@ -152,28 +152,28 @@ impl Net {
         }
     }
 
-    /// Whether an interface has `address` and may use it.
+    /// Returns whether an interface has `address` and may use it.
     pub(crate) fn owns(&self, address: IpAddr) -> bool {
         self.ifaces.iter().any(|iface| iface.owns(address))
     }
 
-    /// Whether there will be a way to `to`.
+    /// Returns whether a route to `to` may become available.
     pub(crate) fn may_have_way(&self, to: IpAddr) -> bool {
         may_have_way(&self.ifaces, to)
     }
 
-    /// Whether an address is one of ours, be it tentative.
+    /// Returns whether an interface has the address, even if it is tentative.
     pub(crate) fn has(&self, address: IpAddr) -> bool {
         let mut all = self.ifaces.iter().flat_map(|iface| &iface.addresses);
         all.any(|own| own.prefix.address == address)
     }
 
-    /// Whether this stack announces and defends addresses and answers who asks for them, for all workers.
+    /// Returns whether this stack announces, defends and resolves addresses on behalf of all workers.
     pub(super) fn speaks(&self) -> bool {
         self.share.worker == 0
     }
 
-    /// The station of a neighbour; it is asked for when it is not known.
+    /// Returns the MAC address of a neighbour. If it is unknown, it is solicited.
     pub(crate) fn station(&mut self, now: u64, who: Who, out: &mut Out) -> Option<MacAddr> {
         if Some(who.0) == self.loopback {
             return Some(NO_STATION);
@@ -186,7 +186,7 @@ impl Net {
         station
     }
 
-    /// The station of a connection's next hop, as it keeps it.
+    /// Returns the MAC address of a connection's next hop, which the connection caches.
     #[inline]
     pub(crate) fn link(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) -> Option<MacAddr> {
         if let Some(link) = tcb.link
@@ -204,7 +204,7 @@ impl Net {
         Some(mac)
     }
 
-    /// Fits a connection's segments to the path MTU that other sockets have learned.
+    /// Adapts a connection's segment size to a path MTU that other sockets have learned.
     pub(super) fn fit(&self, now: u64, tcb: &mut Tcb) {
         if let Some(mtu) = self.paths.get(now, tcb.key.remote().ip()) {
             tcb.report_path(now, mtu);
@@ -241,14 +241,14 @@ impl Net {
     }
 
     pub(super) fn learned(&mut self, now: u64, who: Who, mac: MacAddr, said: Said, out: &mut Out) {
-        // No neighbour's station is that of many.
+        // A multicast MAC address cannot belong to a neighbour.
         if mac.is_multicast() {
             return;
         }
         out.controls.extend(self.neighbours.learn(now, who, mac, said));
     }
 
-    /// A neighbour asks who has an address (RFC 4861, 7.2.3; RFC 4862, 5.4.3 while it is tentative).
+    /// Processes a neighbour solicitation (RFC 4861, 7.2.3; RFC 4862, 5.4.3 for a tentative address).
     pub(crate) fn solicited(
         &mut self,
         now: u64,
@@ -304,7 +304,7 @@ impl Net {
         Verdict::Consumed
     }
 
-    /// A neighbour says which station it is (RFC 4861, 7.2.5).
+    /// Processes a neighbour advertisement (RFC 4861, 7.2.5).
     pub(crate) fn advertised(
         &mut self,
         now: u64,
@@ -335,7 +335,7 @@ impl Net {
         Verdict::Consumed
     }
 
-    /// Does what is due; `gone` is called for neighbours that do not answer.
+    /// Processes expired timers. `gone` is called for neighbours that do not answer.
     pub(crate) fn timers(&mut self, now: u64, out: &mut Out, gone: impl FnMut(Who)) {
         let speaks = self.speaks();
         for (number, iface) in self.ifaces.iter_mut().enumerate() {
@@ -369,7 +369,7 @@ impl Net {
         }
     }
 
-    /// When something is due next.
+    /// Returns the time of the next timer.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let addresses = self.ifaces.iter().flat_map(|iface| &iface.addresses);
         let detection = addresses.flat_map(|own| match own.standing {
@@ -404,7 +404,7 @@ pub(super) fn solicitation(
     discovery(iface, mac, station, source, to, |bytes| question.write(bytes, source, to))
 }
 
-/// A packet of neighbour discovery: its hop limit proves that it comes from the link (RFC 4861, 7.1).
+/// Creates a neighbour discovery packet. Its hop limit of 255 proves that it originates on the link (RFC 4861, 7.1).
 pub(super) fn discovery(
     iface: u8,
     src_mac: MacAddr,

@@ -1,4 +1,4 @@
-//! Datagram sockets that are connected: they hear one peer.
+//! Connected datagram sockets, which receive from one peer.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,16 +7,16 @@ use super::call_error::CallError;
 use super::sockets::Peer;
 use super::stack::Stack;
 
-/// Whether datagrams of a socket that is bound to the address have it as their source. As on Linux, a group is not a source.
+/// Returns whether a socket's bound address is the source of its datagrams. As on Linux, a group is not a source.
 pub(super) fn sends_from(bound: &IpAddr) -> bool {
     !bound.is_unspecified() && !bound.is_multicast()
 }
 
 impl Stack {
-    /// Our address from which packets to `to` go.
+    /// Returns the source address of packets to `to`.
     ///
     /// # Errors
-    /// [`CallError::NoRoute`]; [`CallError::Tentative`] in an interface's first second, over IPv6.
+    /// [`CallError::NoRoute`]; over IPv6 [`CallError::Tentative`] in an interface's first second.
     pub fn source_to(&self, to: IpAddr) -> Result<IpAddr, CallError> {
         match self.net.way_to_many(to, None, 0).or_else(|| self.net.way(to)) {
             Some(way) => Ok(way.source),
@@ -26,13 +26,14 @@ impl Stack {
     }
 
     /// Connects a datagram socket: from now on it receives from `peer` only, and
-    /// [`Event::Failed`](super::packet::Event::Failed) reports ICMP errors about datagrams to `peer`. `None` disconnects it. Data received before stays. A datagram's header can still name another destination.
+    /// [`Event::Failed`](super::packet::Event::Failed) reports ICMP errors about datagrams to `peer`. `None`
+    /// disconnects it. Data received before stays. A datagram's header can still name another destination.
     ///
-    /// Returns our address from which datagrams to `peer` go, of no peer the one that the socket is bound to.
+    /// Returns the source address of datagrams to `peer`, or without a peer the address to which the socket is bound.
     ///
     /// # Errors
-    /// [`CallError::Gone`]; [`CallError::NoRoute`] if the peer and the bound address differ in their family; the errors of
-    /// [`source_to`](Self::source_to).
+    /// [`CallError::Gone`]; [`CallError::NoRoute`] if the families of the peer and the bound address differ; the errors
+    /// of [`source_to`](Self::source_to).
     pub fn connect_datagrams(
         &mut self,
         now: u64,

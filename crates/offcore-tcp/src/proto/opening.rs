@@ -1,4 +1,4 @@
-//! Connections on their way: asked for by us, asked for by a peer, and those that have just ended.
+//! Connections that are not established: active opens, passive opens, and connections in TIME-WAIT.
 
 mod cookies;
 
@@ -22,13 +22,13 @@ use super::tcb::{Asking, CHALLENGE, State, Tcb};
 use super::timewait::{self, Action, Ended, Inserted};
 use super::windows;
 
-/// SYNs after which a next hop that does not answer is given up.
+/// Number of SYNs after which an unresolved next hop is given up.
 const HOP_TRIES: u8 = 2;
-/// Connections that are half open, at most, of all listeners.
+/// Maximum number of half-open connections of all listeners.
 const HALVES: usize = 1 << 16;
 
 impl Stack {
-    /// A segment for a connection that we have asked for (RFC 9293, 3.10.7.3).
+    /// Processes a segment for a connection in SYN-SENT (RFC 9293, 3.10.7.3).
     #[cold]
     pub(super) fn syn_sent_segment(
         &mut self,
@@ -88,7 +88,7 @@ impl Stack {
             tcb.receiver.ack_now();
             out.events.push(Event::Connected(id));
         } else {
-            // Both have asked at once (RFC 9293, 3.5, figure 7): the SYN is answered, and acknowledged later.
+            // Simultaneous open (RFC 9293, 3.5, figure 7): the SYN is answered, and acknowledged later.
             tcb.state = State::SynReceived;
             let retries = asked.map_or(SYN_RETRIES, |asked| asked.retries);
             tcb.asking = Some(Asking { due: now + SYN_TIMEOUT, tries: 1, retries, since: now });
@@ -108,14 +108,14 @@ impl Stack {
         }
         let Some(conn) = self.conns.get_mut(id) else { return Err(DropReason::NoConnection) };
         conn.tcb = tcb;
-        // What has been written ahead.
+        // Data that was written in advance.
         if conn.written(&mut self.arenas[conn.app], &self.config).is_err() {
             self.abort(now, id, out);
         }
         Ok(Verdict::Consumed)
     }
 
-    /// Sends our SYN, or our answer where both have asked at once; once more each time that its timer goes off.
+    /// Sends our SYN, or our SYN-ACK in a simultaneous open, and retransmits it when its timer expires.
     #[cold]
     pub(super) fn ask_again(&mut self, now: u64, id: ConnId, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(id) else { return };
@@ -125,7 +125,7 @@ impl Stack {
         if asking.tries > asking.retries || asking.tries > 0 && over_at <= now {
             return self.over(id, Cause::TimedOut, out);
         }
-        // The next hop has had three seconds to say where it is, as Linux gives it.
+        // As on Linux, the next hop has three seconds to answer.
         let (tries, hop) = (asking.tries, (conn.tcb.way.iface, conn.tcb.way.next_hop));
         if tries == HOP_TRIES && self.net.station(now, hop, out).is_none() {
             return self.over(id, Cause::Unreachable, out);
@@ -147,7 +147,7 @@ impl Stack {
         let offset = self.origins.timestamp_offset(&key);
         let value = offset.wrapping_add((now / 1000) as u32);
         let timestamps = Some(Timestamps { value, echo: 0 });
-        // A SYN that is not answered may have met somebody who does not like ECN's bits (RFC 3168, 6.1.1.1).
+        // An unanswered SYN may have met a host that rejects ECN's bits (RFC 3168, 6.1.1.1).
         let ecn = if self.config.ecn && !again { TcpFlags::ECE | TcpFlags::CWR } else { TcpFlags(0) };
         if let Some(deadline) = deadline {
             self.wheel.set(id.index, deadline);
@@ -186,7 +186,7 @@ impl Stack {
         self.send_with(now, key, wanted, &fields, out);
     }
 
-    /// A segment that belongs to no connection: for a listener, or for nobody (RFC 9293, 3.10.7.1 and 3.10.7.2).
+    /// Processes a segment without a connection: it is for a listener, or refused (RFC 9293, 3.10.7.1 and 3.10.7.2).
     #[cold]
     pub(super) fn stray_segment(
         &mut self,
@@ -210,25 +210,25 @@ impl Stack {
         self.half_open(now, half, None, out)
     }
 
-    /// The listener that takes connections of a flow.
+    /// Returns the listener that accepts connections of a flow.
     fn listener_of(&self, key: &FlowKey) -> Option<u32> {
         let choose = |count| self.flows.spread(key, count);
         self.listeners.find(key.local().ip(), key.local_port(), choose)
     }
 
-    /// A segment of no connection is answered by a reset.
+    /// Answers a segment without a connection with a reset.
     pub(super) fn refuse(&mut self, now: u64, key: FlowKey, segment: &Segment, out: &mut Out) {
         if let Some(fields) = output::reset_for(segment) {
             self.send_fields(now, key, &fields, out);
         }
     }
 
-    /// Sends a segment of headers only that belongs to no connection.
+    /// Sends a segment without payload that belongs to no connection.
     pub(super) fn send_fields(&mut self, now: u64, key: FlowKey, fields: &Fields, out: &mut Out) {
         self.send_with(now, key, ConnOptions::default(), fields, out);
     }
 
-    /// What a SYN asks for.
+    /// Returns the half-open connection that a SYN requests.
     fn half_of(&self, now: u64, listener: u32, key: FlowKey, segment: &Segment) -> Option<Half> {
         let way = self.net.way(key.remote().ip())?;
         let at = self.listeners.get(listener)?;
@@ -256,7 +256,7 @@ impl Stack {
         })
     }
 
-    /// Answers a SYN. `ended` is the connection in TIME-WAIT that its flow still has.
+    /// Answers a SYN. `ended` is the connection in TIME-WAIT that still has its flow.
     fn half_open(
         &mut self,
         now: u64,
@@ -272,7 +272,8 @@ impl Stack {
         let full = self.halves.len() - self.free_halves.len() >= HALVES;
         let full = full || listener.half_open >= listener.backlog;
         if let Some(index) = ended {
-            // A cookie need not be beyond the old sequence numbers. Then timestamps have to tell old from new.
+            // A cookie is not necessarily beyond the old sequence numbers. Timestamps must then distinguish old and new
+            // segments.
             if full && half.both.offered.timestamp.is_none() {
                 return Err(DropReason::Backlog);
             }
@@ -304,7 +305,7 @@ impl Stack {
         Ok(Verdict::Consumed)
     }
 
-    /// Forgets a connection that is half open.
+    /// Removes a half-open connection.
     pub(super) fn drop_half(&mut self, index: u32) -> Option<Half> {
         let half = self.halves.get_mut(index as usize)?.take()?;
         self.free_halves.push(index);
@@ -316,7 +317,7 @@ impl Stack {
         Some(half)
     }
 
-    /// Forgets those that are half open of a listener that is gone.
+    /// Removes the half-open connections of a listener that no longer exists.
     pub(super) fn drop_halves(&mut self, listener: u32) {
         for index in 0..self.halves.len() {
             if self.halves[index].as_ref().is_some_and(|half| half.listener == listener) {
@@ -325,7 +326,7 @@ impl Stack {
         }
     }
 
-    /// The answer to a SYN has not been acknowledged in time.
+    /// Handles a SYN-ACK that was not acknowledged in time.
     #[cold]
     pub(super) fn half_timer(&mut self, now: u64, index: u32, out: &mut Out) {
         let Some(half) = self.halves.get_mut(index as usize).and_then(Option::as_mut) else { return };
@@ -337,7 +338,7 @@ impl Stack {
         half.due = now + (SYN_TIMEOUT << half.tries);
         let (both, due, half) = (half.both, half.due, half.clone());
         let fields = half.answer(now, &self.wishes_of(&half));
-        // A peer under TCP_DEFER_ACCEPT has the SYN-ACK. It gets another one after the timeout.
+        // With TCP_DEFER_ACCEPT the peer already has the SYN-ACK. It is sent again only after the timeout.
         let silent = half.deferred && half.tries < both.options.defer;
         self.half_wheel.set(index, due);
         if !silent {
@@ -345,7 +346,7 @@ impl Stack {
         }
     }
 
-    /// A segment for a connection that is half open (RFC 9293, 3.10.7.4 in SYN-RECEIVED).
+    /// Processes a segment for a half-open connection (RFC 9293, 3.10.7.4 in SYN-RECEIVED).
     #[cold]
     pub(super) fn half_segment(
         &mut self,
@@ -372,8 +373,8 @@ impl Stack {
             return Err(DropReason::OutOfWindow);
         }
         if segment.has(TcpFlags::SYN) {
-            // The same one once more: our answer was lost. Another one, of a peer that begins anew, is answered the same
-            // way, and resets us if it is real (RFC 9293, 3.10.7.4, RFC 5961, 4.2).
+            // A retransmitted SYN shows that our SYN-ACK was lost. A different SYN of a restarted peer gets the same
+            // answer, which the peer resets if the SYN was genuine (RFC 9293, 3.10.7.4, RFC 5961, 4.2).
             let fields = half.answer(now, &self.wishes_of(&half));
             self.send_with(now, key, options, &fields, out);
             if let Some(half) = self.halves.get_mut(index as usize).and_then(Option::as_mut) {
@@ -397,16 +398,16 @@ impl Stack {
         }
         let listener = self.listeners.get_mut(half.listener).ok_or(DropReason::NoConnection)?;
         if listener.accept.len() >= listener.backlog {
-            // The peer sends it again when our answer comes again.
+            // The peer repeats its ACK when our SYN-ACK is retransmitted.
             return Err(DropReason::Backlog);
         }
-        // When there is no room for it, it stays half open, and the peer hears of it again.
+        // Without memory, the connection stays half open and the SYN-ACK is retransmitted.
         let id = self.establish(now, &half, segment, Some(Entry::Half(index)), out)?;
         self.drop_half(index);
         self.conn_segment(now, id.index, segment, out)
     }
 
-    /// Answers a segment that may be a guess by an acknowledgement, unless one went out just now (RFC 5961, 3.2 and 7).
+    /// Answers a possibly forged segment with a challenge ACK, unless one was sent recently (RFC 5961, 3.2 and 7).
     #[cold]
     fn challenge_half(&mut self, now: u64, index: u32, out: &mut Out) {
         let half = self.halves.get_mut(index as usize).and_then(Option::as_mut);
@@ -420,7 +421,7 @@ impl Stack {
         self.send_with(now, both.key, both.options, &fields, out);
     }
 
-    /// `segment` completes a listener's handshake. `entry` is the flow's entry before that.
+    /// Completes a listener's handshake with `segment`. `entry` is the flow's previous entry.
     fn establish(
         &mut self,
         now: u64,
@@ -454,7 +455,7 @@ impl Stack {
         Ok(id)
     }
 
-    /// Gives a connection of `app` its number, memory and flow. `entry` is what the flow has been so far.
+    /// Assigns a number, memory and a flow to a connection of `app`. `entry` is the flow's previous entry.
     pub(super) fn add(
         &mut self,
         app: AppId,
@@ -495,12 +496,12 @@ impl Stack {
         Some(id)
     }
 
-    /// Both streams have ended: the connection's name is kept for a minute, so that old segments find it.
+    /// Enters TIME-WAIT after both streams have ended: the flow is kept for a minute to match old segments.
     pub(super) fn enter_time_wait(&mut self, now: u64, id: ConnId, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let tcb = &mut conn.tcb;
         let seq = tcb.sender.published_seq();
-        // What the peer has not been told yet. One ACK too many would find it closed, and its reset would end TIME-WAIT.
+        // Acknowledges only if due. A superfluous ACK would reach a closed connection, whose reset would end TIME-WAIT.
         if tcb.receiver.need() != AckNeed::No {
             self.net.bare(now, tcb, seq, TcpFlags::ACK, out);
         }
@@ -526,7 +527,7 @@ impl Stack {
         self.over(id, Cause::Finished, out);
     }
 
-    /// A segment of a connection that has ended (RFC 9293, 3.10.7.4 in TIME-WAIT; RFC 6191).
+    /// Processes a segment of a connection in TIME-WAIT (RFC 9293, 3.10.7.4 in TIME-WAIT; RFC 6191).
     #[cold]
     pub(super) fn time_wait_segment(
         &mut self,
@@ -566,7 +567,7 @@ impl Stack {
                 Ok(Verdict::Consumed)
             }
             Action::Reopen(previous) => {
-                // Without a listener the SYN is refused, and TIME-WAIT goes on.
+                // Without a listener the SYN is refused, and TIME-WAIT continues.
                 let Some(listener) = self.listener_of(&key) else {
                     self.refuse(now, key, segment, out);
                     return Err(DropReason::NoConnection);

@@ -1,4 +1,4 @@
-//! TCP headers written.
+//! Writing of TCP headers.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use offcore_wire::{IpProtocol, Sum, TcpFlags, TcpHeader, TcpOptions, tcp};
 
 use super::ip::{self, Envelope};
 
-/// A TCP header to be written.
+/// The fields of a TCP header to write.
 #[derive(Debug, Clone)]
 pub(crate) struct Fields {
     pub src_port: u16,
@@ -18,17 +18,17 @@ pub(crate) struct Fields {
     pub options: TcpOptions,
 }
 
-/// Who completes the checksum.
+/// How the checksum is completed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TxChecksum {
-    /// The port: the field has the sum of the pseudo header.
+    /// By the port: the field contains the sum of the pseudo header.
     Port,
-    /// It is complete; this is the sum of the payload, which begins behind an even number of bytes.
+    /// By the stack. The value is the sum of the payload, which begins at an even offset.
     Payload(Sum),
 }
 
-/// Writes Ethernet, IP and TCP headers in front of `payload_len` bytes, from the beginning of `to` on, which is long
-/// enough; returns their length and where the TCP header begins.
+/// Writes Ethernet, IP and TCP headers in front of `payload_len` bytes to the beginning of `to`, which must be long
+/// enough. Returns their length and the offset of the TCP header.
 #[inline]
 pub(crate) fn write(
     to: &mut [u8],
@@ -65,7 +65,7 @@ pub(crate) fn write(
     (at + header_len, at)
 }
 
-/// The answer to a segment that belongs to no connection (RFC 9293, 3.10.7.1): a reset, or none to a reset.
+/// Returns the reset that answers a segment without a connection (RFC 9293, 3.10.7.1). A reset is not answered.
 pub(crate) fn reset_for(segment: &super::segment::Segment) -> Option<Fields> {
     if segment.has(TcpFlags::RST) {
         return None;
@@ -86,7 +86,7 @@ pub(crate) fn reset_for(segment: &super::segment::Segment) -> Option<Fields> {
     })
 }
 
-/// Bytes of payload that fit a packet of `mtu` bytes behind headers with the options that every segment has.
+/// Returns the payload bytes that fit a packet of `mtu` bytes, behind headers with the options of every segment.
 pub(crate) fn payload_of(mtu: u16, to: IpAddr, timestamps: bool) -> u16 {
     let headers = if to.is_ipv4() { 40 } else { 60 } + if timestamps { 12 } else { 0 };
     mtu.saturating_sub(headers).max(8)

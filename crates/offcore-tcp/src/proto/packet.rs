@@ -1,4 +1,4 @@
-//! What goes into the stack and what comes out: the heads of received packets, verdicts, plans and packets of headers.
+//! The inputs and outputs of the stack: headers of received packets, verdicts, plans and packets without payload.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -8,46 +8,46 @@ use offcore_wire::Sum;
 use super::addr::{ConnId, SOCKETS};
 use super::joined::ToMany;
 
-/// Bytes of a packet that the protocols see: the longest Ethernet, IP and TCP headers fit.
+/// Bytes of a packet that the protocols see. The longest Ethernet, IP and TCP headers fit.
 pub const HEAD: usize = 128;
 
 /// A received packet.
 #[derive(Debug)]
 pub struct RxSeg<'a> {
-    /// Its first bytes: all of them, or at least [`HEAD`]. A reply is made in place.
+    /// The first bytes of the packet: all of them, or at least [`HEAD`]. A reply is written in place.
     pub head: &'a mut [u8],
-    /// Bytes of the whole packet, without FCS.
+    /// Length of the whole packet in bytes, without FCS.
     pub len: u32,
     pub checksum: RxChecksum,
 }
 
-/// What is known of a packet's TCP, UDP or ICMP checksum.
+/// The verification state of a packet's TCP, UDP or ICMP checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RxChecksum {
-    /// The port has verified it, or the packet comes from this machine and has none yet.
+    /// The port has verified it, or the packet comes from this machine and its checksum is not computed yet.
     Verified,
     /// Not verified. `rest` is the sum of the bytes from [`HEAD`] to [`sum_end`](super::ip::sum_end).
     Unknown { rest: Sum },
 }
 
-/// What becomes of a received packet.
+/// The verdict about a received packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It has done what it had to do.
+    /// The packet is fully processed.
     Consumed,
-    /// It is dropped.
+    /// The packet is dropped.
     Drop(DropReason),
-    /// Its head is now the head of a reply, to be sent by the interface that it came from.
+    /// The head now contains a reply, which is sent on the receiving interface.
     Reply,
-    /// Its payload belongs into a FIFO: the next one of [`Out::places`] says where.
+    /// The payload belongs into a FIFO, as described by the next entry of [`Out::places`].
     Place,
-    /// Its payload belongs into several FIFOs: see [`Out::to_many`].
+    /// The payload belongs into several FIFOs. See [`Out::to_many`].
     Copies,
-    /// It is a part of a packet for us, which is to be given to the stack when all of it is there.
+    /// The packet is a fragment for this host. The reassembled packet is passed to the stack when it is complete.
     Fragment,
 }
 
-/// A copy of a packet's payload to an rx_fifo, whose blocks exist.
+/// A copy of a packet's payload to an rx_fifo whose blocks are allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     pub conn: ConnId,
@@ -57,17 +57,18 @@ pub struct Place {
     pub skip: u32,
     /// Bytes to copy, at least one.
     pub len: u32,
-    /// Position up to which the application may see data when this and all earlier copies of the connection are done.
+    /// Position up to which the application may see data when this and all earlier copies of the connection are
+    /// complete.
     pub commit_to: u64,
 }
 
-/// Completed copies of one connection whose bytes follow each other: [`Stack::placed`](super::Stack::placed) takes all of them
-/// at once.
+/// Completed copies of one connection that are adjacent in the stream. [`Stack::placed`](super::Stack::placed)
+/// processes all of them in one call.
 #[derive(Debug, Clone, Copy)]
 pub struct Placed {
     pub(crate) conn: ConnId,
     pub(crate) pos: u64,
-    /// Their bytes. They are in one FIFO, so less than 4 GiB.
+    /// Total length in bytes. They are in one FIFO, so it is less than 4 GiB.
     pub(crate) len: u32,
     pub(crate) copies: u32,
     pub(crate) commit_to: u64,
@@ -81,7 +82,7 @@ impl From<&Place> for Placed {
 }
 
 impl Placed {
-    /// Adds a copy. Returns whether it is of the same connection and its bytes are the next ones.
+    /// Adds a copy if it belongs to the same connection and its bytes come next. Returns whether it was added.
     #[inline(always)]
     pub fn join(&mut self, place: &Place) -> bool {
         let follows = place.pos == self.pos + u64::from(self.len) && place.conn == self.conn;
@@ -94,14 +95,14 @@ impl Placed {
     }
 }
 
-/// What is to be sent next.
+/// The next data to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Next {
-    /// Bytes of the stream.
+    /// Positions in the stream.
     pub range: Range<u64>,
-    /// The stream ends behind them.
+    /// The stream ends behind the range.
     pub fin: bool,
-    /// They have been sent before.
+    /// The range has been sent before.
     pub again: bool,
 }
 
@@ -111,10 +112,10 @@ pub struct Plan {
     pub conn: ConnId,
     /// Position of the first byte in the stream.
     pub pos: u64,
-    /// Bytes to copy; may be none, of a FIN alone.
+    /// Number of bytes to copy. 0 for a FIN without data.
     pub len: u32,
-    /// The interface, and flags above. One word, since plans are moved right after they are made, and a load waits long for
-    /// the several narrower stores that it covers.
+    /// The interface, with flags in the higher bits. They share one word because plans are moved right after their
+    /// creation: a load that spans several narrower stores stalls.
     rest: u32,
 }
 
@@ -131,30 +132,31 @@ impl Plan {
         Self { conn, pos: range.start, len, rest: u32::from(iface) | flags }
     }
 
-    /// A datagram, which is `long` when its packet will be fragmented.
+    /// Creates the plan of a datagram. `long`: the packet will be fragmented.
     pub(crate) fn datagram(conn: ConnId, iface: u8, pos: u64, len: u32, long: bool) -> Self {
         Self { conn, pos, len, rest: u32::from(iface) | (u32::from(long) * Self::LONG) }
     }
 
-    /// Whether it is a datagram, which [`Stack::seal_datagram`](super::stack::Stack::seal_datagram) seals.
+    /// Returns whether this is a datagram, which [`Stack::seal_datagram`](super::stack::Stack::seal_datagram)
+    /// completes.
     #[inline]
     pub fn is_datagram(&self) -> bool {
         self.conn.index >= SOCKETS
     }
 
-    /// Whether the packet will be fragmented: its checksum has to be complete before.
+    /// Returns whether the packet will be fragmented. Its checksum must be complete before that.
     #[inline]
     pub fn is_long(&self) -> bool {
         self.rest & Self::LONG != 0
     }
 
-    /// Interface that it goes by.
+    /// Returns the sending interface.
     #[inline]
     pub fn iface(&self) -> u8 {
         self.rest as u8
     }
 
-    /// What is to be sent.
+    /// Returns the data to send.
     #[inline]
     pub(crate) fn next(&self) -> Next {
         let range = self.pos..self.pos + u64::from(self.len);
@@ -162,34 +164,34 @@ impl Plan {
     }
 }
 
-/// What becomes of a planned packet when its copies are done.
+/// The result for a planned packet whose copies are complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sealed {
-    /// Send it by this interface. The headers are `headers` bytes, and the transport's begins at `transport`. The port is to
-    /// cut the payload into segments of `segment` bytes, unless that is 0.
+    /// The packet must be sent on this interface. The headers have `headers` bytes, and the transport header begins at
+    /// `transport`. The port must segment the payload into segments of `segment` bytes, unless `segment` is 0.
     Send { iface: u8, headers: u8, transport: u8, segment: u16 },
-    /// It has been acknowledged meanwhile, or its connection is gone.
+    /// The data has been acknowledged in the meantime, or the connection no longer exists.
     Obsolete,
 }
 
-/// A packet of headers only, complete with its checksums.
+/// A packet without payload, including its checksums.
 #[derive(Debug, Clone, Copy)]
 pub struct Control {
-    /// Interface to send it by.
+    /// The sending interface.
     pub iface: u8,
     len: u8,
     bytes: [u8; HEAD],
 }
 
 impl Control {
-    /// `write` puts the packet into the buffer and returns its length.
+    /// Creates a packet. `write` writes it into the buffer and returns its length.
     pub(crate) fn new(iface: u8, write: impl FnOnce(&mut [u8; HEAD]) -> usize) -> Self {
         let mut bytes = [0; HEAD];
         let len = write(&mut bytes).min(HEAD) as u8;
         Self { iface, len, bytes }
     }
 
-    /// The packet, from the Ethernet header on.
+    /// Returns the packet, beginning with the Ethernet header.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
@@ -199,52 +201,52 @@ impl Control {
     }
 }
 
-/// A packet of the stack's own that does not fit a [`Control`].
+/// A packet that the stack creates and that does not fit a [`Control`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Interface to send it by.
+    /// The sending interface.
     pub iface: u8,
-    /// The packet, from the Ethernet header on.
+    /// The packet, beginning with the Ethernet header.
     pub bytes: Vec<u8>,
 }
 
-/// A datagram that is to be sent: the same fields as [`Sealed::Send`] has. Unless the next hop's station is `known`, it is still
-/// to be written into the Ethernet header. A packet longer than `mtu` bytes is fragmented.
+/// A datagram to send. The fields are the same as in [`Sealed::Send`]. If the MAC address of the next hop is not
+/// `known`, the Ethernet header is incomplete. A packet longer than `mtu` bytes is fragmented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SealedDatagram {
     pub iface: u8,
     pub headers: u8,
     pub transport: u8,
     pub known: bool,
-    /// Sockets of this host receive a copy. The newest entry of [`Out::to_many`] is for it.
+    /// Sockets of this host receive a copy, described by the newest entry of [`Out::to_many`].
     pub loops: bool,
     pub mtu: u16,
 }
 
-/// What applications are told.
+/// Notifications for applications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A connection that was asked for is there.
+    /// An active open has completed.
     Connected(ConnId),
-    /// A listener has a connection to be accepted.
+    /// A listener has a connection to accept.
     Incoming { listener: u32 },
-    /// There is data to be read that was not there before.
+    /// New data can be read.
     Readable(ConnId),
-    /// There is room to write that was not there before.
+    /// New room to write is available.
     Writable(ConnId),
-    /// The peer sends no more; all that it sent can be read.
+    /// The peer has ended its stream, and all its data can be read.
     EndOfStream(ConnId),
-    /// The connection is over, and why.
+    /// The connection has ended, with the cause.
     Closed(ConnId, Cause),
-    /// An ICMP error about a datagram, as an `errno` of Linux. The socket stays open.
+    /// An ICMP error about a datagram, as a Linux `errno`. The socket stays open.
     Failed(ConnId, u16),
-    /// Somebody else has an address of ours; it is not used.
+    /// Another host uses an address of this host. The address is not used here.
     AddressConflict { iface: u8, address: IpAddr },
-    /// The network has given the host an address (DHCP or a router advertisement), or the address has gone.
+    /// The network has assigned an address to the host (DHCP or a router advertisement), or the address has expired.
     Address { iface: u8, address: IpAddr, held: bool },
 }
 
-/// Why a connection is over.
+/// Why a connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// Both sides have ended their streams.
@@ -261,33 +263,33 @@ pub enum Cause {
     Aborted,
 }
 
-/// What a call of the stack asks of its caller. Who calls takes everything out before the next call.
+/// The outputs of a call of the stack. The caller must take everything out before the next call.
 #[derive(Debug, Default)]
 pub struct Out {
-    /// One for each received packet.
+    /// One verdict for each received packet.
     pub verdicts: Vec<Verdict>,
-    /// One for each verdict that is [`Verdict::Place`].
+    /// One place for each [`Verdict::Place`].
     pub places: Vec<Place>,
-    /// One for each verdict that is [`Verdict::Copies`], and the sockets of all of them.
+    /// One entry for each [`Verdict::Copies`], and the sockets of all entries.
     pub to_many: Vec<ToMany>,
     pub receivers: Vec<ConnId>,
-    /// To be sent, in this order, before what is planned.
+    /// Packets to send in this order, before the plans.
     pub controls: Vec<Control>,
-    /// The same.
+    /// Longer packets to send before the plans.
     pub messages: Vec<Message>,
     pub plans: Vec<Plan>,
     pub events: Vec<Event>,
 }
 
 impl Out {
-    /// Removes the newest entry of [`to_many`](Self::to_many), for lack of a packet.
+    /// Removes the newest entry of [`to_many`](Self::to_many), because the pool has no packet for it.
     pub(crate) fn drop_copies(&mut self) {
         if let Some(many) = self.to_many.pop() {
             self.receivers.truncate(self.receivers.len().saturating_sub(many.count as usize));
         }
     }
 
-    /// Whether there is nothing to be done.
+    /// Returns whether no output is pending.
     pub fn is_empty(&self) -> bool {
         self.verdicts.is_empty()
             && self.controls.is_empty()
@@ -296,7 +298,7 @@ impl Out {
             && self.events.is_empty()
     }
 
-    /// Forgets everything; keeps the memory.
+    /// Clears everything and keeps the memory.
     pub fn clear(&mut self) {
         self.verdicts.clear();
         self.places.clear();
@@ -309,7 +311,7 @@ impl Out {
     }
 }
 
-/// Declares [`DropReason`] with names for reports.
+/// Declares [`DropReason`] and the names of its variants for reports.
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
         /// Why a received packet is dropped.
@@ -319,46 +321,46 @@ macro_rules! drop_reasons {
         }
 
         impl DropReason {
-            /// Names, as reports have them, in the order of the reasons.
+            /// Names of the reasons in reports, in the order of the variants.
             pub const NAMES: &[&str] = &[$($text),*];
         }
     };
 }
 
 drop_reasons! {
-    /// Headers that contradict themselves or the packet's length.
+    /// Headers that are inconsistent in themselves or with the packet's length.
     Malformed = "malformed",
     /// A wrong checksum.
     Checksum = "checksum",
-    /// A checksum that its sender left to an interface which did not compute it.
+    /// A checksum left to an interface that did not compute it.
     OpenChecksum = "open_checksum",
     /// Neither ARP nor IP.
     Protocol = "protocol",
-    /// To another station.
+    /// Addressed to another station.
     NotForUs = "not_for_us",
-    /// From an address that nobody sends from.
+    /// An invalid source address.
     Source = "source",
-    /// Fragments that overlap, are too many, or whose packet did not become whole in time.
+    /// Fragments that overlap, are too many, or were not reassembled in time.
     Fragment = "fragment",
-    /// No connection, and a reset as answer.
+    /// No matching connection. A reset is sent.
     NoConnection = "no_connection",
-    /// Segments of a connection that were out of its window, or old.
+    /// Segments outside the receive window, or old segments.
     OutOfWindow = "out_of_window",
-    /// A timestamp older than what was there already (RFC 7323, 5).
+    /// A timestamp older than the last one (RFC 7323, 5).
     Paws = "paws",
-    /// An acknowledgement of what was never sent.
+    /// An acknowledgement of data that was never sent.
     Acknowledgement = "ack_of_unsent",
     /// No memory for the data.
     NoSpace = "no_space",
-    /// More holes than are kept.
+    /// More holes than the reassembly queue can hold.
     TooManyHoles = "too_many_holes",
-    /// A listener whose queue is full.
+    /// A listener whose accept queue is full.
     Backlog = "backlog",
-    /// More answers than the limit allows.
+    /// More answers than the rate limit allows.
     RateLimit = "rate_limit",
 }
 
-/// Counts of what was dropped, by reason.
+/// Counters of dropped packets by reason.
 #[derive(Debug, Clone, Default)]
 pub struct Drops([u64; DropReason::NAMES.len()]);
 
@@ -373,12 +375,12 @@ impl Drops {
         self.0[reason as usize] += packets;
     }
 
-    /// How many for this reason.
+    /// Returns the count for a reason.
     pub fn get(&self, reason: DropReason) -> u64 {
         self.0[reason as usize]
     }
 
-    /// Names and counts of all reasons.
+    /// Returns the names and counts of all reasons.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         DropReason::NAMES.iter().copied().zip(self.0)
     }

@@ -3,17 +3,17 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// The maximum number of destinations.
+/// Maximum number of destinations.
 const MOST: usize = 4096;
-/// Lifetime of an entry in microseconds. RFC 8201, 4 asks for 5 minutes or more; Linux has 10.
+/// Lifetime of an entry in microseconds. RFC 8201, 4 requires at least 5 minutes; Linux uses 10.
 const LIFETIME: u64 = 600_000_000;
 
-/// Paths whose MTU is less than the interface's.
+/// Path MTUs that are less than the interface's MTU.
 #[derive(Debug, Default)]
 pub(super) struct PathMtus(HashMap<IpAddr, (u16, u64)>);
 
 impl PathMtus {
-    /// The MTU of a path, if a router has reported one.
+    /// Returns the MTU of a path, if a router has reported one.
     pub(super) fn get(&self, now: u64, to: IpAddr) -> Option<u16> {
         // Most hosts store none.
         if self.0.is_empty() {
@@ -22,8 +22,8 @@ impl PathMtus {
         self.0.get(&to).filter(|(_, until)| now < *until).map(|(mtu, _)| *mtu)
     }
 
-    /// Stores the MTU that a router reports. A larger value does not replace a smaller one before the smaller one expires.
-    /// Returns whether the MTU is smaller than before.
+    /// Stores the MTU that a router reports. A larger value does not replace a smaller one before the smaller one
+    /// expires. Returns whether the MTU is smaller than before.
     pub(super) fn set(&mut self, now: u64, to: IpAddr, mtu: u16) -> bool {
         if self.0.len() >= MOST && !self.0.contains_key(&to) {
             self.0.retain(|_, (_, until)| now < *until);

@@ -5,13 +5,14 @@ use std::ops::RangeInclusive;
 use super::addr::FlowKey;
 use super::siphash::{FlowMac, Purpose};
 
-/// The ports chosen from where nothing else is said, as Linux does.
+/// The default range, as on Linux.
 pub(super) const EPHEMERAL: RangeInclusive<u16> = 32768..=60999;
 
-/// Counters. A small table lets two observers find out that they look at one host (Kol, Klein and Gilad, 2022).
+/// Number of counters. With a small table, two observers can find out that they see the same host (Kol, Klein and
+/// Gilad, 2022).
 const COUNTERS: usize = 1 << 16;
 
-/// Ports tried for a connection. Where more are in use, the next call goes on from there.
+/// Maximum number of ports tried per connection. The next call continues behind them.
 const TRIES: u32 = 2048;
 
 /// The selection of ephemeral ports.
@@ -24,7 +25,7 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Chooses from `range`; from port `range.start()` alone where the range is empty.
+    /// Selects from `range`, or always port `range.start()` if the range is empty.
     pub(super) fn new(secret: &[u8; 16], range: RangeInclusive<u16>) -> Self {
         let (first, last) = (*range.start(), *range.end());
         Self {
@@ -35,26 +36,27 @@ impl Ports {
         }
     }
 
-    /// A port that nobody is to know in advance (RFC 6056, 3.3.1): the first from the `from`th on that is not in use.
+    /// Returns an unpredictable port (RFC 6056, 3.3.1): the first unused one, beginning with the `from`th.
     pub(super) fn any(&self, from: u32, in_use: impl Fn(u16) -> bool) -> Option<u16> {
         let numbers = (0..self.count).map(|n| (from % self.count + n) % self.count);
         // Below the range's end, so within 16 bits.
         numbers.map(|number| self.first + number as u16).find(|port| !in_use(*port))
     }
 
-    /// A port for a connection from the addresses and to the port of `flow`; its local port does not count.
+    /// Selects a port for a connection between the addresses, and to the remote port, of `flow`. Its local port is
+    /// ignored.
     ///
-    /// `in_use` says which ports cannot be had: those of a flow that exists, or those whose answers another worker
-    /// would receive. None after 2,048 of them. The ports towards one peer follow each other, so that a port is reused
-    /// as late as can be; a peer cannot tell the ports towards another.
+    /// `in_use` returns whether a port is unavailable: its flow exists, or another worker would receive the answers.
+    /// Returns `None` after 2,048 unavailable ports. The ports towards one peer are consecutive, so that a port is
+    /// reused as late as possible. A peer cannot predict the ports towards another peer.
     pub(super) fn select(&mut self, flow: &FlowKey, mut in_use: impl FnMut(u16) -> bool) -> Option<u16> {
-        // Two functions of the RFC, F and G: two parts of one value.
+        // The two functions F and G of the RFC are two parts of one value.
         let mac = self.mac.mac(&flow.with_ports(0, flow.remote_port()), 0);
         let offset = mac as u32 % self.count;
         let counter = self.counters.get_mut((mac >> 48) as usize)?;
         for _ in 0..TRIES.min(self.count) {
             let number = (offset + u32::from(*counter)) % self.count;
-            // Kept below the count: a counter that wrapped by itself would leave a gap in the sequence.
+            // The counter stays below `count`, because a wrap at 16 bits would leave a gap in the sequence.
             *counter = ((u32::from(*counter) + 1) % self.count) as u16;
             // Below the range's end, so within 16 bits.
             let port = self.first + number as u16;
@@ -129,7 +131,7 @@ mod tests {
         assert_ne!(first(1, to(2, 80)), first(2, to(2, 80)));
         assert_ne!(first(1, to(2, 80)), first(1, to(3, 80)));
         assert_ne!(first(1, to(2, 80)), first(1, to(2, 81)));
-        // A connection to another peer takes nothing from this one's sequence.
+        // A connection to another peer does not change this peer's sequence.
         let mut ports = Ports::new(&[1; 16], EPHEMERAL);
         let a = ports.select(&to(2, 80), |_| false).unwrap();
         ports.select(&to(3, 80), |_| false).unwrap();

@@ -1,4 +1,4 @@
-//! Packets of ours as ICMP errors quote them: an IP header, and eight bytes at least of what follows (RFC 792).
+//! Packets of this host quoted by ICMP errors: an IP header and at least eight bytes of its payload (RFC 792).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,7 +6,7 @@ use offcore_wire::{IpProtocol, Ipv4Packet, Ipv6Packet};
 
 use super::addr::FlowKey;
 
-/// A packet of ours that an error is about.
+/// A quoted packet of this host.
 pub(super) struct Quoted<'a> {
     pub key: FlowKey,
     /// TCP or UDP.
@@ -28,7 +28,7 @@ impl<'a> Quoted<'a> {
         Self::with_ports(ip.src().into(), ip.dst().into(), ip.next_header(), ip.payload())
     }
 
-    /// The ports are in the first four bytes, a sequence number in the next four.
+    /// Reads the ports from the first four bytes, and a sequence number from the next four.
     fn with_ports(src: IpAddr, dst: IpAddr, protocol: IpProtocol, bytes: &'a [u8]) -> Option<Self> {
         let known = matches!(protocol, IpProtocol::TCP | IpProtocol::UDP);
         let (first, payload) = bytes.split_first_chunk::<8>().filter(|_| known)?;
@@ -38,7 +38,7 @@ impl<'a> Quoted<'a> {
         Some(Self { key, protocol, seq: u32::from_be_bytes([e, f, g, h]), payload })
     }
 
-    /// A segment of TCP.
+    /// Returns the quoted packet if it is a TCP segment.
     pub(super) fn segment(self) -> Option<Self> {
         Some(self).filter(|quoted| quoted.protocol == IpProtocol::TCP)
     }

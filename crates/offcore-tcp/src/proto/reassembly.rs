@@ -1,26 +1,26 @@
-//! Data that came out of order: ranges of the stream behind a hole.
+//! Out-of-order data: ranges of the stream behind a hole.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use arrayvec::ArrayVec;
 
-/// Limits of the ranges: any [`FEW`] are kept, more while they have [`LEAST`] bytes on average, and never more than [`MOST`].
-/// So a peer that sends single bytes gets little memory (CVE-2018-5390).
+/// Limits of the ranges: up to [`FEW`] are always kept, more only with at least [`LEAST`] bytes on average, and never
+/// more than [`MOST`]. A peer that sends single bytes thus gets little memory (CVE-2018-5390).
 const FEW: usize = 64;
 const LEAST: u64 = 256;
 const MOST: usize = 2048;
-/// Ranges whose order of arrival is known. An acknowledgement reports four of them.
+/// Number of ranges whose order of arrival is stored. An acknowledgement reports four of them.
 const RECENT: usize = 8;
 
-/// Ranges behind the next byte expected, none touching another.
+/// Ranges behind the next expected byte. They do not touch each other.
 #[derive(Debug, Default)]
 pub(crate) struct Reassembly {
-    /// The end of each range, by its start.
+    /// The ranges as a map from start to end.
     ranges: BTreeMap<u64, u64>,
     /// Bytes in all ranges.
     bytes: u64,
-    /// A position in each of the ranges that grew last, the newest first.
+    /// A position in each of the ranges that grew last, newest first.
     recent: ArrayVec<u64, RECENT>,
 }
 
@@ -33,21 +33,22 @@ impl Reassembly {
         self.ranges.is_empty()
     }
 
-    /// The first part of `range` that is missing: a received byte is never written again. Empty when all of it has come.
+    /// Returns the first missing part of `range`, so that a received byte is never written again. It is empty if all of
+    /// it has arrived.
     pub(crate) fn missing(&self, range: Range<u64>) -> Range<u64> {
         let start = self.ranges.range(..=range.start).next_back().map_or(0, |(_, end)| *end).max(range.start);
         let next = self.ranges.range(start..).next().map_or(range.end, |(next, _)| *next);
         start..range.end.min(next).max(start)
     }
 
-    /// A segment has come that begins at `position`, which is not missing: its range is the newest.
+    /// Makes the range at `position` the newest, after a duplicate segment there.
     pub(crate) fn touch(&mut self, position: u64) {
         if let Some(range) = self.range_at(position) {
             self.renew(&range);
         }
     }
 
-    /// The range that has a position.
+    /// Returns the range that contains a position.
     fn range_at(&self, position: u64) -> Option<Range<u64>> {
         let (start, end) = self.ranges.range(..=position).next_back()?;
         (*end > position).then_some(*start..*end)
@@ -65,7 +66,7 @@ impl Reassembly {
     /// Adds a missing range.
     ///
     /// # Errors
-    /// [`TooMany`] when the limit of the ranges is reached; nothing has changed.
+    /// [`TooMany`] without any change if the limit of the ranges is reached.
     pub(crate) fn insert(&mut self, range: Range<u64>) -> Result<(), TooMany> {
         let bytes = self.bytes + (range.end - range.start);
         let before = self.ranges.range(..range.start).next_back().filter(|(_, end)| **end == range.start);
@@ -86,7 +87,8 @@ impl Reassembly {
         Ok(())
     }
 
-    /// Everything up to `edge` has come: the edge moves over ranges that it touches. Returns its new position.
+    /// Moves the edge after everything up to `edge` has arrived: it advances over adjacent ranges. Returns its new
+    /// position.
     pub(crate) fn advance(&mut self, edge: u64) -> u64 {
         let mut edge = edge;
         while let Some(first) = self.ranges.first_entry().filter(|first| *first.key() <= edge) {
@@ -98,7 +100,8 @@ impl Reassembly {
         edge
     }
 
-    /// The ranges that SACK blocks report: the newest first (RFC 2018, 4), and the lowest after those whose order is known.
+    /// Returns the ranges for SACK blocks: the newest first (RFC 2018, 4), then the lowest of those whose order is not
+    /// stored.
     pub(crate) fn newest(&self, at_most: usize) -> ArrayVec<Range<u64>, 4> {
         let recent = self.recent.iter().filter_map(|position| self.range_at(*position));
         let lowest = self.ranges.iter().map(|(start, end)| *start..*end);
@@ -161,7 +164,7 @@ mod tests {
         assert_eq!(reassembly.insert(segment(MOST as u64)), Err(TooMany));
         let last = MOST as u64 - 1;
         assert_eq!(reassembly.newest(2).as_slice(), [segment(last), segment(last - 1)]);
-        // Each hole that is filled advances over one range.
+        // Each filled hole advances over one range.
         for number in 0..MOST as u64 {
             assert_eq!(reassembly.advance(number * 1000 + 500), number * 1000 + 1000);
             let left = MOST - 1 - number as usize;
@@ -171,7 +174,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a set of bytes.
+        /// Compares with a set of bytes.
         #[test]
         fn agrees_with_a_byte_set(segments in prop::collection::vec((0u64..300, 1u64..40), 0..60)) {
             let mut reassembly = Reassembly::default();
@@ -203,7 +206,7 @@ mod tests {
         }
     }
 
-    /// Takes a segment as a receiver does; `bytes` has a bit for each byte that has come.
+    /// Processes a segment as a receiver does. `bytes` has one bit per received byte.
     fn take(reassembly: &mut Reassembly, edge: &mut u64, bytes: &mut u32, segment: Range<u64>) {
         let missing = reassembly.missing(segment.start.max(*edge)..segment.end.max(*edge));
         let first = segment.clone().find(|at| *bytes >> at & 1 == 0);
@@ -227,7 +230,7 @@ mod tests {
         assert_eq!(found, reassembly.bytes, "at most three islands");
     }
 
-    /// All rows of four segments of seven bytes.
+    /// All sequences of four segments within seven bytes.
     #[test]
     fn every_order_of_short_segments() {
         let segments: Vec<Range<u64>> =

@@ -1,4 +1,4 @@
-//! The receiving half of a connection: what is expected, what has come, and what has to be acknowledged.
+//! The receiving half of a connection: expected data, received data, and pending acknowledgements.
 
 mod growth;
 
@@ -13,73 +13,75 @@ use super::packet::DropReason;
 use super::reassembly::Reassembly;
 use super::segment::position;
 
-/// How long a timestamp is good for comparison: 24 days (RFC 7323, 5.5).
+/// Time for which a timestamp is valid for comparison: 24 days (RFC 7323, 5.5).
 const TIMESTAMP_AGE: u64 = 24 * 24 * 3600 * 1_000_000;
-/// The least window where memory is short: a small block.
+/// Minimum window when memory is short: a small block.
 pub(super) const LEAST: u16 = SMALL as u16;
-/// How long an acknowledgement may be delayed (RFC 9293, 3.8.6.3: below half a second; Linux has 40 ms at least).
+/// Maximum delay of an acknowledgement in microseconds (RFC 9293, 3.8.6.3: less than half a second; Linux's minimum is
+/// 40 ms).
 const DELAYED_ACK: u64 = 40_000;
-/// Segments at the beginning of which every second one is acknowledged at once, so that the peer's window opens.
+/// For this many segments at the beginning, every second one is acknowledged immediately so that the peer's window
+/// opens.
 const QUICK_SEGMENTS: u8 = 32;
 
-/// What has to be acknowledged.
+/// Whether an acknowledgement is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AckNeed {
     No,
-    /// By this time.
+    /// At this time.
     By(u64),
     Now,
 }
 
-/// What a segment's text comes to.
+/// The new part of a segment's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Text {
-    /// The part of the stream that is to be copied.
+    /// The range of the stream to copy.
     pub range: Range<u64>,
-    /// Up to here the application may see data once this and all earlier copies are done.
+    /// Position up to which the application may see data when this and all earlier copies are complete.
     pub commit_to: u64,
 }
 
-/// Receive sequence space. Positions are offsets of the stream's first byte; a FIN takes one behind the last byte.
+/// The receive sequence space. Positions are offsets in the stream; a FIN occupies one position behind the last byte.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     /// Sequence number of position 0.
     first: u32,
-    /// Next position expected; copies up to here have been ordered.
+    /// Next expected position. Copies up to this position have been submitted.
     next: u64,
-    /// Right edge that has been announced. It never retreats (RFC 9293, 3.8.6).
+    /// Right edge that has been advertised. It never moves left (RFC 9293, 3.8.6).
     announced: u64,
     /// [`next`](Self::next) as last acknowledged.
     acknowledged: u64,
     /// Position up to which the application has read.
     consumed: u64,
-    /// Bytes that the application may leave unread: what the window promises.
+    /// Maximum number of unread bytes, which the window promises.
     promise: u32,
     /// The limit of the window by memory.
     granted: u64,
     round: Round,
-    /// Position of the peer's FIN, when it has come; `next` is beyond it when all before it has come, too.
+    /// Position of the peer's FIN if it has arrived. `next` is beyond it when all data before it has also arrived.
     fin: Option<u64>,
-    /// Largest segment seen, as an estimate of the peer's, and the largest that it may send: what is longer has been put
-    /// together on its way.
+    /// The peer's segment size, estimated as the largest segment seen, and the largest size that it may send. Longer
+    /// segments were merged on their way.
     peer_mss: u16,
     largest: u16,
     pub scale: u8,
     quick: u8,
     need: AckNeed,
-    /// Newest timestamp of the peer, and when it came (RFC 7323, 4.3).
+    /// Newest timestamp of the peer, and its arrival time (RFC 7323, 4.3).
     recent: Option<(u32, u64)>,
-    /// Copies of data that was there already, to be reported once (RFC 2883).
+    /// The range of duplicate data to report once (RFC 2883).
     duplicate: Option<Range<u64>>,
     islands: Option<Box<Reassembly>>,
     /// The position after the newest urgent byte.
     urgent: u64,
-    /// Congestion was experienced; echoed until the peer has reduced its window (RFC 3168, 6.1.3).
+    /// A congestion mark was received. It is echoed until the peer has reduced its window (RFC 3168, 6.1.3).
     pub echo_congestion: bool,
 }
 
 impl Receiver {
-    /// After a SYN of sequence number `irs`; the window promises `promise` bytes.
+    /// Creates the state after a SYN with sequence number `irs`. The window promises `promise` bytes.
     pub(crate) fn new(irs: u32, promise: u32, scale: u8) -> Self {
         Self {
             first: irs.wrapping_add(1),
@@ -104,7 +106,7 @@ impl Receiver {
         }
     }
 
-    /// The peer has been told that segments have so many bytes of payload at most.
+    /// Sets the maximum payload per segment that the peer has been told.
     pub(crate) fn set_largest(&mut self, largest: u16) {
         self.largest = largest;
     }
@@ -114,30 +116,30 @@ impl Receiver {
         self.peer_mss = self.peer_mss.min(mss);
     }
 
-    /// Bytes of payload in the peer's segments, as estimated.
+    /// Returns the estimated payload size of the peer's segments.
     pub(crate) fn peer_mss(&self) -> u16 {
         self.peer_mss
     }
 
-    /// Next position expected.
+    /// Returns the next expected position.
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
 
-    /// The sequence number of a position.
+    /// Returns the sequence number of a position.
     #[inline]
     pub(crate) fn seq(&self, position: u64) -> u32 {
         self.first.wrapping_add(position as u32)
     }
 
-    /// The position of a sequence number; `None` before the stream's beginning.
+    /// Returns the position of a sequence number, or `None` if it is before the beginning of the stream.
     #[inline]
     pub(crate) fn position(&self, seq: u32) -> Option<u64> {
         position(seq, self.first, self.next)
     }
 
-    /// Handles the urgent pointer of a segment that begins at `start`. Returns the position of the urgent byte if it is newer. As on
-    /// Linux, the pointer is the position after the urgent byte (RFC 6093, 3.1).
+    /// Handles the urgent pointer of a segment that begins at `start`. Returns the position of the urgent byte if it is
+    /// newer. As on Linux, the pointer is the position after the urgent byte (RFC 6093, 3.1).
     pub(crate) fn urge(&mut self, start: u64, pointer: u16) -> Option<u64> {
         let behind = start + u64::from(pointer);
         let newer = pointer > 0 && behind > self.urgent && behind > self.consumed;
@@ -147,27 +149,27 @@ impl Receiver {
         newer.then(|| behind - 1)
     }
 
-    /// Where the peer's stream ends, when all of it has come.
+    /// Returns the end of the peer's stream if all of it has arrived.
     pub(crate) fn end(&self) -> Option<u64> {
         self.fin.filter(|fin| *fin < self.next)
     }
 
-    /// Position up to which data has come, without the FIN.
+    /// Returns the position up to which data has arrived, without the FIN.
     pub(crate) fn data_end(&self) -> u64 {
         self.end().unwrap_or(self.next)
     }
 
-    /// Notes a SYN's timestamp.
+    /// Stores the timestamp of a SYN.
     pub(crate) fn start_timestamps(&mut self, now: u64, value: u32) {
         self.recent = Some((value, now));
     }
 
-    /// The timestamp to echo; none without the option.
+    /// Returns the timestamp to echo, or `None` without the option.
     pub(crate) fn recent(&self) -> Option<u32> {
         self.recent.map(|(value, _)| value)
     }
 
-    /// Whether a segment is older than what has come already (RFC 7323, 5.3 R1).
+    /// Returns whether a segment's timestamp is older than the newest one (RFC 7323, 5.3 R1).
     #[inline]
     pub(crate) fn is_old(&self, now: u64, timestamps: Timestamps) -> bool {
         self.recent.is_some_and(|(recent, at)| {
@@ -175,7 +177,7 @@ impl Receiver {
         })
     }
 
-    /// Takes the timestamp of an acceptable segment that begins at `start` (RFC 7323, 5.3 R3).
+    /// Stores the timestamp of an acceptable segment that begins at `start` (RFC 7323, 5.3 R3).
     #[inline]
     pub(crate) fn take_timestamp(&mut self, now: u64, start: Option<u64>, timestamps: Timestamps) {
         if start.is_none_or(|start| start <= self.acknowledged) && self.recent.is_some() {
@@ -183,14 +185,15 @@ impl Receiver {
         }
     }
 
-    /// The position of a sequence number that is what comes next, where nothing is missing and the window is open.
+    /// Returns the position of a sequence number if it is the next expected one, no data is missing, and the window is
+    /// open.
     #[inline]
     pub(crate) fn goes_on(&self, seq: u32) -> Option<u64> {
         let whole = self.islands.is_none() && self.fin.is_none();
         (whole && self.next < self.announced && seq == self.seq(self.next)).then_some(self.next)
     }
 
-    /// Whether any of a segment's sequence numbers is in the window (RFC 9293, 3.10.7.4, first check).
+    /// Returns whether any of a segment's sequence numbers is in the window (RFC 9293, 3.10.7.4, first check).
     #[inline]
     pub(crate) fn is_acceptable(&self, start: Option<u64>, seq_len: u32) -> bool {
         let Some(start) = start else { return false };
@@ -198,17 +201,17 @@ impl Receiver {
         match (seq_len, self.announced == self.next) {
             (0, true) => start == self.next,
             (0, false) => (self.next..self.announced).contains(&start),
-            // A window of zero takes what comes next for its acknowledgement; no text.
+            // With a zero window, only a segment without text at the expected position is acceptable.
             (_, true) => false,
             (_, false) => start < self.announced && end > self.next,
         }
     }
 
-    /// Takes the text of an acceptable segment. `cover` makes memory for the range that it is called with, or says that
-    /// there is none.
+    /// Processes the text of an acceptable segment. `cover` allocates memory for a range, and returns whether it
+    /// succeeded.
     ///
     /// # Errors
-    /// Why nothing of it is taken.
+    /// Returns the reason if nothing is accepted.
     #[inline]
     pub(crate) fn text(
         &mut self,
@@ -222,7 +225,7 @@ impl Receiver {
         if segment.start < self.next {
             self.note_duplicate(segment.start..segment.end.min(self.next));
         }
-        // A FIN counts when the segment's end fits.
+        // A FIN counts if the segment's end fits the window.
         if fin && segment.end <= self.announced && segment.end >= self.next && self.fin.is_none() {
             self.fin = Some(segment.end);
         }
@@ -253,14 +256,14 @@ impl Receiver {
         Ok(Text { commit_to: self.data_end(), range })
     }
 
-    /// The first part of `wanted` that has not come yet.
+    /// Returns the first part of `wanted` that has not arrived.
     #[cold]
     fn missing(&mut self, wanted: Range<u64>) -> Range<u64> {
         let islands = self.islands.get_or_insert_default();
         let missing = islands.missing(wanted.clone());
         if missing.start > wanted.start {
             islands.touch(wanted.start);
-            // No more than this segment had (RFC 2883, 4).
+            // The reported range must be within this segment (RFC 2883, 4).
             self.note_duplicate(wanted.start..missing.start.min(wanted.end));
         }
         missing
@@ -280,7 +283,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// The FIN is taken when everything before it has come.
+    /// Processes the FIN when all data before it has arrived.
     #[inline]
     fn finish(&mut self) {
         if self.fin == Some(self.next) {
@@ -294,14 +297,14 @@ impl Receiver {
         self.duplicate = Some(range);
     }
 
-    /// In-order data of `len` bytes has come.
+    /// Records that `len` bytes of in-order data have arrived.
     #[inline]
     fn need_ack(&mut self, now: u64, len: u64) {
         let due = self.next - self.acknowledged;
         if len <= u64::from(self.largest) {
             self.peer_mss = self.peer_mss.max(len as u16);
         }
-        // At the beginning every second segment; later a vector's segments have one acknowledgement.
+        // At the beginning, every second segment is acknowledged. Later, a vector of segments gets one acknowledgement.
         self.quick = self.quick.saturating_sub(1);
         if due >= 2 * u64::from(self.peer_mss) {
             self.need = AckNeed::Now;
@@ -310,13 +313,13 @@ impl Receiver {
         }
     }
 
-    /// Whether an acknowledgement has to go out before more segments of the same vector are looked at.
+    /// Returns whether an acknowledgement must be sent before more segments of the same vector are processed.
     #[inline]
     pub(crate) fn is_quick(&self) -> bool {
         self.need == AckNeed::Now && (self.quick > 0 || self.islands.is_some())
     }
 
-    /// Asks for an acknowledgement.
+    /// Requests an immediate acknowledgement.
     pub(crate) fn ack_now(&mut self) {
         self.need = AckNeed::Now;
     }
@@ -325,13 +328,13 @@ impl Receiver {
         self.need
     }
 
-    /// The application has read up to `position`.
+    /// Records that the application has read up to `position`.
     pub(crate) fn consumed(&mut self, position: u64) {
         self.consumed = self.consumed.max(position.min(self.data_end()));
     }
 
-    /// Requests a window update after the window has grown. As on Linux, it is sent only if at most half of the window is left and
-    /// the update doubles it. Otherwise the next acknowledgement carries the new window.
+    /// Requests a window update after the window has grown. As on Linux, it is sent only if at most half of the window
+    /// is left and the update doubles it. Otherwise the next acknowledgement carries the new window.
     pub(crate) fn update_window(&mut self) {
         let (edge, left) = (self.edge(), self.announced.saturating_sub(self.next));
         let half = u64::from(self.promise / 2);
@@ -347,13 +350,13 @@ impl Receiver {
         self.promise = if self.scale > 0 { promise } else { promise.min(u16::MAX.into()) };
     }
 
-    /// The limit of the window by the receive buffer.
+    /// Returns the limit of the window by the receive buffer.
     #[inline]
     pub(crate) fn wanted(&self) -> u64 {
         self.consumed + u64::from(self.promise)
     }
 
-    /// The limit of the window by memory.
+    /// Returns the limit of the window by memory.
     #[inline]
     pub(crate) fn granted(&self) -> u64 {
         self.granted
@@ -364,13 +367,13 @@ impl Receiver {
         self.granted = self.granted.max(edge);
     }
 
-    /// Bytes that have come and the application has not read.
+    /// Returns the number of bytes that have arrived and that the application has not read.
     pub(crate) fn unread(&self) -> u64 {
         self.data_end() - self.consumed
     }
 
-    /// Where the window may end: a whole number of the units that its field counts in. It stays where it is rather than move
-    /// by less than a segment and half of what is promised: peers would fill it with small segments (RFC 9293, 3.8.6.2.2).
+    /// Returns the right edge of the window, as a whole number of window units. The edge does not move by less than a
+    /// segment or half of the promise, because peers would fill the window with small segments (RFC 9293, 3.8.6.2.2).
     #[inline]
     fn edge(&self) -> u64 {
         let unit = !((1u64 << self.scale) - 1);
@@ -380,15 +383,15 @@ impl Receiver {
         if edge >= self.announced + self.least_step(1) { edge } else { self.announced }
     }
 
-    /// The least move of the right edge: `segments`, and less with a small buffer or little memory.
+    /// Returns the minimum move of the right edge: `segments` segments, or less with a small buffer or little memory.
     #[inline]
     fn least_step(&self, segments: u64) -> u64 {
         let least = u64::from(self.promise / 2).min(segments * u64::from(self.peer_mss));
         if self.granted < self.wanted() { least.min(LEAST.into()) } else { least }
     }
 
-    /// The fields of a segment that goes out now: acknowledgement number and window. All that was due is
-    /// acknowledged then.
+    /// Returns the acknowledgement number and the window of a segment that is sent now. No acknowledgement is due
+    /// afterwards.
     #[inline]
     pub(crate) fn acknowledge(&mut self) -> (u32, u16) {
         self.announced = self.edge();
@@ -398,20 +401,20 @@ impl Receiver {
         (self.seq(self.next), window as u16)
     }
 
-    /// Notes the window of our SYN, which is not scaled (RFC 7323, 2.2). It is the first limit by memory. Returns the largest window of
-    /// a SYN so far.
+    /// Records the window of our SYN, which is not scaled (RFC 7323, 2.2). It is the first limit by memory. Returns the
+    /// largest window of a SYN so far.
     pub(crate) fn announce_syn(&mut self, window: u16) -> u16 {
         self.announced = self.announced.max(window.into());
         self.granted = self.announced;
         self.announced as u16
     }
 
-    /// The largest window of our SYNs, before the first data.
+    /// Returns the largest window of our SYNs, before the first data.
     pub(crate) fn syn_window(&self) -> u16 {
         self.announced as u16
     }
 
-    /// The ranges of SACK blocks, `at_most` of them: a duplicate first (RFC 2883, 4), then what is behind holes.
+    /// Returns up to `at_most` SACK blocks: a duplicate first (RFC 2883, 4), then data behind holes.
     pub(crate) fn sack_ranges(&mut self, at_most: usize) -> arrayvec::ArrayVec<Range<u64>, 4> {
         let mut ranges = arrayvec::ArrayVec::new();
         ranges.extend(self.duplicate.take());
@@ -422,12 +425,12 @@ impl Receiver {
         ranges
     }
 
-    /// Whether something is there behind a hole.
+    /// Returns whether data has arrived behind a hole.
     pub(crate) fn has_holes(&self) -> bool {
         self.islands.is_some()
     }
 
-    /// Forgets what is behind holes, as a receiver may (RFC 2018, 8): the peer sends it again.
+    /// Discards the data behind holes, as a receiver may (RFC 2018, 8). The peer retransmits it.
     pub(crate) fn renege(&mut self) {
         self.islands = None;
         if self.fin.is_some_and(|fin| fin > self.next) {
@@ -435,7 +438,7 @@ impl Receiver {
         }
     }
 
-    /// Whether SACK blocks are due.
+    /// Returns whether SACK blocks are due.
     pub(crate) fn has_sack(&self) -> bool {
         self.duplicate.is_some() || self.islands.is_some()
     }
@@ -445,7 +448,7 @@ impl Receiver {
 mod tests {
     use super::*;
 
-    /// A receiver of 64 KiB whose window has been announced.
+    /// Creates a receiver of 64 KiB whose window has been advertised.
     fn receiver() -> Receiver {
         let mut receiver = Receiver::new(999, 65_535, 0);
         receiver.acknowledge();

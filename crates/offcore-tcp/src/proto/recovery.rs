@@ -1,21 +1,21 @@
 //! Loss recovery and congestion control of one connection's sender.
 //!
-//! Pure code: positions are offsets in the stream (0 is the first byte of payload, the FIN has one offset after the last
-//! byte, the SYN has none), times are microseconds. What is sent passes two edges. It is *planned* when its copy is ordered
-//! and counts against the window from then on; it is *published* when the port has it, and clocks start then.
+//! Pure code: positions are offsets in the stream (0 is the first byte of payload, the FIN occupies one position after
+//! the last byte, the SYN none), times are microseconds. Sent data passes two stages. It is *planned* when its copy is
+//! submitted; from then on it counts against the window. It is *published* when the port has it; its timers start then.
 //!
-//! | what | how |
+//! | subject | method |
 //! |---|---|
-//! | lost with SACK | RACK-TLP (RFC 8985); RFC 6675 for what is in flight only |
-//! | lost without SACK | three duplicate ACKs, NewReno (RFC 5681, 6582), limited transmit (RFC 3042) |
-//! | timeout | RFC 6298 with Linux's least 200 ms and most 120 s |
+//! | loss detection with SACK | RACK-TLP (RFC 8985); RFC 6675 only for the amount of data in flight |
+//! | loss detection without SACK | three duplicate ACKs, NewReno (RFC 5681, 6582), limited transmit (RFC 3042) |
+//! | timeout | RFC 6298 with Linux's minimum of 200 ms and maximum of 120 s |
 //! | window in recovery | proportional rate reduction (RFC 6937, 9937) |
-//! | window otherwise | NewReno (RFC 5681, 3465) or CUBIC (RFC 9438), RFC 3168 for marks |
-//! | undone | reductions that timestamps (Eifel, RFC 3522), DSACK (RFC 3708) or F-RTO show to be spurious, as in RFC 4015 |
+//! | window otherwise | NewReno (RFC 5681, 3465) or CUBIC (RFC 9438), RFC 3168 for ECN marks |
+//! | undo | reductions that timestamps (Eifel, RFC 3522), DSACK (RFC 3708) or F-RTO prove spurious, as in RFC 4015 |
 //!
 //! F-RTO (RFC 5682) is the SACK variant, as on Linux.
 //!
-//! A connection that lost nothing has its runs of sent data and this structure, nothing else.
+//! A connection without losses needs only its runs of sent data and this structure.
 
 mod ack;
 mod bbr;
@@ -41,27 +41,27 @@ use paced::Paced;
 use rtt::Rtt;
 use runs::Runs;
 
-/// A deadline that never comes.
+/// A deadline that never expires.
 const NEVER: u64 = u64::MAX;
-/// A sequence number that nothing reaches.
+/// A position beyond all data.
 const NOWHERE: u64 = u64::MAX;
-/// So coarse may the peer's echo of a timestamp be: Linux counts milliseconds.
+/// Granularity of the peer's timestamps in microseconds: Linux counts milliseconds.
 const GRANULARITY: u64 = 1000;
-/// The least MSS that is worked with: IPv4's least MTU would leave 28 bytes.
+/// Minimum MSS: IPv4's minimum MTU of 68 leaves 28 bytes.
 const LEAST_MSS: u32 = 28;
 
-/// Where the sender is.
+/// State of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Nothing is known to be lost.
+    /// No data is known to be lost.
     Open,
-    /// Fast recovery, until what was sent before it is acknowledged.
+    /// Fast recovery, until all data sent before it is acknowledged.
     Recovery,
-    /// After a timeout, until what was sent before it is acknowledged.
+    /// After a timeout, until all data sent before it is acknowledged.
     Loss,
 }
 
-/// Whether a timeout was spurious (RFC 5682, section 3.1).
+/// State of the check for a spurious timeout (RFC 5682, section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Check {
     /// No check is in progress.
@@ -72,24 +72,24 @@ enum Check {
     NewData,
 }
 
-/// A probe for a lost tail (RFC 8985, section 7).
+/// State of the tail loss probe (RFC 8985, section 7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Probe {
-    /// None is due or in flight.
+    /// No probe is due or in flight.
     None,
-    /// The timer asked for one.
+    /// The timer has requested a probe.
     Due,
-    /// The last segment is planned once more.
+    /// A retransmission of the last segment is planned as the probe.
     Planned,
-    /// New data is planned as one.
+    /// New data is planned as the probe.
     NewPlanned,
-    /// New data was sent as one.
+    /// New data was sent as the probe.
     New,
-    /// The last segment was sent again.
+    /// The last segment was retransmitted as the probe.
     Again,
 }
 
-/// What happened, in segments unless it says otherwise; for reports like `tcp_info`.
+/// Statistics in segments unless stated otherwise, for reports like `tcp_info`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Retransmitted in fast recovery.
@@ -98,17 +98,17 @@ pub struct Stats {
     pub timeout: u32,
     /// Retransmitted as probes.
     pub probes: u32,
-    /// Times that a reduction was undone because nothing had been lost.
+    /// Number of spurious reductions that were undone.
     pub spurious: u32,
-    /// ACKs that showed reordering.
+    /// ACKs that indicated reordering.
     pub reordered: u32,
     /// Timeouts.
     pub timeouts: u32,
     /// ACKs with a DSACK.
     pub duplicates: u32,
-    /// SACK blocks outside what is in flight.
+    /// SACK blocks outside the data in flight.
     pub bad_sacks: u32,
-    /// Reductions because of marks (ECN).
+    /// Reductions caused by ECN marks.
     pub marks: u32,
 }
 
@@ -130,13 +130,13 @@ impl Stats {
 
 /// Loss recovery and congestion control of one connection's sender.
 ///
-/// The caller sends lost data first ([`Recovery::next_lost`]), then new data as far as [`Recovery::window`] and the peer's
-/// window go ([`Recovery::plan_new`]); tells what the port has ([`Recovery::published`]) and what it will not get
-/// ([`Recovery::unplanned`]); and brings ACKs ([`Recovery::ack`]) and the time ([`Recovery::timer`]).
+/// The caller sends lost data first ([`Recovery::next_lost`]), then new data within [`Recovery::window`] and the peer's
+/// window ([`Recovery::plan_new`]). It reports data that the port has ([`Recovery::published`]) or will not get
+/// ([`Recovery::unplanned`]), and passes ACKs ([`Recovery::ack`]) and the time ([`Recovery::timer`]).
 #[derive(Debug)]
 pub(super) struct Recovery {
     runs: Runs,
-    /// The end of what was planned.
+    /// The end of the planned data.
     planned: u64,
     cc: Congestion,
     rtt: Rtt,
@@ -146,26 +146,26 @@ pub(super) struct Recovery {
     newest_rtt: u64,
     /// RACK.fack.
     highest: u64,
-    /// When the timeout, a probe, and the end of the wait for reordered segments are due.
+    /// Expiry times of the retransmission timeout, the probe, and the reordering wait.
     timeout_at: u64,
     probe_at: u64,
     reorder_at: u64,
-    /// Pacing holds data until then.
+    /// Pacing holds data until this time.
     release_at: u64,
-    /// Up to here the window limited what was sent; before ACKs reach it, the window may grow.
+    /// The window limited transmission up to this position. The window may grow until ACKs reach it.
     limited: u64,
-    /// No second reduction for data below.
+    /// Losses up to this position cause no second reduction.
     recover: u64,
     /// TLP.end_seq.
     probe_end: u64,
-    /// When data was published last.
+    /// Time of the last publication.
     last_sent: u64,
-    /// What only losses need; none before the first.
+    /// State that only losses need. `None` before the first loss.
     episode: Option<Box<Episode>>,
-    /// State of pacing; none without pacing.
+    /// Pacing state. `None` without pacing.
     paced: Option<Box<Paced>>,
     mss: u32,
-    /// Duplicate ACKs that stand for segments which have left the network, without SACK.
+    /// Without SACK: the number of duplicate ACKs that stand for segments which have left the network.
     duplicates: u32,
     state: State,
     probe: Probe,
@@ -180,8 +180,9 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
-    /// A connection that is established and has sent nothing. `mss`: bytes of payload per segment, options taken off;
-    /// below 28 it is taken for 28, above 65,535 for that. `sack` and `timestamps`: both sides agreed to use them.
+    /// Creates the state of an established connection that has sent nothing. `mss` is the number of payload bytes per
+    /// segment without options; it is clamped to 28..=65,535. `sack` and `timestamps`: both sides agreed to use the
+    /// option.
     pub(super) fn new(mss: u32, algorithm: Algorithm, sack: bool, timestamps: bool) -> Self {
         let mss = mss.clamp(LEAST_MSS, u32::from(u16::MAX));
         let mut new = Self {
@@ -217,27 +218,27 @@ impl Recovery {
         new
     }
 
-    /// The round-trip time of the handshake, unless its segment was sent twice.
+    /// Sets the round-trip time of the handshake, unless its segment was sent twice.
     pub(super) fn first_rtt(&mut self, now: u64, sample: u64) {
         self.rtt.sample(sample);
         self.rtt.least(now, sample);
     }
 
-    /// The SYN or its answer had to be sent again: begins with one segment (RFC 5681, section 3.1) and a longer timeout (RFC
-    /// 6298, section 5.7).
+    /// Handles a retransmitted SYN or SYN-ACK: transmission begins with one segment (RFC 5681, section 3.1) and a
+    /// longer timeout (RFC 6298, section 5.7).
     pub(super) fn handshake_lost(&mut self) {
         self.cc.on_handshake_loss();
         self.rtt.handshake_lost();
     }
 
-    /// The path carries segments of another size from now on (RFC 1191, 4821).
+    /// Changes the segment size (RFC 1191, 4821).
     pub(super) fn set_mss(&mut self, mss: u32) {
         self.mss = mss.clamp(LEAST_MSS, u32::from(u16::MAX));
         self.cc.set_mss(self.mss);
     }
 
-    /// Bytes of new data that may be planned now; the peer's window is the caller's to apply. Lost data goes first, and
-    /// takes from the same window. One segment is free while a probe is due.
+    /// Returns how many bytes of new data may be planned now. The caller applies the peer's window. Lost data takes
+    /// precedence and uses the same window. One segment is always allowed while a probe is due.
     #[inline]
     pub(super) fn window(&self, now: u64) -> u64 {
         let pipe = self.pipe();
@@ -250,7 +251,7 @@ impl Recovery {
         }
     }
 
-    /// New data of `len` bytes is planned: it follows what was planned last.
+    /// Plans `len` bytes of new data behind the data that was planned last.
     #[inline]
     pub(super) fn plan_new(&mut self, now: u64, len: u64) {
         if self.paced.is_some() {
@@ -270,22 +271,23 @@ impl Recovery {
             self.probe = Probe::NewPlanned;
         }
         self.count_out(len);
-        // What does not fit the window another time was limited by it, not by the application (RFC 7661, section 4.2).
+        // If another transmission does not fit the window, the window is the limit, not the application (RFC 7661,
+        // section 4.2).
         let cwnd = u64::from(self.cc.cwnd);
         if self.pipe() + len.min(cwnd / 4).max(u64::from(self.mss)) > cwnd {
             self.limited = planned;
         }
     }
 
-    /// Lost data to be retransmitted next, at most so many bytes and as far as the window goes; planned from now on. None
-    /// where nothing is lost or there is no room.
+    /// Plans the next retransmission of at most `at_most` bytes, within the window, and returns its range. Returns
+    /// `None` if nothing is lost or the window is full.
     pub(super) fn next_lost(&mut self, at_most: u32) -> Option<Range<u64>> {
         if self.runs.lost == 0 || self.check == Check::NewData || self.is_held() {
             return None;
         }
         let room = u64::from(self.cc.cwnd).saturating_sub(self.pipe());
         let head = self.runs.head().is_some_and(runs::Run::waits);
-        // The first segment always goes: everything waits for it.
+        // The first segment is always sent, because all later data depends on it.
         let room = if head && self.runs.replanned == 0 { room.max(u64::from(self.mss)) } else { room };
         if room < u64::from(self.mss.min(self.runs.lost)) {
             return None;
@@ -301,7 +303,7 @@ impl Recovery {
         Some(range)
     }
 
-    /// No new data can be sent. Returns whether lost data waited for new data and may be sent now.
+    /// Reports that no new data can be sent. Returns whether lost data waited for new data and may be sent now.
     pub(super) fn has_nothing_new(&mut self) -> bool {
         let waited = self.check == Check::NewData && self.planned <= self.recover;
         if waited {
@@ -310,13 +312,13 @@ impl Recovery {
         waited
     }
 
-    /// Whether the timer has asked for a probe.
+    /// Returns whether the timer has requested a probe.
     pub(super) fn probe_is_due(&self) -> bool {
         self.probe == Probe::Due
     }
 
-    /// The last segment, to be sent again because a probe is due and there is no new data to send; planned from now on.
-    /// None where there is nothing to probe with.
+    /// Plans the retransmission of the last segment because a probe is due and no new data is available. Returns its
+    /// range, or `None` if no data can be used as a probe.
     pub(super) fn next_probe(&mut self) -> Option<Range<u64>> {
         if self.probe != Probe::Due {
             return None;
@@ -327,7 +329,8 @@ impl Recovery {
         range
     }
 
-    /// What was planned will not be published: the last new data, or a retransmission, which may be given again.
+    /// Cancels planned data that will not be published: the last new data, or a retransmission, which may be planned
+    /// again.
     pub(super) fn unplanned(&mut self, range: Range<u64>) {
         if range.start >= self.runs.published {
             if range.end == self.planned && range.start < self.planned {
@@ -347,8 +350,8 @@ impl Recovery {
         }
     }
 
-    /// The port has this data: clocks start. `retransmission`: it is the range of [`Recovery::next_lost`] or
-    /// [`Recovery::next_probe`] or a part of one; new data is published in order.
+    /// Reports that the port has the data, which starts the timers. A `retransmission` is the range of
+    /// [`Recovery::next_lost`] or [`Recovery::next_probe`], or a part of it. New data is published in order.
     #[inline]
     pub(super) fn published(&mut self, now: u64, range: Range<u64>, retransmission: bool) {
         if retransmission {
@@ -370,23 +373,24 @@ impl Recovery {
         self.arm_probe(now);
     }
 
-    /// Memory of sent data is given back. To be called when the connection has been quiet for some time: a connection that
-    /// sends now and then would allocate each time otherwise.
+    /// Frees the memory of sent data. This is meant for connections that have been quiet for some time; a connection
+    /// that sends occasionally would otherwise allocate each time.
     pub(super) fn release(&mut self) {
         self.runs.release();
     }
 
-    /// Whether the next new segment should have CWR set, if ECN was negotiated (RFC 3168, section 6.1.2).
+    /// Returns whether the next new segment should set CWR, if ECN was negotiated (RFC 3168, section 6.1.2).
     pub(super) fn cwr_due(&self) -> bool {
         self.cwr
     }
 
-    /// A new segment was sent with CWR.
+    /// Reports that a new segment was sent with CWR.
     pub(super) fn cwr_sent(&mut self) {
         self.cwr = false;
     }
 
-    /// Bytes in flight, those planned included: neither acknowledged, nor SACKed, nor lost (RFC 6675, section 4).
+    /// Returns the number of bytes in flight, including planned data: neither acknowledged, nor SACKed, nor lost (RFC
+    /// 6675, section 4).
     #[inline]
     pub(super) fn pipe(&self) -> u64 {
         let gone = u64::from(self.runs.sacked)
@@ -395,67 +399,68 @@ impl Recovery {
         (self.planned - self.runs.una).saturating_sub(gone)
     }
 
-    /// The first byte that is not acknowledged.
+    /// Returns the first unacknowledged position.
     pub(super) fn una(&self) -> u64 {
         self.runs.una
     }
 
-    /// The end of what was published.
+    /// Returns the end of the published data.
     pub(super) fn published_to(&self) -> u64 {
         self.runs.published
     }
 
-    /// The end of what was planned.
+    /// Returns the end of the planned data.
     pub(super) fn planned_to(&self) -> u64 {
         self.planned
     }
 
-    /// Where the sender is.
+    /// Returns the state of the sender.
     pub(super) fn state(&self) -> State {
         self.state
     }
 
-    /// The smoothed round-trip time in microseconds, 0 before the first sample.
+    /// Returns the smoothed round-trip time in microseconds, or 0 before the first sample.
     pub(super) fn srtt(&self) -> u64 {
         self.rtt.srtt()
     }
 
-    /// The variation of the round-trip time in microseconds.
+    /// Returns the variation of the round-trip time in microseconds.
     pub(super) fn rttvar(&self) -> u64 {
         self.rtt.variation()
     }
 
-    /// The least round-trip time of the last minutes in microseconds, if there was a sample.
+    /// Returns the minimum round-trip time of the last minutes in microseconds, if there was a sample.
     pub(super) fn min_rtt(&self) -> Option<u64> {
         self.rtt.min()
     }
 
-    /// The timeout in microseconds, with its doublings.
+    /// Returns the retransmission timeout in microseconds, including backoff.
     pub(super) fn rto(&self) -> u64 {
         self.rtt.rto()
     }
 
-    /// The congestion window in bytes.
+    /// Returns the congestion window in bytes.
     pub(super) fn cwnd(&self) -> u64 {
         u64::from(self.cc.cwnd)
     }
 
-    /// The slow start threshold in bytes; `u32::MAX` before the first loss.
+    /// Returns the slow start threshold in bytes, or `u32::MAX` before the first loss.
     pub(super) fn ssthresh(&self) -> u64 {
         u64::from(self.cc.ssthresh)
     }
 
-    /// Timeouts since an ACK advanced: the caller gives up at some number (RFC 1122, section 4.2.3.5).
+    /// Returns the number of timeouts since an ACK advanced. The caller gives up at some number (RFC 1122, section
+    /// 4.2.3.5).
     pub(super) fn backoffs(&self) -> u8 {
         self.expired
     }
 
-    /// What happened so far.
+    /// Returns the statistics since the beginning.
     pub(super) fn stats(&self) -> Stats {
         self.episode.as_ref().map_or_else(Stats::default, |episode| episode.stats)
     }
 
-    /// What happened since this was asked last.
+    /// Returns the statistics since the last call.
     pub(super) fn take_untold(&mut self) -> Stats {
         let Some(episode) = &mut self.episode else { return Stats::default() };
         let told = std::mem::replace(&mut episode.told, episode.stats);
@@ -466,7 +471,7 @@ impl Recovery {
         if self.last_sent == 0 { 0 } else { now.saturating_sub(self.last_sent) }
     }
 
-    /// Bytes were planned, which counts in a recovery.
+    /// Counts planned bytes in fast recovery.
     #[inline]
     fn count_out(&mut self, bytes: u64) {
         if self.state == State::Recovery
@@ -484,7 +489,7 @@ impl Recovery {
         }
     }
 
-    /// A retransmission is in the port.
+    /// Reports that the port has a retransmission.
     fn published_again(&mut self, now: u64, range: Range<u64>) {
         let head = range.start <= self.runs.una;
         let probe = self.probe == Probe::Planned && range.end == self.probe_end;
@@ -517,7 +522,7 @@ impl Recovery {
         }
     }
 
-    /// A probe was published (RFC 8985, section 7.3).
+    /// Records that a probe was published (RFC 8985, section 7.3).
     fn probed(&mut self, now: u64, probe: Probe) {
         self.probe = probe;
         self.probe_end = self.runs.published;

@@ -1,7 +1,8 @@
-//! Router discovery and stateless address autoconfiguration of an interface (RFC 4861, 6.3; RFC 4862; RFC 7559; RFC 8106).
+//! Router discovery and stateless address autoconfiguration of an interface (RFC 4861, 6.3; RFC 4862; RFC 7559; RFC
+//! 8106).
 //!
-//! Advertisements are not authenticated: every host of the link can send them. The interface takes them only from the link, a limited
-//! number in a second, and keeps a limited number of routers, prefixes, addresses and name servers.
+//! Advertisements are not authenticated: every host on the link can send them. The interface accepts a limited number
+//! per second, only from the link, and stores a limited number of routers, prefixes, addresses and name servers.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -18,25 +19,26 @@ use super::net::{Net, discovery};
 use super::packet::{DropReason, Out, Verdict};
 use super::stack::Stack;
 
-/// The limit of an interface's addresses.
+/// Maximum number of addresses per interface.
 const ADDRESSES: usize = 16;
-/// The first time between two solicitations, and the longest: it doubles (RFC 7559, 2).
+/// The first and the maximum interval between two solicitations. The interval doubles (RFC 7559, 2).
 const FIRST_WAIT: u64 = 4 * SECOND;
 const LONGEST_WAIT: u64 = 3600 * SECOND;
 /// An unauthenticated advertisement does not shorten the lifetime of an address below this (RFC 4862, 5.5.3).
 const TWO_HOURS: u64 = 7200 * SECOND;
-/// The least MTU of IPv6 (RFC 8200, 5).
+/// The minimum MTU of IPv6 (RFC 8200, 5).
 const LEAST_MTU: u32 = 1280;
 
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 
 impl Stack {
-    /// Has an interface make its IPv6 addresses and routes from router advertisements. The stack has one worker.
+    /// Starts autoconfiguration of an interface's IPv6 addresses and routes from router advertisements. The stack must
+    /// have one worker.
     pub fn start_slaac(&mut self, now: u64, iface: u8, out: &mut Out) {
         self.net.start_slaac(now, iface, out);
     }
 
-    /// A router advertisement.
+    /// Processes a router advertisement.
     #[cold]
     pub(super) fn router_advertised(
         &mut self,
@@ -62,13 +64,13 @@ impl Net {
         }
         let own = link_local(iface.mac);
         if !iface.addresses.iter().any(|other| other.prefix.address == own.address) {
-            // The interface has no other groups yet.
+            // This cannot fail: the interface has no other groups yet.
             let _ = self.add_address(now, number, (own, Life::permanent(Origin::LinkLocal)), out);
         }
         self.autoconfs.push(Autoconf::new(now, number, seed));
     }
 
-    /// The interface, if any, that still waits for its first address.
+    /// Returns an interface that still waits for its first address, if there is one.
     pub(super) fn awaits_advertised_address(&self) -> Option<u8> {
         let waiting = self.autoconfs.iter().filter(|autoconf| !autoconf.has_none).find(|autoconf| {
             let all = &self.ifaces[usize::from(autoconf.iface)].addresses;
@@ -116,7 +118,7 @@ impl Net {
         }
     }
 
-    /// Asks for advertisements, once the link-local address is the host's.
+    /// Sends a router solicitation once the link-local address is valid.
     fn solicit_routers(&mut self, now: u64, autoconf: &mut Autoconf, out: &mut Out) {
         let iface = &self.ifaces[usize::from(autoconf.iface)];
         let own = link_local(iface.mac).address;
@@ -124,7 +126,7 @@ impl Net {
         match iface.standing_of(own) {
             Some(Standing::Preferred) => {}
             Some(Standing::Tentative { until }) => return autoconf.ask = Some(until.max(now + 1)),
-            // Another host has it: the interface cannot be configured (RFC 4862, 5.4.5).
+            // Another host has the address, so the interface cannot be configured (RFC 4862, 5.4.5).
             _ => {
                 (autoconf.ask, autoconf.has_none) = (None, true);
                 return;
@@ -137,7 +139,7 @@ impl Net {
             SOLICIT_LEN
         }));
         autoconf.wait = (2 * autoconf.wait).clamp(FIRST_WAIT, LONGEST_WAIT);
-        // A tenth more or less.
+        // Plus or minus a tenth.
         let jitter = autoconf.chance.below(autoconf.wait / 5);
         autoconf.ask = Some(now + autoconf.wait - autoconf.wait / 10 + jitter);
     }
@@ -151,7 +153,7 @@ impl Net {
         out: &mut Out,
     ) -> Verdict {
         let IpAddr::V6(router) = ip.src else { return Verdict::Drop(DropReason::Malformed) };
-        // It comes from the link (RFC 4861, 6.1.2).
+        // The message must originate on the link (RFC 4861, 6.1.2).
         if ip.hops != 255 || !router.is_unicast_link_local() {
             return Verdict::Drop(DropReason::Malformed);
         }
@@ -231,20 +233,20 @@ impl Net {
         }
         let own = iface.addresses.iter().filter(|own| own.life.origin == Origin::Slaac);
         if valid > 0 && own.count() < ADDRESSES {
-            // The prefix says which addresses are neighbours, the address does not (RFC 5942).
+            // The prefix determines which addresses are neighbours, the address does not (RFC 5942).
             let own = Prefix { address, len: 128 };
             let life = Life { origin: Origin::Slaac, preferred, valid: until };
             let _ = self.add_address(now, number, (own, life), out);
         }
     }
 
-    /// The interface has a route to each prefix of the link, and one to all other networks by a router.
+    /// Updates the interface's routes: one to each on-link prefix, and a default route through a router.
     fn set_routes(&mut self, autoconf: &mut Autoconf) {
         let iface = &mut self.ifaces[usize::from(autoconf.iface)];
         let gateway = Ipv6Addr::UNSPECIFIED.into();
         let mut routes: Vec<_> = autoconf.on_link.iter().map(|on| Route { to: on.value, gateway }).collect();
         routes.extend(autoconf.router().map(|router| Route::default_by(router.into())));
-        // A route that was given by hand is not taken away later.
+        // A static route is not removed later.
         routes.retain(|route| autoconf.routes.contains(route) || !iface.routes.contains(route));
         if routes != autoconf.routes {
             iface.routes.retain(|route| !autoconf.routes.contains(route));
@@ -254,13 +256,13 @@ impl Net {
         }
     }
 
-    /// A neighbour does not answer. Another router is preferred to a silent one (RFC 4861, 6.3.6).
+    /// Handles a neighbour that does not answer. Other routers are preferred to a silent one (RFC 4861, 6.3.6).
     pub(super) fn neighbour_is_silent(&mut self, number: u8, address: IpAddr) {
         let Some(at) = self.autoconfs.iter().position(|autoconf| autoconf.iface == number) else { return };
         let mut autoconf = self.autoconfs.remove(at);
         if let Some(router) = autoconf.routers.iter_mut().find(|router| address == router.address) {
             router.is_silent = true;
-            // When all are silent each is tried again.
+            // If all routers are silent, each is tried again.
             if autoconf.routers.iter().all(|router| router.is_silent) {
                 autoconf.routers.iter_mut().for_each(|router| router.is_silent = false);
                 autoconf.routers.rotate_left(1);
@@ -271,18 +273,19 @@ impl Net {
     }
 }
 
-/// The time at which a lifetime ends; `u32::MAX` seconds are without end.
+/// Returns the end of a lifetime. `u32::MAX` seconds stand for no end.
 fn lifetime(now: u64, seconds: u32) -> u64 {
     if seconds == u32::MAX { u64::MAX } else { now + u64::from(seconds) * SECOND }
 }
 
-/// The end of an address's lifetime when an advertisement gives another one (RFC 4862, 5.5.3).
+/// Returns the end of an address's lifetime after an advertisement has given another one (RFC 4862, 5.5.3).
 fn extended(now: u64, valid: u64, given: u64) -> u64 {
     let two_hours = now + TWO_HOURS;
     if given > two_hours || given > valid { given } else { valid.min(two_hours) }
 }
 
-/// The address of an interface in a network of 64 bits, by its Ethernet address (RFC 4291, Appendix A).
+/// Returns the address of an interface in a network with a prefix of 64 bits, based on its MAC address (RFC 4291,
+/// Appendix A).
 fn with_identifier(network: Ipv6Addr, iface: &Iface) -> IpAddr {
     let identifier = ipv6::link_local(iface.mac).to_bits() & u128::from(u64::MAX);
     Ipv6Addr::from_bits(network.to_bits() | identifier).into()

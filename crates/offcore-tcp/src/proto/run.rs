@@ -1,8 +1,8 @@
-//! Runs: segments of a flow that follow one another in a vector and say nothing new but their data.
+//! Runs: consecutive segments of a flow in a vector that differ only in their data.
 //!
-//! What stacks merge before they look at it (GRO) is looked at here by its difference: when a packet's headers repeat those of
-//! the packet before it, which brought the flow's next data, only its place in the stream, its timestamp and its lengths are
-//! read. Everything else has been decided by then. No packet is built, and each is copied on its own.
+//! Other stacks merge such segments first (GRO). This stack compares headers instead: if a packet repeats the headers
+//! of the previous packet, which delivered in-order data, only its sequence number, timestamp and lengths are parsed.
+//! All other checks have already been made. No merged packet is built, and each payload is copied separately.
 
 use offcore_wire::{Ipv4Packet, Ipv6Packet, TcpFlags, Timestamps, ethernet, ipv4, ipv6, tcp};
 
@@ -13,32 +13,32 @@ use super::segment::Segment;
 /// Offsets of a TCP header without IP options or extension headers before it.
 const BEHIND_V4: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN;
 const BEHIND_V6: usize = ethernet::HEADER_LEN + ipv6::HEADER_LEN;
-/// Bytes of a TCP header, and the same with timestamps laid out as RFC 7323 recommends in appendix A, and what that begins
-/// with.
+/// Length of a TCP header, the same with timestamps in the layout that RFC 7323 recommends in appendix A, and the first
+/// bytes of that layout.
 const PLAIN: usize = tcp::HEADER_LEN;
 const TIMED: usize = PLAIN + 12;
 const LAYOUT: [u8; 4] = [1, 1, 8, 10];
 
-/// A connection whose next segment may be of a run.
+/// A connection whose next segment may continue a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Run {
     pub index: u32,
-    /// Offset of the TCP header, and the header's bytes.
+    /// Offset and length of the TCP header.
     transport: u8,
     header: u8,
 }
 
-/// What a segment of a run says.
+/// The fields that vary within a run.
 pub(super) struct Again {
     pub seq: u32,
     pub ack: u32,
     pub timestamps: Option<Timestamps>,
-    /// Offset of the payload in the frame, and its bytes.
+    /// Offset of the payload in the frame, and its length.
     pub payload: (usize, u32),
 }
 
 impl Run {
-    /// After a segment whose payload connection `index` has taken.
+    /// Creates a run after a segment whose payload connection `index` has accepted.
     #[inline]
     pub(super) fn after(index: u32, ip: &IpHeaders, segment: &Segment) -> Option<Self> {
         let header = segment.payload_at - ip.transport;
@@ -48,7 +48,7 @@ impl Run {
         (known && plain).then_some(Self { index, transport: ip.transport as u8, header: header as u8 })
     }
 
-    /// Reads a packet that repeats the headers of the one `before` it, which is of the run.
+    /// Parses a packet that repeats the headers of the packet `before` it, which belongs to the run.
     #[inline]
     pub(super) fn read(self, before: &[u8], packet: &RxSeg<'_>) -> Option<Again> {
         let (transport, header) = (usize::from(self.transport), usize::from(self.header));
@@ -72,7 +72,7 @@ impl Run {
         };
         let (first, second) = (first.1.get(..header)?, second.1.get(..header)?);
         let push = TcpFlags::PSH.0;
-        // Ports; acknowledgement, header length; flags but for PSH; window.
+        // Ports; acknowledgement, header length; flags except PSH; window.
         let repeats = same::<0, 4>(first, second)
             && same::<8, 5>(first, second)
             && first[13] | push == second[13] | push
@@ -90,7 +90,7 @@ impl Run {
     }
 }
 
-/// Whether `N` bytes from `AT` on are the same.
+/// Returns whether the `N` bytes from `AT` on are equal.
 #[inline]
 fn same<const AT: usize, const N: usize>(a: &[u8], b: &[u8]) -> bool {
     let part = |bytes: &[u8]| bytes.get(AT..).and_then(|bytes| bytes.first_chunk::<N>().copied());

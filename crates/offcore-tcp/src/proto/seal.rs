@@ -1,4 +1,4 @@
-//! What becomes of a plan when its copies are done: the packet's headers, as they are right then; or nothing.
+//! Sealing of plans: when the copies are complete, the packet gets its headers, or is discarded.
 
 use offcore_wire::{Sum, TcpFlags, TcpVarying, Timestamps};
 
@@ -7,8 +7,8 @@ use super::stack::Stack;
 use super::tcb::State;
 
 impl Stack {
-    /// The copies of `plan` are done: writes the packet's headers, as they are right now, to the end of `to`, which is what
-    /// lies in front of the payload. `payload` is the sum of the payload when the port does not complete checksums.
+    /// Writes the current headers of a packet when the copies of `plan` are complete. They are written to the end of
+    /// `to`, which precedes the payload. `payload` is the sum of the payload if the port does not complete checksums.
     #[inline]
     pub fn seal(
         &mut self,
@@ -33,7 +33,8 @@ impl Stack {
             return Sealed::Obsolete;
         }
         let Some(dst_mac) = self.net.link(now, tcb, out) else {
-            // As good as lost: it is sent again when the neighbour has answered. Nobody else is to read it.
+            // The packet counts as lost and is retransmitted when the neighbour has answered. No other host must
+            // receive it.
             tcb.sender.published(now, &next);
             self.counts.no_station += 1;
             self.touch(plan.conn);
@@ -53,7 +54,7 @@ impl Stack {
             tcb.sender.recovery.cwr_sent();
             flags = flags | TcpFlags::CWR;
         }
-        // Segments that a port cuts would all have the same pointer.
+        // All segments of a packet segmented by the port would have the same pointer.
         let is_cut = plan.len > u32::from(tcb.sender.mss());
         let urgent = tcb.sender.urgent_pointer(plan.pos).filter(|_| !is_cut);
         if urgent.is_some() {
@@ -86,8 +87,8 @@ impl Stack {
         Sealed::Send { iface, headers: headers as u8, transport: transport as u8, segment }
     }
 
-    /// A planned packet is not made: there is no buffer for it. What was planned after it is given up before it, so that it is
-    /// planned anew: nobody knows of a hole but the peer.
+    /// Gives up a plan because the pool has no buffer. The caller gives up later plans first, so that the data is
+    /// planned again without a hole in the stream.
     pub fn give_up(&mut self, plan: &Plan, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(plan.conn) else { return self.give_up_datagram(plan, out) };
         conn.planned -= 1;

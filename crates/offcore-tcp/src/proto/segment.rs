@@ -1,4 +1,4 @@
-//! A received TCP segment, read from its head.
+//! A received TCP segment, parsed from the head of a packet.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::addr::FlowKey;
 use super::ip::IpHeaders;
 use super::packet::DropReason;
 
-/// A segment: its header, and where its payload is.
+/// The header of a segment, and the offset and length of its payload.
 #[derive(Debug, Clone)]
 pub(crate) struct Segment {
     pub src_port: u16,
@@ -23,14 +23,14 @@ pub(crate) struct Segment {
     pub options: TcpOptions,
     /// Offset of the payload in the frame.
     pub payload_at: usize,
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub payload_len: u32,
-    /// A router has marked it (RFC 3168, 6.1.3).
+    /// A router has set a congestion mark (RFC 3168, 6.1.3).
     pub congestion_experienced: bool,
 }
 
 impl Segment {
-    /// None.
+    /// An empty segment.
     pub(crate) const NONE: Self = Self {
         src_port: 0,
         dst_port: 0,
@@ -45,8 +45,8 @@ impl Segment {
         congestion_experienced: false,
     };
 
-    /// Reads the segment in a frame whose first bytes are `head`.
-    // In place, as the IP headers.
+    /// Parses the segment in a frame that begins with `head`.
+    // The result is written in place, as for the IP headers.
     #[inline]
     pub(crate) fn read(&mut self, ip: &IpHeaders, head: &[u8]) -> Result<(), DropReason> {
         let bytes = head.get(ip.transport..ip.end.min(head.len())).ok_or(DropReason::Malformed)?;
@@ -66,7 +66,7 @@ impl Segment {
         Ok(())
     }
 
-    /// The flow that it is of, as we see it. An IPv6 packet from a mapped address is of none (RFC 4038, 4.2).
+    /// Returns the segment's flow from this host's view. An IPv6 packet from a mapped address has none (RFC 4038, 4.2).
     #[inline]
     pub(crate) fn flow(&self, ip: &IpHeaders) -> Option<FlowKey> {
         ip.flow(self.dst_port, self.src_port)
@@ -76,21 +76,21 @@ impl Segment {
         self.flags.intersects(flag)
     }
 
-    /// Sequence numbers that it takes: of its payload, and one each of SYN and FIN.
+    /// Returns the number of sequence numbers that it occupies: its payload, and one each for SYN and FIN.
     pub(crate) fn seq_len(&self) -> u32 {
         self.payload_len + u32::from(self.has(TcpFlags::SYN)) + u32::from(self.has(TcpFlags::FIN))
     }
 }
 
-/// A position in a stream that is at most 2^31 away from `near`, from its sequence number. `first` is the sequence number
-/// of position 0. Nothing when that would be before position 0.
+/// Returns the position of a sequence number that is at most 2^31 from `near`. `first` is the sequence number of
+/// position 0. Returns `None` if the position would be before 0.
 #[inline]
 pub(crate) fn position(seq: u32, first: u32, near: u64) -> Option<u64> {
     let distance = seq.wrapping_sub(first).wrapping_sub(near as u32).cast_signed();
     near.checked_add_signed(distance.into())
 }
 
-/// The same of two edges, of a range that is not empty.
+/// Returns the positions of both edges of a range. Returns `None` if the range is empty.
 #[inline]
 pub(crate) fn range(start: u32, end: u32, first: u32, near: u64) -> Option<Range<u64>> {
     let (start, end) = (position(start, first, near)?, position(end, first, near)?);
@@ -119,13 +119,13 @@ mod tests {
         assert_eq!(position(100, 100, 0), Some(0));
     }
 
-    /// Numbers around the edges of 32 bits, and of their halves.
+    /// Returns numbers around the boundaries of 32 bits and of their halves.
     fn edges() -> impl Iterator<Item = u64> {
         let edges = [0_u64, 1 << 31, 1 << 32, 3 << 31, 5 << 32, u64::MAX - (1 << 31), u64::MAX];
         edges.into_iter().flat_map(|edge| (0..=6).map(move |more| edge.wrapping_add(more).wrapping_sub(3)))
     }
 
-    /// `position` finds the nearest of all positions with a sequence number.
+    /// `position` returns the nearest of all positions with a sequence number.
     #[test]
     fn every_edge_has_its_nearest_position() {
         for (near, first) in edges().flat_map(|near| edges().map(move |first| (near, first as u32))) {
@@ -138,7 +138,7 @@ mod tests {
         }
     }
 
-    /// A range has the positions of its edges, and is nothing if the end does not come after the start.
+    /// A range has the positions of its edges. The result is `None` if the end is not after the start.
     #[test]
     fn every_edge_of_a_range() {
         for near in edges() {

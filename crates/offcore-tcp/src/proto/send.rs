@@ -1,4 +1,4 @@
-//! The sending half of a connection: what may be sent, what has been, and what the peer says of it.
+//! The sending half of a connection: the data that may be sent, the data in flight, and the peer's acknowledgements.
 
 use std::ops::Range;
 
@@ -9,58 +9,57 @@ use super::packet::Next;
 use super::recovery::{Ack, Acked, Algorithm, Recovery, TimerAction};
 use super::segment::position;
 
-/// Bytes of one connection whose copies are under way, at most.
+/// Maximum number of bytes of one connection in copies.
 const COPYING: u64 = 256 << 10;
-/// Longest time between two probes of a window of zero (RFC 9293, 3.8.6.1; as Linux).
+/// Maximum interval between two zero-window probes (RFC 9293, 3.8.6.1; as Linux).
 const PERSIST_MAX: u64 = 120_000_000;
 /// A position beyond all data.
 const NOWHERE: u64 = u64::MAX;
 
-/// An acknowledgement that means nothing here.
+/// An unacceptable acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Strange {
-    /// It acknowledges what has not been sent.
+    /// It acknowledges data that has not been sent.
     Unsent,
     /// It is older than the largest window (RFC 5961, 5.2).
     Ancient,
 }
 
-/// What a segment says about what was sent.
+/// The acknowledgement information of a segment.
 #[derive(Debug, Clone)]
 pub(crate) struct Report<'a> {
     pub ack: u32,
-    /// Bytes, scaled.
+    /// The window in bytes, scaled.
     pub window: u32,
     /// Position of the segment itself in the peer's stream.
     pub at: u64,
     pub sacks: &'a [(u64, u64)],
-    /// A duplicate that it reports (RFC 2883).
+    /// The range that the peer received twice (RFC 2883).
     pub duplicate: Option<(u64, u64)>,
-    /// Microseconds that a timestamp took to come back.
+    /// Round-trip time of the echoed timestamp in microseconds.
     pub rtt: Option<u64>,
-    /// The peer has had a mark of congestion.
+    /// The peer has received a congestion mark (ECN).
     pub congestion: bool,
     pub has_data: bool,
 }
 
-/// Send sequence space. Positions are offsets of the stream's first byte; a FIN takes one behind the last byte. There are
-/// two edges: copies are ordered up to [`next`](Self::next), and the port has
-/// what is before [`published_to`](Self::published_to). The peer can know of that
-/// only.
+/// The send sequence space. Positions are offsets in the stream; a FIN occupies one position behind the last byte.
+/// There are two edges: copies are submitted up to [`next`](Self::next), and the port has the data before
+/// [`published_to`](Self::published_to). The peer can acknowledge only the latter.
 #[derive(Debug)]
 pub(crate) struct Sender {
     /// Sequence number of position 0.
     first: u32,
     /// Right edge of the peer's window.
     edge: u64,
-    /// Segment of the last update of the window: its position and its acknowledgement.
+    /// The position and the acknowledgement of the segment that last updated the window.
     updated: (u64, u64),
-    /// Largest window that the peer has had, in bytes.
+    /// Largest window that the peer has advertised, in bytes.
     largest: u32,
     pub scale: u8,
     /// Position up to which the application has written.
     written: u64,
-    /// From here on short segments wait because of `MSG_MORE` or `TCP_CORK`.
+    /// Short segments from this position on are held because of `MSG_MORE` or `TCP_CORK`.
     held_from: u64,
     corked: bool,
     /// The end of the last sent short segment (Minshall).
@@ -70,28 +69,28 @@ pub(crate) struct Sender {
     /// The application has ended its stream.
     closing: bool,
     fin_planned: bool,
-    /// Small segments go out at once (RFC 9293, 3.7.4).
+    /// Small segments are sent immediately (RFC 9293, 3.7.4).
     pub no_delay: bool,
-    /// Bytes of payload in a segment, at most.
+    /// Maximum number of payload bytes per segment.
     mss: u16,
-    /// Bytes of the longest segment that has got through.
+    /// Payload bytes of the longest acknowledged segment.
     proven: u16,
-    /// When a window that is closed, or too small, is looked at again.
+    /// Time of the next probe of a closed or too small window.
     persist: Option<u64>,
-    /// Probes of the window since it was open.
+    /// Window probes since the window was last open.
     persist_tries: u8,
-    /// Probes of the window since the peer has said anything.
+    /// Window probes since the last segment of the peer.
     unanswered: u8,
     /// Timeouts that the peer answered with an acknowledgement and a closed window.
     answered: u8,
-    /// Start of the present stall: the time when the data was sent or the window closed; [`NOWHERE`] after progress.
+    /// Start of the current stall: the time when the data was sent or the window closed. [`NOWHERE`] after progress.
     stalled: u64,
-    /// What is in flight; it knows the edges.
+    /// State of the data in flight, including both edges.
     pub recovery: Recovery,
 }
 
 impl Sender {
-    /// After a SYN of sequence number `iss`, of segments of `mss` bytes.
+    /// Creates the state after a SYN with sequence number `iss`, for segments of `mss` bytes.
     pub(crate) fn new(iss: u32, mss: u16, algorithm: Algorithm, sack: bool, timestamps: bool) -> Self {
         Self {
             first: iss.wrapping_add(1),
@@ -118,90 +117,91 @@ impl Sender {
         }
     }
 
-    /// The sequence number of a position.
+    /// Returns the sequence number of a position.
     #[inline]
     pub(crate) fn seq(&self, position: u64) -> u32 {
         self.first.wrapping_add(position as u32)
     }
 
-    /// The sequence number of what a segment without data carries: it must not be ahead of what the port has.
+    /// Returns the sequence number of a segment without data. It must not be ahead of the data that the port has.
     #[inline]
     pub(crate) fn published_seq(&self) -> u32 {
         self.seq(self.published_to())
     }
 
-    /// Oldest position not acknowledged.
+    /// Returns the oldest unacknowledged position.
     #[inline]
     pub(crate) fn una(&self) -> u64 {
         self.recovery.una()
     }
 
-    /// Position up to which copies have been ordered.
+    /// Returns the position up to which copies have been submitted.
     #[inline]
     pub(crate) fn next(&self) -> u64 {
         self.recovery.planned_to()
     }
 
-    /// Position up to which the port has everything.
+    /// Returns the position up to which the port has all data.
     #[inline]
     pub(crate) fn published_to(&self) -> u64 {
         self.recovery.published_to()
     }
 
-    /// The sequence number that a keep-alive or a probe of a closed window has: an old one.
+    /// Returns the sequence number of a keep-alive or window probe, which is an already acknowledged one.
     pub(crate) fn probe_seq(&self) -> u32 {
         self.seq(self.una()).wrapping_sub(1)
     }
 
-    /// Whether nothing is under way, and nothing waits to be sent.
+    /// Returns whether no data is in flight or waits to be sent.
     pub(crate) fn is_idle(&self) -> bool {
         self.una() == self.written.max(self.next())
     }
 
-    /// Whether the peer's window is closed.
+    /// Returns whether the peer's window is closed.
     #[inline]
     fn is_shut(&self) -> bool {
         self.edge <= self.una()
     }
 
-    /// The number of bytes that the network takes within about two round trips.
+    /// Returns the number of bytes that the network can carry within about two round trips.
     pub(crate) fn takes_soon(&self) -> u64 {
         let now = self.edge.saturating_sub(self.una()).min(self.recovery.cwnd());
         // A small block is enough for a small window.
         if now <= FIRST_GRANT { now } else { 2 * now }
     }
 
-    /// Whether data waits for a closed window, and the peer answers window probes.
+    /// Returns whether data waits for a closed window and the peer answers window probes.
     pub(crate) fn is_held_up(&self) -> bool {
         self.is_shut() && !self.is_idle() && self.timeouts() <= 1
     }
 
-    /// Whether something is written that the peer's window has room for, and the port lacks.
+    /// Returns whether the application has written data that fits the peer's window and that the port does not have
+    /// yet.
     pub(crate) fn may_send(&self) -> bool {
         self.published_to() < self.written.min(self.edge)
     }
 
-    /// Position of the FIN, when it has been planned.
+    /// Returns the position of the FIN if it has been planned.
     fn fin(&self) -> Option<u64> {
         self.fin_planned.then_some(self.written)
     }
 
-    /// Whether the application has written nothing beyond `position`.
+    /// Returns whether the application has written nothing beyond `position`.
     pub(crate) fn is_last(&self, position: u64) -> bool {
         position == self.written
     }
 
-    /// Whether the peer has acknowledged our FIN.
+    /// Returns whether the peer has acknowledged our FIN.
     pub(crate) fn fin_acknowledged(&self) -> bool {
         self.fin().is_some_and(|fin| self.una() > fin)
     }
 
-    /// Bytes of the stream that are acknowledged: their memory is free.
+    /// Returns the number of acknowledged bytes of the stream, whose memory is free.
     pub(crate) fn acknowledged(&self) -> u64 {
         self.una().min(self.written)
     }
 
-    /// Bytes that are written and not acknowledged.
+    /// Returns the number of written and unacknowledged bytes.
     pub(crate) fn unacknowledged(&self) -> u64 {
         self.written - self.acknowledged()
     }
@@ -210,7 +210,7 @@ impl Sender {
         self.mss
     }
 
-    /// Bytes of the longest segment that has got through since it was last cut.
+    /// Returns the payload bytes of the longest segment acknowledged since the MSS was last reduced.
     pub(crate) fn proven(&self) -> u16 {
         self.proven
     }
@@ -220,14 +220,14 @@ impl Sender {
         self.recovery.set_mss(mss.into());
     }
 
-    /// The window of the handshake's last segment.
+    /// Sets the window from the last segment of the handshake.
     pub(crate) fn open_window(&mut self, window: u32) {
         self.edge = u64::from(window);
         self.largest = window;
     }
 
-    /// The application has written up to `position`. From the beginning of `held` on short segments wait, while not more than
-    /// its end is written.
+    /// Records that the application has written up to `position`. Short segments from the start of `held` on are held
+    /// while no more than its end is written.
     pub(crate) fn written(&mut self, position: u64, held: &Range<u64>) {
         if self.closing {
             return;
@@ -239,12 +239,12 @@ impl Sender {
         self.written = self.written.max(position);
     }
 
-    /// The byte before position `end` is urgent.
+    /// Marks the byte before position `end` as urgent.
     pub(crate) fn urge(&mut self, end: u64) {
         self.urgent = end;
     }
 
-    /// The urgent pointer of a segment at `position`, if it has one.
+    /// Returns the urgent pointer of a segment at `position`, if it needs one.
     #[inline]
     pub(crate) fn urgent_pointer(&self, position: u64) -> Option<u16> {
         self.urgent
@@ -253,21 +253,21 @@ impl Sender {
             .filter(|pointer| *pointer > 0)
     }
 
-    /// Whether the peer lacks the urgent byte.
+    /// Returns whether the peer has not acknowledged the urgent byte.
     #[inline]
     fn is_urgent(&self) -> bool {
         self.urgent > self.una()
     }
 
-    /// The application has ended its stream.
+    /// Records that the application has ended its stream.
     pub(crate) fn close(&mut self) {
         (self.closing, self.held_from) = (true, NOWHERE);
     }
 
-    /// Takes an acknowledgement and a window.
+    /// Processes an acknowledgement and a window.
     ///
     /// # Errors
-    /// It means nothing here; nothing has changed.
+    /// Fails without any change if the acknowledgement is unacceptable.
     #[inline]
     pub(crate) fn report(&mut self, now: u64, report: &Report<'_>) -> Result<Acked, Strange> {
         let una = self.una();
@@ -312,8 +312,8 @@ impl Sender {
         Ok(acked)
     }
 
-    /// A segment at position `at` that goes on with the last one repeats its acknowledgement and its window, which is the
-    /// present one. Whether that says nothing: all of ours is acknowledged by it, and was quietly.
+    /// Processes an in-order segment at position `at` that repeats the current window. Returns whether its
+    /// acknowledgement also repeats: all sent data is acknowledged, and no recovery is in progress.
     #[inline]
     pub(crate) fn hears_again(&mut self, ack: u32, at: u64) -> bool {
         let una = self.una();
@@ -324,17 +324,17 @@ impl Sender {
         true
     }
 
-    /// Whether the peer's window has this size.
+    /// Returns whether the peer's window has this size.
     pub(crate) fn has_window(&self, window: u32) -> bool {
         self.edge == self.una() + u64::from(window)
     }
 
-    /// Whether the window is that of the segment at position `at`.
+    /// Returns whether the segment at position `at` set the window.
     pub(crate) fn has_window_of(&self, at: Option<u64>) -> bool {
         at == Some(self.updated.0)
     }
 
-    /// RFC 9293, 3.10.7.4: the window of a newer segment counts. Returns whether it has changed.
+    /// Updates the window from a newer segment (RFC 9293, 3.10.7.4). Returns whether it has changed.
     #[inline]
     fn update_window(&mut self, ack: u64, report: &Report<'_>) -> bool {
         let newer = ack > self.una() || (report.at, ack) >= self.updated;
@@ -349,15 +349,15 @@ impl Sender {
         moved
     }
 
-    /// What is to be sent next, in packets of at most `at_most` bytes; when nothing can be sent now, none.
+    /// Plans the next packet of at most `at_most` bytes. Returns `None` if nothing can be sent now.
     #[inline]
     pub(crate) fn plan(&mut self, now: u64, at_most: u32) -> Option<Next> {
-        // A port that segments repeats the urgent pointer.
+        // A port that segments would repeat the urgent pointer in each segment.
         let at_most = if self.is_urgent() { self.mss.into() } else { at_most.max(self.mss.into()) };
         if let Some(range) = self.recovery.next_lost(at_most) {
             return Some(self.again(range));
         }
-        // A probe for a lost tail is new data where there is some, however little (RFC 8985, 7.3).
+        // A tail loss probe is new data if there is any, however little (RFC 8985, 7.3).
         let Some((len, fin)) = self.usable(now, at_most, self.recovery.probe_is_due()) else {
             if self.recovery.has_nothing_new()
                 && let Some(range) = self.recovery.next_lost(at_most)
@@ -391,8 +391,8 @@ impl Sender {
         Next { range, fin, again: false }
     }
 
-    /// New bytes that may be sent, and whether the FIN is sent with them. `now_or_never` sends less than Nagle's algorithm,
-    /// corks and silly window avoidance allow.
+    /// Returns the number of new bytes that may be sent, and whether the FIN is sent with them. With `now_or_never`,
+    /// Nagle's algorithm, corks and silly window avoidance do not apply.
     #[inline]
     fn usable(&self, now: u64, at_most: u32, now_or_never: bool) -> Option<(u64, bool)> {
         if self.fin_planned {
@@ -426,9 +426,9 @@ impl Sender {
         (len > 0).then_some((len, false))
     }
 
-    /// The number of bytes to send of the last `len` written bytes, which begin at `at` and do not fill a segment. A cork holds them,
-    /// and so does Nagle's algorithm (RFC 9293, 3.7.4), in Minshall's variant as on Linux, while an earlier short segment is not
-    /// acknowledged.
+    /// Returns how many of the last `len` written bytes to send. These bytes begin at `at` and do not fill a segment.
+    /// They are held by a cork, or by Nagle's algorithm (RFC 9293, 3.7.4) in Minshall's variant as on Linux, while an
+    /// earlier short segment is unacknowledged.
     #[inline]
     fn may_end(&self, at: u64, len: u64) -> u64 {
         let waits =
@@ -436,8 +436,8 @@ impl Sender {
         if waits { 0 } else { len.min(self.held_from.saturating_sub(at)) }
     }
 
-    /// Nothing can be sent: when that is for the peer's window, and nothing is under way whose acknowledgement would
-    /// open it, somebody has to ask.
+    /// Starts the persist timer if the peer's window blocks transmission and no data is in flight whose acknowledgement
+    /// could open it.
     fn watch_window(&mut self, now: u64) {
         let blocked = self.written > self.next() || self.closing && !self.fin_planned;
         if blocked && self.next() == self.una() && self.persist.is_none() && !self.recovery.is_held() {
@@ -446,26 +446,26 @@ impl Sender {
         }
     }
 
-    /// The port has the bytes of `next`.
+    /// Reports that the port has the bytes of `next`.
     #[inline]
     pub(crate) fn published(&mut self, now: u64, next: &Next) {
         let range = next.range.start..next.range.end + u64::from(next.fin);
         self.recovery.published(now, range, next.again);
     }
 
-    /// Nothing of `next` is going to be sent.
+    /// Cancels `next`, which will not be sent.
     pub(crate) fn unplanned(&mut self, next: &Next) {
-        // Nothing comes behind a FIN: it is to be planned anew.
+        // Nothing follows a FIN, so it must be planned again.
         self.fin_planned &= next.again || !next.fin;
         self.recovery.unplanned(next.range.start..next.range.end + u64::from(next.fin));
     }
 
-    /// When [`timer`](Self::timer) is to be called.
+    /// Returns the time of the next [`timer`](Self::timer) call.
     pub(crate) fn deadline(&self) -> Option<u64> {
         [self.persist, self.recovery.deadline()].into_iter().flatten().min()
     }
 
-    /// Something may be due.
+    /// Processes expired timers.
     pub(crate) fn timer(&mut self, now: u64) -> Due {
         // A timer that expires for the first time was started one timeout ago.
         let since = now.saturating_sub(self.recovery.rto());
@@ -492,25 +492,25 @@ impl Sender {
         }
     }
 
-    /// The end of a connection without progress, with a `TCP_USER_TIMEOUT` in microseconds.
+    /// Returns the time when a connection without progress ends, with a `TCP_USER_TIMEOUT` in microseconds.
     pub(crate) fn over_at(&self, user_timeout: u64) -> u64 {
         self.stalled.saturating_add(user_timeout)
     }
 
-    /// Timeouts in a row without a sign of the peer.
+    /// Returns the number of consecutive timeouts without an answer from the peer.
     pub(crate) fn timeouts(&self) -> u8 {
         self.recovery.backoffs().saturating_sub(self.answered).max(self.unanswered)
     }
 }
 
-/// What a timer of the sender asks for.
+/// The action that an expired timer requires.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Nothing,
-    /// There may be something to be planned.
+    /// Data may be ready for planning.
     Plan,
-    /// This, at once.
+    /// Send this immediately.
     Send(Next),
-    /// A segment that the peer answers with its window.
+    /// Send a segment that the peer answers with its window.
     AskForWindow,
 }

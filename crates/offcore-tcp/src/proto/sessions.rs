@@ -1,4 +1,4 @@
-//! What a server of applications in other processes asks of the stack, beside calls.
+//! Additional calls for a server of applications in other processes.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,8 @@ use super::handshake::{Half, Wishes};
 use super::stack::Stack;
 
 impl Stack {
-    /// Sets the buffer sizes of a connection or datagram socket. Blocks and windows beyond them remain until they are used.
+    /// Sets the buffer sizes of a connection or datagram socket. Blocks and windows beyond them remain until they are
+    /// used.
     pub fn set_buffers(&mut self, conn: ConnId, buffers: Buffers) {
         let Self { conns, arenas, config, .. } = self;
         if let Some(this) = conns.get_mut(conn) {
@@ -28,42 +29,42 @@ impl Stack {
         }
     }
 
-    /// The options of this end for a connection to a listener.
+    /// Returns this side's parameters for a connection to a listener.
     pub(super) fn wishes_of(&self, half: &Half) -> Wishes {
         let buffers = self.listeners.get(half.listener).map_or_else(Buffers::default, |this| this.buffers);
         self.wishes.with(buffers, &self.config)
     }
 
-    /// How much room a connection or datagram socket has.
+    /// Returns the room of a connection or datagram socket.
     pub fn room(&self, conn: ConnId) -> Option<Room> {
         let datagrams =
             |(tx, _): (&Fifo<Tx>, _)| Room { free: tx.end() - tx.edge(), of: tx.end() - tx.released() };
         self.conns.get(conn).map(Conn::room).or_else(|| self.udp.tx(conn).map(datagrams))
     }
 
-    /// Bytes that the application can read, by what it has last [consumed](Self::consumed).
+    /// Returns the number of bytes that the application can read, based on its last [`consumed`](Self::consumed) call.
     pub fn unread(&self, conn: ConnId) -> u64 {
         let rx = self.conns.get(conn).map(|conn| &conn.rx);
         rx.or_else(|| self.udp.rx(conn).map(|(rx, _)| rx)).map_or(0, |rx| rx.edge() - rx.released())
     }
 
-    /// Whether the peer has ended its stream, and all that it sent can be read.
+    /// Returns whether the peer has ended its stream and all its data can be read.
     pub fn has_ended(&self, conn: ConnId) -> bool {
         self.conns.get(conn).is_some_and(|conn| conn.tcb.told_end)
     }
 
-    /// Whether an address is one of this stack's, be it tentative.
+    /// Returns whether the stack has the address, even if it is tentative.
     pub fn has_address(&self, address: IpAddr) -> bool {
         self.net.has(address)
     }
 
-    /// Address and port of a datagram socket.
+    /// Returns the address and port of a datagram socket.
     pub fn datagram_address(&self, socket: ConnId) -> Option<(Option<IpAddr>, u16)> {
         self.udp.get(socket).map(|socket| (socket.address, socket.port))
     }
 
-    /// A slot without a connection, of a session that has an address and nothing else. It goes back by
-    /// [`give_slot`](Self::give_slot); until then the memory of `app` stays.
+    /// Takes a slot without a connection, for a session that has only an address. It is returned by
+    /// [`give_slot`](Self::give_slot). Until then the memory of `app` stays allocated.
     pub fn take_slot(&mut self, app: AppId) -> Option<Place> {
         if !self.arenas.is_open(app) || !self.arenas.may_enter(app) {
             return None;
@@ -73,14 +74,14 @@ impl Stack {
         Some(slot)
     }
 
-    /// Gives a slot back that has no connection.
+    /// Returns a slot that has no connection.
     pub fn give_slot(&mut self, app: AppId, slot: Place) {
         self.arenas[app].give_slot(slot);
         self.arenas.leave(app);
     }
 
-    /// A connection that was asked for just now gets the slot `slot`, which was [taken](Self::take_slot) for the same
-    /// application, in place of its own. `false`: it is too late, or gone.
+    /// Replaces the slot of a newly opened connection by `slot`, which was [taken](Self::take_slot) for the same
+    /// application. Returns `false` if the connection has already been used, or no longer exists.
     pub fn set_slot(&mut self, conn: ConnId, slot: Place) -> bool {
         let Some(this) = self.conns.get_mut(conn) else { return false };
         if this.planned > 0 || this.tcb.placing > 0 || this.tx.edge() > 0 || !this.rx.is_empty() {
@@ -93,7 +94,7 @@ impl Stack {
         arena.give_slot(this.slot);
         (this.slot, this.rx, this.tx) = (slot, Fifo::new(slot), Fifo::new(slot));
         this.begin(arena, &self.config);
-        // The slot goes with the connection.
+        // From now on, the slot is counted with the connection.
         self.arenas.leave(app);
         true
     }

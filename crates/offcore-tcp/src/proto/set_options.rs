@@ -1,4 +1,4 @@
-//! Sets options, and sends segments with options before a connection exists.
+//! Options of connections and listeners, and segments with options that are sent before a connection exists.
 
 use offcore_wire::{IpProtocol, Sum};
 
@@ -30,7 +30,7 @@ impl Stack {
         Ok(())
     }
 
-    /// The congestion control of connections whose options name none.
+    /// Returns the congestion control algorithm of connections without this option.
     pub fn algorithm(&self) -> Algorithm {
         self.config.algorithm
     }
@@ -71,7 +71,7 @@ impl Stack {
         });
     }
 
-    /// Whether a half-open connection waits for data (`TCP_DEFER_ACCEPT`).
+    /// Returns whether a half-open connection waits for data (`TCP_DEFER_ACCEPT`).
     pub(super) fn defers(&mut self, index: u32) -> bool {
         let half = self.halves.get_mut(index as usize).and_then(Option::as_mut);
         let Some(half) = half.filter(|half| half.tries < half.both.options.defer) else { return false };

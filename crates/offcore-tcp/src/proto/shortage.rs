@@ -1,23 +1,23 @@
 //! Connections that wait for memory: for a receive window, or for an application that writes.
 //!
-//! Who can write nothing for want of memory is looked after now and then: of a connection that has nothing under way no
-//! acknowledgement comes that would do it.
+//! Applications that cannot write because memory is short are checked periodically. A connection without data in flight
+//! gets no acknowledgement that would trigger the check.
 
 use std::collections::VecDeque;
 
 use super::addr::ConnId;
 
-/// Microseconds until they are looked after again.
+/// Microseconds until the next check.
 pub(super) const AGAIN: u64 = 10_000;
 
-/// Connections and sockets whose application waits for memory to write to, in order.
+/// Connections and sockets that wait for memory, in order.
 #[derive(Debug, Default)]
 pub(super) struct Shortage {
     waiting: VecDeque<ConnId>,
 }
 
 impl Shortage {
-    /// The application waits; `waits` is whether it did before.
+    /// Adds a connection or socket. `waits` is whether it is already waiting.
     #[cold]
     pub(super) fn wait(&mut self, id: ConnId, waits: &mut bool) {
         if !std::mem::replace(waits, true) {
@@ -25,7 +25,7 @@ impl Shortage {
         }
     }
 
-    /// Who waits longest, who then waits no more.
+    /// Removes and returns the entry that has waited longest.
     pub(super) fn next(&mut self) -> Option<ConnId> {
         self.waiting.pop_front()
     }
@@ -34,7 +34,7 @@ impl Shortage {
         self.waiting.len()
     }
 
-    /// The turn of a connection that has not waited: it has one only if no other waits.
+    /// Returns the turn of a connection that has not waited. It has one only if no other connection waits.
     #[inline]
     pub(super) fn turn(&self) -> Option<usize> {
         self.waiting.is_empty().then_some(0)

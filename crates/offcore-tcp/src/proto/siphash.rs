@@ -1,5 +1,5 @@
-//! Keyed hashes of flows (Aumasson and Bernstein, SipHash). The secret comes from outside: 16 bytes of the system's
-//! random numbers.
+//! Keyed hashes of flows (Aumasson and Bernstein, SipHash). The caller provides the secret: 16 random bytes from the
+//! system.
 
 use std::fmt;
 use std::hash::Hasher as _;
@@ -8,28 +8,28 @@ use siphasher::sip::{SipHasher13, SipHasher24};
 
 use super::addr::{FLOW_KEY_LEN, FlowKey};
 
-/// SipHash-1-3 for tables: nobody sees its values, so a peer cannot choose flows that collide.
+/// SipHash-1-3 for tables. Its values are never visible, so a peer cannot choose colliding flows.
 #[derive(Clone)]
 pub(super) struct FlowHash(SipHasher13);
 
 impl FlowHash {
-    /// The hash of this secret.
+    /// Creates the hash with this secret.
     pub(super) fn new(secret: &[u8; 16]) -> Self {
         Self(SipHasher13::new_with_key(secret))
     }
 
-    /// The hash that spreads flows over workers. It says nothing about the other one, so each worker's table is filled
-    /// evenly.
+    /// Creates the hash that spreads flows over workers. It is independent of the other hash, so each worker's table is
+    /// filled evenly.
     pub(super) fn of_workers(secret: &[u8; 16]) -> Self {
         let [low, high] = derived(secret, Purpose::Worker);
         Self(SipHasher13::new_with_keys(low, high))
     }
 
-    /// The hash of a flow.
+    /// Returns the hash of a flow.
     #[inline]
     pub(super) fn hash(&self, flow: &FlowKey) -> u64 {
-        // As words: bytes put together in memory would have to be read back at once. SipHash includes the length, so
-        // the short form of IPv4 has values of its own; it saves three rounds of eight.
+        // The words are hashed directly, because bytes assembled in memory would have to be loaded immediately. SipHash
+        // includes the length, so the short form of IPv4 has distinct values. It saves three rounds of eight.
         let mut hasher = self.0;
         if let Some(addresses) = flow.v4_addresses() {
             hasher.write_u64(addresses);
@@ -46,24 +46,24 @@ impl FlowHash {
 
 impl fmt::Debug for FlowHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The key stays out of logs.
+        // The key must not appear in logs.
         f.write_str("FlowHash")
     }
 }
 
-/// SipHash-2-4 for what peers see: sequence numbers, timestamps, ports, cookies. The authors' full strength costs a few
-/// nanoseconds a connection.
+/// SipHash-2-4 for values that peers see: sequence numbers, timestamps, ports, cookies. The full strength costs a few
+/// nanoseconds per connection.
 #[derive(Clone)]
 pub(super) struct FlowMac(SipHasher24);
 
 impl FlowMac {
-    /// The function of this secret for one purpose. Functions for two purposes say nothing about each other.
+    /// Creates the function of this secret for one purpose. Functions for different purposes are independent.
     pub(super) fn new(secret: &[u8; 16], purpose: Purpose) -> Self {
         let [low, high] = derived(secret, purpose);
         Self(SipHasher24::new_with_keys(low, high))
     }
 
-    /// The value for a flow and a number that depends on the purpose.
+    /// Returns the value for a flow and a number that depends on the purpose.
     #[inline]
     pub(super) fn mac(&self, flow: &FlowKey, more: u128) -> u64 {
         let mut bytes = [0; FLOW_KEY_LEN + 16];
@@ -79,13 +79,13 @@ impl fmt::Debug for FlowMac {
     }
 }
 
-/// The key of a function for one purpose, in two halves.
+/// Returns the key of a function for one purpose, in two halves.
 fn derived(secret: &[u8; 16], purpose: Purpose) -> [u64; 2] {
     let root = SipHasher24::new_with_key(secret);
     [0, 1].map(|half| root.hash(&[purpose as u8, half]))
 }
 
-/// What a function is for.
+/// The purpose of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Purpose {
@@ -97,11 +97,11 @@ pub(super) enum Purpose {
     Port,
     /// SYN cookies (RFC 4987, 3.6).
     Cookie,
-    /// Names of packets that are fragmented (RFC 7739).
+    /// Identifications of fragmented packets (RFC 7739).
     Fragment,
     /// Flow labels of IPv6 (RFC 6437).
     FlowLabel,
-    /// Which worker has a flow.
+    /// The assignment of flows to workers.
     Worker,
 }
 

@@ -19,13 +19,13 @@ use super::memory;
 /// Microseconds between two sweeps, and the number of sockets in one call.
 const QUIET: u64 = 1_000_000;
 const TRIMMED: usize = 16;
-/// ICMP errors in a second, at most (RFC 1812, 4.3.2.8; as Linux).
+/// Maximum number of ICMP errors per second (RFC 1812, 4.3.2.8; as Linux).
 const ERRORS: u32 = 1000;
 
-/// A datagram whose copy to a packet is under way.
+/// A datagram that is being copied to a packet.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    /// Where its header and its payload begin, and where the next datagram does.
+    /// Positions of its header, of its payload, and of the next datagram.
     pub start: u64,
     pub payload: u64,
     pub peer: SocketAddr,
@@ -33,7 +33,7 @@ pub(super) struct Outgoing {
     pub more: More,
 }
 
-/// A datagram's route, and the path MTU.
+/// A datagram's route, with the path MTU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Route {
     pub way: Way,
@@ -48,8 +48,8 @@ pub(super) struct Record {
     pub planned: usize,
 }
 
-/// `SO_REUSEADDR` and `SO_REUSEPORT` of Linux. Two sockets can have the same address and port if they belong to the same user and
-/// both have the same option set.
+/// `SO_REUSEADDR` and `SO_REUSEPORT` of Linux. Two sockets can have the same address and port if they belong to the
+/// same user and both have the same option set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reuse {
     /// `SO_REUSEADDR`: the newest socket receives.
@@ -85,9 +85,9 @@ pub(super) struct Errors {
 /// A socket and its FIFOs.
 #[derive(Debug)]
 pub(super) struct Socket {
-    /// Whose memory it uses.
+    /// The application whose memory it uses.
     pub app: AppId,
-    /// The same memory, found without a look at the application.
+    /// The application's memory, without a lookup of the application.
     pub memory: Arc<Memory>,
     /// `None` is the wildcard of both families; 0.0.0.0 and `::` are the wildcards of one.
     pub address: Option<IpAddr>,
@@ -104,12 +104,12 @@ pub(super) struct Socket {
     /// `touched`: used since the last sweep. `watched`: included in the next sweep.
     pub touched: bool,
     pub watched: bool,
-    /// Where the next datagram that comes goes, and how far the application has read.
+    /// Position of the next received datagram, and the application's read position.
     pub next: u64,
     pub consumed: u64,
     /// Copies to the receive FIFO that have not been reported.
     pub placing: u32,
-    /// How far the application has written, and how far that has been looked at.
+    /// The application's write position, and the position up to which datagrams are planned.
     pub written: u64,
     pub planned: u64,
     /// The datagram at `planned`, while some of its segments are not planned yet.
@@ -129,22 +129,22 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// The bound address, also after connecting; `None` is the wildcard.
+    /// Returns the source address of a connected socket, or the bound address. `None` is the wildcard.
     fn local(&self) -> Option<IpAddr> {
         self.peer.map_or(self.address, |peer| Some(peer.source))
     }
 
-    /// Up to where everything has been sent.
+    /// Returns the position up to which everything has been sent.
     fn sent(&self) -> u64 {
         self.in_flight.front().map_or(self.planned, |oldest| oldest.start)
     }
 
-    /// Whether it lacks memory to which its application is entitled.
+    /// Returns whether it lacks memory to which its application is entitled.
     pub(super) fn is_short(&self) -> bool {
         self.ahead.is_short(&self.tx)
     }
 
-    /// Frees sent datagrams, and grants blocks to write to. `false`: the arena lacks blocks.
+    /// Frees sent datagrams, and grants blocks to write to. Returns `false` if the arena lacks blocks.
     pub(super) fn release(&mut self, arena: &mut Arena, config: &Config) -> bool {
         self.free_sent(arena);
         let buffer = self.send_buffer(config);
@@ -172,18 +172,19 @@ impl Socket {
         self.release(arena, config);
     }
 
-    /// The longest datagram always fits: Linux accepts any datagram into an empty buffer, even if the buffer is smaller.
+    /// Returns the size of the send buffer. The longest datagram always fits, because Linux accepts any datagram into
+    /// an empty buffer, even if the buffer is smaller.
     fn send_buffer(&self, config: &Config) -> u64 {
         let set = self.buffers.send(config).unwrap_or(config.send_buffer.into());
         set.max(record_len(u16::MAX) as u64)
     }
 
-    /// The limit of unread bytes.
+    /// Returns the limit of unread bytes.
     pub(super) fn receive_buffer(&self, config: &Config) -> u64 {
         self.buffers.window(config, || config.receive_window).into()
     }
 
-    /// Frees the blocks of an idle socket, except a small one to write to. `false`: some are still in use.
+    /// Frees the blocks of an idle socket, except a small one to write to. Returns `false` if some are still in use.
     fn trim(&mut self, arena: &mut Arena, config: &Config) -> bool {
         if let Ok(read) = self.rx.consumed(arena) {
             self.consumed = read;
@@ -199,37 +200,37 @@ impl Socket {
         done && sent
     }
 
-    /// Whether nothing of it is left to be done.
+    /// Returns whether the socket is closed and no work is left.
     fn is_done(&self) -> bool {
         self.closed && self.placing == 0 && self.in_flight.is_empty() && self.planned == self.written
     }
 }
 
-/// A number, used again and again; its generation tells one socket from the next.
+/// A reusable slot. Its generation distinguishes successive sockets.
 #[derive(Debug, Default)]
 struct Numbered {
     generation: u32,
     socket: Option<Box<Socket>>,
 }
 
-/// All sockets.
+/// All sockets of a stack.
 #[derive(Debug, Default)]
 pub(super) struct Sockets {
     slots: Vec<Numbered>,
     free: Vec<u32>,
-    /// Sockets without a peer by address and port, and connected ones by both ends: the newest is last.
+    /// Unconnected sockets by address and port, and connected sockets by both endpoints. The newest is last.
     by_address: HashMap<(Option<IpAddr>, u16), Group>,
     by_peer: HashMap<(IpAddr, u16, SocketAddr), Vec<u32>>,
     by_port: HashMap<u16, Vec<u32>>,
-    /// Those that may have something to send.
+    /// Sockets that may have something to send.
     ready: VecDeque<u32>,
-    /// Sockets that may hold unneeded blocks, the time of the next sweep over them, and the rest of the present sweep.
+    /// Sockets that may hold unneeded blocks, the time of the next sweep over them, and the rest of the current sweep.
     holders: VecDeque<u32>,
     sweep: (u64, usize),
-    /// The second that errors were last sent in, and how many more may be.
+    /// The second in which the last error was sent, and the remaining number of errors in that second.
     errors: (u64, u32),
     pub joins: UserJoins,
-    /// Packets that were fragmented.
+    /// The number of fragmented packets.
     fragmented: u64,
 }
 
@@ -244,7 +245,7 @@ impl Sockets {
         slot.socket.as_deref_mut().filter(|_| slot.generation == id.generation)
     }
 
-    // What is done for a connection is not to be made longer by what is done for a socket.
+    // Cold, to keep the path of connections short.
     #[cold]
     pub(super) fn rx(&self, id: ConnId) -> Option<(&Fifo<Rx>, &Arc<Memory>)> {
         self.get(id).map(|socket| (&socket.rx, &socket.memory))
@@ -267,9 +268,10 @@ impl Sockets {
         ConnId { index: index + SOCKETS, generation: self.slots[index as usize].generation }
     }
 
-    /// The socket that receives a datagram, as Linux chooses it: one connected to `peer`, one bound to the address `to`, one
-    /// bound to all addresses of its family, one bound to all. The newest of several receives. If it has `SO_REUSEPORT`, `choose`
-    /// selects a socket of the `SO_REUSEPORT` group: it returns an index below the given count.
+    /// Returns the socket that receives a datagram, in Linux's order of preference: connected to `peer`, bound to the
+    /// address `to`, bound to the wildcard of its family, bound to the wildcard of both. The newest of several receives
+    /// it. If the newest has `SO_REUSEPORT`, `choose` selects a socket of the `SO_REUSEPORT` group: it returns an index
+    /// below the given count.
     pub(super) fn find(
         &self,
         to: IpAddr,
@@ -288,8 +290,8 @@ impl Sockets {
         Some(self.id(*index))
     }
 
-    /// The sockets that receive a datagram to a group or a broadcast, the newest first: all at the port whose address and peer
-    /// allow it.
+    /// Returns the sockets that receive a datagram to a group or broadcast address, newest first: all sockets at the
+    /// port whose address and peer match.
     pub(super) fn receivers(
         &self,
         (iface, to, port): (u8, IpAddr, u16),
@@ -304,7 +306,7 @@ impl Sockets {
         all.filter(move |index| self.at(**index).is_some_and(takes)).map(|index| self.id(*index))
     }
 
-    /// Counts a datagram that a socket has lost.
+    /// Counts a datagram that was dropped for a socket.
     pub(super) fn count_lost(&mut self, id: ConnId) {
         if let Some(socket) = self.get_mut(id) {
             socket.lost = socket.lost.wrapping_add(1);
@@ -315,9 +317,9 @@ impl Sockets {
         self.slots.get(index as usize)?.socket.as_deref()
     }
 
-    /// Whether another socket has a conflicting address and the same port. As on Linux, all addresses conflict with each single
-    /// one. A connected socket uses its source address only, but another user's bind must not count on that: the socket may
-    /// disconnect.
+    /// Returns whether another socket has a conflicting address and the same port. As on Linux, the wildcard conflicts
+    /// with each single address. A connected socket uses its source address only, but this does not permit another
+    /// user's bind: the socket may disconnect.
     pub(super) fn is_taken(&self, address: Option<IpAddr>, port: u16, reuse: &Reuse) -> bool {
         let mut others = self.by_port.get(&port).into_iter().flatten().filter_map(|index| self.at(*index));
         others.any(|other| {
@@ -427,13 +429,13 @@ impl Sockets {
         }
     }
 
-    /// Time of the next sweep.
+    /// Returns the time of the next sweep.
     pub(super) fn deadline(&self) -> Option<u64> {
         let (due, left) = self.sweep;
         (!self.holders.is_empty()).then_some(if left > 0 { 0 } else { due })
     }
 
-    /// How many sockets may have something to send, and the next of them.
+    /// Returns the number of sockets that may have something to send.
     pub(super) fn ready(&self) -> usize {
         self.ready.len()
     }
@@ -446,7 +448,7 @@ impl Sockets {
         Some(id)
     }
 
-    /// Takes a socket out when nothing of it is left to be done.
+    /// Removes a closed socket without remaining work.
     pub(super) fn remove_done(&mut self, id: ConnId) -> Option<Box<Socket>> {
         self.get(id).filter(|socket| socket.is_done())?;
         let index = id.index - SOCKETS;
@@ -454,8 +456,8 @@ impl Sockets {
         self.slots[index as usize].socket.take()
     }
 
-    /// Whether an ICMP error may be sent now. How many may be is by `chance`, other in each second: who asks in somebody
-    /// else's name cannot count how many of the questions were answered (CVE-2020-25705).
+    /// Returns whether an ICMP error may be sent now. The limit is random, with a new `chance` in each second, so that
+    /// a sender with forged addresses cannot count the answers (CVE-2020-25705).
     pub(super) fn may_complain(&mut self, now: u64, chance: impl FnOnce() -> u32) -> bool {
         let (second, left) = &mut self.errors;
         if *second != now / 1_000_000 {
@@ -465,14 +467,14 @@ impl Sockets {
         *left > 0
     }
 
-    /// The number of the next packet that is fragmented.
+    /// Returns the number of the next fragmented packet.
     pub(super) fn next_fragmented(&mut self) -> u64 {
         self.fragmented += 1;
         self.fragmented
     }
 }
 
-/// Sockets without a peer at one address and port: all of them, and the `SO_REUSEPORT` group. The newest is last.
+/// Unconnected sockets at one address and port: all of them, and the `SO_REUSEPORT` group. The newest is last.
 #[derive(Debug, Default)]
 struct Group {
     all: Vec<u32>,

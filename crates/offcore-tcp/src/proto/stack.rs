@@ -1,4 +1,5 @@
-//! A host stack: packets' heads and the time go in; verdicts, plans, packets of headers and events come out.
+//! A host stack. Its inputs are packet headers and the time; its outputs are verdicts, plans, packets without payload
+//! and events.
 
 mod timers;
 
@@ -33,9 +34,9 @@ use super::tcb::State;
 use super::timewait::{MAX_ENTRIES, TimeWait};
 use super::wheel::Wheel;
 
-/// Bytes of one connection that are planned in a row, at most.
+/// Maximum number of bytes of one connection that are planned in a row.
 const QUANTUM: u32 = 64 << 10;
-/// A connection is quiet when nothing has happened for so long.
+/// A connection counts as quiet after this time without activity, in microseconds.
 const QUIET: u64 = 1_000_000;
 
 /// One worker's stack.
@@ -60,9 +61,9 @@ pub struct Stack {
     pub(super) unix_time: u64,
     pub(super) wheel: Wheel,
     pub(super) half_wheel: Wheel,
-    /// Connections whose acknowledgements and timers are looked at when the call is done.
+    /// Connections whose acknowledgements and timers are checked at the end of the call.
     pub(super) touched: Vec<u32>,
-    /// What the next packet of a vector may go on with.
+    /// The run that the next packet of a vector may continue.
     run: Option<Run>,
     /// The interface that sends first in the next call.
     first: usize,
@@ -72,16 +73,16 @@ pub struct Stack {
     asking_hop: (Vec<u32>, (u32, u32)),
     pub(super) drops: Drops,
     pub(super) counts: StackCounts,
-    /// The connection that [`counts`](Self::counts) begins with next, and the one that was last asked for memory.
+    /// The connection at which [`counts`](Self::counts) continues, and the connection last checked for unused memory.
     pub(super) told: u32,
     pub(super) reclaimed: u32,
 }
 
 impl Stack {
-    /// A stack without interfaces and without other applications than its own process.
+    /// Creates a stack without interfaces, and without applications other than its own process.
     ///
     /// # Errors
-    /// When there is not as much memory as FIFOs shall have.
+    /// Fails if there is not enough memory for the FIFOs.
     pub fn new(config: Config) -> Result<Self, MemoryError> {
         let Config { receive_window, largest_segment, algorithm, ecn, .. } = config;
         let (first, second) = config.secret.split_at(size_of::<u64>());
@@ -119,13 +120,13 @@ impl Stack {
         })
     }
 
-    /// Adds an interface; its number.
+    /// Adds an interface and returns its number.
     pub fn add_iface(&mut self, now: u64, config: &IfaceConfig, out: &mut Out) -> u8 {
         self.net.add(now, config, out)
     }
 
-    /// Allows the stack to send up to `longest` bytes of payload as one packet, which the port of interface `iface` cuts into
-    /// segments; 0 if the port does not segment. Returns the length that the stack uses: 0 if
+    /// Allows the stack to send up to `longest` bytes of payload as one packet, which the port of interface `iface`
+    /// segments. 0 means that the port does not segment. Returns the length that the stack uses, which is 0 if
     /// [`Config::largest_segment`] is set.
     pub fn set_segment_offload(&mut self, iface: u8, longest: u32) -> u32 {
         let Some(iface) = self.net.ifaces.get_mut(usize::from(iface)) else { return 0 };
@@ -133,8 +134,8 @@ impl Stack {
         iface.segment_offload
     }
 
-    /// The port of interface `iface` has a full queue, or accepts packets again. While it is held, its connections neither send nor
-    /// acknowledge.
+    /// Reports that the port of interface `iface` has a full queue, or accepts packets again. While it is held, its
+    /// connections neither send nor acknowledge.
     #[inline]
     pub fn hold(&mut self, iface: u8, held: bool) {
         let Some(iface) = self.net.ifaces.get_mut(usize::from(iface)) else { return };
@@ -144,8 +145,8 @@ impl Stack {
         }
     }
 
-    /// Sets the interface index that applications see (`IP_PKTINFO`): the kernel's index if the port uses an interface of the
-    /// kernel. The default is `iface` + 1.
+    /// Sets the interface index that applications see (`IP_PKTINFO`): the kernel's index if the port uses an interface
+    /// of the kernel. The default is `iface` + 1.
     pub fn set_index(&mut self, iface: u8, index: u32) {
         if let Some(iface) = self.net.ifaces.get_mut(usize::from(iface)) {
             iface.index = index;
@@ -157,18 +158,18 @@ impl Stack {
         self.unix_time = unix_time.saturating_sub(now);
     }
 
-    /// What a connection shares with its application.
+    /// Returns the slot that a connection shares with its application.
     pub fn slot(&self, conn: ConnId) -> Option<Slot> {
         let connection = self.conns.get(conn).map(|conn| conn.slot);
         connection.or_else(|| self.udp.get(conn).map(|socket| socket.slot))
     }
 
-    /// Takes packets that interface `iface` has received. `out` has a verdict for each, in order.
+    /// Processes packets that interface `iface` has received. `out` gets one verdict per packet, in order.
     pub fn rx(&mut self, now: u64, iface: u8, packets: &mut [RxSeg<'_>], out: &mut Out) {
         for at in 0..packets.len() {
             let (before, rest) = packets.split_at_mut(at);
             let packet = &mut rest[0];
-            // What a packet may go on with is known of the one before it only.
+            // The run refers to the previous packet of the same vector only.
             let run = self.run.zip(before.last());
             let followed = run.and_then(|(run, before)| self.follow(now, run, before.head, packet, out));
             let verdict = followed.unwrap_or_else(|| {
@@ -185,7 +186,7 @@ impl Stack {
         self.settle(now, out);
     }
 
-    /// Takes a packet if it goes on with the run that the packet `before` it is of.
+    /// Processes a packet on the fast path if it continues the run of the packet `before` it.
     #[inline]
     fn follow(
         &mut self,
@@ -227,7 +228,7 @@ impl Stack {
         if !to_station && !ip.dst_mac.is_multicast() || !to_us && !to_many {
             return self.dhcp_offer(now, iface, &ip, packet, out);
         }
-        // Nobody answers a broadcast, nor sends from one (RFC 1122, 3.2.1.3).
+        // A broadcast address is not a valid source and gets no answer (RFC 1122, 3.2.1.3).
         let forged = !looped && self.net.owns(ip.src);
         if ip.src.is_multicast() || ip.src.is_loopback() || here.is_broadcast(ip.src) || forged {
             return Err(DropReason::Source);
@@ -245,7 +246,7 @@ impl Stack {
         {
             return Err(ip.wrong_checksum(packet.head));
         }
-        // Who sends a link's broadcast to our address gets no answer (RFC 1122, 3.3.6).
+        // A link-layer broadcast to our IP address gets no answer (RFC 1122, 3.3.6).
         let to_us = to_us && to_station;
         match ip.protocol {
             IpProtocol::TCP if to_us && !ip.src.is_unspecified() => {
@@ -270,7 +271,7 @@ impl Stack {
         }
     }
 
-    /// A segment finds its connection.
+    /// Passes a segment to its connection.
     #[inline]
     fn segment(
         &mut self,
@@ -298,7 +299,7 @@ impl Stack {
         }
     }
 
-    /// The flow of an entry.
+    /// Returns the flow of an entry.
     #[inline]
     pub(super) fn key_of(&self, entry: Entry) -> Option<&FlowKey> {
         key_of(&self.conns, &self.halves, &self.time_wait, entry)
@@ -323,7 +324,7 @@ impl Stack {
         let arena = &mut arenas[conn.app];
         let mut input = Input { now, id, net, arena, config, out };
         let (verdict, outcome) = input.segment(conn, segment)?;
-        // What anybody can send does not count.
+        // Dropped segments do not count as a sign of life, because anyone can send them.
         conn.tcb.heard = now;
         match outcome {
             Outcome::Open => {}
@@ -333,7 +334,7 @@ impl Stack {
         Ok(verdict)
     }
 
-    /// Marks a connection as one that may have something to send, and looks at it when the call is done.
+    /// Marks a connection that may have something to send. It is checked at the end of the call.
     pub(super) fn touch(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id)
             && !std::mem::replace(&mut conn.tcb.touched, true)
@@ -342,7 +343,7 @@ impl Stack {
         }
     }
 
-    /// Acknowledgements that are due go out, timers are set, and who may have something to send gets in line.
+    /// Sends due acknowledgements, sets timers, and queues connections that may have something to send.
     pub(super) fn settle(&mut self, now: u64, out: &mut Out) {
         if !self.asking_hop.0.is_empty() && self.asking_hop.1 != self.net.neighbours.seen() {
             self.hop_answered();
@@ -379,7 +380,7 @@ impl Stack {
         }
     }
 
-    /// After a change of the neighbour cache, connections that waited for it send.
+    /// Resumes connections that waited for address resolution, after a change of the neighbour cache.
     #[cold]
     fn hop_answered(&mut self) {
         for index in std::mem::take(&mut self.asking_hop.0) {
@@ -389,12 +390,13 @@ impl Stack {
         }
     }
 
-    /// Plans at most `budget` packets of connections and UDP sockets in turn, except those whose port is [held](Self::hold).
+    /// Plans at most `budget` packets of connections and UDP sockets in turn, except on interfaces that are
+    /// [held](Self::hold).
     pub fn tx(&mut self, now: u64, budget: usize, out: &mut Out) {
         if self.udp.has_ready() {
             let streams = self.net.ifaces.iter().any(|iface| !iface.held && !iface.ready.is_empty());
             self.datagrams_first ^= true;
-            // No congestion control limits datagrams. Of an odd budget each half gets the last packet in turn.
+            // Datagrams have no congestion control. With an odd budget, each half gets the last packet in turn.
             let half = (budget + usize::from(self.datagrams_first)) / 2;
             self.plan_datagrams(now, if streams { half } else { budget }, out);
         }
@@ -427,7 +429,7 @@ impl Stack {
             // A segment sent before the next hop is resolved again would be lost (RFC 1122, 2.3.2.2).
             if conn.tcb.link.is_some() && net.link(now, &mut conn.tcb, out).is_none() {
                 conn.tcb.link = None;
-                // Without a way the segment counts as lost.
+                // Without a route the segment counts as lost.
                 if net.has_way(&mut conn.tcb) {
                     asking_hop.0.push(index);
                     asking_hop.1 = net.neighbours.seen();
@@ -456,12 +458,12 @@ impl Stack {
         left
     }
 
-    /// Whether somebody may have something to send.
+    /// Returns whether a connection or socket may have something to send.
     pub fn has_ready(&self) -> bool {
         self.net.ifaces.iter().any(|iface| !iface.ready.is_empty()) || self.udp.has_ready()
     }
 
-    /// These copies are done, and so are all earlier ones of the connection.
+    /// Processes completed copies. All earlier copies of the connection must be complete.
     pub fn placed(&mut self, placed: Placed, out: &mut Out) {
         let Placed { conn, pos, len, copies, commit_to } = placed;
         let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_placed(placed, out) };
@@ -471,7 +473,7 @@ impl Stack {
         if commit_to > this.tcb.committed {
             this.tcb.committed = commit_to;
             this.rx.commit(arena, commit_to);
-            // One event says it for all that came at once.
+            // One event covers all data that arrived together.
             if out.events.last() != Some(&Event::Readable(conn)) {
                 out.events.push(Event::Readable(conn));
             }
@@ -482,7 +484,7 @@ impl Stack {
         }
     }
 
-    /// Where the bytes of a [`Place`](super::packet::Place) belong: addresses and lengths.
+    /// Returns the addresses and lengths of the memory for a [`Place`](super::packet::Place).
     #[inline]
     pub fn place_pieces(&self, place: &Place) -> Option<impl Iterator<Item = (NonNull<u8>, usize)>> {
         let (fifo, memory) = match self.conns.get(place.conn) {
@@ -492,7 +494,7 @@ impl Stack {
         Some(fifo.pieces_in(memory, place.pos, place.len as usize))
     }
 
-    /// Where the bytes of a plan are: addresses and lengths.
+    /// Returns the addresses and lengths of the memory of a plan.
     #[inline]
     pub fn plan_pieces(&self, plan: &Plan) -> Option<impl Iterator<Item = (NonNull<u8>, usize)>> {
         if let Some(conn) = self.conns.get(plan.conn) {
@@ -504,7 +506,7 @@ impl Stack {
 }
 
 impl Conn {
-    /// Orders the copy of what is to be sent.
+    /// Adds the plan for the next packet.
     #[inline(always)]
     fn plan(&mut self, conn: ConnId, next: Next, out: &mut Out) {
         let len = (next.range.end - next.range.start) as u32;

@@ -1,8 +1,9 @@
-//! One host on several workers: which of their stacks a packet belongs to.
+//! One host on several workers: selects the worker whose stack processes a packet.
 //!
-//! A flow is one worker's, by a keyed hash of its two ends, whichever queue its packets come by: ports spread packets by
-//! hashes of their own, TAP ports and guests change their minds. What has no ports, fragments, goes by addresses, and once
-//! more when the whole is there. What says who has a station address concerns all.
+//! A keyed hash of both endpoints assigns each flow to one worker, regardless of the queue on which its packets arrive:
+//! ports spread packets by their own hashes, and TAP ports and guests may change the queue. Fragments have no ports and
+//! are assigned by their addresses; the reassembled packet is assigned again. Messages for address resolution go to all
+//! workers.
 
 use offcore_wire::{Icmpv4, Icmpv6, IpProtocol};
 
@@ -12,12 +13,12 @@ use super::packet::HEAD;
 use super::quoted::Quoted;
 use super::siphash::FlowHash;
 
-/// A worker of several whose stacks are one host. They have the same secret, interfaces and addresses.
+/// A worker of several whose stacks form one host. They have the same secret, interfaces and addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Its number, below `of`. The first one speaks for all: it announces addresses and answers who asks for them.
+    /// The worker's number, below `of`. Worker 0 acts for all: it announces addresses and answers address resolution.
     pub worker: u32,
-    /// How many there are, at least one.
+    /// The number of workers, at least 1.
     pub of: u32,
 }
 
@@ -27,17 +28,17 @@ impl Default for Share {
     }
 }
 
-/// Whose a packet is.
+/// The owner of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
     Worker(u32),
-    /// Every worker's: each gets a copy.
+    /// All workers. Each gets a copy.
     All,
-    /// Whoever has received it.
+    /// The worker that received it.
     Anybody,
 }
 
-/// The function from flows to workers.
+/// The mapping of flows to workers.
 #[derive(Debug)]
 pub(crate) struct Steering {
     hash: FlowHash,
@@ -49,24 +50,25 @@ impl Steering {
         Self { hash: FlowHash::of_workers(secret), share }
     }
 
-    /// The worker of a flow.
+    /// Returns the worker of a flow.
     #[inline]
     pub(crate) fn worker(&self, flow: &FlowKey) -> u32 {
         let hash = self.hash.hash(flow) >> 32;
         ((hash * u64::from(self.share.of)) >> 32) as u32
     }
 
-    /// Whether a flow is this worker's.
+    /// Returns whether a flow belongs to this worker.
     #[inline]
     pub(crate) fn is_ours(&self, flow: &FlowKey) -> bool {
         self.share.of == 1 || self.worker(flow) == self.share.worker
     }
 
-    /// Whose the packet of `len` bytes is that begins with `head`. What is malformed is anybody's, who counts it.
+    /// Returns the owner of the packet of `len` bytes that begins with `head`. A malformed packet is counted by its
+    /// receiver.
     #[inline]
     pub(crate) fn owner(&self, head: &[u8], len: usize) -> Owner {
         match self.owner_of_any(head, len) {
-            // None of these messages is longer: they shall not cost many copies.
+            // No such message is longer. The limit avoids many copies.
             Owner::All if len > HEAD => Owner::Anybody,
             owner => owner,
         }
@@ -94,7 +96,7 @@ impl Steering {
         flow.map_or(Owner::Anybody, |flow| Owner::Worker(self.worker(&flow)))
     }
 
-    /// An error is for the worker of the flow that it is about.
+    /// Returns the owner of an ICMP message. An error belongs to the worker of the flow that it quotes.
     #[cold]
     fn owner_of_message(&self, ip: &IpHeaders, message: &[u8]) -> Owner {
         let quoted = if ip.protocol == IpProtocol::ICMP {
@@ -135,7 +137,7 @@ mod tests {
         Steering::new(&[7; 16], Share { worker, of: OF })
     }
 
-    /// A frame with these bytes behind the IP header.
+    /// Creates a frame with these bytes behind the IP header.
     fn frame(src: IpAddr, dst: IpAddr, protocol: IpProtocol, payload: &[u8]) -> Vec<u8> {
         let envelope = Envelope::new(src, dst, protocol);
         let at = envelope.len();
@@ -179,7 +181,7 @@ mod tests {
         for ((peer, us), protocol) in all {
             let ports = [4000u16.to_be_bytes(), 80u16.to_be_bytes()];
             let flow = frame(peer, us, protocol, &[ports[0], ports[1]].concat());
-            // We have sent what is quoted: its source is our end.
+            // The quoted packet was sent by us, so its source is our endpoint.
             let ours = [&ports[1][..], &ports[0], &[0; 16]].concat();
             let quoted = &frame(us, peer, protocol, &ours)[ip::ETHERNET..];
             let mut message = [0; 100];

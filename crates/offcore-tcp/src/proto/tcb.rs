@@ -1,4 +1,4 @@
-//! One connection.
+//! The state of one connection.
 
 use std::ops::Range;
 
@@ -15,23 +15,22 @@ use super::receive::{AckNeed, Receiver};
 use super::segment::Segment;
 use super::send::Sender;
 
-/// How long a path is believed to take short packets only.
+/// Time in microseconds after which a reduced path MTU is probed again.
 const PATH_AGE: u64 = 600_000_000;
-/// How long a connection that the application has let go waits for the peer: for its FIN, or for it to take anything
-/// (as Linux).
+/// Time that a connection closed by the application waits for the peer's FIN or for any progress (as Linux).
 pub(super) const FIN_TIMEOUT: u64 = 60_000_000;
-/// How long a reset waits for what was written before, and how often that is looked at, in microseconds.
+/// Maximum time that a reset waits for data that was written before, and the interval of checks, in microseconds.
 pub(super) const RESET_TIMEOUT: u64 = 1_000_000;
 pub(super) const RESET_CHECK: u64 = 1000;
-/// Extra time for a peer that keeps its window closed and answers probes. Linux gives up after about as long.
+/// Extra time for a peer that keeps its window closed and answers probes. Linux gives up after a similar time.
 pub(super) const CLOSED_WINDOW: u64 = 240_000_000;
-/// Bytes a second that it has to take then, on average.
+/// Minimum average rate of the peer in that case, in bytes per second.
 pub(super) const ORPHAN_RATE: u64 = 1 << 10;
 
-/// Time between two answers to segments that do not belong into the window (RFC 5961, 7; as Linux).
+/// Minimum interval of answers to segments outside the window (RFC 5961, 7; as Linux).
 pub(super) const CHALLENGE: u64 = 500_000;
 
-/// States of RFC 9293, 3.3.2, but LISTEN, which is no connection, and TIME-WAIT, which is kept apart.
+/// States of RFC 9293, 3.3.2. LISTEN is not a connection, and TIME-WAIT is stored elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     SynSent,
@@ -42,12 +41,12 @@ pub(crate) enum State {
     CloseWait,
     Closing,
     LastAck,
-    /// Over; what has been received can be read still.
+    /// The connection has ended. Received data can still be read.
     Closed,
 }
 
 impl State {
-    /// As in RFC 9293.
+    /// Returns the name in RFC 9293.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::SynSent => "SYN-SENT",
@@ -63,16 +62,16 @@ impl State {
     }
 }
 
-/// What the SYNs have agreed on.
+/// The options negotiated by the SYNs.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Agreed {
-    /// What our timestamps are ahead of the clock, in milliseconds.
+    /// The offset of our timestamps to the clock, in milliseconds.
     pub timestamps: Option<u32>,
     pub sack: bool,
     pub ecn: bool,
 }
 
-/// The neighbour's station, as last resolved.
+/// The MAC address of the next hop, as last resolved.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Link {
     pub mac: MacAddr,
@@ -80,17 +79,17 @@ pub(crate) struct Link {
     pub until: u64,
 }
 
-/// Segments that were cut shorter for the path.
+/// The state of path MTU reports.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PathMtu {
-    /// Bytes of payload that somebody says the path takes, though longer segments have got through: believed when some are
-    /// lost (RFC 5927, 7.2).
+    /// Maximum payload bytes according to an unverified report, although longer segments have been acknowledged. It is
+    /// used when segments are lost (RFC 5927, 7.2).
     pub claimed: Option<u16>,
-    /// When segments were cut shorter, and how long they were before.
+    /// Time of the last reduction of the segment size, and the size before it.
     pub cut: Option<(u64, u16)>,
 }
 
-/// A connection that is being asked for.
+/// A connection in SYN-SENT or SYN-RECEIVED.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asking {
     pub due: u64,
@@ -105,7 +104,7 @@ pub(crate) struct Asking {
 pub(crate) struct Tcb {
     pub key: FlowKey,
     pub way: Way,
-    /// The state of addresses and routes that `way` is of.
+    /// The generation of addresses and routes from which `way` was derived.
     pub routes: u32,
     pub link: Option<Link>,
     /// The IPv6 flow label of its packets.
@@ -121,29 +120,30 @@ pub(crate) struct Tcb {
     pub committed: u64,
     /// Copies to the rx_fifo that have not been reported.
     pub placing: u32,
-    /// When a connection that the application has let go of is given up, as things are; and at the latest.
+    /// Time at which a connection closed by the application is given up, and the upper limit of this time.
     pub give_up: Option<u64>,
     pub ends_by: u64,
-    /// What ICMP has said of the path, where it has said anything.
+    /// State of ICMP reports about the path. `None` without reports.
     pub path: Option<Box<PathMtu>>,
-    /// When the last segment has come.
+    /// Time of the last accepted segment.
     pub heard: u64,
-    /// Whether, and when, a silent peer is asked for.
+    /// State of keep-alive probes, if they are enabled.
     pub keeping: Option<Box<Keeping>>,
     /// `TCP_USER_TIMEOUT` in microseconds; `u64::MAX` for none.
     pub user_timeout: u64,
-    /// When memory that a quiet connection does not need is given back; none when it has been.
+    /// Time at which a quiet connection frees unneeded memory. `None` after that.
     pub trim: Option<u64>,
-    /// When a segment that did not belong here was last answered.
+    /// Time of the last challenge ACK.
     challenged: Option<u64>,
-    /// The application has let go of it; and it is reset when what it has written is sent.
+    /// The application has closed the connection. `resets`: a reset follows the written data.
     pub orphan: bool,
     pub resets: bool,
     /// The application has been told that the stream has ended.
     pub told_end: bool,
-    /// Why it is over, when the application has not been told: bytes that came before are still being copied.
+    /// Why the connection has ended, if the application has not been notified because earlier bytes are still being
+    /// copied.
     pub untold: Option<Cause>,
-    /// In the list of connections whose acknowledgements and timers are looked at when the vector is done.
+    /// In the list of connections whose acknowledgements and timers are checked at the end of the vector.
     pub touched: bool,
     /// In the list of connections that may have something to send.
     pub ready: bool,
@@ -183,30 +183,31 @@ impl Tcb {
         }
     }
 
-    /// Whether both sides know sequence numbers.
+    /// Returns whether both sides know the sequence numbers.
     pub(crate) fn is_synchronized(&self) -> bool {
         !matches!(self.state, State::SynSent | State::Closed)
     }
 
-    /// Whether the application may still write.
+    /// Returns whether the application may write.
     pub(crate) fn may_send(&self) -> bool {
         use State::{CloseWait, Established, SynReceived, SynSent};
         matches!(self.state, SynSent | SynReceived | Established | CloseWait)
     }
 
-    /// Our timestamp now.
+    /// Returns our current timestamp.
     #[inline]
     pub(crate) fn timestamp(&self, now: u64) -> Option<u32> {
         self.agreed.timestamps.map(|offset| offset.wrapping_add((now / 1000) as u32))
     }
 
-    /// Microseconds since the timestamp that a segment of the peer echoes.
+    /// Returns the microseconds since the timestamp that a segment of the peer echoes.
     #[inline]
     pub(crate) fn echoed(&self, now: u64, segment: &Segment) -> Option<u64> {
         self.since(now, segment.options.timestamps?.echo)
     }
 
-    /// Takes a full segment's echo as the receiver's sample of the round trip time. As on Linux, each timestamp gives one sample.
+    /// Uses a full segment's echo as the receiver's sample of the round-trip time. As on Linux, each timestamp gives
+    /// one sample.
     #[inline]
     pub(crate) fn measure_arrival(&mut self, now: u64, timestamps: Option<Timestamps>, len: u32) {
         let Some(Timestamps { echo, .. }) = timestamps else { return };
@@ -218,15 +219,15 @@ impl Tcb {
         }
     }
 
-    /// Microseconds since our timestamp `echo`.
+    /// Returns the microseconds since our timestamp `echo`.
     #[inline]
     fn since(&self, now: u64, echo: u32) -> Option<u64> {
         let millis = self.timestamp(now).filter(|_| echo != 0)?.wrapping_sub(echo);
-        // More than an hour is not a round trip: the echo is invalid.
+        // More than an hour is not a round-trip time, so the echo is invalid.
         (millis < 3_600_000).then_some(u64::from(millis) * 1000)
     }
 
-    /// The path takes segments with `mss` bytes of payload at most.
+    /// Limits segments to `mss` bytes of payload.
     pub(crate) fn cut_segments(&mut self, now: u64, mss: u16) {
         let path = self.path.get_or_insert_default();
         let before = path.cut.map_or(self.sender.mss(), |(_, before)| before);
@@ -234,8 +235,8 @@ impl Tcb {
         self.sender.set_mss(mss);
     }
 
-    /// A report says that the path takes packets of `mtu` bytes at most. Where longer ones have got through, it may be forged: it
-    /// is believed when segments are lost (RFC 5927, 7.2). Returns whether it is believed now.
+    /// Processes a report that the path MTU is `mtu` bytes. If longer packets have been acknowledged, the report may be
+    /// forged and is used only when segments are lost (RFC 5927, 7.2). Returns whether it is used now.
     pub(crate) fn report_path(&mut self, now: u64, mtu: u16) -> bool {
         let mss = output::payload_of(mtu, self.key.remote().ip(), self.agreed.timestamps.is_some());
         if mss >= self.sender.mss() {
@@ -249,8 +250,8 @@ impl Tcb {
         believed
     }
 
-    /// `acked` bytes have got through. What was said of the path meanwhile is not so; what was said long ago is tried again
-    /// (RFC 1191, 6.3; RFC 8201, 4).
+    /// Records that `acked` bytes have been acknowledged. This refutes an unverified report. An old reduction is undone
+    /// to probe the path again (RFC 1191, 6.3; RFC 8201, 4).
     pub(crate) fn got_through(&mut self, now: u64, acked: u64) {
         let Some(path) = self.path.as_deref_mut() else { return };
         if acked >= self.sender.mss().into() {
@@ -262,15 +263,15 @@ impl Tcb {
         }
     }
 
-    /// The application has let go, and the peer has taken more of what is to be sent: a peer that takes nothing, or next to
-    /// nothing, would keep the memory otherwise (as Linux's limits of orphans).
+    /// Extends the life of a closed connection after the peer has accepted more data. A peer that accepts nothing would
+    /// otherwise hold the memory (similar to Linux's limits of orphans).
     pub(crate) fn go_on_ending(&mut self, now: u64) {
         if !self.resets {
             self.give_up = Some(self.ends_by.min(now + FIN_TIMEOUT));
         }
     }
 
-    /// Whether a segment that does not belong here may be answered now.
+    /// Returns whether a challenge ACK may be sent now.
     pub(crate) fn may_challenge(&mut self, now: u64) -> bool {
         let may = self.challenged.is_none_or(|last| now - last >= CHALLENGE);
         if may {
@@ -279,20 +280,20 @@ impl Tcb {
         may
     }
 
-    /// The timestamps of a segment that goes out now.
+    /// Returns the timestamps of a segment that is sent now.
     #[inline]
     pub(crate) fn timestamps(&self, now: u64) -> Option<Timestamps> {
         let value = self.timestamp(now)?;
         Some(Timestamps { value, echo: self.receiver.recent().unwrap_or(0) })
     }
 
-    /// Tells the peer of congestion marks (RFC 3168, 6.1.3).
+    /// Returns ECE if the peer must be told about congestion marks (RFC 3168, 6.1.3).
     #[inline]
     pub(crate) fn echo_congestion(&self) -> TcpFlags {
         if self.agreed.ecn && self.receiver.echo_congestion { TcpFlags::ECE } else { TcpFlags(0) }
     }
 
-    /// The headers of its data, of which everything is known but what varies.
+    /// Returns the header template for data, which contains all constant fields.
     #[inline]
     pub(crate) fn template(&mut self) -> &TcpTemplate {
         if self.template.is_none() {
@@ -301,7 +302,7 @@ impl Tcb {
         self.template.as_ref().expect("it has just been made")
     }
 
-    /// Rewrites the header template with new options.
+    /// Sets the options and discards the header template.
     pub(crate) fn set_options(&mut self, options: ConnOptions) {
         (self.options, self.template) = (options, None);
     }
@@ -324,7 +325,7 @@ impl Tcb {
         TcpTemplate::new(&headers[..len]).expect("headers as they are written have a template")
     }
 
-    /// The header of a segment that goes out now, at `seq`. It acknowledges all that has come.
+    /// Returns the header of a segment that is sent now, at `seq`. It acknowledges all received data.
     #[inline]
     pub(crate) fn fields(&mut self, now: u64, seq: u32, flags: TcpFlags, with_sack: bool) -> Fields {
         let mut options = TcpOptions { timestamps: self.timestamps(now), ..TcpOptions::default() };
@@ -350,7 +351,7 @@ impl Tcb {
         }
     }
 
-    /// Addresses of its packets.
+    /// Returns the addresses of the connection's packets.
     #[inline]
     pub(crate) fn envelope(&self, src_mac: MacAddr, dst_mac: MacAddr) -> Envelope {
         let envelope = Envelope::new(self.key.local().ip(), self.key.remote().ip(), IpProtocol::TCP);
@@ -358,14 +359,14 @@ impl Tcb {
         Envelope { src_mac, dst_mac, ecn: services, hops, flow_label: self.flow_label, ..envelope }
     }
 
-    /// When its timer is to go off.
+    /// Returns the time of the next timer.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let delayed = match self.receiver.need() {
             AckNeed::By(due) => Some(due),
             AckNeed::Now | AckNeed::No => None,
         };
         let asking = self.asking.map(|asking| asking.due);
-        // Asked for after every segment: without a branch for each.
+        // This runs after every segment, so it avoids a branch per timer.
         let keeping = self.keeping.as_ref().map(|keeping| keeping.due);
         let times = [delayed, asking, self.give_up, self.trim, self.sender.deadline(), keeping];
         let over_at = self.sender.over_at(self.user_timeout);

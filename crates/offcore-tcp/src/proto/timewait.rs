@@ -1,7 +1,7 @@
-//! Connections in TIME-WAIT: 64 bytes each and the links of a queue, in the order in which they expire.
+//! Connections in TIME-WAIT: 64 bytes per connection plus the links of a queue, in the order of expiry.
 //!
-//! TIME-WAIT lasts 60 s for all of them, so the oldest is always the first. A flow is found through the same
-//! demultiplexer as a connection: the top bit of its value says that the rest is an index here.
+//! TIME-WAIT lasts 60 s for all connections, so the oldest one is always the first to expire. A flow is found through
+//! the same demultiplexer as a connection: the top bit of the value marks the rest as an index into this table.
 
 mod segment;
 
@@ -9,41 +9,41 @@ use super::addr::FlowKey;
 
 pub(super) use segment::{Action, Segment};
 
-/// How long TIME-WAIT lasts: two maximum segment lifetimes of 30 s, as in Linux.
+/// Duration of TIME-WAIT: two maximum segment lifetimes of 30 s, as in Linux.
 const TIME_WAIT_US: u64 = 2 * 30_000_000;
 
-/// The most connections in TIME-WAIT: 18 MiB.
+/// Maximum number of connections in TIME-WAIT: 18 MiB.
 pub(super) const MAX_ENTRIES: u32 = 1 << 18;
 
-/// Milliseconds of TIME-WAIT.
+/// Duration of TIME-WAIT in milliseconds.
 const TIME_WAIT_MS: u32 = (TIME_WAIT_US / 1000) as u32;
 
-/// Milliseconds in TIME-WAIT after which connect() may have the ports again, as in Linux.
+/// Time in TIME-WAIT in milliseconds after which connect() may reuse the ports, as in Linux.
 const REUSE_MS: u32 = 1000;
 
-/// Milliseconds from one ACK to the next for segments that no well-behaved peer sends in a row (RFC 5961, 7).
+/// Minimum interval in milliseconds between ACKs to segments that a well-behaved peer does not repeat (RFC 5961, 7).
 const ACK_GAP_MS: u32 = 500;
 
 /// No slot.
 const NOBODY: u32 = u32::MAX;
 
-/// In `prev` of a slot without a connection.
+/// The value of `prev` in a slot without a connection.
 const FREE: u32 = u32::MAX - 1;
 
-/// What is left of a connection.
+/// The remaining state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ended {
-    /// Its ends.
+    /// The addresses and ports.
     pub(super) key: FlowKey,
     /// SND.NXT, after this side's FIN.
     pub(super) snd_nxt: u32,
     /// RCV.NXT, after the peer's FIN.
     pub(super) rcv_nxt: u32,
-    /// TS.Recent; without meaning where timestamps are off.
+    /// TS.Recent. Undefined without timestamps.
     pub(super) ts_recent: u32,
-    /// What this side adds to its clock of timestamps.
+    /// The offset that this side adds to its timestamp clock.
     pub(super) ts_offset: u32,
-    /// The receive window as it is sent, scaled.
+    /// The receive window as sent, scaled.
     pub(super) window: u16,
     /// Shift of the receive window.
     pub(super) window_scale: u8,
@@ -54,46 +54,46 @@ pub(super) struct Ended {
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     entry: Ended,
-    /// When TIME-WAIT began, in milliseconds. They wrap after 49 days.
+    /// Start of TIME-WAIT in milliseconds, which wrap after 49 days.
     since: u32,
-    /// When the last ACK was sent, those for FINs left out, in the same milliseconds.
+    /// Time of the last ACK except ACKs of FINs, in the same milliseconds.
     acked: u32,
 }
 
-/// Neighbours in the queue. Of a free slot: the next free one, and [`FREE`].
+/// Neighbours in the queue. In a free slot: the next free slot, and [`FREE`].
 #[derive(Clone, Copy, Debug)]
 struct Link {
     next: u32,
     prev: u32,
 }
 
-/// A connection that [`TimeWait::insert`] added.
+/// The result of [`TimeWait::insert`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Inserted {
-    /// Its index, the same while it is here.
+    /// The index of the new connection, which stays the same until it is removed.
     pub(super) index: u32,
-    /// The oldest connection, with its index, where it had to go. The demultiplexer is to forget it: the new connection
-    /// may have its index.
+    /// The oldest connection and its index, if it was evicted. The demultiplexer must remove it, because the new
+    /// connection may have the same index.
     pub(super) evicted: Option<(u32, FlowKey)>,
 }
 
-/// What a new connection between the same ends is to know.
+/// State that a new connection between the same endpoints needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Previous {
-    /// SND.NXT of the old one.
+    /// SND.NXT of the old connection.
     pub(super) snd_nxt: u32,
 }
 
 impl Previous {
-    /// The initial sequence number for the new connection: this one, or where it is not past all that the old
-    /// connection may have sent, one beyond (RFC 9293, 3.4.3; RFC 1122, 4.2.2.13).
+    /// Returns the initial sequence number of the new connection: `isn`, or a number beyond all that the old connection
+    /// may have sent if `isn` is not (RFC 9293, 3.4.3; RFC 1122, 4.2.2.13).
     pub(super) const fn isn(&self, isn: u32) -> u32 {
         let beyond = self.snd_nxt.wrapping_add(0x1_0001);
         if is_before(isn, beyond) { beyond } else { isn }
     }
 }
 
-/// The connections of a worker that are in TIME-WAIT.
+/// The connections of a worker in TIME-WAIT.
 #[derive(Debug)]
 pub(super) struct TimeWait {
     slots: Vec<Slot>,
@@ -107,7 +107,7 @@ pub(super) struct TimeWait {
 }
 
 impl TimeWait {
-    /// Room for `max` connections, from one to [`MAX_ENTRIES`]. Allocates; the memory is touched as it is used.
+    /// Allocates room for `max` connections, from 1 to [`MAX_ENTRIES`]. The memory is touched only when it is used.
     pub(super) fn new(max: u32) -> Self {
         let max = max.clamp(1, MAX_ENTRIES) as usize;
         let (slots, links) = (Vec::with_capacity(max), Vec::with_capacity(max));
@@ -115,17 +115,17 @@ impl TimeWait {
         Self { slots, links, max, len: 0, oldest, newest, free, evicted: 0 }
     }
 
-    /// Connections present.
+    /// Returns the number of connections.
     pub(super) const fn len(&self) -> usize {
         self.len
     }
 
-    /// Connections that had to go before their time, for want of room.
+    /// Returns the number of connections that were evicted early because the table was full.
     pub(super) const fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// Begins TIME-WAIT. Where there is no room, the oldest connection goes.
+    /// Adds a connection. If the table is full, the oldest connection is evicted.
     pub(super) fn insert(&mut self, now_us: u64, entry: Ended) -> Inserted {
         let mut evicted = None;
         if self.len == self.max
@@ -151,14 +151,14 @@ impl TimeWait {
         Inserted { index, evicted }
     }
 
-    /// The connection at an index.
+    /// Returns the connection at an index.
     #[inline]
     pub(super) fn get(&self, index: u32) -> Option<&Ended> {
         let link = self.links.get(index as usize)?;
         (link.prev != FREE).then(|| &self.slots[index as usize].entry)
     }
 
-    /// Ends TIME-WAIT of the connection at an index; false where there is none.
+    /// Removes the connection at an index. Returns `false` if the slot is free.
     pub(super) fn remove(&mut self, index: u32) -> bool {
         if self.get(index).is_none() {
             return false;
@@ -169,7 +169,7 @@ impl TimeWait {
         true
     }
 
-    /// Removes connections whose time is over, `at_most` so many, and tells of each; the number of them.
+    /// Removes up to `at_most` expired connections, calls `expired` for each, and returns their number.
     pub(super) fn expire(
         &mut self,
         now_us: u64,
@@ -187,33 +187,34 @@ impl TimeWait {
         count
     }
 
-    /// When the next connection expires, in microseconds; a millisecond late at most.
+    /// Returns the time when the next connection expires, in microseconds. It is at most a millisecond late.
     pub(super) fn next_deadline(&self, now_us: u64) -> Option<u64> {
         Some((now_us / 1000 + u64::from(self.left(ms(now_us))?)) * 1000)
     }
 
-    /// What connect() is to know if it takes the ends of this connection again. None within the first second, or without
-    /// timestamps, which tell old segments from new and make the peer accept the SYN (RFC 6191).
+    /// Returns the state that connect() needs to reuse the endpoints of this connection. Returns `None` within the
+    /// first second, or without timestamps, which distinguish old and new segments and make the peer accept the SYN
+    /// (RFC 6191).
     pub(super) fn reuse(&self, index: u32, now_us: u64) -> Option<Previous> {
         let entry = self.get(index)?;
         let waited = ms(now_us).wrapping_sub(self.slots[index as usize].since);
         (entry.timestamps && waited >= REUSE_MS).then(|| entry.previous())
     }
 
-    /// Milliseconds that the oldest has left.
+    /// Returns the remaining milliseconds of the oldest connection.
     fn left(&self, now: u32) -> Option<u32> {
         let slot = self.slots.get(self.oldest as usize)?;
         Some(TIME_WAIT_MS.saturating_sub(now.wrapping_sub(slot.since)))
     }
 
-    /// Begins TIME-WAIT of a connection anew.
+    /// Restarts TIME-WAIT of a connection.
     fn restart(&mut self, index: u32, now: u32) {
         self.slots[index as usize].since = now;
         self.unlink(index);
         self.append(index);
     }
 
-    /// Adds a slot that is in no list to the end of the queue.
+    /// Appends an unlinked slot to the queue.
     fn append(&mut self, index: u32) {
         let prev = self.newest;
         self.links[index as usize] = Link { next: NOBODY, prev };
@@ -249,7 +250,7 @@ const fn ms(us: u64) -> u32 {
     (us / 1000) as u32
 }
 
-/// Whether a sequence number or timestamp comes before another (RFC 9293, 3.4; RFC 7323, 5.2).
+/// Returns whether a sequence number or timestamp precedes another (RFC 9293, 3.4; RFC 7323, 5.2).
 const fn is_before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }

@@ -11,7 +11,7 @@ use super::stack::Stack;
 /// The default TTL of multicast packets: they stay on the link (RFC 1112, 6.1).
 pub(super) const GROUP_HOPS: u8 = 1;
 
-/// The Ethernet address of a group.
+/// Returns the MAC address of a group.
 pub(super) fn station_of_group(group: IpAddr) -> MacAddr {
     match group {
         IpAddr::V4(group) => {
@@ -23,7 +23,8 @@ pub(super) fn station_of_group(group: IpAddr) -> MacAddr {
 }
 
 impl Iface {
-    /// The source address for a group or a broadcast. A group of link-local scope gets a link-local source (RFC 6724, 5).
+    /// Returns the source address for a group or broadcast address. A group of link-local scope gets a link-local
+    /// source (RFC 6724, 5).
     pub(super) fn source_to_many(&self, to: IpAddr) -> Option<IpAddr> {
         let of_link = |address: IpAddr| match address {
             IpAddr::V4(_) => true,
@@ -42,14 +43,14 @@ impl Iface {
 }
 
 impl Stack {
-    /// The broadcast addresses of all networks. Programs need `SO_BROADCAST` for them.
+    /// Returns the broadcast addresses of all networks. Programs need `SO_BROADCAST` to use them.
     pub fn broadcasts(&self) -> impl Iterator<Item = Ipv4Addr> {
         self.net.ifaces.iter().flat_map(Iface::broadcasts)
     }
 }
 
 impl Net {
-    /// The Ethernet address of a multicast or broadcast destination.
+    /// Returns the MAC address of a multicast or broadcast destination.
     pub(super) fn station_of_many(&self, iface: u8, to: IpAddr) -> Option<MacAddr> {
         match to.is_multicast() {
             true => Some(station_of_group(to)),
@@ -57,8 +58,9 @@ impl Net {
         }
     }
 
-    /// The route of a datagram to a group or to 255.255.255.255; `None` for any other destination. The source address `from`
-    /// selects the interface, else its `index` does if it is not 0, else a route does, else it is the first one.
+    /// Returns the route of a datagram to a group or to 255.255.255.255, or `None` for any other destination. The
+    /// interface is selected by the source address `from`, else by its `index` if that is not 0, else by a route, else
+    /// it is the first one.
     pub(super) fn way_to_many(&self, to: IpAddr, from: Option<IpAddr>, index: u32) -> Option<Way> {
         if !to.is_multicast() && to != Ipv4Addr::BROADCAST {
             return None;

@@ -1,4 +1,4 @@
-//! UDP (RFC 768): sockets whose datagrams lie in FIFOs, each behind a [`Header`].
+//! UDP (RFC 768): sockets whose datagrams are stored in FIFOs, each behind a [`Header`].
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -24,32 +24,33 @@ use super::stack::Stack;
 use super::steering::Share;
 use super::to_many::GROUP_HOPS;
 
-/// Sockets, at most.
+/// Maximum number of sockets.
 const MOST: usize = 1 << 16;
-/// Bytes of one socket that are being copied, at most.
+/// Maximum number of bytes of one socket in copies.
 const COPYING: u64 = 256 << 10;
 /// The maximum number of segments of a datagram (`UDP_MAX_SEGMENTS` of Linux).
 const MOST_SEGMENTS: usize = 128;
-/// Bytes of one socket that are planned in a row, at most.
+/// Maximum number of bytes of one socket that are planned in a row.
 const QUANTUM: usize = 64 << 10;
 
-/// A datagram or a segment of one.
+/// The result of planning a datagram or a segment of one.
 enum Planned {
-    /// Planned or refused. The number counts for the socket's [`QUANTUM`].
+    /// Planned or refused. The number counts against the socket's [`QUANTUM`].
     Bytes(usize),
-    /// Its port is [held](Stack::hold).
+    /// The port is [held](Stack::hold).
     Held,
 }
 
 impl Stack {
-    /// Opens a datagram socket and returns its number. It is bound to an address of this host, to a wildcard (0.0.0.0 or
-    /// `::`), or to both wildcards. For port 0 the stack selects an unused port. The application uses
+    /// Opens a datagram socket and returns its number. It is bound to an address of this host, to a wildcard (0.0.0.0
+    /// or `::`), or to both wildcards. For port 0 the stack selects an unused port. The application uses
     /// [`Datagrams`](offcore_session::Datagrams) over the socket's [`slot`](Self::slot), and calls
-    /// [`written`](Self::written), [`consumed`](Self::consumed), [`want_room`](Self::want_room) and [`close`](Self::close),
-    /// as with a connection. It uses the memory of `app`.
+    /// [`written`](Self::written), [`consumed`](Self::consumed), [`want_room`](Self::want_room) and
+    /// [`close`](Self::close), as with a connection. It uses the memory of `app`.
     ///
     /// # Errors
-    /// [`CallError::NotOurs`], [`CallError::InUse`], [`CallError::NoPort`], [`CallError::TooMany`], [`CallError::NoApp`].
+    /// [`CallError::NotOurs`], [`CallError::InUse`], [`CallError::NoPort`], [`CallError::TooMany`],
+    /// [`CallError::NoApp`].
     pub fn open_datagrams(
         &mut self,
         app: AppId,
@@ -138,14 +139,14 @@ impl Stack {
         }
     }
 
-    /// The path MTU to an address.
+    /// Returns the path MTU to an address.
     fn path_mtu(&self, now: u64, to: IpAddr) -> Option<u16> {
         let way = self.net.way(to)?;
         let link = self.net.ifaces.get(usize::from(way.iface))?.mtu;
         Some(self.net.paths.get(now, to).map_or(link, |path| path.min(link)))
     }
 
-    /// A datagram finds its socket.
+    /// Passes a datagram to its socket.
     #[inline(never)]
     pub(super) fn datagram(
         &mut self,
@@ -163,7 +164,7 @@ impl Stack {
             return Err(DropReason::Malformed);
         }
         match packet.checksum {
-            // Over IPv4 the sender need not have computed any (RFC 768); over IPv6 he must (RFC 8200, 8.1).
+            // The checksum is optional over IPv4 (RFC 768) and mandatory over IPv6 (RFC 8200, 8.1).
             _ if [c0, c1] == [0, 0] && ip.src.is_ipv4() => {}
             _ if [c0, c1] == [0, 0] => return Err(DropReason::Checksum),
             RxChecksum::Verified => {}
@@ -202,13 +203,13 @@ impl Stack {
         self.take_datagram(id, header, skip, out)
     }
 
-    /// The socket that receives datagrams from `peer` to `local`.
+    /// Returns the socket that receives datagrams from `peer` to `local`.
     pub(super) fn socket_of(&self, local: SocketAddr, peer: SocketAddr) -> Option<ConnId> {
         let choose = |count| FlowKey::new(local, peer).map_or(0, |key| self.flows.spread(&key, count));
         self.udp.find(local.ip(), local.port(), peer, choose)
     }
 
-    /// Orders the copy of a datagram, whose payload begins at `skip`, when there is room for it.
+    /// Submits the copy of a datagram if there is room for it. Its payload begins at `skip`.
     pub(super) fn take_datagram(
         &mut self,
         id: ConnId,
@@ -236,7 +237,7 @@ impl Stack {
         self.counts.datagrams_received += 1;
         let (pos, len) = (start + HEADER_LEN as u64, u32::from(header.len));
         if len == 0 {
-            // It shows with what is being copied before it.
+            // It becomes visible together with the datagrams that are being copied before it.
             if socket.placing == 0 {
                 self.commit_datagrams(id, end, out);
             }
@@ -248,7 +249,7 @@ impl Stack {
         Ok(Verdict::Place)
     }
 
-    /// These copies of datagrams are done, and so are all earlier ones of the socket.
+    /// Processes completed copies of datagrams. All earlier copies of the socket must be complete.
     #[cold]
     pub(super) fn datagrams_placed(&mut self, placed: Placed, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(placed.conn) else { return };
@@ -259,7 +260,7 @@ impl Stack {
         self.free_socket_when_done(placed.conn);
     }
 
-    /// Shows the application what lies before `upto`.
+    /// Shows the application all datagrams before `upto`.
     fn commit_datagrams(&mut self, id: ConnId, upto: u64, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
         socket.rx.commit(&self.arenas[socket.app], upto);
@@ -268,7 +269,7 @@ impl Stack {
         }
     }
 
-    /// The application has read datagrams, or written some.
+    /// Records that the application has read or written datagrams.
     #[inline(never)]
     pub(super) fn datagrams_moved(&mut self, now: u64, id: ConnId, out: &mut Out) -> Result<(), CallError> {
         let socket = self.udp.get_mut(id).filter(|socket| !socket.closed).ok_or(CallError::Gone)?;
@@ -282,7 +283,7 @@ impl Stack {
         if read == socket.next && socket.placing == 0 {
             socket.rx.shrink(arena);
         }
-        // There may have been no memory when there was room.
+        // Memory may have been short when the room became free.
         socket.release_asked(arena, &self.config);
         if written > socket.written {
             socket.written = written;
@@ -292,11 +293,11 @@ impl Stack {
         Ok(())
     }
 
-    /// The application waits for room.
+    /// Records that the application waits for room.
     pub(super) fn datagrams_want_room(&mut self, id: ConnId) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
         socket.wants_room = true;
-        // No datagram may be under way whose end would look again.
+        // Possibly no datagram is in flight whose completion would check again.
         let app = self.arenas.app(socket.app);
         let end = socket.tx.end();
         socket.release_asked(&mut app.arena, &self.config);
@@ -305,7 +306,6 @@ impl Stack {
         }
     }
 
-    /// Sets the buffer sizes of a socket.
     pub(super) fn set_datagram_buffers(&mut self, id: ConnId, buffers: Buffers) {
         let Self { udp, arenas, config, .. } = self;
         if let Some(socket) = udp.get_mut(id).filter(|socket| !socket.closed) {
@@ -313,7 +313,7 @@ impl Stack {
         }
     }
 
-    /// The application lets go of a socket: what it has written is sent.
+    /// Closes a socket. Datagrams that are already written are still sent.
     pub(super) fn close_datagrams(&mut self, now: u64, id: ConnId) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
         if let Ok(written) = socket.tx.written(&self.arenas[socket.app]) {
@@ -323,7 +323,7 @@ impl Stack {
         self.close_socket(now, id);
     }
 
-    /// What the application has written means nothing: the socket is over.
+    /// Closes a socket whose application has written invalid data.
     fn misused(&mut self, now: u64, id: ConnId, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id) else { return };
         socket.written = socket.planned;
@@ -334,7 +334,7 @@ impl Stack {
         self.close_socket(now, id);
     }
 
-    /// Its port is free again; the rest when nothing of it is under way.
+    /// Frees the port immediately, and the rest when no datagram is in flight.
     fn close_socket(&mut self, now: u64, id: ConnId) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
         socket.closed = true;
@@ -353,7 +353,7 @@ impl Stack {
         }
     }
 
-    /// Plans datagrams to be sent, `budget` at most: each socket in its turn.
+    /// Plans at most `budget` datagrams, for each socket in turn.
     #[inline(never)]
     pub(super) fn plan_datagrams(&mut self, now: u64, mut budget: usize, out: &mut Out) {
         for _ in 0..self.udp.ready() {
@@ -368,7 +368,7 @@ impl Stack {
                     more = false;
                     continue;
                 };
-                // For a held port, too: a turn looks at few of its sockets.
+                // A held port also uses the budget, which limits the number of sockets checked per turn.
                 budget -= 1;
                 let Planned::Bytes(bytes) = planned else { break };
                 quantum = quantum.saturating_sub(bytes);
@@ -451,7 +451,7 @@ impl Stack {
         }
     }
 
-    /// How a datagram goes; none when it cannot.
+    /// Returns the route of a datagram, or `None` if it cannot be sent.
     fn route_of_datagram(&self, now: u64, header: &Header, bound: Option<IpAddr>) -> Option<Route> {
         let &Header { len, peer, local, more } = header;
         let to = peer.ip();
@@ -460,7 +460,7 @@ impl Stack {
         let way = self.net.way_to_many(to, wanted, more.index).or_else(|| self.net.way(to));
         let mut way = way.filter(|_| !any(&to))?;
         let iface = &self.net.ifaces[usize::from(way.iface)];
-        // The length of header and payload has 16 bits, and of IPv4 that of the packet.
+        // The length of header and payload has 16 bits; over IPv4 the length of the whole packet.
         let longest = usize::from(u16::MAX) - udp::HEADER_LEN - if to.is_ipv4() { 20 } else { 0 };
         let is_allowed = more.broadcast || !iface.is_broadcast(to);
         if peer.port() == 0 || !is_allowed || usize::from(len) > longest {
@@ -470,7 +470,7 @@ impl Stack {
             return None;
         }
         if let Some(wanted) = wanted {
-            // A tentative address is no source (RFC 4862, 5.4).
+            // A tentative address cannot be a source (RFC 4862, 5.4).
             if !self.net.owns(wanted) || wanted.is_ipv4() != to.is_ipv4() {
                 return None;
             }
@@ -489,7 +489,7 @@ impl Stack {
         (few && (fits || !must_fit)).then_some(Route { way, mtu })
     }
 
-    /// The application has the room of what has been sent.
+    /// Returns the room of sent datagrams to the application.
     fn release_datagrams(&mut self, id: ConnId, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id) else { return };
         socket.release(&mut self.arenas[socket.app], &self.config);
@@ -502,7 +502,7 @@ impl Stack {
         }
     }
 
-    /// A planned datagram is sent, or given up: what is known of it.
+    /// Removes a planned datagram that is sent or given up, and returns its state.
     fn take_outgoing(&mut self, plan: &Plan, out: &mut Out) -> Option<(u16, Outgoing)> {
         let socket = self.udp.get_mut(plan.conn)?;
         socket.tx.unhold(&mut self.arenas[socket.app], plan.pos, plan.len as usize);
@@ -514,7 +514,7 @@ impl Stack {
         Some((port, outgoing))
     }
 
-    /// The same as [`seal`](Self::seal) for a datagram; none when its socket is gone.
+    /// Does the same as [`seal`](Self::seal) for a datagram. Returns `None` if its socket no longer exists.
     #[cold]
     pub fn seal_datagram(
         &mut self,
@@ -570,29 +570,29 @@ impl Stack {
         Some(SealedDatagram { iface: way.iface, headers, transport: at as u8, known, loops, mtu })
     }
 
-    /// A planned datagram is not made: there is no buffer for it.
+    /// Gives up a planned datagram because the pool has no buffer.
     #[cold]
     pub(super) fn give_up_datagram(&mut self, plan: &Plan, out: &mut Out) {
         self.take_outgoing(plan, out);
     }
 
-    /// The station of whom a packet to `to` goes to first; it is asked for when it is not known.
+    /// Returns the MAC address of the next hop to `to`. If it is unknown, it is solicited.
     pub(crate) fn station(&mut self, now: u64, to: IpAddr, out: &mut Out) -> Option<MacAddr> {
         let way = self.net.way(to)?;
         self.net.station(now, (way.iface, way.next_hop), out)
     }
 
-    /// How many neighbours have become known that were asked for.
+    /// Returns how many solicited neighbours have answered.
     pub(crate) fn answered(&self) -> u32 {
         self.net.neighbours.answered()
     }
 
-    /// Bytes of an IP packet, at most, by interface `iface`.
+    /// Returns the MTU of interface `iface` in bytes.
     pub(crate) fn mtu(&self, iface: u8) -> u16 {
         self.net.ifaces.get(usize::from(iface)).map_or(0, |iface| iface.mtu)
     }
 
-    /// A name for a packet that is fragmented, which others cannot guess (RFC 7739).
+    /// Returns an unpredictable identification for a packet that will be fragmented (RFC 7739).
     pub(crate) fn fragment_ident(&mut self) -> u32 {
         let Share { worker, of } = self.steering.share;
         self.origins.ident(self.udp.next_fragmented() * u64::from(of) + u64::from(worker))

@@ -1,5 +1,5 @@
-//! ICMP errors about datagrams. As on Linux, a connected socket is told hard errors. With `IP_RECVERR` or `IPV6_RECVERR` a socket is
-//! told all errors, and has them in a queue.
+//! ICMP errors about datagrams. As on Linux, hard errors are reported to connected sockets. With `IP_RECVERR` or
+//! `IPV6_RECVERR`, a socket gets all errors in a queue.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use super::packet::{Event, Out};
 use super::quoted::Quoted;
 use super::stack::Stack;
 
-/// The maximum length of a socket's queue. Further errors are dropped.
+/// Maximum length of a socket's error queue. Further errors are dropped.
 const MOST: usize = 64;
 
 // `asm-generic/errno.h`
@@ -39,8 +39,8 @@ pub(super) struct IcmpError {
 }
 
 impl IcmpError {
-    /// The `errno` of Linux (`icmp_err_convert`, `icmpv6_err_convert`), and whether the error does not mend itself. `None`: it
-    /// is no error.
+    /// Returns the `errno` of Linux (`icmp_err_convert`, `icmpv6_err_convert`), and whether the error is hard. Returns
+    /// `None` if the message is not an error.
     fn errno(self) -> Option<(u16, bool)> {
         Some(match (self.v6, self.kind, self.code) {
             (false, icmpv4::DESTINATION_UNREACHABLE, code) => match code {
@@ -87,7 +87,7 @@ impl Stack {
             return;
         };
         let Some(socket) = self.udp.get_mut(id) else { return };
-        // A socket that allows fragments ignores the path MTU.
+        // A socket that allows fragmentation ignores the path MTU.
         if errno == EMSGSIZE && socket.path_mtu == PathMtu::Ignore {
             return;
         }
@@ -127,7 +127,7 @@ impl Stack {
         }
     }
 
-    /// Takes the oldest error of a datagram socket, and returns the `errno` of the next one.
+    /// Removes and returns the oldest error of a datagram socket, and returns the `errno` of the next one.
     pub fn take_undelivered(&mut self, socket: ConnId) -> Option<(Undelivered, Option<u32>)> {
         let queue = &mut self.udp.get_mut(socket)?.errors.queue;
         let first = queue.pop_front()?;
@@ -144,7 +144,7 @@ impl Stack {
         self.tell_errors(id);
     }
 
-    /// Tells the application how many errors there are.
+    /// Publishes the number of queued errors to the application.
     fn tell_errors(&self, id: ConnId) {
         let Some(socket) = self.udp.get(id) else { return };
         if let Some(slot) = socket.memory.slot(socket.slot) {
@@ -152,7 +152,7 @@ impl Stack {
         }
     }
 
-    /// The socket that sent the quoted datagram. A forged error has to quote both ports.
+    /// Returns the socket that sent the quoted datagram. A forged error would have to quote both ports.
     fn sender_of(&self, quoted: &Quoted<'_>) -> Option<(ConnId, SocketAddr)> {
         let (local, peer) = (quoted.key.local(), quoted.key.remote());
         let id = self.socket_of(local, peer)?;
@@ -160,7 +160,7 @@ impl Stack {
         Some((id, peer))
     }
 
-    /// Stores the path MTU that an ICMP error says.
+    /// Stores the path MTU from an ICMP error.
     pub(super) fn datagram_too_long(&mut self, now: u64, quoted: Option<Quoted<'_>>, mtu: u16) {
         let quoted = quoted.filter(|quoted| quoted.protocol == IpProtocol::UDP);
         let Some((id, peer)) = quoted.and_then(|quoted| self.sender_of(&quoted)) else { return };

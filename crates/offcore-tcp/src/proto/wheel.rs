@@ -1,25 +1,26 @@
-//! A hierarchical timer wheel (Varghese and Lauck): one timer for each connection, four levels of 256 slots.
+//! A hierarchical timer wheel (Varghese and Lauck): one timer per connection, four levels of 256 slots.
 //!
 //! A slot of level 0 is one tick of 64 µs, a slot of level n 256^n ticks. A timer is linked at the level of the highest
-//! byte in which its tick differs from the clock's, and moves down when the clock reaches its slot. Most timers are put
-//! off again and again (retransmission, keepalive): a later deadline is a store, found out when the slot's turn comes.
-//! Slots in use are bits of a map, so the clock passes empty ones at once.
+//! byte in which its tick differs from the clock's, and moves down when the clock reaches its slot. Most timers are
+//! postponed repeatedly (retransmission, keepalive). Postponing only stores the deadline, which is checked when the
+//! clock reaches the slot. A bitmap marks slots in use, so that the clock skips empty ones.
 
 mod slots;
 
 use slots::{LEVELS, NONE, SLOTS, Slots};
 
-/// Microseconds of a tick.
+/// Duration of a tick in microseconds.
 const TICK_US: u64 = 64;
 
-/// Timers of one call that are looked at and not due: put off, cancelled, or moved to a lower level.
+/// Maximum number of timers per call that are processed without expiry: postponed, cancelled, or moved to a lower
+/// level.
 ///
-/// A slot of a high level may hold every connection there is. Then other timers wait for some calls rather than the data
-/// path for this one.
+/// A slot of a high level may contain all connections. In that case other timers are delayed by some calls, rather than
+/// blocking the data path.
 const MOVES: usize = 256;
 
-/// Ticks ahead that a timer is linked at most: 76 hours. One further off is moved on when it gets there. The highest
-/// level's present slot stays free, as it would stand for two times.
+/// Maximum distance in ticks at which a timer is linked: 76 hours. A timer farther away is linked again when this time
+/// is reached. The current slot of the highest level stays free, because it would be ambiguous.
 const HORIZON: u64 = (1 << (8 * LEVELS)) - (1 << (8 * (LEVELS - 1)));
 
 /// The deadline of a timer that is not set.
@@ -28,11 +29,11 @@ const NEVER: u64 = u64::MAX;
 /// A timer, 24 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Node {
-    /// Microseconds, or [`NEVER`]. The node may be linked earlier.
+    /// Microseconds, or [`NEVER`]. The node may be linked at an earlier slot.
     deadline: u64,
     next: u32,
     prev: u32,
-    /// Where it is linked: level × 256 + slot, or [`NONE`].
+    /// Its slot: level × 256 + slot, or [`NONE`].
     slot: u16,
 }
 
@@ -45,34 +46,34 @@ impl Node {
 pub(super) struct Wheel {
     /// The tick up to which slots have been emptied.
     clock: u64,
-    /// A tick before which no slot in use begins.
+    /// A lower bound of the first tick of all slots in use.
     earliest: u64,
     nodes: Vec<Node>,
     slots: Slots,
 }
 
 impl Wheel {
-    /// A wheel whose clock begins at `now_us`, without timers.
+    /// Creates a wheel without timers, whose clock begins at `now_us`.
     pub(super) fn new(now_us: u64) -> Self {
         Self { clock: now_us / TICK_US, earliest: NEVER, nodes: Vec::new(), slots: Slots::new() }
     }
 
-    /// Makes timers for the indices below `count`. Allocates: call it where connections are allocated.
+    /// Allocates timers for the indices below `count`. Must be called where connections are allocated.
     pub(super) fn reserve(&mut self, count: u32) {
         if count as usize > self.nodes.len() {
             self.nodes.resize(count as usize, Node::UNLINKED);
         }
     }
 
-    /// Sets the timer of `index`, in place of what it was set to. An index without a timer is left alone.
+    /// Sets the timer of `index` and replaces its previous deadline. An index without a timer is ignored.
     ///
-    /// It expires in the first call of [`Self::expire`] from `deadline_us` on, rounded up to a tick; at the next call
-    /// where that has passed.
+    /// The timer expires in the first call of [`Self::expire`] at or after `deadline_us`, rounded up to a tick. If this
+    /// time has passed, it expires in the next call.
     #[inline]
     pub(super) fn set(&mut self, index: u32, deadline_us: u64) {
         debug_assert!((index as usize) < self.nodes.len(), "no timer {index}");
         let Some(node) = self.nodes.get_mut(index as usize) else { return };
-        // The last value is the mark of a timer that is not set, and half a million years off.
+        // The maximum value marks a timer that is not set. It is half a million years away.
         node.deadline = deadline_us.min(NEVER - 1);
         let slot = node.slot;
         if slot == NONE {
@@ -91,7 +92,7 @@ impl Wheel {
         }
     }
 
-    /// Switches the timer of `index` off. It stays linked until its slot's turn comes, unless it is set again.
+    /// Cancels the timer of `index`. It stays linked until the clock reaches its slot, unless it is set again.
     #[inline]
     pub(super) fn cancel(&mut self, index: u32) {
         if let Some(node) = self.nodes.get_mut(index as usize) {
@@ -99,17 +100,17 @@ impl Wheel {
         }
     }
 
-    /// What the timer of `index` is set to.
+    /// Returns the deadline of the timer of `index`.
     #[cfg(test)]
     fn deadline(&self, index: u32) -> Option<u64> {
         let deadline = self.nodes.get(index as usize)?.deadline;
         (deadline != NEVER).then_some(deadline)
     }
 
-    /// Calls `expired` for timers whose deadline has come, `at_most` so many; the number of them. The others stay due.
+    /// Calls `expired` for up to `at_most` expired timers, and returns their number. The others stay due.
     ///
-    /// An expired timer is not set any more. The cost is bounded whatever time has passed: besides those that expire,
-    /// 256 timers are looked at. Deadlines in one tick expire in the order in which they were linked there.
+    /// An expired timer is not set any more. The cost is bounded, regardless of the elapsed time: at most 256 other
+    /// timers are processed. Timers that expire in the same tick do so in the order in which they were linked there.
     pub(super) fn expire(&mut self, now_us: u64, at_most: usize, mut expired: impl FnMut(u32)) -> usize {
         let now = now_us / TICK_US;
         let (mut count, mut moves) = (0, 0);
@@ -142,20 +143,21 @@ impl Wheel {
         count
     }
 
-    /// A time in microseconds before which no timer expires, to sleep until; none where no timer is linked.
+    /// Returns a time in microseconds before which no timer expires, or `None` if no timer is linked. The caller can
+    /// sleep until then.
     ///
-    /// A lower bound: timers may have been put off, cancelled, or be on a high level. [`Self::expire`] at that time
-    /// brings it forward.
+    /// This is a lower bound: timers may have been postponed or cancelled, or may be on a high level. A call of
+    /// [`Self::expire`] at that time updates it.
     pub(super) fn next_deadline(&self) -> Option<u64> {
         let (_, start) = self.slots.next(self.clock)?;
         Some(start.saturating_mul(TICK_US))
     }
 
-    /// Links an unlinked timer where its deadline belongs.
+    /// Links an unlinked timer in the slot of its deadline.
     #[inline]
     fn link(&mut self, index: u32) {
         let at = ticks(self.nodes[index as usize].deadline).clamp(self.clock, self.clock + HORIZON);
-        // The horizon's carry may reach past the highest level, whose slots go round.
+        // The horizon's carry may reach beyond the highest level, whose slots wrap around.
         let highest = u64::BITS - 1 - ((at ^ self.clock) | 1).leading_zeros();
         let level = (highest / 8).min(LEVELS - 1);
         let slot = level * SLOTS + (at >> (8 * level)) as u32 % SLOTS;
@@ -163,14 +165,14 @@ impl Wheel {
         self.earliest = self.earliest.min(self.start(slot as u16));
     }
 
-    /// The first tick of a slot in use.
+    /// Returns the first tick of a slot in use.
     #[inline]
     fn start(&self, slot: u16) -> u64 {
         slots::start(self.clock, slot)
     }
 }
 
-/// The tick that ends at or after a time: a timer is late by less than a tick, and never early.
+/// Returns the tick that ends at or after a time. A timer is late by less than a tick, and never early.
 #[inline]
 const fn ticks(us: u64) -> u64 {
     us.div_ceil(TICK_US)

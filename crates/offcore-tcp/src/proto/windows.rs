@@ -1,9 +1,9 @@
 //! Receive windows promise memory of their application.
 //!
-//! A window that was offered cannot shrink. A connection therefore promises the blocks that its window needs, and nothing else
-//! takes them. Without free blocks the window stops moving, and the connection waits for its turn in the application's
-//! [`Shortage`](super::shortage::Shortage). A connection without unread data always gets a window of one small block. A connection
-//! that was quiet for a second promises nothing, because a server has more idle connections than memory.
+//! An advertised window cannot shrink. A connection therefore reserves the blocks that its window needs. Without free
+//! blocks the window stops moving, and the connection waits for its turn in the application's
+//! [`Shortage`](super::shortage::Shortage). A connection without unread data always gets a window of one small block. A
+//! connection that was quiet for a second reserves nothing, because a server has more idle connections than memory.
 
 use offcore_session::Arena;
 use offcore_session::layout::{LARGE, SMALL};
@@ -13,17 +13,18 @@ use super::handshake::Wishes;
 use super::receive::LEAST;
 use super::tcb::State;
 
-/// Small blocks of a large one.
+/// Number of small blocks per large block.
 const SMALLS: usize = LARGE / SMALL;
-/// The share of the memory that windows do not promise, for data that applications write: 1/16.
+/// One part in this many of the memory is not promised by windows, but reserved for data that applications write.
 const UNPROMISED: usize = 16;
-/// The share of the free memory that all windows promise together: 1/2. Windows of connections without received data add to 1/4.
+/// All windows together promise one part in `ALL` of the free memory. Windows of connections without received data
+/// promise up to one part in `FRESH`.
 const ALL: usize = 2;
 const FRESH: usize = 4;
-/// The share of the rest that one window takes in its turn: 1/4, and less if others wait.
+/// One window takes one part in this many of the rest in its turn, and less if others wait.
 const ONE: usize = 4;
 
-/// Large blocks that windows may promise further, if together they promise `1 / part` of the free memory.
+/// Returns how many more large blocks windows may promise, if together they promise `1 / part` of the free memory.
 fn spare(arena: &Arena, part: usize) -> usize {
     let (len, limit) = arena.len_and_limit();
     let all = (arena.free().large + (limit - len) / LARGE) / part;
@@ -36,16 +37,16 @@ pub(super) fn has_spare(arena: &Arena) -> bool {
     spare(arena, ALL) > 0
 }
 
-/// The window of a SYN, when `others` connections of the application are half open. It needs a large block, unless it is the least
-/// one.
+/// Returns the window of a SYN when `others` connections of the application are half open. It needs a large block,
+/// unless it is the minimum window.
 pub(super) fn of_syn(wishes: Wishes, arena: &Arena, others: usize) -> u16 {
     let most = if spare(arena, FRESH) > others { u16::MAX } else { LEAST };
     wishes.syn_window().min(most)
 }
 
 impl Conn {
-    /// Raises the limit of the window by memory to the end of the receive buffer, if memory is free. New blocks are taken only in
-    /// the connection's turn: `turn` is the number of connections that wait behind it.
+    /// Raises the limit of the window by memory to the end of the receive buffer, if memory is free. New blocks are
+    /// taken only in the connection's turn: `turn` is the number of connections that wait behind it.
     #[inline]
     pub(super) fn fund(&mut self, arena: &mut Arena, turn: Option<usize>) {
         self.funded = self.tcb.receiver.next();
@@ -65,7 +66,7 @@ impl Conn {
         self.promise(lacks, arena);
     }
 
-    /// Raises that limit by whole blocks.
+    /// Raises the limit by whole blocks.
     #[cold]
     fn extend_window(&mut self, arena: &mut Arena, turn: Option<usize>) {
         let receiver = &self.tcb.receiver;
@@ -89,7 +90,7 @@ impl Conn {
         receiver.granted() < receiver.wanted().min(enough) && !self.takes_no_more()
     }
 
-    /// Returns whether no more data can come: the peer's stream has ended, or the connection is closed here.
+    /// Returns whether no more data can arrive: the peer's stream has ended, or the connection is closed here.
     #[inline]
     fn takes_no_more(&self) -> bool {
         self.tcb.orphan || self.tcb.state == State::Closed || self.tcb.receiver.end().is_some()

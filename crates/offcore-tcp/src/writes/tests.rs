@@ -10,7 +10,7 @@ use crate::proto::{AppId, Config, IfaceConfig, Next, Out, Plan, Prefix};
 
 const LEN: usize = 3000;
 
-/// A connection that is being asked for, an engine that is stepped by hand, and a buffer of numbers.
+/// A connecting connection, a manually stepped engine, and a buffer of numbers.
 struct Bed {
     stack: Stack,
     out: Out,
@@ -40,7 +40,7 @@ impl Bed {
         let conn = stack.connect(1, AppId::OWN, None, "10.0.0.2:9".parse().unwrap(), &mut out).unwrap();
         let writer = Writer::new(Arc::clone(stack.memory(AppId::OWN)), stack.slot(conn).unwrap());
         let mut mover = Mover::new();
-        // What the engine holds back is not lost.
+        // Copies that the engine holds back must not count as lost.
         mover.set_lost_after(u64::MAX);
         let (device, stepper) = CoreDevice::stepped();
         let good = mover.add_channel(device.open_channel(64).unwrap());
@@ -64,7 +64,7 @@ impl Bed {
         writes.write(&mut ctx, stack, *conn, writer.as_mut().unwrap(), (buffer, range))
     }
 
-    /// What is done is shown.
+    /// Shows the completed bytes.
     fn poll(&mut self) {
         let Self { stack, writer, writes, mover, cache, clock, shown, .. } = self;
         mover.poll(clock);
@@ -82,13 +82,13 @@ impl Bed {
         self.poll();
     }
 
-    /// The bytes that the stack has been shown.
+    /// Returns the bytes that have been shown to the stack.
     fn written(&mut self) -> Vec<u8> {
         self.stack.written(1, self.conn, &mut self.out).unwrap();
         let mut bytes = Vec::new();
         let all = Next { range: 0..self.shown as u64, fin: false, again: false };
         for (address, len) in self.stack.plan_pieces(&Plan::new(self.conn, 0, &all)).unwrap() {
-            // SAFETY: blocks that the connection has, and to which nobody writes.
+            // SAFETY: the connection owns these blocks, and no copy to them is in flight.
             bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address.as_ptr(), len) });
         }
         bytes

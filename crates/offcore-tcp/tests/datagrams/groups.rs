@@ -1,4 +1,4 @@
-//! Multicast groups of sockets: who receives a datagram to a group or a broadcast.
+//! Multicast groups: which sockets receive a datagram that is sent to a group or a broadcast address.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,7 +21,7 @@ fn takes_only_its_groups(end: &mut End, socket: &Socket) {
     end.path.call().0.receive_all_groups(socket.id, false, false);
 }
 
-/// Host 1 sends to a group of host 2, at the port of the sockets.
+/// Sends from host 1 to a group of host 2, to the port that the sockets share.
 fn send(world: &mut World, group: &str, more: More) {
     let to = SocketAddr::new(group.parse().unwrap(), SHARED);
     assert!(world.ends[0].send_with(to, b"all", more));
@@ -38,7 +38,7 @@ fn each_socket_gets_a_copy() {
             .into();
         let mut others = [
             Socket::open(end, None, 5354, NONE).unwrap(),
-            // A socket with an own address, or a peer, receives no group.
+            // A socket that is bound to its own address, or connected to a peer, receives no multicast datagrams.
             Socket::open(end, Some(&addresses(2)[0].to_string()), SHARED, ADDRESS).unwrap(),
             Socket::open(end, None, SHARED, ADDRESS).unwrap(),
         ];
@@ -51,7 +51,7 @@ fn each_socket_gets_a_copy() {
         send(&mut world, group, More::default());
         assert!(all.iter_mut().all(|socket| socket.taken() == [peer; 2]), "{group}");
         assert!(others.iter_mut().all(|socket| socket.taken().is_empty()), "{group}");
-        // The last member leaves the group when it is closed.
+        // The host leaves the group when its last member is closed.
         all.remove(1).close(&mut world.ends[1]);
         send(&mut world, group, More::default());
         assert!(all.iter_mut().all(|socket| socket.taken().is_empty()), "{group}");

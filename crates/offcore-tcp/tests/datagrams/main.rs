@@ -1,4 +1,4 @@
-//! UDP and packets in parts, between two hosts with all their copies.
+//! UDP datagrams and IP fragments between two hosts, including all copies of their data.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod groups;
@@ -20,7 +20,7 @@ use world::{PORT, World, addresses};
 
 const SIZES: [usize; 10] = [0, 1, 7, 1452, 1453, 1472, 1473, 3000, 20_000, 65_507];
 
-/// Bytes of slots, which stay where they are.
+/// Bytes of memory for slots, which are never released.
 const SLOTS: usize = 4096;
 
 fn content(seed: u64, len: usize) -> Vec<u8> {
@@ -28,7 +28,7 @@ fn content(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| chance.below(256) as u8).collect()
 }
 
-/// Whatever has come in parts, or not at all, holds no buffer any more.
+/// Checks that fragments and lost packets hold no buffers any more.
 fn nothing_is_held(world: &World, before: usize) {
     let [a, b] = &world.ends;
     assert_eq!(
@@ -130,7 +130,7 @@ fn overlapping_parts_spoil_the_packet() {
     let parts = world.frames_of(addresses(2)[0], &content(1, 4000));
     assert_eq!(parts.len(), 3);
     let mut overlapping = parts[1].clone();
-    // The offset counts units of 8 bytes; the header's checksum changes by as much.
+    // The fragment offset counts units of 8 bytes. The header checksum changes by the same amount.
     let offset = u16::from_be_bytes([overlapping[20], overlapping[21]]) - 1;
     overlapping[20..22].copy_from_slice(&offset.to_be_bytes());
     let checksum = u16::from_be_bytes([overlapping[24], overlapping[25]]) + 1;
@@ -169,7 +169,7 @@ fn parts_of_a_packet_that_never_comes_are_given_up() {
     }
 }
 
-/// The same part as if host `last` had sent it, as part of packet `ident`.
+/// Returns the fragment as if host `last` had sent it as part of packet `ident`.
 fn forged(part: &[u8], last: u8, ident: u16) -> Vec<u8> {
     let mut part = part.to_vec();
     part[18..20].copy_from_slice(&ident.to_be_bytes());
@@ -215,8 +215,8 @@ fn wrong_checksums_are_dropped_and_none_is_taken_over_ipv4() {
     }
 }
 
-/// Some cameras and old stacks send bytes after the datagram that the IP length includes and the UDP length does not (RFC 768 does
-/// not mention them; Linux ignores them).
+/// Some cameras and old stacks append bytes that the IP length includes and the UDP length does not. RFC 768 does not
+/// mention them, and Linux ignores them.
 #[test]
 fn trailing_bytes_are_ignored() {
     for (to, len) in [5, 100, 1300].into_iter().flat_map(|len| addresses(2).map(|to| (to, len))) {
@@ -304,7 +304,7 @@ fn who_sends_to_nobody_is_told() {
 fn nobody_is_told_more_than_a_thousand_times_a_second() {
     let mut world = World::new(false);
     let mut frame = world.frames_of(addresses(2)[0], b"to nobody").remove(0);
-    // To port 9, without a checksum.
+    // Port 9 is closed. A UDP checksum of 0 means none.
     frame[36..38].copy_from_slice(&9u16.to_be_bytes());
     frame[40..42].fill(0);
     let mut told = [0; 4];
@@ -316,7 +316,7 @@ fn nobody_is_told_more_than_a_thousand_times_a_second() {
             *told += world.ends[1].turn(now).len();
         }
     }
-    // How many it is, nobody can rely on.
+    // The limit is randomized, so that a sender cannot rely on an exact number.
     assert!(told.iter().all(|told| (400..=1000).contains(told)), "{told:?}");
     assert!(told.iter().any(|other| *other != told[0]), "{told:?}");
 }
@@ -373,7 +373,7 @@ fn datagrams_to_nobody_hold_few_buffers_and_not_for_long() {
         world.run(|_, frame| vec![frame]);
     }
     assert!(before - free(&world) <= 2048 / 16, "they hold {} buffers", before - free(&world));
-    // The neighbour that is there has its datagram all the same.
+    // A neighbour that is present still receives its datagram.
     world.acquaint(addresses(2)[0]);
     world.now += 4_000_000;
     world.run(|_, frame| vec![frame]);
@@ -387,7 +387,7 @@ fn absent_neighbours_leave_room_for_others() {
     for number in 0..200u8 {
         assert!(world.ends[0].send(([10, 0, 0, 99], PORT).into(), &[number]));
     }
-    // Every question is lost, then the neighbour is asked again.
+    // All ARP requests are lost. Then the neighbour is asked again.
     world.run(|_, _| vec![]);
     world.now += 1_000_000;
     world.run(|_, frame| vec![frame]);

@@ -6,7 +6,7 @@ use offcore_session::datagram::More;
 
 use crate::world::{PORT, World, addresses};
 
-/// Sends to an address, passes the frames to host 2 and returns them.
+/// Sends a datagram, passes its frames to host 2 and returns them.
 fn frames(world: &mut World, to: &str, more: More) -> Vec<Vec<u8>> {
     let to: SocketAddr = to.parse().unwrap();
     assert!(world.ends[0].send_with(to, b"to many", more));

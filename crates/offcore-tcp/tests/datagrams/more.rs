@@ -1,4 +1,4 @@
-//! Header fields of datagrams, segments, and the path MTU.
+//! Header fields of datagrams, UDP segmentation, and the path MTU.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ const NOBODY: u16 = 9;
 const MTU: usize = 1500;
 const EMSGSIZE: u16 = 90;
 
-/// Type of service and TTL of a frame.
+/// Returns the type of service and the TTL of a frame.
 fn fields(frame: &[u8]) -> (u8, u8) {
     match frame[12..14] {
         [8, 0] => (frame[15], frame[22]),
@@ -22,12 +22,12 @@ fn fields(frame: &[u8]) -> (u8, u8) {
     }
 }
 
-/// Whether an IPv4 frame has Don't Fragment.
+/// Returns whether an IPv4 frame has the Don't Fragment flag.
 fn stays_whole(frame: &[u8]) -> bool {
     frame[20] & 0x40 != 0
 }
 
-/// Sends to host 2, and returns the frames.
+/// Sends to host 2 and returns the frames.
 fn frames(world: &mut World, to: IpAddr, len: usize, more: More) -> Vec<Vec<u8>> {
     assert!(world.ends[0].send_with((to, PORT).into(), &content(1, len), more));
     let mut frames = Vec::new();
@@ -100,7 +100,7 @@ fn datagrams_are_segmented() {
                 assert!(segments.concat() == content(3, len), "{len} bytes to {to}");
                 assert_eq!(last, b"next");
             }
-            // Too many segments for one datagram, and segments longer than the MTU.
+            // There are too many segments for one datagram, or the segments are longer than the MTU.
             let refused = world.ends[0].path.stack.counts().datagrams_refused;
             for (len, segment) in [(129, 1), (3000, 1473)] {
                 assert!(frames(&mut world, to, len, More { segment, ..More::default() }).is_empty());
@@ -124,7 +124,7 @@ fn closed_socket_sends_all_segments() {
     assert_eq!(std::iter::from_fn(|| world.ends[1].take()).count(), 128);
 }
 
-/// A frame with an ICMP error that reports `mtu`, built from host 2's error for a closed port.
+/// Returns a frame with an ICMP error that reports `mtu`, made from host 2's error for a closed port.
 fn too_long(world: &mut World, to: IpAddr, mtu: u16) -> Vec<u8> {
     assert!(world.ends[0].send((to, NOBODY).into(), b"anybody?"));
     let mut error = Vec::new();
@@ -182,7 +182,7 @@ fn path_mtu_is_learned() {
         let error = too_long(&mut world, to, 1300);
         world.ends[0].events.clear();
         let now = world.now;
-        // The socket is connected, but accepts fragments.
+        // The socket is connected, but allows fragmentation.
         world.ends[0].receive(now, &error);
         world.run(|_, frame| vec![frame]);
         assert_eq!((world.ends[0].mtu(), &world.ends[0].events[..]), (1300, &[][..]));

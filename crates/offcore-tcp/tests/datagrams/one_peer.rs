@@ -1,4 +1,4 @@
-//! Sockets that are connected: whom they hear, and which errors.
+//! Connected sockets: which datagrams and which ICMP errors they receive.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use offcore_wire::{MacAddr, Sum};
 use crate::sharing::{NONE, Socket};
 use crate::world::{PORT, World, addresses};
 
-/// A port at which nobody is.
+/// A closed port.
 pub(crate) const NOBODY: u16 = 9;
 const ENOPROTOOPT: u16 = 92;
 const ECONNREFUSED: u16 = 111;
@@ -18,7 +18,7 @@ fn connect(world: &mut World, host: usize, peer: Option<SocketAddr>) -> Result<O
     end.path.call().0.connect_datagrams(1, end.socket, peer)
 }
 
-/// Errors that host 1's socket has heard of.
+/// Takes the errors that host 1's socket was told.
 fn failures(world: &mut World) -> Vec<u16> {
     let socket = world.ends[0].socket;
     let events = world.ends[0].events.drain(..);
@@ -29,7 +29,7 @@ fn failures(world: &mut World) -> Vec<u16> {
     failures.collect()
 }
 
-/// Sends to a port of host 2 at which nobody is, and returns the errors that come back, as frames.
+/// Sends to a closed port of host 2 and returns the frames with the resulting errors.
 pub(crate) fn refused(world: &mut World, to: IpAddr) -> Vec<Vec<u8>> {
     assert!(world.ends[0].send((to, NOBODY).into(), b"anybody?"));
     let mut errors = Vec::new();
@@ -55,7 +55,7 @@ fn who_is_connected_hears_of_refusals() {
             assert_eq!(refused(&mut world, to).len(), 1);
             assert_eq!(failures(&mut world), [ECONNREFUSED], "{to}");
         }
-        // Of another port nothing is told, and of none without a peer.
+        // Errors about another port are not reported. A socket without a peer gets none at all.
         connect(&mut world, 0, Some((to, NOBODY + 1).into())).unwrap();
         assert_eq!(refused(&mut world, to).len(), 1);
         assert_eq!(failures(&mut world), []);
@@ -68,7 +68,7 @@ fn who_is_connected_hears_of_refusals() {
     }
 }
 
-/// An ICMP message whose byte at `at` is changed, with the checksum for it.
+/// Returns an ICMP message with the byte at `at` changed and the checksum updated.
 pub(crate) fn altered(error: &[u8], at: usize) -> Vec<u8> {
     let mut error = error.to_vec();
     error[at] ^= 1;
@@ -92,20 +92,21 @@ fn forged_errors_have_to_know_both_ends() {
         failures(world)
     };
     assert_eq!(hears(&mut world, &error), [ECONNREFUSED], "the same once more");
-    // The quoted packet begins at 42: its protocol, both addresses, and both ports behind its header of 20 bytes.
+    // The quoted packet begins at byte 42 with an IPv4 header of 20 bytes, which has the protocol and both addresses.
+    // The ports follow it.
     for (at, what) in
         [(51, "protocol"), (57, "source"), (61, "destination"), (63, "port"), (65, "peer's port")]
     {
         assert_eq!(hears(&mut world, &altered(&error, at)), [], "{what}");
     }
-    // Code 2 and 12: a protocol is hard, a network for a kind of service is not.
+    // Code 2 (protocol unreachable) is a hard error. Code 12 (host unreachable for the type of service) is not.
     for (code, told) in [(2, vec![ENOPROTOOPT]), (12, vec![])] {
         let mut other = altered(&error, 35);
         other[35] = code;
         let other = altered(&altered(&other, 41), 41);
         assert_eq!(hears(&mut world, &other), told, "code {code}");
     }
-    // Who has sent nothing has met no error.
+    // A socket that has sent nothing cannot have caused an error.
     let mut silent = World::new(false);
     connect(&mut silent, 0, Some((to, NOBODY).into())).unwrap();
     assert_eq!(hears(&mut silent, &error), []);
@@ -121,7 +122,7 @@ fn who_is_connected_hears_its_peer_only() {
         };
         say(&mut world, b"before");
         connect(&mut world, 1, Some((from, PORT + 1).into())).unwrap();
-        // The sender is told as if nobody was there, when it has asked for that.
+        // A connected sender gets the same error as for a closed port.
         connect(&mut world, 0, Some((to, PORT).into())).unwrap();
         say(&mut world, b"from another");
         assert_eq!(failures(&mut world), [ECONNREFUSED]);

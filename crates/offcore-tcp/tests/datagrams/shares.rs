@@ -1,4 +1,4 @@
-//! What is held up leaves packet buffers for everybody else.
+//! Blocked ports and workers leave packet buffers to others.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use offcore_wire::virtio_net::{self, NetHeader, Offloads};
 use crate::sharing::{NONE, Socket};
 use crate::world::{End, PORT, World, addresses};
 
-/// Both parts of a datagram as those of datagram `number`.
+/// Returns both fragments of a datagram with the identification `number`.
 fn numbered(parts: &[Vec<u8>], number: u16) -> Vec<Vec<u8>> {
     let mut parts = parts.to_vec();
     for part in &mut parts {
@@ -22,7 +22,7 @@ fn numbered(parts: &[Vec<u8>], number: u16) -> Vec<Vec<u8>> {
         let sum = Sum::of(&part[14..34]).checksum();
         part[24..26].copy_from_slice(&sum.to_be_bytes());
     }
-    // Another port, hence maybe another worker, and no checksum.
+    // A different source port may select a different worker. The checksum is removed.
     parts[0][34..36].copy_from_slice(&number.to_be_bytes());
     parts[0][40..42].fill(0);
     parts
@@ -38,7 +38,7 @@ fn whole_packets_of_other_workers_hold_few_buffers() {
     let (before, mut number) = (end.cache.available(), 0u16);
     for round in 0..100 {
         let now = 3_000_000 + round * 100;
-        // One queue of its own, and the rings of seven workers, with a burst each.
+        // One burst comes from the worker's own queue, and one from each ring of the other seven workers.
         for _ in 0..8 {
             let mut burst = Burst::new();
             while burst.len() + 2 <= BURST {
@@ -53,7 +53,7 @@ fn whole_packets_of_other_workers_hold_few_buffers() {
             }
             end.with(|path, ctx| path.receive(ctx, now, 0, &mut burst));
         }
-        // Less than has come: the others' rings are full.
+        // Not all packets are passed on, because the rings of the other workers are full.
         let mut burst = Burst::new();
         end.path.take_elsewhere(0, &mut burst);
         assert!(!burst.is_empty());
@@ -108,7 +108,7 @@ impl Fifos {
     }
 }
 
-/// A frame comes by interface `iface`, from a port that completes checksums and joins segments.
+/// Receives a frame on interface `iface`, from a port that completes checksums and coalesces segments.
 fn feed(end: &mut End, now: u64, iface: u8, frame: &[u8]) {
     let mut packet = end.cache.take_chain(HEADROOM, frame.len()).expect("a buffer for what comes");
     let mut rest = frame;
@@ -125,7 +125,7 @@ fn feed(end: &mut End, now: u64, iface: u8, frame: &[u8]) {
     end.with(|path, ctx| path.receive(ctx, now, iface, &mut burst));
 }
 
-/// What waits for the port of interface `iface`.
+/// Takes the frames that wait for the port of interface `iface`.
 fn sent(end: &mut End, iface: u8) -> Vec<Vec<u8>> {
     let packets: Vec<_> = end.path.to_send(iface).drain(..).collect();
     let pool = end.cache.pool();
@@ -134,7 +134,7 @@ fn sent(end: &mut End, iface: u8) -> Vec<Vec<u8>> {
     frames
 }
 
-/// A server with two ports, behind each of them a client. Streams to both; then the first port takes nothing any more.
+/// A server with two ports sends streams to one client behind each port. Then the first port accepts no more packets.
 #[test]
 fn a_port_that_is_hung_leaves_buffers_to_the_others() {
     const CLIENTS: usize = 12;
@@ -172,7 +172,7 @@ fn a_port_that_is_hung_leaves_buffers_to_the_others() {
         for (number, client) in clients.iter_mut().enumerate() {
             for fifos in &mut connections[number] {
                 let read = fifos.read(client, now);
-                // After half a second whatever the hung port has stopped is known to be lost.
+                // After half a second, all data that the hung port blocks is known to be lost.
                 got += if number == 1 && now > 2_000_000 { read } else { 0 };
             }
             for frame in client.turn(now) {
@@ -200,7 +200,7 @@ fn a_port_that_is_hung_leaves_buffers_to_the_others() {
     assert!(got > 20_000_000, "the other port's clients got {got} bytes");
 }
 
-/// A port with a full queue delays answers and drops none.
+/// A port with a full queue delays answers, but drops none.
 #[test]
 fn answers_wait_for_hung_port() {
     const CLIENTS: usize = 2500;
@@ -248,7 +248,8 @@ fn answers_wait_for_hung_port() {
     assert!((500..600).contains(&longest), "{longest} packets waited");
 }
 
-/// A hung port delays the datagrams of its sockets, and drops none. Sockets of another port send meanwhile.
+/// A hung port delays the datagrams of its sockets, but drops none. Meanwhile, sockets on another port continue to
+/// send.
 #[test]
 fn datagrams_wait_for_hung_port() {
     const DATAGRAMS: usize = 2000;
@@ -260,7 +261,7 @@ fn datagrams_wait_for_hung_port() {
     let (mut sent_by, mut got, mut meanwhile) = ([0; 2], [0; 2], 0);
     for now in (1..600_000).step_by(1000) {
         let hung = (100_000..300_000).contains(&now);
-        // Neighbours are resolved by the first datagrams.
+        // The first datagrams trigger neighbour resolution.
         let most = if now < 50_000 { 1 } else { DATAGRAMS };
         while sent_by[0] < most && server.send(peers[0], b"here") {
             sent_by[0] += 1;

@@ -1,4 +1,4 @@
-//! Sockets that share a port: conflicts, and the choice of the receiver.
+//! Sockets that share a port: conflicts, and the choice of the receiving socket.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -47,13 +47,13 @@ impl Socket {
         stack.close(1, self.id, out);
     }
 
-    /// The senders of all received datagrams.
+    /// Returns the senders of all received datagrams.
     pub(crate) fn taken(&mut self) -> Vec<SocketAddr> {
         std::iter::from_fn(|| self.datagrams.receive(&mut [0; 9])).map(|header| header.peer).collect()
     }
 }
 
-/// Host 1 sends to a port of host 2's addresses, from `source`.
+/// Sends from host 1's socket `source` to a port of host 2's addresses.
 fn send(world: &mut World, source: &mut Socket, to: &[IpAddr]) {
     for to in to {
         // The first datagram triggers address resolution.
@@ -160,7 +160,7 @@ fn closest_match_receives() {
     let refused = |world: &mut World, source: &mut Socket, to| {
         let before = world.ends[1].path.stack.counts().datagrams_received;
         send(world, source, &[to]);
-        // One datagram is from address resolution.
+        // One datagram comes from neighbour resolution.
         world.ends[1].path.stack.counts().datagrams_received == before + 1
     };
     assert!(refused(&mut world, &mut far, to), "only the connected one is left");
@@ -171,7 +171,7 @@ fn closest_match_receives() {
     assert!(refused(&mut world, &mut near, to));
 }
 
-/// A server with a socket for each client connects the listening socket to the client and opens another one.
+/// A server with one socket per client connects the listening socket to the client and opens another one.
 #[test]
 fn connected_socket_frees_its_port() {
     let mut world = World::new(false);

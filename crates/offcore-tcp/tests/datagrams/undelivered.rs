@@ -1,4 +1,4 @@
-//! Queues of errors of datagrams (`IP_RECVERR`).
+//! Error queues of datagram sockets (`IP_RECVERR`).
 
 use offcore_session::undelivered::Origin;
 use offcore_tcp::proto::Event;
@@ -47,14 +47,14 @@ fn errors_wait_in_a_queue() {
     }
 }
 
-/// traceroute learns the routers so.
+/// traceroute learns the addresses of routers in this way.
 #[test]
 fn routers_that_drop_are_named() {
     let to = addresses(2)[0];
     let mut world = World::new(false);
     let error = refused(&mut world, to).remove(0);
     hear(&mut world, true, true);
-    // Type 11: the time to live was used up.
+    // Type 11 is Time Exceeded: the TTL has reached 0.
     let mut expired = error;
     (expired[34], expired[35]) = (11, 0);
     let expired = altered(&altered(&expired, 41), 41);

@@ -1,4 +1,4 @@
-//! Two hosts with a socket each, and a wire between them that a test looks into.
+//! Two hosts with one socket each, and a link between them that tests can observe and modify.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use offcore_wire::MacAddr;
 
 pub(crate) const PORT: u16 = 7;
 const MTU: u16 = 1500;
-/// Turns that copies of an engine take.
+/// Number of turns that a copy by an engine takes.
 const COPYING: u32 = 24;
 
 /// A host with a socket at [`PORT`].
@@ -32,7 +32,7 @@ pub(crate) struct End {
     datagrams: Datagrams,
 }
 
-/// The addresses of host `last`.
+/// Returns the addresses of host `last`.
 pub(crate) fn addresses(last: u8) -> [IpAddr; 2] {
     [[10, 0, 0, last].into(), [0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()].into()]
 }
@@ -50,7 +50,7 @@ impl End {
         )
     }
 
-    /// One of several workers that are host `last` together.
+    /// Creates a worker. Several workers together form host `last`.
     pub(crate) fn shared(last: u8, pool: &'static Pool, share: Share) -> Self {
         let addresses = vec![Prefix { address: addresses(last)[0], len: 24 }];
         Self::with_config(
@@ -62,7 +62,7 @@ impl End {
         )
     }
 
-    /// A host with an interface for each address, and memory for many streams.
+    /// Creates a host with one interface per address and memory for many streams.
     pub(crate) fn streaming(addresses: &[[u8; 4]], pool: &'static Pool) -> Self {
         let ifaces = addresses.iter().map(|&address| vec![Prefix { address: address.into(), len: 24 }]);
         let config = Config { memory: 64 << 20, ..Config::default() };
@@ -101,7 +101,7 @@ impl End {
         f(path, &mut Context { mover, cache, clock, burst: BURST })
     }
 
-    /// A frame comes, in as many buffers as it takes.
+    /// Receives a frame, in a chain of as many buffers as it needs.
     pub(crate) fn receive(&mut self, now: u64, frame: &[u8]) {
         let mut packet = self.cache.take_chain(HEADROOM, frame.len()).unwrap();
         let mut rest = frame;
@@ -115,9 +115,9 @@ impl End {
         self.with(|path, ctx| path.receive(ctx, now, 0, &mut burst));
     }
 
-    /// One turn; what it has sent.
+    /// Runs one turn and returns the frames that it sends.
     pub(crate) fn turn(&mut self, now: u64) -> Vec<Vec<u8>> {
-        // Copies take a while, so that later ones overtake them.
+        // Copies take several turns, so that later copies overtake them.
         self.turns += 1;
         if self.turns.is_multiple_of(COPYING) {
             self.stepper.step();
@@ -147,14 +147,14 @@ impl End {
         let mut sent = datagrams.send(&header, payload);
         stack.written(1, self.socket, out).unwrap();
         if !sent {
-            // The stack has now seen the lack of room.
+            // The stack has seen the request for room now.
             sent = datagrams.send(&header, payload);
             stack.written(1, self.socket, out).unwrap();
         }
         sent
     }
 
-    /// Writes bytes that are no datagram.
+    /// Writes bytes that are not a valid datagram.
     pub(crate) fn write_nonsense(&mut self, bytes: &[u8]) {
         let (stack, out) = self.path.call();
         let slot = stack.slot(self.socket).unwrap();
@@ -163,12 +163,12 @@ impl End {
         stack.written(1, self.socket, out).unwrap();
     }
 
-    /// The oldest datagram that has come.
+    /// Takes the oldest received datagram.
     pub(crate) fn take(&mut self) -> Option<(SocketAddr, Vec<u8>)> {
         self.take_header().map(|(header, bytes)| (header.peer, bytes))
     }
 
-    /// Takes a datagram with its header.
+    /// Takes a received datagram with its header.
     pub(crate) fn take_header(&mut self) -> Option<(Header, Vec<u8>)> {
         let mut bytes = vec![0; 65_535];
         let header = self.datagrams.receive(&mut bytes)?;
@@ -178,7 +178,7 @@ impl End {
         Some((header, bytes))
     }
 
-    /// The MTU in the socket's slot.
+    /// Returns the MTU in the socket's slot.
     pub(crate) fn mtu(&mut self) -> u32 {
         let (stack, _) = self.path.call();
         let slot = stack.slot(self.socket).unwrap();
@@ -193,19 +193,19 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Host 1 and host 2.
+    /// Creates host 1 and host 2.
     pub(crate) fn new(by_engine: bool) -> Self {
         let pool = Pool::new(2048, 2048, Hugepages::None).unwrap();
         let ends = [1, 2].map(|last| End::new(last, by_engine, pool));
         let mut world = Self { ends, now: 1 };
-        // Addresses of IPv6 are probed for.
+        // Duplicate address detection of IPv6 takes some time.
         world.run(|_, frame| vec![frame]);
         world.now = 2_000_000;
         world.run(|_, frame| vec![frame]);
         world
     }
 
-    /// Runs until nothing happens any more. `wire` says what becomes of a frame that a host has sent.
+    /// Runs until both hosts are idle. `wire` maps each sent frame to the frames that arrive.
     pub(crate) fn run(&mut self, mut wire: impl FnMut(usize, Vec<u8>) -> Vec<Vec<u8>>) {
         let mut quiet = 0;
         while quiet < 2 * COPYING {
@@ -223,19 +223,19 @@ impl World {
         }
     }
 
-    /// Makes the hosts known to each other.
+    /// Makes the hosts resolve each other's link-layer addresses.
     pub(crate) fn acquaint(&mut self, to: IpAddr) {
         assert!(self.ends[0].send((to, PORT).into(), b"who are you"));
         self.run(|_, frame| vec![frame]);
         assert_eq!(self.ends[1].take().unwrap().1, b"who are you");
     }
 
-    /// The port of a host's socket.
+    /// Returns the port of a host's socket.
     pub(crate) fn port_of(&self, host: usize, socket: ConnId) -> u16 {
         self.ends[host].path.stack.datagram_address(socket).unwrap().1
     }
 
-    /// The frames that host 1 sends when it sends `payload` to host 2, which do not arrive.
+    /// Returns the frames that host 1 sends for a datagram of `payload` to host 2. They are not delivered.
     pub(crate) fn frames_of(&mut self, to: IpAddr, payload: &[u8]) -> Vec<Vec<u8>> {
         self.acquaint(to);
         assert!(self.ends[0].send((to, PORT).into(), payload));

@@ -1,4 +1,4 @@
-//! Probes, announcements and defences of IPv4 addresses (RFC 5227).
+//! Probes, announcements and defence of IPv4 addresses (RFC 5227).
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,7 +18,7 @@ fn probing() -> Station {
     station
 }
 
-/// Times of the sent ARP requests about our address, and whether each was a probe.
+/// Returns the times of the sent ARP requests for our address, and whether each was a probe.
 fn requests(station: &mut Station) -> Vec<(u64, bool)> {
     let sent = std::mem::take(&mut station.sent);
     let requests = sent.iter().filter_map(|(at, frame)| {
@@ -81,7 +81,7 @@ fn address_of_another_host_is_not_used() {
         assert!(requests(&mut station).iter().all(|(_, is_probe)| *is_probe), "nothing is announced");
         station.receive(&message(ArpOperation::Request, PEER, OWN));
         assert_eq!(station.frames(), [[0; 0]; 0]);
-        // The other host may have left: a minute later the address is probed again.
+        // The conflicting host may have left, so the address is probed again a minute later.
         station.run_to(70 * SECOND);
         let again = requests(&mut station);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The DHCP client of an interface: leases, their renewal and their end.
+//! The DHCP client of an interface: leases, their renewal and their expiry.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -11,7 +11,7 @@ pub(crate) const SECOND: u64 = 1_000_000;
 const SERVER: &str = "10.0.0.1";
 pub(crate) const YOURS: [u8; 4] = [10, 0, 0, 7];
 
-/// A message of the client: its type, options by number, and where it was sent from and to.
+/// A message of the client: its type, its options by number, and its addresses.
 #[derive(Debug)]
 pub(crate) struct Asked {
     at: u64,
@@ -29,7 +29,7 @@ impl Asked {
     }
 }
 
-/// The client's messages since the last call.
+/// Returns the client's messages since the last call.
 pub(crate) fn asked(station: &mut Station) -> Vec<Asked> {
     let sent = std::mem::take(&mut station.sent);
     sent.iter().filter_map(|(at, frame)| read(*at, frame)).collect()
@@ -59,7 +59,7 @@ fn read(at: u64, frame: &[u8]) -> Option<Asked> {
     Some(Asked { at, kind, xid: four(4), client: four(12), from_to: [ip.src(), ip.dst()], station, options })
 }
 
-/// A frame with a server's message.
+/// Returns a frame with a server's message.
 pub(crate) fn reply(kind: u8, xid: [u8; 4], to: &str, options: &[u8]) -> Vec<u8> {
     let mut message = vec![0; 240];
     message[..4].copy_from_slice(&[2, 1, 6, 0]);
@@ -76,7 +76,7 @@ pub(crate) fn reply(kind: u8, xid: [u8; 4], to: &str, options: &[u8]) -> Vec<u8>
     packet(SERVER, to, 17, 64, &udp)
 }
 
-/// A lease of ten minutes in 10.0.0.0/24, by the router 10.0.0.254, with an MTU of 1400.
+/// A lease of ten minutes in 10.0.0.0/24 with the router 10.0.0.254 and an MTU of 1400.
 pub(crate) const OPTIONS: [u8; 22] =
     [51, 4, 0, 0, 2, 0x58, 1, 4, 255, 255, 255, 0, 3, 4, 10, 0, 0, 254, 26, 2, 5, 0x78];
 
@@ -87,7 +87,7 @@ fn client() -> Station {
     station
 }
 
-/// Brings the client to a lease.
+/// Returns a client that has obtained a lease.
 pub(crate) fn bound() -> Station {
     let mut station = client();
     let discover = asked(&mut station).pop().unwrap();
@@ -102,7 +102,7 @@ pub(crate) fn bound() -> Station {
     station
 }
 
-/// Whether the host answers a question for its address.
+/// Returns whether the host answers an ARP request for its address.
 fn answers(station: &mut Station) -> bool {
     let question = Arp {
         operation: ArpOperation::Request,
@@ -137,7 +137,7 @@ fn lease_is_asked_for_probed_and_used() {
     assert!(!answers(&mut station), "the address is probed first");
     station.run_to(SECOND);
     assert!(answers(&mut station) && station.stack.awaits_address().is_none());
-    // By the router, and with segments that fit the MTU.
+    // Packets go to the router, and segments fit the MTU.
     station
         .stack
         .connect(station.now, AppId::OWN, None, "192.0.2.1:80".parse().unwrap(), &mut station.out)
@@ -246,7 +246,7 @@ fn other_servers_do_not_end_a_lease() {
     station.run_to(303 * SECOND);
     let renewal = asked(&mut station).pop().unwrap();
     let mut refusal = reply(6, renewal.xid, "10.0.0.7", &[]);
-    // The server identifier, behind the headers, the fixed fields and the type.
+    // The server identifier follows the headers, the fixed fields and the message type.
     assert_eq!(refusal[285..291], [54, 4, 10, 0, 0, 1]);
     refusal[290] = 2;
     station.receive(&refusal);
@@ -267,7 +267,7 @@ fn own_address_is_no_lease() {
 
 #[test]
 fn hasty_server_does_not_hurry_the_client() {
-    // A lease of no time, to be renewed at once.
+    // The lease has a lifetime of zero and must be renewed at once.
     let hasty =
         [51, 4, 0, 0, 0, 0, 58, 4, 0, 0, 0, 0, 59, 4, 0, 0, 0, 0, 1, 4, 255, 255, 255, 0, 26, 2, 0, 0];
     let mut station = client();

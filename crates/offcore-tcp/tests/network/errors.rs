@@ -16,7 +16,7 @@ fn host() -> Station {
     station
 }
 
-/// An ICMP message between two addresses, with its checksum.
+/// Returns an ICMP message between two addresses, with its checksum.
 fn message(src: &str, dst: &str, kind: u8, payload: &[u8]) -> Vec<u8> {
     let mut message = [&[kind, 0, 0, 0, 0x12, 0x34, 0, 1][..], payload].concat();
     let pseudo = match (src.parse(), dst.parse()) {
@@ -28,7 +28,7 @@ fn message(src: &str, dst: &str, kind: u8, payload: &[u8]) -> Vec<u8> {
     message
 }
 
-/// A destination options header of `8 * (units + 1)` bytes before header `next`.
+/// Returns a destination options header of `8 * (units + 1)` bytes that precedes header `next`.
 fn padding(next: u8, units: u8) -> Vec<u8> {
     let mut header = vec![0; 8 * (usize::from(units) + 1)];
     (header[0], header[1]) = (next, units);
@@ -80,12 +80,12 @@ fn long_extension_headers_are_parsed() {
         assert_eq!(answers.len(), 1, "{units} units");
         assert_eq!(answers[0][14 + 40 + 13] & 0x12, 0x12, "a SYN-ACK");
     }
-    // Several headers in a row.
+    // Several extension headers follow each other.
     let chain = [padding(60, 20), padding(60, 30), padding(58, 40), echo].concat();
     assert_eq!(station.receive(&packet(PEERS[1], OWN[1], 60, 9, &chain)), Verdict::Reply);
 }
 
-/// Code and pointer of the sent error.
+/// Returns the code and the pointer of the sent error.
 fn parameter_problem(station: &mut Station) -> Option<(u8, u32)> {
     let frames = station.frames();
     assert!(frames.len() <= 1, "{frames:?}");
@@ -152,7 +152,7 @@ fn errors_are_rate_limited() {
     assert!((100..=1000).contains(&station.sent.len()), "{}", station.sent.len());
 }
 
-/// Programs that send to closed ports of their own host leave the errors to peers.
+/// Errors for programs that send to closed ports of their own host do not consume the rate limit of errors for peers.
 #[test]
 fn own_errors_do_not_count() {
     let mut station = host();

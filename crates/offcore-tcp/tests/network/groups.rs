@@ -1,4 +1,4 @@
-//! Reports of multicast groups (IGMP, MLD).
+//! Multicast group reports (IGMP and MLD).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,7 +14,7 @@ const TO_INCLUDE: u8 = 3;
 const TO_EXCLUDE: u8 = 4;
 const LINK_LOCAL: &str = "fe80::ff:fe00:1";
 
-/// A sent report: its time and its records.
+/// A sent report: its time, its addresses and its records.
 #[derive(Debug, PartialEq)]
 struct Report {
     at: u64,
@@ -23,7 +23,7 @@ struct Report {
     records: Vec<(u8, IpAddr)>,
 }
 
-/// The sent reports of all versions, in order. A record of an older version has the message's type.
+/// Returns the sent reports of all versions in order. The record of an older version has the type of its message.
 fn reports(station: &mut Station) -> Vec<Report> {
     let sent = std::mem::take(&mut station.sent);
     sent.iter().filter_map(|(at, frame)| read_v6(*at, frame).or_else(|| read_v4(*at, frame))).collect()
@@ -71,7 +71,7 @@ fn read_v4(at: u64, frame: &[u8]) -> Option<Report> {
     Some(Report { at, from: ip.src().into(), to: ip.dst().into(), records })
 }
 
-/// A frame with an MLD query from a router.
+/// Returns a frame with an MLD query from a router.
 fn query_v6(from: &str, hops: u8, within: u16, group: &str, more: &[u8]) -> Vec<u8> {
     let group: Ipv6Addr = group.parse().unwrap();
     let dst = if group.is_unspecified() { "ff02::1".parse().unwrap() } else { group };
@@ -96,7 +96,7 @@ fn query_v6(from: &str, hops: u8, within: u16, group: &str, more: &[u8]) -> Vec<
     [&ipv6::multicast_mac(dst).0[..], &PEER_MAC.0, &[0x86, 0xdd], &ip, &payload].concat()
 }
 
-/// A frame with an IGMP message from a router.
+/// Returns a frame with an IGMP message from a router.
 fn message_v4(to: Ipv4Addr, mut message: Vec<u8>) -> Vec<u8> {
     let sum = Sum::of(&message).checksum();
     message[2..4].copy_from_slice(&sum.to_be_bytes());
@@ -120,7 +120,7 @@ fn solicited_nodes() -> Vec<IpAddr> {
     ["ff02::1:ff00:1", "ff02::1:ff00:2"].map(address).to_vec()
 }
 
-/// The groups of all records, sorted. Each record is of this kind.
+/// Returns the groups of all records, sorted, and checks that all records have type `kind`.
 fn groups_of(reports: &[Report], kind: u8) -> Vec<IpAddr> {
     let records = reports.iter().flat_map(|report| &report.records);
     let mut groups: Vec<IpAddr> =
@@ -137,11 +137,12 @@ fn solicited_nodes_are_reported_first() {
     let first = reports(&mut station);
     assert_eq!(groups_of(&first, TO_EXCLUDE), solicited_nodes());
     assert!(first.iter().all(|report| report.from == address("::") && report.to == address("ff02::16")));
-    // RFC 3810, 8.12 and 9.1: repeated within a second.
+    // RFC 3810, 8.12 and 9.1: a report is repeated within a second.
     station.run_to(SECOND);
     let second = reports(&mut station);
     assert_eq!(groups_of(&second, TO_EXCLUDE), solicited_nodes());
-    // The link-local address is now valid: routers ignore reports from the unspecified address.
+    // The link-local address is valid now. Reports are sent again because routers ignore those from the unspecified
+    // address.
     station.run_to(10 * SECOND);
     let third = reports(&mut station);
     assert_eq!(groups_of(&third, TO_EXCLUDE), solicited_nodes());
@@ -158,7 +159,7 @@ fn general_query_is_answered_in_time() {
     let answers = reports(&mut station);
     assert_eq!(groups_of(&answers, IS_EXCLUDE), solicited_nodes());
     assert!(answers.iter().all(|report| (10 * SECOND..15 * SECOND).contains(&report.at)));
-    // A group-specific query gets a report of that group.
+    // A group-specific query is answered with a report for that group.
     station.receive(&query_v6("fe80::9", 1, 1000, "ff02::1:ff00:2", &[2, 125, 0, 0]));
     station.run_to(20 * SECOND);
     assert_eq!(groups_of(&reports(&mut station), IS_EXCLUDE), [address("ff02::1:ff00:2")]);
@@ -188,20 +189,20 @@ fn old_router_gets_old_reports() {
     answers.sort_by_key(|report| report.to);
     assert_eq!(groups_of(&answers, listener::REPORT_V1), solicited_nodes());
     assert!(answers.iter().all(|report| report.to == report.records[0].1), "each to its group");
-    // 260 s after its last query a version 1 router is considered gone.
+    // A version 1 router is considered gone 260 s after its last query.
     station.run_to(271 * SECOND);
     station.receive(&query_v6("fe80::9", 1, 1000, "::", &[2, 125, 0, 0]));
     station.run_to(273 * SECOND);
     assert_eq!(groups_of(&reports(&mut station), IS_EXCLUDE), solicited_nodes());
 }
 
-/// A socket of the stack.
+/// Opens a datagram socket.
 fn socket(station: &mut Station, user: u32) -> ConnId {
     let reuse = Reuse { user, ..Reuse::default() };
     station.stack.open_reused_datagrams(AppId::OWN, None, 0, reuse).unwrap()
 }
 
-/// Joins a group by the interface of the route.
+/// Joins a group on the interface of the route to it.
 fn join(station: &mut Station, socket: ConnId, group: IpAddr) -> Result<(), CallError> {
     let membership = Membership { group, index: 0, address: None };
     station.stack.join_group(station.now, socket, &membership)
@@ -262,7 +263,7 @@ fn old_igmp_versions_are_reported() {
     station.receive(&query(10));
     station.run_to(10 * SECOND);
     assert_eq!(kinds(&mut station), [(igmp::REPORT_V2, group)]);
-    // Another host's report is enough.
+    // The report of another host suppresses the own report.
     station.receive(&query(10));
     station.receive(&message_v4([239, 1, 2, 3].into(), vec![igmp::REPORT_V2, 0, 0, 0, 239, 1, 2, 3]));
     station.run_to(15 * SECOND);
@@ -273,7 +274,7 @@ fn old_igmp_versions_are_reported() {
     leave(&mut station, socket, group).unwrap();
     station.run_to(60 * SECOND);
     assert_eq!(kinds(&mut station), [], "version 1 has no word for it");
-    // Version 2 returns after 260 s without a version 1 query.
+    // Version 2 is used again after 260 s without a version 1 query.
     station.run_to(400 * SECOND);
     station.receive(&query(10));
     join(&mut station, socket, group).unwrap();
@@ -307,7 +308,7 @@ fn groups_have_limits() {
     }
     assert_eq!(join(&mut station, one, v4(20)), Err(CallError::TooMany), "of a socket");
     assert_eq!(join(&mut station, one, address("10.0.0.1")), Err(CallError::NotOurs));
-    // The groups of one user leave room for others.
+    // A user's groups leave room for other users.
     let all: u16 =
         (0..).find(|number| join(&mut station, one, v6(*number)) == Err(CallError::TooMany)).unwrap();
     assert_eq!(all, 512 - 20);
@@ -316,7 +317,7 @@ fn groups_have_limits() {
     let more: u16 =
         (1000..).find(|number| join(&mut station, other, v6(*number)) == Err(CallError::TooMany)).unwrap();
     assert!((500..=512).contains(&(more - 1000)), "{more}");
-    // A group that others have joined takes no more room.
+    // A group that others have joined already needs no additional room.
     assert_eq!(join(&mut station, third, v6(5)), Ok(()));
     station.close(one);
     assert_eq!(join(&mut station, third, v6(5000)), Ok(()));

@@ -1,4 +1,5 @@
-//! Hostile servers, routers and queriers: DHCP messages, router advertisements, MLD and IGMP queries, and ARP of any content.
+//! Hostile servers, routers and queriers: DHCP messages, router advertisements, MLD and IGMP queries, and ARP messages
+//! with arbitrary content.
 
 use offcore_tcp::proto::Verdict;
 use offcore_wire::{
@@ -10,9 +11,9 @@ use crate::station::{OWN_MAC, PEER_MAC, Station, arp_frame, packet};
 
 /// Maximum number of steps of a script.
 const STEPS: usize = 200;
-/// Addresses of the interface without a network's help: two static ones and the link-local one.
+/// Addresses of the interface that do not depend on the network: two static ones and the link-local one.
 const GIVEN: usize = 3;
-/// Addresses of the interface, at most: one from a lease and 16 from advertisements, in addition.
+/// Maximum number of addresses of the interface: in addition, one from a lease and 16 from advertisements.
 const ADDRESSES: usize = GIVEN + 17;
 const ROUTERS: [&str; 4] = ["fe80::99", "fe80::98", "2001:db8::9", "::"];
 const OWN: [&str; 2] = ["10.0.0.2", "2001:db8::2"];
@@ -25,7 +26,8 @@ pub(crate) struct Outcome {
     pub(crate) configured: u64,
 }
 
-/// Plays a script and adds its results. All frames of the host are well formed, and its number of addresses is bounded.
+/// Plays a script and adds its results to `outcome`. Checks that all frames of the host are well formed and that its
+/// number of addresses is bounded.
 pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
     let mut script = Script(bytes);
     let mut station = Station::new(&["10.0.0.2/24", "2001:db8::2/64"], &[]);
@@ -51,7 +53,7 @@ pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
                 outcome.accepted += u64::from(!matches!(verdict, Verdict::Drop(_)));
                 station.run_to(station.now + 1);
             }
-            // Up to half an hour.
+            // The time advances by up to 36 minutes.
             None => station.run_to(station.now + (1 << (script.u8() % 32))),
         }
         for frame in station.frames() {
@@ -66,7 +68,7 @@ pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
     outcome.configured += u64::from(configured);
 }
 
-/// A DHCP message of a server, with options that are often known and of the right length.
+/// Returns a DHCP message of a server. Most options are known and have the right length.
 fn dhcp(script: &mut Script<'_>, transaction: [u8; 4]) -> Vec<u8> {
     const OPTIONS: [(u8, u8); 12] = [
         (51, 4),
@@ -102,7 +104,7 @@ fn dhcp(script: &mut Script<'_>, transaction: [u8; 4]) -> Vec<u8> {
     if script.u8() < 230 {
         message.push(255);
     }
-    // One byte of any field.
+    // Some messages have one random byte changed.
     if script.u8() > 200 {
         let at = script.below(message.len());
         message[at] = script.u8();
@@ -113,7 +115,7 @@ fn dhcp(script: &mut Script<'_>, transaction: [u8; 4]) -> Vec<u8> {
     packet("10.0.0.1", "255.255.255.255", 17, 64, &udp)
 }
 
-/// The transaction of a DHCP message of the host.
+/// Returns the transaction ID of a DHCP message of the host.
 fn dhcp_transaction(frame: &[u8]) -> Option<[u8; 4]> {
     let ip = Ipv4Packet::new_checked(frame.get(14..).filter(|_| frame[12..14] == [8, 0])?).ok()?;
     let udp = ip.payload();
@@ -155,11 +157,11 @@ fn advertisement(script: &mut Script<'_>) -> Vec<u8> {
     }
     let router = ROUTERS[script.below(4)];
     set_checksum(router, "ff02::1", &mut message);
-    // Neighbour discovery expects 255 hops.
+    // Neighbour discovery requires a hop limit of 255.
     packet(router, "ff02::1", 58, if script.u8() < 230 { 255 } else { script.u8() }, &message)
 }
 
-/// An MLD query for all groups, for one, or for any address.
+/// Returns an MLD query for all groups, for one group, or for any address.
 fn mld(script: &mut Script<'_>) -> Vec<u8> {
     let [high, low] = script.bytes::<2>();
     let mut message = vec![130, 0, 0, 0, high, low, 0, 0];
@@ -170,12 +172,12 @@ fn mld(script: &mut Script<'_>) -> Vec<u8> {
     }
     message.extend((0..script.u8() % 24).map(|_| script.u8()));
     set_checksum(ROUTERS[0], "ff02::1", &mut message);
-    // With the Router Alert option.
+    // The packet has the Router Alert option.
     let payload = [&[58, 0, 5, 2, 0, 0, 1, 0][..], &message].concat();
     packet(ROUTERS[0], "ff02::1", 0, if script.u8() < 230 { 1 } else { script.u8() }, &payload)
 }
 
-/// An IGMP query or another message.
+/// Returns an IGMP query or another IGMP message.
 fn igmp(script: &mut Script<'_>) -> Vec<u8> {
     let kind = [0x11, 0x11, 0x16, 0x17, 0x12, script.u8()][script.below(6)];
     let group = [[0; 4], [224, 0, 0, 1], [224, 0, 0, 251], script.bytes()][script.below(4)];
@@ -192,7 +194,7 @@ fn igmp(script: &mut Script<'_>) -> Vec<u8> {
     frame
 }
 
-/// ARP about addresses of the host, of a lease, or any.
+/// Returns an ARP message about addresses of the host, of a lease, or any address.
 fn arp(script: &mut Script<'_>) -> Vec<u8> {
     let mut address = || [[10, 0, 0, 2], [10, 0, 0, 7], [0; 4], script.bytes()][script.below(4)];
     let [sender_ip, target_ip] = [address(), address()].map(Into::into);
@@ -201,7 +203,7 @@ fn arp(script: &mut Script<'_>) -> Vec<u8> {
     arp_frame(MacAddr([0xff; 6]), &message)
 }
 
-/// A frame of the host is well formed.
+/// Checks that a frame of the host is well formed.
 fn check(frame: &[u8]) {
     assert!(frame.len() <= ethernet::HEADER_LEN + 1500, "{} bytes", frame.len());
     let link = EthernetFrame::new_checked(frame).unwrap();

@@ -1,4 +1,4 @@
-//! Flow labels of IPv6 (RFC 6437).
+//! IPv6 flow labels (RFC 6437).
 
 use offcore_tcp::proto::AppId;
 use offcore_wire::Ipv6Packet;
@@ -7,7 +7,7 @@ use crate::station::{Station, introduce};
 
 const SECOND: u64 = 1_000_000;
 
-/// Flow labels of the sent TCP packets.
+/// Returns the flow labels of the sent TCP packets.
 fn labels(station: &mut Station) -> Vec<u32> {
     let frames = station.frames();
     let packets = frames.iter().filter(|frame| frame[12..14] == [0x86, 0xdd] && frame[20] == 6);

@@ -14,7 +14,7 @@ const OURS: &str = "2001:db8:1::ff:fe00:1";
 const FAR: &str = "2001:db8:9::1";
 const HOUR: u32 = 3600;
 
-/// An option with a prefix of 64 bits, on the link and for addresses.
+/// Returns a prefix option with a length of 64 bits and the on-link and autonomous flags.
 fn prefix(text: &str, valid: u32, preferred: u32) -> Vec<u8> {
     let mut option = vec![0; 32];
     option[..4].copy_from_slice(&[3, 4, 64, 0xc0]);
@@ -31,14 +31,15 @@ fn message_from(src: &str, dst: &str, hops: u8, mut message: Vec<u8>) -> Vec<u8>
     packet(src, dst, 58, hops, &message)
 }
 
-/// An advertisement of a router for `lifetime` seconds, with flags.
+/// Returns an advertisement of a router with a lifetime in seconds and flags.
 fn advert(router: &str, lifetime: u16, flags: u8, options: &[u8]) -> Vec<u8> {
     let [high, low] = lifetime.to_be_bytes();
     let head = [134, 0, 0, 0, 64, flags, high, low, 0, 0, 0, 0, 0, 0, 0, 0];
     message_from(router, "ff02::1", 255, [&head[..], options].concat())
 }
 
-/// Messages of neighbour discovery that were sent since the last call: times, sources and destinations, and the message.
+/// Takes the neighbour discovery messages that were sent since the last call: times, sources and destinations, and
+/// contents.
 fn sent(station: &mut Station) -> Vec<(u64, [Ipv6Addr; 2], Vec<u8>)> {
     let frames = std::mem::take(&mut station.sent);
     let read = |(at, frame): &(u64, Vec<u8>)| {
@@ -49,12 +50,12 @@ fn sent(station: &mut Station) -> Vec<(u64, [Ipv6Addr; 2], Vec<u8>)> {
     frames.iter().filter_map(read).collect()
 }
 
-/// Times of solicitations.
+/// Returns the times of router solicitations.
 fn solicitations(station: &mut Station) -> Vec<u64> {
     sent(station).into_iter().filter(|(.., message)| message[0] == 133).map(|(at, ..)| at).collect()
 }
 
-/// The neighbours that were asked for, whose questions are answered.
+/// Answers neighbour solicitations, except for `silent` targets. Returns all solicited addresses.
 fn answer(station: &mut Station, silent: &[&str]) -> Vec<IpAddr> {
     let mut asked = Vec::new();
     for (_, [from, _], message) in sent(station) {
@@ -86,7 +87,7 @@ fn info(station: &Station) -> IfaceInfo {
     station.stack.interfaces(station.now).pop().unwrap()
 }
 
-/// Addresses that were made from prefixes, with their states.
+/// Returns the addresses that were made from prefixes, with their states.
 fn made(station: &Station) -> Vec<(IpAddr, &'static str)> {
     let own = info(station).addresses.into_iter().filter(|own| own.origin == Origin::Slaac);
     own.map(|own| (own.prefix.address, own.state)).collect()
@@ -99,7 +100,7 @@ fn answers(station: &mut Station, to: &str) -> bool {
     answered
 }
 
-/// An interface that has sent its first solicitation.
+/// Returns an interface that has sent its first solicitation.
 fn asking() -> Station {
     let mut station = Station::new(&[], &[]);
     station.stack.start_slaac(1, 0, &mut station.out);
@@ -107,7 +108,8 @@ fn asking() -> Station {
     station
 }
 
-/// An interface with an address of one prefix, valid for two hours and preferred for one, by a router of half an hour.
+/// Returns an interface with one address, valid for two hours and preferred for one hour, and a router with a lifetime
+/// of 30 minutes.
 fn configured() -> Station {
     let mut station = asking();
     station.receive(&advert(ROUTER, 1800, 0, &prefix("2001:db8:1::", 2 * HOUR, HOUR)));
@@ -118,7 +120,7 @@ fn configured() -> Station {
     station
 }
 
-/// The neighbour that is asked for a packet to `to`, and the source of the question.
+/// Returns the neighbour that is solicited for a packet to `to`.
 fn next_hop(station: &mut Station, to: &str) -> Option<IpAddr> {
     station.sent.clear();
     let to = format!("[{to}]:80").parse().unwrap();
@@ -169,7 +171,7 @@ fn default_router_has_a_lifetime() {
     let refused = station.stack.connect(station.now, AppId::OWN, None, to, &mut station.out);
     assert_eq!(refused, Err(CallError::NoRoute));
     assert_eq!(solicitations(&mut station).len(), 1, "routers are asked again");
-    // A lifetime of 0 says that a router is none.
+    // A lifetime of 0 means that the router is not a default router.
     station.receive(&advert(ROUTER, 1800, 0, &[]));
     assert_eq!(info(&station).gateways, [address(ROUTER)]);
     station.receive(&advert(ROUTER, 0, 0, &[]));
@@ -241,13 +243,13 @@ fn advertisement_does_not_end_an_address_at_once() {
     let mut station = asking();
     station.receive(&advert(ROUTER, 1800, 0, &prefix("2001:db8:1::", 10 * HOUR, HOUR)));
     station.run_to(3 * SECOND);
-    // Below two hours it is shortened to two hours; from then on it is not shortened.
+    // A remaining lifetime above two hours is shortened to two hours, and is not shortened below.
     station.receive(&advert(ROUTER, 1800, 0, &prefix("2001:db8:1::", 1, 0)));
     assert_eq!((left(&station), made(&station)), (Some(7200), vec![(address(OURS), "deprecated")]));
     station.run_to(103 * SECOND);
     station.receive(&advert(ROUTER, 1800, 0, &prefix("2001:db8:1::", 1, 1)));
     assert_eq!((left(&station), made(&station)), (Some(7100), vec![(address(OURS), "preferred")]));
-    // It is made longer.
+    // It can be extended.
     station.receive(&advert(ROUTER, 1800, 0, &prefix("2001:db8:1::", 3 * HOUR, HOUR)));
     assert_eq!(left(&station), Some(u64::from(3 * HOUR)));
 }
@@ -300,7 +302,7 @@ fn flood_of_advertisements_is_bounded() {
         station.receive(&advert(&format!("fe80::{:x}", number + 1), 1800, 0, &options));
     }
     assert_eq!((made(&station).len(), info(&station).gateways.len()), (16, 1));
-    // In one second most are not looked at.
+    // Within one second, most advertisements are dropped unread.
     let mut station = asking();
     for number in 0..100 {
         station.receive(&advert(&format!("fe80::{number:x}"), 0, 0, &prefix("2001:db8:1::", HOUR, number)));

@@ -6,7 +6,7 @@ use crate::station::{PEER_MAC, Station, address, prefix};
 
 const SECOND: u64 = 1_000_000;
 
-/// The destination of the IPv4 packet in a frame to the peer's station.
+/// Returns the destinations of IPv4 packets that were sent to the peer's MAC address.
 fn packets_to_peer(station: &mut Station) -> Vec<String> {
     let frames = station.frames();
     let packets = frames.iter().filter(|frame| frame[..6] == PEER_MAC.0 && frame[12..14] == [8, 0]);

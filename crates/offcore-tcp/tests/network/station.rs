@@ -1,4 +1,4 @@
-//! A stack on one interface. Tests pass frames to it and read its own frames with their times.
+//! A stack with one interface. Tests pass frames to it and read the frames that it sends, with their times.
 
 use std::net::IpAddr;
 
@@ -86,12 +86,12 @@ impl Station {
         self.sent.extend(self.out.messages.drain(..).map(|message| (self.now, message.bytes)));
     }
 
-    /// Frames sent since the last call.
+    /// Takes the frames that were sent since the last call.
     pub(crate) fn frames(&mut self) -> Vec<Vec<u8>> {
         self.sent.drain(..).map(|(_, frame)| frame).collect()
     }
 
-    /// Answers all sent ARP requests, and returns the requested addresses.
+    /// Answers all sent ARP requests and returns the requested addresses.
     pub(crate) fn answer_arp(&mut self) -> Vec<IpAddr> {
         let questions: Vec<Arp> = self.sent.iter().filter_map(|(_, frame)| arp_in(frame)).collect();
         self.sent.retain(|(_, frame)| arp_in(frame).is_none());
@@ -112,7 +112,7 @@ impl Station {
     }
 }
 
-/// A frame from the peer's station to the host, with an IP packet.
+/// Returns a frame with an IP packet from the peer's station to the host.
 pub(crate) fn packet(src: &str, dst: &str, protocol: u8, hops: u8, payload: &[u8]) -> Vec<u8> {
     let protocol = IpProtocol(protocol);
     let to = match address(dst) {
@@ -157,7 +157,7 @@ pub(crate) fn packet(src: &str, dst: &str, protocol: u8, hops: u8, payload: &[u8
     [&link[..], &header, payload].concat()
 }
 
-/// Enters the peer's station for these addresses into the neighbour cache.
+/// Adds the peer's station with these addresses to the neighbour cache.
 pub(crate) fn introduce(station: &mut Station, peers: &[&str]) {
     for peer in peers {
         let own = if peer.contains(':') { "2001:db8::2" } else { "10.0.0.2" };

@@ -11,7 +11,7 @@ use crate::station::{Station, address, packet};
 const PEER: &str = "10.0.0.9";
 const FAR: &str = "192.0.2.1";
 
-/// A connection to port 80 of `peer`, which is probed every ten seconds.
+/// Opens a connection to port 80 of `peer` with keep-alive probes every ten seconds.
 fn connected(station: &mut Station, peer: &str) -> ConnId {
     let to = format!("{peer}:80").parse().unwrap();
     let id = station.stack.connect(station.now, AppId::OWN, None, to, &mut station.out).unwrap();
@@ -42,7 +42,7 @@ fn connected(station: &mut Station, peer: &str) -> ConnId {
     id
 }
 
-/// TCP segments sent since the last call.
+/// Returns the number of TCP segments that were sent since the last call.
 fn segments(station: &mut Station) -> usize {
     let frames = station.frames();
     let packets = frames.iter().filter(|frame| frame[12..14] == [8, 0]);
@@ -50,7 +50,7 @@ fn segments(station: &mut Station) -> usize {
     packets.filter(|ip| ip.protocol() == IpProtocol::TCP && ip.src() == Ipv4Addr::from(YOURS)).count()
 }
 
-/// The server takes the lease away while the client renews it.
+/// Refuses the renewal of the lease, so that the client loses its address.
 fn refuse_renewal(station: &mut Station) {
     station.run_to(301 * SECOND);
     station.answer_arp();
@@ -59,7 +59,7 @@ fn refuse_renewal(station: &mut Station) {
     station.receive(&reply(6, renewal.xid, "10.0.0.7", &[]));
 }
 
-/// Answers the client until it has its address.
+/// Answers the DHCP client until it has its address.
 fn serve(station: &mut Station, options: &[u8]) {
     for _ in 0..4 {
         station.run_to(station.now + SECOND);
@@ -70,7 +70,7 @@ fn serve(station: &mut Station, options: &[u8]) {
     }
 }
 
-/// Sends the end of the stream, if it is due.
+/// Sends the FIN if it is due.
 fn end_of_stream(station: &mut Station) -> Option<Sealed> {
     let Station { stack, out, now, .. } = station;
     stack.tx(*now, 8, out);
@@ -111,7 +111,7 @@ fn unanswered_call_waits_for_its_address() {
     assert_eq!(segments(&mut station), 1);
     refuse_renewal(&mut station);
     segments(&mut station);
-    // A second passes until the client asks for another lease.
+    // The client waits for a second before it asks for another lease.
     station.run_to(303 * SECOND + SECOND / 2);
     assert_eq!(segments(&mut station), 0);
     serve(&mut station, &OPTIONS);

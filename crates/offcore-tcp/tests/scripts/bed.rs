@@ -1,4 +1,4 @@
-//! A stack with its copies, in virtual time: what is below an application and above a link.
+//! A stack with its copies in virtual time, between a scripted application and a scripted link.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -16,15 +16,16 @@ use offcore_tcp::proto::{Algorithm, Config, Event, IfaceConfig, Out, Prefix, Sta
 use crate::frames::{self, OURS};
 use crate::language::{Engine, Setup};
 
-/// When scripts begin: addresses of IPv6 are ours by then. A whole number of milliseconds, as timestamps count.
+/// Time at which scripts begin. IPv6 addresses are valid by then. It is a whole number of milliseconds because
+/// timestamps have this resolution.
 pub(crate) const BEGINNING: u64 = 2_000_000;
-/// Copies in flight of an engine.
+/// Maximum number of copies in flight per engine.
 const RING: usize = 1024;
-/// Packets of all scripts that run at the same time, and their bytes.
+/// Number of packets of all scripts that run at the same time, and the size of each in bytes.
 const PACKETS: usize = 8192;
 const PACKET_SIZE: usize = 16384;
 
-/// A stack, its path, and engines that are stepped by hand.
+/// A stack, its path, and engines that are stepped manually.
 #[derive(Debug)]
 pub(crate) struct Bed {
     path: Path,
@@ -38,7 +39,7 @@ pub(crate) struct Bed {
     theirs: IpAddr,
     deadline: Option<u64>,
     pub(crate) now: u64,
-    /// Frames that were sent, and when; those that nobody has looked at yet, and all.
+    /// Sent frames with their times: `sent` has the unchecked ones, `trace` has all.
     pub(crate) sent: VecDeque<(u64, Vec<u8>)>,
     pub(crate) trace: Vec<(u64, Vec<u8>)>,
     pub(crate) events: Vec<Event>,
@@ -49,7 +50,7 @@ fn pool() -> &'static Pool {
     POOL.get_or_init(|| Pool::new(PACKETS, PACKET_SIZE, Hugepages::None).unwrap())
 }
 
-/// The addresses of the host under test and of its peer.
+/// Returns the addresses of the host under test and of its peer.
 pub(crate) fn addresses(setup: &Setup) -> (IpAddr, IpAddr) {
     if setup.ipv6 {
         ("2001:db8::1".parse().unwrap(), "2001:db8::2".parse().unwrap())
@@ -59,7 +60,7 @@ pub(crate) fn addresses(setup: &Setup) -> (IpAddr, IpAddr) {
 }
 
 impl Bed {
-    /// Its copies are made by an engine, or else by the core at once.
+    /// Creates a bed whose copies are made by an engine, or else by the core at once.
     pub(crate) fn new(setup: &Setup, by_engine: bool) -> Self {
         let (ours, theirs) = addresses(setup);
         let default = Config::default();
@@ -82,7 +83,7 @@ impl Bed {
         };
         stack.add_iface(1, &iface, &mut out);
         let mut mover = Mover::new();
-        // Time is virtual: what an engine holds back is not lost.
+        // Time is virtual: a copy that an engine holds back must not count as lost.
         mover.set_lost_after(u64::MAX);
         let (device, stepper) = CoreDevice::stepped();
         let good = mover.add_channel(device.open_channel(RING).unwrap());
@@ -117,7 +118,7 @@ impl Bed {
         bed
     }
 
-    /// Says what becomes of copies from now on.
+    /// Sets how engines treat copies from now on.
     pub(crate) fn engine(&mut self, engine: Engine) {
         self.holds = engine == Engine::Hold;
         let channel = if engine == Engine::Fail { self.faulty } else { self.good };
@@ -125,7 +126,7 @@ impl Bed {
         self.path.bind(&mut self.mover, &binding, &binding).unwrap();
     }
 
-    /// The stack, as an application calls it.
+    /// Returns the arguments for an application's calls of the stack.
     pub(crate) fn call(&mut self) -> (&mut Stack, &mut Out, u64) {
         let (stack, out) = self.path.call();
         (stack, out, self.now)
@@ -135,7 +136,7 @@ impl Bed {
         &self.path.stack
     }
 
-    /// A frame comes.
+    /// Receives a frame.
     pub(crate) fn receive(&mut self, frame: &[u8]) {
         let mut packet = self.cache.take_sized(HEADROOM, frame.len()).unwrap();
         packet.bytes_mut().copy_from_slice(frame);
@@ -146,7 +147,7 @@ impl Bed {
         path.receive(&mut ctx, self.now, 0, &mut burst);
     }
 
-    /// Everything that can be done now is done.
+    /// Runs until nothing more can be done at the current time.
     pub(crate) fn settle(&mut self) {
         let mut quiet = 0;
         let mut before = usize::MAX;
@@ -168,7 +169,7 @@ impl Bed {
         }
     }
 
-    /// Takes what was sent; questions about neighbours are answered.
+    /// Takes the sent frames, and answers ARP requests and neighbour solicitations.
     fn collect(&mut self) -> usize {
         let packets: Vec<_> = self.path.to_send(0).drain(..).collect();
         let count = packets.len();
@@ -187,7 +188,7 @@ impl Bed {
         count
     }
 
-    /// Time passes until `end`, or until something is sent.
+    /// Advances the time to `end`, or until something is sent if `or_sent` is set.
     pub(crate) fn run_until(&mut self, end: u64, or_sent: bool) {
         while !or_sent || self.sent.is_empty() {
             match self.deadline.filter(|deadline| *deadline <= end) {

@@ -1,4 +1,4 @@
-//! The runner fails where a script is wrong, and says where.
+//! The runner fails if a script is wrong, and reports the position of the error.
 
 use crate::run::run;
 
@@ -15,7 +15,7 @@ const GOOD: &str = "+0 listen
 +0 > P. 1:11(10) ack 101 win 65435
 ";
 
-/// The message of the good script with `from` changed to `to`.
+/// Returns the error message of the good script with `from` replaced by `to`.
 fn message(from: &str, to: &str) -> String {
     assert!(GOOD.contains(from), "{from}");
     run("x.pkt", &GOOD.replace(from, to), true).expect_err(to)

@@ -1,4 +1,4 @@
-//! Frames of segments, and segments of frames.
+//! Conversion of script segments to frames, and of frames to script segments.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,31 +10,31 @@ use offcore_wire::{
 
 use crate::language::{Icmp, IcmpKind, Segment, TcpOption};
 
-/// The station of the host under test, and that of everybody else.
+/// MAC addresses of the host under test and of all other hosts.
 pub(crate) const OURS: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 pub(crate) const THEIRS: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 
-/// The peer's first sequence number: its numbers pass zero after 4 KB.
+/// The peer's initial sequence number. Its sequence numbers wrap around after 4 KB.
 const PEER_ISN: u32 = 0xffff_f000;
 
-/// What the stream of whoever sends has at a position, its first byte being 1 as in scripts.
+/// Returns the byte of the sender's stream at `seq`. As in scripts, the first byte is at 1.
 pub(crate) fn content(seq: u32) -> u8 {
     (seq ^ seq >> 8 ^ seq >> 16) as u8
 }
 
-/// The same, when it is not what it should be.
+/// Returns a byte that differs from the stream's byte at `seq`.
 pub(crate) fn altered(seq: u32) -> u8 {
     !content(seq)
 }
 
-/// A connection as the script sees it.
+/// A connection from the script's point of view.
 #[derive(Debug, Clone)]
 pub(crate) struct Flow {
     pub(crate) ours: SocketAddr,
     pub(crate) theirs: SocketAddr,
-    /// Our first sequence number, once a SYN has told it.
+    /// Our initial sequence number, known after the first SYN.
     isn: Option<u32>,
-    /// What our timestamps are ahead of the script's.
+    /// Difference between our timestamps and those in the script.
     stamps: Option<u32>,
 }
 
@@ -43,7 +43,7 @@ impl Flow {
         Self { ours, theirs, isn: None, stamps: None }
     }
 
-    /// The next SYN of ours tells a new first sequence number, and new timestamps.
+    /// Makes the next SYN define a new initial sequence number and new timestamps.
     pub(crate) fn renumber(&mut self) {
         (self.isn, self.stamps) = (None, None);
     }
@@ -52,7 +52,7 @@ impl Flow {
         self.isn.unwrap_or(0).wrapping_add(seq)
     }
 
-    /// The frame of a segment of the peer.
+    /// Returns the frame of a segment from the peer.
     pub(crate) fn frame(&self, segment: &Segment) -> Vec<u8> {
         let options = self.options(segment.options.as_deref().unwrap_or_default());
         let header = TcpHeader {
@@ -90,7 +90,7 @@ impl Flow {
                     bytes.extend(edges.flat_map(|edge| self.ours_at(edge).to_be_bytes()));
                 }
                 TcpOption::Timestamps(value, echo) => {
-                    // An echo of 0 is none.
+                    // An echo of 0 stands for no echo.
                     let echo = if *echo == 0 { 0 } else { self.stamps.unwrap_or(0).wrapping_add(*echo) };
                     bytes.extend([8, 10]);
                     bytes.extend([value.unwrap_or(0), echo].iter().flat_map(|stamp| stamp.to_be_bytes()));
@@ -105,7 +105,7 @@ impl Flow {
         bytes
     }
 
-    /// The frame of an error that somebody sends about a segment of ours.
+    /// Returns the frame of an ICMP error about a segment from the host under test.
     pub(crate) fn error(&self, icmp: &Icmp) -> Vec<u8> {
         let header = TcpHeader {
             src_port: self.ours.port(),
@@ -144,10 +144,11 @@ impl Flow {
         packet(src, dst, protocol, 0, &message[..len])
     }
 
-    /// The segment that a frame of ours has. `expected` tells what the first timestamp is in the script.
+    /// Parses the segment in a frame from the host under test. `expected` has the script's value of the first
+    /// timestamp.
     ///
     /// # Errors
-    /// What is wrong with the frame, whatever is expected.
+    /// Describes defects that are independent of the expected segment.
     pub(crate) fn read(&mut self, frame: &[u8], expected: Option<&Segment>) -> Result<Segment, String> {
         let (src, dst, ecn, bytes) = open(frame)?;
         let sum = pseudo(src, dst, IpProtocol::TCP, bytes.len()) + Sum::of(bytes);
@@ -238,7 +239,7 @@ fn pseudo(src: IpAddr, dst: IpAddr, protocol: IpProtocol, len: usize) -> Sum {
     }
 }
 
-/// An IP packet that says that its payload has `len` bytes.
+/// Returns an IP packet whose header states a payload length of `len` bytes.
 fn ip_packet(src: IpAddr, dst: IpAddr, protocol: IpProtocol, ecn: u8, payload: &[u8], len: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     match (src, dst) {
@@ -278,7 +279,7 @@ fn ip_packet(src: IpAddr, dst: IpAddr, protocol: IpProtocol, ecn: u8, payload: &
     bytes
 }
 
-/// A frame to the host under test.
+/// Returns a frame to the host under test.
 fn packet(src: IpAddr, dst: IpAddr, protocol: IpProtocol, ecn: u8, payload: &[u8]) -> Vec<u8> {
     let mut link = [0; ethernet::HEADER_LEN];
     let kind = if src.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
@@ -287,7 +288,7 @@ fn packet(src: IpAddr, dst: IpAddr, protocol: IpProtocol, ecn: u8, payload: &[u8
     link.into_iter().chain(ip).collect()
 }
 
-/// Addresses, mark and payload of a TCP packet that the host under test has sent.
+/// Returns the addresses, the ECN codepoint and the payload of a TCP packet from the host under test.
 fn open(frame: &[u8]) -> Result<(IpAddr, IpAddr, u8, &[u8]), String> {
     let link = EthernetFrame::new_checked(frame).map_err(|error| error.to_string())?;
     if (link.src(), link.dst()) != (OURS, THEIRS) {
@@ -309,8 +310,8 @@ fn open(frame: &[u8]) -> Result<(IpAddr, IpAddr, u8, &[u8]), String> {
     Ok((src, dst, ecn, bytes))
 }
 
-/// The answer of the peer's station to ARP or neighbour discovery; no answer to a group report. `None`: the
-/// frame is neither.
+/// Returns the answer of the peer's station to an ARP request or neighbour solicitation. Group reports have no answer.
+/// Returns `None` for other frames.
 pub(crate) fn neighbour(frame: &[u8], theirs: IpAddr) -> Option<Option<Vec<u8>>> {
     let link = EthernetFrame::new_checked(frame).ok()?;
     match (link.ethertype(), theirs) {
@@ -360,7 +361,7 @@ pub(crate) fn neighbour(frame: &[u8], theirs: IpAddr) -> Option<Option<Vec<u8>>>
     }
 }
 
-/// The options of a segment.
+/// Parses the options of a segment.
 fn read_options(bytes: &[u8]) -> TcpOptions {
     let mut options = TcpOptions::NONE;
     options.read(bytes);

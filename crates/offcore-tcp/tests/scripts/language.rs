@@ -1,17 +1,17 @@
-//! Scripts as values, and packets in the notation of scripts.
+//! Data types for scripts and for the packets in them.
 
 use std::fmt;
 
 use offcore_wire::TcpFlags;
 
-/// A script: what the host is, and what happens.
+/// A script: the configuration of the host, and the events.
 #[derive(Debug, Default)]
 pub(crate) struct Script {
     pub(crate) setup: Setup,
     pub(crate) lines: Vec<Line>,
 }
 
-/// What `option` lines say of the host.
+/// Settings from `option` lines.
 #[derive(Debug, Default)]
 pub(crate) struct Setup {
     pub(crate) ipv6: bool,
@@ -29,12 +29,12 @@ pub(crate) struct Line {
     pub(crate) action: Action,
 }
 
-/// When: the first and the last microsecond that is right.
+/// The permitted time range in microseconds: first and last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Time {
-    /// After the script's beginning.
+    /// Relative to the beginning of the script.
     At(u64, u64),
-    /// After the event before.
+    /// Relative to the previous event.
     After(u64, u64),
     Any,
 }
@@ -48,7 +48,7 @@ pub(crate) enum Action {
     Check(Vec<Comparison>),
 }
 
-/// What an application does, and what is done to the bed.
+/// An application's call or a command to the test bed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Listen {
@@ -58,7 +58,7 @@ pub(crate) enum Call {
     Accept,
     /// Bytes to write, the number of bytes that fit, and `MSG_MORE`.
     Write(usize, usize, bool),
-    /// Bytes at most, how many there are, and whether they are the altered ones.
+    /// Maximum number of bytes, the number of available bytes, and whether they are altered.
     Read(usize, usize, bool),
     Close,
     Abort,
@@ -69,22 +69,22 @@ pub(crate) enum Call {
     SynCount(usize),
     /// `TCP_CORK`.
     Cork(bool),
-    /// The name of an event, and whether it has come.
+    /// The name of an event, and whether it is expected to have occurred.
     Event(String, bool),
     Engine(Engine),
-    /// The peer is at another port from now on.
+    /// Selects another port of the peer from now on.
     Flow(u16),
-    /// The next SYN that is sent begins another sequence space.
+    /// The next sent SYN starts a new sequence space.
     Renumber,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Engine {
-    /// Copies that are ordered are not made.
+    /// Submitted copies are not made.
     Hold,
-    /// They are made at once.
+    /// Copies are made at once.
     Release,
-    /// They fail, and the core makes them.
+    /// Copies fail, and the core makes them.
     Fail,
 }
 
@@ -100,7 +100,7 @@ pub(crate) struct Comparison {
 pub(crate) enum Value {
     Number(i64),
     Segments(i64),
-    /// Another field, or a word.
+    /// Another field or a constant.
     Word(String),
 }
 
@@ -115,21 +115,21 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// A segment. Numbers are relative to the sender's and the receiver's first.
+/// A segment. Sequence numbers are relative to the initial sequence numbers of both sides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// The two bits of RFC 3168.
+    /// The two ECN bits of RFC 3168.
     pub(crate) ecn: u8,
     pub(crate) flags: TcpFlags,
     pub(crate) seq: u32,
     pub(crate) len: u32,
     pub(crate) ack: Option<u32>,
-    /// As on the wire; none for any.
+    /// The value on the wire. `None` matches any value.
     pub(crate) window: Option<u16>,
     pub(crate) urgent: u16,
-    /// None for any.
+    /// `None` matches any options.
     pub(crate) options: Option<Vec<TcpOption>>,
-    /// Its payload is not what the stream has there.
+    /// The payload differs from the stream.
     pub(crate) altered: bool,
     pub(crate) bad_checksum: bool,
 }
@@ -142,12 +142,12 @@ pub(crate) enum TcpOption {
     Scale(u8),
     SackPermitted,
     Sack(Vec<(u32, u32)>),
-    /// None for any value.
+    /// `None` matches any value.
     Timestamps(Option<u32>, u32),
     Unknown(u8, Vec<u8>),
 }
 
-/// An ICMP error about a segment of ours.
+/// An ICMP error about a segment from the host under test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Icmp {
     pub(crate) kind: IcmpKind,
@@ -161,14 +161,14 @@ pub(crate) enum IcmpKind {
         v4: u8,
         v6: u8,
     },
-    /// What RFC 1191 and RFC 8201 have.
+    /// Fragmentation Needed (RFC 1191) or Packet Too Big (RFC 8201).
     TooBig {
         mtu: u16,
     },
     TimeExceeded,
 }
 
-/// The flags that have letters.
+/// TCP flags and their letters.
 pub(crate) const FLAGS: [(char, TcpFlags); 8] = [
     ('S', TcpFlags::SYN),
     ('F', TcpFlags::FIN),
@@ -180,11 +180,11 @@ pub(crate) const FLAGS: [(char, TcpFlags); 8] = [
     ('.', TcpFlags::ACK),
 ];
 
-/// The names of ECN's marks.
+/// Names of the ECN codepoints.
 pub(crate) const MARKS: [&str; 4] = ["noecn", "ect1", "ect0", "ce"];
 
 impl Segment {
-    /// Whether a segment that came is the one that this line expects.
+    /// Returns whether a received segment matches this expected segment.
     pub(crate) fn admits(&self, came: &Self) -> bool {
         let options = match (&self.options, &came.options) {
             (Some(wanted), Some(came)) => {
@@ -263,7 +263,7 @@ impl fmt::Display for TcpOption {
     }
 }
 
-/// A time in seconds, as scripts have it.
+/// Formats a time in seconds, as scripts write it.
 pub(crate) fn seconds(micros: u64) -> String {
     format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000)
 }

@@ -1,8 +1,9 @@
-//! Scripts of packets, in packetdrill's language: what comes and what goes, one event a line, in virtual time.
+//! Packet scripts in the language of packetdrill. Each line describes a received packet, a sent packet or another
+//! event, in virtual time.
 //!
-//! A script is `DIRECTORY/NAME.pkt`, named after the sentence that it tests and beginning with a comment that quotes it:
-//! `// RFC 9293, 3.10.7.3: "..."`. Then come `option` lines (`ipv6`, `newreno`, `no_ecn`, `mtu BYTES`,
-//! `receive_window BYTES`), and events:
+//! A script is `DIRECTORY/NAME.pkt`. It is named after the requirement that it tests, and begins with a comment that
+//! quotes the requirement: `// RFC 9293, 3.10.7.3: "..."`. `option` lines follow (`ipv6`, `newreno`, `no_ecn`,
+//! `mtu BYTES`, `receive_window BYTES`), and then events:
 //!
 //! ```text
 //! +0 listen                                      a call: connect, accept, write(N) = M, read(N) = M, close, abort,
@@ -20,9 +21,10 @@
 //! +0 renumber                                    the next SYN of ours begins a new sequence space
 //! ```
 //!
-//! Sequence numbers are relative to the first one of their side, as in packetdrill; so are our timestamps, the first of
-//! which is what the script says. A packet may end with `altered` (a payload that is not the stream's) or `bad_checksum`.
-//! Whatever is sent has to be expected, its payload and checksums have to be right. The scripts are our own.
+//! Sequence numbers are relative to the initial sequence number of their side, as in packetdrill. Our timestamps are
+//! relative to the first one, whose value the script defines. A packet may end with `altered` (the payload differs from
+//! the stream) or `bad_checksum`. Each sent packet must be expected, and its payload and checksums must be right. All
+//! scripts were written for this project.
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
@@ -39,7 +41,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts")
 }
 
-/// The files below a directory of scripts.
+/// Returns the scripts in a directory.
 fn scripts(directory: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(root().join(directory)).unwrap();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -47,8 +49,8 @@ fn scripts(directory: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// Runs a script with an engine and, when it says nothing of engines, with the core: what is sent is the same, byte by byte
-/// and at the same times.
+/// Runs a script with an engine and, unless it has engine commands, also with the core. In both cases, the host must
+/// send the same bytes at the same times.
 fn both_ways(name: &str, text: &str) -> Result<(), String> {
     let offloaded = run::run(name, text, true)?;
     if text.lines().any(|line| line.contains(" engine ")) {
@@ -61,7 +63,7 @@ fn both_ways(name: &str, text: &str) -> Result<(), String> {
     }
 }
 
-/// Runs all scripts of a directory and says what became of each.
+/// Runs all scripts of a directory and reports their failures.
 fn directory(directory: &str) {
     let mut failures = Vec::new();
     let paths = scripts(directory);

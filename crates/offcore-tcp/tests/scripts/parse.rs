@@ -1,7 +1,7 @@
-//! Scripts read: one event a line.
+//! Parses scripts, one event per line.
 //!
-//! By hand, for a line is a list of words: a parser crate would be a dependency for fewer lines than its grammar takes,
-//! and the message of a script's author is better where the word is known that is wrong.
+//! The parser is hand-written because a line is just a list of words. A grammar for a parser crate would be longer, and
+//! error messages can name the wrong word.
 
 use crate::language::{
     Action, Call, Comparison, Engine, FLAGS, Icmp, IcmpKind, Line, MARKS, Script, Segment, Setup, TcpOption,
@@ -10,7 +10,7 @@ use crate::language::{
 
 type Parsed<T> = Result<T, String>;
 
-/// What is left of a line.
+/// The remaining words of a line.
 struct Words<'a>(&'a str);
 
 impl<'a> Words<'a> {
@@ -31,7 +31,7 @@ impl<'a> Words<'a> {
         number(word, what)
     }
 
-    /// The next word, when it is this one.
+    /// Skips the next word if it is `word`.
     fn skip(&mut self, word: &str) -> bool {
         let before = self.0;
         let is = self.next() == Some(word);
@@ -54,7 +54,7 @@ fn number<T: std::str::FromStr>(word: &str, what: &str) -> Parsed<T> {
     word.parse().map_err(|_| format!("'{word}': expected {what}"))
 }
 
-/// Reads a script. Errors begin with the number of the line.
+/// Parses a script. Error messages begin with the line number.
 pub(crate) fn script(text: &str) -> Parsed<Script> {
     let mut script = Script::default();
     for (index, line) in text.lines().enumerate() {
@@ -158,7 +158,7 @@ fn segment(words: &mut Words<'_>) -> Parsed<Segment> {
     Ok(Segment { ecn, flags, seq, len, ack, window, urgent, options, altered, bad_checksum })
 }
 
-/// A sequence number. It may lie before the first one.
+/// Parses a sequence number. It may precede the initial one.
 fn sequence(word: &str) -> Parsed<u32> {
     number::<i64>(word, "a sequence number").map(|number| number as u32)
 }
@@ -276,7 +276,7 @@ fn call(name: &str, words: &mut Words<'_>) -> Parsed<Call> {
     })
 }
 
-/// `field operator value`, with commas between them.
+/// Parses `field operator value`, separated by commas.
 fn comparisons(inner: &str) -> Parsed<Vec<Comparison>> {
     inner.split(',').map(|text| comparison(&mut Words(text.trim()))).collect()
 }

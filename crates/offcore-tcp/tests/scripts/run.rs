@@ -1,4 +1,4 @@
-//! A script run: events in order, in virtual time.
+//! Runs a script: processes its events in order, in virtual time.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,11 +13,11 @@ use crate::frames::{Flow, altered, content};
 use crate::language::{Action, Call, Comparison, Line, Script, Segment, Setup, Time, Value, seconds};
 use crate::parse;
 
-/// How much later than its time a packet may come: a tick of the timers' wheel takes 64 µs.
+/// Permitted delay of a packet in microseconds. A tick of the timer wheel takes 64 µs.
 const LATE: u64 = 1000;
-/// How long any time may be.
+/// Maximum duration of `*`, in microseconds.
 const ANY: u64 = 300_000_000;
-/// The ports of the listening side and, plus the number of the flow, of the one that connects.
+/// Port of the listening side, and base port of the connecting side, to which the flow number is added.
 const PORT: u16 = 8080;
 const PORTS: u16 = 40_000;
 
@@ -26,7 +26,7 @@ struct Session {
     conn: ConnId,
     reader: Reader,
     writer: Writer,
-    /// Sequence numbers of the next byte to be read and written, as in scripts.
+    /// Sequence numbers of the next byte to read and to write, as in scripts.
     read: u32,
     written: u32,
 }
@@ -38,17 +38,18 @@ struct Runner {
     flow: u16,
     listener: Option<u32>,
     session: Option<Session>,
-    /// When the last event was to be.
+    /// Due time of the last event.
     last: u64,
 }
 
-/// What was sent, and when.
+/// Sent frames with their times.
 pub(crate) type Trace = Vec<(u64, Vec<u8>)>;
 
-/// Runs a script, whose copies an engine makes or the core; `name` is what messages call it. Returns all that was sent.
+/// Runs a script with copies made by an engine or by the core, and returns all sent frames. `name` identifies the
+/// script in messages.
 ///
 /// # Errors
-/// Where and how what came is not what the script expects.
+/// Describes the first difference between the script and the behaviour of the host.
 pub(crate) fn run(name: &str, text: &str, by_engine: bool) -> Result<Trace, String> {
     let Script { setup, lines } = parse::script(text).map_err(|error| format!("{name}:{error}"))?;
     let bed = Bed::new(&setup, by_engine);
@@ -98,7 +99,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Nothing is left that the script does not expect.
+    /// Checks that no unexpected packets or events are left.
     fn end(&mut self) -> Result<(), String> {
         self.no_packet_before(u64::MAX)?;
         match self.bed.events.iter().find(|event| matches!(event, Event::Closed(..))) {
@@ -115,7 +116,7 @@ impl Runner {
         })
     }
 
-    /// The packet that comes next is this one, and comes in time. Returns when it came.
+    /// Checks that the next sent packet is the expected one and is in time. Returns its time.
     fn expect(&mut self, expected: &Segment, from: u64, to: u64) -> Result<u64, String> {
         let wanted = || format!("expected {} > {expected}", span(from, to));
         if self.bed.sent.is_empty() {
@@ -135,7 +136,7 @@ impl Runner {
         }
     }
 
-    /// What was sent before `time` was expected.
+    /// Checks that all packets sent before `time` were expected.
     fn no_packet_before(&mut self, time: u64) -> Result<(), String> {
         match self.bed.sent.front() {
             Some((at, _)) if at.saturating_add(LATE) < time => {
@@ -145,7 +146,7 @@ impl Runner {
         }
     }
 
-    /// What was sent and is not looked at yet.
+    /// Describes the sent packets that were not checked yet.
     fn waiting(&mut self) -> String {
         let mut text = String::new();
         for (at, frame) in self.bed.sent.clone().into_iter().take(16) {
@@ -285,7 +286,7 @@ impl Runner {
         session.read = start.wrapping_add(len as u32);
         let conn = session.conn;
         let (stack, out, now) = self.bed.call();
-        // What is over can be read, and nobody is told.
+        // Data of a closed connection can still be read. The stack needs no notification then.
         let _ = stack.consumed(now, conn, out);
         Ok(())
     }
@@ -328,7 +329,7 @@ impl Runner {
         if holds { Ok(()) } else { Err(format!("expected {comparison}\n  came     {left:?}, {right:?}")) }
     }
 
-    /// A field of the connection, or of the stack.
+    /// Returns a field of the connection or of the stack.
     fn field(&mut self, name: &str) -> Option<Field> {
         let stack = self.bed.stack();
         if let Some(reason) = name.strip_prefix("drops.") {
@@ -373,7 +374,7 @@ enum Field {
     Word(String),
 }
 
-/// What scripts call an event.
+/// Returns the name of an event in scripts.
 fn name_of(event: &Event) -> String {
     match event {
         Event::Connected(_) => "connected".into(),

@@ -1,4 +1,4 @@
-//! Who opens connections.
+//! The host that opens connections.
 
 use std::collections::HashMap;
 
@@ -14,19 +14,19 @@ struct Open {
     session: Session,
     request: Request,
     connected: bool,
-    /// When the client ends it before its time.
+    /// Time at which the client aborts the connection.
     abort_at: u64,
 }
 
-/// Opens connections, so many at a time.
+/// Opens connections, up to a maximum number at a time.
 #[derive(Debug)]
 pub(crate) struct Client {
     open: HashMap<ConnId, Open>,
-    /// Those that are open, in an order that is the same every time.
+    /// The open connections in a deterministic order.
     order: Vec<ConnId>,
-    /// Connections to be opened still.
+    /// Number of connections that are still to open.
     pub(crate) left: usize,
-    /// Connections that have ended: all, those whose streams were whole, those that the client cut.
+    /// Number of ended connections: all, those with complete streams, and those aborted by the client.
     pub(crate) ended: u64,
     pub(crate) whole: u64,
     pub(crate) aborted: u64,
@@ -47,7 +47,7 @@ impl Client {
         self.open.is_empty()
     }
 
-    /// Opens one more, and looks after one.
+    /// Opens another connection and serves one.
     pub(crate) fn round(&mut self, now: u64, end: &mut End, most: usize) {
         if self.left > 0 && self.open.len() < most && self.chance.below(4) == 0 {
             self.connect(now, end);
@@ -113,7 +113,7 @@ impl Client {
         self.look(now, conn, end);
     }
 
-    /// Goes on with a connection; ends it when that is due.
+    /// Serves a connection, and ends it if that is due.
     fn look(&mut self, now: u64, conn: ConnId, end: &mut End) {
         let Some(open) = self.open.get_mut(&conn) else { return };
         if now >= open.abort_at {
@@ -144,11 +144,11 @@ impl Client {
         self.forget(conn);
     }
 
-    /// Ends a connection before its time.
+    /// Ends a connection prematurely.
     fn abort(&mut self, now: u64, conn: ConnId, end: &mut End) {
         self.aborted += 1;
         let (stack, out) = end.path.call();
-        // Who lets go with bytes unread resets it, too.
+        // Closing with unread bytes resets the connection, too.
         if self.chance.below(2) == 0 {
             stack.abort(now, conn, out);
         } else {

@@ -1,4 +1,4 @@
-//! Datagrams between both hosts, many of them in parts. They may be lost or come twice, but not with other bytes.
+//! Datagrams between both hosts, many of them fragmented. They may be lost or duplicated, but never corrupted.
 
 use offcore_session::datagram::Header;
 use offcore_stats::SplitMix;
@@ -8,16 +8,16 @@ use crate::end::End;
 use crate::session::byte;
 
 const PORT: u16 = 9;
-/// Rounds between two.
+/// Average number of rounds between two datagrams.
 const EVERY: u64 = 10;
-/// Bytes of the longest, and of its key.
+/// Maximum length of the data, and length of the key before it.
 const LONGEST: u64 = 9000;
 const KEY: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct Datagrams {
     sockets: Vec<(ConnId, offcore_session::Datagrams)>,
-    /// Those that were sent, and those that have come in parts.
+    /// Number of sent datagrams, and of received ones that were fragmented.
     pub(crate) sent: u64,
     pub(crate) whole: u64,
     chance: SplitMix,
@@ -36,7 +36,7 @@ impl Datagrams {
         Self { sockets, sent: 0, whole: 0, chance: SplitMix::new(seed ^ 0xda7a), bytes: vec![0; 65_535] }
     }
 
-    /// Sends one now and then; checks all that have come.
+    /// Sends a datagram occasionally, and checks all received ones.
     pub(crate) fn round(&mut self, now: u64, ends: [&mut End; 2], sends: bool) {
         for (index, (end, (socket, datagrams))) in ends.into_iter().zip(&mut self.sockets).enumerate() {
             let (stack, out) = end.path.call();

@@ -1,4 +1,4 @@
-//! A host: a stack, its packets, and an engine that makes mistakes.
+//! A host: a stack, its packets, and an engine that injects faults.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(crate) struct End {
     cache: PoolCache,
     mover: Mover,
     clock: StageClock,
-    /// Bytes of FIFOs and free packet buffers at the beginning.
+    /// Initial memory of FIFOs in bytes and initial number of free packet buffers.
     memory: usize,
     buffers: usize,
 }
@@ -56,7 +56,7 @@ impl End {
         f(path, &mut Context { mover, cache, clock, burst: BURST })
     }
 
-    /// A frame comes; it is lost when there is no buffer for it, or copies hold too many.
+    /// Receives a frame. It is lost if no buffer is free, or if copies hold too many buffers.
     pub(crate) fn receive(&mut self, now: u64, frame: &[u8]) {
         if !self.path.is_open() {
             return;
@@ -73,7 +73,7 @@ impl End {
         self.with(|path, ctx| path.receive(ctx, now, 0, &mut burst));
     }
 
-    /// One turn; what it has sent.
+    /// Runs one turn and returns the frames that it sends.
     pub(crate) fn turn(&mut self, now: u64) -> Vec<Vec<u8>> {
         self.with(|path, ctx| {
             ctx.mover.poll(ctx.clock);
@@ -88,17 +88,17 @@ impl End {
         frames
     }
 
-    /// Whether there is something to do at once.
+    /// Returns whether there is work at the current time.
     pub(crate) fn is_busy(&mut self) -> bool {
         self.path.in_flight(&mut self.mover) > 0 || !self.events.is_empty() || self.path.stack.has_ready()
     }
 
-    /// Whether there are no connections.
+    /// Returns whether all connections are gone.
     pub(crate) fn is_quiet(&self) -> bool {
         self.path.stack.connections() == 0 && self.path.stack.flows() == 0
     }
 
-    /// Nothing is left of all that has been.
+    /// Checks that nothing is left of the connections.
     pub(crate) fn check_empty(&mut self) {
         assert_eq!(self.path.in_flight(&mut self.mover), 0, "copies in flight");
         assert_eq!(self.mover.in_flight(), 0, "copies in flight");

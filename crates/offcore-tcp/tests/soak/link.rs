@@ -13,15 +13,15 @@ use crate::end::End;
 use crate::server::Server;
 use crate::{AT_A_TIME, SECOND};
 
-/// Microseconds that a frame takes, and that a round takes.
+/// Duration of a transmission and of a round, in microseconds.
 const DELAY: u64 = 100;
 const ROUND: u64 = 10;
-/// Longest time that is skipped when nothing happens.
+/// Maximum time that is skipped while nothing happens.
 const SKIP: u64 = SECOND / 10;
-/// Frames of a thousand that are lost, late, doubled and corrupted: each.
+/// Number of frames per thousand that are lost, and likewise that are delayed, duplicated and corrupted.
 const IMPAIRED: u64 = 10;
 
-/// A frame on its way: when it arrives, a number, where to, the bytes. The earliest is the greatest.
+/// A frame in transit: arrival time, number, destination, bytes. The earliest frame is the greatest.
 #[derive(PartialEq, Eq)]
 struct Flying(u64, u64, usize, Vec<u8>);
 
@@ -37,7 +37,7 @@ impl PartialOrd for Flying {
     }
 }
 
-/// Both hosts and what is between them.
+/// Both hosts and the link between them.
 pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) client: Client,
@@ -60,14 +60,14 @@ impl World {
         let chance = SplitMix::new(seed);
         let mut world =
             Self { now: 1, client, server, datagrams, ends, flying: BinaryHeap::new(), number: 0, chance };
-        // Addresses of IPv6 are probed for.
+        // Duplicate address detection of IPv6 takes some time.
         while world.now < 3 * SECOND {
             world.round();
         }
         world
     }
 
-    /// Everybody's turn.
+    /// Runs one turn of all parts.
     pub(crate) fn round(&mut self) {
         let now = self.now;
         self.deliver();
@@ -100,7 +100,7 @@ impl World {
         }
     }
 
-    /// What there is, for whoever looks for what went wrong.
+    /// Describes the current state for debugging.
     pub(crate) fn state(&self) -> String {
         let stacks = self.ends.iter().map(|end| &end.path.stack);
         let infos: Vec<_> = stacks.flat_map(|stack| stack.all().map(|conn| stack.info(conn))).collect();
@@ -111,7 +111,7 @@ impl World {
         self.chance.below(1000) < IMPAIRED
     }
 
-    /// A frame goes on its way.
+    /// Sends a frame over the link.
     fn send(&mut self, from: usize, mut frame: Vec<u8>) {
         if self.happens() {
             return;
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// Everything ends: nothing is left.
+    /// Waits until all connections have ended, and checks that nothing is left.
     pub(crate) fn finish(&mut self) {
         let end = self.now + 1200 * SECOND;
         while self.now < end && !(self.server.is_idle() && self.ends.iter().all(End::is_quiet)) {
@@ -145,7 +145,7 @@ impl World {
         let now = self.now;
         self.server.close(now, &mut self.ends[1]);
         self.datagrams.close(now, &mut self.ends);
-        // Parts of packets are waited for, then forgotten.
+        // Fragments of incomplete packets are kept for some time, and are then dropped.
         while self.now < now + 120 * SECOND {
             self.round();
         }
@@ -153,7 +153,7 @@ impl World {
         self.ends.iter_mut().for_each(End::check_empty);
     }
 
-    /// How often each kind of fault has happened.
+    /// Returns the number of faults of each kind.
     pub(crate) fn faults(&self) -> Vec<u64> {
         let all = self.ends.iter().map(|end| &end.faults);
         all.flat_map(|counts| {
@@ -164,7 +164,8 @@ impl World {
     }
 }
 
-/// Whether a bit that is wrong shows: no checksum protects ARP, and errors of several parts of a packet may cancel out.
+/// Returns whether checksums detect an inverted bit. ARP has no checksum, and errors in several fragments may cancel
+/// out.
 fn is_checked(frame: &[u8]) -> bool {
     match frame[12..14] {
         [8, 0] => u16::from_be_bytes([frame[20], frame[21]]) & 0x1fff == 0,

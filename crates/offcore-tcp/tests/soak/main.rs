@@ -1,7 +1,8 @@
-//! Two stacks under load for long: connections opened, closed and reset all the time, over a link that loses, reorders,
-//! duplicates and corrupts frames, with engines that fail, and datagrams in parts beside them.
+//! A long-term load test of two stacks. Connections are constantly opened, closed and reset over a link that loses,
+//! reorders, duplicates and corrupts frames, with engines that fail. Fragmented datagrams are sent at the same time.
 //!
-//! Every byte is checked, and in the end nothing is left of it. `OFFCORE_FULL=1` goes on with new seeds for ten minutes.
+//! Every byte is checked, and no resources must be left in the end. `OFFCORE_FULL=1` repeats the test with new seeds
+//! for ten minutes.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod client;
@@ -19,13 +20,13 @@ use offcore_dma::fault::Faults;
 use link::World;
 
 const SECOND: u64 = 1_000_000;
-/// Connections at a time.
+/// Maximum number of connections at a time.
 const AT_A_TIME: usize = 100;
 const FULL: Duration = Duration::from_secs(600);
-/// Longest virtual time in which no connection ends: timeouts double up to two minutes.
+/// Maximum virtual time in which no connection ends. Retransmission timeouts double up to two minutes.
 const NO_PROGRESS: u64 = 600 * SECOND;
 
-/// Says which seed it was when something panics.
+/// Prints the seed when the test panics.
 struct Seed(u64);
 
 impl Drop for Seed {
@@ -50,7 +51,7 @@ const FAULTS: Faults = Faults {
     reset_calls: 0,
 };
 
-/// Opens, uses and ends so many connections.
+/// Opens, uses and ends `connections` connections.
 fn play(seed: u64, connections: usize, mode: Mode, faults: Faults) -> World {
     let _seed = Seed(seed);
     let mut world = World::new(seed, mode, faults);
@@ -72,7 +73,7 @@ fn play(seed: u64, connections: usize, mode: Mode, faults: Faults) -> World {
 fn nothing_is_lost_and_nothing_is_left() {
     let world = play(1, 4000, Mode::Offload, FAULTS);
     let (client, server) = (&world.client, &world.server);
-    // Otherwise it is not the load that it is meant to be.
+    // Otherwise, the test does not produce the intended load.
     assert!(client.whole > 2000 && client.aborted > 200 && server.aborted > 200, "{client:?} {server:?}");
     assert!(world.datagrams.whole > 200, "{} of {}", world.datagrams.whole, world.datagrams.sent);
     let counts = world.faults();
@@ -87,7 +88,7 @@ fn ten_minutes_of_new_seeds() {
     let began = Instant::now();
     let first = std::process::id().into();
     for seed in first.. {
-        // Copies that are never made are waited for in real time, so there are few.
+        // The mover waits in real time for copies that never complete, so they are rare.
         let never = u32::from(seed % 4 == 0);
         let mode = if seed % 3 == 0 { Mode::Auto } else { Mode::Offload };
         play(seed, 1000, mode, Faults { never, ..FAULTS });

@@ -1,4 +1,4 @@
-//! Who answers.
+//! The host that accepts connections.
 
 use std::collections::HashMap;
 
@@ -16,14 +16,14 @@ struct Open {
     request: Option<Request>,
 }
 
-/// Takes connections, reads requests, and sends what they ask for.
+/// Accepts connections, reads requests, and sends the requested data.
 #[derive(Debug)]
 pub(crate) struct Server {
     listener: u32,
     open: HashMap<ConnId, Open>,
     order: Vec<ConnId>,
     turn: usize,
-    /// Connections that have ended, and those that it cut.
+    /// Number of ended connections, and of those aborted by the server.
     pub(crate) ended: u64,
     pub(crate) aborted: u64,
 }
@@ -43,7 +43,7 @@ impl Server {
         stack.unlisten(now, self.listener, out);
     }
 
-    /// Looks after one.
+    /// Serves one connection.
     pub(crate) fn round(&mut self, now: u64, end: &mut End) {
         self.turn += 1;
         if let Some(conn) = self.order.get(self.turn % self.order.len().max(1)).copied() {
@@ -81,7 +81,7 @@ impl Server {
         }
     }
 
-    /// Goes on with a connection; ends it when that is due. A slow one reads only in its turn.
+    /// Serves a connection, and ends it if that is due. A slow connection is read only in its turn.
     fn look(&mut self, now: u64, conn: ConnId, turn: bool, end: &mut End) {
         let Some(Open { session, request }) = self.open.get_mut(&conn) else { return };
         if request.is_none() {

@@ -1,5 +1,5 @@
-//! One end of a connection: what it writes, and what it expects to read. A stream is a request, then bytes that follow from
-//! the request's key.
+//! One end of a connection: the data that it writes and expects. A stream consists of a request, followed by bytes that
+//! are derived from the request's key.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use offcore_tcp::proto::{AppId, Cause, ConnId, KeepAlive};
 use crate::SECOND;
 use crate::end::End;
 
-/// Bytes that are read or written at a time.
+/// Maximum number of bytes per read or write.
 const CHUNK: usize = 16 << 10;
 const KEEP_ALIVE: KeepAlive = KeepAlive { idle: 20 * SECOND, interval: 5 * SECOND, probes: 9 };
-/// Bytes of a request.
+/// Length of a request in bytes.
 pub(crate) const REQUEST: usize = 24;
 
-/// What a client says first: how long both streams are, and how they end.
+/// The first message of a client: the lengths of both streams and how they end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) key: u64,
-    /// Bytes that follow, and that come back.
+    /// Number of bytes that the client sends, and that the server sends back.
     pub(crate) there: u32,
     pub(crate) back: u32,
-    /// The server ends it when it has read so many bytes: by a reset, or by letting go.
+    /// Number of received bytes after which the server aborts the connection.
     pub(crate) abort_at: u32,
-    /// Somebody ends it before its time.
+    /// One side ends the connection prematurely.
     pub(crate) is_cut: bool,
 }
 
@@ -46,7 +46,7 @@ impl Request {
     }
 }
 
-/// The byte at a position of the stream of `key`.
+/// Returns the byte at a position of the stream of `key`.
 pub(crate) fn byte(key: u64, position: u64) -> u8 {
     let word = (position / 8).wrapping_add(key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (word >> (8 * (position % 8))) as u8 ^ (word >> 60) as u8
@@ -56,25 +56,25 @@ pub(crate) fn byte(key: u64, position: u64) -> u8 {
 pub(crate) struct Session {
     reader: Reader,
     writer: Writer,
-    /// What is written: a request, and bytes of a key.
+    /// The written stream: a request, then bytes of `key`.
     request: Vec<u8>,
     key: u64,
     written: u64,
     to_write: u64,
     shut: bool,
-    /// What is read.
+    /// The received stream.
     expected: u64,
     pub(crate) read: u64,
     pub(crate) ended: bool,
     pub(crate) closed: Option<Cause>,
-    /// It reads only now and then.
+    /// This end reads only occasionally.
     pub(crate) slow: bool,
 }
 
 impl Session {
     pub(crate) fn open(now: u64, end: &mut End, conn: ConnId) -> Self {
         let (stack, out) = end.path.call();
-        // A reset may be lost: who only waits asks whether the peer is still there.
+        // A reset may be lost. A side that only waits needs keep-alive probes to notice that the peer is gone.
         stack.set_keepalive(now, conn, Some(KEEP_ALIVE), out).unwrap();
         let slot = stack.slot(conn).unwrap();
         Self {
@@ -93,18 +93,18 @@ impl Session {
         }
     }
 
-    /// It writes `request` and `len` bytes of `key`.
+    /// Starts to write `request` and `len` bytes of `key`.
     pub(crate) fn write(&mut self, request: &[u8], key: u64, len: u64) {
         self.request = request.to_vec();
         (self.key, self.to_write) = (key, len + request.len() as u64);
     }
 
-    /// It expects bytes of `key`.
+    /// Sets the key of the expected bytes.
     pub(crate) fn expect(&mut self, key: u64) {
         self.expected = key;
     }
 
-    /// A request that has come whole.
+    /// Takes a complete request.
     pub(crate) fn take_request(&mut self) -> Option<Request> {
         let mut bytes = [0; REQUEST];
         if self.reader.peek(&mut bytes) < REQUEST {
@@ -114,7 +114,7 @@ impl Session {
         Some(Request::from_bytes(bytes))
     }
 
-    /// Reads and checks what has come.
+    /// Reads and checks the received bytes.
     pub(crate) fn read(&mut self, now: u64, conn: ConnId, end: &mut End) {
         let mut chunk = [0; CHUNK];
         loop {
@@ -131,7 +131,7 @@ impl Session {
         let _ = stack.consumed(now, conn, out);
     }
 
-    /// Writes what there is room for, then ends its stream.
+    /// Writes as much as fits, and then ends the stream.
     pub(crate) fn pump(&mut self, now: u64, conn: ConnId, end: &mut End) {
         let (stack, out) = end.path.call();
         while self.written < self.to_write {
@@ -156,7 +156,7 @@ impl Session {
         }
     }
 
-    /// Whether both streams have ended, and all of the peer's was read.
+    /// Returns whether both streams have ended and everything was read.
     pub(crate) fn is_over(&self) -> bool {
         self.shut && self.ended && self.reader.available() == 0
     }

@@ -1,4 +1,4 @@
-//! What is answered, and what is not.
+//! Packets that are answered, and packets that are not.
 
 use std::net::Ipv4Addr;
 
@@ -7,7 +7,7 @@ use offcore_wire::{EtherType, IpProtocol, Ipv4Header, MacAddr, Sum, ethernet, ic
 
 use crate::host::{Host, mac};
 
-/// The frame of an echo request to a station.
+/// Returns a frame with an echo request to a station.
 fn echo(station: MacAddr, to: Ipv4Addr) -> Vec<u8> {
     let mut frame = vec![0; ethernet::HEADER_LEN + ipv4::HEADER_LEN + icmpv4::HEADER_LEN];
     let (link, rest) = frame.split_first_chunk_mut().unwrap();
@@ -32,8 +32,8 @@ fn echo(station: MacAddr, to: Ipv4Addr) -> Vec<u8> {
 
 #[test]
 fn echoes_come_from_our_station_only() {
-    // RFC 1122, 3.3.6: a datagram to one host that came as a broadcast of the link is discarded. Its answer would come from
-    // the station that it went to: all of them.
+    // RFC 1122, 3.3.6: a unicast datagram that arrived in a link-layer broadcast is discarded. Otherwise, the reply
+    // would have the request's destination, the broadcast address, as its source MAC address.
     let ours = Ipv4Addr::new(10, 0, 0, 1);
     let group = MacAddr([0x01, 0, 0x5e, 0, 0, 1]);
     for (station, to, answers) in [

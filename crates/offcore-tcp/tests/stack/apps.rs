@@ -1,4 +1,4 @@
-//! Applications of one stack: each has memory of its own, and none suffers from what another does.
+//! Applications of one stack: each has its own memory, and none is affected by the others.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ fn world() -> World {
     World::new(1, 1500, Config::default())
 }
 
-/// Connects for an application of host 0 to `port` of host 1; both ends.
+/// Connects an application of host 0 to `port` of host 1, and returns both ends.
 fn connect(world: &mut World, app: AppId, port: u16) -> [ConnId; 2] {
     let now = world.now;
     let here = world.hosts[0].connect_for(app, now, &format!("10.0.0.2:{port}"));
@@ -71,8 +71,9 @@ fn each_is_in_its_own_memory() {
     assert!(world.hosts[0].sessions[&ends[0][0]].received == content(2, 100_000));
 }
 
-/// One application of host 1 leaves all that it is sent unread, and one of host 0 gets nothing acknowledged, until they have
-/// no memory left. How long another one's stream takes meanwhile, and how much a quiet connection of its may write.
+/// Measures an application while another one hoards memory. The hoarder at host 1 reads nothing, and the one at host 0
+/// gets no acknowledgements, until both have no memory left. Returns the duration of the measured application's stream,
+/// and the number of bytes that fit into a quiet connection.
 fn beside_a_hoarder(hoards: bool, apart: bool) -> (u64, usize) {
     let mut world = world();
     let mut apps = || {
@@ -111,7 +112,7 @@ fn beside_a_hoarder(hoards: bool, apart: bool) -> (u64, usize) {
 fn one_that_takes_all_it_can_leaves_others_as_they_are() {
     let alone = beside_a_hoarder(false, true);
     assert_eq!(beside_a_hoarder(true, true), alone);
-    // What this test would find: both in one memory.
+    // Counter-check: the measurement changes if both use the same memory.
     let (time, space) = beside_a_hoarder(true, false);
     assert!(time > 2 * alone.0 && space < alone.1, "{time} us, {space} bytes; alone {alone:?}");
 }
@@ -178,12 +179,12 @@ fn one_with_nothing_open_goes_at_once() {
 
 #[test]
 fn a_socket_without_memory_gets_it_later() {
-    // Nothing of it is under way, whose end would look for memory.
+    // No copy or packet of the socket is in flight, so no completion would trigger the search for memory.
     let mut world = world();
     let Host { stack, .. } = &mut world.hosts[0];
     let app = stack.add_app(AppMemory::new(MEGABYTE, Arc::default()).unwrap());
     let mut out = Out::default();
-    // Each requests a large block; the memory has 16.
+    // Each socket requests a large block. The memory has 16 of them.
     let sockets = [(); 16].map(|()| {
         let socket = stack.open_datagrams(app, None, 0).unwrap();
         let memory = Arc::clone(stack.memory(app));
@@ -213,7 +214,7 @@ fn idle_socket_keeps_small_block() {
         let memory = Arc::clone(stack.memory(app));
         let mut datagrams = Datagrams::new(&memory, stack.slot(socket).unwrap()).unwrap();
         let header = Header::new(9000, "10.0.0.2:9".parse().unwrap(), [10, 0, 0, 1].into());
-        // The first socket requests room, the second one has it.
+        // The first attempt requests room, and the second one finds it.
         for has_room in [false, true] {
             assert_eq!(datagrams.send(&header, &[7; 9000]), has_room);
             stack.written(now, socket, &mut out).unwrap();
@@ -224,7 +225,7 @@ fn idle_socket_keeps_small_block() {
             let mut headers = [0; HEAD];
             stack.seal_datagram(now, &plan, None, &mut headers, &mut Out::default()).unwrap();
         }
-        // A second later the socket is idle.
+        // The socket becomes idle after a second.
         now += SECOND / 50;
         stack.timers(now, &mut out);
         out.clear();
@@ -267,7 +268,7 @@ fn listeners_share_a_port() {
     stack.unlisten(now, gone, out);
     assert_eq!(stack.listener_info(gone), None);
     spread(&mut world, &listeners);
-    // Who was accepted from it stays.
+    // Connections that were accepted from it stay open.
     let now = world.now;
     conns.iter().for_each(|[here, _]| world.hosts[0].send(now, *here, b"still here"));
     world.run(SECOND);
@@ -323,12 +324,12 @@ fn connections_begin_where_they_are_bound() {
     assert_eq!(stack.connect(world.now, AppId::OWN, from, to, out), Err(CallError::NoRoute));
 }
 
-/// The memory that an application needs.
+/// Returns the memory that an application needs.
 fn wanted(stack: &Stack, app: AppId) -> Option<Wanted> {
     stack.wanted_memory().find(|(id, _)| *id == app).map(|(_, wanted)| wanted)
 }
 
-/// What is mapped is enough for sockets until more is mapped, whatever each may write ahead.
+/// The mapped memory suffices for new sockets until more is mapped, even if each socket writes as much as it may.
 #[test]
 fn many_sockets_are_opened_while_memory_grows() {
     let mut stack = Stack::new(Config::default()).unwrap();
@@ -348,7 +349,7 @@ fn many_sockets_are_opened_while_memory_grows() {
 #[test]
 fn memory_that_is_not_wanted_comes_back() {
     let mut stack = Stack::new(Config::default()).unwrap();
-    // The last segment of the one is short, and all of the other one are whole.
+    // The last segment of the first application is short. All segments of the second one have full length.
     let short = stack.add_app(AppMemory::new(68 * MEGABYTE, Arc::default()).unwrap());
     let long = stack.add_app(AppMemory::new(256 * MEGABYTE, Arc::default()).unwrap());
     let short_of_memory = |stack: &mut Stack, app| {
@@ -376,14 +377,14 @@ fn what_an_application_has_left_can_be_ended() {
     let mut memory = Vec::new();
     for app in apps {
         let [here, there] = connect(&mut world, app, 7);
-        // The peer reads nothing, so that there is something left to send.
+        // The peer reads nothing, so that unsent data remains.
         set_appetite(&mut world.hosts[1], there, 0);
         let now = world.now;
         world.hosts[0].send(now, here, &content(1, 1_000_000));
         world.run(SECOND);
         let Host { stack, out, .. } = &mut world.hosts[0];
         memory.push(Arc::clone(stack.memory(app)));
-        // It is there still.
+        // The application still exists, so nothing is aborted.
         stack.abort_gone(world.now, memory.last().unwrap(), out);
         stack.close(world.now, here, out);
         stack.remove_app(app);

@@ -1,5 +1,5 @@
-//! What strangers, peers and stations of the link may not achieve: to keep memory, to starve others, to end or to slow down
-//! connections of which they see nothing.
+//! Attacks by unknown hosts, peers and stations on the link. They must not hold memory, starve others, or end or slow
+//! down connections whose packets they cannot see.
 
 use std::net::Ipv4Addr;
 
@@ -26,14 +26,14 @@ fn send(host: &mut Host, now: u64, from: Ipv4Addr, header: &TcpHeader, options: 
     host.receive(now, &mut [frame]);
 }
 
-/// The peer answers who asks for its station.
+/// Answers an ARP request for the peer.
 fn resolve(host: &mut Host, now: u64) {
     if host.frames.iter().any(|frame| peer::asks(frame)) {
         host.receive(now, &mut [peer::arp(ArpOperation::Reply)]);
     }
 }
 
-/// A handshake; the host's next sequence number, and its connection.
+/// Performs a handshake. Returns the host's next sequence number and its connection.
 fn shake(host: &mut Host, now: u64, port: u16, window: u16, scale: Option<u8>) -> Option<(u32, ConnId)> {
     let options = TcpOptions { mss: Some(1460), window_scale: scale, ..TcpOptions::default() };
     host.frames.clear();
@@ -71,7 +71,7 @@ fn arp_from(ip: Ipv4Addr) -> Vec<u8> {
     frame
 }
 
-/// The identification of the host's packets, as somebody sees it who asks a closed port.
+/// Returns the identification of the host's packets, as an attacker can see it by sending to a closed port.
 fn ident(host: &mut Host, now: u64, me: Ipv4Addr) -> u16 {
     host.frames.clear();
     let mut question = header(5555, 1, 1, TcpFlags::ACK, 1000);
@@ -97,7 +97,7 @@ fn udp(from: Ipv4Addr, ports: (u16, u16)) -> Vec<u8> {
     frame
 }
 
-/// The application has let go of a connection whose peer keeps its window closed and answers probes.
+/// The application has closed a connection whose peer keeps its window closed and answers probes.
 #[test]
 fn closed_windows_keep_no_orphans() {
     let mut host = host(Config::default());
@@ -129,7 +129,7 @@ fn closed_windows_keep_no_orphans() {
     assert_eq!(host.stack.connections(), 0, "the orphan is still there after {} hours", now / SECOND / 3600);
 }
 
-/// Does a single peer with N cheap connections keep others from being served?
+/// A peer with many cheap connections must not prevent the service of others.
 #[test]
 fn bytes_behind_holes_starve_nobody() {
     let mut host = host(Config::default());
@@ -156,7 +156,7 @@ fn bytes_behind_holes_starve_nobody() {
         "{conns} connections, {packets} packets; drops {:?}",
         host.stack.drops().iter().filter(|d| d.1 > 0).collect::<Vec<_>>()
     );
-    // An hour passes, in which the attacker says nothing.
+    // The attacker is silent for an hour.
     let mut later = now;
     while later < now + 3600 * SECOND {
         later += SECOND;
@@ -174,7 +174,7 @@ fn bytes_behind_holes_starve_nobody() {
     );
 }
 
-/// Who connects and says nothing takes a slot, when memory is short.
+/// When memory is short, an idle connection occupies only its slot.
 #[test]
 fn idle_connections_leave_memory() {
     let mut host = host(Config::default());
@@ -193,12 +193,12 @@ fn idle_connections_leave_memory() {
     host.send(now, conn, &vec![7; 200_000]);
     now += SECOND;
     host.poll(now);
-    // Twice the initial window: memory is scarce.
+    // Memory is scarce, but more than the initial window fits.
     let sent = host.sessions[&conn].sent;
     assert!(sent > 20_000, "{sent} of 200000 bytes can be written");
 }
 
-/// What a peer sends goes to his neighbour only.
+/// Data for a peer is only sent to its own MAC address.
 #[test]
 fn payload_is_not_broadcast() {
     let mut world = World::new(1, 1500, Config::default());
@@ -219,7 +219,7 @@ fn payload_is_not_broadcast() {
     assert_eq!(leaked.count(), 0, "payload was sent to the broadcast station");
 }
 
-/// A station of the link that says it has many addresses.
+/// A station on the link claims many addresses.
 #[test]
 fn strangers_displace_no_neighbours() {
     let mut world = World::new(1, 1500, Config::default());
@@ -233,7 +233,7 @@ fn strangers_displace_no_neighbours() {
     world.run(2 * SECOND);
     let now = world.now;
     for number in 0..(1u32 << 14) + 1 {
-        // Not even of this link's network.
+        // These addresses are not even part of the link's network.
         world.hosts[0].receive(now, &mut [arp_from(Ipv4Addr::from(0xac10_0000 + number))]);
     }
     world.hosts[0].frames.clear();
@@ -248,8 +248,8 @@ fn strangers_displace_no_neighbours() {
     assert_eq!(leaked, 0, "a neighbour in use was forgotten, and payload went to all");
 }
 
-/// Somebody who asks a closed port does not learn whether the host has sent anything to others: by that the window of a
-/// connection could be found, and the connection reset.
+/// By sending to a closed port, an attacker must not learn from IP identifications whether the host has sent packets to
+/// others. The attacker could use this to find the window of a connection and to reset it.
 #[test]
 fn identifications_tell_nothing_of_others() {
     let me = Ipv4Addr::new(192, 168, 0, 66);
@@ -257,14 +257,14 @@ fn identifications_tell_nothing_of_others() {
     let now = 2 * SECOND;
     shake(&mut host, now, 4000, u16::MAX, None).unwrap();
     let before = ident(&mut host, now, me);
-    // A reset inside the window, in the peer's name, is challenged.
+    // A reset in the window with the peer's source address causes a challenge ACK.
     host.frames.clear();
     send(&mut host, now, THEIRS, &header(4000, ISN + 100, 0, TcpFlags::RST, 0), &TcpOptions::NONE, &[]);
     assert_eq!(host.frames.len(), 1);
     assert_eq!(ident(&mut host, now, me), before);
 }
 
-/// A segment as long as IP allows, most of which is there already.
+/// A segment has the maximum length of an IP packet, and most of it was received before.
 #[test]
 fn a_long_segment_ends_where_it_belongs() {
     let mut host = host(Config::default());
@@ -279,7 +279,7 @@ fn a_long_segment_ends_where_it_belongs() {
     assert_eq!(received[65_485..], bytes[65_485..], "bytes of the headers are in the stream");
 }
 
-/// After one long segment short ones are still acknowledged (RFC 9293, MUST-58, SHLD-18).
+/// Short segments that follow a long one are still acknowledged in time (RFC 9293, MUST-58, SHLD-18).
 #[test]
 fn a_long_segment_delays_no_later_acknowledgements() {
     let mut host = host(Config::default());
@@ -307,7 +307,8 @@ fn a_long_segment_delays_no_later_acknowledgements() {
     assert!(host.frames.len() >= 5);
 }
 
-/// SAD DNS (CVE-2020-25705): the limit of ICMP errors of all tells who asks in another's name which ports are open.
+/// SAD DNS (CVE-2020-25705): a global limit of ICMP errors would reveal open ports to an attacker with spoofed
+/// addresses.
 #[test]
 fn errors_do_not_tell_open_ports() {
     let me = Ipv4Addr::new(192, 168, 0, 66);
@@ -334,21 +335,21 @@ fn errors_do_not_tell_open_ports() {
     );
 }
 
-/// Ports of sockets that did not ask for one.
+/// Ephemeral ports of datagram sockets are random.
 #[test]
 fn datagram_ports_are_not_known_in_advance() {
     let ports = [1u8, 2].map(|_| {
         let mut host = host(Config::default());
         host.stack.open_datagrams(AppId::OWN, None, 0).unwrap();
         host.frames.clear();
-        // It is the first of the range: nothing complains there.
+        // This is the first port of the range. If it is open, no ICMP error is sent.
         host.receive(3 * SECOND, &mut [udp(THEIRS, (53, 32_768))]);
         host.frames.is_empty()
     });
     assert_ne!(ports, [true; 2], "it is always 32768");
 }
 
-/// A peer whose segments do not count does not keep a dead connection alive.
+/// Unacceptable segments do not keep a dead connection alive.
 #[test]
 fn spoofed_segments_put_off_no_keep_alive() {
     let mut host = host(Config::default());
@@ -361,7 +362,7 @@ fn spoofed_segments_put_off_no_keep_alive() {
         host.poll(now);
         resolve(&mut host, now);
         host.frames.clear();
-        // Out of the window, by somebody who knows the ports only.
+        // The segment is outside of the window. The attacker only knows the ports.
         send(&mut host, now, THEIRS, &header(4000, 0x7000_0000, 1, TcpFlags::ACK, 1), &TcpOptions::NONE, &[]);
     }
     assert!(
@@ -370,7 +371,7 @@ fn spoofed_segments_put_off_no_keep_alive() {
     );
 }
 
-/// Somebody off the path who does not know sequence numbers says that the path takes short packets only.
+/// An off-path attacker without knowledge of the sequence numbers reports a small path MTU.
 #[test]
 fn a_forged_mtu_cuts_no_segments() {
     let mut world = World::new(1, 1500, Config::default());

@@ -1,4 +1,4 @@
-//! Buffer sizes: the limits of unsent and of unread data, and the memory of an idle session.
+//! Buffer sizes: limits of unsent and of unread data, and the memory of an idle session.
 
 use offcore_tcp::proto::{Buffers, Config, ConnId};
 use offcore_wire::TcpFlags;
@@ -11,7 +11,7 @@ use crate::world::World;
 const SECOND: u64 = 1_000_000;
 const FIRST: usize = 100_000;
 
-/// Two hosts with a connection between them, and both ends.
+/// Returns two hosts with a connection between them, and both ends.
 fn connected(config: Config, set: impl FnOnce(&mut Host)) -> (World, [ConnId; 2]) {
     let mut world = World::new(1, 1500, config);
     world.hosts[1].listen(7, 16);
@@ -23,7 +23,7 @@ fn connected(config: Config, set: impl FnOnce(&mut Host)) -> (World, [ConnId; 2]
     (world, [here, there])
 }
 
-/// Writes without waiting: into free room, and into room that the stack grants at once.
+/// Writes without waiting, into free space and into space that the stack grants at once.
 fn write(host: &mut Host, now: u64, conn: ConnId, bytes: &[u8]) -> usize {
     let mut done = 0;
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! More SYNs than a listener keeps: cookies answer them.
+//! SYN cookies, which are used when a listener has too many half-open connections.
 
 use std::net::Ipv4Addr;
 
@@ -12,7 +12,7 @@ use crate::world::{Impairment, World};
 
 const SECOND: u64 = 1_000_000;
 
-/// Host 0 has so many connections to host 1, whose backlog is full: each by a cookie.
+/// Opens connections from host 0 to host 1, whose backlog is full. Each is accepted by a SYN cookie.
 fn by_cookies(connections: usize) -> (World, Vec<ConnId>) {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 64);
@@ -33,7 +33,7 @@ fn by_cookies(connections: usize) -> (World, Vec<ConnId>) {
     (world, conns)
 }
 
-/// The end at host 1 of each connection of host 0.
+/// Returns the end at host 1 of each connection of host 0.
 fn other_ends(world: &World, conns: &[ConnId]) -> Vec<ConnId> {
     let of = |conn: &ConnId| {
         let local = world.hosts[0].stack.info(*conn).unwrap().local;
@@ -43,7 +43,7 @@ fn other_ends(world: &World, conns: &[ConnId]) -> Vec<ConnId> {
     conns.iter().map(of).collect()
 }
 
-/// Sends `len` bytes each way on all connections, and compares.
+/// Sends `len` bytes in both directions on all connections, and compares them.
 fn exchange(world: &mut World, conns: &[ConnId], len: usize) {
     let now = world.now;
     for (number, conn) in (0..).zip(conns) {
@@ -67,7 +67,7 @@ fn exchange(world: &mut World, conns: &[ConnId], len: usize) {
     }
 }
 
-/// The segments of host 1 in the trace.
+/// Returns the segments of host 1 in the trace.
 fn answers(world: &World) -> impl Iterator<Item = Seen> {
     let sent = world.trace.iter().filter(|(_, host, _)| *host == 1);
     sent.filter_map(|(_, _, frame)| frame::read(frame)).filter(|seen| seen.ports.0 == 7)
@@ -78,7 +78,7 @@ fn a_cookie_keeps_the_options() {
     let (mut world, conns) = by_cookies(16);
     exchange(&mut world, &conns, 100_000);
     let of_data: Vec<Seen> = answers(&world).filter(|seen| seen.len > 0).collect();
-    // A window of 256 KiB is 1,024 in the header: who has lost the scale sends that much and no full segment.
+    // A window of 256 KiB is 1,024 in the header. A sender that lost the scale would never send a full segment.
     let full = of_data.iter().filter(|seen| seen.len == 1448).count();
     assert!(full >= 16 * (100_000 / 1448), "{full} full segments");
     assert!(of_data.iter().all(|seen| seen.options.timestamps.is_some() && seen.ecn == 2));
@@ -107,7 +107,8 @@ fn a_cookie_keeps_selective_acknowledgements() {
 
 #[test]
 fn a_full_queue_takes_the_rest_later() {
-    // All come at once, and 40 fit: the others' first acknowledgements are dropped. Their data brings them in.
+    // All connections arrive at once, and 40 fit. The first ACKs of the others are dropped, and their data completes
+    // the handshake later.
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 40);
     world.hosts[0].connect(1, "10.0.0.2:9");
@@ -120,7 +121,7 @@ fn a_full_queue_takes_the_rest_later() {
     assert!(answers(&world).all(|seen| !seen.flags.contains(TcpFlags::RST)));
 }
 
-/// A SYN of host 0, to be forged.
+/// Returns a SYN of host 0 as a template for forged segments.
 fn syn(world: &mut World) -> Vec<u8> {
     world.hosts[0].connect(world.now, "10.0.0.2:9");
     world.run(SECOND);
@@ -132,7 +133,7 @@ fn header(src_port: u16, seq: u32, ack: u32, flags: TcpFlags) -> TcpHeader {
     TcpHeader { src_port, dst_port: 7, seq, ack, flags, window: 5000, urgent: 0 }
 }
 
-/// Gives host 1 a frame; its answer.
+/// Passes a frame to host 1 and returns its answer.
 fn ask(world: &mut World, frame: Vec<u8>) -> Option<Seen> {
     let now = world.now;
     world.hosts[1].receive(now, &mut [frame]);
@@ -148,7 +149,7 @@ fn only_the_right_number_opens() {
     let plain = TcpOptions { mss: Some(1300), ..TcpOptions::default() };
     let from = Ipv4Addr::new(192, 168, 7, 7);
     let make = |port, seq, ack, flags| forge(&like, from, port, seq, ack, flags, &plain);
-    // The first one is kept; it has no time to go on.
+    // The first connection stays half open and fills the backlog.
     assert!(ask(&mut world, make(1, 100, 0, TcpFlags::SYN)).is_some());
     let cookie = ask(&mut world, make(2, 100, 0, TcpFlags::SYN)).unwrap();
     assert_eq!(cookie.flags, TcpFlags::SYN | TcpFlags::ACK);
@@ -164,7 +165,7 @@ fn only_the_right_number_opens() {
         assert_eq!((answer.flags, answer.seq), (TcpFlags::RST, ack), "a guess is refused");
     }
     assert_eq!(world.hosts[1].stack.cookies().taken, 0);
-    // Data further on may be of a connection whose first segments were lost: no reset may end it.
+    // Out-of-order data may belong to a connection whose first segments were lost, so it must not cause a reset.
     let mut data = make(2, 102, right, TcpFlags::ACK);
     frame::append(&mut data, b"data");
     assert!(ask(&mut world, data).is_none());
@@ -172,7 +173,7 @@ fn only_the_right_number_opens() {
     assert_eq!(world.hosts[1].stack.cookies(), CookieCounts { sent: 1, taken: 1 });
     let conn = world.hosts[1].accepted[0];
     assert_eq!(world.hosts[1].stack.info(conn).unwrap().mss, 1300);
-    // Much later the same number is a guess.
+    // Later, the cookie has expired.
     world.run(130 * SECOND);
     let now = world.now;
     world.hosts[1].stack.abort(now, conn, &mut Out::default());
@@ -195,7 +196,8 @@ fn forge(
     frame::forge(like, from, &header(port, seq, ack, flags), options)
 }
 
-/// A SYN from anywhere: one in two from the link itself, where each address is a neighbour to be asked for.
+/// Returns a SYN with a random source address. Half of the addresses belong to the link, where each needs neighbour
+/// resolution.
 fn flood(chance: &mut SplitMix, like: &[u8]) -> Vec<u8> {
     let random = chance.next();
     let [a, b, c, d, ..] = random.to_be_bytes();
@@ -213,7 +215,7 @@ fn a_flood_takes_little_and_shuts_nobody_out() {
     let before = world.hosts[1].stack.memory_used();
     let mut chance = SplitMix::new(9);
     let mut honest = Vec::new();
-    // 100,000 SYNs in a second; every 100 ms somebody honest comes.
+    // 100,000 SYNs arrive within a second, and a legitimate connection is opened every 100 ms.
     for burst in 0..1000 {
         let now = world.now;
         if burst % 100 == 50 {
@@ -233,7 +235,7 @@ fn a_flood_takes_little_and_shuts_nobody_out() {
     for conn in honest {
         assert_eq!(world.hosts[0].sessions[&conn].closed, None::<Cause>);
     }
-    // What was half open is gone in the end.
+    // All half-open connections have timed out.
     world.run(120 * SECOND);
     assert_eq!(world.hosts[1].stack.flows(), 10);
 }

@@ -1,4 +1,4 @@
-//! Applications that let go of a connection that is over.
+//! Applications that close a connection that the peer has already ended.
 
 use offcore_tcp::proto::{Cause, Config, ConnId, KeepAlive, Out};
 
@@ -7,19 +7,19 @@ use crate::world::World;
 
 const SECOND: u64 = 1_000_000;
 
-/// What there is of a connection when its peer resets it.
+/// State of a connection when its peer resets it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Left {
     Nothing,
-    /// Bytes that the application has not read.
+    /// The application has not read all bytes.
     Unread,
-    /// Bytes that it has written, some of which are being copied.
+    /// The application has written bytes. Some of them are being copied.
     Unsent,
-    /// The same, where copies have no buffers.
+    /// As `Unsent`, but copies lack buffers.
     Starved,
 }
 
-/// A connection that the peer has reset.
+/// Returns a connection that the peer has reset.
 fn reset(left: Left) -> (World, ConnId) {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
@@ -78,7 +78,7 @@ fn nothing_is_said_of_what_the_peer_has_reset() {
     }
 }
 
-/// A connection with much to send, of which one packet is planned.
+/// Returns a connection with much unsent data and one planned packet.
 fn planned() -> (World, ConnId, Out) {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
@@ -96,7 +96,7 @@ fn a_plan_that_is_given_up_may_be_the_last_of_a_connection() {
     let (mut world, here, mut out) = planned();
     let stack = &mut world.hosts[0].stack;
     stack.abort(world.now, here, &mut out);
-    // The reset waits for what is planned, and not for ever.
+    // The reset waits for the planned packet, but only for a limited time.
     assert_eq!(stack.info(here).unwrap().state, "ESTABLISHED");
     stack.timers(world.now + 2 * SECOND, &mut out);
     assert_eq!(stack.info(here).unwrap().state, "CLOSED");

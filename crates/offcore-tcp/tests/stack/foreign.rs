@@ -1,4 +1,4 @@
-//! smoltcp as the peer: streams both ways over links of all kinds, in virtual time.
+//! Interoperability with smoltcp: streams in both directions over various links, in virtual time.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,9 +16,9 @@ use crate::streams::content;
 use crate::world::Impairment;
 
 const SECOND: u64 = 1_000_000;
-/// No progress for so long is a failure.
+/// The test fails if no data arrives for this many microseconds.
 const TIMEOUT: u64 = 600 * SECOND;
-/// Microseconds that a frame takes.
+/// Transmission time of a frame in microseconds.
 const DELAY: u64 = 1000;
 const PORT: u16 = 7;
 
@@ -68,7 +68,7 @@ impl phy::TxToken for ToSend<'_> {
     }
 }
 
-/// A run: who is who, and what the link and both ends do.
+/// Parameters of a run: the roles, the link and the behaviour of both ends.
 #[derive(Debug, Clone)]
 struct Case {
     seed: u64,
@@ -76,11 +76,11 @@ struct Case {
     we_close_first: bool,
     v6: bool,
     mtu: u16,
-    /// smoltcp's buffers.
+    /// Size of smoltcp's buffers.
     buffer: usize,
     stamps: bool,
     reno: bool,
-    /// Bytes that applications read and write at a time, at most.
+    /// Maximum number of bytes that applications read or write at a time.
     chunk: usize,
     latency: usize,
     loss: u64,
@@ -89,7 +89,7 @@ struct Case {
     len: [usize; 2],
 }
 
-/// The far end's application.
+/// The application that uses smoltcp.
 struct Far {
     interface: Interface,
     wire: Wire,
@@ -108,7 +108,7 @@ struct Pair {
     host: Host,
     far: Far,
     conn: Option<ConnId>,
-    /// Frames on their way: to our host or to the other one.
+    /// Frames in transit, by arrival time and number. The flag is set if the destination is our host.
     flying: BTreeMap<(u64, u64), (bool, Vec<u8>)>,
     number: u64,
     chance: SplitMix,
@@ -116,7 +116,8 @@ struct Pair {
 
 impl Far {
     fn new(case: &Case) -> Self {
-        // Its segments have as much payload with timestamps as without, and it sends none that are too long.
+        // The added 12 bytes let smoltcp send as much payload with timestamps as without. It sends no segments that are
+        // too long.
         let mtu = usize::from(case.mtu) + if case.stamps { 12 } else { 0 };
         let mut wire = Wire { received: VecDeque::new(), sent: Vec::new(), mtu };
         let mut config = iface::Config::new(EthernetAddress(mac(2).0).into());
@@ -155,7 +156,7 @@ impl Far {
         self.sockets.get_mut(self.handle)
     }
 
-    /// Everything that can be done now is done; when it wants to be called again.
+    /// Does all work that is possible now, and returns the time of the next call.
     fn poll(&mut self, now: u64, chunk: &mut impl FnMut() -> usize) -> Option<u64> {
         let at = Instant::from_micros(now as i64);
         self.interface.poll(at, &mut self.wire, &mut self.sockets);
@@ -195,7 +196,7 @@ impl Pair {
         1 + self.chance.below(self.case.chunk as u64) as usize
     }
 
-    /// Runs until `done`; panics when it does not come.
+    /// Runs until `done`, and panics if nothing progresses.
     fn run_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let (mut moved, mut since) = (0, self.now);
         while !done(self) {
@@ -211,7 +212,7 @@ impl Pair {
         }
     }
 
-    /// Runs for a while.
+    /// Runs for `time` microseconds.
     fn run(&mut self, time: u64) {
         let end = self.now + time;
         while self.now < end {
@@ -220,7 +221,7 @@ impl Pair {
         }
     }
 
-    /// All that can be done now; when something is due next.
+    /// Does all work that is possible now, and returns the time of the next event.
     fn step(&mut self) -> Option<u64> {
         let impairment = Impairment {
             loss: self.case.loss,
@@ -254,7 +255,7 @@ impl Pair {
         [due, next, flying].into_iter().flatten().map(|at| at.max(self.now)).min()
     }
 
-    /// Our application reads and writes some bytes. When it has more to do.
+    /// Our application reads and writes some bytes. Returns the time at which it has more to do.
     fn application(&mut self, conn: ConnId, read: usize, write: usize) -> Option<u64> {
         let Self { host, now, .. } = self;
         host.sessions.get_mut(&conn)?.appetite = read;
@@ -272,7 +273,7 @@ impl Pair {
         more.then_some(self.now + 1)
     }
 
-    /// The link takes a frame.
+    /// Sends a frame over the link.
     fn fly(&mut self, impairment: &Impairment, to_us: bool, frame: Vec<u8>) {
         let mut happens = |thousandths| self.chance.below(1000) < thousandths;
         if happens(impairment.loss) {
@@ -286,7 +287,7 @@ impl Pair {
         }
     }
 
-    /// Opens the connection, by whichever side.
+    /// Opens the connection from the side that the case selects.
     fn open(&mut self) {
         self.run(2 * SECOND);
         if self.case.we_connect {
@@ -313,7 +314,7 @@ impl Pair {
         self.host.latency = self.case.latency;
     }
 
-    /// Closes both streams, one before the other.
+    /// Closes both streams one after the other.
     fn close(&mut self, conn: ConnId) {
         let ours_ended = |pair: &mut Self| pair.far.end_of_stream;
         let theirs_ended = move |pair: &mut Self| pair.host.sessions[&conn].end_of_stream;
@@ -324,7 +325,8 @@ impl Pair {
                 self.host.close_after(self.now, conn);
                 self.run_until("our end", ours_ended);
             } else {
-                // smoltcp sends no FIN again that has followed a duplicate acknowledgement: it has no timer then.
+                // smoltcp does not retransmit a FIN that it sent after a duplicate acknowledgement, because no timer
+                // runs then.
                 self.case.loss = 0;
                 self.far.may_close = true;
                 self.run_until("their end", theirs_ended);
@@ -334,7 +336,7 @@ impl Pair {
     }
 }
 
-/// Both streams arrive as they were sent, both ends are closed, and nothing is left.
+/// Checks that both streams arrive unchanged, that both ends are closed, and that no resources are left.
 fn exchange(case: &Case) {
     let mut pair = Pair::new(case);
     let before = pair.host.stack.memory_used();

@@ -1,29 +1,29 @@
-//! Frames of IPv4 and TCP, read and forged.
+//! Parses and forges frames with IPv4 and TCP.
 
 use std::net::Ipv4Addr;
 
 use offcore_wire::{EtherType, EthernetFrame, IpProtocol, Sum, TcpFlags, TcpHeader, TcpOptions, TcpSegment};
 
-/// Where the headers of IPv4 and TCP begin.
+/// Offsets of the IPv4 and TCP headers.
 const IP: usize = 14;
 const TCP: usize = 34;
 
-/// What tests want to know of a frame.
+/// The fields of a frame that tests check.
 pub(crate) struct Seen {
     pub(crate) ports: (u16, u16),
     pub(crate) seq: u32,
     pub(crate) ack: u32,
     pub(crate) flags: TcpFlags,
-    /// Unscaled.
+    /// The value on the wire, without scaling.
     pub(crate) window: u16,
     pub(crate) options: TcpOptions,
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub(crate) len: usize,
-    /// Explicit congestion notification, 0 to 3.
+    /// ECN codepoint, 0 to 3.
     pub(crate) ecn: u8,
 }
 
-/// Reads a frame of IPv4 and TCP; none when it is something else.
+/// Parses a frame with IPv4 and TCP. Returns `None` for other frames.
 pub(crate) fn read(frame: &[u8]) -> Option<Seen> {
     let is_v4 = EthernetFrame::new_checked(frame).ok()?.ethertype() == EtherType::IPV4;
     let segment = TcpSegment::new_checked(frame.get(TCP..).filter(|_| is_v4 && frame[IP + 9] == 6)?).ok()?;
@@ -39,7 +39,8 @@ pub(crate) fn read(frame: &[u8]) -> Option<Seen> {
     })
 }
 
-/// Makes a frame of `like`'s link and IPv4 header: from another host, with this TCP header, and options as they come.
+/// Returns a frame with the Ethernet and IPv4 header of `like`, but with another source address, this TCP header and
+/// these options.
 pub(crate) fn forge(like: &[u8], from: Ipv4Addr, header: &TcpHeader, options: &TcpOptions) -> Vec<u8> {
     let mut frame = like[..TCP].to_vec();
     frame.resize(TCP + 20 + options.len(), 0);
@@ -61,7 +62,7 @@ pub(crate) fn append(frame: &mut Vec<u8>, payload: &[u8]) {
     mend(frame);
 }
 
-/// Makes both checksums right.
+/// Updates both checksums.
 pub(crate) fn mend(frame: &mut [u8]) {
     frame[IP + 10..IP + 12].fill(0);
     let sum = Sum::of(&frame[IP..TCP]).checksum();
@@ -74,7 +75,7 @@ pub(crate) fn mend(frame: &mut [u8]) {
     frame[TCP + 16..TCP + 18].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// The options of a segment.
+/// Parses the options of a segment.
 fn read_options(bytes: &[u8]) -> TcpOptions {
     let mut options = TcpOptions::NONE;
     options.read(bytes);

@@ -1,4 +1,4 @@
-//! A host: a stack, applications on it, and copies that are made at once, late, or in any order.
+//! A host: a stack, its applications, and copies that complete at once, later, or in any order.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,21 +17,21 @@ use offcore_wire::{EtherType, EthernetFrame, MacAddr, Sum};
 pub(crate) struct Session {
     pub(crate) reader: Reader,
     pub(crate) writer: Writer,
-    /// What has been read.
+    /// The received bytes.
     pub(crate) received: Vec<u8>,
-    /// What is to be written still.
+    /// The bytes to send. The first `sent` bytes are written.
     pub(crate) to_send: Vec<u8>,
     pub(crate) sent: usize,
-    /// Close when all is written.
+    /// Close the connection when all bytes are written.
     pub(crate) close_after: bool,
     pub(crate) closed_here: bool,
     pub(crate) end_of_stream: bool,
     pub(crate) closed: Option<Cause>,
-    /// Bytes that it reads at a time; none when it does not read.
+    /// Maximum number of bytes to read at a time, or 0 to read nothing.
     pub(crate) appetite: usize,
 }
 
-/// A copy that has been ordered.
+/// A submitted copy.
 enum Copying {
     Place(Place, Vec<u8>),
     Plan(Plan, Vec<u8>),
@@ -59,23 +59,23 @@ pub(crate) struct Host {
     pub(crate) listener: Option<u32>,
     pub(crate) connected: Vec<ConnId>,
     pub(crate) accepted: Vec<ConnId>,
-    /// How many of them came to which listener.
+    /// Number of accepted connections per listener.
     pub(crate) by_listener: HashMap<u32, usize>,
-    /// How many calls copies may stay under way; 0: they are made at once.
+    /// Maximum number of calls that a copy takes. With 0, copies complete at once.
     pub(crate) latency: usize,
-    /// Copies that are made at once are made in any order.
+    /// Copies that complete at once are made in random order.
     pub(crate) shuffled: bool,
-    /// Percent of planned packets that get no buffer; then those behind them get none, either.
+    /// Percentage of planned packets that get no buffer. The packets behind them do not get one, either.
     pub(crate) starved: u64,
-    /// Data is reported without its copy, as by a stack that commits what it has only ordered.
+    /// Received data is reported, but not copied. This simulates a stack that commits data before its copy is complete.
     pub(crate) without_copies: bool,
-    /// The port has verified the checksums of what comes.
+    /// The port has verified the checksums of received packets.
     pub(crate) verified: bool,
     copying: Vec<(usize, Copying)>,
     chance: SplitMix,
 }
 
-/// What a port makes of a frame that it is to cut into segments of `size` bytes.
+/// Segments a frame as a port with segmentation offload does, into segments of `size` bytes.
 fn segments(frame: &[u8], headers: usize, size: u16) -> Vec<Vec<u8>> {
     let is_v6 = EthernetFrame::new_checked(frame).unwrap().ethertype() == EtherType::IPV6;
     let gso_type = if is_v6 { VIRTIO_NET_HDR_GSO_TCPV6 } else { VIRTIO_NET_HDR_GSO_TCPV4 };
@@ -95,7 +95,7 @@ pub(crate) fn mac(last: u8) -> MacAddr {
 }
 
 impl Host {
-    /// A host with the addresses 10.0.0.`last`/24 and 2001:db8::`last`/64. The other one is its gateway.
+    /// Creates a host with the addresses 10.0.0.`last`/24 and 2001:db8::`last`/64. The other host is its gateway.
     pub(crate) fn new(last: u8, mtu: u16, config: Config) -> Self {
         let mut stack =
             Stack::new(Config { secret: [last; 16], memory: config.memory.min(32 << 20), ..config }).unwrap();
@@ -136,12 +136,12 @@ impl Host {
         self.connect_for(AppId::OWN, now, to)
     }
 
-    /// The same for one of several applications.
+    /// Connects on behalf of application `app`.
     pub(crate) fn connect_for(&mut self, app: AppId, now: u64, to: &str) -> ConnId {
         self.connect_with(app, ConnOptions::default(), now, to)
     }
 
-    /// The same with non-default options.
+    /// Connects with non-default options.
     pub(crate) fn connect_with(&mut self, app: AppId, options: ConnOptions, now: u64, to: &str) -> ConnId {
         let to = to.parse().unwrap();
         let conn = self.stack.connect_with(now, app, options, None, to, &mut self.out).unwrap();
@@ -168,13 +168,13 @@ impl Host {
         self.sessions.insert(conn, session);
     }
 
-    /// Queues bytes to be sent by a connection.
+    /// Queues bytes for a connection to send.
     pub(crate) fn send(&mut self, now: u64, conn: ConnId, bytes: &[u8]) {
         self.sessions.get_mut(&conn).unwrap().to_send.extend_from_slice(bytes);
         self.pump(now, conn);
     }
 
-    /// Frames have come.
+    /// Receives frames.
     pub(crate) fn receive(&mut self, now: u64, frames: &mut [Vec<u8>]) {
         self.receive_by(0, now, frames);
     }
@@ -211,7 +211,7 @@ impl Host {
         self.take_out(now);
     }
 
-    /// Time passes: timers, copies, and what can be sent. Returns when a timer is due next.
+    /// Runs timers, copies and transmission. Returns the time at which the next timer is due.
     pub(crate) fn poll(&mut self, now: u64) -> Option<u64> {
         self.stack.timers(now, &mut self.out);
         self.take_out(now);
@@ -232,7 +232,7 @@ impl Host {
         self.copying.push((wait, copying));
     }
 
-    /// Copies complete in any order; what is complete is reported in the order of its connection and direction.
+    /// Completes copies in any order. Completions are reported in the order of the connection and direction.
     fn complete(&mut self, now: u64) {
         for (wait, _) in &mut self.copying {
             *wait = wait.saturating_sub(1);
@@ -258,7 +258,8 @@ impl Host {
     fn copy(&self, place: &Place, bytes: &[u8]) {
         let mut done = 0;
         for (address, len) in self.stack.place_pieces(place).into_iter().flatten() {
-            // SAFETY: the stack has covered the range, and it is not committed yet.
+            // SAFETY: `place_pieces` returns ranges that lie in the mapped rx_fifo of the connection. They are not
+            // committed yet, so the application does not read them.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes[done..].as_ptr(), address.as_ptr(), len);
             }
@@ -267,7 +268,7 @@ impl Host {
         assert_eq!(done, bytes.len());
     }
 
-    /// All copies are made, in any order, and reported in theirs.
+    /// Makes all copies, in random order if `shuffled` is set, and reports them in their own order.
     fn drain(&mut self, now: u64) {
         let copying = std::mem::take(&mut self.copying);
         let mut order: Vec<usize> = (0..copying.len()).collect();
@@ -286,14 +287,14 @@ impl Host {
         self.report(&mut done);
     }
 
-    /// Tells the stack of completed copies to an rx_fifo.
+    /// Reports completed copies to an rx_fifo.
     fn report(&mut self, done: &mut Option<Placed>) {
         if let Some(done) = done.take() {
             self.stack.placed(done, &mut self.out);
         }
     }
 
-    /// Completes a copy. Those to an rx_fifo that follow each other are collected in `done`.
+    /// Completes a copy. Consecutive copies to an rx_fifo are merged in `done`.
     fn finish(&mut self, now: u64, copying: Copying, done: &mut Option<Placed>) {
         match copying {
             Copying::Place(place, bytes) => {
@@ -321,7 +322,7 @@ impl Host {
         }
     }
 
-    /// Takes out what the stack asks for.
+    /// Processes the output of the stack.
     fn take_out(&mut self, now: u64) {
         for control in self.out.controls.drain(..) {
             self.frames.push(control.bytes().to_vec());
@@ -335,7 +336,8 @@ impl Host {
         for plan in plans {
             let mut bytes = Vec::with_capacity(plan.len as usize);
             for (address, len) in self.stack.plan_pieces(&plan).into_iter().flatten() {
-                // SAFETY: the application has written these bytes, and they are not acknowledged.
+                // SAFETY: `plan_pieces` returns ranges that lie in the mapped tx_fifo of the connection. The
+                // application has written these bytes and does not change them before they are acknowledged.
                 bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address.as_ptr(), len) });
             }
             assert_eq!(bytes.len(), plan.len as usize);
@@ -381,7 +383,7 @@ impl Host {
         self.frames.extend(controls.iter().map(|control| control.bytes().to_vec()));
     }
 
-    /// The application reads what it likes.
+    /// Lets the application read up to `appetite` bytes.
     pub(crate) fn read(&mut self, now: u64, conn: ConnId) {
         let Some(session) = self.sessions.get_mut(&conn) else { return };
         let len = session.reader.available().min(session.appetite);
@@ -394,7 +396,7 @@ impl Host {
         let _ = self.stack.consumed(now, conn, &mut self.out);
     }
 
-    /// The application writes what there is room for.
+    /// Lets the application write as much as fits.
     pub(crate) fn pump(&mut self, now: u64, conn: ConnId) {
         let Some(session) = self.sessions.get_mut(&conn) else { return };
         loop {
@@ -411,13 +413,13 @@ impl Host {
         }
     }
 
-    /// The application writes no more when all is written.
+    /// Ends the stream when all bytes are written.
     pub(crate) fn close_after(&mut self, now: u64, conn: ConnId) {
         self.sessions.get_mut(&conn).unwrap().close_after = true;
         self.pump(now, conn);
     }
 
-    /// The application lets go of a connection.
+    /// Closes a connection.
     pub(crate) fn release(&mut self, now: u64, conn: ConnId) {
         self.sessions.remove(&conn);
         self.stack.close(now, conn, &mut self.out);

@@ -6,10 +6,10 @@ use crate::host::Host;
 use crate::streams::content;
 
 const SECOND: u64 = 1_000_000;
-/// The port's interface is 0.
+/// The port has interface 0.
 const LOOPBACK: u8 = 1;
 
-/// A host with a loopback interface and a listener at port 7, after address detection.
+/// Returns a host with a loopback interface and a listener on port 7, after address conflict detection.
 fn host(config: Config) -> Host {
     let mut host = Host::new(1, 1500, config);
     assert_eq!(host.stack.add_loopback(), LOOPBACK);
@@ -19,7 +19,7 @@ fn host(config: Config) -> Host {
     host
 }
 
-/// Delivers the loopback interface's frames. Announcements of addresses leave by the port.
+/// Delivers the frames of the loopback interface. Address announcements are sent by the port.
 #[track_caller]
 fn run(host: &mut Host, now: &mut u64, until: impl Fn(&Host) -> bool) {
     for _ in 0..10_000 {
@@ -68,7 +68,7 @@ fn closed_ports_refuse_connections() {
     run(&mut host, &mut now, |host| host.sessions[&conn].closed.is_some());
 }
 
-/// A client that got the server's port would connect to itself.
+/// A client with the server's port would connect to itself.
 #[test]
 fn ephemeral_ports_differ_from_the_server() {
     let mut host = host(Config { ports: 7..=8, ..Config::default() });
@@ -79,7 +79,7 @@ fn ephemeral_ports_differ_from_the_server() {
     assert_eq!(again.unwrap_err(), CallError::NoPort);
 }
 
-/// A packet from the network with an own address as its source is a forgery.
+/// A packet from the network with the host's own address as its source is forged.
 #[test]
 fn forged_own_sources_are_dropped() {
     let (mut host, now) = (host(Config::default()), 3 * SECOND);
@@ -94,7 +94,7 @@ fn forged_own_sources_are_dropped() {
     assert!(host.frames.is_empty() && host.accepted.is_empty());
 }
 
-/// So is a packet with the address of another interface of the host.
+/// A packet with the address of another interface of the host is forged, too.
 #[test]
 fn forged_sources_of_other_interfaces_are_dropped() {
     let (mut host, mut now) = (host(Config::default()), 3 * SECOND);

@@ -1,4 +1,4 @@
-//! Two whole stacks against each other, in virtual time.
+//! Tests of two complete stacks against each other, in virtual time.
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 

@@ -9,7 +9,7 @@ use crate::world::World;
 
 const SECOND: u64 = 1_000_000;
 
-/// A connection of host 0 to host 1 with options at both ends and some data in both directions.
+/// Opens a connection from host 0 to host 1 with options at both ends, and exchanges some data.
 fn connected(to: &str, options: [ConnOptions; 2]) -> (World, [ConnId; 2]) {
     let mut world = World::new(1, 1500, Config::default());
     world.run(2 * SECOND);
@@ -34,7 +34,7 @@ fn exchange(world: &mut World, ends: [ConnId; 2]) {
     assert!(world.run_until(10 * SECOND, full));
 }
 
-/// Traffic class and TTL of a host's sent TCP packets.
+/// Returns the traffic class and TTL of the TCP packets that a host has sent.
 fn marks(world: &World, by: usize) -> Vec<(u8, u8)> {
     let of = |frame: &Vec<u8>| match frame[12..14] {
         [0x08, 0x00] if frame[23] == 6 => Some((frame[15], frame[22])),
@@ -54,7 +54,7 @@ fn packets_carry_class_and_hops() {
     let there = ConnOptions { traffic_class: 0x10, hops: Some(9), ..ConnOptions::default() };
     for to in ["10.0.0.2:7", "[2001:db8::2]:7"] {
         let (mut world, ends) = connected(to, [here, there]);
-        // From the SYN and the SYN-ACK on.
+        // The options apply from the SYN and the SYN-ACK on.
         assert_eq!((marks(&world, 0), marks(&world, 1)), (vec![(0x48, 7)], vec![(0x10, 9)]), "{to}");
         // Delayed acknowledgements still have the old options.
         world.run(SECOND);
@@ -114,7 +114,7 @@ fn pacing_rates_spread_data() {
         };
         let took = transfer(&mut world, 200_000);
         assert!((1_900_000..2_050_000).contains(&took), "{took}");
-        // Two segments at once: they have 30 ms.
+        // Two segments are sent at once, every 30 ms.
         let sent = world.trace.iter().filter(|(_, host, frame)| *host == by && frame.len() > 1000);
         let times: Vec<_> = sent.map(|(time, ..)| *time).collect();
         assert!(times.windows(5).all(|times| times[4] - times[0] > 20_000), "{times:?}");
@@ -137,7 +137,8 @@ fn deferred_connection_needs_data() {
     assert!(world.run_until(SECOND / 10, |hosts| hosts[1].accepted.len() == 1));
     let there = world.hosts[1].accepted[0];
     assert!(world.run_until(SECOND, |hosts| hosts[1].sessions[&there].received == b"request"));
-    // Without data the connection is reported after another acknowledgement: the SYN-ACK is repeated after 1 + 2 seconds.
+    // A connection without data is reported after another acknowledgement. The SYN-ACK is retransmitted after 1 + 2
+    // seconds.
     world.hosts[0].connect(world.now, "10.0.0.2:7");
     world.run(2 * SECOND + SECOND / 2);
     assert_eq!(world.hosts[1].accepted.len(), 1);

@@ -1,4 +1,4 @@
-//! Path MTUs that routers report.
+//! Path MTUs reported by routers.
 
 use std::net::Ipv4Addr;
 
@@ -12,7 +12,7 @@ const SECOND: u64 = 1_000_000;
 const IP: usize = 14;
 const MTU: usize = 1300;
 
-/// A router's report that a frame of host 1 is too long for its link.
+/// Returns a router's report that a frame of host 1 is too long for the next link.
 fn too_long(frame: &[u8]) -> Vec<u8> {
     let quoted = &frame[IP..IP + 28];
     let mut message = vec![icmpv4::DESTINATION_UNREACHABLE, icmpv4::FRAGMENTATION_NEEDED, 0, 0, 0, 0, 0, 0];
@@ -38,7 +38,7 @@ fn too_long(frame: &[u8]) -> Vec<u8> {
     [report, ip.to_vec(), message].concat()
 }
 
-// RFC 1191, 3: the estimate is of a path, which all connections with that destination have.
+// RFC 1191, 3: the estimate belongs to a path, so all connections to the same destination share it.
 #[test]
 fn connections_share_the_path_mtu() {
     let mut world = World::new(1, 1500, Config::default());

@@ -1,5 +1,5 @@
-//! Segments that repeat the headers of the one before them are taken by their difference. What comes of them is what
-//! comes of them when each is looked at in full, as those are whose checksums nobody has verified.
+//! Tests the fast path for segments whose headers repeat the headers of the previous segment. Its results must equal
+//! the results of the full processing, which applies to segments with unverified checksums.
 
 use offcore_tcp::proto::{Config, ConnId};
 use offcore_wire::{ArpOperation, TcpFlags, TcpHeader, TcpOptions, Timestamps};
@@ -11,25 +11,25 @@ use crate::hostile::peer::{self, PEER_ISN, Peer};
 
 const SECOND: u64 = 1_000_000;
 const PORT: u16 = 7;
-/// Bytes of headers, with timestamps, that a frame may differ in. Others say how long something is, or would need another
-/// checksum.
+/// Length of the headers with timestamps, in which a frame may have a changed byte, and the bytes that are never
+/// changed. These are lengths or would need another checksum.
 const HEADERS: usize = 66;
 const FIXED: [usize; 6] = [14, 16, 17, 23, 50, 51];
 
 /// One frame of a vector.
 #[derive(Debug, Clone)]
 enum Sent {
-    /// The peer's next bytes.
+    /// The peer's next bytes in order.
     Next(u16),
-    /// The same, pushed, with another window or timestamp, with bytes behind the packet, with a wrong checksum of the IPv4
-    /// header, or not what comes next.
+    /// The peer's next bytes with a variation: with PSH, with another window or timestamp, with padding behind the
+    /// packet, with a wrong IPv4 header checksum, or out of order.
     Pushed(u16),
     Window(u16, u8),
     Later(u16, u8),
     Padded(u16),
     Spoiled(u16),
     Ahead(u16, u16),
-    /// The peer's next bytes, with one byte of the headers changed.
+    /// The peer's next bytes with one byte of the headers changed.
     Changed(u16, usize, u8),
 }
 
@@ -41,7 +41,7 @@ enum Step {
     Wait(u32),
 }
 
-/// Two hosts to which the same happens.
+/// Two hosts that receive the same input.
 struct Twins {
     now: u64,
     hosts: [Host; 2],
@@ -116,7 +116,7 @@ impl Twins {
             Sent::Padded(_) => frame.extend([0xa5; 9]),
             Sent::Spoiled(_) => frame[24] ^= 1,
             Sent::Changed(_, at, by) if !FIXED.contains(&at) => {
-                // One behind the headers is of the payload.
+                // A byte behind the headers belongs to the payload.
                 if let Some(byte) = frame.get_mut(at) {
                     *byte ^= by;
                     frame::mend(&mut frame);
@@ -127,7 +127,7 @@ impl Twins {
         frame
     }
 
-    /// Takes a step with both, and compares what they make of it.
+    /// Performs a step on both hosts and compares the results.
     fn step(&mut self, step: &Step) {
         let (now, conn) = (self.now, self.conn);
         match step {
@@ -163,8 +163,8 @@ impl Twins {
             (std::mem::take(&mut host.frames), told, info, drops)
         });
         assert_eq!(one, other, "after {step:?}");
-        // The peer goes on where the host has everything, and acknowledges what it has seen: a run ends at a hole, and where
-        // something is under way.
+        // The peer continues at the first byte that the host lacks, and acknowledges everything that it has seen. A run
+        // ends at a hole, and while a copy is in flight.
         self.peer.next = self.hosts[0].stack.info(conn).map_or(0, |info| info.received);
         for segment in one.0.iter().filter_map(|frame| peer::segment(frame)) {
             let end = self.peer.host_position(segment.seq()).unwrap_or(0) + segment.payload().len() as u64;
@@ -213,7 +213,8 @@ proptest! {
 
 #[test]
 fn a_window_that_did_not_count_counts_with_new_data() {
-    // What is retransmitted says nothing of the window; what follows it in the vector, with the same window, does.
+    // The window of a retransmission is ignored. The next segment in the vector has the same window, which must be
+    // used.
     let mut twins = Twins::new(false, false);
     let (now, conn) = (twins.now, twins.conn);
     let vector = |twins: &mut Twins, sent: &[(u64, usize, u16)]| {

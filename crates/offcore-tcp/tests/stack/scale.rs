@@ -1,4 +1,4 @@
-//! Many connections: what they leave behind, whether their ports can be used again, and whether they disturb one another.
+//! Many connections: the state that they leave behind, the reuse of their ports, and the independence of their timers.
 
 use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Out};
 use offcore_wire::TcpFlags;
@@ -10,7 +10,7 @@ use crate::world::{Impairment, World};
 const SECOND: u64 = 1_000_000;
 const MANY: usize = 2000;
 
-/// Two hosts whose connections begin at as many ports.
+/// Returns two hosts with `ports` ephemeral ports.
 fn world(ports: u16) -> World {
     let mut world = World::new(1, 1500, Config { ports: 40_000..=40_000 + ports - 1, ..Config::default() });
     world.hosts[1].listen(7, 4096);
@@ -18,7 +18,7 @@ fn world(ports: u16) -> World {
     world
 }
 
-/// Opens so many connections; both ends of each.
+/// Opens connections and returns both ends of each.
 fn open(world: &mut World, connections: usize, to: &str) -> Vec<[ConnId; 2]> {
     let now = world.now;
     let here: Vec<ConnId> = (0..connections).map(|_| world.hosts[0].connect(now, to)).collect();
@@ -31,7 +31,7 @@ fn open(world: &mut World, connections: usize, to: &str) -> Vec<[ConnId; 2]> {
     here.into_iter().zip(there).map(|(here, there)| [here, there]).collect()
 }
 
-/// Sends `len` bytes from one host by each connection. They arrive.
+/// Sends `len` bytes from one host on each connection, and checks that they arrive.
 fn send(world: &mut World, conns: &[[ConnId; 2]], from: usize, len: usize) {
     let now = world.now;
     for (number, ends) in (0..).zip(conns) {
@@ -46,7 +46,7 @@ fn send(world: &mut World, conns: &[[ConnId; 2]], from: usize, len: usize) {
     }
 }
 
-/// Closes all: host `first` before the other one.
+/// Closes all connections, first at host `first` and then at the other one.
 fn close(world: &mut World, conns: &[[ConnId; 2]], first: usize) {
     for host in [first, 1 - first] {
         let now = world.now;
@@ -59,7 +59,7 @@ fn close(world: &mut World, conns: &[[ConnId; 2]], first: usize) {
 fn many_leave_nothing_behind_but_time_wait() {
     let mut world = world(MANY as u16);
     let before = world.hosts.each_ref().map(|host| host.stack.memory_used());
-    // The ports are the same each time. Host 1, then host 0 has them in TIME-WAIT.
+    // The ports are the same each time. In turns, host 1 and host 0 have the connections in TIME-WAIT.
     for first in [1, 0, 0, 1] {
         let conns = open(&mut world, MANY, "10.0.0.2:7");
         send(&mut world, &conns, 0, 500);
@@ -77,7 +77,7 @@ fn many_leave_nothing_behind_but_time_wait() {
     }
     let resets = world.trace.iter().filter_map(|(_, _, frame)| frame::read(frame));
     assert_eq!(resets.filter(|seen| seen.flags.contains(TcpFlags::RST)).count(), 0);
-    // In the end not even a neighbour is left, nor a timer.
+    // In the end, no neighbours and no timers are left.
     world.run(1300 * SECOND);
     let now = world.now;
     for host in &mut world.hosts {
@@ -112,7 +112,7 @@ fn slow_copies_and_lossy_links_leave_nothing_behind() {
         world.impairment = Impairment { loss: 20, reorder: 50, duplicate: 20, corrupt: 10 };
         send(&mut world, &conns, 0, 30_000);
         send(&mut world, &conns, 1, 30_000);
-        // Every second one has more under way when it ends.
+        // Every second connection is closed with more data in flight.
         let now = world.now;
         for ends in conns.iter().step_by(2) {
             (0..2).for_each(|host| world.hosts[host].send(now, ends[host], &[1; 50_000]));
@@ -146,7 +146,7 @@ fn connect_has_its_port_again_after_a_second() {
     assert_eq!(world.hosts[0].stack.time_wait(), (0, 0));
 }
 
-/// The last SYN of a host in the trace.
+/// Returns the last SYN of a host in the trace.
 fn syn(world: &World, host: usize) -> Seen {
     let sent = world.trace.iter().rev().filter(|(_, from, _)| *from == host);
     sent.filter_map(|(_, _, frame)| frame::read(frame))
@@ -156,7 +156,7 @@ fn syn(world: &World, host: usize) -> Seen {
 
 #[test]
 fn the_next_connection_is_beyond_the_old_one() {
-    // RFC 9293, 3.4.3: 8 MB in less than a second are faster than the clock of sequence numbers.
+    // RFC 9293, 3.4.3: 8 MB in less than a second are faster than the initial sequence number clock.
     const LEN: usize = 8 << 20;
     for first in [0, 1] {
         let mut world = world(1);
@@ -187,7 +187,8 @@ fn without_listener_time_wait_goes_on() {
     assert_eq!(world.hosts[1].stack.time_wait(), (1, 0));
 }
 
-/// When a connection retransmits whose data nobody gets for 20 s, beside `others` that send every half second.
+/// Returns the times at which a connection retransmits while all its data is lost for 20 s and `others` send every half
+/// second.
 fn retransmissions(others: usize, swallows: fn(&[u8]) -> bool) -> Vec<u64> {
     const START: u64 = 5 * SECOND;
     let mut world = world(4000);
@@ -219,9 +220,9 @@ fn retransmissions(others: usize, swallows: fn(&[u8]) -> bool) -> Vec<u64> {
 fn timers_keep_their_time_beside_others() {
     let to_one = |frame: &[u8]| frame::read(frame).is_some_and(|seen| seen.ports.1 == 8 && seen.len > 0);
     let to_all = |frame: &[u8]| frame::read(frame).is_some_and(|seen| seen.ports.1 < 9 && seen.len > 0);
-    // One more, so that both know their neighbours and the first round trip is as short.
+    // One more connection resolves the neighbours first, so that the round-trip times are comparable.
     let alone = retransmissions(1, to_one);
-    // A probe, and timeouts that double from 200 ms on.
+    // Expected are a tail loss probe, and timeouts that start at 200 ms and double.
     assert!(alone.len() >= 7, "{alone:?}");
     for beside in [retransmissions(MANY, to_one), retransmissions(MANY, to_all)] {
         assert_eq!(beside.len(), alone.len());

@@ -1,4 +1,4 @@
-//! Streams between two stacks over links of all kinds: every byte arrives, once, in order.
+//! Streams between two stacks over various links: every byte must arrive, once, in order.
 
 use offcore_stats::SplitMix;
 use offcore_tcp::proto::{Algorithm, Cause, Config, KeepAlive, Out};
@@ -13,7 +13,7 @@ pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| chance.below(256) as u8).collect()
 }
 
-/// Sends `len` bytes each way, closes both ends, and compares.
+/// Sends `len` bytes in both directions, closes both ends, and compares the data.
 fn exchange(world: &mut World, to: &str, len: usize) {
     world.hosts[1].listen(7, 16);
     world.run(2 * SECOND);
@@ -96,7 +96,7 @@ fn forced_segment_size_disables_offload() {
     assert_eq!(world.hosts[0].stack.set_segment_offload(0, 65_000), 0);
 }
 
-/// A world whose ports cut up to `longest` bytes into segments.
+/// Returns a world whose ports have segmentation offload for up to `longest` bytes.
 fn cutting(seed: u64, mtu: u16, longest: u32) -> World {
     let mut world = World::new(seed, mtu, Config::default());
     for host in &mut world.hosts {
@@ -136,7 +136,7 @@ fn packet_buffers_run_out() {
     }
 }
 
-/// All that goes over a link while two streams are exchanged over it.
+/// Returns all frames of an exchange of two streams.
 fn trace(seed: u64, impairment: Impairment, shuffled: bool) -> Vec<(u64, usize, Vec<u8>)> {
     let mut world = World::new(seed, 1500, Config::default());
     world.impairment = impairment;
@@ -155,7 +155,7 @@ fn the_order_of_copies_does_not_show() {
     }
 }
 
-/// What these tests would find: data that is shown before it is there.
+/// Counter-check: data that is reported before its copy is complete makes the comparison fail.
 #[test]
 #[should_panic(expected = "the first stream arrives as it was sent")]
 fn a_tail_without_the_copy_is_found() {
@@ -176,7 +176,7 @@ fn refused_without_listener() {
 #[test]
 fn gives_up_when_nobody_answers() {
     let mut world = World::new(1, 1500, Config::default());
-    // Its station is known; it says nothing to what is asked by TCP.
+    // The peer's MAC address is known, but all IPv4 packets are lost.
     world.swallows = |frame| frame.get(12..14) == Some(&[0x08, 0x00][..]);
     let conn = world.hosts[0].connect(1, "10.0.0.2:9");
     world.run(20 * SECOND);
@@ -195,7 +195,8 @@ fn a_next_hop_that_does_not_answer_is_unreachable() {
     assert_eq!(world.hosts[0].sessions[&conn].closed, Some(Cause::Unreachable));
 }
 
-/// How long 16 MB take over a link of 40 ms round trip time, with buffers that grow so far.
+/// Returns the time in microseconds that 16 MB take over a link with a round-trip time of 40 ms, with the given maximum
+/// buffer size.
 fn long_way(largest_buffer: u32) -> u64 {
     let mut world = World::new(1, 1500, Config { largest_buffer, ..Config::default() });
     world.delay = 20_000;
@@ -218,7 +219,7 @@ fn buffers_grow_with_the_way() {
     assert!(grown < fixed / 2, "{grown} us instead of {fixed}");
 }
 
-// RFC 9293, 3.8.4: a silent peer is asked, and only one that does not answer is given up.
+// RFC 9293, 3.8.4: a silent peer is probed. The connection is aborted only if the peer does not answer.
 #[test]
 fn keep_alive_tells_silent_from_gone() {
     for is_open in [true, false] {
@@ -226,7 +227,7 @@ fn keep_alive_tells_silent_from_gone() {
     }
 }
 
-/// Keep-alive is asked for when the connection is open, or while it is being asked for.
+/// Enables keep-alive on an open connection, or while the connection is being opened.
 fn keep_alive(is_open: bool) {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
@@ -252,7 +253,7 @@ fn keep_alive(is_open: bool) {
     assert_eq!(world.hosts[0].sessions[&here].closed, Some(Cause::TimedOut));
 }
 
-// RFC 2923, 2.1: nobody says that packets are too long.
+// RFC 2923, 2.1: no router reports that packets are too long.
 #[test]
 fn black_holes_are_found() {
     for to in ["10.0.0.2:7", "[2001:db8::2]:7"] {
@@ -304,7 +305,7 @@ fn close_with_unread_data_resets() {
 
 #[test]
 fn the_end_is_told_after_what_came_before() {
-    // What closes a connection on its event must not lose what is still being copied to it.
+    // An application that closes the connection on this event must not lose data that is still being copied.
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
     let here = world.hosts[0].connect(1, "10.0.0.2:7");
@@ -323,7 +324,8 @@ fn the_end_is_told_after_what_came_before() {
     assert!(session.received == bytes, "{} bytes", session.received.len());
 }
 
-// Others hold all the memory. Who waits for some has nothing under way, so that no acknowledgement says when there is any.
+// Other connections hold all the memory. A connection that waits for memory has no data in flight, so no
+// acknowledgement wakes it up.
 #[test]
 fn who_waits_for_memory_gets_it() {
     let mut world = World::new(1, 1500, Config { memory: 1 << 20, ..Config::default() });
@@ -333,7 +335,7 @@ fn who_waits_for_memory_gets_it() {
     let others = [(); 30].map(|()| world.hosts[0].connect(now, "10.0.0.2:7"));
     let here = world.hosts[0].connect(now, "[2001:db8::2]:7");
     world.run(SECOND);
-    // The others' bytes do not arrive: they hold all the memory.
+    // The bytes of the other connections do not arrive, so they keep all the memory.
     world.swallows = |frame| frame[12..14] == [8, 0];
     for conn in others {
         let now = world.now;
@@ -350,7 +352,8 @@ fn who_waits_for_memory_gets_it() {
 
 #[test]
 fn what_got_no_buffer_is_no_loss() {
-    // Neither a timeout nor a retransmission: it was never sent, and goes out when there are buffers.
+    // There is neither a timeout nor a retransmission. The packet was never sent, and is sent as soon as there are
+    // buffers.
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
     let here = world.hosts[0].connect(1, "10.0.0.2:7");
@@ -387,13 +390,13 @@ fn nothing_is_left_behind() {
     }
 }
 
-/// The data frames of host 0 in the trace, over IPv4.
+/// Returns the data frames of host 0 in the trace, over IPv4.
 fn data_frames(world: &World) -> Vec<Vec<u8>> {
     let sent = world.trace.iter().filter(|(_, host, frame)| *host == 0 && frame.len() > 200);
     sent.map(|(_, _, frame)| frame.clone()).collect()
 }
 
-/// Moves a frame's segment by `by` in the stream.
+/// Moves a frame's segment by `by` bytes in the stream.
 fn shifted(mut frame: Vec<u8>, by: u32) -> Vec<u8> {
     let seq = u32::from_be_bytes([frame[38], frame[39], frame[40], frame[41]]).wrapping_add(by);
     frame[38..42].copy_from_slice(&seq.to_be_bytes());
@@ -403,7 +406,7 @@ fn shifted(mut frame: Vec<u8>, by: u32) -> Vec<u8> {
 
 #[test]
 fn beyond_the_window_is_no_duplicate() {
-    // RFC 2883, 4: a DSACK block reports what has been received twice. What was never taken is not reported at all.
+    // RFC 2883, 4: a DSACK block reports data that was received twice. Data that was never accepted is not reported.
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
     let here = world.hosts[0].connect(1, "10.0.0.2:7");

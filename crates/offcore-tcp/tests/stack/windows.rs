@@ -1,4 +1,4 @@
-//! Receive windows where memory is short: they end, open again, and no segment inside of one is dropped.
+//! Receive windows with little memory: they close and reopen, and no segment inside a window is dropped.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::world::World;
 const SECOND: u64 = 1_000_000;
 const MEGABYTE: usize = 1 << 20;
 
-/// Host 1 has `memory` and listens at port 7, host 0 has 32 MiB. Their connections.
+/// Opens `count` connections from host 0, which has 32 MiB of memory, to port 7 of host 1, which has `memory` bytes.
 fn world(memory: usize, count: usize) -> (World, Vec<[ConnId; 2]>) {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1] = Host::new(2, 1500, Config { memory, ..Config::default() });
@@ -86,7 +86,7 @@ fn an_offered_window_never_shrinks() {
         let scale = if seen.flags.0 & TcpFlags::SYN.0 != 0 { 0 } else { 8 };
         let edge = seen.ack.wrapping_add(u32::from(seen.window) << scale);
         let last = edges.entry(seen.ports.1).or_insert(edge);
-        // The field counts units of 256 bytes, but not in a SYN.
+        // The field counts units of 256 bytes, except in a SYN.
         assert!(
             edge.wrapping_sub(*last).cast_signed() > -256,
             "port {}: from {last} to {edge}",
@@ -112,7 +112,7 @@ fn a_reader_makes_progress_beside_unread_data() {
     let all = |hosts: &mut [Host; 2]| hosts[1].sessions[&reader[1]].received.len() == bytes.len();
     assert!(world.run_until(10 * SECOND, all));
     assert!(world.hosts[1].sessions[&reader[1]].received == bytes);
-    // Its answer is sent, too.
+    // The answer is sent, too.
     let now = world.now;
     world.hosts[1].send(now, reader[1], &content(3, 50_000));
     let all = |hosts: &mut [Host; 2]| hosts[0].sessions[&reader[0]].received.len() == 50_000;
@@ -154,7 +154,7 @@ fn idle_windows_leave_memory_to_writers() {
     assert!(world.run_until(3 * SECOND, all));
 }
 
-/// Idle connections, whose windows were granted one after the other, receive a byte each.
+/// Idle connections receive a byte each. Their windows were granted one after the other.
 #[test]
 fn woken_windows_leave_memory_to_writers() {
     let (mut world, _) = world(8 * MEGABYTE, 1);

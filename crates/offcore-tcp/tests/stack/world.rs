@@ -7,7 +7,7 @@ use offcore_tcp::proto::Config;
 
 use crate::host::Host;
 
-/// What a link does to frames, in thousandths.
+/// Impairments of a link, each in frames per thousand.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Impairment {
     pub(crate) loss: u64,
@@ -16,7 +16,7 @@ pub(crate) struct Impairment {
     pub(crate) corrupt: u64,
 }
 
-/// A frame on its way: when it arrives, a number, where to, the bytes. The earliest is the greatest.
+/// A frame in transit: arrival time, number, destination, bytes. The earliest frame is the greatest.
 #[derive(PartialEq, Eq)]
 struct Flying(u64, u64, usize, Vec<u8>);
 
@@ -36,11 +36,11 @@ pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) hosts: [Host; 2],
     pub(crate) impairment: Impairment,
-    /// Microseconds that a frame takes.
+    /// Transmission time of a frame in microseconds.
     pub(crate) delay: u64,
-    /// Frames that it says yes to vanish.
+    /// Selects frames that are lost.
     pub(crate) swallows: fn(&[u8]) -> bool,
-    /// Every frame that was sent: when, by whom, the bytes.
+    /// All sent frames: time, sender, bytes.
     pub(crate) trace: Vec<(u64, usize, Vec<u8>)>,
     flying: BinaryHeap<Flying>,
     number: u64,
@@ -63,7 +63,8 @@ impl World {
         }
     }
 
-    /// Runs until `done`, at most so many virtual microseconds. Whether it was done in time.
+    /// Runs until `done` returns true, or for `within` virtual microseconds. Returns whether `done` returned true in
+    /// time.
     pub(crate) fn run_until(&mut self, within: u64, mut done: impl FnMut(&mut [Host; 2]) -> bool) -> bool {
         let end = self.now + within;
         loop {
@@ -87,7 +88,7 @@ impl World {
         }
     }
 
-    /// Runs for so many virtual microseconds.
+    /// Runs for `time` virtual microseconds.
     pub(crate) fn run(&mut self, time: u64) {
         self.run_until(time, |_| false);
     }
@@ -96,7 +97,7 @@ impl World {
         self.chance.below(1000) < thousandths
     }
 
-    /// Takes what hosts have sent.
+    /// Takes the frames that the hosts have sent.
     fn collect(&mut self) {
         for host in 0..2 {
             for mut frame in std::mem::take(&mut self.hosts[host].frames) {

@@ -1,4 +1,4 @@
-//! The control thread: waits for front ends and serves them one after the other.
+//! The control thread: waits for front ends and serves them one by one.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -13,36 +13,38 @@ use crate::connection::{Connection, ConnectionError, Listener, Received, connect
 use crate::message::Reply;
 use crate::passed::Errands;
 
-/// How long after a failure to connect or to accept is tried again.
+/// Interval between attempts to connect or accept.
 const RETRY: Duration = Duration::from_millis(200);
-/// How often a connected device is looked at for what no message tells.
+/// How often a connected device is checked for events without a message.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time that is kept for a message, and how many may come at once: as set 128 queue pairs up twice. A front end that sends more of them
-/// waits; it would take the worker's core, and have it look at its rings again and again.
+/// Minimum interval between messages, and size of a burst of messages, which is enough to set up 128 queue pairs twice.
+/// A front end that sends more has to wait. Otherwise it could use up the worker's core and make the worker check its
+/// rings repeatedly.
 const MESSAGE: Duration = Duration::from_micros(100);
 const MESSAGES: u32 = 4096;
-/// The same of connections.
+/// The same for connections.
 const CONNECTION: Duration = Duration::from_millis(10);
 const CONNECTIONS: u32 = 64;
-/// Lines that a port's front ends have logged at once, and how often one more is; the others are left out, lest they fill the log.
+/// Number of log lines that front ends of a port may cause in a burst, and the interval between further lines. Other
+/// lines are omitted, to keep front ends from filling the log.
 const LINES: u32 = 32;
 const LINE: Duration = Duration::from_secs(10);
 
-/// What the control thread owns.
+/// State of the control thread.
 pub(super) struct Control {
     config: BackendConfig,
     device: Device,
-    /// A server's socket; a client has none.
+    /// The listening socket of a server; `None` for a client.
     listener: Option<Listener>,
     stop: Arc<OwnedFd>,
     events: Box<dyn DeviceEvents>,
-    /// These are kept over connections: a front end can come again.
+    /// Rate limits are kept across connections, because a front end can reconnect.
     messages: Pace,
     connections: Pace,
     lines: Pace,
-    /// What may have to wait for a front end.
+    /// Operations that may have to wait for a front end.
     errands: Errands,
-    /// Whether a line was left out last.
+    /// Whether the last log line was omitted.
     silent: bool,
 }
 
@@ -68,12 +70,12 @@ impl Control {
         }
     }
 
-    /// Runs until it is told to stop.
+    /// Runs until the stop eventfd is signalled.
     pub(super) fn run(mut self) {
         let path = self.config.path.display().to_string();
         tracing::info!(path, role = %self.config.role, "vhost back end waits for a front end");
         while let Some(socket) = self.next_front_end() {
-            // A line that nobody sees is none.
+            // A line that is not logged does not count.
             if tracing::enabled!(tracing::Level::INFO) && self.has_line() {
                 tracing::info!(path, "front end connected");
             }
@@ -102,11 +104,11 @@ impl Control {
         }
     }
 
-    /// Waits for a front end; `None` when told to stop.
+    /// Waits for a front end. Returns `None` if the thread has to stop.
     fn next_front_end(&mut self) -> Option<OwnedFd> {
         let mut failed = false;
-        // A stop is looked for before anybody is taken on who would be left at once. A client whose connection has just
-        // ended gives the front end a moment.
+        // Checks for a stop first, to avoid accepting a front end that would be disconnected at once. A client whose
+        // connection has just ended gives the front end a short time.
         let again = self.listener.is_none() && self.device.state().connects > 0;
         let pause = if again { RETRY } else { self.connections.pause(Instant::now()) };
         let mut waiting = self.wait(None, Some(pause));
@@ -132,7 +134,7 @@ impl Control {
                 Ok(Some(socket)) => return Some(socket),
                 Ok(None) => self.wait(self.listener.as_ref().map(AsFd::as_fd), kept),
                 Err(error) => {
-                    // Once in a row: a client may try for hours.
+                    // Logged only for the first failure in a row, because a client may try for hours.
                     if !std::mem::replace(&mut failed, true) {
                         tracing::info!(%error, "no front end yet; trying again every {RETRY:?}");
                     }
@@ -142,7 +144,7 @@ impl Control {
         }
     }
 
-    /// Serves a front end until it goes, has to go, or we are told to stop.
+    /// Serves a front end until it disconnects, an error ends the connection, or the thread has to stop.
     fn serve(&mut self, session: &mut Session, socket: OwnedFd) -> Result<(), ControlError> {
         let mut connection = Connection::with_errands(socket, &self.errands)?;
         let mut looked = Instant::now();
@@ -173,7 +175,7 @@ impl Control {
         }
     }
 
-    /// Carries out one message and answers it.
+    /// Handles one message and answers it.
     fn message(
         &mut self,
         session: &mut Session,
@@ -198,7 +200,7 @@ impl Control {
             status.messages += 1;
             status.refused += u64::from(result.is_err());
         }
-        // What went wrong is to be seen before the front end learns of it, and is worth more than a failure to tell.
+        // The error is recorded before the front end gets the reply, and takes precedence over a failure to send.
         let (refused, end) = match result {
             Ok(_) => (None, None),
             Err(error) if error.ends_connection() || header.code.is_answered() => (None, Some(error)),
@@ -222,7 +224,7 @@ impl Control {
         }
     }
 
-    /// Logs what went wrong and lets it be seen.
+    /// Logs an error and publishes it in the status.
     fn record(&mut self, error: ControlError) {
         if self.has_line() {
             tracing::warn!(path = %self.config.path.display(), "{error}");
@@ -231,7 +233,7 @@ impl Control {
         (status.last_error, status.last_error_in) = (Some(Arc::new(error)), status.connects);
     }
 
-    /// Whether there is a line for what a front end has done.
+    /// Whether another log line about front ends is allowed.
     fn has_line(&mut self) -> bool {
         let allowed = self.lines.allows(Instant::now());
         let before = std::mem::replace(&mut self.silent, !allowed);
@@ -242,7 +244,7 @@ impl Control {
         allowed
     }
 
-    /// Waits until `other` is readable or we are told to stop.
+    /// Waits until `other` is readable or a stop is requested.
     fn wait(
         &self,
         other: Option<BorrowedFd<'_>>,
@@ -256,7 +258,7 @@ impl Control {
     }
 }
 
-/// Why a wait ended. Neither, when the time was up.
+/// The reason for the end of a wait. Both fields are false after a timeout.
 #[derive(Clone, Copy, Debug)]
 struct Wake {
     stop: bool,

@@ -1,4 +1,4 @@
-//! The device: what applications see of a back end, and how they are told about it.
+//! The device: the application's view of a back end, and callbacks about it.
 
 use offcore_dma::Binding;
 use std::any::Any;
@@ -13,30 +13,30 @@ use rustix::fs::FallocateFlags;
 use super::{BackendConfig, Status};
 use crate::cell::{Unanswered, VringCell, Wanted};
 
-/// What an application wants to be told. Callbacks are made on the back end's control thread, holding no lock: every
-/// call of [`Device`] can be made from inside them as well as from outside. The front end's next message waits until
-/// the callback returns.
+/// Callbacks for applications. They run on the back end's control thread, which holds no lock: all functions of
+/// [`Device`] can be called inside and outside callbacks. The front end's next message waits until the callback
+/// returns.
 ///
-/// The order is always: `new_device`, any number of `vring_state_changed`, `destroy_device`.
+/// The order is always `new_device`, any number of `vring_state_changed`, `destroy_device`.
 pub trait DeviceEvents: Send {
     /// The first queue pair is ready and enabled: packets can flow. In DPDK: `new_device`.
     fn new_device(&mut self, device: &Device) {
         let _ = device;
     }
 
-    /// The front end has stopped the first queue pair or is gone. The virtqueues are drained; those that were enabled
-    /// have been reported as no longer so. In DPDK: `destroy_device`.
+    /// The front end has stopped the first queue pair or has disconnected. The virtqueues are drained, and every
+    /// enabled one has been reported as disabled. In DPDK: `destroy_device`.
     fn destroy_device(&mut self, device: &Device) {
         let _ = device;
     }
 
-    /// Virtqueue `queue` has become usable (ready and enabled), or has ceased to be. In DPDK: `vring_state_changed`.
+    /// Virtqueue `queue` has become usable (ready and enabled), or is no longer usable. In DPDK: `vring_state_changed`.
     fn vring_state_changed(&mut self, device: &Device, queue: u16, enabled: bool) {
         let _ = (device, queue, enabled);
     }
 }
 
-/// Nothing is told.
+/// Ignores all events.
 impl DeviceEvents for () {}
 
 /// Why a call was not carried out. After [`Unanswered`] it is still wanted, and happens when the worker gets to it.
@@ -50,11 +50,11 @@ pub enum DeviceError {
     Unanswered(#[from] Unanswered),
 }
 
-/// The device that a back end shows to front ends: a handle, to be cloned freely.
+/// A handle for the device that a back end provides to front ends. It can be cloned freely.
 ///
-/// Each call takes effect between two bursts of the virtqueue's worker, after what is in flight has completed, and
-/// returns when it is in force; with no worker attached that is at once. Calls may be made from any thread but the
-/// worker's own, which would wait for itself.
+/// Each call takes effect between two bursts of the virtqueue's worker, after the packets in flight have completed. The
+/// call returns after the change has taken effect. If no worker is attached, it takes effect at once. Calls may be made
+/// from any thread except the worker's own, which would wait for itself.
 #[derive(Clone)]
 pub struct Device(Arc<Shared>);
 
@@ -64,10 +64,10 @@ struct Shared {
     asynchronous: bool,
     timeout: Duration,
     status: Mutex<Status>,
-    /// What front ends have taken back, while workers may still use it. To close the last reference of somebody else's file may take
-    /// long: a worker's is never the last.
+    /// Objects that front ends have replaced or removed, but workers may still use. Dropping the last reference to a
+    /// peer's file may take long. This list makes sure that a worker never drops the last one.
     retired: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
-    /// The region of what is in flight that was made last.
+    /// The region for descriptors in flight that was created last.
     inflight: Mutex<Option<OwnedFd>>,
 }
 
@@ -87,17 +87,17 @@ impl Device {
         }))
     }
 
-    /// The socket's path, which is the device's name.
+    /// The path of the socket, which is the name of the device.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// The virtqueues, by index: even ones the guest receives from, odd ones it transmits to.
+    /// The virtqueues by index. The guest receives from even ones and transmits to odd ones.
     pub fn cells(&self) -> &[Arc<VringCell>] {
         &self.0.cells
     }
 
-    /// The device at this moment.
+    /// Returns the current status of the device.
     pub fn status(&self) -> Status {
         let mut status = self.state().clone();
         for (vring, cell) in status.vrings.iter_mut().zip(self.cells()) {
@@ -107,11 +107,12 @@ impl Device {
         status
     }
 
-    /// From now on the copies of virtqueue `queue` are made as `binding` says: any virtqueue by any channels of its
-    /// worker. In DPDK: `rte_vhost_async_channel_register` (and `_thread_unsafe`; here there is no difference).
+    /// Binds the copies of virtqueue `queue` to `binding`. Any virtqueue may use any channels of its worker. In DPDK:
+    /// `rte_vhost_async_channel_register` (and `_thread_unsafe`, which is equivalent here).
     ///
     /// # Errors
-    /// A virtqueue that there is not, a port made without `asynchronous`, a worker that does not answer.
+    /// Fails if the virtqueue does not exist, the port was created without `asynchronous`, or the worker does not
+    /// answer.
     pub fn register_async(&self, queue: u16, binding: Binding) -> Result<(), DeviceError> {
         if !self.0.asynchronous {
             return Err(DeviceError::Synchronous { path: self.0.path.clone() });
@@ -119,56 +120,58 @@ impl Device {
         self.change(queue, |wanted| wanted.binding = binding)
     }
 
-    /// From now on the core makes the copies of virtqueue `queue`; none is left in flight in a channel. In DPDK:
-    /// `rte_vhost_async_channel_unregister` (and `_thread_unsafe`), which fails while copies are in flight; this waits.
+    /// Lets the core make the copies of virtqueue `queue`. No copies are left in flight in a channel. In DPDK:
+    /// `rte_vhost_async_channel_unregister` (and `_thread_unsafe`), which fails while copies are in flight. This
+    /// function waits.
     ///
     /// # Errors
-    /// A virtqueue that there is not, a worker that does not answer.
+    /// Fails if the virtqueue does not exist, or the worker does not answer.
     pub fn unregister_async(&self, queue: u16) -> Result<(), DeviceError> {
         self.change(queue, |wanted| wanted.binding = Binding::core())
     }
 
-    /// Completes and publishes all packets of virtqueue `queue` that were in flight when this was called. In DPDK:
+    /// Completes and publishes all packets of virtqueue `queue` that are in flight at the time of the call. In DPDK:
     /// `rte_vhost_clear_queue` (and `_thread_unsafe`), which hands the packets to the caller.
     ///
     /// # Errors
-    /// A virtqueue that there is not, a worker that does not answer.
+    /// Fails if the virtqueue does not exist, or the worker does not answer.
     pub fn clear_queue(&self, queue: u16) -> Result<(), DeviceError> {
         self.change(queue, |_| {})
     }
 
-    /// Packets of virtqueue `queue` whose copies are in flight. In DPDK: `rte_vhost_async_get_inflight` (and
-    /// `_thread_unsafe`).
+    /// Returns the number of packets of virtqueue `queue` whose copies are in flight. In DPDK:
+    /// `rte_vhost_async_get_inflight` (and `_thread_unsafe`).
     ///
     /// # Errors
-    /// A virtqueue that there is not.
+    /// Fails if the virtqueue does not exist.
     pub fn in_flight(&self, queue: u16) -> Result<u64, DeviceError> {
         Ok(self.cell(queue)?.in_flight())
     }
 
-    /// What the control thread lets be seen. Held for a few stores only, never over a callback or a wait.
+    /// The status published by the control thread. The lock is held only for a few stores, never during a callback or a
+    /// wait.
     pub(super) fn state(&self) -> MutexGuard<'_, Status> {
         self.0.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what a front end has taken back until no worker has it any more.
+    /// Keeps an object that a front end has replaced or removed until no worker uses it any more.
     pub(super) fn retire(&self, what: Arc<dyn Any + Send + Sync>) {
         self.0.retired.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     }
 
-    /// Drops what no worker has any more; whether there is more.
+    /// Drops the objects that no worker uses any more. Returns whether others are left.
     pub(super) fn let_go(&self) -> bool {
         let mut retired = self.0.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.retain(|what| Arc::strong_count(what) > 1);
         !retired.is_empty()
     }
 
-    /// Keeps a region of what is in flight; the one before has no memory any more.
+    /// Keeps a new region for descriptors in flight, and frees the memory of the previous one.
     pub(super) fn keep_inflight(&self, region: OwnedFd) {
         let mut kept = self.0.inflight.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = kept.replace(region) {
             let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // It is ours, so nothing can fail.
+            // The file was created by this process, so this cannot fail.
             let _ = rustix::fs::fallocate(before, holes, 0, i64::MAX as u64);
         }
     }

@@ -1,4 +1,4 @@
-//! Why a message was refused, or a connection ended.
+//! Reasons for refusing a message or closing a connection.
 
 use offcore_dma::mover::MoverError;
 use offcore_mem::guest::TableError;
@@ -69,7 +69,7 @@ pub enum ControlError {
     Mapping { code: Code, guest: u64, source: MemoryError },
     /// {code}: region {guest:#x}: its file is on file system {found:#x}; expected shared memory (a memfd, tmpfs),
     /// hugetlbfs, ext4, xfs or btrfs
-    // Of another one somebody could hold the pages back.
+    // On another file system, a process could withhold the pages.
     FileSystem { code: Code, guest: u64, found: i64 },
     /// {code}: {source}
     Table { code: Code, source: TableError },
@@ -102,7 +102,7 @@ pub enum ControlError {
 }
 
 impl ControlError {
-    /// Whether nothing but closing the connection is left.
+    /// Whether the connection must be closed.
     pub(super) fn ends_connection(&self) -> bool {
         match self {
             Self::Connection(_) | Self::Errands { .. } | Self::Unanswered(_) | Self::Vanished => true,

@@ -1,4 +1,4 @@
-//! Guest memory as a front end describes it.
+//! Mapping of guest memory as described by a front end.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -10,10 +10,11 @@ use super::ControlError;
 use crate::message::{Code, MemoryRegion};
 use crate::passed::PassedFd;
 
-/// File systems whose pages come from the kernel (linux/magic.h): memfds and shared memory, hugepages, and disks of this
-/// machine. On others (FUSE, a network's) whoever serves the file could keep a worker that touches a page waiting for ever.
-/// Here a front end can delay it by what it has the kernel do with its file: a fault waits for a hole that is being
-/// punched, 0.4 s for one of 2 GiB, minutes if who punches it hardly gets a core.
+/// File systems whose pages are provided by the kernel (linux/magic.h): memfds and other shared memory, hugepages, and
+/// local disks. With other file systems (FUSE, network file systems), the server of the file could block a worker that
+/// touches a page forever. With these, a front end can only delay a worker by operations on its file: a page fault
+/// waits while a hole is punched. This takes 0.4 s for a hole of 2 GiB, and minutes if the punching process gets almost
+/// no CPU time.
 const FILE_SYSTEMS: [i64; 6] = [TMPFS, HUGETLBFS, RAMFS, EXT4, XFS, BTRFS];
 const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;
@@ -22,12 +23,13 @@ const EXT4: i64 = 0xef53;
 const XFS: i64 = 0x5846_5342;
 const BTRFS: i64 = 0x9123_683e;
 
-/// What a front end may have mapped beside guest memory: a migration's log for 4 TiB takes half of it, the region of what is in flight of
-/// 256 long virtqueues the other one. It is not part of what a guest may have: with all of that it has to be able to migrate.
+/// Maximum number of bytes that a front end may map in addition to guest memory. Half of it is enough for the dirty log
+/// of 4 TiB, the other half for the descriptors in flight of 256 long virtqueues. It does not count as guest memory, so
+/// that a guest that uses its whole limit can migrate.
 const BESIDE: u64 = 256 << 20;
 
-/// Maps the regions of a memory table, of `most` bytes at most, but for those that are `present`. The files are closed; the mappings
-/// stay as long as the table.
+/// Maps the regions of a memory table, up to `most` bytes together. Regions that are `present` are shared and not
+/// mapped again. The files are closed; the mappings live as long as the table.
 pub(super) fn table(
     regions: Vec<(MemoryRegion, PassedFd)>,
     present: &[Arc<GuestRegion>],
@@ -47,7 +49,7 @@ pub(super) fn table(
         .map_err(|source| ControlError::Table { code, source })
 }
 
-/// Maps one region beside other regions, for the request `code`: of all of them no more than `most` bytes.
+/// Maps one region in addition to `others`, for the request `code`. All of them together must not exceed `most` bytes.
 pub(super) fn region(
     code: Code,
     region: &MemoryRegion,
@@ -60,15 +62,15 @@ pub(super) fn region(
     map(code, region, fd, &part)
 }
 
-/// Maps what is not guest memory, length and offset in its file, where as much of that kind is `mapped`. It begins some bytes into the
-/// mapping: how many.
+/// Maps memory that is not guest memory, with the given length and offset in its file. `mapped` is the number of bytes
+/// of this kind that are already mapped. Returns the mapping and the offset of the requested range in it.
 pub(super) fn beside(
     code: Code,
     (size, offset): (u64, u64),
     fd: &PassedFd,
     mapped: u64,
 ) -> Result<(Mapping, usize), ControlError> {
-    // As a region whose guest address is 0.
+    // Treated like a region at guest address 0.
     let region = MemoryRegion { guest: 0, size, user: 0, mmap_offset: offset };
     let part = Part::of(code, &region, fd)?;
     let found = mapped.saturating_add(part.len as u64);
@@ -80,12 +82,12 @@ pub(super) fn beside(
     Ok((mapping, part.offset))
 }
 
-/// Bytes that are mapped for regions.
+/// Number of bytes mapped for `regions`.
 fn mapped(regions: &[Arc<GuestRegion>]) -> u64 {
     regions.iter().map(|region| region.mapping().len() as u64).sum()
 }
 
-/// Refuses more than `most` bytes of address space, which one front end could use up for all others.
+/// Refuses more than `most` bytes of address space, because one front end could use up the address space of all others.
 fn check(code: Code, lengths: impl Iterator<Item = u64>, most: u64) -> Result<(), ControlError> {
     let found = lengths.fold(0, u64::saturating_add);
     if found > most {
@@ -94,12 +96,12 @@ fn check(code: Code, lengths: impl Iterator<Item = u64>, most: u64) -> Result<()
     Ok(())
 }
 
-/// What is mapped of a file for a region.
+/// The part of a file that is mapped for a region.
 struct Part {
-    /// Where it begins in the file, and its length.
+    /// Offset of the part in the file, and its length.
     begin: u64,
     len: usize,
-    /// Where the region begins in it.
+    /// Offset of the region in the part.
     offset: usize,
 }
 
@@ -107,11 +109,11 @@ impl Part {
     fn of(code: Code, region: &MemoryRegion, fd: &PassedFd) -> Result<Self, ControlError> {
         let &MemoryRegion { guest, size, mmap_offset, .. } = region;
         let page = page_size(code, guest, fd)?;
-        // A region need not begin or end at a page, least of all at a hugepage, but a mapping does.
+        // A region may begin and end inside a page (or hugepage), but a mapping may not.
         let begin = mmap_offset - mmap_offset % page;
         let part = || {
             let end = mmap_offset.checked_add(size)?.checked_next_multiple_of(page)?;
-            // Only hugepages fill their file up to whole pages; of others the mapping ends where the region does.
+            // Only files of hugepages have whole pages. For other files, the mapping ends where the region ends.
             let end = if page > rustix::param::page_size() as u64 { end } else { mmap_offset + size };
             let len = usize::try_from(end - begin).ok()?;
             let offset = usize::try_from(mmap_offset - begin).ok()?;
@@ -120,7 +122,7 @@ impl Part {
         part().ok_or(ControlError::Region { code, guest, size, mmap_offset })
     }
 
-    /// Whether the region of `fd` is the one that is `known`, and nothing of that has vanished.
+    /// Whether the region in `fd` is the same as `known`, and no part of it has vanished.
     fn is_mapped(&self, known: &GuestRegion, region: &MemoryRegion, fd: &PassedFd) -> bool {
         (known.guest(), known.len(), known.user()) == (region.guest, region.size, region.user)
             && (known.offset(), known.mapping().len()) == (self.offset, self.len)
@@ -137,7 +139,7 @@ fn map(code: Code, region: &MemoryRegion, fd: &PassedFd, part: &Part) -> Result<
         .map_err(|source| ControlError::Table { code, source })
 }
 
-/// Bytes of a page of the file.
+/// Page size of the file system in bytes.
 fn page_size(code: Code, guest: u64, fd: &PassedFd) -> Result<u64, ControlError> {
     let stat = fd.file_system().map_err(|source| {
         let source = MemoryError::System { what: "fstatfs", len: 0, source };
@@ -166,7 +168,7 @@ mod tests {
         };
         let (_mapping, fd) = Mapping::memfd("guest", 4096, offcore_mem::Hugepages::None).unwrap();
         assert!(region(fd).is_ok());
-        // Any file that is in none of these file systems.
+        // A file on none of these file systems.
         let fd = OwnedFd::from(std::fs::File::open("/proc/self/status").unwrap());
         let error = region(fd).unwrap_err();
         assert!(matches!(error, ControlError::FileSystem { guest: 0, found: 0x9fa0, .. }), "{error}");

@@ -1,4 +1,4 @@
-//! One virtqueue as its front end has set it up so far.
+//! Configuration of one virtqueue, as received from the front end so far.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -16,41 +16,41 @@ use crate::features::{VHOST_USER_F_PROTOCOL_FEATURES, effective, is_packed};
 use crate::message::Code;
 use crate::passed::{EVENTFD, PassedFd};
 
-/// Where the parts are, in the front end's addresses. Those of a packed ring are its descriptors, the driver's event
-/// suppression in the place of the available ring, and the device's in that of the used ring.
+/// Addresses of the ring parts in the front end's address space. For a packed ring, `avail` and `used` are the event
+/// suppression areas of the driver and the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Addresses {
     pub(super) desc: u64,
     pub(super) avail: u64,
     pub(super) used: u64,
-    /// Guest address under which the used ring is logged, when it is not its own.
+    /// Guest address for logging the used ring, if it differs from the address of the used ring.
     pub(super) log: Option<u64>,
 }
 
-/// A virtqueue's set-up. It can start when all of it is there: see [`Ring::is_complete`].
+/// Configuration of a virtqueue. It can start when the configuration is complete: see [`Ring::is_complete`].
 #[derive(Debug)]
 pub(super) struct Ring {
     pub(super) queue: u16,
     pub(super) size: Option<u16>,
     pub(super) addresses: Option<Addresses>,
-    /// What SET_VRING_BASE said, or where the ring last stopped: see [`Ring::check_base`].
+    /// The value of SET_VRING_BASE, or the position at which the ring last stopped: see [`Ring::check_base`].
     pub(super) base: Option<u32>,
-    /// Where the ring was when the device was last reset. QEMU 7 resets the device first and asks for the base then.
+    /// Position of the ring at the last reset of the device. QEMU 7 resets the device before it requests the base.
     pub(super) last: u32,
-    /// A kick descriptor, or word that there is none, has come: the ring may start.
+    /// Whether SET_VRING_KICK was received, with or without a descriptor. The ring may then start.
     pub(super) started: bool,
-    /// Where the driver kicks: a worker that sleeps waits for it.
+    /// Eventfd that the driver signals. An idle worker waits for it.
     pub(super) kick: Option<Arc<OwnedFd>>,
     pub(super) call: Option<Arc<OwnedFd>>,
     pub(super) err: Option<OwnedFd>,
-    /// What SET_VRING_ENABLE said.
+    /// The value of SET_VRING_ENABLE.
     pub(super) enable: Option<bool>,
-    /// Published to the worker.
+    /// Whether the ring is published to the worker.
     pub(super) running: bool,
-    /// Its parts are in memory that has not been added yet, or was removed: it starts when they are there.
+    /// Whether the ring waits for memory that was removed or not added yet. It starts when the memory is added.
     pub(super) waits: bool,
     pub(super) broken: Option<RingError>,
-    /// What was said of its binding.
+    /// The reported error of its binding.
     pub(super) refused: Option<MoverError>,
 }
 
@@ -74,20 +74,22 @@ impl Ring {
         }
     }
 
-    /// Whether everything is there that a ring needs, but for memory and features.
+    /// Whether the ring has all of its configuration, not counting memory and features.
     pub(super) fn is_complete(&self) -> bool {
         self.started && self.size.is_some() && self.addresses.is_some() && self.base.is_some()
     }
 
-    /// Whether the ring is enabled, or would be if it ran: without the protocol features it is from the start.
+    /// Whether the ring is enabled, or would be if it was running. Without protocol features, rings are enabled from
+    /// the start.
     pub(super) fn is_enabled(&self, features: u64) -> bool {
         self.enable.unwrap_or(features & VHOST_USER_F_PROTOCOL_FEATURES == 0)
     }
 
-    /// The ring's parts in host memory; `None` before size and addresses are known.
+    /// Returns the parts of the ring in host memory; `None` before size and addresses are known.
     ///
     /// # Errors
-    /// A part that is not in guest memory as a whole, or not aligned, or a size that rings of this kind do not have.
+    /// Fails if a part is not completely in guest memory or is not aligned, or if the size is invalid for this kind of
+    /// ring.
     pub(super) fn layout(
         &self,
         memory: &Arc<GuestMemory>,
@@ -99,12 +101,12 @@ impl Ring {
         layout.map(Some).map_err(|source| ControlError::Layout { queue: self.queue, source })
     }
 
-    /// Whether the base is one of a ring of this kind: for a split ring an index of 16 bits, for a packed one the next
-    /// available descriptor and, in the upper half, the next used one, each with its wrap counter in the highest bit.
-    /// Front ends that know only 16 bits leave the upper half 0.
+    /// Checks that the base is valid for this kind of ring. For a split ring, it is an index of 16 bits. For a packed
+    /// ring, the lower half is the next available descriptor and the upper half the next used one, each with its wrap
+    /// counter in the highest bit. Front ends that support only 16 bits leave the upper half 0.
     ///
     /// # Errors
-    /// One that is not.
+    /// Fails if the base is not valid.
     pub(super) fn check_base(&self, features: u64) -> Result<(), ControlError> {
         let (queue, Some(found)) = (self.queue, self.base) else { return Ok(()) };
         if !is_packed(features) {
@@ -118,15 +120,15 @@ impl Ring {
         Ok(())
     }
 
-    /// What is marked in the log when the ring is written.
+    /// Returns the parts of the dirty log to mark when the ring is written.
     pub(super) fn log(&self, memory: &GuestMemory, layout: &Layout, log: &Arc<DirtyLog>) -> RingLog {
         RingLog::new(log, memory, layout, self.addresses.and_then(|addresses| addresses.log))
     }
 
-    /// What the worker gets; `None` when something is missing.
+    /// Returns the configuration for the worker; `None` if it is incomplete.
     ///
     /// # Errors
-    /// As [`Ring::layout`] and [`Ring::check_base`].
+    /// The same as for [`Ring::layout`] and [`Ring::check_base`].
     pub(super) fn config(
         &self,
         memory: &Arc<GuestMemory>,
@@ -136,9 +138,9 @@ impl Ring {
     ) -> Result<Option<VringConfig>, ControlError> {
         let (Some(layout), Some(base)) = (self.layout(memory, features)?, self.base) else { return Ok(None) };
         self.check_base(features)?;
-        // A front end whose back end died knows no base, and DPDK's virtio-user then says 0 for a ring that has long been
-        // used. Nothing is in flight now, so the ring goes on where the last back end returned chains. A fresh ring has
-        // a used index of 0. (DPDK begins packed rings anew.)
+        // After the death of its back end, a front end does not know the base. DPDK's virtio-user then sends 0 for a
+        // ring that is already in use. Nothing is in flight now, so the ring continues where the last back end returned
+        // chains. In a new ring, the used index is 0. (DPDK restarts packed rings from the beginning.)
         let base = match &layout {
             Layout::Split(split) if base == 0 => split.used_index().into(),
             _ => base,
@@ -146,7 +148,7 @@ impl Ring {
         let taken_up = inflight.map_or(Ok(None), |inflight| layout.take_up(inflight, base));
         let taken_up = taken_up.map_err(|source| ControlError::Layout { queue: self.queue, source })?;
         if let (Some(_), Some(call)) = (taken_up, &self.call) {
-            // The last back end may have returned chains and ended before it told.
+            // The last back end may have returned chains and terminated before it notified the driver.
             eventfd::signal(call.as_fd());
         }
         let base = taken_up.unwrap_or(base);
@@ -164,17 +166,17 @@ impl Ring {
         }))
     }
 
-    /// The ring as it is after a reset of the device.
+    /// Returns the state of the ring after a reset of the device.
     pub(super) fn after_reset(&mut self) -> Self {
         Self { err: self.err.take(), last: self.last_base(), ..Self::new(self.queue) }
     }
 
-    /// What GET_VRING_BASE answers of a ring that is stopped.
+    /// Returns the answer to GET_VRING_BASE for a stopped ring.
     pub(super) fn last_base(&self) -> u32 {
         self.base.unwrap_or(self.last)
     }
 
-    /// Forgets what belongs to one start: addresses are stale once a ring was stopped.
+    /// Clears the state that belongs to one start. After a stop, the addresses are stale.
     pub(super) fn reset(&mut self) {
         self.addresses = None;
         self.started = false;
@@ -201,7 +203,7 @@ impl Ring {
     }
 }
 
-/// A file descriptor that workers write to or read from must be an eventfd, and not block.
+/// Checks that a file descriptor is an eventfd, because workers read or write it, and makes it non-blocking.
 pub(super) fn eventfd(code: Code, queue: u16, fd: PassedFd) -> Result<OwnedFd, ControlError> {
     let found = fd.kind().unwrap_or_else(|error| format!("of unknown kind (/proc/self/fd: {error})"));
     let non_blocking = || {

@@ -1,8 +1,8 @@
-//! What one front end has set up, and what each of its requests does.
+//! The state that one front end has set up, and the handling of its requests.
 //!
-//! A running virtqueue is given other memory by stopping it, waiting for its worker to let go, and starting it again
-//! where it was: only then is its position known. Its descriptors are changed under way. A virtqueue starts as soon as
-//! all of its parts are there, in whatever order they came.
+//! To change the memory of a running virtqueue, its worker drains it and continues at the same position with the new
+//! table. Eventfds are changed while a virtqueue runs. A virtqueue starts as soon as its configuration is complete,
+//! regardless of the order of the messages.
 
 mod inflight;
 mod log;
@@ -30,7 +30,7 @@ use crate::features::{
 use crate::message::{Code, Reply, Request};
 use crate::passed::PassedFd;
 
-/// The state of a device as one front end sees it, from its connection to its end.
+/// The state of a device as seen by one front end, during one connection.
 #[derive(Debug)]
 pub(super) struct Session {
     device: Device,
@@ -41,19 +41,20 @@ pub(super) struct Session {
     protocol: u64,
     status: u8,
     mtu: Option<u16>,
-    /// A socket for requests of ours. We have none to make; what we hold tells the front end that we listen.
+    /// A socket for requests by the back end. No request is ever sent, but holding it tells the front end that the back
+    /// end is listening.
     back_channel: Option<PassedFd>,
     memory: Option<Arc<GuestMemory>>,
-    /// Where what is written is logged, while the features say that it is.
+    /// The dirty log, if one was set. It is used only while the features enable logging.
     log: Option<Arc<DirtyLog>>,
-    /// Where what is in flight outlives this process, by virtqueue.
+    /// Shared records of descriptors in flight, by virtqueue. They survive this process.
     inflight: Vec<Inflight>,
-    /// Regions that were made for that.
+    /// Number of regions created for these records.
     regions: usize,
     rings: Vec<Ring>,
-    /// Whether the application has been told of the device.
+    /// Whether the application was notified of the device.
     created: bool,
-    /// What the application has been told of each virtqueue.
+    /// The state of each virtqueue that was last reported to the application.
     announced: Vec<bool>,
 }
 
@@ -81,16 +82,16 @@ impl Session {
         }
     }
 
-    /// Whether requests are acknowledged when the front end asks for it.
+    /// Whether requests are acknowledged if the front end asks for it.
     pub(super) fn acknowledges(&self) -> bool {
         self.protocol & VHOST_USER_PROTOCOL_F_REPLY_ACK != 0
     }
 
-    /// Carries out a request; the reply, when the request has one of its own.
+    /// Carries out a request. Returns the reply if the request has its own kind of reply.
     ///
     /// # Errors
-    /// Whatever makes the request impossible. It then has changed nothing, except that a virtqueue which cannot start
-    /// where its addresses say has lost them.
+    /// Fails if the request cannot be carried out. In this case, it has changed nothing, except that a virtqueue which
+    /// cannot start at its addresses loses them.
     pub(super) fn handle(
         &mut self,
         request: Request<PassedFd>,
@@ -134,14 +135,14 @@ impl Session {
 
     fn set_features(&mut self, found: u64) -> Result<(), ControlError> {
         let before = self.features;
-        // Logging begins and ends under way.
+        // Logging can be switched on and off while virtqueues run.
         if let Some((ring, present)) = self.rings.iter().find(|ring| ring.running).zip(before)
             && (present ^ found) & !VHOST_F_LOG_ALL != 0
         {
             return Err(ControlError::RunningFeatures { queue: ring.queue, found, present });
         }
         self.check_log(Code::SET_FEATURES, found, self.log.as_deref(), self.memory.as_ref())?;
-        // What was negotiated before is no longer what the driver means.
+        // The features negotiated before are no longer valid.
         self.features = None;
         let status = self.status;
         self.status &= !STATUS_FEATURES_OK;
@@ -191,7 +192,7 @@ impl Session {
         if status == 0 {
             return self.reset();
         }
-        // The driver reads it back: a device that has not accepted its features says so by this bit.
+        // The driver reads the status. If the device did not accept the features, the driver finds this bit cleared.
         self.status = if self.features.is_none() { status & !STATUS_FEATURES_OK } else { status };
         Ok(())
     }
@@ -201,9 +202,9 @@ impl Session {
         self.reset()
     }
 
-    /// Stops all virtqueues and forgets what the driver has set up. What the connection is made of stays: the protocol
-    /// features, the memory (QEMU goes on from the regions it has described), and the descriptors for errors and for the
-    /// back end's requests, which are given once.
+    /// Stops all virtqueues and discards the driver's configuration. State that belongs to the connection is kept: the
+    /// protocol features, the memory (QEMU does not describe its regions again), and the descriptors for errors and for
+    /// the back end's requests, which are sent only once.
     fn reset(&mut self) -> Result<(), ControlError> {
         self.stop(|_| true)?;
         for ring in &mut self.rings {
@@ -214,7 +215,7 @@ impl Session {
         Ok(())
     }
 
-    /// Looks at what no message tells: memory that vanished, which ends the connection, and virtqueues that broke, which
+    /// Checks for events without a message. Loss of memory is an error and ends the connection. Errors of virtqueues
     /// are returned.
     pub(super) fn look(&mut self) -> Result<Vec<ControlError>, ControlError> {
         self.device.let_go();
@@ -244,7 +245,7 @@ impl Session {
         Ok(found)
     }
 
-    /// Tells the application what has changed since it was last told.
+    /// Notifies the application of all changes since the last call.
     pub(super) fn announce(&mut self, events: &mut dyn DeviceEvents) {
         let features = self.features.unwrap_or(0);
         let usable = |ring: &Ring| ring.running && ring.is_enabled(features);
@@ -272,13 +273,13 @@ impl Session {
         }
     }
 
-    /// Stops everything: the front end is gone.
+    /// Stops everything after the front end has disconnected.
     ///
     /// # Errors
-    /// A worker that does not let go. It keeps the memory until it does.
+    /// Fails if a worker does not release its virtqueue. The worker then keeps the memory until it does.
     pub(super) fn tear_down(&mut self) -> Result<(), ControlError> {
         let stopped = self.stop(|_| true);
-        // A worker that has not answered lets go of them later.
+        // A worker that has not answered releases them later.
         let device = &self.device;
         for ring in &mut self.rings {
             ring.kick.take().into_iter().chain(ring.call.take()).for_each(|event| device.retire(event));
@@ -292,7 +293,7 @@ impl Session {
         stopped.map(drop)
     }
 
-    /// Lets the session be seen.
+    /// Publishes the state of the session in the status of the device.
     pub(super) fn show(&self) {
         let mut status = self.device.state();
         status.features = self.features;

@@ -1,4 +1,4 @@
-//! What can be seen of a back end from outside.
+//! Status of a back end.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,59 +8,59 @@ use offcore_ring::RingError;
 use super::ControlError;
 use crate::features::{VHOST_F_LOG_ALL, is_packed};
 
-/// Whether a virtqueue is used.
+/// State of a virtqueue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RingState {
     /// Not set up, or stopped.
     #[default]
     Stopped,
-    /// Started and disabled: nothing is given to the guest, what the guest sends is discarded.
+    /// Started and disabled: the guest receives no packets, and the packets it sends are discarded.
     Disabled,
     /// Started and enabled.
     Enabled,
 }
 
-/// One virtqueue as its front end has set it up.
+/// Status of one virtqueue, as set up by its front end.
 #[derive(Clone, Debug, Default)]
 pub struct VringStatus {
     pub state: RingState,
     /// Queue size; 0 before it is known.
     pub size: u16,
-    /// Whether the driver has an eventfd to kick; otherwise it relies on polling.
+    /// Whether the driver has an eventfd to kick the device. Otherwise, it relies on polling.
     pub kicks: bool,
-    /// Whether the driver has an eventfd to be notified by.
+    /// Whether the driver has an eventfd for notifications by the device.
     pub calls: bool,
     pub broken: Option<RingError>,
     /// Packets whose copies are in flight.
     pub in_flight: u64,
 }
 
-/// A back end at one moment.
+/// Status of a back end at one point in time.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
     pub connected: bool,
-    /// The virtio features negotiated; `None` before they are.
+    /// The negotiated virtio features; `None` before the negotiation.
     pub features: Option<u64>,
     pub protocol_features: u64,
-    /// The virtio device status (virtio 1.2, section 2.1), when the front end tells it.
+    /// The virtio device status (virtio 1.2, section 2.1), if the front end sends it.
     pub virtio_status: u8,
-    /// The MTU that the front end shows its guest, when it tells it.
+    /// The MTU that the front end shows its guest, if the front end sends it.
     pub mtu: Option<u16>,
-    /// Whether the front end listens to requests of the back end.
+    /// Whether the front end accepts requests from the back end.
     pub back_channel: bool,
     pub regions: usize,
     pub vrings: Vec<VringStatus>,
-    /// What last went wrong, in this connection or an earlier one.
+    /// The last error, in this connection or an earlier one.
     pub last_error: Option<Arc<ControlError>>,
-    /// In which connection, from 1.
+    /// Number of the connection in which the last error occurred, counted from 1.
     pub last_error_in: u64,
     pub connects: u64,
-    /// Messages received, the refused ones included.
+    /// Messages received, including refused ones.
     pub messages: u64,
     pub refused: u64,
 }
 
-/// One line for a person: the link, what was negotiated, and what is wrong.
+/// One human-readable line: the link, the negotiated features, and errors.
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.connected {

@@ -1,4 +1,4 @@
-//! The back end with workers that answer late, break, or do not answer at all. Real workers go through the same calls.
+//! Tests of the back end with workers that answer late, break, or do not answer. Real workers use the same calls.
 
 mod peer;
 
@@ -40,7 +40,7 @@ fn backend(name: &str, timeout: Duration, events: impl DeviceEvents + 'static) -
     Backend::start(config, Box::new(events)).unwrap()
 }
 
-/// The worker of one virtqueue, on a thread of its own, that copies nothing.
+/// The worker of one virtqueue on a separate thread. It makes no copies.
 struct Worker {
     cell: Arc<VringCell>,
     control: Arc<WorkerControl>,
@@ -49,13 +49,13 @@ struct Worker {
 
 #[derive(Default)]
 struct WorkerControl {
-    /// Does not pick anything up.
+    /// If set, the worker picks up no changes.
     hold: AtomicBool,
     end: AtomicBool,
     active: AtomicBool,
-    /// How far it has got.
+    /// The current position.
     base: AtomicU32,
-    /// Rings that it has begun, each at its base.
+    /// Number of rings that the worker has started at their base.
     begun: AtomicUsize,
 }
 
@@ -83,7 +83,7 @@ impl Worker {
                     std::thread::yield_now();
                     continue;
                 }
-                // What it had is held until here.
+                // The previous configuration is held up to this point.
                 (applied, wanted) = cell.pick_up();
                 apply(applied, &wanted);
             }
@@ -114,7 +114,7 @@ impl Drop for Worker {
     }
 }
 
-/// A back end with a front end that has started virtqueue `index`, and its worker.
+/// Returns a back end, the worker of virtqueue `index`, and a front end that has started this virtqueue.
 fn started(name: &str, index: u8) -> (Backend, Worker, Peer) {
     let backend = backend(name, TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[usize::from(index)]);
@@ -207,7 +207,7 @@ fn new_eventfds_do_not_stop_a_ring() {
     assert_eq!(wanted().base, 0, "as SET_VRING_BASE says");
 }
 
-/// The front end may free what it has exchanged as soon as it is answered.
+/// The front end may free the old eventfd as soon as it receives the answer.
 #[test]
 fn eventfd_is_answered_after_the_worker() {
     let backend = backend("exchange", TIMEOUT, ());
@@ -252,7 +252,7 @@ fn regions_come_and_go_under_a_running_ring() {
     assert!(matches!(peer.base(0), Some(Reply::Vring(VringState { index: 0, num: 105 }))));
 }
 
-/// QEMU exchanges a region for a longer one by removing it first.
+/// QEMU replaces a region by a longer one by removing it first.
 #[test]
 fn ring_rests_while_its_memory_is_gone() {
     let backend = backend("removed", TIMEOUT, ());
@@ -268,12 +268,12 @@ fn ring_rests_while_its_memory_is_gone() {
     assert!(workers.iter().all(|worker| !worker.control.active.load(Ordering::Relaxed)));
     assert!(old.upgrade().is_none(), "nothing is mapped any more");
     assert_eq!(backend.device().status().regions, 0);
-    // Other memory does not help, nor does a kick.
+    // Neither memory at other addresses nor a kick starts the ring.
     let elsewhere = MemoryRegion { user: 1 << 20, guest: 1 << 40, ..region };
     peer.done(Request::AddMemReg(elsewhere, fd.as_fd()));
     peer.done(Request::SetVringKick(VringFd { index: 0, fd: None }));
     assert!(backend.cells()[0].wanted().vring.is_none());
-    // In two pieces: the second ring is in the second one.
+    // In two pieces. The second ring is in the second piece.
     let half = |at: u64, size| MemoryRegion { guest: at, size, user: region.user + at, mmap_offset: at };
     peer.done(Request::AddMemReg(half(0, 0x1_0000), fd.as_fd()));
     assert_eq!(backend.cells()[0].wanted().vring.unwrap().base, 77, "it goes on where it was");
@@ -310,9 +310,9 @@ fn reset_waits_and_forgets() {
             (1, true),
             "QEMU goes on from the regions it has described"
         );
-        // QEMU 7 asks only now, and goes on from there when the guest goes on.
+        // QEMU 7 requests the base only now, and continues there when the guest continues.
         assert!(matches!(peer.base(0), Some(Reply::Vring(VringState { index: 0, num: 9 }))));
-        // And everything begins anew, over the same connection.
+        // A complete restart over the same connection.
         peer.done(Request::SetFeatures(features::VIRTIO_F_VERSION_1));
         (0..2).for_each(|index| peer.start(index));
         assert!(backend.cells().iter().all(|cell| cell.wanted().vring.unwrap().base == 0));
@@ -348,7 +348,7 @@ fn next_worker_goes_on() {
 fn silent_worker_costs_the_connection() {
     let backend = backend("stuck", Duration::from_millis(100), ());
     let worker = Worker::new(&backend.cells()[0]);
-    // What a worker holds while it works.
+    // A worker holds this configuration while it works.
     let mut peer = Peer::new(&backend);
     peer.start(0);
     worker.advance_to(1);
@@ -362,7 +362,7 @@ fn silent_worker_costs_the_connection() {
     assert!(matches!(status.last_error.as_deref(), Some(ControlError::Unanswered(_))), "{status:?}");
     assert!(old.upgrade().is_some());
 
-    // A base that is not known cannot be answered.
+    // The base is not known, so the request cannot be answered.
     let mut second = Peer::new(&backend);
     second.start(0);
     assert!(second.base(0).is_none());
@@ -376,7 +376,7 @@ fn silent_worker_costs_the_connection() {
     assert!(matches!(third.base(0), Some(Reply::Vring(VringState { index: 0, num: 0 }))));
 }
 
-/// The front end has filled its error eventfd, and made it one that blocks after it was handed over.
+/// The front end has filled its error eventfd, and has made it blocking after passing it.
 #[test]
 fn full_error_eventfd_blocks_nobody() {
     let backend = backend("full", TIMEOUT, ());
@@ -417,7 +417,7 @@ fn broken_virtqueue_stays_down() {
     assert_eq!((status.vrings[0].broken, status.vrings[1].broken), (Some(error), None));
     assert!(peer.connection.is_alive());
 
-    // A change must not bring it back to life; its neighbour goes on.
+    // A change must not restart it. The other virtqueue is not affected.
     assert!(matches!(peer.other_table(), Some(Reply::Value(0))));
     assert!(backend.cells()[0].wanted().vring.is_none());
     assert_eq!(second.control.begun.load(Ordering::Relaxed), 1);
@@ -430,7 +430,7 @@ fn broken_virtqueue_stays_down() {
     assert_eq!(backend.device().status().vrings[0].broken, None);
 }
 
-/// What a worker found is said by the control thread.
+/// An error found by a worker is logged by the control thread.
 #[test]
 fn refused_binding_is_said_by_control() {
     let backend = backend("refused", TIMEOUT, ());
@@ -448,7 +448,7 @@ fn refused_binding_is_said_by_control() {
     );
 }
 
-/// Does everything that a device offers, in every callback.
+/// Calls every function of the device in every callback.
 struct Busy {
     destroyed: Arc<Mutex<Vec<(bool, bool)>>>,
     controls: Vec<Arc<WorkerControl>>,
@@ -483,7 +483,7 @@ impl DeviceEvents for Busy {
 #[test]
 fn callbacks_and_calls_do_not_deadlock() {
     let destroyed = Arc::new(Mutex::new(Vec::new()));
-    // Cells exist only with the back end, callbacks are given to it: they meet in this slot.
+    // The cells are created with the back end, which is given the callbacks. This slot connects them.
     let slot: Arc<Mutex<Option<Busy>>> = Arc::default();
     struct Late(Arc<Mutex<Option<Busy>>>);
     impl DeviceEvents for Late {
@@ -519,7 +519,7 @@ fn callbacks_and_calls_do_not_deadlock() {
         until("all are gone", || !backend.device().status().connected);
         end.store(true, Ordering::Relaxed);
     });
-    // The first virtqueue was stopped by its front end, which ended the device while the second still ran.
+    // The front end stopped the first virtqueue, which ended the device while the second one was still running.
     let destroyed = destroyed.lock().unwrap();
     assert_eq!(destroyed.len(), 20);
     assert!(destroyed.iter().all(|(first, _)| !first), "{destroyed:?}");

@@ -1,4 +1,4 @@
-//! Sockets with a path: listening on one, connecting to one.
+//! Unix sockets with a path: listening and connecting.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
@@ -36,15 +36,16 @@ impl FromStr for Role {
     }
 }
 
-/// Mode of a socket's file by default, whatever the umask is: only its owner can connect.
+/// Default mode of a socket's file, regardless of the umask: only its owner can connect.
 const PRIVATE: u32 = 0o600;
 
-/// Owner, group and mode of a socket's file, by number. The defaults are the owner and group of this process and mode 0600.
+/// Numeric owner, group and mode of a socket's file. The defaults are the owner and group of this process and mode
+/// 0600.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketAccess {
     pub owner: Option<u32>,
     pub group: Option<u32>,
-    /// Permissions, up to `0o777`. Who connects has to be allowed to write.
+    /// Permissions, up to `0o777`. A client needs write permission to connect.
     pub mode: Option<u32>,
 }
 
@@ -64,7 +65,7 @@ pub enum SocketError {
 }
 
 impl SocketError {
-    /// Whether its permissions are not for this user.
+    /// Whether the file permissions deny access to this user.
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::System { source: Errno::ACCESS, .. })
     }
@@ -102,11 +103,11 @@ fn new_socket(path: &Path) -> Result<OwnedFd, SocketError> {
         .map_err(fail(path, "socket"))
 }
 
-/// Connects to the socket at `path`, without waiting.
+/// Connects to the socket at `path` without waiting.
 pub(crate) fn connect(path: &Path) -> Result<OwnedFd, SocketError> {
     let socket = new_socket(path)?;
     match rustix::net::connect(&socket, &address(path)?) {
-        // The kernel says the same of a socket that nobody listens on.
+        // The kernel returns the same error for a socket without a listener.
         Err(Errno::CONNREFUSED) if path.metadata().is_ok_and(|found| !found.file_type().is_socket()) => {
             Err(SocketError::NotASocket { path: path.to_owned() })
         }
@@ -114,7 +115,7 @@ pub(crate) fn connect(path: &Path) -> Result<OwnedFd, SocketError> {
     }
 }
 
-/// The user of the process that has made the other end of a socket, as this process's namespace has it.
+/// Returns the user ID of the process that created the other end of a socket, in the user namespace of this process.
 pub(crate) fn peer_user(socket: &OwnedFd) -> Result<u32, Errno> {
     match getsockopt(socket, PeerCredentials) {
         Ok(who) => Ok(who.uid()),
@@ -122,15 +123,16 @@ pub(crate) fn peer_user(socket: &OwnedFd) -> Result<u32, Errno> {
     }
 }
 
-/// The file of a socket that this process has bound. Its permissions can be changed while others change its directory.
+/// A socket file that this process has bound. Its permissions can be changed safely even if other processes modify the
+/// directory.
 #[derive(Debug)]
 pub struct SocketFile(OwnedFd);
 
 impl SocketFile {
-    /// Opens the socket at `path`, which was bound as the file with this device and inode number.
+    /// Opens the socket at `path`. `bound` is the device and inode number of the file that was bound.
     ///
     /// # Errors
-    /// [`SocketError::Replaced`] if another file is at the path.
+    /// [`SocketError::Replaced`] if the path refers to another file.
     pub fn open(path: &Path, bound: Option<(u64, u64)>) -> Result<Self, SocketError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(fail(path, "open"))?;
@@ -142,31 +144,32 @@ impl SocketFile {
         Ok(Self(file))
     }
 
-    /// A path that names this file while it is open. Linux before 6.6 has no call that changes the mode of a descriptor opened with
-    /// `O_PATH`.
+    /// Returns a path that refers to this file while it is open. Linux before 6.6 has no call that changes the mode of
+    /// a descriptor opened with `O_PATH`.
     pub fn name(&self) -> String {
         format!("/proc/self/fd/{}", self.0.as_raw_fd())
     }
 }
 
-/// A listening socket. It is removed from the file system when it is dropped.
+/// A listening socket. Its file is removed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode, so that only our own socket is removed.
+    /// Device and inode number, so that no other process's socket is removed.
     file: Option<(u64, u64)>,
 }
 
 impl Listener {
-    /// Listens at `path`. A socket that nobody listens on any more is replaced; a process that still does has `timeout` to end.
+    /// Listens at `path`. A socket without a listener is replaced. A process that still listens has `timeout` to
+    /// terminate.
     pub(crate) fn bind(path: &Path, access: SocketAccess, timeout: Duration) -> Result<Self, SocketError> {
         let address = address(path)?;
         let socket = new_socket(path)?;
-        // Before it has a path: the file never has more permissions than these.
+        // Set before the socket has a path, so that the file never has more permissions.
         let mode = Mode::from_raw_mode(access.mode.unwrap_or(PRIVATE));
         rustix::fs::fchmod(&socket, mode).map_err(fail(path, "chmod"))?;
-        // From the look at what is there until it is listened at, one process at a time.
+        // Only one process at a time checks the path and starts to listen.
         let _turn = turn(path, timeout);
         let bound = match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => {
@@ -177,18 +180,19 @@ impl Listener {
         };
         bound.map_err(fail(path, "bind"))?;
         let listener = Self { socket, path: path.to_owned(), file: file_of(path) };
-        // Before anybody can connect.
+        // Set before any client can connect.
         listener.grant(access)?;
         rustix::net::listen(&listener.socket, 16).map_err(fail(path, "listen"))?;
         Ok(listener)
     }
 
-    /// Whoever may write to the directory may have put another file there meanwhile, or a link to one: that stays as it is.
+    /// Sets owner, group and mode. Another process with write access to the directory may have replaced the file,
+    /// possibly by a link. Such a file is not changed.
     fn grant(&self, SocketAccess { owner, group, mode }: SocketAccess) -> Result<(), SocketError> {
         let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
         let file = SocketFile::open(&self.path, self.file)?;
         let file = file.name();
-        // The mode first: only the owner may change it.
+        // The mode is set first, because only the owner may change it.
         rustix::fs::chmod(&file, Mode::from_raw_mode(mode.unwrap_or(PRIVATE)))
             .map_err(fail(&self.path, "chmod"))?;
         if owner.is_some() || group.is_some() {
@@ -197,7 +201,7 @@ impl Listener {
         Ok(())
     }
 
-    /// The next peer; `None` when none is waiting.
+    /// Accepts the next peer; returns `None` if none is waiting.
     pub(crate) fn accept(&self) -> Result<Option<OwnedFd>, SocketError> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(&self.socket, flags) {
@@ -217,15 +221,14 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if self.file.is_some() && file_of(&self.path) == self.file {
-            // Somebody may remove it first; then there is nothing to do.
+            // If another process has removed the file first, nothing is left to do.
             let _ = rustix::fs::unlink(&self.path);
         }
     }
 }
 
-/// As [`remove_stale`], for a process that may be about to end.
-/// A lock of the directory that a socket is in, against others who replace a stale one meanwhile. It is not waited for longer than
-/// that, nor asked for where the directory cannot be opened.
+/// Locks the directory of a socket against other processes that replace a stale socket at the same time. Waits for the
+/// lock no longer than `timeout`, and does not lock if the directory cannot be opened.
 fn turn(path: &Path, timeout: Duration) -> Option<OwnedFd> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -241,6 +244,7 @@ fn turn(path: &Path, timeout: Duration) -> Option<OwnedFd> {
     Some(directory)
 }
 
+/// Like [`remove_stale`], but waits up to `timeout` for a process that may be about to terminate.
 fn remove_once_stale(path: &Path, timeout: Duration) -> Result<(), SocketError> {
     let end = Instant::now() + timeout;
     loop {
@@ -253,7 +257,7 @@ fn remove_once_stale(path: &Path, timeout: Duration) -> Result<(), SocketError> 
     }
 }
 
-/// Removes the socket at `path` when nobody listens on it.
+/// Removes the socket at `path` if no process listens on it.
 fn remove_stale(path: &Path) -> Result<(), SocketError> {
     let stat = rustix::fs::lstat(path).map_err(fail(path, "stat"))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
@@ -263,7 +267,7 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
         Err(SocketError::System { source: Errno::CONNREFUSED, .. }) => {
             rustix::fs::unlink(path).map_err(fail(path, "removing a stale socket"))
         }
-        // Connected, or its queue is full: somebody is there.
+        // Connected, or the accept queue is full: a process is listening.
         Ok(_) | Err(SocketError::System { source: Errno::AGAIN, .. }) => {
             Err(SocketError::InUse { path: path.to_owned() })
         }

@@ -13,7 +13,7 @@ fn eventfds(count: usize) -> Vec<OwnedFd> {
     (0..count).map(|_| new()).collect()
 }
 
-/// A path of its own for every test of every process.
+/// A separate path for each test and process.
 fn path(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("offcore-{}-{name}.sock", std::process::id()))
 }
@@ -77,7 +77,7 @@ fn too_many_descriptors_end_the_connection() {
     a.send(&bytes, &borrowed).unwrap();
     let found = b.receive();
     assert!(matches!(found, Err(ConnectionError::TooManyFds { found }) if found == MAX_FDS + 8), "{found:?}");
-    // The same, spread over the pieces of one message.
+    // The same number of descriptors, spread over the pieces of one message.
     let (a, mut b) = pair();
     for byte in &bytes[..2] {
         a.send(&[*byte], &borrowed[..30]).unwrap();
@@ -128,7 +128,7 @@ fn socket_is_whose_it_is_said_to_be() {
 fn socket_mode_ignores_umask() {
     use std::os::unix::fs::PermissionsExt;
     let path = path("umask");
-    // Other tests of this process make files meanwhile, which are not looked at.
+    // Other tests of this process create files meanwhile. Their permissions are not checked.
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     let listener = Listener::bind(&path, OPEN, Duration::ZERO);
     rustix::process::umask(umask);
@@ -175,7 +175,7 @@ fn path_in_use_is_refused() {
     drop(listener);
     assert!(!path.exists(), "removed with its listener");
 
-    // A process that was killed leaves its socket behind.
+    // A killed process leaves its socket behind.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     let listener = Listener::bind(&path, OPEN, Duration::ZERO).unwrap();
@@ -183,7 +183,7 @@ fn path_in_use_is_refused() {
     let _client = connect(&path).unwrap();
     assert!(listener.accept().unwrap().is_some());
 
-    // Somebody else's socket at our path is not removed.
+    // Another process's socket at the path is not removed.
     std::fs::remove_file(&path).unwrap();
     let theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
     drop(listener);

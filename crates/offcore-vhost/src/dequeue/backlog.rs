@@ -1,21 +1,21 @@
-//! Packets that were received and are given on later, because what the others ask for is enough work for one round.
+//! Packets that were received, but are delivered in later calls because they exceed the amount of work for one round.
 //!
-//! The guest has its chains back already, and nothing is lost: a guest that leaves very much to do has it done in turns with
-//! the others of its worker.
+//! The guest gets its chains back at once, and no packet is lost. A guest whose packets cause a lot of work takes turns
+//! with the other guests of its worker.
 
 use offcore_mem::{BURST, Burst, Packet, Pool};
 use offcore_wire::virtio_net::{HEADER_LEN, NetHeader};
 
 use super::Dequeued;
 
-/// What the packets of a call may ask for, all together, but for the last of them: a unit is a segment to be made, or
-/// 1 KiB of a packet. Four packets of 64 KiB to be segmented into frames of 1500 bytes are 440. Made by a core, a unit
-/// takes 50 to 100 ns, so a call's packets keep it from the others for less than a tenth of a millisecond.
+/// Amount of work that the packets of one call may cause together, not counting the last packet. A unit is a segment or
+/// 1 KiB of a packet. Four packets of 64 KiB that are segmented into frames of 1500 bytes are 440 units. A core takes
+/// 50 to 100 ns per unit, so the packets of one call occupy it for less than 0.1 ms.
 const WORK: usize = 512;
-/// Bytes of a burst that are not that much work, if none of its packets is to be segmented.
+/// A burst with fewer bytes does not reach this limit if no packet requests segmentation.
 pub(super) const LITTLE: u64 = ((WORK - BURST) << 10) as u64;
 
-/// A virtqueue's packets that wait for the next call.
+/// Packets of a virtqueue that wait for the next call.
 #[derive(Debug, Default)]
 pub(super) struct Backlog(Burst);
 
@@ -28,7 +28,7 @@ impl Backlog {
         self.0.len()
     }
 
-    /// Keeps back packets of `burst`, `first` or later, that are more than one call gives on. It has none yet.
+    /// Keeps the packets of `burst`, from `first` on, that exceed the work of one call. The backlog must be empty.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_back(
@@ -46,7 +46,7 @@ impl Backlog {
         }
     }
 
-    /// Gives on as many packets as one call does, at most `most`.
+    /// Delivers as many packets as one call may deliver, at most `most`.
     pub(super) fn give_on(&mut self, most: usize, burst: &mut Burst, pool: &Pool, dequeued: &mut Dequeued) {
         let most = most.min(burst.remaining_capacity()).min(given_on(&self.0, pool));
         for packet in self.0.drain(..most) {
@@ -57,7 +57,7 @@ impl Backlog {
     }
 }
 
-/// How many of `packets` one call gives on: the first in any case.
+/// Returns how many of `packets` one call delivers. It always delivers the first one.
 fn given_on(packets: &[Packet], pool: &Pool) -> usize {
     let mut left = WORK;
     let over = packets.iter().position(|packet| {
@@ -68,7 +68,7 @@ fn given_on(packets: &[Packet], pool: &Pool) -> usize {
     over.unwrap_or(packets.len())
 }
 
-/// What a packet asks for: see [`WORK`].
+/// The work that a packet causes, in the unit of [`WORK`].
 fn work_of(packet: &Packet, pool: &Pool) -> usize {
     let len = pool.total_len(packet);
     let header = packet.headroom_bytes(HEADER_LEN).first_chunk().map(NetHeader::from_bytes);

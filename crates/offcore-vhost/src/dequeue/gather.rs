@@ -1,4 +1,4 @@
-//! Taking the chains of a transmitting guest apart, and packet buffers for what is in them.
+//! Walking the chains of a transmitting guest, and allocating packet buffers for their content.
 
 use arrayvec::ArrayVec;
 use offcore_dma::channel::Token;
@@ -15,16 +15,16 @@ use crate::pieces::{self, MAX_PIECES, Piece, pieces_of};
 use crate::room::{Allowance, LONGEST_SINGLE};
 use crate::vring::{Chains, InFlight, Out};
 
-/// What became of a list.
+/// Result of gathering a list of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gathered {
-    /// What could be submitted was, if anything.
+    /// All chains that could be submitted were submitted. There may have been none.
     Some,
-    /// Nothing: the first chain has more copies than fit.
+    /// Nothing was submitted: the first chain has more copies than fit.
     NoRoom,
 }
 
-/// Gathers the copies of one batch. Packets that are complete when it is submitted go to the burst.
+/// Gathers the copies of one batch. Packets that are complete when the batch is submitted go to the burst.
 pub(super) struct Gather<'a, 'b, const IMMEDIATE: bool> {
     pub(super) config: &'a VringConfig,
     pub(super) batch: &'a mut Batch<'b, InFlight, IMMEDIATE>,
@@ -35,35 +35,35 @@ pub(super) struct Gather<'a, 'b, const IMMEDIATE: bool> {
     pub(super) allowance: Allowance,
 }
 
-/// Why a chain is not a packet.
+/// The reason why a chain does not become a packet.
 enum Unfit {
     /// Longer than any packet.
     TooBig(Chain),
     /// Shorter than the headers.
     TooShort(Chain),
-    /// There is no packet buffer: later.
+    /// No packet buffer is free: try again later.
     Starved,
-    /// Its copies do not fit the list any more: the next one begins with it.
+    /// The list has no room for its copies: the next list begins with this chain.
     ListFull,
-    /// The driver broke the rules.
+    /// The driver violated the virtio specification.
     Broken(RingError),
 }
 
-/// A chain of which there are runs.
+/// A kind of chain that is processed in runs.
 trait Found {
-    /// Copies that it takes at most.
+    /// Maximum number of copies for one chain.
     const COPIES: usize;
 
-    /// The chain's name.
+    /// The buffer ID of the chain.
     fn id(&self) -> u16;
 
-    /// Its first buffer.
+    /// The first buffer.
     fn first(&self) -> Buffer;
 
-    /// Its second buffer, of length 0 when it has none.
+    /// The second buffer; its length is 0 if the chain has only one.
     fn second(&self) -> Buffer;
 
-    /// Its length in bytes: no more than was wanted.
+    /// The length of the chain in bytes. It does not exceed the requested maximum.
     #[inline(always)]
     fn len(&self) -> u32 {
         self.first().len.wrapping_add(self.second().len)
@@ -120,7 +120,7 @@ impl Found for Double {
 }
 
 impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
-    /// Gathers the copies of at most `wanted` packets; how many chains that were, and what it ended with.
+    /// Gathers the copies of at most `wanted` packets. Returns the number of chains and the result.
     #[inline(always)]
     pub(super) fn burst<Q: DeviceQueue>(
         mut self,
@@ -141,7 +141,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         };
         let (mut taken, mut ahead) = (0, 0);
         let result = loop {
-            // Chains of one buffer that fits one packet buffer: nearly all.
+            // Chains of one buffer that fits into one packet buffer: the most frequent case.
             let most = self.most::<Single>(known - ahead);
             let run = self.run(queue.singles(ahead, most, memory, wanted));
             if IMMEDIATE {
@@ -151,7 +151,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
             if ahead >= known {
                 break Ok(Gathered::Some);
             }
-            // Such of two, headers and payload: nearly all others.
+            // Chains of two buffers, headers and payload: nearly all other chains.
             let most = self.most::<Double>(known - ahead);
             let run = self.run(queue.doubles(ahead, most, memory, wanted));
             if IMMEDIATE {
@@ -178,13 +178,13 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         (taken, result)
     }
 
-    /// How many of `left` chains of this kind there is room for.
+    /// Returns how many of `left` chains of this kind fit into the batch.
     #[inline(always)]
     fn most<F: Found>(&self, left: u16) -> u16 {
         usize::from(left).min(self.batch.room() / F::COPIES) as u16
     }
 
-    /// Takes packet buffers for a run of chains and gathers their copies; returns for how many.
+    /// Takes packet buffers for a run of chains and gathers their copies. Returns the number of chains.
     #[inline(always)]
     fn run<F: Found>(&mut self, run: &[F]) -> u16 {
         if IMMEDIATE {
@@ -202,14 +202,14 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         taken
     }
 
-    /// Enters the packet whose copies were added last, or none, and the chain that it comes from.
+    /// Enters the packet whose copies were added last, or no packet, and the chain of its data.
     #[inline(always)]
     fn enter(&mut self, packet: Option<Packet>, chain: Chain) {
         self.chains.push(Out { chain, written: 0 });
         self.batch.enter(InFlight { packet, chains: 1 });
     }
 
-    /// Gathers the copies of the chain `ahead`, whatever it is; how many entries it takes.
+    /// Gathers the copies of the chain at `ahead`, which may have any form. Returns the number of its entries.
     #[cold]
     fn other<Q: DeviceQueue>(&mut self, queue: &mut Q, ahead: u16) -> Result<u16, Unfit> {
         let (packet, chain) = match self.chain(queue, ahead) {
@@ -231,14 +231,14 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
             queue.push_used(chain, 0);
             self.burst.extend(packet);
         } else {
-            // A chain without a packet takes its place in the order all the same.
+            // A chain without a packet is entered as well, to keep the order.
             self.enter(packet, chain);
         }
         Ok(chain.entries)
     }
 
-    /// Gathers the copies of the chain `ahead` into fresh packet buffers: header into the headroom, payload behind it.
-    /// Unless a packet comes of it, nothing is gathered.
+    /// Gathers the copies of the chain at `ahead` into new packet buffers: the header goes into the headroom, followed
+    /// by the payload. On an error, nothing is gathered.
     fn chain<Q: DeviceQueue>(&mut self, queue: &mut Q, ahead: u16) -> Result<(Packet, Chain), Unfit> {
         let mut from: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
         let mut total = 0usize;
@@ -270,33 +270,33 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
     }
 }
 
-/// Takes packet buffers for a run of chains and gathers their copies; returns for how many. A function of its own, so that
-/// its loop has the registers for itself.
+/// Takes packet buffers for a run of chains and gathers their copies. Returns the number of chains. This is a separate
+/// function so that its loop has all registers available.
 #[inline(never)]
 fn take_now<F: Found>(run: &[F], list: &mut List, burst: &mut Burst, cache: &mut PoolCache) -> usize {
     let most = run.len().min(list.remaining_capacity() / F::COPIES).min(burst.remaining_capacity());
     let (copies, packets) = (list.len(), burst.len());
-    // SAFETY: inside the vector's array, or where that ends.
+    // SAFETY: the pointer is within the array of the vector, or at its end.
     let first = unsafe { list.as_mut_ptr().add(copies) };
-    // SAFETY: likewise.
+    // SAFETY: the pointer is within the array of the vector, or at its end.
     let (mut copy, mut place) = (first, unsafe { burst.as_mut_ptr().add(packets) });
-    // They are at least as long as the header.
+    // The chains are at least as long as the header.
     let len = |from: &F| (from.len() as usize).wrapping_sub(NET_HEADER);
     let taken = cache.take_each(HEADROOM + NET_HEADER, &run[..most], len, |from, packet| {
         from.copies(start_of(&packet), 0, |made| {
-            // SAFETY: called `most` times at most, and so many times `COPIES` there is room for.
+            // SAFETY: this is called at most `most * COPIES` times, and the list has room for that many copies.
             unsafe {
                 copy.write(made);
                 copy = copy.add(1);
             }
         });
-        // SAFETY: as above, one each.
+        // SAFETY: `burst` has room for `most` packets, and this is called once per packet.
         unsafe {
             place.write(packet);
             place = place.add(1);
         }
     });
-    // SAFETY: so many more were just written; `copy` has come from `first`.
+    // SAFETY: these elements were just initialized, and `copy` was derived from `first`.
     unsafe {
         list.set_len(copies + copy.offset_from_unsigned(first));
         burst.set_len(packets + taken);
@@ -304,7 +304,7 @@ fn take_now<F: Found>(run: &[F], list: &mut List, burst: &mut Burst, cache: &mut
     taken
 }
 
-/// Where the virtio-net header of a packet goes.
+/// The address of a packet's virtio-net header.
 #[inline(always)]
 pub(super) fn start_of(packet: &Packet) -> *mut u8 {
     packet.data().as_ptr().wrapping_sub(NET_HEADER)

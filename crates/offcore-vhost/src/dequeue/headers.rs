@@ -1,4 +1,4 @@
-//! The virtio-net headers of packets that guests transmit: what they ask for, checked once, on private copies.
+//! Checks of the virtio-net headers of packets that guests transmit. Each header is checked once, on a private copy.
 
 use offcore_dma::CopyOp;
 use offcore_mem::{Burst, Packet, PoolCache};
@@ -8,16 +8,16 @@ use super::Dequeued;
 use super::backlog::{Backlog, LITTLE};
 use crate::features::NET_HEADER;
 
-/// Bits of the first two bytes of a virtio-net header that asks for something: `flags` and `gso_type`.
+/// Bits of the first two bytes of a virtio-net header (`flags` and `gso_type`) that request an offload.
 const ASKS: u16 = u16::from_le_bytes([virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM, u8::MAX]);
 
-/// Those of the second.
+/// The bits of `gso_type` in these two bytes.
 const GSO: u16 = u16::from_le_bytes([0, u8::MAX]);
 
-/// Does what [`check_headers`] does, of packets that are each made by one of `copies`.
+/// Like [`check_headers`], for a burst in which each packet was written by a single copy of `copies`.
 ///
 /// # Safety
-/// Each of the copies is of two bytes at least, into memory that is there and that nobody writes.
+/// Each copy must have at least two bytes, and its destination must be mapped memory that is not written concurrently.
 #[inline(always)]
 pub(super) unsafe fn check_copies(
     copies: &[CopyOp],
@@ -30,7 +30,7 @@ pub(super) unsafe fn check_copies(
 ) {
     let (mut asked, mut bytes) = (0, 0);
     for copy in copies {
-        // SAFETY: as the caller promises.
+        // SAFETY: the destination is mapped and has at least two bytes, as the caller guarantees.
         asked |= unsafe { copy.dst.cast::<u16>().read_unaligned() };
         bytes += u64::from(copy.len);
     }
@@ -38,14 +38,14 @@ pub(super) unsafe fn check_copies(
     dequeued.bytes += bytes - (NET_HEADER * copies.len()) as u64;
     if asked & ASKS != 0 {
         check_offloads(burst, first, offloads, cache, dequeued);
-        // Nearly always it is the checksums of short packets.
+        // In most cases, packets only request checksums and are short.
         if asked & GSO != 0 || dequeued.bytes > LITTLE {
             backlog.keep_back(burst, first, cache.pool(), dequeued);
         }
     }
 }
 
-/// Counts the packets from `first` on, and looks at those whose virtio-net header asks for something.
+/// Counts the packets from `first` on, and checks those whose virtio-net header requests an offload.
 #[inline(always)]
 pub(super) fn check_headers(
     burst: &mut Burst,
@@ -58,7 +58,7 @@ pub(super) fn check_headers(
     let (mut asked, mut bytes) = (0, 0);
     for packet in &burst[first..] {
         let header = packet.headroom_bytes(NET_HEADER);
-        // `flags` and `gso_type`, in one.
+        // `flags` and `gso_type` as one number.
         asked |= u16::from_le_bytes([header[0], header[1]]);
         bytes += packet.len() as u64;
     }
@@ -66,14 +66,14 @@ pub(super) fn check_headers(
     dequeued.bytes += bytes;
     if asked & ASKS != 0 || !Packet::all_plain(&burst[first..]) {
         check_offloads(burst, first, offloads, cache, dequeued);
-        // Nearly always it is the checksums of short packets.
+        // In most cases, packets only request checksums and are short.
         if asked & GSO != 0 || dequeued.bytes > LITTLE {
             backlog.keep_back(burst, first, cache.pool(), dequeued);
         }
     }
 }
 
-/// Marks the packets that ask for something, and drops those that ask for what makes no sense or was not negotiated.
+/// Marks the packets that request an offload, and drops those whose request is invalid or was not negotiated.
 #[cold]
 fn check_offloads(
     burst: &mut Burst,
@@ -92,7 +92,7 @@ fn check_offloads(
         match asked_for(header, total, offloads) {
             Ok(None) => {}
             Ok(Some(header)) => {
-                // copy-ok: the header as it was understood, without what else the guest wrote there
+                // copy-ok: the validated header, without the other bytes that the guest wrote there
                 bytes.copy_from_slice(&header.to_bytes());
                 packet.set_offload(true);
             }
@@ -109,11 +109,11 @@ fn check_offloads(
     }
 }
 
-/// A header asks for what makes no sense or was not negotiated.
+/// A header requests an offload that is invalid or was not negotiated.
 #[derive(Debug)]
 pub(crate) struct Malformed;
 
-/// What a header that a guest wrote asks for, if anything, in front of a frame of `total` bytes.
+/// Returns the offloads that a guest's header requests for a frame of `total` bytes, or `None` if it requests none.
 #[inline]
 pub(crate) fn asked_for(
     header: NetHeader,
@@ -122,7 +122,7 @@ pub(crate) fn asked_for(
 ) -> Result<Option<NetHeader>, Malformed> {
     let flags = header.flags & virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM;
     let header = NetHeader { flags, num_buffers: 0, ..header };
-    // Segments have checksums of their own, so they are left open, too (virtio 1.2, section 5.1.6.2.1).
+    // Each segment has its own checksum, so segmentation requires NEEDS_CSUM (virtio 1.2, section 5.1.6.2.1).
     let open = header.needs_checksum() || !header.is_gso();
     if header.check(total).is_err() || !offloads.allows(&header) || !open {
         return Err(Malformed);

@@ -1,4 +1,4 @@
-//! What can go wrong on the front end's side.
+//! Errors of the front end.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a front end and its back end agree on before there are virtqueues.
+//! Negotiation between a front end and its back end before virtqueues are set up.
 
 use super::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::features::{
@@ -12,7 +12,7 @@ use crate::features::{
 };
 use crate::message::Request;
 
-/// The protocol features that are used where they are offered.
+/// The protocol features to use if they are offered.
 const PROTOCOL_WANTED: u64 = VHOST_USER_PROTOCOL_F_MQ
     | VHOST_USER_PROTOCOL_F_REPLY_ACK
     | VHOST_USER_PROTOCOL_F_NET_MTU
@@ -21,21 +21,21 @@ const PROTOCOL_WANTED: u64 = VHOST_USER_PROTOCOL_F_MQ
     | VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS
     | VHOST_USER_PROTOCOL_F_STATUS;
 
-/// Large packets to this side, for which no single buffer has room.
+/// Features for receiving large packets, which do not fit into a single buffer.
 const LARGE: u64 = VIRTIO_NET_F_GUEST_TSO4
     | VIRTIO_NET_F_GUEST_TSO6
     | VIRTIO_NET_F_GUEST_ECN
     | VIRTIO_NET_F_GUEST_USO4
     | VIRTIO_NET_F_GUEST_USO6;
 
-/// Of the features that both sides could use those that go together: a driver must not choose one without what it needs
-/// (virtio 1.2, section 5.1.3.1), and takes no large packets unless they may come in several buffers.
+/// Reduces the common features of both sides to a valid set. A driver must not choose a feature without its
+/// dependencies (virtio 1.2, section 5.1.3.1). Large packets are accepted only with mergeable buffers.
 fn usable(features: u64) -> u64 {
     effective(if features & VIRTIO_NET_F_MRG_RXBUF == 0 { features & !LARGE } else { features })
 }
 
 impl FrontEnd {
-    /// Negotiates everything.
+    /// Negotiates virtio features, protocol features and the number of queues.
     pub(super) fn negotiate(&mut self, config: &FrontEndConfig) -> Result<(), FrontEndError> {
         let several = config.queue_pairs > 1;
         let offered = self.value(Request::GetFeatures)?;
@@ -72,7 +72,7 @@ impl FrontEnd {
         self.choose_features()
     }
 
-    /// Tells the features chosen, as a driver does that has just found the device, and the MTU.
+    /// Sends the chosen features, in the same order as a driver that initializes the device, and then the MTU.
     pub(super) fn choose_features(&mut self) -> Result<(), FrontEndError> {
         self.add_status(STATUS_ACKNOWLEDGE)?;
         self.add_status(STATUS_DRIVER)?;
@@ -95,7 +95,7 @@ impl FrontEnd {
         }
     }
 
-    /// Sets one more bit of the device status, where the back end wants to know it.
+    /// Sets another bit of the device status, if the back end supports this.
     pub(super) fn add_status(&mut self, bit: u8) -> Result<(), FrontEndError> {
         if self.protocol & VHOST_USER_PROTOCOL_F_STATUS != 0 && self.status & bit == 0 {
             self.command(Request::SetStatus((self.status | bit).into()))?;

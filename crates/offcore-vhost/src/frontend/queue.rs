@@ -1,4 +1,4 @@
-//! The virtqueues of a front end and the memory they are in.
+//! The virtqueues of a front end and their memory.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::eventfd;
 use crate::features::is_packed;
 use crate::message::VringAddr;
 
-/// Ring parts do not share cache lines, nor the pairs of them that are fetched together.
+/// Ring parts share neither cache lines nor the pairs of lines that are prefetched together.
 const ALIGN: usize = 128;
 
-/// One virtqueue of a front end: what a driver-side queue is made of.
+/// One virtqueue of a front end. It contains everything needed to create a driver-side queue.
 #[derive(Clone, Debug)]
 pub struct DriverQueue {
     index: u8,
@@ -34,28 +34,28 @@ impl DriverQueue {
         self.index
     }
 
-    /// The ring's parts, split or packed as negotiated, zeroed when the front end connected. The layout keeps their
-    /// memory.
+    /// The parts of the ring, split or packed as negotiated. They were zeroed when the front end connected. The layout
+    /// keeps their memory mapped.
     pub fn layout(&self) -> Layout {
         self.layout.clone()
     }
 
-    /// The virtio features negotiated.
+    /// Returns the negotiated virtio features.
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// Eventfd to write to when the device wants to be kicked. Non-blocking.
+    /// The eventfd to signal if the device needs a kick. Non-blocking.
     pub fn kick(&self) -> BorrowedFd<'_> {
         self.kick.as_fd()
     }
 
-    /// Eventfd by which the device notifies. Non-blocking.
+    /// The eventfd that the device signals to notify the driver. Non-blocking.
     pub fn call(&self) -> BorrowedFd<'_> {
         self.call.as_fd()
     }
 
-    /// Empties [`call`](Self::call), without waiting even where the back end has made reads of it block.
+    /// Clears [`call`](Self::call). Never blocks, even if the back end has made the eventfd blocking.
     pub fn forget_calls(&self) {
         eventfd::empty(&self.call);
     }
@@ -65,8 +65,8 @@ impl DriverQueue {
     }
 }
 
-/// Offsets of the parts in one virtqueue's piece of memory, and that piece's length. A packed ring has the driver's
-/// event suppression in the place of the available ring and the device's in that of the used ring.
+/// Offsets of the ring parts in the memory of one virtqueue, and its length. In a packed ring, the event suppression
+/// areas of driver and device take the places of the available ring and the used ring.
 struct Offsets {
     avail: usize,
     used: usize,
@@ -84,38 +84,39 @@ fn offsets(size: u16, is_packed: bool) -> Offsets {
     Offsets { avail: avail_at, used: used_at, len: (used_at + used).next_multiple_of(ALIGN) }
 }
 
-/// Where the parts of virtqueue `index` are when a front end's virtqueues of `size` descriptors begin at `address`:
-/// descriptor area, driver area, device area.
+/// Returns the addresses of the parts of virtqueue `index` (descriptor area, driver area, device area) if a front end's
+/// virtqueues of `size` descriptors begin at `address`.
 pub fn ring_parts(address: u64, index: u8, size: u16, is_packed: bool) -> (u64, u64, u64) {
     let offsets = offsets(size, is_packed);
     let desc = address + u64::from(index) * offsets.len as u64;
     (desc, desc + offsets.avail as u64, desc + offsets.used as u64)
 }
 
-/// A place for the virtqueues in memory that packets are in, whose guest addresses are its front-end addresses.
+/// A place for the virtqueues within packet memory, whose guest addresses are equal to its front-end addresses.
 #[derive(Clone, Debug)]
 pub struct RingPlace {
-    /// The memory; [`FrontEnd::connect_with`](super::FrontEnd::connect_with) gets its file, too.
+    /// The memory. [`FrontEnd::connect_with`](super::FrontEnd::connect_with) also needs its file.
     pub memory: Arc<GuestMemory>,
     /// The front-end address of the first virtqueue, aligned to 128 bytes.
     pub address: u64,
 }
 
-/// The virtqueues' memory, as the back end gets to see it.
+/// The memory of the virtqueues, shared with the back end.
 #[derive(Debug)]
 pub(super) struct RingMemory {
     place: RingPlace,
-    /// The file of a region that holds nothing else.
+    /// The file of a region that contains only the rings.
     own: Option<OwnedFd>,
 }
 
 impl RingMemory {
-    /// Memory for all virtqueues of a front end: `place`, or else a region of its own.
+    /// Uses `place` for all virtqueues of a front end, or else allocates a region for them.
     pub(super) fn new(config: &FrontEndConfig, place: Option<RingPlace>) -> Result<Self, FrontEndError> {
         if config.queue_pairs == 0 || config.queue_pairs > MAX_QUEUE_PAIRS {
             return Err(FrontEndError::Pairs { found: config.queue_pairs });
         }
-        // Whether rings are packed is known only when the back end has answered: there is room for either.
+        // Whether the rings are packed is known only after the back end has answered. The region has room for both
+        // layouts.
         let (size, packed) = (config.queue_size, is_packed(config.features));
         if !(size.is_power_of_two() || packed && (1..=MAX_SIZE).contains(&size)) {
             return Err(RingError::Size(size.into()).into());
@@ -132,14 +133,14 @@ impl RingMemory {
         Ok(Self { place: RingPlace { memory, address }, own: Some(fd) })
     }
 
-    /// The region of the memory table that holds nothing but the rings, if there is one.
+    /// The region of the memory table that contains only the rings, if one was allocated.
     pub(super) fn region(&self) -> Option<MemoryFd<'_>> {
         let region = self.place.memory.regions().first()?;
         let fd = self.own.as_ref()?.as_fd();
         Some(MemoryFd { fd, address: region.user(), len: region.len() })
     }
 
-    /// The virtqueues of the configuration that the memory was made for.
+    /// Returns the virtqueues. `config` must be the configuration that the memory was created for.
     pub(super) fn queues(
         &self,
         config: &FrontEndConfig,
@@ -158,7 +159,7 @@ impl RingMemory {
             let addresses = VringAddr { index: index.into(), flags: 0, desc, used, avail, log: 0 };
             Ok(DriverQueue { index, layout, addresses, features, kick: eventfd()?, call: eventfd()? })
         };
-        // At most 2 * MAX_QUEUE_PAIRS of them, which eight bits number.
+        // The number is limited to 2 * MAX_QUEUE_PAIRS, which fits into eight bits.
         (0..=u8::MAX).take(usize::from(config.queue_pairs) * 2).map(queue).collect()
     }
 }

@@ -1,11 +1,11 @@
-//! Payloads: how the parts of messages are laid out.
+//! Layout of message payloads.
 
 use super::{
     Code, FD_INDEX, FD_NONE, InflightArea, LogArea, MAX_REGIONS, MemoryRegion, MessageError, REGION, Request,
     VringAddr, VringFd, VringState,
 };
 
-/// Payload and file descriptors of a message; every method takes them as a whole.
+/// Payload and file descriptors of a message. Every method consumes all of them.
 pub(super) struct Body<'a, F> {
     pub(super) code: Code,
     pub(super) payload: &'a [u8],
@@ -13,7 +13,7 @@ pub(super) struct Body<'a, F> {
 }
 
 impl<F> Body<'_, F> {
-    /// The payload as words of eight bytes, and the file descriptors, when there are exactly as many.
+    /// Returns the payload as 8-byte words, and the file descriptors. Fails unless the numbers of both match exactly.
     fn words<const N: usize>(self, fds: usize) -> Result<([u64; N], Vec<F>), MessageError> {
         let (code, found) = (self.code, self.payload.len());
         if found != N * 8 {
@@ -53,7 +53,7 @@ impl<F> Body<'_, F> {
 
     pub(super) fn vring_fd(self) -> Result<VringFd<F>, MessageError> {
         let code = self.code;
-        // How many file descriptors there shall be is in the payload; a payload of another length fails below.
+        // The payload says how many file descriptors are expected. A payload of another length is rejected below.
         let none = self.payload.len() == 8 && word_at(self.payload, 0) & FD_NONE != 0;
         let ([value], fds) = self.words(usize::from(!none))?;
         if value & !(FD_INDEX | FD_NONE) != 0 {
@@ -90,12 +90,12 @@ impl<F> Body<'_, F> {
         Ok((LogArea { size, offset }, fd))
     }
 
-    /// A region for descriptors in flight that is asked for.
+    /// Decodes the request for a region for descriptors in flight.
     pub(super) fn inflight(self) -> Result<InflightArea, MessageError> {
         self.inflight_with(0).map(|(area, _)| area)
     }
 
-    /// A region for descriptors in flight and its file.
+    /// Decodes a region for descriptors in flight and its file.
     pub(super) fn inflight_fd(self) -> Result<(InflightArea, F), MessageError> {
         let code = self.code;
         let (area, fds) = self.inflight_with(1)?;
@@ -104,7 +104,7 @@ impl<F> Body<'_, F> {
     }
 
     fn inflight_with(self, fds: usize) -> Result<(InflightArea, Vec<F>), MessageError> {
-        // The specification's fields are 20 bytes; C pads them to 24, and front ends send that.
+        // The fields in the specification have 20 bytes. C pads them to 24, and front ends send the padding.
         let mut padded = [0; 24];
         let payload = match self.payload.len() {
             20 => {
@@ -121,14 +121,14 @@ impl<F> Body<'_, F> {
         Ok((InflightArea { size, offset, queues, queue_size }, fds))
     }
 
-    /// The one file descriptor of a message without payload.
+    /// Decodes a message that has exactly one file descriptor and no payload.
     pub(super) fn fd(self) -> Result<F, MessageError> {
         let code = self.code;
         let (_, fds) = self.words::<0>(1)?;
         fds.into_iter().next().ok_or(MessageError::Fds { code, found: 0, expected: 1 })
     }
 
-    /// A single region and its file.
+    /// Decodes a single region and its file.
     pub(super) fn region(self) -> Result<(MemoryRegion, F), MessageError> {
         let code = self.code;
         let (region, fds) = self.single_region(1)?;
@@ -136,7 +136,7 @@ impl<F> Body<'_, F> {
         Ok((region, fd))
     }
 
-    /// A single region, beside which there may be a file descriptor.
+    /// Decodes a single region with an optional file descriptor.
     pub(super) fn region_going(self) -> Result<(MemoryRegion, Option<F>), MessageError> {
         let fds = self.fds.len().min(1);
         self.single_region(fds).map(|(region, fds)| (region, fds.into_iter().next()))
@@ -175,7 +175,7 @@ pub(super) fn encode_regions<F>(regions: Vec<(MemoryRegion, F)>) -> (Vec<u8>, Ve
     (payload, fds)
 }
 
-/// The payload that describes a single region: eight bytes of padding come first.
+/// Encodes a single region, which follows eight bytes of padding.
 pub(super) fn encode_region(region: &MemoryRegion) -> Vec<u8> {
     [0; 8].into_iter().chain(words_of(region)).collect()
 }
@@ -189,13 +189,13 @@ fn words_of(region: &MemoryRegion) -> impl Iterator<Item = u8> + use<> {
     [region.guest, region.size, region.user, region.mmap_offset].into_iter().flat_map(u64::to_ne_bytes)
 }
 
-/// The region that these [`REGION`] bytes describe.
+/// Decodes the region in these [`REGION`] bytes.
 fn region_at(bytes: &[u8]) -> MemoryRegion {
     let [guest, size, user, mmap_offset] = [0, 8, 16, 24].map(|at| word_at(bytes, at));
     MemoryRegion { guest, size, user, mmap_offset }
 }
 
-/// The eight bytes at `at`, which the caller has checked to be there.
+/// Returns the eight bytes at `at`. The caller has checked that they exist.
 fn word_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     // copy-ok: a field of a message
@@ -203,7 +203,7 @@ fn word_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(word)
 }
 
-/// Two fields of four bytes that were read as one of eight.
+/// Splits a word of eight bytes into two fields of four bytes.
 fn halves(word: u64) -> (u32, u32) {
     let bytes = word.to_ne_bytes();
     let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// The number of a front end's request. Any number can come; the ones known to the protocol have names.
+/// The number of a front end's request. Any number can be received. Numbers defined by the protocol have names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Code(pub u32);
 
-/// Defines the names of all of the protocol's requests, and constants, which are `pub`, for those that we use: what they
-/// are for is said at [`Request`](super::Request).
+/// Defines the names of all requests in the protocol, and a constant for each. The constants used by this crate are
+/// `pub` and documented at [`Request`](super::Request).
 macro_rules! codes {
     ($($vis:vis $name:ident = $number:literal;)*) => {
         impl Code {
@@ -72,7 +72,7 @@ codes! {
 }
 
 impl Code {
-    /// Whether the request has a reply of its own, for which a front end waits in any case. Such a request cannot be
+    /// Whether the request has its own kind of reply, which the front end always waits for. Such a request cannot be
     /// refused by an acknowledgement.
     pub fn is_answered(self) -> bool {
         matches!(self.0, 1 | 6 | 11 | 15 | 17 | 24 | 26 | 28 | 30 | 31 | 36 | 40..=44)

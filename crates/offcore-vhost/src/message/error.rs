@@ -1,4 +1,4 @@
-//! What can be wrong with a message.
+//! Errors in messages.
 
 use super::{Code, MAX_PAYLOAD, MAX_REGIONS, VERSION};
 
@@ -35,7 +35,7 @@ pub enum MessageError {
 }
 
 impl MessageError {
-    /// Whether the next message cannot be found any more.
+    /// Whether the start of the next message is unknown.
     pub fn loses_the_stream(&self) -> bool {
         matches!(self, Self::Version { .. } | Self::Flags { .. } | Self::Oversize { .. })
     }

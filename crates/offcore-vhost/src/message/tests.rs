@@ -81,9 +81,9 @@ proptest! {
 
     #[test]
     fn a_changed_length_or_count_is_refused(request in request(), cut in 1usize..16, fd: u32) {
-        // The one message that comes with or without a file descriptor.
+        // The only message with an optional file descriptor.
         let removal = matches!(request, Request::RemMemReg(..));
-        // Without its padding it is as good.
+        // The message is also valid without its padding.
         let padded = matches!(request, Request::GetInflightFd(_) | Request::SetInflightFd(..));
         let (mut bytes, mut fds) = request.encode(false);
         fds.push(fd);
@@ -115,7 +115,7 @@ proptest! {
         if let Ok(request) = Request::decode(&header, &payload, fds.clone()) {
             let (bytes, back) = request.encode(false);
             prop_assert_eq!(back, fds.clone());
-            // All that was said was understood: but for padding.
+            // Decoding keeps all information, except for padding.
             if !matches!(
                 Code(code),
                 Code::SET_MEM_TABLE

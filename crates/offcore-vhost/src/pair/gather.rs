@@ -1,4 +1,4 @@
-//! Taking the chains of two guests apart, each packet's with those that it goes to.
+//! Walking the chains of two guests, and matching each packet with the chains that receive it.
 
 use std::ptr::NonNull;
 
@@ -19,20 +19,20 @@ use crate::pieces::{self, MAX_PIECES, Piece};
 use crate::room::{Allowance, LONGEST_SINGLE, Room, Unfit};
 use crate::vring::{Chains, Out};
 
-/// Packets that a run is to have at most after one that was cut short.
+/// Maximum length of a run after a run that was cut short, in packets.
 const SHORT_REACH: u16 = 4;
 
-/// What a list ended with.
+/// Reason for the end of a batch.
 pub(super) enum End {
-    /// The last packet, or as many as were wanted.
+    /// All available packets were taken, or as many as requested.
     Done,
-    /// A packet for whose copies there is no room in the list or the channel.
+    /// The list or the channel has no room for the copies of the next packet.
     NoRoom,
-    /// A packet that has to go the ordinary way.
+    /// The next packet must use the ordinary path.
     Ordinary,
-    /// The sender broke the rules.
+    /// The sender violated the virtio specification.
     Sender(RingError),
-    /// The receiver did.
+    /// The receiver violated the virtio specification.
     Receiver(RingError),
 }
 
@@ -42,28 +42,28 @@ pub(super) struct Gather<'a, 'b, const IMMEDIATE: bool> {
     pub(super) chains: &'a mut Chains,
     pub(super) sender: &'a VringConfig,
     pub(super) receiver: &'a VringConfig,
-    /// What the sender may ask for.
+    /// Offloads that the sender may request.
     pub(super) asks: Offloads,
     pub(super) accepts: Offloads,
-    /// Whether a packet may take several of the receiver's chains.
+    /// Whether a packet may use several chains of the receiver.
     pub(super) mergeable: bool,
-    /// What is known of the receiver's next chains.
+    /// Known capacity of the receiver's next chains.
     pub(super) room: &'a mut Room,
     pub(super) allowance: Allowance,
     pub(super) forwarded: &'a mut Forwarded,
 }
 
-/// A packet of one buffer that goes to one buffer.
+/// A packet in one buffer that fits into one buffer.
 #[derive(Clone, Copy)]
 struct Job {
     from: Buffer,
     to: NonNull<u8>,
-    /// The sender's chain, and the receiver's.
+    /// The sender's chain, followed by the receiver's.
     name: u16,
     receiving: u16,
 }
 
-/// What is to be done with a packet's head.
+/// Decision on a packet after its head was checked.
 enum Verdict {
     Send,
     Drop,
@@ -71,7 +71,7 @@ enum Verdict {
 }
 
 impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
-    /// Takes at most `wanted` packets; how many entered, and why no more.
+    /// Takes at most `wanted` packets. Returns the number of packets entered and why the batch ended.
     #[inline(always)]
     pub(super) fn burst<F: DeviceQueue, T: DeviceQueue>(
         &mut self,
@@ -117,15 +117,15 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
             if entered > 0 {
                 self.room.forget();
             }
-            // What was looked at in vain is looked at again: where a run was cut short, the next one reaches less far, so
-            // that what two guests have arranged between each other stays linear.
+            // Entries of a run that was cut short are looked at again. The next run is therefore shorter, so that the
+            // cost stays linear even if two guests arrange their chains on purpose.
             let full = entered == usize::from(most);
             reach = if full { reach.saturating_mul(2) } else { SHORT_REACH };
             match verdict {
                 Verdict::Send if full => continue,
                 Verdict::Send => {}
                 Verdict::Drop => {
-                    // Its chain goes back; the receiver's is the next one's.
+                    // The chain is returned. The receiver's chain is used for the next packet.
                     self.forwarded.malformed += 1;
                     self.drop(tx, taken, Chain::one(jobs[entered].name));
                     (sent, taken) = (sent + 1, taken + 1);
@@ -136,7 +136,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
             if taken > 0 && received >= ready {
                 match rx.has(received) {
                     Ok(true) => {}
-                    // What was taken is on its way; the next call finds that there is nothing.
+                    // The packets taken are submitted first. The next call finds no chains at once.
                     Ok(false) => break End::Done,
                     Err(error) => break End::Receiver(error),
                 }
@@ -159,8 +159,8 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         (taken, end)
     }
 
-    /// At most `most` packets of one buffer that go to one buffer, from `sent` and `received` on. Their first lines are
-    /// fetched ahead.
+    /// Returns at most `most` packets in one buffer that fit into one buffer, starting at `sent` and `received`.
+    /// Prefetches the first cache line of each buffer.
     #[inline(always)]
     fn jobs<F: DeviceQueue, T: DeviceQueue>(
         &self,
@@ -194,12 +194,12 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         jobs
     }
 
-    /// Enters packet number `taken` of the batch if it is to be sent this way.
+    /// Enters packet number `taken` of the batch, unless it must be dropped or use the ordinary path.
     #[inline(always)]
     fn enter(&mut self, job: &Job, rewrite: &mut impl FnMut(&mut [u8]), taken: usize) -> Verdict {
         let total = job.from.len as usize;
         let len = total.min(head::LEN);
-        // SAFETY: the sender's buffer has `total` bytes and the receiver's as many, in memory that both rings hold.
+        // SAFETY: the buffers of sender and receiver have at least `total` bytes, in memory that both rings hold.
         unsafe { self.batch.holder(taken).read(job.from.addr, job.to, len) };
         let verdict = self.look_at(taken, len, total, 1, rewrite);
         if !matches!(verdict, Verdict::Send) {
@@ -220,7 +220,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         Verdict::Send
     }
 
-    /// Returns the sender's chain of packet number `taken` of the batch, which goes nowhere.
+    /// Returns the sender's chain of packet number `taken` of the batch without delivering the packet.
     #[cold]
     fn drop<F: DeviceQueue>(&mut self, tx: &mut F, taken: usize, chain: Chain) {
         let head = self.batch.holder(taken);
@@ -233,7 +233,8 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         }
     }
 
-    /// The same, for a packet of `total` bytes that is too long for its receiver: what it takes of both rings.
+    /// Like [`Self::drop`], for a packet of `total` bytes that is too long for its receiver. Returns the number of
+    /// entries used in both rings.
     fn drop_too_big<F: DeviceQueue>(
         &mut self,
         tx: &mut F,
@@ -247,8 +248,8 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         (chain.entries, 0)
     }
 
-    /// Decides on the head of packet number `taken`, of `len` bytes of a packet of `total`, that is to go to `chains` chains, and
-    /// rewrites it.
+    /// Checks and rewrites the head of packet number `taken`. The head has `len` bytes, the packet has `total` bytes,
+    /// and it goes into `chains` chains.
     #[inline(always)]
     fn look_at(
         &mut self,
@@ -278,7 +279,8 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         Verdict::Send
     }
 
-    /// A packet of several buffers, or one that goes to several, or to none: what it takes of both rings.
+    /// Handles a packet in several buffers, or a packet that needs zero or several receive buffers. Returns the number
+    /// of entries used in both rings.
     #[cold]
     fn several<F: DeviceQueue, T: DeviceQueue>(
         &mut self,
@@ -347,8 +349,8 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         Ok((chain.entries, entries))
     }
 
-    /// Takes the receiver's chains apart, from `received` on, that a packet of `total` bytes goes to; how many entries they
-    /// are, or none where they are too short.
+    /// Walks the receiver's chains from `received` on until they hold a packet of `total` bytes. Returns the number of
+    /// entries, or `None` if the chains are too short.
     fn chains_for<T: DeviceQueue>(
         &mut self,
         rx: &mut T,
@@ -364,7 +366,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
             _ => {}
         }
         let (mut left, mut ahead) = (total, received);
-        // Of all chains together, as on the ordinary way.
+        // The limit applies to all chains of the packet together, as on the ordinary path.
         let mut most = MAX_PIECES;
         while left > 0 {
             if (!self.mergeable && !out.is_empty()) || to.is_full() || most == 0 {

@@ -1,4 +1,4 @@
-//! Packets between two guests: private copies of their heads, where those go, and the chains that go back.
+//! State of packets between two guests: a private copy of the head, its destination, and the chains to return.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -10,30 +10,31 @@ use offcore_wire::ethernet;
 use crate::features::NET_HEADER;
 use crate::pieces::Piece;
 
-/// Bytes of a head, at most: the virtio-net header and the first 52 of the frame.
+/// Maximum length of a head in bytes: the virtio-net header and the first 52 bytes of the frame.
 pub(super) const LEN: usize = 64;
-/// Bytes of a head, at least: both headers.
+/// Minimum length of a head in bytes: the virtio-net and Ethernet headers.
 pub(super) const LEAST: usize = NET_HEADER + ethernet::HEADER_LEN;
 
-/// A packet between two guests: its first bytes, virtio-net header included, and what is needed when it is published.
+/// A packet between two guests: its first bytes, virtio-net header included, and the state that is needed to publish
+/// it.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Head {
     bytes: [u8; LEN],
-    /// Where the head goes: to the receiver's first buffer, and to the one after it.
+    /// Destination of the head: an address in the receiver's first buffer, and one in the next buffer.
     places: [*mut u8; 2],
-    /// Bytes of it that go there.
+    /// Number of bytes for each of the two destinations.
     lens: [u16; 2],
     /// The sender's chain.
     pub(super) from: Chain,
-    /// The receiver's, when it takes one.
+    /// The receiver's chain if the packet uses exactly one.
     pub(super) to: Chain,
-    /// How many it takes: none when the packet is dropped.
+    /// Number of receiver's chains; 0 if the packet is dropped.
     pub(super) chains: u16,
     pub(super) frame: u32,
 }
 
-// SAFETY: places are addresses that are only written through by `Head::write`, whose caller vouches for them.
+// SAFETY: `places` are only dereferenced by `Head::write`, whose caller guarantees that they are valid.
 unsafe impl Send for Head {}
 
 impl Default for Head {
@@ -49,52 +50,52 @@ impl Head {
         &mut self.bytes
     }
 
-    /// Where it goes.
+    /// The address that the head is written to.
     #[inline(always)]
     pub(super) fn place(&self) -> *mut u8 {
         self.places[0]
     }
 
-    /// Notes the packet's chains, and that its frame has `frame` bytes: the sender's `from`, and `chains` of the
-    /// receiver, of which `to` is the only one or none.
+    /// Records the packet's chains and the length of its frame in bytes: the sender's chain `from`, and `chains` chains
+    /// of the receiver. `to` is the receiver's chain if there is exactly one.
     #[inline(always)]
     pub(super) fn enter(&mut self, from: Chain, (chains, to): (u16, Chain), frame: usize) {
         (self.from, self.to, self.chains, self.frame) = (from, to, chains, frame as u32);
     }
 
-    /// There is nothing to write.
+    /// Clears the head, so that nothing is written.
     pub(super) fn forget(&mut self) {
         self.lens = [0; 2];
     }
 
-    /// Reads a head, `len` bytes at `from`. It is to go to `to`.
+    /// Reads a head of `len` bytes from `from`, and records `to` as its destination.
     ///
     /// # Safety
-    /// Both must be that many bytes of mapped memory; they may belong to a guest.
+    /// Both pointers must be valid for that many bytes of mapped memory, which may belong to a guest.
     #[inline(always)]
     pub(super) unsafe fn read(&mut self, from: NonNull<u8>, to: NonNull<u8>, len: usize) {
         self.places[0] = to.as_ptr();
         if len >= LEN {
             self.lens = [LEN as u16, 0];
-            // SAFETY: 64 bytes at either end, as the caller promises and by the array's length. They do not overlap: one
-            // side is ours alone.
+            // SAFETY: both sides have 64 bytes: `from` as the caller guarantees, the array by its length. They do not
+            // overlap, because the array is private to this process.
             // copy-ok: the head, which the core decides on
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.bytes.as_mut_ptr(), LEN) };
         } else {
             self.lens = [len as u16, 0];
-            // SAFETY: as above, with `len` bytes, which are less than the array has.
+            // SAFETY: as above, with `len` bytes, which is less than the length of the array.
             // copy-ok: as above
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.bytes.as_mut_ptr(), len) };
         }
-        // Whatever is decided is decided on this copy: the compiler must not look at the guest's bytes again.
+        // All decisions use this copy. The fence keeps the compiler from reading the guest's bytes again.
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Reads a head from the pieces `from`; it is to go to the pieces `to`, of which it takes the first two at most. Takes
-    /// its bytes off both, and returns its length.
+    /// Reads a head from the pieces `from`, and records the first two pieces of `to` as its destination. Removes the
+    /// bytes of the head from both lists and returns its length.
     ///
     /// # Safety
-    /// The pieces must be mapped memory; it may belong to a guest.
+    /// The pieces must be mapped memory, which may belong to a guest.
     pub(super) unsafe fn read_pieces<const N: usize>(
         &mut self,
         from: &mut ArrayVec<Piece, N>,
@@ -111,8 +112,8 @@ impl Head {
         for piece in from.iter() {
             let part = (piece.len as usize).min(len - read);
             let bytes = &mut self.bytes[read..read + part];
-            // SAFETY: the piece has that many mapped bytes, and so has the part of the head. They do not overlap: one side
-            // is ours alone.
+            // SAFETY: the piece has at least `part` mapped bytes, and so has the rest of the head. They do not overlap,
+            // because the head is private to this process.
             // copy-ok: the head, which the core decides on
             unsafe { std::ptr::copy_nonoverlapping(piece.addr, bytes.as_mut_ptr(), part) };
             read += part;
@@ -123,33 +124,33 @@ impl Head {
         len
     }
 
-    /// Writes the head where it goes.
+    /// Writes the head to its destination.
     ///
     /// # Safety
-    /// The memory that was named to [`Head::read`] or [`Head::read_pieces`] must still be there.
+    /// The memory that was passed to [`Head::read`] or [`Head::read_pieces`] must still be mapped.
     #[inline(always)]
     pub(super) unsafe fn write(&self) {
         if self.lens == [LEN as u16, 0] {
-            // SAFETY: 64 bytes of the receiver's memory, as the caller promises. They do not overlap: one side is ours
-            // alone.
+            // SAFETY: the destination has 64 bytes of the receiver's memory, as the caller guarantees. They do not
+            // overlap, because the head is private to this process.
             // copy-ok: the head, which the core decided on
             unsafe { std::ptr::copy_nonoverlapping(self.bytes.as_ptr(), self.places[0], LEN) };
         } else {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the memory is still mapped, as the caller guarantees.
             unsafe { self.write_parts() };
         }
     }
 
     /// # Safety
-    /// As for [`Head::write`].
+    /// The same as for [`Head::write`].
     unsafe fn write_parts(&self) {
         let [first, second] = self.lens.map(usize::from);
         let (first, rest) = self.bytes.split_at(first.min(LEN));
         let second = &rest[..second.min(rest.len())];
         for (part, to) in [first, second].into_iter().zip(self.places) {
             if !part.is_empty() {
-                // SAFETY: the receiver's buffer has that many bytes, as the caller promises. They do not overlap: one side
-                // is ours alone.
+                // SAFETY: the receiver's buffer has that many bytes, as the caller guarantees. They do not overlap,
+                // because the head is private to this process.
                 // copy-ok: the head, which the core decided on
                 unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), to, part.len()) };
             }

@@ -1,4 +1,4 @@
-//! What front ends tell about the device as a whole: its status, its MTU, a socket for our requests; and resets.
+//! Device-wide requests of front ends: status, MTU, a socket for requests by the back end, and resets.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -21,7 +21,7 @@ fn device_status_is_kept() {
     let mut peer = Peer::connect(&dir.file("vhost.sock"));
     assert_eq!(peer.ask(Request::GetStatus), 0);
     peer.send(Request::SetProtocolFeatures(features::PROTOCOL_OFFERED));
-    // As DPDK's virtio-user and QEMU do it.
+    // The same sequence as DPDK's virtio-user and QEMU.
     for status in [0, 1, 3] {
         assert_eq!(peer.ask(Request::SetStatus(status)), 0);
         assert_eq!(peer.ask(Request::GetStatus), status);
@@ -130,7 +130,7 @@ fn unnegotiated_requests_are_refused() {
     }
     let status = backend.device().status();
     assert_eq!((status.features, status.regions, status.mtu), (Some(FEATURES), 1, None));
-    // Those that only ask are answered: their front ends wait.
+    // Requests that only read state are answered, because their front ends wait.
     assert_eq!(peer.ask(Request::GetMaxMemSlots), 64);
     assert_eq!(peer.ask(Request::GetStatus), 0);
 }
@@ -157,7 +157,7 @@ fn reset_device_begins_anew() {
             assert_eq!((status.connects, status.regions), (1, 1));
         }
     }
-    // A front end that describes its memory once more is as good as one that does not.
+    // A front end may describe its memory again, but does not have to.
     assert_eq!(peer.ask(Request::AddMemReg(guest.region(), guest.fd.as_fd())), 0);
     assert_eq!(peer.ask(guest.table()), 0);
     assert_eq!(backend.device().status().refused, 0);

@@ -1,4 +1,5 @@
-//! Front ends that send what they should not. The back end says what is wrong, changes nothing, and serves the next.
+//! Front ends that send invalid requests. The back end reports the error, changes nothing, and serves the next front
+//! end.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -82,19 +83,19 @@ fn bad_lengths_and_codes_are_refused() {
         assert!(matches!(reply, Reply::Value(1)), "{why}");
         assert!(last_error(&backend.device().status()).contains(why), "{why}");
     }
-    // Without need_reply nothing is answered; the connection goes on, and the refusal is counted.
+    // Without need_reply, no answer is sent. The connection stays open, and the refusal is counted.
     let before = backend.device().status();
     peer.message(19, 1, &[0; 8], &[]);
     assert_eq!(peer.ask(Request::GetQueueNum), 1);
     let after = backend.device().status();
     assert_eq!((after.refused, after.messages), (before.refused + 1, before.messages + 2));
     assert!(last_error(&after).contains("SEND_RARP is not supported"));
-    // A reply is no request.
+    // A reply is not accepted as a request.
     peer.message(3, 1 | 4 | 8, &[], &[]);
     assert!(matches!(peer.reply(Code::SET_OWNER), Ok(Reply::Value(1))));
 }
 
-/// A front end that waits for a reply that will not come would wait for ever.
+/// A front end that waits for a reply would wait forever.
 #[test]
 fn unanswerable_request_ends_connection() {
     let dir = Dir::new();
@@ -163,7 +164,7 @@ fn legacy_and_invented_features_are_refused() {
     let invented = FEATURES | 1 << 36;
     refused(&backend, &mut peer, Request::SetFeatures(invented), "0x1000000000 of them were not offered");
     refused(&backend, &mut peer, Request::SetProtocolFeatures(4), "0x4 of them were not offered");
-    // With no features negotiated nothing starts.
+    // Without negotiated features, no virtqueue starts.
     peer.start_ring(0);
     assert_eq!(backend.device().status().vrings[0].state, RingState::Stopped);
     assert_eq!(peer.ask(Request::SetFeatures(FEATURES)), 0);
@@ -178,7 +179,7 @@ fn legacy_and_invented_features_are_refused() {
 #[test]
 fn unknown_virtqueues_are_refused() {
     let (_dir, backend, _, mut peer) = negotiated();
-    // The last two look like virtqueue 0 or 1 when they are cut to fewer bits.
+    // The last two are equal to virtqueue 0 or 1 when truncated.
     for index in [2, 255, 256, 65536, 0x8000_0001, u32::MAX] {
         let why = format!("virtqueue {index}, expected one below 2");
         refused(&backend, &mut peer, Request::SetVringNum(state(index, 256)), &why);
@@ -231,7 +232,7 @@ fn ring_parts_are_inside_and_aligned() {
     }
     assert_eq!(peer.ask(Request::SetVringAddr(good)), 0);
 
-    // Given before there is memory, addresses are checked when the ring starts, and then forgotten.
+    // Addresses sent before the memory are checked when the ring starts, and are then discarded.
     let mut peer = {
         drop(peer);
         Peer::negotiated(&dir.file("vhost.sock"))
@@ -257,7 +258,7 @@ fn running_virtqueue_is_not_changed() {
     refused(&backend, &mut peer, Request::SetVringBase(state(0, 1)), running);
     let elsewhere = VringAddr { index: 0, ..addresses(1) };
     refused(&backend, &mut peer, Request::SetVringAddr(elsewhere), running);
-    // A memory table without it is refused as a whole, and the old one stays in force.
+    // A memory table that does not contain a running virtqueue is refused completely, and the old one stays in use.
     let moved = MemoryRegion { user: Guest::USER + (1 << 40), ..guest.region() };
     let table = Request::SetMemTable(vec![(moved, guest.fd.as_fd())]);
     refused(&backend, &mut peer, table, "virtqueue 0: descriptor table");
@@ -285,7 +286,7 @@ fn memory_that_makes_no_sense_is_refused() {
     table(&[region(0, 1 << 62, 0, 0)], "MiB of guest memory, expected at most");
     table(&[good, region(good.guest + len - 1, 4096, 0, 0)], "overlap");
     table(&[good, good], "overlap");
-    // Files that are no memory.
+    // Files that are not memory.
     let (reader, _writer) = std::io::pipe().unwrap();
     for fd in [reader.into(), eventfd()] {
         let request = Request::SetMemTable(vec![(region(0, 4096, 0, 0), fd.as_fd())]);
@@ -296,7 +297,7 @@ fn memory_that_makes_no_sense_is_refused() {
     assert_eq!(backend.device().status().regions, 1);
 }
 
-/// A worker writes to these, or reads from them: a pipe that is full, or a file on a slow server, would stop it.
+/// Workers write to these descriptors or read from them. A full pipe, or a file on a slow server, would block them.
 #[test]
 fn only_eventfds_are_accepted() {
     let (_dir, backend, _, mut peer) = negotiated();
@@ -308,10 +309,10 @@ fn only_eventfds_are_accepted() {
     }
 }
 
-/// A message that comes without descriptors, and wants no answer.
+/// A message without descriptors that needs no reply.
 const SET_OWNER: u32 = 3;
 
-/// A TCP socket that takes a minute to be closed by whoever is the last to have it.
+/// A TCP socket whose last close takes a minute.
 fn lingering() -> (std::net::TcpStream, OwnedFd) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -323,12 +324,12 @@ fn lingering() -> (std::net::TcpStream, OwnedFd) {
     (receiver, sender.into())
 }
 
-/// Closes what the other side has, too: whoever does so last waits.
+/// Closes the other side's copy on another thread. The last close blocks.
 fn close_elsewhere(what: impl Send + 'static) {
     std::thread::spawn(move || drop(what));
 }
 
-/// By itself, and in another socket in which it is on its way.
+/// The socket is passed directly, and inside another socket.
 #[test]
 fn descriptors_that_take_long_to_close_hold_nobody_up() {
     let (_dir, backend, guest, mut peer) = negotiated();
@@ -346,7 +347,7 @@ fn descriptors_that_take_long_to_close_hold_nobody_up() {
         peer.message(SET_OWNER, 1, &[], &[fd.as_fd()]);
     }
     close_elsewhere((carrier, socket));
-    // Both have been refused.
+    // Both requests have been refused.
     peer.ask(Request::GetFeatures);
     let (carrier, (other_receiver, socket)) = wrapped();
     for fd in [&carrier, &socket] {
@@ -357,7 +358,7 @@ fn descriptors_that_take_long_to_close_hold_nobody_up() {
     peer.send(Request::SetBackendReqFd(carrier.as_fd()));
     close_elsewhere((carrier, socket));
     assert_eq!(peer.ask(guest.table()), 0);
-    // In messages that are read when nobody else has the descriptors any more, or not at all.
+    // In messages that are read after all other copies are closed, or are not read at all.
     let mut next = Peer::connect(backend.device().path());
     let (receiver_of_next, socket) = lingering();
     next.message(SET_OWNER, 1, &[], &[socket.as_fd()]);
@@ -375,11 +376,11 @@ fn descriptors_that_take_long_to_close_hold_nobody_up() {
     drop((receiver, other_receiver, receiver_of_next, receiver_of_last));
 }
 
-/// Whoever has many of them is served no more.
+/// A front end with many of them is no longer served.
 #[test]
 fn descriptors_that_take_long_to_close_are_counted() {
     let (dir, backend, _guest, first) = negotiated();
-    // It is read when nobody else has the descriptor any more.
+    // It is read after all other copies are closed.
     let mut peer = Peer::connect(&dir.file("vhost.sock"));
     let (receiver, socket) = lingering();
     peer.message(SET_OWNER, 1, &[], &[socket.as_fd()]);
@@ -425,11 +426,11 @@ fn memory_that_vanishes_ends_the_connection() {
 fn flood_of_messages_is_slowed_down() {
     let (_dir, backend, _guest, mut peer) = negotiated();
     let start = Instant::now();
-    // Nobody waits for an answer, which would slow it down, too.
+    // The front end does not wait for replies, because this would also slow it down.
     let hundred = [SET_OWNER, 1, 0].map(u32::to_ne_bytes).concat().repeat(100);
     (0..92).for_each(|_| peer.raw(&hundred, &[]));
     peer.ask(Request::GetFeatures);
-    // 4096 at once, and 10,000 a second: without that it would be some 50 ms.
+    // The limits are 4096 at once and 10,000 per second. Without them, this would take about 50 ms.
     assert!(start.elapsed() >= Duration::from_millis(480), "{:?}", start.elapsed());
     drop(peer);
     still_serves(&backend);
@@ -441,12 +442,12 @@ fn flood_of_connections_is_slowed_down() {
     drop(peer);
     let start = Instant::now();
     (0..100).for_each(|_| drop(Peer::negotiated(backend.device().path())));
-    // 64 at once, and 100 a second.
+    // The limits are 64 at once and 100 per second.
     assert!(start.elapsed() >= Duration::from_millis(300), "{:?}", start.elapsed());
     still_serves(&backend);
 }
 
-/// Messages of any kind with anything in them, in any order: never a crash, and afterwards everything works.
+/// Messages of any kind with arbitrary content, in any order. The back end does not crash, and works afterwards.
 #[test]
 fn arbitrary_messages_do_no_harm() {
     let dir = Dir::new();

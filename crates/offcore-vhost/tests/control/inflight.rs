@@ -1,4 +1,5 @@
-//! The region for descriptors in flight: what a front end may ask of it, and where virtqueues go on that a back end has left.
+//! The region for descriptors in flight: requests by front ends, and the position at which virtqueues resume after a
+//! back end terminates.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,7 +13,7 @@ use crate::peer::*;
 
 const SIZE: u16 = 256;
 const ASKED: InflightArea = InflightArea { size: 0, offset: 0, queues: 2, queue_size: SIZE };
-/// Where a virtqueue's part says that it is in use, and by how many descriptors it was last used.
+/// Offsets in a virtqueue's part: the version, which is set while it is in use, and the range of descriptors used last.
 const VERSION_AT: usize = 8;
 const USED_AT: usize = 16;
 
@@ -24,7 +25,7 @@ fn region(peer: &mut Peer) -> (InflightArea, PassedFd) {
     }
 }
 
-/// Each answer that is not read is a file of ours that stays.
+/// Each reply that is not read keeps a file of this process open.
 #[test]
 fn regions_of_a_connection_are_counted() {
     let (_dir, backend, _guest, mut peer) = connected();
@@ -35,7 +36,7 @@ fn regions_of_a_connection_are_counted() {
     still_serves(&backend);
 }
 
-/// CVE-2021-3839: more virtqueues than there are were written to. One that asks waits for an answer: it is closed.
+/// CVE-2021-3839: writes beyond the existing virtqueues. The request expects a reply, so the connection is closed.
 #[test]
 fn region_for_what_there_is_not_is_refused() {
     for (queues, queue_size) in [(0, SIZE), (3, SIZE), (u16::MAX, SIZE), (2, 0), (2, 32_769), (2, u16::MAX)] {
@@ -72,7 +73,7 @@ fn region_that_makes_no_sense_is_refused() {
     refused(&backend, &mut peer, Request::SetInflightFd(area, other.as_fd()), "its file is on file system");
     peer.start_ring(1);
     refused(&backend, &mut peer, Request::SetInflightFd(area, fd.as_fd()), "virtqueue 1 is running");
-    // Nobody has chosen it.
+    // The feature was not negotiated.
     drop(peer);
     let mut peer = Peer::connect(backend.device().path());
     peer.send(Request::SetProtocolFeatures(
@@ -83,7 +84,7 @@ fn region_that_makes_no_sense_is_refused() {
     still_serves(&backend);
 }
 
-/// A part as a back end has left it that was about to return descriptors `old` to `new`, none of which is in the ring.
+/// Writes the part of a back end that was about to return the descriptors `old` to `new`. None of them is in the ring.
 fn leave(file: &Mapping, queue: usize, [old, new]: [u8; 2]) {
     let at = queue * Inflight::len(SIZE);
     file.write_at(at + USED_AT, &[new, 0, old, 0, 1, 1]);
@@ -103,7 +104,7 @@ fn virtqueues_go_on_where_a_back_end_has_left_them() {
         peer.start_ring(1);
     };
     begin(&mut peer);
-    // The front end goes, and the same back end goes on with the next one, which knows no base.
+    // The front end disconnects. The same back end continues with the next front end, which does not know the base.
     for [old, new] in [[0, 7], [7, 9], [3, 4]] {
         drop(peer);
         leave(&file, 0, [old, new]);
@@ -111,11 +112,11 @@ fn virtqueues_go_on_where_a_back_end_has_left_them() {
         assert_eq!(peer.ask(Request::SetFeatures(FEATURES | VIRTIO_F_RING_PACKED)), 0);
         assert_eq!(peer.ask(Guest::new().table()), 0);
         begin(&mut peer);
-        // Of a ring of zeroes no descriptor is available, so that the last burst was returned.
+        // In a ring of zeroes, no descriptor is available, so the last burst counts as returned.
         let half = base | u32::from(new);
         assert_eq!(peer.base(0), half | half << 16);
     }
-    // It was stopped: what a front end says counts again. So it does after a reset.
+    // After a stop, the base given by the front end is used again. The same holds after a reset.
     peer.start_ring(0);
     assert_eq!(peer.base(0), 0);
     leave(&file, 0, [1, 5]);
@@ -126,7 +127,7 @@ fn virtqueues_go_on_where_a_back_end_has_left_them() {
     assert_eq!(peer.base(1), 0);
 }
 
-/// A region of another back end, or of a ring of another kind, is not made sense of.
+/// A region of another back end, or of a ring of another format, is refused.
 #[test]
 fn what_somebody_else_has_left_is_refused() {
     let (_dir, backend, _guest, mut peer) = connected();
@@ -143,11 +144,11 @@ fn what_somebody_else_has_left_is_refused() {
     assert_eq!(peer.base(0), 0);
 }
 
-/// A file that is truncated under the region ends its own connection.
+/// If the file of a region is truncated, only its own connection ends.
 #[test]
 fn region_that_vanishes_ends_the_connection() {
     let (_dir, backend, _guest, mut peer) = connected();
-    // That of a back end cannot be truncated.
+    // The file created by a back end cannot be truncated.
     let (area, fd) = region(&mut peer);
     assert!(rustix::fs::ftruncate(&fd, 0).is_err());
     let fd = rustix::fs::memfd_create("inflight", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -163,7 +164,7 @@ fn region_that_vanishes_ends_the_connection() {
     still_serves(&backend);
 }
 
-/// What is made for a front end is this process's memory, however long the front end keeps the file.
+/// The regions are memory of this process. They must not accumulate, even if the front end keeps the files.
 #[test]
 fn regions_do_not_add_up() {
     let memory = |fd: &PassedFd| rustix::fs::fstat(fd).unwrap().st_blocks as u64 * 512;
@@ -180,12 +181,12 @@ fn regions_do_not_add_up() {
     assert!(kept.iter().all(|fd| memory(fd) == 0) && memory(&fd) >= area.size);
     assert_eq!(peer.ask(Request::SetInflightFd(area, fd.as_fd())), 0);
     kept.push(fd);
-    // It stays for as long as nobody asks for another one.
+    // The region stays until another one is requested.
     drop(peer);
     let mut peer = Peer::negotiated(backend.device().path());
     assert_eq!(peer.ask(Request::SetInflightFd(area, kept[3].as_fd())), 0);
     drop(peer);
-    // Nor is one made under a running virtqueue.
+    // No region is created while a virtqueue is running.
     let guest = Guest::new();
     let mut peer = Peer::with_memory(backend.device().path(), &guest);
     peer.start_ring(1);

@@ -1,4 +1,4 @@
-//! Connections that come and go, and what applications are told.
+//! Connections and disconnections, and the callbacks for applications.
 
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use offcore_vhost::{Backend, BackendConfig, Device, DeviceEvents, VringCell};
 
 use crate::peer::*;
 
-/// Writes down what it is told, and does in every callback everything that can be done.
+/// Records all callbacks, and calls all functions of the device in each of them.
 #[derive(Clone, Default)]
 struct Diary(Arc<Mutex<Vec<String>>>);
 
@@ -62,7 +62,7 @@ fn applications_are_told_in_order() {
     let (backend, diary) = start(&dir, 2);
     let guest = Guest::new();
     let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);
-    // The second pair is ready first: it is not told before there is a device.
+    // The second pair is ready first. This is not reported before the device exists.
     peer.start_ring(3);
     peer.enable(3, true);
     peer.start_ring(0);
@@ -158,7 +158,7 @@ fn a_client_that_stops_does_not_come_back() {
     assert_eq!(peer.ask(Request::GetQueueNum), 1);
     backend.stop();
     peer.closed();
-    // A front end that took on such a connection would write to a socket that nobody has any more.
+    // A front end that accepted such a connection would write to a closed socket.
     listener.set_nonblocking(true).unwrap();
     assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
 }
@@ -171,7 +171,7 @@ fn back_end_stops_at_once() {
         let guest = Guest::new();
         let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);
         peer.start_pair();
-        // In the middle of a message.
+        // The connection is in the middle of a message.
         peer.raw(&bytes_of(Request::SetFeatures(FEATURES))[..cut], &[]);
         let begun = Instant::now();
         backend.stop();
@@ -218,7 +218,7 @@ fn what_cannot_start_says_why() {
     }
     let error = start(BackendConfig { features: 1 << 36 | 1 << 15, ..config() }).unwrap_err();
     assert!(error.to_string().contains("0x1000000000 of them"), "{error}");
-    // The first one still serves: looking whether it is there was no front end.
+    // The first one still works: the check whether it is running does not count as a front end.
     still_serves(&_backend);
 }
 

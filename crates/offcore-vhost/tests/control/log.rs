@@ -1,4 +1,4 @@
-//! The log of dirty pages: what a front end may ask of it, and what it may not.
+//! The dirty log: valid and invalid requests of front ends.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use offcore_vhost::testing::Worker;
 
 use crate::peer::*;
 
-/// Bytes of a log that reaches over a [`Guest`]'s memory, and no further.
+/// Length in bytes of a log that exactly covers the memory of a [`Guest`].
 const LEN: u64 = (Guest::PHYSICAL + (1 << 20)) / 4096 / 8;
 
 fn file(len: usize) -> (Mapping, OwnedFd) {
@@ -23,7 +23,7 @@ fn log(fd: &OwnedFd, size: u64, offset: u64) -> Request<BorrowedFd<'_>> {
     Request::SetLogBase(LogArea { size, offset }, fd.as_fd())
 }
 
-/// A front end waits for the answer to this message, whatever it is: who cannot give it closes the connection.
+/// A front end always waits for the reply to this message. If the back end cannot reply, it closes the connection.
 #[track_caller]
 fn ends(request: Request<BorrowedFd<'_>>, why: &str) {
     let (_dir, backend, _guest, mut peer) = connected();
@@ -33,7 +33,7 @@ fn ends(request: Request<BorrowedFd<'_>>, why: &str) {
     still_serves(&backend);
 }
 
-/// CVE-2020-10722: size and offset were added without a look at the sum.
+/// CVE-2020-10722: the sum of size and offset was not checked.
 #[test]
 fn log_that_makes_no_sense_is_refused() {
     let (_mapping, fd) = file(4096);
@@ -62,7 +62,7 @@ fn nothing_runs_that_is_not_logged() {
     let (_dir, backend, guest, mut peer) = connected();
     let features = FEATURES | VHOST_F_LOG_ALL;
     let state = |queue: usize| backend.device().status().vrings[queue].state;
-    // Before the virtqueues are there, the feature may come before the log: they wait for it.
+    // Before the virtqueues are set up, the feature may be set before the log. The virtqueues then wait for the log.
     assert_eq!(peer.ask(Request::SetFeatures(features)), 0);
     peer.start_pair();
     assert_eq!(state(0), RingState::Stopped);
@@ -70,7 +70,7 @@ fn nothing_runs_that_is_not_logged() {
     assert_eq!(peer.ask(log(&fd, LEN, 4000)), 0);
     assert_eq!((state(0), state(1)), (RingState::Enabled, RingState::Enabled));
     assert!(backend.device().status().to_string().contains(", written pages are logged"));
-    // With nobody to work on them nothing is written. Where a log ends before the memory does it is refused, and the one before stays.
+    // Without a worker, no page is written. A log that ends before the memory is refused, and the previous one stays.
     let mut bytes = [1; 8192];
     bitmap.read_at(0, &mut bytes);
     assert_eq!(bytes, [0; 8192]);
@@ -89,7 +89,7 @@ fn nothing_runs_that_is_not_logged() {
     refused(&backend, &mut peer, Request::SetVringAddr(log_at(0x1f_ffff)), "ends at guest address 0x200000");
     refused(&backend, &mut peer, Request::SetVringAddr(log_at(u64::MAX)), "ends at guest address 0x200000");
     assert_eq!(state(0), RingState::Enabled);
-    // It ends under way, and cannot begin there without a log.
+    // Logging can be switched off while virtqueues run, and cannot be switched on without a log.
     assert_eq!(peer.ask(Request::SetFeatures(FEATURES)), 0);
     assert_eq!(peer.ask(Request::SetFeatures(features)), 0);
     peer.send(log(&fd, LEN - 1, 0));
@@ -109,7 +109,7 @@ fn nothing_runs_that_is_not_logged() {
 #[test]
 fn log_that_vanishes_ends_the_connection() {
     let (_dir, backend, _guest, mut peer) = connected();
-    // One that may shrink.
+    // A file that may shrink.
     let fd = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 4096).unwrap();
     assert_eq!(peer.ask(log(&fd, 4096, 0)), 0);
@@ -126,14 +126,14 @@ fn log_that_vanishes_ends_the_connection() {
             }
         });
         rustix::fs::ftruncate(&fd, 0).unwrap();
-        // The worker says in the ring that it wants no kicks, and marks that.
+        // The worker disables kicks in the ring, and marks this write.
         peer.start_ring(0);
         peer.closed();
         error_says(backend.device(), "or of the log, was truncated");
     });
 }
 
-/// Each takes the place of the one before.
+/// Each log replaces the previous one.
 #[test]
 fn logs_do_not_add_up() {
     let (_dir, _backend, _guest, mut peer) = connected();
@@ -145,6 +145,6 @@ fn logs_do_not_add_up() {
         assert_eq!(peer.ask(log(&fd, 4096, 0)), 0);
     }
     assert_eq!(maps(), 2, "the test's own, and the last");
-    // Other tests of this process come and go.
+    // Other tests of this process open and close files at the same time.
     assert!(count("/proc/self/fd") < before + 200);
 }

@@ -1,7 +1,8 @@
 //! A guest that migrates, and the front end that moves it.
 //!
-//! The front end copies the guest's memory as often as pages are said to be dirty, while the guest goes on, stops the virtqueues, copies
-//! what is left, and compares all of it. The guest then goes on where it was, at the same addresses.
+//! The front end repeatedly copies the dirty pages of the guest's memory while the guest is running. Then it stops the
+//! virtqueues, copies the remaining pages, and compares all memory. The guest then continues at the same position, at
+//! the same addresses.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,20 +21,20 @@ use crate::peer::*;
 const PAGE: usize = 4096;
 pub(crate) const HEADER: u64 = offcore_vhost::features::NET_HEADER as u64;
 pub(crate) const LEN: u64 = 700;
-/// Buffers of each direction.
+/// Number of buffers for each direction.
 pub(crate) const COUNT: u32 = 128;
-/// Descriptors of a ring, which is in several pages.
+/// Number of descriptors of a ring. The ring extends over several pages.
 const SIZE: u32 = 1024;
-/// Where buffers are in the guest's memory: those it receives in, and those it sends.
+/// Offsets of the buffers in the guest's memory: receive buffers and transmit buffers.
 const BUFFERS: [u64; 2] = [0x4_0000, 0x9_0000];
-/// Each begins in a page and ends in the next.
+/// Each buffer begins in one page and ends in the next.
 const BUFFER: u64 = 2048;
 const OFFSET: u64 = 1500;
 
-/// A guest whose memory can be exchanged under it.
+/// A guest whose memory can be replaced while it runs.
 pub(crate) struct Migrating {
     packed: bool,
-    /// Whether it sends what it receives.
+    /// Whether it sends the packets that it receives.
     sends: bool,
     fd: OwnedFd,
     memory: Arc<GuestMemory>,
@@ -41,10 +42,10 @@ pub(crate) struct Migrating {
     tx: driver::Queue<u64>,
     free: Vec<u64>,
     pub(crate) sent: u64,
-    /// The least number that may come next.
+    /// The smallest sequence number that may arrive next.
     due: u64,
     pub(crate) received: u64,
-    /// Where its virtqueues go on.
+    /// Positions at which its virtqueues continue.
     bases: [u32; 2],
 }
 
@@ -93,7 +94,7 @@ impl Migrating {
         self.tx.publish();
     }
 
-    /// Packets are whole, and in order.
+    /// Receives packets. Each must be complete and in order.
     pub(crate) fn receive(&mut self) {
         while self.rx.used().unwrap() > 0 {
             let used = self.rx.pop().unwrap().unwrap();
@@ -110,7 +111,7 @@ impl Migrating {
         self.rx.publish();
     }
 
-    /// Goes on until `packets` more have been received.
+    /// Runs until `packets` more packets are received.
     pub(crate) fn run(&mut self, packets: u64) {
         let until = self.received + packets;
         while self.received < until {
@@ -122,7 +123,8 @@ impl Migrating {
         }
     }
 
-    /// What the guest writes, at any time: a hypervisor knows it without the log. A packed ring is written by both sides.
+    /// Pages that the guest writes at any time. A hypervisor knows them without the log. A packed ring is written by
+    /// both sides.
     fn own_pages() -> Vec<usize> {
         let rings = (0..2).flat_map(|index| {
             let ring = addresses(index);
@@ -131,7 +133,7 @@ impl Migrating {
         rings.chain(pages(Guest::USER + BUFFERS[1], (u64::from(COUNT) * BUFFER) as usize)).collect()
     }
 
-    /// Where the back end returns buffers: pages that it must have marked.
+    /// Pages in which the back end returns buffers. It must have marked them.
     fn ring_pages(&self) -> Vec<usize> {
         let size = SIZE as usize;
         let part =
@@ -140,7 +142,7 @@ impl Migrating {
         parts.flat_map(|(at, len)| pages(at, len)).collect()
     }
 
-    /// Lets the back end behind `peer` have memory and virtqueues, where these go on.
+    /// Sends memory and virtqueues to the back end behind `peer`, and starts the virtqueues at their current positions.
     pub(crate) fn start(&self, peer: &mut Peer) {
         assert_eq!(peer.ask(table(self.fd.as_fd(), self.mapping().len())), 0);
         assert_eq!(peer.ask(Request::SetFeatures(FEATURES | self.format())), 0);
@@ -161,7 +163,7 @@ impl Migrating {
         if self.packed { VIRTIO_F_RING_PACKED } else { 0 }
     }
 
-    /// Copies the memory while the guest goes on, stops the virtqueues, and moves the guest to the copy.
+    /// Copies the memory while the guest runs, stops the virtqueues, and moves the guest to the copy.
     pub(crate) fn leave(&mut self, peer: &mut Peer) {
         let len = self.mapping().len();
         let (copy, copy_fd) = Mapping::memfd("copy", len, Hugepages::None).unwrap();
@@ -192,7 +194,8 @@ impl Migrating {
         self.move_to(copy_fd);
     }
 
-    /// As QEMU does it: the log, the feature, and the addresses once more, with the flag.
+    /// Starts logging in the same way as QEMU: sets the log and the feature, and sends the addresses again, with the
+    /// flag.
     fn log(&self, peer: &mut Peer, fd: &OwnedFd) {
         let area = LogArea { size: PAGE as u64, offset: 0 };
         assert_eq!(peer.ask(Request::SetLogBase(area, fd.as_fd())), 0);
@@ -207,12 +210,12 @@ impl Migrating {
         }
     }
 
-    /// The guest goes on in other memory, at the same addresses.
+    /// Replaces the guest's memory at the same addresses.
     fn move_to(&mut self, fd: OwnedFd) {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let base = self.mapping().base().as_ptr();
         let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: the test's own mapping is replaced by one of the same length, of a file that is as long.
+        // SAFETY: the test's own mapping is replaced by another one of the same length, whose file has this length.
         let replaced = unsafe { mmap(base.cast(), self.mapping().len(), rights, flags, &fd, 0) };
         assert_eq!(replaced.unwrap(), base.cast());
         self.fd = fd;
@@ -225,23 +228,23 @@ pub(crate) fn packet(number: u64) -> Vec<u8> {
     bytes
 }
 
-/// Pages of a part of the guest's memory, at this front-end address.
+/// Pages of a part of the guest's memory at this front-end address.
 fn pages(address: u64, len: usize) -> std::ops::Range<usize> {
     let at = (address - Guest::USER) as usize;
     at / PAGE..(at + len).div_ceil(PAGE)
 }
 
-/// The guest's memory in this file.
+/// The request that describes the guest's memory in this file.
 fn table(fd: BorrowedFd<'_>, len: usize) -> Request<BorrowedFd<'_>> {
     let region = MemoryRegion { guest: Guest::PHYSICAL, size: len as u64, user: Guest::USER, mmap_offset: 0 };
     Request::SetMemTable(vec![(region, fd)])
 }
 
-/// The dirty pages of the guest's memory, which are clean from now on.
+/// Returns the dirty pages of the guest's memory and clears them.
 fn take_dirty(log: &Mapping) -> Vec<usize> {
     let byte = |at: usize| {
         assert!(at < log.len());
-        // SAFETY: the byte is in the mapping, and whoever shares it changes it atomically.
+        // SAFETY: the byte is inside the mapping, and all sides access it atomically.
         unsafe { AtomicU8::from_ptr(log.base().as_ptr().add(at)) }.swap(0, Ordering::SeqCst)
     };
     let first = Guest::PHYSICAL as usize / PAGE;
@@ -260,7 +263,7 @@ fn copy_pages(from: &Mapping, to: &Mapping, pages: &[usize]) {
     }
 }
 
-/// Pages in which two memories differ.
+/// Pages in which the content of two memories differs.
 fn differing(a: &Mapping, b: &Mapping) -> Vec<usize> {
     let read = |mapping: &Mapping, page: usize| {
         let mut bytes = vec![0; PAGE];

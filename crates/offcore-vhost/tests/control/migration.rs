@@ -1,5 +1,5 @@
-//! Live migration: a guest moves to other memory and another back end while its packets are on their way. The test is the front end of
-//! both ends: see [`crate::migrating`].
+//! Live migration: a guest moves to other memory and another back end while packets are in flight. The test acts as the
+//! front end of both back ends: see [`crate::migrating`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use crate::peer::*;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
     Core,
-    /// A helper core that copies now and then.
+    /// A helper core that copies from time to time.
     Stepped,
     /// Late, lost and failed copies, in another order.
     Faulty,
@@ -29,11 +29,11 @@ enum Engine {
 struct Setup {
     packed: bool,
     engine: Engine,
-    /// Packets come from another guest, in one copy, not from the guest itself.
+    /// Whether packets come from another guest in one copy, rather than from the guest itself.
     pair: bool,
 }
 
-/// Sends from another guest, in one copy.
+/// Another guest that sends packets in one copy.
 struct Sender {
     guest: testing::Guest,
     tx: driver::Queue<u64>,
@@ -66,8 +66,9 @@ impl Sender {
     }
 }
 
-/// A switch: what the guest sends, or another one, is what it receives, from number `next` on. Returns the number that another guest
-/// would send next, and how many packets went in one copy; `dropped` counts those for which there was no buffer.
+/// A switch. The guest receives the packets that it sends or that another guest sends, starting with number `next`.
+/// Returns the next number for the other guest, and the number of packets that used one copy. `dropped` counts packets
+/// without a receive buffer.
 fn switch(
     cells: &[Arc<VringCell>],
     setup: Setup,
@@ -114,7 +115,7 @@ fn switch(
             Next::Finish => drop(dequeue.drain(&mut ctx, &mut burst)),
         }
         enqueue.submit(&mut ctx, &mut burst);
-        // Nobody waits for a receiver without buffers.
+        // The switch does not wait for a receiver without buffers.
         dropped.fetch_add(burst.len() as u64, Ordering::Relaxed);
         ctx.cache.free_all(burst.drain(..));
         enqueue.poll_completed(&mut ctx);
@@ -154,7 +155,7 @@ fn migrate(setup: Setup) {
         let mut peer = Peer::negotiated(&dir.file("second.sock"));
         guest.start(&mut peer);
         guest.run(500);
-        // All that the guest has sent has arrived, but for what was dropped.
+        // All packets of the guest have arrived, except for dropped ones.
         while !setup.pair && guest.received + dropped.load(Ordering::Relaxed) < guest.sent {
             guest.receive();
             std::thread::yield_now();

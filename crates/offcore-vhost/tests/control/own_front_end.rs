@@ -1,4 +1,4 @@
-//! Our front end with our back end.
+//! Tests of Offcore's front end with Offcore's back end.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -74,7 +74,8 @@ fn virtqueues_start_and_stop() {
     assert_eq!(backend.device().status().refused, 0);
 }
 
-/// A back end gets the memory of all packets: whose process it is counts, not who may make the path.
+/// A back end gets access to all packet memory. The check uses the user of its process and ignores the owner of the
+/// path.
 #[test]
 fn strangers_back_end_gets_nothing() {
     const STRANGER: u32 = 54_321;
@@ -86,7 +87,8 @@ fn strangers_back_end_gets_nothing() {
     std::fs::set_permissions(path.parent().unwrap(), std::os::unix::fs::PermissionsExt::from_mode(0o777))
         .unwrap();
     let listener = std::thread::spawn(move || {
-        // Of this thread alone, and only of what it does with files and sockets: threads of a process have credentials each.
+        // This affects only file and socket operations of this thread: each thread of a process has separate
+        // credentials.
         let user = rustix::process::Uid::from_raw(STRANGER);
         rustix::thread::set_thread_res_uid(user, user, user).unwrap();
         std::os::unix::net::UnixListener::bind(path).unwrap()
@@ -107,7 +109,7 @@ fn eight_queue_pairs_run() {
     eight_queue_pairs(0, "split");
 }
 
-/// Starts and stops eight queue pairs with `feature`, and looks at each of them.
+/// Starts and stops eight queue pairs with `feature`, and checks each of them.
 pub(crate) fn eight_queue_pairs(feature: u64, format: &str) {
     let dir = Dir::new();
     let backend = Backend::start(
@@ -128,7 +130,7 @@ pub(crate) fn eight_queue_pairs(feature: u64, format: &str) {
         let line = backend.device().status().to_string();
         let expected = format!("connected, 16 of 16 virtqueues enabled, {format} rings");
         assert!(line.starts_with(&expected) && line.contains("virtio status 0xf"), "{line}");
-        // Every virtqueue has descriptors of its own.
+        // Every virtqueue has separate descriptors.
         for (i, (cell, queue)) in backend.cells().iter().zip(front_end.queues()).enumerate() {
             let vring = cell.wanted().vring.unwrap();
             assert_eq!(vring.layout.size(), 256);
@@ -146,7 +148,7 @@ pub(crate) fn eight_queue_pairs(feature: u64, format: &str) {
     assert_eq!(status_of(&backend), (16, 0));
 }
 
-/// Virtqueues that are stopped, and refused messages.
+/// Number of stopped virtqueues, and of refused messages.
 fn status_of(backend: &Backend) -> (usize, u64) {
     let status = backend.device().status();
     (status.vrings.iter().filter(|vring| vring.state == RingState::Stopped).count(), status.refused)
@@ -174,7 +176,7 @@ fn back_end_may_refuse_the_mtu() {
     assert!(last_error(&backend.device().status()).contains("1501 bytes, expected 68 to 1500"));
 }
 
-/// What one side puts into a ring the other side finds there: addresses, sizes and features agree.
+/// Buffers that one side adds to a ring are found by the other side: addresses, sizes and features match.
 #[test]
 fn both_sides_see_the_same_ring() {
     let dir = Dir::new();
@@ -198,7 +200,7 @@ fn both_sides_see_the_same_ring() {
     assert_eq!(with_queue!(&mut device, queue => queue.look(1)), Ok(1));
     let single = with_queue!(&mut device, queue => single(queue, 0, &vring.memory, Direction::Readable));
     let (buffer, _) = single.unwrap();
-    // SAFETY: the buffer is in the table of memory that `vring` keeps.
+    // SAFETY: the buffer is inside the memory table that `vring` keeps mapped.
     let seen: Vec<u8> = (0..5).map(|i| unsafe { buffer.addr.as_ptr().add(i).read_volatile() }).collect();
     assert_eq!(seen, b"hello");
 }
@@ -257,7 +259,7 @@ fn what_cannot_be_is_said() {
     let memory = Memory::new();
     let error = FrontEnd::connect(&short, &[memory.region(); 64]).unwrap_err();
     assert!(matches!(error, FrontEndError::Regions { found: 64, max: 63 }), "{error}");
-    // A table that makes no sense is refused, and the front end learns it.
+    // An invalid table is refused, and the front end is notified.
     let error = FrontEnd::connect(&short, &[memory.region(), memory.region()]).unwrap_err();
     assert!(error.to_string().starts_with("SET_MEM_TABLE: refused by the back end"), "{error}");
     assert!(last_error(&backend.device().status()).contains("overlap"));

@@ -1,4 +1,4 @@
-//! Packed rings in the control path: their sizes, areas and bases.
+//! Packed rings in the control path: sizes, addresses and bases.
 
 use std::os::fd::AsFd;
 
@@ -16,7 +16,7 @@ fn packed() -> (Dir, Backend, Guest, Peer) {
     (dir, backend, guest, peer)
 }
 
-/// Sets up a ring of `size` at `base`, but for its kick.
+/// Sets up a ring of `size` at `base`, without its kick.
 fn set_up(peer: &mut Peer, size: u32, base: u32) {
     assert_eq!(peer.ask(Request::SetVringNum(state(0, size))), 0);
     assert_eq!(peer.ask(Request::SetVringBase(state(0, base))), 0);
@@ -26,7 +26,7 @@ fn set_up(peer: &mut Peer, size: u32, base: u32) {
 #[test]
 fn bases_of_32_and_16_bits() {
     let (_dir, backend, _guest, mut peer) = packed();
-    // Fresh, as QEMU and as DPDK say it; then somewhere, with any wrap counters.
+    // The start positions sent by QEMU and by DPDK, followed by other positions with all wrap counters.
     for base in [0x8000_8000, 0x8000, 0, 0x0063_8063, 0x8063_0063, 99] {
         set_up(&mut peer, 100, base);
         assert_eq!(peer.ask(Request::SetVringKick(VringFd { index: 0, fd: None })), 0);
@@ -47,7 +47,7 @@ fn bases_outside_the_ring_are_refused() {
         let why = format!("packed virtqueue 0 at {base:#x}, expected descriptors below 100");
         refused(&backend, &mut peer, Request::SetVringBase(state(0, base)), &why);
     }
-    // A base that came before the size is looked at when the ring starts.
+    // A base that arrives before the size is checked when the ring starts.
     set_up(&mut peer, 300, 0x812b);
     assert_eq!(peer.ask(Request::SetVringNum(state(0, 299))), 0);
     let kick = || Request::SetVringKick(VringFd { index: 0, fd: None });
@@ -55,7 +55,7 @@ fn bases_outside_the_ring_are_refused() {
     assert_eq!(peer.ask(Request::SetOwner), 0, "said once");
     set_up(&mut peer, 300, 0x812b);
     assert_eq!(backend.device().status().vrings[0].state, RingState::Disabled);
-    // So is one that came before the features: 32 bits are too many for a split ring.
+    // The same applies to a base that arrives before the features: 32 bits are too many for a split ring.
     let mut peer = {
         drop(peer);
         Peer::connect(&dir.file("vhost.sock"))
@@ -86,7 +86,7 @@ fn sizes_need_not_be_powers_of_two() {
         let why = format!("virtqueue 0 of {size}, expected a number from 1 to 32768");
         refused(&backend, &mut peer, Request::SetVringNum(state(0, size)), &why);
     }
-    // A size from before the features were known.
+    // The size was set before the features were known.
     assert_eq!(peer.ask(Request::ResetDevice), 0);
     set_up(&mut peer, 100, 0);
     assert_eq!(peer.ask(Request::SetVringKick(VringFd { index: 0, fd: None })), 0);
@@ -110,7 +110,7 @@ fn areas_are_inside_and_aligned() {
     ] {
         refused(&backend, &mut peer, Request::SetVringAddr(addr), "virtqueue 0: ");
     }
-    // Event suppression is 4 bytes long, and the ring ends with the memory.
+    // An event suppression structure has 4 bytes, and the ring ends at the end of the memory.
     let tight = VringAddr { desc: end - 1600, avail: begin, used: end - 1604, ..good };
     assert_eq!(peer.ask(Request::SetVringAddr(tight)), 0);
 }
@@ -137,7 +137,7 @@ fn front_end_begins_packed_rings() {
         assert_eq!(base(), 0x8000_8000);
         assert_eq!(backend.device().status().refused, 0);
     }
-    // Where they are not offered, split rings are asked for, of a size that those can have.
+    // If packed rings are not offered, split rings are negotiated, with a size that is valid for them.
     let split = Dir::new();
     let offered = features::OFFERED & !VIRTIO_F_RING_PACKED;
     let _backend = Backend::start(
@@ -151,7 +151,7 @@ fn front_end_begins_packed_rings() {
     assert!(matches!(front_end.queues()[0].layout(), Layout::Split(_)));
 }
 
-/// Nothing but the guest's memory is looked at that a kick's descriptor could change.
+/// Changing the kick descriptor does not affect any other state of the ring.
 #[test]
 fn kick_changes_only_its_eventfd() {
     let (_dir, backend, _guest, mut peer) = packed();

@@ -1,4 +1,4 @@
-//! A front end that sends whatever a test wants, and what it needs beside it.
+//! A front end that sends arbitrary messages, and helpers for the tests.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -12,13 +12,13 @@ use offcore_vhost::connection::{Connection, ConnectionError};
 use offcore_vhost::message::{Code, HEADER, MemoryRegion, Reply, Request, VringAddr, VringFd, VringState};
 use offcore_vhost::{Backend, BackendConfig, Device, PassedFd, features};
 
-/// Longest wait for anything that should happen at once.
+/// Maximum time to wait for anything that should happen at once.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Features of a modern driver over a front end that knows protocol features.
+/// Features of a modern driver with a front end that supports protocol features.
 pub(crate) const FEATURES: u64 = features::VIRTIO_F_VERSION_1 | features::VHOST_USER_F_PROTOCOL_FEATURES;
 
-/// Memory of a guest whose addresses differ from ours and from its front end's.
+/// Memory of a guest. Guest addresses, front-end addresses and addresses in this process all differ.
 pub(crate) struct Guest {
     pub(crate) mapping: Mapping,
     pub(crate) fd: OwnedFd,
@@ -43,7 +43,7 @@ impl Guest {
     }
 }
 
-/// Addresses of virtqueue `index`, 64 KiB each, in [`Guest`]'s memory; good for a size of 256.
+/// Addresses of virtqueue `index` in [`Guest`]'s memory. Each virtqueue has 64 KiB, enough for a size of 256.
 pub(crate) fn addresses(index: u32) -> VringAddr {
     let desc = Guest::USER + u64::from(index) * 0x1_0000;
     VringAddr { index, flags: 0, desc, avail: desc + 0x4000, used: desc + 0x8000, log: 0 }
@@ -63,7 +63,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Connects, and does nothing else.
+    /// Connects without sending anything.
     pub(crate) fn connect(path: &Path) -> Self {
         let socket = std::os::unix::net::UnixStream::connect(path).unwrap();
         Self::over(socket.into())
@@ -81,24 +81,24 @@ impl Peer {
         peer
     }
 
-    /// As [`Peer::negotiated`], with memory.
+    /// Like [`Peer::negotiated`], and sends the memory table.
     pub(crate) fn with_memory(path: &Path, guest: &Guest) -> Self {
         let mut peer = Self::negotiated(path);
         assert_eq!(peer.ask(guest.table()), 0);
         peer
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes unchanged.
     pub(crate) fn raw(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         self.connection.send(bytes, fds).unwrap();
     }
 
-    /// Sends bytes as they are; returns whether the back end was still there.
+    /// Sends bytes unchanged. Returns whether the back end was still connected.
     pub(crate) fn try_raw(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         self.connection.send(bytes, fds).is_ok()
     }
 
-    /// Sends a message of any code, flags and payload.
+    /// Sends a message with any code, flags and payload.
     pub(crate) fn message(&mut self, code: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         let mut bytes = Vec::new();
         for word in [code, flags, payload.len() as u32] {
@@ -108,12 +108,12 @@ impl Peer {
         self.raw(&bytes, fds);
     }
 
-    /// Sends a request and wants no acknowledgement.
+    /// Sends a request without asking for an acknowledgement.
     pub(crate) fn send(&mut self, request: Request<BorrowedFd<'_>>) {
         self.connection.send_request(request, false).unwrap();
     }
 
-    /// Sends a request and returns its acknowledgement, or the value it replies.
+    /// Sends a request and returns its acknowledgement or the value of its reply.
     pub(crate) fn ask(&mut self, request: Request<BorrowedFd<'_>>) -> u64 {
         let code = request.code();
         self.connection.send_request(request, true).unwrap();
@@ -137,7 +137,7 @@ impl Peer {
         Ok(received.unwrap_or_else(|| panic!("no reply to {code}")).reply(code).unwrap())
     }
 
-    /// Sets virtqueue `index` up and starts it, without enabling it.
+    /// Sets up virtqueue `index` and starts it, without enabling it.
     pub(crate) fn start_ring(&mut self, index: u32) {
         assert_eq!(self.ask(Request::SetVringNum(state(index, 256))), 0);
         assert_eq!(self.ask(Request::SetVringBase(state(index, 0))), 0);
@@ -169,26 +169,26 @@ impl Peer {
     }
 }
 
-/// A back end of one queue pair.
+/// Starts a back end with one queue pair.
 pub(crate) fn backend(dir: &Dir) -> Backend {
     Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap()
 }
 
-/// A back end, and a front end that has negotiated.
+/// Returns a back end, and a front end that has negotiated features.
 pub(crate) fn negotiated() -> (Dir, Backend, Guest, Peer) {
     let dir = Dir::new();
     let (backend, peer) = (backend(&dir), Peer::negotiated(&dir.file("vhost.sock")));
     (dir, backend, Guest::new(), peer)
 }
 
-/// The same, and the back end has the guest's memory.
+/// Like [`negotiated`], and the back end has the guest's memory.
 pub(crate) fn connected() -> (Dir, Backend, Guest, Peer) {
     let (dir, backend, guest, mut peer) = negotiated();
     assert_eq!(peer.ask(guest.table()), 0);
     (dir, backend, guest, peer)
 }
 
-/// Ends a thread of a test, also of one that has failed.
+/// Stops a thread when it is dropped, even if the test fails.
 pub(crate) struct Ends<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -197,7 +197,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition is true.
 pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !so() {
@@ -206,7 +206,7 @@ pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until the back end's last error says `part`.
+/// Waits until the last error of the back end contains `part`.
 pub(crate) fn error_says(device: &Device, part: &str) {
     until(&format!("last error says '{part}'"), || last_error(&device.status()).contains(part));
 }
@@ -215,7 +215,7 @@ pub(crate) fn last_error(status: &Status) -> String {
     status.last_error.as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
-/// The back end works: a new front end can start a queue pair and stop it again.
+/// Checks that the back end works: a new front end can start a queue pair and stop it again.
 pub(crate) fn still_serves(backend: &Backend) {
     let guest = Guest::new();
     let mut peer = Peer::with_memory(backend.device().path(), &guest);
@@ -224,14 +224,15 @@ pub(crate) fn still_serves(backend: &Backend) {
     assert_eq!(peer.base(1), 0);
 }
 
-/// Bytes of a request, to be cut or changed.
+/// Returns the bytes of a request, for truncating or modifying them.
 pub(crate) fn bytes_of(request: Request<BorrowedFd<'_>>) -> Vec<u8> {
     let (bytes, _) = request.encode(true);
     assert!(bytes.len() >= HEADER);
     bytes
 }
 
-/// Asks for what must be refused: the acknowledgement says so, the status why, and the connection goes on.
+/// Sends a request that must be refused. The acknowledgement contains the refusal, the status contains the reason, and
+/// the connection stays open.
 #[track_caller]
 pub(crate) fn refused(backend: &Backend, peer: &mut Peer, request: Request<BorrowedFd<'_>>, why: &str) {
     let before = backend.device().status().refused;

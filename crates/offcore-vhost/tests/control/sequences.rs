@@ -1,4 +1,4 @@
-//! Set-up sequences of well-behaved front ends.
+//! Setup sequences of well-behaved front ends.
 
 use std::os::fd::AsFd;
 
@@ -55,11 +55,11 @@ fn no_ack_unless_negotiated() {
     let _backend = backend(&dir);
     let mut peer = Peer::connect(&dir.file("vhost.sock"));
     peer.message(3, 1 | 8, &[], &[]);
-    // Had SET_OWNER been acknowledged, this would find that reply instead.
+    // If SET_OWNER had been acknowledged, this would receive that reply instead.
     assert_eq!(peer.ask(Request::GetQueueNum), 1);
 }
 
-/// A ring starts with the last of its parts and not before, whatever their order.
+/// A ring starts exactly when its configuration is complete, for any order of the messages.
 #[test]
 fn ring_starts_with_its_last_part() {
     let dir = Dir::new();
@@ -115,7 +115,7 @@ fn ring_waits_to_be_enabled() {
     assert_eq!(ring(&backend, 0), RingState::Enabled);
     peer.enable(0, false);
     assert_eq!(ring(&backend, 0), RingState::Disabled);
-    // Enabled before it starts.
+    // Enabled before the start.
     peer.enable(1, true);
     assert_eq!(ring(&backend, 1), RingState::Stopped);
     peer.start_ring(1);
@@ -146,7 +146,7 @@ fn call_eventfd_reaches_the_worker() {
     let mut count = [0; 8];
     rustix::io::read(&call, &mut count).unwrap();
     assert_eq!(u64::from_ne_bytes(count), 5);
-    // A worker that writes to it must never block, even when nobody reads.
+    // A worker that writes to it must never block, even if it is not read.
     let flags = rustix::fs::fcntl_getfl(&*theirs).unwrap();
     assert!(flags.contains(rustix::fs::OFlags::NONBLOCK));
 }
@@ -162,7 +162,7 @@ fn stopped_ring_tells_its_base() {
     assert_eq!(peer.base(0), 0);
     assert_eq!(ring(&backend, 0), RingState::Stopped);
     assert!(backend.cells()[0].wanted().vring.is_none());
-    // A kick alone must not bring back what the guest may have given to somebody else.
+    // A kick alone must not restart the ring, because the guest may use the memory for something else.
     assert_eq!(peer.ask(Request::SetVringKick(VringFd { index: 0, fd: None })), 0);
     assert_eq!(ring(&backend, 0), RingState::Stopped);
     assert_eq!(peer.ask(Request::SetVringBase(state(0, 5))), 0);
@@ -171,7 +171,7 @@ fn stopped_ring_tells_its_base() {
     assert_eq!(peer.base(0), 5);
 }
 
-/// DPDK's virtio-user as a server, when its back end died and another one comes.
+/// DPDK's virtio-user as a server, after its back end has terminated and another one connects.
 #[test]
 fn unknown_base_goes_on_from_used() {
     let dir = Dir::new();
@@ -206,13 +206,13 @@ fn a_new_memory_table_goes_to_running_rings() {
         vring.memory.translate(Guest::PHYSICAL, 1, &mut cache).unwrap()
     };
     assert_ne!(first_byte(&before), first_byte(&after));
-    // The new table is the second guest's: what is written there arrives.
+    // The new table is the second guest's: data written there arrives.
     second.mapping.write_at(0, &[42]);
-    // SAFETY: the address is inside the new table, which `after` keeps.
+    // SAFETY: the address is inside the new table, which `after` keeps mapped.
     assert_eq!(unsafe { first_byte(&after).as_ptr().read_volatile() }, 42);
 }
 
-/// QEMU's tables have regions that begin anywhere in their file, also on hugepages.
+/// In QEMU's tables, regions may begin anywhere in their file, also on hugepages.
 #[test]
 fn regions_need_not_be_aligned() {
     let (_dir, backend, _, mut peer) = negotiated();
@@ -229,7 +229,7 @@ fn regions_need_not_be_aligned() {
         let mut cache = offcore_mem::RegionCache::empty();
         let at = memory.translate(0xc_0000, 0x10_0000, &mut cache).unwrap();
         mapping.write_at(0xc_0000, &[7]);
-        // SAFETY: the address is inside the table, which `memory` keeps.
+        // SAFETY: the address is inside the table, which `memory` keeps mapped.
         assert_eq!(unsafe { at.as_ptr().read_volatile() }, 7);
         assert!(memory.translate(0xa_0000, 1, &mut cache).is_none());
         assert_eq!(peer.base(0), 0);
@@ -243,7 +243,7 @@ fn features_may_be_set_again() {
     let guest = Guest::new();
     let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);
     peer.start_pair();
-    // QEMU does so for every further queue pair.
+    // QEMU repeats this for every further queue pair.
     assert_eq!(peer.ask(Request::SetFeatures(FEATURES)), 0);
     assert_eq!(peer.ask(Request::SetVringNum(state(0, 256))), 0);
     assert_eq!(peer.ask(Request::SetVringAddr(addresses(0))), 0);

@@ -1,4 +1,4 @@
-//! Regions of guest memory that come and go one by one.
+//! Regions of guest memory that are added and removed one by one.
 
 use std::os::fd::AsFd;
 
@@ -9,7 +9,7 @@ use offcore_vhost::{Backend, BackendConfig, FrontEnd, FrontEndConfig, MemoryFd};
 
 use crate::peer::*;
 
-/// Region `i` of as many as fit a file of 1 MiB, a page each.
+/// Region number `i` of one page, in a file of 1 MiB.
 fn page(i: u64) -> MemoryRegion {
     let at = i * 4096;
     MemoryRegion { guest: (1 << 33) + at, size: 4096, user: (1 << 43) + at, mmap_offset: at }
@@ -30,12 +30,12 @@ fn there_are_64_slots_and_no_65th() {
     assert_eq!(peer.ask(Request::RemMemReg(page(9), None)), 0);
     assert_eq!(peer.ask(add(64)), 0);
     refused(&backend, &mut peer, add(9), "is one too many");
-    // A table takes the place of all of them.
+    // A table replaces all of them.
     assert_eq!(peer.ask(guest.table()), 0);
     assert_eq!(backend.device().status().regions, 1);
 }
 
-/// Files that have no pages need no memory, and could use up all addresses.
+/// Sparse files need no memory, and could use up the address space.
 #[test]
 fn no_more_is_mapped_than_a_port_may_have() {
     let dir = Dir::new();
@@ -62,7 +62,7 @@ fn no_more_is_mapped_than_a_port_may_have() {
     );
     assert_eq!(peer.ask(table(&[(0, 8 << 20)])), 0);
     assert_eq!(backend.device().status().regions, 1);
-    // Beside it there is room for a log and a region in flight, together.
+    // In addition, a log and a region for descriptors in flight are allowed, up to a common limit.
     let log = |size| Request::SetLogBase(LogArea { size, offset: 0 }, fd.as_fd());
     let in_flight = |size| {
         let area = InflightArea { size, offset: 0, queues: 2, queue_size: 256 };
@@ -80,12 +80,12 @@ fn no_more_is_mapped_than_a_port_may_have() {
     peer.send(log(1 << 20));
     peer.closed();
     error_says(backend.device(), "257 MiB of log and region in flight, expected at most 256");
-    // Who says nothing gives no more than there is.
+    // By default, the limit is the memory of the machine.
     let default = BackendConfig::new("/").max_memory;
     assert!((1 << 20..1 << 46).contains(&default), "{default}");
 }
 
-/// As QEMU does it: every region by itself, then the rings.
+/// QEMU adds every region separately, and then sets up the rings.
 #[test]
 fn rings_run_in_added_pieces() {
     let (_dir, backend, guest, mut peer) = negotiated();
@@ -101,17 +101,17 @@ fn rings_run_in_added_pieces() {
     for i in 0..16 {
         guest.mapping.write_at(i << 16, &[100 + i as u8]);
         let at = memory.translate(Guest::PHYSICAL + (i << 16) as u64, 1, &mut RegionCache::empty()).unwrap();
-        // SAFETY: the address is inside the table, which `memory` keeps.
+        // SAFETY: the address is inside the table, which `memory` keeps mapped.
         assert_eq!(unsafe { at.as_ptr().read_volatile() }, 100 + i as u8);
     }
-    // Regions that no ring is in come and go; the table that a worker had keeps what it had.
+    // Regions without rings can be added and removed. The table that a worker had is not changed.
     assert_eq!(peer.ask(Request::RemMemReg(piece(15), None)), 0);
     let end = Guest::PHYSICAL + (15 << 16);
     assert!(memory.translate(end, 1, &mut RegionCache::empty()).is_some());
     let now = backend.cells()[1].wanted().vring.unwrap().memory.clone();
     assert!(now.translate(end, 1, &mut RegionCache::empty()).is_none());
     assert_eq!(backend.device().status().vrings[1].state, RingState::Enabled);
-    // One that a ring is in stops that ring, and its neighbour goes on.
+    // Removing a region with a ring stops this ring, but not the other one.
     assert_eq!(peer.ask(Request::RemMemReg(piece(1), None)), 0);
     let states = |i: usize| backend.device().status().vrings[i].state;
     assert_eq!((states(0), states(1)), (RingState::Enabled, RingState::Stopped));
@@ -120,7 +120,7 @@ fn rings_run_in_added_pieces() {
     assert_eq!((peer.base(0), peer.base(1)), (0, 0));
 }
 
-/// Nothing says that a front end describes its memory first.
+/// A front end is not required to describe its memory first.
 #[test]
 fn ring_waits_for_its_memory() {
     let (_dir, backend, guest, mut peer) = negotiated();
@@ -163,7 +163,7 @@ fn regions_that_make_no_sense_are_refused() {
     refused(Request::RemMemReg(MemoryRegion { guest: 0, ..good }, None), why);
     let after = backend.cells()[0].wanted().vring.unwrap();
     assert!(std::sync::Arc::ptr_eq(&before, &after), "the ring was not even touched");
-    // The file offset means nothing in a removal, nor does a descriptor, whatever it is.
+    // In a removal, the file offset is ignored, and so is any descriptor.
     let removal = MemoryRegion { mmap_offset: 77, ..good };
     assert_eq!(peer.ask(Request::RemMemReg(removal, Some(pipe.1.as_fd()))), 0);
     assert_eq!(backend.device().status().regions, 0);

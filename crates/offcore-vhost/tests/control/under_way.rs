@@ -1,4 +1,4 @@
-//! What changes under a virtqueue while packets go through it: none is lost, doubled or out of order.
+//! Changes to a virtqueue while packets are processed. No packet is lost, duplicated or reordered.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const HEADER: u64 = offcore_vhost::features::NET_HEADER as u64;
 const LEN: u64 = 64;
 const BUFFERS: u64 = 0x4_0000;
 
-/// Of the virtqueue.
+/// Format of the virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Split,
@@ -31,7 +31,7 @@ impl Format {
         if self == Self::Split { 256 } else { 200 }
     }
 
-    /// Starts virtqueue 1, whose kick has not come yet.
+    /// Sets up virtqueue 1 without its kick, so that it does not start yet.
     fn start(self, peer: &mut Peer) {
         let (feature, base) =
             if self == Self::Split { (0, 0) } else { (VIRTIO_F_RING_PACKED, packed::FRESH_BASE) };
@@ -47,19 +47,19 @@ impl Format {
         }
     }
 
-    /// Where a ring is after `chains` of one descriptor each.
+    /// Position of a ring after `chains` chains of one descriptor.
     fn base(self, chains: u64) -> u32 {
         let (size, chains) = (self.size(), u32::try_from(chains).unwrap());
         if self == Self::Split {
             return chains & 0xffff;
         }
-        // The wrap counter begins with 1 and changes with every lap.
+        // The wrap counter starts at 1 and changes at each turn.
         let half = (chains % size) | ((1 - (chains / size) % 2) << 15);
         half | (half << 16)
     }
 }
 
-/// The guest's driver: transmits numbered packets until told to stop; how many those were.
+/// The guest's driver: transmits numbered packets until it is stopped. Returns their number.
 fn transmit(guest: &Guest, format: Format, stop: &AtomicBool) -> u64 {
     let region = guest.region();
     let mapping = Mapping::shared(guest.fd.as_fd(), 0, guest.mapping.len()).unwrap();
@@ -87,7 +87,7 @@ fn transmit(guest: &Guest, format: Format, stop: &AtomicBool) -> u64 {
     sent
 }
 
-/// Workers, one after the other, that receive from a virtqueue until told to stop: packets must come by their numbers.
+/// Successive workers that receive from a virtqueue until they are stopped. Packets must arrive in order.
 fn receive(cell: &Arc<VringCell>, received: &AtomicU64, stop: &AtomicBool) {
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
@@ -114,7 +114,7 @@ fn receive(cell: &Arc<VringCell>, received: &AtomicU64, stop: &AtomicBool) {
     }
 }
 
-/// Does `change` a few hundred times while packets go through virtqueue 1, and looks whether all arrive.
+/// Calls `change` a few hundred times while packets pass through virtqueue 1, and checks that all of them arrive.
 fn while_packets_flow(mut change: impl FnMut(&mut Peer, &Guest, usize)) {
     for format in [Format::Split, Format::Packed] {
         flow(format, &mut change);
@@ -157,7 +157,7 @@ fn other_descriptors_cost_no_packet() {
             let fd = (round % 3 > 0).then(|| fds[round % 2].as_fd());
             assert_eq!(peer.ask(request(VringFd { index: 1, fd })), 0);
         }
-        // For a moment only: what a disabled guest transmits is discarded after half a second.
+        // Only briefly: packets of a disabled queue are discarded after half a second.
         peer.enable(1, false);
         peer.enable(1, true);
     });
@@ -178,7 +178,7 @@ fn other_memory_costs_no_packet() {
     });
 }
 
-/// The memory comes as one table, with another region or without it, and once more as it is.
+/// The memory table is replaced by a table with or without another region, and repeated unchanged.
 #[test]
 fn other_tables_cost_no_packet() {
     let (_mapping, fd) = Mapping::memfd("more", 1 << 20, Hugepages::None).unwrap();

@@ -1,4 +1,4 @@
-//! Scripts and messages of random bytes, and those that fuzzing has found worth keeping.
+//! Random scripts and messages, and the corpus kept from fuzzing.
 
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ fn any_guest_is_survived() {
         sum.dropped += one.dropped;
         sum.broken += one.broken;
     });
-    // Otherwise the scripts are too wild to get anywhere.
+    // Makes sure that the scripts exercise the code and are not all rejected at once.
     assert!(sum.dequeued.min(sum.enqueued).min(sum.broken) > 1000 && sum.dropped > 300, "{sum:?}");
 }
 
@@ -37,7 +37,7 @@ fn any_front_end_is_survived() {
         play(&(0..len).map(|_| dice.next() as u8).collect::<Vec<u8>>());
     }
     corpus("live").iter().for_each(|script| play(script));
-    // Otherwise the scripts are too wild to get anywhere.
+    // Makes sure that the scripts exercise the code and are not all rejected at once.
     let live_script::Outcome { packets, dropped, broken, messages, refused } = sum;
     assert!(packets > 50 && dropped.min(broken) > 5 && messages > 1500 && refused > 100, "{sum:?}");
 }
@@ -61,7 +61,7 @@ proptest! {
         messages::decode(&bytes);
     }
 
-    /// With a header that makes sense, so that payloads are looked at.
+    /// With a valid header, so that payloads are decoded.
     #[test]
     fn any_payload_is_decoded_or_refused(
         code in 0u32..42, flags in 0u32..16, fds in 0u8..34,

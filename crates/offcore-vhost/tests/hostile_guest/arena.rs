@@ -1,5 +1,5 @@
-//! Memory of a hostile guest: two regions that follow each other in guest addresses but not in the host's, each between
-//! pages that may not be touched. An access one byte outside ends the test with a segmentation fault.
+//! Memory of a hostile guest: two regions that are adjacent in guest addresses but not in host addresses, each between
+//! inaccessible pages. An access one byte outside of a region ends the test with a segmentation fault.
 #![allow(dead_code, reason = "each test binary and fuzz target uses its own part")]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,19 +10,19 @@ use offcore_ring::split::{Descriptor, Layout};
 use offcore_vhost::VringConfig;
 use rustix::mm::{MprotectFlags, mprotect};
 
-/// Guest address of the first region: rings below, buffers and indirect tables above.
+/// Guest address of the first region: rings at lower addresses, buffers and indirect tables at higher ones.
 pub(crate) const START: u64 = 0x4000_0000;
-/// Where the first region ends and the second begins.
+/// End of the first region and start of the second one.
 pub(crate) const SEAM: u64 = START + 0x4_0000;
-/// Where the second region ends.
+/// End of the second region.
 pub(crate) const END: u64 = SEAM + 0x2_0000;
-/// Where the rings end and the buffers begin.
+/// End of the rings and start of the buffers.
 pub(crate) const BUFFERS: u64 = START + 0x1_0000;
-/// What the front end adds to a guest address to get its own.
+/// Difference between front-end addresses and guest addresses.
 const USER: u64 = 0x7000_0000_0000;
 const GUARD: usize = 0x1_0000;
 
-/// Guest addresses of a virtqueue's parts; room for 1024 entries.
+/// Guest addresses of a virtqueue's parts, with room for 1024 entries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ring {
     pub(crate) desc: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Arena {
     regions: [(u64, u64, *mut u8, OwnedFd); 2],
 }
 
-// SAFETY: the pointers are to mappings that `memory` keeps; they are only used for volatile accesses.
+// SAFETY: the pointers refer to mappings that `memory` keeps. They are used only for volatile accesses.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -49,13 +49,13 @@ impl Arena {
     pub(crate) fn new() -> Self {
         let parts = [(START, SEAM), (SEAM, END)].map(|(start, end)| {
             let len = (end - start) as usize;
-            // Not sealed: the guest can truncate it.
+            // Not sealed, so that the guest can truncate it.
             let fd = rustix::fs::memfd_create("arena", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             rustix::fs::ftruncate(&fd, (len + 2 * GUARD) as u64).unwrap();
             let mapping = Mapping::shared(fd.as_fd(), 0, len + 2 * GUARD).unwrap();
             let base = mapping.base().as_ptr();
             for guard in [0, GUARD + len] {
-                // SAFETY: the pages are in the mapping, and nobody has a reference to them.
+                // SAFETY: the pages are in the mapping, and no references to them exist.
                 unsafe { mprotect(base.add(guard).cast(), GUARD, MprotectFlags::empty()) }.unwrap();
             }
             let region = GuestRegion::new(start, start + USER, len as u64, mapping, GUARD).unwrap();
@@ -94,26 +94,26 @@ impl Arena {
         host.wrapping_add((address - start) as usize)
     }
 
-    /// Writes what is inside the memory; a guest cannot write elsewhere.
+    /// Writes bytes to the memory. Bytes outside of it are ignored, because a guest cannot write there.
     pub(crate) fn write(&self, address: u64, bytes: &[u8]) {
         for (i, &byte) in bytes.iter().enumerate() {
             let at = address.wrapping_add(i as u64);
             if (START..END).contains(&at) {
-                // SAFETY: inside a region; volatile, because the device may access it at the same time.
+                // SAFETY: the address is inside a region. Volatile, because the device may access it at the same time.
                 unsafe { self.byte(at).write_volatile(byte) };
             }
         }
     }
 
     pub(crate) fn read(&self, address: u64, len: usize) -> Vec<u8> {
-        // SAFETY: `byte` panics outside the regions; volatile as in `write`.
+        // SAFETY: `byte` panics outside of the regions. Volatile as in `write`.
         (address..).take(len).map(|at| unsafe { self.byte(at).read_volatile() }).collect()
     }
 
-    /// An aligned write as a whole, as a driver's processor does it.
+    /// Makes a single aligned write, in the same way as a driver's CPU.
     pub(crate) fn write_u16(&self, address: u64, value: u16) {
         assert!(address.is_multiple_of(2));
-        // SAFETY: aligned and, regions being whole pages, inside one.
+        // SAFETY: the address is aligned and inside a region, because regions consist of whole pages.
         unsafe { self.byte(address).cast::<u16>().write_volatile(value) };
     }
 
@@ -136,7 +136,7 @@ impl Arena {
         self.write_u16(ring.avail + 2, index.wrapping_add(1));
     }
 
-    /// A used element: first descriptor of the chain, and bytes written.
+    /// Returns a used element: first descriptor of the chain, and number of bytes written.
     pub(crate) fn used(&self, ring: Ring, size: u16, position: u16) -> (u32, u32) {
         let bytes = self.read(ring.used + 4 + u64::from(position & (size - 1)) * 8, 8);
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -147,17 +147,17 @@ impl Arena {
         self.read_u16(ring.used + 2)
     }
 
-    /// Zeroes everything: the guest has rebooted.
+    /// Zeroes the memory for a reboot of the guest.
     pub(crate) fn clear(&self) {
         for (start, end, host, _) in &self.regions {
             for word in 0..(end - start) as usize / 8 {
-                // SAFETY: inside the region, and aligned because regions are whole pages.
+                // SAFETY: the address is inside the region, and aligned because regions consist of whole pages.
                 unsafe { host.cast::<u64>().add(word).write_volatile(0) };
             }
         }
     }
 
-    /// Takes all pages of the first (0) or second (1) region away.
+    /// Removes all pages of the first (0) or second (1) region.
     pub(crate) fn truncate(&self, region: usize) {
         rustix::fs::ftruncate(&self.regions[region].3, 0).unwrap();
     }

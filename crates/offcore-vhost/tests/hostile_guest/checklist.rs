@@ -1,4 +1,4 @@
-//! What has gone wrong in other back ends' split data path, by the name of the report or of the fix (DPDK's commit).
+//! Bugs in the split data path of other back ends, named after the report or the fix (DPDK's commit).
 
 use std::sync::Arc;
 
@@ -40,17 +40,17 @@ impl Rig {
         self.cells[queue].report().broken
     }
 
-    /// Packets taken, chains that were none, chains returned.
+    /// Packets taken, invalid chains, and chains returned.
     fn counts(&self) -> (usize, usize, u16) {
         let dequeued = self.dequeued;
         (dequeued.packets, dequeued.malformed + dequeued.too_big, self.arena.used_idx(TX))
     }
 }
 
-/// A descriptor's fields: addr, len, flags, next.
+/// Fields of a descriptor: addr, len, flags, next.
 type Fields = (u64, u32, u16, u16);
 
-/// The TX virtqueue breaks with `error` on this chain, and both guests go on afterwards.
+/// Checks that the TX virtqueue breaks with `error` on this chain, and that both guests work afterwards.
 fn breaks(descs: &[Fields], tables: &[(u64, u16, Fields)], error: RingError) {
     let mut rig = rig(Engine::Core, ALL);
     for &(table, index, (addr, len, flags, next)) in tables {
@@ -63,12 +63,12 @@ fn breaks(descs: &[Fields], tables: &[(u64, u16, Fields)], error: RingError) {
     rig.finish();
 }
 
-/// A buffer was checked at its first byte only, though its tail was elsewhere in our memory, or nowhere.
+/// Only the first byte of a buffer was checked, although the rest could be elsewhere in host memory or unmapped.
 #[test]
 fn cve_2018_1059_whole_ranges_are_checked() {
     let mut rig = rig(Engine::Core, ALL);
     let frame: Vec<u8> = (0..112).collect();
-    // Across two regions that follow each other for the guest only: two copies, the right bytes.
+    // A buffer across two regions that are adjacent only in guest addresses: two copies with the right bytes.
     rig.arena.write(SEAM - 50, &[[0; 12].as_slice(), &frame[12..]].concat());
     rig.tx(0, &[(SEAM - 50, 112, 0, 0)]);
     rig.take();
@@ -87,14 +87,14 @@ fn cve_2018_1059_whole_ranges_are_checked() {
     outside(START, u32::MAX);
 }
 
-/// The indirect table was checked at its first entry only, or assumed to be contiguous.
+/// Only the first entry of an indirect table was checked, or the table was assumed to be contiguous.
 #[test]
 fn cve_2018_1059_indirect_tables() {
     let mut rig = rig(Engine::Core, ALL);
     let table = SEAM - 24;
     rig.arena.descriptor(table, 0, desc(BUFFERS, 20, VIRTQ_DESC_F_NEXT, 1));
     rig.arena.descriptor(table, 2, desc(BUFFERS + 30, 50, 0, 0));
-    // Its second entry is one half in each region: it is refused whole, never read in part.
+    // Half of the second entry is in each region. The chain is refused, and the entry is never read partially.
     rig.arena.descriptor(table, 1, desc(BUFFERS + 20, 10, VIRTQ_DESC_F_NEXT, 2));
     rig.tx(0, &[(table, 48, VIRTQ_DESC_F_INDIRECT, 0)]);
     rig.take();
@@ -113,7 +113,7 @@ fn cve_2018_1059_indirect_tables() {
     }
 }
 
-/// A buffer of length 0 at a bad address was translated to a null pointer and used.
+/// A buffer of length 0 at an invalid address was translated to a null pointer and used.
 #[test]
 fn cve_2020_10725_zero_length() {
     for engine in [Engine::Core, Engine::Helper] {
@@ -131,7 +131,7 @@ fn cve_2020_10725_zero_length() {
     }
 }
 
-/// Descriptors were read again after they had been checked.
+/// Descriptors were read again after they were checked.
 #[test]
 fn cve_2020_14375_descriptors_are_read_once() {
     let mut rig = rig(Engine::Helper, ALL);
@@ -140,7 +140,7 @@ fn cve_2020_14375_descriptors_are_read_once() {
     rig.rx(0, &[(BUFFERS + 4096, 1526, 0, 0)]);
     rig.take();
     rig.give(&[100]);
-    // Checked and handed to the engine: what the guest writes now changes nothing.
+    // They are checked and passed to the engine. Later writes by the guest have no effect.
     for ring in [RX, TX] {
         rig.arena.descriptor(ring.desc, 0, desc(u64::MAX, u32::MAX, VIRTQ_DESC_F_INDIRECT, 9));
         rig.arena.write_u16(ring.avail + 4, 0xffff);
@@ -154,7 +154,7 @@ fn cve_2020_14375_descriptors_are_read_once() {
     rig.finish();
 }
 
-/// The number of chains left was computed below zero, and the loop went on for a very long time.
+/// The number of remaining chains underflowed, and the loop ran for a very long time.
 #[test]
 fn cve_2020_14378_index_goes_back() {
     let mut rig = rig(Engine::Core, ALL);
@@ -164,7 +164,7 @@ fn cve_2020_14378_index_goes_back() {
     rig.give(&[14]);
     assert_eq!(rig.arena.used_idx(RX), 1);
     rig.arena.write_u16(RX.avail + 2, 2);
-    // Needs more chains than there ever were, so the index is looked at again.
+    // The packet needs more chains than are known, so the index is read again.
     rig.give(&[1500]);
     assert_eq!(
         rig.broken(0),
@@ -174,7 +174,7 @@ fn cve_2020_14378_index_goes_back() {
     rig.finish();
 }
 
-/// As above: more chains at once than the virtqueue has, by not waiting for those that are in flight.
+/// As above: more chains at once than the virtqueue has, because chains in flight are not returned yet.
 #[test]
 fn cve_2020_14378_too_many_chains() {
     let mut rig = rig(Engine::Helper, ALL);
@@ -190,7 +190,7 @@ fn cve_2020_14378_too_many_chains() {
     rig.take();
     let error = RingError::Index { ring: "available", found: SIZE + 1, expected: 0, size: SIZE };
     assert_eq!(rig.broken(1), Some(error));
-    // Those in flight are finished all the same.
+    // The chains in flight are still completed.
     rig.stepper.step();
     rig.poll();
     rig.take();
@@ -198,7 +198,7 @@ fn cve_2020_14378_too_many_chains() {
     rig.finish();
 }
 
-/// The virtio-net header was taken to be within two descriptors, and to be followed by a packet.
+/// The virtio-net header was assumed to be within two descriptors and to be followed by a packet.
 #[test]
 fn cve_2022_2132_header_only_descriptors() {
     for engine in [Engine::Core, Engine::Helper] {
@@ -208,7 +208,7 @@ fn cve_2022_2132_header_only_descriptors() {
             let flags = |i| if i == last { 0 } else { VIRTQ_DESC_F_NEXT };
             (0..bytes).map(|i| (BUFFERS + u64::from(i) * 3, 1, flags(i), i + 1)).collect()
         };
-        // Byte by byte, one byte each descriptor: a packet of 20 bytes.
+        // One byte per descriptor: a packet of 20 bytes.
         for i in 0..32u64 {
             rig.arena.write(BUFFERS + i * 3, &[if i < 12 { 0 } else { i as u8 }]);
         }
@@ -219,7 +219,7 @@ fn cve_2022_2132_header_only_descriptors() {
         }
         assert_eq!(rig.counts(), (1, 0, 1));
         assert_eq!(rig.latest, (12..32).collect::<Vec<u8>>());
-        // A part of the header, the header, the header and not all of an Ethernet header.
+        // Part of the header, the whole header, and the header with an incomplete Ethernet header.
         for len in [1, 11, 12, 13, 25] {
             rig.tx(32, &[(BUFFERS, len, 0, 0)]);
             rig.take();
@@ -232,7 +232,7 @@ fn cve_2022_2132_header_only_descriptors() {
     }
 }
 
-/// As above, towards the guest: chains shorter than the header, merged.
+/// As above, towards the guest: merged chains that are shorter than the header.
 #[test]
 fn cve_2022_2132_header_over_chains() {
     for engine in [Engine::Core, Engine::Helper] {
@@ -251,7 +251,7 @@ fn cve_2022_2132_header_over_chains() {
     }
 }
 
-/// A packet with this virtio-net header is refused.
+/// Checks that a packet with this virtio-net header is refused.
 fn refused(header: [u8; 12]) {
     for engine in [Engine::Core, Engine::Helper] {
         let mut rig = rig(engine, ALL);
@@ -269,7 +269,7 @@ fn refused(header: [u8; 12]) {
     }
 }
 
-/// csum_start beyond the packet. The feature is not offered, so nobody may ask for a checksum at all.
+/// csum_start is beyond the packet. The feature is not offered, so no checksum may be requested at all.
 #[test]
 fn cve_2024_11614_checksum_beyond_packet() {
     for start in [0u16, 14, 99, 100, 0x7fff, 0xffff] {
@@ -278,7 +278,7 @@ fn cve_2024_11614_checksum_beyond_packet() {
     }
 }
 
-/// Segments of 0 bytes. Segmentation is not offered, so nobody may ask for it at all.
+/// Segments of 0 bytes. Segmentation is not offered, so it may not be requested at all.
 #[test]
 fn fix_7023f3e532_segments_of_0_bytes() {
     for kind in [1, 3, 4, 5, 0x80, 0x81] {
@@ -287,7 +287,7 @@ fn fix_7023f3e532_segments_of_0_bytes() {
     }
 }
 
-/// The virtio-net header was checked in guest memory, and read there again when it was used.
+/// The virtio-net header was checked in guest memory and read from there again when it was used.
 #[test]
 fn fix_285e6b8b18_header_read_from_copy() {
     for (copied, then) in [(0, 1), (1, 0)] {
@@ -305,7 +305,7 @@ fn fix_285e6b8b18_header_read_from_copy() {
     }
 }
 
-/// A chain that is a circle, and a next descriptor outside the table.
+/// A chain that forms a loop, and a next index outside of the table.
 #[test]
 fn fix_6ec1778134_circles_and_bad_next() {
     let looped = RingError::Loop { head: 0, size: SIZE.into() };
@@ -323,14 +323,16 @@ fn fix_6ec1778134_circles_and_bad_next() {
     breaks(&pointer, &[(table, 0, (table, 32, VIRTQ_DESC_F_INDIRECT, 0))], nested);
 }
 
-/// The longest chains there can be, of empty buffers: no copies, but much to read, for the worker and so for everybody.
+/// The longest possible chains of empty buffers. They need no copies, but reading them takes the worker's time from all
+/// guests.
 #[test]
 fn fix_6ec1778134_empty_buffers_count() {
     let many = RingError::TooManyBuffers { head: 0, max: 64 };
     let table = BUFFERS;
     let entries: Vec<_> = (0..4096).map(|i| (table, i, (0, 0, VIRTQ_DESC_F_NEXT, i + 1))).collect();
     breaks(&[(table, 65536, VIRTQ_DESC_F_INDIRECT, 0)], &entries, many);
-    // Towards the guest, with mergeable buffers: a packet is given up after the first chain, and not after all of them.
+    // Towards the guest, with mergeable buffers: a packet is given up after the first chain, before all chains are
+    // read.
     let mut rig = rig(Engine::Core, ALL);
     for i in 0..64 {
         rig.arena.descriptor(
@@ -348,7 +350,7 @@ fn fix_6ec1778134_empty_buffers_count() {
     rig.finish();
 }
 
-/// Ring addresses were used after the virtqueue had been stopped.
+/// Ring addresses were used after the virtqueue was stopped.
 #[test]
 fn fix_1846fe767f_addresses_after_stop() {
     for engine in [Engine::Core, Engine::Helper] {

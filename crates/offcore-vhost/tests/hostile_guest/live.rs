@@ -1,5 +1,6 @@
-//! A hostile front end with its guest at a real socket, an honest guest to talk with, and a third guest beside both on the
-//! same worker and channels. One thread plays them all and the worker; the back end's control thread is its own.
+//! A hostile front end with its guest on a real socket, an honest guest as its peer, and a third guest (the neighbour)
+//! on the same worker and channels. A single thread runs all of them and the worker. The back end has its own control
+//! thread.
 #![allow(dead_code, reason = "each test binary and fuzz target uses its own part")]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,37 +26,37 @@ use offcore_vhost::{Backend, BackendConfig, Dequeue, Enqueue, Pair, VringCell, V
 
 use crate::neighbour::Neighbour;
 
-/// Guest address of the hostile guest's memory, and what its front end calls it.
+/// Guest address of the hostile guest's memory, and its front-end address.
 pub(crate) const PHYSICAL: u64 = 0x10_0000;
 pub(crate) const USER: u64 = 0x7fff_0000_0000;
-/// Its size in bytes, and where in it its buffers begin.
+/// Length of this memory in bytes, and offset of the buffers in it.
 pub(crate) const MEMORY: u64 = 1 << 20;
 pub(crate) const BUFFERS: u64 = 0x4_0000;
-/// Bytes of a log of its dirty pages.
+/// Length of its dirty log in bytes.
 pub(crate) const LOG: u64 = 4096;
-/// Descriptors of each of its virtqueues, unless a script says something else.
+/// Descriptors of each of its virtqueues, unless a script uses another number.
 pub(crate) const SIZE: u16 = 64;
-/// All that there is of checksums and segmentation, and of buffers. A log of dirty pages needs a message of its own.
+/// All features for checksums, segmentation and buffers. A dirty log needs a separate message.
 pub(crate) const EVERYTHING: u64 =
     OFFERED & !(VIRTIO_F_RING_PACKED | VIRTIO_F_IN_ORDER | VIRTIO_NET_F_MQ | VHOST_F_LOG_ALL);
 
 const CHUNKS: usize = 1024;
 const PARTNER: u16 = 64;
-/// Every wait for progress ends here.
+/// Maximum time to wait for progress.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Who copies, and how often.
+/// How copies are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
-    /// The core itself, at once.
+    /// By the core, at once.
     Core,
-    /// A helper core.
+    /// By a helper core.
     Helper,
-    /// An engine that delays, reorders, fails and loses copies.
+    /// By an engine that delays, reorders, fails and loses copies.
     Faulty,
     /// From guest to guest in one copy, by the core.
     OneCopy,
-    /// The same by a helper core.
+    /// From guest to guest in one copy, by a helper core.
     OneCopyHelper,
 }
 
@@ -68,12 +69,12 @@ impl Path {
     }
 }
 
-/// One way from a virtqueue to another.
+/// The path from one virtqueue to another.
 struct Way {
     dequeue: Dequeue,
     enqueue: Enqueue,
     pair: Pair,
-    /// Packets and chains that were none.
+    /// Number of packets, and of chains that were not valid packets.
     counts: Dequeued,
     held: Burst,
 }
@@ -119,7 +120,7 @@ impl Way {
     }
 }
 
-/// The honest guest on the other end.
+/// The honest guest on the other side.
 pub(crate) struct Partner {
     guest: Guest,
     cells: [Arc<VringCell>; 2],
@@ -127,7 +128,7 @@ pub(crate) struct Partner {
     tx: driver::Queue<u64>,
     free: Vec<u64>,
     sent: u64,
-    /// What it has received, without virtio-net headers; the latest of it.
+    /// Number of received packets, and the content of the last one without its virtio-net header.
     pub(crate) received: usize,
     pub(crate) latest: Vec<u8>,
 }
@@ -145,7 +146,7 @@ impl Partner {
         Self { guest, cells, receiver, tx, free, sent: 0, received: 0, latest: Vec::new() }
     }
 
-    /// Sends the next packet of `len` bytes, if there is room; its bytes.
+    /// Sends the next packet of `len` bytes and returns its content; returns `None` if no buffer is free.
     pub(crate) fn send(&mut self, len: usize) -> Option<Vec<u8>> {
         let address = self.free.pop()?;
         let bytes = pattern(self.sent, len);
@@ -156,7 +157,7 @@ impl Partner {
         Some(bytes)
     }
 
-    /// Looks at what has come, all of it whole packets.
+    /// Processes received packets. All of them must be complete.
     fn turn(&mut self) {
         self.tx.used().unwrap();
         while let Some(used) = self.tx.pop().unwrap() {
@@ -172,28 +173,28 @@ impl Partner {
     }
 }
 
-/// Everything, from one case to the next: the back end serves one front end after another.
+/// State that is kept from one case to the next. The back end serves one front end after another.
 pub(crate) struct Live {
     dir: TempDir,
     pub(crate) backend: Backend,
     pub(crate) worker: Worker,
     pub(crate) stepper: Stepper,
     bindings: [Binding; 3],
-    /// From the hostile guest, and to it.
+    /// The paths from the hostile guest and to it.
     ways: [Way; 2],
     pub(crate) partner: Partner,
     pub(crate) neighbour: Neighbour,
     pub(crate) path: Path,
     /// Whether the hostile guest's virtqueues are packed.
     pub(crate) packed: bool,
-    /// Its front end's connection, while there is one.
+    /// Connection of the hostile front end, if any.
     pub(crate) connection: Option<Connection>,
-    /// Its memory, and as much of it as there is.
+    /// Memory of the hostile guest, and its current length.
     pub(crate) memory: OwnedFd,
     pub(crate) len: u64,
-    /// Where each of its virtqueues is: entries made available so far.
+    /// Position in each of its virtqueues: the number of entries made available.
     pub(crate) next: [u32; 2],
-    /// By which its file is found among those of the process.
+    /// Name of its file, used to find it among the open files of the process.
     memory_name: String,
 }
 
@@ -237,7 +238,7 @@ impl Live {
         live
     }
 
-    /// Begins a case: another way to copy, another guest.
+    /// Begins a case with this path and a new guest.
     pub(crate) fn begin(&mut self, path: Path, packed: bool) {
         (self.path, self.packed) = (path, packed);
         let binding = match path {
@@ -251,7 +252,7 @@ impl Live {
         self.reboot();
     }
 
-    /// Another guest with memory of its own, and no connection yet.
+    /// Replaces the guest by a new one with separate memory and without a connection.
     pub(crate) fn reboot(&mut self) {
         let memory = memory(&self.memory_name, MEMORY);
         (self.connection, self.memory, self.len, self.next) = (None, memory, MEMORY, [0; 2]);
@@ -261,7 +262,7 @@ impl Live {
 
     // ---- the worker ----
 
-    /// A turn of the worker for everybody.
+    /// One round of the worker, with all guests.
     pub(crate) fn turn(&mut self) {
         self.neighbour.send(1);
         self.round();
@@ -277,7 +278,7 @@ impl Live {
         self.partner.turn();
     }
 
-    /// Goes on until something is so, with all that helps.
+    /// Runs until a condition is true. The engine also makes progress.
     pub(crate) fn until(&mut self, what: &str, mut so: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -291,18 +292,18 @@ impl Live {
         }
     }
 
-    /// Packets that came from the hostile guest, and chains that were none.
+    /// Number of packets from the hostile guest, and of chains that were not valid packets.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let counts = self.ways[0].counts;
         (counts.packets, counts.malformed + counts.too_big)
     }
 
-    /// Why the RX (0) or TX (1) virtqueue of the hostile guest is broken.
+    /// The error of the hostile guest's RX (0) or TX (1) virtqueue.
     pub(crate) fn broken(&self, queue: usize) -> Option<RingError> {
         self.backend.cells()[queue].report().broken
     }
 
-    /// The worker goes to sleep and wakes up.
+    /// Lets the worker go to sleep and wake up.
     pub(crate) fn sleep(&mut self) {
         self.ways[0].dequeue.arm();
         self.ways[0].dequeue.disarm();
@@ -316,7 +317,7 @@ impl Live {
         self.connection = Some(Connection::new(socket.into()).unwrap());
     }
 
-    /// Sends a request, unless the connection has ended, and lets the worker go on until the back end has looked at it.
+    /// Sends a request, unless the connection has ended, and lets the worker run until the back end has processed it.
     pub(crate) fn send(&mut self, request: Request<BorrowedFd<'_>>, need_reply: bool) {
         let before = self.backend.device().status().messages;
         let Some(connection) = &self.connection else { return };
@@ -324,7 +325,8 @@ impl Live {
             return;
         }
         let begin = Instant::now();
-        // Not for ever: part of a message may be in front of it, or the back end busy with another one's end.
+        // The wait is limited: the request may follow an incomplete message, or the back end may be closing another
+        // connection.
         while self.backend.device().status().messages == before && begin.elapsed() < Duration::from_millis(5)
         {
             self.stepper.step();
@@ -333,7 +335,7 @@ impl Live {
         }
     }
 
-    /// Sends a request and returns its acknowledgement, or the value it replies.
+    /// Sends a request and returns its acknowledgement or the value of its reply.
     pub(crate) fn ask(&mut self, request: Request<BorrowedFd<'_>>) -> u64 {
         let code = request.code();
         self.connection.as_ref().unwrap().send_request(request, true).unwrap();
@@ -353,7 +355,7 @@ impl Live {
         MemoryRegion { guest: PHYSICAL, size: MEMORY, user: USER, mmap_offset: 0 }
     }
 
-    /// Connects, negotiates and starts both virtqueues as an honest front end does.
+    /// Connects, negotiates and starts both virtqueues in the same way as an honest front end.
     pub(crate) fn start(&mut self, features: u64) {
         self.connect();
         let packed = if self.packed { VIRTIO_F_RING_PACKED } else { 0 };
@@ -382,15 +384,15 @@ impl Live {
         }
     }
 
-    /// A file for a log of dirty pages that reaches over the hostile guest's memory and a little further. As with its memory,
-    /// none may be left open.
+    /// Returns a file for a dirty log that covers the hostile guest's memory and a little more. As with its memory, the
+    /// file must be closed at the end.
     pub(crate) fn log(&self) -> OwnedFd {
         memory(&self.memory_name, LOG)
     }
 
     // ---- the guest ----
 
-    /// Writes to the hostile guest's memory, as far as there is any.
+    /// Writes to the hostile guest's memory. Bytes beyond its current length are ignored.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let len = self.len.saturating_sub(offset).min(bytes.len() as u64) as usize;
         if len > 0 {
@@ -410,15 +412,15 @@ impl Live {
         u16::from_le_bytes([bytes[0], bytes[1]])
     }
 
-    /// Writes a descriptor: of a split virtqueue, `rest` is its next; of a packed one, its id.
+    /// Writes a descriptor. `rest` is the next index for a split virtqueue, and the ID for a packed one.
     pub(crate) fn descriptor(&self, offset: u64, addr: u64, len: u32, flags: u16, rest: u16) {
         let (low, high) = if self.packed { (rest, flags) } else { (flags, rest) };
         let bytes = [&addr.to_le_bytes()[..], &len.to_le_bytes(), &low.to_le_bytes(), &high.to_le_bytes()];
         self.write(offset, &bytes.concat());
     }
 
-    /// Makes a chain available in the RX (0) or TX (1) virtqueue of `size` descriptors. The flag that it goes on is set here;
-    /// whatever else is in the flags is the caller's to say.
+    /// Makes a chain available in the RX (0) or TX (1) virtqueue of `size` descriptors. NEXT is set here, all other
+    /// flags are set by the caller.
     pub(crate) fn offer(&mut self, queue: usize, size: u16, chain: &[(u64, u32, u16)]) {
         let table = queue as u64 * 0x1_0000;
         let next = self.next[queue];
@@ -439,7 +441,7 @@ impl Live {
             self.next[queue] = at(chain.len());
             return;
         }
-        // Eight descriptors for each entry, or all of them.
+        // Each entry has eight descriptors, or all of them for a small queue.
         let heads = (u32::from(size) / 8).max(1);
         let head = (next % heads) as u16 * 8;
         for (i, &(addr, len, flags)) in chain.iter().enumerate() {
@@ -452,7 +454,7 @@ impl Live {
         self.write(table + 0x4002, &(self.next[queue] as u16).to_le_bytes());
     }
 
-    /// Chains returned of a virtqueue that has not wrapped: split ones, or descriptors of packed ones.
+    /// Number of chains (split) or descriptors (packed) returned in a virtqueue that has not wrapped.
     pub(crate) fn returned(&self, queue: usize) -> usize {
         let table = queue as u64 * 0x1_0000;
         if !self.packed {
@@ -466,7 +468,8 @@ impl Live {
 
     // ---- the end of a case ----
 
-    /// The hostile front end is gone. Then one comes that is honest, and everything works, and everything is back.
+    /// Replaces the hostile front end by an honest one, and checks that everything works and that all buffers are
+    /// returned.
     pub(crate) fn finish(&mut self) {
         self.reboot();
         self.packed = false;
@@ -491,12 +494,12 @@ impl Live {
         assert_eq!(all.len(), CHUNKS, "packet buffers are missing");
         self.worker.cache.free_all(all);
         let name = self.memory_name.clone();
-        // The one that is its next guest's.
+        // The remaining file belongs to the next guest.
         self.until("the hostile guest's file is closed", |_| open_files(&name) == 1);
     }
 }
 
-/// How often the process has the file of this name.
+/// How many open files with this name the process has.
 fn open_files(name: &str) -> usize {
     let files = std::fs::read_dir("/proc/self/fd").unwrap();
     let links = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
@@ -504,7 +507,7 @@ fn open_files(name: &str) -> usize {
 }
 
 fn memory(name: &str, len: u64) -> OwnedFd {
-    // Not sealed: the guest can truncate it.
+    // Not sealed, so that the guest can truncate it.
     let memory = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&memory, len).unwrap();
     memory

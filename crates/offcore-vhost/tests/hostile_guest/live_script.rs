@@ -1,5 +1,5 @@
-//! A hostile front end and its guest as a string of bytes: what they send, what they write and what they take away, and
-//! when the worker has its turns. Any bytes are a script.
+//! A script for a hostile front end and its guest, as a string of bytes. It defines the messages, the data that is
+//! written, the memory that is removed, and the rounds of the worker. Any byte string is a valid script.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,24 +14,24 @@ use rustix::fs::OFlags;
 
 use crate::live::{BUFFERS, EVERYTHING, LOG, Live, MEMORY, PATHS, PHYSICAL, SIZE, USER, addresses};
 
-/// Longer scripts are cut off: every case ends soon.
+/// Longer scripts are cut off, so that every case ends soon.
 const MAX_STEPS: usize = 150;
 
 thread_local! {
-    /// What the last case that went well left behind.
+    /// State of the last successful case, for reuse.
     static LIVE: RefCell<Option<Live>> = const { RefCell::new(None) };
 }
 
-/// What came of a script, so that tests can see that scripts do something.
+/// Statistics of a script, so that tests can check that scripts exercise the code.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(dead_code, reason = "a fuzz target looks at none of it")]
 pub(crate) struct Outcome {
-    /// Packets from the hostile guest, and chains that were none.
+    /// Packets from the hostile guest, and chains that were not valid packets.
     pub(crate) packets: usize,
     pub(crate) dropped: usize,
-    /// Virtqueues that were found broken at the end.
+    /// Virtqueues that were broken at the end.
     pub(crate) broken: usize,
-    /// Messages that the back end has got, and those of them that it refused.
+    /// Messages received by the back end, and how many of them it refused.
     pub(crate) messages: u64,
     pub(crate) refused: u64,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Outcome {
 /// Plays a script.
 ///
 /// # Panics
-/// When the hostile front end got what it wanted.
+/// Panics if the hostile front end has broken an invariant.
 pub(crate) fn play(script: &[u8]) -> Outcome {
     let mut live = LIVE.take().unwrap_or_else(Live::new);
     let mut script = Script(script);
@@ -75,7 +75,7 @@ fn event() -> OwnedFd {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// Mostly all that there are.
+/// Returns a set of features: in most cases, all of them.
 fn features(script: &mut Script<'_>) -> u64 {
     match script.u8() {
         0..128 => EVERYTHING,
@@ -91,7 +91,7 @@ fn step(script: &mut Script<'_>, live: &mut Live, events: &mut [OwnedFd; 2]) {
         0..12 => message(script, live, events, queue as u32),
         12..26 => offer(script, live, queue),
         26..30 => {
-            // A virtio-net header, or what may be one, where packets may begin.
+            // Writes a virtio-net header, which may be invalid, to the start of a buffer.
             let header = [script.u8() & 7, [0, 0, 1, 4, 0x81, 3][usize::from(script.u8()) % 6], 54, 0];
             let rest = [script.u8(), script.u8() & 31, script.u8(), script.u8() & 1, 16, 0, 0, 0];
             let at = BUFFERS + u64::from(script.u8() & 31) * 4096;
@@ -100,21 +100,21 @@ fn step(script: &mut Script<'_>, live: &mut Live, events: &mut [OwnedFd; 2]) {
         30..32 => live.write(queue as u64 * 0x1_0000 + u64::from(script.u16()), &script.u64().to_le_bytes()),
         32 => live.write(u64::from(script.u16()) * 16, &script.u64().to_le_bytes()),
         33 => {
-            // Where the ring of a split virtqueue goes on.
+            // Changes the available index of a split virtqueue.
             live.write(queue as u64 * 0x1_0000 + 0x4002, &script.u16().to_le_bytes());
         }
         34 if script.u8() < 64 => {
-            // Memory goes, and comes back as something else.
+            // Truncates the memory, or extends it again with other content.
             live.len = [0, 4096, BUFFERS, MEMORY / 2, MEMORY - 4096, MEMORY][usize::from(script.u8()) % 6];
             rustix::fs::ftruncate(&live.memory, live.len).unwrap();
         }
         35 => {
-            // Nothing that is shared keeps its flags.
+            // Changes the flags of a shared eventfd.
             let flags = if script.u8() < 128 { OFlags::empty() } else { OFlags::NONBLOCK };
             rustix::fs::fcntl_setfl(&events[queue], flags).unwrap();
         }
         36 => {
-            // Full, and without waiting for that.
+            // Fills the eventfd, without blocking.
             let flags = rustix::fs::fcntl_getfl(&events[queue]).unwrap();
             rustix::fs::fcntl_setfl(&events[queue], flags | OFlags::NONBLOCK).unwrap();
             let _ = rustix::io::write(&events[queue], &(u64::MAX - 1).to_ne_bytes());
@@ -142,7 +142,7 @@ fn step(script: &mut Script<'_>, live: &mut Live, events: &mut [OwnedFd; 2]) {
     }
 }
 
-/// Some chain, mostly a sensible one.
+/// Makes a chain available, which is valid in most cases.
 fn offer(script: &mut Script<'_>, live: &mut Live, queue: usize) {
     let write = [VIRTQ_DESC_F_WRITE, 0][queue];
     let entries = match script.u8() {
@@ -157,7 +157,7 @@ fn offer(script: &mut Script<'_>, live: &mut Live, queue: usize) {
         })
         .collect();
     if script.u8() >= 220 {
-        // The same as a table.
+        // Puts the same chain into an indirect table.
         let table = BUFFERS + 0x2_0000 + u64::from(script.u8() & 15);
         for (i, &(addr, len, flags)) in buffers.iter().enumerate() {
             let more = u16::from(i + 1 < buffers.len() && !live.packed);
@@ -238,7 +238,7 @@ fn message(script: &mut Script<'_>, live: &mut Live, events: &[OwnedFd; 2], inde
     live.send(request, need_reply);
 }
 
-/// What belongs to a migration: the log, that it is used, and where a virtqueue's used ring is in it.
+/// Sends a migration message: the dirty log, the feature, or the log address of a virtqueue's used ring.
 fn log(script: &mut Script<'_>, live: &mut Live, index: u32, kind: u8) {
     let packed = if live.packed { VIRTIO_F_RING_PACKED } else { 0 };
     let request = match kind {
@@ -264,7 +264,7 @@ fn log(script: &mut Script<'_>, live: &mut Live, index: u32, kind: u8) {
     live.send(request, false);
 }
 
-/// Bytes as they are; the connection may be of no more use afterwards.
+/// Sends raw bytes. The connection may be unusable afterwards.
 fn raw(script: &mut Script<'_>, live: &mut Live) {
     let (code, flags, len) = (u32::from(script.u8() % 50), 1 | u32::from(script.u8() & 8), script.u8() % 64);
     let mut bytes = [code, flags, len.into()].map(u32::to_ne_bytes).concat();
@@ -295,7 +295,7 @@ impl Script<'_> {
         u64::from_le_bytes(std::array::from_fn(|_| self.u8()))
     }
 
-    /// What comes next, and to which virtqueue.
+    /// Returns the next operation and its virtqueue.
     fn op(&mut self) -> (u8, usize) {
         let byte = self.u8();
         (byte & 0x7f, usize::from(byte >> 7))

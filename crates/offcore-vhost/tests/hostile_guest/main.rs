@@ -1,5 +1,5 @@
-//! Guests that do their worst on the data path: whatever they write, whenever they write it, nothing panics, hangs,
-//! leaks or reaches outside their memory, and their neighbours' packets keep moving.
+//! Hostile guests on the data path. Whatever they write, at any time, nothing panics, hangs, leaks or accesses memory
+//! beyond their own, and their neighbours' packets are still delivered.
 #![allow(clippy::unwrap_used, reason = "a test that finds something else fails")]
 
 mod arbitrary;

@@ -1,11 +1,12 @@
-//! vhost-user messages of any bytes: decoded or refused in words, and what was decoded encodes to the same bytes.
+//! vhost-user messages with arbitrary bytes: each is decoded or refused with a message, and a decoded message is
+//! encoded to the same bytes.
 
 use offcore_vhost::message::{HEADER, Header, MAX_FDS, MAX_PAYLOAD, Request};
 
-/// Decodes the messages that `bytes` begin with. The first byte says how many file descriptors come with each.
+/// Decodes the messages at the start of `bytes`. The first byte is the number of file descriptors for each message.
 ///
 /// # Panics
-/// When a message is accepted that is not exactly what was sent.
+/// Panics if an accepted message is not exactly equal to the sent one.
 pub(crate) fn decode(bytes: &[u8]) -> usize {
     let Some((&fds, mut bytes)) = bytes.split_first() else { return 0 };
     let fds = usize::from(fds) % (MAX_FDS + 2);
@@ -29,7 +30,7 @@ pub(crate) fn decode(bytes: &[u8]) -> usize {
                 assert_eq!(fds.len(), sent_fds, "no file descriptor gets lost");
                 let header = Header::decode(again[..HEADER].try_into().unwrap()).unwrap();
                 assert_eq!(Request::decode(&header, &again[HEADER..], fds).as_ref(), Ok(&request));
-                // Without C's padding a region for descriptors in flight is as good.
+                // A region for descriptors in flight is also valid without C's padding.
                 let unpadded = matches!(request, Request::GetInflightFd(_) | Request::SetInflightFd(..))
                     && payload.len() == 20;
                 assert_eq!(again.len() - HEADER, payload.len() + if unpadded { 4 } else { 0 });

@@ -1,5 +1,5 @@
-//! A well-behaved guest on the same worker, mover and channels as a hostile one: its packets go out of its TX virtqueue
-//! and come back through its RX virtqueue, and each is checked.
+//! A well-behaved guest on the same worker, mover and channels as a hostile one. Its packets are sent by its TX
+//! virtqueue and come back on its RX virtqueue, and each of them is checked.
 #![allow(dead_code, reason = "each test binary and fuzz target uses its own part")]
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 use offcore_vhost::testing::{FEATURES, Guest, Receiver, Worker, pattern, start};
 
 const SIZE: u16 = 64;
-/// Its TX buffers are behind its RX buffers.
+/// The TX buffers follow the RX buffers.
 const TX_BUFFERS: usize = 256;
 
 pub(crate) struct Neighbour {
@@ -37,7 +37,7 @@ impl Neighbour {
         Guest::new(SIZE)
     }
 
-    /// Starts both virtqueues of `guest` anew.
+    /// Restarts both virtqueues of `guest`.
     pub(crate) fn new(guest: Guest, worker: &mut Worker, binding: &Binding) -> Self {
         guest.reset_rings();
         let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
@@ -54,7 +54,7 @@ impl Neighbour {
         Self { guest, receiver, tx, cells, enqueue, dequeue, free, held, sent: 0, received: 0 }
     }
 
-    /// Sends up to `packets` more.
+    /// Sends up to `packets` further packets.
     pub(crate) fn send(&mut self, packets: usize) {
         for _ in 0..packets {
             let Some(address) = self.free.pop() else { break };
@@ -66,7 +66,7 @@ impl Neighbour {
         self.tx.publish();
     }
 
-    /// One turn of the worker, and a look at what arrived.
+    /// One round of the worker, followed by a check of the received packets.
     pub(crate) fn turn(&mut self, worker: &mut Worker) {
         let mut ctx = worker.ctx();
         if self.held.is_empty() {
@@ -87,12 +87,12 @@ impl Neighbour {
         }
     }
 
-    /// Whether everything that was sent has arrived.
+    /// Whether all sent packets have arrived.
     pub(crate) fn is_done(&self) -> bool {
         self.received == self.sent
     }
 
-    /// Hands the memory back for the next run; nothing may be in flight.
+    /// Returns the memory for the next run. Nothing may be in flight.
     pub(crate) fn into_guest(self) -> Guest {
         assert!(self.held.is_empty());
         for cell in &self.cells {

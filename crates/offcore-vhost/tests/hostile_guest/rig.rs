@@ -1,4 +1,4 @@
-//! A hostile guest and its neighbour on one worker, and what must hold when the hostile one has had its say.
+//! A hostile guest and its neighbour on one worker, and the checks after the hostile guest has finished.
 #![allow(dead_code, reason = "each test binary and fuzz target uses its own part")]
 
 use std::sync::Arc;
@@ -16,35 +16,35 @@ use crate::arena::{Arena, BUFFERS, RX, TX};
 use crate::neighbour::Neighbour;
 use offcore_vhost::testing::{Guest, Worker, pattern};
 
-/// Packet buffers: few, so that a guest can try to use them up.
+/// Number of packet buffers. It is small, so that a guest can try to exhaust them.
 const CHUNKS: usize = 512;
 const CHUNK: usize = 2048;
-/// Bytes that no guest wrote: what the pool holds before a case.
+/// A byte that no guest writes. It fills the pool before each case.
 const CANARY: u8 = 0xc5;
-/// Every wait for progress ends here.
+/// Maximum time to wait for progress.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Who copies.
+/// How copies are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
-    /// The core itself.
+    /// By the core.
     Core,
-    /// A helper, stepped by the test.
+    /// By a helper core that the test steps.
     Helper,
-    /// An engine that delays, reorders, fails and loses copies.
+    /// By an engine that delays, reorders, fails and loses copies.
     Faulty,
-    /// One virtqueue on both of these.
+    /// One virtqueue uses both of these engines.
     Both,
 }
 
 pub(crate) const ENGINES: [Engine; 4] = [Engine::Core, Engine::Helper, Engine::Faulty, Engine::Both];
 
-/// What is expensive to make and the same for every case.
+/// State that is expensive to create and can be reused in every case.
 pub(crate) struct Memories {
     pub(crate) arena: Arc<Arena>,
     neighbour: Guest,
     pool: &'static Pool,
-    /// A private clock's counters live as long as the process.
+    /// The counters of a private clock live as long as the process.
     clock: StageClock,
 }
 
@@ -60,7 +60,7 @@ impl Memories {
     }
 }
 
-/// How the hostile guest's virtqueues are set up.
+/// Configuration of the hostile guest's virtqueues.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) engine: Engine,
@@ -73,7 +73,7 @@ pub(crate) struct Rig {
     pub(crate) arena: Arc<Arena>,
     pub(crate) setup: Setup,
     pub(crate) worker: Worker,
-    /// The RX virtqueue's cell and the TX virtqueue's.
+    /// The cells of the RX and TX virtqueues.
     pub(crate) cells: [Arc<VringCell>; 2],
     pub(crate) enqueue: Enqueue,
     pub(crate) dequeue: Dequeue,
@@ -82,16 +82,16 @@ pub(crate) struct Rig {
     pub(crate) held: Burst,
     serial: u64,
     pool: &'static Pool,
-    /// The last packet that came from the hostile guest.
+    /// The last packet from the hostile guest.
     pub(crate) latest: Vec<u8>,
-    /// What came from it altogether.
+    /// Counters of everything received from it.
     pub(crate) dequeued: Dequeued,
-    /// Packets that went to it.
+    /// Packets delivered to it.
     pub(crate) enqueued: usize,
 }
 
 impl Rig {
-    /// Both of the hostile guest's virtqueues are started at available entry `base`, with whatever the memory holds.
+    /// Starts both virtqueues of the hostile guest at available entry `base`, with the current content of the memory.
     pub(crate) fn new(memories: Memories, setup: Setup, base: u16) -> Self {
         let Memories { arena, neighbour, pool, clock } = memories;
         let mut worker = Worker { mover: Mover::new(), cache: pool.cache(), clock, burst: BURST };
@@ -147,7 +147,7 @@ impl Rig {
         self.cells[queue].publish(|wanted| wanted.vring = None);
     }
 
-    /// Takes from the hostile guest what it has, and checks that every byte came from somewhere.
+    /// Receives packets from the hostile guest, and checks that every byte was written by a guest.
     pub(crate) fn take(&mut self) {
         let broken = self.cells[1].wait(Duration::ZERO).is_ok_and(|report| report.broken.is_some());
         let before = self.dequeue.in_flight(&mut self.worker.mover);
@@ -173,7 +173,7 @@ impl Rig {
         self.dequeued.too_big += dequeued.too_big;
     }
 
-    /// Offers the hostile guest packets of these lengths, and publishes what has completed.
+    /// Sends packets of these lengths to the hostile guest, and publishes completed ones.
     pub(crate) fn give(&mut self, lengths: &[usize]) {
         for &len in lengths {
             if self.held.is_full() {
@@ -198,7 +198,7 @@ impl Rig {
         ctx.mover.poll(ctx.clock);
     }
 
-    /// A turn of the worker for everybody.
+    /// One round of the worker, with all guests.
     pub(crate) fn turn(&mut self, lengths: &[usize]) {
         self.neighbour.send(2);
         self.poll();
@@ -216,7 +216,7 @@ impl Rig {
         self.in_flight() == 0 && self.cells.iter().all(|cell| cell.wait(Duration::ZERO).is_ok())
     }
 
-    /// Turns until `done`.
+    /// Runs rounds until `done` is true.
     fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -232,7 +232,8 @@ impl Rig {
         }
     }
 
-    /// Stops the hostile guest; then it reboots and behaves, and everything works and everything is back.
+    /// Stops the hostile guest, reboots it as an honest guest, and checks that everything works and that all buffers
+    /// are returned.
     pub(crate) fn finish(mut self) -> Memories {
         self.stop(0);
         self.stop(1);
@@ -253,9 +254,9 @@ impl Rig {
         Memories { arena, neighbour: neighbour.into_guest(), pool, clock: worker.clock }
     }
 
-    /// Fresh rings, one packet each way.
+    /// Creates new rings, and sends one packet in each direction.
     fn reboot(&mut self) {
-        // A front end whose memory has vanished comes back with another one.
+        // A front end whose memory has vanished reconnects with other memory.
         if self.arena.memory.vanished() {
             self.arena = Arc::new(Arena::new());
         }
@@ -282,12 +283,12 @@ impl Rig {
         assert_eq!(self.cells.each_ref().map(|cell| cell.report().broken), [None, None]);
     }
 
-    /// Every packet buffer is back, and nobody wrote where packets never are.
+    /// Checks that every packet buffer is returned, and that nothing was written outside of packet data.
     fn check_pool(&mut self) {
         let all: Vec<_> = std::iter::from_fn(|| self.worker.cache.take()).collect();
         assert_eq!(all.len(), CHUNKS, "packet buffers are missing");
         for chunk in 0..CHUNKS {
-            // SAFETY: this has all chunks, and so all of the pool's memory.
+            // SAFETY: all chunks were taken, so this function owns the whole memory of the pool.
             let headroom =
                 unsafe { self.pool.memory().0.add(chunk * CHUNK).cast::<[u8; HEADROOM - 12]>().read() };
             assert!(
@@ -298,10 +299,10 @@ impl Rig {
         self.worker.cache.free_all(all);
     }
 
-    /// Nobody owns a packet buffer: all of them are filled with canaries.
+    /// Fills all packet buffers with canaries. All of them must be free.
     fn forget_everything(&mut self) {
         for chunk in 0..CHUNKS {
-            // SAFETY: inside the pool's memory, of which nobody owns a chunk.
+            // SAFETY: the address is inside the pool's memory, and no chunk is in use.
             unsafe { self.pool.memory().0.add(chunk * CHUNK).write_bytes(CANARY, CHUNK) };
         }
         const { assert!(BURST < CHUNKS) };

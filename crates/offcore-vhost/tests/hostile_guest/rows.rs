@@ -1,43 +1,47 @@
-//! What has gone wrong in other back ends, once more with what drivers negotiate today (checksums, segmentation, packed
-//! virtqueues), at a real socket and on every path, while an honest guest and a neighbour go on.
+//! Bugs of other back ends, tested again with the features that drivers negotiate today (checksums, segmentation,
+//! packed virtqueues), with a real socket and on every path. Meanwhile, an honest guest and a neighbour must keep
+//! working.
 //!
-//! Where each row of the checklist is tested (DPDK's report or fix), here and elsewhere:
+//! The following lists say where each row of the checklist is tested. "Here" is this file. The first list is by DPDK's
+//! report or fix:
 //!
-//! | report or fix | tests |
-//! |---|---|
-//! | CVE-2018-1059 | `checklist`: `cve_2018_1059_*`; here `cve_2018_1059_ranges` |
-//! | CVE-2019-14818 | `control_descriptors`: `nothing_leaks`; `control`: `wrong_fd_counts_are_refused`; here `cve_2019_14818_files_with_any_message` |
-//! | CVE-2020-10722 | `control`: `log_that_makes_no_sense_is_refused`; here `cve_2020_10722_log_that_wraps_around` |
-//! | CVE-2020-10723 | `control`: `unknown_virtqueues_are_refused`; here `cve_2020_10723_index_of_32_bits` |
-//! | CVE-2020-10724, -14374, -14376, -14377 | cryptography, which there is none of |
-//! | CVE-2020-10725 | `checklist`: `cve_2020_10725_zero_length`; here `cve_2020_10725_empty_buffers` |
-//! | CVE-2020-10726, 2021-3839, 2022-0669 | `control_descriptors`: `nothing_leaks`; `control`: `region_for_what_there_is_not_is_refused`; here `cve_2020_10726_memory_in_flight` |
-//! | e4a01eea66 | `control`: `virtqueues_go_on_where_a_back_end_has_left_them` |
-//! | CVE-2020-14375 | `checklist`: `cve_2020_14375_*`; here `cve_2020_14375_descriptors_are_read_once` |
-//! | CVE-2020-14378 | `checklist`: `cve_2020_14378_*`; a packed virtqueue has no such index |
-//! | CVE-2022-2132 | `checklist`: `cve_2022_2132_*`; here `cve_2022_2132_no_packet_behind_the_header` |
-//! | CVE-2024-11614 | here `cve_2024_11614_checksum_beyond_packet` |
-//! | 285e6b8b18 | `checklist`: `fix_285e6b8b18_*`; here `fix_285e6b8b18_header_changes` |
-//! | e31b57e732 | here `fix_e31b57e732_packed_chain_length` |
-//! | 7023f3e532 | here `fix_7023f3e532_segments_of_0_bytes` |
-//! | 6ec1778134 | `checklist`: `fix_6ec1778134_*`; here `fix_6ec1778134_circle` |
-//! | 7cc4f260bf | here `fix_7cc4f260bf_256_virtqueues` |
-//! | 73ea44370d, 21d9fb6bad | here `fix_73ea44370d_front_ends_come_and_go` |
-//! | 1846fe767f | `checklist`: `fix_1846fe767f_*`; here `fix_1846fe767f_addresses_after_stop` |
+//! * CVE-2018-1059: `checklist`: `cve_2018_1059_*`; here `cve_2018_1059_ranges`
+//! * CVE-2019-14818: `control_descriptors`: `nothing_leaks`; `control`: `wrong_fd_counts_are_refused`; here
+//!   `cve_2019_14818_files_with_any_message`
+//! * CVE-2020-10722: `control`: `log_that_makes_no_sense_is_refused`; here `cve_2020_10722_log_that_wraps_around`
+//! * CVE-2020-10723: `control`: `unknown_virtqueues_are_refused`; here `cve_2020_10723_index_of_32_bits`
+//! * CVE-2020-10724, -14374, -14376, -14377: not applicable, because Offcore has no cryptography device
+//! * CVE-2020-10725: `checklist`: `cve_2020_10725_zero_length`; here `cve_2020_10725_empty_buffers`
+//! * CVE-2020-10726, 2021-3839, 2022-0669: `control_descriptors`: `nothing_leaks`; `control`:
+//!   `region_for_what_there_is_not_is_refused`; here `cve_2020_10726_memory_in_flight`
+//! * e4a01eea66: `control`: `virtqueues_go_on_where_a_back_end_has_left_them`
+//! * CVE-2020-14375: `checklist`: `cve_2020_14375_*`; here `cve_2020_14375_descriptors_are_read_once`
+//! * CVE-2020-14378: `checklist`: `cve_2020_14378_*`; a packed virtqueue has no such index
+//! * CVE-2022-2132: `checklist`: `cve_2022_2132_*`; here `cve_2022_2132_no_packet_behind_the_header`
+//! * CVE-2024-11614: here `cve_2024_11614_checksum_beyond_packet`
+//! * 285e6b8b18: `checklist`: `fix_285e6b8b18_*`; here `fix_285e6b8b18_header_changes`
+//! * e31b57e732: here `fix_e31b57e732_packed_chain_length`
+//! * 7023f3e532: here `fix_7023f3e532_segments_of_0_bytes`
+//! * 6ec1778134: `checklist`: `fix_6ec1778134_*`; here `fix_6ec1778134_circle`
+//! * 7cc4f260bf: here `fix_7cc4f260bf_256_virtqueues`
+//! * 73ea44370d, 21d9fb6bad: here `fix_73ea44370d_front_ends_come_and_go`
+//! * 1846fe767f: `checklist`: `fix_1846fe767f_*`; here `fix_1846fe767f_addresses_after_stop`
 //!
-//! And of what a review of this project found:
+//! The second list is by the findings of a review of this project:
 //!
-//! | point | tests |
-//! |---|---|
-//! | address space | `control`: `no_more_is_mapped_than_a_port_may_have` |
-//! | SIGBUS | `vanish`: all; offcore-mem `sigbus`: `many_holes_are_one_mapping` |
-//! | slow memory | offcore-vhost `backend::memory`: `withholdable_memory_is_refused` |
-//! | blocking eventfds | offcore-vhost `eventfd`: `full_eventfd_is_not_waited_for`; `backend`: `full_error_eventfd_blocks_nobody` |
-//! | work amplification | offcore-port `offload_fallback`: `a_packet_becomes_256_segments_at_most`; `checklist`: `fix_6ec1778134_empty_buffers_count` |
-//! | runt frames | offcore-mem `segments`: `short_packets_are_lengthened` |
-//! | VLAN hopping, FDB | offcore-flow `bridge`: `vlans_do_not_mix`; `fdb`: `no_port_takes_the_part_of_others` |
-//! | control plane | `control`: `flood_of_messages_is_slowed_down`; `live_script`: unread replies, eventfds, files cut short |
-//! | who may connect | offcore-vhost `connection`: `socket_is_whose_it_is_said_to_be`; `control`: `strangers_back_end_gets_nothing` |
+//! * address space: `control`: `no_more_is_mapped_than_a_port_may_have`
+//! * SIGBUS: `vanish`: all tests; offcore-mem `sigbus`: `many_holes_are_one_mapping`
+//! * slow memory: offcore-vhost `backend::memory`: `withholdable_memory_is_refused`
+//! * blocking eventfds: offcore-vhost `eventfd`: `full_eventfd_is_not_waited_for`; `backend`:
+//!   `full_error_eventfd_blocks_nobody`
+//! * work amplification: offcore-port `offload_fallback`: `a_packet_becomes_256_segments_at_most`; `checklist`:
+//!   `fix_6ec1778134_empty_buffers_count`
+//! * runt frames: offcore-mem `segments`: `short_packets_are_lengthened`
+//! * VLAN hopping, FDB: offcore-flow `bridge`: `vlans_do_not_mix`; `fdb`: `no_port_takes_the_part_of_others`
+//! * control plane: `control`: `flood_of_messages_is_slowed_down`; `live_script`: unread replies, eventfds, truncated
+//!   files
+//! * permission to connect: offcore-vhost `connection`: `socket_is_whose_it_is_said_to_be`; `control`:
+//!   `strangers_back_end_gets_nothing`
 
 use std::os::fd::AsFd;
 
@@ -51,7 +55,8 @@ use crate::live::{BUFFERS, EVERYTHING, LOG, Live, MEMORY, PATHS, PHYSICAL, SIZE}
 /// Guest address of the first buffer.
 const BUFFER: u64 = PHYSICAL + BUFFERS;
 
-/// Plays a row on every path and with both formats; afterwards everything works, and the neighbour has all its packets.
+/// Runs a test on every path and with both formats. Afterwards, everything works, and the neighbour has received all of
+/// its packets.
 fn rows(mut row: impl FnMut(&mut Live)) {
     let mut live = Live::new();
     for path in PATHS {
@@ -64,14 +69,14 @@ fn rows(mut row: impl FnMut(&mut Live)) {
     }
 }
 
-/// The worker goes on until the hostile guest's packets and chains that are none have come to so many.
+/// Lets the worker run until the hostile guest's packets and invalid chains reach these numbers.
 fn counts(live: &mut Live, packets: usize, dropped: usize) {
     live.until("the hostile guest's chains", |live| live.counts() == (packets, dropped));
     assert_eq!(live.broken(1), None);
 }
 
-/// A message of any code and payload, with the guest's memory as often as a message may have files. It is refused, and
-/// `finish` looks that no file is left open.
+/// Sends a message with any code and payload. The guest's memory is passed as often as a message may have files. The
+/// message is refused, and `finish` checks that no file is left open.
 fn refused(live: &mut Live, code: u32, payload: &[u8]) {
     let memory = live.memory.try_clone().unwrap();
     let header = [code, 1, payload.len() as u32].map(u32::to_ne_bytes).concat();
@@ -80,7 +85,7 @@ fn refused(live: &mut Live, code: u32, payload: &[u8]) {
     live.until("the message is refused", |live| live.backend.device().status().refused > before);
 }
 
-/// A TX chain of one buffer with this header and a frame of 100 bytes.
+/// Makes a TX chain of one buffer available, with this header and a frame of 100 bytes.
 fn send(live: &mut Live, at: u64, header: [u8; 12]) {
     live.write(BUFFERS + at, &[&header[..], &[2; 12], &[8, 0, 0x45], &[0; 85]].concat());
     live.offer(1, SIZE, &[(BUFFER + at, 112, 0)]);
@@ -108,7 +113,7 @@ fn cve_2018_1059_ranges() {
     }
 }
 
-/// SET_VRING_NUM and an invented message, with files that do not belong to them.
+/// SET_VRING_NUM and an unknown message, each with unexpected files.
 #[test]
 fn cve_2019_14818_files_with_any_message() {
     for code in [8, 200] {
@@ -128,7 +133,7 @@ fn cve_2020_10722_log_that_wraps_around() {
     }
 }
 
-/// Truncated to 16 or 8 bits, each of these is a virtqueue that runs.
+/// Truncated to 16 or 8 bits, each of these indices is a running virtqueue.
 #[test]
 fn cve_2020_10723_index_of_32_bits() {
     rows(|live| {
@@ -141,7 +146,7 @@ fn cve_2020_10723_index_of_32_bits() {
     });
 }
 
-/// GET_INFLIGHT_FD and SET_INFLIGHT_FD: with 65535 virtqueues, and files that would be kept open.
+/// GET_INFLIGHT_FD and SET_INFLIGHT_FD with 65535 virtqueues, and with files that would be kept open.
 #[test]
 fn cve_2020_10726_memory_in_flight() {
     for code in [31, 32] {
@@ -165,7 +170,7 @@ fn cve_2020_10725_empty_buffers() {
 fn cve_2020_14375_descriptors_are_read_once() {
     rows(|live| {
         send(live, 0, [0; 12]);
-        // Taken, and, but where the core copies at once, not copied yet.
+        // The chain is taken. Unless the core copies at once, it is not copied yet.
         live.turn();
         let (flags, at) = (0, 0x1_0000);
         live.descriptor(at, u64::MAX, u32::MAX, flags, 9);
@@ -181,14 +186,14 @@ fn cve_2022_2132_no_packet_behind_the_header() {
             live.offer(1, SIZE, &[(BUFFER, len, 0)]);
         }
         counts(live, 0, 5);
-        // The header byte by byte, and nothing behind it.
+        // The header in single bytes, with no data after it.
         let pieces: Vec<_> = (0..8).map(|i| (BUFFER + i, 1, 0)).collect();
         live.offer(1, SIZE, &pieces);
         counts(live, 0, 6);
     });
 }
 
-/// With checksums negotiated: what cannot be summed up is no packet, whoever would have had to do it.
+/// With negotiated checksums: a packet whose checksum cannot be computed is dropped on every path.
 #[test]
 fn cve_2024_11614_checksum_beyond_packet() {
     rows(|live| {
@@ -198,13 +203,13 @@ fn cve_2024_11614_checksum_beyond_packet() {
             send(live, i as u64 * 4096, [1, 0, 0, 0, 0, 0, low, high, 6, 0, 0, 0]);
         }
         counts(live, 0, starts.len());
-        // One that can be.
+        // A valid request.
         send(live, 0, [1, 0, 0, 0, 0, 0, 14, 0, 6, 0, 0, 0]);
         counts(live, 1, starts.len());
     });
 }
 
-/// With segmentation negotiated: in segments of 0 bytes, and of kinds that were not.
+/// With negotiated segmentation: segments of 0 bytes, and kinds that were not negotiated.
 #[test]
 fn fix_7023f3e532_segments_of_0_bytes() {
     rows(|live| {
@@ -217,20 +222,20 @@ fn fix_7023f3e532_segments_of_0_bytes() {
     });
 }
 
-/// The header is changed when it has been taken: what was checked is what is used, so the partner gets a whole packet.
+/// The header is changed after the chain is taken. The checked header is used, so the partner gets a complete packet.
 #[test]
 fn fix_285e6b8b18_header_changes() {
     rows(|live| {
         send(live, 0, [1, 0, 0, 0, 0, 0, 14, 0, 6, 0, 0, 0]);
         live.turn();
         live.write(BUFFERS, &[1, 1, 0xff, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
-        // Either what was there first, or what is there now, which is no packet.
+        // Either the first header or the changed one is used. The changed one is invalid.
         live.until("the packet", |live| live.counts().0 + live.counts().1 == 1);
         assert_eq!(live.broken(1), None);
     });
 }
 
-/// The longest chain that there can be, and one that goes on behind it.
+/// The longest possible chain, and a chain that continues after it.
 #[test]
 fn fix_e31b57e732_packed_chain_length() {
     for endless in [false, true] {
@@ -250,7 +255,8 @@ fn fix_e31b57e732_packed_chain_length() {
 #[test]
 fn fix_6ec1778134_circle() {
     rows(|live| {
-        // Only a split virtqueue's descriptors say what comes next; a packed one's wrap around.
+        // Only in a split virtqueue, a descriptor refers to the next one. In a packed one, the chain wraps around the
+        // ring.
         if live.packed {
             for i in 0..SIZE {
                 live.descriptor(0x1_0000 + u64::from(i) * 16, BUFFER, 1, VIRTQ_DESC_F_NEXT | 1 << 7, 0);
@@ -263,7 +269,7 @@ fn fix_6ec1778134_circle() {
     });
 }
 
-/// Every virtqueue that a message can name is there, and no other one.
+/// All virtqueues that a message can name exist, and no others.
 #[test]
 fn fix_7cc4f260bf_256_virtqueues() {
     let dir = offcore_mem::testing::TempDir::new();
@@ -275,7 +281,7 @@ fn fix_7cc4f260bf_256_virtqueues() {
     assert_eq!(error, "129 queue pairs: expected 1 to 128");
 }
 
-/// Connections that end at any moment, with packets under way: the next front end is served.
+/// Connections that end at any time, with packets in flight. The next front end is served.
 #[test]
 fn fix_73ea44370d_front_ends_come_and_go() {
     rows(|live| {
@@ -307,7 +313,7 @@ fn fix_1846fe767f_addresses_after_stop() {
             live.stepper.step();
         }
         assert_eq!((live.counts().0, live.returned(1), live.returned(0)), (1, 1, 0));
-        // Kicks and calls that come now start nothing either.
+        // Later kicks and calls do not start anything either.
         let memory = live.memory.try_clone().unwrap();
         assert_eq!(live.ask(Request::SetMemTable(vec![(live.region(), memory.as_fd())])), 0);
         live.turn();

@@ -1,4 +1,4 @@
-//! A guest that writes all over its rings, tables and buffers while the worker reads them.
+//! A guest that writes to its rings, tables and buffers at random while the worker reads them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +14,12 @@ use crate::arena::{Arena, BUFFERS, END, RX, SEAM, START, TX, desc};
 use crate::rig::{ENGINES, Memories, Rig, Setup};
 
 const SIZE: u16 = 64;
-/// For each engine; longer when the machine is busy with other things. With OFFCORE_FULL=1 a minute for all of them.
+/// Duration for each engine, extended if the machine is busy. With OFFCORE_FULL=1, one minute for all engines together.
 const SOME_TIME: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(15);
 const AT_MOST: Duration = Duration::from_secs(45);
 
-/// Mostly what a driver might write, at the wrong time; sometimes anything.
+/// In most cases, writes data that a driver might write, at the wrong time. Sometimes, writes arbitrary data.
 fn scribble(arena: &Arena, seed: u64, stop: &AtomicBool) {
     let mut random = SplitMix::new(seed);
     while !stop.load(Ordering::Relaxed) {
@@ -54,7 +54,7 @@ fn scribble(arena: &Arena, seed: u64, stop: &AtomicBool) {
                 arena.descriptor(table, random.below(SIZE.into()) as u16, desc(addr, len, flags, next));
             }
             24..40 => {
-                // Not more than there is room for, most of the time.
+                // In most cases, not more than the ring has room for.
                 let room = u16::from(random.below(64) == 0) * SIZE + SIZE;
                 let waiting = arena.read_u16(ring.avail + 2).wrapping_sub(arena.used_idx(ring));
                 if waiting < room {
@@ -62,7 +62,7 @@ fn scribble(arena: &Arena, seed: u64, stop: &AtomicBool) {
                 }
             }
             40..56 => {
-                // The virtio-net header of any buffer, and whatever else is there.
+                // Overwrites the virtio-net header of a buffer, or other data at this address.
                 arena.write(BUFFERS + random.below(END - BUFFERS), &random.below(256).to_le_bytes());
             }
             56 => arena.write(START + random.below(0x1_0000), &random.next().to_le_bytes()),
@@ -94,7 +94,8 @@ fn a_guest_that_writes_while_we_read() {
             rig.stepper.step();
             for (queue, ring) in [RX, TX].into_iter().enumerate() {
                 let report = rig.cells[queue].report();
-                // As a front end does when the guest's driver has been reset, or now and then for no reason.
+                // Restarts the queue, as a front end does after a reset of the guest's driver. This also happens from
+                // time to time without a reason.
                 if report.broken.is_some() || turn % 1000 == 999 {
                     broken += usize::from(report.broken.is_some());
                     let index = rig.arena.read_u16(ring.avail + 2);

@@ -1,5 +1,6 @@
-//! A hostile guest as a string of bytes: what it sets up, what it writes where, and when the worker has its turns. Any
-//! bytes are a script; most of what comes out is nearly right, which is where the mistakes are.
+//! A script for a hostile guest, as a string of bytes. It defines the setup, the data that is written, and the rounds
+//! of the worker. Any byte string is a valid script. Most of the generated data is almost valid, because most bugs are
+//! found with such data.
 
 use std::cell::RefCell;
 
@@ -11,31 +12,31 @@ use offcore_vhost::features::{
 use crate::arena::{BUFFERS, END, RX, Ring, SEAM, START, TX, desc};
 use crate::rig::{ENGINES, Memories, Rig, Setup};
 
-/// Longer scripts are cut off: every case ends soon.
+/// Longer scripts are cut off, so that every case ends soon.
 const MAX_STEPS: usize = 200;
 
 thread_local! {
-    /// What the last case that went well left behind.
+    /// State of the last successful case, for reuse.
     static MEMORIES: RefCell<Option<Memories>> = const { RefCell::new(None) };
 }
 
-/// What came of a script, so that tests can see that scripts do something.
+/// Statistics of a script, so that tests can check that scripts exercise the code.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
-    /// Packets taken from the hostile guest.
+    /// Packets received from the hostile guest.
     pub(crate) dequeued: usize,
-    /// Packets given to it.
+    /// Packets delivered to it.
     pub(crate) enqueued: usize,
-    /// Chains that were no packet.
+    /// Chains that were not valid packets.
     pub(crate) dropped: usize,
-    /// Times that a virtqueue of it was found broken.
+    /// Number of times that a virtqueue of it was broken.
     pub(crate) broken: usize,
 }
 
 /// Plays a script.
 ///
 /// # Panics
-/// When the hostile guest got what it wanted.
+/// Panics if the hostile guest has broken an invariant.
 pub(crate) fn play(script: &[u8]) -> Outcome {
     let memories = MEMORIES.take().unwrap_or_else(Memories::new);
     let mut script = Script(script);
@@ -60,29 +61,29 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
     outcome
 }
 
-/// What the guest or the worker does next; the guest does it to its RX (0) or TX (1) virtqueue.
+/// Next step of the guest or the worker. Steps of the guest apply to its RX (0) or TX (1) virtqueue.
 enum Op {
-    /// One descriptor, made available.
+    /// Writes one descriptor and makes it available.
     Descriptor,
-    /// One descriptor of a table that may be anywhere.
+    /// Writes one descriptor of a table at any address.
     TableEntry,
-    /// A chain in the ring.
+    /// Makes a chain in the ring available.
     Chain,
-    /// A chain in an indirect table.
+    /// Makes a chain in an indirect table available.
     Indirect,
-    /// Makes available what may be no chain.
+    /// Makes an entry available that may not be a chain.
     Offer,
-    /// Moves the available index.
+    /// Changes the available index.
     Jump,
-    /// Writes anything anywhere.
+    /// Writes arbitrary data to an arbitrary address.
     Write(u64, u64),
-    /// The engine has so many steps.
+    /// Lets the engine make this many steps.
     Steps(u8),
-    /// The front end stops the virtqueue, and starts it where it was, or anywhere.
+    /// The front end stops the virtqueue and restarts it at the same or at any position.
     Restart,
-    /// The front end starts the virtqueue here without a stop.
+    /// The front end starts the virtqueue at this position without stopping it.
     Start(u16),
-    /// The worker has its turn, with so many packets.
+    /// A round of the worker with this many packets.
     Turn(u8),
 }
 
@@ -151,7 +152,7 @@ fn step(script: &mut Script<'_>, rig: &mut Rig, outcome: &mut Outcome) {
     }
 }
 
-/// A turn of the worker; what it finds broken is mostly started anew later.
+/// A round of the worker. In most cases, a queue that breaks is restarted later.
 fn turn(script: &mut Script<'_>, rig: &mut Rig, outcome: &mut Outcome, lengths: &[usize]) {
     let was = rig.cells.each_ref().map(|cell| cell.report().broken.is_some());
     rig.turn(lengths);
@@ -165,7 +166,7 @@ fn turn(script: &mut Script<'_>, rig: &mut Rig, outcome: &mut Outcome, lengths: 
     }
 }
 
-/// A chain of `entries` descriptors from `first` on, most of them as they should be.
+/// Writes a chain of `entries` descriptors from `first` on. Most of them are valid.
 fn chain(script: &mut Script<'_>, rig: &Rig, queue: usize, table: u64, first: u16, entries: u16) {
     let in_ring = table == ring_of(queue).desc;
     let wrap = |index: u16| if in_ring { index & (rig.setup.size - 1) } else { index };
@@ -225,7 +226,7 @@ impl Script<'_> {
         (Setup { engine, features, size, seed: self.u8().into() }, base)
     }
 
-    /// What comes next, and to which virtqueue.
+    /// Returns the next operation and its virtqueue.
     fn op(&mut self) -> (Op, usize) {
         let byte = self.u8();
         let op = match byte & 0x7f {
@@ -249,7 +250,7 @@ impl Script<'_> {
         u16::from(self.u8()) & (size - 1)
     }
 
-    /// An index that may be out of range.
+    /// Returns an index that may be out of range.
     fn head(&mut self, size: u16) -> u16 {
         if self.u8() < 16 { self.u16() } else { self.index(size) }
     }

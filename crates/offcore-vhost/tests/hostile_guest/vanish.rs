@@ -16,7 +16,7 @@ fn rig(engine: Engine) -> Rig {
     Rig::new(Memories::new(), setup, 0)
 }
 
-/// Makes every chain available once more, and half of the buffers are in each region.
+/// Makes every chain available again. Half of the buffers are in each region.
 fn offer_all(rig: &Rig) {
     for head in 0..SIZE {
         let buffers = if head % 2 == 0 { BUFFERS } else { SEAM };
@@ -53,7 +53,7 @@ fn offer_some_more(rig: &mut Rig) {
         rig.turn(&[100; 8]);
         rig.stepper.step();
     }
-    // One of a ring whose indices have vanished may have said so first.
+    // A ring whose indices have vanished may have reported another error first.
     let broken = rig.cells.each_ref().map(|cell| cell.report().broken);
     assert!(broken.iter().all(Option::is_some), "nothing more is taken: {broken:?}");
     assert!(broken.contains(&Some(RingError::Vanished)), "{broken:?}");
@@ -70,14 +70,14 @@ fn rings_and_buffers_that_vanish() {
         offer_some_more(&mut rig);
         assert!(rig.arena.memory.vanished(), "{engine:?}");
         assert!(rig.neighbour.received > 0);
-        // The front end's connection is closed: the virtqueues stop.
+        // The front end's connection is closed, so the virtqueues stop.
         rig.finish();
     }
 }
 
 #[test]
 fn memory_that_vanishes_at_any_moment() {
-    // The engine on a thread of its own meets the fault, too.
+    // The fault can also occur on the engine's own thread.
     for engine in [Engine::Core, Engine::Faulty] {
         let mut rig = rig(engine);
         offer_all(&rig);

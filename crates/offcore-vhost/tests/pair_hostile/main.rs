@@ -1,5 +1,5 @@
-//! Two hostile guests and the way between them, with what drivers negotiate today: scripts of random bytes, and those kept
-//! in `fuzz/corpus/pair`.
+//! Two hostile guests and the path between them, with the features that drivers negotiate today: random scripts, and
+//! the corpus in `fuzz/corpus/pair`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../hostile_guest/neighbour.rs"]
@@ -11,7 +11,7 @@ mod script;
 
 use offcore_stats::SplitMix;
 
-/// Pairs of guests, and bytes of what they do: as many as take about five seconds, since copies get lost.
+/// Number of pairs of guests, and bytes of the script for each. They take about five seconds, because copies get lost.
 const CASES: u64 = 50;
 const BYTES: usize = 8192;
 

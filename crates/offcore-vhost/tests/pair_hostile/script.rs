@@ -1,7 +1,8 @@
-//! Two hostile guests and the way between them: nothing panics, everything comes back, and nobody's memory is written
-//! that was not given for it.
+//! Two hostile guests and the path between them. Nothing may panic, everything must be returned, and guest memory may
+//! be written only where its guest allows it.
 //!
-//! What they and the worker do is a string of bytes: any bytes are a script, and most of it is nearly right.
+//! A script of bytes defines what they and the worker do. Any byte string is a valid script, and most of the generated
+//! data is almost valid.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -20,15 +21,16 @@ use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell, VringConfig};
 use crate::neighbour::Neighbour;
 
 const CHUNKS: usize = 256;
-/// Longer scripts are cut off: every case ends soon.
+/// Longer scripts are cut off, so that every case ends soon.
 const STEPS: usize = 600;
 
 thread_local! {
-    /// What the last case that went well left behind.
+    /// State of the last successful case, for reuse.
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
-/// What is expensive to make and the same for every case; pools and a private clock's counters live as long as the process.
+/// State that is expensive to create and can be reused in every case. Pools and the counters of a private clock live as
+/// long as the process.
 struct Kept {
     pool: &'static Pool,
     clock: StageClock,
@@ -42,7 +44,7 @@ impl Kept {
     }
 }
 
-/// What decides: the script's bytes, and zeroes when it is over.
+/// Source of decisions: the bytes of the script, followed by zeroes.
 struct Dice<'a>(&'a [u8]);
 
 impl Dice<'_> {
@@ -56,7 +58,7 @@ impl Dice<'_> {
         })
     }
 
-    /// A number below `n`.
+    /// Returns a number below `n`.
     fn below(&mut self, n: u64) -> u64 {
         if n <= 256 {
             u64::from(self.bytes::<1>()[0]) % n
@@ -70,21 +72,21 @@ impl Dice<'_> {
     }
 }
 
-/// One hostile guest's virtqueue.
+/// A virtqueue of a hostile guest.
 struct Side {
     guest: Guest,
-    /// Offsets of the parts: RX or TX.
+    /// Offsets of the parts of the RX or TX virtqueue.
     parts: [u64; 3],
     size: u16,
     writes: bool,
     cell: Arc<VringCell>,
-    /// Split: next avail idx; packed: position modulo twice the size.
+    /// Next available index (split), or position modulo twice the size (packed).
     next: u32,
     features: u64,
 }
 
 impl Side {
-    /// One that receives if it `writes`, and transmits otherwise.
+    /// Creates a receiving side if `writes` is true, and a transmitting side otherwise.
     fn new(dice: &mut Dice<'_>, writes: bool) -> Self {
         let (packed, size) = (dice.below(2) == 0, 8 << dice.below(3));
         let guest = Guest::with_rings(size, packed);
@@ -151,7 +153,7 @@ impl Side {
         bytes
     }
 
-    /// Makes some chain available, mostly a sensible one.
+    /// Makes a chain available, which is valid in most cases.
     fn offer(&mut self, dice: &mut Dice<'_>) {
         let parts = 1 + if dice.below(3) == 0 { dice.below(6) as u16 } else { 0 };
         let indirect = dice.below(8) == 0;
@@ -188,7 +190,7 @@ impl Side {
         }
     }
 
-    /// Writes some header where packets may begin.
+    /// Writes a header to a place where a packet may begin.
     fn header(&self, dice: &mut Dice<'_>) {
         let at = self.address(dice);
         if at > GUEST + BUFFERS && at < GUEST + MEMORY as u64 - 200 {
@@ -216,7 +218,7 @@ impl Side {
         let size = u32::from(self.size);
         let count = buffers.len();
         if self.guest.packed() {
-            // Last to first, as drivers do.
+            // Written from last to first, as drivers do it.
             for (i, &(address, len, flags)) in buffers.iter().enumerate().rev() {
                 let at = (self.next + i as u32) % (2 * size);
                 let (index, wrap) = (at % size, at < size);
@@ -224,7 +226,7 @@ impl Side {
                 let more = if i + 1 < count { VIRTQ_DESC_F_NEXT } else { 0 };
                 let tail = u32::from(at as u16) | u32::from(flags | more | state) << 16;
                 let at = GUEST + self.parts[0] + u64::from(index) * 16;
-                // Do not overtake, mostly: a descriptor that is out is not ours to write.
+                // In most cases, does not overwrite a descriptor that belongs to the device.
                 let found = self.guest.read(at + 14, 2);
                 let found = u16::from_le_bytes([found[0], found[1]]);
                 let (avail, used) = (found & 1 << 7 != 0, found & 1 << 15 != 0);
@@ -241,7 +243,7 @@ impl Side {
             if out >= self.size / 8 && dice.below(500) > 0 {
                 return;
             }
-            // Eight descriptors for each entry.
+            // Each entry has eight descriptors.
             let head = (self.next as u16 % (self.size / 8)) * 8;
             for (i, &(address, len, flags)) in buffers.iter().enumerate() {
                 let more = if i + 1 < count { VIRTQ_DESC_F_NEXT } else { 0 };
@@ -261,13 +263,13 @@ impl Side {
     }
 }
 
-/// The way from one guest to the other, as a worker goes it.
+/// The path from one guest to the other, as used by a worker.
 struct Forwarding<'a> {
     dequeue: Dequeue,
     enqueue: Enqueue,
     pair: Pair,
     neighbour: Neighbour,
-    /// Packets that went in one copy, and those that took the ordinary way.
+    /// Packets that used one copy, and packets that used the ordinary path.
     ways: &'a mut [usize; 2],
 }
 
@@ -293,7 +295,7 @@ impl Forwarding<'_> {
         enqueue.poll_completed(&mut ctx);
     }
 
-    /// Takes nothing new; returns the packets in flight.
+    /// Takes no new packets. Returns the number of packets in flight.
     fn drain(&mut self, worker: &mut Worker) -> usize {
         let Self { dequeue, enqueue, pair, .. } = self;
         let mut ctx = worker.ctx();
@@ -308,7 +310,7 @@ impl Forwarding<'_> {
         left + dequeue.in_flight(ctx.mover) + enqueue.in_flight(ctx.mover)
     }
 
-    /// Goes on until a stop of `side` has been followed.
+    /// Runs until a stop of `side` has taken effect.
     fn stop(&mut self, worker: &mut Worker, stepper: &mut Stepper, side: &Side) {
         side.cell.publish(|wanted| wanted.vring = None);
         for turn in 0.. {
@@ -323,7 +325,8 @@ impl Forwarding<'_> {
         check_stopped(side);
     }
 
-    /// Ends with nothing in flight, every packet buffer back in the pool, and the neighbour's packets where they belong.
+    /// Ends the case. Checks that nothing is in flight, every packet buffer is back in the pool, and the neighbour has
+    /// received its packets.
     fn end(mut self, worker: &mut Worker, stepper: &mut Stepper, sides: &[Side; 2]) -> Guest {
         for turn in 0.. {
             stepper.step();
@@ -351,7 +354,7 @@ impl Forwarding<'_> {
     }
 }
 
-/// What queues can be bound to: an engine that is stepped, one that fails, and the core.
+/// Bindings for queues: an engine that the test steps, a faulty one, and the core.
 fn bindings(worker: &mut Worker, dice: &mut Dice<'_>) -> (Stepper, [Binding; 4]) {
     let (device, stepper): (_, Stepper) = CoreDevice::stepped();
     let helper = worker.mover.add_channel(device.open_channel(1 << (2 + dice.below(7))).unwrap());
@@ -365,10 +368,11 @@ fn bindings(worker: &mut Worker, dice: &mut Dice<'_>) -> (Stepper, [Binding; 4])
     (stepper, bindings)
 }
 
-/// Two guests' story, and a third one's beside it, whose packets all arrive. Counts the packets that went each way.
+/// Plays a script with two hostile guests, and a third guest whose packets must all arrive. Counts the packets on each
+/// path.
 ///
 /// # Panics
-/// When a guest got what it wanted.
+/// Panics if a guest has broken an invariant.
 pub(crate) fn play(script: &[u8], ways: &mut [usize; 2]) {
     let Kept { pool, clock, neighbour } = KEPT.take().unwrap_or_else(Kept::new);
     let mut dice = Dice(script);
@@ -428,7 +432,7 @@ pub(crate) fn play(script: &[u8], ways: &mut [usize; 2]) {
     KEPT.set(Some(Kept { pool, clock: worker.clock, neighbour }));
 }
 
-/// Every chain that was taken is back.
+/// Checks that every taken chain was returned.
 fn check_stopped(side: &Side) {
     let base = side.cell.report().base;
     if side.guest.packed() {
@@ -440,7 +444,7 @@ fn check_stopped(side: &Side) {
     }
 }
 
-/// Nothing was written that was not given for it: between the rings, and into what a guest sends.
+/// Checks that nothing was written elsewhere: neither between the rings, nor to the buffers that a guest sends.
 fn check_untouched(side: &Side) {
     let between = (0..BUFFERS)
         .step_by(0x4000)

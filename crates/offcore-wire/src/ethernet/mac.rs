@@ -1,45 +1,45 @@
-//! MAC addresses, as values and as text.
+//! MAC addresses and their text form.
 
 use std::{fmt, str::FromStr};
 
-/// A 48-bit MAC address in the order it is sent.
+/// A 48-bit MAC address in transmission order.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// `ff:ff:ff:ff:ff:ff`: every station.
+    /// `ff:ff:ff:ff:ff:ff`: all stations.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// `02:00:00:00:00:00`: the first of the locally administered addresses that [`MacAddr::local`] numbers.
+    /// `02:00:00:00:00:00`: the first locally administered address that [`MacAddr::local`] returns.
     pub const LOCAL: Self = Self::local(0);
 
     /// `00:00:00:00:00:00`: no station.
     pub const ZERO: Self = Self([0; 6]);
 
-    /// `02:00:00:00:00:PORT`, the address testpmd and the dpdk-dma application give the peer of a port.
+    /// Returns `02:00:00:00:00:PORT`, the address that testpmd and the dpdk-dma application use for the peer of a port.
     pub const fn local(port: u8) -> Self {
         Self([0x02, 0, 0, 0, 0, port])
     }
 
-    /// Whether every bit is set.
+    /// Returns whether every bit is set.
     #[inline]
     pub fn is_broadcast(self) -> bool {
         self == Self::BROADCAST
     }
 
-    /// Whether the group bit is set; broadcast is multicast too.
+    /// Returns whether the group bit is set. Broadcast is multicast, too.
     #[inline]
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 0x01 != 0
     }
 
-    /// Whether it names one station: not a group, not zero.
+    /// Returns whether it is the address of a single station: neither a group nor zero.
     #[inline]
     pub fn is_unicast(self) -> bool {
         !self.is_multicast() && self != Self::ZERO
     }
 
-    /// Whether the address was given out by the operator and not by a manufacturer.
+    /// Returns whether the address is locally administered.
     #[inline]
     pub const fn is_local(self) -> bool {
         self.0[0] & 0x02 != 0
@@ -65,7 +65,7 @@ impl fmt::Debug for MacAddr {
     }
 }
 
-/// Reads six octets of two hexadecimal digits each, all separated by `:` or all by `-`.
+/// Parses six octets of two hexadecimal digits each, separated by `:` or by `-`.
 impl FromStr for MacAddr {
     type Err = ParseMacError;
 
@@ -77,7 +77,7 @@ impl FromStr for MacAddr {
         }
         let mut octets = [0; 6];
         for (octet, part) in octets.iter_mut().zip(text.split(separator)) {
-            // `from_str_radix` alone would also take "+f".
+            // `from_str_radix` alone would accept "+f".
             let two_digits = part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
             *octet = match u8::from_str_radix(part, 16) {
                 Ok(value) if two_digits => value,

@@ -1,4 +1,4 @@
-//! Offsets of the IP and transport headers of a packet to be segmented, outer and inner ones for a tunnel.
+//! Offsets of the IP and transport headers of a packet to segment. A tunnel packet has outer and inner headers.
 
 use super::{GsoError, MAX_HEADERS};
 use crate::{
@@ -7,10 +7,10 @@ use crate::{
     ipv4, ipv6, udp,
 };
 
-/// The maximum number of VLAN tags before an IP header.
+/// Maximum number of VLAN tags before an IP header.
 const MAX_TAGS: usize = 2;
 
-/// Length of a VXLAN header (RFC 7348, 5), and of Geneve's (RFC 8926, 3.4) without its options.
+/// Length of a VXLAN header (RFC 7348, 5), and of a Geneve header (RFC 8926, 3.4) without options.
 const VXLAN_LEN: usize = 8;
 /// Bits of the first byte of a Geneve header: the length of its options in words of four bytes.
 const GENEVE_OPTIONS: u8 = 0x3f;
@@ -20,12 +20,12 @@ const GRE_HAS_CHECKSUM: u16 = 0x8000;
 const GRE_HAS_KEY: u16 = 0x2000;
 /// Length of a GRE header without optional fields.
 const GRE_LEN: usize = 4;
-/// Offset of the checksum in a GRE header that has one.
+/// Offset of the optional checksum in a GRE header.
 pub(super) const GRE_CHECKSUM: usize = 4;
-/// Protocol type of GRE: an Ethernet frame.
+/// GRE protocol type for an Ethernet frame.
 const TRANSPARENT_ETHERNET: EtherType = EtherType(0x6558);
 
-/// The version of IP.
+/// IP version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ip {
     /// IPv4
@@ -39,20 +39,20 @@ pub enum Ip {
 pub(super) struct IpHeader {
     pub(super) version: Ip,
     pub(super) at: usize,
-    /// Offset of its payload, after options and extension headers.
+    /// Offset of its payload, behind options and extension headers.
     pub(super) end: usize,
-    /// The payload's protocol; [`IpProtocol::FRAGMENT`] for a fragment.
+    /// Protocol of the payload; [`IpProtocol::FRAGMENT`] for a fragment.
     pub(super) protocol: IpProtocol,
-    /// IPv4's identification.
+    /// The IPv4 identification.
     pub(super) ident: u16,
-    /// A routing header with segments left: the final destination differs from the header's.
+    /// There is a routing header with segments left, so the final destination differs from the header's.
     pub(super) is_routed: bool,
 }
 
-/// The headers between the two IP headers of a tunnel's packet.
+/// The headers between the two IP headers of a tunnel packet.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Carrier {
-    /// Nothing: IP in IP (RFC 2003, RFC 2473, RFC 4213).
+    /// No header: IP in IP (RFC 2003, RFC 2473, RFC 4213).
     Ip,
     /// GRE that carries an Ethernet frame or an IP packet.
     Gre { has_checksum: bool },
@@ -70,8 +70,8 @@ pub(super) struct Headers {
 }
 
 impl Headers {
-    /// Finds the headers of a frame. `asked` is `csum_start` and `csum_offset`, if the header has them. A transport header that
-    /// does not follow the first IP header means a tunnel.
+    /// Finds the headers of a frame. `asked` has `csum_start` and `csum_offset` if a checksum is requested. If
+    /// `csum_start` is not the end of the first IP header, the packet belongs to a tunnel.
     pub(super) fn find(front: &[u8], asked: Option<(u16, u16)>) -> Result<Self, GsoError> {
         let ip = IpHeader::in_frame(front, 0)?;
         let Some((csum_start, csum_offset)) = asked.filter(|(start, _)| usize::from(*start) != ip.end) else {
@@ -91,7 +91,7 @@ impl Headers {
 }
 
 impl IpHeader {
-    /// The IP header in the Ethernet frame at `at`, after any VLAN tags.
+    /// Finds the IP header in the Ethernet frame at `at`, behind any VLAN tags.
     pub(super) fn in_frame(front: &[u8], at: usize) -> Result<Self, GsoError> {
         let mut end = at + ethernet::HEADER_LEN;
         for _ in 0..=MAX_TAGS {
@@ -105,7 +105,7 @@ impl IpHeader {
         Err(GsoError::EtherType { found: EtherType::VLAN })
     }
 
-    /// The IP header at `at`, by its version field.
+    /// Parses the IP header at `at` according to its version field.
     fn of_either(front: &[u8], at: usize) -> Result<Self, GsoError> {
         match front.get(at).map(|first| first >> 4) {
             Some(6) => Self::v6(front, at),
@@ -136,7 +136,7 @@ impl IpHeader {
         }
         let mut protocol = IpProtocol(header[ipv6::field::NEXT_HEADER]);
         let (mut end, mut is_routed) = (at + ipv6::HEADER_LEN, false);
-        // Each header has 8 bytes or more, within the first MAX_HEADERS bytes.
+        // Each header has at least 8 bytes, within the first MAX_HEADERS bytes.
         while end < MAX_HEADERS
             && matches!(
                 protocol,
@@ -152,7 +152,7 @@ impl IpHeader {
     }
 }
 
-/// The inner IP header of `outer`, if its transport header begins at `transport`.
+/// Finds the inner IP header of `outer` whose transport header begins at `transport`.
 fn inside(front: &[u8], outer: &IpHeader, transport: usize) -> Option<(Carrier, IpHeader)> {
     let (carrier, ip) = match outer.protocol {
         IpProtocol::IPV4 => (Carrier::Ip, IpHeader::v4(front, outer.end).ok()?),
@@ -168,7 +168,7 @@ fn inside(front: &[u8], outer: &IpHeader, transport: usize) -> Option<(Carrier, 
     (ip.end == transport).then_some((carrier, ip))
 }
 
-/// The IP header after the GRE header at `at`. GRE with sequence numbers is refused: Linux does not offload the
+/// Finds the IP header behind the GRE header at `at`. GRE with sequence numbers is refused: Linux does not offload the
 /// segmentation of such packets.
 fn in_gre(front: &[u8], at: usize) -> Result<(Carrier, IpHeader), GsoError> {
     let header: &[u8; GRE_LEN] = self::at(front, at)?;
@@ -186,8 +186,9 @@ fn in_gre(front: &[u8], at: usize) -> Result<(Carrier, IpHeader), GsoError> {
     Ok((Carrier::Gre { has_checksum }, ip))
 }
 
-/// Candidates for the tunnel header at `at`, the payload of a UDP header. Only the port determines the protocol, and administrators
-/// choose ports; so the caller selects the candidate with the transport header at `csum_start`.
+/// Returns candidates for the inner IP header of the UDP payload at `at`. Only the port determines the tunnel protocol,
+/// and administrators choose ports. Therefore, the caller selects the candidate whose transport header is at
+/// `csum_start`.
 fn in_udp(front: &[u8], at: usize) -> impl Iterator<Item = IpHeader> {
     let options = usize::from(front.get(at).map_or(0, |first| first & GENEVE_OPTIONS)) * 4;
     let (vxlan, geneve) = (at + VXLAN_LEN, at + VXLAN_LEN + options);
@@ -196,13 +197,13 @@ fn in_udp(front: &[u8], at: usize) -> impl Iterator<Item = IpHeader> {
     in_frames.into_iter().chain(bare).flatten()
 }
 
-/// Whether the UDP header at `at` has a checksum.
+/// Returns whether the UDP header at `at` has a checksum.
 pub(super) fn has_udp_checksum(front: &[u8], at: usize) -> Result<bool, GsoError> {
     let header: &[u8; udp::HEADER_LEN] = self::at(front, at)?;
     Ok(header[udp::field::CHECKSUM..] != [0; 2])
 }
 
-/// The `N` bytes at `at`.
+/// Returns the `N` bytes at `at`.
 pub(super) fn at<const N: usize>(front: &[u8], at: usize) -> Result<&[u8; N], GsoError> {
     let error = GsoError::TooShort { found: front.len(), needed: at + N };
     front.get(at..).and_then(<[u8]>::first_chunk).ok_or(error)

@@ -1,4 +1,5 @@
-//! Multicast listener discovery, versions 1 (RFC 2710) and 2 (RFC 3810): a host reports the groups it listens to.
+//! Multicast listener discovery, versions 1 (RFC 2710) and 2 (RFC 3810): a host reports the groups in which it is a
+//! member.
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -21,13 +22,13 @@ pub const DONE: u8 = 132;
 /// Type: a report of version 2.
 pub const REPORT_V2: u8 = 143;
 
-/// The group of all MLDv2 routers, the destination of reports.
+/// The group of all MLDv2 routers, to which reports are sent.
 pub const REPORTS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
-/// The hop-by-hop header in front of each message: a router alert (RFC 2711), padded.
+/// The hop-by-hop options header before each message: a router alert (RFC 2711), padded.
 pub const ROUTER_ALERT: [u8; 8] = [IpProtocol::ICMPV6.0, 0, 5, 2, 0, 0, 1, 0];
 
-/// Length of a message of version 1, and the least length of a query of version 2, in bytes.
+/// Length of a version 1 message, and minimum length of a version 2 query, in bytes.
 const V1_LEN: usize = 24;
 const V2_QUERY_LEN: usize = 28;
 /// Length of a record without sources, and of the header of a report.
@@ -43,9 +44,9 @@ pub struct ListenerQuery {
     pub group: Option<Ipv6Addr>,
     /// Maximum response delay.
     pub within: Duration,
-    /// The router uses version 1.
+    /// Whether the router uses version 1.
     pub is_v1: bool,
-    /// The robustness variable: the number of reports of a change; 0 if the query has none.
+    /// The robustness variable: how often a change is reported. 0 if the query does not contain it.
     pub robustness: u8,
 }
 
@@ -71,7 +72,7 @@ impl ListenerQuery {
     }
 }
 
-/// The group of a report of version 1.
+/// Returns the group of a version 1 report.
 pub(super) fn reported(message: &[u8]) -> Result<Ipv6Addr, WireError> {
     let needed = V1_LEN;
     let error = WireError::TooShort { layer: Layer::Icmpv6, found: message.len(), needed };
@@ -80,7 +81,7 @@ pub(super) fn reported(message: &[u8]) -> Result<Ipv6Addr, WireError> {
 }
 
 /// Writes a version 2 report with its checksum between `src` and [`REPORTS`], with as many records as fit into `to`.
-/// Returns the length in bytes, and the number of records.
+/// Returns the length in bytes and the number of records.
 pub fn write_report(to: &mut [u8], records: &[(Record, Ipv6Addr)], src: Ipv6Addr) -> (usize, usize) {
     let Some((head, body)) = to.split_first_chunk_mut::<REPORT_LEN>() else { return (0, 0) };
     let (rooms, _) = body.as_chunks_mut::<RECORD_LEN>();
@@ -98,7 +99,8 @@ pub fn write_report(to: &mut [u8], records: &[(Record, Ipv6Addr)], src: Ipv6Addr
     (len, count.into())
 }
 
-/// Writes a version 1 message, [`REPORT_V1`] or [`DONE`], with its checksum between `src` and `dst`. Returns its length.
+/// Writes a version 1 message, [`REPORT_V1`] or [`DONE`], with its checksum between `src` and `dst`. Returns its
+/// length.
 pub fn write_v1(to: &mut [u8], kind: u8, group: Ipv6Addr, src: Ipv6Addr, dst: Ipv6Addr) -> usize {
     let Some(head) = to.first_chunk_mut::<V1_LEN>() else { return 0 };
     *head = [0; V1_LEN];
@@ -146,7 +148,7 @@ mod tests {
         let second = read(&query(1000, "ff02::1:ff00:2", &[2, 125, 0, 0]));
         let (group, within) = (Some(address("ff02::1:ff00:2")), Duration::from_secs(1));
         assert_eq!(second, ListenerQuery { group, within, is_v1: false, robustness: 2 });
-        // RFC 3810, 5.1.3: 1, an exponent of 3 bits, and 12 bits.
+        // RFC 3810, 5.1.3: 1, an exponent of 3 bits, and 12 bits of mantissa.
         assert_eq!(read(&query(0x9001, "::", &[0; 4])).within, Duration::from_millis(0x1001 << 4));
         assert!(Icmpv6::parse(&query(0, "fe80::1", &[])).is_err(), "no group");
         for len in 8..24 {

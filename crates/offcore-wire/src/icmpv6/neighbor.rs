@@ -1,4 +1,4 @@
-//! Neighbor discovery (RFC 4861): who has an address, and the answer.
+//! Neighbor discovery (RFC 4861): requests for the MAC address of a neighbor, and the answers.
 
 use std::net::Ipv6Addr;
 
@@ -16,21 +16,21 @@ pub const SOLICIT: u8 = 135;
 /// Type: a neighbor advertisement.
 pub const ADVERT: u8 = 136;
 
-/// Length of either message in bytes, with the sender's or target's MAC address.
+/// Length of either message in bytes, with a MAC address option.
 pub const LEN: usize = HEAD_LEN + UNIT;
 
-/// The hop limit that packets of neighbor discovery have, so that none of them can come from behind a router (7.1).
+/// The hop limit of neighbor discovery packets. It ensures that a packet does not come from behind a router (7.1).
 pub const HOP_LIMIT: u8 = 255;
 
 /// Length of either message without options.
 const HEAD_LEN: usize = 24;
-/// The unit of options' lengths, and the length of the one with a MAC address.
+/// The unit of option lengths, and the length of a MAC address option.
 pub(super) const UNIT: usize = 8;
 
-/// Where the target's address is.
+/// Offset of the target address.
 const TARGET: usize = 8;
 
-/// Types of options (4.6.1).
+/// Option types (4.6.1).
 pub(super) const SOURCE_LINK: u8 = 1;
 const TARGET_LINK: u8 = 2;
 
@@ -39,25 +39,25 @@ const ROUTER: u8 = 0x80;
 const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
 
-/// Asks for a MAC address (4.3).
+/// A request for a MAC address (4.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeighborSolicit {
-    /// Whose.
+    /// The address whose MAC address is requested.
     pub target: Ipv6Addr,
-    /// The sender's MAC address. Without one from the unspecified address (duplicate address detection).
+    /// The sender's MAC address. `None` if the source is the unspecified address (duplicate address detection).
     pub source_link: Option<MacAddr>,
 }
 
-/// Gives a MAC address (4.4).
+/// The answer with a MAC address (4.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeighborAdvert {
     /// Whether the sender is a router.
     pub router: bool,
-    /// Whether it was asked for.
+    /// Whether it answers a solicitation.
     pub solicited: bool,
-    /// Whether it replaces a MAC address that is known already ("override").
+    /// Whether it replaces a cached MAC address ("override").
     pub replaces: bool,
-    /// Whose MAC address.
+    /// The IP address that has the MAC address.
     pub target: Ipv6Addr,
     /// The MAC address.
     pub target_link: Option<MacAddr>,
@@ -69,7 +69,7 @@ impl NeighborSolicit {
         Ok(Self { target, source_link: link })
     }
 
-    /// Writes the message with its checksum between `src` and `dst`, and returns its length in bytes: 32, or 24 without
+    /// Writes the message with its checksum between `src` and `dst`. Returns its length in bytes: 32, or 24 without
     /// [`NeighborSolicit::source_link`].
     pub fn write(&self, to: &mut [u8; LEN], src: Ipv6Addr, dst: Ipv6Addr) -> usize {
         let option = self.source_link.map(|link| (SOURCE_LINK, link));
@@ -89,7 +89,7 @@ impl NeighborAdvert {
         })
     }
 
-    /// Writes the message with its checksum between `src` and `dst`, and returns its length in bytes: 32, or 24 without
+    /// Writes the message with its checksum between `src` and `dst`. Returns its length in bytes: 32, or 24 without
     /// [`NeighborAdvert::target_link`].
     pub fn write(&self, to: &mut [u8; LEN], src: Ipv6Addr, dst: Ipv6Addr) -> usize {
         let flag = |is_set, flag| if is_set { flag } else { 0 };
@@ -100,7 +100,7 @@ impl NeighborAdvert {
     }
 }
 
-/// What both messages have.
+/// The common fields of both messages.
 struct Parts {
     flags: u8,
     target: Ipv6Addr,
@@ -108,7 +108,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// `option` is the type of the option with the MAC address.
+    /// Parses a message. `option` is the type of the option with the MAC address.
     fn checked(message: &[u8], option: u8) -> Result<Self, WireError> {
         let layer = Layer::Icmpv6;
         let Some((head, options)) = message.split_first_chunk::<HEAD_LEN>() else {
@@ -126,7 +126,7 @@ impl Parts {
     }
 }
 
-/// The MAC address in the first option of type `wanted`, if the message has one. Options of other types are skipped (4.6).
+/// Returns the MAC address in the first option of type `wanted`, if any. Options of other types are skipped (4.6).
 fn link(options: &[u8], wanted: u8) -> Result<Option<MacAddr>, WireError> {
     let mut link = None;
     for option in walk(options) {
@@ -142,7 +142,8 @@ fn link(options: &[u8], wanted: u8) -> Result<Option<MacAddr>, WireError> {
     Ok(link)
 }
 
-/// The options of a message, with type and length. The first option of a wrong length is an error and ends the walk.
+/// Returns the options of a message, including type and length. The first option with a wrong length is an error and
+/// ends the list.
 pub(super) fn walk(mut options: &[u8]) -> impl Iterator<Item = Result<&[u8], WireError>> {
     std::iter::from_fn(move || {
         let kind = *options.first()?;

@@ -1,4 +1,4 @@
-//! Router discovery (RFC 4861): a host's solicitation written, a router's advertisement read.
+//! Router discovery (RFC 4861): writes solicitations of a host, and parses advertisements of a router.
 
 use std::net::Ipv6Addr;
 
@@ -27,16 +27,16 @@ const HEAD_LEN: usize = 16;
 const FLAGS: usize = 5;
 const LIFETIME: usize = 6;
 
-/// Types of options (4.6; RFC 8106, 5.1).
+/// Option types (4.6; RFC 8106, 5.1).
 const PREFIX: u8 = 3;
 const MTU: u8 = 5;
 const NAME_SERVERS: u8 = 25;
 
-/// Flags of a prefix (4.6.2).
+/// Flags of a prefix option (4.6.2).
 const ON_LINK: u8 = 0x80;
 const AUTONOMOUS: u8 = 0x40;
 
-/// Asks routers for advertisements (4.1).
+/// A request to routers for advertisements (4.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouterSolicit {
     /// The sender's MAC address.
@@ -54,7 +54,7 @@ impl RouterSolicit {
     }
 }
 
-/// Preference of a default router (RFC 4191, 2.1), from the least on.
+/// Preference of a default router (RFC 4191, 2.1), in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Preference {
     Low,
@@ -65,7 +65,7 @@ pub enum Preference {
 /// A router advertisement (4.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouterAdvert<'a> {
-    /// Seconds that the sender is a default router; 0 when it is none.
+    /// Time in seconds for which the sender is a default router. 0 means that it is not.
     pub lifetime: u16,
     pub preference: Preference,
     options: &'a [u8],
@@ -84,14 +84,14 @@ pub enum RouterOption<'a> {
     NameServers(NameServers<'a>),
 }
 
-/// A prefix (4.6.2). Lifetimes are in seconds; `u32::MAX` is without end.
+/// A prefix (4.6.2). Lifetimes are in seconds; `u32::MAX` means infinite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefixOption {
     pub prefix: Ipv6Addr,
     pub len: u8,
-    /// Addresses of the prefix are neighbours.
+    /// Addresses with this prefix are neighbours.
     pub on_link: bool,
-    /// Hosts make their own addresses from it (RFC 4862).
+    /// Hosts may form their own addresses with this prefix (RFC 4862).
     pub autonomous: bool,
     pub valid: u32,
     pub preferred: u32,
@@ -100,7 +100,7 @@ pub struct PrefixOption {
 /// Name servers (RFC 8106, 5.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NameServers<'a> {
-    /// Seconds that they may be used; 0 when not any more.
+    /// Time in seconds for which the servers may be used. 0 means no longer.
     pub lifetime: u32,
     addresses: &'a [u8],
 }
@@ -124,7 +124,7 @@ impl<'a> RouterAdvert<'a> {
         Ok(Self { lifetime: be16(head, LIFETIME), preference, options })
     }
 
-    /// The options that [`RouterOption`] has. Options of a wrong length are skipped.
+    /// Returns the options that [`RouterOption`] supports. Options of a wrong length are skipped.
     pub fn options(&self) -> impl Iterator<Item = RouterOption<'a>> + use<'a> {
         walk(self.options).map_while(Result::ok).filter_map(RouterOption::parse)
     }
@@ -157,7 +157,7 @@ impl<'a> RouterOption<'a> {
 }
 
 impl<'a> NameServers<'a> {
-    /// Their addresses.
+    /// Returns the addresses of the servers.
     pub fn addresses(&self) -> impl Iterator<Item = Ipv6Addr> + use<'a> {
         self.addresses.as_chunks::<16>().0.iter().map(|address| Ipv6Addr::from(*address))
     }
@@ -213,7 +213,7 @@ mod tests {
             assert!(Icmpv6::parse(&[&HEAD[..], options].concat()).is_err(), "{options:?}");
         }
         assert!(Icmpv6::parse(&HEAD[..15]).is_err());
-        // A prefix of 8 bytes is passed over.
+        // A prefix option of 8 bytes is skipped.
         assert_eq!(read(&[3, 1, 64, 0xc0, 0, 0, 0, 0]), Vec::<String>::new());
     }
 

@@ -193,7 +193,7 @@ proptest! {
         prop_assert_eq!(Icmpv6::parse(&to[..expected_len]), Ok(Icmpv6::NeighborAdvert(advert)));
     }
 
-    /// Types of neighbour and listener discovery before options that are often truncated.
+    /// Generates types of neighbour and listener discovery, with options that are often truncated.
     #[test]
     fn any_bytes_are_read(
         kind in prop_oneof![Just(130u8), Just(131), Just(134), Just(135), Just(136), any::<u8>()],

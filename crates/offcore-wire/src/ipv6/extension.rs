@@ -1,32 +1,33 @@
-//! Extension headers (RFC 8200, 4): what may come between the IPv6 header and the transport header.
+//! Extension headers (RFC 8200, 4) between the IPv6 header and the transport header.
 
 use crate::{
     error::{Layer, WireError},
     ip::IpProtocol,
 };
 
-/// Extension headers of a packet that are walked over, a hop-by-hop header not counted.
+/// Maximum number of extension headers that are skipped, not including a hop-by-hop options header.
 pub const MAX_EXTENSIONS: usize = 8;
 
-/// Length of the shortest extension header in bytes, and the unit of their lengths.
+/// Length of the shortest extension header in bytes, and the unit of header lengths.
 const UNIT: usize = 8;
 
-/// What an IPv6 packet carries, behind its extension headers.
+/// The content of an IPv6 packet behind its extension headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transport<'a> {
-    /// What the payload starts with. In a fragment that is none of the first, what the whole packet's would start with;
-    /// it may be an extension header then.
+    /// First header of the payload. In a fragment other than the first, it is the first header of the whole packet's
+    /// payload, and may be an extension header.
     pub protocol: IpProtocol,
-    /// The bytes behind the last header that was walked over.
+    /// The bytes behind the last skipped header.
     pub payload: &'a [u8],
-    /// Which part of a packet the payload is. A fragment header that says "all of it" (RFC 6946) leaves a whole packet.
+    /// Position of the payload in a fragmented packet. It is `None` for a fragment header that covers the whole packet
+    /// (RFC 6946).
     pub fragment: Option<Fragment>,
 }
 
-/// What a fragment header says (RFC 8200, 4.5).
+/// The fields of a fragment header (RFC 8200, 4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fragment {
-    /// Where the payload belongs, in bytes: a multiple of 8.
+    /// Offset of the payload in the packet, in bytes: a multiple of 8.
     pub offset: u16,
     /// Whether more fragments follow.
     pub more: bool,
@@ -35,12 +36,12 @@ pub struct Fragment {
 }
 
 impl<'a> Transport<'a> {
-    /// Walks over routing headers, destination options and fragment headers. `next_header` says what `bytes` begin with:
-    /// what comes behind the IPv6 header and its hop-by-hop options, or a payload that fragments were put together to.
-    /// At a part of a packet the walk ends: the headers behind belong to the whole.
+    /// Skips routing headers, destination options and fragment headers. `next_header` is the type of the first header
+    /// in `bytes`, which either follow the IPv6 header and its hop-by-hop options, or are a reassembled payload. The
+    /// walk ends at the fragment header of a partial packet, because later headers belong to the whole packet.
     ///
     /// # Errors
-    /// As [`super::Ipv6Packet::transport`].
+    /// The same as for [`super::Ipv6Packet::transport`].
     #[inline]
     pub fn behind(next_header: IpProtocol, bytes: &'a [u8]) -> Result<Self, WireError> {
         let (mut protocol, mut payload) = (next_header, bytes);
@@ -62,13 +63,14 @@ impl<'a> Transport<'a> {
     }
 }
 
-/// The extension headers of IANA's registry that are not walked over: hop-by-hop options, which may only be the first;
-/// ESP and AH, which need keys; mobility, HIP and Shim6; and two for experiments.
+/// Returns whether a protocol is an extension header of IANA's registry that is not skipped: hop-by-hop options, which
+/// must be the first header; ESP and AH, which need keys; mobility, HIP and Shim6; and two for experiments.
 fn is_extension(protocol: IpProtocol) -> bool {
     matches!(protocol, IpProtocol(0 | 50 | 51 | 135 | 139 | 140 | 253 | 254))
 }
 
-/// A header by its own length: the protocol that follows, the header's bytes behind its length, and what follows.
+/// Splits a header off according to its own length. Returns the next protocol, the header's bytes behind its length
+/// field, and the rest.
 fn header(bytes: &[u8]) -> Result<(IpProtocol, &[u8], &[u8]), WireError> {
     let too_short = |needed| WireError::TooShort { layer: Layer::Ipv6, found: bytes.len(), needed };
     let &[next, units, ..] = bytes else { return Err(too_short(UNIT)) };
@@ -79,7 +81,7 @@ fn header(bytes: &[u8]) -> Result<(IpProtocol, &[u8], &[u8]), WireError> {
     }
 }
 
-/// A routing header (4.4): of any type, if it has done its work.
+/// Skips a routing header (4.4) of any type that has no segments left.
 #[cold]
 fn routing(bytes: &[u8]) -> Result<(IpProtocol, &[u8]), WireError> {
     match header(bytes)? {
@@ -88,8 +90,8 @@ fn routing(bytes: &[u8]) -> Result<(IpProtocol, &[u8]), WireError> {
     }
 }
 
-/// Hop-by-hop or destination options (4.2). None of them is known but the two that pad; one that is not known is
-/// skipped where the upper two bits of its type are 0.
+/// Skips hop-by-hop or destination options (4.2). Only the two padding options are known. An unknown option is skipped
+/// if the upper two bits of its type are 0.
 #[cold]
 pub(super) fn options(bytes: &[u8]) -> Result<(IpProtocol, &[u8]), WireError> {
     const PAD1: u8 = 0;
@@ -131,7 +133,8 @@ mod tests {
     use super::*;
     use crate::ipv6::{Ipv6Header, Ipv6Packet};
 
-    /// A packet from a chain of headers, each with its number and without its first byte, and what comes behind.
+    /// Returns a packet with a chain of headers, each given by its number and its bytes without the first one, and a
+    /// payload.
     fn packet(chain: &[(u8, Vec<u8>)], last: u8, payload: &[u8]) -> Vec<u8> {
         let numbers = chain.iter().map(|(number, _)| *number).chain([last]);
         let mut numbers = numbers.collect::<Vec<_>>().into_iter();
@@ -160,7 +163,7 @@ mod tests {
         Ipv6Packet::new_checked(&packet(chain, 6, b"end")).unwrap().transport().unwrap_err()
     }
 
-    /// Without its first byte: PadN over all of it.
+    /// Returns a header without its first byte, filled with PadN.
     fn padding(units: u8) -> Vec<u8> {
         let pad = 4 + 8 * units;
         [vec![units, 1, pad], vec![0; pad.into()]].concat()
@@ -197,14 +200,14 @@ mod tests {
         for (field, offset, more) in
             [(1, 0, true), (185 << 3 | 1, 1480, true), (0xfff8, 0xfff8, false), (0xe, 8, false)]
         {
-            // What follows is no header of this packet: the number is the whole packet's.
+            // The payload does not begin with a header of this fragment: the number belongs to the whole packet.
             let bytes = packet(&[part(field)], 60, &[0xff; 9]);
             let found = Ipv6Packet::new_checked(&bytes).unwrap().transport().unwrap();
             let fragment = Fragment { offset, more, ident: 0xdead_beef };
             assert_eq!(found.fragment, Some(fragment));
             assert_eq!((found.protocol, found.payload), (IpProtocol::DESTINATION_OPTIONS, &[0xff; 9][..]));
         }
-        // Put together, they are walked on.
+        // After reassembly, the walk continues.
         let whole = [&[6][..], &padding(0), b"tcp"].concat();
         let found = Transport::behind(IpProtocol::DESTINATION_OPTIONS, &whole).unwrap();
         assert_eq!((found.protocol, found.payload), (IpProtocol::TCP, &b"tcp"[..]));
@@ -260,7 +263,7 @@ mod tests {
     }
 
     proptest! {
-        /// Bytes that are often the numbers of headers, and short lengths.
+        /// Generates bytes that are often header numbers and short lengths.
         #[test]
         fn any_bytes_are_walked(
             first in prop::sample::select(vec![0u8, 43, 44, 60]),

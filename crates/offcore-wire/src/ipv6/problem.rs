@@ -1,9 +1,9 @@
-//! Unknown headers and options, for a Parameter Problem (RFC 4443, 3.4; RFC 8200, 4).
+//! Detection of unknown headers and options, for a Parameter Problem message (RFC 4443, 3.4; RFC 8200, 4).
 
 use super::{HEADER_LEN, Ipv6Packet, MAX_EXTENSIONS, field};
 use crate::ip::IpProtocol;
 
-/// Codes of a Parameter Problem.
+/// Codes of a Parameter Problem message.
 const ERRONEOUS_FIELD: u8 = 0;
 const UNKNOWN_NEXT_HEADER: u8 = 1;
 const UNKNOWN_OPTION: u8 = 2;
@@ -15,13 +15,13 @@ pub struct Problem {
     pub code: u8,
     /// Offset in the packet, in bytes.
     pub pointer: u32,
-    /// The error is sent even for a packet to a multicast group.
+    /// Whether the error is sent even for a packet to a multicast group.
     pub of_groups: bool,
 }
 
 impl Ipv6Packet<'_> {
-    /// The first header or option unknown to a host with TCP, UDP and ICMPv6. `None` if all are known, if the
-    /// option type forbids an error, and if the headers are incomplete.
+    /// Returns the first header or option that is unknown to a host with TCP, UDP and ICMPv6. Returns `None` if all are
+    /// known, if the option type forbids an error, or if the headers are incomplete.
     #[cold]
     pub fn problem(&self) -> Option<Problem> {
         let mut protocol = self.next_header();
@@ -36,7 +36,7 @@ impl Ipv6Packet<'_> {
                 IpProtocol::HOP_BY_HOP if number == 0 => {}
                 IpProtocol::DESTINATION_OPTIONS | IpProtocol::ROUTING => {}
                 IpProtocol::FRAGMENT => {
-                    // A fragment: the reassembled packet is checked.
+                    // For a fragment, only the reassembled packet is checked.
                     if (u16::from_be_bytes([*header.get(2)?, *header.get(3)?]) & !6) != 0 {
                         return None;
                     }
@@ -53,7 +53,7 @@ impl Ipv6Packet<'_> {
                 IpProtocol::HOP_BY_HOP | IpProtocol::DESTINATION_OPTIONS => {
                     match unknown_option(header.get(2..)?) {
                         None => {}
-                        // The option type asks for a silent drop (RFC 8200, 4.2).
+                        // The option type requests a silent drop (RFC 8200, 4.2).
                         Some((_, 0x40..=0x7f)) => return None,
                         Some((option, kind)) => {
                             let found = problem(UNKNOWN_OPTION, HEADER_LEN + at + 2 + option);
@@ -75,7 +75,7 @@ fn problem(code: u8, pointer: usize) -> Problem {
     Problem { code, pointer: pointer as u32, of_groups: false }
 }
 
-/// Offset and type of the first option that a host may not skip.
+/// Returns the offset and type of the first option that a host must not skip.
 fn unknown_option(options: &[u8]) -> Option<(usize, u8)> {
     const PAD1: u8 = 0;
     let mut at = 0;
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::ipv6::Ipv6Header;
 
-    /// A packet whose payload begins with header number `next`.
+    /// Returns the problem of a packet whose payload begins with header number `first`.
     fn problem_of(first: u8, payload: &[u8]) -> Option<(u8, u32, bool)> {
         let header = Ipv6Header {
             src: "fe80::1".parse().unwrap(),

@@ -2,7 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A file written in either byte order and unit of time, field by field as the format describes it.
+/// A file format with a byte order and a unit of time. Files are written field by field as the specification describes
+/// them.
 #[derive(Debug, Clone, Copy)]
 struct Format {
     big: bool,
@@ -61,7 +62,7 @@ fn refusal(file: &[u8]) -> String {
     PcapReader::new(file).unwrap_err().to_string()
 }
 
-/// Hands out a byte or an interruption at a time.
+/// A reader that returns single bytes and interruptions.
 #[derive(Debug)]
 struct Trickle<'a> {
     rest: &'a [u8],
@@ -196,7 +197,7 @@ fn records_may_exceed_snapshot_length() {
     }
 }
 
-/// Files of Linux distributions of the 1990s, and of devices that still use that libpcap.
+/// Such files come from Linux distributions of the 1990s, and from devices that still use that libpcap.
 #[test]
 fn modified_record_headers_are_read() {
     for big in [false, true] {
@@ -234,12 +235,12 @@ fn oversized_record_is_passed_over() {
     assert_eq!(error.to_string(), "record 1 has 9 bytes, more than a packet buffer holds (4)");
     assert_eq!(reader.next_record(&mut buffer).unwrap().unwrap().len, 3);
     assert_eq!(buffer, *b"fit\0");
-    // A record passed over counts.
+    // A skipped record counts.
     let mut reader = opened(&file[..file.len() - 1]);
     assert!(reader.next_record(&mut buffer).is_err());
     let error = reader.next_record(&mut buffer).unwrap_err();
     assert_eq!(error.to_string(), "pcap file ends within record 2: 2 bytes, expected 3");
-    // The same, but the file ends before the packet does.
+    // The file ends before the skipped packet does.
     let mut reader = opened(&file[..24 + 16 + 8]);
     let error = reader.next_record(&mut buffer).unwrap_err();
     assert_eq!(error.to_string(), "pcap file ends within record 1: 8 bytes, expected 9");
@@ -259,14 +260,14 @@ fn a_packet_is_read_in_parts_or_not_at_all() {
     assert_eq!(parts.concat(), *b"too larg");
     let record = reader.next_header().unwrap().unwrap();
     assert_eq!((record.len, record.original_len), (3, 8));
-    // What is not read is passed over.
+    // Unread data is skipped.
     assert_eq!(reader.next_header().unwrap(), None);
 
-    // A part that goes beyond the packet does not get what follows it.
+    // A part that exceeds the packet does not get the bytes behind it.
     let mut reader = opened(&file);
     reader.next_header().unwrap().unwrap();
     assert!(matches!(reader.read_packet(&mut [0; 10]), Err(PcapError::TruncatedRecord { record: 1, .. })));
-    // Nor does one that the file ends in; the same where nothing is read.
+    // A part that exceeds the file fails, too, and so does skipping.
     for read in [true, false] {
         let mut reader = opened(&file[..24 + 16 + 8]);
         reader.next_header().unwrap().unwrap();
@@ -375,7 +376,7 @@ proptest! {
         }
         if let Ok(mut reader) = PcapReader::new(&file[..]) {
             let mut buffer = [0; 64];
-            // Each record takes at least its header, so this ends.
+            // Each record takes at least the length of its header, so the loop ends.
             for _ in 0..file.len() {
                 match reader.next_record(&mut buffer) {
                     Ok(Some(_)) | Err(PcapError::BufferTooSmall { .. }) => {}

@@ -14,7 +14,7 @@ fn probe(len: usize, header: ProbeHeader) -> Vec<u8> {
     frame
 }
 
-/// The pattern read literally from its definition.
+/// A literal implementation of the pattern's definition.
 fn naive_pattern(fill: u32, len: usize) -> Vec<u8> {
     let byte = |i: usize| {
         let word = (u64::from(fill) + 1)
@@ -65,7 +65,7 @@ fn changed_byte_is_found() {
         assert!((24..26).contains(&found.offset), "byte {offset} of the IPv4 header: {found:?}");
         assert_ne!(found.found, found.expected);
     }
-    // The ports and MAC addresses are the forwarder's to change.
+    // Forwarders may change ports and MAC addresses.
     let mut changed = frame.clone();
     EthernetFrameMut::new_checked(&mut changed).unwrap().swap_addresses();
     assert_eq!(check_content(&changed), Ok(()));
@@ -95,7 +95,7 @@ fn another_packets_content_is_found() {
 #[test]
 fn content_out_of_place_is_found() {
     let frame = probe(1514, ProbeHeader { fill: 1, sequence: 5 });
-    // Two cache lines exchanged, and content that slipped by one byte or one word.
+    // Two cache lines are exchanged, or the content is shifted by one byte or one word.
     let mut swapped = frame.clone();
     swapped[122..186].copy_from_slice(&frame[186..250]);
     swapped[186..250].copy_from_slice(&frame[122..186]);
@@ -158,7 +158,7 @@ fn patching_never_leaves_a_checksum_of_zero() {
     write(&mut frame, ProbeHeader { fill: 1, sequence: 1 }).unwrap();
     UdpDatagramMut::new_checked(&mut frame[34..]).unwrap().fill_checksum_v4(src, dst);
     let mut written_as_ffff = 0;
-    // The last two bytes of the number alone reach every checksum there is.
+    // The last two bytes of the number alone suffice to reach every checksum.
     for sequence in 0..=0xffff {
         patch_sequence(&mut frame, sequence).unwrap();
         assert_ne!(frame[40..42], [0, 0], "sequence {sequence}");

@@ -75,7 +75,7 @@ fn foreign_differs_from_broken() {
     assert_eq!(find(&changed(14, 0x65)), Err(StampError::Malformed), "version 6");
     assert_eq!(find(&changed(42, 0)), Err(StampError::Foreign), "no magic");
     assert_eq!(super::find(&good, good.len(), STREAM + 1), Err(StampError::Foreign));
-    // The kernel's own kind of noise.
+    // A frame of unrelated traffic.
     assert_eq!(find(&[0; 60]), Err(StampError::Foreign));
 }
 
@@ -105,7 +105,7 @@ proptest! {
         prop_assert_eq!(found.stamp, stamp);
         prop_assert_eq!(found.pattern, template.len() + STAMP_LEN);
         prop_assert!(is_unharmed(&found, [&frame[..]]));
-        // In several buffers, wherever the first one ends.
+        // The packet is split into several buffers at any offset.
         let (head, rest) = frame.split_at(cut.min(len));
         let (middle, end) = rest.split_at(rest.len() / 3);
         prop_assert_eq!(find(head, len, STREAM), Ok(found));
@@ -122,7 +122,7 @@ proptest! {
             Err(_) => true,
             Ok(found) => !is_unharmed(&found, [&frame[..]]),
         };
-        // Transport headers are not looked at, and one damaged stamp in 65536 passes the check.
+        // Transport headers are not checked, and one damaged stamp in 65536 passes the check.
         let transport = (34..template.len()).contains(&at);
         let stamp = (template.len()..before.pattern).contains(&at);
         prop_assert!(noticed || transport || stamp);

@@ -1,14 +1,15 @@
-//! TCP options (RFC 9293, 3.1; RFC 7323; RFC 2018), as values: read from a segment, written in Linux's layouts.
+//! TCP options (RFC 9293, 3.1; RFC 7323; RFC 2018) as values: parsed from a segment, and written in the layout of
+//! Linux.
 
 use arrayvec::ArrayVec;
 
-/// Length of the options at most, in bytes.
+/// Maximum length of the options in bytes.
 pub const MAX_OPTIONS_LEN: usize = 40;
 
-/// Blocks of one segment at most: what the data offset leaves room for.
+/// Maximum number of SACK blocks in a segment, limited by the data offset.
 pub const MAX_SACK_BLOCKS: usize = 4;
 
-/// The greatest window scale (RFC 7323, 2.3).
+/// The maximum window scale (RFC 7323, 2.3).
 pub const MAX_WINDOW_SCALE: u8 = 14;
 
 mod kind {
@@ -21,14 +22,14 @@ mod kind {
     pub(super) const TIMESTAMPS: u8 = 8;
 }
 
-/// The options that a stack knows. The default is none of them.
+/// The supported options. By default, all are absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TcpOptions {
     /// Maximum segment size in bytes; only on a SYN.
     pub mss: Option<u16>,
-    /// How many bits later windows are to be shifted; only on a SYN.
+    /// Shift count in bits for later windows; only on a SYN.
     pub window_scale: Option<u8>,
-    /// Whether the sender understands [`TcpOptions::sack`]; only on a SYN.
+    /// Whether the sender supports [`TcpOptions::sack`]; only on a SYN.
     pub sack_permitted: bool,
     pub timestamps: Option<Timestamps>,
     /// Selective acknowledgements, the newest first.
@@ -40,21 +41,21 @@ pub struct TcpOptions {
 pub struct Timestamps {
     /// The sender's clock.
     pub value: u32,
-    /// The receiver's clock as the sender last saw it; counts only with [`super::TcpFlags::ACK`].
+    /// The receiver's timestamp that the sender received last. Only valid with [`super::TcpFlags::ACK`].
     pub echo: u32,
 }
 
-/// A block of data that has arrived (RFC 2018, 3).
+/// A block of received data (RFC 2018, 3).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SackBlock {
     /// Its first sequence number.
     pub start: u32,
-    /// The sequence number behind its last one.
+    /// The sequence number behind its last byte.
     pub end: u32,
 }
 
 impl TcpOptions {
-    /// None of them.
+    /// No options.
     pub const NONE: Self = Self {
         mss: None,
         window_scale: None,
@@ -63,13 +64,13 @@ impl TcpOptions {
         sack: ArrayVec::new_const(),
     };
 
-    /// Adds the options of a segment. It cannot fail (RFC 9293, MUST-6 and MUST-7): an option that is not known is
-    /// skipped by its length, and so is a known one of another length than its own; one whose length is below 2 or goes
-    /// beyond the bytes ends the options. Of an option that is there twice the last counts. A window scale above
-    /// [`MAX_WINDOW_SCALE`] is read as that (RFC 7323, 2.3).
+    /// Adds the options of a segment. Parsing cannot fail (RFC 9293, MUST-6 and MUST-7): unknown options, and known
+    /// options with a wrong length, are skipped by their length. An option with a length below 2 or beyond the end of
+    /// the bytes ends the options. If an option occurs twice, the last one is used. A window scale above
+    /// [`MAX_WINDOW_SCALE`] is replaced by this value (RFC 7323, 2.3).
     #[inline]
     pub fn read(&mut self, options: &[u8]) {
-        // NOP, NOP, timestamps and nothing else: nearly every segment of a connection that has timestamps.
+        // NOP, NOP and timestamps only: nearly every segment of a connection with timestamps.
         if let &[kind::NOP, kind::NOP, kind::TIMESTAMPS, 10, v0, v1, v2, v3, e0, e1, e2, e3] = options {
             let value = u32::from_be_bytes([v0, v1, v2, v3]);
             let echo = u32::from_be_bytes([e0, e1, e2, e3]);
@@ -97,7 +98,7 @@ impl TcpOptions {
         }
     }
 
-    /// Takes an option that is known; `value` is what follows its length.
+    /// Stores a known option. `value` is the part behind its length.
     fn take(&mut self, kind: u8, value: &[u8]) {
         match (kind, value) {
             (kind::MSS, &[high, low]) => self.mss = Some(u16::from_be_bytes([high, low])),
@@ -120,7 +121,7 @@ impl TcpOptions {
         }
     }
 
-    /// Length of the options as [`write`](Self::write) writes them, in bytes: a multiple of 4, at most
+    /// Returns the length of the options as [`write`](Self::write) writes them, in bytes: a multiple of 4, at most
     /// [`MAX_OPTIONS_LEN`].
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "no collection, but what a header has room for")]
@@ -134,7 +135,7 @@ impl TcpOptions {
 
     #[inline]
     fn len_without_sack(&self) -> usize {
-        // With timestamps, "SACK permitted" stands where they would have two NOPs.
+        // With timestamps, "SACK permitted" replaces the two NOPs before them.
         let sack_permitted = self.sack_permitted && self.timestamps.is_none();
         4 * usize::from(self.mss.is_some())
             + 12 * usize::from(self.timestamps.is_some())
@@ -142,17 +143,17 @@ impl TcpOptions {
             + 4 * usize::from(self.window_scale.is_some())
     }
 
-    /// How many blocks there is room for, of those that there are.
+    /// Returns the number of SACK blocks that fit.
     #[inline]
     fn sack_blocks(&self) -> usize {
-        // The rest comes to 20 bytes at most.
+        // The other options have at most 20 bytes.
         self.sack.len().min((MAX_OPTIONS_LEN - self.len_without_sack() - 4) / 8)
     }
 
-    /// Writes the options and returns their length in bytes, [`len`](Self::len). Every option is padded by NOPs in front
-    /// of it to whole 32-bit words, in the order in which Linux writes them: MSS; timestamps, with "SACK permitted" for
-    /// the NOPs; window scale; SACK blocks. Blocks that find no room in [`MAX_OPTIONS_LEN`] are left out, from the last
-    /// on. Where `to` is shorter than [`len`](Self::len), nothing is written and 0 is returned.
+    /// Writes the options and returns their length in bytes, [`len`](Self::len). Each option is padded with leading
+    /// NOPs to whole 32-bit words. The order is that in which Linux writes them: MSS; timestamps, with "SACK permitted"
+    /// instead of the NOPs; window scale; SACK blocks. SACK blocks that exceed [`MAX_OPTIONS_LEN`] are omitted,
+    /// beginning with the last. If `to` is shorter than [`len`](Self::len), nothing is written and 0 is returned.
     #[inline]
     pub fn write(&self, to: &mut [u8]) -> usize {
         let len = self.len();
@@ -193,7 +194,7 @@ impl TcpOptions {
     }
 }
 
-/// Two 32-bit numbers and nothing else.
+/// Parses exactly two 32-bit numbers.
 fn pair(value: &[u8]) -> Option<(u32, u32)> {
     let ([first, second], []) = value.as_chunks::<4>() else { return None };
     Some((u32::from_be_bytes(*first), u32::from_be_bytes(*second)))

@@ -1,4 +1,5 @@
-//! The headers of a connection's segments: what all of them have in common is written once, the rest into a copy of it.
+//! Headers of the segments of a connection. The constant fields are prepared once, and the variable fields are written
+//! into copies.
 
 use crate::{
     checksum::Sum,
@@ -10,51 +11,52 @@ use crate::{
     tcp::{self, TcpFlags, TcpOptions, TcpSegment, Timestamps},
 };
 
-/// Length of the longest headers in bytes: Ethernet, IPv6, TCP with timestamps.
+/// Maximum length of the headers in bytes: Ethernet, IPv6, and TCP with timestamps.
 pub const TCP_HEADERS_LEN: usize = ethernet::HEADER_LEN + ipv6::HEADER_LEN + TIMED;
 
-/// Length of a TCP header with timestamps, as [`TcpOptions::write`] lays them out, and where their numbers are.
+/// Length of a TCP header with timestamps, as [`TcpOptions::write`] lays them out, and the offsets of both timestamps.
 const TIMED: usize = tcp::HEADER_LEN + 12;
 const VALUE: usize = tcp::HEADER_LEN + 4;
 const ECHO: usize = tcp::HEADER_LEN + 8;
 
-/// What the segments of a connection differ in.
+/// The fields that vary between the segments of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct TcpVarying {
     pub src_mac: MacAddr,
     pub dst_mac: MacAddr,
-    /// Explicit congestion notification, 0 to 3.
+    /// ECN codepoint, 0 to 3.
     pub ecn: u8,
     pub seq: u32,
     pub ack: u32,
     pub flags: TcpFlags,
     pub window: u16,
-    /// The urgent pointer; counts only with [`TcpFlags::URG`].
+    /// The urgent pointer. Only valid with [`TcpFlags::URG`].
     pub urgent: u16,
-    /// Of a connection that has them.
+    /// Only used if the connection has timestamps.
     pub timestamps: Timestamps,
-    /// Bytes of payload: with the headers at most what an IP packet has.
+    /// Length of the payload in bytes. With the headers, it must fit into an IP packet.
     pub payload_len: usize,
-    /// The sum of the payload; `None` leaves the checksum to the port: its field gets the sum of the pseudo header.
+    /// The sum of the payload. With `None`, the port completes the checksum: the field gets the sum of the pseudo
+    /// header.
     pub payload: Option<Sum>,
 }
 
-/// Ethernet, IPv4 or IPv6 and TCP headers, with timestamps or without options.
+/// The headers of Ethernet, IPv4 or IPv6, and TCP, with timestamps or without options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpTemplate {
-    /// The headers are at the end.
+    /// The headers, at the end of the array.
     bytes: [u8; TCP_HEADERS_LEN],
     is_v6: bool,
     has_timestamps: bool,
-    /// Sums of what does not vary: the IPv4 header, and pseudo and TCP header.
+    /// Sums of the constant fields: of the IPv4 header, of the pseudo header and of the TCP header.
     ip: Sum,
     pseudo: Sum,
     tcp: Sum,
 }
 
 impl TcpTemplate {
-    /// Takes the headers of a segment, whatever varies in them. `None` where they have IP options or extension headers, or
-    /// other TCP options than timestamps.
+    /// Creates a template from the headers of any segment of the connection. Returns `None` if they have IP options,
+    /// extension headers, or other TCP options than timestamps.
     pub fn new(headers: &[u8]) -> Option<Self> {
         let frame = EthernetFrame::new_checked(headers).ok()?;
         let (is_v6, ip_len, pseudo) = match frame.ethertype() {
@@ -86,19 +88,19 @@ impl TcpTemplate {
         Some(template)
     }
 
-    /// Bytes of the headers.
+    /// Returns the length of the headers in bytes.
     #[inline]
     pub fn header_len(&self) -> usize {
         TCP_HEADERS_LEN - self.ip_at() + ethernet::HEADER_LEN
     }
 
-    /// Where the TCP header begins in the headers.
+    /// Returns the offset of the TCP header in the headers.
     #[inline]
     pub fn transport(&self) -> usize {
         ethernet::HEADER_LEN + if self.is_v6 { ipv6::HEADER_LEN } else { ipv4::HEADER_LEN }
     }
 
-    /// Whether its segments have timestamps.
+    /// Returns whether the segments have timestamps.
     pub fn has_timestamps(&self) -> bool {
         self.has_timestamps
     }
@@ -111,7 +113,7 @@ impl TcpTemplate {
         self.tcp_at() - if self.is_v6 { ipv6::HEADER_LEN } else { ipv4::HEADER_LEN }
     }
 
-    /// Clears what varies, and sums up what does not.
+    /// Clears the variable fields, and sums the constant ones.
     fn blank(&mut self) {
         let none = TcpVarying {
             src_mac: MacAddr([0; 6]),
@@ -127,7 +129,7 @@ impl TcpTemplate {
             payload: None,
         };
         let (ip, tcp) = (self.ip_at(), self.tcp_at());
-        // What is written is added to these bits.
+        // `write_as` combines its values with these bits.
         self.bytes[ip + 1] &= if self.is_v6 { !0x30 } else { !0x03 };
         let mut bytes = [0; TCP_HEADERS_LEN];
         self.write(&mut bytes, &none);
@@ -141,7 +143,7 @@ impl TcpTemplate {
         self.bytes = bytes;
     }
 
-    /// Writes the headers to the end of `to`; what is before them there is overwritten, too.
+    /// Writes the headers to the end of `to`. The bytes before them are overwritten, too.
     #[inline]
     pub fn write(&self, to: &mut [u8; TCP_HEADERS_LEN], varying: &TcpVarying) {
         const IP4: usize = ipv4::HEADER_LEN;
@@ -154,7 +156,7 @@ impl TcpTemplate {
         }
     }
 
-    /// The same with headers of these lengths, which makes offsets constants.
+    /// Writes headers of constant lengths, so that all offsets are constants.
     #[inline(always)]
     fn write_as<const IP: usize, const TCP: usize>(
         &self,
@@ -176,7 +178,7 @@ impl TcpTemplate {
             put(to, ip + ipv4::field::TOTAL_LEN, total_len.to_be_bytes());
             put(to, ip + ipv4::field::CHECKSUM, Sum::from(sum).checksum().to_be_bytes());
         } else {
-            // The traffic class has its lower half at the top of the second byte.
+            // The lower half of the traffic class is in the upper half of the second byte.
             to[ip + ipv6::field::VERSION_CLASS_LABEL + 1] |= v.ecn << 4;
             put(to, ip + ipv6::field::PAYLOAD_LEN, (transport_len as u16).to_be_bytes());
         }
@@ -185,7 +187,7 @@ impl TcpTemplate {
         to[tcp + tcp::field::FLAGS] = v.flags.0;
         put(to, tcp + tcp::field::WINDOW, v.window.to_be_bytes());
         put(to, tcp + tcp::field::URGENT, v.urgent.to_be_bytes());
-        // Of the fields: reading back what has just been written would wait for the stores.
+        // Sums the fields: reading back the header would stall on the stores.
         let mut words = u64::from(v.seq) + u64::from(v.ack) + u64::from(v.flags.0) + u64::from(v.window);
         words += u64::from(v.urgent);
         if TCP == TIMED {
@@ -214,7 +216,7 @@ mod tests {
 
     const MACS: [MacAddr; 2] = [MacAddr([2, 0, 0, 0, 0, 1]), MacAddr([2, 0, 0, 0, 0, 2])];
 
-    /// The headers of a segment, each written by its own writer.
+    /// Writes the headers of a segment with the individual writers.
     fn headers(is_v6: bool, timed: bool, v: &TcpVarying) -> Vec<u8> {
         let ip_len = if is_v6 { ipv6::HEADER_LEN } else { ipv4::HEADER_LEN };
         let mut options = TcpOptions::NONE;
@@ -274,7 +276,7 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 32) as u32
         };
-        // Numbers at both ends too, where ones' complement has two zeros.
+        // The extreme values occur, too, because ones' complement has two zeros.
         let mut number = || match next() % 8 {
             0 => 0,
             1 => u32::MAX,
@@ -322,7 +324,7 @@ mod tests {
         assert!(TcpTemplate::new(&bytes[..bytes.len() - 1]).is_none());
         assert!(TcpTemplate::new(&[&bytes[..], &[0]].concat()).is_none());
         let mut sack = bytes.clone();
-        // SACK permitted in place of the padding.
+        // SACK permitted replaces the padding.
         sack[54..56].copy_from_slice(&[4, 2]);
         assert!(TcpTemplate::new(&sack).is_none());
         let mut arp = bytes;

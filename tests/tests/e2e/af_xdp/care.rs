@@ -1,4 +1,4 @@
-//! Interfaces that go down and come up, are deleted and made again, and are left as they were found.
+//! Interfaces go down and up, are deleted and created again, and are left as they were found.
 
 use peers::{Offcore, one_core};
 use rustix::process::Signal;
@@ -6,9 +6,9 @@ use rustix::process::Signal;
 use super::{Net, SERVER, needed, stop};
 use crate::switch::{self, wait_for_status};
 
-/// What the client sends while the other port's link is down is dropped and counted there.
+/// Sends from the client while the other port's link is down. The packets must be dropped and counted at that port.
 fn lose_some(net: &Net, offcore: &mut Offcore, before: u64) -> u64 {
-    // Neighbours are asked for anew, so there are packets whatever the stack remembers.
+    // The stack resolves neighbours again, so it sends packets whatever it has cached.
     let _ = net.client.ip(&["neighbour", "flush", "dev", "vc"]);
     let _ = net.client.run("ping", &["-c", "2", "-i", "0.1", "-W", "1", SERVER]);
     let dropped = |report: &switch::Report| report.dropped("port1 tx down");
@@ -23,7 +23,7 @@ fn link_goes_down_and_up() {
     let net = Net::new(core.number(), 1, 1500);
     let mut offcore = net.start("", &[]);
     net.ping_until_answered();
-    // Our side of the link, then the other side, which takes the carrier away.
+    // First the switch's end of the link goes down, then the other end, which takes the carrier away.
     let ours = (&net.switch, "p1", "interface p1 is down");
     let theirs = (&net.server, "vs", "interface p1 has no carrier");
     let mut dropped = 0;
@@ -45,7 +45,7 @@ fn remade_interface_is_taken_over() {
     let core = one_core();
     for mode in ["", ",mode=skb"] {
         let net = Net::new(core.number(), 1, 1500);
-        // Both ports keep half of these: had buffers been lost with a socket, there would soon be none.
+        // Each port holds half of these buffers. If buffers were lost with a socket, the pool would soon be empty.
         let mut offcore = net.start(mode, &["--mbufs", "8192"]);
         for _ in 0..6 {
             net.ping_until_answered();
@@ -93,7 +93,7 @@ fn killed_switch_leaves_no_program() {
     let offcore = net.start("", &[]);
     net.ping_until_answered();
     stop(offcore, &net);
-    // The interface works as before, for the kernel.
+    // The kernel can use the interface as before.
     net.switch.ip(&["address", "add", "10.77.0.9/24", "dev", "p0"]).unwrap();
     net.client.run("ping", &["-c", "1", "-W", "5", "10.77.0.9"]).unwrap();
     let link = net.switch.ip(&["-d", "link", "show", "dev", "p0"]).unwrap();

@@ -1,4 +1,5 @@
-//! What is sent is what arrives: byte by byte in a capture, and a million packets checked by their receiver.
+//! Frames arrive as they were sent: compared byte by byte in a capture, and a million packets checked by their
+//! receiver.
 
 use std::path::Path;
 
@@ -8,19 +9,19 @@ use super::{Net, TIMEOUT, needed, stop};
 use crate::copy::{read_capture, write_capture};
 use crate::switch::{self, wait_for_status};
 
-/// Frames of many lengths, none like another.
+/// Returns frames of many lengths, all different.
 fn frames() -> Vec<Vec<u8>> {
     let lengths = (60..=1514).step_by(13).chain([1514, 60, 14, 42]);
     let frame = |(n, len): (usize, usize)| {
         let mut frame: Vec<u8> = (0..len).map(|at| (at * 7 + n * 31) as u8).collect();
-        // To a station of its own, of a protocol that no stack answers (IEEE 802's local experiments).
+        // The destination address is unused, and the EtherType is IEEE 802 Local Experimental, which no stack answers.
         frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x88, 0xb5]);
         frame
     };
     lengths.enumerate().map(frame).collect()
 }
 
-/// The frames in a capture file, of those that [`frames`] makes.
+/// Returns the frames in a capture file that [`frames`] has generated.
 fn captured(path: &Path) -> Vec<Vec<u8>> {
     let mut frames = read_capture(path);
     frames.retain(|frame| frame.get(12..14) == Some(&[0x88, 0xb5]));
@@ -41,14 +42,14 @@ fn tcpdump_sees_what_was_sent_byte_by_byte() {
         let more = ["-c", &count, "ether", "proto", "0x88b5"];
         let mut tcpdump = switch::tcpdump(&net.client, "vc", &seen, &more);
 
-        // From the file to the client's stack; what that sends, to another file.
+        // The switch sends the file to the client's stack, and writes that stack's packets to another file.
         let files = format!("pcap:{},{}", dir.file("in").display(), dir.file("out").display());
         let mut offcore = net.start_with(&[&files, &format!("af_xdp:p0{mode}")], &[]);
         switch::wait_for_packets(&mut offcore, 1, "tx", sent.len() as u64);
         tcpdump.wait_for_exit(TIMEOUT).unwrap();
         let report = stop(offcore, &net);
         let seen = captured(&seen);
-        // Short ones are as long as a frame has to be.
+        // Short frames are padded to the minimum frame length.
         let padded = |mut frame: Vec<u8>| {
             frame.resize(frame.len().max(60), 0);
             frame
@@ -60,7 +61,7 @@ fn tcpdump_sees_what_was_sent_byte_by_byte() {
     }
 }
 
-/// Packets each way, at least.
+/// Minimum number of packets in each direction.
 const PACKETS: u64 = 500_000;
 
 #[test]
@@ -69,7 +70,7 @@ fn million_packets_between_our_ports() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let net = Net::new(0, 1, 1500);
-    // The sender sends no faster than the receiver, on a busy machine, takes.
+    // The sender's rate is low enough for the receiver on a busy machine.
     let rate = PACKETS / 10;
     let here =
         |port: &str, size| [format!("af_xdp:{port}"), format!("gen:size={size},count={PACKETS},rate={rate}")];
@@ -79,11 +80,11 @@ fn million_packets_between_our_ports() {
         offcore
     };
     for (netns, interface) in [(&net.switch, "p0"), (&net.client, "vc")] {
-        // Otherwise the stacks send packets, too.
+        // Otherwise the stacks send their own packets, too.
         netns.run("sysctl", &["-q", "net.ipv6.conf.all.disable_ipv6=1"]).unwrap();
         netns.ip(&["address", "flush", "dev", interface]).unwrap();
     }
-    // Both are there before a packet can be sent.
+    // Both switches run before the first packet can be sent.
     net.client.ip(&["link", "set", "vc", "down"]).unwrap();
     let mut left = start(&net.switch, here("p0", 64), "0", "interface p0 has no carrier");
     let mut right = start(&net.client, here("vc", 1518), "1", "interface vc is down");
@@ -91,7 +92,7 @@ fn million_packets_between_our_ports() {
     for offcore in [&mut left, &mut right] {
         switch::wait_for(offcore, "packets made", PACKETS, |report| report.generator(1).sent);
     }
-    // The last ones are on their way, and what the kernel dropped is looked up now and then.
+    // The last packets are still in flight, and the kernel's drop counters are read only periodically.
     for offcore in [&mut left, &mut right] {
         (0..3).for_each(|_| drop(offcore.wait_for("a report", |line| line.json.is_some()).unwrap()));
     }

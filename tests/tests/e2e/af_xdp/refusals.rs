@@ -1,4 +1,4 @@
-//! Interfaces that cannot be a port: each gets a message that says what to do.
+//! Interfaces that cannot be used as a port: each error message says what to do.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -10,7 +10,7 @@ use peers::{Need, one_core, require};
 use super::{Net, TIMEOUT, needed, stop};
 use crate::switch::{Copies, arguments};
 
-/// Runs a switch on `port` and a generator to its end, which has to be a refusal; what it says.
+/// Runs a switch on `port` and a generator, which must fail with an error. Returns the error message.
 fn refused(net: &Net, port: &str, more: &[&str]) -> String {
     let finished = net.start_with(&[port, "gen:"], more).wait().unwrap();
     assert_eq!(finished.status.code(), Some(1), "{finished:?}");
@@ -101,7 +101,7 @@ fn foreign_program_is_not_replaced() {
         assert_says(&refused(&net, &format!("af_xdp:p0{mode}"), &[]), &attached);
         assert!(net.has_program("p0"));
     }
-    // It stays when testpmd is killed, and the remedy helps.
+    // The program stays attached when testpmd is killed, and the suggested remedy works.
     testpmd.kill();
     assert!(net.has_program("p0"), "{}", testpmd.tail());
     assert_says(&refused(&net, "af_xdp:p0", &[]), &attached);

@@ -1,6 +1,7 @@
-//! What commands of the documents need that a machine may lack, and which ones are not run.
+//! Requirements of documented commands that a machine may lack, and commands that the test does not run.
 
-/// What a command says that lacks something, and what the document has to say of it beside the command.
+/// The error message of a command whose requirement is missing, and the word that the document must have near the
+/// command.
 pub(super) const MAY_LACK: &[(&str, &str)] = &[
     ("no DSA device", "DSA"),
     ("not found under /sys/bus/dsa/devices", "DSA"),
@@ -21,7 +22,7 @@ pub(super) const MAY_LACK: &[(&str, &str)] = &[
     ("programs behind a TAP: ", "PostgreSQL"),
 ];
 
-/// How commands begin that are not run here, and why.
+/// Prefixes of commands that the test does not run, and the reason.
 pub(super) const NOT_RUN: &[(&str, &str)] = &[
     ("cargo ", "what the tests are built and run with"),
     ("nc ", "it waits for what one types"),

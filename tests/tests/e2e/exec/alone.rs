@@ -1,4 +1,4 @@
-//! A program with a stack of its own: `offcore exec --port`.
+//! `offcore exec --port` runs a program with its own stack.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use super::super::http::curl;
 use super::super::tcp::{KERNEL, TAP};
 use super::{Guard, NEEDS, STACK, TIMEOUT, children, lives, until};
 
-/// Starts a shell's script with a stack.
+/// Starts a shell script with a stack.
 fn start(netns: &Netns, script: &str) -> Process {
     start_behind(netns, &[], script)
 }
 
-/// The same behind a command that becomes what follows it.
+/// Starts a shell script with a stack, behind a command that executes its arguments.
 fn start_behind(netns: &Netns, prefix: &[&str], script: &str) -> Process {
     let port = format!("tap:{TAP},addr={}/24", STACK[0]);
     let binary = offcore::binary().unwrap();
@@ -26,7 +26,7 @@ fn start_behind(netns: &Netns, prefix: &[&str], script: &str) -> Process {
     Process::spawn("offcore", command).unwrap()
 }
 
-/// As execvp(3), and so env and shells, have it.
+/// Such scripts run in a shell, as with execvp(3), which env and shells use.
 #[test]
 fn a_shell_runs_a_script_that_names_no_interpreter() {
     let Some(()) = require(&NEEDS) else { return };
@@ -44,7 +44,7 @@ fn a_shell_runs_a_script_that_names_no_interpreter() {
     assert_eq!(program.stdout_from(0), format!("{script} has a word\n"));
 }
 
-/// A statically linked program runs on the kernel's network. A line names it once, not with `--fallback kernel`.
+/// A statically linked program runs on the kernel's network. A message names it once, and not with `--fallback kernel`.
 #[test]
 fn a_static_program_is_named() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Cc]].concat()) else { return };
@@ -65,7 +65,7 @@ fn a_static_program_is_named() {
         (process.stdout_from(0), process.stderr())
     };
     let named = format!("offcore: {path} is statically linked: ");
-    // By its path, by PATH, as a script's interpreter, and by posix_spawn.
+    // Started by its path, through PATH, as a script's interpreter, and by posix_spawn.
     std::fs::write(dir.file("script"), format!("#!{path}\n")).unwrap();
     std::fs::set_permissions(dir.file("script"), std::fs::Permissions::from_mode(0o755)).unwrap();
     for script in [
@@ -101,7 +101,7 @@ fn ends_as_the_program_ends() {
         assert_eq!(status.code(), Some(code), "{script}: {}", program.tail());
         assert!(!program.stderr().contains("has ended"), "{}", program.tail());
     }
-    // Also where the ends of children are ignored.
+    // This also works if the parent ignores the ends of its children.
     let ignoring = [
         "python3",
         "-c",
@@ -115,7 +115,8 @@ os.execv(sys.argv[1], sys.argv[1:])",
     }
 }
 
-/// A socket that names the kernel's default gets that one, and a socket that names none gets the stack's default.
+/// A socket that explicitly selects the kernel's default algorithm gets it. A socket that selects none gets the stack's
+/// default.
 #[test]
 fn sockets_choose_their_congestion_control() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
@@ -141,7 +142,7 @@ for name in b'', b'cubic', b'reno': listens(name)",
     assert_eq!(program.stdout_from(0), "bbr\ncubic\nreno\n");
 }
 
-/// A server that goes into the background keeps its stack, until it ends or this command is told to.
+/// A server that daemonizes keeps its stack until it ends or `offcore` is told to end.
 #[test]
 fn what_a_program_leaves_keeps_the_stack() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat()) else { return };
@@ -177,7 +178,7 @@ fn what_a_program_leaves_keeps_the_stack() {
     }
 }
 
-/// Runs a command on a terminal of its own, where Ctrl-C comes once it has said `ready`; ends as the command does.
+/// Runs a command on its own terminal, sends Ctrl-C once it has printed `ready`, and exits with the command's status.
 const TERMINAL: &str = r"
 import os, pty, sys
 pid, terminal = pty.fork()
@@ -197,7 +198,7 @@ while True:
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 ";
 
-/// A program that needs a second to end on Ctrl-C.
+/// A program that needs a second to end after Ctrl-C.
 const SAVES: &str = r"
 import time
 try:
@@ -221,7 +222,7 @@ fn ctrl_c_ends_the_program_and_its_children() {
     let mut program = start_behind(&netns, &["python3", terminal], &format!("exec python3 {saves}"));
     assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(0), "{}", program.tail());
     assert!(program.stdout_from(0).contains("saved"), "{}", program.tail());
-    // The file exists once the process has left the terminal's group.
+    // The file exists once the process has left the terminal's process group.
     let started = dir.file("started").display().to_string();
     let leaves = format!(
         "(setsid sh -c 'echo >{started}; exec sleep 600' </dev/null >/dev/null 2>&1 &)
@@ -233,7 +234,7 @@ fn ctrl_c_ends_the_program_and_its_children() {
         let (_, behind) = said.split_once("left process ")?;
         behind.split(' ').next()?.parse::<u32>().ok()
     };
-    // The shell may have been there still.
+    // The shell may still have been running.
     let code = program.wait_for_exit(TIMEOUT).unwrap().code();
     assert!(matches!(code, Some(0 | 130)), "{code:?}: {}", program.tail());
     let left = left(&program).unwrap_or_else(|| panic!("{}", program.tail()));

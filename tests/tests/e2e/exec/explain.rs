@@ -1,4 +1,4 @@
-//! `offcore exec -v` says where sockets go.
+//! `offcore exec -v` reports which stack sockets use.
 
 use std::fs;
 use std::io::Read;
@@ -15,7 +15,7 @@ def listen(at): s = tcp(); s.bind(at); s.listen(); return s
 def udp(): return socket.socket(type=socket.SOCK_DGRAM)
 ";
 
-/// A script in Python on the stack, whose decisions are told.
+/// Returns a Python script on the stack with reporting enabled.
 fn told(stage: &Stage, netns: &Netns, rules: &[&str], script: &str) -> Command {
     let mut command = netns.command(offcore::binary().unwrap());
     command.args(["exec", "-v", "--stack", &stage.socket()]);
@@ -24,7 +24,7 @@ fn told(stage: &Stage, netns: &Netns, rules: &[&str], script: &str) -> Command {
     command
 }
 
-/// What is said of a program that ends well.
+/// Returns the reported lines of a program that must succeed.
 fn lines(output: &Output) -> Vec<String> {
     assert!(output.status.success(), "{output:?}");
     let said = String::from_utf8(output.stderr.clone()).unwrap();
@@ -91,7 +91,7 @@ except OSError: pass"
     ];
     assert_eq!(lines(&output), expected);
 
-    // Nobody asked: nothing is said, whatever somebody else has asked for before.
+    // Without `-v` nothing is reported, whatever the environment inherited.
     let script = format!("{BEGIN}go(('10.77.0.9', 80))");
     let mut command = stage.on_stack(&stage.netns, &[], &["python3", "-c", &script]);
     let output = command.env("OFFCORE_EXPLAIN", "1").output().unwrap();
@@ -99,7 +99,8 @@ except OSError: pass"
     stage.stop();
 }
 
-/// A program's own file, or connection, at the number of standard error is not written to; what it starts is told as it is.
+/// The library does not write to a program's own file or connection that has the number of standard error. Programs
+/// that it starts are reported normally.
 #[test]
 fn other_files_are_left_alone() {
     let Some(()) = needs() else { return };
@@ -127,7 +128,7 @@ python3 -c \"import socket; socket.socket().bind((\\\\\"127.0.0.1\\\\\", 7))\"''
     stage.stop();
 }
 
-/// A reader that does not keep up, or goes, does not keep the program.
+/// A reader that is slow or has closed the pipe does not block the program.
 #[test]
 fn nobody_waits_for_a_reader() {
     let Some(()) = needs() else { return };

@@ -1,10 +1,10 @@
-//! The directory `/run/offcore`: each test here has a `/run` of its own.
+//! The directory `/run/offcore`. Each test has its own `/run`.
 
 use std::process::{Command, Output};
 
 use peers::{Need, TempDir, offcore, require};
 
-/// Runs a script whose `/run` is empty at first; `$offcore` is the binary, `$dir` a directory of the test's.
+/// Runs a script whose `/run` is initially empty. `$offcore` is the binary, `$dir` is a directory of the test.
 fn with_own_run(dir: &TempDir, script: &str) -> Output {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--net", "sh", "-c"]);
@@ -13,14 +13,15 @@ fn with_own_run(dir: &TempDir, script: &str) -> Output {
     command.output().unwrap()
 }
 
-/// What a script prints that ends well.
+/// Runs a script that must succeed. Returns its output.
 fn printed(dir: &TempDir, script: &str) -> String {
     let output = with_own_run(dir, script);
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Another build's library goes when nobody has used it for long: not while a process has it, and not a young one.
+/// Another build's library is removed when it has not been used for a long time, but not while a process has it open or
+/// it is new.
 #[test]
 fn old_libraries_are_removed() {
     let Some(()) = require(&[Need::Root, Need::Cc]) else { return };
@@ -42,7 +43,8 @@ fn old_libraries_are_removed() {
     assert_eq!(ours.len(), 1, "{left}");
 }
 
-/// What a process of the same number has left is not in the way, as in containers, where all have the same.
+/// Files that a process with the same ID has left do not cause failures. In containers, processes often have the same
+/// ID.
 #[test]
 fn what_was_not_written_to_its_end_is_not_in_the_way() {
     let Some(()) = require(&[Need::Root]) else { return };
@@ -55,8 +57,8 @@ fn what_was_not_written_to_its_end_is_not_in_the_way() {
     assert!(said.contains("no stack at /nowhere") && said.ends_with("\n1\n"), "{said}");
 }
 
-/// Root in a user namespace uses the directory of the outer user. A foreign directory is named with advice
-/// that its user can follow, and the home directory is used instead if there is one.
+/// Root in a user namespace uses the directory of the outer user. If a directory belongs to another user, the message
+/// names it with usable advice, and the home directory is used instead if it exists.
 #[test]
 fn root_of_a_user_namespace() {
     let Some(()) = require(&[Need::Root]) else { return };
@@ -77,7 +79,8 @@ fn root_of_a_user_namespace() {
     assert!(third.contains("no stack at /nowhere") && libraries == "1", "{said}");
 }
 
-/// A stack makes the directory in which programs look for one, readable for all, and no other one.
+/// A stack creates the default directory, in which programs look for a stack, readable for all users. It creates no
+/// other directory.
 #[test]
 fn a_stack_makes_the_directory() {
     let Some(()) = require(&[Need::Root, Need::Tun]) else { return };
@@ -100,7 +103,7 @@ fn a_stack_makes_the_directory() {
     assert!(!dir.file("no").exists());
 }
 
-/// What goes wrong when a stack starts is no matter of flags.
+/// Errors at the start of a stack do not print the usage of flags.
 #[test]
 fn failures_show_no_usage() {
     let Some(()) = require(&[Need::Root, Need::Tun]) else { return };

@@ -6,14 +6,14 @@ use serde_json::Value;
 
 use super::{KERNEL, NEEDS, STACK, Stage, TIMEOUT, finish};
 
-/// Bytes of a run, and as a number.
+/// Number of bytes of a run, as an argument and as a number.
 const BYTES: (&str, u64) = ("16M", 16 << 20);
 
 fn needs() -> Option<()> {
     require(&[&NEEDS[..], &[Need::Iperf3]].concat())
 }
 
-/// A report in JSON, without an error.
+/// Returns the JSON report, which must contain no error.
 fn report(client: Process) -> Value {
     let text = finish(client);
     let report: Value = serde_json::from_str(&text).unwrap();
@@ -21,7 +21,8 @@ fn report(client: Process) -> Value {
     report
 }
 
-/// Bytes have been moved. Any number may be under way when either end stops to count.
+/// Checks that bytes were transferred. The two sums may differ, because any number may be in flight when either end
+/// stops counting.
 fn moved(report: &Value) {
     let bytes = |sum: &str| report["end"][sum]["bytes"].as_u64().unwrap();
     assert!(bytes("sum_sent") + bytes("sum_received") >= BYTES.1, "{report}");
@@ -29,7 +30,7 @@ fn moved(report: &Value) {
 
 const SERVER: [&str; 3] = ["iperf3", "-s", "--forceflush"];
 
-/// Options of sockets are set before `connect`.
+/// The options are set on sockets before `connect`.
 const WAYS: [&[&str]; 7] = [
     &[],
     &["-R"],
@@ -40,7 +41,7 @@ const WAYS: [&[&str]; 7] = [
     &["-R", "-w", "64K", "-M", "1000"],
 ];
 
-/// Waits until a server listens once more: it does not while it ends a test.
+/// Waits until a server listens again. It does not listen while it finishes a test.
 fn wait_listening(server: &mut Process, tests: usize) {
     let listens = |text: &str| (text.matches("Server listening").count() > tests).then_some(());
     server.wait_for(0, TIMEOUT, "a listener", listens).unwrap();

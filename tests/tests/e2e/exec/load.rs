@@ -1,4 +1,4 @@
-//! Clients of the kernel's that ask a server for one thing, over and over, while something happens to it.
+//! Clients on the kernel's stack that request one path repeatedly while the server is changed.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use rustix::net::{self, sockopt::set_socket_recv_buffer_size};
 
 use super::{Stage, TIMEOUT};
 
-/// A connection to a server of HTTP.
+/// A connection to an HTTP server.
 pub(super) struct Client(TcpStream);
 
 impl Client {
@@ -24,7 +24,7 @@ impl Client {
         Ok(Self(stream))
     }
 
-    /// One that receives little that is not read.
+    /// Connects with a small receive buffer.
     pub(super) fn connect_slow(to: SocketAddr) -> io::Result<Self> {
         let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None)?;
         set_socket_recv_buffer_size(&socket, 4096)?;
@@ -32,12 +32,12 @@ impl Client {
         Self::new(socket.into())
     }
 
-    /// Now it receives as others do.
+    /// Sets the receive buffer to an ordinary size.
     pub(super) fn speed_up(&self) -> io::Result<()> {
         Ok(set_socket_recv_buffer_size(&self.0, 1 << 20)?)
     }
 
-    /// The body of an answer; `None` when the server has ended the connection before it answered.
+    /// Returns the body of an answer, or `None` if the server closed the connection before it answered.
     pub(super) fn get(&mut self, path: &str, fields: &str) -> io::Result<Option<Vec<u8>>> {
         match self.ask(path, fields) {
             Err(error) if ended(&error) => Ok(None),
@@ -50,7 +50,7 @@ impl Client {
         self.0.write_all(request.as_bytes())
     }
 
-    /// As [`Client::get`], of a path that was asked for.
+    /// Like [`Client::get`], for a path that was already requested.
     pub(super) fn answer(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut answer = Vec::new();
         let mut buffer = vec![0; 65_536];
@@ -75,7 +75,7 @@ fn ended(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
-/// The body of an answer that is there in full.
+/// Returns the body of a complete answer.
 fn body(answer: &[u8]) -> io::Result<Option<&[u8]>> {
     let Some(end) = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return Ok(None) };
     let head = String::from_utf8_lossy(&answer[..end]);
@@ -88,7 +88,7 @@ fn body(answer: &[u8]) -> io::Result<Option<&[u8]>> {
     Ok((body.len() >= len).then(|| &body[..len]))
 }
 
-/// What clients have got so far.
+/// Counters of the clients.
 #[derive(Default)]
 pub(super) struct Load {
     answered: AtomicU64,
@@ -96,7 +96,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Waits for so many more answers.
+    /// Waits for `answers` more answers.
     pub(super) fn more(&self, answers: u64) {
         let mut last = self.answered.load(Ordering::Relaxed);
         let (wanted, mut moved) = (last + answers, Instant::now());
@@ -124,7 +124,7 @@ impl Load {
                     client = kept.then_some(own);
                 }
                 Some(body) => return Err(io::Error::other(format!("{} other bytes", body.len()))),
-                // A server may end a connection that is idle at any time.
+                // A server may close an idle connection at any time.
                 None if kept => {}
                 None => return Err(io::Error::other("ended without an answer")),
             }
@@ -133,7 +133,7 @@ impl Load {
     }
 }
 
-/// Ends the clients, also when a test fails.
+/// Stops the clients, also if a test fails.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -142,8 +142,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Runs `body` while four clients ask for a path, two of which keep their connections. Each answer is compared, and none may
-/// fail.
+/// Runs `body` while four clients request a path. Two of them keep their connections. Each answer is compared, and no
+/// request may fail.
 pub(super) fn under_load<T>(
     stage: &Stage,
     to: SocketAddr,

@@ -1,6 +1,6 @@
-//! Programs that reach each other by the stack's own addresses.
+//! Programs connect to each other through the stack's own addresses.
 //!
-//! The clients run in another namespace, so that the kernel's loopback does not reach the servers.
+//! The clients run in another namespace, where the kernel's loopback does not reach the servers.
 
 use offcore_bench::peer::process::Process;
 use peers::{Need, one_core, require};
@@ -12,7 +12,7 @@ fn needs() -> Option<()> {
     require(&[&NEEDS[..], &[Need::Python]].concat())
 }
 
-/// Echoes streams and datagrams; the argument is its address.
+/// An echo server for streams and datagrams. Its argument is its address.
 const SERVER: &str = "
 import asyncio, sys
 async def echo(reader, writer):

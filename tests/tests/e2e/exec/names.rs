@@ -4,8 +4,8 @@ use peers::{Need, offcore, one_core, require};
 
 use super::{KERNEL, NEEDS, STACK, Stage, finish, until};
 
-/// A name server. It prints the protocol and address of each client. A name that begins with `many` has a hundred addresses and
-/// needs TCP; others have one.
+/// A name server. It prints the protocol and address of each client. A name that begins with `many` has a hundred
+/// addresses and needs TCP. Other names have one address.
 const SERVER: &str = r"
 import socket, struct, sys, threading
 address = sys.argv[1]

@@ -1,4 +1,4 @@
-//! Sockets use the stack or fail. They never switch to the kernel's network by themselves.
+//! Sockets use the stack or fail. They never fall back to the kernel's network.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -11,8 +11,8 @@ use peers::{Need, Netns, offcore, one_core, require};
 use super::super::tcp::TAP;
 use super::{KERNEL, NEEDS, STACK, Stage, TIMEOUT, finish, until};
 
-/// Connects to a neighbour without waiting, and listens at an address of the stack and at the wildcard address. Prints the results.
-/// The kernel has a route to the neighbour, too.
+/// Connects to a neighbour without waiting, and listens at an address of the stack and at the wildcard address. Prints
+/// the results. The kernel also has a route to the neighbour.
 const ASKS: &str = "
 import os, socket, sys
 def tcp(): s = socket.socket(); s.setblocking(False); return s
@@ -27,7 +27,7 @@ ask()
 const UNDER_WAY: &str = "Operation now in progress";
 const FAILS: &str = "Network is down; Network is down; Network is down\n";
 
-/// System calls of x86-64 Linux, and errors.
+/// System call numbers of x86-64 Linux, and errors.
 const MADVISE: u32 = 28;
 const SOCKET: u32 = 41;
 const CONNECT: u32 = 42;
@@ -55,8 +55,9 @@ fn printed(mut command: Command) -> (String, String) {
     (text(&stdout), text(&stderr))
 }
 
-/// A script that executes [`ASKS`] under a system call filter, as systemd does: call `number` fails with `error`. `first`: only if
-/// its first argument is 1. The library writes nothing in a process that installs a filter.
+/// Returns a script that executes [`ASKS`] under a system call filter, as systemd does: call `number` fails with
+/// `error`. With `first`, it fails only if its first argument is 1. The library writes nothing in a process that
+/// installs a filter.
 fn denied(number: u32, error: u32, first: bool) -> String {
     let compare = if first {
         format!("[(0x15, 0, 3, {number}), (0x20, 0, 0, 16), (0x15, 0, 1, 1)]")
@@ -101,7 +102,7 @@ fn sockets_fail_without_the_stack() {
     assert_eq!(said, "Too many open files; Too many open files; Too many open files\n", "{warned}");
     assert!(warned.contains("raise its limit (ulimit -n)"), "{warned}");
 
-    // The stack dies under two programs.
+    // The stack is killed while two programs use it.
     let (go, dead) = (stage.path("go"), stage.path("dead"));
     let waits = format!(
         "{ASKS}\nimport time; open('{go}', 'w').close()\nwhile not os.path.exists('{dead}'): time.sleep(0.01)\nask()"
@@ -126,14 +127,14 @@ fn sockets_fail_without_the_stack() {
     let said = text(&program.wait_with_output().unwrap().stdout);
     assert_eq!(said.split_once('\n').unwrap().1, FAILS);
     let said = text(&kernel.wait_with_output().unwrap().stdout);
-    // The kernel's route to the neighbour vanished with the TAP interface; a dead stack would answer ENETDOWN.
+    // The kernel's route to the neighbour vanished with the TAP interface. A dead stack would return ENETDOWN.
     let answers = said.split_once('\n').unwrap().1;
     let kernels = ["Network is unreachable", UNDER_WAY]
         .map(|asked| format!("{asked}; Cannot assign requested address; listens\n"));
     assert!(kernels.iter().any(|kernels| kernels == answers), "{answers}");
 }
 
-/// Also if `bind` cannot tell: with `ip_nonlocal_bind` it accepts every address, and likewise if `lo` is down.
+/// This also works if `bind` cannot tell: with `ip_nonlocal_bind` it accepts every address, and also if `lo` is down.
 #[test]
 fn own_addresses_are_found_by_route() {
     let Some(()) = needs() else { return };
@@ -170,7 +171,7 @@ listen tcp {}:9000: stack
     stage.stop();
 }
 
-/// Executes `env` by each function, with an environment that preloads another library or none.
+/// Executes `env` by each exec function, with an environment that preloads another library or none.
 const EXECUTES: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -248,7 +249,7 @@ fn executed_programs_keep_the_library() {
     stage.stop();
 }
 
-/// Joins a group before it binds its socket; the kernel has no interface for the group here.
+/// Joins a group before it binds its socket. The kernel has no interface for the group here.
 const EARLY_MEMBER: &str = "
 import errno, socket, sys
 joined = socket.inet_aton('239.1.2.3') + socket.inet_aton(sys.argv[1])
@@ -284,7 +285,8 @@ fn member_binds_after_join() {
     stage.stop();
 }
 
-/// Fills the memory with datagrams that it does not read, and sends one from another socket. Then it reads and sends again.
+/// Fills the stack's memory with datagrams that it does not read, and sends one from another socket. Then it reads and
+/// sends again.
 const FULL: &str = "
 import errno, socket
 sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(100)]
@@ -315,7 +317,7 @@ fn send_fails_without_memory() {
     let mut program = stage.start(&["python3", "-c", FULL]);
     program.wait_for(0, TIMEOUT, "the program", |text| text.contains("ready").then_some(())).unwrap();
     let socket = stage.netns.within(|| Ok(UdpSocket::bind((KERNEL, 0))?)).unwrap();
-    // More than 200 KB for each socket, twice as much as the memory.
+    // More than 200 KB for each socket, twice the size of the memory.
     for _ in 0..150 {
         for port in 7000..7100 {
             socket.send_to(&[0; 1400], (STACK[0], port)).unwrap();

@@ -23,11 +23,11 @@ fn needs(more: &[Need]) -> Option<()> {
     require(&[&NEEDS[..], &[Need::Nginx, Need::Curl], more].concat())
 }
 
-/// What a test wants of nginx.
+/// The nginx configuration of a test.
 pub(super) struct Wanted<'a> {
     pub(super) workers: u32,
     pub(super) listen: &'a str,
-    /// Lines of the server's block.
+    /// Lines of the `server` block.
     pub(super) server: &'a str,
     /// Lines of the main block.
     pub(super) main: &'a str,
@@ -37,7 +37,7 @@ pub(super) const PLAIN: Wanted<'static> =
     Wanted { workers: 1, listen: "listen 8080; listen [::]:8080;", server: "", main: "daemon off;" };
 
 impl Wanted<'_> {
-    /// The path of a configuration file.
+    /// Writes a configuration file. Returns its path.
     fn write(&self, stage: &Stage, name: &str) -> String {
         if !stage.dir.file("site").exists() {
             SIZES.iter().for_each(|&len| drop(stage.write(&format!("site/{len}"), file(len))));
@@ -76,14 +76,14 @@ impl Wanted<'_> {
         Server::listening(stage, stage.start(&[&nginx(), "-c", &conf]), self.workers)
     }
 
-    /// The same where the kernel's address is reached by the stack.
+    /// Like `start`, for programs that reach the kernel's address through the stack.
     fn start_apart(&self, stage: &Stage) -> Server {
         let conf = self.write(stage, "nginx");
         Server::listening(stage, stage.start_apart(&[&nginx(), "-c", &conf]), self.workers)
     }
 }
 
-/// Where nginx is: it executes itself by the name that it was started by.
+/// Returns the path of nginx. nginx executes itself by the name with which it was started.
 fn nginx() -> String {
     let paths = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx"];
     paths.into_iter().find(|path| Path::new(path).is_file()).unwrap().to_owned()
@@ -97,12 +97,12 @@ pub(super) struct Server {
 impl Server {
     fn listening(stage: &Stage, process: Process, workers: u32) -> Self {
         stage.wait_listening(STACK[0], PORT, &process);
-        // The master listens before it has them.
+        // The master listens before it has started its workers.
         until("workers", || children(process.id()).len() >= workers as usize, || process.tail());
         Self { process, log: stage.path("nginx.log") }
     }
 
-    /// Ends nginx: it has nothing to complain about.
+    /// Ends nginx, whose log must have no complaints.
     pub(super) fn stop(mut self) {
         self.quit();
         complaints(&self.log);
@@ -116,7 +116,7 @@ impl Server {
     }
 }
 
-/// Fails when a log has what nginx does not say when all is well.
+/// Fails if a log contains an alert, an emergency or a critical error.
 fn complaints(log: &str) {
     let log = fs::read_to_string(log).unwrap();
     let bad = log.lines().find(|line| ["[emerg]", "[alert]", "[crit]"].iter().any(|bad| line.contains(bad)));
@@ -131,7 +131,7 @@ fn url(address: &str, path: &str) -> String {
     super::super::http::url(address, path)
 }
 
-/// Every file by itself, and all of them on one connection.
+/// Requests every file on its own connection, and all of them on one connection.
 fn all_files(stage: &Stage, address: &str) {
     for len in SIZES {
         let url = url(address, &len.to_string());
@@ -161,12 +161,12 @@ fn files() {
     stage.stop();
 }
 
-/// Debian's installed configuration, except for the paths of the PID file and of logs. It
-/// corks answers (`tcp_nopush`), so that each is one segment.
+/// Debian's configuration, except for the paths of the PID file and of logs. It corks answers (`tcp_nopush`), so that
+/// each answer is one segment.
 #[test]
 fn debian_configuration_sends_one_segment() {
     const CONF: &str = "/etc/nginx/nginx.conf";
-    // One connection, ten answers; the count of segments with data stands at byte 152 of `struct tcp_info`.
+    // One connection with ten answers. The number of segments with data is at byte 152 of `struct tcp_info`.
     const CLIENT: &str = r#"
 import http.client, socket, struct, sys
 site = http.client.HTTPConnection(sys.argv[1], 80)
@@ -246,7 +246,7 @@ fn proxy() {
     let server = wanted.start_apart(&stage);
     all("link");
     server.stop();
-    // The server says who asked, each time.
+    // The server logs the client's address for each request.
     let text = other.stderr();
     let from = |who: &str| text.lines().filter(|line| line.starts_with(who)).count();
     assert_eq!((from("127.0.0.1"), from(STACK[0])), (2 * SIZES.len(), 2 * SIZES.len()), "{text}");
@@ -280,12 +280,12 @@ fn many_connections() {
     stage.stop();
 }
 
-/// Where clients ask, what for, and what they get.
+/// Returns the address and path that clients request, and the expected answer.
 fn asked() -> (SocketAddr, &'static str, Vec<u8>) {
     (SocketAddr::new(STACK[0].parse().unwrap(), PORT), "/65536", file(65_536))
 }
 
-/// More is waiting for readers than fits into the memory that a program begins with.
+/// More data waits for readers than fits into the initial memory of a program.
 #[test]
 fn answers_wait_for_readers() {
     const CLIENTS: usize = 400;
@@ -342,7 +342,7 @@ fn upgrade_under_load() {
     let Some(()) = needs(&[]) else { return };
     let _core = one_core();
     let stage = Stage::new();
-    // Only a daemon can be upgraded: it has no parent.
+    // Only a daemon can be upgraded, because it has no parent.
     let wanted = Wanted { workers: 2, main: "daemon on;", ..PLAIN };
     let conf = wanted.write(&stage, "nginx");
     stage.run(&[&nginx(), "-c", &conf]);
@@ -381,12 +381,12 @@ fn upgrade_under_load() {
     stage.stop();
 }
 
-/// A connection to each of the workers, which are two; by their process ids.
+/// Opens connections to each of two workers. Returns them by process ID.
 fn to_each_worker(workers: &[u32]) -> anyhow::Result<Vec<(u32, Vec<Client>)>> {
     let to = asked().0;
     let mut found: Vec<(u32, Vec<Client>)> = workers.iter().map(|&worker| (worker, Vec::new())).collect();
     let mut round = 0;
-    // One that is idle may take all connections that come one by one.
+    // An idle worker may accept all connections that arrive one by one.
     while found.iter().any(|(_, clients)| clients.is_empty()) {
         let clients: io::Result<Vec<Client>> = (0..16).map(|_| Client::connect(to)).collect();
         for mut client in clients? {
@@ -431,7 +431,7 @@ fn worker_is_killed() {
         let log = fs::read_to_string(&server.log).unwrap();
         let killed = format!("worker process {killed} exited on signal 9");
         assert!(log.contains(&killed), "{log}");
-        // The log says so as an alert.
+        // nginx logs this as an alert.
         fs::write(&server.log, log.lines().filter(|line| !line.contains(&killed)).collect::<String>())
             .unwrap();
         server.stop();
@@ -439,7 +439,7 @@ fn worker_is_killed() {
     stage.stop();
 }
 
-/// The example, from a directory that is not its own, with a binary of another place.
+/// The example configuration, started from another directory with a binary at another path.
 #[test]
 fn example_runs_from_any_directory() {
     let Some(()) = needs(&[]) else { return };

@@ -40,13 +40,13 @@ fn curl_on_the_stack() {
         let curl = ["curl", "--silent", "--show-error", "--max-time", "30", "--output", &got, &url];
         stage.run_apart(&curl);
         assert!(std::fs::read(&got).unwrap() == file(len), "{url}");
-        // Beside the stack the kernel's address is near, and so is loopback.
+        // On the kernel's stack, the kernel's address and loopback are local.
         stage.run(&curl);
     }
-    // The server says who asked, each time.
+    // The server logs the client's address for each request.
     let text = server.stderr();
     assert_eq!(text.lines().filter(|line| line.starts_with(STACK[0])).count(), SIZES.len(), "{text}");
-    // Nobody listens there.
+    // No program listens at this port.
     let refused = format!("http://{KERNEL}:9001/");
     let mut command = stage.on_stack(&stage.apart, &[], &["curl", "--silent", "--max-time", "30", &refused]);
     assert_eq!(command.status().unwrap().code(), Some(7));
@@ -106,7 +106,7 @@ while True:
     server.sendto(data[::-1], peer)
 ";
 
-/// Ten streams at once, each compared.
+/// Ten streams at once. Each is compared.
 pub(super) const CLIENTS: &str = "
 import asyncio, os, sys
 async def one(size):
@@ -126,7 +126,7 @@ asyncio.run(main())
 print('all')
 ";
 
-/// Clients of the kernel's, ten at once.
+/// Runs ten clients at once on the kernel's stack.
 fn echoed(stage: &Stage, address: &str, server: &Process) {
     stage.wait_listening(address, 7, server);
     let all = stage.netns.within(|| {
@@ -156,7 +156,7 @@ fn servers_of_threads_and_tasks() {
             echoed(&stage, STACK[1], &server);
         }
         drop(server);
-        // The other way round: a server of the kernel's.
+        // The reverse case: a server on the kernel's stack.
         let server = stage.start_beside(&["python3", &script]);
         stage.wait_listening(KERNEL, 7, &server);
         assert_eq!(stage.run_apart(&["python3", &clients, KERNEL]), "all\n");
@@ -191,7 +191,7 @@ fn server_of_datagrams() {
     stage.stop();
 }
 
-/// The parent passes what it accepts to a child that it has started before it had to do with the stack.
+/// The parent passes accepted connections to a child that it started before its first use of the stack.
 const CLUSTER: &str = "
 import os, socket, subprocess, sys
 if sys.argv[1:] == ['child']:
@@ -221,7 +221,7 @@ fn a_child_that_began_first_has_what_its_parent_accepts() {
         "import socket; s = socket.create_connection(('{}', 8300), 20); s.sendall(b'it'); print(s.recv(100))",
         STACK[0]
     );
-    // The first connection was the one that was waited for.
+    // The first connection was used to wait for the server.
     for _ in 0..3 {
         assert_eq!(stage.run_beside(&["python3", "-c", &ask]).trim(), "b'child of it'");
     }

@@ -7,7 +7,7 @@ use peers::{Need, one_core, require};
 
 use super::{NEEDS, STACK, Stage, until};
 
-/// Where a server answers: two are the stack's.
+/// The addresses of a server. Two of them are on the stack.
 const ADDRESSES: [&str; 3] = [STACK[0], STACK[1], "127.0.0.1"];
 
 fn start(stage: &Stage, more: &[&str]) -> Process {
@@ -21,7 +21,7 @@ fn start(stage: &Stage, more: &[&str]) -> Process {
     server
 }
 
-/// What the server answers to a client of the kernel's.
+/// Returns the server's answer to a client on the kernel's stack.
 fn ask(stage: &Stage, address: &str, words: &[&str]) -> String {
     let answer = stage.run_beside(&[&["redis-cli", "-h", address, "--raw"], words].concat());
     answer.trim_end().to_owned()
@@ -52,7 +52,7 @@ fn values_and_benchmark() {
             let done = report.matches("requests per second").count();
             assert!(done >= tests && !report.contains("rror"), "{report}");
         }
-        // On the stack, too.
+        // A client on the stack gets an answer, too.
         assert_eq!(stage.run(&["redis-cli", "-h", STACK[0], "PING"]).trim(), "PONG");
         server.signal(peers::offcore::Signal::TERM).unwrap();
         assert!(server.wait_for_exit(super::TIMEOUT).unwrap().success(), "{}", server.tail());

@@ -21,12 +21,12 @@ fn executable(dir: &TempDir, name: &str, content: &[u8]) -> String {
     path.display().to_string()
 }
 
-/// Refused, as it is there and cannot be run; what it says has all of these.
+/// Asserts exit code 126, for a program that exists but cannot be run, and a message that contains all of `words`.
 fn refused(program: &str, words: &[&str]) {
     ends_with(126, program, words);
 }
 
-/// Nothing is started, and the exit code is this one.
+/// Asserts that no program is started and that the exit code is `code`.
 fn ends_with(code: i32, program: &str, words: &[&str]) {
     let output = exec(program);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -36,7 +36,7 @@ fn ends_with(code: i32, program: &str, words: &[&str]) {
     assert!(output.stdout.is_empty());
 }
 
-/// A program in C that writes a file when it runs, compiled with these options.
+/// Compiles a C program with these options. It writes a file when it runs.
 fn compiled(dir: &TempDir, name: &str, options: &[&str]) -> String {
     let source = dir.file("program.c");
     let text = "#include <stdio.h>\nint main(void) { puts(\"it runs\"); return 7; }\n";
@@ -68,14 +68,14 @@ fn programs_that_cannot_be_preloaded() {
     refused(&executable(&dir, "cut", &unchanged[..100]), &["an ELF file that cannot be read"]);
     refused(&executable(&dir, "data", b"echo\0it runs\n"), &["neither an ELF file nor a script"]);
 
-    // What the Go linker leaves in what it makes.
+    // The section that the Go linker adds to executables.
     let go = compiled(&dir, "go", &[]);
     let section = format!(".go.buildinfo={}", dir.file("program.c").display());
     let status = Command::new("objcopy").args(["--add-section", &section, &go]).status().unwrap();
     assert!(status.success());
     refused(&go, &["go: a Go program, which makes system calls without libc"]);
 
-    // A script is refused as its interpreter is.
+    // A script is refused if its interpreter is refused.
     let script = |interpreter: &str| format!("#!{interpreter}\necho it runs\n");
     for interpreter in [go.clone(), format!("{go} -x"), format!("/usr/bin/env {go}")] {
         let script = executable(&dir, "script", script(&interpreter).as_bytes());
@@ -91,7 +91,7 @@ fn programs_that_cannot_be_preloaded() {
     );
 
     ends_with(127, "/nowhere/at/all", &["/nowhere/at/all: program not found"]);
-    // The end of a line is seen that Windows has.
+    // Windows line ends are detected.
     for (line, seen) in [
         ("/bin/sh\r", "crlf: its interpreter /bin/sh\\r was not found: the script's lines end in CR LF"),
         ("/usr/bin/env sh\r", "sh\\r: program not found"),
@@ -99,7 +99,7 @@ fn programs_that_cannot_be_preloaded() {
         ends_with(127, &executable(&dir, "crlf", script(line).as_bytes()), &[seen]);
     }
     ends_with(127, "", &["'': program not found"]);
-    // A text that names no interpreter would run: a shell takes it.
+    // A text file without an interpreter line would run, because a shell executes it.
     ends_with(1, &executable(&dir, "text", b"echo it runs\n"), &["no stack at /nowhere/at/all"]);
 
     ends_with(127, &dir.file("text/below").display().to_string(), &["program not found"]);
@@ -120,24 +120,26 @@ fn programs_whose_headers_are_broken() {
         changed[at..at + bytes.len()].copy_from_slice(bytes);
         executable(&dir, "broken", &changed)
     };
-    // The kernel starts what has no readable table of sections (e_shoff, e_shentsize, e_shnum, e_shstrndx): so does this.
+    // The kernel starts programs without a readable section table (e_shoff, e_shentsize, e_shnum, e_shstrndx), and so
+    // does `offcore exec`.
     for (at, bytes) in [(0x28, &[0xff; 7][..]), (0x3a, &[7, 0]), (0x3c, &[0xff; 2]), (0x3e, &[0xff; 2])] {
         let program = with(at, bytes);
         assert_eq!(Command::new(&program).output().unwrap().status.code(), Some(7), "{at:#x}");
         ends_with(1, &program, &["no stack at /nowhere/at/all"]);
     }
-    // It does not start these: program headers elsewhere, of another size, and a file of another type.
+    // The kernel does not start programs whose program headers are out of range or of another size, or whose type is
+    // wrong.
     refused(&with(0x20, &[0xff; 7]), &["an ELF file that cannot be read"]);
     refused(&with(0x36, &[7, 0]), &["an ELF file that cannot be read"]);
     refused(&with(0x10, &[1, 0]), &["an ELF file that is not a program"]);
-    // Whatever is cut off or changed in the first KB, it is said in words.
+    // Truncated or changed bytes in the first KB never cause a panic.
     for len in (0..1024).step_by(7) {
         exec_does_not_panic(&executable(&dir, "broken", &unchanged[..len]));
         exec_does_not_panic(&with(len, &[!unchanged[len]]));
     }
 }
 
-/// Whether it is refused is its own affair: it ends as `offcore exec` ends without a stack.
+/// Runs a program that may be refused or not. `offcore exec` must end as it does without a stack.
 fn exec_does_not_panic(program: &str) {
     let output = exec(program);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -145,7 +147,7 @@ fn exec_does_not_panic(program: &str) {
     assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
 }
 
-/// What is at the path instead of a stack's socket is said, and what was expected.
+/// The message names the file type at the path, and the expected type.
 #[test]
 fn paths_where_no_stack_is() {
     let dir = TempDir::new().unwrap();
@@ -191,7 +193,7 @@ fn programs_with_other_rights() {
     refused(&program, &["set-uid to user 12345", "preloads nothing"]);
     mode(0o2755);
     refused(&program, &["set-gid to group 12346"]);
-    // It would run, but there is no stack.
+    // The program would run, but no stack exists.
     mode(0o755);
     ends_with(1, &program, &["/nowhere/at/all"]);
 }

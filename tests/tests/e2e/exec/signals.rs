@@ -1,4 +1,5 @@
-//! `offcore exec --port` is told to end, or is killed: nothing is left, and the program has the signals that are its own.
+//! `offcore exec --port` ends after a signal or is killed. Nothing is left behind, and the program gets its own
+//! signals.
 
 use std::fs;
 use std::thread;
@@ -13,7 +14,7 @@ use super::super::http::curl;
 use super::super::tcp::{KERNEL, TAP};
 use super::{Guard, NEEDS, STACK, TIMEOUT, children, lives, until};
 
-/// A namespace and a directory for temporary files of its own.
+/// A namespace and a directory for temporary files.
 struct Place {
     _guard: Guard,
     netns: Netns,
@@ -26,7 +27,7 @@ impl Place {
         Self { _guard: Guard::new(&netns), netns, dir: TempDir::new().unwrap() }
     }
 
-    /// Starts a shell's script with a stack, behind a command that becomes what follows it.
+    /// Starts a shell script with a stack, behind a command that executes its arguments.
     fn start(&self, prefix: &[&str], script: &str) -> Process {
         let port = format!("tap:{TAP},addr={}/24", STACK[0]);
         let binary = offcore::binary().unwrap();
@@ -37,13 +38,13 @@ impl Place {
         Process::spawn("offcore", command).unwrap()
     }
 
-    /// Directories of stacks.
+    /// Returns the number of stack directories.
     fn directories(&self) -> usize {
         let names = fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
         names.filter(|name| name.as_encoded_bytes().starts_with(b"offcore-exec-")).count()
     }
 
-    /// Neither a directory nor an interface nor a process is left.
+    /// Asserts that no directory, interface or process is left.
     fn assert_clean(&self, processes: &[u32], program: &Process) {
         assert_eq!(self.directories(), 0, "{}", program.tail());
         assert!(self.netns.run("ip", &["link", "show", TAP]).is_err(), "{}", program.tail());
@@ -111,7 +112,7 @@ fn what_a_process_sends_is_the_programs() {
     let traps: String = signals.iter().map(|(name, _)| format!("trap 'echo has {name}.' {name}; ")).collect();
     let mut program = place.start(&[], &format!("{traps} echo ready; while :; do sleep 0.05; done"));
     wait_for_word("ready", &program);
-    // The same one again is the program's again.
+    // A second signal of the same kind also goes to the program.
     for round in 1..=2 {
         for (name, signal) in signals {
             program.signal(signal).unwrap();
@@ -123,7 +124,7 @@ fn what_a_process_sends_is_the_programs() {
     program.signal(Signal::TERM).unwrap();
     assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(143), "{}", program.tail());
     place.assert_clean(&[], &program);
-    // What is ignored stays so.
+    // Ignored signals stay ignored.
     let mut program = place.start(&["nohup"], "kill -HUP $$; exit 5");
     assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(5), "{}", program.tail());
 }
@@ -133,7 +134,7 @@ fn a_killed_command_leaves_nothing() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat()) else { return };
     let _core = one_core();
     let place = Place::new();
-    // Nobody is on the stack: it ends at once.
+    // No program uses the stack, so it ends immediately.
     for signal in [Signal::KILL, Signal::ALARM] {
         let mut program = place.start(&[], "echo ready; exec sleep 600");
         wait_for_word("ready", &program);
@@ -145,7 +146,7 @@ fn a_killed_command_leaves_nothing() {
         kill_process(Pid::from_raw(sleep.cast_signed()).unwrap(), Signal::KILL).unwrap();
         place.assert_clean(&[], &program);
     }
-    // A server has its stack until it ends.
+    // A server keeps its stack until it ends.
     fs::write(place.dir.file("page"), "it is served").unwrap();
     let dir = place.dir.path().display();
     let mut program =
@@ -159,7 +160,7 @@ fn a_killed_command_leaves_nothing() {
     let [stack, server] = all.as_slice() else { panic!("{all:?}") };
     program.signal(Signal::KILL).unwrap();
     program.wait_for_exit(TIMEOUT).unwrap();
-    // A second is many looks at the parent.
+    // The stack checks its parent many times per second.
     thread::sleep(Duration::from_secs(1));
     assert_eq!(curl(&place.netns, &[&page]), b"it is served");
     kill_process(Pid::from_raw(server.cast_signed()).unwrap(), Signal::KILL).unwrap();

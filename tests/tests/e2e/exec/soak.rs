@@ -1,6 +1,8 @@
-//! nginx for a long time: its workers are exchanged, and killed, while it is asked. In the end nothing has piled up.
+//! nginx under load for a long time while its workers are replaced and killed. At the end, no resources have
+//! accumulated.
 //!
-//! It goes on for some seconds, with `OFFCORE_FULL=1` for half an hour, and with `OFFCORE_SOAK_SECONDS` as long as that says.
+//! The test takes some seconds. With `OFFCORE_FULL=1` it takes half an hour, and `OFFCORE_SOAK_SECONDS` sets another
+//! time.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use super::nginx::{self, PLAIN, Server, Wanted};
 use super::{NEEDS, STACK, Stage, children, lives, until};
 
 const WORKERS: usize = 2;
-/// Time between two things that happen to the workers.
+/// Time between two changes of the workers.
 const PAUSE: Duration = Duration::from_millis(500);
 
 fn seconds() -> u64 {
@@ -23,14 +25,14 @@ fn seconds() -> u64 {
     told.unwrap_or(if full() { 1800 } else { 5 })
 }
 
-/// Asks over connections that are kept, and over others. A worker that is killed ends some.
+/// Sends requests over persistent connections and over single-use ones. Killing a worker ends some of them.
 fn ask(stage: &Stage, seconds: u64) -> Process {
     let duration = format!("{seconds}s");
     let url = url(STACK[0], "4096");
     stage.start_beside(&["wrk", "--threads", "1", "--connections", "30", "--duration", &duration, &url])
 }
 
-/// What has been answered; all of it well.
+/// Returns the number of answers. All of them must be successful.
 fn answered(mut wrk: Process) -> u64 {
     let status = wrk.wait_for_exit(Duration::from_secs(600)).unwrap();
     let report = wrk.stdout_from(0);
@@ -43,7 +45,7 @@ fn workers(server: &Server) -> Vec<u32> {
     children(server.process.id())
 }
 
-/// The workers are exchanged.
+/// Replaces the workers.
 fn reload(server: &mut Server) {
     let old = workers(server);
     server.process.signal(Signal::HUP).unwrap();
@@ -51,7 +53,7 @@ fn reload(server: &mut Server) {
     until("the old workers' end", are_gone, || server.process.tail());
 }
 
-/// One of them is killed.
+/// Kills one worker.
 fn kill(server: &Server) {
     let killed = workers(server)[0];
     kill_process(Pid::from_raw(killed as i32).unwrap(), Signal::KILL).unwrap();
@@ -70,7 +72,7 @@ fn workers_come_and_go() {
     let stage = Stage::new();
     let mut server = Wanted { workers: WORKERS as u32, ..PLAIN }.start(&stage);
     let stack = stage.stack.as_ref().unwrap();
-    // What is there once, and for ever, is there after this.
+    // Allocates everything that stays allocated permanently.
     let wrk = ask(&stage, 2);
     reload(&mut server);
     kill(&server);

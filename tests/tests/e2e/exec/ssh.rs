@@ -1,4 +1,5 @@
-//! OpenSSH's server on the stack: it executes itself for each connection, changes root and user, and gives up what it may do.
+//! OpenSSH's server on the stack: it executes itself for each connection, changes root and user, and drops its
+//! privileges.
 
 use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -17,7 +18,7 @@ fn key(stage: &Stage, name: &str) -> String {
     path
 }
 
-/// `ssh` that runs a command as root.
+/// Returns an `ssh` command that runs a command as root.
 fn ssh(stage: &Stage, key: &str, address: &str, words: &str) -> Command {
     let mut command = stage.netns.command("ssh");
     command.args(["-F", "none", "-i", key, "-p", &PORT.to_string(), "-o", "BatchMode=yes"]);
@@ -42,7 +43,7 @@ fn logins_and_copies() {
     let (host, user) = (key(&stage, "host"), key(&stage, "user"));
     let allowed = stage.write("allowed", fs::read(format!("{user}.pub")).unwrap());
     fs::set_permissions(&allowed, fs::Permissions::from_mode(0o600)).unwrap();
-    // Where it changes its root to; Debian's service makes it.
+    // The directory for the server's chroot, which Debian's service creates.
     let _ = DirBuilder::new().mode(0o755).create("/run/sshd");
     let conf = stage.write(
         "sshd.conf",

@@ -1,4 +1,4 @@
-//! The stack is killed under a program.
+//! The stack is killed while programs use it.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -15,10 +15,10 @@ use super::super::tcp::{TAP, connect};
 use super::nginx::{self, PLAIN, Wanted};
 use super::{KERNEL, NEEDS, STACK, Stage, children, until};
 
-/// How long programs may take to find out that a stack is stopped.
+/// Time limit for programs to notice that a stack is stopped.
 const STOPPED: Duration = Duration::from_secs(90);
 
-/// Processor time that a process has had.
+/// Returns the CPU time of a process.
 fn busy(process: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
@@ -27,7 +27,7 @@ fn busy(process: u32) -> Duration {
     Duration::from_millis(10 * (ticks(11) + ticks(12)))
 }
 
-/// Whether all threads of a process have stopped: on a busy machine that takes longer than the signal.
+/// Returns whether all threads of a process have stopped. On a busy machine this takes longer than sending the signal.
 fn has_stopped(process: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let stats = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("stat")).unwrap());
@@ -43,7 +43,7 @@ fn stack_is_killed() {
     let slow = format!("location /slow/ {{ alias {}/; limit_rate 100k; }}", stage.path("site"));
     let mut server = Wanted { workers: 2, server: &slow, ..PLAIN }.start(&stage);
     let workers = children(server.process.id());
-    // One connection that waits for a request, one in the middle of an answer.
+    // One connection waits for a request, another is in the middle of an answer.
     let mut idle = stage.netns.within(|| Ok(connect(STACK[0], 8080))).unwrap();
     let slow = url(STACK[0], "slow/1000000");
     let mut download = stage.start_beside(&["curl", "--silent", "--max-time", "60", "--output", &got, &slow]);
@@ -54,7 +54,7 @@ fn stack_is_killed() {
     stack.signal(Signal::KILL).unwrap();
     until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
     drop(stack);
-    // The workers use little processor time, although their listeners have ended.
+    // The workers use little CPU time, although their listeners have ended.
     let log = || fs::read_to_string(&server.log).unwrap();
     let before = workers.iter().map(|&worker| busy(worker)).sum::<Duration>();
     let start = Instant::now();
@@ -62,10 +62,11 @@ fn stack_is_killed() {
     let spent = workers.iter().map(|&worker| busy(worker)).sum::<Duration>() - before;
     assert!(spent < start.elapsed() / 4, "{spent:?} of {:?}: {}", start.elapsed(), log());
 
-    // The workers have changed their user and may not listen again. nginx starts new ones, which share its listeners.
+    // The workers have changed their user and may not listen again. nginx starts new workers, which share its
+    // listeners.
     stage.start_stack();
     download.kill();
-    // It knows nothing of connections of the other one.
+    // The new stack does not know the connections of the previous one.
     idle.write_all(b"GET").unwrap();
     assert_eq!(idle.read(&mut [0]).map_err(|error| error.kind()), Err(ErrorKind::ConnectionReset));
     let page = [&url(STACK[0], "1000000")[..]];
@@ -75,7 +76,7 @@ fn stack_is_killed() {
     stage.stop();
 }
 
-/// Python servers that wait for connections in all ways. Each answers with its name.
+/// Python servers that wait for connections in different ways. Each answers with its name.
 const SERVERS: &str = "
 import asyncio, os, select, socket, sys
 name, address, port = sys.argv[1:]
@@ -106,7 +107,7 @@ async def run(): await (await asyncio.start_server(answer, address, int(port))).
 asyncio.run(run())
 ";
 
-/// The stack is restarted twice: a listener can move more than once.
+/// The stack is restarted twice, because a listener can move more than once.
 #[test]
 fn listeners_outlive_their_stack() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
@@ -131,7 +132,7 @@ fn listeners_outlive_their_stack() {
         stack.signal(Signal::KILL).unwrap();
         until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
         drop(stack);
-        // All of them notice the stack's end before a new one starts.
+        // All servers notice the stack's end before a new stack starts.
         thread::sleep(Duration::from_millis(300));
         stage.start_stack();
         for ((name, _, port), server) in wanted.iter().zip(&servers) {
@@ -149,7 +150,7 @@ fn listeners_outlive_their_stack() {
     stage.stop();
 }
 
-/// UDP servers that wait in several ways, a client that sends and waits, and the options that they have.
+/// UDP servers that wait in several ways, a client that sends and waits, and the socket options that they set.
 const ECHOES: &str = "
 import os, select, socket, sys, time
 name, address, port = sys.argv[1:]
@@ -297,7 +298,7 @@ fn programs_end_with_their_stack() {
     }
 }
 
-/// Listens twice: there is a file in between.
+/// Listens twice, and waits for a file in between.
 const ASKS: &str = "
 import os, socket, sys, time
 address, ready, go = sys.argv[1:]
@@ -312,7 +313,7 @@ fn stack_is_stopped() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Nginx, Need::Curl, Need::Python]].concat()) else { return };
     let _core = one_core();
     let mut stage = Stage::new();
-    // A program that is there before, and has something to ask.
+    // A program that starts before the stack ends and uses it afterwards.
     let [ready, go] = ["ready", "go"].map(|name| stage.path(name));
     let script = stage.write("asks.py", ASKS);
     let mut asks = stage.start(&["python3", &script, STACK[0], &ready, &go]);

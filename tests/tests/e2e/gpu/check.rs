@@ -1,4 +1,4 @@
-//! `offcore gpu check`, with threads in a GPU's place.
+//! `offcore gpu check` with threads that emulate a GPU.
 
 use std::fs;
 
@@ -35,14 +35,14 @@ fn every_step_does_what_it_should() {
     assert!(run.stdout.contains(&format!("{} steps did what they should", steps.len())), "{}", run.stdout);
     assert!(run.stdout.contains("of threads in a GPU's place, which say nothing of one"), "{}", run.stdout);
     assert!(named("term")["result"].as_str().unwrap().contains("packets verified"), "{kept}");
-    // What is there stays.
+    // Existing files are not overwritten.
     let run = Offcore::run(&["gpu", "check", "--device", "host", "--quick", "--out", &out]).unwrap();
     assert_eq!(run.status.code(), Some(1), "{}", run.stderr);
     assert!(run.stderr.contains("not there yet"), "{}", run.stderr);
     assert_eq!(fs::read_to_string(dir.file("out/check.json")).unwrap(), kept);
 }
 
-/// A device that nobody has.
+/// A device that does not exist.
 #[test]
 fn a_device_that_cannot_be_used_ends_it() {
     let dir = TempDir::new().unwrap();

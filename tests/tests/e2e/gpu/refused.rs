@@ -1,4 +1,4 @@
-//! Invalid uses of `offcore gpu`: errors name what was found, what was expected, and what to do.
+//! Invalid uses of `offcore gpu`: errors name the invalid value, the expected value, and the remedy.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ fn assert_refused(args: &[&str], status: i32, words: &[&str]) {
     assert_eq!(finished.status.code(), Some(status), "{args:?}: {text}");
     assert!(!text.contains("panicked"), "{args:?}: {text}");
     let error = text.find("error: ").unwrap_or_else(|| panic!("{args:?}: no error in {text}"));
-    // The usage follows.
+    // The usage follows the error.
     let error = text[error..].split("\n\n").next().unwrap_or_default();
     assert!(error.lines().count() <= 2, "{args:?}: {error}");
     for word in words {
@@ -58,7 +58,7 @@ fn names_of_nothing() {
     }
 }
 
-/// There is no driver, or it has no GPU 77.
+/// The machine has no driver, or the driver has no GPU 77.
 #[test]
 fn a_gpu_that_is_not_there() {
     for args in [["-w", "kernel", "--device", "cuda:77"], ["-w", "persistent", "-g", "77"]] {
@@ -107,7 +107,7 @@ fn flags_that_do_not_go_together() {
     }
 }
 
-/// On any machine: findings as text and as JSON, and the exit status.
+/// Works on any machine: prints findings as text and as JSON, and sets the exit status.
 #[test]
 fn the_doctor_says_what_is_here() {
     let run = |format: &str| Offcore::run(&["gpu", "doctor", "--all", "--format", format]).unwrap();

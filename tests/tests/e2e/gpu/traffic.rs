@@ -1,4 +1,4 @@
-//! Numbered frames through `offcore gpu` between veth pairs, checked byte by byte where they come out.
+//! Numbered frames through `offcore gpu` between veth pairs, checked byte by byte at the output.
 //!
 //! ```text
 //! there: w0 ── p0 :here, offcore: p1 ── w1 :there
@@ -10,21 +10,22 @@ use peers::{Netns, Offcore, Wire};
 
 use crate::switch::quiet;
 
-/// Bytes of the headers of Ethernet, IPv4 and UDP.
+/// Length of the Ethernet, IPv4 and UDP headers in bytes.
 pub(super) const HEADERS: usize = 42;
-/// Lengths of frames, without FCS: from 60 bytes to 1514.
+/// Number of frame lengths: 60 to 1514 bytes without FCS.
 const LENGTHS: u32 = 1455;
-/// Offsets of the addresses and of the EtherType.
+/// Length of the MAC addresses, and offset of the EtherType.
 const ADDRESSES: usize = 12;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Start of the payload; stream and number follow.
 const MAGIC: &[u8] = b"OFGP";
 
-/// Two namespaces with veth pairs between them: `p0` and so on on this side, `w0` and so on on the other.
+/// Two namespaces with veth pairs between them: `p0`, `p1`, ... in the namespace of `offcore`, and `w0`, `w1`, ... in
+/// the other.
 pub(super) struct Network {
     pub(super) here: Netns,
     there: Netns,
-    /// Those of what is between.
+    /// The lcores of the program under test.
     pub(super) lcores: String,
     pairs: usize,
 }
@@ -51,13 +52,13 @@ impl Network {
         network
     }
 
-    /// The far ends, with nothing received yet.
+    /// Opens the far ends of the pairs.
     pub(super) fn wires(&self) -> Vec<Wire> {
         (0..self.pairs).map(|pair| Wire::open(&self.there, &format!("w{pair}")).unwrap()).collect()
     }
 }
 
-/// A pseudo-random number from a seed.
+/// Returns a pseudo-random number from a seed.
 pub(super) fn mix(number: u64) -> u64 {
     let mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -65,12 +66,12 @@ pub(super) fn mix(number: u64) -> u64 {
     mixed ^ mixed >> 31
 }
 
-/// Reproducible pseudo-random bytes.
+/// Returns reproducible pseudo-random bytes.
 pub(super) fn noise(seed: u64) -> impl Iterator<Item = u8> {
     (0..).flat_map(move |word: u64| mix(seed ^ word << 40).to_le_bytes())
 }
 
-/// The Internet checksum, computed as RFC 1071 explains it.
+/// Computes the Internet checksum as defined in RFC 1071.
 pub(super) fn checksum(bytes: &[u8]) -> u16 {
     let word = |pair: &[u8]| u64::from(pair[0]) << 8 | u64::from(pair.get(1).copied().unwrap_or(0));
     let mut sum: u64 = bytes.chunks(2).map(word).sum();
@@ -80,7 +81,7 @@ pub(super) fn checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Puts headers of Ethernet, IPv4 and UDP before a payload.
+/// Builds a frame with Ethernet, IPv4 and UDP headers in front of a payload.
 pub(super) fn udp_frame(addresses: u64, source_port: u16, tos: u8, payload: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(HEADERS + payload.len());
     let address = mix(addresses).to_be_bytes();
@@ -106,9 +107,9 @@ pub(super) struct Stream {
     number: u16,
     from: usize,
     to: usize,
-    /// Number of flows; frames of each keep their order.
+    /// Number of flows. The frames of each flow keep their order.
     flows: u32,
-    /// Whether their addresses are swapped.
+    /// Whether the MAC addresses are swapped.
     swaps: bool,
     pub(super) sent: u32,
     pub(super) received: u32,
@@ -117,7 +118,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// A stream of one flow with swapped addresses.
+    /// Creates a stream of one flow with swapped addresses.
     pub(super) fn new(number: u16, from: usize, to: usize) -> Self {
         Self { number, from, to, flows: 1, swaps: true, sent: 0, received: 0, next: vec![0] }
     }
@@ -130,7 +131,8 @@ impl Stream {
         Self { swaps, ..self }
     }
 
-    /// The frame of this number. Every length occurs in 1455 of them; one in five is not IP, but where there are flows.
+    /// Returns the frame with this number. Each 1455 consecutive frames have every length. Without several flows, one
+    /// frame in five is not IP.
     fn frame(&self, number: u32) -> Vec<u8> {
         let len = HEADERS + 18 + (number % LENGTHS * 677 % LENGTHS) as usize;
         let seed = u64::from(self.number) << 32 | u64::from(number);
@@ -186,7 +188,7 @@ pub(super) fn receive(wires: &mut [Wire], streams: &mut [Stream]) -> u32 {
     received
 }
 
-/// Stream and number of a frame.
+/// Returns the stream and number of a frame.
 fn said(frame: &[u8]) -> Option<(u16, u32)> {
     let (stream, rest) = frame.get(HEADERS..)?.strip_prefix(MAGIC)?.split_first_chunk()?;
     Some((u16::from_le_bytes(*stream), u32::from_le_bytes(*rest.first_chunk()?)))

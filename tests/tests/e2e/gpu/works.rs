@@ -1,4 +1,4 @@
-//! Pattern matches and what happens to packets: a capture goes through `offcore gpu` into another, and the output is
+//! Pattern matching and packet actions: a capture goes through `offcore gpu` into another capture, and the output is
 //! compared with a naive search.
 
 use std::fs;
@@ -12,11 +12,11 @@ use crate::switch::{Report, stop, wait_for_packets};
 
 const ETHERTYPE: usize = 12;
 const IP: usize = 14;
-/// An EtherType of IEEE 802's for experiments.
+/// IEEE 802 Local Experimental EtherType.
 const NO_IP: [u8; 2] = [0x88, 0xb5];
 /// The default of `--mark`: expedited forwarding.
 const DSCP: u8 = 46;
-/// The workloads, which all give the same results.
+/// The workloads. All of them give the same results.
 const WORKERS: [&str; 7] = [
     "cpu",
     "kernel",
@@ -30,12 +30,12 @@ const WORKERS: [&str; 7] = [
 /// The output of a run over a capture.
 struct Outcome {
     out: Vec<Vec<u8>>,
-    /// The output of the steering port, if there was one.
+    /// The output of the steering port, if any.
     steered: Vec<Vec<u8>>,
     report: Report,
 }
 
-/// Sends frames through, with patterns in a file and the flags `how`.
+/// Processes frames, with patterns in a file and the flags `how`.
 fn through(lcore: usize, frames: &[Vec<u8>], patterns: &[Vec<u8>], how: &str) -> Outcome {
     let dir = TempDir::new().unwrap();
     let file = |name: &str| dir.file(name).display().to_string();
@@ -76,7 +76,8 @@ fn pattern_file(patterns: &[Vec<u8>]) -> Vec<u8> {
     file
 }
 
-/// Pseudo-random patterns of 3 to 32 bytes, a text, a prefix and a suffix of another, and a long one.
+/// Returns pseudo-random patterns of 3 to 32 bytes, a text, a prefix and a suffix of another pattern, and a long
+/// pattern.
 fn patterns() -> Vec<Vec<u8>> {
     let mut patterns: Vec<Vec<u8>> =
         (0..40).map(|n| noise(n << 50 | 7).take(3 + n as usize * 11 % 30).collect()).collect();
@@ -85,8 +86,8 @@ fn patterns() -> Vec<Vec<u8>> {
     patterns
 }
 
-/// IPv4, IPv6 and other frames of all Ethernet lengths, some in several buffers. Every third contains a pattern: at the
-/// start of the payload, one byte before, at its end, inside, or across buffers.
+/// Returns IPv4, IPv6 and other frames of all Ethernet lengths, some in several buffers. Every third frame contains a
+/// pattern: at the start of the payload, one byte before it, at its end, inside, or across buffers.
 fn frames(patterns: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let frame = |n: u64| {
         let random = mix(n);
@@ -118,18 +119,18 @@ fn frames(patterns: &[Vec<u8>]) -> Vec<Vec<u8>> {
     (0..900).map(frame).collect()
 }
 
-/// Whether a pattern occurs in the payload, by a naive search.
+/// Returns whether a pattern occurs in the payload, by a naive search.
 fn is_match(frame: &[u8], skip: usize, patterns: &[Vec<u8>]) -> bool {
     let payload = frame.get(skip..).unwrap_or_default();
     patterns.iter().any(|pattern| payload.windows(pattern.len()).any(|place| place == pattern))
 }
 
-/// Bytes before the payload, from the flags.
+/// Returns the number of bytes before the payload, from the flags.
 fn skip(how: &str) -> usize {
     if how.contains("--split-at 100") { 100 } else { HEADERS }
 }
 
-/// The frame with a DSCP in its IP header, whose checksum is right; ECN stays.
+/// Returns the frame with a DSCP in its IP header and a correct checksum. The ECN bits stay.
 fn marked(mut frame: Vec<u8>) -> Vec<u8> {
     match frame[ETHERTYPE..IP] {
         [0x08, 0x00] => {
@@ -222,7 +223,7 @@ fn no_swap_keeps_addresses() {
     }
 }
 
-/// CRC-32C, a bit at a time (RFC 3720, B.4).
+/// Computes the CRC-32C bit by bit (RFC 3720, B.4).
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| divide(crc ^ u32::from(*byte), 8))
 }

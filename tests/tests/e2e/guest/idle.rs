@@ -1,4 +1,4 @@
-//! A switch that has nothing to do sleeps when it was told so, and wakes up for every packet.
+//! An idle switch sleeps if it was told to, and wakes up for every packet.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use peers::{Netns, Offcore, TempDir, one_core};
 
 use super::{GUEST, HOST, System, iperf_both_ways, needed, ping_both_ways, stop, wait_for_guest};
 
-/// How long the switch is watched.
+/// Duration of the measurement.
 const WATCHED: Duration = Duration::from_millis(1500);
 
-/// The part of a core that all threads of a process use, in per cent, for a while.
+/// Measures the CPU usage of all threads of a process, in percent of one core.
 fn load(offcore: &Offcore) -> f64 {
     let (ticks, start) = (ticks(offcore.id()), Instant::now());
     std::thread::sleep(WATCHED);
@@ -17,15 +17,15 @@ fn load(offcore: &Offcore) -> f64 {
     100.0 * used / start.elapsed().as_secs_f64()
 }
 
-/// Clock ticks of user and system time, fields 14 and 15 of `/proc/PID/stat` (proc(5)).
+/// Returns the clock ticks of user and system time, fields 14 and 15 of `/proc/PID/stat` (proc(5)).
 fn ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // The second field, the program's name, may have blanks; it ends at the last parenthesis.
+    // The second field, the program's name, may contain blanks. It ends at the last parenthesis.
     let (_, fields) = stat.rsplit_once(") ").unwrap();
     fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum()
 }
 
-/// An idle guest costs less than a twentieth of a core, and its pings are answered.
+/// An idle guest uses less than 5 % of a core, and its pings are answered.
 fn idle(packed: bool) {
     let Some(()) = needed() else { return };
     let core = one_core();
@@ -39,7 +39,7 @@ fn idle(packed: bool) {
     ping_both_ways(&netns, &mut guest);
     let idle = load(&offcore);
     assert!(idle < 5.0, "{idle:.1} % of a core with an idle guest: {}", offcore.tail());
-    // Each of these comes to a switch that sleeps: a worker does so after some milliseconds without packets.
+    // Each ping arrives at a sleeping switch. A worker sleeps after some milliseconds without packets.
     let text = netns.run("ping", &["-c5", "-i0.2", "-W5", GUEST]).unwrap();
     assert!(text.contains(" 0% packet loss"), "{text}");
     let text = guest.check(&format!("ping -c3 -W5 {}", HOST)).unwrap();

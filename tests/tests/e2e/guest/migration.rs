@@ -1,4 +1,4 @@
-//! A guest moves from one QEMU to another, and from one switch to another, while its packets flow.
+//! A guest is migrated from one QEMU to another, and from one switch to another, while packets flow.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -12,10 +12,10 @@ use peers::{Netns, Offcore, TempDir, one_core};
 use super::{GUEST, HOST, MAC, needed, wait_for_guest};
 use crate::switch::{self, Copies, arguments, stop_with_log};
 
-/// How long QEMU may take to copy the memory of an emulated guest.
+/// Time limit for QEMU to copy the memory of an emulated guest.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Switch `number`, between a socket and a TAP interface that is in the namespace's bridge.
+/// Starts switch `number`, between a socket and a TAP interface in the namespace's bridge.
 fn start(netns: &Netns, dir: &TempDir, number: usize, copies: Copies) -> Offcore {
     let tap = format!("tap{number}");
     let ports = [format!("vhost:{}", dir.file(&format!("g{number}")).display()), format!("tap:{tap}")];
@@ -27,7 +27,7 @@ fn start(netns: &Netns, dir: &TempDir, number: usize, copies: Copies) -> Offcore
     offcore
 }
 
-/// QEMU `number` on its switch's socket.
+/// Starts QEMU `number` on its switch's socket.
 fn qemu(dir: &TempDir, core: usize, number: usize, packed: bool, args: &[String]) -> Guest {
     let nic = Nic::new(dir.file(&format!("g{number}")), MAC, &format!("{GUEST}/24"));
     let nics = vec![Nic { packed, ..nic }];
@@ -35,11 +35,11 @@ fn qemu(dir: &TempDir, core: usize, number: usize, packed: bool, args: &[String]
         .unwrap()
 }
 
-/// Asks QEMU's monitor; what it says up to the next prompt.
+/// Sends a command to QEMU's monitor. Returns the output up to the next prompt.
 fn ask(monitor: &mut BufReader<UnixStream>, command: &str) -> String {
     monitor.get_mut().write_all(format!("{command}\n").as_bytes()).unwrap();
     let mut answer = Vec::new();
-    // The prompt comes once before the answer, behind which the command is echoed.
+    // The monitor prints the prompt once before the answer, followed by the echoed command.
     for _ in 0..2 {
         while !answer.ends_with(b"(qemu) ") {
             assert!(monitor.read_until(b' ', &mut answer).unwrap() > 0, "QEMU has ended");
@@ -51,7 +51,7 @@ fn ask(monitor: &mut BufReader<UnixStream>, command: &str) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// Numbered lines to the guest's port 7000 until told to stop; how many bytes, and their sum as `cksum` has it.
+/// Sends numbered lines to the guest's port 7000 until told to stop. Returns the number of lines.
 fn stream(stop: &AtomicBool) -> u64 {
     let mut stream = TcpStream::connect((GUEST, 7000)).unwrap();
     stream.set_write_timeout(Some(TIMEOUT)).unwrap();
@@ -78,7 +78,7 @@ fn migrate(packed: bool, copies: Copies) {
     first.wait_ready().unwrap();
     wait_for_guest(&netns);
     let mut second = qemu(&dir, core.number(), 1, packed, &["-incoming".into(), format!("unix:{incoming}")]);
-    // Lines that are no more than one greater than the one before.
+    // Checks that each line is one greater than the previous line.
     let count = "nc -l -p 7000 | awk '$1 != NR - 1 { print \"line\", NR, \"is\", $1; exit } END { print NR }' >/tmp/count";
     first.check(&format!("({count}) >/dev/null 2>&1 </dev/null & sleep 1")).unwrap();
     let stop = AtomicBool::new(false);
@@ -108,7 +108,7 @@ fn migrate(packed: bool, copies: Copies) {
     assert_eq!(counted.trim(), lines.to_string(), "{}", second.tail());
     for switch in switches {
         let (report, log) = stop_with_log(switch);
-        // A guest that is slow takes many lines in one packet.
+        // A slow guest receives many lines in one packet.
         assert!(report.packets(0, "rx") > 10 && report.packets(0, "tx") > 10, "{report}");
         report.assert_copies(copies, report.packets(0, "rx") + report.packets(0, "tx"));
         assert!(!log.contains("broken"), "{log}");

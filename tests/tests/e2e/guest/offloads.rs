@@ -1,14 +1,14 @@
-//! Two queues, and what guest and kernel leave to their interfaces: checksums and the segmentation of TCP.
+//! Two queues with the offloads of guest and kernel: checksums and TCP segmentation.
 
 use peers::{Guest, Netns, Offcore, TempDir, one_core};
 
 use super::{GUEST, System, TAP, Way, iperf, needed, ping_both_ways, stop, wait_for_guest};
 use crate::switch::{self, Copies, Report};
 
-/// The longest frame that goes over a wire with an MTU of 1500.
+/// The longest frame on a wire with an MTU of 1500.
 pub(super) const FRAME: u64 = 1514;
 
-/// What an interface of a guest leaves to what is behind it, all of it or nothing.
+/// Switches all offloads of a guest's interface on or off.
 pub(super) fn set_offloads(guest: &mut Guest, interface: &str, on: bool) {
     let state = if on { "on" } else { "off" };
     guest
@@ -20,10 +20,10 @@ pub(super) fn set_offloads(guest: &mut Guest, interface: &str, on: bool) {
     }
 }
 
-/// A report that is newer than the call.
+/// Returns a report that is newer than the call.
 pub(super) fn fresh_report(offcore: &mut Offcore) -> Report {
     let seen = offcore.lines().len();
-    // What was being written, and the one after.
+    // The first report may have been started before the call, so the second one is used.
     for _ in 0..2 {
         offcore.wait_for("the next report", |line| line.json.is_some()).unwrap();
     }
@@ -33,30 +33,30 @@ pub(super) fn fresh_report(offcore: &mut Offcore) -> Report {
     switch::latest(offcore)
 }
 
-/// The mean length of the packets that went through one half of a port from one report to another.
+/// Returns the mean packet length of one direction of a port between two reports.
 pub(super) fn mean_length(before: &Report, after: &Report, port: usize, half: &str) -> u64 {
     let packets = after.packets(port, half) - before.packets(port, half);
     let bytes = after.bytes(port, half) - before.bytes(port, half);
     bytes / packets.max(1)
 }
 
-/// A stream each way. What an end leaves to the other shows in packets that are longer than any wire would take: it
-/// sends such packets where it has offloads, and is sent them where both ends have.
+/// Runs a stream in each direction. Offloads show as packets longer than the MTU allows: an end with offloads sends
+/// such packets, and an end receives them if both ends have offloads.
 fn assert_streams(netns: &Netns, offcore: &mut Offcore, offloads: [bool; 2]) {
-    // The port that a stream comes in at, and the one it goes out of.
+    // The input port and the output port of a stream.
     for (way, from, to) in [(Way::FromGuest, 0, 1), (Way::ToGuest, 1, 0)] {
         let before = fresh_report(offcore);
         iperf(netns, way);
         let after = fresh_report(offcore);
         let lengths = [mean_length(&before, &after, from, "rx"), mean_length(&before, &after, to, "tx")];
-        // The kernel takes large packets from a TAP port whatever it sends itself.
+        // The kernel accepts large packets from a TAP port even if it does not send them.
         let expected = [offloads[from], offloads[from] && (to == 1 || offloads[to])];
         let found = lengths.map(|length| length > FRAME);
         assert_eq!(found, expected, "{way:?}: packets of {lengths:?} bytes\n{after}");
     }
 }
 
-/// One guest with two queues: with offloads and without, with two queues in use and with one.
+/// One guest with two queues: with and without offloads, and with two queues and one queue in use.
 fn offloads_and_queues(packed: bool, copies: Copies) {
     let Some(()) = needed() else { return };
     let core = one_core();
@@ -78,8 +78,8 @@ fn offloads_and_queues(packed: bool, copies: Copies) {
     ping_both_ways(&netns, &mut guest);
     assert_streams(&netns, &mut offcore, [false; 2]);
 
-    // One queue pair: what the kernel sends through the second queue of the TAP interface has nowhere to go, unless
-    // both are one to the kernel, too.
+    // With one queue pair, packets that the kernel sends through the second queue of the TAP interface have no
+    // destination, unless the kernel also uses only one queue.
     guest.check("ethtool -L eth0 combined 1").unwrap();
     switch::wait_for_status(&mut offcore, 0, "2 of 4 virtqueues enabled");
     guest.check("ethtool -L eth0 combined 2").unwrap();
@@ -102,7 +102,7 @@ fn offloads_and_queues_on_packed_rings() {
     offloads_and_queues(true, Copies::Helper);
 }
 
-/// What the kernel leaves to a guest that takes nothing, the switch does.
+/// The switch segments the kernel's large packets if the guest does not accept them.
 #[test]
 fn large_packets_without_offloads() {
     let Some(()) = needed() else { return };

@@ -5,7 +5,7 @@ use peers::{Guest, GuestConfig, Need, Nic, Offcore, TempDir, exclusive, require}
 use super::offloads::{FRAME, fresh_report, mean_length, set_offloads};
 use crate::switch::{self, Copies, full, stop_with_log};
 
-/// One of the two.
+/// A guest's configuration.
 #[derive(Clone, Copy, Debug)]
 struct Side {
     packed: bool,
@@ -33,7 +33,8 @@ fn address(number: usize) -> String {
     format!("10.77.1.1{number}")
 }
 
-/// Small and large pings, the latter in six fragments. A guest may answer too late for `ping`, as in `super`.
+/// Sends small and large pings. The large ones have six fragments. A guest may answer too late for `ping`, as in
+/// `super`.
 fn ping(guests: &mut [Guest; 2]) {
     for size in ["56", "8000"] {
         for (from, guest) in guests.iter_mut().enumerate() {
@@ -44,11 +45,11 @@ fn ping(guests: &mut [Guest; 2]) {
     }
 }
 
-/// A TCP stream from one guest to the other.
+/// Runs a TCP stream from one guest to the other.
 fn stream(guests: &mut [Guest; 2], from: usize) {
     let time = if full() { 20 } else { 1 };
     let to = address(1 - from);
-    // The server may still be busy with the stream before, and then refuses the next one.
+    // The server may still be busy with the previous stream, and then refuses the next one.
     let command = format!(
         "for i in $(seq 12); do iperf3 -J -c {to} -t {time} >/tmp/report && break; sleep 0.3; done; cat /tmp/report"
     );
@@ -58,8 +59,8 @@ fn stream(guests: &mut [Guest; 2], from: usize) {
     assert!(report["error"].is_null() && bytes > 100_000, "{bytes} bytes arrived: {report:#}");
 }
 
-/// A stream each way; `long` says for each guest whether it sends, and whether it receives, packets longer than a wire
-/// would take.
+/// Runs a stream in each direction. `long` says for each guest whether it sends, and whether it receives, packets
+/// longer than the MTU allows.
 fn assert_streams(offcore: &mut Offcore, guests: &mut [Guest; 2], long: [bool; 2]) {
     for from in [0, 1] {
         let to = 1 - from;
@@ -74,7 +75,8 @@ fn assert_streams(offcore: &mut Offcore, guests: &mut [Guest; 2], long: [bool; 2
     }
 }
 
-/// Packets of a run that are no longer than the head, which is no copy: ARP, and there is little of it.
+/// Upper limit for packets of a run that are no longer than the head and therefore not copied. These are a few ARP
+/// packets.
 const ALL_HEAD: u64 = 64;
 
 fn guest_to_guest(sides: [Side; 2], copies: Copies) {
@@ -82,7 +84,6 @@ fn guest_to_guest(sides: [Side; 2], copies: Copies) {
     let _alone = exclusive();
     let dir = TempDir::new().unwrap();
     let ports = [0, 1].map(|number| format!("vhost:{}", socket(&dir, number).display()));
-    // On each core a guest.
     let mut offcore = switch::start(&ports, copies, 1, switch::idle());
     switch::wait_for_report(&mut offcore);
     let mut guests = [0, 1].map(|number| sides[number].boot(&dir, number));
@@ -100,7 +101,7 @@ fn guest_to_guest(sides: [Side; 2], copies: Copies) {
     }
 
     ping(&mut guests);
-    // Only what came before both guests were up, with buffers, had nowhere to go: pings are all answered.
+    // Only packets that arrived before both guests were up with buffers were dropped. All pings are answered.
     let drops = ["port0 tx full", "port0 tx down", "port1 tx full", "port1 tx down"];
     switch::latest(&offcore).assert_only_drops(&drops);
     assert_streams(&mut offcore, &mut guests, sides.map(|side| side.offloads));
@@ -129,7 +130,7 @@ fn guests_with_offloads() {
     guest_to_guest([Side { offloads, ..SPLIT }, Side { offloads, ..PACKED }], Copies::Core);
 }
 
-/// What one guest leaves to the other side, the switch has to do for the other.
+/// The switch performs the offloads of one guest for the other guest.
 #[test]
 fn a_guest_with_offloads_and_one_without() {
     guest_to_guest([Side { offloads: true, ..PACKED }, SPLIT], Copies::Helper);

@@ -1,4 +1,4 @@
-//! A guest's own TCP against `offcore tcp` and `offcore epping`, each on a vhost port of the guest's.
+//! A guest's own TCP against `offcore tcp` and `offcore epping`, each on a vhost port of the guest.
 
 use std::fs;
 
@@ -7,33 +7,33 @@ use peers::{Guest, GuestConfig, Need, Nic, Offcore, TempDir, exclusive, require}
 use super::offloads::{FRAME, fresh_report, mean_length, set_offloads};
 use crate::switch;
 
-/// Lines of the file that is served: `seq` makes it on either side.
+/// Number of lines of the served file. `seq` creates it on both sides.
 const LINES: u32 = 250_000;
 
-/// What a guest's rings are like, and whether checksums and segmentation are left to the other side.
+/// The ring layout of a guest, and whether checksums and segmentation are offloaded.
 #[derive(Clone, Copy, Debug)]
 struct Side {
     packed: bool,
     offloads: bool,
 }
 
-/// A guest whose interface `ethN` is in the network 10.77.N.0/24, and behind each a host.
+/// A guest whose interface `ethN` is in the network 10.77.N.0/24, with a host behind each interface.
 struct System {
     dir: TempDir,
     guest: Guest,
-    /// Sends back what it reads.
+    /// The echo server.
     echo: Offcore,
-    /// Serves a file.
+    /// The file server.
     files: Offcore,
 }
 
-/// The port of the `number`-th interface's host.
+/// Returns the port of the host behind interface `number`.
 fn port(dir: &TempDir, number: usize) -> String {
     let socket = dir.file(&format!("g{number}")).display().to_string();
     format!("vhost:{socket},addr=10.77.{number}.1/24,addr=fd77:{number}::1/64")
 }
 
-/// A host behind an interface, with these flags.
+/// Starts a host behind an interface, with these flags.
 fn host(dir: &TempDir, number: usize, command: &str, more: &[&str]) -> Offcore {
     let port = port(dir, number);
     let args = [command, "--port", &port, "--lcores", "0", "--stats-interval", "0.2", "--format", "json"];
@@ -76,14 +76,14 @@ impl System {
             }
         }
         guest.check(&format!("seq {LINES} >/tmp/want")).unwrap();
-        // Busybox's nc would send a thousand bytes at a time.
+        // The nc of Busybox would send only a thousand bytes at a time.
         let script = "dd if=/tmp/want bs=64k & head -c $(stat -c %s /tmp/want) >/tmp/back$1";
         let write = format!("printf '%s\\n' '#!/bin/sh' '{script}' >/tmp/echo; chmod +x /tmp/echo");
         guest.check(&write).unwrap();
         Self { dir, guest, echo, files }
     }
 
-    /// What the guest sends comes back, over two connections of each protocol at once.
+    /// The host echoes what the guest sends, over two connections of each protocol at once.
     fn echo(&mut self) {
         let each = "nc $to 7 -e /tmp/echo $n && cmp /tmp/want /tmp/back$n || touch /tmp/failed";
         let ways = "10.77.0.1 fd77:0::1 10.77.0.1 fd77:0::1";
@@ -92,7 +92,7 @@ impl System {
         self.guest.check(&all).unwrap();
     }
 
-    /// What the guest gets is the file.
+    /// The guest downloads the file and compares it.
     fn files(&mut self) {
         for address in ["10.77.1.1", "[fd77:1::1]"] {
             let command = format!("wget -q -O /tmp/got http://{address}:8080/file && cmp /tmp/want /tmp/got");
@@ -100,7 +100,8 @@ impl System {
         }
     }
 
-    /// Both, between two reports: whether the guest sent packets longer than a wire takes, and whether it got some.
+    /// Runs both between two reports. Returns whether the guest sent packets longer than the MTU allows, and whether it
+    /// received some.
     fn exchange(&mut self) -> [bool; 2] {
         let before = [fresh_report(&mut self.echo), fresh_report(&mut self.files)];
         self.echo();
@@ -112,7 +113,7 @@ impl System {
     }
 }
 
-/// Calls the guest, which sends everything back, from where the host of `eth1` was.
+/// Connects to the guest, which echoes everything, from a host that replaces the one at `eth1`.
 fn call(guest: &mut Guest, dir: &TempDir) {
     guest.check("nc -ll -p 7 -e cat >/dev/null 2>&1 &").unwrap();
     let mut offcore = host(dir, 1, "epping", &["-c", "10.77.1.2:7", "-l", "100000", "-n", "7", "--verify"]);

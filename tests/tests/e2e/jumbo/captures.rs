@@ -1,4 +1,4 @@
-//! Capture files of long frames: what is read comes out byte for byte where it is written.
+//! Capture files with long frames: frames are written exactly as they were read.
 
 use super::*;
 use crate::copy::{read_capture, write_capture};
@@ -8,7 +8,7 @@ const LENGTHS: [usize; 9] = [14, 60, 1514, 1792, 1793, 9014, 9216, 40_000, 65_54
 
 fn frame(n: usize) -> Vec<u8> {
     let len = LENGTHS[n % LENGTHS.len()];
-    // No two frames are the same, and none has a shorter period than its own length.
+    // All frames differ, and no frame has a period shorter than its length.
     (0..len).map(|i| (i * 7 + i / 256 + n * 3) as u8).collect()
 }
 
@@ -17,7 +17,7 @@ fn assert_same(found: &[Vec<u8>], expected: &[Vec<u8>], what: &str) {
     assert_eq!((found.len(), differing), (expected.len(), None), "{what}");
 }
 
-/// In one process, from file to file; the longest that a file can have is among the frames.
+/// From file to file in one process. The frames include the longest that a file can have.
 #[test]
 fn frames_of_every_length_from_file_to_file() {
     let Some(()) = require(&[]) else { return };
@@ -36,7 +36,7 @@ fn frames_of_every_length_from_file_to_file() {
     }
 }
 
-/// From a file in one process over a pair to a file in another.
+/// From a file in one process, over a pair, to a file in another process.
 #[test]
 fn frames_from_file_to_file_over_every_pair() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
@@ -50,7 +50,7 @@ fn frames_from_file_to_file_over_every_pair() {
         let mut reads = switch_of(1, [&first, &format!("pcap:-,{output}")]);
         switch::wait_for_report(&mut reads);
         let writes = switch_of(0, [&second, &format!("pcap:{input}")]);
-        // What is read before the ports are connected has nowhere to go.
+        // Frames that are read before the ports are connected are dropped.
         let count = frames.len() as u64;
         let early = |report: &Report| report.dropped("port0 tx down");
         let mut writes = writes;

@@ -1,5 +1,5 @@
-//! The kernel's own TCP/IP stack at both ends: two network namespaces, each with a TAP interface with an MTU of 9000, and
-//! a pair of ports between them.
+//! The kernel's own TCP/IP stack at both ends: two network namespaces, each with a TAP interface with an MTU of 9000,
+//! and a pair of ports between them.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use super::*;
 const TAP: &str = "tap0";
 const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
 
-/// A switch between a TAP interface in `netns` and `port`. Without offloads the interface is there before the switch,
-/// which makes room for frames as long as its MTU says then.
+/// Starts a switch between a TAP interface in `netns` and `port`. Without offloads the interface is created before the
+/// switch, which sizes its buffers for the interface's MTU at that time.
 fn end(netns: &Netns, lcore: usize, port: &str, offloads: bool) -> Offcore {
     let tap = if offloads { format!("tap:{TAP}") } else { format!("tap:{TAP},offloads=off") };
     if !offloads {
@@ -23,7 +23,7 @@ fn end(netns: &Netns, lcore: usize, port: &str, offloads: bool) -> Offcore {
     offcore
 }
 
-/// Runs a command that may have to be tried again: something at the other end is not ready yet.
+/// Runs a command and retries it, because the other end may not be ready yet.
 fn eventually(netns: &Netns, program: &str, args: &[&str]) -> String {
     for _ in 0..20 {
         if let Ok(text) = netns.run(program, args) {
@@ -46,7 +46,7 @@ fn pings_and_streams(pair: &Pair, offloads: bool) {
         if offloads { nets[lcore].enable_offloads(TAP) } else { nets[lcore].disable_offloads(TAP) }.unwrap();
     }
     eventually(&nets[0], "ping", &["-c1", "-W1", ADDRESSES[1]]);
-    // One frame each, which nobody may fragment; and the same in fragments of one frame each.
+    // One frame each, with fragmentation forbidden. Then a packet in fragments of one frame each.
     for size in ["8972", "60000"] {
         let fragment = if size == "8972" { "do" } else { "dont" };
         for (from, to) in [(0, 1), (1, 0)] {
@@ -59,7 +59,7 @@ fn pings_and_streams(pair: &Pair, offloads: bool) {
     for reverse in [false, true] {
         let mut args = vec!["-J", "-t1", "-c", ADDRESSES[1]];
         args.extend(reverse.then_some("-R"));
-        // The server may be busy with the stream before.
+        // The server may be busy with the previous stream.
         let stream = || -> serde_json::Value {
             std::thread::sleep(Duration::from_millis(200));
             serde_json::from_str(&eventually(&nets[0], "iperf3", &args)).unwrap()
@@ -71,15 +71,15 @@ fn pings_and_streams(pair: &Pair, offloads: bool) {
     }
     for end in ends {
         let report = switch::stop(end);
-        // TCP finds out what there is room for by losing some.
+        // TCP probes the available capacity until packets are lost.
         report.assert_only_drops(&["port0 tx down", "port0 tx full", "port1 tx down", "port1 tx full"]);
-        // Each end received about half the streams' frames, and half of only their acknowledgements.
+        // Each end received about half of the streams' data frames, and acknowledgements of the other half.
         let mean = report.bytes(1, "rx") / report.packets(1, "rx");
         assert!(mean > 2000, "{}: frames of {mean} bytes: {report}", pair.name);
     }
 }
 
-/// What both kernels leave to their interfaces passes as it is, or is done on the way, where a pair does not take it.
+/// The kernels' offloads pass unchanged, or are performed on the way if a pair does not support them.
 #[test]
 fn pings_and_streams_with_an_mtu_of_9000() {
     let needs = [Need::Root, Need::Tun, Need::Ip, Need::Ping, Need::Iperf3, Need::Ethtool, Need::Cores(2)];

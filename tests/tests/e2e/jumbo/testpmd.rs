@@ -1,14 +1,14 @@
-//! dpdk-testpmd at the other end, which sends frames of 9000 bytes back as they came.
+//! dpdk-testpmd at the other end returns frames of 9000 bytes unchanged.
 
 use super::*;
 
-/// What testpmd needs for frames of several packet buffers: the length, sent in segments; and with a front end, whose
-/// driver asks for it, received scattered.
+/// Arguments for frames of several packet buffers: the maximum length, transmission in segments, and scattered
+/// reception, which the driver of a front end requires.
 const ARGS: [&str; 3] = ["--max-pkt-len=9018", "--tx-offloads=0x8000", "--enable-scatter"];
-/// Frames that come back.
+/// Minimum number of frames that return.
 const BACK: u64 = 5_000;
 
-/// Sends at most so many frames a second that testpmd, which drops what there is no room for, has time.
+/// The rate is low enough for testpmd, which drops packets when its ring is full.
 const SOURCE: &str = "gen:size=9018,rate=5000";
 
 fn config(config: TestpmdConfig, args: &[&str]) -> TestpmdConfig {
@@ -16,7 +16,7 @@ fn config(config: TestpmdConfig, args: &[&str]) -> TestpmdConfig {
     TestpmdConfig { args, mbufs: 16_384, memory_mb: 256, ..config }
 }
 
-/// What came back is what was sent.
+/// Asserts that the frames returned as they were sent.
 fn assert_back(report: &Report, what: &str) {
     let found = report.generator(1);
     assert!(found.received >= BACK, "{what}: {report}");
@@ -24,7 +24,7 @@ fn assert_back(report: &Report, what: &str) {
     assert_eq!(report.bytes(1, "tx"), found.received * 9014, "{what}: {report}");
 }
 
-/// Our virtio-user port on its back end.
+/// Offcore's virtio-user port on testpmd's back end.
 #[test]
 fn jumbo_frames_to_its_back_end() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
@@ -44,7 +44,7 @@ fn jumbo_frames_to_its_back_end() {
     }
 }
 
-/// Its front end on our vhost port.
+/// testpmd's front end on Offcore's vhost port.
 #[test]
 fn jumbo_frames_to_its_front_end() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };

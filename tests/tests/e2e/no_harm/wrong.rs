@@ -1,4 +1,5 @@
-//! What people get wrong: each ends with the right code, and says what was found, what was expected, or what to do.
+//! Common mistakes: each ends with the right exit code, and the message names the invalid value, the expected value, or
+//! the remedy.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -12,10 +13,11 @@ use peers::{Need, TempDir, require};
 
 use super::capture;
 
-/// What is said of a command line, and the exit code: 2 where the line alone shows what is wrong, 1 otherwise.
+/// A command line, its exit code, and words of its message. The code is 2 if the line alone is invalid, and 1
+/// otherwise.
 type Row = (&'static str, i32, &'static [&'static str]);
 
-/// Flags of a switch that has little memory and ends soon.
+/// Flags for a short run of a switch with little memory.
 const SHORT: &str = "switch --mbufs 4096 --hugepages none --duration 0.2 --stats-interval 0";
 
 const FLAGS: &[Row] = &[
@@ -221,7 +223,7 @@ const COMMANDS: &[Row] = &[
     ("dsa doctor --root missing", 1, &["--root missing", "no such directory"]),
     ("gpu doctor --root missing", 1, &["--root missing", "no such directory"]),
     ("port list --sysfs missing", 1, &["--sysfs missing", "no such directory"]),
-    // Found out before the front end that is not there is waited for.
+    // This error is found before the switch waits for the missing front end.
     ("switch --port virtio-user:missing --dma txq0@core:1", 2, &["txq0", "vhost port"]),
     ("switch --port virtio-user:missing --lcores 1023", 1, &["--lcores"]),
     ("switch --port vhost:s --dma rxq5@core:1", 2, &["rxq5", "from 0 to 0"]),
@@ -267,7 +269,7 @@ const COMMANDS: &[Row] = &[
     ("port list --format csv", 2, &["csv"]),
 ];
 
-/// Shell lines under which `$offcore` lacks something: memory, rights, room, or whoever reads what it says.
+/// Shell lines under which `$offcore` lacks something: memory, permissions, disk space, or a reader of its output.
 const LACKS: &[Row] = &[
     (
         "$offcore switch --port gen: --mbufs 4194304 --mbuf-size 32768 --hugepages 2M",
@@ -310,13 +312,13 @@ const LACKS: &[Row] = &[
     ),
 ];
 
-/// Everything in a directory: what it is, and what files say.
+/// Returns the entries of a directory, with the content of files.
 fn contents(dir: &Path) -> BTreeMap<String, Option<Vec<u8>>> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).ok())).collect()
 }
 
-/// What is wrong with how a command ends; nothing, if that is as it should be.
+/// Checks how a command ends. Returns a message if it does not end as expected.
 fn look(command: &mut Command, line: &str, code: i32, words: &[&str]) -> Option<String> {
     let began = Instant::now();
     let output = command.env("COLUMNS", "1000").output().unwrap();
@@ -325,12 +327,12 @@ fn look(command: &mut Command, line: &str, code: i32, words: &[&str]) -> Option<
     let quiet = code != 2 || output.stdout.is_empty();
     let right =
         output.status.code() == Some(code) && missing.is_empty() && quiet && !said.contains("panicked");
-    // A machine may be busy.
+    // The limit allows for a busy machine.
     let soon = began.elapsed() < Duration::from_secs(20);
     (!right || !soon).then(|| format!("{line}: {:?} with {missing:?} missing\n{said}", output.status.code()))
 }
 
-/// Runs a table's rows in a directory, and asserts that each ends as it should and leaves nothing there, nor changes anything.
+/// Runs a table's rows in a directory. Asserts that each row ends as expected and changes nothing in the directory.
 fn look_at(dir: &TempDir, rows: &[(String, i32, &[&str])], command: impl Fn(&str) -> Command) {
     let before = contents(dir.path());
     let mut wrong = Vec::new();
@@ -373,7 +375,7 @@ fn wrong_inputs_are_refused() {
 fn what_is_lacking_is_said() {
     let Some(()) = require(&[Need::Root]) else { return };
     let dir = TempDir::new().unwrap();
-    // Everybody may run it there.
+    // Other users must be able to run the copy.
     fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
     copy_binary(&dir.file("offcore")).unwrap();
     let rows: Vec<_> = LACKS.iter().map(|&(line, code, words)| (line.to_owned(), code, words)).collect();

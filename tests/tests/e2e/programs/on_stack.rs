@@ -1,5 +1,5 @@
-//! The programs under `offcore exec`: what they print is what the kernel has them print, but for deviations that are listed,
-//! with reasons, in `tests/programs/deviations.txt`.
+//! The programs under `offcore exec`: their output must equal the output on the kernel's stack, except for the
+//! deviations that `tests/programs/deviations.txt` lists with reasons.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use peers::{Link, Need, Offcore, require};
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/deviations.txt");
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/exec.md");
 
-/// A line that is another one on the stack.
+/// A line that differs on the stack.
 struct Deviation {
     label: String,
     sometimes: bool,
-    /// As the list has it, for messages.
+    /// The line of the list, for messages.
     line: String,
 }
 
 impl Deviation {
-    /// Those of a program.
+    /// Returns the deviations of a program.
     fn of(program: &str) -> Vec<Self> {
         let list = fs::read_to_string(LIST).unwrap();
         let lines = list.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -41,16 +41,16 @@ impl Deviation {
             None => (&*self.label, false),
         };
         let long_enough = if rest { label.len() >= pattern.len() } else { label.len() == pattern.len() };
-        // A ? inside stands for any character.
+        // A `?` inside the label matches any character.
         let same =
             pattern.bytes().zip(label.bytes()).all(|(wanted, found)| wanted == b'?' || wanted == found);
         long_enough && same
     }
 }
 
-/// The stack on a link's tested side, and the socket by which programs find it.
+/// The stack on the tested side of a link, and the socket that programs use to find it.
 pub(crate) struct Stack {
-    // Dropped first: a namespace goes when nothing runs in it any more.
+    // Dropped first: a namespace can only be deleted when no process runs in it.
     pub(crate) stack: Offcore,
     pub(crate) link: Link,
     pub(crate) socket: String,
@@ -62,7 +62,7 @@ impl Stack {
         Self::behind(name, &[])
     }
 
-    /// The same of a stack that is started behind `prefix`, a command that runs what follows it.
+    /// Starts the stack behind `prefix`, a command that executes its arguments.
     pub(crate) fn behind(name: &str, prefix: &[&str]) -> Self {
         let link = Link::new().unwrap();
         link.here().disable_offloads("t0").unwrap();
@@ -83,17 +83,16 @@ impl Stack {
         Self { stack, link, socket, _dir: Dir(dir) }
     }
 
-    /// Ends the stack.
     pub(crate) fn finish(self) -> Finished {
         self.stack.stop().unwrap()
     }
 
-    /// What a program prints that runs on the stack.
+    /// Runs a program on the stack. Returns its output.
     pub(crate) fn run(&self, program: &str, more: &[&str]) -> Vec<String> {
         lines(self.start(program, &[], more)).unwrap()
     }
 
-    /// Starts a program on the stack, behind a command that runs what follows it.
+    /// Starts a program on the stack, behind a command that executes its arguments.
     pub(crate) fn start(&self, program: &str, prefix: &[&str], more: &[&str]) -> Process {
         let binary = peers::offcore::binary().unwrap();
         let binary = binary.to_str().unwrap();
@@ -102,7 +101,7 @@ impl Stack {
     }
 }
 
-/// A directory that goes with a stack.
+/// A directory that is removed with the stack.
 struct Dir(PathBuf);
 
 impl Drop for Dir {
@@ -134,7 +133,7 @@ pub(super) fn same_on_stack(program: &str) {
     is_in_docs(program, kernel.len(), differ);
 }
 
-/// The table in the documentation says what was just seen.
+/// Asserts that the table in the documentation contains the current result.
 fn is_in_docs(program: &str, lines: usize, differ: usize) {
     let docs = fs::read_to_string(Path::new(DOCS)).unwrap();
     let row = docs.lines().find(|line| line.starts_with(&format!("| `{program}` |")));

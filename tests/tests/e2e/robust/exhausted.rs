@@ -1,4 +1,5 @@
-//! A stack that may have few descriptors. What an application sees of its own limit is compared with the kernel's in `programs`.
+//! A stack with a low limit of file descriptors. `programs` compares an application's behaviour at its own limit with
+//! the kernel's.
 
 use peers::programs::lines;
 use peers::require;

@@ -1,4 +1,5 @@
-//! Applications write nonsense over all that they share with the stack: `tests/programs/scribble.c` says what.
+//! Applications overwrite all memory that they share with the stack with nonsense, as described in
+//! `tests/programs/scribble.c`.
 
 use peers::programs::lines;
 use peers::require;

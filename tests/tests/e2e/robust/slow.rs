@@ -1,4 +1,4 @@
-//! Applications that take their time, beside one that does not: `tests/programs/slow.c`.
+//! Slow applications beside a fast one: `tests/programs/slow.c`.
 
 use peers::programs::lines;
 use peers::require;
@@ -11,7 +11,7 @@ fn who_never_reads_holds_nobody_up() {
     let mut beside = Beside::new("never");
     let mut slow = beside.stack.start("slow", &[], &["never"]);
     slow.wait_for(0, TIMEOUT, "full FIFOs", |text| text.contains("full: ").then_some(())).unwrap();
-    // Its peer's messages go on coming, and so do its own as soon as there is room: nothing moves now but the neighbour.
+    // The slow application's FIFOs are full, and its peer keeps sending. Only the neighbour makes progress now.
     for _ in 0..5 {
         beside.goes_on();
     }

@@ -1,14 +1,14 @@
-//! A process is killed after so many instructions of a call: `tests/programs/steps.c` says how. `OFFCORE_FULL=1` tries every
-//! instruction.
+//! A process is killed after a given number of instructions of a call, as described in `tests/programs/steps.c`.
+//! `OFFCORE_FULL=1` tests every instruction.
 
 use peers::require;
 
 use super::{Beside, NEEDS, full};
 
-/// Points that one process of the program tries.
+/// Number of points that one process of the program tests.
 const AT_ONCE: usize = 100;
 
-/// A call, the instructions between two points, and the points that there are at least.
+/// A call, the number of instructions between two points, and the minimum number of points.
 type Call = (&'static str, usize, usize);
 
 /// Kills processes in each of these calls.

@@ -25,12 +25,13 @@ fn a_second_stack_at_a_path_names_the_first() {
     for part in ["another stack", &process, &stack.socket, "another path"] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    // The first one serves still.
+    // The first stack still serves.
     assert_eq!(stack.run("slow", &["little"]), [""; 0]);
     assert!(stack.finish().status.success());
 }
 
-/// Answers those who attach at a path as stacks of these versions do, one after the other, and all others as the last one does.
+/// Replies to successive processes that attach at a path as stacks of these versions do. Further processes get the last
+/// reply.
 fn pretend(path: &Path, versions: &[u32]) {
     let door = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     bind(&door, &SocketAddrUnix::new(path).unwrap()).unwrap();
@@ -44,7 +45,7 @@ fn pretend(path: &Path, versions: &[u32]) {
             assert_eq!(len, Hello::LEN);
             let welcome = Welcome { version, owner: 1, pid: 1, gate: 1, ..Welcome::default() };
             let bytes = welcome.to_bytes();
-            // Of what others say only the first words are known.
+            // Only the first words of another version's message are defined.
             let len = if version == VERSION { bytes.len() } else { 8 };
             send(&process, &bytes[..len], SendFlags::NOSIGNAL).unwrap();
         }
@@ -62,7 +63,7 @@ fn another_version_is_named_beside_ones_own() {
     let Some(()) = require(&[Need::Curl]) else { return };
     let dir = TempDir::new().unwrap();
     let theirs = VERSION + 7;
-    // By the command, before anything starts; and by the library, for whom the stack has been replaced in between.
+    // The command detects it before it starts the program. The library detects it if the stack was replaced in between.
     for (versions, what) in [(&[theirs][..], "program"), (&[VERSION, theirs], "library")] {
         let path = dir.file(what);
         pretend(&path, versions);

@@ -1,5 +1,5 @@
-//! A hostile front end and its guest: short sessions, since a ring breaks soon, in which rings, descriptors, headers and messages are
-//! anything, and memory goes away in the end.
+//! A hostile front end and its guest. Rings, descriptors, headers and messages contain arbitrary data, and memory is
+//! removed at the end. Sessions are short, because a ring soon breaks.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,7 @@ use rustix::fs::FallocateFlags;
 
 use crate::peer::{FEATURES, Guest, addresses, eventfd, state};
 
-/// Features that are negotiated or not, as it comes.
+/// Features that are negotiated at random.
 const OPTIONAL: [u64; 7] = [
     VIRTIO_F_RING_PACKED,
     VIRTIO_F_EVENT_IDX,
@@ -28,10 +28,10 @@ const OPTIONAL: [u64; 7] = [
     VIRTIO_NET_F_GUEST_CSUM,
     VIRTIO_NET_F_CSUM | VIRTIO_NET_F_HOST_TSO4,
 ];
-/// Descriptors of a ring.
+/// Number of descriptors of a ring.
 const SIZE: u64 = 256;
 
-/// Does its worst at `socket` until it is told to stop; counts its sessions.
+/// Attacks the switch at `socket` until told to stop. Counts the sessions.
 pub(super) fn misbehave(socket: &Path, seed: u64, stop: &AtomicBool, sessions: &AtomicU64) {
     let mut random = SplitMix::new(seed + 1);
     while !stop.load(Ordering::Relaxed) {
@@ -39,7 +39,7 @@ pub(super) fn misbehave(socket: &Path, seed: u64, stop: &AtomicBool, sessions: &
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
-        // What goes wrong is what it wants.
+        // Errors are expected.
         let _ = session(Connection::new(socket.into()).unwrap(), &mut random, stop);
         sessions.fetch_add(1, Ordering::Relaxed);
     }
@@ -87,7 +87,7 @@ fn session(connection: Connection, random: &mut SplitMix, stop: &AtomicBool) -> 
     Ok(())
 }
 
-/// Writes what a driver might, at the wrong time, and sometimes anything.
+/// Writes ring contents as a driver would, but at the wrong time, and sometimes random data.
 fn scribble(guest: &Guest, features: u64, random: &mut SplitMix) {
     let ring = addresses(random.below(2) as u32);
     let [desc, avail] = [ring.desc, ring.avail].map(|address| (address - Guest::USER) as usize);
@@ -117,7 +117,7 @@ fn scribble(guest: &Guest, features: u64, random: &mut SplitMix) {
             guest.mapping.write_at(at + 8, &rest.to_le_bytes());
         }
         4 | 5 => {
-            // A few more chains, as long as there is room, or anything.
+            // Publishes a few more chains if there is room, or a random index.
             let mut index = [0; 2];
             guest.mapping.read_at(avail + 2, &mut index);
             let more = if random.below(256) == 0 { random.next() as u16 } else { 1 };
@@ -130,7 +130,7 @@ fn scribble(guest: &Guest, features: u64, random: &mut SplitMix) {
     }
 }
 
-/// A message of any kind with anything in it.
+/// Sends a random message with random contents.
 fn message(connection: &Connection, fd: &OwnedFd, random: &mut SplitMix) -> Result<(), ConnectionError> {
     let words = random.below(6) as usize;
     let payload: Vec<u8> =

@@ -1,4 +1,4 @@
-//! The DHCP client of a port, and dnsmasq.
+//! A port's DHCP client against dnsmasq.
 
 use std::process::{Child, Stdio};
 use std::thread;
@@ -10,10 +10,10 @@ use peers::{Need, Offcore, TempDir, offcore, one_core, require};
 use crate::tcp::{echo, stop};
 use crate::tcp_veth::{NEEDS, PEER, PORT, Veth};
 
-/// The longest wait for the address, and for a program.
+/// Time limits for the address and for a program.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const PROGRAM: Duration = Duration::from_secs(60);
-/// The only address that the server has.
+/// The only address in the server's pool.
 const OURS: &str = "10.77.0.50";
 
 /// A program that connects to the server's host, and prints the error.
@@ -25,14 +25,14 @@ except OSError as error:
     print(errno.errorcode[error.errno])
 ";
 
-/// dnsmasq, which ends with the test.
+/// A dnsmasq process that ends with the test.
 pub(super) struct Server {
     process: Child,
     directory: TempDir,
 }
 
 impl Server {
-    /// Starts it with more arguments.
+    /// Starts dnsmasq with more arguments.
     pub(super) fn new(veth: &Veth, more: &[&str]) -> Self {
         let directory = TempDir::new().unwrap();
         let mut server = veth.kernel.command("dnsmasq");
@@ -50,14 +50,14 @@ impl Server {
         Self { process: server.spawn().unwrap(), directory }
     }
 
-    /// Starts it with one address to give.
+    /// Starts dnsmasq with one address in its pool.
     fn of_one_address(veth: &Veth) -> Self {
         let range = format!("--dhcp-range={OURS},{OURS},255.255.255.0,120");
         let routes = "--dhcp-option=121,10.90.0.0/16,10.77.0.1,0.0.0.0/0,10.77.0.1";
         Self::new(veth, &[&range, "--dhcp-option=26,1400", "--dhcp-option=6,10.77.0.53", routes])
     }
 
-    /// Addresses that it has given.
+    /// Returns the leases.
     fn leases(&self) -> String {
         std::fs::read_to_string(self.directory.file("leases")).unwrap_or_default()
     }

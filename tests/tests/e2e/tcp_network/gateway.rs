@@ -1,5 +1,5 @@
-//! A host with a /32 address. Its gateway is on the link but not in the host's network, as in clouds and in
-//! Calico's pods.
+//! A host with a /32 address. Its gateway is on the link but not in the host's network, as in clouds and in Calico's
+//! pods.
 
 use peers::{Netns, Offcore, one_core, require};
 

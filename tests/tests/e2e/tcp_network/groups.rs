@@ -1,5 +1,5 @@
-//! A Linux bridge with multicast snooping and a querier forwards a group's packets only to ports that have reported it. IPv6
-//! hosts find each other by such groups.
+//! A Linux bridge with multicast snooping and a querier forwards a group's packets only to ports that have reported the
+//! group. IPv6 hosts find each other through such groups.
 //!
 //! ```text
 //! ours: tap0 ── br0 ── v0 ── v1 :kernel
@@ -13,12 +13,12 @@ use peers::{Netns, Offcore, one_core, require};
 use crate::tcp::{NEEDS, echo};
 
 const OURS: &str = "fd79::2";
-/// The solicited-node group of that address.
+/// The solicited-node multicast group of the host's address.
 const GROUP: &str = "ff02::1:ff00:2";
 /// Timeout for the bridge to learn a port's group.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A bridge that queries groups every second, and forwards by the reports.
+/// Creates a bridge that queries groups every second and forwards multicast packets according to the reports.
 fn snooping_bridge(netns: &Netns) {
     let hundredths = |name: &str, value: &str| {
         netns.ip(&["link", "set", "br0", "type", "bridge", name, value]).unwrap();
@@ -33,7 +33,7 @@ fn snooping_bridge(netns: &Netns) {
     ] {
         hundredths(name, value);
     }
-    // The querier's own link-local address, at once.
+    // The querier can use its link-local address immediately.
     netns.run("sysctl", &["-qw", "net.ipv6.conf.br0.accept_dad=0"]).unwrap();
     netns.ip(&["link", "set", "br0", "up"]).unwrap();
 }
@@ -53,7 +53,7 @@ fn snooping_bridge_forwards_solicitations() {
     let mut offcore = Offcore::start_in(&switch, &args).unwrap();
     offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
     switch.ip(&["link", "set", "tap0", "master", "br0"]).unwrap();
-    // Its first reports were lost before the bridge existed. It answers the querier.
+    // The host's first reports were lost before the bridge existed. It answers the querier.
     let began = Instant::now();
     let known = || {
         let table = switch.run("bridge", &["mdb", "show"]).unwrap();

@@ -7,7 +7,7 @@ use peers::{Offcore, one_core, require};
 use crate::tcp::{OURS, connect, stop};
 use crate::tcp_veth::{NEEDS, PORT, Veth};
 
-/// Bytes of a segment's headers with timestamps.
+/// Length of the IP and TCP headers with timestamps, in bytes.
 const HEADERS: [u64; 2] = [20 + 32, 40 + 32];
 
 /// Waits for a report in which the connection of this local address has segments of `bytes` bytes.

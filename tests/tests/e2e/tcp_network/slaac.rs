@@ -1,4 +1,4 @@
-//! A port makes its IPv6 address from router advertisements of dnsmasq.
+//! A port forms its IPv6 address from router advertisements of dnsmasq (SLAAC).
 
 use peers::{Need, Offcore, one_core, require};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use super::dhcp::Server;
 use crate::tcp::{KERNEL, echo, stop};
 use crate::tcp_veth::{NEEDS, PEER, PORT, Veth};
 
-/// The host's address, once it is its own.
+/// Returns the host's address once it is valid.
 fn address(report: &Value) -> Option<String> {
     let all = report["interfaces"][0]["addresses"].as_array()?;
     let own = all.iter().find(|own| own["origin"] == "slaac" && own["state"] == "preferred")?;

@@ -1,4 +1,4 @@
-//! Echo, sink and source, by the ports that a veth pair can be opened as, with the kernel's offloads on and off.
+//! Echo, sink and source over each kind of port on a veth pair, with the kernel's offloads on and off.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -13,19 +13,19 @@ use crate::udp;
 
 use super::{NEEDS, Veth};
 
-/// Bytes of a connection.
+/// Number of bytes per connection.
 const LEN: usize = 2_000_000;
 
-/// How our end is opened, and what is expected then.
+/// How Offcore's end is opened, and the expected results.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     port: &'static str,
     mtu: u16,
-    /// More flags.
+    /// Additional flags.
     more: &'static [&'static str],
-    /// What the interfaces at our end and at the kernel's do: checksums and segmentation, or nothing.
+    /// Whether offloads (checksums and segmentation) are on at Offcore's end and at the kernel's end.
     offloads: [bool; 2],
-    /// Whether packets are longer than a wire takes that are received, and that are sent.
+    /// Whether received packets, and sent packets, are longer than the MTU allows.
     long: [bool; 2],
 }
 
@@ -43,7 +43,7 @@ impl Case {
         veth
     }
 
-    /// A host that answers pings which fill a packet.
+    /// Starts a host that answers pings of the MTU's size.
     fn host(&self, veth: &Veth, app: &str) -> Offcore {
         let port = format!("{},mtu={}", self.port, self.mtu);
         let offcore = veth.host(&port, &[&["--app", app, "--idle", "sleep"], self.more].concat());
@@ -55,7 +55,8 @@ impl Case {
         offcore
     }
 
-    /// Ends the host: its stack dropped nothing for want of a checksum, and accepted so many connections.
+    /// Stops the host. It must have dropped nothing because of missing checksums, and accepted `connections`
+    /// connections.
     fn stop(&self, offcore: Offcore, connections: u64) -> Finished {
         let finished = stop(offcore);
         let tcp = &report(&finished)["tcp"][0];
@@ -66,7 +67,7 @@ impl Case {
         finished
     }
 
-    /// Asserts that the packets of one half, 0 or 1, are as long as expected in the mean.
+    /// Asserts that the mean packet length of one half, 0 or 1, is as expected.
     fn assert_length(&self, finished: &Finished, half: usize) {
         let name = ["rx", "tx"][half];
         let queue = report(finished)["queues"].as_array().unwrap().iter().find(|queue| queue["half"] == name);
@@ -77,7 +78,7 @@ impl Case {
     }
 }
 
-/// What is sent comes back, over several connections at once.
+/// The host echoes several connections at once.
 fn echoes(case: &Case, veth: &Veth) {
     let offcore = case.host(veth, "echo");
     let run = veth.kernel.within(|| {
@@ -96,7 +97,7 @@ fn echoes(case: &Case, veth: &Veth) {
     assert_eq!(report(&finished)["tcp"][0]["finished"], 4, "{case:?}");
 }
 
-/// All that is sent is acknowledged, and the stream ends in an ordinary way.
+/// The host acknowledges everything, and the stream ends normally.
 fn sinks(case: &Case, veth: &Veth) {
     let offcore = case.host(veth, "sink");
     let run = veth.kernel.within(|| {
@@ -112,7 +113,7 @@ fn sinks(case: &Case, veth: &Veth) {
     case.assert_length(&case.stop(offcore, 2), 0);
 }
 
-/// What comes from a source is what it says to send.
+/// The bytes of a source have the documented content.
 fn sources(case: &Case, veth: &Veth) {
     let offcore = case.host(veth, "source");
     let run = veth.kernel.within(|| {
@@ -134,7 +135,7 @@ fn applications(cases: &[Case], more: &[Need]) {
     let Some(()) = require(&[&NEEDS[..], more].concat()) else { return };
     let _core = one_core();
     for case in cases {
-        // Until a host has found out that nobody else has its addresses, a second passes.
+        // Duplicate address detection delays a host's start by one second.
         thread::scope(|scope| {
             for app in [echoes, sinks, sources] {
                 scope.spawn(move || app(case, &case.veth()));
@@ -151,7 +152,7 @@ fn by_packet_sockets() {
         &[
             PLAIN,
             Case { offloads: [false; 2], long: [false, true], ..PLAIN },
-            // The kernel completes checksums, and segments nothing.
+            // The kernel completes checksums, but does not segment.
             Case { port: "af_packet:p0,qdisc_bypass", offloads: [false, true], long: [true, false], ..PLAIN },
         ],
         &[],
@@ -171,7 +172,7 @@ fn by_packet_sockets_with_jumbo_frames() {
     );
 }
 
-/// An XDP socket is not told which checksums were left open, so the kernel has to compute them.
+/// An XDP socket does not learn which checksums are missing, so the kernel has to compute them.
 const XDP: Case = Case { port: "af_xdp:p0", mtu: 1500, more: &[], offloads: [true, false], long: [false; 2] };
 
 #[test]

@@ -1,4 +1,4 @@
-//! What the kernel leaves to a veth pair an XDP socket is not told: the user is.
+//! An XDP socket cannot know that the kernel has left checksums to a veth pair. The user gets a message.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -29,10 +29,10 @@ fn open_checksums_are_counted_and_their_cause_is_told() {
                 Ok(())
             })
             .unwrap();
-        // A segment and a datagram at least.
+        // At least one segment and one datagram.
         offcore.wait_for_count("open checksums", 2 * (count + 1), dropped("open_checksum")).unwrap();
     }
-    // What the user is told to do helps.
+    // The remedy in the message works.
     veth.kernel.run("ethtool", &["-K", super::PEER, "tx", "off"]).unwrap();
     veth.kernel
         .within(|| {

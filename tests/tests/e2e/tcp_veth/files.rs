@@ -1,4 +1,4 @@
-//! Files by HTTP to curl and wrk on the other end of a veth pair.
+//! Files over HTTP to curl and wrk on the other end of a veth pair.
 
 use std::thread;
 
@@ -9,7 +9,7 @@ use crate::tcp::{OURS, stop};
 
 use super::{NEEDS, Veth};
 
-/// Whole files and parts of them by curl, then many clients at once by wrk.
+/// curl downloads whole files and parts of them, then wrk runs many clients at once.
 fn clients(site: &Site, port: &str, mtu: u16, more: &[&str]) {
     let veth = Veth::new(mtu);
     if port.starts_with("af_xdp") {

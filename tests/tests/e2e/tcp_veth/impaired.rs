@@ -1,4 +1,4 @@
-//! A veth pair that loses, reorders, doubles and damages packets, both ways.
+//! A veth pair that loses, reorders, duplicates and corrupts packets in both directions.
 
 use std::thread;
 
@@ -8,11 +8,11 @@ use crate::tcp::{OURS, echo, impaired, stop};
 
 use super::{NEEDS, Veth};
 
-/// Of packets as a wire has them, and of the few that are to be segmented.
+/// Impairments for packets of the MTU's length, and for the fewer packets that need segmentation.
 const WIRE: &str = "impair:loss=1%,reorder=2%,duplicate=1%,corrupt=0.5%,delay=1ms";
 const LONG: &str = "impair:loss=3%,reorder=5%,duplicate=5%,corrupt=4%,delay=1ms";
 
-/// All bytes come back, in connections that end as they should.
+/// All bytes return, in connections that end normally.
 fn echoes(link: &str, port: &str) {
     let veth = Veth::new(1500);
     [0, 1].into_iter().for_each(|end| veth.set_offloads(end, link == LONG));
@@ -27,7 +27,7 @@ fn echoes(link: &str, port: &str) {
             Ok(())
         })
         .unwrap();
-    // The kernel's last word may have been lost, and is then said again.
+    // The kernel's last segment may have been lost. It is then retransmitted.
     let finished = |report: &serde_json::Value| report["tcp"][0]["finished"].as_u64();
     offcore.wait_for_count("finished connections", 4, finished).unwrap();
     let finished = stop(offcore);

@@ -1,4 +1,4 @@
-//! Connections go on when the interface below the port was down, or was deleted and made anew.
+//! Connections continue after the interface below the port was down, or was deleted and created again.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -11,10 +11,11 @@ use crate::tcp::{OURS, connect, content, stop};
 
 use super::{NEEDS, PORT, Veth};
 
-/// More than the kernel's send buffer has room for at first, so that some is written when the link is back only.
+/// More than the initial size of the kernel's send buffer, so that some bytes are written only after the link has
+/// recovered.
 const LEN: usize = 3_000_000;
 
-/// Bytes that are sent come back. `meanwhile` runs when they are on their way.
+/// Sends bytes and compares the echo. `meanwhile` runs while they are in flight.
 fn exchange(streams: &[TcpStream], seed: u64, meanwhile: impl FnOnce()) {
     thread::scope(|scope| {
         for mut stream in streams {

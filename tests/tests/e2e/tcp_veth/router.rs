@@ -1,4 +1,4 @@
-//! A router of the kernel's between our host and its peer, and behind it a link with a smaller MTU than both ends know of.
+//! A kernel router between the host and its peer. The link behind it has a smaller MTU than both ends know.
 //!
 //! ```text
 //! ours: p0 ── vc :router: near ── far :peer
@@ -13,12 +13,12 @@ use crate::tcp::{KERNEL, OURS, connect, stop};
 
 use super::{NEEDS, Veth};
 
-/// Bytes of an IP packet behind the router.
+/// MTU of the link behind the router, in bytes.
 const MTU: &str = "1300";
-/// What is left of them for payload: less IP and TCP headers with timestamps.
+/// Payload of a segment for IPv4 and IPv6, after IP and TCP headers with timestamps.
 const PAYLOAD: [u64; 2] = [1300 - 20 - 32, 1300 - 40 - 32];
 
-/// The peer's namespace, whose packets go to ours by the router.
+/// Creates the peer's namespace, whose packets to the host pass the router.
 fn peer(router: &Netns) -> Netns {
     let peer = Netns::new().unwrap();
     router.veth("near", &peer, "far").unwrap();
@@ -28,7 +28,8 @@ fn peer(router: &Netns) -> Netns {
         netns.ip(&["addr", "add", &format!("fd78::{number}/64"), "dev", end, "nodad"]).unwrap();
     }
     router.run("sysctl", &["-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]).unwrap();
-    // It asks for segments that its own link has no room for: only the router's ICMP says so.
+    // The peer announces an MSS that is too large for its own link, so the host learns the path MTU only from the
+    // router's ICMP messages.
     peer.ip(&["route", "add", "default", "via", "10.78.0.1", "advmss", "1460"]).unwrap();
     peer.ip(&["route", "add", "default", "via", "fd78::1", "advmss", "1440"]).unwrap();
     peer

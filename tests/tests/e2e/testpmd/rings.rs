@@ -1,14 +1,14 @@
-//! Every kind of ring that dpdk-testpmd's virtio-user front end has: split and packed, used in order, worked on with
-//! vector instructions, with and without mergeable buffers, of one queue pair and of several.
+//! Every kind of ring of dpdk-testpmd's virtio-user front end: split and packed, in order, with vector instructions,
+//! with and without mergeable buffers, with one queue pair and with several.
 //!
-//! Every commit runs a selection in which each property meets each other one; `OFFCORE_FULL=1` runs all combinations.
+//! Every commit runs a selection that combines each pair of properties. `OFFCORE_FULL=1` runs all combinations.
 
 use peers::require::note;
 
 use super::{Case, every_pattern, has_packed_vectors};
 use crate::switch::{Copies, full};
 
-/// The kinds of ring, by `(packed, in_order, vectorized)`. A kind has its own receive or transmit function in DPDK.
+/// The kinds of ring, by `(packed, in_order, vectorized)`. DPDK has a separate receive or transmit function for each.
 const SPLIT: Kind = (false, false, false);
 const SPLIT_IN_ORDER: Kind = (false, true, false);
 const SPLIT_VECTORIZED: Kind = (false, false, true);
@@ -21,7 +21,7 @@ type Kind = (bool, bool, bool);
 /// `(mrg_rxbuf, queue_size, queues, copies)`.
 type Shape = (bool, u16, u16, Copies);
 
-/// Runs a kind in each of these shapes, or in all there are.
+/// Runs a kind in each of these shapes, or in all shapes in a full run.
 fn in_shapes((packed, in_order, vectorized): Kind, shapes: &[Shape]) {
     let run = |&(mrg_rxbuf, queue_size, queues, copies): &Shape| {
         every_pattern(Case { packed, in_order, vectorized, mrg_rxbuf, queue_size, queues, copies });
@@ -61,7 +61,7 @@ fn split_in_order() {
     in_shapes(SPLIT_IN_ORDER, &SHAPES_IN_ORDER);
 }
 
-/// With mergeable buffers there is no vectorised function for split rings.
+/// With mergeable buffers DPDK has no vectorised function for split rings.
 #[test]
 fn split_vectorized() {
     in_shapes(
@@ -80,7 +80,7 @@ fn packed_in_order() {
     in_shapes(PACKED_IN_ORDER, &SHAPES_IN_ORDER);
 }
 
-/// With mergeable buffers only transmission is vectorised; on a CPU without AVX-512, nothing.
+/// With mergeable buffers only transmission is vectorised. Without AVX-512 nothing is.
 #[test]
 fn packed_vectorized() {
     if !has_packed_vectors() {

@@ -22,7 +22,7 @@ use crate::vhost::end_to_end::back_end::BackEnd;
 use crate::vhost::end_to_end::back_end::{BUFFERS, Ours};
 
 impl Direction {
-    /// The forwarding mode, which is testpmd's.
+    /// Returns the forwarding mode, which is the same for testpmd.
     const fn forward(self, frame: usize) -> Forward {
         match self {
             Self::Txonly => Forward::Txonly { frame },
@@ -32,7 +32,7 @@ impl Direction {
     }
 }
 
-/// Our port on `interface` of the namespace `netns`, and its worker on lcore `core`, at rest.
+/// Creates a paused back end with our port on `interface` of the namespace `netns` and its worker on lcore `core`.
 pub(super) fn ours(
     cell: Cell,
     interface: &str,
@@ -68,7 +68,7 @@ fn open(kind: PortKind, interface: &str, pool: &'static Pool) -> Result<Box<dyn 
     })
 }
 
-/// The core copies, where anything is copied.
+/// Returns the set-up of queues. If anything is copied, the core copies.
 fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage) -> QueueSetup<'a> {
     QueueSetup { mover, stats, binding: Binding::new(Mode::Cpu, Vec::new()), port: "port0" }
 }
@@ -81,11 +81,11 @@ pub(super) struct Theirs {
 }
 
 impl Theirs {
-    /// Starts a testpmd on lcore `core`, which rests.
+    /// Starts a paused testpmd on lcore `core`.
     pub(super) fn start(cell: Cell, interface: &str, netns: &Netns, core: usize) -> Result<Self> {
         let vdev = match cell.port {
             PortKind::AfXdp => format!("net_af_xdp0,iface={interface},start_queue=0,queue_count=1"),
-            // Rings of as many slots as ours have, each for a frame and its header.
+            // Rings with as many slots as ours, each for a frame and its header.
             PortKind::AfPacket => format!(
                 "net_af_packet0,iface={interface},qpairs=1,blocksz=65536,framesz=2048,framecnt=1024,qdisc_bypass=1"
             ),

@@ -1,4 +1,4 @@
-//! The far end of a veth pair: the kernel sends from there as fast as it can, and counts what arrives.
+//! The far end of a veth pair: the kernel sends from it as fast as it can, and counts arriving packets.
 
 use std::panic::resume_unwind;
 use std::thread::{self, sleep};
@@ -17,20 +17,21 @@ use crate::peer::frames::{FrameSink, FrameSource};
 use crate::vhost::end_to_end::back_end::BackEnd;
 use crate::vhost::end_to_end::paired::{Load, Window};
 
-/// Frames that the kernel is asked for at a time. Beside a core that polls, a call takes some 25 ms more than its frames do:
-/// measured by asking for more of them at a time. What it waits for was not seen; a grace period of RCU would take as long.
+/// Number of frames per call of the kernel. If the other core polls, a call takes about 25 ms in addition to the time
+/// of its frames, as measured with more frames per call. The cause is not known. A grace period of RCU would take as
+/// long.
 const AT_ONCE: u32 = 1 << 16;
-/// Threads that ask, on one core: one sends while the others wait.
+/// Number of sending threads on one core: one sends while the others wait.
 const SENDERS: usize = 3;
-/// Frames that are sent at a time to be checked: less than any ring holds.
+/// Number of frames that are sent at a time for checks. It is less than the size of any ring.
 const CHECKED_AT_ONCE: u32 = 32;
-/// How often.
+/// Number of such checks.
 const CHECKED_TIMES: u32 = 64;
-/// A back end that gives nothing back for so long has come to a halt.
+/// Time without a returned packet after which a back end counts as stalled.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the rest of what was sent may take: a ring's worth.
+/// Maximum time for the remaining packets to arrive, which fit into a ring.
 const DRAIN: Duration = Duration::from_millis(5);
-/// A back end that gets a larger share of what is sent to it waits for more.
+/// If a back end receives a larger share of the sent packets, the sender is the bottleneck.
 const NEARLY_ALL: f64 = 0.98;
 
 /// The far end.
@@ -38,7 +39,7 @@ const NEARLY_ALL: f64 = 0.98;
 pub(super) struct FarEnd {
     direction: Direction,
     interface: NetDev,
-    /// Where packets come from, but not with `txonly`. Those that are checked come from the first.
+    /// Sources of packets, not used with `txonly`. Checked packets come from the first source.
     sources: Vec<FrameSource>,
     frame_len: usize,
     seen: Seen,
@@ -46,7 +47,7 @@ pub(super) struct FarEnd {
 }
 
 impl FarEnd {
-    /// The far end `interface`, in the calling thread's namespace.
+    /// Opens the far end `interface` in the calling thread's namespace.
     pub(super) fn new(cell: Cell, interface: &str) -> Result<Self> {
         let interface = NetDev::open(interface).with_context(|| format!("interface {interface}"))?;
         let mut frame = vec![0; cell.frame_len()];
@@ -60,7 +61,7 @@ impl FarEnd {
         Ok(Self { direction: cell.direction, interface, sources, frame_len, seen: Seen::default(), lost: 0 })
     }
 
-    /// Sends for `length` as fast as the kernel can; returns how long that took, in TSC ticks.
+    /// Sends for `length` as fast as the kernel can. Returns the duration in TSC ticks.
     fn blast(&mut self, length: Duration) -> Result<u64> {
         let start = tsc::now();
         let send = |source: &mut FrameSource| -> Result<()> {
@@ -70,7 +71,7 @@ impl FarEnd {
             Ok(())
         };
         thread::scope(|scope| {
-            // They have this thread's core and network namespace.
+            // The threads inherit this thread's core and network namespace.
             let threads: Vec<_> =
                 self.sources.iter_mut().map(|source| scope.spawn(move || send(source))).collect();
             let ends = threads.into_iter().map(|thread| thread.join());
@@ -79,18 +80,18 @@ impl FarEnd {
         Ok(tsc::now() - start)
     }
 
-    /// Frames sent so far.
+    /// Returns the number of frames sent so far.
     fn sent(&self) -> u64 {
         self.sources.iter().map(FrameSource::sent).sum()
     }
 
-    /// Packets and bytes that have arrived at this end, by the kernel's count.
+    /// Returns the number of packets and bytes that have arrived at this end, as counted by the kernel.
     fn arrived(&self) -> Result<(u64, u64)> {
         let counters = self.interface.counters().context("the interface's counters")?;
         Ok((counters.rx_packets, counters.rx_bytes))
     }
 
-    /// A window of a back end that sends by itself.
+    /// Runs a window of a back end that sends by itself.
     fn receive(&mut self, settle: Duration, length: Duration) -> Result<Window> {
         let since = Instant::now();
         let before = self.arrived()?;
@@ -101,7 +102,7 @@ impl FarEnd {
         let (start, before) = (tsc::now(), self.arrived()?);
         sleep(length);
         let (mut end, mut after) = (tsc::now(), self.arrived()?);
-        // A back end whose core is somebody else's just now.
+        // The back end's thread may be preempted.
         while after.0 == before.0 {
             ensure!(since.elapsed() < settle + length + TIMEOUT, "no packet has arrived for {TIMEOUT:?}");
             (end, after) = (tsc::now(), self.arrived()?);
@@ -112,7 +113,7 @@ impl FarEnd {
         Ok(Window { received: packets, ticks: end - start, busy: 0 })
     }
 
-    /// A window of a back end that is sent to.
+    /// Runs a window of a back end to which packets are sent.
     fn send(&mut self, settle: Duration, length: Duration, back_end: &mut dyn BackEnd) -> Result<Window> {
         self.blast(settle)?;
         let before = self.given_back(back_end)?;
@@ -129,7 +130,8 @@ impl FarEnd {
         Ok(Window { received, ticks, busy })
     }
 
-    /// Packets that the back end has received, or sent back, so far, when there is nothing on its way.
+    /// Returns the number of packets that the back end has received or returned so far, after all packets have left the
+    /// path.
     fn given_back(&self, back_end: &mut dyn BackEnd) -> Result<u64> {
         sleep(DRAIN);
         match self.direction {
@@ -138,7 +140,7 @@ impl FarEnd {
         }
     }
 
-    /// Looks at some of the packets that a back end makes by itself: each is the UDP packet of its length.
+    /// Checks some of the packets that a back end creates: each must be a UDP packet of the right length.
     fn check_made(&mut self) -> Result<()> {
         let mut sink = FrameSink::new(self.interface.index())?;
         let mut room = [0; 2048];
@@ -162,10 +164,10 @@ impl FarEnd {
         Ok(())
     }
 
-    /// Sends a few packets at a time through the back end, and checks each that comes back.
+    /// Sends a few packets at a time through the back end and checks each returned packet.
     fn check(&mut self) -> Result<()> {
         let mut sink = FrameSink::new(self.interface.index())?;
-        // The first may be lost: somebody is still getting ready.
+        // The first packets may be lost while both ends start up.
         let since = Instant::now();
         while self.check_some(&mut sink, 1, Duration::from_millis(200))? == 0 {
             ensure!(since.elapsed() < TIMEOUT, "no packet has come back for {:?}", since.elapsed());
@@ -174,15 +176,15 @@ impl FarEnd {
             let checked = self.check_some(&mut sink, CHECKED_AT_ONCE, TIMEOUT)?;
             self.lost += u64::from(CHECKED_AT_ONCE) - checked;
             if self.lost > 0 {
-                // Waiting for each of many would take minutes, and one is too many.
+                // Waiting for many lost packets would take minutes, and a single loss is already an error.
                 break;
             }
         }
         Ok(())
     }
 
-    /// Sends `count` packets, and waits for them until none has come for `timeout`; the number of those that did, each of
-    /// them checked.
+    /// Sends `count` packets, checks the returned packets, and waits until none has arrived for `timeout`. Returns the
+    /// number of checked packets.
     fn check_some(&mut self, sink: &mut FrameSink, count: u32, timeout: Duration) -> Result<u64> {
         let mut room = [0; 2048];
         let Some(source) = self.sources.first_mut() else { return Ok(0) };
@@ -201,7 +203,7 @@ impl FarEnd {
             );
             let header = probe::check_header(frame)?;
             if header.sequence < first {
-                // Too late: it has been counted as lost.
+                // The packet is late and has already been counted as lost.
                 continue;
             }
             ensure!(
@@ -226,7 +228,8 @@ impl FarEnd {
     }
 }
 
-/// Whether `frame` is a whole UDP packet over IPv4, `len` bytes long, with the checksum of its header.
+/// Returns whether `frame` is a complete UDP packet over IPv4 with a length of `len` bytes and a correct header
+/// checksum.
 fn is_udp(frame: &[u8], len: usize) -> Result<bool> {
     let ethernet = EthernetFrame::new_checked(frame)?;
     if frame.len() != len || ethernet.ethertype() != EtherType::IPV4 {
@@ -262,7 +265,7 @@ impl Load for FarEnd {
         self.seen
     }
 
-    /// Of those that were sent a few at a time: of the others nobody promised to take every one.
+    /// Returns the losses among the packets that were sent a few at a time. Other packets may be dropped.
     fn lost(&self) -> u64 {
         self.lost
     }

@@ -1,4 +1,5 @@
-//! What is refused. Measurements are tested where there are namespaces and a testpmd: in the crate of end-to-end tests.
+//! Tests of refused options. The measurements are tested in the crate of end-to-end tests, which has namespaces and a
+//! testpmd.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The guests' checks, against a device that does as it is told.
+//! Tests of the guests' checks with a scripted device.
 
 use super::*;
 use offcore_mem::GuestMemory;
@@ -17,7 +17,7 @@ const BUFFERS: usize = 512;
 const RING: u16 = 256;
 const WINDOW: usize = 64;
 
-/// A guest that sends to itself, and a device that copies as it is told.
+/// A guest that sends to itself, and a device that copies with deliberate errors.
 struct Looped {
     guests: Guests,
     memory: Arc<GuestMemory>,
@@ -40,7 +40,7 @@ impl Looped {
         Self { guests, memory, rx, tx }
     }
 
-    /// Moves a window of packets; `spoil` gets what arrives and what was in the buffer before.
+    /// Transfers a window of packets. `spoil` gets each arriving packet and the previous content of its buffer.
     fn window(&mut self, spoil: impl Fn(&mut [u8], &[u8])) -> Result<()> {
         self.guests.transmit(WINDOW)?;
         let Self { memory, rx, tx, .. } = self;
@@ -58,7 +58,7 @@ impl Looped {
                 queue.publish();
                 buffer.len as usize
             });
-            // One buffer.
+            // `num_buffers` is 1.
             packet[NET_HEADER - 2] = 1;
             packet[NET_HEADER..NET_HEADER + 6].copy_from_slice(&PEER_MAC.0); // copy-ok: a test
             packet[NET_HEADER + 6..NET_HEADER + 12].copy_from_slice(&PORT_MAC.0); // copy-ok: a test
@@ -78,7 +78,7 @@ impl Looped {
     }
 }
 
-/// Passes over all buffers, after which everything in them has been right once.
+/// Passes over all buffers, so that each has held a correct packet once.
 fn passed(temperature: Temperature) -> Looped {
     let mut looped = Looped::new(&Workload::table8(temperature, 512));
     for _ in 0..3 * BUFFERS / WINDOW {
@@ -93,7 +93,7 @@ fn passed(temperature: Temperature) -> Looped {
 #[test]
 fn uncopied_packet_is_noticed() {
     for temperature in [Temperature::Remote, Temperature::Cold] {
-        // Nothing is written: what an earlier packet has left is there.
+        // The packet is not written, so that the buffer still holds an earlier packet.
         let error = passed(temperature).window(|packet, before| packet.clone_from_slice(before));
         let error = format!("{:#}", error.unwrap_err());
         assert!(error.contains("where") && error.contains("was due"), "{temperature}: {error}");
@@ -103,7 +103,7 @@ fn uncopied_packet_is_noticed() {
 #[test]
 fn a_byte_is_noticed_on_every_pass() {
     for temperature in [Temperature::Remote, Temperature::Cold] {
-        // The last line of each packet is left as an earlier packet had it.
+        // The last cache line of each packet keeps the content of an earlier packet.
         let error = passed(temperature).window(|packet, before| {
             let from = packet.len() - 64;
             packet[from..].copy_from_slice(&before[from..]); // copy-ok: a test
@@ -118,7 +118,7 @@ fn a_byte_is_noticed_on_every_pass() {
 #[test]
 fn every_byte_of_the_headers_is_checked() {
     for guest in GuestKind::ALL {
-        // Short enough for one piece.
+        // Short enough for a single buffer.
         let workload = Workload { guest, ..Workload::table8(Temperature::Remote, 128) };
         for at in 0..NET_HEADER + UDP_HEADERS_LEN {
             let mut looped = Looped::new(&workload);
@@ -126,7 +126,7 @@ fn every_byte_of_the_headers_is_checked() {
             let error = looped.window(|packet, _| packet[at] ^= 1);
             assert!(error.is_err(), "{guest}: byte {at} may be anything");
         }
-        // Those of the virtio-net header are named.
+        // Errors in the virtio-net header are named.
         let error = Looped::new(&workload).window(|packet, _| packet[6] ^= 1).unwrap_err();
         assert!(format!("{error:#}").contains("byte 6 of its virtio-net header"), "{error:#}");
     }

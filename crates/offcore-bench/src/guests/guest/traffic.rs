@@ -1,4 +1,4 @@
-//! The packets of the guests: the buffers that they are in, how they are made, what is due at the receiver.
+//! The packets of the guests: their buffers, their generation, and the expected packets at the receiver.
 
 use std::sync::Arc;
 
@@ -18,18 +18,18 @@ use super::{GUEST_MAC, PEER_MAC, PORT_MAC};
 use crate::guests::workload::{GuestKind, Workload};
 use crate::method::temperature::{BUFFER, STRIDE, Temperature};
 
-/// Packets that a guest writes or reads at a time, between two readings of the clock.
+/// Number of packets that a guest writes or reads between two readings of the clock.
 pub(super) const GROUP: usize = 16;
 
-/// A Linux guest sends shorter packets in one piece, with virtio-net header.
+/// A Linux guest sends packets up to this length in one piece, with the virtio-net header.
 const LINEAR: usize = 128;
-/// Bytes of its first piece otherwise: virtio-net, Ethernet, IPv4 and UDP headers.
+/// Length of its first piece for longer packets: virtio-net, Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = NET_HEADER + UDP_HEADERS_LEN;
-/// Where the second one begins in the buffer: in lines of its own, as a fragment is in a page of its own.
+/// Offset of the second piece in the buffer. It uses separate cache lines, like a fragment in a separate page.
 const PAYLOAD: usize = 256;
-/// Bytes of a table of two indirect descriptors.
+/// Size of a table of two indirect descriptors in bytes.
 pub(super) const TABLE: usize = 32;
-/// Its header says: the UDP checksum, which begins at the UDP header, is left to the device.
+/// Header of a Linux guest: the UDP checksum, which starts at the UDP header, is left to the device.
 const NEEDS_CSUM: NetHeader = NetHeader {
     flags: virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM,
     gso_type: virtio_net::VIRTIO_NET_HDR_GSO_NONE,
@@ -39,10 +39,10 @@ const NEEDS_CSUM: NetHeader = NetHeader {
     csum_offset: 6,
     num_buffers: 0,
 };
-/// Where the UDP checksum is in a frame.
+/// Offset of the UDP checksum in a frame.
 const CHECKSUM: usize = (NEEDS_CSUM.csum_start + NEEDS_CSUM.csum_offset) as usize;
 
-/// Bytes of the buffers of one direction.
+/// Returns the size of the buffers of one direction in bytes.
 pub fn buffers_len(temperature: Temperature) -> usize {
     temperature.buffers() * STRIDE
 }
@@ -51,11 +51,11 @@ pub fn buffers_len(temperature: Temperature) -> usize {
 #[derive(Debug)]
 pub(super) struct Buffers {
     memory: Arc<GuestMemory>,
-    /// Offset of the first in the region.
+    /// Offset of the first buffer in the region.
     base: usize,
     order: Vec<u32>,
     next: usize,
-    /// Only so many of them are used.
+    /// Number of buffers in use.
     few: usize,
 }
 
@@ -75,7 +75,7 @@ impl Buffers {
         buffer
     }
 
-    /// From now on as few buffers as data of this temperature has.
+    /// Limits the buffers in use to the number for this temperature.
     fn become_as(&mut self, temperature: Temperature) {
         self.few = temperature.buffers().min(self.order.len());
         self.next %= self.few;
@@ -85,7 +85,7 @@ impl Buffers {
         self.base + buffer as usize * STRIDE
     }
 
-    /// The guest address of a buffer.
+    /// Returns the guest address of a buffer.
     pub(super) fn address(&self, buffer: u32) -> u64 {
         self.memory.regions()[0].guest() + self.offset(buffer) as u64
     }
@@ -95,19 +95,19 @@ impl Buffers {
     }
 }
 
-/// What all packets of one length have in common.
+/// Common properties of all packets of one length.
 #[derive(Clone, Copy, Debug)]
 struct Template {
-    /// Bytes, virtio-net header included.
+    /// Length in bytes, including the virtio-net header.
     len: usize,
-    /// The headers, with the virtio-net header in front, as they are sent.
+    /// Headers of a sent packet, starting with the virtio-net header.
     sent: [u8; HEADERS],
-    /// The same as they are to arrive.
+    /// Expected headers of a received packet.
     due: [u8; HEADERS],
 }
 
 impl Template {
-    /// Of frames of `len` bytes.
+    /// Creates a template for frames of `len` bytes.
     fn new(kind: GuestKind, len: usize) -> Result<Self> {
         let headers = |net: NetHeader, from, to| -> Result<_> {
             let flow = UdpFlow::txonly(from, to);
@@ -116,7 +116,7 @@ impl Template {
             front.copy_from_slice(&net.to_bytes()); // copy-ok: headers
             frame.copy_from_slice(UdpTemplate::new(&flow, len)?.as_bytes()); // copy-ok: headers
             if net.needs_checksum() {
-                // The checksum so far: of the pseudo-header, which the device goes on with.
+                // The partial checksum of the pseudo-header, which the device completes.
                 let udp = (len - usize::from(net.csum_start)) as u16;
                 let sum = Sum::pseudo_v4(flow.src.ip, flow.dst.ip, IpProtocol::UDP, udp);
                 frame[CHECKSUM..CHECKSUM + 2].copy_from_slice(&sum.value().to_be_bytes()); // copy-ok: two bytes
@@ -127,12 +127,12 @@ impl Template {
         Ok(Self {
             len: NET_HEADER + len,
             sent: headers(net, GUEST_MAC, PORT_MAC)?,
-            // What is asked for is handed on, and a packet is in one buffer.
+            // The checksum request is passed on, and a packet uses one buffer.
             due: headers(NetHeader { num_buffers: 1, ..net }, PORT_MAC, PEER_MAC)?,
         })
     }
 
-    /// Checks the headers of a packet that has arrived.
+    /// Checks the headers of a received packet.
     fn check(&self, headers: &[u8]) -> Result<()> {
         let Some(at) = (0..HEADERS).find(|&at| headers[at] != self.due[at]) else { return Ok(()) };
         let place = match at.checked_sub(NET_HEADER) {
@@ -143,34 +143,34 @@ impl Template {
     }
 }
 
-/// The packets of one or two guests and the buffers that they are in, which all variants of a cell share: they take turns,
-/// and each leaves every buffer to the next. So a buffer is as warm as the temperature says, however many variants there
-/// are.
+/// The packets of one or two guests and their buffers. All variants of a cell share them: they take turns, and each
+/// variant releases all buffers before the next one. Each buffer therefore has the required temperature, independent of
+/// the number of variants.
 #[derive(Debug)]
 pub struct Traffic {
     pub(super) sent: Buffers,
     pub(super) received: Buffers,
     pub(super) temperature: Temperature,
     pub(super) kind: GuestKind,
-    /// By the packet's number, in turn.
+    /// Templates, used in turn by sequence number.
     templates: Vec<Template>,
-    /// The number of the packet in each TX buffer.
+    /// Sequence number of the packet in each TX buffer.
     pub(super) holds: Vec<u64>,
     sequence: u64,
     scratch: Vec<u8>,
 }
 
 impl Traffic {
-    /// The packets of `workload` between these two guests. The buffers of each are in the first region of its memory, and
-    /// its virtqueues behind them; where both are one guest, the buffers that it receives in come after those that it sends.
+    /// Creates the packets of `workload` between these two guests. The buffers of each guest are in the first region of
+    /// its memory, followed by its virtqueues. If both are the same guest, its RX buffers follow its TX buffers.
     ///
     /// # Errors
-    /// When the frame length is impossible or the memory too small.
+    /// If the frame length is invalid or the memory is too small.
     pub fn new(from: &Arc<GuestMemory>, to: &Arc<GuestMemory>, workload: &Workload) -> Result<Self> {
         Self::over(from, to, workload, workload.temperature.buffers())
     }
 
-    /// As [`Traffic::new`], with so many buffers in each direction.
+    /// As [`Traffic::new`], with `buffers` buffers in each direction.
     pub(super) fn over(
         from: &Arc<GuestMemory>,
         to: &Arc<GuestMemory>,
@@ -185,8 +185,9 @@ impl Traffic {
             order
         });
         if temperature == Temperature::Cold {
-            // Cold packets are written once. One buffer fewer to receive in, so that on its next turn each gets another
-            // packet: what an earlier one has left there is not what is due.
+            // Cold packets are written only once. With one RX buffer less than TX buffers, each RX buffer receives a
+            // different packet in its next turn, so that the content of an earlier packet differs from the expected
+            // one.
             receiving.pop();
         }
         let templates = workload.frames().into_iter().map(|frame| Template::new(kind, frame - FCS_LEN));
@@ -211,7 +212,7 @@ impl Traffic {
         Ok(traffic)
     }
 
-    /// From now on data of this temperature, in as many of the buffers as it has.
+    /// Changes the temperature of the data and the number of buffers in use.
     pub(crate) fn become_as(&mut self, temperature: Temperature) {
         self.temperature = temperature;
         self.sent.become_as(temperature);
@@ -222,18 +223,19 @@ impl Traffic {
         &self.templates[sequence as usize % self.templates.len()]
     }
 
-    /// Bytes of a packet with virtio-net header.
+    /// Returns the length of a packet including the virtio-net header, in bytes.
     pub(super) fn len(&self, sequence: u64) -> usize {
         self.template(sequence).len
     }
 
-    /// Bytes between two packets of a group: no more than they need, so that they stay in the first-level cache.
+    /// Returns the distance between two packets of a group in bytes. It is as small as possible, so that the group
+    /// stays in the first-level cache.
     pub(super) fn stride(&self) -> usize {
         let longest = self.templates.iter().map(|template| template.len).max().unwrap_or(0);
         longest.next_multiple_of(64)
     }
 
-    /// Makes the next packet, which is to be put into `buffer`, as number `at` of a group; its length with header.
+    /// Generates the next packet, for `buffer`, as number `at` of a group. Returns its length including the header.
     pub(super) fn make(&mut self, buffer: u32, at: usize) -> Result<usize> {
         let sequence = self.sequence;
         self.sequence += 1;
@@ -242,14 +244,14 @@ impl Traffic {
         let len = self.len(sequence);
         let Self { scratch, templates, .. } = self;
         let packet = &mut scratch[start..start + len];
-        // copy-ok: the guest makes its own packet
+        // copy-ok: the guest generates its own packet
         packet[..HEADERS].copy_from_slice(&templates[sequence as usize % templates.len()].sent);
         let fill = sequence as u32 ^ 0x5eed;
         probe::write(&mut packet[NET_HEADER..], ProbeHeader { fill, sequence })?;
         Ok(len)
     }
 
-    /// Puts packet `at` of a group, `len` bytes long, into `buffer`.
+    /// Writes packet `at` of a group, `len` bytes long, into `buffer`.
     pub(super) fn put(&self, buffer: u32, at: usize, len: usize) {
         let start = at * self.stride();
         let (mapping, offset) = (self.sent.mapping(), self.sent.offset(buffer));
@@ -262,12 +264,13 @@ impl Traffic {
         }
     }
 
-    /// Whether the guest sends `len` bytes, virtio-net header included, in two pieces.
+    /// Returns whether the guest sends `len` bytes, including the virtio-net header, in two pieces.
     pub(super) fn in_pieces(&self, len: usize) -> bool {
         self.kind == GuestKind::Linux && len > LINEAR + NET_HEADER
     }
 
-    /// Writes the table of the two pieces of `len` bytes in `buffer` to `offset` of the region; its guest address.
+    /// Writes the table of the two pieces of `len` bytes in `buffer` to `offset` in the region. Returns its guest
+    /// address.
     pub(super) fn write_table(&self, offset: usize, buffer: u32, len: usize, packed: bool) -> u64 {
         let address = self.sent.address(buffer);
         let pieces = [(address, HEADERS), (address + PAYLOAD as u64, len - HEADERS)];
@@ -275,7 +278,7 @@ impl Traffic {
         for (i, ((address, len), entry)) in pieces.into_iter().zip(table.as_chunks_mut::<16>().0).enumerate()
         {
             let last = i == pieces.len() - 1;
-            // Split: flags, next. Packed: buffer id, flags, and the order in the table is that of the chain.
+            // Split: flags, next. Packed: buffer ID, flags; the order in the table is the order of the chain.
             let (flags, next) = if last { (0, 0) } else { (VIRTQ_DESC_F_NEXT, 1) };
             let words: [u16; 2] = if packed { [0, 0] } else { [flags, next] };
             let bytes = u128::from(address)
@@ -295,7 +298,7 @@ impl Traffic {
         self.received.mapping().read_at(self.received.offset(buffer), packet);
     }
 
-    /// Checks packet `at` of a group, where number `expected` is due.
+    /// Checks packet `at` of a group, whose sequence number must be `expected`.
     pub(super) fn check(&self, at: usize, len: usize, expected: u64) -> Result<()> {
         let end = self.len(expected);
         if len != end {

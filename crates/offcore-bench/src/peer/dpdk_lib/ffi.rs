@@ -1,14 +1,14 @@
-//! The functions of `peer/dpdk_peer.h`, which says what each does. All return a count or 0, or a negative errno.
+//! The functions of `peer/dpdk_peer.h`, which documents them. All return a count or 0, or a negative errno.
 
 use std::ffi::{c_char, c_int, c_uint};
 
-/// `struct rte_mbuf`, used behind pointers only.
+/// `struct rte_mbuf`, used only behind pointers.
 #[repr(C)]
 pub(super) struct Mbuf {
     _opaque: [u8; 0],
 }
 
-/// `struct rte_mempool`, used behind pointers only.
+/// `struct rte_mempool`, used only behind pointers.
 #[repr(C)]
 pub(super) struct Mempool {
     _opaque: [u8; 0],

@@ -1,4 +1,4 @@
-//! testpmd's printed statistics, as numbers.
+//! Parser of testpmd's printed statistics.
 
 use std::str::FromStr;
 
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 pub struct PortStats {
     pub port: u16,
     pub rx_packets: u64,
-    /// Packets that arrived while no buffer was posted for them.
+    /// Packets that arrived without a posted buffer.
     pub rx_missed: u64,
     /// Bytes received, without FCS.
     pub rx_bytes: u64,
@@ -21,57 +21,57 @@ pub struct PortStats {
     pub tx_errors: u64,
     /// Bytes sent, without FCS.
     pub tx_bytes: u64,
-    /// Packets received a second since the last time this was asked for (0 the first time).
+    /// Packets received per second since the previous query (0 for the first query).
     pub rx_pps: u64,
-    /// Packets sent a second since the last time this was asked for (0 the first time).
+    /// Packets sent per second since the previous query (0 for the first query).
     pub tx_pps: u64,
 }
 
-/// What forwarding has done since it was started (`show fwd stats all`, `stop`).
+/// Statistics of forwarding since its start (`show fwd stats all`, `stop`).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ForwardStats {
     pub ports: Vec<PortForwardStats>,
-    /// By pair of queues. testpmd prints this only when there are more of these than ports, and leaves out those
-    /// that moved nothing.
+    /// Statistics by pair of queues. testpmd prints them only if the number of pairs exceeds the number of ports, and
+    /// omits pairs that moved no packet.
     pub streams: Vec<StreamStats>,
-    /// The cycles spent, where their recording is on and packets were moved.
+    /// The cycles spent, if their recording is enabled and packets were moved.
     pub cycles: Option<CoreCycles>,
 }
 
-/// What forwarding has done at a port.
+/// Forwarding statistics of a port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortForwardStats {
     pub port: u16,
     pub rx_packets: u64,
-    /// Packets that the port dropped before forwarding saw them.
+    /// Packets that the port dropped before forwarding received them.
     pub rx_dropped: u64,
     pub tx_packets: u64,
-    /// Packets that forwarding dropped since the port did not take them.
+    /// Packets that forwarding dropped because the port did not accept them.
     pub tx_dropped: u64,
 }
 
-/// What forwarding has done from one queue to another.
+/// Forwarding statistics from one queue to another.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StreamStats {
-    /// Where packets came from: port and queue.
+    /// Source port and queue.
     pub rx: (u16, u16),
-    /// Where packets went: port and queue.
+    /// Destination port and queue.
     pub tx: (u16, u16),
     pub rx_packets: u64,
     pub tx_packets: u64,
-    /// Packets dropped since the TX queue did not take them.
+    /// Packets dropped because the TX queue did not accept them.
     pub tx_dropped: u64,
 }
 
-/// testpmd's account of the cycles that forwarding took (`record-core-cycles`). It counts TSC cycles of those turns
-/// of its loop that moved packets, so polling in vain is not in it.
+/// Cycles of forwarding as recorded by testpmd (`record-core-cycles`). It counts the TSC cycles of those iterations of
+/// its loop that moved packets, so that empty polls are not included.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CoreCycles {
     pub per_packet: f64,
     pub total: u64,
-    /// Packets in all: received ones, except in modes that only send.
+    /// Total number of packets: received packets, except in modes that only send.
     pub packets: u64,
-    /// The TSC's rate in MHz.
+    /// The TSC's frequency in MHz.
     pub mhz: u64,
 }
 
@@ -106,10 +106,10 @@ impl PortStats {
 }
 
 impl ForwardStats {
-    /// The statistics of a port.
+    /// Returns the statistics of a port.
     ///
     /// # Errors
-    /// When forwarding does not use the port.
+    /// If forwarding does not use the port.
     pub fn port(&self, port: u16) -> Result<&PortForwardStats> {
         let found = self.ports.iter().find(|stats| stats.port == port);
         found.with_context(|| format!("testpmd does not forward on port {port}: {self:?}"))
@@ -120,7 +120,7 @@ impl ForwardStats {
         const PORT: &str = "Forward statistics for port ";
         const STREAM: &str = "Forward Stats for RX Port=";
         let mut stats = Self::default();
-        // Sections begin with a ruled heading and end at the next, or at a rule.
+        // Sections begin with a heading between rules and end at the next heading or at a rule.
         let lines: Vec<_> = text.lines().collect();
         for (i, heading) in lines.iter().enumerate() {
             let body = || lines[i + 1..].iter().take_while(|line| !line.contains("---")).copied();
@@ -171,7 +171,7 @@ impl CoreCycles {
     }
 }
 
-/// The number behind the first `name` in `text`.
+/// Parses the number after the first `name` in `text`.
 fn number_after<T: FromStr>(text: &str, name: &str) -> Result<T> {
     let (_, rest) = text.split_once(name).with_context(|| format!("expected {name:?} and a number"))?;
     let rest = rest.trim_start();

@@ -14,14 +14,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::Window;
 use crate::tcp::link::STALLED;
 
-/// The number of descriptors for other things than connections.
+/// Number of file descriptors reserved for purposes other than connections.
 const OTHERS: u64 = 100;
 
-/// Flows from a server.
+/// Flows from one server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load<'a> {
     pub(super) address: SocketAddr,
-    /// The file.
+    /// Name of the file.
     pub(super) name: &'a str,
     pub(super) content: &'a [u8],
     pub(super) flows: usize,
@@ -33,7 +33,7 @@ struct Flow {
     stream: TcpStream,
     since: Instant,
     is_asked: bool,
-    /// The head of the answer, and received bytes of the file.
+    /// Head of the answer, and number of received bytes of the file.
     head: Vec<u8>,
     body: Option<usize>,
 }
@@ -42,7 +42,7 @@ impl Load<'_> {
     /// Runs all flows, `at_once` at a time.
     ///
     /// # Errors
-    /// Another answer than the file, or no progress for 30 seconds.
+    /// If an answer is not the file, or without progress for 30 seconds.
     pub(super) fn run(&self, at_once: usize) -> Result<Window> {
         let limit = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -98,7 +98,7 @@ impl Load<'_> {
         Ok(Flow { stream: socket.into(), since, is_asked: false, head: Vec::new(), body: None })
     }
 
-    /// Sends the request, and compares received bytes. Returns whether the flow has ended.
+    /// Sends the request and compares received bytes. Returns whether the flow has ended.
     fn serve(&self, flow: &mut Flow, buffer: &mut [u8]) -> Result<bool> {
         if !flow.is_asked {
             let request = format!("GET /{} HTTP/1.0\r\nHost: a\r\n\r\n", self.name);

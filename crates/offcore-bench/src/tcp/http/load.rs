@@ -1,4 +1,4 @@
-//! wrk, and a client that compares what it gets.
+//! The load: wrk, and a client that compares the received bytes.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,10 +17,10 @@ use crate::peer::netns::{Netns, checked};
 use crate::peer::tempdir::TempDir;
 use crate::tcp::link::STALLED;
 
-/// Has wrk say in one line what it knows, behind the number of its connections.
+/// A script that makes wrk print its results in one line, after the number of its connections.
 ///
-/// It makes up latencies of requests that it would have sent while it waited for an answer (`stats_correct` in its stats.c).
-/// Those are taken out again: from the longest latency down, what is left of each count is what was measured.
+/// wrk invents latencies for requests that it would have sent while it waited for an answer (`stats_correct` in its
+/// stats.c). The script removes them: from the longest latency down, the rest of each count was measured.
 const SCRIPT: &str = "
 done = function(summary, latency, requests)
   local stat = io.open('/proc/self/stat'):read('*a'):match('%) (.*)')
@@ -52,21 +52,21 @@ done = function(summary, latency, requests)
     e.connect, e.read, e.write, e.status, e.timeout, fields[12] + fields[13], measured, percentile(0.5), percentile(0.99)))
 end
 ";
-/// A client's rest between two rounds of requests, and its connections.
+/// Pause of the comparing client between two rounds of requests, and number of its connections.
 const REST: Duration = Duration::from_millis(50);
 const COMPARED: usize = 8;
 
-/// What a cell's windows are made with.
+/// Parameters of a cell's windows.
 #[derive(Debug)]
 pub(super) struct Load<'a> {
     cell: Cell,
-    /// Where the files are, for requests.
+    /// Path prefix of the files in requests.
     place: &'static str,
     content: &'a [u8],
     script: PathBuf,
     far: &'a Netns,
     lcore: usize,
-    /// Seconds of a window.
+    /// Length of a window in seconds.
     seconds: u64,
 }
 
@@ -89,10 +89,10 @@ impl<'a> Load<'a> {
         Ok(Self { cell, place, content: site.content(cell.size), script, far, lcore, seconds })
     }
 
-    /// The first seconds of requests to `server`, which are not counted: files are read, and every connection is served.
+    /// Runs uncounted seconds of requests to `server`, in which files are read and every connection is served.
     ///
     /// # Errors
-    /// As [`Load::window`], and when a connection is not.
+    /// As for [`Load::window`], and if a connection is not served.
     pub(super) fn first(&self, server: &Server) -> Result<()> {
         let over = AtomicBool::new(false);
         let served = thread::scope(|scope| {
@@ -106,9 +106,9 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    /// How many of wrk's connections were seen to have had an answer: at most of all looks at them.
+    /// Returns the number of wrk's connections that have received an answer: the maximum over all samples.
     fn watch(&self, server: &Server, over: &AtomicBool) -> Result<usize> {
-        // Those that are closed after each answer are seldom there, and wrk counts all of them.
+        // Connections that are closed after each answer rarely appear in a sample, and wrk counts all of them.
         let (connections, mut most) = (self.cell.connections, 0);
         if self.cell.how == How::Close {
             return Ok(connections);
@@ -122,10 +122,10 @@ impl<'a> Load<'a> {
         Ok(most)
     }
 
-    /// So many seconds of requests to `server`.
+    /// Runs a window of requests to `server`.
     ///
     /// # Errors
-    /// When one is not answered, or an answer is another one.
+    /// If a request is not answered, or an answer is wrong.
     pub(super) fn window(&self, server: &Server) -> Result<Window> {
         let over = AtomicBool::new(false);
         let times = || -> Result<_> { Ok([CoreTime::of(server.lcore)?, CoreTime::of(self.lcore)?]) };
@@ -144,7 +144,8 @@ impl<'a> Load<'a> {
             let of = |time: &CoreTime| time.busy + time.stolen;
             seconds_of(of(&after[core]).saturating_sub(of(&before[core]))) - ours
         };
-        // What wrk makes of its figures afterwards is nobody's, and after all that is measured.
+        // The time that wrk spends on its statistics at the end counts as time of other processes. It follows the
+        // measured part.
         let others = others(0, used).max(others(1, window.client)) / seconds;
         Ok(Window { server: used, others, ..window })
     }
@@ -160,7 +161,7 @@ impl<'a> Load<'a> {
         checked(wrk.arg(format!("http://{address}{}/wrk-{}", self.place, self.cell.size)))
     }
 
-    /// What wrk's line says, and the other client.
+    /// Parses wrk's line and adds the results of the other client.
     fn read(&self, said: &str, compared: &Compared) -> Result<Window> {
         let line = said.lines().find_map(|line| line.strip_prefix("wrk ")).unwrap_or_default();
         let words: Vec<u64> = line.split(' ').map_while(|word| word.parse().ok()).collect();
@@ -176,7 +177,7 @@ impl<'a> Load<'a> {
         );
         ensure!(requests > 0, "no request was answered");
         ensure!(measured == requests, "wrk has {measured} latencies of {requests} requests\n{said}");
-        // Those that were under way at the end are in part.
+        // Requests in flight at the end are partly included.
         let (least, most) = (requests, requests + self.cell.connections as u64);
         let [least, most] = [least, most].map(|answers| answers * compared.len as u64);
         ensure!(
@@ -196,7 +197,7 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Asks on some connections now and then, and compares every byte, until it is over.
+    /// Sends requests on some connections from time to time and compares every byte, until `over` is set.
     fn compare(&self, address: SocketAddr, over: &AtomicBool) -> Result<Compared> {
         offcore_stats::lcore::pin(self.lcore)?;
         let (mut compared, mut len, mut kept) = (0, 0, Vec::new());
@@ -225,7 +226,7 @@ impl<'a> Load<'a> {
             .context("a request")
     }
 
-    /// How long the answer is, with its head.
+    /// Reads and checks an answer. Returns its length including the head.
     fn answer(&self, stream: &mut TcpStream) -> Result<usize> {
         let mut answer = Vec::with_capacity(self.content.len() + 4096);
         let mut buffer = vec![0; 64 << 10];
@@ -245,13 +246,13 @@ impl<'a> Load<'a> {
     }
 }
 
-/// What the client that compares has done.
+/// Result of the comparing client.
 #[derive(Clone, Copy, Debug)]
 struct Compared {
     answers: u64,
-    /// Bytes of an answer, with its head.
+    /// Length of an answer in bytes, including the head.
     len: usize,
-    /// What that took of its core.
+    /// CPU time in seconds.
     seconds: f64,
 }
 

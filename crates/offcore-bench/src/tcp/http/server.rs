@@ -19,10 +19,10 @@ use crate::peer::process::{Process, TIMEOUT};
 use crate::peer::tempdir::TempDir;
 
 pub(in crate::tcp) const PORT: u16 = 8080;
-/// Debian's configuration of nginx.
+/// Debian's configuration file of nginx.
 const CONF: &str = "/etc/nginx/nginx.conf";
 
-/// What both servers have: files, and a core.
+/// Resources of both servers: files and a core.
 #[derive(Debug)]
 pub(in crate::tcp) struct Site<'a> {
     pub(in crate::tcp) dir: &'a TempDir,
@@ -36,7 +36,7 @@ impl<'a> Site<'a> {
         let mut random = SplitMix::new(17);
         let largest = SIZES.into_iter().max().unwrap_or_default();
         let content: Vec<u8> = (0..2 * largest).map(|_| random.next() as u8).collect();
-        // The workers have another user.
+        // The workers run as another user.
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).context("a directory for all")?;
         fs::create_dir(dir.file("files")).context("a directory of files")?;
         for size in SIZES {
@@ -48,26 +48,27 @@ impl<'a> Site<'a> {
         Ok(Self { dir, lcore, far, content })
     }
 
-    /// What is in the file of `size` bytes that is compared: other bytes than wrk is sent.
+    /// Returns the content of the compared file of `size` bytes. wrk gets a file with other bytes.
     pub(in crate::tcp) fn content(&self, size: usize) -> &[u8] {
         &self.content[self.content.len() - size..]
     }
 
-    /// Adds a file of [`content`](Self::content), and returns its name.
+    /// Adds a file with [`content`](Self::content) and returns its name.
     pub(in crate::tcp) fn add(&self, size: usize) -> Result<String> {
         let name = format!("flow-{size}");
         fs::write(self.dir.file(&format!("files/{name}")), self.content(size)).context("a file")?;
         Ok(name)
     }
 
-    /// A command in a namespace, on the servers' core.
+    /// Returns a command in a namespace on the servers' core.
     pub(in crate::tcp) fn command(&self, netns: &Netns, program: &Path) -> Command {
         let mut command = netns.command("taskset");
         command.args(["-c", &self.lcore.to_string()]).arg(program);
         command
     }
 
-    /// A configuration of nginx: Debian's file, but for its process number, its logs, its sites and the number of connections.
+    /// Creates nginx's configuration: Debian's file with another PID file, other logs and sites, and another number of
+    /// connections.
     fn configure(&self, name: &str) -> Result<String> {
         let dir = self.dir.path().display().to_string();
         let debians = fs::read_to_string(CONF).with_context(|| format!("{CONF}, expected Debian's"))?;
@@ -80,7 +81,7 @@ impl<'a> Site<'a> {
     }
 }
 
-/// Debian's configuration with the paths of this run.
+/// Returns Debian's configuration with the paths of this run.
 fn configuration(debians: &str, dir: &str, name: &str, sites: &str) -> Result<String> {
     let mut text = debians.to_owned();
     for (found, new) in [
@@ -88,7 +89,7 @@ fn configuration(debians: &str, dir: &str, name: &str, sites: &str) -> Result<St
         ("/var/log/nginx/error.log", format!("{dir}/{name}.log")),
         ("/var/log/nginx/access.log", "/dev/null".to_owned()),
         ("/etc/nginx/sites-enabled/*", sites.to_owned()),
-        // Requests run until the window ends.
+        // The number of requests per connection is limited only by the window.
         ("\tworker_connections 768;", "\tworker_connections 8192;".to_owned()),
     ] {
         ensure!(text.contains(found), "{CONF} has no {found:?}, expected Debian's file");
@@ -98,7 +99,7 @@ fn configuration(debians: &str, dir: &str, name: &str, sites: &str) -> Result<St
     Ok(format!("daemon off;\nworker_rlimit_nofile 16384;\n{text}"))
 }
 
-/// The site of the files.
+/// Returns the configuration of the site with the files.
 fn site(dir: &str) -> String {
     format!(
         "keepalive_requests 1000000000;\nkeepalive_timeout 600;\nopen_file_cache max=100 inactive=1h;\n\
@@ -109,7 +110,7 @@ fn site(dir: &str) -> String {
     )
 }
 
-/// Waits until a stack serves at `socket`.
+/// Waits until a stack has created its socket `socket`.
 pub(in crate::tcp) fn wait_for_socket(stack: &mut Process, socket: &Path) -> Result<()> {
     let since = Instant::now();
     while !socket.exists() {
@@ -120,12 +121,13 @@ pub(in crate::tcp) fn wait_for_socket(stack: &mut Process, socket: &Path) -> Res
     Ok(())
 }
 
-/// A missing file of this machine, if any.
+/// Returns a missing file of this machine, if any.
 pub(in crate::tcp) fn missing() -> Option<String> {
     (!Path::new(CONF).exists()).then(|| format!("{CONF} is missing"))
 }
 
-/// What the peer is: the kernel, its congestion control, and the same nginx as ours.
+/// Returns the description of the peer: the kernel's version, its congestion control, and the version of nginx, which
+/// is the same on our side.
 pub(in crate::tcp) fn version() -> Result<String> {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("the kernel's version")?;
     let nginx = find_program("nginx").context("there is no nginx")?;
@@ -145,7 +147,7 @@ pub(in crate::tcp) struct Server {
 }
 
 impl Server {
-    /// nginx on our stack, on an interface of `netns`.
+    /// Starts nginx on our stack, on an interface of `netns`.
     pub(in crate::tcp) fn ours(
         site: &Site<'_>,
         (netns, interface): (&Netns, &str),
@@ -162,7 +164,7 @@ impl Server {
         Self::start(site, (nginx, "ours"), "10.77.0.2", Some(stack))
     }
 
-    /// nginx on the kernel's stack.
+    /// Starts nginx on the kernel's stack.
     pub(in crate::tcp) fn kernels(site: &Site<'_>, netns: &Netns) -> Result<Self> {
         netns.run("sysctl", &["-qw", "net.core.somaxconn=8192"])?;
         Self::start(site, (site.command(netns, Path::new("env")), "theirs"), "10.78.0.2", None)
@@ -183,7 +185,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Waits until it takes connections.
+    /// Waits until the server accepts connections.
     fn wait(&mut self) -> Result<()> {
         let since = Instant::now();
         while TcpStream::connect_timeout(&self.address, Duration::from_secs(1)).is_err() {
@@ -194,7 +196,7 @@ impl Server {
         Ok(())
     }
 
-    /// Seconds that its processes have used so far.
+    /// Returns the CPU time that its processes have used so far, in seconds.
     pub(super) fn used(&self) -> Result<f64> {
         let master = self.nginx.id();
         let children = fs::read_to_string(format!("/proc/{master}/task/{master}/children"))
@@ -205,30 +207,31 @@ impl Server {
         Ok(seconds_of(ticks?))
     }
 
-    /// What it has printed, for errors.
+    /// Returns its output for error messages.
     pub(in crate::tcp) fn tail(&self) -> String {
         self.stack.iter().chain([&self.nginx]).map(Process::tail).collect()
     }
 }
 
 impl Drop for Server {
-    /// Ends nginx as it wants to be ended, with its workers.
+    /// Terminates nginx gracefully, together with its workers.
     fn drop(&mut self) {
         let _ = self.nginx.signal(Signal::TERM);
         let _ = self.nginx.exit_status(TIMEOUT);
     }
 }
 
-/// Seconds of ticks of the kernel's clock.
+/// Converts ticks of the kernel's clock to seconds.
 pub(super) fn seconds_of(ticks: u64) -> f64 {
     ticks as f64 / rustix::param::clock_ticks_per_second() as f64
 }
 
-/// Ticks of the kernel's clock that a process, or this thread (`thread-self`), has used, its own and the kernel's for it (proc_pid_stat(5)).
+/// Returns the ticks of the kernel's clock that a process, or this thread (`thread-self`), has used in user and kernel
+/// mode (proc_pid_stat(5)).
 pub(super) fn ticks(process: &str) -> Result<u64> {
     let path = format!("/proc/{process}/stat");
     let text = fs::read_to_string(&path).with_context(|| format!("{path}: a process has ended"))?;
-    // The name is in brackets, and may have any characters.
+    // The name is in parentheses and may contain any character.
     let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
     let used: Vec<u64> = fields.skip(11).take(2).map_while(|field| field.parse().ok()).collect();
     ensure!(used.len() == 2, "{path}: {text:?}");

@@ -32,7 +32,7 @@ fn every_byte_arrives_whoever_copies() {
             let moved = link.moved();
             assert_eq!((moved.segments, moved.bytes), (cost.packets, bytes as u64));
             assert!(cost.packets as usize >= bytes.div_ceil(1448), "{side}: {cost:?}");
-            // The far host and both applications have done something, too.
+            // The far host and both applications have done work, too.
             assert!(cost.core > 0 && cost.guest > 0, "{side}: {cost:?}");
         }
     }
@@ -75,7 +75,8 @@ fn data_stays_in_caches_and_cells_are_told_apart() {
         for temperature in [Temperature::Remote, Temperature::Cold] {
             link.set(Load { temperature, chunk: 64 << 10 });
             assert_eq!((link.moved(), link.near.routine_windows()), (Moved::default(), 0));
-            // The stage clock samples few rounds: on a busy machine many windows may pass before a sample contains a copy.
+            // The stage clock samples few rounds. On a busy machine many windows may pass before a sample contains a
+            // copy.
             let is_sampled = (0..10_000).any(|_| {
                 link.window(&other).unwrap();
                 link.copy_share().is_some_and(|share| share > 0.0 && share < 1.0)

@@ -11,41 +11,41 @@ use crate::peer::netns::Netns;
 use crate::peer::process::{Process, TIMEOUT};
 use crate::tcp::http::server::{PORT, Site};
 
-/// Bytes of the file that hostile peers request.
+/// Size of the file that hostile peers request, in bytes.
 pub(super) const HOSTILE_SIZE: usize = 4 << 20;
-/// Connections that take nothing of an answer.
+/// Number of connections that read nothing of an answer.
 const ZERO_WINDOWS: usize = 3000;
-/// Connections with a part of a request: more than the default memory has blocks of 4 KB.
+/// Number of connections with an incomplete request. It exceeds the number of 4 KB blocks in the default memory.
 const HALF_REQUESTS: usize = 70_000;
-/// Listeners whose program does not accept, their first port, and connections to each.
+/// Number of listeners whose program does not accept, their first port, and connections to each of them.
 const LISTENERS: u16 = 380;
 const FIRST_PORT: u16 = 20_000;
 const UNACCEPTED: usize = 45;
-/// Applications that claim marks.
+/// Number of applications that claim marks.
 const CLAIMING: usize = 64;
-/// Bytes of the receive buffers of hostile peers.
+/// Size of the hostile peers' receive buffers in bytes.
 const BUFFER: usize = 4096;
-/// Connections of a process of hostile peers: descriptors are limited by process.
+/// Maximum number of connections per process of hostile peers, because descriptors are limited per process.
 const CONNECTIONS: usize = 14_000;
 
 named! {
-    /// What attackers do.
+    /// Attacks.
     pub(super) enum Attack {
-        /// Peers request a large file, and read nothing of it.
+        /// Peers request a large file and read nothing of it.
         ZeroWindows = "zero-windows",
-        /// Peers send a part of a request.
+        /// Peers send an incomplete request.
         HalfRequests = "half-requests",
-        /// Listeners of a program that accepts nothing have full queues.
+        /// A program has listeners with full queues and accepts nothing.
         FullQueues = "full-queues",
-        /// Applications claim marks of sessions that have none.
+        /// Applications claim marks of sessions that do not have any.
         ClaimedMarks = "claimed-marks",
         /// A program opens as many listeners as it can.
         Descriptors = "descriptors",
     }
 }
 
-/// Opens connections, sends a request on each, and reads nothing. It opens at most 2,000 connections a second. Later it
-/// replaces connections that end, at most 400 a second.
+/// Opens connections, sends a request on each, and reads nothing. It opens at most 2,000 connections per second. Later
+/// it replaces connections that end, at most 400 per second.
 const PEERS_PROGRAM: &str = "
 import select, socket, struct, sys, time
 to, first, ports, count, buffer = sys.argv[1], *map(int, sys.argv[2:6])
@@ -90,7 +90,7 @@ for port in range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])):
 print('ready', flush=True)
 time.sleep(10000)
 ";
-/// The summary is behind three cache lines of the page that an application shares with the stack.
+/// The summary follows three cache lines of the page that an application shares with the stack.
 const CLAIMED_MARKS_PROGRAM: &str = "
 import ctypes, re, socket, time
 s = socket.socket()
@@ -123,12 +123,13 @@ time.sleep(10000)
 ";
 
 impl Attack {
-    /// Whether peers on the network attack a server of files, and not programs a stack with others.
+    /// Returns whether peers on the network attack a file server. Otherwise programs attack a stack that they share
+    /// with other programs.
     pub(super) fn is_of_peers(self) -> bool {
         matches!(self, Self::ZeroWindows | Self::HalfRequests)
     }
 
-    /// The hostile programs on the stack: their source, and how many run.
+    /// Returns the source of the hostile programs on the stack, and their number.
     fn programs(self) -> Option<(&'static str, usize)> {
         match self {
             Self::ZeroWindows | Self::HalfRequests => None,
@@ -138,7 +139,8 @@ impl Attack {
         }
     }
 
-    /// The connections of hostile peers: their number, the ports that they go to, and what each sends.
+    /// Returns the number of connections of hostile peers, the first port and the number of ports, and the data sent on
+    /// each connection.
     fn peers(self) -> Option<(usize, u16, u16, &'static str)> {
         match self {
             Self::ZeroWindows => Some((ZERO_WINDOWS, PORT, 1, "GET /hostile HTTP/1.1\r\nHost: a\r\n\r\n")),
@@ -153,7 +155,7 @@ impl Attack {
 pub(super) struct Running(Vec<Process>);
 
 impl Running {
-    /// Starts it, and waits until it is complete.
+    /// Starts the attack and waits until it is complete.
     pub(super) fn start(
         attack: Attack,
         site: &Site<'_>,
@@ -199,7 +201,7 @@ impl Running {
     }
 
     /// # Errors
-    /// When a process has ended before.
+    /// If a process has ended before.
     pub(super) fn stop(mut self) -> Result<()> {
         self.0.iter_mut().try_for_each(|process| process.signal(Signal::TERM))?;
         for process in &mut self.0 {

@@ -1,4 +1,4 @@
-//! The honest client: it fetches a file on a new connection, again and again.
+//! The honest client: it repeatedly fetches a file, each time on a new connection.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,16 +9,16 @@ use anyhow::{Result, ensure};
 
 use crate::peer::process::TIMEOUT;
 
-/// Time that a request may take without progress.
+/// Maximum time of a request without progress.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// A client of a file.
+/// A client that fetches a file.
 #[derive(Debug)]
 pub(super) struct Client<'a> {
     pub(super) address: SocketAddr,
     pub(super) name: String,
     pub(super) content: &'a [u8],
-    /// The length of a window.
+    /// Length of a window.
     pub(super) window: Duration,
 }
 
@@ -26,14 +26,14 @@ pub(super) struct Client<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     pub(super) seconds: f64,
-    /// The time of each answer, from `connect` to the end of the stream.
+    /// Duration of each request, from `connect` to the end of the stream.
     pub(super) latencies: Vec<Duration>,
-    /// Requests without an answer.
+    /// Number of requests without an answer.
     pub(super) failed: u64,
 }
 
 impl Window {
-    /// Answers a second.
+    /// Returns the answers per second.
     pub(super) fn rate(&self) -> f64 {
         self.latencies.len() as f64 / self.seconds
     }
@@ -43,7 +43,7 @@ impl Window {
     }
 }
 
-/// Nanoseconds that a share of the answers of all windows did not exceed.
+/// Returns the duration in nanoseconds that a share of the answers of all windows did not exceed.
 pub(super) fn percentile(windows: &[Window], share: f64) -> Option<f64> {
     let mut all: Vec<_> = windows.iter().flat_map(|window| &window.latencies).collect();
     all.sort();
@@ -53,7 +53,7 @@ pub(super) fn percentile(windows: &[Window], share: f64) -> Option<f64> {
 
 impl Client<'_> {
     /// # Errors
-    /// No answer for 30 seconds.
+    /// If no answer arrives for 30 seconds.
     pub(super) fn wait_for_server(&self) -> Result<()> {
         let since = Instant::now();
         while self.fetch()?.is_none() {
@@ -66,7 +66,7 @@ impl Client<'_> {
     /// Fetches the file until the window ends.
     ///
     /// # Errors
-    /// Another answer than the file.
+    /// If an answer is not the file.
     pub(super) fn window(&self) -> Result<Window> {
         let start = Instant::now();
         let mut window = Window { seconds: 0.0, latencies: Vec::new(), failed: 0 };
@@ -80,7 +80,7 @@ impl Client<'_> {
         Ok(window)
     }
 
-    /// Returns the time of the answer; `None` without a whole one.
+    /// Returns the duration of the request, or `None` without a complete answer.
     fn fetch(&self) -> Result<Option<Duration>> {
         let start = Instant::now();
         let Ok(answer) = self.answer() else { return Ok(None) };

@@ -12,15 +12,15 @@ use crate::peer::netns::{Netns, checked};
 use crate::tcp::http::server::Site;
 use crate::tcp::link::STALLED;
 
-/// Rows of pgbench's branches: more than connections, which would wait for one another otherwise.
+/// Number of pgbench's branches. It exceeds the number of connections, which would otherwise wait for one another.
 const SCALE: &str = "10";
 
-/// Where clients run, and for how long.
+/// Namespace and core of the clients, and duration of their runs.
 #[derive(Debug)]
 pub(super) struct Client<'a> {
     pub(super) netns: &'a Netns,
     pub(super) lcore: usize,
-    /// Seconds of a window.
+    /// Length of a window in seconds.
     pub(super) window: u64,
     pub(super) site: &'a Site<'a>,
 }
@@ -40,7 +40,7 @@ impl Client<'_> {
         Ok(())
     }
 
-    /// The rate of a window, in answers a second.
+    /// Returns the rate of a window in answers per second.
     pub(super) fn window(&self, load: Load, connections: usize, address: &str) -> Result<f64> {
         let (seconds, connections) = (self.window.to_string(), connections.to_string());
         let mut command = match load {
@@ -63,7 +63,7 @@ impl Client<'_> {
         rate(load, &said).with_context(|| format!("{command:?} said\n{said}"))
     }
 
-    /// Compares an answer, or the sums of the accounts; the number of answers or transactions that were checked.
+    /// Compares an answer or the sums of the accounts. Returns the number of answers or transactions that were checked.
     pub(super) fn verify(&self, load: Load, address: &str) -> Result<u64> {
         if load != Load::TpcB {
             let php = [b'x'; BYTES];
@@ -101,11 +101,12 @@ fn path(load: Load) -> String {
     if load == Load::Php { "/index.php".into() } else { format!("/wrk-{BYTES}") }
 }
 
-/// The body of an answer.
+/// Returns the body of an answer.
 fn answer(address: &str, port: u16, path: &str) -> Result<Vec<u8>> {
     let mut stream = TcpStream::connect((address, port)).context("connecting")?;
     stream.set_read_timeout(Some(STALLED))?;
-    // In one write: PHP's server closes some connections whose request comes in parts, on the kernel's stack, too.
+    // Sent in one write: PHP's server closes some connections whose request arrives in parts, also on the kernel's
+    // stack.
     let request = format!("GET {path} HTTP/1.0\r\n\r\n");
     stream.write_all(request.as_bytes()).context("a request")?;
     let mut answer = Vec::new();
@@ -116,7 +117,7 @@ fn answer(address: &str, port: u16, path: &str) -> Result<Vec<u8>> {
     Ok(answer.split_off(end + 4))
 }
 
-/// The rate that a client says, if it says no errors.
+/// Returns the rate that a client reports. Fails if it reports errors.
 fn rate(load: Load, said: &str) -> Result<f64> {
     let (name, errors): (_, &[&str]) = match load {
         Load::Wrk => ("Requests/sec:", &["Socket errors", "Non-2xx"]),

@@ -1,4 +1,4 @@
-//! Both sides: our stack at a TAP, and a relay between a TAP and the kernel's stack; and the programs on them.
+//! Both sides: our stack at a TAP, and a relay between a TAP and the kernel's stack; and the programs on both sides.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,9 +19,9 @@ use crate::tcp::veth::congestion_control;
 pub(super) const NGINX: u16 = server::PORT;
 pub(super) const PHP: u16 = 8081;
 const POSTGRES: u16 = 5432;
-/// Debian's directory of PostgreSQL's versions.
+/// Debian's directory of PostgreSQL versions.
 const VERSIONS: &str = "/usr/lib/postgresql";
-/// PostgreSQL's configuration: without waits for the disk.
+/// PostgreSQL's configuration, which does not wait for the disk.
 const CONFIGURATION: &str =
     "listen_addresses = '*'\nfsync = off\nsynchronous_commit = off\nautovacuum = off\n";
 
@@ -79,7 +79,7 @@ impl<'a> Hosts<'a> {
         Ok(())
     }
 
-    /// Commands that begin a program of `user` on each side.
+    /// Returns the commands that start a program of `user` on each side.
     fn commands(&self, site: &Site<'_>, options: &ProgramOptions, user: &[&str]) -> [Command; 2] {
         let mut ours = site.command(self.client, Path::new("env"));
         ours.args(user).arg(&options.binary).args(["exec", "--stack"]).arg(&self.socket).arg("--");
@@ -88,7 +88,7 @@ impl<'a> Hosts<'a> {
         [ours, theirs]
     }
 
-    /// Output of stack and relay, for errors.
+    /// Returns the output of stack and relay for error messages.
     pub(super) fn tail(&self) -> String {
         self.stack.tail() + &self.relay.tail()
     }
@@ -148,14 +148,14 @@ impl Programs {
         Ok(())
     }
 
-    /// Output of PHP and PostgreSQL, for errors.
+    /// Returns the output of PHP and PostgreSQL for error messages.
     pub(super) fn tail(&self) -> String {
         self.others.iter().map(Process::tail).collect()
     }
 }
 
 impl Drop for Programs {
-    /// Ends them with their children.
+    /// Terminates the processes and their children.
     fn drop(&mut self) {
         for process in &mut self.others {
             let _ = process.signal(Signal::INT);
@@ -166,7 +166,7 @@ impl Drop for Programs {
     }
 }
 
-/// Makes an empty database; its directory.
+/// Creates an empty database. Returns its directory.
 fn database(site: &Site<'_>, bin: &Path, as_user: &[&str], name: &str) -> Result<PathBuf> {
     let home = site.dir.file(&format!("postgres-{name}"));
     let data = home.join("data");
@@ -184,7 +184,7 @@ fn database(site: &Site<'_>, bin: &Path, as_user: &[&str], name: &str) -> Result
     Ok(data)
 }
 
-/// Where PostgreSQL's programs are.
+/// Returns the directory of PostgreSQL's programs.
 pub(super) fn postgres_directory() -> Result<PathBuf> {
     let versions =
         fs::read_dir(VERSIONS).map(|entries| entries.flatten().map(|entry| entry.path().join("bin")));
@@ -193,7 +193,7 @@ pub(super) fn postgres_directory() -> Result<PathBuf> {
     found.or_else(other).context("there is no initdb: apt-get install postgresql")
 }
 
-/// The number of PostgreSQL's user.
+/// Returns the user ID of PostgreSQL's user.
 fn user() -> Result<String> {
     let users = fs::read_to_string("/etc/passwd").context("/etc/passwd")?;
     let line = users.lines().find(|line| line.starts_with("postgres:"));

@@ -1,4 +1,4 @@
-//! The far end of the streams, the kernel's TCP, and what is counted meanwhile.
+//! The far end of the streams, the kernel's TCP, and the counters of a window.
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use crate::tcp::link::{STALLED, Side};
 #[derive(Clone, Copy, Debug)]
 pub(in crate::tcp) struct Far<'a> {
     pub(in crate::tcp) netns: &'a Netns,
-    /// What the near end does.
+    /// Role of the near end.
     pub(in crate::tcp) side: Side,
     pub(in crate::tcp) near_lcore: usize,
     pub(in crate::tcp) lcore: usize,
@@ -28,11 +28,11 @@ pub(in crate::tcp) struct Far<'a> {
 }
 
 impl Far<'_> {
-    /// A connection to `near`, and what came of it in `length`.
+    /// Connects to `near` and returns the result of a window of length `length`.
     pub(in crate::tcp) fn window(self, near: &mut dyn Near, length: Duration) -> Result<Window> {
         let (phase, moved) = (Phase::default(), AtomicU64::new(0));
         let (address, near_moved) = (near.address(), near.moved());
-        // Who reads counts.
+        // The reading end is counted.
         let counted = if self.side == Side::Send { &moved } else { &*near_moved };
         let far = || {
             lcore::pin(self.lcore)?;
@@ -60,7 +60,7 @@ impl Far<'_> {
         })
     }
 
-    /// Waits for the first bytes and until the connection is up to speed, and tells what moves then.
+    /// Waits for the first bytes and for the run-in time. Returns the data moved and the core times afterwards.
     fn watch(self, counted: &AtomicU64, phase: &Phase, length: Duration) -> Result<Window> {
         let (since, first) = (Instant::now(), counted.load(Ordering::Relaxed));
         while counted.load(Ordering::Relaxed) == first {

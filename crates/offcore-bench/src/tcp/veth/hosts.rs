@@ -1,4 +1,4 @@
-//! The near ends: a host of ours on a port, and the kernel's TCP in its place.
+//! The near ends: our host on a port, or the kernel's TCP.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
@@ -30,15 +30,15 @@ use crate::tcp::link::{STALLED, Side};
 /// Time without a packet after which a path counts as empty: more than the longest round trip.
 const QUIET: Duration = Duration::from_millis(250);
 
-/// Who is at the near end.
+/// A near end.
 pub(in crate::tcp) trait Near: Send {
     fn address(&self) -> SocketAddr;
 
-    /// Bytes that have been read, or written, so far.
+    /// Returns the number of bytes read or written so far.
     fn moved(&self) -> Arc<AtomicU64>;
 
-    /// Serves a connection on a core until its window is over; the part of what counts in which it did something, if it
-    /// knows.
+    /// Serves a connection on a core until its window is over. Returns the busy share of the counted time, if it is
+    /// known.
     fn serve(&mut self, lcore: usize, phase: &Phase) -> Result<Option<f64>>;
 }
 
@@ -92,19 +92,19 @@ impl Near for Kernel {
     }
 }
 
-/// A host of ours.
+/// Our host.
 #[derive(Debug)]
 pub(in crate::tcp) struct Host {
     worker: Worker,
     moved: Arc<AtomicU64>,
     wrong: Arc<AtomicBool>,
     ending: Arc<AtomicBool>,
-    /// After the worker, which has its queues.
+    /// Dropped after the worker, which owns its queues.
     _port: Box<dyn Port>,
 }
 
 impl Host {
-    /// On an interface of `netns`.
+    /// Opens a host on an interface of `netns`.
     pub(in crate::tcp) fn open(
         cell: Cell,
         netns: &Netns,
@@ -143,8 +143,8 @@ impl Host {
         Ok(Self { worker, moved, wrong, ending, _port: port })
     }
 
-    /// Ends the connection, and waits until its packets have left the path: otherwise they take up the relay's queue at the
-    /// beginning of the next connection.
+    /// Ends the connection and waits until its packets have left the path. Otherwise they would occupy the relay's
+    /// queue at the start of the next connection.
     fn empty_path(&mut self) {
         self.ending.store(true, Ordering::Relaxed);
         let (since, mut last) = (Instant::now(), Instant::now());
@@ -156,7 +156,7 @@ impl Host {
         self.ending.store(false, Ordering::Relaxed);
     }
 
-    /// Ticks of the stage clock so far, and those that were idle.
+    /// Returns the ticks of the stage clock so far, and the idle ticks among them.
     fn ticks(&self) -> [u64; 2] {
         let all = Stage::ALL.iter().map(|&stage| self.worker.clock.ticks(stage)).sum();
         [all, self.worker.clock.ticks(Stage::Idle)]
@@ -204,7 +204,7 @@ impl Near for Host {
     }
 }
 
-/// Writes a stream to who connects, or reads and compares one.
+/// Writes a stream to the connecting peer, or reads and compares a stream.
 #[derive(Debug)]
 struct Talk {
     side: Side,
@@ -212,7 +212,7 @@ struct Talk {
     buffer: Box<[u8]>,
     moved: Arc<AtomicU64>,
     wrong: Arc<AtomicBool>,
-    /// The window is over: a reader resets its connection, as the kernel does when unread data is left.
+    /// The window is over: a reader resets its connection, as the kernel does if unread data is left.
     ending: Arc<AtomicBool>,
 }
 
@@ -296,7 +296,7 @@ impl App for Talk {
     fn stop(&mut self, _: &mut Calls<'_>) {}
 }
 
-/// The near end's address and port.
+/// Returns the near end's address and port.
 fn near_address(network: u8) -> SocketAddr {
     ([10, network, 0, 2], 5001).into()
 }

@@ -1,4 +1,4 @@
-//! A stream, and what both ends do with it.
+//! A stream, and its use at both ends.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -9,11 +9,12 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use offcore_stats::SplitMix;
 
-/// Bytes that are written or read at a time.
+/// Bytes per write or read.
 pub(super) const CHUNK: usize = 64 << 10;
-/// How long a connection takes to get up to speed.
+/// Run-in time of a connection.
 pub(super) const SETTLE: Duration = Duration::from_millis(100);
-/// What streams repeat: no multiple of anything that could be lost or repeated as a whole.
+/// Length of the pattern in bytes. It is a prime number, and therefore no multiple of a unit that could be lost or
+/// repeated as a whole.
 const PERIOD: usize = 65_521;
 
 static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
@@ -22,7 +23,7 @@ static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
     once.iter().copied().cycle().take(PERIOD + CHUNK).collect()
 });
 
-/// How far a window is; both ends and who counts share it.
+/// Phase of a window, shared by both ends and the counting thread.
 #[derive(Debug, Default)]
 pub(in crate::tcp) struct Phase(AtomicU8);
 
@@ -30,7 +31,7 @@ impl Phase {
     const COUNTS: u8 = 1;
     const OVER: u8 = 2;
 
-    /// What moves from now on counts.
+    /// Starts the counted part.
     pub(super) fn count(&self) {
         self.0.store(Self::COUNTS, Ordering::Relaxed);
     }
@@ -48,12 +49,12 @@ impl Phase {
     }
 }
 
-/// A place in a stream.
+/// A position in a stream.
 #[derive(Debug, Default)]
 pub(super) struct Position(usize);
 
 impl Position {
-    /// What comes next, `len` bytes of it, which is [`CHUNK`] at most.
+    /// Returns the next `len` bytes, at most [`CHUNK`].
     pub(super) fn next(&self, len: usize) -> &'static [u8] {
         &PATTERN[self.0..self.0 + len]
     }
@@ -62,7 +63,7 @@ impl Position {
         self.0 = (self.0 + len) % PERIOD;
     }
 
-    /// Whether `bytes` are what comes next, which they are from now on.
+    /// Returns whether `bytes` are the next bytes, and advances the position.
     pub(super) fn take(&mut self, bytes: &[u8]) -> bool {
         let right = self.next(bytes.len()) == bytes;
         self.advance(bytes.len());
@@ -70,7 +71,7 @@ impl Position {
     }
 }
 
-/// Writes the stream until the other end goes.
+/// Writes the stream until the other end closes.
 pub(super) fn write(mut stream: &TcpStream, moved: &AtomicU64, phase: &Phase) -> Result<()> {
     let mut at = Position::default();
     while !phase.is_over() {
@@ -87,7 +88,7 @@ pub(super) fn write(mut stream: &TcpStream, moved: &AtomicU64, phase: &Phase) ->
     Ok(())
 }
 
-/// Reads the stream until it ends, and compares it.
+/// Reads and compares the stream until it ends.
 pub(super) fn read(mut stream: &TcpStream, moved: &AtomicU64, phase: &Phase) -> Result<()> {
     let (mut at, mut buffer) = (Position::default(), vec![0; CHUNK]);
     while !phase.is_over() {
@@ -109,12 +110,12 @@ fn is_end(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
-/// Nothing has moved for as long as a socket waits.
+/// Returns whether the socket's time limit expired without progress.
 fn is_pause(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// A stream's socket waits for so long, so that whoever uses it sees that it is to stop.
+/// Limits the socket's blocking time, so that its thread notices the end of the window.
 pub(super) fn bound_waits(stream: &TcpStream) -> Result<()> {
     stream.set_read_timeout(Some(SETTLE))?;
     Ok(stream.set_write_timeout(Some(SETTLE))?)

@@ -1,6 +1,7 @@
-//! The back ends of an end-to-end measurement: our worker, and dpdk-testpmd with net_vhost or Open vSwitch with DPDK, on
-//! the same core; one works while the other rests. With vhost they forward `mac` from their one port to itself, or from
-//! each of two ports to the other; beside Open vSwitch, ours is a learning switch as well.
+//! Back ends of an end-to-end measurement: our worker, and dpdk-testpmd with net_vhost or Open vSwitch with DPDK. They
+//! share a core, and only one back end runs at a time. With testpmd as the peer, both forward in mode `mac` from their
+//! only port to itself, or from each of two ports to the other. With Open vSwitch as the peer, ours is a learning
+//! switch as well.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,22 +31,22 @@ use crate::peer::ovs::Ovs;
 use crate::peer::testpmd::{Memory, NetVhost, Testpmd, TestpmdConfig};
 use crate::report::sample::ClockCheck;
 
-/// The peer's packet buffers: as many as ours.
+/// Number of packet buffers of the peer, the same as ours.
 pub(crate) const BUFFERS: u32 = 8192;
 
-/// Something that does what is measured, on the measured core.
+/// A back end on the measured core.
 pub(crate) trait BackEnd {
-    /// Begins.
+    /// Starts forwarding.
     fn resume(&mut self) -> Result<()>;
 
-    /// Stops and leaves the core to others. Tells the TSC ticks that a packet took, polls in vain not counted, where that
-    /// was asked for.
+    /// Stops forwarding and releases the core. Returns the TSC ticks per packet without empty polls, if counting was
+    /// enabled.
     fn pause(&mut self) -> Result<Option<f64>>;
 
-    /// Asks for the ticks from the next [`BackEnd::resume`] on, or no more.
+    /// Enables or disables the counting of ticks from the next [`BackEnd::resume`].
     fn count_cycles(&mut self, on: bool) -> Result<()>;
 
-    /// Packets that it has moved so far, by its own account.
+    /// Returns the number of packets moved so far, as counted by the back end.
     fn moved(&mut self) -> Result<u64>;
 }
 
@@ -67,15 +68,15 @@ impl<B: BackEnd + ?Sized> BackEnd for Box<B> {
     }
 }
 
-/// What our worker's thread is to do next.
+/// A command for our worker's thread.
 enum Order {
-    /// Forward as long as the flag is set.
+    /// Forward until the flag is cleared.
     Forward { count_cycles: bool },
-    /// Say whether the core's clock is what it was.
+    /// Check whether the core's clock is unchanged.
     CheckClock,
 }
 
-/// What it has done.
+/// The result of a command.
 enum Done {
     Forwarded { ticks: u64, packets: u64 },
     Clock { holds: bool },
@@ -90,13 +91,13 @@ pub(crate) struct Ours {
     orders: Option<Sender<Order>>,
     done: Receiver<Done>,
     thread: Option<JoinHandle<()>>,
-    /// Dropped after the worker has ended: it would wait for one that rests.
+    /// Dropped after the worker has ended: dropping a port waits for the worker, which may be paused.
     _ports: Vec<Box<dyn Port>>,
 }
 
 impl Ours {
-    /// Opens a port at each of `sockets`, one or two, with their worker on lcore `core`. It forwards, so that front ends
-    /// can start.
+    /// Opens a port at each of `sockets`, one or two, with their worker on lcore `core`. The worker starts forwarding
+    /// at once, so that the front ends can connect.
     pub(super) fn start(
         sockets: &[PathBuf],
         core: usize,
@@ -123,7 +124,7 @@ impl Ours {
         Ok(ours)
     }
 
-    /// `worker` on lcore `core`, at rest; its queues are those of `ports`.
+    /// Creates a paused back end with `worker` on lcore `core`. The worker's queues belong to `ports`.
     pub(crate) fn over(worker: Worker, core: usize, ports: Vec<Box<dyn Port>>) -> Result<Self> {
         let forwarding = Arc::new(AtomicBool::new(false));
         let moved = Arc::new(AtomicU64::new(0));
@@ -132,7 +133,7 @@ impl Ours {
         let shared = (Arc::clone(&forwarding), Arc::clone(&moved));
         let (ready, pinned) = channel();
         let thread = std::thread::Builder::new().name("bench-worker".into()).spawn(move || {
-            // Who waits for the answer is there until it has come.
+            // The receiver exists until the answer has arrived.
             let _ = ready.send(lcore::pin(core));
             obey(worker, (&shared.0, &shared.1), &incoming, &outgoing);
         })?;
@@ -143,7 +144,7 @@ impl Ours {
         Ok(ours)
     }
 
-    /// Whether the core runs as fast as it did at its fastest. Only while the worker rests.
+    /// Returns whether the core runs at its usual speed. Must be called only while the worker is paused.
     pub(crate) fn clock_holds(&mut self) -> Result<bool> {
         self.order(Order::CheckClock)?;
         match self.done.recv().map_err(|_| gone())? {
@@ -157,7 +158,7 @@ impl Ours {
     }
 }
 
-/// A port's packets go out of the next one: of itself, when there is one only.
+/// Creates the tasks that forward the packets of each port to the next port; a single port forwards to itself.
 fn forwarding(
     rxs: Vec<Box<dyn RxQueue>>,
     mut txs: Vec<Box<dyn TxQueue>>,
@@ -176,7 +177,7 @@ fn forwarding(
     rxs.into_iter().zip(txs).map(task).collect()
 }
 
-/// A learning switch of all ports.
+/// Creates a learning switch with all ports.
 fn bridge(rxs: Vec<Box<dyn RxQueue>>, txs: Vec<Box<dyn TxQueue>>) -> Bridge {
     let shared = Shared::new(&BridgeConfig::default(), rxs.len(), tsc::hz());
     let counters = rxs.iter().map(|_| Block::private(&Count::NAMES)).collect();
@@ -184,7 +185,7 @@ fn bridge(rxs: Vec<Box<dyn RxQueue>>, txs: Vec<Box<dyn TxQueue>>) -> Bridge {
     Bridge::new(Arc::new(shared), inputs, txs.into_iter().map(|tx| vec![tx]).collect(), counters, 0)
 }
 
-/// The core copies.
+/// Returns the set-up of a port whose queues are copied by the core.
 fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage, port: &'a str) -> QueueSetup<'a> {
     QueueSetup { mover, stats, binding: Binding::new(Mode::Cpu, Vec::new()), port }
 }
@@ -193,7 +194,7 @@ fn gone() -> anyhow::Error {
     anyhow!("the worker's thread has ended")
 }
 
-/// The worker's thread: sleeps while there is no order.
+/// Main function of the worker's thread. It sleeps until a command arrives.
 fn obey(
     mut worker: Worker,
     (forwarding, moved): (&AtomicBool, &AtomicU64),
@@ -263,7 +264,7 @@ impl Drop for Ours {
         self.forwarding.store(false, Ordering::Relaxed);
         self.orders = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported by the order that it left unanswered.
+            // The command that a panic left unanswered has already reported it.
             let _ = thread.join();
         }
     }
@@ -278,7 +279,7 @@ pub(super) struct Theirs {
 }
 
 impl Theirs {
-    /// Starts a testpmd on `lcore` that makes `sockets`, one or two; it does not forward yet.
+    /// Starts a testpmd on `lcore` that creates `sockets`, one or two. It does not forward yet.
     pub(super) fn start(sockets: &[PathBuf], lcore: usize, memory: Memory) -> Result<Self> {
         let burst = u16::try_from(BURST)?;
         let vdevs: Vec<_> = (0..).zip(sockets).map(|(i, socket)| NetVhost::new(socket).vdev(i)).collect();
@@ -300,12 +301,12 @@ impl Theirs {
         Ok(Self { testpmd, ports, count_cycles: false })
     }
 
-    /// The process id.
+    /// Returns the process ID.
     pub(super) fn id(&self) -> u32 {
         self.testpmd.id()
     }
 
-    /// Waits until every port's front end is there.
+    /// Waits until the front ends of all ports are connected.
     pub(super) fn wait_ready(&mut self) -> Result<()> {
         (0..self.ports).try_for_each(|port| self.testpmd.wait_link_up(port))
     }
@@ -338,7 +339,7 @@ impl BackEnd for Theirs {
     }
 }
 
-/// Open vSwitch with DPDK, which always runs: it is stopped to rest.
+/// Open vSwitch with DPDK. Its threads always poll, so the process is stopped to pause it.
 #[derive(Debug)]
 pub(super) struct TheirSwitch {
     pub(super) ovs: Ovs,
@@ -346,7 +347,7 @@ pub(super) struct TheirSwitch {
 }
 
 impl TheirSwitch {
-    /// Starts a switch with two ports on `lcore`; it runs.
+    /// Starts a running switch with two ports on `lcore`.
     pub(super) fn start(lcore: usize) -> Result<Self> {
         Ok(Self { ovs: Ovs::start(lcore)?, count_cycles: false })
     }

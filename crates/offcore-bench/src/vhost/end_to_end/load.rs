@@ -1,4 +1,4 @@
-//! The load of an end-to-end measurement: [`WINDOW`] packets are always on their way.
+//! The load of an end-to-end measurement: a closed loop with [`WINDOW`] packets in flight.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::paired::{Load, Window};
 use crate::guests::guest::Seen;
 use crate::vhost::round_trips::{RoundTrips, WINDOW};
 
-/// Packets that are checked byte by byte before anything is timed.
+/// Number of packets that are checked byte by byte before the timed part.
 const ALL_CHECKED: u64 = 4096;
 
 impl Load for RoundTrips {
-    /// Keeps packets going round; no packet is on its way when it returns. Errors also say when packets come back out of
-    /// order or changed, or no more.
+    /// Keeps packets circulating. When it returns, no packet is in flight. Fails also if packets come back out of order
+    /// or changed, or stop coming back.
     fn window(&mut self, settle: Duration, length: Duration, _: &mut dyn BackEnd) -> Result<Window> {
         if self.seen().received == 0 {
             self.check_all(true);
@@ -37,7 +37,7 @@ impl Load for RoundTrips {
     }
 }
 
-/// Keeps [`WINDOW`] packets on their way for `ticks`, and until `packets` have come back.
+/// Keeps [`WINDOW`] packets in flight for `ticks` and until `packets` packets have come back.
 fn go_round(load: &mut RoundTrips, ticks: u64, packets: u64) -> Result<Window> {
     let timeout = tsc::ticks(load.timeout());
     load.send(WINDOW - load.outstanding())?;

@@ -1,7 +1,7 @@
-//! Ours and theirs in turns, end to end: pairs of windows (ours theirs, theirs ours) over several restarts, and what
-//! becomes of them in a row.
+//! Paired end-to-end windows of our back end and the peer (ours theirs, theirs ours) over several restarts, and their
+//! summary in a row.
 //!
-//! What is measured is a back end, loaded by a front end on the other core; what both are is the caller's.
+//! The measured object is a back end, loaded by a front end on the other core. The caller supplies both.
 
 use std::time::Duration;
 
@@ -14,40 +14,40 @@ use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::{Spread, paired_ratio};
 
-/// A window is not counted before it has run for so long.
+/// Run-in time of a window before it is counted.
 pub(crate) const SETTLE: Duration = Duration::from_millis(50);
-/// A front end that is busy for a larger part of the time is what was measured.
+/// If the front end is busy for a larger share of the time, it is the bottleneck.
 const FE_BOUND: f64 = 0.9;
 
-/// The front end: sends to a back end, or counts what comes from it.
+/// A front end: sends to a back end, or counts the packets that come from it.
 pub(crate) trait Load {
-    /// Loads `back_end`, which runs, for `settle`, and then for `length`, of which it tells.
+    /// Loads the running `back_end` for `settle` and then for `length`. Returns the result of the latter period.
     fn window(&mut self, settle: Duration, length: Duration, back_end: &mut dyn BackEnd) -> Result<Window>;
 
-    /// What has been seen so far.
+    /// Returns the packet counters so far.
     fn seen(&self) -> Seen;
 
-    /// Packets that did not come back where every one should have.
+    /// Returns the number of lost packets if every packet has to come back.
     fn lost(&self) -> u64;
 }
 
-/// What a timed window saw.
+/// Result of a timed window.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) received: u64,
-    /// How long it took, in TSC ticks.
+    /// Duration in TSC ticks.
     pub(crate) ticks: u64,
-    /// The part of that in which the front end had something to do, and the back end waited for it.
+    /// Ticks in which the front end was busy and the back end waited for it.
     pub(crate) busy: u64,
 }
 
 impl Window {
-    /// Million packets a second.
+    /// Returns million packets per second.
     pub(crate) fn mpps(&self) -> f64 {
         self.received as f64 * 1e3 / tsc::to_ns(self.ticks)
     }
 
-    /// The part of the time in which the front end had something to do, 0 to 1.
+    /// Returns the share of the time in which the front end was busy, from 0 to 1.
     pub(crate) fn busy_share(&self) -> f64 {
         self.busy as f64 / self.ticks.max(1) as f64
     }
@@ -56,18 +56,18 @@ impl Window {
 /// A back end and its front end.
 #[derive(Debug)]
 pub(crate) struct Variant<B, L> {
-    // The back end goes first: a front end that goes is waited for by a worker at rest.
+    // The back end is dropped first: a front end that disconnects waits for the worker, which may be paused.
     back_end: B,
     load: L,
-    /// Million packets a second of each window that counts.
+    /// Million packets per second of each counted window.
     mpps: Vec<f64>,
-    /// Ticks a packet that the back end itself has counted, by restart.
+    /// Ticks per packet as counted by the back end itself, for each restart.
     cycles: Vec<f64>,
     fe_busy: Vec<f64>,
 }
 
 impl<B: BackEnd, L: Load> Variant<B, L> {
-    /// A variant whose back end rests.
+    /// Creates a variant whose back end is paused.
     pub(crate) fn new(back_end: B, load: L) -> Self {
         Self { back_end, load, mpps: Vec::new(), cycles: Vec::new(), fe_busy: Vec::new() }
     }
@@ -84,7 +84,7 @@ impl<B: BackEnd, L: Load> Variant<B, L> {
         self.fe_busy.push(window.busy_share());
     }
 
-    /// One more window, whose rate does not count: counting cycles takes some.
+    /// Runs an additional window whose rate is not counted, because counting cycles takes time itself.
     fn cycles(&mut self, length: Duration) -> Result<()> {
         self.back_end.count_cycles(true)?;
         self.back_end.resume()?;
@@ -95,14 +95,14 @@ impl<B: BackEnd, L: Load> Variant<B, L> {
     }
 }
 
-/// Windows of each side between two restarts.
+/// Number and length of the windows of each side between two restarts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
     pub(crate) pairs: usize,
     pub(crate) window: Duration,
 }
 
-/// What a cell has gathered over its restarts.
+/// Results of a cell over all restarts.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     peer: &'static str,
@@ -119,13 +119,14 @@ pub(crate) struct Gathered {
 }
 
 impl Gathered {
-    /// Nothing yet; the other side is called `peer`.
+    /// Returns empty results with the peer name `peer`.
     pub(crate) fn beside(peer: &'static str) -> Self {
         Self { peer, ..Self::default() }
     }
 
-    /// Measures both sides in turns, ours alone without `theirs`; they have been started anew for it. A pair during which
-    /// the core's clock changes is rejected, until as many have been as count: then this clock is what there is.
+    /// Measures both sides in turns, or ours alone without `theirs`. Both must have been restarted for this call. A
+    /// pair during which the core's clock changes is rejected, until `pairs` pairs have been rejected. From then on
+    /// every pair counts.
     pub(crate) fn restart<L: Load, B: BackEnd, M: Load>(
         &mut self,
         mut ours: Variant<Ours, L>,
@@ -173,7 +174,7 @@ impl Gathered {
         Ok(())
     }
 
-    /// Tells `row`, which knows what was measured.
+    /// Enters the results into `row`, which already describes the measurement.
     pub(crate) fn enter(&self, row: &mut Row) -> Result<()> {
         ensure!(
             !self.ours.is_empty(),
@@ -185,7 +186,7 @@ impl Gathered {
         (row.received, row.verified, row.lost) = (self.received, self.verified, self.lost);
         row.rejected = self.rejected;
         row.busy_cycles_per_packet = median(&self.our_cycles);
-        // Of either side: a peer that waits for its front end looks slower than it is.
+        // The maximum of both sides: a peer that waits for its front end looks slower than it is.
         row.fe_bound = Some(fe_busy.fold(0.0, f64::max) > FE_BOUND);
         row.set_rate(Spread::of(&self.ours), tsc::hz());
         if !self.theirs.is_empty() {

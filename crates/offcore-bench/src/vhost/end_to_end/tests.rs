@@ -1,9 +1,9 @@
-//! The harness itself, with our back end: that it measures, and that it notices.
+//! Tests of the measurement itself with our back end: it measures, and it detects errors.
 
 use super::paired::{Load, SETTLE};
 use super::*;
 
-/// A back end that forwards `mode`, and a front end of frames of 64 bytes.
+/// Creates a back end in forwarding mode `mode`, and a front end with frames of 64 bytes.
 pub(crate) fn pair(dir: &TempDir, mode: Forward) -> (Ours, RoundTrips) {
     let pool = Pool::new(BUFFERS as usize, 2048, Hugepages::None).unwrap();
     let core = lcore::available().unwrap()[0];
@@ -40,7 +40,7 @@ fn packets_go_round_and_are_counted() {
     for row in &rows {
         assert_eq!((row.arrangement, row.metric, row.unit, row.runs), ("end-to-end", "rate", "mpps", 2));
         assert_eq!((row.lost, row.peer.as_deref(), row.peer_ratio), (0, None, None));
-        // Every packet of the first rounds and one in 64 of the rest.
+        // Every packet of the first rounds and every 64th of the rest.
         assert!(row.verified >= 2 * 4096 && row.verified <= row.received, "{row:?}");
         assert!(
             row.median > 0.0 && row.busy_cycles_per_packet.is_some() && row.fe_bound.is_some(),

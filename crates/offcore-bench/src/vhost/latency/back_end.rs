@@ -1,5 +1,5 @@
-//! A back end that is measured: vhost ports and a worker that forwards to where packets came from, on a core of its own. Its
-//! engine is stepped by somebody else.
+//! A measured back end: vhost ports and a worker on a dedicated core that returns packets to their senders. The owner
+//! steps its engine.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::BURST;
 use crate::guests::guest::{PEER_MAC, PORT_MAC};
 use crate::method::copier::CHANNEL;
 
-/// The statistics that are looked at.
+/// Names of the statistics blocks that are read.
 const STATS: &str = "mover";
 const TURNS: &str = "turns";
 
@@ -37,12 +37,12 @@ pub(in crate::vhost) struct BackEnd {
     thread: Option<JoinHandle<usize>>,
     stepper: Option<Stepper>,
     page: StatsPage,
-    /// Dropped after the worker has ended, whose virtqueues it would wait for.
+    /// Dropped after the worker has ended: dropping a port waits until the worker has released its virtqueues.
     _ports: Vec<VhostPort>,
 }
 
 impl BackEnd {
-    /// Opens ports at `sockets`, with their worker on lcore `core`.
+    /// Opens ports at `sockets` with their worker on lcore `core`.
     pub(in crate::vhost) fn start(
         sockets: &[PathBuf],
         core: usize,
@@ -86,7 +86,7 @@ impl BackEnd {
         let (ready, pinned) = std::sync::mpsc::channel();
         let flag = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("bench-worker".into()).spawn(move || {
-            // Who waits for the answer is there until it has come.
+            // The receiver exists until the answer has arrived.
             let _ = ready.send(lcore::pin(core));
             worker.run(None, &flag)
         })?;
@@ -95,7 +95,7 @@ impl BackEnd {
         Ok(back_end)
     }
 
-    /// Lets the engine make some of its copies, if there is one.
+    /// Lets the engine, if present, make some of its copies.
     #[inline(always)]
     pub(in crate::vhost) fn step(&mut self) {
         if let Some(stepper) = &mut self.stepper {
@@ -103,7 +103,8 @@ impl BackEnd {
         }
     }
 
-    /// Copies so far by the core and by the engine, as mode `auto` counts them; a worker tells every 1024 rounds.
+    /// Returns the copies made so far by the core and by the engine, as counted in mode `auto`. A worker updates these
+    /// counters every 1024 rounds.
     pub(in crate::vhost) fn copies(&self) -> Result<[u64; 2]> {
         let counters = self.counters(STATS)?;
         let sum = |end: &str| {
@@ -113,8 +114,8 @@ impl BackEnd {
         Ok([sum("_by_core"), sum("_by_engine")])
     }
 
-    /// What is counted of turns, in TSC ticks, while they are measured: the longest, what those of the first socket's packets took, and in
-    /// how many ticks it had packets.
+    /// Returns the counters of turns in TSC ticks, which are kept while turns are measured: the longest turn, the time
+    /// used for the packets of the first socket, and the time in which that socket had packets.
     pub(in crate::vhost) fn turns(&self) -> Result<[u64; 3]> {
         let counters = self.counters(TURNS)?;
         let value = |name: &str| counters.iter().find(|(n, _)| n == name).map(|(_, value)| *value);
@@ -131,7 +132,7 @@ impl BackEnd {
         Ok(block.counters)
     }
 
-    /// Stops the worker; returns how many packets it could not finish.
+    /// Stops the worker. Returns the number of packets that it could not finish.
     pub(in crate::vhost) fn stop(&mut self) -> Result<usize> {
         self.stop.store(true, Ordering::Relaxed);
         let Some(thread) = self.thread.take() else { return Ok(0) };
@@ -149,7 +150,7 @@ fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage, binding: &Binding, port
 
 impl Drop for BackEnd {
     fn drop(&mut self) {
-        // Whoever wants to know has called `stop`.
+        // Callers that need the result have called `stop`.
         let _ = self.stop();
     }
 }

@@ -1,11 +1,12 @@
-//! The front end of a latency measurement: sends at a pace of its own, whatever comes back, and knows of each packet that
-//! does when it should have been sent.
+//! The front end of a latency measurement: sends at a fixed rate independent of returning packets, and knows the due
+//! time of each packet that returns.
 //!
-//! Packet `n` of a window is due `n` intervals after its beginning. So the time it was due follows from its sequence
-//! number, which every packet has and which is looked at in every one that comes back: no packet is too short for that.
-//! A packet that is sent late, because this side was busy or a ring was full, counts from when it was due.
+//! Packet `n` of a window is due `n` intervals after the start of the window. The due time therefore follows from the
+//! sequence number, which every packet carries and which is checked in every returned packet. Even the shortest packet
+//! has room for it. The latency of a packet that is sent late, because this side was busy or a ring was full, counts
+//! from its due time.
 //!
-//! The same thread steps the engine, where there is one: two threads on one core would measure the scheduler.
+//! The same thread steps the engine, if present: two threads on one core would measure the scheduler.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,34 +21,35 @@ use crate::guests::guest::{PORT_MAC, Seen};
 use crate::guests::workload::Ring;
 use crate::vhost::round_trips::{CONTENT_EVERY, RING, RoundTrips, WINDOW, Way};
 
-/// A slow back end is sent so many packets however long it takes, so that there are some to check and to measure.
+/// Minimum number of packets sent to a slow back end regardless of the time, so that enough packets are checked and
+/// measured.
 const FEWEST: u64 = 4 * CONTENT_EVERY as u64;
-/// What has not come back for so long is lost.
+/// Time after which an outstanding packet counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The packets of an open loop.
+/// Schedule of the packets of an open loop.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
-    /// Sequence number of the first.
+    /// Sequence number of the first packet.
     first: u64,
-    /// Sequence number of the first whose latency counts.
+    /// Sequence number of the first packet whose latency counts.
     counted: u64,
-    /// Sequence number after the last.
+    /// Sequence number after the last packet.
     end: u64,
-    /// TSC when the first is due.
+    /// TSC value at which the first packet is due.
     start: u64,
-    /// TSC ticks from packet to packet.
+    /// TSC ticks between two packets.
     interval: f64,
 }
 
 impl Pace {
-    /// TSC when packet `sequence` is due.
+    /// Returns the TSC value at which packet `sequence` is due.
     #[inline(always)]
     fn due(&self, sequence: u64) -> u64 {
         self.start + ((sequence - self.first) as f64 * self.interval) as u64
     }
 
-    /// Sequence number after the last packet that is due at `now`.
+    /// Returns the sequence number after the last packet that is due at `now`.
     #[inline(always)]
     fn due_until(&self, now: u64) -> u64 {
         let elapsed = now.saturating_sub(self.start);
@@ -55,28 +57,30 @@ impl Pace {
     }
 }
 
-/// A front end and its packets.
+/// A front end with paced packets.
 #[derive(Debug)]
 pub(super) struct Paced(RoundTrips);
 
 impl Paced {
-    /// Connects to the back end at `socket` and starts its virtqueues. Frames are `frame` bytes long, FCS included.
+    /// Connects to the back end at `socket` and starts its virtqueues. Frames are `frame` bytes long, including the
+    /// FCS.
     pub(super) fn connect(socket: &Path, frame: usize, hugepages: Hugepages) -> Result<Self> {
         let way = Way::Rewritten(Some(PORT_MAC));
         RoundTrips::connect(&[socket.into()], Ring::Split, frame, way, hugepages).map(Self)
     }
 
-    /// What has been seen so far.
+    /// Returns the packet counters so far.
     pub(super) fn seen(&self) -> Seen {
         self.0.seen()
     }
 
-    /// Packets that did not come back.
+    /// Returns the number of packets that did not come back.
     pub(super) fn lost(&self) -> u64 {
         self.0.lost()
     }
 
-    /// A closed loop: as many packets as fit are kept on their way for `length`. Returns packets per TSC tick.
+    /// Runs a closed loop that keeps the maximum number of packets in flight for `length`. Returns packets per TSC
+    /// tick.
     pub(super) fn closed(&mut self, back_end: &mut BackEnd, length: Duration) -> Result<f64> {
         let (ticks, start) = (tsc::ticks(length), tsc::now());
         let (mut last, mut received) = (start, 0);
@@ -94,9 +98,9 @@ impl Paced {
         Ok(received as f64 / (last - start) as f64)
     }
 
-    /// An open loop: a packet every `interval` TSC ticks for `length`, or longer where that makes too few. Those of the
-    /// first fifth do not count; of the others, the times from when they were due until they were taken from the ring go
-    /// into `latencies`.
+    /// Runs an open loop: sends a packet every `interval` TSC ticks for `length`, or longer if that gives too few
+    /// packets. The first fifth is not counted. For the other packets, the times from when they were due until they
+    /// were taken from the ring are recorded in `latencies`.
     pub(super) fn open(
         &mut self,
         back_end: &mut BackEnd,
@@ -113,8 +117,8 @@ impl Paced {
             let received = receive(&mut self.0, pace, latencies)?;
             let now = tsc::now();
             let due = pace.due_until(now).saturating_sub(self.0.next());
-            // More would be dropped for want of a buffer to come back to. Those that are held back count from when they
-            // were due like all others, while the dropped would be missing among the late.
+            // More packets would be dropped because no RX buffer is left. Deferred packets count from their due time
+            // like all others, whereas dropped packets would be missing among the late ones.
             let room = usize::from(RING) - self.0.outstanding();
             let sent = if due > 0 { self.0.send((due as usize).min(BURST).min(room))? } else { 0 };
             if received + sent > 0 || due == 0 {
@@ -133,8 +137,8 @@ impl Paced {
     }
 }
 
-/// Takes up to a burst of packets that have come back, and checks them; their number. The times since they were due go
-/// into `latencies`.
+/// Takes up to a burst of returned packets and checks them. Records the times since they were due in `latencies`.
+/// Returns the number of packets.
 #[inline]
 fn receive(packets: &mut RoundTrips, pace: Pace, latencies: &mut Histogram) -> Result<usize> {
     let ready = packets.ready()?;

@@ -1,4 +1,4 @@
-//! A guest that has the back end work as much as it may.
+//! A guest that causes the back end as much work as possible.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -24,37 +24,39 @@ use rustix::fs::FallocateFlags;
 use crate::guests::guest::{GUEST_MAC, PORT_MAC};
 
 named! {
-    /// What a bad guest does.
+    /// Attacks of a bad guest.
     pub enum Attack {
-        /// Packets of 64 KiB to be cut into 255 segments each, for a receiver that takes no such packets: itself.
+        /// Packets of 64 KiB that have to be cut into 255 segments each, because the receiver, the guest itself, does
+        /// not accept large packets.
         Segments = "segments",
-        /// Chains of 64 descriptors of 2 bytes to receive in.
+        /// RX chains of 64 descriptors of 2 bytes.
         Chains = "chains",
         /// Packets of 60,000 bytes.
         Large = "large",
-        /// The same, of memory in which holes are punched every millisecond.
+        /// The same from memory into which holes are punched every millisecond.
         Holes = "holes",
-        /// Short packets, each in a page of 2 MiB, where holes are punched as often: the kernel clears such pages again and again.
+        /// Short packets, each in a page of 2 MiB. Holes are punched at the same rate, so that the kernel repeatedly
+        /// clears such pages.
         Hugepages = "hugepages",
     }
 }
 
-/// Descriptors of a virtqueue: as many as 64 chains of 64 take.
+/// Number of descriptors of a virtqueue: the size of 64 chains of 64.
 const RING: u16 = 4096;
 const CHAIN: usize = 64;
 const LARGE: usize = 60_000;
-/// From one hole to the next.
+/// Interval between two holes.
 const PAUSE: Duration = Duration::from_millis(1);
-/// TCP's header ends here: Ethernet, IPv4 and TCP without options.
+/// End of the TCP header: Ethernet, IPv4 and TCP without options.
 const TCP_END: usize = 54;
 
 impl Attack {
-    /// Buffers of each direction, and bytes from one to the next.
+    /// Returns the number of buffers per direction and their distance in bytes.
     fn buffers(self) -> (u32, usize) {
         if self == Self::Hugepages { (16, 2 << 20) } else { (64, 128 << 10) }
     }
 
-    /// Bytes of memory.
+    /// Returns the size of the memory in bytes.
     fn memory(self) -> usize {
         let (buffers, stride) = self.buffers();
         2 * buffers as usize * stride
@@ -64,29 +66,29 @@ impl Attack {
         if self == Self::Hugepages { Hugepages::Size2M } else { Hugepages::None }
     }
 
-    /// Whether there are pages for it.
+    /// Returns whether the pages it needs are available.
     pub(super) fn is_possible(self) -> bool {
         Mapping::memfd("bench-bad-guest", self.memory(), self.pages()).is_ok()
     }
 }
 
-/// A connected guest that does its worst when it is stepped.
+/// A connected guest that attacks whenever it is stepped.
 #[derive(Debug)]
 pub(super) struct BadGuest {
     attack: Attack,
     memory: Arc<GuestMemory>,
     rx: Queue<u32>,
     tx: Queue<u32>,
-    /// Bytes of each packet that it sends, header included.
+    /// Length of each sent packet in bytes, including the virtio-net header.
     len: u32,
-    /// Packets that came back to it.
+    /// Number of packets that came back.
     received: u64,
     puncher: Option<Puncher>,
     _front_end: FrontEnd,
 }
 
 impl BadGuest {
-    /// Connects to the back end at `socket` and starts; nothing is sent yet.
+    /// Connects to the back end at `socket` and starts the virtqueues. Sends nothing yet.
     pub(super) fn connect(socket: &Path, attack: Attack) -> Result<Self> {
         let len = attack.memory();
         let (mapping, fd) = Mapping::memfd("bench-bad-guest", len, attack.pages())?;
@@ -124,7 +126,7 @@ impl BadGuest {
         self.memory.regions()[0].mapping()
     }
 
-    /// Fills the buffers of packets, and makes those to receive in available.
+    /// Fills the TX buffers and makes the RX buffers available.
     fn prepare(&mut self) -> Result<()> {
         let packet = packet(self.attack)?;
         self.len = packet.len() as u32;
@@ -137,10 +139,10 @@ impl BadGuest {
         Ok(())
     }
 
-    /// Makes a buffer to receive in available.
+    /// Makes an RX buffer available.
     fn post(&mut self, buffer: u32) {
         let at = self.mapping().base().as_ptr() as u64 + self.address(buffer) as u64;
-        // There is room for all of them.
+        // The ring has room for all of them.
         let _ = match self.attack {
             Attack::Chains => {
                 let chain: [(u64, u32); CHAIN] = std::array::from_fn(|i| (at + i as u64 * 64, 2));
@@ -153,7 +155,7 @@ impl BadGuest {
         };
     }
 
-    /// Keeps the back end supplied.
+    /// Supplies the back end with packets and buffers.
     pub(super) fn step(&mut self) -> Result<()> {
         if let Some(puncher) = &self.puncher {
             puncher.active.store(true, Ordering::Relaxed);
@@ -174,12 +176,12 @@ impl BadGuest {
         Ok(())
     }
 
-    /// Packets that came back to it: the back end has done what it was to do.
+    /// Returns the number of packets that came back. It shows that the back end did the work.
     pub(super) fn received(&self) -> u64 {
         self.received
     }
 
-    /// Leaves the back end alone until the next step.
+    /// Pauses the attack until the next step.
     pub(super) fn rest(&self) {
         if let Some(puncher) = &self.puncher {
             puncher.active.store(false, Ordering::Relaxed);
@@ -187,7 +189,7 @@ impl BadGuest {
     }
 }
 
-/// What is sent: virtio-net header and frame.
+/// Returns the packet to send: virtio-net header and frame.
 fn packet(attack: Attack) -> Result<Vec<u8>> {
     let frame_len = match attack {
         Attack::Chains | Attack::Hugepages => 60,
@@ -207,7 +209,7 @@ fn packet(attack: Attack) -> Result<Vec<u8>> {
         };
         packet[..NET_HEADER].copy_from_slice(&header.to_bytes());
     }
-    // The headers of a short UDP packet; TCP's say so in their place.
+    // Start from the headers of a short UDP packet. For TCP, the protocol and length fields are overwritten.
     let frame = &mut packet[NET_HEADER..];
     UdpTemplate::new(&UdpFlow::txonly(GUEST_MAC, PORT_MAC), 60)?.write(&mut frame[..60])?;
     if attack == Attack::Segments {
@@ -237,7 +239,7 @@ impl Puncher {
                 if flags[0].load(Ordering::Relaxed) {
                     let _ = rustix::fs::fallocate(&fd, holes, 0, len as u64);
                 }
-                // It is on the core of the honest guest, who needs some of that.
+                // The thread runs on the honest guest's core and has to leave time for it.
                 std::thread::sleep(PAUSE);
             }
         };

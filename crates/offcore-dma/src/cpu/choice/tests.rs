@@ -1,8 +1,8 @@
-//! The choice, fed with scripted times.
+//! Tests of the choice with scripted times.
 
 use super::*;
 
-/// What each routine takes for an amount of data.
+/// The time of each routine for an amount of data.
 #[derive(Clone, Copy)]
 struct Times {
     plain: f64,
@@ -12,9 +12,9 @@ struct Times {
 }
 
 const HOT: Times = Times { plain: 3.0, ahead: 3.4, non_temporal: 6.5, direct: 6.5 };
-/// The guest on a distant core.
+/// The guest is on a distant core.
 const REMOTE: Times = Times { plain: 44.0, ahead: 28.0, non_temporal: 11.0, direct: 10.9 };
-/// A guest nearby: past the caches saves a third, which the guest pays.
+/// The guest is nearby: bypassing the caches saves a third of the time, which the guest then needs in addition.
 const NEAR: Times = Times { plain: 12.0, ahead: 8.5, non_temporal: 5.9, direct: 5.5 };
 
 impl Times {
@@ -28,7 +28,7 @@ impl Times {
     }
 }
 
-/// A queue whose bursts take what the script says. Counts the bursts that each routine copied.
+/// A queue with scripted times of its bursts. It counts the bursts that each routine copied.
 struct Queue {
     choice: Choice,
     until_timed: u32,
@@ -45,7 +45,7 @@ impl Queue {
         Self { choice: Choice::new(size, past), until_timed: 1, copied: [0; 4] }
     }
 
-    /// Copies bursts; `noise` is a factor for each.
+    /// Copies bursts; `noise` returns a factor for each.
     fn bursts_with(&mut self, n: u32, times: Times, mut noise: impl FnMut(u32) -> f64) -> Kind {
         for i in 0..n {
             self.until_timed -= 1;
@@ -64,7 +64,7 @@ impl Queue {
     }
 }
 
-/// Noise from a fixed generator: up to 20 % more, and now and then ten times as much.
+/// Returns noise from a fixed generator: up to 20 % more, and sometimes ten times as much.
 fn noise() -> impl FnMut(u32) -> f64 {
     let mut random = offcore_stats::SplitMix::new(7);
     move |_| {
@@ -93,7 +93,7 @@ fn each_temperature_settles() {
 
 #[test]
 fn first_of_equals_is_kept() {
-    // Direct stores are 1 % better here, which is not worth a change.
+    // Direct stores are 1 % faster here, which is not worth a change.
     let mut queue = Queue::new(Size::Large, true);
     assert_eq!(queue.bursts(10_000, REMOTE), Kind::NonTemporal);
     let faster = Times { direct: 0.7 * REMOTE.direct, ..REMOTE };
@@ -150,7 +150,7 @@ fn temperature_change_is_followed() {
             [(HOT, Kind::Plain), (REMOTE, Kind::NonTemporal), (HOT, Kind::Plain), (NEAR, Kind::Ahead)]
         {
             assert_eq!(queue.bursts(WITHIN, times), expected);
-            // Some way into the pause between two trials.
+            // Continue into the pause between two trials.
             queue.bursts(777, times);
         }
     }

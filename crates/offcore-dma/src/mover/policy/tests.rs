@@ -1,27 +1,28 @@
-//! The policy, told what rounds cost in worlds that are made up.
+//! Tests of the policy in simulated worlds with defined costs.
 
 use super::super::choice::{self, ALL, Choice, NONE, class};
 use super::*;
 
-/// Ticks of things in a world.
+/// The costs in a world, in ticks.
 #[derive(Clone, Copy, Debug)]
 struct World {
-    /// A copy by the core: each, and each KiB.
+    /// A copy by the core: per copy, and per KiB.
     core: [f32; 2],
     /// A copy by an engine.
     engine: f32,
-    /// A packet whose copies go different ways.
+    /// Additional cost of a packet if queues use different ways.
     mixed: f32,
-    /// Rounds until what an engine has brought from elsewhere is with the core: the first of them is this much dearer.
+    /// Number of rounds until data that an engine brought from elsewhere is in the core's caches, and the relative
+    /// additional cost of the first of these rounds.
     warming: (f32, f32),
 }
 
-/// 85 ticks for 1514 bytes by the core, soon after an engine up to 250.
+/// A copy of 1514 bytes by the core costs 85 ticks, and up to 250 shortly after an engine was used.
 const HOT: World = World { core: [26.0, 40.0], engine: 130.0, mixed: 60.0, warming: (4.0, 2.0) };
-/// 1170 ticks for 1514 bytes by the core, 107 for 64.
+/// A copy by the core costs 1170 ticks for 1514 bytes and 107 ticks for 64 bytes.
 const COLD: World = World { core: [60.0, 750.0], warming: (0.0, 0.0), ..HOT };
 
-/// What a worker forwards in a round: the lengths of the copies of each queue.
+/// The packets that a worker forwards in a round: the copy lengths of each queue.
 type Traffic = fn(&mut Dice) -> Vec<Vec<u32>>;
 
 fn large(_: &mut Dice) -> Vec<Vec<u32>> {
@@ -43,29 +44,29 @@ impl Dice {
         self.0 >> 11
     }
 
-    /// From -1 to 1, the middle likelier.
+    /// Returns a number from -1 to 1 with a higher probability in the middle.
     fn noise(&mut self) -> f32 {
         (0..3).map(|_| (self.next() % 2001) as f32 / 1000.0 - 1.0).sum::<f32>() / 3.0
     }
 }
 
-/// A worker whose rounds cost what a world says.
+/// A worker whose rounds have the costs of a world.
 struct Story {
     policy: Policy,
     queues: Vec<Choice>,
     dice: Dice,
     lease: u32,
     since: u64,
-    /// Rounds in a row in which the core has made all copies.
+    /// Number of consecutive rounds in which the core has made all copies.
     warm: f32,
     ticks: f64,
-    /// What it would have been all along by the better of both ways.
+    /// The total cost if the better way had always been used.
     better: f64,
     trials: u32,
     adopted: u32,
-    /// Ticks from one trial to the next, the longest.
+    /// Time of the last trial, and the longest time between two trials, in ticks.
     pause: (f64, f64),
-    /// How many times slower the CPU is at present.
+    /// Present slowdown of the CPU, as a factor.
     slower: f32,
 }
 
@@ -87,7 +88,7 @@ impl Story {
         }
     }
 
-    /// What the copies cost if those of at least `from` bytes go to the engine, a number for each queue.
+    /// Returns the cost of the copies if copies of at least `from` bytes, per queue, go to the engine.
     fn cost(world: &World, lists: &[Vec<u32>], from: &[u32], warm: f32) -> f32 {
         let (rounds, dearer) = world.warming;
         let warming = 1.0 + if warm < rounds { dearer * (1.0 - warm / rounds) } else { 0.0 };
@@ -109,7 +110,7 @@ impl Story {
         let best = [NONE, ALL].map(|from| Self::cost(world, &lists, &[from; 2], f32::MAX));
         self.better += f64::from(self.slower * best[0].min(best[1]));
         ticks *= self.slower * (1.0 + 0.1 * self.dice.noise());
-        // An interrupt, in both worlds.
+        // An interrupt, with either way.
         if self.dice.next().is_multiple_of(200) {
             ticks += 15_000.0;
             self.better += 15_000.0;
@@ -145,7 +146,7 @@ impl Story {
         }
     }
 
-    /// Goes on for a part of a second of work.
+    /// Continues for this time of work.
     fn run(&mut self, seconds: f64, world: &World, traffic: Traffic) {
         let end = self.ticks + seconds * tsc::hz() as f64;
         while self.ticks < end {
@@ -153,13 +154,13 @@ impl Story {
         }
     }
 
-    /// The part of the better way's speed that was reached.
+    /// Returns the achieved fraction of the better way's speed.
     fn ratio(&self) -> f64 {
         self.better / self.ticks
     }
 }
 
-/// A world where the engine's copy costs `ratio` of the core's, of 1514 bytes.
+/// Returns a world in which the engine's copy costs `ratio` times the core's copy of 1514 bytes.
 fn near(ratio: f32) -> World {
     let core = HOT.core[0] + HOT.core[1] * 1514.0 / 1024.0;
     World { engine: core * ratio, ..HOT }
@@ -193,7 +194,7 @@ fn a_change_of_temperature_is_followed() {
     }
 }
 
-/// Both ways get dearer by as much, and cheaper again.
+/// The costs of both ways rise by the same factor, and fall again.
 #[test]
 fn changing_clock_costs_little() {
     let worlds = [("hot", HOT, NONE), ("cold", COLD, ALL), ("a cheap engine", near(0.3), ALL)];

@@ -1,31 +1,31 @@
-//! What a completion record says about a copy or fill.
+//! The outcome of a copy or fill according to its completion record.
 
 use offcore_dma::channel::Failure;
 
 use crate::completion::{Completed, Status};
 
-/// How a copy or fill ended.
+/// The outcome of a copy or fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// All of it is done.
+    /// All bytes are done.
     Done,
-    /// A page fault after `bytes` bytes; of a copy that ran backwards those at the end.
+    /// A page fault occurred after `bytes` bytes. If the copy ran backwards, these are its last bytes.
     Partial {
-        /// Less than were asked for.
+        /// Less than the requested size.
         bytes: u32,
         /// Whether the last bytes were done instead of the first.
         backwards: bool,
     },
-    /// Nothing that can be relied on is done.
+    /// No bytes can be assumed to be done.
     Failed(Failure),
 }
 
-/// The outcome of a descriptor of `size` bytes.
+/// Returns the outcome of a descriptor of `size` bytes.
 pub(super) fn outcome(record: &Completed, size: u32) -> Outcome {
     match record.status {
         status if status.is_success() => Outcome::Done,
         Status::PAGE_FAULT | Status::PAGE_REQUEST_INVALID => {
-            // A record that counts as many bytes as were asked for, or more, contradicts itself.
+            // A record that counts the requested size or more contradicts its own status.
             let bytes = if record.completed < size { record.completed } else { 0 };
             Outcome::Partial { bytes, backwards: record.result == 1 }
         }
@@ -33,7 +33,7 @@ pub(super) fn outcome(record: &Completed, size: u32) -> Outcome {
     }
 }
 
-/// What a status other than success or page fault means to who asked for the copy.
+/// Returns the failure that the submitter sees for a status other than success or page fault.
 pub(super) fn failure(status: Status) -> Failure {
     match status {
         Status::PAGE_FAULT | Status::PAGE_REQUEST_INVALID | Status::BATCH_LIST_FAULT => Failure::PageFault,

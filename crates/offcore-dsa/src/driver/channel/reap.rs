@@ -1,4 +1,4 @@
-//! What has completed: usually the oldest units, in order and with success; otherwise in any order, and with anything.
+//! Completions: usually the oldest units in order and with success; otherwise in any order and with any status.
 
 use offcore_dma::channel::{Completions, CopyOp, Failure};
 use offcore_ring::prefetch;
@@ -8,15 +8,15 @@ use super::outcome::{Outcome, failure, outcome};
 use super::ring::{Ring, Unit};
 use crate::completion::{Completed, Status};
 
-/// Units looked at past the last one whose record was there.
+/// Number of incomplete units to look at after the last one found complete.
 const LOOK_AHEAD: usize = 32;
-/// Records fetched ahead of the one that is read.
+/// Number of records to prefetch ahead of the current one.
 const RECORDS_AHEAD: usize = 12;
-/// A burst to come is expected to be no longer than this.
+/// Upper limit of the expected size of the next burst.
 const NEXT_BURST: usize = 32;
 
 impl DsaChannel {
-    /// Reports the oldest units as long as they are plain successes. This is all that happens as a rule.
+    /// Reports the oldest units while they are plain successes. This is the usual case.
     #[inline(always)]
     pub(super) fn reap_in_order(&mut self, completions: &mut Completions) -> usize {
         if self.direct { self.reap_descriptors(completions) } else { self.reap_units(completions) }
@@ -40,7 +40,7 @@ impl DsaChannel {
             if !record.is_plain_success() {
                 break;
             }
-            // The line comes once, for reading and zeroing.
+            // Prefetches the line once, for both reading and zeroing.
             prefetch::write(&raw const ring.records[ring.slot(at + RECORDS_AHEAD)]);
             record.clear();
             completions.tokens.push(ring.tokens[slot]);
@@ -62,7 +62,7 @@ impl DsaChannel {
                 break;
             }
             let unit = units.unit(units.oldest);
-            // The next burst will be about as long as what has completed.
+            // The next burst is expected to be about as long as the completed one.
             ring.prefetch(reported, unit.count);
             let n = unit.count.min(completions.tokens.remaining_capacity());
             report(ring, unit.first, n, completions);
@@ -79,7 +79,7 @@ impl DsaChannel {
         reported
     }
 
-    /// Looks past units that are not done, and deals with those that failed.
+    /// Looks past incomplete units, and handles failed units.
     #[inline(never)]
     pub(super) fn reap_out_of_order(&mut self, completions: &mut Completions) {
         let (mut at, mut looked) = (self.units.oldest, 0);
@@ -95,7 +95,7 @@ impl DsaChannel {
             if units.oldest == units.next { ring.submitted } else { units.unit(units.oldest).first };
     }
 
-    /// Reports a unit whose record is there; returns whether it is.
+    /// Reports a unit if its record has been written. Returns whether it has.
     fn reap_unit(&mut self, at: usize, completions: &mut Completions) -> bool {
         let index = self.units.index(at);
         let record = if self.direct { &self.ring.records[index] } else { &self.units.records[index] };
@@ -126,16 +126,17 @@ impl DsaChannel {
         true
     }
 
-    /// Walks the members of a batch in which something went wrong.
+    /// Settles the members of a batch that did not succeed.
     ///
-    /// A member without a record has succeeded, if the device came to it: it writes records of failures only, and before
-    /// the batch's. That is relied on only where a record of a failure is there: if there is none although the batch says
-    /// so, the device could not write it, and every member may be the one.
+    /// If the device processed a member that has no record, the member succeeded: the device writes member records only
+    /// for failures, and before the batch's record. This inference requires that a failure record exists. If the batch
+    /// reports a failure but no member has a record, the device could not write that record, and any member may have
+    /// failed.
     #[cold]
     fn settle_batch(&mut self, unit: Unit, batch: &Completed) {
         let (status, processed) = (batch.status, batch.completed as usize);
         if matches!(status, Status::BAD_OPCODE | Status::BAD_DESCRIPTOR_COUNT) {
-            // The device has no batches, or not of this size: one descriptor at a time from now on.
+            // The device supports no batches, or not of this size: submit single descriptors from now on.
             self.max_batch = 1;
         }
         let members = unit.first..unit.first + unit.count;
@@ -159,7 +160,7 @@ impl DsaChannel {
         }
     }
 
-    /// Notes how a copy of the ring ended; the rest of one that met a page fault is submitted again.
+    /// Records the outcome of a copy in the ring. After a page fault, the rest is submitted again.
     #[cold]
     fn settle(&mut self, copy: CopyOp, outcome: Outcome) {
         match outcome {
@@ -185,7 +186,7 @@ impl DsaChannel {
         }
     }
 
-    /// Moves what has ended beside the ring to the list, as much as fits.
+    /// Moves ended copies outside the ring to the list of completions, up to its capacity.
     #[cold]
     pub(super) fn report_ended(&mut self, completions: &mut Completions) {
         while let Some(copy) = self.ended.done.last()
@@ -209,7 +210,7 @@ impl DsaChannel {
     }
 }
 
-/// Adds the tokens of `n` descriptors, which fit, to the list. They stand one after the other: a unit does not wrap.
+/// Adds the tokens of `n` descriptors to the list, which has room for them. They are contiguous: a unit does not wrap.
 #[inline(always)]
 fn report(ring: &Ring, first: usize, n: usize, completions: &mut Completions) {
     let slot = ring.slot(first);

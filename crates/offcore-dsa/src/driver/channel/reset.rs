@@ -1,9 +1,10 @@
-//! Proving that what was handed over touches memory no more: by a drain, or by closing the portal; and opening it again.
+//! Reset of a channel: a drain, or closing the portal, proves that submitted descriptors no longer access memory.
+//! Afterwards the queue is reopened if necessary.
 //!
-//! A drain descriptor completes after everything older in the queue, so whatever has no record then is dead. When it
-//! does not complete in time, or the device is gone, the portal is closed: the kernel answers that only when nothing of
-//! ours is left in the device. Until the queue can be opened again the channel takes nothing; polls and copies try, at a
-//! bounded rate.
+//! A drain descriptor completes after all older descriptors in the queue, so a descriptor that has no record by then
+//! will never run. If the drain does not complete in time, or the device is gone, the portal is closed: the kernel
+//! returns from this only when the device holds no descriptors of this client. Until the queue can be reopened, the
+//! channel accepts no copies. Polls and copies try to reopen it, at a bounded rate.
 
 use offcore_dma::channel::Reset;
 use offcore_stats::tsc;
@@ -17,27 +18,28 @@ use crate::portal::Submitted;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resetting {
     No,
-    /// Since when, and whether a drain descriptor is with the device.
+    /// The start of the reset, and whether a drain descriptor has been submitted.
     Draining {
         since: u64,
         submitted: bool,
     },
-    /// Nothing touches memory any more, and nothing is handed over (the rest of a copy that met a page fault, say) until
-    /// what is outstanding has been taken out, or a new submission says that the channel is to go on.
+    /// No descriptor accesses memory any more. No descriptor is submitted (for example the rest of a copy that met a
+    /// page fault) until the outstanding copies have been taken out, or a new submission resumes the use of the
+    /// channel.
     Done,
 }
 
 impl DsaChannel {
     #[cold]
     pub(super) fn work_towards_reset(&mut self) -> Reset {
-        // What the device does not have yet it does not get: it is dead already.
+        // Descriptors that the device does not have yet are not submitted: they cannot access memory.
         self.ring.requested = self.ring.submitted;
-        // A device that is gone is left, so that the queue is opened anew, even when nothing is in flight.
+        // If the device is gone, the portal is closed so that the queue is reopened, even when nothing is in flight.
         if self.portal.as_ref().is_some_and(|portal| !portal.is_alive()) {
             return self.close();
         }
-        // A drain that is on its way is waited for even when everything has completed: it must not write the record, late,
-        // that another one is waited for with.
+        // A submitted drain is waited for even if everything has completed. Otherwise it could write its record late,
+        // when the record is in use for another drain.
         let draining = matches!(self.resetting, Resetting::Draining { submitted: true, .. });
         if (self.used == 0 && !draining) || self.resetting == Resetting::Done {
             return self.reset_done();
@@ -63,13 +65,13 @@ impl DsaChannel {
         }
     }
 
-    /// The drain takes the place in the queue that the channel's share leaves free for it.
+    /// Submits a drain. It uses the queue entry that the channels' shares leave free for it.
     fn submit_drain(&mut self) -> bool {
         let completion = address(&self.drain_record);
         let drain = Descriptor { completion, ..Descriptor::new(Opcode::Drain, Flags::CRAV | Flags::RCR) };
         self.fence();
         let Some(portal) = &mut self.portal else { return false };
-        // SAFETY: a drain writes its record only, which lives as long as the channel.
+        // SAFETY: a drain only writes its record, which lives as long as the channel.
         unsafe { portal.submit(&drain) == Submitted::Accepted }
     }
 
@@ -87,14 +89,14 @@ impl DsaChannel {
         Reset::Done
     }
 
-    /// Whether the queue is gone and it is time to try to open it again. The channel has room then: who fills it causes
-    /// the attempt, as whoever polls does, and finds out by how much is accepted.
+    /// Whether the queue is lost and the next attempt to reopen it is due. The channel then reports room: copies and
+    /// polls cause the attempt, and the number of accepted copies shows its result.
     #[cold]
     pub(super) fn is_reopening_due(&self) -> bool {
         tsc::now().wrapping_sub(self.reopen_at) as i64 >= 0
     }
 
-    /// Opens the queue again, if it is time to try; returns whether it is open.
+    /// Reopens the queue if an attempt is due. Returns whether the queue is open.
     #[cold]
     pub(super) fn try_reopen(&mut self) -> bool {
         if !self.is_reopening_due() {
@@ -109,7 +111,7 @@ impl DsaChannel {
         true
     }
 
-    /// Forgets everything in flight. It has been taken out; credits come back, and records are as new.
+    /// Forgets all copies in flight, which have been taken out. The entries are released, and the records are cleared.
     pub(super) fn forget(&mut self) {
         for at in self.ring.oldest..self.ring.submitted {
             self.ring.records[self.ring.slot(at)].clear();
@@ -123,7 +125,7 @@ impl DsaChannel {
         self.units.advance();
         let ring = &mut self.ring;
         if self.direct {
-            // Unit N is descriptor N: what was never submitted is skipped in both.
+            // Unit N is descriptor N: descriptors that were never submitted are skipped in both.
             self.units.oldest = ring.written;
             self.units.next = ring.written;
         }

@@ -5,9 +5,9 @@
 //!            |  with the device | wait for room  | no doorbell  |
 //!            |                  | in the queue   | yet          |
 //! ```
-//! Descriptors stay where they were written: the device fetches a batch from here. A *unit* is what takes one place in
-//! the work queue and has one polled completion record: a batch, or a single descriptor. Units may be done in any
-//! order; places of the ring are free again once everything older is done, too.
+//! Descriptors stay in their slots: the device fetches a batch directly from the ring. A *unit* occupies one entry of
+//! the work queue and has one polled completion record. It is a batch or a single descriptor. Units may complete in any
+//! order. A slot of the ring is free again after its unit and all older units are done.
 
 use std::cell::UnsafeCell;
 
@@ -16,13 +16,14 @@ use offcore_dma::channel::{CopyOp, Token};
 use crate::completion::CompletionRecord;
 use crate::descriptor::{Descriptor, Flags, Opcode};
 
-/// Units of a ring with batches, at most: more than any work queue holds.
+/// Maximum number of units of a ring with batches; no work queue holds more.
 const UNITS: usize = 512;
 
 #[derive(Debug)]
 pub(super) struct Ring {
     descriptors: Box<[UnsafeCell<Descriptor>]>,
-    /// One for each descriptor. In direct mode these are polled; of a batch's members they are written on failure only.
+    /// One per descriptor. In direct mode these are polled. For members of a batch, the device writes them only on
+    /// failure.
     pub(super) records: Box<[CompletionRecord]>,
     pub(super) tokens: Box<[Token]>,
     pub(super) oldest: usize,
@@ -31,7 +32,7 @@ pub(super) struct Ring {
     pub(super) written: usize,
 }
 
-/// What is not the same in all descriptors of a ring.
+/// The fields that differ between the descriptors of a ring.
 pub(super) struct Fields {
     pub(super) flags_opcode: u32,
     pub(super) src: u64,
@@ -41,7 +42,7 @@ pub(super) struct Fields {
 }
 
 impl Ring {
-    /// A ring of `size` descriptors, a power of two, whose unchanging fields are filled in.
+    /// Creates a ring of `size` descriptors, a power of two, and fills in the constant fields.
     pub(super) fn new(size: usize) -> Self {
         let records: Box<[CompletionRecord]> = (0..size).map(|_| CompletionRecord::default()).collect();
         let descriptors = records
@@ -71,8 +72,8 @@ impl Ring {
         at & (self.tokens.len() - 1)
     }
 
-    /// Writes descriptors for `ops`, from the first one on, as long as `describe` gives the fields of one; returns how many.
-    /// There must be room for all.
+    /// Writes descriptors for `ops`, starting with the first, until `describe` returns `None`. Returns the number
+    /// written. The ring must have room for all of them.
     #[inline(always)]
     pub(super) fn write(&mut self, ops: &[CopyOp], describe: impl Fn(&CopyOp) -> Option<Fields>) -> usize {
         let (descriptors, mask) = (&*self.descriptors, self.tokens.len() - 1);
@@ -81,7 +82,8 @@ impl Ring {
         for op in ops {
             let Some(fields) = describe(op) else { break };
             let descriptor = descriptors[at & mask].get();
-            // SAFETY: the slot is free, so the device does not look at it, and `&mut self` makes this the only access here.
+            // SAFETY: the slot is free, so the device does not read it, and `&mut self` excludes other accesses by this
+            // process.
             unsafe {
                 (*descriptor).flags_opcode = fields.flags_opcode;
                 (*descriptor).src = fields.src;
@@ -96,30 +98,30 @@ impl Ring {
         n
     }
 
-    /// A descriptor of the ring.
+    /// Returns a descriptor of the ring.
     #[inline(always)]
     pub(super) fn descriptor(&self, at: usize) -> Descriptor {
-        // SAFETY: descriptors are written through `&mut self` only; the device reads them and never writes.
+        // SAFETY: descriptors are only written through `&mut self`; the device reads them and never writes them.
         unsafe { *self.descriptors[self.slot(at)].get() }
     }
 
-    /// Where a descriptor stands: a batch's list begins there.
+    /// Returns the address of a descriptor, for the list of a batch.
     #[inline(always)]
     pub(super) fn descriptor_address(&self, at: usize) -> u64 {
         self.descriptors[self.slot(at)].get().addr() as u64
     }
 
-    /// Descriptors `from` to `to`, as far as they stand one after the other.
+    /// Returns the descriptors from `from` to `to`, up to the end of the ring's memory.
     #[inline(always)]
     pub(super) fn run(&self, from: usize, to: usize) -> &[Descriptor] {
         let slot = self.slot(from);
         let n = (to - from).min(self.size() - slot);
         let run = &self.descriptors[slot..slot + n];
-        // SAFETY: UnsafeCell has the layout of what is in it, and descriptors are written through `&mut self` only.
+        // SAFETY: UnsafeCell<T> has the layout of T, and descriptors are only written through `&mut self`.
         unsafe { std::slice::from_raw_parts(run.as_ptr().cast(), n) }
     }
 
-    /// Asks for the lines of `n` descriptors to come, after the next `ahead`, for writing.
+    /// Prefetches, for writing, the cache lines of the `n` descriptors that follow the next `ahead` ones.
     #[inline(always)]
     pub(super) fn prefetch(&self, ahead: usize, n: usize) {
         let from = self.written + ahead;
@@ -128,7 +130,7 @@ impl Ring {
         }
     }
 
-    /// What stands at `at`, as it was asked for.
+    /// Returns the copy at position `at`, as it was submitted.
     pub(super) fn copy(&self, at: usize) -> CopyOp {
         let (descriptor, token) = (self.descriptor(at), self.tokens[self.slot(at)]);
         let dst = std::ptr::with_exposed_provenance_mut(descriptor.dst as usize);
@@ -137,7 +139,7 @@ impl Ring {
     }
 }
 
-/// A copy's descriptor.
+/// Returns the descriptor of a copy.
 pub(super) fn describe(copy: &CopyOp, flags: Flags) -> Descriptor {
     Descriptor {
         src: copy.src.expose_provenance() as u64,
@@ -147,7 +149,7 @@ pub(super) fn describe(copy: &CopyOp, flags: Flags) -> Descriptor {
     }
 }
 
-/// The address of a completion record, as a descriptor has it.
+/// Returns the address of a completion record for use in a descriptor.
 pub(super) fn address(record: &CompletionRecord) -> u64 {
     std::ptr::from_ref(record).expose_provenance() as u64
 }
@@ -162,21 +164,21 @@ pub(super) struct Unit {
     pub(super) batch: bool,
 }
 
-/// The units with the device, oldest first.
+/// The units that the device has, oldest first.
 #[derive(Debug)]
 pub(super) struct Units {
-    /// Empty in direct mode: there unit N is descriptor N.
+    /// Empty in direct mode, where unit N is descriptor N.
     table: Box<[Unit]>,
-    /// Reported while an older one was not.
+    /// Whether a unit was reported before an older one.
     done: Box<[bool]>,
-    /// Polled where batches are used; in direct mode the ring's records are.
+    /// Polled records if batches are used. In direct mode the ring's records are polled.
     pub(super) records: Box<[CompletionRecord]>,
     pub(super) oldest: usize,
     pub(super) next: usize,
 }
 
 impl Units {
-    /// For a ring of `size` descriptors.
+    /// Creates the units for a ring of `size` descriptors.
     pub(super) fn new(size: usize, direct: bool) -> Self {
         let (units, batches) = if direct { (size, 0) } else { (size.min(UNITS), size.min(UNITS)) };
         Self {
@@ -198,7 +200,7 @@ impl Units {
         self.done.len() - (self.next - self.oldest)
     }
 
-    /// A unit; what is left of it once it is reported in part.
+    /// Returns a unit; if it was reported in part, the unreported rest.
     #[inline(always)]
     pub(super) fn unit(&self, at: usize) -> Unit {
         match self.table.get(self.index(at)) {
@@ -207,7 +209,7 @@ impl Units {
         }
     }
 
-    /// A new unit of a ring with batches.
+    /// Adds a unit to a ring with batches.
     #[inline(always)]
     pub(super) fn push(&mut self, unit: Unit) {
         let index = self.index(self.next);
@@ -215,7 +217,7 @@ impl Units {
         self.next += 1;
     }
 
-    /// Notes that the first `n` descriptors of a unit have been reported.
+    /// Records that the first `n` descriptors of a unit have been reported.
     #[inline(always)]
     pub(super) fn take(&mut self, at: usize, n: usize) {
         let index = self.index(at);
@@ -230,14 +232,14 @@ impl Units {
         self.done[self.index(at)]
     }
 
-    /// Notes that all of a unit has been reported.
+    /// Records that all descriptors of a unit have been reported.
     #[inline(always)]
     pub(super) fn set_done(&mut self, at: usize) {
         let index = self.index(at);
         self.done[index] = true;
     }
 
-    /// Lets go of the oldest units, as far as they are done.
+    /// Removes the oldest units up to the first incomplete one.
     #[inline(always)]
     pub(super) fn advance(&mut self) {
         while self.oldest != self.next && self.is_done(self.oldest) {

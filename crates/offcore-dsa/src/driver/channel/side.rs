@@ -1,5 +1,5 @@
-//! What goes beside the ring, one descriptor at a time: the rest of what met a page fault, and the parts of what is
-//! longer than one descriptor may be.
+//! Copies that do not fit the ring, submitted one descriptor at a time: the rest of a copy after a page fault, and the
+//! parts of a copy that is longer than a descriptor allows.
 
 use arrayvec::ArrayVec;
 use offcore_dma::channel::{CopyOp, Failed, Failure};
@@ -7,18 +7,18 @@ use offcore_dma::channel::{CopyOp, Failed, Failure};
 use super::outcome::Outcome;
 use crate::completion::CompletionRecord;
 
-/// Descriptors beside the ring, at most.
+/// Maximum number of descriptors outside the ring.
 pub(super) const PIECES: usize = 32;
-/// How often a rest is submitted again after a page fault.
+/// Number of times that a rest is submitted again after page faults.
 const TRIES: u8 = 2;
 
-/// A descriptor's worth of a copy.
+/// A part of a copy that fits a descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
-    /// What is still to be done.
+    /// The bytes not yet copied.
     pub(super) rest: CopyOp,
     owner: Owner,
-    /// Bytes of the owner before the rest.
+    /// Offset of the rest in the owner's copy.
     from: u32,
     tries: u8,
     pub(super) record: usize,
@@ -27,23 +27,23 @@ pub(super) struct Piece {
 
 #[derive(Clone, Copy, Debug)]
 enum Owner {
-    /// A copy that has one piece.
+    /// A copy with a single piece.
     Whole(CopyOp),
-    /// A long copy, by its place in the list.
+    /// A long copy, by its index in the list.
     Part(usize),
 }
 
-/// A copy longer than a descriptor may be.
+/// A copy longer than a descriptor allows.
 #[derive(Clone, Copy, Debug)]
 struct Long {
     copy: CopyOp,
-    /// Bytes of which pieces have been made.
+    /// Number of bytes for which pieces have been created.
     issued: u32,
     pieces: usize,
     failed: Option<(Failure, u32)>,
 }
 
-/// Copies that have ended, on their way to the next poll's list.
+/// Copies that have ended, until the next poll reports them.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     pub(super) done: Vec<CopyOp>,
@@ -77,7 +77,7 @@ impl Side {
         self.pieces.is_empty() && self.longs == 0
     }
 
-    /// Takes a copy that is longer than a descriptor may be.
+    /// Adds a copy that is longer than a descriptor allows.
     pub(super) fn add_long(&mut self, copy: CopyOp) {
         let long = Some(Long { copy, issued: 0, pieces: 0, failed: None });
         match self.long.iter_mut().find(|place| place.is_none()) {
@@ -87,7 +87,8 @@ impl Side {
         self.longs += 1;
     }
 
-    /// Takes a copy that met a page fault, to do the rest of it; tells when there is no place.
+    /// Adds a copy that met a page fault, so that the rest is done. Without a free record, the copy ends with a
+    /// failure.
     pub(super) fn resume(&mut self, copy: CopyOp, outcome: Outcome, ended: &mut Ended) {
         let piece = Piece {
             rest: copy,
@@ -100,7 +101,7 @@ impl Side {
         self.settle(piece, outcome, ended);
     }
 
-    /// Makes pieces of the long copies, as many as there are places.
+    /// Creates pieces of the long copies, limited by the free records.
     pub(super) fn issue(&mut self) {
         if self.longs == 0 {
             return;
@@ -125,16 +126,16 @@ impl Side {
         }
     }
 
-    /// A piece has ended: goes on with the rest of it, or notes how its copy ended.
+    /// Handles the end of a piece: continues with the rest, or records the outcome of its copy.
     pub(super) fn settle(&mut self, mut piece: Piece, outcome: Outcome, ended: &mut Ended) {
         let given_up = match outcome {
             Outcome::Done => None,
             Outcome::Failed(failure) => Some(failure),
             Outcome::Partial { bytes, backwards } => {
                 if backwards {
-                    // The last bytes are done. They are not counted: should the rest fail as well, the core makes all of
-                    // it from `from` on, those bytes once more. Source and destination do not overlap, so it finds the
-                    // same there.
+                    // The last bytes are done. They are not counted: if the rest fails as well, the core copies
+                    // everything from `from` on, including these bytes. Source and destination do not overlap, so the
+                    // source is unchanged.
                     piece.rest = part(&piece.rest, 0, piece.rest.len - bytes);
                 } else {
                     piece.rest = part(&piece.rest, bytes, piece.rest.len - bytes);
@@ -155,7 +156,7 @@ impl Side {
         }
     }
 
-    /// Keeps a piece to be submitted again; `false` when there is no place.
+    /// Keeps a piece for another submission; returns `false` if no record is free.
     fn keep(&mut self, mut piece: Piece) -> bool {
         if piece.record == usize::MAX {
             let Some(record) = self.free_records.pop() else { return false };
@@ -176,14 +177,14 @@ impl Side {
     fn end_part(&mut self, index: usize, failed: Option<(Failure, u32)>, ended: &mut Ended) {
         let Some(long) = self.long[index].as_mut() else { return };
         long.pieces -= 1;
-        // The core starts at the first byte that is missing, so the part that failed first counts.
+        // The core starts at the first missing byte, so the failed part with the lowest offset counts.
         if let Some((failure, done)) = failed
             && long.failed.is_none_or(|(_, first)| done < first)
         {
             long.failed = Some((failure, done));
         }
         if long.failed.is_some() {
-            // No more of it: the core makes the rest.
+            // No more pieces are created: the core copies the rest.
             long.issued = long.copy.len;
         }
         if long.pieces == 0 && long.issued == long.copy.len {
@@ -194,7 +195,7 @@ impl Side {
         }
     }
 
-    /// The copies here.
+    /// Returns the copies that this list holds.
     pub(super) fn copies(&self) -> impl Iterator<Item = CopyOp> {
         let whole = self.pieces.iter().filter_map(|piece| match piece.owner {
             Owner::Whole(copy) => Some(copy),
@@ -203,7 +204,7 @@ impl Side {
         whole.chain(self.long.iter().flatten().map(|long| long.copy))
     }
 
-    /// Forgets everything, after nothing of it touches memory any more.
+    /// Removes all pieces and copies. The device must no longer access their memory.
     pub(super) fn clear(&mut self) {
         self.free_records.extend(self.pieces.drain(..).map(|piece| piece.record));
         self.long.clear();
@@ -218,7 +219,7 @@ fn end(copy: CopyOp, failed: Option<(Failure, u32)>, ended: &mut Ended) {
     }
 }
 
-/// `len` bytes of a copy, from byte `at` on.
+/// Returns `len` bytes of a copy, from offset `at` on.
 fn part(copy: &CopyOp, at: u32, len: u32) -> CopyOp {
     let (src, dst) = (copy.src.wrapping_add(at as usize), copy.dst.wrapping_add(at as usize));
     CopyOp { src, dst, len, ..*copy }
@@ -285,7 +286,7 @@ mod tests {
             pieces.rotate_left(2);
             for (i, piece) in pieces.into_iter().enumerate() {
                 assert_eq!((ended.done.len(), ended.failed.len()), (usize::from(fails), 0));
-                // The parts at 192 and at 64 fail.
+                // The parts at the offsets 192 and 64 fail.
                 let outcome =
                     if fails && i % 2 == 1 { Outcome::Failed(Failure::Hardware) } else { Outcome::Done };
                 side.settle(piece, outcome, &mut ended);

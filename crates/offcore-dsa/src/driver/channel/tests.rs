@@ -1,4 +1,4 @@
-//! The channel against a device that the test plays: see [`crate::driver::fixture`].
+//! Tests of the channel. The test itself acts as the device: see [`crate::driver::fixture`].
 
 use std::time::Duration;
 
@@ -43,11 +43,11 @@ fn rig(version: &str, ring: usize, options: Options) -> Rig {
 }
 
 impl Rig {
-    /// Copies of `LEN` bytes, each to a place of its own, with the tokens of `range`.
+    /// Submits copies of `LEN` bytes with the tokens of `range`, each to its own place in the buffers.
     fn submit(&mut self, range: std::ops::Range<u32>) -> usize {
         let ops: Vec<CopyOp> =
             range.map(|token| self.op(token as usize % 512 * 128, LEN as u32, token)).collect();
-        // SAFETY: the rig's buffers live as long as its channel, whose device is played below.
+        // SAFETY: the rig's buffers live as long as its channel, and the functions below act as its device.
         let n = unsafe { self.channel.copy(&ops) };
         self.channel.submit();
         n
@@ -74,11 +74,11 @@ impl Rig {
 }
 
 fn record(descriptor: &Descriptor) -> &'static CompletionRecord {
-    // SAFETY: the address is that of a record of the channel under test, which outlives the use.
+    // SAFETY: the address is the address of a record of the channel under test, which outlives the use.
     unsafe { &*std::ptr::with_exposed_provenance(descriptor.completion as usize) }
 }
 
-/// Does what a descriptor asks for and writes its record.
+/// Executes a descriptor and writes its record.
 fn run(descriptor: &Descriptor) {
     assert!(record(descriptor).read().is_none(), "a record is zero when its descriptor arrives");
     match descriptor.opcode().unwrap() {
@@ -92,7 +92,7 @@ fn run(descriptor: &Descriptor) {
     }
 }
 
-/// Copies some bytes of what a descriptor asks for.
+/// Copies some bytes of a descriptor's range.
 fn partly(descriptor: &Descriptor, range: std::ops::Range<usize>) {
     let src = std::ptr::with_exposed_provenance::<u8>(descriptor.src as usize);
     let dst = std::ptr::with_exposed_provenance_mut::<u8>(descriptor.dst as usize);
@@ -102,7 +102,7 @@ fn partly(descriptor: &Descriptor, range: std::ops::Range<usize>) {
 
 fn members(batch: &Descriptor) -> Vec<Descriptor> {
     assert_eq!(batch.src % 64, 0);
-    // SAFETY: the list stands in the channel's ring, which does not change while the batch is with the device.
+    // SAFETY: the list is in the channel's ring, which does not change while the device has the batch.
     let list = unsafe {
         std::slice::from_raw_parts(
             std::ptr::with_exposed_provenance::<Descriptor>(batch.src as usize),
@@ -128,7 +128,7 @@ fn direct_ones_have_records_and_no_fence() {
         assert_eq!((descriptor.pasid, descriptor.interrupt, descriptor.reserved), (0, 0, 0));
     }
     assert_eq!(rig.used(), 5);
-    // The device finishes them in another order.
+    // The device completes them in another order.
     for (finished, (expected, still)) in [(3, (3, 4)), (1, (1, 3)), (0, (0, 2)), (4, (4, 1)), (2, (2, 0))] {
         run(&descriptors[finished]);
         assert_eq!(rig.poll(), [expected]);
@@ -181,7 +181,7 @@ fn a_dedicated_queue_is_never_overfilled() {
     let mut rig = direct();
     assert_eq!(rig.submit(0..60), 60);
     let mut with_device = rig.device.submitted();
-    // Of 16 places one is kept for a drain.
+    // The 16th entry is reserved for a drain.
     assert_eq!((with_device.len(), rig.channel.credits()), (15, Credits { limit: 15, used: 15 }));
     let mut tokens = Vec::new();
     while rig.channel.in_flight() > 0 {
@@ -240,7 +240,7 @@ fn endless_faults_go_to_the_core() {
     assert_eq!((failed.copy.token, failed.failure, failed.done), (1, Failure::PageFault, 12));
     assert_eq!(failed.copy.len, LEN as u32);
     assert_eq!((rig.channel.in_flight(), rig.used(), rig.channel.room()), (0, 0, 64));
-    // The records that were written are zero again.
+    // The written records are zero again.
     rig.submit(3..64);
     rig.device.submitted().iter().for_each(run);
     assert_eq!(rig.poll().len(), 61);
@@ -256,7 +256,7 @@ fn failed_batch_accounts_for_every_member() {
     record(&list[1]).write(&Completed::of(Status::HARDWARE));
     record(&list[2]).write(&Completed::of(Status::INVALID_FLAGS));
     run(&list[3]);
-    // The list could not be read beyond the fourth.
+    // The list could not be read beyond the fourth descriptor.
     record(&batch).write(&Completed { completed: 4, ..Completed::of(Status::BATCH_LIST_FAULT) });
     let mut tokens = rig.poll();
     tokens.sort_unstable();
@@ -279,7 +279,7 @@ fn failed_batch_needs_a_failed_member() {
     let mut rig = batches();
     rig.submit(0..3);
     let batch = rig.device.submitted()[0];
-    // The member that failed could not say so: its record is missing.
+    // The failed member's record could not be written.
     members(&batch)[1..].iter().for_each(run);
     record(&batch).write(&Completed { completed: 3, ..Completed::of(Status::BATCH_FAILED) });
     assert!(rig.poll().is_empty());
@@ -350,7 +350,7 @@ fn reset_hands_over_only_the_proven_dead() {
     let batch = rig.device.submitted()[0];
     assert_eq!(rig.channel.reset(), Reset::Pending);
     let drain = rig.device.submitted()[0];
-    // One member is to be resumed, but it comes back too late for that.
+    // One member has a rest to resume, but it completes too late for that.
     run(&members(&batch)[0]);
     record(&members(&batch)[1]).write(&fault(8, false));
     record(&batch).write(&Completed { completed: 2, ..Completed::of(Status::BATCH_FAILED) });
@@ -412,7 +412,7 @@ fn a_drain_that_takes_too_long_is_given_up() {
 fn a_copy_of_nothing_needs_no_device() {
     let mut rig = batches();
     let op = rig.op(0, 0, 9);
-    // SAFETY: no bytes.
+    // SAFETY: the copy has no bytes.
     assert_eq!(unsafe { rig.channel.copy(&[op]) }, 1);
     rig.channel.submit();
     assert_eq!(rig.poll(), [9]);
@@ -447,7 +447,7 @@ fn choices_need_what_the_queue_allows() {
 
     let tree = Tree::new();
     tree.set("wq0.0/block_on_fault", "1");
-    // Without cache control for memory.
+    // The device has no cache control for memory.
     tree.set("gen_cap", "0x1");
     let mut device = tree.device_end("wq0.0");
     let options = Options { block_on_fault: true, ..Options::default() };
@@ -473,7 +473,7 @@ fn channels_share_a_queues_places() {
     assert_eq!(first.credits().limit, 11);
 }
 
-/// Rounds of copies through a simulated device whose CPU lets stores pass submissions; returns how many came back.
+/// Runs copies through a simulated device whose CPU lets stores pass submissions. Returns the number of completions.
 fn completed_with_fences(fences: bool, batch: bool) -> usize {
     let faults = Faults { weak_ordering: true, ..Faults::default() };
     let (device, mut engine) =
@@ -492,7 +492,7 @@ fn completed_with_fences(fences: bool, batch: bool) -> usize {
                 token,
             })
             .collect();
-        // SAFETY: the buffers outlive the channel's copies: everything has happened when the engine is idle.
+        // SAFETY: the buffers outlive the channel's copies: all accesses have happened when the engine is idle.
         unsafe { channel.copy(&ops) };
         channel.submit();
         engine.run_until_idle();
@@ -506,7 +506,7 @@ fn completed_with_fences(fences: bool, batch: bool) -> usize {
 fn without_the_fence_completions_are_lost() {
     for batch in [false, true] {
         assert_eq!(completed_with_fences(true, batch), 32);
-        // The first use of a record is not in danger: it was zeroed long before.
+        // The first use of a record cannot fail, because the record was zeroed long before.
         assert!(completed_with_fences(false, batch) < 32);
     }
 }

@@ -43,7 +43,7 @@ fn no_device_is_an_empty_list() {
 #[test]
 fn unmappable_portal_is_opened_by_write() {
     let tree = Tree::new();
-    // A FIFO cannot be mapped, and not every CPU has the instruction.
+    // A FIFO cannot be mapped, and not every CPU has MOVDIR64B.
     let mut device = tree.device_end("wq0.0");
     let opened = open(&tree.roots(), "wq0.0", &Options::default()).unwrap();
     assert_eq!(opened.portal.kind(), SubmitBy::Write);
@@ -93,7 +93,7 @@ fn names_nodes_and_rights_are_checked() {
     let node = tree.roots().device_node("wq0.0");
     fs::remove_file(&node).unwrap();
     assert!(refused(&tree, &Options::default()).contains("is /dev/dsa there?"));
-    // A directory can be opened by nobody for writing.
+    // A directory cannot be opened for writing.
     fs::create_dir(&node).unwrap();
     assert!(refused(&tree, &Options::default()).contains("cannot be opened"));
 }
@@ -124,7 +124,7 @@ fn errors_of_the_kernel_are_told_by_name() {
         let error = refusal(reason, &node, &found).to_string();
         assert!(error.contains(expected), "{error}");
     }
-    // A file that can be neither mapped for submission nor written as a queue is: /dev/full takes nothing.
+    // /dev/full can be opened, but it can neither be mapped as a portal nor be written.
     fs::remove_file(&node).unwrap();
     std::os::unix::fs::symlink("/dev/full", &node).unwrap();
     let error = refused(&tree, &Options::default());

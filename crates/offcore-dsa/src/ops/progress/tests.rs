@@ -1,4 +1,4 @@
-//! A device that stops wherever a test wants it to, and operations that end as if it had not.
+//! Tests with a model device that stops at any byte: the results must equal an uninterrupted execution.
 
 use proptest::prelude::*;
 
@@ -11,18 +11,18 @@ fn queue() -> WqInfo {
     WqInfo { ops: OpSet([u64::MAX, 0, 0, 0]), gen_cap: gen_cap::OVERLAP | FILL_16, ..WqInfo::default() }
 }
 
-/// Does what a descriptor asks for, or stops at a page fault before the byte `stop`.
+/// Executes a descriptor, or stops at a page fault before the byte `stop`.
 ///
 /// # Safety
 ///
-/// The descriptor's memory is valid and nobody else uses it.
+/// The descriptor's memory is valid, and nothing else uses it.
 unsafe fn device(descriptor: &Descriptor, stop: usize) -> Completed {
     let size = descriptor.size as usize;
     let (src, dst, second) = (descriptor.src, descriptor.dst, descriptor.specific[0]);
     let done = stop.min(size);
-    // SAFETY: as for this function; `at` is an address of the descriptor.
+    // SAFETY: the caller guarantees that the descriptor's memory is valid; `at` is one of its addresses.
     let bytes = |at: u64| unsafe { from_raw_parts(at as *const u8, done) };
-    // SAFETY: as above.
+    // SAFETY: as for `bytes`; nothing else uses the memory.
     let bytes_mut = |at: u64| unsafe { from_raw_parts_mut(at as *mut u8, done) };
     let mut record = Completed::of(Status::SUCCESS);
     if done < size {
@@ -34,7 +34,7 @@ unsafe fn device(descriptor: &Descriptor, stop: usize) -> Completed {
             let backwards = dst > src && dst < src + size as u64;
             record.result = (backwards && done < size).into();
             let from = if backwards { size - done } else { 0 };
-            // SAFETY: as for this function.
+            // SAFETY: both ranges are within the descriptor's memory, which is valid as the caller guarantees.
             unsafe { std::ptr::copy((src as *const u8).add(from), (dst as *mut u8).add(from), done) };
         }
         Opcode::Fill => {
@@ -61,11 +61,11 @@ unsafe fn device(descriptor: &Descriptor, stop: usize) -> Completed {
     record
 }
 
-/// The first difference and the CRC that an operation ends with.
+/// The final results of an operation: the first difference and the CRC.
 type Outcome = (Option<usize>, u32);
 
-/// Runs an operation on the device above, in pieces of at most `most` bytes; it stops after each of these bytes in
-/// turn.
+/// Runs an operation on the model device, in pieces of at most `most` bytes. The device stops after each of the given
+/// bytes in turn.
 fn drive(operation: &Operation<'_>, most: u64, stops: &[usize]) -> Outcome {
     operation.check().unwrap();
     assert_eq!(refusal(operation, &queue()), None);
@@ -74,7 +74,7 @@ fn drive(operation: &Operation<'_>, most: u64, stops: &[usize]) -> Outcome {
     loop {
         let descriptor = progress.piece(operation, most);
         assert!(u64::from(descriptor.size) <= most, "{descriptor:?}");
-        // SAFETY: the tests' operations are about memory of theirs.
+        // SAFETY: the operations use memory of the tests, which is valid.
         let step = unsafe {
             let record = device(&descriptor, stops.next().unwrap_or(usize::MAX));
             progress.absorb(operation, descriptor.size as usize, &record)
@@ -87,15 +87,15 @@ fn drive(operation: &Operation<'_>, most: u64, stops: &[usize]) -> Outcome {
     }
 }
 
-/// What the core alone says.
+/// Returns the results that the core alone computes.
 fn by_core(operation: &Operation<'_>) -> Outcome {
     let mut progress = Progress::new(operation);
-    // SAFETY: as above.
+    // SAFETY: the operations use memory of the tests, which is valid.
     unsafe { progress.finish(operation) };
     (progress.difference, progress.crc)
 }
 
-/// One of the operations, on two sources and two destinations.
+/// Returns an operation, selected by `which`, on two sources and two destinations.
 fn operations<'a>(
     [src, other]: [&'a [u8]; 2],
     [dst, dst2]: [&'a mut [u8]; 2],
@@ -116,7 +116,7 @@ fn operations<'a>(
     }
 }
 
-/// A page and `len` bytes, and where in them the next page begins.
+/// Returns memory of `len` bytes plus a page, and the offset of the first page boundary in it.
 fn pages(len: usize) -> (Vec<u8>, usize) {
     let vec = vec![0; len + 4096];
     let at = vec.as_ptr().align_offset(4096);
@@ -137,7 +137,7 @@ proptest! {
         other[differs.index(len)..].iter_mut().for_each(|byte| *byte ^= 4);
         for which in 0..8 {
             let run = |by: &dyn Fn(&Operation<'_>) -> Outcome| {
-                // A dualcast's destinations have the same place in their pages.
+                // Both destinations of a dualcast must have the same offset in their pages.
                 let ((mut dst, at), (mut dst2, at2)) = (pages(len), pages(len));
                 let written = [&mut dst[at..at + len], &mut dst2[at2..at2 + len]];
                 let outcome = by(&operations([&src, &other], written, which, bypass));
@@ -161,9 +161,9 @@ proptest! {
     }
 }
 
-/// A copy inside of the memory at `base`.
+/// Returns a copy within the memory at `base`.
 fn copy(base: *mut u8, from: usize, to: usize, len: usize) -> Operation<'static> {
-    // SAFETY: the tests' memory is longer, and used by nobody else meanwhile.
+    // SAFETY: the tests' memory is larger, and nothing else uses it meanwhile.
     unsafe {
         let src = Source::new(base.wrapping_add(from), len);
         Operation::Copy { src, dst: Destination::new(base.wrapping_add(to), len) }
@@ -208,7 +208,7 @@ fn core_redoes_a_piece_unless_overlapping() {
     let base = memory.as_mut_ptr();
     let after = |to, status, completed| {
         let (operation, record) = (copy(base, 0, to, 64), Completed { completed, ..Completed::of(status) });
-        // SAFETY: nothing of the memory is used for a record that is no success and no page fault to be believed.
+        // SAFETY: the memory is not accessed for these records: they report neither success nor a plausible page fault.
         unsafe { Progress::new(&operation).absorb(&operation, 64, &record) }
     };
     assert_eq!(after(128, Status::HARDWARE, 10), Step::Core(Why::Failed(Status::HARDWARE)));
@@ -217,7 +217,7 @@ fn core_redoes_a_piece_unless_overlapping() {
     assert_eq!(after(128, Status::PAGE_FAULT, 65), Step::Core(Why::Failed(Status::PAGE_FAULT)), "absurd");
 }
 
-/// Section 8.3, written out by hand.
+/// Descriptors according to section 8.3, written by hand.
 #[test]
 fn descriptors_match_byte_for_byte() {
     const SRC: [u8; 8] = [0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18];
@@ -225,9 +225,9 @@ fn descriptors_match_byte_for_byte() {
     const SECOND: [u8; 8] = [0x41, 0x42, 0x43, 0x44, 0x45, 0x46, 0x47, 0x48];
     const SIZE: [u8; 4] = [0x31, 0x32, 0x33, 0x34];
     let len = u32::from_le_bytes(SIZE) as usize;
-    // SAFETY: nothing is done with the memory.
+    // SAFETY: the memory is never accessed.
     let src = |at| unsafe { Source::new(u64::from_le_bytes(at) as *const u8, len) };
-    // SAFETY: as above.
+    // SAFETY: as for `src`.
     let dst = |at| unsafe { Destination::new(u64::from_le_bytes(at) as *mut u8, len) };
     let is = |operation: Operation<'_>, code: u8, flags: u8, fields: &[(usize, &[u8])]| {
         let mut bytes = [0; 64];

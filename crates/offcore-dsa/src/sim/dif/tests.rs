@@ -8,7 +8,7 @@ fn blocks(count: usize) -> Vec<u8> {
     (0..count * BLOCK).map(|at| (at * 7 + at / 251) as u8).collect()
 }
 
-/// What is written for `src`, from whose blocks of `from` bytes come `to` bytes each, and what was wrong.
+/// Processes `src` in blocks of `from` bytes that produce `to` bytes each. Returns the output and the mismatch, if any.
 fn run(dif: &mut Dif, (from, to): (usize, usize), src: &[u8]) -> (Vec<u8>, Option<DifMismatch>) {
     let mut dst = Vec::new();
     for input in src.chunks_exact(from) {
@@ -26,7 +26,7 @@ fn inserted(count: usize, tags: Tags) -> Vec<u8> {
     run(&mut dif, (BLOCK, BLOCK + FIELD), &blocks(count)).0
 }
 
-/// What checking `src` says of its first block that is wrong.
+/// Checks `src` and returns the mismatch of its first bad block.
 fn verdict(source: SourceFlags, tags: Tags, src: &[u8]) -> Option<DifMismatch> {
     run(&mut Dif { source, source_tags: tags, ..Dif::default() }, (BLOCK + FIELD, 0), src).1
 }

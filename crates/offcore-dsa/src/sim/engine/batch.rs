@@ -1,4 +1,4 @@
-//! Batches: a list of descriptors in the client's memory, read when the DSA engine comes to it.
+//! Batches: a list of descriptors in the client's memory, read when the DSA engine reaches the batch.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::sim::execute::Injected;
 use crate::sim::{Timing, memory};
 use crate::wq::gen_cap;
 
-/// Members that are looked at for the next one to begin: they are begun in any order.
+/// Number of pending members among which the next one is chosen at random.
 const WINDOW: usize = 4;
 
 /// A batch in a DSA engine.
@@ -18,19 +18,19 @@ pub(super) struct Batch {
     /// The batch descriptor's job.
     job: usize,
     queue: usize,
-    /// Members of the list.
+    /// Number of members in the list.
     count: u32,
     read: u32,
-    /// When the next ones are read; `None` when all are, or no more will be.
+    /// The time at which the next members are read; `None` if all are read, or no more will be.
     read_at: Option<u64>,
-    /// Read and not begun, with their places in the list.
+    /// Members read and not begun, with their indices in the list.
     pending: VecDeque<(u32, Descriptor)>,
     begun: u32,
     completed: u32,
     failed: bool,
-    /// Why the list could not be read, and where.
+    /// The address at which the list could not be read, if it faulted.
     list_fault: Option<u64>,
-    /// When its own record is seen.
+    /// The time at which the batch's own record is written.
     record_at: Option<u64>,
 }
 
@@ -43,7 +43,7 @@ impl Batch {
         self.read_at.is_none() && self.pending.is_empty()
     }
 
-    /// Whether a member can begin, and how many of the pending ones are on a par with it.
+    /// Returns the number of pending members that can begin now; each of them may be the next.
     fn ready(&self) -> usize {
         let fenced = |(_, descriptor): &(u32, Descriptor)| descriptor.flags().contains(Flags::FENCE);
         match self.pending.front() {
@@ -52,13 +52,13 @@ impl Batch {
         }
     }
 
-    /// Gives up what is left of the list.
+    /// Discards the rest of the list.
     fn abandon(&mut self) {
         self.pending.clear();
         self.read_at = None;
     }
 
-    /// A fence stops a batch in which something has failed.
+    /// Whether a fence stops the batch because an earlier member failed.
     fn stops_at_fence(&self) -> bool {
         let fence = self.pending.front().is_some_and(|(_, member)| member.flags().contains(Flags::FENCE));
         fence && self.failed && self.completed == self.begun
@@ -84,7 +84,7 @@ impl SimEngine {
         });
     }
 
-    /// Reads what is due of the lists.
+    /// Reads the parts of the lists that are due.
     pub(super) fn read_lists(&mut self, engine: usize) {
         for index in 0..self.engines[engine].batches.len() {
             if self.engines[engine].batches[index].read_at.is_some_and(|at| at <= self.now) {
@@ -117,7 +117,7 @@ impl SimEngine {
         batch.read_at = more.then_some(next);
     }
 
-    /// Gives the DSA engine a member of one of its batches.
+    /// Dispatches a batch member to the DSA engine.
     pub(super) fn dispatch_member(&mut self, engine: usize) -> bool {
         if self.engines[engine].batches.is_empty() || !self.engines[engine].has_place(&self.timing) {
             return false;
@@ -146,8 +146,8 @@ impl SimEngine {
         true
     }
 
-    /// The batch whose member is next: the batches in turn, but where the group has one DSA engine, those of a work queue
-    /// one after the other.
+    /// Returns the batch with the next member. Batches take turns. If the group has a single DSA engine, however, the
+    /// batches of a work queue run one after the other.
     fn next_batch(&mut self, engine: usize) -> Option<usize> {
         let dsa = &mut self.engines[engine];
         let n = dsa.batches.len();
@@ -166,7 +166,7 @@ impl SimEngine {
         None
     }
 
-    /// A member is completed.
+    /// Records that a member has completed.
     pub(super) fn member_completed(&mut self, engine: usize, batch: usize, status: Status) {
         let batches = &mut self.engines[engine].batches;
         let Some(batch) = batches.iter_mut().find(|other| other.job == batch) else { return };
@@ -174,7 +174,7 @@ impl SimEngine {
         batch.failed |= status != Status::SUCCESS;
     }
 
-    /// Batches of which nothing is left get their records.
+    /// Writes the records of batches that have ended.
     pub(super) fn finish_batches(&mut self, engine: usize) {
         let mut index = 0;
         while index < self.engines[engine].batches.len() {
@@ -188,7 +188,7 @@ impl SimEngine {
                 None if done => {
                     let at = self.after(self.timing.record_ns).saturating_add(self.lateness());
                     let dsa = &mut self.engines[engine];
-                    // Batches of a work queue complete in their order, so their records do, too.
+                    // Batches of a work queue complete in order, so their records are written in order, too.
                     let latest = dsa.batches.iter().take(index).filter_map(|batch| batch.record_at).max();
                     dsa.batches[index].record_at = Some(latest.map_or(at, |latest| latest.max(at)));
                     index += 1;

@@ -1,4 +1,4 @@
-//! Clients come, submit and go.
+//! Clients: arrival, submissions and departure.
 
 use std::mem;
 use std::sync::atomic::Ordering;
@@ -37,7 +37,7 @@ impl SimEngine {
         self.shared.acknowledged.store(generation, Ordering::Release);
     }
 
-    /// Gives up everything.
+    /// Aborts everything.
     fn reset(&mut self) {
         let inside = self.jobs.iter().flatten().count() as u64;
         self.count(|counters| &counters.aborted, inside);
@@ -47,13 +47,13 @@ impl SimEngine {
         self.lay_out();
     }
 
-    /// Gives up what a client that closed its portal still has here: what waits leaves its queue, what a DSA engine has
-    /// goes on without an effect.
+    /// Aborts the descriptors of a client that closed its portal: waiting descriptors leave their queues, and
+    /// descriptors in a DSA engine continue without effect.
     fn let_go(&mut self, client: usize) {
         if let Some(served) = &mut self.clients[client] {
             served.dead = true;
             let Served { client: Client { ring, occupancy, cell, .. }, jobs, .. } = served;
-            // What is still in the portal counts as well, in a shared queue's entries, too.
+            // Descriptors still in the portal count as well, also as entries of a shared queue.
             let outside = ring.available(usize::MAX);
             ring.release(outside);
             cell.free_entries(occupancy);
@@ -86,13 +86,13 @@ impl SimEngine {
         self.job(job).client
     }
 
-    /// A job that no DSA engine has got disappears.
+    /// Removes a job that no DSA engine has.
     pub(super) fn leave_queue(&mut self, job: usize) {
         self.free_entry(job);
         self.remove(job);
     }
 
-    /// The entry of the job's queue is free: a shared queue takes the next one.
+    /// Releases the entry of the job's queue, so that a shared queue accepts the next descriptor.
     pub(super) fn free_entry(&mut self, job: usize) {
         let client = self.client_of(job);
         if let Some(Served { client: Client { cell, occupancy, .. }, .. }) = &self.clients[client] {
@@ -106,7 +106,7 @@ impl SimEngine {
         }
     }
 
-    /// Takes descriptors from the portals: they reach their queues `portal_ns` later.
+    /// Takes descriptors from the portals. They reach their queues `portal_ns` later.
     pub(super) fn take_in(&mut self) {
         if self.shared.state() == DeviceState::Halted {
             return;

@@ -1,4 +1,4 @@
-//! The end of a descriptor: the operation is made, then its record is written.
+//! The end of a descriptor: the operation is executed, then its record is written.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use crate::sim::execute::{self, Injected};
 use crate::sim::{DeviceState, memory};
 
 impl SimEngine {
-    /// Makes an operation and writes its record, unless it has to wait for a page.
+    /// Executes an operation and writes its record, unless it has to wait for a page.
     pub(super) fn complete(&mut self, engine: usize, job: usize) {
         let Some(record) = self.make(engine, job) else { return };
         let status = record.status;
@@ -24,7 +24,7 @@ impl SimEngine {
         }
     }
 
-    /// Makes the operation: its record, or `None` when it has to wait.
+    /// Executes the operation. Returns its record, or `None` if it has to wait for a page.
     fn make(&mut self, engine: usize, job: usize) -> Option<Completed> {
         let (descriptor, queue) = (self.job(job).descriptor, self.job(job).queue);
         if self.is_dead(job) {
@@ -43,15 +43,15 @@ impl SimEngine {
         if matches!(injected, Injected::Page { .. }) {
             self.count(|counters| &counters.injected_page_faults, 1);
             if blocks(&descriptor) {
-                // The page is found, and the operation goes on.
+                // The page is found, and the operation continues.
                 self.job_mut(job).injected = Injected::Nothing;
                 self.wait_for_page(engine, job);
                 return None;
             }
         }
         let limits = &self.shared.layout.queues[queue].limits;
-        // SAFETY: the client gave what the descriptor points to to the device until it is completed, and has not
-        // withdrawn: whoever withdraws waits until we have taken note, between two operations.
+        // SAFETY: the client gave the descriptor's memory to the device until completion, and has not withdrawn: a
+        // withdrawing client waits until the engine has acknowledged it, between two operations.
         let record = unsafe { execute::execute(&descriptor, limits, injected, &mut self.scratch) };
         match (record.status, injected) {
             (Status::HARDWARE, Injected::Hardware { .. }) => {
@@ -73,7 +73,7 @@ impl SimEngine {
         Some(record)
     }
 
-    /// The DSA engine waits for the answer to a page request; what is behind waits, too.
+    /// Makes the DSA engine wait for the answer to a page request. Later descriptors wait, too.
     fn wait_for_page(&mut self, engine: usize, job: usize) {
         let at = self.after(self.timing.page_fault_ns);
         let dsa = &mut self.engines[engine];
@@ -81,7 +81,7 @@ impl SimEngine {
         dsa.completing.push_front((at, job));
     }
 
-    /// The record's page is looked up first: without it, the descriptor is given up.
+    /// Looks up the page of the record first. If it is missing, the descriptor is aborted.
     fn record_is_mapped(&mut self, job: usize) -> bool {
         let descriptor = self.job(job).descriptor;
         let mut byte = [0];
@@ -90,7 +90,7 @@ impl SimEngine {
             || unsafe { memory::read(descriptor.completion, &mut byte) }.is_ok()
     }
 
-    /// Writes the record, or reports what cannot be written to one.
+    /// Writes the record, or reports an error that cannot be written to a record.
     pub(super) fn conclude(&mut self, job: usize, record: &Completed) {
         if self.is_dead(job) {
             return;
@@ -130,12 +130,12 @@ impl SimEngine {
             self.report(job, Some(Status::CR_ADDRESS_FAULT), fault.address);
         } else if late_store {
             self.count(|counters| &counters.injected_overwritten, 1);
-            // SAFETY: as above. A fault would have shown just before.
+            // SAFETY: as for the record. A fault would already have occurred.
             let _ = unsafe { memory::write(place, &[0]) };
         }
     }
 
-    /// The descriptor leaves the device.
+    /// Removes a completed descriptor from the device.
     pub(super) fn retire(&mut self, job: usize) {
         let queue = self.job(job).queue;
         self.queues[queue].outstanding -= 1;

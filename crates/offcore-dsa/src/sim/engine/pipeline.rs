@@ -1,4 +1,4 @@
-//! A DSA engine: how descriptors pass through it.
+//! The pipeline of a DSA engine.
 
 use std::collections::VecDeque;
 
@@ -8,12 +8,12 @@ use crate::config;
 use crate::sim::Timing;
 use crate::sim::shared::Layout;
 
-/// Bytes that a read buffer holds. Not published; with it, the default of all buffers never limits a group, and the
-/// least that is allowed (4 a DSA engine) gives 4 GB/s.
+/// Size of a read buffer in bytes. It is not published. With this value, the default of all buffers never limits a
+/// group, and the allowed minimum of 4 buffers per DSA engine gives 4 GB/s.
 const READ_BUFFER: f64 = 256.0;
-/// Batches that a DSA engine has in progress. Not published.
+/// Number of batches that a DSA engine has in progress. It is not published.
 const BATCHES: u32 = 8;
-/// Reading memory takes this much longer or shorter, at random, when several DSA engines compete for it.
+/// Relative random variation of the memory read time if several DSA engines compete.
 const JITTER: f64 = 0.1;
 
 /// A DSA engine.
@@ -22,24 +22,24 @@ pub(super) struct DsaEngine {
     pub(super) in_progress: u32,
     /// Batches that it has begun, oldest first.
     pub(super) batches: VecDeque<Batch>,
-    /// A batch's member is next, if there is one.
+    /// Whether a batch member is next, if there are any.
     pub(super) members_turn: bool,
-    /// Members are taken from the batches in turn.
+    /// Index of the batch from which the next member is taken in turn.
     pub(super) next_batch: usize,
-    /// Past the front: when the first bytes are there.
+    /// Descriptors past the front, with the time at which their first bytes are available.
     reading: VecDeque<(u64, usize)>,
-    /// On the data path: bytes left.
+    /// The descriptor on the data path, with the number of bytes left.
     moving: Option<(f64, usize)>,
-    /// Past the data path: when data and record are seen.
+    /// Descriptors past the data path, with the time at which data and record become visible.
     pub(super) completing: VecDeque<(u64, usize)>,
     front_free: u64,
-    /// The time of the latest completion: none overtakes it.
+    /// The time of the latest completion. Later completions do not overtake it.
     pub(super) last_done: u64,
-    /// 1/2^N of what could be in progress.
+    /// Limits the descriptors in progress to 1/2^N of the maximum.
     progress_limit: u32,
     batch_limit: u32,
     read_buffers: u32,
-    /// DSA engines of the group.
+    /// Number of DSA engines of the group.
     pub(super) group_size: usize,
 }
 
@@ -79,13 +79,13 @@ impl DsaEngine {
         self.moving.is_some()
     }
 
-    /// Bytes a nanosecond while `active` DSA engines are moving data.
+    /// Returns the bandwidth in bytes per nanosecond while `active` DSA engines are moving data.
     fn bandwidth(&self, timing: &Timing, active: u32) -> f64 {
         let buffers = f64::from(self.read_buffers) / self.group_size as f64;
         timing.bandwidth(active).min(buffers * READ_BUFFER / timing.read_ns.max(1.0))
     }
 
-    /// When something happens here next.
+    /// Returns the time of the next event in this engine.
     pub(super) fn next_event(&self, now: u64, timing: &Timing, active: u32) -> Option<u64> {
         let data = match self.moving {
             Some((left, _)) => {
@@ -106,9 +106,10 @@ impl DsaEngine {
         }
     }
 
-    /// Takes a descriptor of `bytes` off the data path, if it has moved, and puts the next on it, if it is there.
+    /// Puts the next ready descriptor, of `bytes` bytes, on the free data path, and takes a completely moved descriptor
+    /// off it.
     fn turn(&mut self, now: u64, bytes: impl Fn(usize) -> f64) -> Option<usize> {
-        // Less than the clock can tell.
+        // Fewer bytes than the clock can resolve.
         const NOTHING: f64 = 1e-3;
         if self.moving.is_none()
             && let Some(&(at, job)) = self.reading.front()
@@ -124,7 +125,7 @@ impl DsaEngine {
 }
 
 impl SimEngine {
-    /// A descriptor enters a DSA engine's front.
+    /// Puts a descriptor into a DSA engine's front.
     pub(super) fn enter(&mut self, engine: usize, job: usize) {
         let mut read_ns = self.timing.read_ns;
         if self.engines[engine].group_size > 1 {
@@ -134,12 +135,12 @@ impl SimEngine {
         let dsa = &mut self.engines[engine];
         dsa.in_progress += 1;
         dsa.front_free = dsa.front_free.max(self.now).saturating_add(occupancy);
-        // What was read first is moved first.
+        // Descriptors are moved in the order in which they were read.
         let ready = dsa.reading.back().map_or(0, |&(at, _)| at).max(dsa.front_free.saturating_add(read));
         dsa.reading.push_back((ready, job));
     }
 
-    /// What is due in the DSA engines happens.
+    /// Executes the due events of the DSA engines.
     pub(super) fn work(&mut self) {
         for engine in 0..self.engines.len() {
             self.read_lists(engine);
@@ -157,7 +158,7 @@ impl SimEngine {
         }
     }
 
-    /// Descriptors leave the data path.
+    /// Takes descriptors off the data path.
     fn move_on(&mut self, engine: usize) {
         loop {
             let jobs = &self.jobs;
@@ -173,7 +174,7 @@ impl SimEngine {
         }
     }
 
-    /// Injected: how much later this completion is.
+    /// Returns the injected delay of a completion, in picoseconds.
     pub(super) fn lateness(&mut self) -> u64 {
         if !self.random.happens(self.faults.late) {
             return 0;

@@ -1,11 +1,11 @@
-//! The scheduler's timing: what a descriptor takes, alone and among others.
+//! The scheduler's timing: the duration of descriptors, alone and concurrent with others.
 
 use super::*;
 use crate::completion::CompletionRecord;
 use crate::portal::Submitted;
 use crate::sim::{SimDevice, SimPortal};
 
-/// A stepped device with a built-in layout, and further options, and its first queue open.
+/// Returns a stepped device with a built-in layout, and opens its first queue.
 fn device(profile: &str) -> (SimDevice, SimEngine, SimPortal) {
     let options = format!("profile={profile}").parse().unwrap();
     let (device, engine) = SimDevice::stepped("dsa-sim0", options).unwrap();
@@ -13,9 +13,9 @@ fn device(profile: &str) -> (SimDevice, SimEngine, SimPortal) {
     (device, engine, portal)
 }
 
-/// Submits a descriptor of a test, whose memory stays until the device has stopped.
+/// Submits a descriptor of a test. Its memory stays valid until the device has stopped.
 fn send(portal: &mut SimPortal, descriptor: &Descriptor) -> Submitted {
-    // SAFETY: see above.
+    // SAFETY: the tests keep the descriptor's memory valid until the device has stopped.
     unsafe { portal.submit(descriptor) }
 }
 
@@ -43,7 +43,7 @@ impl Buffers {
     }
 }
 
-/// Nanoseconds until the last of `n` copies of `size` bytes is completed.
+/// Returns the nanoseconds until the last of `n` copies of `size` bytes is completed.
 fn takes(profile: &str, size: u32, n: usize) -> f64 {
     let (_device, mut engine, mut portal) = device(profile);
     let mut buffers = Buffers::new();
@@ -77,7 +77,7 @@ fn bandwidth_or_front_limits_copies() {
 #[test]
 fn moving_engines_share_the_device() {
     let timing = Timing::default();
-    // Four groups of one DSA engine: a large copy in each takes four times as long as one alone.
+    // Four groups of one DSA engine each: four concurrent large copies take four times as long as a single one.
     let (device, mut engine, _) = device("net");
     let mut buffers = Buffers::new();
     let mut portals: Vec<SimPortal> =
@@ -153,7 +153,7 @@ fn device_without_its_engine_is_dead() {
     assert!(portal.is_alive());
     drop(engine);
     assert!(!portal.is_alive());
-    // Nobody waits for it.
+    // Submission succeeds, although the device never executes the descriptor.
     assert_eq!(send(&mut portal, &Descriptor::default()), Submitted::Accepted);
     drop(portal);
     device.reset();

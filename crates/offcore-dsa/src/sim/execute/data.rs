@@ -6,24 +6,24 @@ use crate::compute::{self, Crc, Pattern};
 use crate::descriptor::Flags;
 use crate::sim::memory::{self, Fault};
 
-/// The same fault, after `before` more bytes of the operation.
+/// Returns the same fault, after `before` more bytes of the operation.
 fn at(fault: Fault, before: u64, operand: Operand) -> Stop {
     Stop::Page(Fault { done: fault.done + before as usize, ..fault }, operand)
 }
 
-/// The operand of a fault of an access that reads the source and writes the destination.
+/// Returns the faulting operand of an access that reads the source and writes the destination.
 fn side(fault: &Fault) -> Operand {
     if fault.write { Operand::Destination } else { Operand::Source }
 }
 
-/// The pieces of `bytes`: offset and length.
+/// Splits `bytes` into pieces of at most `most` bytes: offset and length.
 pub(super) fn chunks(bytes: u64, most: usize) -> impl Iterator<Item = (u64, usize)> {
     (0..bytes).step_by(most).map(move |start| (start, (bytes - start).min(most as u64) as usize))
 }
 
 impl Operation<'_> {
     /// # Safety
-    /// As [`super::execute`], here and below.
+    /// As [`super::execute`]. The same holds for all functions of this module.
     pub(super) unsafe fn memory_move(&mut self, backwards: bool, write: bool) -> Result<(), Stop> {
         let (src, dst) = (self.descriptor.src, self.descriptor.dst);
         let size = u64::from(self.descriptor.size);
@@ -32,7 +32,7 @@ impl Operation<'_> {
         if overlaps_above || (backwards && bytes < size) {
             self.record.result = 1;
             let skip = size - bytes;
-            // SAFETY: as the caller promises.
+            // SAFETY: both ranges are client memory or unmapped, as the caller guarantees.
             unsafe { memory::copy_backwards(dst + skip, src + skip, bytes as usize) }
                 .map_err(|fault| at(fault, 0, side(&fault)))?;
             if self.budget.is_some() && bytes < size {
@@ -40,18 +40,18 @@ impl Operation<'_> {
                 let fault = Fault { done: bytes as usize, address: base + skip - 1, write };
                 return Err(Stop::Page(fault, side(&fault)));
             }
-            // Only a partial completion has a direction.
+            // Only a partial completion reports a direction.
             self.record.result = 0;
             return Ok(());
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: both ranges are client memory or unmapped, as the caller guarantees.
         unsafe { memory::copy(dst, src, bytes as usize) }.map_err(|fault| at(fault, 0, side(&fault)))?;
         let (base, operand) = if write { (dst, Operand::Destination) } else { (src, Operand::Source) };
         self.injected(bytes, size, (base, write, operand))
     }
 
     /// # Safety
-    /// As above.
+    /// As [`super::execute`].
     pub(super) unsafe fn fill(&mut self) -> Result<(), Stop> {
         let dst = self.descriptor.dst;
         let wide = self.descriptor.flags().contains(Flags::OP_2);
@@ -60,11 +60,11 @@ impl Operation<'_> {
             if wide { Pattern::of_16(lower, self.descriptor.specific[0]) } else { Pattern::of_8(lower) };
         let size = u64::from(self.descriptor.size);
         let bytes = self.bytes(size, 1);
-        // The chunk's size is a multiple of the pattern's: every piece begins where the pattern does.
+        // The chunk size is a multiple of the pattern size, so every piece begins with the start of the pattern.
         let piece = (bytes as usize).min(CHUNK);
         pattern.fill(&mut self.scratch.first[..piece]);
         for (start, len) in chunks(bytes, CHUNK) {
-            // SAFETY: as the caller promises.
+            // SAFETY: the destination is client memory or unmapped, as the caller guarantees.
             unsafe { memory::write(dst.wrapping_add(start), &self.scratch.first[..len]) }
                 .map_err(|fault| at(fault, start, Operand::Destination))?;
         }
@@ -72,20 +72,20 @@ impl Operation<'_> {
     }
 
     /// # Safety
-    /// As above.
+    /// As [`super::execute`].
     pub(super) unsafe fn compare(&mut self) -> Result<(), Stop> {
         let (first, second) = (self.descriptor.src, self.descriptor.dst);
         let size = u64::from(self.descriptor.size);
         let bytes = self.bytes(size, 1);
         for (start, len) in chunks(bytes, CHUNK) {
             let (a, b) = (&mut self.scratch.first[..len], &mut self.scratch.second[..len]);
-            // SAFETY: as the caller promises.
+            // SAFETY: both sources are client memory or unmapped, as the caller guarantees.
             let (read_a, read_b) = unsafe {
                 (memory::read(first.wrapping_add(start), a), memory::read(second.wrapping_add(start), b))
             };
             let there = [&read_a, &read_b].map(|read| read.as_ref().err().map_or(len, |fault| fault.done));
             let there = there[0].min(there[1]);
-            // A difference before the fault is reported instead of it.
+            // A difference before the fault is reported instead of the fault.
             if let Some(different) = compute::compare(&a[..there], &b[..there]) {
                 return self.compared(Some(start + different as u64));
             }
@@ -101,16 +101,16 @@ impl Operation<'_> {
     }
 
     /// # Safety
-    /// As above.
+    /// As [`super::execute`].
     pub(super) unsafe fn compare_pattern(&mut self) -> Result<(), Stop> {
         let (src, pattern) = (self.descriptor.src, Pattern::of_8(self.descriptor.dst));
         let size = u64::from(self.descriptor.size);
         let bytes = self.bytes(size, 1);
-        // As in a fill, every piece begins where the pattern does.
+        // As in a fill, every piece begins with the start of the pattern.
         pattern.fill(&mut self.scratch.second[..(bytes as usize).min(CHUNK)]);
         for (start, len) in chunks(bytes, CHUNK) {
             let data = &mut self.scratch.first[..len];
-            // SAFETY: as the caller promises.
+            // SAFETY: the source is client memory or unmapped, as the caller guarantees.
             let read = unsafe { memory::read(src.wrapping_add(start), data) };
             let there = read.as_ref().err().map_or(len, |fault| fault.done);
             if let Some(different) = compute::compare(&data[..there], &self.scratch.second) {
@@ -122,7 +122,7 @@ impl Operation<'_> {
         self.compared(None)
     }
 
-    /// The outcome of a comparison (Table 8-17).
+    /// Records the result of a comparison (Table 8-17).
     fn compared(&mut self, different: Option<u64>) -> Result<(), Stop> {
         self.record.result = u8::from(different.is_some());
         self.record.completed = different.unwrap_or(0) as u32;
@@ -135,19 +135,19 @@ impl Operation<'_> {
     }
 
     /// # Safety
-    /// As above.
+    /// As [`super::execute`].
     pub(super) unsafe fn dualcast(&mut self, write: bool) -> Result<(), Stop> {
         let (src, first, second) = (self.descriptor.src, self.descriptor.dst, self.descriptor.specific[0]);
         let size = u64::from(self.descriptor.size);
         let bytes = self.bytes(size, 1);
         for (start, len) in chunks(bytes, CHUNK) {
             let data = &mut self.scratch.first[..len];
-            // SAFETY: as the caller promises.
+            // SAFETY: the source is client memory or unmapped, as the caller guarantees.
             let read = unsafe { memory::read(src.wrapping_add(start), data) };
             let there = read.as_ref().err().map_or(len, |fault| fault.done);
-            // Both get the same number of bytes that counts: a byte more in the first is not counted.
+            // Both destinations receive the counted bytes. Additional bytes in the first destination are not counted.
             for (dst, operand) in [(first, Operand::Destination), (second, Operand::Destination2)] {
-                // SAFETY: as the caller promises.
+                // SAFETY: the destination is client memory or unmapped, as the caller guarantees.
                 unsafe { memory::write(dst.wrapping_add(start), &data[..there]) }
                     .map_err(|fault| at(fault, start, operand))?;
             }
@@ -157,10 +157,10 @@ impl Operation<'_> {
         self.injected(bytes, size, (base, write, operand))
     }
 
-    /// CRC generation; with a destination, the copy, too.
+    /// Executes CRC generation and, if a destination is given, the copy.
     ///
     /// # Safety
-    /// As above.
+    /// As [`super::execute`].
     pub(super) unsafe fn crc(&mut self, dst: Option<u64>) -> Result<(), Stop> {
         let flags = self.descriptor.flags();
         let src = self.descriptor.src;
@@ -168,7 +168,7 @@ impl Operation<'_> {
         let mut value = self.descriptor.specific[0] as u32;
         if flags.contains(Flags::OP_0) {
             let mut seed = [0; 4];
-            // SAFETY: as the caller promises.
+            // SAFETY: the seed's address is client memory or unmapped, as the caller guarantees.
             unsafe { memory::read(self.descriptor.specific[1], &mut seed) }
                 .map_err(|fault| Stop::Page(Fault { done: 0, ..fault }, Operand::Source2))?;
             value = u32::from_le_bytes(seed);
@@ -177,11 +177,11 @@ impl Operation<'_> {
         let bytes = self.bytes(size, 1);
         for (start, len) in chunks(bytes, CHUNK) {
             let data = &mut self.scratch.first[..len];
-            // SAFETY: as the caller promises.
+            // SAFETY: the source is client memory or unmapped, as the caller guarantees.
             let read = unsafe { memory::read(src.wrapping_add(start), data) };
             let mut there = read.as_ref().err().map_or(len, |fault| fault.done);
             let written = match dst {
-                // SAFETY: as the caller promises.
+                // SAFETY: the destination is client memory or unmapped, as the caller guarantees.
                 Some(dst) => unsafe { memory::write(dst.wrapping_add(start), &data[..there]) },
                 None => Ok(()),
             };

@@ -1,4 +1,4 @@
-//! Operations on records: deltas and data integrity fields.
+//! Operations on delta records and data integrity fields.
 
 use super::{Operand, Operation, Stop};
 use crate::completion::Status;
@@ -7,17 +7,17 @@ use crate::sim::delta::{self, Applier, BLOCK, DELTA};
 use crate::sim::dif::{Dif, FIELD};
 use crate::sim::memory::{self, Fault};
 
-/// Bytes of both sources that are compared in one piece.
+/// Number of bytes of both sources that are compared at once.
 const COMPARED: usize = 4096;
 
-/// The same fault, after `before` bytes of the operation in all.
+/// Returns the same fault, after `before` bytes of the operation in total.
 fn after(fault: Fault, before: u64, operand: Operand) -> Stop {
     Stop::Page(Fault { done: before as usize, ..fault }, operand)
 }
 
 impl Operation<'_> {
     /// # Safety
-    /// As [`super::execute`], here and below.
+    /// As [`super::execute`]. The same holds for all functions of this module.
     pub(super) unsafe fn create_delta(&mut self) -> Result<(), Stop> {
         let (first, second) = (self.descriptor.src, self.descriptor.dst);
         let (target, most) = (self.descriptor.specific[0], self.descriptor.specific[1] as u32 as usize);
@@ -27,7 +27,7 @@ impl Operation<'_> {
         let mut written = 0;
         for (start, len) in super::data::chunks(bytes, COMPARED) {
             let (a, b) = (&mut self.scratch.first[..len], &mut self.scratch.second[..len]);
-            // SAFETY: as the caller promises.
+            // SAFETY: both sources are client memory or unmapped, as the caller guarantees.
             let (read_a, read_b) = unsafe {
                 (memory::read(first.wrapping_add(start), a), memory::read(second.wrapping_add(start), b))
             };
@@ -35,11 +35,11 @@ impl Operation<'_> {
             let there = there[0].min(there[1]) / BLOCK * BLOCK;
             let room = (most - written).min(record.len());
             let created = delta::create(&a[..there], &b[..there], start as usize, &mut record[..room]);
-            // SAFETY: as the caller promises.
+            // SAFETY: the target is client memory or unmapped, as the caller guarantees.
             let put =
                 unsafe { memory::write(target.wrapping_add(written as u64), &record[..created.record]) };
             if let Err(fault) = put {
-                // The deltas that are there count, and the bytes before the first that is not.
+                // Complete deltas count, and so do the bytes before the first missing delta.
                 let whole = fault.done / DELTA;
                 let offset = u16::from_le_bytes([record[whole * DELTA], record[whole * DELTA + 1]]);
                 self.delta_so_far(written + whole * DELTA);
@@ -66,7 +66,7 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// What the record says of the deltas when the operation stops here.
+    /// Stores the number of delta bytes in the record, if the operation stops here.
     fn delta_so_far(&mut self, written: usize) {
         self.record.result = u8::from(written > 0);
         self.record.specific[0] = written as u64;
@@ -81,7 +81,7 @@ impl Operation<'_> {
     }
 
     /// # Safety
-    /// As above.
+    /// As [`super::execute`].
     pub(super) unsafe fn apply_delta(&mut self) -> Result<(), Stop> {
         let (src, dst) = (self.descriptor.src, self.descriptor.dst);
         let size = u64::from(self.descriptor.specific[0] as u32);
@@ -89,14 +89,14 @@ impl Operation<'_> {
         let mut applier = Applier::new(self.descriptor.size as usize);
         let mut one = [0; DELTA];
         for start in (0..bytes).step_by(DELTA) {
-            // SAFETY: as the caller promises.
+            // SAFETY: the source is client memory or unmapped, as the caller guarantees.
             unsafe { memory::read(src.wrapping_add(start), &mut one) }
                 .map_err(|fault| after(fault, start, Operand::Source))?;
             let (at, block) = applier.next(&one).map_err(|status| {
                 self.record.completed = start as u32;
                 Stop::Status(status)
             })?;
-            // SAFETY: as the caller promises.
+            // SAFETY: the destination is client memory or unmapped, as the caller guarantees.
             unsafe { memory::write(dst.wrapping_add(at as u64), &block) }
                 .map_err(|fault| after(fault, start, Operand::Destination))?;
         }
@@ -104,7 +104,7 @@ impl Operation<'_> {
     }
 
     /// # Safety
-    /// As above.
+    /// As [`super::execute`].
     pub(super) unsafe fn dif(&mut self, op: Opcode) -> Result<(), Stop> {
         let mut dif = Dif::of(self.descriptor);
         let block = dif.flags.block();
@@ -123,7 +123,7 @@ impl Operation<'_> {
         for at in (0..bytes).step_by(from) {
             self.tags(op, &dif);
             let input = &mut self.scratch.first[..from];
-            // SAFETY: as the caller promises.
+            // SAFETY: the source is client memory or unmapped, as the caller guarantees.
             unsafe { memory::read(src.wrapping_add(at), input) }
                 .map_err(|fault| after(fault, at, Operand::Source))?;
             if let Err(mismatch) = dif.process(input, &mut self.scratch.second[..to]) {
@@ -132,7 +132,7 @@ impl Operation<'_> {
                 return Err(Stop::Status(Status::DIF_ERROR));
             }
             let written = at / from as u64 * to as u64;
-            // SAFETY: as the caller promises.
+            // SAFETY: the destination is client memory or unmapped, as the caller guarantees.
             unsafe { memory::write(dst.wrapping_add(written), &self.scratch.second[..to]) }
                 .map_err(|fault| after(fault, at, Operand::Destination))?;
         }
@@ -140,7 +140,7 @@ impl Operation<'_> {
         self.injected(bytes, whole, (src, false, Operand::Source))
     }
 
-    /// The tags of the next block, where the operation's record has them.
+    /// Stores the tags of the next block, if the operation's record has them.
     fn tags(&mut self, op: Opcode, dif: &Dif) {
         if !matches!(op, Opcode::DifInsert | Opcode::DixGenerate) {
             self.record.specific[0] = dif.source_tags.word();

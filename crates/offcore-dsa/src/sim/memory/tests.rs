@@ -3,13 +3,13 @@ use crate::completion::{CompletionRecord, Status};
 
 const PAGE: usize = 4096;
 
-/// Two pages, of which the second is not accessible with `protection`.
+/// Two pages; the second has the access rights `protection`.
 struct Pages(*mut u8);
 
 impl Pages {
     fn new(protection: libc::c_int) -> Self {
         install();
-        // SAFETY: a fresh anonymous mapping of our own.
+        // SAFETY: this creates a new anonymous mapping.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -22,7 +22,7 @@ impl Pages {
         };
         assert_ne!(base, libc::MAP_FAILED);
         let pages = Self(base.cast());
-        // SAFETY: the second page of the mapping above.
+        // SAFETY: this is the second page of the mapping created above.
         assert_eq!(unsafe { libc::mprotect(pages.0.add(PAGE).cast(), PAGE, protection) }, 0);
         pages
     }
@@ -34,7 +34,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nobody uses it any more.
+        // SAFETY: this value owns the mapping, and nothing uses it any more.
         unsafe { libc::munmap(self.0.cast(), 2 * PAGE) };
     }
 }
@@ -43,7 +43,7 @@ impl Drop for Pages {
 fn a_copy_stops_at_the_byte_that_faults() {
     let pages = Pages::new(libc::PROT_NONE);
     let mut private = [7_u8; 300];
-    // SAFETY: the pages and the array are ours.
+    // SAFETY: the test owns the pages and the array.
     unsafe {
         assert_eq!(
             write(pages.at(PAGE - 100), &private),
@@ -65,7 +65,7 @@ fn a_copy_stops_at_the_byte_that_faults() {
 #[test]
 fn a_read_only_page_faults_for_writing() {
     let pages = Pages::new(libc::PROT_READ);
-    // SAFETY: the pages are ours.
+    // SAFETY: the test owns the pages.
     unsafe {
         assert_eq!(
             copy(pages.at(PAGE - 9), pages.at(PAGE), 64),
@@ -78,14 +78,14 @@ fn a_read_only_page_faults_for_writing() {
 fn a_backward_copy_stops_from_the_other_end() {
     let pages = Pages::new(libc::PROT_NONE);
     let private = [3_u8; 64];
-    // SAFETY: the pages and the array are ours.
+    // SAFETY: the test owns the pages and the array.
     unsafe {
         let from = private.as_ptr() as u64;
         assert_eq!(
             copy_backwards(pages.at(PAGE - 32), from, 64),
             Err(Fault { done: 0, address: pages.at(PAGE + 31), write: true })
         );
-        // The hole below, seen from above.
+        // The reverse case: the inaccessible page is below.
         assert_eq!(libc::mprotect(pages.0.cast(), PAGE, libc::PROT_NONE), 0);
         assert_eq!(libc::mprotect(pages.0.add(PAGE).cast(), PAGE, libc::PROT_READ | libc::PROT_WRITE), 0);
         assert_eq!(
@@ -103,7 +103,7 @@ fn overlapping_ranges_move_backwards() {
     install();
     let mut bytes: Vec<u8> = (0..200).collect();
     let base = bytes.as_mut_ptr() as u64;
-    // SAFETY: both ranges lie in the vector.
+    // SAFETY: both ranges are within the vector.
     unsafe { copy_backwards(base + 3, base, 197) }.unwrap();
     assert!(bytes[3..].iter().zip(0..).all(|(&byte, at)| byte == at), "{bytes:?}");
 }
@@ -113,7 +113,7 @@ fn what_is_no_address_faults() {
     install();
     let mut private = [0_u8; 16];
     for address in [0, 8, 0x8000_0000_0000_0000, 0xffff_ffff_ffff_f000] {
-        // SAFETY: nothing is mapped there.
+        // SAFETY: the addresses are unmapped, so every access faults and is caught.
         unsafe {
             assert_eq!(read(address, &mut private), Err(Fault { done: 0, address, write: false }));
             assert_eq!(write(address, &private), Err(Fault { done: 0, address, write: true }));
@@ -137,7 +137,7 @@ fn a_record_is_written_or_its_fault_told() {
         fault_address: 0x1122,
         specific: [0x33, 0x44],
     };
-    // SAFETY: the record and the pages are ours.
+    // SAFETY: the test owns the record and the pages.
     unsafe {
         assert_eq!(write_record(&raw const record as u64, &written), Ok(()));
         assert_eq!(record.read(), Some(written));
@@ -155,7 +155,7 @@ fn truncated_file_faults() {
     rustix::fs::ftruncate(&fd, PAGE as u64).unwrap();
     let base = mapping.base().as_ptr() as u64;
     let mut private = [0_u8; 64];
-    // SAFETY: the mapping is ours.
+    // SAFETY: the test owns the mapping.
     let outcome = unsafe { read(base + PAGE as u64 - 16, &mut private) };
     assert_eq!(outcome, Err(Fault { done: 16, address: base + PAGE as u64, write: false }));
 }
@@ -169,11 +169,11 @@ fn guarded_mapping_faults_for_the_device() {
     let mapping = offcore_mem::sigbus::Guarded::new(mapping);
     rustix::fs::ftruncate(&fd, 0).unwrap();
     let (base, mut private) = (mapping.base().as_ptr() as u64, [7_u8; 64]);
-    // SAFETY: the mapping is ours.
+    // SAFETY: the test owns the mapping.
     let outcome = unsafe { read(base, &mut private) };
     assert_eq!(outcome, Err(Fault { done: 0, address: base, write: false }));
     assert!(private == [7; 64] && !mapping.has_vanished());
-    // SAFETY: the address is inside the mapping, whose faults the guard catches.
+    // SAFETY: the address is within the mapping, whose faults the guard catches.
     assert_eq!(unsafe { mapping.base().as_ptr().read_volatile() }, 0);
     assert!(mapping.has_vanished());
 }

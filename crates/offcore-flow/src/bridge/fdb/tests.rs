@@ -61,7 +61,7 @@ fn what_there_is_no_room_for_is_not_learned() {
     assert_eq!(fdb.addresses(), 50);
     let known = (0..1000).filter(|&n| fdb.find(of(0, n), 0).is_some());
     assert_eq!(known.count(), 50);
-    // Silent ones make room.
+    // Aged stations make room.
     clock.turn(&fdb, at(20));
     clock.turn(&fdb, at(50));
     assert_eq!(fdb.learn(of(0, 999), 1, fdb.now()), Learned::New);
@@ -76,7 +76,7 @@ fn no_port_takes_the_part_of_others() {
     assert_eq!(learn(0, 0..5000), 500, "its part, and what is for all");
     assert_eq!([learn(1, 0..500), learn(2, 0..50), learn(3, 0..500)], [100, 50, 100]);
     assert_eq!(fdb.addresses(), 750);
-    // One that moves to a port that has its part is not known any more: its packets are flooded.
+    // A station that moves to a port with a full share is forgotten: its packets are flooded.
     assert_eq!(fdb.learn(of(2, 7), 1, 0), Learned::Full);
     assert_eq!((fdb.find(of(2, 7), 0), fdb.addresses()), (None, 749));
     assert_eq!(fdb.learn(of(1, 0), 2, 0), Learned::Moved);
@@ -92,8 +92,8 @@ fn database_has_room_for_nearly_all() {
     assert!(full < 16384 / 200, "{full} of 16384 stations found their bucket full");
 }
 
-/// Workers that learn the same stations at the same time, each behind its own port: what is found is always a port that
-/// was learned, and when they are done the last word is right.
+/// Two workers learn the same stations at the same time, each behind its own port. A lookup always finds a port that
+/// was learned. Afterwards, each station is still found.
 #[test]
 fn concurrent_learning_is_safe() {
     const STATIONS: u32 = 300;
@@ -104,7 +104,7 @@ fn concurrent_learning_is_safe() {
             scope.spawn(move || {
                 for round in 0..300 {
                     for n in 0..STATIONS {
-                        // Ports of other VLANs than these would be found if an entry stood for another station.
+                        // The port depends on the VLAN: an entry that matched another station would give a wrong port.
                         let vlan = (n % 2) as u16;
                         fdb.learn(of(vlan, n), port + vlan as usize, round / 100);
                         let found = fdb.find(of(vlan, n), round / 100);
@@ -131,7 +131,7 @@ proptest! {
         }
     }
 
-    /// Against a map, with room for all and while the clock goes on in any steps.
+    /// Compares the database with a map. It has room for all stations, and the clock advances in random steps.
     #[test]
     fn it_is_a_map_that_forgets(
         steps in proptest::collection::vec((0..4u16, 0..20u32, 0..64usize, 0..20u64), 1..200)
@@ -140,7 +140,7 @@ proptest! {
         let mut model: HashMap<Station, (usize, u64)> = HashMap::new();
         let mut seconds = 0;
         for (vlan, n, port, pause) in steps {
-            // Mostly none.
+            // Most pauses are zero.
             seconds += pause.saturating_sub(15) * 9;
             clock.turn(&fdb, at(seconds));
             let now = fdb.now();

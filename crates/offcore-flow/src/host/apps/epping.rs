@@ -1,8 +1,8 @@
-//! The stream source of Intel's mTCP guide (`epping`): chunks from a few buffers to a TCP sink, over real TCP.
+//! The stream source of Intel's mTCP guide (`epping`): it sends chunks from a few buffers to a TCP sink, over real TCP.
 //!
-//! The copy of a chunk into the send FIFO may be an engine's: what is copied is shown to the stack when it is there, and the
-//! buffer is free again then. A chunk's latency is the time from its first copy's order to its last byte's
-//! acknowledgement.
+//! Chunks can be copied into the send FIFO by a DMA engine. Copied bytes are shown to the stack when their copy is
+//! complete; their buffer is then free again. The latency of a chunk is the time from the order of its first copy to
+//! the acknowledgement of its last byte.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -21,74 +21,76 @@ use offcore_tcp::writes::Writes;
 use super::streams::fill;
 use crate::host::{App, Calls};
 
-/// How long a connection that is over stays so.
+/// Time between the end of a connection and the next attempt, in microseconds.
 const AGAIN_MICROS: u64 = 1_000_000;
-/// How long it waits for an address to be ours, each time.
+/// Time between attempts while the local address is tentative, in microseconds.
 const TENTATIVE_MICROS: u64 = 50_000;
-/// Bytes that come back and are looked at in a round, at most.
+/// Maximum number of returned bytes checked per round.
 const LOOK: usize = 256 << 10;
-/// How long, at the end, nothing may come back of what is awaited, and how long all of it may take.
+/// At the end of a verified stream: the maximum time without returned data, and the maximum total time, in
+/// microseconds.
 const QUIET_MICROS: u64 = 1_000_000;
 const RETURN_MICROS: u64 = 10_000_000;
 
-/// What is streamed, and where.
+/// Parameters of the stream.
 #[derive(Clone, Debug)]
 pub struct EppingConfig {
     pub to: SocketAddr,
-    /// Bytes of a chunk, at least 1.
+    /// Length of a chunk in bytes, at least 1.
     pub chunk: usize,
-    /// Buffers of a chunk each, at least 1.
+    /// Number of buffers of one chunk each, at least 1.
     pub buffers: usize,
-    /// Bytes of payload in a segment, at most.
+    /// Maximum payload of a segment in bytes.
     pub segment: Option<u16>,
-    /// The channels of `txq0` copy chunks into the send FIFO, not the core.
+    /// Copy chunks into the send FIFO with the channels of `txq0` instead of the core.
     pub offload_writes: bool,
-    /// They copy payload from there to packets, too.
+    /// The channels also copy payload from the FIFO to packets.
     pub offload_segments: bool,
-    /// The receiver sends back what it gets (RFC 862), and that is compared with what was sent.
+    /// The receiver returns all data (RFC 862), and the source compares it with the sent data.
     pub verify: bool,
     pub tally: Arc<Mutex<Tally>>,
 }
 
-/// What has come of it so far.
+/// Results of the stream so far.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Connections that were there, and how the last one that is over ended.
+    /// Number of established connections, and the cause of the last end.
     pub connections: u64,
     pub ended: Option<Cause>,
-    /// TSC when the first one was there, and when the last chunk was acknowledged.
+    /// TSC values when the first connection was established, and when a chunk was last acknowledged.
     pub began: Option<u64>,
     pub last: u64,
-    /// Chunks that are acknowledged whole, and their latencies in TSC ticks.
+    /// Number of fully acknowledged chunks, and their latencies in TSC ticks.
     pub chunks: u64,
     pub latencies: Histogram,
-    /// Bytes that came back, those that are not what was sent, and those that were acknowledged and never came back.
+    /// Number of returned bytes, of returned bytes that differ from the sent ones, and of acknowledged bytes that were
+    /// never returned.
     pub returned: u64,
     pub wrong: u64,
     pub missing: u64,
 }
 
-/// The source.
+/// The stream source.
 #[derive(Debug)]
 pub struct Epping {
     config: EppingConfig,
     buffer: Arc<Mapping>,
     writes: Writes,
     session: Option<Session>,
-    /// When a connection is asked for again.
+    /// Time of the next connection attempt, in microseconds.
     again: u64,
-    /// What is to come back before the source has ended.
+    /// Set while the source waits for returned data before it stops.
     ending: Option<Ending>,
     seen: Vec<u8>,
     expected: Vec<u8>,
 }
 
-/// The end of a stream of which everything comes back.
+/// The end of a stream that is verified.
 #[derive(Debug)]
 struct Ending {
-    /// Bytes that had been acknowledged.
+    /// Number of bytes that had been acknowledged.
     awaited: u64,
-    /// When to give up: whatever happens, and when nothing has come back since.
+    /// Times in microseconds when the wait ends: in any case, and if nothing was returned in the meantime.
     latest: u64,
     quiet: u64,
 }
@@ -99,20 +101,20 @@ struct Session {
     reader: Reader,
     writer: Writer,
     connected: bool,
-    /// Bytes whose copies have been ordered.
+    /// Number of bytes whose copies were ordered.
     ordered: u64,
     returned: u64,
-    /// When the present chunk was begun.
+    /// TSC value when the current chunk was started.
     begun: u64,
-    /// Of each chunk that is not acknowledged, where it ends and when it was begun.
+    /// For each chunk that is not fully acknowledged: its end position, and the TSC value when it was started.
     under_way: VecDeque<(u64, u64)>,
 }
 
 impl Epping {
-    /// Makes the buffers, whose bytes are numbers as `source` writes them. `binding` says who copies chunks.
+    /// Creates the buffers and fills them like the `source` service. `binding` selects the channels that copy chunks.
     ///
     /// # Errors
-    /// No memory, or channels that are not this mover's.
+    /// Fails if memory cannot be allocated, or if channels belong to another mover.
     pub fn new(config: EppingConfig, mover: &mut Mover, binding: &Binding) -> Result<Self, EppingError> {
         let len = config.chunk * config.buffers;
         let (buffer, _fd) = Mapping::memfd("offcore-epping", len, Hugepages::Auto)?;
@@ -151,7 +153,7 @@ impl Epping {
         Ok(())
     }
 
-    /// Shows the stack what has been copied.
+    /// Shows the stack the bytes whose copies are complete.
     fn show(&mut self, ctx: &mut Context<'_>, calls: &mut Calls<'_>) {
         let Self { session, writes, .. } = self;
         let mut shown = 0;
@@ -162,12 +164,12 @@ impl Epping {
             }
         });
         if let Some(session) = session.as_ref().filter(|_| shown > 0) {
-            // When it is over an event says so.
+            // The end of the connection is reported by an event.
             let _ = calls.stack.written(calls.now, session.conn, calls.out);
         }
     }
 
-    /// Orders copies of as many chunks as there is room for.
+    /// Orders copies of as many chunks as the FIFO has room for.
     fn write(&mut self, ctx: &mut Context<'_>, calls: &mut Calls<'_>) {
         let Self { config, buffer, writes, session, .. } = self;
         let Some(session) = session.as_mut().filter(|session| session.connected) else { return };
@@ -189,7 +191,7 @@ impl Epping {
         }
     }
 
-    /// Chunks that are acknowledged, and what has come back; whether anything has.
+    /// Records acknowledged chunks and returned bytes. Returns whether any bytes were returned.
     fn reckon(&mut self, calls: &mut Calls<'_>) -> bool {
         let Self { config, session, seen, expected, .. } = self;
         let Some(session) = session else { return false };
@@ -226,7 +228,7 @@ impl Epping {
         true
     }
 
-    /// The connection is over, or is to be. What was acknowledged and has not come back is lost.
+    /// Closes the connection. Bytes that were acknowledged but not returned are counted as missing.
     fn end(&mut self, calls: &mut Calls<'_>) {
         while self.reckon(calls) {}
         let ending = self.ending.take();
@@ -238,7 +240,7 @@ impl Epping {
         calls.close(session.conn);
     }
 
-    /// Waits for what is to come back, as long as it does.
+    /// Ends the wait for returned data when it is complete or too slow.
     fn wait_for_rest(&mut self, returns: bool, calls: &mut Calls<'_>) {
         let (Some(ending), Some(session)) = (&mut self.ending, &self.session) else { return };
         if returns {
@@ -257,7 +259,7 @@ fn lock(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
 impl App for Epping {
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
         match self.connect(calls) {
-            // A later round asks again.
+            // A later round repeats the attempt.
             Err(CallError::Tentative) => Ok(()),
             done => done,
         }
@@ -307,7 +309,7 @@ impl App for Epping {
         self.again = u64::MAX;
         let Some(session) = &mut self.session else { return };
         if self.config.verify && session.connected {
-            // Nothing more is written, and what has been may come back.
+            // No more data is written, and written data may still be returned.
             session.connected = false;
             let awaited = session.writer.acknowledged();
             let (latest, quiet) = (calls.now + RETURN_MICROS, calls.now + QUIET_MICROS);

@@ -1,12 +1,12 @@
-//! A server of the files of a directory, by HTTP/1.1 and 1.0 (RFC 9110 and 9112).
+//! A file server for a directory, with HTTP/1.1 and 1.0 (RFC 9110 and 9112).
 //!
-//! * [`request`]: what a request says; [`target`]: which file it names,
-//! * [`response`]: the head of an answer, by [`status`] and the file's state,
-//! * [`files`]: the directory,
-//! * [`session`]: one connection; `progress`: acknowledgements of its peer; `timeouts`: its time limits.
+//! * [`request`]: the head of a request; [`target`]: the file that it names
+//! * [`response`]: the head of an answer, derived from a [`status`] and the file's state
+//! * [`files`]: the directory
+//! * [`session`]: one connection; `progress`: acknowledgements of its peer; `timeouts`: its time limits
 //!
-//! The worker reads files itself, into the memory that their bytes are sent from: a bounded number of bytes in a round, each
-//! connection in its turn. It waits for the disk where the page cache lacks them.
+//! The worker reads files into the memory from which their bytes are sent. The number of bytes per round is limited,
+//! and connections take turns. The worker waits for the disk if data is not in the page cache.
 
 pub mod files;
 mod progress;
@@ -32,18 +32,20 @@ use self::session::{HEAD_LIMIT, Next, Session};
 use self::timeouts::Sources;
 use crate::host::{App, Calls};
 
-/// Connections that are accepted ahead.
+/// Length of the queue of connections that are not accepted yet.
 const BACKLOG: usize = 1024;
-/// Bytes of files that are read in a round, at most.
+/// Maximum number of bytes read from files per round.
 const ROUND: usize = 128 << 10;
-/// Connections that have their turn in a round, at most: a turn without a request costs little, but something.
+/// Maximum number of connections served per round. Even a turn without a request has a cost.
 const TURNS: usize = 64;
-/// How often connections are looked at that may have taken too long, and how many of them at a time.
+/// Interval between checks for connections that have exceeded their time limits, in microseconds, and the number of
+/// connections per check.
 const SWEEP: u64 = 1000;
 const SWEPT: usize = 256;
 
-/// Files that a server keeps open, at most, between turns of their connections: of so many descriptors of the process one.
-/// Others are opened anew each turn, so that peers which take nothing leave descriptors to the next ones.
+/// Limits for the number of files that a server keeps open between turns of their connections: one file per this number
+/// of the process's descriptors, and an absolute maximum. Other files are reopened in each turn, so that peers that do
+/// not read leave descriptors for others.
 const DESCRIPTORS: u64 = 16;
 const FILES: u64 = 1024;
 
@@ -54,24 +56,24 @@ pub struct FileServer {
     port: u16,
     /// By the connection's index.
     sessions: Vec<Option<Box<Session>>>,
-    /// Who has something to do.
+    /// Connections with pending work.
     queue: VecDeque<ConnId>,
-    /// Files that are open between turns, and how many of them may be.
+    /// Number of files that are open between turns, and its maximum.
     open: usize,
     most: usize,
-    /// Where the head of a request is while it is read.
+    /// Buffer for the head of a request while it is parsed.
     scratch: Box<[u8; HEAD_LIMIT]>,
-    /// The next session to be looked at for its time, and when.
+    /// Index of the last session checked for its time limits, and the time of the next check.
     swept: usize,
     next_sweep: u64,
     sources: Sources,
 }
 
 impl FileServer {
-    /// Serves `root` to who connects to `port` of any address.
+    /// Creates a server of the directory `root` on `port` of all addresses.
     ///
     /// # Errors
-    /// When the directory cannot be opened.
+    /// Fails if the directory cannot be opened.
     pub fn new(root: &Path, port: u16) -> io::Result<Self> {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         Ok(Self {
@@ -88,7 +90,7 @@ impl FileServer {
         })
     }
 
-    /// The same, which keeps so many files open, at most, between turns of their connections.
+    /// Sets the maximum number of files kept open between turns of their connections.
     pub fn with_open_files(self, most: usize) -> Self {
         Self { most, ..self }
     }
@@ -100,7 +102,7 @@ impl FileServer {
 
     fn open(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
         let Some(session) = Session::new(conn, calls) else { return calls.close(conn) };
-        // An answer is written as a whole: nothing more is to come for which a short segment could wait.
+        // Answers are written as a whole, so a short segment must not wait for more data.
         let _ = calls.stack.set_nodelay(calls.now, conn, true, calls.out);
         let index = conn.index as usize;
         if index >= self.sessions.len() {
@@ -111,7 +113,7 @@ impl FileServer {
         self.enqueue(conn);
     }
 
-    /// A connection's turn will come.
+    /// Queues a connection for its turn.
     fn enqueue(&mut self, conn: ConnId) {
         if let Some(session) = self.session(conn)
             && !session.queued
@@ -145,7 +147,7 @@ impl FileServer {
         }
     }
 
-    /// Ends what has taken too long.
+    /// Ends connections that have exceeded their time limits.
     fn sweep(&mut self, calls: &mut Calls<'_>) {
         self.sources.set_scarce(calls.now, calls.stack.is_memory_scarce(AppId::OWN));
         for _ in 0..SWEPT.min(self.sessions.len()) {

@@ -1,4 +1,4 @@
-//! Streams of bytes: what comes back, what goes away, what never ends.
+//! Stream services: echo, discard, and a data source.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,40 +10,40 @@ use offcore_tcp::proto::{AppId, CallError, ConnId, Event, KeepAlive};
 use super::datagrams::{DatagramService, Served};
 use crate::host::{App, Calls};
 
-/// Bytes that are moved at a time: those of one connection in its turn.
+/// Maximum number of bytes moved for a connection in its turn.
 const CHUNK: usize = 64 << 10;
-/// Bytes that are moved in a round, about. What is left has its turn in the next one.
+/// Approximate number of bytes moved per round. The rest waits for the next round.
 const ROUND: usize = 256 << 10;
-/// Connections that are accepted ahead.
+/// Length of the queue of connections that are not accepted yet.
 const BACKLOG: usize = 1024;
 
-/// What becomes of a connection's bytes.
+/// The treatment of a connection's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
-    /// Sends back what it reads (RFC 862).
+    /// Echoes all bytes (RFC 862).
     Echo,
-    /// Reads and forgets (RFC 863).
+    /// Reads and discards (RFC 863).
     Sink,
-    /// Writes as much as the peer takes: the number of each 8 bytes' place in the stream, big-endian.
+    /// Writes as much as the peer accepts: a sequence of big-endian 64-bit numbers that count up from 0.
     Source,
 }
 
-/// Serves all who connect to a port.
+/// Serves all connections to a port.
 #[derive(Debug)]
 pub struct Streams {
     stream: Stream,
     port: u16,
     sessions: HashMap<ConnId, Session>,
-    /// Who has more to move.
+    /// Connections with more data to move.
     queue: VecDeque<ConnId>,
-    /// Bytes that may still be moved in this round.
+    /// Number of bytes that may still be moved in this round.
     budget: usize,
     chunk: Box<[u8]>,
-    /// UDP at the same port.
+    /// The UDP service on the same port.
     datagrams: Option<DatagramService>,
-    /// It has more to take.
+    /// More datagrams are waiting.
     more_datagrams: bool,
-    /// Bytes read and written, of all connections and datagrams.
+    /// Bytes read and written, for all connections and datagrams.
     pub read: u64,
     pub written: u64,
 }
@@ -52,11 +52,11 @@ pub struct Streams {
 struct Session {
     reader: Reader,
     writer: Writer,
-    /// Bytes written: where the next one of a source is.
+    /// Number of bytes written: the position of a source in its stream.
     position: u64,
     /// The peer has ended its stream.
     ended: bool,
-    /// It is among those whose turn comes.
+    /// The connection is in the queue.
     queued: bool,
 }
 
@@ -68,7 +68,7 @@ impl Session {
         Some(Self { reader, writer, position: 0, ended: false, queued: false })
     }
 
-    /// Moves as many bytes as `chunk` has, at most; those read and written.
+    /// Moves up to `chunk.len()` bytes. Returns the number of bytes read and written.
     fn turn(&mut self, stream: Stream, chunk: &mut [u8]) -> (usize, usize) {
         let available = self.reader.available();
         let n = self.writer.space().min(chunk.len());
@@ -93,7 +93,7 @@ impl Session {
         }
     }
 
-    /// Whether there is something to write.
+    /// Whether there is data to write.
     fn wants_to_write(&self, stream: Stream) -> bool {
         match stream {
             Stream::Sink => false,
@@ -104,7 +104,7 @@ impl Session {
 }
 
 impl Streams {
-    /// Serves who connects to `port` of all addresses.
+    /// Creates a service on `port` of all addresses.
     pub fn new(stream: Stream, port: u16) -> Self {
         let chunk = vec![0; CHUNK].into_boxed_slice();
         Self {
@@ -123,13 +123,13 @@ impl Streams {
 
     fn open(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
         let Some(session) = Session::new(conn, calls) else { return calls.close(conn) };
-        // Peers that are gone are not to add up.
+        // Keep-alive removes connections of peers that have disappeared.
         let _ = calls.stack.set_keepalive(calls.now, conn, Some(KeepAlive::default()), calls.out);
         self.sessions.insert(conn, session);
         self.serve(conn, calls);
     }
 
-    /// Does what can be done for a connection, in this round or in the next one.
+    /// Serves a connection now, or in the next round if the budget is used up.
     fn serve(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
         let Some(session) = self.sessions.get_mut(&conn).filter(|session| !session.queued) else { return };
         if self.budget == 0 {
@@ -147,9 +147,9 @@ impl Streams {
             self.sessions.remove(&conn);
             calls.close(conn);
         } else if written > 0 && calls.stack.written(calls.now, conn, calls.out).is_err() {
-            // An event will say that it is over.
+            // The end of the connection is reported by an event.
         } else if session.wants_to_write(self.stream) {
-            // What was written may have made more room.
+            // The write may have made more room available.
             if session.writer.space() > 0 {
                 session.queued = true;
                 self.queue.push_back(conn);
@@ -168,7 +168,7 @@ impl Streams {
     }
 }
 
-/// Fills `bytes` with what the stream has from `position` on.
+/// Fills `bytes` with the contents of a source's stream from `position` on.
 pub fn fill(bytes: &mut [u8], position: u64) {
     for (byte, at) in bytes.iter_mut().zip(position..) {
         *byte = (at / 8).to_be_bytes()[(at % 8) as usize];
@@ -178,7 +178,7 @@ pub fn fill(bytes: &mut [u8], position: u64) {
 impl App for Streams {
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
         calls.stack.listen(AppId::OWN, None, self.port, BACKLOG, false)?;
-        // A source would send to whoever is named as the sender of a datagram.
+        // A source would send data to the sender address of any datagram, which may be forged.
         if self.stream != Stream::Source {
             self.datagrams = Some(DatagramService::open(self.port, self.stream == Stream::Echo, calls)?);
         }

@@ -1,11 +1,11 @@
-//! Connections of the kernel's listeners, taken by a thread of each application's that has such listeners.
+//! Accepts connections of kernel listeners, in one thread for each application that has such listeners.
 //!
-//! A worker must not accept them: whether that waits is a flag of the listener's, which the application has, too, and can
-//! change at any time. So the one that may have to wait is a thread beside the workers, and an application that makes it wait
-//! gets no connections of the kernel's, and nobody else lacks any.
+//! Workers do not call `accept`, because it may block: the application shares the listener and can clear its
+//! non-blocking flag at any time. A thread outside the workers makes the call. An application that blocks its thread
+//! gets no more connections of the kernel, without effect on other applications.
 //!
-//! A listener tells the thread once that it has connections. The thread takes some of them, and the worker, which passes them
-//! on, has it go on when it is done with these: so an application has a bounded number of descriptors here.
+//! A listener with waiting connections wakes the thread once. The thread accepts some connections, and the worker
+//! passes them on and then requests more. This bounds the number of descriptors held here for an application.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -26,32 +26,32 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::errands::{Errands, Pending};
 
-/// Connections of a listener that are taken at once, at most.
+/// Maximum number of connections accepted from a listener at a time.
 const AT_ONCE: usize = 16;
-/// Listeners of an application, at most, those included that have ended and that the thread waits for.
+/// Maximum number of listeners per application, including listeners that have ended but are still open in the thread.
 const LISTENERS: usize = 256;
-/// What the thread has of a stack, in bytes.
+/// Stack size of the thread, in bytes.
 const STACK: usize = 64 << 10;
-/// How long a call of `accept` may wait on a listener that has ended, in microseconds.
+/// How long a call of `accept` may block on a listener that has ended, in microseconds.
 const WAIT: u64 = 1_000_000;
-/// Events that are taken at once.
+/// Maximum number of events taken at a time.
 const EVENTS: usize = 16;
-/// Names the thread's own event: no session has this number.
+/// Identifies the thread's own event. No session has this name.
 const POKED: u64 = u64::MAX;
 
-/// What a listener has had, in this order.
+/// The results of a listener, in order.
 #[derive(Debug)]
 pub(super) enum Come {
     Connection(OwnedFd),
-    /// There is one, and no descriptor for it.
+    /// A connection is waiting, but no descriptor is available.
     Full,
-    /// Nothing comes from it.
+    /// The listener cannot be watched.
     Failed(Errno),
-    /// No more until the worker asks for more.
+    /// The thread pauses until the worker requests more.
     Done,
 }
 
-/// A listener of the kernel's, which the thread closes: that may wait.
+/// A listener of the kernel. The thread closes it, because closing may block.
 #[derive(Debug)]
 pub(super) struct Kernel {
     listener: Arc<OwnedFd>,
@@ -59,23 +59,23 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Another descriptor of the kernel's listener, for a process that adopts the session.
+    /// Duplicates the descriptor of the kernel's listener, for a process that adopts the session.
     pub(super) fn try_clone(&self) -> Result<OwnedFd, Errno> {
         fcntl_dupfd_cloexec(&self.listener, 0)
     }
 }
 
-/// What the thread hears of, in this order. To add a listener to what it waits for, or to remove it, is its own work: that
-/// walks through all that waits for the listener, and others may do so at the same time.
+/// Messages to the thread, in order. The thread itself adds listeners to its epoll set and removes them: these
+/// operations walk through all waiters on the listener, and other threads may do so at the same time.
 #[derive(Debug)]
 enum Change {
     New(Name, Arc<OwnedFd>),
-    /// The worker is done with what it has had.
+    /// The worker has handled all previous results of the listener.
     GoOn(Name),
     Gone(Kernel, Pending),
 }
 
-/// Number and generation of the session that a listener belongs to.
+/// Number and generation of the session to which a listener belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Name {
     pub(super) number: u32,
@@ -95,43 +95,43 @@ impl Name {
 #[derive(Debug)]
 struct Shared {
     epoll: OwnedFd,
-    /// Tells the thread of changes, and that it ends.
+    /// Wakes the thread for changes, and to end it.
     poke: OwnedFd,
-    /// Tells the worker that something has come.
+    /// Wakes the worker when results are available.
     told: OwnedFd,
-    /// The [`Name`] of the listener of the last call of `accept`, and the number of calls that have begun and ended: it is odd
-    /// during a call.
+    /// The [`Name`] of the listener of the last call of `accept`, and the number of starts and ends of calls. The
+    /// number is odd during a call.
     accepting: AtomicU64,
     calls: AtomicU64,
     ends: AtomicBool,
 }
 
-/// A listener that has ended, which the thread has not closed yet.
+/// A listener that has ended but is still open in the thread.
 #[derive(Debug)]
 struct Leaving {
     listener: Weak<OwnedFd>,
     name: Name,
-    /// A call of `accept` on it, and when that was first seen, in microseconds.
+    /// The number of a call of `accept` on the listener, and when it was first seen, in microseconds.
     call: Option<(u64, u64)>,
 }
 
-/// The thread of an application.
+/// The acceptor thread of an application.
 #[derive(Debug)]
 pub(super) struct Acceptor {
-    /// Whose listeners they are.
+    /// The user of the application.
     pub(super) user: u32,
     shared: Arc<Shared>,
     come: Receiver<(Name, Come)>,
     changes: Sender<Change>,
-    /// Those that are not closed.
+    /// Listeners that are still open.
     listeners: Vec<Weak<OwnedFd>>,
-    /// Listeners that have ended but are not closed yet.
+    /// Listeners that have ended but are still open.
     leaving: Vec<Leaving>,
     thread: JoinHandle<()>,
 }
 
 impl Acceptor {
-    /// Starts the thread, on `cpus`.
+    /// Starts the thread on the CPUs `cpus`.
     pub(super) fn new(user: u32, cpus: CpuSet) -> Result<Self, Errno> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -150,7 +150,7 @@ impl Acceptor {
         let (changes, changes_from) = channel();
         let theirs = Arc::clone(&shared);
         let thread = Builder::new().name("acceptor".into()).stack_size(STACK).spawn(move || {
-            // A worker, whose core is its own, has started it.
+            // The thread inherits the affinity of the worker, which has a dedicated core.
             let _ = sched_setaffinity(None, &cpus);
             theirs.run(&come_to, &changes_from);
         });
@@ -158,12 +158,12 @@ impl Acceptor {
         Ok(Self { user, shared, come, changes, listeners: Vec::new(), leaving: Vec::new(), thread })
     }
 
-    /// Has an event when there is something to be [taken](Self::next).
+    /// An event is pending when [`next`](Self::next) has results.
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.told.as_fd()
     }
 
-    /// Adds a listener, whose connections are taken from now on.
+    /// Adds a listener. The thread accepts its connections from now on.
     pub(super) fn add(&mut self, fd: OwnedFd, name: Name, errands: &mut Errands) -> Result<Kernel, Errno> {
         self.listeners.retain(|listener| listener.strong_count() > 0);
         let fits =
@@ -178,7 +178,7 @@ impl Acceptor {
         Ok(Kernel { listener, name })
     }
 
-    /// The worker is done with what a listener has had.
+    /// Requests more results of a listener after the worker has handled all previous ones.
     pub(super) fn go_on(&self, kernel: &Kernel, errands: &mut Errands) {
         self.tell(Change::GoOn(kernel.name), errands);
     }
@@ -198,14 +198,14 @@ impl Acceptor {
         self.shared.poke();
     }
 
-    /// Whether a listener has ended that the thread has not closed.
+    /// Whether the thread still holds a listener that has ended.
     pub(super) fn is_leaving(&self) -> bool {
         !self.leaving.is_empty()
     }
 
-    /// Ends a call of `accept` that has waited for a while on a listener that has ended.
+    /// Ends a call of `accept` that has blocked for some time on a listener that has ended.
     ///
-    /// The listener is shut down only for such a call, because other processes may share it.
+    /// The listener is shut down only in this case, because other processes may share it.
     pub(super) fn hurry(&mut self, now: u64, errands: &mut Errands) {
         self.leaving.retain_mut(|Leaving { listener, name, call }| {
             let waits = self.shared.call_on(*name);
@@ -228,12 +228,13 @@ impl Acceptor {
         });
     }
 
-    /// The next thing that has come.
+    /// Takes the next result.
     pub(super) fn next(&self) -> Option<(Name, Come)> {
         self.come.try_recv().ok()
     }
 
-    /// Has the thread end. Whether it has: it may wait for a listener that somebody makes listen again.
+    /// Tells the thread to end, and returns whether it has ended. The thread may block on a listener on which a process
+    /// calls `listen` again.
     pub(super) fn end(&mut self, now: u64, errands: &mut Errands) -> bool {
         self.shared.ends.store(true, Ordering::Release);
         self.hurry(now, errands);
@@ -243,7 +244,7 @@ impl Acceptor {
 }
 
 impl Shared {
-    /// The number of the present call of `accept`, if it is on this listener.
+    /// The number of the current call of `accept`, if the call is on this listener.
     fn call_on(&self, name: Name) -> Option<u64> {
         let call = self.calls.load(Ordering::Acquire);
         let is_on_it = call % 2 == 1 && self.accepting.load(Ordering::Relaxed) == name.word();
@@ -278,7 +279,7 @@ impl Shared {
         }
     }
 
-    /// Tells the worker. An error: who would hear of it is gone.
+    /// Sends a result to the worker. Fails if the worker no longer receives results.
     fn tell(
         &self,
         name: Name,
@@ -290,7 +291,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes some of a listener's connections.
+    /// Accepts up to [`AT_ONCE`] connections of a listener.
     fn take(
         &self,
         listener: BorrowedFd<'_>,
@@ -299,14 +300,14 @@ impl Shared {
     ) -> Result<(), SendError<(Name, Come)>> {
         self.accepting.store(name.word(), Ordering::Relaxed);
         for _ in 0..AT_ONCE {
-            // The application may undo this before the next line.
+            // The application may clear the flag again before the call of `accept`.
             let _ = fcntl_setfl(listener, OFlags::NONBLOCK);
             self.calls.fetch_add(1, Ordering::Release);
             let accepted = accept_with(listener, SocketFlags::CLOEXEC);
             self.calls.fetch_add(1, Ordering::Release);
             match accepted {
                 Ok(fd) => come.send((name, Come::Connection(fd)))?,
-                // That one is gone; there may be others.
+                // This connection is gone, but others may be waiting.
                 Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {}
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                     come.send((name, Come::Full))?;
@@ -339,7 +340,7 @@ impl Shared {
                     listeners.get(&name).map(|listener| epoll::modify(&self.epoll, listener, data, wanted));
             }
             Change::Gone(Kernel { listener, name }, pending) => {
-                // Another process may have it, too, and go on listening.
+                // Another process may share the listener and continue to listen.
                 let _ = epoll::delete(&self.epoll, &listener);
                 listeners.remove(&name);
                 drop(listener);
@@ -350,10 +351,10 @@ impl Shared {
     }
 }
 
-/// Whether nothing waits that a worker does with a descriptor: it is a TCP listener.
+/// Checks that a descriptor is a TCP listener. A worker cannot block on operations on such a descriptor.
 ///
 /// # Errors
-/// What it is instead, as `listen` has it.
+/// The same error that `listen` returns for the descriptor.
 fn is_listener(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let inet = [AddressFamily::INET, AddressFamily::INET6].contains(&socket_domain(fd)?);
     let tcp = socket_type(fd)? == SocketType::STREAM && socket_protocol(fd)? == Some(ipproto::TCP);
@@ -370,7 +371,7 @@ mod tests {
 
     use super::*;
 
-    /// The thread is said to be in a call of `accept`; in truth it waits for events.
+    /// The test simulates calls of `accept` by the shared counters. The thread itself waits for events.
     #[test]
     fn waiting_calls_end_their_listener() {
         let mut errands = Errands::new(CpuSet::new());
@@ -393,7 +394,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(1));
             }
         };
-        // No call, calls on another listener, and calls that return.
+        // Without a call, with calls on another listener, and with calls that return, the listener stays open.
         for (name, calls) in [(name, 0), (name, 2), (other, 1), (other, 0), (name, 2), (name, 2), (name, 1)] {
             hurry(&mut acceptor, name, calls);
             assert!(TcpStream::connect(to).is_ok(), "{name:?} {calls}");

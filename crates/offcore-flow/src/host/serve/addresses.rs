@@ -1,5 +1,6 @@
-//! Which addresses and ports a session may have. All addresses overlap with each one, and what overlaps with what somebody has is
-//! refused, as in Linux: one user's connections and datagrams do not come to another.
+//! The addresses and ports that sessions may use. The wildcard address overlaps with every address. As in Linux, a
+//! request is refused if its address and port overlap with another session's. So connections and datagrams for one user
+//! never reach another.
 
 use std::net::IpAddr;
 
@@ -12,17 +13,18 @@ use super::ports::ANY;
 use super::session::{Listener, What};
 use crate::host::Calls;
 
-/// The first port that everybody may have.
+/// The first port that is not privileged.
 const UNPRIVILEGED: u16 = 1024;
-/// Sessions of one user that have a port, at most: half of those that are chosen from.
+/// Maximum number of sessions with a port per user: half the number of ephemeral ports.
 const OF_USER: usize = (*ANY.end() - *ANY.start()) as usize / 2;
-/// Those of them at one port, at most.
+/// Maximum number of such sessions per user at one port.
 const AT_PORT: usize = 1024;
-/// Ports that are tried where somebody has each of them, perhaps with another address.
+/// Number of ports that are tried if every port is in use, possibly with another address.
 const TRIES: usize = 64;
 
 impl Serve {
-    /// Ports below 1024 are for root, as in the kernel, and for the stack's own user. No user has so many that others find none.
+    /// Checks whether an application may use a port. Ports below 1024 are reserved for root, as in the kernel, and for
+    /// the stack's own user. The number of ports per user is limited, so that other users find free ports.
     pub(super) fn may_bind(&self, app: usize, port: u16) -> Result<(), Errno> {
         let user = self.user_of(app);
         let may =
@@ -36,8 +38,8 @@ impl Serve {
         if has >= OF_USER || here.nth(AT_PORT - 1).is_some() { Err(Errno::NOBUFS) } else { Ok(()) }
     }
 
-    /// The port of a stream: the requested one, or a free one. `listens` is set by `listen`: whether it shares the port, and the
-    /// cookie of the kernel's listener.
+    /// Returns the port for a stream: the requested one, or a free one. `listens` is `None` for `bind`. For `listen` it
+    /// has the `SO_REUSEPORT` flag and the cookie of the kernel's listener.
     pub(super) fn stream_port(
         &self,
         app: usize,
@@ -47,8 +49,8 @@ impl Serve {
     ) -> Result<u16, Errno> {
         let user = self.user_of(app);
         if port != 0 {
-            // Others may have bound it, too: who listens first has it. It is shared among one user's, as in Linux.
-            // Processes that share a kernel listener share its port.
+            // Several sessions may be bound to the port; the first that listens gets it. As in Linux, only sessions of
+            // the same user can share it. Processes that share a kernel listener share its port.
             let (shares, cookie) = listens.unwrap_or((true, 0));
             let shared = |listener: &Listener| {
                 listener.shares && shares || listener.cookie != 0 && listener.cookie == cookie
@@ -79,7 +81,7 @@ impl Serve {
         self.any_port(|port| self.at(port).any(|(_, what)| has(what)))
     }
 
-    /// A port that nobody is to know in advance: one that nobody has, or else one that is not `taken`.
+    /// Selects a random port, so that it is not predictable: an unused port, or else a port that is not `taken`.
     fn any_port(&self, taken: impl Fn(u16) -> bool) -> Result<u16, Errno> {
         let mut bytes = [0; 4];
         getrandom(&mut bytes, GetRandomFlags::NONBLOCK)?;
@@ -94,7 +96,7 @@ impl Serve {
         self.apps.get(app)?.as_deref().map(|app| app.user)
     }
 
-    /// Listeners and datagram sockets that have a port, and the applications that they are of.
+    /// Listeners and datagram sockets at a port, with the index of their application.
     fn at(&self, port: u16) -> impl Iterator<Item = (usize, &What)> {
         self.ports.at(port).filter_map(|(app, number)| Some((app, self.what(app, number)?)))
     }

@@ -1,4 +1,4 @@
-//! An application: processes that share memory and sessions.
+//! An application: a group of processes that share memory and sessions.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -17,76 +17,77 @@ use super::feed::Share;
 use super::key::Key;
 use super::session::Session;
 
-/// Marks of an application that are taken at once, or up to 63 more.
+/// Marks of an application taken at a time. Up to 63 more may be taken.
 const MARKS: usize = 256;
 
 /// One application.
 #[derive(Debug)]
 pub(super) struct Application {
     pub(super) id: AppId,
-    /// What its processes name it by.
+    /// The key with which its processes identify it.
     pub(super) key: [u8; KEY],
-    /// Which one it is of all that have had the key.
+    /// Identifies the application among all applications that have ever had the key.
     pub(super) instance: u64,
-    /// The user that may join it.
+    /// The user whose processes may join the application.
     pub(super) user: u32,
     pub(super) memory: Arc<Memory>,
-    /// Until it ends.
+    /// `None` once the application has ended.
     pub(super) share: Option<Share>,
     pub(super) shared: Shared,
-    /// Wakes the stack. It is never read: each write is an event.
+    /// Wakes the stack. The eventfd is never read: each write is an event.
     pub(super) event: OwnedFd,
-    /// Where it has listeners of the kernel's.
+    /// The thread that accepts from the application's kernel listeners, if it has any.
     pub(super) acceptor: Option<Acceptor>,
     processes: Vec<Option<Process>>,
     living: usize,
     sessions: Vec<Option<Box<Session>>>,
-    /// Numbers below `sessions.len()` that no session has.
+    /// Free numbers below `sessions.len()`.
     free: BinaryHeap<Reverse<u32>>,
-    /// Numbers by what the kernel calls the application's end.
+    /// Session numbers by the kernel's socket cookie of the application's end.
     by_cookie: HashMap<u64, u32>,
-    /// More memory is being made for it.
+    /// More memory is being created.
     pub(super) growing: bool,
-    /// The last slice of a round that it has had.
+    /// The number of the application's last time slice.
     pub(super) slice: u64,
-    /// Its marks are read in each round; and when it had work the last time.
+    /// Whether the marks are read in each round, and when the application last had work.
     pub(super) awake: bool,
     pub(super) worked: u64,
-    /// Processes that have more to say, and sessions, by number and generation, whose pairs may have data.
+    /// Processes that may have sent messages, and sessions, by number and generation, whose pairs may contain data.
     pub(super) talking: Queue<Key>,
     pub(super) raws: Queue<(u32, u32)>,
     /// Listeners that may have connections to pass on, by number and generation.
     pub(super) listening: Queue<(u32, u32)>,
-    /// Whether there may be marks, sessions whose marks were taken, and where the next ones are taken.
+    /// Whether there may be marks, the marked sessions that were taken, and the position at which the next marks are
+    /// taken.
     may_be_marked: bool,
     marked: Vec<u32>,
     marks: usize,
-    /// Sessions that are to be looked at although they have no marks: the next one and how many there are.
+    /// Sessions to be handled without marks: the next one and the number left.
     rest: (u32, u32),
-    /// Which kind of work comes next.
+    /// The kind of work that was served last.
     kind: usize,
 }
 
-/// What is to be done for an application in its turns.
+/// A unit of work for an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// A session is marked.
     Marked(u32),
-    /// A session, which may be none, is looked at although it is not marked.
+    /// A session is handled although it is not marked. The number may be unused.
     Rest(u32),
-    /// A process may have something to say.
+    /// A process may have sent a message.
     Question(Key),
-    /// The pair of a session, of this generation, may have data.
+    /// The pair of a session of this generation may contain data.
     Raw(u32, u32),
-    /// A listener, of this generation, may have connections to pass on.
+    /// A listener of this generation may have connections to pass on.
     Listener(u32, u32),
 }
 
-/// Things that are done one after the other: those in front now, and the others later.
+/// A queue in two parts: the front part is due now, and the rest waits for a later round.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     all: VecDeque<T>,
-    /// How many are in front.
+    /// Number of items that are due.
     due: usize,
 }
 
@@ -95,18 +96,18 @@ impl<T> Queue<T> {
         Self { all: VecDeque::new(), due: 0 }
     }
 
-    /// It is done as soon as it is its turn.
+    /// Adds an item that is due now.
     pub(super) fn push(&mut self, item: T) {
         self.all.insert(self.due, item);
         self.due += 1;
     }
 
-    /// It is done when those that wait are [due](Self::come_due).
+    /// Adds an item that waits until the next call of [`come_due`](Self::come_due).
     pub(super) fn push_waiting(&mut self, item: T) {
         self.all.push_back(item);
     }
 
-    /// Nothing waits any more.
+    /// Makes all items due.
     fn come_due(&mut self) {
         self.due = self.all.len();
     }
@@ -121,30 +122,30 @@ impl<T> Queue<T> {
     }
 }
 
-/// One of its processes.
+/// A process of an application.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) generation: u32,
-    /// Its number in the system.
+    /// The process number in the kernel.
     pub(super) pid: i32,
-    /// Its socket, until it closes that.
+    /// The process's socket, until the process closes it.
     pub(super) channel: Option<OwnedFd>,
-    /// What it has asked for and waits for; and whether it is among those that have more to say.
+    /// A postponed request, and whether the process is in the queue of processes that may have sent messages.
     pub(super) asked: Option<Box<Asked>>,
     pub(super) talks: bool,
-    /// Readable when it has ended; none where that cannot be seen.
+    /// Readable after the process has ended; `None` if the kernel cannot report that.
     pub(super) pidfd: Option<OwnedFd>,
 }
 
-/// What a process has asked for.
+/// A request of a process.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) question: Question,
-    /// One that came with it.
+    /// A descriptor that came with the request.
     pub(super) descriptor: Option<OwnedFd>,
-    /// One could not be taken.
+    /// A descriptor could not be received.
     pub(super) lost: bool,
-    /// When that was.
+    /// When the request was received, in microseconds.
     pub(super) since: u64,
 }
 
@@ -187,7 +188,7 @@ impl Application {
         }
     }
 
-    /// Its processes that live, and its sessions.
+    /// Number of living processes.
     pub(super) fn living(&self) -> usize {
         self.living
     }
@@ -196,7 +197,7 @@ impl Application {
         self.sessions.len() - self.free.len()
     }
 
-    /// Whether nothing of it is left.
+    /// Whether the application has neither processes nor sessions.
     pub(super) fn is_over(&self) -> bool {
         self.living == 0 && self.len() == 0
     }
@@ -205,7 +206,7 @@ impl Application {
         self.memory.slot(place)
     }
 
-    /// Adds a process; its number. `None` when there are as many as may be.
+    /// Adds a process and returns its number, or `None` if the application has the maximum number of processes.
     pub(super) fn add_process(&mut self, process: Process) -> Option<(usize, Owner)> {
         let free = self.processes.iter().position(Option::is_none);
         let number = free.unwrap_or(self.processes.len());
@@ -220,13 +221,13 @@ impl Application {
         Some((number, owner))
     }
 
-    /// The process that an event is of, when it still lives.
+    /// The process with this number and generation, if it is still alive.
     pub(super) fn process(&mut self, number: u32, generation: u32) -> Option<&mut Process> {
         let process = self.processes.get_mut(number as usize)?.as_mut();
         process.filter(|process| process.generation == generation)
     }
 
-    /// The number and generation of the process that the system calls `pid`.
+    /// Number and generation of the process with the kernel's process number `pid`.
     pub(super) fn find_process(&self, pid: i32) -> Option<(u32, u32)> {
         let mut processes = self.processes.iter().zip(0..);
         processes.find_map(|(process, number)| {
@@ -235,7 +236,7 @@ impl Application {
         })
     }
 
-    /// A process is gone.
+    /// Removes a process.
     pub(super) fn remove_process(&mut self, number: u32) -> Option<Process> {
         let process = self.processes.get_mut(number as usize)?.take()?;
         self.shared.processes().set(number as usize, 0);
@@ -243,18 +244,18 @@ impl Application {
         Some(process)
     }
 
-    /// The sockets of its processes are its own no more.
+    /// Takes the sockets of all processes.
     pub(super) fn take_channels(&mut self) -> Vec<OwnedFd> {
         self.processes.iter_mut().flatten().filter_map(|process| process.channel.take()).collect()
     }
 
-    /// Looks whether there may be marks. They are taken in the application's turn.
+    /// Checks for marks. They are taken in the application's turn.
     #[inline]
     pub(super) fn look_for_marks(&mut self) {
         self.may_be_marked = self.shared.control().has_marks();
     }
 
-    /// The next marked session.
+    /// Returns the next marked session.
     #[inline]
     fn next_marked(&mut self) -> Option<u32> {
         if self.marked.is_empty() && std::mem::take(&mut self.may_be_marked) {
@@ -264,27 +265,27 @@ impl Application {
         self.marked.pop()
     }
 
-    /// Whether something is to be done now.
+    /// Whether work is due now.
     #[inline]
     pub(super) fn is_behind(&self) -> bool {
         let marked = self.may_be_marked || !self.marked.is_empty();
         marked || self.rest.1 > 0 || self.talking.due > 0 || self.raws.due > 0 || self.listening.due > 0
     }
 
-    /// What waits is done in the next round.
+    /// Makes all waiting work due in the next round.
     pub(super) fn come_due(&mut self) {
         self.talking.come_due();
         self.raws.come_due();
         self.listening.come_due();
     }
 
-    /// Whether it has work, now or later.
+    /// Whether there is work, now or later.
     pub(super) fn has_work(&self) -> bool {
         let waits = !self.talking.is_empty() || !self.raws.is_empty() || !self.listening.is_empty();
         self.is_behind() || waits || self.acceptor.as_ref().is_some_and(Acceptor::is_leaving)
     }
 
-    /// What is to be done next; one kind after the other, so that none waits for all of another.
+    /// Returns the next unit of work. The kinds of work alternate, so that no kind waits until another is done.
     pub(super) fn next_work(&mut self) -> Option<Work> {
         const KINDS: usize = 5;
         (0..KINDS).find_map(|_| {
@@ -299,12 +300,12 @@ impl Application {
         })
     }
 
-    /// All its sessions are to be looked at.
+    /// Requests that all sessions are handled.
     pub(super) fn look_at_all(&mut self) {
         self.rest.1 = self.sessions.len() as u32;
     }
 
-    /// The number of the next of them, which may be no session's; `None` when all were looked at.
+    /// The next session number of such a request, which may be unused; `None` after the last one.
     fn next_of_rest(&mut self) -> Option<u32> {
         let (next, left) = self.rest;
         let left = left.checked_sub(1)?;
@@ -314,7 +315,8 @@ impl Application {
         Some(number)
     }
 
-    /// The number that the next session gets: the lowest that is free. `None` when there are as many as may be.
+    /// The number for the next session: the lowest free one. `None` if the application has the maximum number of
+    /// sessions.
     pub(super) fn next_number(&self) -> Option<u32> {
         match self.free.peek() {
             Some(Reverse(number)) => Some(*number),
@@ -323,7 +325,7 @@ impl Application {
         }
     }
 
-    /// Adds a session by the [next number](Self::next_number).
+    /// Adds a session with the [next number](Self::next_number).
     pub(super) fn add_session(&mut self, session: Box<Session>) -> Option<u32> {
         let number = self.next_number()?;
         self.by_cookie.insert(session.cookie, number);
@@ -343,14 +345,14 @@ impl Application {
         self.sessions.get_mut(number as usize)?.as_deref_mut()
     }
 
-    /// A session, and what it shares.
+    /// A session and its slot.
     pub(super) fn both(&mut self, number: u32) -> Option<(&mut Session, &Slot)> {
         let session = self.sessions.get_mut(number as usize)?.as_deref_mut()?;
         let slot = self.memory.slot(session.place)?;
         Some((session, slot))
     }
 
-    /// The same, and which processes live.
+    /// A session, its slot, and the table of living processes.
     pub(super) fn all(&mut self, number: u32) -> Option<(&mut Session, &Slot, &Processes)> {
         let session = self.sessions.get_mut(number as usize)?.as_deref_mut()?;
         let slot = self.memory.slot(session.place)?;
@@ -364,18 +366,18 @@ impl Application {
         Some(session)
     }
 
-    /// Our ends of all its sessions, which have none any more.
+    /// Takes the stack's ends of all sessions.
     pub(super) fn take_ends(&mut self) -> Vec<OwnedFd> {
         self.sessions.iter_mut().flatten().flat_map(|session| session.take_ends()).collect()
     }
 
-    /// Numbers of all its sessions.
+    /// The numbers of all sessions.
     pub(super) fn numbers(&self) -> Vec<u32> {
         let sessions = self.sessions.iter().zip(0..);
         sessions.filter(|(session, _)| session.is_some()).map(|(_, number)| number).collect()
     }
 
-    /// The session whose application's end the kernel calls `cookie`.
+    /// The session whose application's end has the kernel's socket `cookie`.
     pub(super) fn find_session(&self, cookie: u64) -> Option<u32> {
         self.by_cookie.get(&cookie).copied()
     }

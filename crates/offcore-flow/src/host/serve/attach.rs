@@ -1,4 +1,4 @@
-//! Processes attach: who they are, and which application they belong to.
+//! Attaching of processes: their credentials, and the applications that they belong to.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -23,25 +23,26 @@ use super::session::number;
 use super::{APPLICATIONS_OF_USER, Guest, Serve, descriptors, wire};
 use crate::host::Calls;
 
-/// Processes of a user that are there and have not said who they are, at most, and for how long one may hold up others, in
-/// microseconds. Who comes then is turned away and tries again.
+/// The maximum number of guests per user, that is of processes that have connected but not identified themselves; and
+/// the time in microseconds after which the oldest of them may be replaced. Beyond the limit new processes are rejected
+/// and try again.
 const GUESTS_OF_USER: usize = 32;
 const SILENT: u64 = 1_000_000;
-/// Those of a user that wait for memory, at most.
+/// The maximum number of guests per user that wait for memory.
 const WAITING: usize = 256;
-/// Stands for all users that may not attach: no user has this number.
+/// Stands for all users that may not attach. No user has this number.
 const STRANGER: u32 = u32::MAX;
-/// Those that are let in at once, at most.
+/// The maximum number of processes accepted at a time.
 const AT_ONCE: usize = 16;
 
 impl Serve {
-    /// Lets in who knocks, some at a time.
+    /// Accepts waiting processes, up to [`AT_ONCE`] of them.
     pub(super) fn let_in(&mut self, now: u64) {
-        // It is not told of again who has to wait in the queue.
+        // The event is edge-triggered: processes that stay in the queue are not reported again.
         self.knocking = true;
         for _ in 0..AT_ONCE {
             let Some(door) = &self.door else { return };
-            // What is let in has to be closed, too, some time.
+            // Each accepted socket must be closed some time, which is an errand.
             if self.guests.back().is_some_and(|guest| self.errands.are_full(guest.user)) {
                 return;
             }
@@ -64,7 +65,8 @@ impl Serve {
         }
     }
 
-    /// Somebody is there. Of a user's many silent ones who has been there for long goes first.
+    /// Adds a guest. If a user has too many silent guests, the oldest one is removed when it has been silent for long
+    /// enough.
     fn take_guest(&mut self, guest: Guest) -> Result<(), (Errno, OwnedFd)> {
         let is_silent = |other: &Guest| other.user == guest.user && other.waits.is_none();
         if self.guests.iter().filter(|other| is_silent(other)).count() >= GUESTS_OF_USER {
@@ -83,20 +85,20 @@ impl Serve {
         Ok(())
     }
 
-    /// What a guest has sent and nobody has read may have descriptors.
+    /// Closes the socket of a guest as an errand, because unread messages may contain descriptors.
     fn turn_away(&mut self, guest: Guest) {
         self.watch.remove(guest.socket.as_fd());
         self.errands.close_socket(guest.user, guest.socket);
     }
 
-    /// Closes descriptors of a user's that nobody has asked for.
+    /// Closes unexpected descriptors that processes of a user have sent.
     pub(super) fn discard(&mut self, user: u32, descriptors: Vec<OwnedFd>) {
         for descriptor in descriptors {
             self.errands.close(user, descriptor);
         }
     }
 
-    /// Somebody was not let in, or had to be reset.
+    /// Counts and logs a process that was refused, or a connection that had to be reset.
     pub(super) fn refuse(&mut self, now: u64, what: &'static str, error: Errno) {
         self.counts.refused += 1;
         if self.refusals.may(now) {
@@ -104,7 +106,7 @@ impl Serve {
         }
     }
 
-    /// A process was not let in: who reads of it wants to know which, and what to do.
+    /// Counts and logs a process that was refused, with its process and user numbers and a remedy.
     fn refuse_process(&mut self, socket: &OwnedFd, now: u64, error: Errno) {
         self.counts.refused += 1;
         if self.refusals.may(now) {
@@ -115,7 +117,7 @@ impl Serve {
         }
     }
 
-    /// A process says who it is.
+    /// Reads the first message of a guest.
     pub(super) fn hear_guest(&mut self, key: Key, calls: &mut Calls<'_>) {
         let Some(at) = self.guests.iter().position(|guest| guest.generation == key.generation) else {
             return;
@@ -140,7 +142,7 @@ impl Serve {
         if guest.invited && matches!(who, Err(Errno::AGAIN)) {
             return;
         }
-        // Of another version it may be longer.
+        // The message of another version may be longer.
         let (mut bytes, mut descriptors) = ([0; 256], Vec::new());
         let received = wire::receive(self.guests[at].socket.as_fd(), &mut bytes, &mut descriptors);
         self.discard(self.guests[at].user, descriptors);
@@ -182,13 +184,14 @@ impl Serve {
         };
         match self.find_app(hello.key, guest.user) {
             Some(app) => self.enter(Ok(app), who, guest, calls),
-            // The one that has invited it is gone.
+            // The application that requested the socket for its child has ended.
             None if guest.invited => self.refuse_guest(guest, Errno::ACCESS, calls.now),
             None => self.begin_app(hello.key, guest, calls),
         }
     }
 
-    /// A process of an application whose memory is to be made, unless that is going on.
+    /// Starts the creation of memory for a new application, unless it is in progress, and queues the guest until it is
+    /// complete.
     fn begin_app(&mut self, mut key: [u8; KEY], guest: Guest, calls: &mut Calls<'_>) {
         let user = guest.user;
         let waiting = || self.guests.iter().filter(|other| other.user == user && other.waits.is_some());
@@ -198,7 +201,7 @@ impl Serve {
             return self.refuse_guest(guest, Errno::AGAIN, calls.now);
         }
         if ours || !is_begun {
-            // Root and the stack's own user may attach, too.
+            // Root and the stack's own user may attach as well.
             let most = APPLICATIONS_OF_USER.min(APPLICATIONS / (self.config.allow.len() + 2));
             if self.feed.count(user) >= most {
                 let error = self.end_oldest_left(user, calls);
@@ -209,19 +212,20 @@ impl Serve {
             }
             self.feed.begin(user, key, self.config.memory, &mut self.errands);
         }
-        // Until then there is nothing to hear.
+        // No message is expected until then.
         self.watch.remove(guest.socket.as_fd());
         self.guests.push_back(Guest { waits: Some(key), ..guest });
     }
 
-    /// A user has too many applications: the connections of one that is gone go at once, and there is room soon.
+    /// Frees memory of a user that has too many applications: aborts the remaining connections of the application that
+    /// ended first. Returns `EAGAIN` in that case, because there will be room soon.
     fn end_oldest_left(&mut self, user: u32, calls: &mut Calls<'_>) -> Errno {
         let Some(memory) = self.feed.oldest_left(user) else { return Errno::USERS };
         calls.stack.abort_gone(calls.now, memory, calls.out);
         Errno::AGAIN
     }
 
-    /// Memory was made, for applications that begin and for those that are there.
+    /// Handles memory that was created, for new and existing applications.
     pub(super) fn memory_comes(&mut self, calls: &mut Calls<'_>) {
         while let Some(made) = self.feed.next() {
             match made {
@@ -234,7 +238,7 @@ impl Serve {
                         }
                         None => segment,
                     };
-                    // Unmapped by the thread that has made it, the rest of the application's, too.
+                    // The thread that created the memory also unmaps it, and the rest of the application's memory.
                     self.errands.close(user, (rest, memory));
                 }
                 Made::New { user, key, memory, share } => self.app_comes(user, key, memory, share, calls),
@@ -242,7 +246,7 @@ impl Serve {
         }
     }
 
-    /// Memory of a new application was made.
+    /// Creates a new application after its memory was created.
     fn app_comes(
         &mut self,
         user: u32,
@@ -263,13 +267,13 @@ impl Serve {
                 Err(error) => self.refuse_guest(guest, error, calls.now),
             }
         }
-        // Nobody has waited for it after all.
+        // None of the guests that waited for it has entered.
         if let Ok(app) = app {
             self.end_when_over(app, calls);
         }
     }
 
-    /// Has more memory made for applications that are short of it.
+    /// Requests memory for applications that are short of it.
     pub(super) fn ask_for_memory(&mut self, calls: &mut Calls<'_>) {
         let Self { apps, by_id, feed, errands, .. } = self;
         for (id, wanted) in calls.stack.wanted_memory() {
@@ -282,7 +286,7 @@ impl Serve {
         }
     }
 
-    /// A guest becomes a process of an application.
+    /// Turns a guest into a process of an application.
     fn enter(
         &mut self,
         app: Result<usize, Errno>,
@@ -302,13 +306,13 @@ impl Serve {
         self.turn_away(guest);
     }
 
-    /// The application of a user that has a key.
+    /// Finds the application of a user by its key.
     fn find_app(&self, key: [u8; KEY], user: u32) -> Option<usize> {
         let known = |app: &Application| app.key == key && app.user == user;
         self.apps.iter().position(|app| app.as_deref().is_some_and(known))
     }
 
-    /// Who is at the other end of a socket, if it is a user that may attach.
+    /// Returns the credentials of the process at the other end of a socket, if its user may attach.
     fn may_attach(&self, socket: &OwnedFd) -> Result<UnixCredentials, Errno> {
         let who = credentials(socket)?;
         let user = who.uid();
@@ -316,7 +320,7 @@ impl Serve {
         if may { Ok(who) } else { Err(Errno::ACCESS) }
     }
 
-    /// A new application, with its memory.
+    /// Creates an application from its memory.
     fn add_app(
         &mut self,
         user: u32,
@@ -368,10 +372,10 @@ impl Serve {
             return Err(Errno::BADF);
         };
         let visible = Pid::from_raw(pid);
-        // It has begun another program: who it was before holds no lock any more.
+        // A process with the same number has executed another program: its previous entry no longer holds locks.
         let before = visible.and_then(|_| application.find_process(pid));
-        // Where processes cannot be watched, it is over when its socket is closed; so is one that this namespace of processes
-        // does not have, whose number is 0.
+        // If the system cannot watch processes, the process counts as ended when its socket is closed. The same applies
+        // to a process outside this PID namespace, whose number is 0.
         let pidfd = match visible.map_or(Err(Errno::NOSYS), |pid| pidfd_open(pid, PidfdFlags::empty())) {
             Ok(pidfd) => Some(pidfd),
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::SRCH)) => return Err(error),
@@ -384,7 +388,7 @@ impl Serve {
         let watched = process
             .and_then(|process| process.pidfd.as_ref())
             .map_or(Ok(()), |pidfd| self.watch.add(pidfd.as_fd(), key, EventFlags::IN));
-        // A socket that was a guest's is watched; one that came with a message is not.
+        // The socket of a guest is already watched; a socket that came with a message is not.
         let key = Key { source: Source::Channel, ..key };
         let watched = watched.and_then(|()| match self.watch.change(socket.as_fd(), key, EventFlags::IN) {
             Err(Errno::NOENT) => self.watch.add(socket.as_fd(), key, EventFlags::IN),
@@ -397,7 +401,7 @@ impl Serve {
         Ok(Attached { app, number: number as u32, generation, owner: owner.word(), before })
     }
 
-    /// Welcomes a process, by its socket.
+    /// Sends a process its welcome message.
     fn greet(&mut self, attached: Attached, socket: OwnedFd, calls: &mut Calls<'_>) {
         let Attached { app, number, generation, owner, before } = attached;
         let gate = self.pairs.gate;
@@ -416,7 +420,7 @@ impl Serve {
             gate,
             segments: (descriptors.len() - 3) as u32,
         };
-        // Who does not hear it is gone, or soon will be.
+        // If the message cannot be sent, the process has ended or will soon.
         let _ = wire::send(socket.as_fd(), &welcome.to_bytes(), &descriptors);
         if let Some(process) = application.process(number, generation) {
             process.channel = Some(socket);
@@ -426,7 +430,7 @@ impl Serve {
         }
     }
 
-    /// A process that has its parent's socket gets one of its own, as a guest.
+    /// Gives a child process, which has inherited its parent's socket, a separate socket. It starts as a guest.
     pub(super) fn fork(&mut self, app: usize, answer_to: OwnedFd, calls: &mut Calls<'_>) {
         let Some(user) = self.app(app).map(|app| app.user) else { return };
         let theirs = match is_channel(answer_to.as_fd()) {
@@ -434,7 +438,7 @@ impl Serve {
             false => Err(Errno::PROTOTYPE),
         };
         match theirs {
-            // The socket is not of the stack's making: nothing is asked of it here.
+            // The stack did not create this socket, so operations on it may block and run as an errand.
             Ok(theirs) => self.errands.run(user, move || {
                 let answer = Answer { descriptors: 1, ..Answer::of(0) };
                 let _ = wire::send(answer_to.as_fd(), &answer.to_bytes(), &[theirs.as_fd()]);
@@ -446,7 +450,8 @@ impl Serve {
         }
     }
 
-    /// The other end of a guest's socket. Who it is, says the kernel with its first message.
+    /// Creates the socket pair of a guest and returns its other end. The kernel reports the sender's credentials with
+    /// its first message.
     fn invite(&mut self, user: u32, now: u64) -> Result<OwnedFd, Errno> {
         let kind = SocketFlags::CLOEXEC;
         let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, kind, None)?;
@@ -458,27 +463,28 @@ impl Serve {
     }
 }
 
-/// Who has made the other end of a socket. By nix: rustix has no value for a process of another namespace, which has no number.
+/// Returns the credentials of the process that created the other end of a socket. This uses nix, because rustix cannot
+/// represent a process of another namespace, which has no number.
 fn credentials(socket: &OwnedFd) -> Result<UnixCredentials, Errno> {
     getsockopt(socket, PeerCredentials).map_err(|error| Errno::from_raw_os_error(error as i32))
 }
 
-/// Whether messages can be sent there, and nothing waits.
+/// Whether a socket can carry messages. The check does not block.
 fn is_channel(socket: BorrowedFd<'_>) -> bool {
     socket_domain(socket) == Ok(AddressFamily::UNIX) && socket_type(socket) == Ok(SocketType::SEQPACKET)
 }
 
-/// A process that was let in.
+/// A process that was admitted.
 struct Attached {
     app: usize,
     number: u32,
     generation: u32,
     owner: u32,
-    /// The process that it was before.
+    /// Number and generation of the process's previous entry, if it has executed another program.
     before: Option<(u32, u32)>,
 }
 
-/// Answers somebody who is not let in.
+/// Sends an error to a process that is not admitted.
 fn answer(socket: BorrowedFd<'_>, error: u32) {
     let welcome = Welcome { version: VERSION, error, ..Welcome::default() };
     let _ = wire::send(socket, &welcome.to_bytes(), &[]);

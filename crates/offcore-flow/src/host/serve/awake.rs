@@ -1,18 +1,19 @@
-//! The applications for whose marks a round looks.
+//! Selects the applications whose marks are read in each round.
 //!
-//! To look for an application's marks takes time in each round. So a round looks for marks of applications that had work within the
-//! last milliseconds, and of a few more. The others are armed, as all are while the worker sleeps: an application that marks a
-//! session then writes to its eventfd. The kernel reports the event, and the application is awake again.
+//! Reading the marks of an application takes time, so a round reads only the marks of applications that had work within
+//! the last milliseconds, and of a few others. All other applications are armed, as all applications are while the
+//! worker sleeps: an application that marks a session then writes to its eventfd. The kernel reports this event, and
+//! the application is awake again.
 
 use super::Serve;
 use super::application::Application;
 
-/// Applications that stay awake without work.
+/// Number of applications that stay awake without work.
 const KEPT: usize = 16;
 /// Microseconds without work after which an application may fall asleep.
 const IDLE: u64 = 10_000;
 
-/// Numbers of the applications that are awake, and the count of the others.
+/// The indices of awake applications, and the number of the others.
 #[derive(Debug, Default)]
 pub(super) struct Awake {
     apps: Vec<usize>,
@@ -20,12 +21,12 @@ pub(super) struct Awake {
 }
 
 impl Awake {
-    /// A new application is awake.
+    /// Adds a new application, which is awake.
     pub(super) fn add(&mut self, app: usize) {
         self.apps.push(app);
     }
 
-    /// An application is over.
+    /// Removes an application that has ended.
     pub(super) fn remove(&mut self, app: usize) {
         match self.apps.iter().position(|other| *other == app) {
             Some(at) => drop(self.apps.swap_remove(at)),
@@ -47,7 +48,7 @@ impl Awake {
 }
 
 impl Serve {
-    /// Looks for marks of the applications that are awake.
+    /// Checks the awake applications for marks.
     pub(super) fn look_for_marks(&mut self, now: u64) {
         for app in self.awake.iter() {
             let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { continue };
@@ -59,13 +60,13 @@ impl Serve {
         }
     }
 
-    /// An application has work, or may have some.
+    /// Wakes an application that has or may have work.
     pub(super) fn rouse(&mut self, app: usize) {
         let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         application.worked = self.looked;
         if !std::mem::replace(&mut application.awake, true) {
             application.shared.control().disarm();
-            // In this order. The next round finds later marks.
+            // This check must follow `disarm`. The next round finds later marks.
             application.look_for_marks();
             self.look |= application.shared.control().take_look();
             self.awake.apps.push(app);
@@ -73,7 +74,7 @@ impl Serve {
         }
     }
 
-    /// Applications without work for some time fall asleep, unless few are awake.
+    /// Puts applications without recent work to sleep, down to [`KEPT`] awake applications.
     pub(super) fn fall_asleep(&mut self, now: u64) {
         let Self { apps, awake, .. } = self;
         let mut surplus = awake.apps.len().saturating_sub(KEPT);
@@ -91,7 +92,7 @@ impl Serve {
 }
 
 impl Application {
-    /// Falls asleep if it has had no work for some time. Whether it has.
+    /// Puts the application to sleep if it had no recent work. Returns whether it is asleep.
     fn falls_asleep(&mut self, now: u64) -> bool {
         if now < self.worked + IDLE || self.has_work() {
             return false;

@@ -1,4 +1,5 @@
-//! What processes ask for, and what they are answered. Nothing waits: what takes time is told of by the session's end.
+//! Requests of processes and their answers. No request blocks: operations that take time report their result through
+//! the session's end.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,14 +26,14 @@ use super::wire::Received;
 use super::{Serve, wire};
 use crate::host::Calls;
 
-/// How long who binds something waits for what is being closed, in microseconds.
+/// How long a request for a port waits for pending closes of the same user, in microseconds.
 const CLOSE_TIMEOUT: u64 = 100_000;
 
-/// States of a connection without any, as Linux numbers them.
+/// States of a session without a connection, as Linux numbers them in `TCP_INFO`.
 const CLOSE: u32 = 7;
 const LISTEN: u32 = 10;
 
-/// An answer, and what goes with it.
+/// An answer and the descriptor sent with it.
 pub(super) struct Reply {
     answer: Answer,
     end: Option<OwnedFd>,
@@ -44,14 +45,14 @@ impl Reply {
         Self { answer: Answer { session: named, descriptors, ..Answer::of(0) }, end }
     }
 
-    /// An answer of numbers.
+    /// Creates an answer with the words `info`.
     pub(super) fn with(info: [u32; INFO]) -> Self {
         Self { answer: Answer { info, ..Answer::of(0) }, end: None }
     }
 }
 
 impl Serve {
-    /// Answers the next thing that a process says.
+    /// Reads and answers the next request of a process.
     pub(super) fn hear(&mut self, key: Key, calls: &mut Calls<'_>) {
         let app = usize::from(key.app);
         let Some(user) = self.app(app).map(|app| app.user) else { return };
@@ -60,17 +61,17 @@ impl Serve {
         if question.call == Call::Fork {
             match descriptor {
                 Some(socket) => self.fork(app, socket, calls),
-                // Who waits at the other end sees that it is closed.
+                // The process that waits at the other end sees that the socket is closed.
                 None if lost => {}
                 None => return self.close_channel(key, true, calls),
             }
             return self.has_said(key, Queue::push);
         }
-        // Once: of what is only shut down it would be found out again and again.
+        // Only for a new request: a session that is only shut down would be queried repeatedly.
         if since == calls.now {
             self.end_closed(&question, calls);
         }
-        // What has the kernel's port until it is closed is closed by then, usually.
+        // A kernel socket that occupies the port is usually closed by the end of this wait.
         let binds = matches!(question.call, Call::Bind | Call::Listen);
         if binds && self.errands.has_some(user) && calls.now < since + CLOSE_TIMEOUT {
             if let Some(process) = self.app(app).and_then(|app| app.process(key.number, key.generation)) {
@@ -93,7 +94,7 @@ impl Serve {
         self.has_said(key, Queue::push);
     }
 
-    /// What a process asks for next.
+    /// Returns the next request of a process: a postponed one, or a new message.
     fn next_question(&mut self, key: Key, calls: &mut Calls<'_>) -> Option<Asked> {
         let application = self.app(key.app.into())?;
         let user = application.user;
@@ -127,7 +128,7 @@ impl Serve {
         None
     }
 
-    /// A process has said something, or may have more to say: it is heard when it is its application's turn.
+    /// Queues a process that has sent a message or may have more. Its request is handled in its application's turn.
     pub(super) fn has_said(&mut self, key: Key, push: impl FnOnce(&mut Queue<Key>, Key)) {
         self.rouse(key.app.into());
         let Some(application) = self.app(key.app.into()) else { return };
@@ -142,7 +143,7 @@ impl Serve {
         process.channel.as_ref().map(AsFd::as_fd)
     }
 
-    /// A process has closed its socket, or said what means nothing.
+    /// Closes the socket of a process that has closed its own end or sent an invalid message.
     fn close_channel(&mut self, key: Key, misused: bool, calls: &mut Calls<'_>) {
         let app = usize::from(key.app);
         if misused {
@@ -158,7 +159,7 @@ impl Serve {
         }
     }
 
-    /// Sends an answer. `false`: the process does not take it.
+    /// Sends an answer. Returns `false` if the process does not receive it.
     fn reply(&mut self, key: Key, question: &Question, reply: Result<Reply, Errno>) -> bool {
         let Some(application) = self.app(key.app.into()) else { return false };
         let memory = Arc::clone(&application.memory);
@@ -177,7 +178,8 @@ impl Serve {
         answer.descriptors = descriptors.len() as u32;
         let from = tsc::now();
         let sent = match wire::send(channel, &answer.to_bytes(), &descriptors) {
-            // Others do not take what they are sent, and that counts against this process's user. It is not this one's doing.
+            // Descriptors in flight are counted per user. Other processes of the user do not receive theirs, so this
+            // process is not to blame.
             Err(Errno::TOOMANYREFS) => {
                 let answer = Answer::of(error_number(Errno::NOBUFS));
                 wire::send(channel, &answer.to_bytes(), &[]).is_ok()
@@ -188,7 +190,7 @@ impl Serve {
         sent
     }
 
-    /// Ends what has a port that is asked for and no descriptor any more.
+    /// Ends closed sessions at the port that is requested.
     fn end_closed(&mut self, question: &Question, calls: &mut Calls<'_>) {
         let bound = question.local.map_or(0, |local| local.port());
         if bound != 0 && matches!(question.call, Call::Bind | Call::Connect | Call::Listen) {
@@ -215,7 +217,7 @@ impl Serve {
         }
     }
 
-    /// A session with an address.
+    /// Creates a session that is bound to an address.
     fn bind(&mut self, app: usize, question: &Question, calls: &mut Calls<'_>) -> Result<Reply, Errno> {
         let local = question.local.ok_or(Errno::INVAL)?;
         let id = self.app(app).ok_or(Errno::BADF)?.id;
@@ -244,7 +246,8 @@ impl Serve {
         self.made(app, begin, calls)
     }
 
-    /// Makes a session and tells of it; what it was made for goes back when it cannot be.
+    /// Creates a session and returns the answer that names it. On failure the connection or listener and the slot are
+    /// released.
     pub(super) fn made(
         &mut self,
         app: usize,
@@ -276,7 +279,7 @@ impl Serve {
         }
     }
 
-    /// A connection, of a session that has an address or of a new one; or the peer of a datagram socket.
+    /// Opens a connection for a bound or a new session, or sets the peer of a datagram socket.
     fn connect(&mut self, app: usize, question: &Question, calls: &mut Calls<'_>) -> Result<Reply, Errno> {
         let application = self.app(app).ok_or(Errno::BADF)?;
         let id = application.id;
@@ -287,7 +290,7 @@ impl Serve {
         }
         let to = question.remote.ok_or(Errno::INVAL)?;
         if question.number == NONE {
-            // A server of this machine that is not on the stack is reached by the kernel's loopback.
+            // A local server that does not run on the stack is reached through the kernel's loopback.
             let is_here = match kind(question) {
                 DATAGRAM => calls.stack.reaches_socket(to),
                 _ => calls.stack.reaches_listener(to),
@@ -337,7 +340,7 @@ impl Serve {
         Ok(Reply::of(named, None))
     }
 
-    /// Connections come to a session that has an address, or to a new one.
+    /// Turns a bound session into a listener, or creates a listening session.
     fn listen(
         &mut self,
         app: usize,
@@ -353,14 +356,14 @@ impl Serve {
         let bound = match application.session(question.number).map(|session| &session.what) {
             _ if question.number == NONE => None,
             Some(What::Bound(address, port)) => Some((*address, *port)),
-            // Only the backlog would change.
+            // The call could only change the backlog.
             Some(What::Listener(_)) => return self.named(app, question.number),
             Some(_) => return Err(Errno::INVAL),
             None => return Err(Errno::BADF),
         };
         let (address, port) = match (bound, question.local) {
             (Some((address, port)), _) => {
-                // Others may have begun to listen there since it was bound.
+                // Another listener may have taken the port since this session was bound.
                 self.end_closed_at(port, calls);
                 (address, self.stream_port(app, address, port, Some((shares, cookie)))?)
             }
@@ -437,7 +440,7 @@ impl Serve {
         Ok((number, Reply::of(named, None)))
     }
 
-    /// Makes room for the queue, and has the kernel's listener looked at.
+    /// Sets the length of the queue, and adds the kernel's listener to the acceptor.
     fn begin_to_listen(
         &mut self,
         app: usize,
@@ -458,13 +461,13 @@ impl Serve {
         self.listener_goes_on(app, number, calls);
     }
 
-    /// An answer that names a session.
+    /// Returns an answer that names a session.
     pub(super) fn named(&mut self, app: usize, number: u32) -> Result<Reply, Errno> {
         let session = self.app(app).and_then(|app| app.session(number)).ok_or(Errno::BADF)?;
         Ok(Reply::of(Named { place: session.place.number(), generation: session.generation }, None))
     }
 
-    /// Which session an end is of.
+    /// Finds the session to which an end belongs.
     fn adopt(&mut self, app: usize, end: &OwnedFd) -> Result<Reply, Errno> {
         let cookie = socket_cookie(end)?;
         let application = self.app(app).ok_or(Errno::BADF)?;
@@ -503,12 +506,12 @@ pub(super) fn bound_to(local: IpAddr, value: u32) -> Option<IpAddr> {
     (!both).then_some(local.to_canonical())
 }
 
-/// The address that stands for any, of the family of another one.
+/// The unspecified address of the same family.
 fn unspecified(like: SocketAddr) -> IpAddr {
     if like.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
-/// What is told of a connection: see [`INFO`].
+/// The words that describe a connection: see [`INFO`].
 fn info_words(info: &Info) -> [u32; INFO] {
     let state = match info.state {
         "ESTABLISHED" => 1,
@@ -540,7 +543,7 @@ fn info_words(info: &Info) -> [u32; INFO] {
     words
 }
 
-/// Why a call was refused, as an `errno`.
+/// Converts a [`CallError`] to an `errno`.
 pub(super) fn errno(error: CallError) -> Errno {
     match error {
         CallError::NoRoute => Errno::NETUNREACH,

@@ -1,4 +1,4 @@
-//! What a server of applications counts, and warnings that come once a second at most.
+//! Counters of a server of applications, and a limit of one warning per second.
 
 use offcore_stats::counters;
 
@@ -10,26 +10,27 @@ counters! {
         sessions,
         /// Applications whose marks are read in each round.
         awake,
-        /// Bytes that said that there is something to read.
+        /// Bytes written to announce data.
         tokens,
         /// Gates that were opened.
         gates,
-        /// Bytes that were written without the library and sent, and those that could not be.
+        /// Bytes written without the library: sent bytes, and lost bytes.
         relayed,
         unsent,
-        /// Times that an application woke the worker up.
+        /// Number of times an application woke the worker.
         woken,
-        /// Processes that were not let in, and connections that were reset for want of descriptors, numbers or memory.
+        /// Processes that were refused, and connections that were reset because descriptors, numbers or memory were
+        /// exhausted.
         refused,
-        /// Sessions that were reset, and processes whose socket was closed, for what means nothing.
+        /// Sessions that were reset, and processes whose socket was closed, because of invalid data.
         misused,
     }
 }
 
-/// Says whether a warning is due: one a second.
+/// Limits a warning to one per second.
 #[derive(Debug, Default)]
 pub(super) struct Seldom {
-    /// When the next one may come, in microseconds.
+    /// Earliest time of the next warning, in microseconds.
     next: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Options of datagram sockets that the stack has to know.
+//! Options of datagram sockets that the stack applies.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use offcore_tcp::proto::ConnId;
 
 use crate::host::Calls;
 
-/// Applies the options in a slot that the stack has to know.
+/// Applies the options of a slot to the stack's socket.
 pub(super) fn apply(slot: &Slot, conn: ConnId, calls: &mut Calls<'_>) {
     let bits = slot.wishes.keep_idle.load(Ordering::Relaxed);
     let is_set = |bit| bits & bit != 0;

@@ -1,4 +1,4 @@
-//! Datagram sockets: they are made, have one peer or any, and hear of errors.
+//! Requests for datagram sockets: creation, peers, errors and multicast groups.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -15,7 +15,8 @@ use super::sessions::Beginning;
 use crate::host::Calls;
 
 impl Serve {
-    /// A datagram socket of an application, bound to the question's local address and connected to `peer`, if there is one.
+    /// Creates a datagram socket of an application. It is bound to the question's local address and connected to
+    /// `peer`, if any.
     pub(super) fn datagrams(
         &self,
         app: usize,
@@ -52,7 +53,7 @@ impl Serve {
         Ok(Beginning { place, what, state: state::BOUND, local: Some(local), remote: peer })
     }
 
-    /// A datagram socket that is there has another peer, or none.
+    /// Sets or removes the peer of a datagram socket.
     pub(super) fn connect_datagrams(
         &mut self,
         app: usize,
@@ -70,7 +71,7 @@ impl Serve {
         self.named(app, question.number)
     }
 
-    /// The oldest error of a datagram socket, or a new one.
+    /// Returns the oldest error of a datagram socket, or adds a new one.
     pub(super) fn undelivered(
         &mut self,
         app: usize,
@@ -85,12 +86,12 @@ impl Serve {
             return self.named(app, question.number);
         }
         let (error, next) = calls.stack.take_undelivered(conn).ok_or(Errno::AGAIN)?;
-        // As on Linux, the next one is the error that a call returns.
+        // As in Linux, the next error is returned by a later call.
         slot.identity.fail(next.unwrap_or(0));
         Ok(Reply::with(error.to_words()))
     }
 
-    /// A datagram socket joins or leaves a multicast group.
+    /// Joins or leaves a multicast group.
     pub(super) fn group(
         &mut self,
         app: usize,
@@ -122,7 +123,7 @@ impl Serve {
         Ok(Reply::with(info))
     }
 
-    /// What a datagram socket has sent was not delivered.
+    /// Reports that a sent datagram was not delivered.
     pub(super) fn failed(&mut self, conn: ConnId, errno: u16) {
         self.with_datagrams(conn, |session, slot, counts| session.failed(slot, errno, counts));
     }

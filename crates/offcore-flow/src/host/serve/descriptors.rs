@@ -1,4 +1,5 @@
-//! Descriptors that applications cost this process. Users share its limit (`RLIMIT_NOFILE`) in equal parts.
+//! Accounting of the descriptors that applications occupy in this process. Users share the process's limit
+//! (`RLIMIT_NOFILE`) equally.
 
 use std::collections::HashMap;
 
@@ -6,16 +7,17 @@ use offcore_session::place::SEGMENT;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-/// Descriptors of the stack itself: ports, threads, and files that are about to be closed. With a low limit it is a quarter.
+/// Descriptors reserved for the stack itself: ports, threads, and files that are about to be closed. With a low limit,
+/// a quarter of the limit is reserved.
 const RESERVED: u64 = 2048;
-/// The least share of a user. With a lower limit the kernel refuses descriptors first.
+/// The minimum share of a user. With a lower limit the kernel refuses descriptors first.
 const LEAST: usize = 64;
-/// Descriptors of an application with one segment of memory, without its processes and sessions: shared memory, its event, and those
-/// of the thread that accepts from the kernel.
+/// Descriptors of an application with one segment of memory, without its processes and sessions: shared memory, the
+/// eventfd, and the descriptors of the acceptor thread.
 const APPLICATION: usize = 7;
 /// Descriptors of a process: its socket and its pidfd.
 pub(super) const PROCESS: usize = 2;
-/// Descriptors of a session, and of a listener of the kernel's.
+/// Descriptors of a session, and of a kernel listener.
 pub(super) const SESSION: usize = 1;
 pub(super) const KERNEL: usize = 1;
 
@@ -24,7 +26,7 @@ pub(super) fn of_application(memory: usize) -> usize {
     APPLICATION + memory / SEGMENT
 }
 
-/// The descriptors of each user's applications.
+/// The descriptors in use by the applications of each user.
 #[derive(Debug)]
 pub(super) struct Descriptors {
     /// The share of a user.
@@ -60,7 +62,7 @@ impl Descriptors {
         Ok(())
     }
 
-    /// `count` descriptors of a user are closed.
+    /// Releases `count` descriptors of a user.
     pub(super) fn give(&mut self, user: u32, count: usize) {
         if let Some(used) = self.used.get_mut(&user) {
             *used = used.saturating_sub(count);

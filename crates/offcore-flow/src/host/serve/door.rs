@@ -1,4 +1,4 @@
-//! Where processes attach: a socket at a path, and a lock against a second stack there.
+//! The socket at which processes attach, and a lock that keeps a second stack away from its path.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -18,35 +18,35 @@ use rustix::process::geteuid;
 
 use super::ServeError;
 
-/// Processes that may wait to attach.
+/// Maximum number of processes that wait to attach.
 const BACKLOG: i32 = 128;
-/// Bytes of a socket's path, at most: `sun_path` of unix(7), with a zero.
+/// Maximum length of a socket's path in bytes: `sun_path` of unix(7), without the terminating zero.
 pub(super) const LONGEST: usize = 107;
-/// Bytes of a process's number and a newline, at most.
+/// Maximum length of a process number and a newline, in bytes.
 const NUMBER: usize = 11;
-/// How often the lock is tried whose file others remove.
+/// Number of attempts to take the lock while its file is removed concurrently.
 const TRIES: usize = 16;
 
-/// The socket. It is removed when this is dropped.
+/// The socket. Its file is removed on drop.
 #[derive(Debug)]
 pub(super) struct Door {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode, so that only our own socket is removed.
+    /// Device and inode of the socket's file, so that no other file is removed.
     file: Option<(u64, u64)>,
-    /// Held as long as the socket is there.
+    /// Held as long as the socket exists.
     _lock: Lock,
 }
 
 impl Door {
-    /// Opens it at `path`, for these other users, too. Where the file system has no lists of users it is open to all, and who they
-    /// are is looked at when they attach, only.
+    /// Opens the socket at `path` and admits these other users. On a file system without access control lists every
+    /// user can connect, and only the check at attach time applies.
     pub(super) fn open(path: &Path, others: &[u32]) -> Result<Self, ServeError> {
-        // Before anything is written.
+        // The check precedes all writes.
         check(path)?;
         let lock = Lock::take(path)?;
         let failed = |what| move |source| ServeError::Path { what, path: path.to_owned(), source };
-        // Nobody has the lock: the stack that a socket was of is dead. Sockets of other programs have no lock.
+        // The lock is held now, so the stack that created the socket is dead. Sockets of other programs have no lock.
         if check(path)? {
             if is_listened_at(path) {
                 return Err(ServeError::InUse { path: path.to_owned() });
@@ -57,7 +57,7 @@ impl Door {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .map_err(failed("making a socket for"))?;
         let address = SocketAddrUnix::new(path).map_err(failed("naming"))?;
-        // Before it has a name: the file has this mode from its beginning.
+        // The mode is set before the socket has a name, so that the file never has another mode.
         fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(failed("restricting"))?;
         bind(&socket, &address).map_err(failed("binding"))?;
         let door = Self { socket, path: path.to_owned(), file: file_of(path), _lock: lock };
@@ -68,7 +68,7 @@ impl Door {
         Ok(door)
     }
 
-    /// Lets other users connect. Another file at the path, which users of the directory can put there, is not changed.
+    /// Lets other users connect. If a user of the directory has replaced the file, the replacement is not changed.
     fn admit(&self, others: &[u32]) -> Result<(), ServeError> {
         let file = SocketFile::open(&self.path, self.file)?;
         if setxattr(file.name(), ACL, &access_list(others), XattrFlags::empty()).is_err() {
@@ -78,7 +78,7 @@ impl Door {
         Ok(())
     }
 
-    /// The next process that wants to attach.
+    /// Accepts the next process that wants to attach.
     pub(super) fn accept(&self) -> Result<OwnedFd, Errno> {
         accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
     }
@@ -90,7 +90,8 @@ impl Door {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        // Somebody may have put another file there. The lock goes after it: whoever gets it finds neither.
+        // Another file may have replaced the socket. The lock is released after the removal, so its next holder finds
+        // neither file.
         if self.file.is_some() && self.file == file_of(&self.path) {
             let _ = fs::remove_file(&self.path);
         }
@@ -101,7 +102,8 @@ fn file_of(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// Whether a process listens at the socket of that path: whatever kind it is of, only one that nobody listens at refuses.
+/// Whether a process listens on the socket at a path. Sockets of any type refuse connections only if no process
+/// listens.
 fn is_listened_at(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
@@ -109,7 +111,7 @@ fn is_listened_at(path: &Path) -> bool {
     !matches!(connected, Err(Errno::CONNREFUSED | Errno::NOENT))
 }
 
-/// Whether a socket is at a path, where there may be one or nothing.
+/// Whether a socket exists at the path. Fails if the path is invalid or another file is there.
 fn check(path: &Path) -> Result<bool, ServeError> {
     let found = path.as_os_str().len();
     if !(1..=LONGEST).contains(&found) {
@@ -121,10 +123,11 @@ fn check(path: &Path) -> Result<bool, ServeError> {
     }
 }
 
-/// Where the list of who may open a file is, see acl(5).
+/// The attribute with a file's access control list, see acl(5).
 const ACL: &str = "system.posix_acl_access";
 
-/// A list that lets its owner and these users read and write, as `linux/posix_acl_xattr.h` has it.
+/// An access control list that lets the owner and these users read and write, in the format of
+/// `linux/posix_acl_xattr.h`.
 fn access_list(users: &[u32]) -> Vec<u8> {
     const VERSION: u32 = 2;
     const ALL: u16 = 6;
@@ -149,7 +152,7 @@ fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// The lock of a socket: a file beside it, which is removed when this is dropped.
+/// The lock of a socket: a file next to it, which is removed on drop.
 #[derive(Debug)]
 struct Lock {
     file: File,
@@ -178,12 +181,13 @@ impl Lock {
                 Err(Errno::WOULDBLOCK) => return Err(taken(socket, &path)),
                 Err(error) => return Err(failed(error)),
             }
-            // Who had it before may have removed the file in between: then this is a lock of nothing.
+            // The previous holder may have removed the file in between. The lock would then have no effect.
             let held = fstat(&file).map_err(failed)?;
             let found = fs::symlink_metadata(&path);
             if found.is_ok_and(|found| (found.dev(), found.ino()) == (held.st_dev, held.st_ino)) {
                 let mut lock = Self { file, path };
-                // For people: who finds it locked says who has it. Where that cannot be written it says less.
+                // The process number is informational: the error message of another stack names this process. A failed
+                // write is harmless.
                 let _ = lock
                     .file
                     .set_len(0)
@@ -198,12 +202,13 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // It is locked still: nobody else has this file.
+        // The file is still locked, so no other process uses it.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Whether a file is this user's alone, and empty or with what a stack writes to its lock: any other one is somebody's own.
+/// Whether a file is a lock file: private to this user, and empty or with the number that a stack writes. Any other
+/// file is foreign.
 fn is_lock(file: &File) -> bool {
     let mut bytes = Vec::new();
     let read = file.take(NUMBER as u64 + 1).read_to_end(&mut bytes);
@@ -217,7 +222,7 @@ fn is_lock(file: &File) -> bool {
     is_file && read.is_ok() && bytes.len() <= NUMBER && number.iter().all(u8::is_ascii_digit)
 }
 
-/// Another stack has the lock, whose process is in it.
+/// The error for a lock that another stack holds. The file contains the number of its process.
 fn taken(path: &Path, lock_path: &Path) -> ServeError {
     let process = fs::read_to_string(lock_path).unwrap_or_default().trim().parse().unwrap_or(0);
     ServeError::Taken { path: path.to_owned(), process }

@@ -1,8 +1,9 @@
-//! What may have to wait for an application, done beside the workers.
+//! Operations that may block on an application, performed outside the workers.
 //!
-//! A process can pass any descriptor. To close the last reference of one may take as long as its user wants (`SO_LINGER`, a file
-//! of a file system in user space), and so may a call that locks a socket. So a worker asks such descriptors only what no lock is
-//! needed for, and leaves the rest to a thread that does it for one user: who makes it wait waits itself.
+//! A process can pass any descriptor. Closing the last reference to a file may take as long as its user wants
+//! (`SO_LINGER`, a file in a user-space file system). A call that locks a socket may block as long. So a worker uses
+//! such descriptors only for calls without locks, and leaves everything else to a thread of the user. A user who blocks
+//! it delays only its own errands.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,9 +16,9 @@ use std::thread::Builder;
 use rustix::net::{Shutdown, shutdown};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Errands of a user that may be left to be done before nothing more is taken from that user's processes.
+/// The number of pending errands of a user at which the stack stops receiving from the user's processes.
 const MOST: usize = 1024;
-/// What a thread has of a stack, in bytes.
+/// Stack size of a thread, in bytes.
 const STACK: usize = 64 << 10;
 
 type Errand = Box<dyn FnOnce() + Send>;
@@ -25,7 +26,7 @@ type Errand = Box<dyn FnOnce() + Send>;
 /// The threads, by user.
 #[derive(Debug)]
 pub(super) struct Errands {
-    /// Where they may run.
+    /// The CPUs on which they may run.
     cpus: CpuSet,
     users: HashMap<u32, User>,
 }
@@ -33,9 +34,9 @@ pub(super) struct Errands {
 struct User {
     errands: Sender<Errand>,
     left: Arc<AtomicUsize>,
-    /// What others do for the user.
+    /// Number of operations for the user in other threads.
     pending: Arc<AtomicUsize>,
-    /// Until the thread is there.
+    /// The queue, until the thread is started.
     waiting: Option<Receiver<Errand>>,
 }
 
@@ -50,7 +51,7 @@ impl Errands {
         Self { cpus, users: HashMap::new() }
     }
 
-    /// Has a user's thread do something.
+    /// Runs an errand in a user's thread.
     pub(super) fn run(&mut self, user: u32, errand: impl FnOnce() + Send + 'static) {
         let left = Arc::clone(&self.user(user).left);
         left.fetch_add(1, Ordering::Relaxed);
@@ -60,7 +61,7 @@ impl Errands {
         });
     }
 
-    /// Has it do something that nobody waits for: it is not among what is [left](Self::has_some).
+    /// Runs an errand that is not counted by [`has_some`](Self::has_some).
     pub(super) fn run_unawaited(&mut self, user: u32, errand: impl FnOnce() + Send + 'static) {
         let cpus = self.cpus;
         let of = self.user(user);
@@ -77,38 +78,39 @@ impl Errands {
         })
     }
 
-    /// Counts something that another thread does for a user among what is [left](Self::has_some).
+    /// Counts an operation in another thread as an errand of the user, see [`has_some`](Self::has_some).
     pub(super) fn pending(&mut self, user: u32) -> Pending {
         let pending = Arc::clone(&self.user(user).pending);
         pending.fetch_add(1, Ordering::Relaxed);
         Pending(pending)
     }
 
-    /// Drops something that has descriptors which came from a user.
+    /// Drops an object with descriptors that a user has sent.
     pub(super) fn close(&mut self, user: u32, what: impl Send + 'static) {
         self.run(user, move || drop(what));
     }
 
-    /// Closes a Unix socket. That wakes up who waits at its other end, which may be many.
+    /// Closes a Unix socket. This wakes all waiters at its other end, which may be many.
     pub(super) fn close_socket(&mut self, user: u32, socket: OwnedFd) {
         self.run(user, move || {
             let _ = shutdown(&socket, Shutdown::Both);
         });
     }
 
-    /// Whether anything is left to be done for a user.
+    /// Whether a user has pending errands.
     pub(super) fn has_some(&self, user: u32) -> bool {
         let count = |of: &User| of.left.load(Ordering::Acquire) + of.pending.load(Ordering::Acquire);
         self.users.get(&user).is_some_and(|of| count(of) > 0)
     }
 
-    /// Whether so many errands are left that nothing more may come from a user.
+    /// Whether the number of a user's errands is at the limit. The stack then stops receiving from the user's
+    /// processes.
     pub(super) fn are_full(&self, user: u32) -> bool {
         self.users.get(&user).is_some_and(|of| of.left.load(Ordering::Acquire) >= MOST)
     }
 }
 
-/// Something is being done as long as this is there.
+/// Counts an operation as pending until dropped.
 #[derive(Debug)]
 pub(super) struct Pending(Arc<AtomicUsize>);
 
@@ -119,12 +121,13 @@ impl Drop for Pending {
 }
 
 impl User {
-    /// Starts the thread. Where there cannot be one now, the next errand tries it again.
+    /// Starts the thread. After a failure the next errand tries again.
     fn start(&mut self, cpus: CpuSet) {
-        // It gets the other end from here: one that was not started would take it along.
+        // The thread receives its queue through a channel. If it were moved into the closure, a failed start would drop
+        // it.
         let (pass, passed) = channel::<Receiver<Errand>>();
         let thread = Builder::new().name("errands".into()).stack_size(STACK).spawn(move || {
-            // A worker, whose core is its own, has started it.
+            // The thread inherits the affinity of the worker, which has a dedicated core.
             let _ = sched_setaffinity(None, &cpus);
             let Ok(errands) = passed.recv() else { return };
             errands.into_iter().for_each(|errand| errand());

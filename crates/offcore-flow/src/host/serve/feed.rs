@@ -1,4 +1,4 @@
-//! Memory of applications. The thread of its user maps it, and unmaps it: that takes up to some ten milliseconds.
+//! Memory of applications. A thread of the user maps and unmaps it, because that can take more than ten milliseconds.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,20 +14,21 @@ use rustix::io::Errno;
 
 use super::errands::Errands;
 
-/// What was made; none where the system has no more.
+/// Created memory, or `None` if the system has no more.
 #[derive(Debug)]
 pub(super) enum Made {
-    /// Memory of a user's new application, which has this key.
+    /// Memory of a new application with this key.
     New { user: u32, key: [u8; KEY], memory: Option<AppMemory>, share: Share },
-    /// More for an application that is there: its number, its user, and what it has.
+    /// More memory for an existing application.
     More { app: usize, user: u32, memory: Arc<Memory>, segment: Option<Segment> },
 }
 
-/// One application's part of its user's budget, from before its memory is made until after it is unmapped.
+/// The share of an application in its user's budget. It exists from before the memory is created until after it is
+/// unmapped.
 #[derive(Debug)]
 pub(super) struct Share(#[expect(dead_code, reason = "it is counted")] Arc<Charge>);
 
-/// Memory of an application that is gone.
+/// Memory of an application that has ended.
 #[derive(Debug)]
 struct Left {
     user: u32,
@@ -35,23 +36,23 @@ struct Left {
     share: Share,
 }
 
-/// Where it comes from.
+/// Creates and unmaps memory of applications.
 #[derive(Debug)]
 pub(super) struct Feed {
     made: Receiver<Made>,
     to: Sender<Made>,
-    /// Tells the worker that something was made.
+    /// Wakes the worker when memory was created.
     told: Arc<OwnedFd>,
-    /// Bytes that the applications of a user may use together.
+    /// Bytes that the applications of a user may use in total.
     share: usize,
-    /// The budget of each user, with a reference of each application that has memory.
+    /// The budget of each user. Each application with memory holds a reference.
     budgets: HashMap<u32, Arc<Budget>>,
-    /// The stack may still send from it.
+    /// Memory of ended applications. The stack may still send from it.
     left: Vec<Left>,
 }
 
 impl Feed {
-    /// For `users` users, who share three quarters of the memory that is available now.
+    /// Creates the feed for `users` users, which share three quarters of the memory that is available now.
     pub(super) fn new(users: usize) -> Result<Self, Errno> {
         let (to, made) = channel();
         let told = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -59,12 +60,12 @@ impl Feed {
         Ok(Self { made, to, told, share, budgets: HashMap::new(), left: Vec::new() })
     }
 
-    /// Has an event when there is something to be [taken](Self::next).
+    /// An event is pending when [`next`](Self::next) has results.
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.told.as_fd()
     }
 
-    /// The next thing that was made.
+    /// Returns the next created memory.
     pub(super) fn next(&self) -> Option<Made> {
         self.made.try_recv().ok()
     }
@@ -74,7 +75,7 @@ impl Feed {
         self.budgets.get(&user).map_or(0, |budget| Arc::strong_count(budget) - 1)
     }
 
-    /// Has memory of a new application made, of so many bytes at most.
+    /// Creates memory of up to `bytes` bytes for a new application.
     pub(super) fn begin(&mut self, user: u32, key: [u8; KEY], bytes: usize, errands: &mut Errands) {
         let budget = self.budgets.entry(user).or_insert_with(|| Arc::new(Budget::new(self.share)));
         let charge = Arc::new(Charge::new(Arc::clone(budget)));
@@ -84,7 +85,7 @@ impl Feed {
         });
     }
 
-    /// Has more made for one that is there.
+    /// Creates more memory for an existing application.
     pub(super) fn go_on(
         &self,
         app: usize,
@@ -96,22 +97,22 @@ impl Feed {
         self.run(user, errands, move || Made::More { app, user, memory, segment: Segment::new(wanted).ok() });
     }
 
-    /// The application of this memory is gone.
+    /// Takes over the memory of an application that has ended.
     pub(super) fn leave(&mut self, user: u32, memory: Arc<Memory>, share: Share) {
         self.left.push(Left { user, memory, share });
     }
 
-    /// Memory of a user's application that is gone longest of those that the stack still sends from.
+    /// Returns the memory of the user's application that ended first, among those whose data the stack still sends.
     pub(super) fn oldest_left(&self, user: u32) -> Option<&Arc<Memory>> {
         self.left.iter().find(|left| left.user == user).map(|left| &left.memory)
     }
 
-    /// Has memory unmapped that nobody else holds any more.
+    /// Unmaps memory that is no longer used elsewhere.
     pub(super) fn unmap(&mut self, errands: &mut Errands) {
         for Left { user, memory, share } in
             self.left.extract_if(.., |left| Arc::strong_count(&left.memory) == 1)
         {
-            // In this order.
+            // The memory must be dropped before its share.
             errands.run_unawaited(user, move || drop((memory, share)));
         }
     }
@@ -119,7 +120,7 @@ impl Feed {
     fn run(&self, user: u32, errands: &mut Errands, make: impl FnOnce() -> Made + Send + 'static) {
         let (to, told) = (self.to.clone(), Arc::clone(&self.told));
         errands.run_unawaited(user, move || {
-            // Who would hear of it is gone: then it is unmapped here.
+            // If the receiver is gone, the memory is unmapped here.
             if to.send(make()).is_ok() {
                 let _ = rustix::io::write(&*told, &1u64.to_ne_bytes());
             }

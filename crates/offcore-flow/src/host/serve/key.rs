@@ -1,4 +1,4 @@
-//! What the kernel tells of: descriptors, by what they are of.
+//! The epoll set of a server, and the keys that identify its descriptors.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,33 +6,33 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-/// Events that are taken at a time.
+/// Maximum number of events taken at a time.
 pub(super) const AT_ONCE: usize = 64;
 
 /// The maximum number of applications.
 pub(super) const APPLICATIONS: usize = 1 << 12;
 
-/// What a descriptor is.
+/// The kind of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Source {
-    /// Where processes attach.
+    /// The socket at which processes attach.
     Door,
-    /// A process that has not said who it is.
+    /// A process that has not identified itself yet.
     Guest,
-    /// A process's socket, and the process.
+    /// The socket of a process, and its pidfd.
     Channel,
     Process,
-    /// What an application wakes the stack by.
+    /// The eventfd with which an application wakes the stack.
     Event,
-    /// Our end of a session, and what outlives it.
+    /// The stack's end of a session, and the pipe that remains after a reset.
     End,
     Pipe,
-    /// The thread that has an application's listeners of the kernel's.
+    /// The thread that accepts from an application's kernel listeners.
     Kernel,
-    /// Memory that was made.
+    /// Memory that was created for applications.
     Memory,
-    /// Whether other ends of sessions are there.
+    /// Answers about the other ends of sessions.
     Peers,
 }
 
@@ -49,14 +49,14 @@ const SOURCES: [Source; 10] = [
     Source::Peers,
 ];
 
-/// Names a descriptor. The generation tells what it is of from what had the number before: an event may be of something
-/// that an earlier one of the same call has ended.
+/// Identifies a descriptor. The generation distinguishes it from an earlier user of the same number, because an event
+/// may belong to an object that an earlier event of the same call has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) source: Source,
-    /// Number of the application, below [`APPLICATIONS`].
+    /// Index of the application, below [`APPLICATIONS`].
     pub(super) app: u16,
-    /// Number of the process or session in it.
+    /// Number of the process or session within the application.
     pub(super) number: u32,
     pub(super) generation: u32,
 }
@@ -82,7 +82,7 @@ impl Key {
     }
 }
 
-/// A set of descriptors. Each event is told once: whoever hears of it goes on until there is no more.
+/// An edge-triggered epoll set. The handler of an event must process everything that is pending.
 #[derive(Debug)]
 pub(super) struct Watch {
     epoll: OwnedFd,
@@ -94,18 +94,18 @@ impl Watch {
         Ok(Self { epoll })
     }
 
-    /// Readable when there are events.
+    /// Is readable when there are events.
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// Adds a descriptor, which is there until it is closed everywhere. That it has hung up is told without being asked for.
+    /// Adds a descriptor. It stays in the set until all its duplicates are closed. A hang-up is always reported.
     pub(super) fn add(&self, fd: BorrowedFd<'_>, key: Key, wanted: epoll::EventFlags) -> Result<(), Errno> {
         let flags = wanted | epoll::EventFlags::ET;
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key.word()), flags)
     }
 
-    /// Changes what is wanted of it, or what it is. An event that is there is told anew.
+    /// Changes the events or the key of a descriptor. A pending event is reported again.
     pub(super) fn change(
         &self,
         fd: BorrowedFd<'_>,
@@ -116,15 +116,15 @@ impl Watch {
         epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(key.word()), flags)
     }
 
-    /// Takes a descriptor out that others have, too.
+    /// Removes a descriptor. This is necessary if other processes may have duplicates.
     pub(super) fn remove(&self, fd: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Takes what there is, [`AT_ONCE`] at most.
+    /// Takes pending events, up to [`AT_ONCE`].
     pub(super) fn take(&self, into: &mut Vec<(Key, epoll::EventFlags)>) {
         let mut space = [const { MaybeUninit::uninit() }; AT_ONCE];
-        // It fails where a signal comes: the next call finds what there is.
+        // After an interruption by a signal, the next call returns the events.
         if let Ok((events, _)) = epoll::wait(&self.epoll, &mut space[..], Some(&Timespec::default())) {
             into.extend(events.iter().map(|event| (Key::from_word(event.data.u64()), event.flags)));
         }

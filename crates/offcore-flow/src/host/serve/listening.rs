@@ -1,4 +1,4 @@
-//! Connections that come: the stack's, and those of the kernel's listener that belongs to a session.
+//! Incoming connections of the stack, and of the kernel listener that belongs to a session.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -18,18 +18,18 @@ use super::sessions::Beginning;
 use super::{Serve, wire};
 use crate::host::Calls;
 
-/// Applications of a user whose thread has not ended, at most: beyond as many no new thread is started.
+/// Maximum number of acceptor threads per user that are still ending. Beyond it no new thread is started.
 const ENDING: usize = 64;
-/// What an application's thread has taken that is looked at in a round, at most.
+/// Maximum number of results of an application's acceptor thread handled in a round.
 const KERNELS: usize = 64;
-/// Connections of a listener that get a session in a round, at most.
+/// Maximum number of connections of a listener that get a session in a round.
 const ACCEPTED: usize = 64;
 
-/// The first and the longest delay of a listener that lacks descriptors, in microseconds.
+/// The first and the longest pause of a listener without free descriptors, in microseconds.
 const DELAY: u64 = 1_000;
 const LONGEST_DELAY: u64 = 64_000;
 
-/// What is said of a listener whose connections of the kernel's cannot be taken.
+/// The warning for a listener whose kernel connections cannot be accepted.
 pub(super) const UNHEARD: &str = "a listener does not get the kernel's connections";
 
 /// A connection on its way to the application.
@@ -43,7 +43,8 @@ impl Serve {
         }
     }
 
-    /// Has a listener pass on its connections in its application's turn. With a `generation`, only the session of this generation.
+    /// Queues a listener to pass on its connections in its application's turn. With a `generation`, only a session of
+    /// this generation is queued.
     pub(super) fn queue_listener(&mut self, app: usize, number: u32, generation: Option<u32>) {
         let session = self.app(app).and_then(|app| app.session_mut(number));
         let Some(session) = session.filter(|session| generation.is_none_or(|of| of == session.generation))
@@ -62,7 +63,7 @@ impl Serve {
         self.behind = true;
     }
 
-    /// It is a listener's turn.
+    /// Serves a listener in its turn.
     pub(super) fn listener_has_turn(
         &mut self,
         app: usize,
@@ -83,8 +84,8 @@ impl Serve {
         }
     }
 
-    /// Passes on the connections that there are, as far as the listener's queue has room. The others stay in the stack's
-    /// queue, or the kernel's.
+    /// Passes on waiting connections while the listener's queue has room. Other connections stay in the queue of the
+    /// stack or the kernel.
     pub(super) fn listener_goes_on(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         let Some(listener) = self.listener(app, number) else { return };
         let (id, held) = (listener.id, listener.held.take());
@@ -109,7 +110,7 @@ impl Serve {
             }
         }
         if left == 0 {
-            // Nobody tells of what is left.
+            // No event reports the remaining connections.
             self.queue_listener(app, number, None);
         }
         if self.pass_kernels(app, number) {
@@ -117,7 +118,8 @@ impl Serve {
         }
     }
 
-    /// The same for the kernel's connections that have been taken. `false`: there may be more later.
+    /// Passes on accepted connections of the kernel. Returns `false` if the queue is full or more connections may
+    /// follow later.
     fn pass_kernels(&mut self, app: usize, number: u32) -> bool {
         loop {
             let Some(listener) = self.listener(app, number) else { return false };
@@ -128,12 +130,12 @@ impl Serve {
                         return false;
                     }
                 }
-                // It stays in the kernel's queue, and is taken in a while.
+                // The connection stays in the kernel's queue until a later attempt.
                 Some(Come::Full) => {
                     self.delay(app, number);
                     return false;
                 }
-                // They are told of before they come here.
+                // Failures are reported before this queue.
                 Some(Come::Failed(_)) => {}
                 Some(Come::Done) => {
                     let Self { apps, errands, .. } = self;
@@ -150,7 +152,7 @@ impl Serve {
         }
     }
 
-    /// Adds the kernel's listener of a session.
+    /// Adds a kernel listener to a session.
     pub(super) fn add_kernel(&mut self, app: usize, number: u32, kernel: OwnedFd) -> Result<(), Errno> {
         let acceptor = self.acceptor(app);
         let Self { apps, errands, descriptors, .. } = self;
@@ -172,7 +174,7 @@ impl Serve {
         Ok(())
     }
 
-    /// Has an application's thread run.
+    /// Starts the acceptor thread of an application, if it is not running.
     fn acceptor(&mut self, app: usize) -> Result<(), Errno> {
         let Self { apps, watch, cpus, ending, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
@@ -188,7 +190,7 @@ impl Serve {
         Ok(())
     }
 
-    /// A session does not listen any more.
+    /// Releases the kernel listener of a session that no longer listens.
     pub(super) fn end_kernel(&mut self, app: usize, listener: Listener) {
         self.rouse(app);
         let Self { apps, errands, descriptors, .. } = self;
@@ -198,14 +200,14 @@ impl Serve {
             descriptors.give(application.user, KERNEL);
             acceptor.remove(kernel, errands);
         }
-        // Ends of sessions are closed at once.
+        // Ends of sessions are closed immediately.
         let held = held.filter(is_kernels);
         if !come.is_empty() || held.is_some() {
             errands.close(application.user, (come, held));
         }
     }
 
-    /// The thread of an application has taken connections.
+    /// Takes results of an application's acceptor thread.
     pub(super) fn kernels_come(&mut self, app: usize, calls: &mut Calls<'_>) {
         for _ in 0..KERNELS {
             let Some(application) = self.app(app) else { return };
@@ -224,15 +226,15 @@ impl Serve {
                         self.queue_listener(app, number, Some(generation));
                     }
                 }
-                // It has ended meanwhile.
+                // The listener has ended in the meantime.
                 _ => self.errands.close(user, come),
             }
         }
-        // Nobody tells of what is left.
+        // No event reports the remaining results.
         self.late.push(app);
     }
 
-    /// A session for a connection that has come.
+    /// Creates a session for an incoming connection.
     fn incoming(
         &mut self,
         app: usize,
@@ -270,7 +272,8 @@ impl Serve {
             slot.kept.inherit(kept);
             slot.kept.change(option::DEFER_ACCEPT, |_| 0);
         }
-        // What has come with the handshake, or while it was not accepted, has been told to nobody.
+        // Events before this moment had no session to report to: data of the handshake, or data and the end of the
+        // stream before the accept.
         self.look_at(app, made.number, calls);
         if calls.stack.has_ended(conn) {
             self.peer_ended(conn);
@@ -278,7 +281,8 @@ impl Serve {
         Ok((Accepted { session: made.named }, made.end))
     }
 
-    /// Puts a connection into a listener's queue. `false`: it is full, and the connection waits; or nobody listens.
+    /// Sends a connection to the application. Returns `false` if the listener's queue is full, in which case the
+    /// connection waits, or if the listener is closed.
     fn pass(&mut self, app: usize, number: u32, (accepted, end): Passed) -> bool {
         let Some(application) = self.app(app) else { return false };
         let user = application.user;
@@ -305,11 +309,12 @@ impl Serve {
         if is_kernels(&passed) {
             self.errands.close(user, passed);
         }
-        // Where it was not sent the listener is closed, which is told of in a moment: with the end its session is closed, too.
+        // After another error the listener is closed, and its hang-up follows. The session of the connection ends with
+        // its own end.
         sent.is_ok()
     }
 
-    /// Delays a listener that lacks descriptors, twice as long each time.
+    /// Pauses a listener that lacks descriptors. Each pause is twice as long as the previous one.
     fn delay(&mut self, app: usize, number: u32) {
         let now = self.looked;
         if let Some(listener) = self.listener(app, number) {
@@ -330,7 +335,7 @@ impl Serve {
         }
     }
 
-    /// Whether a listener's end tells when its queue has room again.
+    /// Selects whether the listener's end reports an event when its queue has room again.
     fn set_armed(&mut self, app: usize, number: u32, on: bool) {
         let Self { apps, watch, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
@@ -346,7 +351,7 @@ impl Serve {
     }
 }
 
-/// Whether a connection is the kernel's, and no session.
+/// Whether a connection belongs to the kernel, not to a session.
 fn is_kernels((accepted, _): &Passed) -> bool {
     accepted.session == Named::default()
 }

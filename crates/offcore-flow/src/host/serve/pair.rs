@@ -1,4 +1,4 @@
-//! A session's pair of sockets: what [`offcore_session::wake`] says of it, and whether this kernel does that.
+//! The socket pair of a session, and a test whether this kernel's sockets behave as [`offcore_session::wake`] requires.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,27 +16,27 @@ use rustix::net::{
 
 use super::ServeError;
 
-/// Bytes that close the gate, at most.
+/// Maximum number of bytes that close the gate.
 const GATE: u32 = 8;
-/// Sizes of a send buffer that are tried: this one, and so many more of so many bytes each.
+/// Send buffer sizes that are tried: `SMALLEST`, and `STEPS` sizes that differ by `STEP` bytes.
 const SMALLEST: usize = 2048;
 const STEP: usize = 256;
 const STEPS: usize = 128;
-/// Bytes of kernel memory that a message in a listener's queue takes, at most; a queue that is not of a few messages at least
-/// is told to have room again too late.
+/// Upper bound of the kernel memory of a message in a listener's queue, in bytes, and the minimum length of a queue in
+/// messages. A shorter queue would report free room too late.
 const MESSAGE: usize = 2048;
 const FEWEST: usize = 16;
-/// Bytes that are read to open a gate, at most.
+/// Maximum number of bytes read to open a gate.
 const MOST: usize = 4096;
-/// More than there are where only one call waits.
+/// More bytes than a gate has while only one call waits.
 const FEW: usize = 64;
 
-/// How pairs are made on this kernel.
+/// The properties of pairs on this kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pairs {
-    /// `SO_SNDBUF` of the application's end, as it is asked for.
+    /// The requested `SO_SNDBUF` of the application's end.
     buffer: usize,
-    /// Bytes that close the gate.
+    /// Number of bytes that close the gate.
     pub(super) gate: u32,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Pair {
 }
 
 impl Pairs {
-    /// Tries how large the send buffer has to be, and how many bytes close the gate.
+    /// Determines the required size of the send buffer and the number of bytes that close the gate.
     pub(super) fn calibrate() -> Result<Self, ServeError> {
         for buffer in (0..STEPS).map(|step| SMALLEST + step * STEP) {
             let tried = Self { buffer, gate: 0 };
@@ -62,9 +62,10 @@ impl Pairs {
         Err(ServeError::Pair)
     }
 
-    /// How many bytes close the gate of a pair; none where it does not do what it should, or has no room for tokens.
+    /// Returns the number of bytes that close the gate of a pair, or `None` if the pair does not behave as required or
+    /// has no room for tokens.
     fn try_gate(&self, pair: &Pair) -> Result<Option<u32>, Errno> {
-        // With some that a process's end adds.
+        // Includes the bytes that are added after the death of a process.
         if (0..2 * TOKENS).any(|_| put(pair.ours.as_fd()).is_err()) {
             return Ok(None);
         }
@@ -82,12 +83,12 @@ impl Pairs {
         Ok(None)
     }
 
-    /// A pair with the byte over which the stack's end closes. The application's end blocks until the application says
-    /// otherwise.
+    /// Creates a pair with the unread byte over which the stack's end closes. `closed`: the gate is closed. The
+    /// application's end is blocking until the application changes that.
     pub(super) fn pair(&self, closed: bool) -> Result<Pair, Errno> {
         let (app, ours) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         set_socket_send_buffer_size(&app, self.buffer)?;
-        // An application that never takes its tokens does not cost more memory than others.
+        // Limits the memory of an application that never reads its tokens.
         set_socket_send_buffer_size(&ours, self.buffer)?;
         ioctl_fionbio(&ours, true)?;
         set_socket_oobinline(&app, true)?;
@@ -98,7 +99,7 @@ impl Pairs {
     }
 }
 
-/// Whether `poll` shows that a descriptor can be written to.
+/// Whether `poll` reports that a descriptor is writable.
 fn shows_out(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     let mut events = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
     poll(&mut events, Some(&Timespec::default()))?;
@@ -116,12 +117,12 @@ fn put(to: BorrowedFd<'_>) -> Result<(), Errno> {
     send(to, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(drop)
 }
 
-/// Writes the token. Where it fails the application's end is closed, or full of tokens.
+/// Writes the token. The write fails if the application's end is closed or full of tokens; that is ignored.
 pub(super) fn put_token(ours: BorrowedFd<'_>) {
     let _ = put(ours);
 }
 
-/// Writes an alarm, or the token where the kernel lacks `CONFIG_AF_UNIX_OOB`.
+/// Writes an alarm, or a token if the kernel lacks `CONFIG_AF_UNIX_OOB`.
 pub(super) fn put_alarm(ours: BorrowedFd<'_>) {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     if send(ours, &[ALARM], flags | SendFlags::OOB) == Err(Errno::OPNOTSUPP) {
@@ -129,17 +130,19 @@ pub(super) fn put_alarm(ours: BorrowedFd<'_>) {
     }
 }
 
-/// Opens the gate: reads all but one byte, and no more than [`MOST`]. Blocking calls may have written more than what closes it.
-/// How many were read, and how many of them were none of a gate's. `None`: there are more than `gates` says, so that data is
-/// among them, or descriptors are; nothing was read.
+/// Opens the gate by reading all bytes but one, up to [`MOST`]. Blocking calls may have written more bytes than
+/// necessary to close it. Returns the number of bytes read, and how many of them were data. Returns `None` without
+/// reading if the pair contains more bytes than `gates` returns, so that some of them are data, or if it contains
+/// descriptors.
 pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Option<(u32, u32)> {
     let there = ioctl_fionread(ours).unwrap_or(0);
-    // A program can put as much there as it likes; the library puts less, and what is more keeps the program's gate closed.
+    // A program can write any number of bytes. The library writes fewer than `MOST`; excess bytes keep the program's
+    // gate closed.
     let left = usize::try_from(there).unwrap_or(0).saturating_sub(1).min(MOST);
     if left == 0 {
         return Some((0, 0));
     }
-    // There are few, mostly: then so many are cleared.
+    // Usually the number is small, so that only a small buffer is initialized.
     let (mut few, mut many);
     let bytes = if left < FEW {
         few = [0; FEW];
@@ -148,7 +151,7 @@ pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Op
         many = [0; MOST + 1];
         &mut many[..]
     };
-    // They are counted before they are put there.
+    // The application counts bytes before it writes them.
     if left > gates() as usize
         || look(ours, &mut bytes[..=left]).is_ok_and(|(_, has_descriptors)| has_descriptors)
     {
@@ -162,31 +165,32 @@ pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Op
             _ => break,
         }
     }
-    // The first byte of the pair was looked at before.
+    // The first byte of the pair was checked before.
     let data = bytes[..taken].iter().skip(1).filter(|byte| **byte != 0).count();
     Some((taken as u32, data as u32))
 }
 
-/// Looks at what is in a pair and was sent by the application, without taking it: as much as `bytes` has room for, or less. How
-/// many bytes there are, and whether descriptors are among them.
+/// Peeks at the bytes that the application has sent, up to the length of `bytes`. Returns the number of bytes, and
+/// whether descriptors are among them.
 pub(super) fn look(ours: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, bool), Errno> {
     let parts = &mut [IoSliceMut::new(bytes)];
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     let message = recvmsg(ours, parts, &mut RecvAncillaryBuffer::default(), flags)?;
-    // There is no room for descriptors, and the kernel says so; those that are only looked at stay.
+    // The buffer has no room for descriptors, and the kernel reports the truncation. A peek leaves descriptors in the
+    // queue.
     Ok((message.bytes, message.flags.contains(ReturnFlags::CTRUNC)))
 }
 
-/// From now on nothing more comes.
+/// Stops the reception of further bytes.
 pub(super) fn take_no_more(ours: BorrowedFd<'_>) {
     let _ = shutdown(ours, Shutdown::Read);
 }
 
-/// Closes our end, to which nobody can send any more. One whose queue may have descriptors, which are closed with it, is given
-/// back: to close those may take a while.
+/// Closes the stack's end, to which no process can send any more. If its queue may contain descriptors, it is returned
+/// instead: they are closed with the queue, which may take a while.
 pub(super) fn close_plain(ours: OwnedFd) -> Option<OwnedFd> {
     let there = ioctl_fionread(&ours);
-    // The first byte is ours.
+    // The first byte was written by the stack.
     if there.is_ok_and(|there| there <= 1) {
         return None;
     }
@@ -197,12 +201,12 @@ pub(super) fn close_plain(ours: OwnedFd) -> Option<OwnedFd> {
     }
 }
 
-/// Lets about `messages` messages lie in a listener's queue, as far as this process may.
+/// Sets the length of a listener's queue to about `messages` messages, within the limits of this process.
 pub(super) fn set_backlog(ours: BorrowedFd<'_>, messages: usize) {
-    // The kernel doubles what it is asked for.
+    // The kernel doubles the requested size.
     let size = messages.max(FEWEST) * MESSAGE / 2;
     if set_socket_send_buffer_size_force(ours, size).is_err() {
-        // Cut to what is allowed: connections beyond wait in the stack.
+        // The kernel reduces the size to the allowed maximum. Further connections wait in the stack.
         let _ = set_socket_send_buffer_size(ours, size);
     }
 }
@@ -220,7 +224,7 @@ mod tests {
         let pair = pairs.pair(false).unwrap();
         assert!(shows(&pair));
         for round in 0..3 {
-            // A blocking call may have put in more.
+            // A blocking call may have written more bytes.
             for _ in 0..pairs.gate + round {
                 put(pair.app.as_fd()).unwrap();
             }
@@ -246,7 +250,7 @@ mod tests {
         put_token(ours.as_fd());
         put_alarm(ours.as_fd());
         put_token(ours.as_fd());
-        // Reads stop before it.
+        // A read stops before the alarm.
         for (byte, priority) in [(0, true), (ALARM, false), (0, false)] {
             let mut bytes = [9];
             assert_eq!(recv(&app, &mut bytes[..], RecvFlags::DONTWAIT).map(|(read, _)| read), Ok(1));
@@ -271,7 +275,7 @@ mod tests {
         let Pair { app, ours } = pairs.pair(true).unwrap();
         assert!(close_plain(ours).is_none());
         assert!(has_hung_up(app.as_fd()));
-        // As many bytes as are looked at may have some behind them.
+        // A full read buffer cannot exclude that descriptors follow.
         let Pair { app, ours } = pairs.pair(false).unwrap();
         set_socket_send_buffer_size(&app, 1 << 20).unwrap();
         assert_eq!(send(&app, &[0; MOST], SendFlags::DONTWAIT), Ok(MOST));

@@ -1,7 +1,8 @@
-//! Whether the other end of one of our sockets is closed, where it may as well have been shut down.
+//! Finds out whether the other end of a session's socket pair is closed or only shut down.
 //!
-//! A Unix socket shows `HUP` when its other end is closed, and also when both directions were shut down and the other end
-//! is there still. The kernel's socket diagnostics tell the two apart: they name the other end as long as it is there.
+//! A Unix socket reports `HUP` when its other end is closed, and also when both directions were shut down while the
+//! other end is still open. The kernel's socket diagnostics distinguish the two cases: they name the other end as long
+//! as it is open.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,56 +23,57 @@ use rustix::net::{
 use super::errands::Errands;
 use super::key::Key;
 
-/// Of `linux/sock_diag.h` and `linux/unix_diag.h`.
+/// Constants of `linux/netlink.h`, `linux/sock_diag.h` and `linux/unix_diag.h`.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_DUMP: u16 = 0x300;
 const UDIAG_SHOW_PEER: u32 = 4;
 const UNIX_DIAG_PEER: u16 = 2;
 const AF_UNIX: u32 = 1;
-/// Bytes of a netlink header, of the question behind it, and of what is before the attributes of an answer.
+/// Lengths in bytes of a netlink header, of the question after it, and of the part of an answer between the header and
+/// the attributes.
 const HEADER: usize = 16;
 const QUESTION: usize = 24;
 const ANSWER: usize = 16;
-/// Bytes of answers that are taken at once when all sockets are asked for.
+/// Buffer size for the answers about all sockets, in bytes.
 const DUMPED: usize = 32 << 10;
-/// Sockets that are asked for one by one, at most.
+/// Maximum number of sockets that are queried individually.
 const FEW: usize = 3;
-/// How long questions are collected before the kernel is asked. Programs often close a connection right after they shut it
-/// down.
+/// How long questions are collected before the kernel is asked. Programs often close a connection right after they shut
+/// it down.
 const COLLECTED: Duration = Duration::from_millis(2);
-/// How often a socket to ask by is tried to be made, and after how long again.
+/// Number of attempts to create a netlink socket, and the time between them.
 const TRIES: usize = 100;
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// Asks the kernel: beside the workers, since it looks through all Unix sockets of this network namespace, whoever's they are. A
-/// user's questions are asked together, and the next ones when those are answered.
+/// Queries the kernel outside the workers, because a query searches all Unix sockets of this network namespace. The
+/// questions of a user are combined into one query, and further ones are collected until it is answered.
 #[derive(Debug)]
 pub(super) struct Peers {
-    /// This kernel tells.
+    /// The kernel supports the queries.
     known: bool,
-    /// What users have to ask next, of those for whom something is being asked.
+    /// Questions that wait for the running query of the same user.
     waiting: HashMap<u32, Vec<Asked>>,
     answers: Receiver<Answer>,
     to: Sender<Answer>,
-    /// Tells the worker that there are answers.
+    /// Wakes the worker when answers are available.
     told: Arc<OwnedFd>,
 }
 
-/// A session, and the number of our end's inode.
+/// A session, and the inode number of the stack's end.
 type Asked = (Key, u32);
 
-/// What was found out.
+/// An answer to a question.
 #[derive(Debug)]
 enum Answer {
-    /// Whether the other end of a session is there; `None`: the kernel does not say.
+    /// Whether the other end of a session is open; `None` if the kernel does not answer.
     Lives(Key, Option<bool>),
-    /// All that was asked for a user is answered.
+    /// All questions of a user's query are answered.
     Done(u32),
 }
 
 impl Peers {
-    /// Finds out whether this kernel tells.
+    /// Tests whether the kernel supports the queries.
     pub(super) fn new() -> Result<Self, Errno> {
         let known = try_out() == Ok(true);
         if !known {
@@ -85,17 +87,17 @@ impl Peers {
         Ok(Self { known, waiting: HashMap::new(), answers, to, told })
     }
 
-    /// Whether this can be told.
+    /// Whether the kernel supports the queries.
     pub(super) fn are_known(&self) -> bool {
         self.known
     }
 
-    /// Has an event when there are answers to be [taken](Self::next).
+    /// An event is pending when [`next`](Self::next) has answers.
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.told.as_fd()
     }
 
-    /// Asks for a user whether the other end of a session is there. `false`: that cannot be told.
+    /// Queries for a user whether the other end of a session is open. Returns `false` if the kernel cannot answer.
     pub(super) fn ask(&mut self, user: u32, key: Key, ours: BorrowedFd<'_>, errands: &mut Errands) -> bool {
         let Some(inode) = fstat(ours).ok().filter(|_| self.known).map(|stat| stat.st_ino as u32) else {
             return false;
@@ -110,7 +112,7 @@ impl Peers {
         true
     }
 
-    /// The next session of which it is known whether its other end is there.
+    /// Returns the next answer.
     pub(super) fn next(&mut self, errands: &mut Errands) -> Option<(Key, Option<bool>)> {
         loop {
             match self.answers.try_recv().ok()? {
@@ -140,7 +142,7 @@ impl Peers {
     }
 }
 
-/// Whether the kernel tells a peer that is there from one that is not.
+/// Whether the kernel distinguishes an open peer from a closed one.
 fn try_out() -> Result<bool, Errno> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     shutdown(&ours, Shutdown::Both)?;
@@ -150,23 +152,23 @@ fn try_out() -> Result<bool, Errno> {
     Ok((there, all_live(&[inode])) == (vec![Some(true)], vec![Some(false)]))
 }
 
-/// Whether the other ends of sockets are there.
+/// Whether the other ends of sockets are open.
 fn all_live(inodes: &[u32]) -> Vec<Option<bool>> {
     let Some(socket) = diagnostics() else { return vec![None; inodes.len()] };
-    // Looking for one looks at all of them, nearly.
+    // A query for one socket takes almost as long as a query for all of them.
     let mut found = HashMap::new();
     if inodes.len() > FEW {
         found.extend(inodes.iter().map(|inode| (*inode, None)));
         let _ = dump(&socket, &mut found);
     }
-    // One may have been left out while others came and went.
+    // A dump may miss a socket while others are created and closed.
     inodes
         .iter()
         .map(|inode| found.get(inode).copied().flatten().or_else(|| lives(&socket, *inode)))
         .collect()
 }
 
-/// Where the kernel is asked. Descriptors may be short for a while.
+/// Opens a netlink socket. It retries while descriptors are exhausted.
 fn diagnostics() -> Option<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     (0..TRIES).find_map(|tried| {
@@ -180,11 +182,12 @@ fn diagnostics() -> Option<OwnedFd> {
     })?
 }
 
-/// Asks for one socket, or for all of them.
+/// Queries one socket, or all of them.
 fn ask(socket: &OwnedFd, inode: u32, flags: u16) -> Result<(), Errno> {
     let len = (HEADER + QUESTION) as u32;
     let kind = u32::from(SOCK_DIAG_BY_FAMILY) | u32::from(NLM_F_REQUEST | flags) << 16;
-    // Header: length, kind and flags, number, sender. Question: family, states, inode, what is wanted, any cookie.
+    // Header: length, kind and flags, number, sender. Question: family, states, inode, requested attributes, any
+    // cookie.
     let words = [len, kind, 1, 0, AF_UNIX, u32::MAX, inode, UDIAG_SHOW_PEER, u32::MAX, u32::MAX];
     let mut question = [0; HEADER + QUESTION];
     for (bytes, word) in question.chunks_exact_mut(4).zip(words) {
@@ -193,7 +196,7 @@ fn ask(socket: &OwnedFd, inode: u32, flags: u16) -> Result<(), Errno> {
     send(socket, &question, SendFlags::empty()).map(drop)
 }
 
-/// Whether the other end of a socket is there; `None`: the kernel does not say.
+/// Whether the other end of a socket is open; `None` if the kernel does not answer.
 fn lives(socket: &OwnedFd, inode: u32) -> Option<bool> {
     ask(socket, inode, 0).ok()?;
     let mut bytes = [0; 512];
@@ -201,7 +204,7 @@ fn lives(socket: &OwnedFd, inode: u32) -> Option<bool> {
     peer(bytes.get(..len)?)
 }
 
-/// The same of all of those that are in `found`.
+/// Queries all sockets and stores the answers for those in `found`.
 fn dump(socket: &OwnedFd, found: &mut HashMap<u32, Option<bool>>) -> Result<(), Errno> {
     ask(socket, 0, NLM_F_DUMP)?;
     let mut bytes = vec![0; DUMPED];
@@ -232,7 +235,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// What an answer says: the peer's inode is 0 when it is closed.
+/// Reads an answer. The inode of a closed peer is 0.
 fn peer(answer: &[u8]) -> Option<bool> {
     if half(answer, 4)? != SOCK_DIAG_BY_FAMILY {
         return None;

@@ -1,22 +1,22 @@
-//! Which sessions have a port.
+//! The ports of sessions.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-/// Ports that are chosen from for a session that is bound to none: as those of connections.
+/// Ephemeral ports for sessions without a requested port. The range is the same as for connections.
 pub(super) const ANY: RangeInclusive<u16> = 32768..=60999;
 
-/// Bits of a word.
+/// Bits per word.
 const BITS: usize = u64::BITS as usize;
 
-/// Sessions that are bound, or are listeners or datagram sockets.
+/// Bound sessions, or listeners and datagram sockets, by port.
 #[derive(Debug)]
 pub(super) struct Ports {
-    /// Port, application and number.
+    /// Port, application and session number.
     all: BTreeSet<(u16, usize, u32)>,
-    /// One bit for each port that somebody has.
+    /// One bit per port, which is set if a session has the port.
     taken: Box<[u64]>,
-    /// How many an application has.
+    /// Number of sessions by application.
     counts: Vec<usize>,
 }
 
@@ -25,7 +25,7 @@ impl Ports {
         Self { all: BTreeSet::new(), taken: vec![0; (1 << 16) / BITS].into(), counts: Vec::new() }
     }
 
-    /// Adds a session; one without a port, which is 0, is not added.
+    /// Adds a session, unless its port is 0.
     pub(super) fn add(&mut self, port: u16, app: usize, number: u32) {
         if port == 0 || !self.all.insert((port, app, number)) {
             return;
@@ -37,7 +37,7 @@ impl Ports {
         self.set_taken(port, true);
     }
 
-    /// Removes one, if it is there.
+    /// Removes a session if it is present.
     pub(super) fn remove(&mut self, port: u16, app: usize, number: u32) {
         if self.all.remove(&(port, app, number)) {
             self.counts[app] -= 1;
@@ -51,18 +51,19 @@ impl Ports {
         self.taken[word] = self.taken[word] & !(1 << bit) | u64::from(taken) << bit;
     }
 
-    /// Application and number of those that have a port.
+    /// Application and number of all sessions at a port.
     pub(super) fn at(&self, port: u16) -> impl Iterator<Item = (usize, u32)> {
         let all = (port, 0, 0)..=(port, usize::MAX, u32::MAX);
         self.all.range(all).map(|(_, app, number)| (*app, *number))
     }
 
-    /// How many an application has.
+    /// Number of sessions of an application.
     pub(super) fn count(&self, app: usize) -> usize {
         self.counts.get(app).copied().unwrap_or(0)
     }
 
-    /// The first port of [`ANY`] from `from` on that nobody has, here or in `other`; it goes round.
+    /// Returns the first unused port of [`ANY`] at or after `from`, and otherwise before it. The port is unused both
+    /// here and in `other`.
     pub(super) fn free(&self, other: &Self, from: u16) -> Option<u16> {
         let (first, last) = (usize::from(*ANY.start()), usize::from(*ANY.end()));
         let from = usize::from(from).clamp(first, last);

@@ -1,16 +1,16 @@
-//! What is written to a session's descriptor without the library: by functions of glibc that make system calls of their own,
-//! and by programs that were not preloaded. It lies in the pair, among the bytes that close the gate, and is sent like
-//! everything else.
+//! Data written to a session's descriptor without the library: by functions of glibc that make system calls directly,
+//! and by programs without the preload library. The data is in the pair, among the bytes of the gate, and is sent like
+//! all other data.
 //!
-//! The library counts the bytes by which it closes the gate, which are zeros. Other bytes are such data, and zeros beyond that
-//! count; an application that counts wrongly spoils its own stream. The first byte of the pair has been looked at: it stays
-//! there, so that our end closes over it.
+//! The library counts the bytes with which it closes the gate, which are zeros. All other bytes are such data, and so
+//! are zeros beyond that count. An application that counts wrongly corrupts only its own stream. The first byte of the
+//! pair is always skipped: it stays in the pair, so that a close of the stack's end leaves an unread byte.
 //!
-//! Bytes on a connected datagram socket are sent to the peer as one datagram, usually one per write. The pair is a stream, so
-//! several writes before the stack's next look become one datagram.
+//! Bytes on a connected datagram socket are sent to the peer as one datagram, usually one datagram per write. The pair
+//! is a stream, so several writes before the stack's next look become one datagram.
 //!
-//! What is written lies behind what the library has written before. For that the stack takes the application's lock, if nobody
-//! has it: it never waits for one.
+//! The data follows everything that the library has written before. To ensure this order, the stack takes the
+//! application's lock if it is free. The stack never waits for a lock.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -33,32 +33,33 @@ use super::session::{Session, What};
 use super::{Serve, pair};
 use crate::host::Calls;
 
-/// Bytes that are looked at at once, and those of a closed session that are looked at before it is its application's turn.
+/// Maximum number of bytes processed at a time, and the number of bytes of a closed session up to which they are
+/// processed immediately instead of in the application's turn.
 const CHUNK: usize = 4096;
 const FEW: u64 = 64;
-/// How long a session whose application is gone waits for room, in microseconds.
+/// How long data of a closed session waits for room, in microseconds.
 const LAST: u64 = 60_000_000;
 
-/// Where the bytes go.
+/// The destination of the bytes.
 #[derive(Clone, Copy)]
 enum To {
     Stream(ConnId),
     /// The peer of a datagram socket.
     Peer(ConnId, SocketAddr),
-    /// It is being connected.
+    /// The connection is not established yet.
     Later,
-    /// It has no stream that they could be sent by.
+    /// The session has no stream or peer to which the bytes could be sent.
     Nowhere,
 }
 
-/// How much of what lay in a pair was sent.
+/// The result of relaying data from a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Relayed {
-    /// Nothing is left.
+    /// No data is left to send.
     All,
-    /// Something may be left.
+    /// More data may be left.
     Some,
-    /// There is no room for it, or somebody has the lock.
+    /// No room is available, or a process holds the lock.
     Waits,
 }
 
@@ -100,20 +101,20 @@ fn write_datagram(turn: &Turn<Arc<Memory>>, peer: SocketAddr, data: &[u8]) -> us
     data.len()
 }
 
-/// Who has a lock.
+/// The holder of a lock.
 fn holder(word: u64) -> Option<Owner> {
     Owner::from_word(word as u32 >> 1)
 }
 
-/// A lock of an application's that the stack has.
+/// An application's lock, held by the stack.
 struct Held<'a>(&'a AtomicU64);
 
 impl<'a> Held<'a> {
-    /// Takes it, unless somebody has it who lives.
+    /// Takes the lock, unless a living process holds it.
     fn new(word: &'a AtomicU64, processes: &Processes) -> Option<Self> {
         let found = word.load(Ordering::Relaxed);
         let free = found == 0 || !holder(found).is_some_and(|holder| processes.lives(holder));
-        // Who waits sees that a bit is gone and sets it again, or looks in a hundredth of a second.
+        // A waiter sees that the bit in the word is cleared and sets it again, or checks the lock after 10 ms.
         let mine = u64::from(Owner::STACK.word()) << 1 | found & 1;
         let taken = free && word.compare_exchange(found, mine, Ordering::Acquire, Ordering::Relaxed).is_ok();
         taken.then(|| Self(word))
@@ -122,12 +123,13 @@ impl<'a> Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // Nobody is woken up: waits for this lock end by themselves, and this is rare.
+        // No waiter is woken: waits for this lock have a timeout, and this case is rare.
         self.0.store(0, Ordering::Release);
     }
 }
 
-/// The bytes of a chunk that are no gate's, and where the chunk ends that has the first so many of them.
+/// The data bytes of a chunk, without bytes of gates. `ends[n]` is the length of the part of the chunk that contains
+/// the first `n + 1` data bytes.
 struct Sorted {
     data: ArrayVec<u8, CHUNK>,
     ends: ArrayVec<u16, CHUNK>,
@@ -147,7 +149,7 @@ impl Sorted {
     }
 }
 
-/// Takes the first `len` bytes of a pair.
+/// Reads and discards the first `len` bytes of a pair.
 fn consume(ours: BorrowedFd<'_>, mut len: usize) {
     let mut bytes = [0; CHUNK];
     while len > 0 {
@@ -160,12 +162,13 @@ fn consume(ours: BorrowedFd<'_>, mut len: usize) {
 }
 
 impl Serve {
-    /// The pair of a session may have bytes: they are looked at when it is the application's turn.
+    /// Queues a session whose pair may contain data. The pair is read in the application's turn.
     pub(super) fn bytes_come(&mut self, app: usize, number: u32) {
         self.queue_raw(app, number, None, Queue::push);
     }
 
-    /// An application has closed a session. `false`: it has written something before that is to be sent yet, and ends later.
+    /// Prepares to close a session. Returns `false` if data in its pair must be sent first; the session then ends
+    /// later.
     pub(super) fn may_close(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> bool {
         let Some(session) = self.app(app).and_then(|app| app.session(number)) else { return true };
         if session.ends.is_some() {
@@ -179,7 +182,7 @@ impl Serve {
         done
     }
 
-    /// A session is among those whose pairs are looked at.
+    /// Adds a session to the queue of sessions whose pairs are read.
     fn queue_raw(
         &mut self,
         app: usize,
@@ -197,13 +200,13 @@ impl Serve {
         }
     }
 
-    /// Looks at a session with data in its pair.
+    /// Reads the pair of a queued session.
     pub(super) fn relay_next(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
         let session = self.app(app).and_then(|app| app.session_mut(number));
         let Some(session) = session.filter(|session| session.generation == generation) else { return };
         session.raw = false;
         let ends = session.ends;
-        // Many bytes may be there, each of which is looked at.
+        // Relaying examines each byte, so check the lock first.
         let relayed = match self.is_locked(app, number) {
             true => Relayed::Waits,
             false => self.relay(app, number, calls),
@@ -219,13 +222,13 @@ impl Serve {
         }
     }
 
-    /// Whether a process that lives has the lock that writing takes.
+    /// Whether a living process holds the lock for writing.
     fn is_locked(&mut self, app: usize, number: u32) -> bool {
         let Some((_, slot, processes)) = self.app(app).and_then(|app| app.all(number)) else { return false };
         holder(slot.wishes.writing.load(Ordering::Relaxed)).is_some_and(|holder| processes.lives(holder))
     }
 
-    /// Sends some of what lies in a session's pair and is no gate's.
+    /// Sends some of the data in a session's pair.
     fn relay(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> Relayed {
         let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else {
             return Relayed::All;
@@ -236,7 +239,8 @@ impl Serve {
         let mut bytes = [0; CHUNK];
         let (there, has_descriptors) = pair::look(ours, &mut bytes).unwrap_or_default();
         if has_descriptors {
-            // They stay. Where nobody has the session's end but its own queue it would be there for ever.
+            // The descriptors stay in the pair. If no process is left, the session's end may be held only by its own
+            // queue, and would never be closed.
             if nobody {
                 self.close(app, number, calls);
                 self.end_when_over(app, calls);
@@ -271,7 +275,7 @@ impl Serve {
                 }
                 drop((turn, lock));
                 let Some(last) = done.checked_sub(1) else { return Relayed::Waits };
-                // The gate's bytes behind the last ones stay, for as long as it is closed.
+                // Bytes of the gate behind the last data byte stay, while the gate is closed.
                 let taken = usize::from(sorted.ends[last]);
                 let from = tsc::now();
                 consume(ours, taken);
@@ -291,7 +295,7 @@ impl Serve {
             );
         }
         self.look_at(app, number, calls);
-        // Gates may be left, or what has come meanwhile.
+        // Bytes of gates may be left, or new data may have arrived.
         Relayed::Some
     }
 }

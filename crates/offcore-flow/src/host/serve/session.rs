@@ -1,4 +1,4 @@
-//! One session, as the stack has it: what its application wants, and what it is told.
+//! One session on the stack's side: the requests of its application, and its notifications.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -21,48 +21,51 @@ use super::waking::LONG;
 use super::{datagram_bits, pair, wire};
 use crate::host::Calls;
 
-/// `SOCK_STREAM` and `SOCK_DGRAM`, as they stand in slots and messages.
+/// `SOCK_STREAM` and `SOCK_DGRAM`, as encoded in slots and messages.
 pub(super) const STREAM: u32 = 1;
 pub(super) const DATAGRAM: u32 = 2;
 
-/// Bytes before the one that comes with a pipe's end: more than are read in some calls.
+/// Number of bytes sent before the byte that carries the end of the pipe. It exceeds the number of token bytes that a
+/// few calls read.
 const DECOYS: usize = 512;
-/// What part of the room that there is at most has to be free before the application hears of it.
+/// The application is woken when at least one part in this number of the maximum room is free.
 const ENOUGH: u64 = 3;
 
-/// What a session is.
+/// The kind of a session.
 #[derive(Debug)]
 pub(super) enum What {
-    /// It has an address; none is any.
+    /// Bound to an address (`None`: any address) and a port.
     Bound(Option<IpAddr>, u16),
     Listener(Listener),
     Stream(ConnId),
     Datagrams(ConnId),
-    /// The stack has let go of what it was.
+    /// The stack has released the underlying object.
     Gone,
 }
 
-/// A session to which connections come.
+/// A session that accepts connections.
 #[derive(Debug)]
 pub(super) struct Listener {
-    /// The stack's number of it.
+    /// The stack's identifier of the listener.
     pub(super) id: u32,
     pub(super) address: Option<IpAddr>,
     pub(super) port: u16,
-    /// Whether others may listen there.
+    /// Whether other listeners may share the address and port.
     pub(super) shares: bool,
-    /// The cookie of the kernel's listener; 0 for none. Processes that share this listener may all listen.
+    /// The cookie of the kernel's listener, or 0 if it has none. Processes that share this kernel listener may all
+    /// listen.
     pub(super) cookie: u64,
-    /// The kernel's listener that belongs to it, and what has come there and is not passed on.
+    /// The kernel listener of the session, and its results that are not passed on yet.
     pub(super) kernel: Option<Kernel>,
     pub(super) come: VecDeque<Come>,
-    /// A message that the queue had no room for, and the end that goes with it.
+    /// A message that did not fit into the queue, with its descriptor.
     pub(super) held: Option<(Accepted, OwnedFd)>,
-    /// It is in its application's queue of listeners.
+    /// The listener is in its application's queue of listeners.
     pub(super) queued: bool,
-    /// Its end tells when there is room.
+    /// The session's end reports an event when its queue has room.
     pub(super) armed: bool,
-    /// Without descriptors it waits until `due`, and for `delay` microseconds more each time.
+    /// When descriptors are exhausted, the listener pauses until `due`. `delay` is the length of the pause in
+    /// microseconds, which grows with each failure.
     pub(super) due: u64,
     pub(super) delay: u64,
 }
@@ -72,52 +75,54 @@ pub(super) struct Listener {
 pub(super) struct Session {
     pub(super) place: Place,
     pub(super) generation: u32,
-    /// What the kernel calls the application's end.
+    /// The kernel's socket cookie of the application's end.
     pub(super) cookie: u64,
     pub(super) what: What,
-    /// The port that it was bound to at first.
+    /// The port that the session was first bound to.
     port: u16,
-    /// Our end; none after a reset.
+    /// The stack's end; `None` after a reset.
     ours: Option<OwnedFd>,
-    /// Then this hangs up when the application's last descriptor is closed.
+    /// After a reset, this end of a pipe hangs up when the application closes its last descriptor.
     pipe: Option<OwnedFd>,
-    /// Applied options, with the numbers of keep-alive, `TCP_USER_TIMEOUT` and `TCP_SYNCNT`.
+    /// Options that are in effect, including the values of keep-alive, `TCP_USER_TIMEOUT` and `TCP_SYNCNT`.
     options: u32,
     keep: [u32; 3],
     buffers: Buffers,
-    /// Applied options of the slot.
+    /// Connection options of the slot that are in effect.
     pub(super) kept: ConnOptions,
     timeouts: (u32, u8),
-    /// The stream to the peer has been ended.
+    /// The stream to the peer has ended.
     ended: bool,
-    /// Flags that the application has been shown, and whether its end shows that nothing more comes.
+    /// Flags that were stored for the application, and whether the stack's end is shut down for writing.
     flags: u32,
     shut: bool,
-    /// We have shut both directions down.
+    /// The stack has shut down both directions.
     hung: bool,
-    /// The gate is to be opened when there is room, whatever the application has said.
+    /// The gate opens as soon as there is room, even if the application has not asked for room.
     opens: bool,
-    /// Bytes of gates that were put into the pair by the stack, and not taken out yet; less those of the application's that
-    /// were.
+    /// Bytes of gates that the stack has put into the pair, minus all bytes of gates that it has taken out, including
+    /// the application's.
     gates: u32,
-    /// Whether its other end is there is being asked, and is to be asked again.
+    /// A query whether the other end is still open is in progress, and whether it is repeated afterwards.
     pub(super) asked: bool,
     pub(super) again: bool,
-    /// Ticks of the TSC that took by which the application was woken up, as far as that was long.
+    /// TSC ticks spent on slow wake-ups of the application since [`take_long`](Self::take_long) was last called.
     long: u64,
-    /// It is among those that are announced at the end of the turn.
+    /// The session is in the list of sessions to be announced at the end of the turn.
     pub(super) queued: bool,
-    /// What is in its pair waits for room or for a lock; and it ends when that is sent, or at this time.
+    /// The session is in the queue of sessions whose pairs are read. With `ends`, it ends when its data is sent, or at
+    /// this time.
     pub(super) raw: bool,
     pub(super) ends: Option<u64>,
 }
 
-/// What becomes of a session that is over.
+/// The state of the stack's end after a session is over.
 #[derive(Debug)]
 pub(super) enum Ending {
-    /// The application's end stays as it is.
+    /// The stack's end stays open.
     Stays,
-    /// Our end is closed, or is to be where that may take a while; [`Session::pipe`] is to be watched.
+    /// The stack's end is closed. If closing it may take long, it is returned to be closed elsewhere. The caller
+    /// watches [`Session::pipe`].
     Reset(Option<OwnedFd>),
 }
 
@@ -165,27 +170,27 @@ impl Session {
         }
     }
 
-    /// Our end, as long as there is one.
+    /// The stack's end, while it is open.
     pub(super) fn ours(&self) -> Option<BorrowedFd<'_>> {
         self.ours.as_ref().map(AsFd::as_fd)
     }
 
-    /// What hangs up at the last close after a reset.
+    /// The end of the pipe that hangs up at the last close after a reset.
     pub(super) fn pipe(&self) -> Option<BorrowedFd<'_>> {
         self.pipe.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether the kernel shows that the application's end is closed.
+    /// Whether the kernel reports that the application's end is closed.
     pub(super) fn has_hung_up(&self) -> bool {
         self.ours().is_some_and(pair::has_hung_up)
     }
 
-    /// Bytes of gates that may be in the pair.
+    /// Number of bytes of gates that may be in the pair.
     pub(super) fn gates(&self, slot: &Slot) -> u32 {
         slot.wishes.gates.load(Ordering::Acquire).wrapping_add(self.gates)
     }
 
-    /// So many of them were taken out.
+    /// Subtracts `taken` bytes of gates that were read from the pair.
     pub(super) fn count_gates(&mut self, taken: u32) {
         self.gates = self.gates.wrapping_sub(taken);
     }
@@ -194,10 +199,10 @@ impl Session {
         self.flags & flags::OVER != 0
     }
 
-    /// The application has marked it: what it wants is done, as far as it can be.
+    /// Handles a mark of the application: applies its current requests.
     ///
     /// # Errors
-    /// [`CallError::Misuse`]: what the application has stored means nothing, and the stack has reset the connection.
+    /// [`CallError::Misuse`] if the application has stored an invalid value; the stack has reset the connection.
     pub(super) fn look(
         &mut self,
         slot: &Slot,
@@ -226,7 +231,7 @@ impl Session {
         }
         misuse(calls.stack.consumed(calls.now, conn, calls.out))?;
         if wanted & wish::END != 0 && !self.ended && !self.is_over() {
-            // Before it is open it is not ended; then it is looked at again.
+            // `shutdown` fails until the connection is open; the session is then handled again.
             self.ended = calls.stack.shutdown(calls.now, conn, calls.out).is_ok();
         }
         let unread = calls.stack.unread(conn) > 0;
@@ -238,7 +243,7 @@ impl Session {
         Ok(())
     }
 
-    /// Options that have changed are applied.
+    /// Applies options that have changed.
     fn apply(&mut self, wanted: u32, slot: &Slot, conn: ConnId, calls: &mut Calls<'_>) {
         let wishes = &slot.wishes;
         let keep = [&wishes.keep_idle, &wishes.keep_interval, &wishes.keep_count]
@@ -269,21 +274,21 @@ impl Session {
         (self.options, self.keep, self.timeouts) = (wanted, keep, timeouts);
     }
 
-    /// Whether our end shows a hang-up although the application has its own still: both directions were shut down, the one to
-    /// the application by us or by itself.
+    /// Whether the stack's end may show a hang-up although the application's end is still open. This is the case after
+    /// both directions were shut down; the direction to the application by the stack or by the application itself.
     pub(super) fn may_be_there(&self, slot: &Slot) -> bool {
         let wanted = slot.wishes.options.load(Ordering::Acquire);
         let no_more = self.shut || wanted & wish::NO_READ != 0;
         self.hung || no_more && wanted & wish::END != 0
     }
 
-    /// What a datagram socket has sent was not delivered: the application is told once.
+    /// Reports an error of a datagram socket to the application, once.
     pub(super) fn failed(&mut self, slot: &Slot, errno: u16, counts: &mut ServeCounts) {
         slot.identity.fail(errno.into());
         self.alarm(slot, counts);
     }
 
-    /// Shows an error or an urgent byte by `poll`, and wakes blocking calls.
+    /// Reports an error or an urgent byte as a `poll` event, and wakes blocking calls.
     pub(super) fn alarm(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         if !self.is_urgent(slot) {
             return;
@@ -296,7 +301,7 @@ impl Session {
         }
     }
 
-    /// Whether there is an error of a datagram socket, or an urgent byte of a stream, that the application has not read.
+    /// Whether an error of a datagram socket, or an urgent byte of a stream, is still unread.
     fn is_urgent(&self, slot: &Slot) -> bool {
         match self.what {
             What::Datagrams(_) => slot.has_errors(),
@@ -312,23 +317,23 @@ impl Session {
         matches!(self.what, What::Stream(_)) && !any && slot.unread() < least.into()
     }
 
-    /// Says that there is something to read, unless that is said.
+    /// Announces unread data, unless it is announced already.
     pub(super) fn announce(&mut self, slot: &Slot, counts: &mut ServeCounts) {
-        // An end that is shut shows that there is something to read.
+        // An end that is shut down for writing is readable anyway.
         let any = || slot.unread() > 0 && !self.waits_for_more(slot) || slot.identity.has_failed();
         if !self.shut && slot.wake.announce(any) {
             self.put(pair::put_token, counts);
         }
     }
 
-    /// Announces data again after a process of the application has died. The process may have taken the byte without storing so:
-    /// without another byte, later data would not be announced.
+    /// Announces data again after a process of the application has died. The process may have read the token without
+    /// clearing the word that says so, and without another byte later data would not be announced.
     pub(super) fn announce_again(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         let unread = self.conn().is_some() && slot.unread() > 0;
         let announced = slot.wake.is_announced();
         if unread || self.is_urgent(slot) || announced {
             slot.wake.announce_always();
-            // The byte of the announcement before is in the pair, too, unless the process has taken it.
+            // The byte of the previous announcement is in the pair as well, unless the process has read it.
             slot.wishes.leftover.fetch_add(announced.into(), Ordering::AcqRel);
             let put = if self.is_urgent(slot) { pair::put_alarm } else { pair::put_token };
             self.put(put, counts);
@@ -345,7 +350,7 @@ impl Session {
         }
     }
 
-    /// The application was woken up by what began at `from`.
+    /// Records the duration of a wake-up that began at TSC value `from`, if it was slow.
     pub(super) fn woke(&mut self, from: u64) {
         let ticks = tsc::now().saturating_sub(from);
         if ticks >= LONG {
@@ -353,17 +358,17 @@ impl Session {
         }
     }
 
-    /// What took long since this was asked last, in ticks.
+    /// Returns the ticks spent on slow wake-ups since the last call.
     pub(super) fn take_long(&mut self) -> u64 {
         std::mem::take(&mut self.long)
     }
 
-    /// Our end, and what is there after a reset: it has none any more.
+    /// Takes the stack's end, and the pipe of a session that was reset. The session has neither afterwards.
     pub(super) fn take_ends(&mut self) -> impl Iterator<Item = OwnedFd> {
         self.ours.take().into_iter().chain(self.pipe.take())
     }
 
-    /// Opens the gate if the application waits for room and there is some; else the stack will tell.
+    /// Opens the gate if the application waits for room and enough is free. Otherwise the stack reports room later.
     pub(super) fn make_room(&mut self, slot: &Slot, calls: &mut Calls<'_>, counts: &mut ServeCounts) {
         let Some(conn) = self.conn().filter(|_| self.opens || slot.wake.wants_room()) else { return };
         if !self.is_over() {
@@ -375,7 +380,7 @@ impl Session {
             };
             if !enough(calls) {
                 calls.stack.want_room(conn);
-                // Memory that was short may be there now: then nobody will tell.
+                // Memory may have become available before the request for a notification, so check again.
                 if !enough(calls) {
                     return;
                 }
@@ -386,14 +391,14 @@ impl Session {
         }
     }
 
-    /// Opens the gate when there is room: who has closed it may be dead, and have said nothing. Who waits now is not woken up
-    /// in vain.
+    /// Opens the gate as soon as there is room, without a request: the process that closed it may have died before it
+    /// stored one. A process that waits now is not woken without room.
     pub(super) fn open_with_room(&mut self, slot: &Slot, calls: &mut Calls<'_>, counts: &mut ServeCounts) {
         self.opens = true;
         self.make_room(slot, calls, counts);
     }
 
-    /// Whether it can be written to, as far as there is room.
+    /// Whether the session can be written to, given enough room.
     pub(super) fn is_open(&self, slot: &Slot) -> bool {
         match self.what {
             What::Stream(_) => slot.state() == state::OPEN,
@@ -402,13 +407,14 @@ impl Session {
         }
     }
 
-    /// Opens the gate, whoever waits.
+    /// Opens the gate unconditionally.
     pub(super) fn open(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         slot.wake.open();
         self.open_gate(slot, counts);
     }
 
-    /// Where data lies among its bytes the gate opens when that is taken: see [`raw`](super::raw).
+    /// Opens the gate. If the pair contains data among the bytes of the gate, the gate opens after that data is taken:
+    /// see [`raw`](super::raw).
     fn open_gate(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         let from = tsc::now();
         if let Some(ours) = self.ours() {
@@ -424,7 +430,7 @@ impl Session {
         }
     }
 
-    /// A connection that was asked for is there.
+    /// A requested connection is established.
     pub(super) fn connected(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         slot.set_state(state::OPEN);
         self.open(slot, counts);
@@ -432,7 +438,7 @@ impl Session {
 
     /// The peer has ended its stream.
     pub(super) fn peer_ended(&mut self, slot: &Slot, counts: &mut ServeCounts) {
-        // An urgent byte may come with the end, and the pair takes nothing later.
+        // An urgent byte may arrive with the end, and the pair accepts no bytes after the shutdown.
         self.alarm(slot, counts);
         self.show(slot, flags::ENDED);
         self.shut();
@@ -452,8 +458,8 @@ impl Session {
         }
     }
 
-    /// It is over: the application is told why. `hangs`: whether our end may show a hang-up before the application closes
-    /// its own.
+    /// Reports the end of the session and its cause to the application. `hangs`: whether the stack's end may show a
+    /// hang-up before the application closes its own end.
     pub(super) fn over(
         &mut self,
         slot: &Slot,
@@ -461,7 +467,7 @@ impl Session {
         hangs: bool,
         counts: &mut ServeCounts,
     ) -> Ending {
-        // As Linux: who writes to a peer that has ended its stream, and is reset, has a broken pipe.
+        // As in Linux: a write after the peer ended its stream and reset the connection fails with `EPIPE`.
         let error = match error_of(cause) {
             error if cause == Cause::Reset && self.flags & flags::ENDED != 0 && error != 0 => {
                 number(Errno::PIPE)
@@ -491,13 +497,14 @@ impl Session {
         Ending::Stays
     }
 
-    /// Has our end be closed over the byte that was not read, so that the other one shows a reset. `false`: it cannot be. The
-    /// pipe's end goes to the application's queue: it is there as long as the application's end.
+    /// Prepares the pair so that the application's end shows a reset when the stack's end is closed over the unread
+    /// byte. Returns `false` if that is not possible. The other end of a new pipe is queued for the application's end,
+    /// so it stays open as long as the application's end does.
     fn reset(&mut self, slot: &Slot, counts: &mut ServeCounts) -> bool {
-        // Nothing can be sent through what is shut.
+        // Nothing can be sent after a shutdown.
         let Some(ours) = self.ours.as_ref().filter(|_| !self.shut) else { return false };
         let Ok((pipe, there)) = pipe_with(PipeFlags::CLOEXEC) else { return false };
-        // Whoever takes tokens now takes some of these, and not the byte that holds the pipe.
+        // A process that reads tokens now reads some of these bytes, and not the byte that carries the pipe.
         slot.wake.announce_always();
         counts.tokens += 1;
         if wire::send(ours.as_fd(), &[0; DECOYS], &[]).is_err() {
@@ -510,19 +517,19 @@ impl Session {
         true
     }
 
-    /// What is left of it: its slot, its port, our end, and what it was.
+    /// Splits the session into its slot, its port, the stack's end, and its kind.
     pub(super) fn take_apart(self) -> (Place, u16, Option<OwnedFd>, What) {
         (self.place, self.port, self.ours, self.what)
     }
 
-    /// Whether it ends by a reset when the application closes it.
+    /// Whether the session ends with a reset when the application closes it.
     pub(super) fn wants_reset(slot: &Slot) -> bool {
         let never_accepted = slot.wishes.told.load(Ordering::Relaxed) & wish::ACCEPTED == 0;
         never_accepted || slot.wishes.options.load(Ordering::Acquire) & wish::RESET != 0
     }
 }
 
-/// What counts of a refused call: a connection that is gone, or not open, tells so by events.
+/// Keeps only errors that count as misuse. A connection that is gone or not open is reported by events.
 fn misuse(result: Result<(), CallError>) -> Result<(), CallError> {
     match result {
         Err(CallError::Misuse) => Err(CallError::Misuse),
@@ -530,7 +537,7 @@ fn misuse(result: Result<(), CallError>) -> Result<(), CallError> {
     }
 }
 
-/// Why a connection is over, as an `errno`.
+/// Converts the cause of the end of a connection to an `errno`.
 fn error_of(cause: Cause) -> u32 {
     let error = match cause {
         Cause::Finished => return 0,
@@ -542,12 +549,12 @@ fn error_of(cause: Cause) -> u32 {
     number(error)
 }
 
-/// An error as it goes over sockets and in slots.
+/// Converts an error to its number in messages and slots.
 pub(super) fn number(error: Errno) -> u32 {
     error.raw_os_error().unsigned_abs()
 }
 
-/// Says in a slot who both ends are.
+/// Stores both addresses of a session in its slot.
 pub(super) fn write_addresses(slot: &Slot, local: Option<SocketAddr>, remote: Option<SocketAddr>) {
     let identity = &slot.identity;
     let is_v6 = local.or(remote).is_some_and(|address| address.is_ipv6());
@@ -562,7 +569,7 @@ pub(super) fn write_addresses(slot: &Slot, local: Option<SocketAddr>, remote: Op
             None => {}
         }
         for (word, octets) in words.iter().zip(octets.chunks_exact(4)) {
-            // In the order of the wire, whatever the machine's is.
+            // The octets are stored in network order on every machine.
             word.store(u32::from_ne_bytes(octets.try_into().unwrap_or_default()), Ordering::Relaxed);
         }
     }

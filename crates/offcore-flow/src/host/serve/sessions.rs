@@ -1,4 +1,4 @@
-//! Sessions come and go, and hear of what happens to their connections.
+//! Creation and end of sessions, and events of their connections.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,12 +19,12 @@ use super::session::{DATAGRAM, Ending, STREAM, Session, What, write_addresses};
 use super::{Serve, descriptors, pair};
 use crate::host::Calls;
 
-/// Sessions that are looked at when somebody asks for a port of theirs, at most.
+/// Maximum number of sessions checked when a process requests their port.
 const ENDED: usize = 64;
-/// Sessions of which it was found out whether they are closed, and which are looked at in a round, at most.
+/// Maximum number of answers about the other ends of sessions handled in a round.
 const ANSWERS: usize = 64;
 
-/// What a session begins with.
+/// The initial state of a session.
 pub(super) struct Beginning {
     pub(super) place: Place,
     pub(super) what: What,
@@ -33,7 +33,7 @@ pub(super) struct Beginning {
     pub(super) remote: Option<SocketAddr>,
 }
 
-/// A session that was made, and the application's end.
+/// A created session and the application's end.
 pub(super) struct Made {
     pub(super) number: u32,
     pub(super) named: Named,
@@ -41,11 +41,11 @@ pub(super) struct Made {
 }
 
 impl Serve {
-    /// Makes a session of an application.
+    /// Creates a session of an application.
     ///
     /// # Errors
-    /// `EMFILE` when there are as many as may be, or what the kernel says: then the connection and its slot are still the
-    /// caller's.
+    /// Fails with `EMFILE` if the application has the maximum number of sessions, or with the error of a system call.
+    /// On failure the caller still owns the connection and its slot.
     pub(super) fn make(&mut self, app: usize, begin: Beginning) -> Result<Made, Errno> {
         let user = self.app(app).ok_or(Errno::BADF)?.user;
         self.descriptors.take(user, descriptors::SESSION)?;
@@ -57,7 +57,7 @@ impl Serve {
         let Beginning { place, what, state, local, remote } = begin;
         let generation = self.next_generation();
         let application = self.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
-        // Sessions whose connections are gone count as long as they are there.
+        // Sessions whose connections are gone count until they are closed.
         let few = application.len() < self.config.connections;
         let number = application.next_number().filter(|_| few).ok_or(Errno::MFILE)?;
         let slot = application.slot(place).ok_or(Errno::NOMEM)?;
@@ -73,7 +73,7 @@ impl Serve {
         identity.generation.store(generation, Ordering::Relaxed);
         identity.kind.store(if datagrams { DATAGRAM } else { STREAM }, Ordering::Relaxed);
         write_addresses(slot, local, remote);
-        // Who had the slot before may have been told of his end after that.
+        // The end of the slot's previous session may have stored an error later than its release.
         identity.error.store(0, Ordering::Relaxed);
         slot.set_flags(0);
         slot.set_state(state);
@@ -96,7 +96,7 @@ impl Serve {
         Ok(Made { number, named: Named { place: place.number(), generation }, end: pair.app })
     }
 
-    /// The application has marked a session.
+    /// Handles a session that the application has marked.
     pub(super) fn look_at(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         let Self { apps, counts, .. } = self;
         let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
@@ -107,7 +107,7 @@ impl Serve {
         self.settle(app, number);
     }
 
-    /// What an application has stored means nothing: the stack has let go of the connection.
+    /// Ends a session after its application has stored an invalid value. The stack has already released the connection.
     fn reset(&mut self, app: usize, number: u32, now: u64) {
         self.misuse("a session was reset: its application stored an invalid index", app, now);
         let Self { apps, counts, watch, by_conn, peers, errands, .. } = self;
@@ -125,7 +125,7 @@ impl Serve {
         }
     }
 
-    /// There is something to read: said at the end of the turn, once for all that comes in it.
+    /// Queues an announcement of data. It is made once, at the end of the turn.
     pub(super) fn readable(&mut self, conn: ConnId) {
         let Self { apps, by_conn, announced, .. } = self;
         let Some(&(app, number)) = by_conn.get(&conn) else { return };
@@ -168,7 +168,8 @@ impl Serve {
         self.settle(app, number);
     }
 
-    /// A connection is over, or what is written to a datagram socket means nothing. A connection's memory stays until the application lets go of it.
+    /// Ends a connection, or a datagram socket after invalid data. The memory of a connection stays allocated until the
+    /// application closes the session.
     pub(super) fn over(&mut self, conn: ConnId, cause: Cause) {
         let Self { apps, by_conn, counts, watch, peers, errands, .. } = self;
         let Some(&(app, number)) = by_conn.get(&conn) else { return };
@@ -177,7 +178,7 @@ impl Serve {
         let Some((session, slot)) = application.both(number) else { return };
         let ending = session.over(slot, cause, peers.are_known(), counts);
         if matches!(session.what, What::Datagrams(_)) {
-            // The stack has let go of the socket, and of the slot with it.
+            // The stack has already released the socket and its slot.
             by_conn.remove(&conn);
             session.what = What::Gone;
         }
@@ -189,7 +190,8 @@ impl Serve {
         self.settle(app, number);
     }
 
-    /// The application's last descriptor of a session is closed, or it has shut both directions down.
+    /// Handles a hang-up: the application has closed its last descriptor of the session, or both directions were shut
+    /// down.
     pub(super) fn hung_up(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
         let Self { apps, peers, errands, .. } = self;
         let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
@@ -199,7 +201,7 @@ impl Serve {
             return;
         }
         if session.asked {
-            // It may have been closed since that was found out.
+            // The application may have closed its end after the query was answered.
             session.again = true;
             return;
         }
@@ -211,7 +213,7 @@ impl Serve {
         }
     }
 
-    /// It was found out of sessions that have hung up whether the other end is there.
+    /// Handles the answers to queries whether the other ends of sessions are still open.
     pub(super) fn peers_answer(&mut self, calls: &mut Calls<'_>) {
         for _ in 0..ANSWERS {
             let Some((key, lives)) = self.peers.next(&mut self.errands) else { return };
@@ -226,7 +228,7 @@ impl Serve {
                 self.has_closed(app, number, calls);
                 continue;
             }
-            // When it is closed, too, that is told.
+            // The other end is open, and its close will be reported.
             self.look_at(app, number, calls);
             self.stop_listening(app, number, calls);
             if again {
@@ -236,7 +238,8 @@ impl Serve {
         self.look = true;
     }
 
-    /// The application's last descriptor of a session is closed.
+    /// Closes a session after the application has closed its last descriptor, unless data in its pair must be sent
+    /// first.
     fn has_closed(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         if self.may_close(app, number, calls) {
             self.close(app, number, calls);
@@ -244,14 +247,14 @@ impl Serve {
         }
     }
 
-    /// Ends what has a port and no descriptor of an application's any more: the kernel may not have told of it yet when a
-    /// program that has closed it asks for the port again.
+    /// Ends sessions at a port whose last descriptor is closed. The kernel may report that only after the program has
+    /// requested the port again.
     pub(super) fn end_closed_at(&mut self, port: u16, calls: &mut Calls<'_>) {
         let named = |(app, number): (usize, u32)| {
             let session = self.apps.get(app)?.as_deref()?.session(number)?;
             Some((app, number, session))
         };
-        // What is only bound is in nobody's way.
+        // Sessions that are only bound do not conflict.
         let all = self.ports.at(port).take(ENDED).filter_map(named);
         let closed: ArrayVec<_, ENDED> = all
             .filter(|(_, _, session)| session.has_hung_up())
@@ -262,7 +265,7 @@ impl Serve {
         }
     }
 
-    /// A listener that was shut down has its address, and nothing else.
+    /// Turns a listener that was shut down into a session that is only bound.
     fn stop_listening(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         let Self { apps, by_listener, bound, ports, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
@@ -279,9 +282,9 @@ impl Serve {
         }
     }
 
-    /// Ends a session as its application wishes.
+    /// Ends a session in the way that its application has requested.
     pub(super) fn close(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
-        // What was written just before is sent, too.
+        // Data written just before the close is sent as well.
         self.look_at(app, number, calls);
         let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let Some(session) = application.remove_session(number) else { return };
@@ -318,7 +321,7 @@ impl Serve {
         }
     }
 
-    /// A process of an application has ended.
+    /// Handles the end of a process.
     pub(super) fn process_ended(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
         let Some(application) = self.app(app) else { return };
         if application.process(number, generation).is_none() {
@@ -327,7 +330,7 @@ impl Serve {
         let user = application.user;
         self.rouse(app);
         let Some(application) = self.app(app) else { return };
-        // It may have died between two steps of a call.
+        // The process may have died in the middle of a call.
         application.look_at_all();
         if let Some(process) = application.remove_process(number) {
             self.descriptors.give(user, descriptors::PROCESS);
@@ -340,7 +343,7 @@ impl Serve {
         self.end_when_over(app, calls);
     }
 
-    /// Closes the socket of a process of an application's.
+    /// Closes the socket of a process.
     pub(super) fn close_socket(&mut self, app: usize, channel: Option<OwnedFd>) {
         if let (Some(channel), Some(user)) = (channel, self.app(app).map(|app| app.user)) {
             self.watch.remove(channel.as_fd());
@@ -348,8 +351,8 @@ impl Serve {
         }
     }
 
-    /// Looks at a session of an application of which a process has ended. That may have stored an index, and not marked the
-    /// session; or it has taken a token, or closed a gate, for which others wait now.
+    /// Handles a session after a process of its application has ended. The process may have stored an index without
+    /// marking the session. It may also have taken a token, or closed a gate, for which other processes now wait.
     pub(super) fn look_at_rest(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         self.look_at(app, number, calls);
         self.bytes_come(app, number);
@@ -363,18 +366,18 @@ impl Serve {
         self.settle(app, number);
     }
 
-    /// Forgets an application of which nothing is left.
+    /// Ends an application without processes and sessions.
     pub(super) fn end_when_over(&mut self, app: usize, calls: &mut Calls<'_>) {
         if self.app(app).is_some_and(|app| app.is_over()) {
             self.end_application(app, calls);
         }
     }
 
-    /// Ends an application, its sessions included.
+    /// Ends an application and all its sessions.
     pub(super) fn end_application(&mut self, app: usize, calls: &mut Calls<'_>) {
         let numbers = self.app(app).map(|app| app.numbers()).unwrap_or_default();
         for number in numbers {
-            // Programs may be there still.
+            // Processes may still be running.
             let session = self.app(app).and_then(|app| app.session(number));
             session.and_then(Session::ours).inspect(|ours| pair::take_no_more(*ours));
             self.close(app, number, calls);

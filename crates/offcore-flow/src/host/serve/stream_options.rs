@@ -1,11 +1,11 @@
-//! Options in the slots of streams, as the stack takes them.
+//! Conversion of the socket options in slots of streams to options of the stack.
 
 use std::sync::atomic::Ordering;
 
 use offcore_session::slot::{OPTIONS, Slot, number as option};
 use offcore_tcp::proto::{Algorithm, Buffers, ConnOptions, KeepAlive};
 
-/// Buffer sizes set by the application. Datagram sockets keep other options in the slot.
+/// Returns the buffer sizes that the application has set. Datagram sockets store other options in these words.
 pub(super) fn buffers(slot: &Slot, is_stream: bool) -> Buffers {
     let [send, receive] =
         [&slot.wishes.send_buffer, &slot.wishes.receive_buffer].map(|word| word.load(Ordering::Relaxed));
@@ -24,7 +24,7 @@ pub(super) fn conn_options(kept: &[u32; OPTIONS], v6: bool) -> ConnOptions {
     let (class, hops) = if v6 { (option::TCLASS, option::HOPS) } else { (option::TOS, option::TTL) };
     let seconds = |seconds: u32| u64::try_from(seconds.cast_signed()).unwrap_or(0) * 1_000_000;
     let defer = number(option::DEFER_ACCEPT).map_or(0, |seconds| {
-        // The number of SYN-ACKs within that time.
+        // Converts the time to a number of SYN-ACK transmissions.
         (1..=u8::MAX).find(|tries| u64::from(seconds) < 1 << tries).unwrap_or(u8::MAX)
     });
     let inverted_rate = u64::from(kept[option::PACING_RATE]) | u64::from(kept[option::PACING_RATE + 1]) << 32;
@@ -41,7 +41,7 @@ pub(super) fn conn_options(kept: &[u32; OPTIONS], v6: bool) -> ConnOptions {
     }
 }
 
-/// Stores the stack's congestion control in a slot that names none: `getsockopt` reads it there.
+/// Stores the stack's default congestion control in a slot that names none, so that `getsockopt` can read it.
 pub(super) fn name_congestion(slot: &Slot, usual: Algorithm) {
     if usual != Algorithm::Cubic {
         let usual = option::encode(usual as u32);
@@ -49,7 +49,7 @@ pub(super) fn name_congestion(slot: &Slot, usual: Algorithm) {
     }
 }
 
-/// `idle` and `interval` are in seconds. A 0 selects the default.
+/// Returns keep-alive parameters. `idle` and `interval` are in seconds. A 0 selects the default.
 pub(super) fn keep_alive([idle, interval, count]: [u32; 3]) -> KeepAlive {
     let usual = KeepAlive::default();
     let micros = |seconds: u32, usual| if seconds == 0 { usual } else { u64::from(seconds) * 1_000_000 };

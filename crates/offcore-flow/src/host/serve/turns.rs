@@ -1,6 +1,6 @@
-//! For whom something is done next: a session that is marked is looked at, a question answered. A round has so much time for that,
-//! whatever is there to be done: users share it, and a user's applications do. Who wants more waits for the next round, and nobody
-//! else does for him.
+//! Schedules the work for applications: marked sessions and requests. A round spends a limited time on this work,
+//! independent of the load. The time is shared equally among users, and among the applications of a user. Excess work
+//! waits for the next round without delaying other users.
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use super::Serve;
 use super::application::{Application, Work};
 use crate::host::Calls;
 
-/// The time of a round for what applications want, and what one has of it at once. One thing is not interrupted.
+/// The time per round for requests of applications, and the length of one slice. A unit of work is not interrupted.
 const ROUND: Duration = Duration::from_micros(200);
 const SLICE: Duration = Duration::from_micros(25);
 
-/// The turns that users and applications take.
+/// The time used by users, which determines the next application.
 #[derive(Debug)]
 pub(super) struct Turns {
     /// [`ROUND`] and [`SLICE`] in ticks of the TSC.
     round: u64,
     slice: u64,
-    /// What users have had, in ticks.
+    /// Ticks used, by user.
     users: Vec<(u32, u64)>,
-    /// What the user had had who came last: those that wanted nothing for a while begin from there.
+    /// The ticks used by the most recent user. A user that was idle starts from this value.
     least: u64,
-    /// Slices that there were.
+    /// Number of slices so far.
     slices: u64,
 }
 
@@ -34,21 +34,21 @@ impl Turns {
         Self { round, slice, users: Vec::new(), least: 0, slices: 0 }
     }
 
-    /// What a user has had.
+    /// The ticks that a user has used.
     fn had(&self, user: u32) -> u64 {
         let had = self.users.iter().find(|(other, _)| *other == user).map_or(0, |(_, had)| *had);
         had.max(self.least)
     }
 
-    /// Which of the applications that want something is next: of the user who has had least, the one whose last slice is longest
-    /// ago. They are given by number, user, and last slice.
+    /// Selects the next application among those with work: the least recently served application of the user with the
+    /// least time used. Each is given as index, user, and number of its last slice.
     fn next(&self, waiting: impl Iterator<Item = (usize, u32, u64)>) -> Option<usize> {
         let by_user = waiting.map(|(app, user, last)| (self.had(user), last, app));
         by_user.min().map(|(_, _, app)| app)
     }
 
-    /// A user has had a slice; its number. Who was long at something, as when somebody else had this core, waits no longer for
-    /// that than a round.
+    /// Charges a user for a slice and returns the number of the slice. The charge is limited to the length of a round,
+    /// for example when another thread had this core in between.
     fn charge(&mut self, user: u32, ticks: u64) -> u64 {
         self.least = self.had(user);
         self.add(user, ticks);
@@ -56,7 +56,7 @@ impl Turns {
         self.slices
     }
 
-    /// A user has had time outside of its slices.
+    /// Charges a user for time outside of its slices.
     pub(super) fn add(&mut self, user: u32, ticks: u64) {
         let had = self.had(user) + ticks.min(self.round);
         match self.users.iter_mut().find(|(other, _)| *other == user) {
@@ -67,7 +67,7 @@ impl Turns {
 }
 
 impl Serve {
-    /// Does what applications want, for as long as a round has. Whether there is more.
+    /// Works for applications until the time of a round is used up. Returns whether work is left.
     pub(super) fn work_some(&mut self, calls: &mut Calls<'_>) -> bool {
         let began = tsc::now();
         let mut now = began;
@@ -83,7 +83,7 @@ impl Serve {
             let Some(user) = self.app(app).map(|app| app.user) else { return false };
             let from = now;
             loop {
-                // A search that finds no work is charged, too.
+                // A search without a result is charged as well.
                 let worked = self.work(app, calls);
                 now = tsc::now();
                 if !worked || now - from >= self.turns.slice {
@@ -97,7 +97,7 @@ impl Serve {
         }
     }
 
-    /// Does one thing that an application wants. `false`: there is none.
+    /// Performs one unit of work. Returns `false` if the application has none.
     fn work(&mut self, app: usize, calls: &mut Calls<'_>) -> bool {
         let Some(work) = self.app(app).and_then(Application::next_work) else { return false };
         match work {
@@ -115,7 +115,8 @@ impl Serve {
 mod tests {
     use super::*;
 
-    /// Who has the next slices: two users, the first of whom has so many applications, all of which want more.
+    /// Returns the applications that get the next `count` slices. Two users compete: the first one has `apps`
+    /// applications with unlimited work, the second one has one.
     fn slices(apps: usize, ticks: [u64; 2], count: usize) -> Vec<usize> {
         let mut turns = Turns::new();
         let mut last = vec![0; apps + 1];
@@ -137,7 +138,7 @@ mod tests {
         let mut first: Vec<_> = had.into_iter().filter(|app| *app < 60).collect();
         first.sort_unstable();
         assert!(first.into_iter().eq(0..60), "each application has its turn");
-        // Slices that take long are fewer.
+        // A user with long slices gets fewer of them.
         let had = slices(3, [100, 10], 110);
         assert_eq!(had.iter().filter(|app| **app == 3).count(), 100);
     }

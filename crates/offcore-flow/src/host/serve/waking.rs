@@ -1,9 +1,11 @@
-//! What it takes to wake applications up. To send a byte to an end of a session is to walk through all that waits for it: an
-//! application may have put its end into epoll sets many thousand times, and the worker would walk for all of them.
+//! Accounting of the cost of waking applications. Sending a byte to an end of a session makes the kernel walk through
+//! all waiters on that end. An application may add its end to many thousand epoll sets, and the worker would spend its
+//! time on that walk.
 //!
-//! Long walks are few in a turn for each user. Who goes on making the worker walk for milliseconds is ended: those are counted by
-//! the processor's time, which the kernel does not give to anybody else meanwhile, as three times at least and as a part of all
-//! time, and of a user as a whole. Until that is made up for the user begins no new sessions.
+//! A turn makes only a few long wake-ups per user. A user is charged for slow wake-ups by CPU time, which excludes the
+//! time when other threads had the core. After at least three slow wake-ups, an application that raises its user's debt
+//! above a limit is ended. The debt shrinks by a fixed part of the elapsed time. Until it is zero, the user cannot
+//! begin new sessions.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -16,30 +18,32 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::Serve;
 
-/// A wake-up that takes so many ticks of the TSC is long: some 30 us.
+/// A wake-up that takes at least this number of TSC ticks is long: about 30 us.
 pub(super) const LONG: u64 = 100_000;
-/// Users whose wake-ups are long in a turn, and are known so; of others all wait.
+/// Number of users with long wake-ups that are distinguished in a turn. When there are this many, the announcements of
+/// all users wait.
 const USERS: usize = 8;
-/// What a wake-up takes that is counted, at least: some thousand epoll sets wait, or a thousand threads.
+/// The minimum CPU time of a wake-up that is charged: some thousand epoll sets wait, or a thousand threads.
 const SLOW: Duration = Duration::from_millis(2);
-/// What a user may owe, after how many of them, and what part of the time that passes is made up for.
+/// The maximum debt of a user, the minimum number of slow wake-ups before the user is barred, and the part of the
+/// elapsed time (1/100) that is deducted from a debt.
 const OWED: Duration = Duration::from_millis(50);
 const TIMES: u32 = 3;
 const PART: u64 = 100;
 
-/// What users' applications have taken too much.
+/// The debts of users for slow wake-ups.
 #[derive(Debug)]
 pub(super) struct Waking {
-    /// Ticks of a second, and of [`SLOW`] and [`OWED`].
+    /// TSC ticks per second, in [`SLOW`], and in [`OWED`].
     hz: u64,
     slow: u64,
     owed: u64,
-    /// What this thread had had of a processor at that time, both in ticks.
+    /// The CPU time of this thread and the TSC at the last measurement, both in ticks.
     before: (u64, u64),
     users: HashMap<u32, Account>,
 }
 
-/// What a user owes, since when, how often it came to that, and whether that was too much.
+/// A user's debt in ticks, the time of its last update, the number of slow wake-ups, and whether the user is barred.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     owes: u64,
@@ -61,12 +65,12 @@ impl Waking {
         Self { hz: tsc::hz(), slow, owed, before: (0, 0), users: HashMap::new() }
     }
 
-    /// What is taken from now on is told from what was taken before.
+    /// Begins a measurement.
     pub(super) fn begin(&mut self) {
         self.before = (self.processor(), tsc::now());
     }
 
-    /// What this thread has had of a processor, in ticks.
+    /// Returns the CPU time of this thread, in ticks.
     fn processor(&self) -> u64 {
         let time = clock_gettime(ClockId::ThreadCPUTime);
         let nanoseconds =
@@ -74,7 +78,8 @@ impl Waking {
         (nanoseconds * u128::from(self.hz) / 1_000_000_000) as u64
     }
 
-    /// Of so many ticks that something took just now, those that others did not have the processor for, at least.
+    /// Returns the minimum CPU time within the last `ticks`, which an operation has just taken. It excludes time when
+    /// other threads had the CPU.
     fn taken(&mut self, ticks: u64) -> u64 {
         let (processor, since) = self.before;
         self.begin();
@@ -82,7 +87,7 @@ impl Waking {
         self.before.0.saturating_sub(processor).saturating_sub(all.saturating_sub(ticks)).min(ticks)
     }
 
-    /// A user's application took so many ticks `now` by being woken up. `true`: that is too much.
+    /// Charges a user for a slow wake-up of `ticks`, at TSC value `now`. Returns whether the user is barred.
     fn charge(&mut self, user: u32, ticks: u64, now: u64) -> bool {
         let account = self.users.entry(user).or_default();
         *account = account.at(now);
@@ -96,14 +101,15 @@ impl Waking {
         self.users.get(&user).is_some_and(|account| account.at(now).barred)
     }
 
-    /// Whether a user has to make up for what was too much.
+    /// Whether a user's debt is too large to begin new sessions.
     pub(super) fn is_barred(&self, user: u32) -> bool {
         !self.users.is_empty() && self.is_barred_at(user, tsc::now())
     }
 }
 
 impl Serve {
-    /// Says what is to be said at the end of a turn. A user whose application is long to wake up waits with the others of it.
+    /// Makes the announcements of a turn. After a long wake-up, the remaining announcements of that user wait for the
+    /// next turn.
     pub(super) fn announce(&mut self) {
         let mut announced = std::mem::take(&mut self.announced);
         let mut long: ArrayVec<(u32, usize, u64), USERS> = ArrayVec::new();
@@ -119,7 +125,7 @@ impl Serve {
                 session.alarm(slot, counts);
                 session.announce(slot, counts);
                 let ticks = session.take_long();
-                // Who is woken up on this core may just have had it.
+                // The woken thread may have run on this core in between.
                 let taken = if ticks > 0 { waking.taken(ticks) } else { 0 };
                 if taken >= LONG {
                     long.push((user, app, taken));
@@ -134,7 +140,7 @@ impl Serve {
         }
     }
 
-    /// What was done for a session may have taken long.
+    /// Charges the slow wake-ups of a session.
     #[inline]
     pub(super) fn settle(&mut self, app: usize, number: u32) {
         let session = self.app(app).and_then(|app| app.session_mut(number));
@@ -144,7 +150,7 @@ impl Serve {
         }
     }
 
-    /// Something by which an application was woken up took so many ticks.
+    /// Charges an application for a wake-up of `ticks`, if it was slow.
     #[inline]
     pub(super) fn woke(&mut self, app: usize, ticks: u64) {
         if ticks >= self.waking.slow {
@@ -153,7 +159,7 @@ impl Serve {
         }
     }
 
-    /// It took so many ticks of this core.
+    /// Charges an application for `taken` ticks of CPU time, and ends it when its user is barred.
     #[cold]
     fn took(&mut self, app: usize, taken: u64) {
         let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
@@ -167,7 +173,7 @@ impl Serve {
             "an application was detached: waking it up takes {:.0} ms, since one of its sessions has thousands of waiters",
             tsc::to_ns(taken) / 1e6
         );
-        // They are closed where nobody waits for that.
+        // The ends are closed in a thread of the user, so that no worker waits for it.
         let ends = application.take_ends();
         self.errands.run(user, move || ends.into_iter().for_each(close));
         self.condemned.push((app, application.id));
@@ -188,7 +194,7 @@ mod tests {
         let mut waking = Waking::new();
         let milliseconds = |count| count * waking.hz / 1000;
         let [slow, second] = [20, 1000].map(milliseconds);
-        // Hiccups of the machine are forgiven.
+        // Occasional delays by the machine are forgiven.
         for times in 0..20 {
             assert!(!waking.charge(1, slow, times * 3 * second));
         }

@@ -1,4 +1,4 @@
-//! Messages with descriptors, on Unix sockets. Nothing here blocks: what cannot go at once is an error.
+//! Messages with descriptors on Unix sockets. No function blocks: a message that cannot be sent at once is an error.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,20 +12,21 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Descriptors that a process can send with a message, at most: `SCM_MAX_FD` of `net/scm.h`. There is room for all of them: what
-/// there is none for the kernel closes at once, and whoever receives has to wait for that.
+/// The maximum number of descriptors in one received message: `SCM_MAX_FD` of `net/scm.h`. The receive buffer has room
+/// for all of them. Otherwise the kernel would close the excess ones during the receive call, and the receiver would
+/// wait for that.
 const SENT: usize = 253;
 
-/// A message of a process's.
+/// A message of a process.
 #[derive(Debug)]
 pub(super) struct Received {
-    /// Bytes of it.
+    /// Number of bytes received.
     pub(super) len: usize,
-    /// It had more descriptors than this process may have.
+    /// The message had more descriptors than this process may open.
     pub(super) lost: bool,
 }
 
-/// Sends a message and descriptors, [`MOST_DESCRIPTORS`] at most.
+/// Sends a message with up to [`MOST_DESCRIPTORS`] descriptors.
 pub(super) fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -42,9 +43,9 @@ pub(super) fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'
     }
 }
 
-/// Which process has sent the next message, on a socket that [passes that on](rustix::net::sockopt::set_socket_passcred). By nix:
-/// rustix has no value for a process of another namespace, which has no number. There is no room for descriptors, of which the
-/// message keeps its own.
+/// Returns the credentials of the process that sent the next message, on a socket with
+/// [`SO_PASSCRED`](rustix::net::sockopt::set_socket_passcred). This uses nix, because rustix cannot represent a process
+/// of another namespace, which has no number. Descriptors of the message stay in the queue.
 pub(super) fn sender(from: BorrowedFd<'_>) -> Result<UnixCredentials, Errno> {
     let mut space = nix::cmsg_space!(UnixCredentials);
     let mut byte = [0];
@@ -60,8 +61,9 @@ pub(super) fn sender(from: BorrowedFd<'_>) -> Result<UnixCredentials, Errno> {
     sender.ok_or(Errno::SRCH)
 }
 
-/// Receives a message; one that is longer than `bytes` is `EMSGSIZE`. One without bytes is the end. Its descriptors are added to
-/// `descriptors`, also where it fails: the caller must not close them, see [`Errands`](super::errands::Errands).
+/// Receives a message. A length of 0 means the end of the stream. A message that is longer than `bytes` fails with
+/// `EMSGSIZE`. Received descriptors are added to `descriptors` even on failure. The caller must not close them itself:
+/// see [`Errands`](super::errands::Errands).
 pub(super) fn receive(
     from: BorrowedFd<'_>,
     bytes: &mut [u8],

@@ -1,4 +1,4 @@
-//! Packets in device memory, with nothing in the pool.
+//! Packets in device memory. Their data is not in the pool.
 
 use offcore_gpu::device::Device;
 use offcore_gpu::host::Fault;

@@ -9,7 +9,7 @@ fn stamp(flow: u16, number: u32) -> Stamp {
     Stamp { stream: STREAM, flow, number, due: 0 }
 }
 
-/// What arrivals of numbers of one flow count, told from all of them together.
+/// Computes the expected counters from all arrivals, which are pairs of flow and number.
 fn model(arrivals: &[(u16, u32)]) -> Received {
     let mut counts = Received { received: arrivals.len() as u64, ..Received::default() };
     for flow in 0..4 {
@@ -27,7 +27,7 @@ fn model(arrivals: &[(u16, u32)]) -> Received {
     counts
 }
 
-/// Numbers, some of which are lost, come twice, or come late: `seed` decides.
+/// Returns arrivals with losses, duplicates and late packets. `seed` determines them.
 fn disturbed(packets: u32, seed: u64) -> Vec<(u16, u32)> {
     let mut random = SplitMix::new(seed);
     let mut below = |end: u64| random.below(end);

@@ -25,17 +25,17 @@ const US: u64 = 1000;
 const SECOND: u64 = 1_000_000 * US;
 
 thread_local! {
-    /// What the thread of a [`World`] has done.
+    /// The thread usage in a [`World`].
     static USAGE: Cell<Usage> = const { Cell::new(Usage { ran: 0, sleeps: 0, preempted: 0 }) };
 }
 
-/// Turns by a clock of a tick in a nanosecond.
+/// Turns with a clock that ticks once per nanosecond.
 struct World {
     turns: Turns,
     now: u64,
 }
 
-/// What a turn takes: the thread runs, then it sleeps, or somebody else has the core.
+/// The cost of a turn: the thread runs, sleeps, or is preempted.
 #[derive(Clone, Copy)]
 enum Cost {
     Runs(u64),
@@ -57,7 +57,8 @@ impl World {
         Self { turns, now: 1000 * US }
     }
 
-    /// Rounds for so long, of tasks whose turns cost so much if they have packets; what each has used in turns with packets.
+    /// Runs rounds for `time`, with tasks whose turns with packets have these costs. Returns the time that each task
+    /// used in turns with packets.
     fn run(&mut self, time: u64, costs: &[Cost], mut has: impl FnMut(u64, usize) -> bool) -> Vec<u64> {
         let (mut used, end) = (vec![0; costs.len()], self.now + time);
         while self.now < end {
@@ -83,7 +84,7 @@ impl World {
         let (Runs(ticks) | Sleeps(ticks) | Waits(ticks)) = cost;
         let Usage { ran, sleeps, preempted } = USAGE.get();
         self.now += ticks;
-        // The round that is judged begins when it ends.
+        // The next round begins now.
         self.turns.began = self.now;
         USAGE.set(match cost {
             Runs(_) => Usage { ran: ran + ticks, sleeps, preempted },
@@ -96,7 +97,7 @@ impl World {
         (0..self.turns.parties.len()).filter(|&task| self.turns.waits(task, self.now)).count()
     }
 
-    /// What is counted of a port: ticks used, and ticks in which it was active.
+    /// Returns two counters of a port: ticks used, and ticks in which it was active.
     fn counted_of(&self, port: usize) -> [u64; 2] {
         let first = COUNTERS.len() + PORT_COUNTERS.len() * port;
         [0, 1].map(|counter| self.turns.stats.counter(first + counter).value())
@@ -107,7 +108,7 @@ impl World {
     }
 }
 
-/// Whether there are packets: for task 0 always, for another one so long after it was found to have some.
+/// Whether a task has packets: task 0 always, another task when `time` has passed since it last had some.
 fn every(time: u64) -> impl FnMut(u64, usize) -> bool {
     let mut come = 0;
     move |now, task| {
@@ -125,7 +126,7 @@ fn always(_: u64, _: usize) -> bool {
 
 #[test]
 fn dear_task_gets_no_more_of_the_core() {
-    // 10 ms: what the kernel does for a task counts as much.
+    // 10 ms: work of the kernel for a task counts, too.
     for (dear, time) in [(50 * US, 1), (100 * US, 1), (900 * US, 1), (10_000 * US, 10), (100_000 * US, 100)] {
         let time = time * SECOND;
         let used = World::new(3).run(time, &[Runs(dear), Runs(4 * US), Runs(5 * US)], always);
@@ -135,7 +136,7 @@ fn dear_task_gets_no_more_of_the_core() {
 
 #[test]
 fn task_is_waited_for_between_bursts() {
-    // A guest with few packets on their way: they come 3 us after it has got the last ones back.
+    // A guest with few packets in flight: they arrive 3 us after it got the last ones back.
     let used = World::new(2).run(SECOND, &[Runs(60 * US), Runs(4 * US)], every(7 * US));
     assert!(used[0].abs_diff(SECOND / 2) < SECOND / 20, "{used:?}");
 }
@@ -146,12 +147,12 @@ fn task_with_little_to_do_is_not_waited_for() {
     let costs = [Runs(60 * US), Runs(US)];
     let used = world.run(SECOND, &costs, every(100 * US));
     assert!(used[0] > SECOND * 9 / 10, "{used:?}");
-    // Nor has it saved anything up, when it has packets later.
+    // It has not saved up any time for later packets.
     let used = world.run(SECOND, &costs, always);
     assert!(used[0].abs_diff(used[1]) < SECOND / 50, "{used:?}");
 }
 
-/// A port's packets, of which each round has one and takes so many ticks.
+/// A task with one packet per round, which takes `ticks`.
 #[derive(Debug)]
 struct Takes {
     ticks: u64,
@@ -182,7 +183,7 @@ impl Task for Takes {
 
 #[test]
 fn workers_give_turns() {
-    // Each time without turns the first two had 99 of 100 parts.
+    // Without turns, the first two tasks had 99 % of the time in each run.
     let used: [Arc<AtomicU64>; 3] = Default::default();
     let task = |us, port, used: &Arc<AtomicU64>| -> Box<dyn Task> {
         Box::new(Takes { ticks: tsc::ticks(Duration::from_micros(us)), port, used: Arc::clone(used) })
@@ -199,7 +200,7 @@ fn workers_give_turns() {
 
 #[test]
 fn core_does_not_idle_for_those_who_send_little() {
-    // A packet of 0.15 us now and then, just too soon to have been without for long.
+    // A packet of 0.15 us from time to time, just soon enough to be waited for.
     for (tasks, least) in [(1, 85), (3, 65), (7, 35)] {
         let mut costs = vec![Runs(150); tasks + 1];
         costs[0] = Runs(60 * US);
@@ -249,7 +250,7 @@ fn nobody_waits_for_tasks_without_packets() {
 
 #[test]
 fn others_have_half_of_the_time_beside_memory_that_is_waited_for() {
-    // However many such there are: one rests while another one is waited for.
+    // The number of such tasks does not matter: one rests while another is waited for.
     for slow in 1..=3 {
         let mut costs = vec![Runs(4 * US); 5];
         costs[..slow].fill(Sleeps(400_000 * US));
@@ -289,7 +290,7 @@ fn who_is_dear_to_send_to_rests() {
         world.turns.charge(0, world.now, 32);
         (world.turns.rests(2, world.now), world.turns.rests(0, world.now))
     };
-    // Packets are dear at a millisecond, and what is slow for each of many is not.
+    // A turn is expensive from a millisecond on, but not with many packets.
     assert_eq!(send(&mut world, Runs(2000 * US), 32), (false, false));
     assert_eq!(send(&mut world, Runs(2000 * US), 1), (false, false));
     let used = world.turns.parties[0].used;
@@ -297,7 +298,7 @@ fn who_is_dear_to_send_to_rests() {
     assert!(world.turns.parties[0].used - used < 100 * US, "that is no other one's time");
     world.pass(Runs(2000 * US));
     assert!(!world.turns.rests(2, world.now));
-    // Sleep that is too short for a turn to be dear has whose memory it is rest, and not who sends.
+    // A sleep that is too short for an expensive turn throttles the owner of the memory, and not the sender.
     world.pass(Runs(SECOND));
     for again in [false, true, true, true] {
         assert_eq!(send(&mut world, Sleeps(950 * US), 32), (again, false));
@@ -313,11 +314,11 @@ fn who_loses_the_core_for_a_while_does_not_pay_for_it() {
     world.turns.ended = world.now;
     world.pass(Waits(400_000 * US));
     world.turns.charge(0, world.now, 1);
-    // No more than was run since the thread was last looked at.
+    // At most the time since the thread's usage was last read.
     assert!(world.turns.parties[0].used - used <= 1000 * US);
     assert_eq!(world.counted()[1..], [400_000 * US, 0, 0]);
     assert!(!world.turns.rests(0, world.now));
-    // Nor for what somebody else has slept shortly before.
+    // A sleep for another task shortly before does not count.
     world.pass(Sleeps(50 * US));
     world.turns.ended = world.now;
     world.pass(Waits(900 * US));
@@ -330,7 +331,7 @@ fn share_of_each_port_is_counted() {
     let mut world = World::new(0);
     let page = StatsPage::new(1 << 12).unwrap();
     world.turns.stats = Turns::on(&page, "turns", 2).unwrap().stats;
-    // Two ports, and between them a task that is no port's and has no packets.
+    // Two ports, and between them a task without a port and without packets.
     (0..3).for_each(|task| world.turns.know(task));
     world.run(100_000 * US, &[Runs(500 * US), Runs(US), Runs(2 * US)], |_, task| task != 1);
     let share = |port: usize| {
@@ -338,7 +339,7 @@ fn share_of_each_port_is_counted() {
         used as f64 / active as f64
     };
     assert!((0.45..0.55).contains(&share(0)) && (0.45..0.55).contains(&share(1)));
-    // A port that has nothing uses nothing, and is not waited for.
+    // A port without packets uses no time, and is not waited for.
     let before = world.counted_of(1);
     world.run(100_000 * US, &[Runs(500 * US), Runs(US), Runs(2 * US)], |_, task| task == 0);
     let after = world.counted_of(1);

@@ -1,4 +1,4 @@
-//! Receiving, with the test in the kernel's part.
+//! Tests of receiving, in which the test plays the kernel's part.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::*;
 use crate::af_packet::ring::Direction;
 use crate::base::cell::Cell;
 
-/// Where the kernel puts frames.
+/// Offset at which the kernel puts frames.
 const FRAME: u16 = 76;
 const SLOTS: usize = 8;
 
@@ -160,7 +160,7 @@ fn what_cannot_be_is_dropped_and_counted() {
     let mut fixture = Fixture::new(1518, 64);
     let bytes = frame(100, 0);
     let none = NetHeader::default();
-    // A runt, two slots that lie about where the frame is, and a checksum outside the frame.
+    // A runt, two slots with an invalid frame offset, and a checksum outside the frame.
     fixture.put(header(13), &none, &bytes);
     fixture.put(Header { frame: 10, ..header(100) }, &none, &bytes);
     fixture.put(Header { frame: u16::MAX, ..header(100) }, &none, &bytes);
@@ -180,7 +180,7 @@ fn what_cannot_be_is_dropped_and_counted() {
         &NetHeader { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, csum_start: u16::MAX, ..none },
         &bytes,
     );
-    // Cut, and the kernel had no room for the whole of it.
+    // A truncated packet; the kernel had no room for the complete one.
     fixture.put(Header { len: 60_000, ..header(1000) }, &none, &bytes);
     fixture.put_plain(&bytes);
     let burst = fixture.rx();

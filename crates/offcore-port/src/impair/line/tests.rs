@@ -5,10 +5,10 @@ use offcore_wire::virtio_net::{HEADER_LEN, NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSU
 use super::*;
 use crate::spec::PortSpec;
 
-/// A tick is a microsecond.
+/// One tick is a microsecond.
 const HZ: u64 = 1_000_000;
 
-/// A line, a clock that is set by hand, and packets that have numbers.
+/// A line, a clock that the test sets, and numbered packets.
 struct Rig {
     line: Line,
     cache: PoolCache,
@@ -42,7 +42,7 @@ impl Rig {
         self.next += packets;
     }
 
-    /// The numbers of the packets that leave now.
+    /// Returns the numbers of the packets that leave now.
     fn get(&mut self) -> Vec<u32> {
         let mut numbers = Vec::new();
         loop {
@@ -58,7 +58,7 @@ impl Rig {
         }
     }
 
-    /// What comes out of `packets` that come and leave 16 at a time, and at the end.
+    /// Passes `packets` packets through the line, 16 at a time; returns the numbers of all packets that leave it.
     fn pass(&mut self, packets: u32) -> Vec<u32> {
         let mut numbers = Vec::new();
         for _ in 0..packets / 16 {
@@ -76,7 +76,7 @@ impl Rig {
         self.line.counts.counter(count as usize).value()
     }
 
-    /// Whether all packet buffers are back once the line is gone.
+    /// Checks that all packet buffers are back in the pool after the line was dropped.
     fn ends_well(self) {
         let pool = self.cache.pool();
         drop((self.line, self.cache));
@@ -160,7 +160,7 @@ fn one_bit_changes_and_the_checksum_is_wrong() {
         csum_offset: 6,
         ..Default::default()
     };
-    // One buffer, and three.
+    // One buffer, and three buffers.
     for (len, rounds) in [(60, 200), (4000, 50)] {
         for round in 0..rounds {
             let mut packet = rig.cache.take_chain(HEADROOM, len).unwrap();
@@ -241,7 +241,7 @@ fn jitter_is_within_its_bounds() {
 
 #[test]
 fn rate_is_kept() {
-    // 125 bytes take a millisecond, and one is made up for.
+    // 125 bytes take a millisecond, and the bucket holds one millisecond.
     let mut rig = Rig::new("rate=1M");
     rig.put(100, 125);
     assert_eq!(rig.get(), [0, 1]);
@@ -251,7 +251,7 @@ fn rate_is_kept() {
         rig.now += 1;
         assert_eq!(rig.get(), [came]);
     }
-    // A long silence saves no more than the bucket holds.
+    // A long pause accumulates no more credit than the bucket holds.
     rig.now += 10 * HZ;
     rig.put(10, 125);
     assert_eq!(rig.get().len(), 2);
@@ -265,7 +265,7 @@ fn no_more_are_held_than_may_be() {
     assert_eq!((rig.line.len(), rig.dropped, rig.count(Count::TooMany)), (100, 50, 50));
     rig.now += HZ;
     assert!(rig.get().into_iter().eq(0..100));
-    // Buffers count, not packets: these have three.
+    // The limit is in buffers, not packets. These packets have three buffers.
     rig.put(40, 5_000);
     assert_eq!((rig.line.len(), rig.count(Count::TooMany)), (33, 57));
     rig.ends_well();

@@ -1,9 +1,9 @@
-//! Every index of a region, and every content of a small ring's.
+//! Exhaustive tests of all indices of a region, and of all states of a small ring.
 
 use super::*;
 use crate::split::{VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 
-/// Of an address, and of the state bits in a descriptor's last two bytes.
+/// Length of a descriptor in bytes. The state bits are in its last two bytes.
 const DESCRIPTOR: usize = 16;
 const AVAIL: u16 = packed::VIRTQ_DESC_F_AVAIL;
 const USED: u16 = packed::VIRTQ_DESC_F_USED;
@@ -70,7 +70,8 @@ fn every_header_is_judged() {
     }
 }
 
-/// The next device begins where the last burst began or ended. It restores used descriptors only if they were available before.
+/// The next device begins where the last burst began or ended. It restores used descriptors only if they were available
+/// before.
 #[test]
 fn every_state_of_a_small_ring_is_taken_up() {
     const SIZE: u16 = 2;
@@ -102,7 +103,7 @@ fn every_state_of_a_small_ring_is_taken_up() {
                 ring.read_at(PARTS.0 as usize + DESCRIPTOR * at as usize + 14, &mut bytes);
                 let (is, was) = (u16::from_le_bytes(bytes), of(number, at));
                 let is_kept = is == was | VIRTQ_DESC_F_NEXT;
-                // In the turn in which it was available, it is so again.
+                // It is available again, in the turn in which it was available before.
                 let used_in = |kept: u16| if kept == AVAIL { AVAIL | USED } else { 0 };
                 let again = of(kept, at);
                 let is_restored = is == again | VIRTQ_DESC_F_WRITE

@@ -16,7 +16,7 @@ fn used_burst_appears_with_its_first() {
         let chains = [0, 1, 2].map(|ahead| guest.single(&mut queue, ahead, Direction::Readable).unwrap().1);
         queue.consume(3);
         assert_eq!(queue.look(1), Ok(0));
-        // In another order than they came.
+        // Returned in another order than taken.
         queue.push_used(chains[1], 0);
         queue.push_used(chains[2], 7);
         queue.push_used(chains[0], 0);
@@ -33,7 +33,7 @@ fn chains_wrap_around_the_ring() {
     let guest = guest(5);
     let mut queue = guest.device(false);
     let next = available(true) | VIRTQ_DESC_F_NEXT;
-    // The id of all but the last descriptor means nothing.
+    // The ID is ignored except in the last descriptor.
     guest.put(0, desc(0x8000, 1, 9, next));
     guest.put(1, desc(0x8100, 2, 8, next));
     guest.put(2, desc(0x8200, 3, 1, available(true)));
@@ -49,7 +49,7 @@ fn chains_wrap_around_the_ring() {
     queue.push_used(chain, 5);
     queue.publish();
     assert_eq!(guest.read(0), desc(0x8000, 5, 1, used(true) | VIRTQ_DESC_F_WRITE));
-    // A chain across the end: 3 and 4 are still out, then 0 and 1 of the next turn.
+    // A chain that wraps: descriptors 3 and 4, which are still in flight, are followed by 0 and 1 of the next turn.
     queue.consume(2);
     queue.push_used(second, 0);
     queue.publish();
@@ -63,7 +63,7 @@ fn indirect_table_at_any_address() {
     for table in [TABLE, TABLE + 3, SEAM - 16, SEAM - 32] {
         let guest = guest(4);
         let mut queue = guest.device(false);
-        // WRITE beside INDIRECT means nothing, nor do any others within the table.
+        // WRITE is ignored together with INDIRECT, and so are all other flags within the table.
         guest.put(0, desc(table, 48, 7, available(true) | VIRTQ_DESC_F_INDIRECT | VIRTQ_DESC_F_WRITE));
         guest.write(table, desc(0x8000, 1, 99, VIRTQ_DESC_F_NEXT));
         guest.write(table + 16, desc(0x8100, 2, 98, VIRTQ_DESC_F_INDIRECT));
@@ -78,7 +78,7 @@ fn indirect_table_at_any_address() {
     }
 }
 
-/// As DPDK's driver does with the header of a packet in several pieces.
+/// DPDK's driver sets WRITE for the header of a packet in several pieces.
 #[test]
 fn indirect_tx_may_be_writable() {
     let guest = guest(4);
@@ -191,7 +191,7 @@ fn out_is_not_available() {
     (0..4).for_each(|index| guest.put(index, desc(0x8000, 1, index, available(true))));
     assert_eq!(queue.look(4), Ok(4));
     queue.consume(3);
-    // All but one are out, and the first of them is made available again.
+    // All but one are in flight, and the first of them is made available again.
     guest.put(0, desc(0x8000, 1, 0, available(false)));
     assert_eq!(queue.look(1), Ok(1));
     assert_eq!(queue.look(2), Err(RingError::Taken { index: 0 }));
@@ -239,7 +239,7 @@ fn a_queue_goes_on_where_it_was() {
     let guest = guest(5);
     let mut base = FRESH_BASE;
     for round in 0..30u16 {
-        // The upper half is not looked at.
+        // The upper half is ignored.
         let mut queue = device::Queue::new(guest.layout.clone(), base & 0xffff, false, false).unwrap();
         assert_eq!(queue.base(), base);
         let (index, wrap) = (round % 5, round / 5 % 2 == 0);
@@ -258,7 +258,7 @@ fn a_queue_goes_on_where_it_was() {
     }
 }
 
-/// A driver that writes the ring as section 2.8.20's example does, and what it knows of its chains.
+/// A driver that writes the ring as in the example of section 2.8.20, and its record of the chains.
 struct Model {
     size: u16,
     next: u16,
@@ -266,7 +266,7 @@ struct Model {
     used: u16,
     used_wrap: bool,
     free: u16,
-    /// Descriptors of the chains in flight, by id.
+    /// Number of descriptors of the chains in flight, by ID.
     lengths: Vec<Option<u16>>,
 }
 
@@ -276,7 +276,7 @@ impl Model {
         Self { size, next: 0, wrap: true, used: 0, used_wrap: true, free: size, lengths }
     }
 
-    /// Makes a chain available, its first descriptor last; `None` when there is no room.
+    /// Makes a chain available and writes its first descriptor last. Returns `None` if the ring has no room.
     fn add(&mut self, guest: &Guest, buffers: &[(u64, u32)], table: Option<u64>) -> Option<u16> {
         let entries = if table.is_some() { 1 } else { buffers.len() as u16 };
         if entries > self.free {
@@ -312,7 +312,7 @@ impl Model {
         Some(id)
     }
 
-    /// The next chain that the device has returned, and how many bytes it has written.
+    /// Returns the next chain that the device has returned, and the number of bytes written.
     fn pop(&mut self, guest: &Guest) -> Option<(u16, u32)> {
         let found = guest.read(self.used);
         if found.flags & STATE != used(self.used_wrap) || self.free == self.size {
@@ -354,7 +354,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 proptest! {
-    /// Chains of every kind come out complete and in order, and go back in any order, whatever the ring's size.
+    /// Chains of every kind arrive complete and in order, and are returned in any order, for any ring size.
     #[test]
     fn device_agrees_with_the_specification(ops in ops(), size in 1u16..40, level: prop::sample::Index) {
         let guest = guest(size);

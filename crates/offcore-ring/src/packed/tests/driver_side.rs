@@ -32,7 +32,7 @@ fn chains_come_back_in_any_order() {
     queue.add_chain(&[(0xb000, 4), (0xc000, 5)], Direction::Writable, 'c').unwrap();
     queue.publish();
     assert_eq!(queue.used(), Ok(0), "an available descriptor is not a used one");
-    // The last chain first: it moves the device on by two.
+    // The last chain is returned first. The device's position advances by two.
     guest.put(0, desc(0, 9, 2, used(true) | VIRTQ_DESC_F_WRITE));
     assert_eq!(queue.used(), Ok(1));
     assert_eq!(queue.pop(), Ok(Some(driver::Used { token: 'c', len: 9 })));
@@ -43,7 +43,7 @@ fn chains_come_back_in_any_order() {
     let popped = [queue.pop(), queue.pop(), queue.pop()].map(|used| used.unwrap().map(|u| (u.token, u.len)));
     assert_eq!(popped, [Some(('a', 0)), Some(('b', 8)), None], "a length without WRITE means nothing");
     assert_eq!((queue.free(), queue.in_flight()), (5, 0));
-    // Next turn: the used descriptors of this one are not taken for used ones.
+    // In the next turn, the used descriptors of this turn do not count as used.
     queue.add(0x8000, 1, Direction::Writable, 'd').unwrap();
     queue.publish();
     assert_eq!(guest.read(0).flags, available(false) | VIRTQ_DESC_F_WRITE);
@@ -66,27 +66,27 @@ fn a_hostile_device_is_named() {
         assert_eq!(queue.used(), Err(RingError::NotInFlight(id.into())));
         assert_eq!(queue.pop(), Ok(None));
     }
-    // One chain twice: it comes once.
+    // A chain that is returned twice is taken only once.
     let (guest, mut queue) = fresh();
     guest.put(0, desc(0, 0, 0, used(true)));
     guest.put(1, desc(0, 0, 0, used(true)));
     assert_eq!(queue.used(), Ok(1));
     assert_eq!(queue.pop().unwrap().unwrap().token, 'a');
-    // Not even when its id is in use again.
+    // This holds even if its ID is in use again.
     queue.add(0x8000, 1, Direction::Writable, 'c').unwrap();
     queue.add(0x8000, 1, Direction::Writable, 'd').unwrap();
     guest.put(1, desc(0, 0, 2, used(true)));
     assert_eq!(queue.used(), Ok(1), "a chain of one that was not published, while two descriptors are out");
     assert_eq!(queue.pop().unwrap().unwrap().token, 'd');
     assert_eq!(queue.in_flight(), 2);
-    // More descriptors than the device has.
+    // The device returns more descriptors than it has.
     let (guest, mut queue) = fresh();
     guest.put(0, desc(0, 0, 1, used(true)));
     guest.put(2, desc(0, 0, 1, used(true)));
     assert_eq!(queue.used(), Ok(1));
     assert_eq!(queue.pop().unwrap().unwrap().token, 'b');
     assert_eq!(queue.used(), Err(RingError::NotInFlight(1)));
-    // Nothing is out: whatever stands in the ring.
+    // If nothing is in flight, the content of the ring does not matter.
     let guest = super::guest(4);
     let mut queue = driver::Queue::<()>::new(guest.layout.clone(), false);
     (0..4).for_each(|index| guest.put(index, desc(0, 0, 0, used(true))));

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// What the specification says, step by step: of the descriptors passed on one after the other from `old` on, one is
-/// the one that the event names, in the same turn.
+/// The rule of the specification, step by step: a notification is due if the descriptor of the event, in the same turn,
+/// is among the `entries` descriptors published from `old` on.
 fn expected(old: Position, entries: u32, event: u16, size: u32) -> bool {
     (0..entries).any(|step| {
         old.after(step.min(size), size).after(step.saturating_sub(size), size).encode(size) == event
@@ -30,7 +30,7 @@ fn event_is_due_in_its_turn() {
     }
 }
 
-/// Takes and returns `n` chains of one descriptor each, as a driver that has just made them available.
+/// Takes and returns `n` chains of one descriptor each, and acts as the driver that makes them available.
 fn serve(guest: &Guest, queue: &mut device::Queue, n: u16) {
     for _ in 0..n {
         let base = queue.base() as u16;
@@ -60,7 +60,7 @@ fn the_driver_is_notified_as_it_asks() {
             serve(&guest, &mut queue, 1);
             assert!(!queue.needs_notification());
         }
-        // Without the feature the descriptor means nothing, and the reserved value never does.
+        // Without the feature, the descriptor is ignored. The reserved value is always treated as enabled.
         for flags in if event_idx { [3, 3] } else { [RING_EVENT_FLAGS_DESC, 3] } {
             guest.driver_event(3 | WRAP, flags);
             for _ in 0..9 {
@@ -92,7 +92,7 @@ fn driver_is_notified_in_its_turn() {
     let mut queue = guest.device(true);
     serve(&guest, &mut queue, 1);
     assert!(queue.needs_notification(), "the first");
-    // Used: 1, turn 1. The event is descriptor 2 of the next turn.
+    // Used so far: 1, in turn 1. The event is descriptor 2 of the next turn.
     guest.driver_event(2, RING_EVENT_FLAGS_DESC);
     serve(&guest, &mut queue, 4);
     assert!(!queue.needs_notification(), "descriptor 2 was used, but in this turn");
@@ -102,11 +102,11 @@ fn driver_is_notified_in_its_turn() {
     assert!(queue.needs_notification());
     serve(&guest, &mut queue, 1);
     assert!(!queue.needs_notification(), "passed");
-    // A whole turn at once does pass it.
+    // A whole turn at once passes the descriptor.
     guest.driver_event(3 | WRAP, RING_EVENT_FLAGS_DESC);
     serve(&guest, &mut queue, 5);
     assert!(queue.needs_notification());
-    // Nobody asked for two turns and more: that is not told apart from the ring, but it did pass.
+    // Two turns or more cannot be distinguished from the ring state, but the descriptor was passed.
     guest.driver_event(4, RING_EVENT_FLAGS_DESC);
     serve(&guest, &mut queue, 13);
     assert!(queue.needs_notification());
@@ -159,7 +159,7 @@ fn the_device_is_kicked_as_it_asks() {
         guest.device_event(0, RING_EVENT_FLAGS_DISABLE);
         add(&mut queue, 1);
         assert!(!queue.needs_kick());
-        // Available: 2. The device waits for 4.
+        // Available so far: 2. The device waits for 4.
         guest.device_event(4 | WRAP, RING_EVENT_FLAGS_DESC);
         add(&mut queue, 2);
         assert_eq!(queue.needs_kick(), !event_idx);

@@ -1,8 +1,8 @@
-//! Every position of small rings, and every 16-bit form.
+//! Exhaustive tests of all positions in small rings, and of all 16-bit forms.
 
 use super::*;
 
-/// A position, step by step: index and wrap counter.
+/// Index and wrap counter after a number of single steps.
 fn walk(steps: u32, size: u32) -> (u32, bool) {
     (steps % size, (steps / size).is_multiple_of(2))
 }
@@ -39,7 +39,7 @@ fn every_form_of_a_position() {
     }
 }
 
-/// A descriptor is available or used at a place in at most one turn, and never both in one.
+/// A descriptor is available or used at a position in at most one turn, and never both in the same turn.
 #[test]
 fn every_state_of_a_descriptor() {
     let (first, second) = (Position(0), Position(1));

@@ -1,8 +1,8 @@
-//! Every value of small index arithmetic.
+//! Exhaustive tests of small index arithmetic.
 
 use super::*;
 
-/// Numbers of entries that tests try: few, and the edges of all sizes.
+/// Numbers of entries to test: small numbers, and the edges of all sizes.
 fn counts() -> impl Iterator<Item = u16> {
     (0..=8).chain((4..=15).flat_map(|bits| (-1..=1).map(move |more| ((1 << bits) + more) as u16)))
 }
@@ -45,7 +45,7 @@ fn every_position_of_every_size() {
     }
 }
 
-/// A device believes a driver's index exactly when the ring has room for that many chains.
+/// A device accepts a driver's index exactly if the ring has room for that many chains.
 #[test]
 fn every_available_index() {
     for (size, base) in [(1, 0_u16), (2, 0xffff), (8, 0xfffc)] {

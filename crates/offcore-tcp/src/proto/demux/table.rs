@@ -1,4 +1,5 @@
-//! The table itself: bucketised cuckoo hashing with two choices (Pagh and Rodler; Dietzfelbinger and Weidling).
+//! A hash table with fixed size: bucketised cuckoo hashing with two choices (Pagh and Rodler; Dietzfelbinger and
+//! Weidling).
 
 use std::fmt;
 
@@ -6,13 +7,13 @@ use arrayvec::ArrayVec;
 
 use super::Full;
 
-/// Entries of a bucket, which fill one cache line.
+/// Entries per bucket, which fill one cache line.
 pub(super) const SLOTS: usize = 8;
 
-/// Buckets of the largest table: 1 GiB.
+/// Maximum number of buckets: 1 GiB.
 pub(super) const MAX_BUCKETS: usize = 1 << 24;
 
-/// Buckets that are searched for a free place before an insert gives up.
+/// Number of buckets that an insert searches for a free place before it fails.
 ///
 /// At 90 % load about half of the buckets are full. The first two lead to 14 others and those to about 100.
 const SEARCHED: usize = 128;
@@ -26,7 +27,7 @@ struct Bucket {
 }
 
 impl Bucket {
-    /// One bit for each slot with this tag.
+    /// Returns a mask with one bit for each slot with this tag.
     #[inline]
     fn matches(&self, tag: u32) -> u32 {
         // No early exit: eight comparisons are two vector instructions.
@@ -40,23 +41,23 @@ impl Bucket {
     }
 }
 
-/// The lowest bit that is set.
+/// Returns the index of the lowest set bit.
 #[inline]
 fn first(mask: u32) -> Option<usize> {
     (mask != 0).then(|| mask.trailing_zeros() as usize % SLOTS)
 }
 
-/// A bucket on the way to a free place, and the entry that would go there.
+/// A bucket on the path to a free place, and the entry that would move there.
 #[derive(Clone, Copy)]
 struct Step {
     bucket: usize,
-    /// The step whose bucket has the entry that moves here, and its slot.
+    /// The step whose bucket contains the entry that moves here, and its slot.
     from: Option<(usize, usize)>,
 }
 
 /// A table of fixed size.
 pub(in crate::proto) struct Table {
-    /// A power of two of them.
+    /// The number of buckets is a power of two.
     buckets: Box<[Bucket]>,
     len: usize,
 }
@@ -79,12 +80,12 @@ impl Table {
         self.buckets.len() * SLOTS
     }
 
-    /// The two buckets of a tag: its low bits, and the high bits of its product with an odd number, which depend on the
-    /// others too.
+    /// Returns the two buckets of a tag: one from its low bits, the other from the high bits of its product with an odd
+    /// number, which depend on all bits.
     #[inline]
     fn choices(&self, tag: u32) -> [usize; 2] {
         let mask = self.buckets.len() - 1;
-        // At least two buckets: the shift is at most 31.
+        // There are at least two buckets, so the shift is at most 31.
         let shift = 32 - self.buckets.len().trailing_zeros();
         [tag as usize & mask, (tag.wrapping_mul(0x9e37_79b1) >> shift) as usize & mask]
     }
@@ -104,7 +105,7 @@ impl Table {
         None
     }
 
-    /// Puts the entry into the emptier bucket, which keeps both from filling up.
+    /// Inserts the entry into the emptier bucket, which balances both.
     #[inline]
     pub(super) fn insert(&mut self, tag: u32, value: u32) -> Result<(), Full> {
         let [a, b] = self.choices(tag);
@@ -146,7 +147,7 @@ impl Table {
         (tags[slot] != 0).then_some((tags[slot], values[slot]))
     }
 
-    /// Frees a place that is in use.
+    /// Frees a used place.
     pub(super) fn clear(&mut self, bucket: usize, slot: usize) {
         self.put(bucket, slot, 0, 0);
         self.len -= 1;
@@ -167,8 +168,8 @@ impl Table {
         self.buckets[bucket].values[slot] = value;
     }
 
-    /// Frees a place in one of two full buckets: entries on the shortest way to a free place each move to their other
-    /// bucket. Breadth first, so that few move.
+    /// Frees a place in either of two full buckets: the entries on the shortest path to a free place each move to their
+    /// other bucket. The search is breadth-first, so that few entries move.
     #[cold]
     fn make_room(&mut self, choices: [usize; 2]) -> Option<(usize, usize)> {
         let mut steps = ArrayVec::<Step, SEARCHED>::new();
@@ -177,7 +178,7 @@ impl Table {
         while let Some(Step { bucket, .. }) = steps.get(at).copied() {
             for slot in 0..SLOTS {
                 let other = self.other(bucket, self.buckets[bucket].tags[slot]);
-                // A bucket met twice leads nowhere new.
+                // A bucket that is already on the list gives no new path.
                 if steps.iter().any(|step| step.bucket == other) {
                     continue;
                 }
@@ -194,7 +195,7 @@ impl Table {
         None
     }
 
-    /// Moves the entries on the way to `last`, whose slot `free` is free, each one step. The place left free.
+    /// Moves each entry on the path to `last`, whose slot `free` is free, by one step. Returns the freed place.
     fn shift(&mut self, steps: &[Step], last: Step, free: usize) -> (usize, usize) {
         let (mut step, mut free) = (last, free);
         while let Some((from, slot)) = step.from {
@@ -205,7 +206,7 @@ impl Table {
         (step.bucket, free)
     }
 
-    /// The bucket of a tag that is not this one, unless both are the same.
+    /// Returns the other bucket of a tag, unless both are the same.
     fn other(&self, bucket: usize, tag: u32) -> usize {
         let [a, b] = self.choices(tag);
         if a == bucket { b } else { a }

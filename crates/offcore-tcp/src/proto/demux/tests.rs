@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What is done to the table and to the model, with keys from few hashes, some of one tag.
+/// Operations on the table and on the model, with keys from few hashes, some with equal tags.
 #[derive(Clone, Debug)]
 enum Op {
     Insert(u16),
@@ -27,12 +27,12 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Four keys have one hash.
+/// Four keys share one hash.
 fn hash(key: u16) -> u64 {
     SplitMix::new(u64::from(key % 256 / 4)).next()
 }
 
-/// The table, its model, and the flows' keys by value, as a slab of connections has them.
+/// The table, its model, and the flows' keys by value, as in a slab of connections.
 struct Pair {
     demux: Demux,
     model: HashMap<u16, u32>,
@@ -134,7 +134,7 @@ fn flows_of_one_tag_are_told_apart() {
         assert_eq!(demux.lookup(0x1234_5678_0000_0000, |found| found == value), Some(value));
     }
     assert_eq!(demux.lookup(0x1234_5678_0000_0000, |_| false), None);
-    // Both of the tag's buckets hold nothing else: no other place is one of its.
+    // Both buckets of the tag contain only this tag, so no entry can move away.
     assert_eq!(demux.insert(0x1234_5678_0000_0000, 16), Err(Full));
     assert!(demux.remove(0x1234_5678_0000_0000, 3));
     assert_eq!(demux.lookup(0x1234_5678_0000_0000, |found| found == 3), None);

@@ -1,4 +1,4 @@
-//! Handshakes by SYN cookies.
+//! Handshakes with SYN cookies.
 
 use offcore_wire::TcpFlags;
 
@@ -9,14 +9,14 @@ use crate::proto::segment::Segment;
 use crate::proto::stack::Stack;
 
 impl Stack {
-    /// Answers a SYN with a SYN cookie, which carries the state, because too many connections are half open.
+    /// Answers a SYN with a SYN cookie, which encodes the state, because too many connections are half open.
     pub(super) fn answer_by_cookie(
         &mut self,
         now: u64,
         half: &Half,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        // The cookie does not hold the window.
+        // The cookie does not encode the window.
         let mut half = Half { window: self.wishes_of(half).syn_window(), ..half.clone() };
         let Both { key, iss, irs, offered, timestamp_offset, .. } = &mut half.both;
         let clock = (now / 1000) as u32;
@@ -49,8 +49,8 @@ impl Stack {
         let offer = self.cookies.check(&key, iss, irs, echo, now);
         // A SYN-ACK does not return a cookie.
         let Some(offer) = offer.filter(|_| !segment.has(TcpFlags::SYN)) else {
-            // Only the first segment of a stream returns a cookie. If this is a later segment, the peer retransmits the first one,
-            // unless a reset ends the connection.
+            // Only the first segment of a stream returns a cookie. If this is a later segment, the peer retransmits the
+            // first one, unless a reset ends the connection.
             if self.cookies.are_out(now) && segment.seq_len() > 0 && !segment.has(TcpFlags::SYN) {
                 return Err(DropReason::Backlog);
             }

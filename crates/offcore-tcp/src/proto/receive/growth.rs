@@ -1,23 +1,24 @@
-//! Growth of the receive window with what the application reads in a round trip.
+//! Growth of the receive window according to the data that the application reads per round trip.
 
 use super::Receiver;
 
 /// Measures the data read per round trip, which determines the window's growth.
 #[derive(Debug, Default)]
 pub(super) struct Round {
-    /// Start of the present round, and the application's read position then.
+    /// Start of the current round, and the application's read position at that time.
     began: u64,
     from: u64,
     /// The largest number of bytes read in one round.
     most: u64,
-    /// Measured microseconds of a round; 0 before the first sample.
+    /// Measured duration of a round in microseconds; 0 before the first sample.
     rtt: u64,
-    /// The echo of the last sample.
+    /// The echoed timestamp of the last sample.
     echo: u32,
 }
 
 impl Receiver {
-    /// Takes a sample of the round trip time in microseconds: the time until data arrives with an echo of a timestamp.
+    /// Processes a sample of the round-trip time in microseconds: the time until data arrives with the echo of a
+    /// timestamp.
     #[inline]
     pub(crate) fn measure(&mut self, echo: u32, sample: u64) {
         let rtt = self.round.rtt;
@@ -31,9 +32,9 @@ impl Receiver {
         echo != self.round.echo
     }
 
-    /// The window grows to twice the bytes that the application reads in a round trip, and to four times while they grow: a sender
-    /// in slow start doubles them in each round (Fisk and Feng, Dynamic Right-Sizing in TCP; Linux's `tcp_rcv_space_adjust`).
-    /// `limit` bounds the window. Without timestamps a round trip takes `rtt`.
+    /// Grows the window to twice the bytes that the application reads in a round trip, and to four times while they
+    /// grow: a sender in slow start doubles them in each round (Fisk and Feng, Dynamic Right-Sizing in TCP; Linux's
+    /// `tcp_rcv_space_adjust`). `limit` bounds the window. Without timestamps a round trip takes `rtt`.
     pub(crate) fn adapt(&mut self, now: u64, rtt: u64, limit: impl FnOnce() -> u32) {
         let Round { began, from, most, rtt: measured, echo } = self.round;
         let rtt = if measured > 0 { measured } else { rtt };
@@ -55,7 +56,7 @@ impl Receiver {
 mod tests {
     use super::*;
 
-    /// The window after rounds of 100 ms with these numbers of bytes.
+    /// Returns the window after rounds of 100 ms with these numbers of bytes.
     fn window_after(rounds: &[u64]) -> u32 {
         let mut receiver = Receiver::new(999, 65_536, 8);
         let mut now = 1;
@@ -80,7 +81,7 @@ mod tests {
             "it does not shrink"
         );
         assert_eq!(window_after(&[400_000]), 1_600_000, "the first round may be the beginning");
-        // Steady reading needs twice as much. The 1 ms of the handshake is not a round trip time.
+        // Steady reading needs twice as much. The 1 ms of the handshake is not a round-trip time.
         assert_eq!(window_after(&[20_000, 20_000, 22_000]), 4 * 20_000);
     }
 }

@@ -1,61 +1,61 @@
-//! What an ACK does.
+//! Processing of ACKs.
 
 use super::cc::Progress;
 use super::delivery::{Delivery, Newest};
 use super::{Algorithm, Check, GRANULARITY, NEVER, NOWHERE, Probe, Recovery, State};
 
-/// SACK blocks of an ACK that are looked at: no more fit beside timestamps but one (RFC 2018, section 3). Each splits two
-/// runs at most.
+/// Maximum number of SACK blocks processed per ACK: 4 fit into the options, or 3 beside timestamps (RFC 2018, section
+/// 3). Each splits at most two runs.
 const BLOCKS: usize = 4;
 /// DupThresh of RFC 5681 and 8985.
 const THRESHOLD: u32 = 3;
 
-/// An ACK as far as recovery is concerned.
+/// The fields of an ACK that recovery needs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ack<'a> {
     /// The next byte that the receiver expects.
     pub(crate) una: u64,
-    /// SACK blocks, first byte and the one after the last, without the DSACK.
+    /// SACK blocks without the DSACK: the first position and the one after the last.
     pub(crate) sacks: &'a [(u64, u64)],
-    /// What the receiver had twice (RFC 2883).
+    /// The range that the receiver got twice (RFC 2883).
     pub(crate) dsack: Option<(u64, u64)>,
-    /// The time since the segment was sent that the timestamp echoes, in microseconds.
+    /// Time in microseconds since the segment with the echoed timestamp was sent.
     pub(crate) rtt_sample: Option<u64>,
     /// The ACK has ECE, and ECN was negotiated.
     pub(crate) ece: bool,
-    /// The window it advertises is not the one before.
+    /// The advertised window differs from the previous one.
     pub(crate) window_changed: bool,
-    /// It has payload, SYN or FIN.
+    /// The segment has payload, SYN or FIN.
     pub(crate) has_data: bool,
 }
 
-/// What an ACK did.
+/// The effects of an ACK.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Acked {
-    /// Bytes that the cumulative ACK covers and the one before did not.
+    /// Bytes newly covered by the cumulative ACK.
     pub(crate) newly_acked: u64,
-    /// Bytes that SACK covers since this ACK.
+    /// Bytes newly covered by SACK.
     pub(crate) newly_sacked: u64,
-    /// Bytes that are lost since this ACK.
+    /// Bytes newly marked lost.
     pub(crate) lost: u64,
-    /// It showed that a reduction was for nothing, which is undone.
+    /// The ACK showed that a reduction was spurious; the reduction was undone.
     pub(crate) spurious: bool,
-    /// It ended a recovery.
+    /// The ACK ended a recovery.
     pub(crate) recovered: bool,
 }
 
 impl Recovery {
-    /// An ACK has come. Old ones change nothing but by their SACK blocks; one beyond what was published changes nothing.
+    /// Processes an ACK. In an old ACK only the SACK blocks are used. An ACK beyond the published data is ignored.
     #[inline]
     pub(crate) fn ack(&mut self, now: u64, ack: &Ack) -> Acked {
         let before = self.runs.una;
         let plain = ack.sacks.is_empty() && ack.dsack.is_none() && !ack.ece;
         if !(plain && self.quiet() && ack.una <= self.runs.published && ack.una > before) {
-            // With every segment of a peer that we send nothing to.
+            // This is the case for every segment of a peer to which no data is sent.
             let is_nothing = plain && ack.una == before && before == self.runs.published && self.quiet();
             return if is_nothing { Acked::default() } else { self.ack_slow(now, ack) };
         }
-        // Everything was sent once, so the estimators take the times as they are.
+        // Everything was sent once, so the send times are valid samples.
         let (first, last) = self.runs.advance_plain(ack.una);
         let newest = Newest { time: last, end: ack.una };
         let rtt = now.saturating_sub(last);
@@ -74,13 +74,13 @@ impl Recovery {
         Acked { newly_acked: ack.una - before, ..Acked::default() }
     }
 
-    /// Nothing is under way.
+    /// Returns whether no data is in flight.
     #[inline]
     pub(in crate::proto) fn is_done(&self) -> bool {
         self.runs.una == self.runs.published && self.quiet()
     }
 
-    /// Nothing is missing and nothing is doubtful: an ACK that advances is all there is to it.
+    /// Returns whether no data is lost or in doubt. An ACK then only advances the acknowledged position.
     #[inline]
     fn quiet(&self) -> bool {
         self.state == State::Open
@@ -93,13 +93,13 @@ impl Recovery {
         Delivery::new(now, self.newest, self.highest, self.echo(now, ack), self.rtt.min())
     }
 
-    /// The latest that the segment was sent that the ACK echoes.
+    /// Returns the latest possible send time of the segment whose timestamp the ACK echoes.
     fn echo(&self, now: u64, ack: &Ack) -> Option<u64> {
         let sample = ack.rtt_sample.filter(|_| self.timestamps)?;
         Some(now.saturating_sub(sample).saturating_add(GRANULARITY))
     }
 
-    /// Takes round-trip times and what RACK keeps from what was delivered.
+    /// Updates the round-trip time estimates and RACK's state from the delivered data.
     fn estimate(&mut self, now: u64, ack: &Ack, delivery: &Delivery) {
         if let Some(rtt) = delivery.once {
             self.rtt.least(now, rtt);
@@ -111,7 +111,7 @@ impl Recovery {
         if delivery.acked == 0 {
             return;
         }
-        // An ACK for what was sent twice gives no sample but by its timestamp (RFC 6298, section 3; Karn).
+        // An ACK of retransmitted data yields a sample only through its timestamp (RFC 6298, section 3; Karn).
         let own = delivery.first.filter(|_| !delivery.repeated).map(|first| now.saturating_sub(first));
         let echoed = ack.rtt_sample.filter(|_| self.timestamps);
         if let Some(sample) = own.or(echoed) {
@@ -119,8 +119,8 @@ impl Recovery {
         }
     }
 
-    /// The window grows, unless it was not what limited the data that is acknowledged (RFC 7661, section 4). `restart`: slow
-    /// start after a timeout, whose last ACK counts too.
+    /// Grows the window if it limited the acknowledged data (RFC 7661, section 4). `restart`: slow start after a
+    /// timeout, whose last ACK also counts.
     #[inline]
     fn grow(&mut self, now: u64, before: u64, acked: u64, restart: bool) {
         if acked == 0 {
@@ -137,7 +137,7 @@ impl Recovery {
         }
     }
 
-    /// Timers after an ACK.
+    /// Restarts or stops timers after an ACK.
     #[inline]
     fn rearm(&mut self, now: u64, advanced: bool) {
         if matches!(self.probe, Probe::Due | Probe::NewPlanned) && advanced {
@@ -198,8 +198,8 @@ impl Recovery {
             // The window was just set.
             _ if recovered && !restart || spurious || reduced || marked || ack.ece => {}
             State::Open | State::Loss => {
-                // After a timeout an ACK also covers segments that arrived earlier. With SACK they are known and do not count.
-                // Without SACK an ACK counts for one segment at most (RFC 3465, section 2.3).
+                // After a timeout an ACK also covers segments that arrived earlier. With SACK they are known and do not
+                // count. Without SACK an ACK counts for one segment at most (RFC 3465, section 2.3).
                 let acked = match (restart, self.sack) {
                     (false, _) => delivery.acked,
                     (true, true) if advanced => delivered,
@@ -218,7 +218,7 @@ impl Recovery {
     fn take_sacks(&mut self, ack: &Ack, delivery: &mut Delivery) {
         for &(from, to) in ack.sacks.iter().take(BLOCKS) {
             if to <= self.runs.una && from < to {
-                // An ACK that was overtaken.
+                // An ACK that was overtaken by a newer one.
                 continue;
             }
             if from <= self.runs.una || from >= to || to > self.runs.published {
@@ -229,7 +229,7 @@ impl Recovery {
         }
     }
 
-    /// Widens RACK's window for what was retransmitted too soon.
+    /// Widens RACK's reordering window after a premature retransmission.
     fn take_dsack(&mut self, ack: &Ack) {
         if ack.dsack.is_none() && self.episode.is_none() {
             return;
@@ -239,19 +239,19 @@ impl Recovery {
         episode.reordering.on_ack(self.runs.una, self.runs.published, ack.dsack.is_some());
     }
 
-    /// Counts duplicate ACKs where there is no SACK: each is a segment that arrived (RFC 5681, section 2 and 3.2). Returns
-    /// the bytes that are delivered by that.
+    /// Counts duplicate ACKs without SACK. Each stands for a segment that arrived (RFC 5681, section 2 and 3.2).
+    /// Returns the number of bytes delivered according to them.
     fn take_duplicate(&mut self, ack: &Ack, advanced: bool, acked: u64) -> u64 {
         let mss = u64::from(self.mss);
         if advanced {
-            // One segment is the one that was missing; for the others duplicates came already.
+            // One segment is the missing one. Duplicate ACKs have already counted the others.
             let others = u32::try_from((acked - 1) / mss).unwrap_or(u32::MAX);
             let known = self.duplicates.min(others);
             self.duplicates = if self.state == State::Recovery { self.duplicates - known } else { 0 };
             return acked - u64::from(known) * mss;
         }
         let repeats = ack.una == self.runs.una && !ack.has_data && !ack.window_changed;
-        // Not more can have arrived than was sent; and after a timeout ACKs repeat what was before it.
+        // No more segments can have arrived than were sent. After a timeout, duplicate ACKs refer to earlier segments.
         let most = match self.state {
             State::Open if self.may_fall() => THRESHOLD,
             State::Open => THRESHOLD - 1,
@@ -266,12 +266,14 @@ impl Recovery {
         mss
     }
 
-    /// What is lost is not of a window that was reduced for (RFC 6582, section 4; RFC 3168, section 6.1.2).
+    /// Returns whether a loss is outside the window that was already reduced (RFC 6582, section 4; RFC 3168, section
+    /// 6.1.2).
     fn may_fall(&self) -> bool {
         self.recover == 0 || self.runs.una > self.recover
     }
 
-    /// Whether the ACK shows that the last reduction was for nothing; undoes it then (RFC 4015, section 3.2).
+    /// Returns whether the ACK shows that the last reduction was spurious, and undoes it in that case (RFC 4015,
+    /// section 3.2).
     fn judge(&mut self, now: u64, ack: &Ack, delivery: &Delivery) -> bool {
         let advanced = delivery.acked > 0;
         let echo = self.echo(now, ack);
@@ -294,7 +296,7 @@ impl Recovery {
         false
     }
 
-    /// Takes the last reduction back. False where there is none.
+    /// Undoes the last reduction. Returns `false` without a reduction to undo.
     fn undo(&mut self) -> bool {
         let Some(episode) = &mut self.episode else { return false };
         let Some(before) = episode.undo.take() else { return false };
@@ -310,7 +312,8 @@ impl Recovery {
         true
     }
 
-    /// What became of the probe (RFC 8985, section 7.4.2). True when it repaired a loss, and the window is reduced.
+    /// Evaluates the probe (RFC 8985, section 7.4.2). Returns whether the probe repaired a loss, so that the window is
+    /// reduced.
     fn take_probe_ack(&mut self, now: u64, ack: &Ack, advanced: bool) -> bool {
         let una = self.runs.una;
         if self.probe_end == NOWHERE || una < self.probe_end || self.probe == Probe::Planned {
@@ -337,8 +340,8 @@ impl Recovery {
         false
     }
 
-    /// Ends recovery when everything sent before it is acknowledged. Returns whether that is so, and whether it was for
-    /// nothing.
+    /// Ends recovery when all data sent before it is acknowledged. Returns whether recovery ended, and whether it was
+    /// spurious.
     fn leave(&mut self) -> (bool, bool) {
         if self.state == State::Open || self.runs.una < self.recover {
             return (false, false);
@@ -355,10 +358,10 @@ impl Recovery {
         (true, untouched && self.undo())
     }
 
-    /// Marks what is lost, and returns how many bytes that were not before.
+    /// Marks lost data, and returns the number of bytes that were not lost before.
     pub(super) fn find_lost(&mut self, now: u64, advanced: bool) -> u64 {
         let third = self.state == State::Open && self.duplicates >= THRESHOLD;
-        // RFC 6582, section 3.2: a partial ACK tells that the next segment is missing also.
+        // RFC 6582, section 3.2: a partial ACK indicates that the next segment is also lost.
         let partial = self.state == State::Recovery && advanced;
         let lost = if self.sack {
             self.find_overdue(now)
@@ -373,7 +376,7 @@ impl Recovery {
         lost
     }
 
-    /// RACK (RFC 8985, section 6.2, step 4 and 5).
+    /// Detects losses with RACK (RFC 8985, section 6.2, steps 4 and 5).
     fn find_overdue(&mut self, now: u64) -> u64 {
         let eager = !self.reordering && (self.state != State::Open || self.runs.segments >= THRESHOLD);
         let least = self.rtt.min().unwrap_or(0);
@@ -389,7 +392,7 @@ impl Recovery {
         lost
     }
 
-    /// Begins fast recovery. `flight`: bytes that were not acknowledged before this ACK, of which it delivered some.
+    /// Begins fast recovery. `flight`: unacknowledged bytes before this ACK. `delivered`: bytes that the ACK delivered.
     pub(super) fn enter(&mut self, now: u64, flight: u64, delivered: u64) {
         self.model_recovery(now);
         let outside = u64::from(self.runs.sacked) + u64::from(self.duplicates) * u64::from(self.mss);
@@ -410,11 +413,11 @@ impl Recovery {
         let is_bbr = self.cc.algorithm() == Algorithm::Bbr;
         let Some(episode) = self.episode.as_mut().filter(|_| !is_bbr) else { return };
         let count = episode.prr.on_ack(delivered, pipe, ssthresh, u64::from(self.mss), safe);
-        // With nothing in flight no ACK would come that lets a segment go.
+        // One segment is always allowed: with no data in flight, no ACK would open the window.
         self.cc.set((pipe + count).max(u64::from(self.mss)));
     }
 
-    /// The ACK says that a router marked a segment: one reduction per window (RFC 3168, section 6.1.2).
+    /// Processes an ECN mark: one reduction per window (RFC 3168, section 6.1.2).
     fn take_mark(&mut self, now: u64, flight: u64) -> bool {
         if self.state != State::Open || !self.may_fall() {
             return false;

@@ -1,8 +1,9 @@
-//! BBR, version 3 (draft-ietf-ccwg-bbr-06): a model of the path decides how fast data is sent and how much is in flight.
+//! BBR, version 3 (draft-ietf-ccwg-bbr-06): a model of the path determines the sending rate and the volume in flight.
 //!
-//! Windows, volumes and losses are bytes, bandwidths bytes per second, times microseconds, gains percent. Section numbers are
-//! the draft's. Two things differ from the draft. All data that one ACK shows to be lost counts as one packet, which has the
-//! latest send time. A mark (ECE, RFC 3168) counts as a loss: the draft does not define a response.
+//! Windows, volumes and losses are in bytes, bandwidths in bytes per second, times in microseconds, gains in percent.
+//! Section numbers refer to the draft. There are two differences to the draft. All data that one ACK shows to be lost
+//! counts as one packet with the latest send time. An ECN mark (ECE, RFC 3168) counts as a loss, because the draft does
+//! not define a response.
 
 mod cycle;
 mod model;
@@ -20,12 +21,12 @@ const MARGIN: u64 = 1;
 const LEAST_SEGMENTS: u64 = 4;
 /// BBRStartupFullLossCnt.
 const FULL_LOSSES: u8 = 6;
-/// The longest send quantum.
+/// Maximum send quantum.
 const LONGEST_QUANTUM: u64 = 64 << 10;
-/// The round-trip time that the first pacing rate supposes without a sample.
+/// The round-trip time assumed for the first pacing rate without a sample.
 const UNKNOWN_RTT: u64 = 1000;
 
-/// State of the connection at an event.
+/// The state of the connection at an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flow {
     pub(super) now: u64,
@@ -34,18 +35,18 @@ pub(super) struct Flow {
     pub(super) inflight: u64,
     /// C.is_cwnd_limited: the window limited transmission in the last round.
     pub(super) limited: bool,
-    /// It is in fast recovery, or after a timeout.
+    /// The connection is in fast recovery, or after a timeout.
     pub(super) recovering: bool,
     pub(super) sack: bool,
 }
 
-/// The data that an ACK delivers.
+/// The data delivered by an ACK.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Delivered {
     pub(super) bytes: u64,
-    /// Send time and round-trip time of the newest segment; none if a newer segment was delivered before.
+    /// Send time and round-trip time of the newest segment. `None` if a newer segment was delivered before.
     pub(super) newest: Option<(u64, u64)>,
-    /// The least round-trip time of the connection.
+    /// The minimum round-trip time of the connection.
     pub(super) least: u64,
 }
 
@@ -74,7 +75,7 @@ pub(super) struct Bbr {
 }
 
 impl Bbr {
-    /// Initial state (sections 5.2.1 and 5.6.2). `srtt` is 0 before the first sample.
+    /// Creates the initial state (sections 5.2.1 and 5.6.2). `srtt` is 0 before the first sample.
     pub(super) fn new(now: u64, srtt: u64, cwnd: u64) -> Self {
         let nominal = cwnd.saturating_mul(1_000_000) / if srtt == 0 { UNKNOWN_RTT } else { srtt };
         Self {
@@ -191,7 +192,7 @@ impl Bbr {
         }
     }
 
-    /// A router marked a segment (RFC 3168, section 6.1.2).
+    /// Handles an ECN mark (RFC 3168, section 6.1.2).
     pub(super) fn on_mark(&mut self, flow: &Flow) {
         self.note_loss(flow);
         if self.phase.is_sample {
@@ -215,7 +216,7 @@ impl Bbr {
         self.undo = Undo { state: None, bounds: self.bounds };
     }
 
-    /// The window after a recovery (section 5.6.4.4).
+    /// Returns the window after a recovery (section 5.6.4.4).
     pub(super) fn restored(&self, cwnd: u64) -> u64 {
         cwnd.max(self.prior_cwnd)
     }
@@ -237,7 +238,7 @@ impl Bbr {
         volume.max(quanta).max(LEAST_SEGMENTS * flow.mss) + extra
     }
 
-    /// Inflight(1.0) of a bandwidth.
+    /// Inflight(1.0) for a bandwidth.
     fn inflight(&self, flow: &Flow, bw: u64) -> u64 {
         self.budget(flow, self.bdp(bw))
     }

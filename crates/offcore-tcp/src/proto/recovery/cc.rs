@@ -1,8 +1,8 @@
-//! Congestion control: how large the window is, and what it becomes after ACKs and losses.
+//! Congestion control: the congestion window and its changes after ACKs and losses.
 //!
-//! Windows are bytes. NewReno and CUBIC share slow start, the response to a timeout and the restart after idle periods. Their
-//! growth in congestion avoidance and their response to a loss differ. HyStart++ ends CUBIC's first slow start. BBR sets the
-//! window from its model.
+//! Windows are in bytes. NewReno and CUBIC share slow start, the response to a timeout and the restart after idle
+//! periods. Their growth in congestion avoidance and their response to a loss differ. HyStart++ ends CUBIC's first slow
+//! start. BBR sets the window from its model.
 
 mod cubic;
 mod hystart;
@@ -16,17 +16,17 @@ use newreno::NewReno;
 
 pub(super) use hystart::Progress;
 
-/// The largest congestion window: what a scaled window can promise (RFC 7323, section 2.3).
+/// Maximum congestion window: the limit of a scaled window (RFC 7323, section 2.3).
 const LARGEST: u32 = 1 << 30;
 
 named! {
-    /// Congestion control, by the names of Linux.
+    /// Congestion control algorithms, with their names on Linux.
     #[derive(Default)]
     pub enum Algorithm {
         /// RFC 9438: the window grows by a cubic function of the time since the last loss.
         #[default]
         Cubic = "cubic",
-        /// RFC 5681: a segment per round trip, half the window after a loss.
+        /// RFC 5681: the window grows by a segment per round trip, and is halved after a loss.
         NewReno = "reno",
         /// BBR version 3 (draft-ietf-ccwg-bbr): a model of the path sets rate and window.
         Bbr = "bbr",
@@ -63,12 +63,12 @@ impl Growth {
 }
 
 impl Congestion {
-    /// The initial window is RFC 6928's: ten segments, but not much more than 14,600 bytes.
+    /// Creates the state with RFC 6928's initial window: ten segments, but not much more than 14,600 bytes.
     pub(super) fn new(mss: u32, algorithm: Algorithm) -> Self {
         Self { cwnd: initial(mss), ssthresh: u32::MAX, mss, growth: Growth::new(algorithm) }
     }
 
-    /// Switches to another algorithm and keeps the present window.
+    /// Switches to another algorithm and keeps the current window.
     pub(super) fn set_algorithm(&mut self, algorithm: Algorithm) {
         self.growth = Growth::new(algorithm);
         if algorithm == Algorithm::Bbr {
@@ -87,15 +87,15 @@ impl Congestion {
         }
     }
 
-    /// CUBIC's first slow start is over.
+    /// Ends CUBIC's first slow start.
     fn end_first_start(&mut self) {
         if let Growth::Starting(_) = self.growth {
             self.growth = Growth::Cubic(Cubic::default());
         }
     }
 
-    /// Grows the window for `acked` bytes that a cumulative ACK covers: in slow start by as many, since who receives in
-    /// vectors acknowledges many segments at once (as on Linux; RFC 3465 would allow two).
+    /// Grows the window for `acked` bytes that a cumulative ACK covers. In slow start it grows by the same number of
+    /// bytes, because receivers of vectors acknowledge many segments at once (as on Linux; RFC 3465 would allow two).
     #[inline]
     pub(super) fn on_ack(&mut self, now: u64, acked: u64, srtt: u64, progress: &Progress) {
         let mut acked = u32::try_from(acked).unwrap_or(u32::MAX).min(LARGEST);
@@ -116,7 +116,7 @@ impl Congestion {
             if self.cwnd < self.ssthresh {
                 return;
             }
-            // What slow start had no use for counts below.
+            // The rest after slow start counts for congestion avoidance.
             acked -= grown;
         }
         if acked == 0 {
@@ -130,8 +130,8 @@ impl Congestion {
         self.cwnd = cwnd.min(LARGEST);
     }
 
-    /// An ACK came while the application, not the window, limited what was sent: the window stays, and CUBIC's clock
-    /// with it (RFC 9438, section 5.8).
+    /// Processes an ACK of data that was limited by the application, not by the window. The window does not change, and
+    /// CUBIC's clock pauses (RFC 9438, section 5.8).
     #[inline]
     pub(super) fn on_unlimited(&mut self, now: u64) {
         if let Growth::Cubic(cubic) = &mut self.growth {
@@ -139,14 +139,14 @@ impl Congestion {
         }
     }
 
-    /// The window in a recovery, which is not the algorithm's.
+    /// Sets the window in a recovery, independent of the algorithm.
     pub(super) fn set(&mut self, cwnd: u64) {
         self.cwnd = u32::try_from(cwnd).unwrap_or(LARGEST).min(LARGEST);
     }
 
-    /// A window with a loss or a mark: sets `ssthresh` from the bytes in flight. The window itself is the caller's to set.
+    /// Handles a loss or a mark: sets `ssthresh` from the bytes in flight. The caller sets the window.
     pub(super) fn on_loss(&mut self, flight: u64) {
-        // Limited transmit sends beyond the window; that is not what the network carried (RFC 5681, section 3.2).
+        // Limited transmit sends beyond the window, but the network has not carried this data (RFC 5681, section 3.2).
         let flight = u32::try_from(flight).unwrap_or(u32::MAX).min(self.cwnd);
         self.end_first_start();
         let kept = match &mut self.growth {
@@ -157,7 +157,7 @@ impl Congestion {
         self.ssthresh = kept.max(2 * self.mss);
     }
 
-    /// A timeout: one segment (RFC 5681, section 3.1).
+    /// Handles a timeout: the window becomes one segment (RFC 5681, section 3.1).
     pub(super) fn on_timeout(&mut self) {
         self.cwnd = self.mss;
         if let Growth::Cubic(cubic) = &mut self.growth {
@@ -165,8 +165,8 @@ impl Congestion {
         }
     }
 
-    /// The window after `idle` microseconds without data in flight: half for each `rto` that passed, but not less than
-    /// the restart window (RFC 5681, section 4.1; RFC 2861, section 3.2). BBR paces instead.
+    /// Returns the window after `idle` microseconds without data in flight: it is halved for each `rto`, down to the
+    /// restart window (RFC 5681, section 4.1; RFC 2861, section 3.2). BBR uses pacing instead.
     #[inline]
     pub(super) fn after_idle(&self, idle: u64, rto: u64) -> u32 {
         if matches!(self.growth, Growth::Bbr) {
@@ -177,7 +177,7 @@ impl Congestion {
         (self.cwnd >> halvings).max(floor)
     }
 
-    /// Data is sent again after idleness.
+    /// Handles transmission after an idle period.
     pub(super) fn restart(&mut self, now: u64, idle: u64, rto: u64) {
         let cwnd = self.after_idle(idle, rto);
         if cwnd < self.cwnd {
@@ -187,14 +187,14 @@ impl Congestion {
         self.on_unlimited(now);
     }
 
-    /// The path carries segments of another size from now on. The window stays as it is in bytes, but holds a segment.
+    /// Changes the segment size. The window stays the same in bytes, but holds at least one segment.
     pub(super) fn set_mss(&mut self, mss: u32) {
         self.mss = mss;
         self.cwnd = self.cwnd.max(mss);
         self.ssthresh = self.ssthresh.max(2 * mss);
     }
 
-    /// A segment of the handshake was lost: one segment (RFC 5681, section 3.1).
+    /// Handles the loss of a handshake segment: the window becomes one segment (RFC 5681, section 3.1).
     pub(super) fn on_handshake_loss(&mut self) {
         self.cwnd = self.mss;
     }

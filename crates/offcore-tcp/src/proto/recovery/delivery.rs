@@ -1,61 +1,62 @@
-//! What one ACK delivers: gathered while runs are acknowledged, used by the estimators afterwards.
+//! The data delivered by one ACK: collected while runs are acknowledged, then used by the estimators.
 
-/// How what is delivered was sent.
+/// How delivered data was sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
-    /// When it was published last.
+    /// Time of the last publication.
     pub(super) time: u64,
-    /// It was sent more than once, so an ACK may be for either (Karn).
+    /// It was sent more than once, so an ACK is ambiguous (Karn).
     pub(super) repeated: bool,
-    /// SACK covers it already.
+    /// SACK has already covered it.
     pub(super) known: bool,
 }
 
-/// What RACK knows of the segment delivered that was sent last (RFC 8985, section 5.2).
+/// The most recently sent segment among the delivered ones, for RACK (RFC 8985, section 5.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Newest {
-    /// When it was sent: RACK.xmit_ts.
+    /// Send time: RACK.xmit_ts.
     pub(super) time: u64,
-    /// Its end, which decides among segments sent at the same time: RACK.end_seq.
+    /// End position, which decides among segments sent at the same time: RACK.end_seq.
     pub(super) end: u64,
 }
 
-/// What an ACK delivered.
+/// The data delivered by an ACK.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Delivery {
     now: u64,
-    /// What was sent again later than this did not cause the ACK: no segment comes back so soon (RFC 8985, section 6.2,
-    /// step 2).
+    /// Retransmissions sent later than this did not cause the ACK, because no round trip is so short (RFC 8985, section
+    /// 6.2, step 2).
     latest: u64,
-    /// What was sent again later than this did not advance the ACK, whose echo is older (the same step). It says nothing of
-    /// what is SACKed: the echo is that of the last segment in sequence (RFC 7323, section 4.3), where the step overlooks it.
+    /// Retransmissions sent later than this did not advance the ACK, whose echo is older (the same step). The echo does
+    /// not apply to SACKed data, which the step overlooks: it is from the last in-sequence segment (RFC 7323, section
+    /// 4.3).
     echo: u64,
-    /// Bytes that the cumulative ACK covers, which were SACKed before or not.
+    /// Bytes that the cumulative ACK covers, whether SACKed before or not.
     pub(super) acked: u64,
-    /// Of those, what SACK did not cover before.
+    /// The part of them that SACK did not cover before.
     pub(super) fresh: u64,
-    /// Bytes that SACK covers since this ACK.
+    /// Bytes that this ACK newly SACKs.
     pub(super) sacked: u64,
     /// The newest segment of all ACKs so far.
     pub(super) newest: Newest,
-    /// How long that took; none when this ACK has none newer.
+    /// Its round-trip time. `None` if this ACK delivers no newer segment.
     pub(super) rtt: Option<u64>,
-    /// How long a segment took that was sent only once.
+    /// Round-trip time of a segment that was sent only once.
     pub(super) once: Option<u64>,
-    /// When the first segment was sent that the cumulative ACK covers, if the ACK gives a sample for it.
+    /// Send time of the first segment covered by the cumulative ACK, if the ACK gives a sample for it.
     pub(super) first: Option<u64>,
     /// The cumulative ACK covers data that was sent more than once.
     pub(super) repeated: bool,
     /// The highest byte delivered so far: RACK.fack.
     pub(super) highest: u64,
-    /// Data below it was delivered that was sent only once (step 3).
+    /// Data below `highest` that was sent only once was delivered (step 3).
     pub(super) reordered: bool,
     /// The lowest end of delivered data that was sent only once.
     pub(super) original: u64,
 }
 
 impl Delivery {
-    /// Nothing yet. `echo`: when the segment was sent that the ACK echoes, if it has a timestamp.
+    /// Creates an empty delivery. `echo`: send time of the segment whose timestamp the ACK echoes, if there is one.
     #[inline]
     pub(super) fn new(now: u64, newest: Newest, highest: u64, echo: Option<u64>, least: Option<u64>) -> Self {
         let latest = now.saturating_sub(least.unwrap_or(0));
@@ -77,7 +78,7 @@ impl Delivery {
         }
     }
 
-    /// A cumulative ACK covers `bytes` up to `end`, which were `sent` so.
+    /// Adds `bytes` up to `end`, sent as described by `sent`, that the cumulative ACK covers.
     #[inline]
     pub(super) fn ack(&mut self, sent: Sent, end: u64, bytes: u64) {
         self.acked += bytes;
@@ -92,7 +93,7 @@ impl Delivery {
         self.deliver(sent, end, self.latest.min(self.echo));
     }
 
-    /// SACK covers `bytes` up to `end`, which were `sent` so.
+    /// Adds `bytes` up to `end`, sent as described by `sent`, that SACK covers.
     #[inline]
     pub(super) fn sack(&mut self, sent: Sent, end: u64, bytes: u64) {
         self.sacked += bytes;

@@ -1,4 +1,4 @@
-//! What only losses need: boxed, and made at the first of them.
+//! State that only losses need. It is boxed and allocated at the first loss.
 
 use std::ops::Range;
 
@@ -6,49 +6,50 @@ use super::Stats;
 use super::cc::Congestion;
 use super::prr::Prr;
 
-/// So many recoveries without a DSACK narrow the reordering window again (RFC 8985, section 6.2, step 4).
+/// After this many recoveries without a DSACK, the reordering window narrows again (RFC 8985, section 6.2, step 4).
 const PERSIST: u8 = 16;
 
 /// The maximum number of separate retransmitted ranges. More are merged, and DSACKs cannot undo the reduction.
 const RANGES: usize = 64;
 
-/// What only losses need.
+/// State that only losses need.
 #[derive(Debug, Default)]
 pub(super) struct Episode {
     pub(super) stats: Stats,
-    /// What of them has been told.
+    /// The part of the statistics that has been reported.
     pub(super) told: Stats,
     pub(super) prr: Prr,
     pub(super) undo: Undo,
     pub(super) reordering: Reordering,
-    /// How long a probe waits beyond two round trips, after needless ones; 0 before.
+    /// Extra delay of a probe beyond two round trips, after needless probes. 0 before.
     pub(super) probe_wait: u64,
 }
 
-/// How to take back a reduction that was for nothing.
+/// State for undoing a spurious reduction.
 #[derive(Debug, Default)]
 pub(super) struct Undo {
-    /// The window from before; none when there is nothing to undo.
+    /// The window before the reduction. `None` if there is nothing to undo.
     before: Option<Congestion>,
-    /// The first unacknowledged byte when it was reduced.
+    /// The first unacknowledged byte at the reduction.
     una: u64,
-    /// When the first retransmission was published; 0 before.
+    /// Time of the first retransmission; 0 before.
     first: u64,
     /// Retransmitted data without a DSACK so far.
     open: Vec<Range<u64>>,
-    /// What was published when recovery ended: DSACKs of its retransmissions come before that is acknowledged.
+    /// The end of the published data at the end of recovery. DSACKs of its retransmissions arrive before that is
+    /// acknowledged.
     until: Option<u64>,
-    /// An ACK has advanced since: what timestamps tell they have told.
+    /// An ACK has advanced since then, so timestamps have already decided.
     told: bool,
 }
 
 impl Undo {
-    /// A reduction is made, for what was sent from `una` on.
+    /// Begins a reduction because of data sent from `una` on.
     pub(super) fn begin(&mut self, before: Congestion, una: u64) {
         *self = Self { before: Some(before), una, ..Self::default() };
     }
 
-    /// A timeout in recovery: the window from before it counts, and timestamps decide anew.
+    /// Handles a timeout in recovery: the window from before recovery is kept, and timestamps decide again.
     pub(super) fn go_on(&mut self) {
         (self.first, self.told) = (0, false);
     }
@@ -92,8 +93,9 @@ impl Undo {
         self.open.is_empty()
     }
 
-    /// An ACK advanced that echoes a segment sent at `echo` or a little before. True when that was before the first
-    /// retransmission: it is the original's (RFC 3522, section 3.2). The first such ACK decides.
+    /// Processes an advancing ACK that echoes a segment sent at `echo` or a little before. Returns whether that was
+    /// before the first retransmission, so that the ACK is for the original (RFC 3522, section 3.2). The first such ACK
+    /// decides.
     pub(super) fn on_echo(&mut self, echo: Option<u64>) -> bool {
         if self.first == 0 || self.told {
             return false;
@@ -102,25 +104,25 @@ impl Undo {
         echo.is_some_and(|echo| echo < self.first)
     }
 
-    /// Recovery ended, and `published` was sent by then. True when nothing was retransmitted in it.
+    /// Records the end of recovery, with data up to `published` sent. Returns whether nothing was retransmitted.
     pub(super) fn on_recovered(&mut self, published: u64) -> bool {
         self.until = Some(published);
         self.before.is_some() && self.first == 0
     }
 
-    /// The window from before, which is not to be undone twice.
+    /// Returns the window from before the reduction and clears the state.
     pub(super) fn take(&mut self) -> Option<Congestion> {
         std::mem::take(self).before
     }
 }
 
-/// How long reordered segments are waited for (RFC 8985, section 6.2, step 4).
+/// The reordering window (RFC 8985, section 6.2, step 4).
 #[derive(Debug)]
 pub(super) struct Reordering {
-    /// Quarters of the least round-trip time: RACK.reo_wnd_mult.
+    /// In quarters of the minimum round-trip time: RACK.reo_wnd_mult.
     quarters: u32,
     persist: u8,
-    /// Until ACKs reach it, a DSACK is of the round in which the window grew: RACK.dsack_round.
+    /// Until ACKs reach this position, DSACKs belong to the round in which the window grew: RACK.dsack_round.
     round: Option<u64>,
 }
 
@@ -131,7 +133,7 @@ impl Default for Reordering {
 }
 
 impl Reordering {
-    /// An ACK up to `una` came, with or without a DSACK; the round ends at `published`.
+    /// Processes an ACK up to `una`, with or without a DSACK. The round ends at `published`.
     pub(super) fn on_ack(&mut self, una: u64, published: u64, duplicate: bool) {
         if self.round.is_some_and(|round| una >= round) {
             self.round = None;
@@ -143,7 +145,7 @@ impl Reordering {
         }
     }
 
-    /// A recovery ended.
+    /// Records the end of a recovery.
     pub(super) fn on_recovered(&mut self) {
         self.persist = self.persist.saturating_sub(1);
         if self.persist == 0 {
@@ -151,7 +153,7 @@ impl Reordering {
         }
     }
 
-    /// The time that reordered segments are given: so many quarters of `least`, but not more than `srtt`.
+    /// Returns the reordering window: the quarters of `least`, but at most `srtt`.
     pub(super) fn window(&self, least: u64, srtt: u64) -> u64 {
         (u64::from(self.quarters) * least / 4).min(srtt)
     }

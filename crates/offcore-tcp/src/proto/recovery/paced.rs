@@ -1,47 +1,47 @@
-//! Pacing of connections that use BBR or have a maximum pacing rate, and the events that BBR gets.
+//! Pacing of connections that use BBR or have a maximum pacing rate, and the events for BBR.
 //!
-//! A paced connection sends a quantum, then is *held* until the quantum's time has passed: `Recovery::release_at`. Probes for a
-//! lost tail are not held.
+//! A paced connection sends a quantum, and is then *held* until the quantum's time has passed: `Recovery::release_at`.
+//! Tail loss probes are not held.
 
 use super::bbr::{Bbr, Delivered, Flow, quantum};
 use super::{Algorithm, NEVER, Recovery, State};
 
-/// The longest delay of a timer that the next quantum compensates, in nanoseconds.
+/// Maximum timer delay that the next quantum compensates, in nanoseconds.
 const LATE: u64 = 1_000_000;
-/// Linux's `tcp_pacing_ss_ratio` and `tcp_pacing_ca_ratio`: percent of the window that leave in a round trip.
+/// Linux's `tcp_pacing_ss_ratio` and `tcp_pacing_ca_ratio`: percentage of the window that is sent per round trip.
 const SLOW_START: u64 = 200;
 const AVOIDANCE: u64 = 120;
 
 /// State of a paced connection.
 #[derive(Debug)]
 pub(super) struct Paced {
-    /// Bytes per second at most (`SO_MAX_PACING_RATE`).
+    /// Maximum rate in bytes per second (`SO_MAX_PACING_RATE`).
     most: u64,
     /// C.next_send_time in nanoseconds.
     next: u64,
-    /// The time of the last event in microseconds.
+    /// Time of the last event in microseconds.
     now: u64,
     bbr: Option<Bbr>,
 }
 
 impl Recovery {
-    /// The window grows by another algorithm from now on.
+    /// Switches to another congestion control algorithm.
     pub(in crate::proto) fn set_algorithm(&mut self, algorithm: Algorithm) {
         self.cc.set_algorithm(algorithm);
         if let Some(episode) = &mut self.episode {
-            // The window from before is the other algorithm's.
+            // The saved window belongs to the other algorithm.
             episode.undo.take();
         }
         self.keep_paced(self.paced.as_ref().map_or(u64::MAX, |paced| paced.most), algorithm);
     }
 
-    /// Sets the maximum pacing rate in bytes per second (`SO_MAX_PACING_RATE`); `u64::MAX` is no limit.
+    /// Sets the maximum pacing rate in bytes per second (`SO_MAX_PACING_RATE`). `u64::MAX` means no limit.
     pub(in crate::proto) fn set_max_pacing_rate(&mut self, most: u64) {
         let algorithm = self.cc.algorithm();
         self.keep_paced(most, algorithm);
     }
 
-    /// Makes, keeps or drops the state of pacing.
+    /// Creates, keeps or drops the pacing state.
     fn keep_paced(&mut self, most: u64, algorithm: Algorithm) {
         let bbr = algorithm == Algorithm::Bbr;
         if !bbr && most == u64::MAX {
@@ -55,7 +55,7 @@ impl Recovery {
         }
     }
 
-    /// The handshake is over, or data is sent for the first time: BBR begins.
+    /// Starts BBR when the handshake is complete, or when data is sent for the first time.
     fn begin_bbr(&mut self, now: u64) {
         let (srtt, cwnd) = (self.rtt.srtt(), u64::from(self.cc.cwnd));
         let bbr = self.cc.algorithm() == Algorithm::Bbr;
@@ -67,7 +67,7 @@ impl Recovery {
         }
     }
 
-    /// The pacing rate in bytes per second; `u64::MAX` for a connection without pacing.
+    /// Returns the pacing rate in bytes per second, or `u64::MAX` for a connection without pacing.
     pub(in crate::proto) fn pacing_rate(&self) -> u64 {
         let Some(paced) = &self.paced else { return u64::MAX };
         let rate = match (&paced.bbr, self.rtt.srtt()) {
@@ -82,13 +82,13 @@ impl Recovery {
         rate.clamp(1, paced.most)
     }
 
-    /// The part of `room` that may be sent now: a quantum, or nothing.
+    /// Returns the part of `room` that may be sent now: a quantum, or nothing.
     #[inline(never)]
     pub(super) fn paced_room(&self, room: u64) -> u64 {
         if self.release_at != NEVER { 0 } else { room.min(quantum(self.pacing_rate(), self.mss.into())) }
     }
 
-    /// New data of `bytes` is about to be planned.
+    /// Prepares for the plan of `bytes` of new data.
     #[inline(never)]
     pub(super) fn pace_new(&mut self, now: u64, bytes: u64) {
         self.begin_bbr(now);
@@ -113,7 +113,7 @@ impl Recovery {
         self.release_at = if paced.next > now { paced.next.div_ceil(1000) } else { NEVER };
     }
 
-    /// Releases held data that is due.
+    /// Releases held data whose time has come.
     #[inline]
     pub(super) fn release_due(&mut self, now: u64) {
         if self.release_at <= now {
@@ -124,12 +124,12 @@ impl Recovery {
         }
     }
 
-    /// Whether data waits for its time.
+    /// Returns whether pacing holds data.
     pub(in crate::proto) fn is_held(&self) -> bool {
         self.release_at != NEVER
     }
 
-    /// The application has less than a segment to send.
+    /// Reports that the application has less than a segment to send.
     #[inline]
     pub(in crate::proto) fn lacks_data(&mut self) {
         if self.paced.is_some() {
@@ -152,7 +152,7 @@ impl Recovery {
         self.paced.as_mut()?.bbr.as_mut()
     }
 
-    /// How the connection is now; `before`: the first byte that was not acknowledged before this ACK.
+    /// Returns the state of the connection. `before`: the first unacknowledged byte before this ACK.
     fn flow(&self, now: u64, before: u64) -> Flow {
         Flow {
             now,
@@ -165,7 +165,7 @@ impl Recovery {
         }
     }
 
-    /// Data was published; `idle`: none was in flight before.
+    /// Reports published data. `idle`: no data was in flight before.
     #[inline(never)]
     pub(super) fn model_sent(&mut self, now: u64, idle: bool) {
         self.begin_bbr(now);
@@ -175,13 +175,14 @@ impl Recovery {
         }
     }
 
-    /// Whether nothing that was published is in flight.
+    /// Returns whether no published data is in flight.
     pub(super) fn is_quiet_on_wire(&self) -> bool {
         let gone = self.runs.sacked + self.runs.lost + self.runs.replanned;
         self.runs.published - self.runs.una <= u64::from(gone)
     }
 
-    /// An ACK has delivered `bytes`. `newest`: the segment sent last of all was among them.
+    /// Reports that an ACK has delivered `bytes`. `newest`: they include the segment that was sent last of all
+    /// delivered ones.
     #[inline(never)]
     pub(super) fn model_ack(&mut self, now: u64, before: u64, bytes: u64, newest: bool) {
         self.release_due(now);
@@ -194,7 +195,7 @@ impl Recovery {
         }
     }
 
-    /// `bytes` were found lost.
+    /// Reports that `bytes` were marked lost.
     pub(super) fn model_lost(&mut self, now: u64, bytes: u64) {
         let (flow, sent) = (self.flow(now, 0), self.runs.lost_sent);
         if bytes > 0
@@ -204,7 +205,7 @@ impl Recovery {
         }
     }
 
-    /// A mark came, or a probe repaired a loss.
+    /// Reports an ECN mark, or a loss repaired by a probe.
     pub(super) fn model_mark(&mut self, now: u64) {
         let flow = self.flow(now, 0);
         if let Some(bbr) = self.bbr() {
@@ -212,7 +213,7 @@ impl Recovery {
         }
     }
 
-    /// Fast recovery or a timeout begins.
+    /// Reports the start of fast recovery or a timeout.
     pub(super) fn model_recovery(&mut self, now: u64) {
         let flow = self.flow(now, 0);
         if let Some(bbr) = self.bbr() {
@@ -220,7 +221,7 @@ impl Recovery {
         }
     }
 
-    /// Ends a recovery. Returns false without BBR.
+    /// Reports the end of a recovery. Returns `false` without BBR.
     pub(super) fn model_recovered(&mut self, spurious: bool) -> bool {
         let cwnd = u64::from(self.cc.cwnd);
         let Some(bbr) = self.bbr() else { return false };

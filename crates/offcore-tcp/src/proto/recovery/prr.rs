@@ -1,24 +1,25 @@
-//! Proportional rate reduction (RFC 6937, and the choice of bound in RFC 9937): the window shrinks to the slow start
-//! threshold in step with what is delivered.
+//! Proportional rate reduction (RFC 6937, with the bound selection of RFC 9937): the window shrinks to the slow start
+//! threshold in proportion to the delivered data.
 
-/// Where a recovery is, in bytes.
+/// The progress of a recovery in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Prr {
-    /// In flight when it began: RecoverFS.
+    /// Bytes in flight at its start: RecoverFS.
     flight: u64,
     delivered: u64,
-    /// Planned since it began.
+    /// Bytes planned since its start.
     out: u64,
 }
 
 impl Prr {
-    /// Begins a recovery with `flight` bytes in flight that will be delivered in it.
+    /// Begins a recovery. `flight` bytes of the data in flight will be delivered in it.
     pub(super) fn new(flight: u64) -> Self {
         Self { flight: flight.max(1), delivered: 0, out: 0 }
     }
 
-    /// The bytes that may be sent after an ACK that delivered so many. `safe`: it advanced, and no further loss was found
-    /// (RFC 9937, section 6.2); then slow start makes up for what is missing, otherwise packets are conserved.
+    /// Returns the number of bytes that may be sent after an ACK that delivered `delivered` bytes. `safe`: it advanced
+    /// without a further loss (RFC 9937, section 6.2). Slow start then fills the window up to the threshold; otherwise,
+    /// packets are conserved.
     pub(super) fn on_ack(&mut self, delivered: u64, pipe: u64, ssthresh: u64, mss: u64, safe: bool) -> u64 {
         self.delivered += delivered;
         let mut count = if pipe > ssthresh {
@@ -28,18 +29,18 @@ impl Prr {
             (if safe { limit + mss } else { limit }).min(ssthresh - pipe)
         };
         if self.out == 0 {
-            // The fast retransmission goes at once.
+            // The fast retransmission is sent immediately.
             count = count.max(mss);
         }
         count
     }
 
-    /// Bytes were planned.
+    /// Counts planned bytes.
     pub(super) fn on_send(&mut self, bytes: u64) {
         self.out += bytes;
     }
 
-    /// Bytes that were planned will not be sent.
+    /// Subtracts planned bytes that will not be sent.
     pub(super) fn on_unsend(&mut self, bytes: u64) {
         self.out = self.out.saturating_sub(bytes);
     }
@@ -49,11 +50,11 @@ impl Prr {
 mod tests {
     use super::*;
 
-    /// The segments sent after each of `acks`, which deliver a segment each, from a pipe of `pipe`.
+    /// Returns the segments sent after each of `acks` ACKs, which deliver a segment each. The initial pipe is `pipe`.
     fn sent(mut prr: Prr, mut pipe: u64, ssthresh: u64, acks: usize) -> Vec<u64> {
         let mut all = Vec::new();
         for ack in 0..acks {
-            // The first ACK's segment is outside the pipe already.
+            // The first ACK's segment is already outside the pipe.
             pipe -= u64::from(ack > 0);
             let count = prr.on_ack(1, pipe, ssthresh, 1, true);
             prr.on_send(count);
@@ -63,7 +64,7 @@ mod tests {
         all
     }
 
-    // RFC 6937, section 4.1, figure 1: 20 segments in flight, the first is lost, Reno's half.
+    // RFC 6937, section 4.1, figure 1: 20 segments in flight, the first is lost, Reno halves the window.
     #[test]
     fn every_second_ack_sends_a_segment() {
         let sent = sent(Prr::new(20), 18, 10, 19);
@@ -71,14 +72,14 @@ mod tests {
         assert_eq!(sent.iter().sum::<u64>(), 10);
     }
 
-    // RFC 6937, section 4.2, figure 2: 15 of 20 are lost; a segment more than was delivered for each ACK.
+    // RFC 6937, section 4.2, figure 2: 15 of 20 are lost. For each ACK one segment more than delivered is sent.
     #[test]
     fn a_burst_of_losses_is_made_up_for() {
         let sent = sent(Prr::new(20), 4, 10, 4);
         assert_eq!(sent, [2, 2, 2, 2], "slow start bound");
     }
 
-    // RFC 9937, section 6.2: packets are conserved while losses go on.
+    // RFC 9937, section 6.2: packets are conserved while further losses occur.
     #[test]
     fn further_losses_conserve_packets() {
         let mut prr = Prr::new(20);

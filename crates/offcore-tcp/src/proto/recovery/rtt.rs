@@ -1,29 +1,29 @@
 //! Round-trip times and the retransmission timeout (RFC 6298).
 
-/// What the variance adds to the timeout at least. RFC 6298 asks for a timeout of a second; Linux has 200 ms, which is the
-/// longest that common receivers delay an ACK, and peers are made for its senders.
+/// Minimum contribution of the variance to the timeout in microseconds. RFC 6298 requires a timeout of a second. Linux
+/// uses 200 ms, the longest ACK delay of common receivers, and peers are designed for Linux senders.
 const LEAST: u64 = 200_000;
 /// The timeout before the first sample (RFC 6298, section 2.1).
 const INITIAL: u64 = 1_000_000;
-/// The same when the handshake timed out (RFC 6298, section 5.7).
+/// The timeout before the first sample if the handshake timed out (RFC 6298, section 5.7).
 const INITIAL_AFTER_LOSS: u32 = 3_000_000;
-/// The longest timeout, as in Linux (RFC 6298, section 2.5, asks for 60 s at least).
+/// Maximum timeout, as in Linux (RFC 6298, section 2.5 requires at least 60 s).
 const LONGEST: u64 = 120_000_000;
-/// A smallest round-trip time older than this is replaced: paths change.
+/// Lifetime of the minimum round-trip time, because paths change.
 const MINIMUM_LASTS: u64 = 300_000_000;
-/// Samples are taken for this at most, so that sums fit 32 bits.
+/// Larger samples are reduced to this value, so that sums fit 32 bits.
 const LARGEST_SAMPLE: u64 = 60_000_000;
 
 /// The estimates, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rtt {
-    /// Eight times the smoothed time; 0 before the first sample.
+    /// The smoothed round-trip time times eight; 0 before the first sample.
     srtt: u32,
-    /// Four times the variation; before the first sample, the least timeout.
+    /// The variation times four; before the first sample, the minimum timeout.
     variation: u32,
-    /// The smallest of the last minutes; `u32::MAX` before the first sample.
+    /// The minimum of the last minutes; `u32::MAX` before the first sample.
     min: u32,
-    /// The timeout is doubled so many times: until a sample comes that is no retransmission's (Karn).
+    /// Number of doublings of the timeout. Reset by a sample that is not from a retransmission (Karn).
     backoff: u8,
     min_at: u64,
 }
@@ -33,14 +33,14 @@ impl Rtt {
         Self { srtt: 0, variation: 0, min: u32::MAX, backoff: 0, min_at: 0 }
     }
 
-    /// The timer went off before the handshake was complete.
+    /// Records that the handshake timed out.
     pub(super) fn handshake_lost(&mut self) {
         if self.srtt == 0 {
             self.variation = INITIAL_AFTER_LOSS;
         }
     }
 
-    /// Takes a sample (RFC 6298, section 2.2 and 2.3). It must not be of a segment that was retransmitted.
+    /// Processes a sample (RFC 6298, section 2.2 and 2.3). It must not be from a retransmitted segment.
     #[inline]
     pub(super) fn sample(&mut self, sample: u64) {
         let sample = sample.clamp(1, LARGEST_SAMPLE) as u32;
@@ -51,12 +51,12 @@ impl Rtt {
             return;
         }
         let srtt = self.srtt / 8;
-        // Beta is 1/4 and alpha 1/8; the variation takes the smoothed time from before.
+        // Beta is 1/4 and alpha 1/8. The variation uses the previous smoothed time.
         self.variation = self.variation - self.variation / 4 + sample.abs_diff(srtt);
         self.srtt = self.srtt - srtt + sample;
     }
 
-    /// Takes a sample of how soon any segment was acknowledged.
+    /// Updates the minimum with the round-trip time of any segment.
     #[inline]
     pub(super) fn least(&mut self, now: u64, sample: u64) {
         let sample = sample.clamp(1, LARGEST_SAMPLE) as u32;
@@ -66,7 +66,7 @@ impl Rtt {
         }
     }
 
-    /// The smoothed time; 0 before the first sample.
+    /// Returns the smoothed round-trip time, or 0 before the first sample.
     #[inline]
     pub(super) fn srtt(&self) -> u64 {
         u64::from(self.srtt / 8)
@@ -76,13 +76,13 @@ impl Rtt {
         u64::from(self.variation / 4)
     }
 
-    /// The smallest time of the last five minutes, if there was a sample.
+    /// Returns the minimum round-trip time of the last five minutes, if there was a sample.
     #[inline]
     pub(super) fn min(&self) -> Option<u64> {
         (self.min < u32::MAX).then_some(u64::from(self.min))
     }
 
-    /// The timeout without its doublings.
+    /// Returns the timeout without backoff.
     #[inline]
     pub(super) fn base(&self) -> u64 {
         if self.srtt == 0 {
@@ -91,7 +91,7 @@ impl Rtt {
         (self.srtt() + u64::from(self.variation).max(LEAST)).min(LONGEST)
     }
 
-    /// The timeout.
+    /// Returns the timeout including backoff.
     #[inline]
     pub(super) fn rto(&self) -> u64 {
         (self.base() << self.backoff).min(LONGEST)

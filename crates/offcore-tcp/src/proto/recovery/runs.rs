@@ -1,18 +1,19 @@
-//! Sent data as runs of 16 bytes, in the order of the stream, and what SACK says of them.
+//! The sent data of a connection as runs of 16 bytes in stream order, with their SACK state.
 //!
-//! A run is data that was published together and has had the same fate since. Runs begin at the first byte that is not
-//! acknowledged; each begins where the one before ends. So the usual ACK takes runs from the front and touches nothing else.
+//! A run is data that was published together and has had the same fate since. The first run begins at the first
+//! unacknowledged byte, and each run begins where the previous one ends. A typical ACK therefore removes runs from the
+//! front and changes nothing else.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::delivery::{Delivery, Newest, Sent};
 
-/// So many runs there are at most.
+/// Maximum number of runs.
 pub(super) const MOST: usize = 4096;
-/// The last ones are kept for retransmissions: without them nothing could be repaired.
+/// Runs reserved for retransmissions. Without them, losses could not be repaired.
 const RESERVED: usize = 256;
-/// From so many on, neighbours are merged now and then.
+/// Adjacent runs are merged periodically once there are this many.
 const CROWDED: usize = 64;
 
 const SACKED: u8 = 1;
@@ -20,20 +21,20 @@ const LOST: u8 = 2;
 const PLANNED: u8 = 4;
 /// The last segment is shorter than the others.
 const SHORT: u8 = 8;
-/// What tells runs apart.
+/// The flags that distinguish runs.
 const FATE: u8 = SACKED | LOST | PLANNED;
 
 /// Data that was published together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
-    /// When it was published last.
+    /// Time of the last publication.
     pub(super) time: u64,
-    /// The low 32 bits of where it ends.
+    /// The low 32 bits of the end position.
     end: u32,
-    /// The size of its segments but for the last, counted from its beginning.
+    /// The size of all segments except the last, counted from the beginning of the run.
     segment: u16,
     flags: u8,
-    /// How often it was published.
+    /// The number of publications.
     sent: u8,
 }
 
@@ -47,17 +48,17 @@ impl Run {
         Sent { time: self.time, repeated: self.sent > 1, known: self.sacked() }
     }
 
-    /// Lost, and its retransmission is not planned.
+    /// Returns whether the run is lost and its retransmission is not planned.
     pub(super) fn waits(&self) -> bool {
         self.flags & FATE == LOST
     }
 
-    /// Whether it is in flight as far as is known.
+    /// Returns whether the run counts as in flight.
     fn flies(&self) -> bool {
         self.flags & FATE == 0
     }
 
-    /// Whether the next run can be made part of this one. What is told apart by time matters only in flight.
+    /// Returns whether the next run can be merged into this one. The time distinguishes runs only in flight.
     fn joins(&self, next: &Self) -> bool {
         if self.flags & FATE != next.flags & FATE {
             return false;
@@ -69,7 +70,7 @@ impl Run {
                 && (self.waits() || self.time == next.time))
     }
 
-    /// Makes the next run part of this one, with the newer time.
+    /// Merges the next run into this one. The newer time is kept.
     fn absorb(&mut self, next: &Self) {
         self.time = self.time.max(next.time);
         self.end = next.end;
@@ -78,69 +79,69 @@ impl Run {
     }
 }
 
-/// The sent data of a connection, and what of it is where. All counts are bytes.
+/// The sent data of a connection and its state. All counts are bytes.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     runs: VecDeque<Run>,
-    /// The first byte that is not acknowledged.
+    /// The first unacknowledged byte.
     pub(super) una: u64,
-    /// The end of what was published.
+    /// The end of the published data.
     pub(super) published: u64,
-    /// The end of what was retransmitted.
+    /// The end of the retransmitted data.
     repeated: u64,
-    /// No lost data that waits for its retransmission is below.
+    /// All lost data that awaits its retransmission is at or above this position.
     lost_from: u64,
-    /// SACKed.
+    /// SACKed bytes.
     pub(super) sacked: u32,
-    /// Lost, and the retransmission is not planned.
+    /// Lost bytes whose retransmission is not planned.
     pub(super) lost: u32,
-    /// Below `published`, with a retransmission that is planned and not published.
+    /// Bytes below `published` whose retransmission is planned and not yet published.
     pub(super) replanned: u32,
-    /// When that was sent which was found lost last.
+    /// Send time of the data that was most recently marked lost.
     pub(super) lost_sent: u64,
-    /// SACKed segments, as far as merged runs allow to count them.
+    /// The number of SACKed segments. An estimate if runs were merged.
     pub(super) segments: u32,
-    /// Merging is worth a pass at so many runs.
+    /// Number of runs at which the next merge pass takes place.
     merge_at: u32,
 }
 
 impl Runs {
-    /// How many runs there are.
+    /// Returns the number of runs.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.runs.len()
     }
 
-    /// Gives back the memory of runs when there are none.
+    /// Frees the memory of an empty list.
     pub(super) fn release(&mut self) {
         if self.runs.is_empty() {
             self.runs = VecDeque::new();
         }
     }
 
-    /// Everything is acknowledged.
+    /// Returns whether all data is acknowledged.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// Some of what is not acknowledged may have been sent twice.
+    /// Returns whether some unacknowledged data may have been sent twice.
     #[inline]
     pub(super) fn repeats(&self) -> bool {
         self.repeated > self.una
     }
 
-    /// The first data that is not acknowledged.
+    /// Returns the first unacknowledged run.
     pub(super) fn head(&self) -> Option<&Run> {
         self.runs.front()
     }
 
-    /// The first unacknowledged data is waiting in a queue to be retransmitted.
+    /// Returns whether the retransmission of the first unacknowledged data is planned.
     pub(super) fn head_planned(&self) -> bool {
         self.head().is_some_and(|run| run.flags & PLANNED != 0)
     }
 
-    /// New data up to `end` was published, in segments of at most `mss` bytes.
+    /// Adds new data up to `end`, published in segments of at most `mss` bytes.
     #[inline]
     pub(super) fn push(&mut self, now: u64, end: u64, mss: u32) {
         let bytes = end.min(self.una + (1 << 31) - 1).saturating_sub(self.published) as u32;
@@ -153,7 +154,7 @@ impl Runs {
         let flags = if short { SHORT } else { 0 };
         let run = Run { time: now, end: self.published as u32, segment, flags, sent: 1 };
         if let Some(last) = self.runs.back_mut() {
-            // A segment that is shorter than those before it is their last.
+            // A shorter segment becomes the last segment of the run.
             if last.flags == 0 && last.time == now && last.sent == 1 && last.segment >= segment {
                 last.flags |= if segment < last.segment { SHORT } else { flags };
                 last.end = run.end;
@@ -166,7 +167,7 @@ impl Runs {
         self.runs.push_back(run);
     }
 
-    /// With too many runs, new data takes its predecessor in, whose clock then begins anew.
+    /// Adds a run when there are too many: it is merged into the last run, which takes the newer time.
     #[cold]
     fn push_crowded(&mut self, run: Run) {
         self.merge();
@@ -180,8 +181,8 @@ impl Runs {
         }
     }
 
-    /// The same as [`Runs::advance`] up to `to` where everything is in flight and was sent once. Returns when the first and
-    /// the last segment were sent.
+    /// Does the same as [`Runs::advance`] up to `to` if everything is in flight and was sent once. Returns the send
+    /// times of the first and the last segment.
     #[inline]
     pub(super) fn advance_plain(&mut self, to: u64) -> (u64, u64) {
         let first = self.runs.front().map_or(0, |run| run.time);
@@ -201,7 +202,7 @@ impl Runs {
         (first, last)
     }
 
-    /// Takes what a cumulative ACK up to `to` covers.
+    /// Removes the data that a cumulative ACK up to `to` covers.
     #[inline]
     pub(super) fn advance(&mut self, to: u64, delivery: &mut Delivery) {
         let to = to.min(self.published);
@@ -221,8 +222,8 @@ impl Runs {
         }
     }
 
-    /// SACK covers `from..to`, as far as whole segments go. Splits two runs at most. The range is within what is published,
-    /// and begins after the first unacknowledged byte.
+    /// Marks the whole segments in `from..to` as SACKed. Splits at most two runs. The range must be within the
+    /// published data, and begin after the first unacknowledged byte.
     pub(super) fn sack(&mut self, from: u64, to: u64, delivery: &mut Delivery) {
         let first = self.index(from);
         let Some(run) = self.runs.get(first) else { return };
@@ -252,21 +253,21 @@ impl Runs {
             start = end;
             last += 1;
         }
-        // One run with its SACKed neighbours, so that the same block costs nothing the next time.
+        // Merges the run with its SACKed neighbours, so that a repeated block takes the early return.
         let first = if first > 0 && self.runs[first - 1].sacked() { first - 1 } else { first };
         let last = if self.runs.get(last).is_some_and(Run::sacked) { last + 1 } else { last };
         self.collapse(first, last);
     }
 
-    /// What RACK finds lost: what was sent before `newest` and no later than `before`. Returns the bytes, and when the
-    /// newest was sent of what was sent before `newest` and is given more time.
+    /// Marks data as lost that was sent before `newest` and not later than `before` (RACK). Returns the number of lost
+    /// bytes, and the latest send time of data that was sent before `newest` and is not lost yet.
     pub(super) fn detect(&mut self, newest: Newest, before: Option<u64>) -> (u64, Option<u64>) {
         let mut start = self.una;
         let (mut bytes, mut waiting) = (0, None);
         for run in &mut self.runs {
             let end = start + u64::from(run.end.wrapping_sub(start as u32));
             let before_newest = newest > (Newest { time: run.time, end });
-            // What was sent once was sent in order.
+            // Data that was sent once was sent in order.
             if start >= self.repeated && !before_newest {
                 break;
             }
@@ -286,13 +287,13 @@ impl Runs {
         (bytes, waiting)
     }
 
-    /// The first segment that is not acknowledged is lost. Returns its bytes, 0 if that was known.
+    /// Marks the first unacknowledged segment as lost. Returns its bytes, or 0 if it was not in flight.
     pub(super) fn lose_head(&mut self, mss: u32) -> u64 {
         let end = self.published.min(self.una + u64::from(mss));
         if !self.head().is_some_and(Run::flies) {
             return 0;
         }
-        // Where there is no room for a split, the whole run is lost.
+        // If the run cannot be split, the whole run is marked lost.
         self.cut(end, MOST);
         let una = self.una;
         let Some(run) = self.runs.front_mut() else { return 0 };
@@ -304,7 +305,7 @@ impl Runs {
         u64::from(bytes)
     }
 
-    /// Everything that is not SACKed is lost. Returns the bytes that were not before.
+    /// Marks all data as lost that is not SACKed. Returns the number of bytes that were not lost before.
     pub(super) fn lose_all(&mut self) -> u64 {
         let mut start = self.una as u32;
         let mut bytes = 0;
@@ -312,7 +313,7 @@ impl Runs {
             if !run.sacked() && run.flags & LOST == 0 {
                 run.flags |= LOST;
                 self.lost_sent = run.time;
-                // What is planned already is not to be given again.
+                // Retransmissions that are already planned must not be planned twice.
                 if run.flags & PLANNED == 0 {
                     bytes += run.end.wrapping_sub(start);
                 }
@@ -325,16 +326,16 @@ impl Runs {
         u64::from(bytes)
     }
 
-    /// The receiver took back what it SACKed (RFC 2018, section 8).
+    /// Clears the SACK state because the receiver has reneged (RFC 2018, section 8).
     pub(super) fn forget_sacks(&mut self) {
         for run in &mut self.runs {
-            // Which segments a merged run had is not known.
+            // The segment boundaries of a merged run are unknown.
             run.flags &= !SACKED;
         }
         (self.sacked, self.segments) = (0, 0);
     }
 
-    /// What was taken for lost, and is not retransmitted, is in flight after all.
+    /// Marks lost data that is not retransmitted as in flight again.
     pub(super) fn find_all(&mut self) {
         for run in &mut self.runs {
             run.flags &= !LOST;
@@ -342,7 +343,7 @@ impl Runs {
         self.lost = 0;
     }
 
-    /// Lost data to be retransmitted next, at most so many bytes: planned from now on.
+    /// Plans the next retransmission of at most `at_most` bytes, and returns its range.
     pub(super) fn next_lost(&mut self, at_most: u32) -> Option<Range<u64>> {
         if self.lost == 0 || at_most == 0 {
             return None;
@@ -368,7 +369,8 @@ impl Runs {
         (bytes > 0).then_some(start..end)
     }
 
-    /// The last segment, to be sent again as a probe: planned from now on. None where it is not in flight.
+    /// Plans the retransmission of the last segment as a probe, and returns its range. Returns `None` if it is not in
+    /// flight.
     pub(super) fn next_probe(&mut self, mss: u32) -> Option<Range<u64>> {
         let last = *self.runs.back()?;
         if !last.flies() {
@@ -383,7 +385,7 @@ impl Runs {
         Some(start..self.published)
     }
 
-    /// A retransmission was published. Returns the bytes that are still of use.
+    /// Marks a retransmission as published. Returns the number of bytes that still need it.
     pub(super) fn transmit(&mut self, now: u64, range: Range<u64>, mss: u32) -> u64 {
         self.tidy();
         let Some((first, last)) = self.cut_out(&range) else { return 0 };
@@ -407,7 +409,7 @@ impl Runs {
             start = end;
         }
         if whole {
-            // Its segments are those of this packet now.
+            // The retransmitted packet determines the segment boundaries now.
             self.collapse(first, last);
             let run = &mut self.runs[first];
             run.segment = bytes.min(u64::from(mss)).clamp(1, u64::from(u16::MAX)) as u16;
@@ -416,7 +418,7 @@ impl Runs {
         bytes
     }
 
-    /// A retransmission will not be published.
+    /// Cancels a planned retransmission.
     pub(super) fn abandon(&mut self, range: &Range<u64>) {
         let Some((first, last)) = self.cut_out(range) else { return };
         let mut start = self.start(first);
@@ -436,7 +438,7 @@ impl Runs {
         }
     }
 
-    /// Takes `bytes` of a run out of the counts that its fate puts it in.
+    /// Subtracts `bytes` of a run from the counter of its state.
     fn uncount(&mut self, run: &Run, bytes: u32) {
         if run.sacked() {
             self.sacked -= bytes;
@@ -449,8 +451,8 @@ impl Runs {
         }
     }
 
-    /// Splits at both ends of the part of `range` that is sent and not acknowledged, where there is room, and returns the
-    /// runs in it.
+    /// Splits runs at both ends of the sent and unacknowledged part of `range`, if there is room. Returns the indices
+    /// of the runs in it.
     fn cut_out(&mut self, range: &Range<u64>) -> Option<(usize, usize)> {
         let (from, to) = (range.start.max(self.una), range.end.min(self.published));
         if from >= to {
@@ -461,7 +463,8 @@ impl Runs {
         Some((first, (self.index(to - 1) + 1).max(first + 1)))
     }
 
-    /// Splits the run that `at` is inside of, if there are fewer than `most`, and returns the run that begins there.
+    /// Splits the run that contains `at`, if there are fewer than `most` runs. Returns the index of the run that begins
+    /// at `at`.
     fn cut(&mut self, at: u64, most: usize) -> Option<usize> {
         let index = self.index(at);
         let start = self.start(index);
@@ -479,7 +482,7 @@ impl Runs {
         Some(index + 1)
     }
 
-    /// The first end of a segment from `at` on.
+    /// Returns the first segment boundary at or after `at`.
     fn round_up(&self, at: u64) -> u64 {
         let index = self.index(at);
         let Some(run) = self.runs.get(index) else { return at };
@@ -491,7 +494,7 @@ impl Runs {
         (start + segments * u64::from(run.segment.max(1))).min(self.position(run.end))
     }
 
-    /// The last end of a segment up to `at`.
+    /// Returns the last segment boundary at or before `at`.
     fn round_down(&self, at: u64) -> u64 {
         let index = self.index(at);
         let start = self.start(index);
@@ -502,7 +505,7 @@ impl Runs {
         at - (at - start) % u64::from(run.segment.max(1))
     }
 
-    /// Makes runs `first..last` one, with the newest time.
+    /// Merges runs `first..last`. The newest time is kept.
     fn collapse(&mut self, first: usize, last: usize) {
         if last <= first + 1 {
             return;
@@ -514,14 +517,15 @@ impl Runs {
         self.runs.drain(first + 1..last);
     }
 
-    /// Merges neighbours when there are twice as many as the last time.
+    /// Merges adjacent runs if their number has doubled since the last pass.
     fn tidy(&mut self) {
         if self.runs.len() >= (self.merge_at as usize).max(CROWDED) {
             self.merge();
         }
     }
 
-    /// Merges neighbours that nothing tells apart; with too many runs, pairs that were sent at different times also.
+    /// Merges adjacent runs that do not differ. If there are too many runs, also merges pairs with different send
+    /// times.
     fn merge(&mut self) {
         let many = self.runs.len() >= MOST - RESERVED;
         let (mut kept, mut paired) = (0, false);
@@ -546,14 +550,14 @@ impl Runs {
         self.merge_at = (2 * len).min(MOST - RESERVED).max(len + CROWDED) as u32;
     }
 
-    /// The run that has the byte at `at`: the first that ends after it.
+    /// Returns the index of the run that contains the byte at `at`, which is the first run that ends after it.
     fn index(&self, at: u64) -> usize {
         let at = at.saturating_sub(self.una);
         let una = self.una as u32;
         self.runs.partition_point(|run| u64::from(run.end.wrapping_sub(una)) <= at)
     }
 
-    /// Where the run begins.
+    /// Returns the start position of a run.
     fn start(&self, index: usize) -> u64 {
         match index.checked_sub(1).and_then(|before| self.runs.get(before)) {
             Some(before) => self.position(before.end),
@@ -561,7 +565,8 @@ impl Runs {
         }
     }
 
-    /// The offset whose low 32 bits these are. All are less than 2^31 from the first unacknowledged byte.
+    /// Returns the position with these low 32 bits. All positions are less than 2^31 from the first unacknowledged
+    /// byte.
     #[inline]
     fn position(&self, end: u32) -> u64 {
         self.una + u64::from(end.wrapping_sub(self.una as u32))

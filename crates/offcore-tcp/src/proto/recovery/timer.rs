@@ -1,38 +1,39 @@
-//! Timeouts, probes, and the end of the wait for reordered segments.
+//! Retransmission timeouts, probes, and the end of the reordering wait.
 
 use super::{Check, NEVER, Probe, Recovery, State};
 
-/// How long receivers delay an ACK at most (RFC 8985, section 7.2: TLP.max_ack_delay), as Linux supposes.
+/// Assumed maximum ACK delay of receivers (RFC 8985, section 7.2: TLP.max_ack_delay), as on Linux.
 const ACK_DELAY: u64 = 200_000;
-/// A probe waits for two round trips and this: a receiver or a timer that is late is no loss. Linux has the same 2 ms.
+/// Delay of a probe beyond two round trips. It allows for late receivers and timers. Linux uses the same 2 ms.
 const SLACK: u64 = 2000;
-/// How long a probe waits before there is a round-trip time (RFC 8985, section 7.2).
+/// Delay of a probe before the first round-trip time sample (RFC 8985, section 7.2).
 const UNKNOWN: u64 = 1_000_000;
 
-/// What the caller does about a timer.
+/// The action that the caller must take after a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimerAction {
-    /// Nothing.
+    /// No action.
     None,
-    /// Send a segment of new data, for which [`Recovery::window`] has room now, if the peer's window has; otherwise
-    /// [`Recovery::next_probe`].
+    /// Send a segment of new data, for which [`Recovery::window`] has room now, if the peer's window allows it.
+    /// Otherwise send [`Recovery::next_probe`].
     Probe,
-    /// A timeout: everything is lost. Give up if [`Recovery::backoffs`] is too high, otherwise send what
-    /// [`Recovery::next_lost`] has.
+    /// A timeout: all data counts as lost. Give up if [`Recovery::backoffs`] is too high. Otherwise send the data of
+    /// [`Recovery::next_lost`].
     Retransmit,
-    /// Data was waited for long enough: send what [`Recovery::next_lost`] has.
+    /// The reordering wait has ended: send the data of [`Recovery::next_lost`].
     Reorder,
 }
 
 impl Recovery {
-    /// When [`Recovery::timer`] is to be called next, if at all. Every call on this structure may change it.
+    /// Returns the time of the next [`Recovery::timer`] call. Every call on this structure may change it.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<u64> {
         let first = self.timeout_at.min(self.probe_at).min(self.reorder_at).min(self.release_at);
         (first != NEVER).then_some(first)
     }
 
-    /// It is `now`. One action per call: where the deadline is not in the future after it, it is called again.
+    /// Processes expired timers, one action per call. If the deadline is not in the future afterwards, it must be
+    /// called again.
     pub(crate) fn timer(&mut self, now: u64) -> TimerAction {
         self.release_due(now);
         if self.runs.is_empty() {
@@ -45,7 +46,7 @@ impl Recovery {
         if self.probe_at <= now {
             self.probe_at = NEVER;
             self.probe = Probe::Due;
-            // The probe may be due when the timeout is, and goes first (RFC 8985, section 7.2).
+            // The probe and the timeout may be due together; the probe has precedence (RFC 8985, section 7.2).
             self.timeout_at = now + self.rtt.rto();
             return TimerAction::Probe;
         }
@@ -53,7 +54,7 @@ impl Recovery {
             return TimerAction::None;
         }
         if self.runs.head_planned() {
-            // The retransmission is still being copied; its clock starts when it is published.
+            // The retransmission is still being copied. Its timer starts when it is published.
             self.timeout_at = now + self.rtt.rto();
             return TimerAction::None;
         }
@@ -79,7 +80,7 @@ impl Recovery {
     /// RFC 6298, section 5.4 to 5.6, and RFC 5681, section 3.1.
     fn time_out(&mut self, now: u64) {
         if self.runs.head().is_some_and(super::runs::Run::sacked) {
-            // The receiver acknowledges less than it SACKed, so it dropped data (RFC 2018, section 8).
+            // The receiver acknowledges less than it SACKed, so it has dropped data (RFC 2018, section 8).
             self.runs.forget_sacks();
         }
         let flight = self.runs.published - self.runs.una;
@@ -91,7 +92,7 @@ impl Recovery {
                 episode.undo.begin(self.cc, self.runs.una);
                 self.cc.on_loss(flight);
             }
-            // The same window's reduction was made already.
+            // The window was already reduced for this data.
             State::Recovery => episode.undo.go_on(),
             State::Loss => {}
         }
@@ -109,14 +110,14 @@ impl Recovery {
         self.timeout_at = now + self.rtt.rto();
     }
 
-    /// A probe was needless: the next one waits four times as long. Linux delays the ACK of any number of segments while its
-    /// application does not read.
+    /// Records a needless probe: the next one waits four times as long. Linux delays the ACK of any number of segments
+    /// while its application does not read.
     pub(super) fn probed_needlessly(&mut self) {
         let probe_wait = &mut self.episode.get_or_insert_default().probe_wait;
         *probe_wait = (4 * (*probe_wait).max(SLACK)).min(ACK_DELAY);
     }
 
-    /// Starts the clock of the next probe, where there is to be one (RFC 8985, section 7.2).
+    /// Starts the timer of the next probe if a probe is useful (RFC 8985, section 7.2).
     #[inline]
     pub(super) fn arm_probe(&mut self, now: u64) {
         let useful =

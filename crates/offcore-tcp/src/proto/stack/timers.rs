@@ -11,15 +11,15 @@ use crate::proto::receive::AckNeed;
 use crate::proto::send::Due;
 use crate::proto::tcb::{RESET_CHECK, State};
 
-/// Limit of the timers that expire in one call.
+/// Maximum number of timers that expire in one call.
 const EXPIRIES: usize = 64;
 /// Consecutive timeouts after which a peer is given up: about 15 minutes, as on Linux.
 const TIMEOUTS: u8 = 15;
-/// Consecutive timeouts after which the path MTU is suspected instead of the peer (as on Linux).
+/// Consecutive timeouts after which a smaller path MTU is tried (as on Linux).
 const SUSPICIOUS: u8 = 3;
 
 impl Stack {
-    /// Runs the timers that are due by `now`; returns the next deadline.
+    /// Runs the timers that are due by `now`, and returns the next deadline.
     pub fn timers(&mut self, now: u64, out: &mut Out) {
         let mut due = arrayvec::ArrayVec::<u32, EXPIRIES>::new();
         self.wheel.expire(now, EXPIRIES, |index| due.push(index));
@@ -40,7 +40,7 @@ impl Stack {
         self.settle(now, out);
     }
 
-    /// The next deadline known now: packets planned, sealed or written later may set an earlier one.
+    /// Returns the next deadline known now. Packets planned, sealed or written later may set an earlier one.
     pub fn deadline(&self, now: u64) -> Option<u64> {
         let deadlines = [
             self.wheel.next_deadline(),
@@ -53,7 +53,8 @@ impl Stack {
         deadlines.into_iter().flatten().min()
     }
 
-    /// A time before which no timer of a connection expires. Not in the past after [`timers`](Self::timers).
+    /// Returns a time before which no timer of a connection expires. It is not in the past after
+    /// [`timers`](Self::timers).
     pub fn next_conn_timer(&self) -> Option<u64> {
         self.wheel.next_deadline()
     }

@@ -1,10 +1,10 @@
-//! What a segment does to a connection in TIME-WAIT.
+//! Processing of segments for connections in TIME-WAIT.
 
 use offcore_wire::TcpFlags;
 
 use super::{ACK_GAP_MS, Ended, Previous, TimeWait, is_before, ms};
 
-/// A segment that arrives.
+/// A received segment.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::proto) struct Segment {
     /// SEG.SEQ.
@@ -13,19 +13,19 @@ pub(in crate::proto) struct Segment {
     pub(in crate::proto) len: u32,
     /// The control bits.
     pub(in crate::proto) flags: TcpFlags,
-    /// TSval, where the segment has one and this stack has timestamps switched on.
+    /// TSval, if the segment has one and this stack uses timestamps.
     pub(in crate::proto) timestamp: Option<u32>,
 }
 
-/// What to do about it.
+/// The required action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::proto) enum Action {
-    /// Nothing.
+    /// Do nothing.
     Ignore,
     /// Send this ACK.
     Ack(Reply),
-    /// A SYN that opens the connection anew: remove it here, and treat the SYN as a listener does, with the initial
-    /// sequence number that [`Previous::isn`] makes.
+    /// The SYN reopens the connection: remove it here, and process the SYN as a listener does, with the initial
+    /// sequence number from [`Previous::isn`].
     Reopen(Previous),
     /// The peer has reset the connection: remove it.
     Remove,
@@ -38,18 +38,18 @@ pub(in crate::proto) struct Reply {
     pub(in crate::proto) seq: u32,
     /// SEG.ACK.
     pub(in crate::proto) ack: u32,
-    /// The window as it is sent.
+    /// The window as sent.
     pub(in crate::proto) window: u16,
-    /// Where timestamps are on: what to add to the clock for TSval, and TSecr.
+    /// With timestamps: the offset to add to the clock for TSval, and TSecr.
     pub(in crate::proto) timestamps: Option<(u32, u32)>,
 }
 
 impl TimeWait {
-    /// Takes a segment for the connection at an index (RFC 9293, 3.10.7.4; RFC 6191 for a SYN). Where there is none, it is
-    /// ignored.
+    /// Processes a segment for the connection at an index (RFC 9293, 3.10.7.4; RFC 6191 for a SYN). Without a
+    /// connection, the segment is ignored.
     ///
-    /// A retransmitted FIN is always acknowledged, and begins the 60 s anew. Other segments are acknowledged every 500 ms
-    /// at most: two ends that find each other's ACKs wrong would not stop.
+    /// A retransmitted FIN is always acknowledged and restarts the 60 s. Other segments are acknowledged at most every
+    /// 500 ms, because two hosts that reject each other's ACKs would otherwise exchange ACKs forever.
     pub(in crate::proto) fn on_segment(&mut self, index: u32, now_us: u64, segment: &Segment) -> Action {
         let Some(entry) = self.get(index).copied() else { return Action::Ignore };
         let now = ms(now_us);
@@ -64,7 +64,7 @@ impl TimeWait {
             return self.challenge(index, now);
         }
         match segment.timestamp {
-            // RFC 7323, 3.2: without the option the segment is not of this connection.
+            // RFC 7323, 3.2: a segment without the option does not belong to this connection.
             None if entry.timestamps => return Action::Ignore,
             Some(timestamp) if entry.timestamps && is_before(timestamp, entry.ts_recent) => {
                 return self.challenge(index, now);
@@ -89,11 +89,11 @@ impl TimeWait {
         if !entry.accepts(segment) {
             return Action::Ignore;
         }
-        // RFC 5961, 3.2: in the window, but a guess.
+        // RFC 5961, 3.2: in the window, but possibly forged.
         if segment.seq == entry.rcv_nxt { Action::Remove } else { self.challenge(index, now) }
     }
 
-    /// An ACK, unless there was one lately.
+    /// Returns an ACK, unless one was sent recently.
     fn challenge(&mut self, index: u32, now: u32) -> Action {
         let slot = &mut self.slots[index as usize];
         if now.wrapping_sub(slot.acked) < ACK_GAP_MS {
@@ -103,7 +103,7 @@ impl TimeWait {
         Action::Ack(slot.entry.reply())
     }
 
-    /// RFC 7323, 5.3, R3, for segments that passed the tests before it: others could make a later SYN look old.
+    /// RFC 7323, 5.3, R3, for segments that passed the earlier checks. Other segments could make a later SYN look old.
     fn note_timestamp(&mut self, index: u32, segment: &Segment) {
         let entry = &mut self.slots[index as usize].entry;
         if let Some(timestamp) = segment.timestamp.filter(|_| entry.timestamps) {
@@ -113,7 +113,7 @@ impl TimeWait {
 }
 
 impl Ended {
-    /// RFC 6191, 2: a newer timestamp is proof that the SYN is; without one, a newer sequence number is.
+    /// RFC 6191, 2: a newer timestamp proves that the SYN is new. Without timestamps, a newer sequence number does.
     fn on_syn(&self, segment: &Segment) -> Action {
         let newer_seq = !is_before(segment.seq, self.rcv_nxt);
         let opens = match segment.timestamp {
@@ -126,13 +126,13 @@ impl Ended {
         if opens { Action::Reopen(self.previous()) } else { Action::Ignore }
     }
 
-    /// Whether this is the peer's FIN once more: it ends where the receive window begins.
+    /// Returns whether this is a retransmission of the peer's FIN, which ends where the receive window begins.
     fn is_its_fin(&self, segment: &Segment) -> bool {
         let end = segment.seq.wrapping_add(segment.len).wrapping_add(1);
         segment.flags.contains(TcpFlags::FIN | TcpFlags::ACK) && end == self.rcv_nxt
     }
 
-    /// The test of RFC 9293, 3.10.7.4, of a segment without SYN.
+    /// The acceptability test of RFC 9293, 3.10.7.4 for a segment without SYN.
     fn accepts(&self, segment: &Segment) -> bool {
         let window = u32::from(self.window) << self.window_scale.min(14);
         let inside = |seq: u32| seq.wrapping_sub(self.rcv_nxt) < window;

@@ -31,7 +31,7 @@ fn segment(seq: u32, flags: TcpFlags, timestamp: Option<u32>) -> Segment {
     Segment { seq, len: 0, flags, timestamp }
 }
 
-/// One connection, at index 0.
+/// Returns a table with one connection, at index 0.
 fn one(entry: Ended) -> TimeWait {
     let mut waiting = TimeWait::new(4);
     assert_eq!(waiting.insert(NOW, entry), Inserted { index: 0, evicted: None });
@@ -42,7 +42,7 @@ fn ack(ts_recent: u32) -> Action {
     Action::Ack(Reply { seq: 1000, ack: 2000, window: 10, timestamps: Some((77, ts_recent)) })
 }
 
-/// What the first segment in TIME-WAIT does.
+/// Returns the action for the first segment in TIME-WAIT.
 fn first(entry: Ended, segment: Segment) -> Action {
     one(entry).on_segment(0, NOW, &segment)
 }
@@ -58,7 +58,7 @@ fn a_fin_again_restarts_the_time() {
     let mut waiting = one(entry(1));
     waiting.insert(NOW, entry(2));
     let later = NOW + 59_000_000;
-    // Twice at once: no ACK of a FIN is left out.
+    // Twice in a row: every FIN is acknowledged.
     for _ in 0..2 {
         assert_eq!(waiting.on_segment(0, later, &segment(1999, FIN, Some(501))), ack(501));
     }
@@ -87,7 +87,7 @@ fn what_is_outside_the_window_is_answered() {
     assert_eq!(first(closed, segment(2000, TcpFlags::ACK, Some(500))), Action::Ignore);
 }
 
-/// RFC 5961, 7: two ends that find each other's ACKs wrong come to rest.
+/// RFC 5961, 7: two hosts that reject each other's ACKs stop exchanging them.
 #[test]
 fn acks_for_wrong_segments_are_few() {
     let mut waiting = one(entry(1));
@@ -96,7 +96,7 @@ fn acks_for_wrong_segments_are_few() {
     assert_eq!(answers.count(), 20);
 }
 
-/// "Ignore the segment text": no data comes after a FIN.
+/// "Ignore the segment text": no data follows a FIN.
 #[test]
 fn data_and_acks_in_the_window_are_ignored() {
     let mut waiting = one(entry(1));
@@ -141,22 +141,22 @@ fn only_the_exact_reset_removes() {
 fn a_syn_that_proves_to_be_new_reopens() {
     let syn = |seq, timestamp| segment(seq, TcpFlags::SYN, timestamp);
     let opens = Action::Reopen(Previous { snd_nxt: 1000 });
-    // With timestamps before and now: a greater one, or the same with a greater sequence number.
+    // Timestamps before and now: a greater timestamp, or the same with a greater sequence number.
     assert_eq!(first(entry(1), syn(1, Some(501))), opens);
     assert_eq!(first(entry(1), syn(2000, Some(500))), opens);
     assert_eq!(first(entry(1), syn(1999, Some(500))), Action::Ignore);
     assert_eq!(first(entry(1), syn(2000, Some(499))), Action::Ignore);
-    // With timestamps before, not now: a greater sequence number.
+    // Timestamps before, but not now: a greater sequence number.
     assert_eq!(first(entry(1), syn(2000, None)), opens);
     assert_eq!(first(entry(1), syn(1999, None)), Action::Ignore);
-    // Without timestamps before: any now, or a greater sequence number.
+    // No timestamps before: any timestamp now, or a greater sequence number.
     let without = Ended { timestamps: false, ..entry(1) };
     assert_eq!(first(without, syn(1, Some(1))), opens);
     assert_eq!(first(without, syn(2000, None)), opens);
     assert_eq!(first(without, syn(1999, None)), Action::Ignore);
 }
 
-/// RFC 5961, 4: a SYN that is no request is challenged.
+/// RFC 5961, 4: a SYN with other flags gets a challenge ACK.
 #[test]
 fn a_syn_with_ack_or_fin_opens_nothing() {
     for other in [TcpFlags::ACK, TcpFlags::FIN, FIN] {
@@ -165,7 +165,7 @@ fn a_syn_with_ack_or_fin_opens_nothing() {
     assert_eq!(first(entry(1), segment(2000, TcpFlags::SYN | TcpFlags::RST, None)), Action::Remove);
 }
 
-/// RFC 9293, 3.4.3: the new connection's numbers are past the old one's.
+/// RFC 9293, 3.4.3: the new connection's numbers are beyond the old one's.
 #[test]
 fn the_next_isn_is_beyond_the_old() {
     let previous = Previous { snd_nxt: u32::MAX };
@@ -235,7 +235,7 @@ proptest! {
 
     #[test]
     fn the_queue_does_what_a_list_does(ops in proptest::collection::vec(op(), 0..200)) {
-        // Milliseconds wrap on the way.
+        // Milliseconds wrap during the test.
         let mut now = ((1_u64 << 32) - 100_000) * 1000;
         let mut waiting = TimeWait::new(8);
         let mut model: VecDeque<(u64, u32, FlowKey)> = VecDeque::new();
@@ -284,7 +284,7 @@ proptest! {
     }
 }
 
-/// Numbers up to 2^31 further on come later, whatever the number.
+/// Numbers up to 2^31 ahead are later, for any number.
 #[test]
 fn every_edge_of_a_comparison() {
     const HALF: u32 = 1 << 31;

@@ -1,20 +1,20 @@
-//! The slots: rings of timers linked by index, and the map of those in use.
+//! The slots of a timer wheel: rings of timers linked by index, and a bitmap of the slots in use.
 
 use super::Node;
 
-/// Slots of a level.
+/// Slots per level.
 pub(super) const SLOTS: u32 = 256;
 
-/// Levels; each slot of one is all slots of the level below.
+/// Number of levels. Each slot covers all slots of the level below.
 pub(super) const LEVELS: u32 = 4;
 
-/// The slot of a timer that is linked nowhere.
+/// The slot of an unlinked timer.
 pub(super) const NONE: u16 = u16::MAX;
 
 /// No timer.
 const NOBODY: u32 = u32::MAX;
 
-/// 64-bit words of a level's map.
+/// 64-bit words in a level's bitmap.
 const WORDS: usize = SLOTS as usize / 64;
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Slots {
         Self { first: Box::new([NOBODY; _]), used: [[0; WORDS]; _] }
     }
 
-    /// The first timer of a slot.
+    /// Returns the first timer of a slot.
     #[inline]
     pub(super) fn first(&self, slot: u16) -> Option<u32> {
         let first = self.first[usize::from(slot)];
@@ -55,7 +55,7 @@ impl Slots {
         }
     }
 
-    /// Takes a linked timer out of its slot.
+    /// Unlinks a timer from its slot.
     #[inline]
     pub(super) fn unlink(&mut self, nodes: &mut [Node], index: u32) {
         let Node { next, prev, slot, .. } = nodes[index as usize];
@@ -72,9 +72,11 @@ impl Slots {
         }
     }
 
-    /// The slot whose turn is next at this tick, and its first tick, which has passed where the slot is half done.
+    /// Returns the next slot in use at this tick, and its first tick, which is in the past if the slot is partly
+    /// processed.
     ///
-    /// High levels come first: the present slot of one of them may hold timers that belong before all others.
+    /// High levels have precedence, because a current slot of a high level may contain timers that are earlier than all
+    /// others.
     pub(super) fn next(&self, clock: u64) -> Option<(u16, u64)> {
         let present = (1..LEVELS).rev().find(|level| {
             let (word, bit) = bit(digit(clock, *level) as u16);
@@ -82,11 +84,11 @@ impl Slots {
         });
         let slot = match present {
             Some(level) => level * SLOTS + digit(clock, level),
-            // Those of a lower level end before the next slot of a higher one begins.
+            // The slots of a lower level end before the next slot of a higher level begins.
             None => (0..LEVELS).find_map(|level| {
                 let used = &self.used[level as usize];
                 let ahead = from(used, digit(clock, level));
-                // Only the highest goes round: below, a slot behind the clock's is empty.
+                // Only the highest level wraps around. On lower levels, a slot behind the clock's is empty.
                 ahead.or_else(|| from(used, 0)).map(|slot| level * SLOTS + slot)
             })?,
         };
@@ -95,7 +97,7 @@ impl Slots {
     }
 }
 
-/// The first tick of a slot in use, when the clock shows this.
+/// Returns the first tick of a slot in use, for this clock.
 #[inline]
 pub(super) fn start(clock: u64, slot: u16) -> u64 {
     let (level, slot) = (u32::from(slot) / SLOTS, u32::from(slot) % SLOTS);
@@ -105,19 +107,19 @@ pub(super) fn start(clock: u64, slot: u16) -> u64 {
     base + (u64::from(slot) + u64::from(around) * u64::from(SLOTS)) * unit
 }
 
-/// The byte of a tick that is its slot in a level.
+/// Returns the byte of a tick that is its slot in a level.
 #[inline]
 const fn digit(tick: u64, level: u32) -> u32 {
     (tick >> (8 * level)) as u32 % SLOTS
 }
 
-/// A slot's word and bit in its level's map.
+/// Returns a slot's word and bit in its level's bitmap.
 #[inline]
 const fn bit(slot: u16) -> (usize, u64) {
     (slot as usize % SLOTS as usize / 64, 1 << (slot % 64))
 }
 
-/// The first slot in use from this one on.
+/// Returns the first slot in use at or after `slot`.
 fn from(used: &[u64; WORDS], slot: u32) -> Option<u32> {
     let mut mask = u64::MAX << (slot % 64);
     for (word, bits) in (0..).zip(used).skip(slot as usize / 64) {

@@ -50,7 +50,7 @@ impl Model {
     }
 }
 
-/// Every timer in use is where its links, its slot and the map say.
+/// Checks that the links, the slot and the bitmap of every timer are consistent.
 fn check_links(wheel: &Wheel) {
     let mut linked = 0;
     for slot in 0..(LEVELS * SLOTS) as u16 {
@@ -94,7 +94,7 @@ proptest! {
                     }
                     now += time;
                     let mut found = Vec::new();
-                    // A call stops early where too many timers move down.
+                    // A call stops early if too many timers move down.
                     let mut count = wheel.expire(now, usize::MAX, |index| found.push(index));
                     while wheel.next_deadline().is_some_and(|next| next <= now) {
                         count += wheel.expire(now, usize::MAX, |index| found.push(index));
@@ -170,9 +170,9 @@ fn a_crowd_moves_down_in_parts() {
         check_links(&wheel);
         calls += 1;
     }
-    // Each goes down three levels or two.
+    // Each timer moves down two or three levels.
     assert!((8..=12).contains(&calls), "{calls}");
-    // Timers set meanwhile are not lost behind the crowd.
+    // Timers set in the meantime are not delayed by the crowd.
     wheel.set(3, two_hours - 640);
     assert_eq!(expired(&mut wheel, two_hours - 640, 64), [3]);
 }
@@ -184,7 +184,7 @@ fn time_may_jump_by_years() {
     (0..10).for_each(|index| wheel.set(index, u64::from(index) * year + 1));
     for index in 0..10 {
         let now = u64::from(index) * year;
-        // The others move on, from horizon to horizon.
+        // The others move from horizon to horizon.
         while wheel.next_deadline().is_some_and(|next| next <= now) {
             assert_eq!(expired(&mut wheel, now, 64), []);
         }

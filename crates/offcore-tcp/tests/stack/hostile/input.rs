@@ -1,4 +1,5 @@
-//! Frames of any content, to a listener and a socket of datagrams: headers and options of every protocol that the stack reads.
+//! Frames with arbitrary content for a TCP listener and a datagram socket. They cover headers and options of all
+//! protocols that the stack parses.
 
 use arbitrary::{Arbitrary, Unstructured};
 use offcore_tcp::proto::{AppId, Config, HEAD};
@@ -11,9 +12,9 @@ use crate::host::{Host, mac};
 
 const SECOND: u64 = 1_000_000;
 const MTU: u16 = 1500;
-/// Frames of a script, at most.
+/// Maximum number of frames of a script.
 const FRAMES: usize = 200;
-/// Addresses that packets go to and come from: the host's, the peer's, those of groups, others.
+/// Source and destination addresses of packets: the host's, the peer's, groups and others.
 const V4: [[u8; 4]; 8] = [
     [10, 0, 0, 1],
     [10, 0, 0, 2],
@@ -36,13 +37,13 @@ const V6: [[u8; 16]; 8] = [
 ];
 const PROTOCOLS: [u8; 8] = [6, 1, 58, 17, 44, 0, 60, 43];
 
-/// A frame, with what is mended of it.
+/// A frame, and the fields that are corrected in it.
 #[derive(Arbitrary, Debug, Clone, Copy)]
 struct Frame<'a> {
     what: What,
     station: u8,
     to: u8,
-    /// Lengths and checksums are right when these are small.
+    /// The lengths are corrected if `fits` is below 200, and the checksums if `sums` is.
     fits: u8,
     sums: u8,
     wait: u8,
@@ -53,7 +54,7 @@ struct Frame<'a> {
 enum What {
     Raw,
     Arp,
-    /// IPv4 with header words beyond the fifth, from the body.
+    /// An IPv4 header. Header words beyond the fifth come from the body.
     V4 {
         protocol: u8,
         from: u8,
@@ -65,7 +66,7 @@ enum What {
         from: u8,
         hops: u8,
     },
-    /// A segment to the port that is listened at.
+    /// A segment to the listening port.
     Syn {
         v6: bool,
         from: u8,
@@ -73,7 +74,7 @@ enum What {
     },
 }
 
-/// What has become of frames.
+/// Numbers of received frames by result.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) taken: u64,
@@ -91,7 +92,8 @@ impl Outcome {
     }
 }
 
-/// Gives a host the frames of a script. What it sends is well formed; in the end it has forgotten them.
+/// Passes the frames of a script to a host. Checks that its own frames are well formed, and that no state is left in
+/// the end.
 pub(crate) fn play(bytes: &[u8]) -> Outcome {
     let mut script = Unstructured::new(bytes);
     let config = Config { connections: 16, neighbours: 16, memory: 1 << 20, ..Config::default() };
@@ -200,12 +202,12 @@ impl Frame<'_> {
     }
 }
 
-/// The usual one, more often than not, or any other.
+/// Returns the usual value for small numbers, and any value of the table otherwise.
 fn pick<T: Copy>(table: &[T; 8], number: u8, usual: usize) -> T {
     if number < 128 { table[usual] } else { table[usize::from(number % 8)] }
 }
 
-/// Makes the length in the IP header right.
+/// Corrects the length in the IP header.
 fn fit(frame: &mut [u8]) {
     let len = frame.len() - ethernet::HEADER_LEN;
     let (at, len) = match frame[12..14] {
@@ -216,7 +218,7 @@ fn fit(frame: &mut [u8]) {
     frame[at..at + 2].copy_from_slice(&(len as u16).to_be_bytes());
 }
 
-/// The transport of a frame of IP: its protocol, where it begins and ends, and the sum of its pseudo header.
+/// Returns the protocol, the beginning, the end and the pseudo header sum of the transport header in an IP packet.
 fn transport(frame: &[u8]) -> Option<(IpProtocol, usize, usize, Sum)> {
     let link = EthernetFrame::new_checked(frame).ok()?;
     if link.ethertype() == EtherType::IPV4 {
@@ -236,7 +238,7 @@ fn transport(frame: &[u8]) -> Option<(IpProtocol, usize, usize, Sum)> {
     }
 }
 
-/// Makes checksums right where there are any.
+/// Corrects the checksums of protocols that have one.
 fn sum_up(frame: &mut [u8]) {
     if frame[12..14] == [8, 0] {
         let end = ethernet::HEADER_LEN + usize::from(frame[14] & 15) * 4;
@@ -261,7 +263,7 @@ fn sum_up(frame: &mut [u8]) {
     }
 }
 
-/// A frame of the host's is what it should be.
+/// Checks that a frame of the host is valid.
 fn check(frame: &[u8]) {
     assert!(frame.len() <= ethernet::HEADER_LEN + usize::from(MTU).max(HEAD), "{} bytes", frame.len());
     let link = EthernetFrame::new_checked(frame).unwrap();

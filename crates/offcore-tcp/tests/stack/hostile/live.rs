@@ -1,5 +1,5 @@
-//! A connection whose peer sends anything. Operations are typed and their numbers relative to the connection's, so that
-//! most of them get past the first check.
+//! A connection whose peer sends arbitrary segments. Numbers are relative to the state of the connection, so that most
+//! operations pass the first checks.
 
 use arbitrary::{Arbitrary, Unstructured};
 use offcore_tcp::proto::{Algorithm, CallError, Config, ConnId, KeepAlive};
@@ -10,13 +10,13 @@ use crate::host::Host;
 
 const SECOND: u64 = 1_000_000;
 const PORT: u16 = 7;
-/// Operations of a script, at most.
+/// Maximum number of operations of a script.
 const OPERATIONS: usize = 400;
-/// Rounds in which everything that can be done now is done, and timers of one wait.
+/// Maximum number of rounds at one time, and maximum number of timers during one wait.
 const ROUNDS: usize = 64;
 const TIMERS: usize = 500;
 
-/// How the connection begins.
+/// Parameters of the handshake.
 #[derive(Arbitrary, Debug, Clone, Copy)]
 struct Setup {
     active: bool,
@@ -30,7 +30,7 @@ struct Setup {
     latency: u8,
 }
 
-/// A number relative to the right one.
+/// A number relative to the correct one.
 #[derive(Arbitrary, Debug, Clone, Copy)]
 enum Offset {
     Exact,
@@ -57,7 +57,7 @@ enum Stamps {
     Moved(Offset, Offset),
 }
 
-/// A segment, as it differs from the one that is right.
+/// A segment, described by its differences from the correct one.
 #[derive(Arbitrary, Debug, Clone, Copy)]
 struct Forged {
     seq: Offset,
@@ -74,11 +74,11 @@ struct Forged {
 #[derive(Arbitrary, Debug, Clone, Copy)]
 enum Op {
     Segment(Forged),
-    /// The peer's next bytes, as they should be.
+    /// The peer's next bytes in a correct segment.
     Data(u16),
-    /// All that the peer has seen is acknowledged.
+    /// A correct acknowledgement of all bytes that the peer has seen.
     Acknowledge(u16),
-    /// A router says that a segment was not delivered.
+    /// An ICMP error about a segment.
     Error {
         code: u8,
         mtu: u16,
@@ -86,11 +86,11 @@ enum Op {
     },
     Write(u16),
     Read(u16),
-    /// So many microseconds, as a power of two.
+    /// A time in microseconds, as a power of two.
     Wait(u8),
-    /// How long copies take.
+    /// Maximum duration of copies.
     Latency(u8),
-    /// The application ends its stream or lets go, when the number is small.
+    /// For small numbers, the application ends its stream or closes the connection.
     End(u8),
     Options {
         nodelay: bool,
@@ -98,7 +98,7 @@ enum Op {
     },
 }
 
-/// What has become of scripts.
+/// Results of scripts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) connected: u64,
@@ -126,13 +126,14 @@ struct Game {
     peer: Peer,
     conn: ConnId,
     checked: usize,
-    /// Bytes that the application has written, also when it has let go meanwhile.
+    /// Number of bytes that the application has written, also after it has closed the connection.
     written: u64,
-    /// How many had been when the host last asked for the peer's address: those that it had sent before are lost.
+    /// Value of `written` when the host last asked for the peer's MAC address. Segments that were sent before may be
+    /// lost.
     unaddressed: u64,
 }
 
-/// Plays a script, and checks after each operation what must hold.
+/// Plays a script, and checks the invariants after each operation.
 pub(crate) fn play(bytes: &[u8]) -> Outcome {
     let mut script = Unstructured::new(bytes);
     let Ok(setup) = Setup::arbitrary(&mut script) else { return Outcome::default() };
@@ -160,7 +161,7 @@ pub(crate) fn play(bytes: &[u8]) -> Outcome {
 }
 
 impl Game {
-    /// Opens the connection, by whichever side.
+    /// Opens the connection from the side that `setup` selects.
     fn open(mut host: Host, setup: &Setup) -> Self {
         let now = 2 * SECOND;
         let asked = setup.active.then(|| host.connect(now, "10.0.0.2:7"));
@@ -268,7 +269,7 @@ impl Game {
         if session.close_after {
             return;
         }
-        // What waits for room is written later; not too much of it.
+        // Bytes that do not fit are written later. Their number is limited.
         let at = session.to_send.len();
         if at - session.sent < 1 << 20 {
             session.to_send.extend((at..at + len).map(|at| peer::ours(at as u32)));
@@ -276,12 +277,12 @@ impl Game {
         self.host.pump(self.now, self.conn);
     }
 
-    /// A segment that is wrong somewhere.
+    /// Sends a segment with errors.
     fn forge(&mut self, forged: &Forged) {
         let (mut header, mut options) = self.peer.segment(self.now, forged.window);
         header.seq = forged.seq.of(header.seq);
         header.ack = forged.ack.of(header.ack);
-        // An acknowledgement more often than not.
+        // Most segments have an ACK flag.
         header.flags = if forged.flags & 0x40 == 0 {
             TcpFlags(forged.flags & 0xc9 | 0x10)
         } else {
@@ -304,14 +305,14 @@ impl Game {
                 SackBlock { start, end: start.wrapping_add_signed((*len).into()) }
             })
             .collect();
-        // As long as receive offloads make them, now and then.
+        // Some segments are as long as segments from receive offloads.
         let len = usize::from(if forged.len > 0xff00 { forged.len } else { forged.len % 3000 });
         let len = len.min(usize::from(u16::MAX) - 40 - options.len());
         let frame = self.peer.frame(&header, &options, len, forged.ecn);
         self.host.receive(self.now, &mut [frame]);
     }
 
-    /// Time passes.
+    /// Advances the time.
     fn wait(&mut self, time: u64) {
         let end = self.now + time;
         for _ in 0..TIMERS {
@@ -323,7 +324,7 @@ impl Game {
         self.now = end;
     }
 
-    /// All that can be done now is done; when something is due next.
+    /// Does all work that is possible now, and returns the time of the next event.
     fn settle(&mut self) -> Option<u64> {
         for _ in 0..ROUNDS {
             let next = self.host.poll(self.now);
@@ -346,11 +347,11 @@ impl Game {
         Some(self.now + 1)
     }
 
-    /// The peer gets a frame, and checks it.
+    /// Passes a frame to the peer, which checks it.
     fn see(&mut self, frame: &[u8]) {
         let Some(segment) = peer::segment(frame) else { return };
         let (peer, flags) = (&mut self.peer, segment.flags());
-        // Whoever has the same ports after it is another connection.
+        // After the connection is closed, a frame with the same ports belongs to another connection.
         let is_open = self.host.stack.info(self.conn).is_some_and(|info| info.state != "CLOSED");
         let is_stray = (segment.src_port(), segment.dst_port()) != peer.ports;
         if !is_open || is_stray || flags.intersects(TcpFlags::SYN | TcpFlags::RST) {
@@ -363,7 +364,7 @@ impl Game {
         }
         let len = segment.payload().len() as u64;
         let fin = flags.contains(TcpFlags::FIN);
-        // A probe of the window, or of a silent peer, is one before the stream's oldest byte.
+        // Window probes and keep-alive probes have the sequence number before the oldest unacknowledged byte.
         let at = peer.host_position(segment.seq()).unwrap_or(0);
         assert!(len == 0 || at + len <= self.written, "{at} and {len} bytes of {}", self.written);
         assert!(!fin || at + len == self.written, "an end at {at} of {}", self.written);
@@ -387,7 +388,7 @@ impl Game {
         }
     }
 
-    /// What must hold at any time.
+    /// Checks the invariants.
     fn check(&mut self) {
         let Self { host, peer, conn, checked, .. } = self;
         let Some(session) = host.sessions.get(conn) else { return };
@@ -416,7 +417,7 @@ impl Game {
         }
     }
 
-    /// The application lets go and the peer is silent: nothing is left.
+    /// Closes the connection while the peer is silent, and checks that no state is left.
     fn end(mut self, before: usize) {
         self.host.latency = 0;
         self.host.release(self.now, self.conn);

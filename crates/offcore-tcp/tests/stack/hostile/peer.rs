@@ -1,4 +1,4 @@
-//! The peer that is made up: what it has sent and seen, and how its frames are written.
+//! The simulated peer: the data that it has sent and received, and the encoding of its frames.
 
 use std::net::Ipv4Addr;
 use std::ops::Range;
@@ -11,49 +11,49 @@ use offcore_wire::{
 use crate::frame;
 use crate::host::mac;
 
-/// The host under test, and the peer.
+/// Addresses of the host under test and of the peer.
 pub(crate) const OURS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 pub(crate) const THEIRS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-/// Bytes in front of the TCP header.
+/// Offset of the TCP header.
 const TCP: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN;
-/// Sequence number of the peer's SYN: its stream passes the end of the sequence numbers soon.
+/// Sequence number of the peer's SYN. Its sequence numbers wrap around soon.
 pub(crate) const PEER_ISN: u32 = u32::MAX - 5000;
 
-/// The byte at a position of the peer's stream.
+/// Returns the byte at a position of the peer's stream.
 pub(crate) fn theirs(position: u32) -> u8 {
     (position.wrapping_mul(0x9e37_79b1) >> 24) as u8
 }
 
-/// The byte at a position of the host's stream.
+/// Returns the byte at a position of the host's stream.
 pub(crate) fn ours(position: u32) -> u8 {
     (position.wrapping_mul(0x85eb_ca6b) >> 23) as u8
 }
 
-/// What both ends know of each other.
+/// State of both ends of the connection.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) ports: (u16, u16),
     /// Sequence number of the host's SYN.
     pub(crate) isn: u32,
-    /// Positions that the peer has sent, whoever believes it; a FIN is one.
+    /// All stream positions that the peer has sent, acceptable or not. A FIN occupies one position.
     pub(crate) sent: Vec<Range<u64>>,
-    /// Position behind what the peer has sent as it should.
+    /// Position after the last correct data of the peer.
     pub(crate) next: u64,
-    /// Position behind what the host has sent; its FIN counts.
+    /// Position after the last data of the host, including its FIN.
     pub(crate) seen: u64,
-    /// The largest acknowledgement of ours that there was something for.
+    /// The peer's largest valid acknowledgement.
     pub(crate) acked: u64,
-    /// The host's largest acknowledgement, and the largest edge of its window.
+    /// The host's largest acknowledgement, and the largest right edge of its window.
     pub(crate) host_acked: u64,
     pub(crate) host_edge: u64,
     pub(crate) host_scale: u8,
     pub(crate) sack: bool,
-    /// The host's last timestamp; none when timestamps are not used.
+    /// The host's last timestamp, or `None` if timestamps are not used.
     pub(crate) stamp: Option<u32>,
 }
 
 impl Peer {
-    /// A peer that has sent nothing, by the host's port and its own.
+    /// Creates a peer that has sent nothing, from the ports of the host and the peer.
     pub(crate) fn new(ports: (u16, u16), sack: bool) -> Self {
         Self {
             ports,
@@ -70,7 +70,7 @@ impl Peer {
         }
     }
 
-    /// Takes the host's SYN, with or without ACK.
+    /// Processes the host's SYN or SYN-ACK.
     pub(crate) fn take_syn(&mut self, frame: &[u8]) {
         let segment = segment(frame).expect("a SYN");
         assert!(segment.flags().contains(TcpFlags::SYN));
@@ -82,7 +82,7 @@ impl Peer {
         self.stamp = options.timestamps.map(|stamps| stamps.value);
     }
 
-    /// The header and options of a segment as it should be: the peer's next one, that acknowledges all it has seen.
+    /// Returns the header and options of the peer's next correct segment, which acknowledges all seen data.
     pub(crate) fn segment(&self, now: u64, window: u16) -> (TcpHeader, TcpOptions) {
         let header = TcpHeader {
             src_port: self.ports.1,
@@ -106,17 +106,18 @@ impl Peer {
         self.isn.wrapping_add(1).wrapping_add(position as u32)
     }
 
-    /// The position in the peer's stream of a sequence number of its.
+    /// Converts a sequence number of the peer to a stream position.
     pub(crate) fn position(&self, seq: u32) -> Option<u64> {
         near(seq.wrapping_sub(self.seq(0)), self.next)
     }
 
-    /// The position in the host's stream of a sequence number of its.
+    /// Converts a sequence number of the host to a stream position.
     pub(crate) fn host_position(&self, seq: u32) -> Option<u64> {
         near(seq.wrapping_sub(self.ack(0)), self.seen)
     }
 
-    /// The frame of a segment with `len` bytes of the peer's stream; remembers what it says.
+    /// Returns the frame of a segment with `len` bytes of the peer's stream, and records the sent data and
+    /// acknowledgement.
     pub(crate) fn frame(&mut self, header: &TcpHeader, options: &TcpOptions, len: usize, ecn: u8) -> Vec<u8> {
         let mut frame = frame::forge(&front(), THEIRS, header, options);
         frame[ethernet::HEADER_LEN + 1] = ecn & 3;
@@ -151,7 +152,7 @@ impl Peer {
         self.sent = merged;
     }
 
-    /// Position up to which the peer has sent everything.
+    /// Returns the position up to which the peer has sent all bytes.
     pub(crate) fn sent_to(&self) -> u64 {
         self.sent.first().filter(|first| first.start == 0).map_or(0, |first| first.end)
     }
@@ -160,7 +161,7 @@ impl Peer {
         self.sent.iter().any(|sent| sent.start <= range.start && range.end <= sent.end)
     }
 
-    /// A router's word about a segment of the host's at `seq`.
+    /// Returns an ICMP error of a router about the host's segment at `seq`.
     pub(crate) fn error(&self, code: u8, mtu: u16, seq: u32) -> Vec<u8> {
         let (src_port, dst_port) = self.ports;
         let header =
@@ -180,12 +181,12 @@ impl Peer {
     }
 }
 
-/// The peer's clock of timestamps.
+/// Returns the peer's timestamp clock.
 pub(crate) fn clock(now: u64) -> u32 {
     (now / 1000) as u32 + 1
 }
 
-/// The position that a distance from position 0, modulo 2^32, is nearest to `near`.
+/// Returns the position nearest to `near` whose distance from position 0 is `distance` modulo 2^32.
 fn near(distance: u32, near: u64) -> Option<u64> {
     near.checked_add_signed(distance.wrapping_sub(near as u32).cast_signed().into())
 }
@@ -203,7 +204,7 @@ fn ip_header(src: Ipv4Addr, dst: Ipv4Addr, protocol: IpProtocol, total_len: usiz
     }
 }
 
-/// Ethernet and IPv4 header of the peer's frames.
+/// Returns the Ethernet and IPv4 headers of the peer's frames.
 pub(crate) fn front() -> Vec<u8> {
     let mut front = vec![0; TCP];
     let (link, ip) = front.split_first_chunk_mut().unwrap();
@@ -212,7 +213,7 @@ pub(crate) fn front() -> Vec<u8> {
     front
 }
 
-/// An ARP message of the peer's.
+/// Returns an ARP message of the peer.
 pub(crate) fn arp(operation: ArpOperation) -> Vec<u8> {
     let mut frame = vec![0; ethernet::HEADER_LEN + arp::LEN];
     let (link, message) = frame.split_first_chunk_mut().unwrap();
@@ -222,14 +223,14 @@ pub(crate) fn arp(operation: ArpOperation) -> Vec<u8> {
     frame
 }
 
-/// Whether a frame asks for the peer's station.
+/// Returns whether a frame is an ARP request for the peer.
 pub(crate) fn asks(frame: &[u8]) -> bool {
     let link = EthernetFrame::new_checked(frame).unwrap();
     let question = (link.ethertype() == EtherType::ARP).then(|| Arp::parse(link.payload()).unwrap());
     question.is_some_and(|arp| arp.operation == ArpOperation::Request && arp.target_ip == THEIRS)
 }
 
-/// The segment of a frame, whose checksums are right; none when it has none.
+/// Returns the segment in a frame and checks its checksums. Returns `None` for other frames.
 pub(crate) fn segment(frame: &[u8]) -> Option<TcpSegment<'_>> {
     let link = EthernetFrame::new_checked(frame).unwrap();
     if link.ethertype() != EtherType::IPV4 {

@@ -1,4 +1,4 @@
-//! What is in flight, for a back end that comes after this one: see [`Inflight`].
+//! Descriptors in flight, recorded for the next back end: see [`Inflight`].
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::message::{Code, InflightArea, Reply};
 use crate::passed::PassedFd;
 
 impl Session {
-    /// Makes a region, which the front end is given and then gives back. Its memory is this process's, so the one that was made before
-    /// loses its own: a front end that wants another one has no use for it.
+    /// Creates a region, which the front end receives and then passes back. The memory belongs to this process, so the
+    /// memory of the previous region is freed: a front end that requests a new region no longer needs the old one.
     pub(super) fn get_inflight_fd(&mut self, found: InflightArea) -> Result<Reply<OwnedFd>, ControlError> {
         let code = Code::GET_INFLIGHT_FD;
         let len = self.check_inflight(code, &found)?;
@@ -37,7 +37,7 @@ impl Session {
         Ok(Reply::Inflight(InflightArea { size: len as u64, offset: 0, ..found }, fd))
     }
 
-    /// Takes a region, before virtqueues run.
+    /// Accepts a region, before virtqueues run.
     pub(super) fn set_inflight_fd(&mut self, area: InflightArea, fd: &PassedFd) -> Result<(), ControlError> {
         let code = Code::SET_INFLIGHT_FD;
         let len = self.check_inflight(code, &area)?;
@@ -59,7 +59,7 @@ impl Session {
         Ok(())
     }
 
-    /// Bytes of a region for what a request describes.
+    /// Returns the length in bytes of a region for `area`.
     fn check_inflight(&self, code: Code, area: &InflightArea) -> Result<usize, ControlError> {
         self.needs(code, VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD, "INFLIGHT_SHMFD")?;
         let &InflightArea { queues, queue_size, .. } = area;

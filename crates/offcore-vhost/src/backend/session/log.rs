@@ -1,7 +1,7 @@
-//! The log of dirty pages of a session, for a guest that migrates.
+//! The dirty log of a session, for a guest that migrates.
 //!
-//! While the features say that pages are logged, no virtqueue runs without a log that reaches over all of the memory: nothing is
-//! written that is not logged. When a request that begins or ends it is answered, all workers follow it.
+//! While the features enable logging, virtqueues run only with a log that covers all memory, so no write is missed.
+//! When a request that switches logging on or off is answered, all workers have applied it.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use crate::message::{Code, LogArea};
 use crate::passed::PassedFd;
 
 impl Session {
-    /// Takes a log, in the place of the present one: a front end brings a longer one before it adds memory.
+    /// Replaces the current log. A front end sends a longer log before it adds memory.
     pub(super) fn set_log_base(&mut self, area: LogArea, fd: &PassedFd) -> Result<(), ControlError> {
         let code = Code::SET_LOG_BASE;
         self.needs(code, VHOST_USER_PROTOCOL_F_LOG_SHMFD, "LOG_SHMFD")?;
-        // The present one stays until the workers have the new one.
+        // The current log stays mapped until the workers use the new one.
         let (mapping, offset) = memory::beside(code, (area.size, area.offset), fd, self.mapped_beside())?;
         let log = DirtyLog::new(mapping, offset, usize::try_from(area.size).unwrap_or(usize::MAX));
         self.check_log(code, self.features.unwrap_or(0), Some(&log), self.memory.as_ref())?;
@@ -29,7 +29,7 @@ impl Session {
         if self.logs() { self.adjust_all() } else { Ok(()) }
     }
 
-    /// The log, while pages are logged.
+    /// Returns the log while logging is enabled.
     pub(super) fn logging(&self) -> Option<&Arc<DirtyLog>> {
         self.log.as_ref().filter(|_| self.logs())
     }
@@ -43,8 +43,8 @@ impl Session {
         self.features.is_some_and(|features| features & VHOST_F_LOG_ALL != 0)
     }
 
-    /// Refuses a request of which comes, with these features, that something running is not logged: for want of a log, or because it
-    /// ends before the memory does.
+    /// Refuses a request if, with these features, a running virtqueue would write memory without logging: because no
+    /// log is set, or because the log ends before the memory.
     pub(super) fn check_log(
         &self,
         code: Code,
@@ -61,7 +61,7 @@ impl Session {
         };
         let Some(memory) = memory else { return Ok(()) };
         let regions = memory.regions().iter().map(|region| region.guest() + region.len());
-        // Where a front end has used rings logged need not be memory.
+        // The address at which a front end logs used rings may be outside of guest memory.
         let device_areas = self.rings.iter().filter_map(|ring| {
             let layout = ring.layout(memory, features).ok()??;
             Some(ring.addresses?.log?.saturating_add(layout.written()[0].1 as u64))
@@ -73,7 +73,7 @@ impl Session {
         Ok(())
     }
 
-    /// Lets the workers of all running virtqueues log, or not log any more.
+    /// Lets the workers of all running virtqueues switch logging on or off.
     pub(super) fn adjust_all(&mut self) -> Result<(), ControlError> {
         (0..self.rings.len()).try_for_each(|queue| self.adjust(queue as u16))
     }

@@ -1,7 +1,7 @@
-//! Memory of a session: regions come and go under running virtqueues.
+//! Memory of a session. Regions can be added and removed while virtqueues run.
 //!
-//! A change makes a new table, which shares the regions that stay. Running virtqueues are drained, get the new table, and
-//! go on where they were; meanwhile packets wait. A table that says what is known changes nothing.
+//! Each change creates a new table, which shares unchanged regions. Running virtqueues are drained, get the new table,
+//! and continue at the same position. Meanwhile, packets wait. An unchanged table is ignored.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::message::{Code, MemoryRegion};
 use crate::passed::PassedFd;
 
 impl Session {
-    /// Exchanges the whole table, if it is another one: front ends repeat it under traffic. One that lacks a running virtqueue
-    /// is refused.
+    /// Replaces the whole table. An unchanged table is ignored, because front ends repeat it under traffic. A table
+    /// that does not contain a running virtqueue is refused.
     pub(super) fn set_mem_table(
         &mut self,
         regions: Vec<(MemoryRegion, PassedFd)>,
@@ -37,7 +37,7 @@ impl Session {
         self.exchange(Some(memory), false)
     }
 
-    /// Adds a region. One that is there already, with the same addresses and length, is mapped anew: a front end may
+    /// Adds a region. If a region with the same addresses and length exists, it is mapped again: a front end may
     /// describe its memory once more after a reset.
     pub(super) fn add_mem_reg(&mut self, region: &MemoryRegion, fd: &PassedFd) -> Result<(), ControlError> {
         let code = Code::ADD_MEM_REG;
@@ -54,8 +54,8 @@ impl Session {
         self.exchange(Some(memory), true)
     }
 
-    /// Removes a region. A virtqueue that is in it stops where it is, and goes on when the memory is there again: QEMU
-    /// exchanges a region for a longer one by removing it first.
+    /// Removes a region. A virtqueue in this region stops, and continues at the same position when the memory is added
+    /// again. QEMU replaces a region by a longer one this way.
     pub(super) fn rem_mem_reg(&mut self, region: &MemoryRegion) -> Result<(), ControlError> {
         let code = Code::REM_MEM_REG;
         self.needs(code, VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")?;
@@ -68,13 +68,13 @@ impl Session {
         self.exchange(Some(Arc::new(memory)).filter(|memory| !memory.regions().is_empty()), true)
     }
 
-    /// Bytes that are mapped and are not guest memory.
+    /// Number of bytes mapped that are not guest memory.
     pub(super) fn mapped_beside(&self) -> u64 {
         let log = self.log.as_ref().map_or(0, |log| log.mapped());
         log.saturating_add(self.inflight.first().map_or(0, Inflight::mapped))
     }
 
-    /// The regions but for one, and how many that is.
+    /// Returns how many regions are equal to `region`, and all others.
     fn regions_without(&self, region: &MemoryRegion) -> (usize, Vec<Arc<GuestRegion>>) {
         let all = self.memory.as_ref().map_or(&[][..], |memory| memory.regions());
         let is_it = |other: &GuestRegion| {
@@ -84,13 +84,14 @@ impl Session {
         (all.len() - others.len(), others)
     }
 
-    /// Puts another table in the place of the present one, with every worker's consent: the last reference to the old
-    /// one goes when the last copy has. When memory comes and goes `piecewise`, virtqueues that are not in it wait.
+    /// Replaces the current table after all workers have applied the change. The last reference to the old table is
+    /// dropped after the last copy. If memory is changed `piecewise`, virtqueues outside of the new table wait for
+    /// further regions.
     fn exchange(&mut self, memory: Option<Arc<GuestMemory>>, piecewise: bool) -> Result<(), ControlError> {
         let features = self.features.unwrap_or(0);
         let is_in_it =
             |ring: &Ring| memory.as_ref().is_some_and(|memory| ring.layout(memory, features).is_ok());
-        // One that is broken would keep the old memory mapped until the front end begins it anew.
+        // A broken virtqueue would keep the old memory mapped until the front end restarts it.
         let broken: Vec<_> = self.device.cells().iter().map(|cell| cell.report().broken.is_some()).collect();
         let stopped = self.stop(|ring| broken[usize::from(ring.queue)] || !is_in_it(ring))?;
         self.memory = memory;

@@ -1,4 +1,4 @@
-//! Virtqueues of a session: the messages about them, and how they start, change and stop.
+//! Virtqueues of a session: their messages, and how they start, change and stop.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl Session {
         let features = self.features;
         let ring = self.ring(code, state.index)?;
         let (queue, found) = (ring.queue, state.num);
-        // Before the features are known any size may be one; it is looked at again when the virtqueue starts.
+        // Before the features are known, any size is accepted. It is checked again when the virtqueue starts.
         let any = features.is_none_or(is_packed);
         let valid = |size: &u16| (1..=MAX_SIZE).contains(size) && (any || size.is_power_of_two());
         let size = u16::try_from(found).ok().filter(valid);
@@ -42,13 +42,13 @@ impl Session {
         }
         let log_at = (addr.flags & VHOST_VRING_F_LOG != 0).then_some(addr.log);
         let addresses = Addresses { desc: addr.desc, avail: addr.avail, used: addr.used, log: log_at };
-        // Where it is logged may change under way.
+        // The log address may change while the virtqueue runs.
         let known = ring.addresses.map(|known| Addresses { log: log_at, ..known });
         if ring.running && known != Some(addresses) {
             return Err(ControlError::Running { code, queue });
         }
         let before = ring.addresses.replace(addresses);
-        // Without memory, features or size they are checked when the ring starts.
+        // Without memory, features or size, the addresses are checked when the ring starts.
         if let Some((memory, features)) = memory.as_ref().zip(features) {
             let laid_out = ring.layout(memory, features);
             let checked =
@@ -69,7 +69,7 @@ impl Session {
             return Err(ControlError::Running { code, queue: ring.queue });
         }
         let before = ring.base.replace(state.num);
-        // Without features it is checked when the ring starts.
+        // Without features, the base is checked when the ring starts.
         if let Some(features) = features
             && let Err(error) = ring.check_base(features)
         {
@@ -94,7 +94,7 @@ impl Session {
     pub(super) fn set_vring_kick(&mut self, event: VringFd<PassedFd>) -> Result<(), ControlError> {
         let code = Code::SET_VRING_KICK;
         let ring = self.ring(code, event.index.into())?;
-        // A worker that sleeps waits for it and reads it.
+        // An idle worker waits for this eventfd and reads it.
         let kick = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?.map(Arc::new);
         let before = std::mem::replace(&mut ring.kick, kick);
         ring.started = true;
@@ -139,18 +139,18 @@ impl Session {
         self.adjust(queue)
     }
 
-    /// The virtqueue of a message. The index is checked as it came, before it is narrowed.
+    /// Returns the virtqueue of a message. The index is checked before it is narrowed.
     fn ring(&mut self, code: Code, index: u32) -> Result<&mut Ring, ControlError> {
         let vrings = self.rings.len();
         let ring = usize::try_from(index).ok().and_then(|index| self.rings.get_mut(index));
         ring.ok_or(ControlError::VringIndex { code, index, vrings })
     }
 
-    /// Lets the worker of a running virtqueue have its new descriptors and memory, and know whether it is enabled. The
-    /// virtqueue is drained and goes on where it is: nothing is stopped, and no position has to be known.
+    /// Passes changed eventfds, memory and enabled state of a running virtqueue to its worker. The worker drains the
+    /// virtqueue and continues at the same position. The virtqueue is not stopped, so its position need not be known.
     pub(super) fn adjust(&mut self, queue: u16) -> Result<(), ControlError> {
         let (ring, cell) = (&self.rings[usize::from(queue)], &self.device.cells()[usize::from(queue)]);
-        // One that is broken rests until the front end begins it anew.
+        // A broken virtqueue stays stopped until the front end restarts it.
         let Some(features) = self.features.filter(|_| ring.running && cell.report().broken.is_none()) else {
             return Ok(());
         };
@@ -171,7 +171,8 @@ impl Session {
         Ok(())
     }
 
-    /// Stops those of `which` that run and waits until their workers have let go of them; which ones did run.
+    /// Stops the running virtqueues selected by `which`, and waits until their workers have released them. Returns the
+    /// indices of the stopped virtqueues.
     pub(super) fn stop(&mut self, which: impl Fn(&Ring) -> bool) -> Result<Vec<usize>, ControlError> {
         let stopping: Vec<usize> =
             (0..self.rings.len()).filter(|&i| self.rings[i].running && which(&self.rings[i])).collect();
@@ -180,7 +181,7 @@ impl Session {
         let mut result = Ok(());
         for &i in &stopping {
             let (ring, cell) = (&mut self.rings[i], &self.device.cells()[i]);
-            // A worker that has not yet seen the start would skip it, and then report the base of an earlier one.
+            // A worker that has not seen the start yet would skip it, and then report the base of an earlier start.
             let started = cell.wait(left());
             ring.broken = ring.broken.or(cell.report().broken);
             ring.running = false;
@@ -197,8 +198,8 @@ impl Session {
         Ok(stopping)
     }
 
-    /// Starts virtqueues that were stopped for a change, but for those whose memory is not there, and those that are
-    /// broken: the front end has to begin them anew.
+    /// Restarts virtqueues that were stopped for a change. Virtqueues without memory keep waiting, and broken ones must
+    /// be restarted by the front end.
     pub(super) fn resume(&mut self, stopped: Vec<usize>) -> Result<(), ControlError> {
         for i in stopped {
             if self.rings[i].broken.is_some() {
@@ -210,7 +211,7 @@ impl Session {
         Ok(())
     }
 
-    /// Starts every virtqueue that has become complete.
+    /// Starts every virtqueue whose configuration has become complete.
     pub(super) fn start_rings(&mut self) -> Result<(), ControlError> {
         let mut result = Ok(());
         for i in 0..self.rings.len() {

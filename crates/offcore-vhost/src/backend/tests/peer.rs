@@ -1,4 +1,4 @@
-//! The front end of the tests.
+//! The front end used in the tests.
 
 use super::*;
 
@@ -23,7 +23,7 @@ impl Peer {
         peer
     }
 
-    /// The reply; `None` when the connection was closed instead.
+    /// Sends a request and returns the reply; `None` if the connection was closed instead.
     pub(super) fn ask(&mut self, request: Request<BorrowedFd<'_>>) -> Option<Reply<PassedFd>> {
         let code = request.code();
         self.connection.send_request(request, true).unwrap();
@@ -31,12 +31,12 @@ impl Peer {
         Some(received.expect("a reply within time").reply(code).unwrap())
     }
 
-    /// Asks for what is answered by 0.
+    /// Sends a request that is expected to succeed with reply 0.
     pub(super) fn done(&mut self, request: Request<BorrowedFd<'_>>) {
         assert!(matches!(self.ask(request), Some(Reply::Value(0))));
     }
 
-    /// Its memory is another one from now on.
+    /// Replaces its memory by a new file.
     pub(super) fn other_table(&mut self) -> Option<Reply<PassedFd>> {
         self.fd = Mapping::memfd("other", self.region.size as usize, Hugepages::None).unwrap().1;
         self.table()

@@ -37,7 +37,7 @@ fn written(options: &TcpOptions) -> Vec<u8> {
 
 const TS: Timestamps = Timestamps { value: 0x0102_0304, echo: 0x0506_0708 };
 
-/// As `tcpdump -x` shows a connection between two Linux hosts.
+/// The bytes that `tcpdump -x` shows for a connection between two Linux hosts.
 #[test]
 fn layouts_are_linuxs() {
     let syn = TcpOptions {
@@ -54,7 +54,7 @@ fn layouts_are_linuxs() {
     assert_eq!(written(&syn), bytes);
     assert_eq!(parse(&bytes), syn);
 
-    // net.ipv4.tcp_timestamps=0
+    // With `net.ipv4.tcp_timestamps=0`.
     let syn = TcpOptions { timestamps: None, ..syn };
     let bytes = [0x02, 0x04, 0x05, 0xb4, 0x01, 0x01, 0x04, 0x02, 0x01, 0x03, 0x03, 0x07];
     assert_eq!(written(&syn), bytes);
@@ -73,7 +73,7 @@ fn layouts_are_linuxs() {
     assert!(written(&TcpOptions::default()).is_empty());
 }
 
-/// macOS and Windows have other orders.
+/// macOS and Windows use other orders.
 #[test]
 fn other_orders_are_read() {
     let macos = [2, 4, 5, 0xb4, 1, 3, 3, 6, 1, 1, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 4, 2, 0, 0];
@@ -109,7 +109,8 @@ fn lengths_that_lie_end_the_options() {
 #[test]
 fn what_is_not_known_is_skipped() {
     let expected = TcpOptions { window_scale: Some(7), ..TcpOptions::default() };
-    // Fast Open, one without a value, MD5, and known kinds of other lengths: MSS, SACK permitted, SACK, timestamps.
+    // Fast Open, an option without a value, MD5, and known options with wrong lengths: MSS, SACK permitted, SACK,
+    // timestamps.
     for skipped in [
         &[34, 6, 1, 2, 3, 4][..],
         &[253, 2],
@@ -140,7 +141,7 @@ fn blocks_without_room_are_left_out_from_the_last() {
     (options.mss, options.window_scale, options.sack_permitted) = (Some(1460), Some(1), true);
     assert_eq!(written(&options).len(), 40);
     assert_eq!(parse(&written(&options)).sack[..], options.sack[..2]);
-    // A block more than a header has room for, from a slice that is no header's.
+    // This slice has one block more than fits into a header.
     let many = [&[5, 42][..], &[7; 40]].concat();
     assert_eq!(parse(&many).sack.len(), 4);
 }
@@ -155,7 +156,7 @@ proptest! {
         let mut expected = options.clone();
         expected.sack.truncate(read.sack.len());
         prop_assert_eq!(&read, &expected);
-        // A block that is left out would not have had room.
+        // An omitted block would not have fitted.
         let all_there = read.sack.len() == options.sack.len();
         prop_assert!(all_there || bytes.len() + 8 > MAX_OPTIONS_LEN);
         for len in 0..bytes.len() {
@@ -208,7 +209,7 @@ proptest! {
         }
     }
 
-    /// Kinds and lengths near the known ones, so that walks go on.
+    /// Generates kinds and lengths near the known ones, so that parsing continues.
     #[test]
     fn any_bytes_are_read(bytes in prop::collection::vec(prop_oneof![0..12u8, any::<u8>()], 0..80)) {
         let read = parse(&bytes);

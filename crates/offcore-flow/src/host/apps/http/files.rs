@@ -1,5 +1,5 @@
-//! The directory whose files are served. The kernel keeps every name inside of it (openat2(2), `RESOLVE_BENEATH`), symbolic
-//! links too.
+//! The directory whose files are served. The kernel confines all lookups to it (openat2(2), `RESOLVE_BENEATH`),
+//! including symbolic links.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,12 +13,12 @@ use super::response::Entity;
 use super::status::Status;
 use super::target::Target;
 
-/// From this length on the kernel is told that a file is read from its beginning to its end.
+/// Minimum length of files for which the kernel is told that they are read sequentially.
 const LONG: u64 = 256 << 10;
-/// How often a name is looked up again that somebody was renaming meanwhile.
+/// Number of lookups of a name that is being renamed concurrently.
 const TRIES: usize = 3;
 
-/// The directory.
+/// The served directory.
 #[derive(Debug)]
 pub struct Root(OwnedFd);
 
@@ -30,7 +30,7 @@ pub struct Found {
     pub entity: Entity,
 }
 
-/// What a file is found by again, and what tells that it is the same one and was not changed.
+/// The name of a file for reopening it, and the properties that show that it is the same unmodified file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     path: Vec<u8>,
@@ -47,11 +47,11 @@ impl Name {
     }
 }
 
-/// Why there is none.
+/// The reason why a target names no file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
     Because(Status),
-    /// It is a directory, whose name needs a slash for its links to work.
+    /// The target is a directory. Its name needs a trailing slash, so that relative links work.
     Slash,
 }
 
@@ -59,7 +59,8 @@ impl Root {
     /// Opens the directory.
     ///
     /// # Errors
-    /// The system's, when it is none, or when the kernel has no openat2 (Linux 5.6).
+    /// Returns the error of the system if `path` is not a directory, or if the kernel has no openat2 (before Linux
+    /// 5.6).
     pub fn open(path: &Path) -> io::Result<Self> {
         let with_path = |error: Errno| {
             let error = io::Error::from(error);
@@ -72,7 +73,7 @@ impl Root {
     }
 
     fn lookup(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
-        // A FIFO must not hold the worker up.
+        // A FIFO must not block the worker.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let mut last = Errno::AGAIN;
@@ -85,10 +86,10 @@ impl Root {
         Err(last)
     }
 
-    /// Opens what a target names; a directory is its `index.html`.
+    /// Opens the file that a target names. A directory stands for its `index.html`.
     ///
     /// # Errors
-    /// Why it cannot be sent.
+    /// Returns the reason why no file can be sent.
     pub fn find(&self, target: &Target) -> Result<Found, Missing> {
         let mut path = target.path.clone();
         if target.directory {
@@ -110,8 +111,8 @@ impl Root {
         Ok(Found { file, entity, name: Name::new(path, &stat) })
     }
 
-    /// Opens a file again, of which a part was sent; nothing when it is another one, or was changed: what is left of it would
-    /// not fit what was sent.
+    /// Reopens a file that was sent in part. Returns `None` if it was replaced or modified, because the rest would not
+    /// match the part that was sent.
     pub fn find_again(&self, name: &Name) -> Option<OwnedFd> {
         let file = self.lookup(&name.path).ok()?;
         let stat = fs::fstat(&file).ok()?;
@@ -122,7 +123,7 @@ impl Root {
 
 fn read_ahead(file: &OwnedFd, len: u64) {
     if len >= LONG {
-        // It is faster if the kernel does so, and right if not.
+        // The advice improves performance only, so errors are ignored.
         let _ = fs::fadvise(file, 0, None, Advice::Sequential);
     }
 }
@@ -150,7 +151,7 @@ fn status_of(error: Errno) -> Status {
     }
 }
 
-/// What a file is, by the suffix of its name.
+/// Derives the content type from the suffix of a file name.
 pub fn content_type(path: &[u8]) -> &'static str {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let suffix = name.iter().rposition(|byte| *byte == b'.').map_or(&b""[..], |dot| &name[dot + 1..]);

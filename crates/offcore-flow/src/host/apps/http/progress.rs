@@ -1,25 +1,26 @@
-//! Whether a peer takes an answer: that is what it acknowledges, not what is in the memory that it is sent from.
+//! Tracks whether a peer receives an answer. Progress is measured by acknowledgements, not by the memory that the
+//! answer occupies.
 
 use super::timeouts::Timeouts;
 
-/// How a peer gets on with answers.
+/// The progress of a peer in receiving answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
-    /// Bytes acknowledged, and the time, at the last look.
+    /// Number of acknowledged bytes, and the time, at the last check.
     acknowledged: u64,
     looked: u64,
-    /// Microseconds that the peer has taken longer than a slow one may.
+    /// The delay of the peer relative to the slowest permitted peer, in microseconds.
     late: u64,
 }
 
 impl Progress {
-    /// Of an answer that begins behind what is `acknowledged`.
+    /// Starts the measurement of an answer that begins after `acknowledged` bytes.
     pub(super) fn new(now: u64, acknowledged: u64) -> Self {
         Self { acknowledged, looked: now, late: 0 }
     }
 
-    /// Whether the peer takes too little. To be asked now and then.
-    /// `unacknowledged` is the number of bytes that it has still to take.
+    /// Whether the peer receives too slowly. Must be called periodically. `unacknowledged` is the number of bytes that
+    /// the peer has not acknowledged yet.
     pub(super) fn is_stalled(
         &mut self,
         now: u64,
@@ -38,7 +39,7 @@ impl Progress {
 mod tests {
     use super::*;
 
-    /// The second in which a peer is given up that takes `bytes` every `seconds`.
+    /// Returns the second in which a peer that receives `bytes` every `seconds` is given up.
     fn given_up(bytes: u64, seconds: u64) -> Option<u64> {
         let mut progress = Progress::new(0, 0);
         (1..1000).find(|second| {

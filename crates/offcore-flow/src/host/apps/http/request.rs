@@ -1,17 +1,17 @@
-//! What a request says (RFC 9110 and 9112), strictly where leniency lets requests be smuggled past somebody else.
+//! Parses requests (RFC 9110 and 9112). The parser is strict where leniency would allow request smuggling.
 
 use std::str;
 
 use super::status::Status;
 use super::target::Target;
 
-/// Header fields of a request, at most.
+/// Maximum number of header fields in a request.
 const FIELDS: usize = 64;
 
 /// A request for a file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// HEAD: the answer has no content.
+    /// The method is HEAD: the answer has no content.
     pub head_only: bool,
     pub target: Target,
     pub session: Session,
@@ -22,7 +22,7 @@ pub struct Request<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
     pub keep_alive: bool,
-    /// HTTP/1.0, whose clients are told that the connection stays.
+    /// The version is HTTP/1.0, for which an answer states that the connection stays open.
     pub old: bool,
 }
 
@@ -31,8 +31,8 @@ impl Session {
     pub const LAST: Self = Self { keep_alive: false, old: false };
 }
 
-/// Fields that make an answer depend on the file (RFC 9110, 13 and 14). A field that is there twice is one that matches
-/// nothing: the whole file is always right.
+/// Fields that make an answer depend on the file (RFC 9110, 13 and 14). A repeated field counts as a field that never
+/// matches, because sending the whole file is always correct.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Conditions<'a> {
     pub if_match: Option<&'a str>,
@@ -43,7 +43,7 @@ pub struct Conditions<'a> {
     pub range: Option<&'a str>,
 }
 
-/// A request that is not carried out.
+/// The answer to a request that is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub status: Status,
@@ -52,13 +52,14 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// One after which nobody knows where the next request begins.
+    /// A refusal after which the start of the next request is unknown.
     pub fn last(status: Status) -> Self {
         Self { status, head_only: false, session: Session::LAST }
     }
 }
 
-/// Where the head of a request ends that begins `bytes`: behind its empty line. The first `seen` bytes were looked at before.
+/// Returns the length of the head that `bytes` begins with, including its empty line. The first `seen` bytes were
+/// searched before.
 pub fn end_of_head(bytes: &[u8], seen: usize) -> Option<usize> {
     let from = seen.saturating_sub(2);
     let mut ends = bytes[from..].iter().enumerate().filter(|(_, byte)| **byte == b'\n');
@@ -69,15 +70,16 @@ pub fn end_of_head(bytes: &[u8], seen: usize) -> Option<usize> {
     })
 }
 
-/// How to refuse a head that is longer than [`HEAD_LIMIT`](super::session::HEAD_LIMIT) bytes and begins with `bytes`.
+/// Returns the refusal for a head that is longer than [`HEAD_LIMIT`](super::session::HEAD_LIMIT) bytes and begins with
+/// `bytes`.
 pub fn too_long(bytes: &[u8]) -> Refusal {
     Refusal::last(if bytes.contains(&b'\n') { Status::HeadersTooLarge } else { Status::UriTooLong })
 }
 
-/// Reads the whole head of a request, with its empty line.
+/// Parses the whole head of a request, including its empty line.
 ///
 /// # Errors
-/// How to refuse it.
+/// Returns the refusal of an invalid or unsupported request.
 pub fn parse(head: &[u8]) -> Result<Request<'_>, Refusal> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS];
     let mut parsed = httparse::Request::new(&mut fields);
@@ -104,7 +106,7 @@ pub fn parse(head: &[u8]) -> Result<Request<'_>, Refusal> {
     Ok(Request { head_only, target, session: seen.session, conditions: seen.conditions })
 }
 
-/// What to answer to bytes that the parser does not take.
+/// Returns the status for bytes that the parser rejects.
 fn unreadable(error: httparse::Error, head: &[u8]) -> Status {
     match error {
         httparse::Error::TooManyHeaders => Status::HeadersTooLarge,
@@ -113,7 +115,7 @@ fn unreadable(error: httparse::Error, head: &[u8]) -> Status {
     }
 }
 
-/// Whether the first line ends as one does that names a version of HTTP.
+/// Whether the first line ends with a version of HTTP.
 fn names_version(head: &[u8]) -> bool {
     let line =
         head.split(|byte| *byte == b'\n').find(|line| !line.trim_ascii().is_empty()).unwrap_or_default();
@@ -122,10 +124,10 @@ fn names_version(head: &[u8]) -> bool {
         if major.is_ascii_digit() && minor.is_ascii_digit())
 }
 
-/// What the fields of a request say.
+/// The relevant header fields of a request.
 struct Seen<'a> {
     session: Session,
-    /// Content follows the head. It is not read: the connection is closed.
+    /// Content follows the head. It is not read, and the connection is closed.
     has_body: bool,
     conditions: Conditions<'a>,
 }
@@ -136,7 +138,7 @@ impl<'a> Seen<'a> {
         let (mut length, mut coded) = (None, false);
         let mut conditions = Conditions::default();
         for field in fields {
-            // What is not ASCII is none of the fields' that matter here.
+            // None of the relevant fields may contain other than ASCII characters.
             let value = str::from_utf8(field.value).unwrap_or("\u{fffd}").trim_matches([' ', '\t']);
             let is = |name: &str| field.name.eq_ignore_ascii_case(name);
             if is("host") {
@@ -158,7 +160,7 @@ impl<'a> Seen<'a> {
                 conditions.note(field.name, value);
             }
         }
-        // RFC 9112, 3.2 and 6.1: either may be meant to have two servers see two different requests.
+        // RFC 9112, 3.2 and 6.1: such a request may be an attempt to make two servers see different requests.
         if hosts > 1 || hosts == 0 && !old || coded && (old || length.is_some()) {
             return Err(Status::BadRequest);
         }
@@ -183,12 +185,12 @@ impl<'a> Conditions<'a> {
     }
 }
 
-/// A number of digits alone: no sign, no space.
+/// Parses a number that consists of digits only, without sign and space.
 pub(super) fn digits(text: &str) -> Option<u64> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok())?
 }
 
-/// A host may be empty; it has none of the characters that end it elsewhere.
+/// Checks the characters of a host. An empty host is valid.
 fn check_host(host: &str) -> Result<(), Status> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(&byte);
     if host.bytes().all(fits) { Ok(()) } else { Err(Status::BadRequest) }

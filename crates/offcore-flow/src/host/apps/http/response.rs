@@ -1,4 +1,4 @@
-//! The head of an answer (RFC 9110), and which bytes of the file follow it.
+//! The head of an answer (RFC 9110), and the selection of the bytes that follow it.
 
 use std::io::Write;
 use std::ops::Range;
@@ -7,19 +7,19 @@ use std::time::{Duration, SystemTime};
 use super::request::{Conditions, Refusal, Request, digits};
 use super::status::Status;
 
-/// A file as answers describe it.
+/// The properties of a file in answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entity {
     /// Length in bytes.
     pub len: u64,
-    /// A strong validator, with its quotes.
+    /// A strong validator, including its quotes.
     pub etag: String,
-    /// When the file was changed last.
+    /// When the file was last modified.
     pub modified: SystemTime,
     pub content_type: &'static str,
 }
 
-/// Appends the head of the answer to a request for a file that is there. Returns the bytes of the file that follow.
+/// Appends the head of the answer to a request for an existing file. Returns the range of the file that follows.
 pub fn answer(request: &Request<'_>, entity: &Entity, date: SystemTime, to: &mut Vec<u8>) -> Range<u64> {
     let (status, range) = select(&request.conditions, request.head_only, entity);
     let mut head = Head::begin(status, date, to);
@@ -46,13 +46,13 @@ pub fn answer(request: &Request<'_>, entity: &Entity, date: SystemTime, to: &mut
     }
     head.field("Accept-Ranges", format_args!("bytes"));
     head.field("ETag", format_args!("{}", entity.etag));
-    // A date after the answer's own would be no date of the past (RFC 9110, 8.8.2.1).
+    // The field must not be later than the date of the answer (RFC 9110, 8.8.2.1).
     head.field("Last-Modified", format_args!("{}", http_date(entity.modified.min(date))));
     head.end(request.session, None, request.head_only);
     if request.head_only || status == Status::NotModified { 0..0 } else { range }
 }
 
-/// Appends a whole answer that says why there is no file in it.
+/// Appends a complete answer with an error status.
 pub fn refuse(refusal: Refusal, date: SystemTime, to: &mut Vec<u8>) {
     let mut head = Head::begin(refusal.status, date, to);
     if refusal.status == Status::MethodNotAllowed {
@@ -61,7 +61,7 @@ pub fn refuse(refusal: Refusal, date: SystemTime, to: &mut Vec<u8>) {
     head.end(refusal.session, Some(refusal.status), refusal.head_only);
 }
 
-/// Appends a whole answer that sends the client to another place on this server.
+/// Appends a complete answer that redirects the client to another location on this server.
 pub fn redirect(request: &Request<'_>, location: &str, date: SystemTime, to: &mut Vec<u8>) {
     let status = Status::MovedPermanently;
     let mut head = Head::begin(status, date, to);
@@ -81,7 +81,7 @@ impl<'a> Head<'a> {
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        // A vector takes everything.
+        // Writing to a vector never fails.
         let _ = write!(self.0, "{line}\r\n");
     }
 
@@ -89,7 +89,7 @@ impl<'a> Head<'a> {
         self.line(format_args!("{name}: {value}"));
     }
 
-    /// Ends the head; behind it comes the text of a status, where there is one.
+    /// Ends the head, and appends the text of a status, if any.
     fn end(&mut self, session: super::request::Session, text: Option<Status>, head_only: bool) {
         let text = text.map(|status| format!("{} {}\n", status.code(), status.reason()));
         if let Some(text) = &text {
@@ -108,7 +108,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// What the conditions make of a request (RFC 9110, 13.2.2), and the bytes to send.
+/// Evaluates the conditions of a request (RFC 9110, 13.2.2). Returns the status and the bytes to send.
 fn select(conditions: &Conditions<'_>, head_only: bool, entity: &Entity) -> (Status, Range<u64>) {
     let whole = 0..entity.len;
     let modified = seconds(entity.modified);
@@ -129,7 +129,7 @@ fn select(conditions: &Conditions<'_>, head_only: bool, entity: &Entity) -> (Sta
     if unchanged {
         return (Status::NotModified, 0..0);
     }
-    // A date in If-Range is never precise enough here; the whole file is right then.
+    // A date in If-Range is never precise enough, so the whole file is sent.
     let same = conditions.if_range.is_none_or(|tag| tag == entity.etag);
     match conditions.range.filter(|_| same && !head_only).map(|range| one_range(range, entity.len)) {
         None | Some(Asked::Whole) => (Status::Ok, whole),
@@ -138,7 +138,7 @@ fn select(conditions: &Conditions<'_>, head_only: bool, entity: &Entity) -> (Sta
     }
 }
 
-/// Whether a list of entity tags has this one, or any. Weak tags count only where `weak` ones do.
+/// Whether a list of entity tags contains this tag, or is `*`. Weak tags match only if `weak` is set.
 fn lists(tags: &str, etag: &str, weak: bool) -> bool {
     tags == "*"
         || tags.split(',').map(str::trim).any(|tag| {
@@ -153,7 +153,7 @@ enum Asked {
     Part(Range<u64>),
 }
 
-/// Which bytes a Range field asks for (RFC 9110, 14.1.2). Several ranges, and what is no range, are as if not there.
+/// Parses a Range field (RFC 9110, 14.1.2). Multiple ranges and invalid ones are ignored.
 fn one_range(field: &str, len: u64) -> Asked {
     let Some((unit, set)) = field.split_once('=') else { return Asked::Whole };
     if !unit.eq_ignore_ascii_case("bytes") {
@@ -169,12 +169,12 @@ fn one_range(field: &str, len: u64) -> Asked {
     if part.start < part.end { Asked::Part(part) } else { Asked::Nothing }
 }
 
-/// Seconds since 1970: dates of HTTP have no smaller parts.
+/// Seconds since 1970. Dates in HTTP have no fractions of seconds.
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// A date as headers have it. They have years of four digits: what is later is written as the last of those.
+/// Converts a time to an HTTP date. Its year has four digits, so later times become the last such date.
 fn http_date(time: SystemTime) -> httpdate::HttpDate {
     const LAST: u64 = 253_402_300_799;
     httpdate::HttpDate::from(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds(time).min(LAST)))

@@ -1,4 +1,4 @@
-//! One connection: a request is read, answered, and only then is the next one looked at.
+//! One connection: requests are read and answered one after the other.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,56 +16,58 @@ use super::status::Status;
 use super::timeouts::{Source, Timeouts};
 use crate::host::Calls;
 
-/// Bytes of a request's head, at most.
+/// Maximum length of a request's head in bytes.
 pub const HEAD_LIMIT: usize = 8 << 10;
-/// Bytes of a file that one connection reads in a row, at most.
+/// Maximum number of bytes of a file that one connection reads in a turn.
 const QUANTUM: usize = 64 << 10;
-/// What a request counts as in bytes of a round: opening a file takes about as long as reading so much of it.
+/// The cost of a request in the byte budget of a round. Opening a file takes about as long as reading this number of
+/// bytes.
 const REQUEST_COST: usize = 8 << 10;
-/// How long what the peer still sends is read after the last answer: closed at once, a reset would overtake the answer. In microseconds.
+/// How long data of the peer is still read after the last answer, in microseconds. After an immediate close, a reset
+/// would overtake the answer.
 const LINGER: u64 = 2_000_000;
 
-/// What is to become of a connection.
+/// The next step of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Nothing, until something happens.
+    /// Wait for an event.
     Wait,
-    /// It has had its share: its turn comes again.
+    /// The turn is used up, and the connection is queued again.
     Again,
-    /// It ends.
+    /// Close the connection.
     Close,
-    /// It ends at once, in the middle of an answer.
+    /// Reset the connection, in the middle of an answer.
     Abort,
 }
 
-/// What it is doing.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Requests,
-    /// An answer is sent; behind it come more requests or none.
+    /// An answer is being sent. `keep_alive`: more requests may follow it.
     Answers {
         keep_alive: bool,
     },
     Lingers,
 }
 
-/// A part of a file that is to be sent.
+/// The rest of a file that is being sent.
 #[derive(Debug)]
 struct Body {
-    /// It is opened again by its name when others needed the descriptor.
+    /// `None` while the descriptor was needed by others. The file is then reopened by its name.
     file: Option<OwnedFd>,
     name: Name,
     range: Range<u64>,
 }
 
-/// What has become of a look for a request.
+/// The result of a search for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Looked {
-    /// Its answer has begun.
+    /// A request was found, and its answer has begun.
     Found,
-    /// It is not there as a whole.
+    /// The request is incomplete.
     Missing,
-    /// There is more to look through.
+    /// The search continues in the next turn.
     Unfinished,
 }
 
@@ -76,25 +78,25 @@ pub(super) struct Session {
     reader: Reader,
     writer: Writer,
     phase: Phase,
-    /// Bytes of a request that are known not to end it.
+    /// Number of bytes of an incomplete request that were already searched for its end.
     scanned: usize,
-    /// The head of the answer and how much of it is written.
+    /// The head of the answer, and the number of bytes already written.
     head: Vec<u8>,
     head_done: usize,
-    /// What of which file follows it.
+    /// The part of a file that follows the head.
     body: Option<Body>,
-    /// How the peer takes answers.
+    /// The progress of the peer in receiving answers.
     progress: Progress,
-    /// The peer sends no more.
+    /// The peer has ended its stream.
     pub ended: bool,
-    /// It is among those whose turn comes.
+    /// The connection is in the queue.
     pub queued: bool,
-    /// Start of the time that its phase may take, in microseconds.
+    /// Start of the current time limit, in microseconds.
     since: u64,
 }
 
 impl Session {
-    /// Of a connection that was accepted.
+    /// Creates the session of an accepted connection.
     pub(super) fn new(conn: ConnId, calls: &mut Calls<'_>) -> Option<Self> {
         let memory = calls.stack.memory(AppId::OWN);
         let slot = calls.stack.slot(conn)?;
@@ -119,7 +121,7 @@ impl Session {
         })
     }
 
-    /// Does what can be done, for a quantum at most; takes what it has done off `budget`.
+    /// Serves the connection, up to a quantum of work. Deducts the work from `budget`.
     pub(super) fn serve(
         &mut self,
         root: &Root,
@@ -173,24 +175,24 @@ impl Session {
         }
     }
 
-    /// Nothing is sent any more but what is written; whether the connection is still there.
+    /// Ends the stream after the data that is already written. Returns whether the connection still exists.
     fn shutdown(&mut self, calls: &mut Calls<'_>) -> bool {
         (self.phase, self.since) = (Phase::Lingers, calls.now);
         calls.stack.shutdown(calls.now, self.conn, calls.out).is_ok()
     }
 
-    /// Neither side has anything to say. Let go of before that, a connection would send the rest for as long as the peer
-    /// likes.
+    /// Whether both directions are complete. If the connection were closed earlier, the stack would continue to send
+    /// the rest for as long as the peer delays it.
     fn is_over(&self) -> bool {
         self.ended && self.writer.unacknowledged() == 0
     }
 
-    /// Whether it has a file open.
+    /// Whether the session has an open file.
     pub(super) fn holds_file(&self) -> bool {
         self.body.as_ref().is_some_and(|body| body.file.is_some())
     }
 
-    /// Closes its file until its turn comes again.
+    /// Closes the session's file until its next turn.
     pub(super) fn let_go_of_file(&mut self) {
         if let Some(body) = &mut self.body {
             body.file = None;
@@ -203,12 +205,12 @@ impl Session {
         if answers || self.writer.unacknowledged() > 0 {
             let (acknowledged, left) = (self.writer.acknowledged(), self.writer.unacknowledged() as u64);
             if left == 0 {
-                // The answer waits for this server, not for its peer.
+                // The server is late, not the peer.
                 self.progress = Progress::new(calls.now, acknowledged);
             } else if self.progress.is_stalled(calls.now, (acknowledged, left), timeouts) {
                 return Next::Abort;
             }
-            // The other times begin when the peer has the answer.
+            // The other time limits begin when the peer has received the answer.
             match self.phase {
                 Phase::Answers { .. } => return Next::Wait,
                 Phase::Requests if self.scanned > 0 => {}
@@ -222,10 +224,10 @@ impl Session {
         };
         match self.phase {
             Phase::Lingers if self.is_over() => Next::Close,
-            // The request waits for this server.
+            // The server is late with the request.
             Phase::Requests if self.queued && self.reader.available() > self.scanned => Next::Wait,
             _ if self.since + limit > calls.now => Next::Wait,
-            // An answer and an orderly end would take memory, for as long as the peer likes.
+            // An answer and an orderly close would occupy memory for as long as the peer delays them.
             _ if timeouts.aborts => Next::Abort,
             Phase::Requests if self.reader.available() > 0 => {
                 self.refuse(Refusal::last(Status::RequestTimeout), calls.now);
@@ -235,7 +237,7 @@ impl Session {
         }
     }
 
-    /// Reads a request, if it is there as a whole, and begins its answer.
+    /// Reads a request if it is complete, and begins its answer.
     fn next_request(
         &mut self,
         root: &Root,
@@ -271,19 +273,20 @@ impl Session {
             Err(refusal) => self.refuse(refusal, calls.now),
         }
         self.scanned = 0;
-        // A connection that is gone is seen when its answer is written.
+        // If the connection is gone, the write of the answer fails.
         self.consume(end, calls);
         Looked::Found
     }
 
-    /// Empty lines before a request are not part of it (RFC 9112, 2.2). Whether anything else is there.
+    /// Skips empty lines before a request, which are not part of it (RFC 9112, 2.2). Returns whether other data
+    /// follows.
     fn skip_empty_lines(
         &mut self,
         scratch: &mut [u8; HEAD_LIMIT],
         calls: &mut Calls<'_>,
         quantum: &mut usize,
     ) -> Looked {
-        // Nearly always there is none.
+        // Empty lines are rare.
         let mut most = 4;
         while *quantum > 0 {
             let len = self.reader.peek(&mut scratch[..most]);
@@ -335,7 +338,7 @@ impl Session {
         }
     }
 
-    /// Writes the answer, up to `quantum` bytes of it; nothing when it is written.
+    /// Writes up to `quantum` bytes of the answer. Returns `None` when the answer is complete.
     fn send(&mut self, root: &Root, calls: &mut Calls<'_>, quantum: &mut usize) -> Option<Next> {
         loop {
             let head = self.writer.write(&self.head[self.head_done..]);
@@ -350,7 +353,8 @@ impl Session {
                     *quantum = quantum.saturating_sub(REQUEST_COST);
                 }
                 let left = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-                // A file that cannot be read, is another one, or is shorter than it was: the answer's length was a lie.
+                // If the file cannot be read, was replaced, or has become shorter, the announced length of the answer
+                // is wrong.
                 let Some(file) = file else { return Some(Next::Abort) };
                 let read = self.writer.write_from(file.as_fd(), range.start, left.min(*quantum));
                 let Ok(read) = read else { return Some(Next::Abort) };
@@ -377,7 +381,7 @@ impl Session {
         }
     }
 
-    /// Gives bytes back that were read; whether the connection is still there.
+    /// Releases `len` bytes that were read. Returns whether the connection still exists.
     fn consume(&mut self, len: usize, calls: &mut Calls<'_>) -> bool {
         self.reader.consume(len);
         len == 0 || calls.stack.consumed(calls.now, self.conn, calls.out).is_ok()

@@ -1,6 +1,6 @@
 //! Status codes (RFC 9110, 15) that the server sends.
 
-/// How a request ends.
+/// The status of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Status {

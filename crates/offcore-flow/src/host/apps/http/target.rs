@@ -1,4 +1,4 @@
-//! What a request's target names (RFC 9112, 3.2): a path below the server's directory.
+//! The target of a request (RFC 9112, 3.2): a path below the server's directory.
 
 use super::status::Status;
 
@@ -15,7 +15,8 @@ impl Target {
     /// Reads a target in origin form or absolute form.
     ///
     /// # Errors
-    /// [`Status::BadRequest`] for what is no target; [`Status::NotFound`] for one that names no file here.
+    /// [`Status::BadRequest`] for an invalid target; [`Status::NotFound`] for a target that cannot name a file of the
+    /// server.
     pub fn parse(target: &str) -> Result<Self, Status> {
         let target = origin_form(target).ok_or(Status::BadRequest)?;
         let path = target.split_once('?').map_or(target, |(path, _)| path);
@@ -35,7 +36,7 @@ impl Target {
             let start = this.path.len();
             decode(part, &mut this.path)?;
             let name = &this.path[start..];
-            // A slash that was encoded is part of a name, and no file has such a name.
+            // An encoded slash would be part of a name, and no file has such a name.
             if matches!(name, b"" | b"." | b"..") || name.contains(&b'/') {
                 return Err(Status::NotFound);
             }
@@ -43,7 +44,7 @@ impl Target {
         Ok(this)
     }
 
-    /// The path, encoded anew, with a slash at the end.
+    /// Returns the encoded path with a slash at the end.
     pub fn with_slash(&self) -> String {
         let mut text = String::from("/");
         for &byte in &self.path {
@@ -58,7 +59,7 @@ impl Target {
     }
 }
 
-/// The path and query of a target. The host of an absolute form is not looked at: there is one site.
+/// Returns the path and query of a target. The host of an absolute form is ignored: the server has one site.
 fn origin_form(target: &str) -> Option<&str> {
     if target.starts_with('/') {
         return Some(target);

@@ -22,7 +22,7 @@ fn entity() -> Entity {
     Entity { len: 1000, etag: "\"tag\"".into(), modified, content_type: "text/plain" }
 }
 
-/// What is answered to a request for a file of 1000 bytes.
+/// Returns the answer to a request for a file of 1000 bytes.
 fn respond(request: &str) -> (String, Range<u64>) {
     let date = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     let (mut to, mut body) = (Vec::new(), 0..0);
@@ -33,7 +33,7 @@ fn respond(request: &str) -> (String, Range<u64>) {
     (String::from_utf8(to).unwrap(), body)
 }
 
-/// The status of the answer, and whether the connection stays.
+/// Returns the status of the answer, and whether the connection stays open.
 fn status(request: &str) -> (u16, bool) {
     let (head, _) = respond(request);
     let code = head.strip_prefix("HTTP/1.1 ").unwrap()[..3].parse().unwrap();
@@ -152,7 +152,7 @@ fn conditions() {
     }
 }
 
-/// What is refused, how, and whether the connection can stay.
+/// Refused requests, their status, and whether the connection can stay open.
 #[test]
 fn refusals() {
     for (request, expected) in [
@@ -190,7 +190,7 @@ fn refusals() {
     assert!(head.contains("Content-Length: 14\r\n") && head.ends_with("\r\n\r\n"), "{head}");
 }
 
-/// Nobody can have the bytes of a body taken for a request.
+/// The bytes of a body must never be taken for a request.
 #[test]
 fn bodies_end_the_connection() {
     for (fields, expected) in [
@@ -225,7 +225,7 @@ fn heads_end_with_an_empty_line() {
         ("", None),
     ] {
         assert_eq!(end_of_head(bytes.as_bytes(), 0), end, "{bytes:?}");
-        // The same when the bytes come one by one.
+        // The result is the same if the bytes arrive one by one.
         let found = (0..bytes.len()).find_map(|seen| end_of_head(&bytes.as_bytes()[..=seen], seen));
         assert_eq!(found, end, "{bytes:?}");
     }
@@ -300,7 +300,7 @@ fn content_types_go_by_suffix() {
     }
 }
 
-/// A directory of this test, with a secret beside it.
+/// A temporary directory with a secret file outside of the served one.
 struct Site(PathBuf);
 
 impl Site {
@@ -353,7 +353,7 @@ fn files_are_found_inside_of_the_directory_only() {
     ] {
         assert_eq!(find(target), missing(Status::NotFound), "{target}");
     }
-    // Whatever the parser of targets lets through, the kernel does not.
+    // The kernel confines lookups even if the parser accepts a path.
     let up = Target { path: b"../secret".to_vec(), directory: false };
     assert_eq!(root.find(&up).map(|found| found.entity.len), missing(Status::NotFound));
     assert_eq!(find(&format!("/{}", "a".repeat(5000))), missing(Status::NotFound));

@@ -1,29 +1,30 @@
-//! Time limits of a connection. They depend on free memory and on the share of the connection's source.
+//! Time limits of a connection. They depend on free memory and on the number of connections from the same source.
 //!
-//! Slow peers hold memory: unread parts of requests, and answers that are not acknowledged. While memory is scarce, slow connections
-//! end early. For the first two seconds only connections of sources with an unfair share end, then connections of all sources.
+//! Slow peers hold memory: unread parts of requests, and answers that are not acknowledged. While memory is scarce,
+//! slow connections end early. For the first two seconds only connections of sources with an unfair share end, then
+//! connections of all sources.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Connections that a source may have without holding an unfair share, and the part of all that it may have: 1/8.
+/// Number of connections that is never an unfair share, and the divisor for a fair share of all connections: 1/8.
 const FEW: usize = 64;
 const FAIR: usize = 8;
-/// Microseconds in which only unfair sources lose connections.
+/// Time in which only sources with an unfair share lose connections, in microseconds.
 const SPARED: u64 = 2_000_000;
-/// Seconds in which a peer takes all that is written to it, while memory is scarce.
+/// While memory is scarce: the time in which a peer must receive all written data, in seconds.
 const DRAIN: u64 = 10;
 
 /// Limits of a connection, in microseconds.
 #[derive(Debug)]
 pub(super) struct Timeouts {
-    /// Without progress of an answer.
+    /// Maximum time without progress of an answer.
     pub stalled: u64,
-    /// Bytes per second that a peer takes on average, at least. Single bytes do not keep an answer alive.
+    /// Minimum average rate of a peer in bytes per second. Single bytes do not keep an answer alive.
     slowest: u64,
-    /// Without a request.
+    /// Maximum time without a request.
     pub idle: u64,
-    /// From the first byte of a request to its last.
+    /// Maximum time from the first byte of a request to its last.
     pub request: u64,
     /// Memory is scarce: connections end without an answer.
     pub aborts: bool,
@@ -38,13 +39,13 @@ impl Timeouts {
     const UNFAIR: Self =
         Self { stalled: 1_000_000, slowest: 16_000, idle: 500_000, request: 500_000, aborts: true };
 
-    /// The least number of bytes per second for a peer that has not acknowledged `left` bytes.
+    /// The minimum rate in bytes per second for a peer that has not acknowledged `left` bytes.
     pub(super) fn slowest(&self, left: u64) -> u64 {
         if self.aborts { self.slowest.max(left / DRAIN) } else { self.slowest }
     }
 }
 
-/// Hosts that share an address, or the first 64 bits of one.
+/// Hosts with the same IPv4 address, or the same first 64 bits of an IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
     V4(Ipv4Addr),
@@ -68,7 +69,7 @@ impl From<IpAddr> for Source {
 pub(super) struct Sources {
     counts: HashMap<Source, usize>,
     all: usize,
-    /// Start of the present time of scarce memory.
+    /// When the current scarcity of memory began, in microseconds.
     scarce_since: Option<u64>,
 }
 
@@ -88,7 +89,7 @@ impl Sources {
         }
     }
 
-    /// Notes whether memory is scarce.
+    /// Records whether memory is scarce.
     pub(super) fn set_scarce(&mut self, now: u64, is_scarce: bool) {
         self.scarce_since = is_scarce.then(|| self.scarce_since.unwrap_or(now));
     }

@@ -10,9 +10,9 @@ use super::{Bbr, FULL_LOSSES, Flow, LEAST_SEGMENTS, is_too_high};
 const PROBE_RTT_LASTS: u64 = 200_000;
 /// BBR.Headroom, in percent.
 const HEADROOM: u64 = 15;
-/// Round trips of Drain at most (section 5.3.2).
+/// Maximum number of round trips in Drain (section 5.3.2).
 const DRAIN_ROUNDS: u64 = 3;
-/// Round trips between probes at most, so that Reno keeps its share (section 5.3.3.8).
+/// Maximum number of round trips between probes, so that Reno keeps its share (section 5.3.3.8).
 const RENO_ROUNDS: u64 = 63;
 /// Time between probes: two to three seconds.
 const WAIT: u64 = 2_000_000;
@@ -22,7 +22,7 @@ const RANDOM_WAIT: u64 = 1_000_000;
 pub(super) enum State {
     Startup,
     Drain,
-    /// ProbeBW_DOWN and so on.
+    /// ProbeBW_DOWN. The next three are ProbeBW_CRUISE, ProbeBW_REFILL and ProbeBW_UP.
     Down,
     Cruise,
     Refill,
@@ -60,7 +60,7 @@ impl State {
     }
 }
 
-/// BBR.ack_phase: the phase whose data ACKs report now.
+/// BBR.ack_phase: the phase whose data current ACKs report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Acks {
     #[default]
@@ -71,7 +71,7 @@ pub(super) enum Acks {
     Refilling,
 }
 
-/// The present cycle of ProbeBW, and ProbeRTT.
+/// The current cycle of ProbeBW, and ProbeRTT.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Phase {
     acks: Acks,
@@ -96,7 +96,7 @@ pub(super) struct Phase {
     round_done: bool,
 }
 
-/// State from before a loss, for a spurious one.
+/// State from before a loss, for restoration after a spurious one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Undo {
     pub(super) state: Option<State>,
@@ -246,7 +246,7 @@ impl Bbr {
         }
     }
 
-    /// AdaptLongTermModel. True where it has changed the state.
+    /// AdaptLongTermModel. Returns whether it has changed the state.
     fn adapt_long_term(&mut self, flow: &Flow, sample: &Sample, acked: u64) -> bool {
         if self.rounds.start && self.phase.acks == Acks::ProbeStarting {
             self.phase.acks = Acks::ProbeFeedback;

@@ -4,7 +4,7 @@ use super::rate::Sample;
 
 /// A bound that is not set.
 pub(super) const INFINITE: u64 = u64::MAX;
-/// The largest bandwidth in bytes per second: its product with a round-trip time fits 64 bits.
+/// Maximum bandwidth in bytes per second. Its product with a round-trip time fits 64 bits.
 const MOST_BW: u64 = 1 << 37;
 /// BBR.ProbeRTTInterval and BBR.MinRTTFilterLen.
 const PROBE_RTT_INTERVAL: u64 = 5_000_000;
@@ -12,7 +12,7 @@ const MIN_RTT_LASTS: u64 = 10_000_000;
 /// Round trips per slot of BBR.extra_acked_filter, which has two slots.
 const AGGREGATION_ROUNDS: u32 = 5;
 
-/// BBR.max_bw_filter: the largest delivery rate of the last cycle and of this one.
+/// BBR.max_bw_filter: the maximum delivery rates of the last and the current cycle.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MaxBw([u64; 2]);
 
@@ -25,7 +25,7 @@ impl MaxBw {
         self.0[1] = self.0[1].max(rate.min(MOST_BW));
     }
 
-    /// A cycle is over (section 5.5.6). One without a sample does not count.
+    /// Ends a cycle (section 5.5.6). A cycle without a sample does not count.
     pub(super) fn advance(&mut self) {
         if self.0[1] > 0 {
             self.0 = [self.0[1], 0];
@@ -33,7 +33,7 @@ impl MaxBw {
     }
 }
 
-/// Upper bounds of bandwidth and volume, which losses set.
+/// Upper bounds of bandwidth and volume, set after losses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     /// BBR.bw_shortterm, BBR.inflight_shortterm and BBR.inflight_longterm.
@@ -78,7 +78,7 @@ pub(super) struct Latest {
     pub(super) until: u64,
     /// BBR.loss_round_start.
     pub(super) round_start: bool,
-    /// Data was lost in this round, and how many times a loss was detected.
+    /// Whether data was lost in this round, and the number of detected losses.
     pub(super) lost: bool,
     pub(super) events: u8,
 }
@@ -157,7 +157,7 @@ impl FullPipe {
     }
 }
 
-/// The least round-trip time (section 5.3.4.3).
+/// The minimum round-trip time (section 5.3.4.3).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MinRtt {
     /// BBR.min_rtt; infinite before the first sample.
@@ -225,7 +225,7 @@ impl Aggregation {
     }
 }
 
-/// The volume that a bandwidth delivers in `time` microseconds.
+/// Returns the volume that a bandwidth delivers in `time` microseconds.
 pub(super) fn bytes_in(bw: u64, time: u64) -> u64 {
     bw.saturating_mul(time) / 1_000_000
 }

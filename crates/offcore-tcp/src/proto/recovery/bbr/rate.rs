@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// States per round trip, about. Segments that follow a state within this part of a round trip share it.
+/// Approximate number of states per round trip. Segments within this part of a round trip after a state share it.
 const PER_ROUND: u64 = 128;
 /// Lifetime of a state in round trips. Later ACKs give no sample.
 const ROUNDS: u64 = 8;
@@ -16,9 +16,9 @@ pub(super) struct Sent {
     delivered: u64,
     delivered_at: u64,
     first_sent: u64,
-    /// Bytes lost until then.
+    /// Bytes lost before the transmission.
     pub(super) lost: u64,
-    /// Bytes in flight, these included.
+    /// Bytes in flight, including the transmission.
     pub(super) inflight: u64,
     pub(super) app_limited: bool,
 }
@@ -26,7 +26,7 @@ pub(super) struct Sent {
 /// A rate sample.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
-    /// Bytes per second; 0 where the interval was too short.
+    /// Bytes per second; 0 if the interval was too short.
     pub(super) rate: u64,
     /// RS.delivered and RS.prior_delivered.
     pub(super) delivered: u64,
@@ -50,7 +50,7 @@ pub(super) struct Rate {
     first_sent: u64,
     /// Bytes lost so far: C.lost.
     pub(super) lost: u64,
-    /// Samples are limited by the application until this is delivered: C.app_limited.
+    /// Samples are application-limited until this amount is delivered: C.app_limited.
     app_limited: u64,
 }
 
@@ -84,14 +84,14 @@ impl Rate {
         });
     }
 
-    /// The state of data that was sent at `time`; none after its lifetime.
+    /// Returns the state of data that was sent at `time`, or `None` after its lifetime.
     pub(super) fn when_sent(&self, time: u64) -> Option<&Sent> {
         let next = self.sent.partition_point(|sent| sent.time <= time);
         self.sent.get(next.checked_sub(1)?)
     }
 
-    /// Takes an ACK that delivers `bytes`. `newest`: the send time of the newest segment, none if a newer one was delivered
-    /// before. `least`: the least round-trip time.
+    /// Processes an ACK that delivers `bytes`. `newest`: the send time of the newest segment, or `None` if a newer one
+    /// was delivered before. `least`: the minimum round-trip time.
     pub(super) fn on_ack(&mut self, now: u64, bytes: u64, newest: Option<u64>, least: u64) -> Option<Sample> {
         self.delivered += bytes;
         if bytes > 0 {
@@ -132,8 +132,8 @@ mod tests {
 
     const RTT: u64 = 20_000;
 
-    /// Sends 1000 bytes each `every` microseconds and has each acknowledged after a round trip at the earliest, and `ack_every`
-    /// after the last at the earliest. Returns the last sample.
+    /// Sends 1000 bytes every `every` microseconds. Each segment is acknowledged at least one round trip after its
+    /// transmission, and at least `ack_every` after the previous ACK. Returns the last sample.
     fn sample(every: u64, ack_every: u64) -> Sample {
         let mut rate = Rate::default();
         let mut events: Vec<_> = (0..4000).map(|n| (n * every, 0, n * every)).collect();
@@ -165,7 +165,7 @@ mod tests {
         assert!(near(sample(200, 200).rate, 5_000_000), "{:?}", sample(200, 200));
     }
 
-    // Section 4.1.2.3: ACKs that come together do not make the path faster.
+    // Section 4.1.2.3: compressed ACKs do not increase the estimated bandwidth.
     #[test]
     fn compressed_acks_are_no_bandwidth() {
         let mut rate = Rate::default();

@@ -1,40 +1,40 @@
-//! CUBIC (RFC 9438) in integers.
+//! CUBIC (RFC 9438) with integer arithmetic.
 //!
-//! The curve's time is counted in units of 256 µs, so that its cube fits 64 bits for nine minutes; beyond those the window
-//! grows by half per round trip all the same, which is its limit. Windows are bytes.
+//! The curve's time is counted in units of 256 µs, so that its cube fits 64 bits for nine minutes. Later, the window
+//! grows by half per round trip in any case, which is its limit. Windows are in bytes.
 
-/// A unit of time is 2^8 microseconds.
+/// The unit of time is 2^8 microseconds.
 const UNIT: u32 = 8;
-/// Farther from its inflection the curve is not followed: 2^21 units are 537 s.
+/// Maximum distance from the inflection point: 2^21 units are 537 s.
 const FARTHEST: u64 = 1 << 21;
 /// C = 0.4 segments per second cubed, per unit cubed, times 2^64: 0.4 × (256 / 10^6)^3 × 2^64.
 const C: u64 = 123_794_004;
 /// 1 / C in units cubed: (10^6 / 256)^3 / 0.4.
 const INVERSE_C: u128 = 149_011_611_938;
 
-/// What CUBIC remembers.
+/// The state of CUBIC.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cubic {
-    /// When this round of congestion avoidance began; 0 before its first ACK.
+    /// Start of this congestion avoidance epoch; 0 before its first ACK.
     epoch: u64,
-    /// When the last ACK came.
+    /// Time of the last ACK.
     last: u64,
     /// The window that Reno would have, in 2^-16 bytes: W_est.
     reno: u64,
-    /// The window before the last loss, less where it came out below the one before: W_max.
+    /// The window before the last loss, reduced if it was below the one before: W_max.
     w_max: u32,
-    /// The window before the last loss, as it was: cwnd_prior.
+    /// The unreduced window before the last loss: cwnd_prior.
     prior: u32,
-    /// Where the curve is flat: W_max, or the window that the epoch began with.
+    /// The window at the inflection point: W_max, or the window at the start of the epoch.
     origin: u32,
-    /// How long the curve takes to get there, in units: K.
+    /// Time from the start of the epoch to the inflection point, in units: K.
     k: u32,
-    /// What the last growth left below a byte, as a numerator over the window.
+    /// Growth of less than a byte that is not applied yet, as a numerator over the window.
     rest: u32,
 }
 
 impl Cubic {
-    /// The window after `acked` bytes more in congestion avoidance (section 4.2 to 4.5).
+    /// Returns the window after `acked` more bytes in congestion avoidance (section 4.2 to 4.5).
     #[inline]
     pub(super) fn on_ack(&mut self, now: u64, cwnd: u32, acked: u32, mss: u32, srtt: u64) -> u32 {
         self.last = now;
@@ -43,7 +43,7 @@ impl Cubic {
             self.begin(now, cwnd, mss);
         }
         let elapsed = now.saturating_sub(self.epoch);
-        // α is 3 (1 - β) / (1 + β) = 9 / 17 up to the window before the loss, and 1 from there on.
+        // α is 3 (1 - β) / (1 + β) = 9 / 17 up to the window before the loss, and 1 beyond it.
         let gain = u64::from(acked.min(cwnd)) * u64::from(mss);
         let slow = self.reno >> 16 < u64::from(self.prior);
         let gain = if slow { gain * 9 / 17 } else { gain };
@@ -61,8 +61,8 @@ impl Cubic {
         cwnd.saturating_add(u32::try_from(whole).unwrap_or(u32::MAX))
     }
 
-    /// The slow start threshold after a loss with `flight` bytes in flight: β is 0.7 (section 4.6). A flow whose window
-    /// came out lower than before gives way to newer ones (fast convergence, section 4.7).
+    /// Returns the slow start threshold after a loss with `flight` bytes in flight: β is 0.7 (section 4.6). A flow
+    /// whose window was below the previous one gives way to newer flows (fast convergence, section 4.7).
     pub(super) fn on_loss(&mut self, cwnd: u32, flight: u32) -> u32 {
         let wide = u64::from(cwnd);
         self.w_max = if cwnd < self.w_max { (wide * 17 / 20) as u32 } else { cwnd };
@@ -71,13 +71,13 @@ impl Cubic {
         (u64::from(flight) * 7 / 10) as u32
     }
 
-    /// The next ACK in congestion avoidance begins the curve anew.
+    /// Makes the next ACK in congestion avoidance start a new epoch.
     pub(super) fn forget_epoch(&mut self) {
         self.epoch = 0;
         self.rest = 0;
     }
 
-    /// The time since the last ACK does not count.
+    /// Excludes the time since the last ACK from the epoch.
     pub(super) fn pause(&mut self, now: u64) {
         if self.epoch > 0 {
             self.epoch = self.epoch.saturating_add(now.saturating_sub(self.last));
@@ -105,7 +105,7 @@ impl Cubic {
     }
 }
 
-/// The integer cube root of a number below 2^72.
+/// Returns the integer cube root of a number below 2^72.
 fn cube_root(of: u128) -> u32 {
     let mut root = 0_u128;
     for bit in (0..24).rev() {
@@ -165,7 +165,7 @@ mod tests {
         }
     }
 
-    // RFC 9438, section 4.3: where the curve is slower than Reno, Reno's growth is taken.
+    // RFC 9438, section 4.3: if the curve is slower than Reno, Reno's growth is used.
     #[test]
     fn a_short_path_grows_as_reno_does() {
         let srtt = 1000;

@@ -1,7 +1,8 @@
 //! HyStart++ (RFC 9406): slow start ends when round-trip times rise, before the bottleneck's queue overflows.
 //!
-//! A rise begins conservative slow start (CSS), in which the window grows at a quarter of the speed. When the times fall again,
-//! slow start resumes; after five rounds of CSS congestion avoidance begins. Linux ends slow start at the first rise.
+//! A rise begins conservative slow start (CSS), in which the window grows at a quarter of the speed. If the times fall
+//! again, slow start resumes. After five rounds of CSS, congestion avoidance begins. Linux ends slow start at the first
+//! rise.
 
 /// MIN_RTT_THRESH, MAX_RTT_THRESH and MIN_RTT_DIVISOR.
 const LEAST_RISE: u32 = 4000;
@@ -15,26 +16,26 @@ const ROUNDS: u8 = 5;
 /// A round without a sample.
 const INFINITE: u32 = u32::MAX;
 
-/// The ACK that the window grows for.
+/// The ACK for which the window grows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::proto) struct Progress {
-    /// The first byte that is not acknowledged.
+    /// The first unacknowledged byte.
     pub(in crate::proto) una: u64,
     /// SND.NXT.
     pub(in crate::proto) sent: u64,
-    /// The round-trip time of the newest segment delivered.
+    /// The round-trip time of the newest delivered segment.
     pub(in crate::proto) rtt: u64,
 }
 
-/// Slow start of a connection that has lost nothing.
+/// Slow start of a connection without losses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HyStart {
     /// windowEnd: an ACK for it ends the round.
     end: u64,
-    /// Smallest round-trip time of the last round and of this one: lastRoundMinRTT, currentRoundMinRTT.
+    /// Minimum round-trip times of the last and the current round: lastRoundMinRTT, currentRoundMinRTT.
     last: u32,
     now: u32,
-    /// Smallest round-trip time when CSS began: cssBaselineMinRtt.
+    /// Minimum round-trip time at the start of CSS: cssBaselineMinRtt.
     baseline: u32,
     /// Samples in this round: rttSampleCount.
     samples: u8,
@@ -49,7 +50,7 @@ impl Default for HyStart {
 }
 
 impl HyStart {
-    /// The bytes that the window grows by when `acked` bytes are acknowledged.
+    /// Returns the growth of the window in bytes when `acked` bytes are acknowledged.
     pub(super) fn on_ack(&mut self, acked: u32, progress: &Progress) -> u32 {
         self.now = self.now.min(u32::try_from(progress.rtt).unwrap_or(INFINITE));
         self.samples = self.samples.saturating_add(1);
@@ -70,7 +71,7 @@ impl HyStart {
         growth
     }
 
-    /// Whether congestion avoidance begins.
+    /// Returns whether congestion avoidance begins.
     pub(super) fn is_over(&self) -> bool {
         self.css > ROUNDS
     }
@@ -94,7 +95,7 @@ mod tests {
             acks
         }
 
-        /// The growth for `acks` ACKs with this round-trip time.
+        /// Returns the growth for `acks` ACKs with this round-trip time.
         fn take(&mut self, acks: u64, rtt: u64) -> u32 {
             let growth = |_| {
                 self.una += 1000;
@@ -118,7 +119,7 @@ mod tests {
         assert!(acks.start.is_over());
     }
 
-    // RFC 9406, section 4.2: a rise that passes was jitter.
+    // RFC 9406, section 4.2: a temporary rise was jitter.
     #[test]
     fn falling_times_resume_slow_start() {
         let mut acks = Acks::new(16);
@@ -128,7 +129,8 @@ mod tests {
         assert_eq!(acks.take(16, 20_000), 16_000);
     }
 
-    // A peer that acknowledges whole vectors gives few samples: slow start goes to the first loss, as without HyStart++.
+    // A peer that acknowledges whole vectors gives few samples: slow start continues to the first loss, as without
+    // HyStart++.
     #[test]
     fn few_samples_are_no_rise() {
         let mut acks = Acks::new(6);

@@ -1,4 +1,4 @@
-//! Tests of what both algorithms share, and of NewReno.
+//! Tests of the parts common to NewReno and CUBIC, and of NewReno.
 
 use super::*;
 

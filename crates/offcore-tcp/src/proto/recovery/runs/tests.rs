@@ -1,4 +1,4 @@
-//! Runs against a map of bytes.
+//! Comparison of runs with a map of bytes.
 
 use offcore_stats::random::SplitMix;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const MSS: u32 = 10;
 
-/// What every byte is: the naive version of [`Runs`].
+/// The state of every byte: the naive version of [`Runs`].
 #[derive(Debug, Default)]
 struct Oracle {
     una: u64,
@@ -47,7 +47,7 @@ fn nothing(now: u64) -> Delivery {
     Delivery::new(now, Newest::default(), 0, None, None)
 }
 
-/// `segments` of [`MSS`] bytes, sent as one at time 1.
+/// Creates runs with `segments` of [`MSS`] bytes, published together at time 1.
 fn sent(segments: u64) -> Runs {
     let mut runs = Runs::default();
     runs.push(1, segments * u64::from(MSS), MSS);
@@ -60,7 +60,7 @@ fn sack(runs: &mut Runs, from: u64, to: u64) -> u64 {
     delivery.sacked
 }
 
-/// What `sack` may take of a block is known from outside by the counts alone; it must be whole runs, inside the block.
+/// The accepted part of a block is visible only in the counts. It must consist of whole runs inside the block.
 fn sack_both(runs: &mut Runs, oracle: &mut Oracle, from: u64, to: u64) {
     let before = runs.sacked;
     let newly = sack(runs, from, to);
@@ -82,7 +82,7 @@ fn sack_both(runs: &mut Runs, oracle: &mut Oracle, from: u64, to: u64) {
 fn runs_are_what_a_map_of_bytes_says() {
     for seed in 0..60 {
         let mut random = SplitMix::new(seed);
-        // Ends wrap in the middle.
+        // End positions wrap at 32 bits during the test.
         let origin = (1_u64 << 32) - 200 + seed * 7;
         let mut runs = Runs { una: origin, published: origin, ..Runs::default() };
         let mut oracle = Oracle { una: origin, published: origin, ..Oracle::default() };
@@ -160,7 +160,7 @@ fn what_is_published_together_is_one_run() {
     assert_eq!(runs.len(), 3);
 }
 
-// RFC 2018, section 4: the receiver holds whole segments only if it says so of whole ones.
+// RFC 2018, section 4: the receiver holds whole segments only if it reports whole segments.
 #[test]
 fn blocks_are_rounded_inwards() {
     let mut runs = sent(10);
@@ -173,7 +173,7 @@ fn blocks_are_rounded_inwards() {
     assert_eq!(runs.len(), 3);
 }
 
-// CVE-2019-11477, -11478, -11479: tiny blocks do not shatter what was sent.
+// CVE-2019-11477, -11478, -11479: tiny blocks do not fragment the sent data.
 #[test]
 fn runs_and_work_have_bounds() {
     let mut runs = Runs::default();
@@ -184,7 +184,7 @@ fn runs_and_work_have_bounds() {
         sack(&mut runs, from, from + u64::from(MSS));
         assert!(runs.len() <= (before + 2).min(MOST - RESERVED + 1));
     }
-    // Even so, all that is lost is given.
+    // All lost data is still retransmitted.
     runs.lose_all();
     let mut given = 0;
     while let Some(range) = runs.next_lost(MSS) {
@@ -203,7 +203,7 @@ fn new_data_joins_when_there_are_many_runs() {
     }
     assert!(runs.len() <= MOST - RESERVED);
     assert_eq!(runs.published, 500_000);
-    // The newer time counts: the first run is younger than its first segment.
+    // The newer time is kept: the first run is newer than its first segment.
     assert!(runs.head().unwrap().time > 1);
     let mut delivery = nothing(60_000);
     runs.advance(500_000, &mut delivery);

@@ -23,7 +23,7 @@ fn path() -> Link {
     Link { delay: 20_000, queue: 500_000, ..Link::default() }
 }
 
-// draft-ietf-ccwg-bbr, section 3.2: losses below 2 % are no reason to slow down.
+// draft-ietf-ccwg-bbr, section 3.2: losses below 2 % do not reduce the rate.
 #[test]
 fn random_loss_keeps_the_rate() {
     let link = Link { loss: 0.01, ..path() };
@@ -57,7 +57,7 @@ fn a_deep_queue_stays_short() {
     assert!(report.most_queued < 700_000 && report.dropped == 0, "{report:?}");
 }
 
-// Section 4.1.1.3: a slow application does not make the path slow.
+// Section 4.1.1.3: a slow application does not reduce the estimated bandwidth.
 #[test]
 fn a_slow_application_keeps_the_model() {
     let mut transfer = Transfer::new(path(), Peer { writes: (20_000, 20_000), ..bbr() }, 60 * MB);
@@ -68,7 +68,7 @@ fn a_slow_application_keeps_the_model() {
     let slow = transfer.sender.una();
     assert!((9_000_000..12_000_000).contains(&slow), "{slow} of 1 MB a second");
     assert!(transfer.sender.pacing_rate() > 3_000_000, "{}", transfer.sender.pacing_rate());
-    // Then it writes as fast as it can.
+    // Then it writes without delays.
     transfer.write_all();
     while transfer.next() < 14_000_000 {
         transfer.step();
@@ -77,7 +77,7 @@ fn a_slow_application_keeps_the_model() {
     assert!(rate > 9_000_000, "{rate} bytes a second");
 }
 
-// Section 3: flows converge to shares of about the same size.
+// Section 3: flows converge to similar shares.
 #[test]
 fn two_flows_share() {
     let (mut first, mut second) =
@@ -99,7 +99,7 @@ fn two_flows_share() {
     assert!(shares.iter().all(|share| *share > 0.25 * 12.5e6), "{shares:?}");
 }
 
-// Section 5.3.4: the round-trip time is measured with less in flight, twice in ten seconds.
+// Section 5.3.4: the round-trip time is measured with less data in flight, twice in ten seconds.
 #[test]
 fn a_longer_path_is_learned() {
     let mut transfer = Transfer::new(path(), bbr(), 1 << 30);
@@ -119,7 +119,7 @@ fn a_longer_path_is_learned() {
     assert!(rate > 0.85 * 12.5e6, "{rate}");
 }
 
-// `SO_MAX_PACING_RATE`: the rate is kept, and nothing is sent in bursts.
+// `SO_MAX_PACING_RATE`: the rate is limited, without bursts.
 #[test]
 fn a_pacing_rate_is_kept() {
     for algorithm in [Bbr, Cubic] {
@@ -133,7 +133,7 @@ fn a_pacing_rate_is_kept() {
     }
 }
 
-// RFC 3168, section 6.1.2: marks are answered as losses are.
+// RFC 3168, section 6.1.2: the response to marks is the same as to losses.
 #[test]
 fn marks_keep_the_queue_short() {
     let report = run(Link { marks: true, queue: 500_000, ..path() }, bbr(), 60 * MB);

@@ -1,4 +1,4 @@
-//! A link in virtual time between a sender that is [`Recovery`] and a receiver that acknowledges as Linux does.
+//! A link in virtual time between a [`Recovery`] sender and a receiver that acknowledges as Linux does.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -10,18 +10,18 @@ use offcore_stats::random::SplitMix;
 
 use super::super::*;
 
-/// What the network does. Times are microseconds.
+/// The behaviour of the network. Times are microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
     /// Bytes per second.
     pub(super) rate: u64,
-    /// One way.
+    /// One-way delay.
     pub(super) delay: u64,
-    /// Bytes that wait for the link before more are dropped.
+    /// Length of the link's queue in bytes. Further segments are dropped.
     pub(super) queue: u64,
     pub(super) loss: f64,
     pub(super) ack_loss: f64,
-    /// The probability that a segment takes `late` longer.
+    /// The probability of an additional delay of `late`.
     pub(super) reorder: f64,
     pub(super) late: u64,
     pub(super) duplicate: f64,
@@ -31,7 +31,7 @@ pub(super) struct Link {
 }
 
 impl Default for Link {
-    /// 100 Mbit/s, 20 ms, a queue of one product of both.
+    /// 100 Mbit/s, 20 ms, and a queue of the bandwidth-delay product.
     fn default() -> Self {
         Self {
             rate: 12_500_000,
@@ -48,16 +48,16 @@ impl Default for Link {
     }
 }
 
-/// What the two ends agreed on.
+/// The negotiated options and the parameters of both endpoints.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     pub(super) algorithm: Algorithm,
     pub(super) sack: bool,
     pub(super) timestamps: bool,
     pub(super) mss: u32,
-    /// Segments that are published as one.
+    /// Number of segments that are published together.
     pub(super) burst: u64,
-    /// How long a copy takes from plan to port.
+    /// Duration of a copy, from plan to port.
     pub(super) copy: u64,
     /// The peer's window.
     pub(super) window: u64,
@@ -85,12 +85,12 @@ impl Default for Peer {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A copy is done: it goes to the port.
+    /// A copy is complete: the data is passed to the port.
     Publish {
         range: (u64, u64),
         repeat: bool,
     },
-    /// A segment arrives, sent at that time.
+    /// A segment arrives that was sent at `sent`.
     Segment {
         range: (u64, u64),
         sent: u64,
@@ -103,34 +103,34 @@ enum Event {
         echo: u64,
         ece: bool,
     },
-    /// The receiver's delayed ACK is due, if it is still that one.
+    /// The receiver's delayed ACK is due, unless it was replaced.
     Delayed {
         number: u64,
     },
     Write,
 }
 
-/// How a transfer went.
+/// The result of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Report {
     pub(super) took: u64,
     pub(super) stats: Stats,
     /// Segments that the network dropped.
     pub(super) dropped: u64,
-    /// Segments that the receiver had already.
+    /// Segments that the receiver already had.
     pub(super) useless: u64,
     pub(super) most_runs: usize,
-    /// Bytes that waited for the link at most, from a second after the beginning on.
+    /// Maximum queue length of the link in bytes, from one second after the start.
     pub(super) most_queued: u64,
 }
 
-/// RFC 5681's receiver, with SACK and DSACK.
+/// A receiver according to RFC 5681, with SACK and DSACK.
 #[derive(Debug, Default)]
 struct Receiver {
     next: u64,
-    /// By their beginning.
+    /// Received ranges as a map from start to end.
     held: BTreeMap<u64, u64>,
-    /// The range that arrived last is reported first.
+    /// The most recent range is reported first.
     recent: VecDeque<u64>,
     unacked: u64,
     delayed: u64,
@@ -140,7 +140,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// Takes a segment; returns what was had already.
+    /// Processes a segment. Returns the range that was already received.
     fn take(&mut self, range: (u64, u64), sent: u64) -> Option<(u64, u64)> {
         let (from, to) = range;
         let inside = self.held.range(..=from).next_back().is_some_and(|(_, &end)| end >= to);
@@ -152,7 +152,7 @@ impl Receiver {
             return Some(range);
         }
         if from <= self.next {
-            // RFC 7323, section 4.3: the echo is of the last segment in sequence.
+            // RFC 7323, section 4.3: the echo is from the last in-sequence segment.
             self.echo = sent;
         }
         let (mut start, mut end) = (from, to);
@@ -203,9 +203,9 @@ pub(super) struct Transfer {
     dropped: u64,
     most_runs: usize,
     most_queued: u64,
-    /// Segments to be dropped by number, from 1.
+    /// Numbers of the segments to drop, from 1.
     pub(super) victims: Vec<u64>,
-    /// Everything sent in this time is lost, or waits for its end.
+    /// All segments sent in this period are lost, or with `pause`, delayed until its end.
     pub(super) outage: Range<u64>,
     pub(super) pause: bool,
     sent: u64,
@@ -256,18 +256,18 @@ impl Transfer {
         self.send();
     }
 
-    /// The application writes all of the rest.
+    /// Writes all remaining data.
     pub(super) fn write_all(&mut self) {
         self.written = self.bytes;
         self.send();
     }
 
-    /// The path has another delay from now on, one way.
+    /// Changes the one-way delay of the path.
     pub(super) fn set_delay(&mut self, delay: u64) {
         self.link.delay = delay;
     }
 
-    /// When the next step is due.
+    /// Returns the time of the next step.
     pub(super) fn next(&self) -> u64 {
         let event = self.events.peek().map(|Reverse((time, ..))| *time);
         event.into_iter().chain(self.sender.deadline()).min().unwrap_or(u64::MAX)
@@ -336,7 +336,7 @@ impl Transfer {
         }
     }
 
-    /// Plans what the windows admit. False if that is nothing.
+    /// Plans data within the windows. Returns whether it has planned any.
     fn send(&mut self) -> bool {
         let mut sent = false;
         let mss = u64::from(self.peer.mss);
@@ -349,7 +349,7 @@ impl Transfer {
             let edge = self.written.min(self.sender.una() + self.peer.window);
             let room = self.sender.window(self.now).min(edge.saturating_sub(from));
             let len = room.min(mss * self.peer.burst);
-            // Silly windows are avoided (RFC 9293, section 3.8.6.2.1).
+            // Silly window avoidance (RFC 9293, section 3.8.6.2.1).
             if len == 0 || (len < mss && from + len < self.written) {
                 if from == self.written {
                     self.sender.lacks_data();
@@ -400,7 +400,7 @@ impl Transfer {
         }
     }
 
-    /// Puts a packet's segments on the link.
+    /// Transmits a packet's segments on the link.
     fn transmit(&mut self, range: (u64, u64)) {
         let mut from = range.0;
         while from < range.1 {
@@ -440,7 +440,7 @@ impl Transfer {
     fn receive(&mut self, range: (u64, u64), sent: u64, marked: bool) {
         self.receiver.ece |= marked;
         if self.sender.cwr_due() {
-            // The segment would have brought it in half a round trip.
+            // The segment with CWR would have arrived half a round trip later.
             self.sender.cwr_sent();
             self.receiver.ece = marked;
         }

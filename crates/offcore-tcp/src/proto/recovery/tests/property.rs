@@ -1,11 +1,11 @@
-//! ACKs of any kind: nothing panics, and the counts stay true.
+//! Arbitrary ACKs cause no panics and keep the counts consistent.
 
 use offcore_stats::random::SplitMix;
 use proptest::prelude::*;
 
 use super::super::*;
 
-/// What is told to a sender.
+/// A call of a sender.
 #[derive(Clone, Debug)]
 enum Step {
     Plan(u64),
@@ -48,13 +48,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A sender, and what was given by it.
+/// A sender, and the ranges that it has planned.
 struct Driver {
     sender: Recovery,
     now: u64,
     given: Vec<Range<u64>>,
     acked: u64,
-    /// SACKed data was taken for dropped: what was planned of it before may be planned again.
+    /// SACKed data counted as dropped by the receiver, so its earlier plans may be repeated.
     reneged: bool,
 }
 
@@ -85,7 +85,7 @@ impl Driver {
                 }
             }
             Step::Ack { una: to, sacks, dsack, rtt, flags } => {
-                // Half of the positions are relative to what is in flight.
+                // Half of the positions are relative to the data in flight.
                 let place = |at: u64| if flags & 1 == 0 { at } else { una.saturating_add(at % 20_000) };
                 let sacks: Vec<_> = sacks.into_iter().map(|(from, to)| (place(from), place(to))).collect();
                 let to = if flags & 2 == 0 { una } else { place(to) };
@@ -167,7 +167,7 @@ fn any_time_is_survived() {
         if step == 20_000 {
             sender.set_algorithm(Algorithm::Bbr);
         }
-        // Clocks that jump are the caller's mistake, not a reason to end.
+        // A clock that jumps is the caller's mistake and must not cause a panic.
         let now = random.next() >> (random.below(63) + 1);
         sender.lacks_data();
         sender.plan_new(now, random.below(3000));

@@ -1,4 +1,4 @@
-//! What the RFCs say of losses, a statement a test. Segments are of 1000 bytes and called by their number, from 0.
+//! Tests of statements in the RFCs about losses. Segments have 1000 bytes and are numbered from 0.
 
 use super::super::*;
 
@@ -13,14 +13,14 @@ struct Scene {
 }
 
 impl Scene {
-    /// With a round-trip time of 100 ms, and timestamps off.
+    /// Creates a sender with a round-trip time of 100 ms and without timestamps.
     fn new(sack: bool) -> Self {
         let mut sender = Recovery::new(MSS as u32, Algorithm::NewReno, sack, false);
         sender.first_rtt(1, RTT);
         Self { sender, now: 1_000_000 }
     }
 
-    /// Sends so many segments of new data, regardless of windows.
+    /// Sends this many segments of new data, regardless of windows.
     fn send(&mut self, segments: u64) {
         for _ in 0..segments {
             let from = self.sender.planned_to();
@@ -29,14 +29,14 @@ impl Scene {
         }
     }
 
-    /// Sends new data as far as the window goes; how many segments that is.
+    /// Sends new data as the window allows. Returns the number of segments.
     fn fill(&mut self) -> u64 {
         let segments = self.sender.window(self.now) / MSS;
         self.send(segments);
         segments
     }
 
-    /// Retransmits what may be; which segments that is.
+    /// Retransmits lost segments. Returns their numbers.
     fn repair(&mut self) -> Vec<u64> {
         let mut all = Vec::new();
         loop {
@@ -50,7 +50,7 @@ impl Scene {
         }
     }
 
-    /// An ACK for all segments below `una`, with these segments SACKed.
+    /// Processes an ACK for all segments below `una`, with these segments SACKed.
     fn ack(&mut self, una: u64, sacks: &[(u64, u64)]) -> Acked {
         let sacks: Vec<_> = sacks.iter().map(|(from, to)| (from * MSS, to * MSS)).collect();
         self.sender.ack(self.now, &Ack { una: una * MSS, sacks: &sacks, ..Ack::default() })
@@ -65,7 +65,7 @@ impl Scene {
         self.now += time;
     }
 
-    /// Goes to the deadline.
+    /// Advances the clock to the deadline and runs the timer.
     fn expire(&mut self) -> TimerAction {
         self.now = self.sender.deadline().expect("a deadline").max(self.now);
         self.sender.timer(self.now)
@@ -101,7 +101,7 @@ fn two_duplicates_send_a_new_segment_each() {
     assert_eq!(scene.sender.cwnd(), 10 * MSS, "the window itself does not change");
 }
 
-// RFC 5681, section 2: an ACK with data or another window is no duplicate.
+// RFC 5681, section 2: an ACK with data or another window is not a duplicate.
 #[test]
 fn updates_of_the_window_are_no_duplicates() {
     let mut scene = Scene::new(false);
@@ -130,7 +130,7 @@ fn a_partial_ack_retransmits_the_next() {
     assert_eq!((scene.sender.cwnd(), scene.sender.pipe()), (5 * MSS, 0));
 }
 
-// RFC 6582, section 4.1: duplicates of what was sent before a timeout are no loss.
+// RFC 6582, section 4.1: duplicate ACKs of data sent before a timeout are not a loss.
 #[test]
 fn duplicates_after_a_timeout_are_its_own() {
     let mut scene = Scene::new(false);
@@ -212,7 +212,7 @@ fn one_sacked_segment_waits_a_quarter() {
     assert_eq!(scene.repair(), [1]);
 }
 
-// RFC 8985, section 6.2, step 3 and 4: reordering seen, three SACKed segments are no loss any more.
+// RFC 8985, section 6.2, step 3 and 4: after reordering, three SACKed segments are no longer a loss.
 #[test]
 fn reordering_makes_patient() {
     let mut scene = Scene::new(true);
@@ -258,14 +258,14 @@ fn a_probe_is_due_after_two_round_trips() {
     scene.sender.published(scene.now, 3 * MSS..4 * MSS, true);
     assert_eq!(scene.sender.deadline(), Some(scene.now + scene.sender.rto()), "one probe only");
     assert_eq!((scene.sender.stats().probes, scene.sender.pipe()), (1, 4 * MSS));
-    // One segment in flight may wait for a delayed ACK: the timeout is sooner, and the probe goes first.
+    // One segment in flight may wait for a delayed ACK. The timeout is sooner, and the probe is sent first.
     let mut scene = Scene::new(true);
     scene.send(1);
     assert_eq!(scene.expire(), TimerAction::Probe);
     assert_eq!(scene.sender.backoffs(), 0);
 }
 
-// RFC 8985, section 7.3: new data is the better probe, and the window does not forbid it.
+// RFC 8985, section 7.3: new data is the better probe, and the window does not prevent it.
 #[test]
 fn new_data_is_a_probe() {
     let mut scene = Scene::new(true);
@@ -300,7 +300,7 @@ fn a_probe_that_repaired_reduces() {
     assert!(cwnd(false) < 15 * MSS && cwnd(true) >= 20 * MSS, "{} {}", cwnd(false), cwnd(true));
 }
 
-// RFC 8985, section 3.1: a retransmission that is lost is found when a later one arrives.
+// RFC 8985, section 3.1: a lost retransmission is detected when a later one arrives.
 #[test]
 fn retransmissions_are_lost_too() {
     let mut scene = Scene::new(true);
@@ -309,7 +309,7 @@ fn retransmissions_are_lost_too() {
     scene.ack(0, &[(3, 10)]);
     assert_eq!(scene.repair(), [0, 1, 2]);
     scene.wait(RTT);
-    // RACK takes ends for what was sent at the same time.
+    // For segments sent at the same time, RACK compares their ends.
     scene.ack(0, &[(1, 10)]);
     assert_eq!(scene.repair(), [0]);
     scene.wait(RTT);
@@ -406,7 +406,7 @@ fn a_mark_reduces_once_per_window() {
     assert_eq!((scene.sender.stats().marks, scene.sender.stats().fast), (2, 0));
 }
 
-// RFC 7661, section 4.2: a window that was not used does not grow.
+// RFC 7661, section 4.2: an unused window does not grow.
 #[test]
 fn an_unused_window_does_not_grow() {
     let mut scene = Scene::new(true);
@@ -446,7 +446,7 @@ fn the_window_shrinks_with_deliveries() {
         sent.push(scene.repair().len() as u64 + scene.fill());
     }
     assert_eq!(sent[..2], [1, 1], "limited transmit");
-    // Half of what is delivered from the loss on, the retransmission included, in whole segments.
+    // Half of the data delivered since the loss, including the retransmission, in whole segments.
     assert_eq!(sent[2..], [1, 0, 0, 1, 0, 0, 1]);
     assert_eq!((scene.sender.pipe(), scene.sender.ssthresh()), (5 * MSS, 5 * MSS));
 }

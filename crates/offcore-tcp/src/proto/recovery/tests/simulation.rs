@@ -1,4 +1,4 @@
-//! Transfers over links of all kinds. Times are virtual and seeds fixed, so bounds can be told.
+//! Transfers over many kinds of links. Times are virtual and seeds fixed, so the bounds are deterministic.
 
 use super::super::Algorithm::{Bbr, Cubic, NewReno};
 use super::super::{Ack, Recovery, TimerAction};
@@ -6,7 +6,7 @@ use super::link::{Link, Peer, Report, Transfer};
 
 const MB: u64 = 1 << 20;
 
-/// Every pair of an algorithm and whether there is SACK, with and without timestamps.
+/// Every combination of algorithm, SACK and timestamps.
 fn peers() -> impl Iterator<Item = Peer> {
     [NewReno, Cubic, Bbr].into_iter().flat_map(|algorithm| {
         [(true, true), (true, false), (false, true), (false, false)].map(|(sack, timestamps)| Peer {
@@ -47,16 +47,16 @@ fn a_full_queue_keeps_the_link_busy() {
         let bytes = 40 * MB;
         let report = run(Link::default(), peer, bytes);
         assert!(report.dropped > 0);
-        // Without SACK, BBR sends on while it repairs a segment per round trip.
+        // Without SACK, BBR continues to send while it repairs one segment per round trip.
         let may_time_out = peer.algorithm == Bbr && !peer.sack;
         assert!(report.stats.timeouts == 0 || may_time_out, "{peer:?} {report:?}");
-        // Without SACK a segment per round trip is repaired after slow start went too far.
+        // Without SACK, one segment per round trip is repaired after slow start has overshot.
         let least = if peer.sack { 10e6 } else { 1.5e6 };
         assert!(rate(&report, bytes) > least, "{peer:?}: {} {report:?}", rate(&report, bytes));
     }
 }
 
-// Mathis's formula: MSS / RTT * 1.22 / sqrt(p), with delayed ACKs 0.87; CUBIC is not slower.
+// Mathis's formula: MSS / RTT * 1.22 / sqrt(p), or 0.87 with delayed ACKs. CUBIC is not slower.
 #[test]
 fn random_loss_gives_what_theory_says() {
     for peer in peers().filter(|peer| peer.sack && peer.algorithm != Bbr) {
@@ -103,7 +103,7 @@ fn everything_at_once_loses_no_byte() {
     }
 }
 
-// RFC 8985, section 3.3.2: reordering widens the window, so that it costs nothing.
+// RFC 8985, section 3.3.2: reordering widens the window, which avoids needless retransmissions.
 #[test]
 fn reordering_is_learned() {
     for algorithm in [NewReno, Cubic] {
@@ -128,7 +128,7 @@ fn marks_reduce_without_loss() {
     }
 }
 
-// RFC 8985, section 3.2: a lost tail is repaired by a probe, in two round trips and not in a timeout.
+// RFC 8985, section 3.2: a lost tail is repaired by a probe in two round trips, without a timeout.
 #[test]
 fn a_lost_tail_is_probed_for() {
     let mut transfer = Transfer::new(Link::default(), Peer::default(), 10 * 1448);
@@ -143,13 +143,13 @@ fn a_lost_tail_is_probed_for() {
     assert_eq!((report.stats.probes, report.stats.timeouts), (0, 1), "{report:?}");
 }
 
-// RFC 8985, section 3.1: retransmissions that are lost are found without a timeout.
+// RFC 8985, section 3.1: lost retransmissions are detected without a timeout.
 #[test]
 fn a_lost_retransmission_is_found() {
     let mut transfer = Transfer::new(Link::default(), Peer::default(), 400 * 1448);
     transfer.victims = vec![20];
     let once = transfer.run();
-    // The retransmission's number is that of the first segment sent after the loss is known.
+    // The retransmission is the first segment sent after detection of the loss, and has its number.
     let mut found = false;
     for repeat in 21..80 {
         let mut transfer = Transfer::new(Link::default(), Peer::default(), 400 * 1448);
@@ -172,7 +172,7 @@ fn an_outage_is_survived() {
     }
 }
 
-// RFC 3522 and 4015: a pause of the path looks like a loss; what shows that it was none undoes it.
+// RFC 3522 and 4015: a pause of the path looks like a loss, and is undone when it proves to be none.
 #[test]
 fn a_pause_is_no_loss() {
     for peer in peers().filter(|peer| peer.timestamps || peer.sack) {
@@ -187,8 +187,8 @@ fn a_pause_is_no_loss() {
     }
 }
 
-// RFC 8985, section 7.2, compensates for the delayed ACK of one segment. Linux delays the ACK of any number of segments while
-// its application does not read: 20 ms here.
+// RFC 8985, section 7.2, compensates for the delayed ACK of one segment. Linux delays the ACK of any number of segments
+// while its application does not read: by 20 ms in this test.
 #[test]
 fn needless_probes_become_rare() {
     let mut sender = Recovery::new(1000, Cubic, true, true);
@@ -217,7 +217,7 @@ fn needless_probes_become_rare() {
     assert!((1..=3).contains(&probes), "{probes}");
 }
 
-// RFC 9406, section 3: slow start ends before the queue has lost a window.
+// RFC 9406, section 3: slow start ends before the queue has lost a window of data.
 #[test]
 fn slow_start_ends_before_a_flood_of_losses() {
     let link = Link { queue: MB, ..Link::default() };
@@ -231,7 +231,7 @@ fn slow_start_ends_before_a_flood_of_losses() {
     assert!(without > 500 && with * 3 < without, "{without} without HyStart++, {with} with it");
 }
 
-// RFC 9406, section 4.3: where round-trip times stay, slow start is as fast as without.
+// RFC 9406, section 4.3: with constant round-trip times, slow start is as fast as without HyStart++.
 #[test]
 fn an_empty_queue_keeps_slow_start() {
     let link = Link { rate: 1_250_000_000, delay: 50_000, queue: 64 * MB, ..Link::default() };
