@@ -3,8 +3,9 @@
 //!
 //! It wraps any port. Each direction of each queue has its own random number generator, derived from the seed: in every
 //! run, the same packets in the same order are treated alike. A packet that requests segmentation or has several
-//! buffers counts as one packet. The limit on held packets is in packet buffers; packets beyond it are dropped as
-//! `full`. Packets lost on purpose are counted as `impaired`. The inner port counts everything else.
+//! buffers counts as one packet. The limit on held packets is in packet buffers. Beyond it packets are dropped as
+//! `full`, except that an inner queue that can wait is not polled meanwhile. Packets lost on purpose are counted as
+//! `impaired`; blocks of this port count the other impairments, the inner port counts everything else.
 //!
 //! Every packet is examined individually, and held packets are sorted by departure time: this port is meant for tests,
 //! not for speed.
@@ -30,7 +31,8 @@ use crate::{
 
 use line::{Count, END_OF_TIME, Line};
 
-/// The share of the pool that all lines of a port may hold together: one buffer in this many.
+/// The share of the pool that all lines of a port may hold together: one buffer in this many, or [`LEAST`] per line if that is
+/// more.
 const SHARE: usize = 4;
 /// The maximum and minimum number of packet buffers that one line may hold.
 const MOST: usize = 4096;

@@ -66,7 +66,7 @@ pub struct BackendConfig {
     pub features: u64,
     /// Maximum MTU that a front end may announce, at least [`MIN_MTU`].
     pub max_mtu: u16,
-    /// Maximum amount of guest memory that a front end may map, in bytes. Memory that the front end never touches
+    /// Maximum amount of guest memory that is mapped for a front end, in bytes. Memory that the front end never touches
     /// itself is charged to this process when packets are written to it, up to this amount.
     pub max_memory: u64,
     /// Whether engines may make copies for this port. Otherwise, [`Device::register_async`] is refused.

@@ -92,8 +92,6 @@ const LOOK_ASLEEP: u64 = 100;
 /// within this time. After it programs start without an address, and `connect` fails with `ENETUNREACH` until one is
 /// assigned.
 const ADDRESS_WAIT: u64 = 20_000_000;
-/// The maximum number of applications of a user. With many users the limit is lower, so that each gets its share.
-const APPLICATIONS_OF_USER: usize = 1024;
 
 /// The users that a server admits, the path of its socket, and limits per application.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -92,7 +92,7 @@ enum Probe {
 /// Statistics in segments unless stated otherwise, for reports like `tcp_info`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Retransmitted in fast recovery.
+    /// Retransmitted before a timeout, except as probes.
     pub fast: u32,
     /// Retransmitted after timeouts.
     pub timeout: u32,
@@ -218,7 +218,7 @@ impl Recovery {
         new
     }
 
-    /// Sets the round-trip time of the handshake, unless its segment was sent twice.
+    /// Takes the first sample of the round-trip time. The caller omits ambiguous samples (Karn's algorithm).
     pub(super) fn first_rtt(&mut self, now: u64, sample: u64) {
         self.rtt.sample(sample);
         self.rtt.least(now, sample);

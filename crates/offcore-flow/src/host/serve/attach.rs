@@ -18,9 +18,9 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::application::{Application, Process};
 use super::feed::{Made, Share};
-use super::key::{APPLICATIONS, Key, Source};
+use super::key::{Key, Source};
 use super::session::number;
-use super::{APPLICATIONS_OF_USER, Guest, Serve, descriptors, wire};
+use super::{Guest, Serve, descriptors, wire};
 use crate::host::Calls;
 
 /// The maximum number of guests per user, that is of processes that have connected but not identified themselves; and
@@ -201,9 +201,7 @@ impl Serve {
             return self.refuse_guest(guest, Errno::AGAIN, calls.now);
         }
         if ours || !is_begun {
-            // Root and the stack's own user may attach as well.
-            let most = APPLICATIONS_OF_USER.min(APPLICATIONS / (self.config.allow.len() + 2));
-            if self.feed.count(user) >= most {
+            if !self.feed.has_room(user) {
                 let error = self.end_oldest_left(user, calls);
                 return self.refuse_guest(guest, error, calls.now);
             }

@@ -13,6 +13,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use super::errands::Errands;
+use super::key::APPLICATIONS;
+
+/// The maximum number of applications of a user. With many users the limit is lower, so that each gets its share.
+const APPLICATIONS_OF_USER: usize = 1024;
 
 /// Created memory, or `None` if the system has no more.
 #[derive(Debug)]
@@ -43,8 +47,9 @@ pub(super) struct Feed {
     to: Sender<Made>,
     /// Wakes the worker when memory was created.
     told: Arc<OwnedFd>,
-    /// Bytes that the applications of a user may use in total.
+    /// Bytes that the applications of a user may use in total, and the maximum number of these applications.
     share: usize,
+    applications: usize,
     /// The budget of each user. Each application with memory holds a reference.
     budgets: HashMap<u32, Arc<Budget>>,
     /// Memory of ended applications. The stack may still send from it.
@@ -57,7 +62,8 @@ impl Feed {
         let (to, made) = channel();
         let told = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let share = available_memory().map_or(usize::MAX, |bytes| bytes / 4 * 3 / users);
-        Ok(Self { made, to, told, share, budgets: HashMap::new(), left: Vec::new() })
+        let applications = APPLICATIONS_OF_USER.min(APPLICATIONS / users);
+        Ok(Self { made, to, told, share, applications, budgets: HashMap::new(), left: Vec::new() })
     }
 
     /// An event is pending when [`next`](Self::next) has results.
@@ -70,9 +76,9 @@ impl Feed {
         self.made.try_recv().ok()
     }
 
-    /// The number of a user's applications with memory, including memory that is being created or unmapped.
-    pub(super) fn count(&self, user: u32) -> usize {
-        self.budgets.get(&user).map_or(0, |budget| Arc::strong_count(budget) - 1)
+    /// Whether a user may have one more application. Applications whose memory is being created or unmapped count.
+    pub(super) fn has_room(&self, user: u32) -> bool {
+        self.budgets.get(&user).map_or(0, |budget| Arc::strong_count(budget) - 1) < self.applications
     }
 
     /// Creates memory of up to `bytes` bytes for a new application.

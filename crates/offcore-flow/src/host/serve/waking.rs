@@ -5,7 +5,7 @@
 //! A turn makes only a few long wake-ups per user. A user is charged for slow wake-ups by CPU time, which excludes the
 //! time when other threads had the core. After at least three slow wake-ups, an application that raises its user's debt
 //! above a limit is ended. The debt shrinks by a fixed part of the elapsed time. Until it is zero, the user cannot
-//! begin new sessions.
+//! begin new sessions, and each of its applications is ended at the next slow wake-up.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -101,7 +101,7 @@ impl Waking {
         self.users.get(&user).is_some_and(|account| account.at(now).barred)
     }
 
-    /// Whether a user's debt is too large to begin new sessions.
+    /// Whether a user may not begin new sessions: its debt exceeded the limit and is not paid off.
     pub(super) fn is_barred(&self, user: u32) -> bool {
         !self.users.is_empty() && self.is_barred_at(user, tsc::now())
     }
