@@ -36,6 +36,8 @@ const PACKET: u64 = 1514;
 
 /// Length of the uncounted first window of each host.
 const WARM_UP: Duration = Duration::from_millis(500);
+/// Time between windows. A relay with a full queue takes at most two round trips of 200 ms to forward it.
+const DRAIN: Duration = Duration::from_secs(1);
 
 /// A path: the parameters of the relay's port in each direction.
 #[derive(Clone, Copy, Debug)]
@@ -167,15 +169,20 @@ fn measure(
     near.configure("theirsa0", "10.78.0.2/24")?;
     congestion_control((&near, "theirsa0"), (&far, ["theirsb1", "oursb1"]), algorithm(side))?;
     for netns in [&near, &far] {
-        netns.run("sysctl", &["-qw", "net.ipv4.tcp_no_metrics_save=1"])?;
+        // The same limits for buffers as ours.
+        let limits =
+            ["tcp_rmem=4096 131072 16777216", "tcp_wmem=4096 16384 16777216", "tcp_no_metrics_save=1"];
+        for limit in limits {
+            netns.run("sysctl", &["-qw", &format!("net.ipv4.{limit}")])?;
+        }
     }
     let relays = ["ours", "theirs"].map(|name| start_relay(path, name, &relay, &options.binary, other_lcore));
     let relays = relays.into_iter().collect::<Result<Vec<_>>>()?;
     let cell = veth::Cell { side, under: Under::AfPacket };
     let mut ours = Host::open(cell, &near, "oursa0", pool)?;
     let mut theirs = Kernel::listen(side, &near)?;
-    let far =
-        Far { netns: &far, side, near_lcore: options.lcore, lcore: other_lcore, settle: Duration::ZERO };
+    let (settle, drain) = (Duration::ZERO, DRAIN);
+    let far = Far { netns: &far, side, near_lcore: options.lcore, lcore: other_lcore, settle, drain };
     // A stream that passes shows that the relays have started.
     let said = || relays.iter().map(Process::tail).collect::<String>();
     far.window(&mut ours, WARM_UP).with_context(said)?;

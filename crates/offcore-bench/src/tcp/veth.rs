@@ -41,6 +41,8 @@ use stream::SETTLE;
 
 /// MTU of the pairs, which yields segments of [`SEGMENT`] bytes.
 const MTU: &str = "1500";
+/// Time between windows.
+const DRAIN: Duration = Duration::from_millis(20);
 /// If the far end's core is busy for a larger share of the time, it is the bottleneck.
 pub(super) const FAR_BOUND: f64 = 0.9;
 
@@ -187,7 +189,7 @@ impl Cell {
         let mut ours = Host::open(self, &near, "ours0", pool)?;
         let mut theirs = Kernel::listen(self.side, &near)?;
         let (side, near_lcore) = (self.side, options.lcore);
-        let far = Far { netns: &far, side, near_lcore, lcore: other_lcore, settle: SETTLE };
+        let far = Far { netns: &far, side, near_lcore, lcore: other_lcore, settle: SETTLE, drain: DRAIN };
         let (mut our_windows, mut their_windows) = (Vec::new(), Vec::new());
         // Warm-up, with duplicate address detection and neighbour discovery.
         far.window(&mut ours, options.window)?;

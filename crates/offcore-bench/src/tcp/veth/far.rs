@@ -25,12 +25,14 @@ pub(in crate::tcp) struct Far<'a> {
     pub(in crate::tcp) lcore: usize,
     /// Warm-up time of a connection.
     pub(in crate::tcp) settle: Duration,
+    /// Time between windows, until the packets of the last connection have left the path.
+    pub(in crate::tcp) drain: Duration,
 }
 
 impl Far<'_> {
     /// Connects to `near` and returns the result of a window of length `length`.
     pub(in crate::tcp) fn window(self, near: &mut dyn Near, length: Duration) -> Result<Window> {
-        let (phase, moved) = (Phase::default(), AtomicU64::new(0));
+        let (phase, moved) = (Phase::new(self.drain), AtomicU64::new(0));
         let (address, near_moved) = (near.address(), near.moved());
         // The reading end is counted.
         let counted = if self.side == Side::Send { &moved } else { &*near_moved };

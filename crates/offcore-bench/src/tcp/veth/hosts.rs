@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use offcore_dma::{Binding, Mover};
+use anyhow::{Context as _, Result, bail, ensure};
+use offcore_dma::{Binding, Context, Mover};
 use offcore_flow::host::{self, App, Calls, HostPort};
 use offcore_flow::worker::Worker;
 use offcore_mem::Pool;
@@ -26,9 +26,6 @@ use super::stream::{CHUNK, Phase, Position, bound_waits, read, write};
 use super::{Cell, Under};
 use crate::peer::netns::Netns;
 use crate::tcp::link::{STALLED, Side};
-
-/// Time without a packet after which a path counts as empty: more than the longest round trip.
-const QUIET: Duration = Duration::from_millis(250);
 
 /// A near end.
 pub(in crate::tcp) trait Near: Send {
@@ -88,6 +85,8 @@ impl Near for Kernel {
             Side::Send => write(&stream, &self.moved, phase)?,
             Side::Receive => read(&stream, &self.moved, phase)?,
         }
+        drop(stream);
+        thread::sleep(phase.drain);
         Ok(None)
     }
 }
@@ -143,15 +142,12 @@ impl Host {
         Ok(Self { worker, moved, wrong, ending, _port: port })
     }
 
-    /// Ends the connection and waits until its packets have left the path. Otherwise they would occupy the relay's
-    /// queue at the start of the next connection.
-    fn empty_path(&mut self) {
+    /// Resets the connection, and handles its remaining packets for `length`.
+    fn drain(&mut self, length: Duration) {
         self.ending.store(true, Ordering::Relaxed);
-        let (since, mut last) = (Instant::now(), Instant::now());
-        while last.elapsed() < QUIET && since.elapsed() < STALLED {
-            if self.worker.round() > 0 {
-                last = Instant::now();
-            }
+        let since = Instant::now();
+        while since.elapsed() < length {
+            self.worker.round();
         }
         self.ending.store(false, Ordering::Relaxed);
     }
@@ -194,7 +190,7 @@ impl Near for Host {
             }
         }
         let after = self.ticks();
-        self.empty_path();
+        self.drain(phase.drain);
         ensure!(!self.wrong.load(Ordering::Relaxed), "wrong bytes have come");
         let busy = |before: [u64; 2]| {
             let [all, idle] = [0, 1].map(|i| (after[i] - before[i]) as f64);
@@ -212,7 +208,7 @@ struct Talk {
     buffer: Box<[u8]>,
     moved: Arc<AtomicU64>,
     wrong: Arc<AtomicBool>,
-    /// The window is over: a reader resets its connection, as the kernel does if unread data is left.
+    /// The window is over: the connection is reset. The kernel resets its own, because unread data is left.
     ending: Arc<AtomicBool>,
 }
 
@@ -226,12 +222,6 @@ struct Stream {
 
 impl Talk {
     fn serve(&mut self, calls: &mut Calls<'_>) {
-        if self.side == Side::Receive && self.ending.load(Ordering::Relaxed) {
-            if let Some(stream) = self.stream.take() {
-                calls.stack.abort(calls.now, stream.conn, calls.out);
-            }
-            return;
-        }
         let Some(Stream { conn, reader, writer, at }) = &mut self.stream else { return };
         let mut moved = 0;
         loop {
@@ -290,6 +280,14 @@ impl App for Talk {
                 calls.close(conn);
             }
             Event::Failed(..) | Event::AddressConflict { .. } | Event::Address { .. } => {}
+        }
+    }
+
+    fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
+        if self.ending.load(Ordering::Relaxed)
+            && let Some(stream) = self.stream.take()
+        {
+            calls.stack.abort(calls.now, stream.conn, calls.out);
         }
     }
 

@@ -24,28 +24,36 @@ static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
 });
 
 /// Phase of a window, shared by both ends and the counting thread.
-#[derive(Debug, Default)]
-pub(in crate::tcp) struct Phase(AtomicU8);
+#[derive(Debug)]
+pub(in crate::tcp) struct Phase {
+    state: AtomicU8,
+    /// How long the near end keeps the path open after the window, until the path is empty.
+    pub(super) drain: Duration,
+}
 
 impl Phase {
     const COUNTS: u8 = 1;
     const OVER: u8 = 2;
 
+    pub(super) fn new(drain: Duration) -> Self {
+        Self { state: AtomicU8::new(0), drain }
+    }
+
     /// Starts the counted part.
     pub(super) fn count(&self) {
-        self.0.store(Self::COUNTS, Ordering::Relaxed);
+        self.state.store(Self::COUNTS, Ordering::Relaxed);
     }
 
     pub(super) fn end(&self) {
-        self.0.store(Self::OVER, Ordering::Relaxed);
+        self.state.store(Self::OVER, Ordering::Relaxed);
     }
 
     pub(super) fn counts(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == Self::COUNTS
+        self.state.load(Ordering::Relaxed) == Self::COUNTS
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == Self::OVER
+        self.state.load(Ordering::Relaxed) == Self::OVER
     }
 }
 
