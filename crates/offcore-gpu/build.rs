@@ -1,5 +1,5 @@
-//! Builds the kernels for the host (`kernels/host.cpp`), and skips that if there is no C++ compiler. For tests (feature
-//! `test-switches`) it also builds a stand-in for the CUDA driver's library.
+//! Builds the kernels for the host (`kernels/host.cpp`) unless no C++ compiler is installed. For tests (feature
+//! `test-switches`) it also builds a replacement of the CUDA driver's library.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -40,8 +40,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Builds `tests/fake_cuda` as a shared library under the CUDA driver's names in a directory of its own, and exports
-/// its path.
+/// Builds `tests/fake_cuda` as a shared library with the CUDA driver's name in a separate directory, and exports its
+/// path.
 fn fake_cuda() -> Result<(), Box<dyn Error>> {
     const SOURCES: &str = "tests/fake_cuda";
     println!("cargo::rerun-if-changed={SOURCES}");
@@ -54,7 +54,7 @@ fn fake_cuda() -> Result<(), Box<dyn Error>> {
     sources.sort();
     let mut compiler = cc::Build::new().cpp(true).cargo_warnings(false).try_get_compiler()?.to_command();
     // A program that has loaded it by path then finds it by this name, the first that cudarc tries. It stays loaded,
-    // since its threads may still run.
+    // because its threads may still run.
     compiler.args(["-shared", "-Wl,-soname,libcuda.so", "-Wl,-z,nodelete", "-Wl,-z,defs", "-pthread"]);
     compiler.args(["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Ikernels"]);
     compiler.args(&sources).arg("-o").arg(&library);

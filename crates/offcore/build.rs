@@ -1,13 +1,14 @@
-//! Builds the preload library, which `offcore exec` carries with it.
+//! Builds the preload library, which is embedded in the binary for `offcore exec`.
 //!
-//! It is a shared object of its own, without the standard library, so it needs another profile and other features than the
-//! binary: cargo is called for it, with a directory of its own, since this build holds the lock of the usual one.
+//! It is a separate shared object without the standard library, so it needs another profile and other features than the
+//! binary. Therefore this script calls cargo with a separate target directory, because the current build holds the lock
+//! of the usual one.
 
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A thread that is cancelled is unwound through the library. All its symbols are resolved when it is loaded, it is never
+/// A cancelled thread is unwound through the library. All its symbols are resolved when it is loaded, it is never
 /// unloaded, and its constructor runs before all others.
 const FLAGS: [&str; 3] =
     ["force-unwind-tables=yes", "link-arg=-Wl,-z,now,-z,nodelete,-z,initfirst", "link-arg=-nostartfiles"];
@@ -26,7 +27,7 @@ fn main() {
     for argument in FLAGS {
         cargo.args(["-C", argument]);
     }
-    // What this build is made with, a sanitizer for one, is not for the library.
+    // Settings of this build, such as a sanitizer, do not apply to the library.
     for name in [
         "CARGO_ENCODED_RUSTFLAGS",
         "RUSTFLAGS",
@@ -43,7 +44,7 @@ fn main() {
     name_commit();
 }
 
-/// Has benchmarks say which commit they are of, where this is a clone.
+/// Passes the commit to the benchmarks, if this is a clone.
 fn name_commit() {
     let git = |args: &[&str]| {
         let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;

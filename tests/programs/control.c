@@ -160,7 +160,7 @@ static void received(int family)
     set_int(fd, level, v4 ? IP_PKTINFO : IPV6_RECVPKTINFO, 1);
     must("reply 1 5 1");
     told("pktinfo", fd, sizeof room);
-    // Sends with the destination address of a received datagram as source.
+    // Checks the destination address of the received datagram.
     struct place ours = here(family, 0);
     struct cmsghdr *control = (struct cmsghdr *)room;
     if (v4) {

@@ -13,7 +13,7 @@
 static int made[MOST * 4];
 static int count;
 
-// Creates and connects sockets until an error occurs. Returns their number and prints the error.
+// Creates and connects sockets until `most` exist or an error occurs. Returns the error, or 0.
 static int make_all(uint16_t port, int most)
 {
     while (count < most) {

@@ -1,7 +1,7 @@
 // A slow application.
 //
-//     slow ... never    reads nothing, and sends to a peer that reads nothing, until all buffers are full: then `full`. It waits for
-//                       a line on its standard input, then reads and sends the rest.
+//     slow ... never    reads nothing, and sends to a peer that reads nothing, until all buffers are full. It prints
+//                       `full`, waits for a line on its standard input, then reads and sends the rest.
 //     slow ... little   reads and sends a little at a time, with pauses between.
 #define _GNU_SOURCE
 #include "common.h"
@@ -13,7 +13,7 @@
 
 static uint8_t bytes_of[65536], wanted[65536];
 
-// Reads what the peer sends: `len` bytes in all, `most` bytes per call, with a pause after each.
+// Reads `len` bytes from the peer, `most` bytes per call, with a pause after each call.
 static void read_slowly(int fd, long len, size_t most, unsigned pause)
 {
     for (long got = 0; got < len;) {

@@ -27,7 +27,7 @@ static char *self;
 static long killed_at;
 static bool had_ended;
 
-// The sessions of the calls: one that lasts as long as this program, one for each point, and others.
+// The sessions of the calls: a lasting one with the lifetime of this program, one for each point, and others.
 static int lasting = -1, fd = -1, other = -1;
 static uint16_t port;
 static long filled;

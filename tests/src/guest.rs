@@ -4,11 +4,11 @@
 //! - Software emulation (TCG) is used, so a guest needs no KVM. It is slow: it shows whether things work, not their
 //!   speed.
 //! - `vectors=0` on the device. With MSI-X, QEMU 7.2 crashes when the guest loads virtio_net on a vhost-user device
-//! under TCG.
+//!   under TCG.
 //! - `la57=off`: with five-level page tables an emulated guest needs 20 % longer to boot.
 //! - Guest memory must be shareable (`memory-backend-memfd,share=on`), or a back end cannot map it.
 //! - QEMU as the socket's client retries every second with `reconnect=1`, from the start and after a loss. As the
-//! server it waits, before the guest's first instruction, until a back end connects.
+//!   server it waits, before the guest's first instruction, until a back end connects.
 //! - With several queues the guest uses as many as it has CPUs.
 
 mod image;

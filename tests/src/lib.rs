@@ -4,11 +4,10 @@
 //! Every driver starts a real program, communicates over its own console, and stops it when dropped. They share three
 //! rules:
 //! - **A wait ends when nothing progresses.** Deadlines count from the last sign of progress (new output, or a counter
-//!   that
-//! grew), so a slow machine is not a failure, but a hang is.
+//!   that grew), so a slow machine is not a failure, but a hang is.
 //! - **A failure shows the program's output.** Every error carries the end of the output.
 //! - **No process outlives the test.** Programs end with the test process, however it ends. Names (namespaces, sockets,
-//! file prefixes) are unique to the process.
+//!   file prefixes) are unique to the process.
 //!
 //! A test starts with its requirements:
 //! ```no_run

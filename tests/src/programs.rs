@@ -43,7 +43,7 @@ const CHECKED: &str = "fortify";
 /// Time limit for a program. Its own watchdog ends it after 30 s.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Two namespaces with a veth pair between them. The peer runs in one of them.
+/// Two namespaces with a veth pair between them. The peer runs in the second one.
 #[derive(Debug)]
 pub struct Link {
     // Dropped first: a namespace can only be deleted when no process runs in it.

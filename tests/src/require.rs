@@ -80,7 +80,7 @@ pub fn require(needs: &[Need]) -> Option<()> {
     None
 }
 
-/// Prints what a test checks instead of something that this machine cannot do, bypassing the test harness's capture.
+/// Prints which check replaces an impossible check on this machine, bypassing the test harness's capture.
 pub fn note(text: &str) {
     say("NOTE", text);
 }

@@ -52,7 +52,7 @@ impl Wire {
         self.socket.next(&mut self.room).context("receiving a frame")
     }
 
-    /// Waits until one of `wires` has received a frame, or until the timeout in milliseconds.
+    /// Waits until a frame has arrived at any of `wires`, or until the timeout in milliseconds.
     ///
     /// # Errors
     /// System errors.

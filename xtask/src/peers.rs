@@ -1,8 +1,8 @@
 //! `cargo xtask peers --native`: builds DPDK from Debian's source package for the CPU of this machine.
 //!
-//! Debian compiles DPDK for any x86-64-v2 CPU. Users who need speed compile it themselves, so benchmarks compare with
-//! such a build. It has the version of the installed package, is kept in the user's cache directory, and is built again
-//! when the version or the CPU changes.
+//! Debian compiles DPDK for any x86-64-v2 CPU. Performance-critical deployments compile it for their own CPU, so
+//! benchmarks compare with such a build. It has the version of the installed package, is kept in the user's cache
+//! directory, and is built again when the version or the CPU changes.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;

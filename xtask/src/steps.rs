@@ -78,7 +78,7 @@ impl Seen {
     }
 }
 
-/// The result of one of the project's own checks.
+/// The result of a check that this project implements.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// No errors were found.
@@ -201,7 +201,7 @@ impl Steps {
         self.record(name, started, tally, failure);
     }
 
-    /// Runs one of the project's own checks, which counts as one test.
+    /// Runs a check that this project implements. It counts as one test.
     pub(crate) fn check(&mut self, name: &str, check: impl FnOnce() -> Result<Outcome>) {
         let started = self.announce(name);
         let (mut tally, mut failure) = (Tally::default(), None);

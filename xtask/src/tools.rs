@@ -14,7 +14,7 @@ pub(crate) struct Tool {
 
 pub(crate) const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
 
-/// Returns the path of the program, from PATH or from `target/`, where it is built if necessary.
+/// Returns the path of the program, from PATH or from `target/`. Builds it if necessary.
 ///
 /// # Errors
 /// The reason if it is not available.

@@ -1,5 +1,5 @@
-// The kernels on threads of the host; src/kernel.rs calls them. One thread does the work of a block of threads. A
-// result of 1 means that there was a burst.
+// The kernels on threads of the host, called by src/kernel.rs. One thread does the work of a block of threads. A result
+// of 1 means that there was a burst.
 #include "bodies.h"
 
 namespace {
@@ -24,7 +24,7 @@ struct CountedTrie : og_trie {
 
 extern "C" {
 
-// For tests: the lowest pattern that starts in a part of a payload. Adds the number of edges read to `reads`.
+// For tests: returns the lowest pattern that starts in a part of a payload. Adds the number of edges read to `reads`.
 u32 og_host_match_part(const og_trie *trie, const u8 *bytes, u32 len, u32 part, u32 parts, u64 *reads)
 {
 	const CountedTrie counted = {*trie, {trie->edges, reads}};

@@ -51,8 +51,8 @@ enum Work {
 }
 
 impl CpuWork {
-    /// Work as described by [`WorkView`](crate::layout::WorkView): `skip` bytes precede the payload, and each packet
-    /// takes at least `forced_ns` nanoseconds. Only [`Kind::Match`] uses patterns.
+    /// Creates work as described by [`WorkView`](crate::layout::WorkView): `skip` bytes precede the payload, and each
+    /// packet takes at least `forced_ns` nanoseconds. Only [`Kind::Match`] uses patterns.
     ///
     /// # Errors
     /// [`Kind::Match`] without patterns, or with too many for an automaton.
@@ -77,11 +77,11 @@ impl CpuWork {
     /// non-zero results.
     ///
     /// Swaps the MAC addresses of packets of at least 12 bytes, if enabled, then processes the payload, which may be in
-    /// several buffers. The result of an empty packet is 0. Forced times add up, since a core processes packets in
+    /// several buffers. The result of an empty packet is 0. Forced times add up, because a core processes packets in
     /// sequence.
     ///
     /// # Panics
-    /// When there are fewer results than packets, or a packet of several buffers is from another pool.
+    /// If there are fewer results than packets, or a packet of several buffers is from another pool.
     pub fn run(&self, pool: &Pool, packets: &mut [Packet], results: &mut [u32]) -> u32 {
         let results = &mut results[..packets.len()];
         match &self.work {
@@ -102,7 +102,7 @@ impl CpuWork {
         }
     }
 
-    /// Size of the work's tables in bytes.
+    /// Returns the size of the work's tables in bytes.
     pub fn memory(&self) -> usize {
         match &self.work {
             Work::Match(matcher) => matcher.memory(),
@@ -144,13 +144,13 @@ impl CpuWork {
         }))
     }
 
-    /// The payload in the packet's first buffer.
+    /// Returns the payload in the packet's first buffer.
     #[inline(always)]
     fn payload<'a>(&self, packet: &'a Packet) -> &'a [u8] {
         packet.bytes().get(self.skip..).unwrap_or_default()
     }
 
-    /// Processes packets together: a walk of one hides the table latency of another.
+    /// Processes packets together: the walk through one packet hides the table latency of another.
     fn match_together(&self, matcher: &Matcher, pool: &Pool, packets: &mut [Packet], results: &mut [u32]) {
         if self.swap {
             packets.iter_mut().for_each(|packet| swap_addresses(pool, packet));
@@ -168,7 +168,7 @@ impl CpuWork {
 
 /// Work on a payload.
 trait PayloadWork {
-    /// The result for a payload in `parts` of any length.
+    /// Returns the result for a payload in `parts` of any length.
     fn result<'a>(&self, parts: impl Iterator<Item = &'a [u8]>) -> u32;
 }
 
@@ -206,8 +206,8 @@ impl PayloadWork for Matcher {
     }
 }
 
-/// Swaps destination and source address of a packet that has both. (offcore-wire's view of a frame requires an
-/// EtherType, too; devices do not.)
+/// Swaps the destination and source address of a packet that has both. (offcore-wire's frame view also requires an
+/// EtherType, but devices do not.)
 #[inline(always)]
 fn swap_addresses(pool: &Pool, packet: &mut Packet) {
     if let Some(addresses) = packet.bytes_mut().first_chunk_mut::<ADDRESSES>() {
@@ -218,7 +218,7 @@ fn swap_addresses(pool: &Pool, packet: &mut Packet) {
     }
 }
 
-/// The same where the addresses lie in several buffers.
+/// Swaps addresses that are in several buffers.
 #[cold]
 fn swap_in_parts(pool: &Pool, packet: &mut Packet) {
     if pool.total_len(packet) < ADDRESSES {

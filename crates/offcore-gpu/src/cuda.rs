@@ -1,15 +1,15 @@
-//! The devices `cuda:N`: NVIDIA GPUs, through the CUDA driver API. Building needs no CUDA and links none: the driver's
-//! library is loaded when a device is opened.
+//! The devices `cuda:N`: NVIDIA GPUs, through the CUDA driver API. Building neither requires nor links CUDA: the
+//! driver's library is loaded when a device is opened.
 //!
 //! * `library`: the driver's library; `driver`: its errors, and wrappers of its objects,
 //! * `memory`: registered host memory and device memory,
 //! * `gpu`: an open GPU, the quiesce lock and the SM reservations that services share,
 //! * `service`: setting up a service; `halves`: its launcher and its watch,
 //! * `thread`: the thread that launches kernels for bursts, and graphs,
-//! * `direct`: device memory that network cards reach,
+//! * `direct`: device memory that network cards access,
 //! * `graph`: graphs of kernels; `slots`: ring slots in device memory,
-//! * `tables`: patterns in device memory; `quits`: a ring on which kernels end at once,
-//! * `facts`: what the driver reports, for the doctor; `costs`: what reads and launches take.
+//! * `tables`: patterns in device memory; `quits`: a ring on which kernels end immediately,
+//! * `facts`: the driver's reports for the doctor; `costs`: the cost of reads and launches.
 
 mod costs;
 mod direct;
@@ -37,7 +37,7 @@ pub use costs::{Costs, KernelCosts};
 pub use facts::facts;
 pub use gpu::use_all_queues;
 
-/// The names of the devices that the driver shows, `cuda:0` and so on; at least one.
+/// Returns the names of the devices that the driver shows, `cuda:0` and so on. The list has at least one name.
 ///
 /// # Errors
 /// No driver or no device, with advice.
@@ -62,10 +62,10 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// GPU `ordinal` of those that the driver shows. Compiles and tests its kernels.
+    /// Opens GPU `ordinal` of the visible devices. Compiles and tests its kernels.
     ///
     /// # Errors
-    /// No driver, no such GPU, one that is too old, or what the driver refuses; with advice.
+    /// No driver, no such GPU, a GPU that is too old, or an error of the driver, with advice.
     pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
         let name = format!("cuda:{ordinal}");
         match Gpu::open(ordinal) {
@@ -74,10 +74,10 @@ impl CudaDevice {
         }
     }
 
-    /// Measures what its reads of host memory and launches take. Takes a fraction of a second.
+    /// Measures the cost of its reads of host memory and of launches. This takes a fraction of a second.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Errors of the driver.
     pub fn costs(&self) -> Result<Costs, DeviceError> {
         costs::measure(&self.gpu).map_err(|reason| DeviceError::Absent { device: self.name.clone(), reason })
     }
@@ -103,7 +103,7 @@ impl Device for CudaDevice {
     unsafe fn start(&mut self, service: Service) -> Result<Started, DeviceError> {
         service.check(&self.name)?;
         let direct = service.direct(&self.name, self.direct.as_ref())?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the memory in `service` stays valid until the service has ended, as the caller guarantees.
         let started = unsafe { service::start(&self.gpu, &service, direct) };
         let (started, note) =
             started.map_err(|reason| DeviceError::Start { device: self.name.clone(), reason })?;

@@ -1,7 +1,7 @@
-//! Devices: what processes the bursts of a ring.
+//! Devices, which process the bursts of a ring.
 //!
-//! A device is given the addresses of packets, bursts and answers, and starts to serve one ring. The service has two
-//! halves: a [`Launcher`] on the lcore that submits, which tells the device of a burst if it does not poll, and a
+//! A device gets the addresses of packets, bursts and answers, and starts to serve one ring. The service has two
+//! halves: a [`Launcher`] on the lcore that submits, which notifies the device of a burst if it does not poll, and a
 //! [`Watch`] on the lcore that collects, which checks whether the device still runs.
 
 use offcore_stats::named;
@@ -31,15 +31,15 @@ named! {
         Kernel = "kernel",
         /// One kernel that polls the ring until it is told to quit.
         Persistent = "persistent",
-        /// Graphs of kernels, each of which waits for one slot.
+        /// Graphs of kernels. Each kernel waits for one slot.
         Graph = "graph",
     }
 }
 
-/// Where a device processes packets.
+/// The location of packets while a device processes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
-    /// In host memory, where they are.
+    /// In host memory, in place.
     #[default]
     Host,
     /// In a copy in its own memory; it writes changes back.
@@ -53,7 +53,7 @@ impl Memory {
     /// The variants with packets in host memory.
     pub const ALL: [Self; 2] = [Self::Host, Self::Gpu];
 
-    /// The name in options and JSON.
+    /// Returns the name in options and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -83,8 +83,8 @@ pub struct Service {
     pub blocks: u32,
     /// Threads per block: 1 to 1024.
     pub threads: u32,
-    /// Where packets are processed. The device sets [`PoolView::staging`] for [`Memory::Gpu`], and [`PoolView::base`]
-    /// for [`Memory::Direct`].
+    /// The location of packets during processing. The device sets [`PoolView::staging`] for [`Memory::Gpu`], and
+    /// [`PoolView::base`] for [`Memory::Direct`].
     ///
     /// [`PoolView::staging`]: crate::layout::PoolView::staging
     /// [`PoolView::base`]: crate::layout::PoolView::base
@@ -103,7 +103,7 @@ impl Service {
         Ok(())
     }
 
-    /// The memory from [`Device::pool`], if packets are there.
+    /// Returns the memory from [`Device::pool`], if packets are in it.
     pub(crate) fn direct(
         &self,
         device: &str,
@@ -128,13 +128,13 @@ impl Service {
     }
 }
 
-/// A device, which can serve several rings.
+/// A device that can serve several rings.
 pub trait Device: fmt::Debug + Send {
-    /// Its name: `host`, `cuda:0`.
+    /// Returns its name: `host`, `cuda:0`.
     fn name(&self) -> &str;
 
-    /// Allocates device memory, accessible to network cards, for a pool of `len` bytes: the packets of services started
-    /// afterwards with [`Memory::Direct`]. The device holds a reference, too.
+    /// Allocates device memory, accessible to network cards, for a pool of `len` bytes. It holds the packets of
+    /// services that are started afterwards with [`Memory::Direct`]. The device also holds a reference.
     ///
     /// # Errors
     /// The device has no such memory.
@@ -150,11 +150,12 @@ pub trait Device: fmt::Debug + Send {
     /// A number is out of range, or the device refuses.
     ///
     /// # Safety
-    /// The memory in `service` stays valid until the launcher has [ended](Launcher::end) and returned that the device
-    /// has stopped. A packet is the device's from its submission until its burst is answered.
+    /// The memory in `service` must stay valid until the launcher has [ended](Launcher::end) and returned that the
+    /// device has stopped. A packet belongs to the device from its submission until its burst is answered.
     unsafe fn start(&mut self, service: Service) -> Result<Started, DeviceError>;
 
-    /// Notes for the user on the device and its services: which memory they use, which features are missing.
+    /// Returns notes for the user about the device and its services, such as the memory that they use and missing
+    /// features.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
@@ -177,7 +178,7 @@ pub struct Started {
     pub launcher: Box<dyn Launcher>,
     /// For the lcore that collects.
     pub watch: Box<dyn Watch>,
-    /// Where bursts must be written, unless it is the ring's own memory.
+    /// The memory to which bursts must be written, unless it is the ring's own memory.
     pub slots: Option<DeviceSlots>,
 }
 
@@ -200,8 +201,8 @@ impl<T: fmt::Debug + Send> Keep for T {}
 
 /// The half of a service on the lcore that submits.
 pub trait Launcher: fmt::Debug + Send {
-    /// Called before a burst is submitted with [`Memory::Direct`]. Flushes what network cards have written to device
-    /// memory, so that the device sees it with the burst. If it returns false, the burst must not be submitted.
+    /// Called before a burst is submitted with [`Memory::Direct`]. Flushes writes of network cards to device memory, so
+    /// that the device sees them with the burst. If it returns false, the burst must not be submitted.
     fn flush_writes(&mut self) -> bool {
         true
     }
@@ -213,8 +214,8 @@ pub trait Launcher: fmt::Debug + Send {
     /// waiters. Returns whether the device has stopped; if not, the memory must stay valid forever.
     fn end(self: Box<Self>) -> bool;
 
-    /// The same, and takes `memory`, which keeps the service's memory alive. It is dropped when the device has stopped
-    /// and released the memory, which may be later, and leaked if the device does not stop.
+    /// Ends the service and takes `memory`, which keeps the service's memory alive. It is dropped when the device has
+    /// stopped and released the memory, which may be later, and leaked if the device does not stop.
     fn end_with(self: Box<Self>, memory: Box<dyn Any + Send>) -> bool {
         let ended = self.end();
         if !ended {
@@ -224,16 +225,16 @@ pub trait Launcher: fmt::Debug + Send {
         ended
     }
 
-    /// Number of blocks or nodes that wait for bursts.
+    /// Returns the number of blocks or nodes that wait for bursts.
     fn waiters(&self) -> usize;
 }
 
 /// The half of a service on the lcore that collects.
 pub trait Watch: fmt::Debug + Send {
-    /// Why the device has stopped although the service was not ended; `None` if it runs or that is not known. Does not
-    /// block. After a failure the device touches no packet.
+    /// Returns why the device has stopped although the service was not ended, or `None` if it runs or the state is
+    /// unknown. Does not block. After a failure the device does not access packets.
     fn failure(&mut self) -> Option<String>;
 
-    /// Tells a hung device to give up. Returns whether it has stopped; does not block.
+    /// Tells a hung device to stop. Returns whether it has stopped, without blocking.
     fn give_up(&mut self) -> bool;
 }

@@ -1,4 +1,4 @@
-//! Opening devices by name: `host`, `cuda:N`.
+//! Opens devices by name: `host`, `cuda:N`.
 
 use crate::cuda::{self, Costs, CudaDevice};
 use crate::device::{Device, DeviceError};
@@ -7,7 +7,7 @@ use crate::host::{HOST, HostDevice};
 /// Opens the device of this name: `host`, `cuda:N`, `N` for short, or `cuda` for the first GPU.
 ///
 /// # Errors
-/// There is no such device, or it cannot be used.
+/// The device does not exist, or cannot be used.
 pub fn open(name: &str) -> Result<Box<dyn Device>, DeviceError> {
     if name == HOST {
         return Ok(Box::new(HostDevice::new()?));
@@ -15,10 +15,10 @@ pub fn open(name: &str) -> Result<Box<dyn Device>, DeviceError> {
     Ok(Box::new(CudaDevice::open(ordinal(name)?).map_err(with_stand_in)?))
 }
 
-/// What the reads and launches of the GPU of this name take.
+/// Measures the cost of reads and launches of the GPU of this name.
 ///
 /// # Errors
-/// There is no such GPU, or it cannot be measured.
+/// The GPU does not exist, or cannot be measured.
 pub fn costs(name: &str) -> Result<Costs, DeviceError> {
     if name == HOST {
         let reason =
@@ -28,7 +28,7 @@ pub fn costs(name: &str) -> Result<Costs, DeviceError> {
     CudaDevice::open(ordinal(name)?)?.costs()
 }
 
-/// Adds the stand-in to the advice of an error.
+/// Adds the host device to the advice of an error.
 fn with_stand_in(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Absent { device, reason } => {
@@ -39,10 +39,10 @@ fn with_stand_in(error: DeviceError) -> DeviceError {
     }
 }
 
-/// The name of the default device: the first GPU.
+/// Returns the name of the default device: the first GPU.
 ///
 /// # Errors
-/// There is no GPU; with advice.
+/// No GPU exists, with advice.
 pub fn default() -> Result<String, DeviceError> {
     let first = cuda::list().map(|names| names.into_iter().next());
     match first {
@@ -53,7 +53,7 @@ pub fn default() -> Result<String, DeviceError> {
     }
 }
 
-/// The number in a GPU's name.
+/// Returns the number in a GPU's name.
 fn ordinal(name: &str) -> Result<u32, DeviceError> {
     let number = match name {
         "cuda" => "0",
@@ -81,7 +81,7 @@ mod tests {
         }
     }
 
-    /// Without a driver; with one, the errors are different.
+    /// Only without a driver, because the errors are different with one.
     #[test]
     fn errors_without_a_driver_name_it() {
         let Err(text) = cuda::facts() else { return };

@@ -1,11 +1,11 @@
-//! Checks a machine for packet processing on a GPU: what it has, what is missing, and what to do.
+//! Checks a machine for packet processing on a GPU: hardware and software, missing parts, and remedies.
 //!
-//! [`examine`] reads files under a root, which can be a directory other than `/`. The caller supplies what files do not
-//! tell ([`Given`]): the planned run, and the CUDA driver's answers. What comes back is plain data: [`Facts`], and a
-//! finding per rule.
+//! [`examine`] reads files under a root, which can be a directory other than `/`. The caller supplies information that
+//! is not in files ([`Given`]): the planned run, and the CUDA driver's answers. The result is plain data: [`Facts`],
+//! and a finding per rule.
 //!
 //! * [`facts`]: everything read; [`pci`]: PCI functions; [`cuda`]: facts from the CUDA driver and the kernels' PTX,
-//! * `rules`: the expected state, and why.
+//! * `rules`: the expected state, and the reasons.
 
 pub mod cuda;
 pub mod facts;
@@ -27,11 +27,11 @@ use tree::Tree;
 /// Input that the files under the root do not provide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
-    /// Bytes of the planned packet pool; 0: unknown.
+    /// Bytes of the planned packet pool, or 0 if unknown.
     pub pool_bytes: u64,
-    /// The selected network cards, by PCI address or interface name; empty: all.
+    /// The selected network cards, by PCI address or interface name. Empty for all.
     pub nics: Vec<String>,
-    /// Whether this build has the stand-in on threads, `--device host`.
+    /// Whether this build has `--device host`, which emulates a GPU by threads.
     pub has_host_device: bool,
     /// Requirements of the kernels' PTX.
     pub ptx: Option<Ptx>,
@@ -42,7 +42,7 @@ pub struct Given {
 }
 
 impl Default for Given {
-    /// No pool, this build, nothing else known.
+    /// Returns the input without a pool, for this build, with everything else unknown.
     fn default() -> Self {
         Self {
             pool_bytes: 0,
@@ -55,9 +55,9 @@ impl Default for Given {
     }
 }
 
-/// Examines everything under `root`, the directory that holds `sys`, `proc` and `dev`.
+/// Examines everything under `root`, the directory that contains `sys`, `proc` and `dev`.
 ///
-/// Files that are missing, unreadable or malformed count as unknown; there is no error.
+/// Files that are missing, unreadable or malformed count as unknown, so no error can occur.
 pub fn examine(root: &Path, given: &Given) -> (Facts, Report) {
     let facts = Facts::read(&Tree::new(root), given);
     let report = rules::all(&facts, given);

@@ -1,8 +1,8 @@
-//! The device `host`: threads of this machine run the kernels of a GPU over the same rings.
+//! The device `host`: threads of this machine run the kernels of a GPU on the same rings.
 //!
-//! It stands in for a GPU where there is none: its results are those of a GPU, its speed says nothing about one. Its
-//! threads are not bound to a core; between bursts they spin, then yield, then sleep. In place of GPU memory it has
-//! host memory, as large as the pool. Ports that copy can stand in for network cards and put packets there.
+//! It replaces a GPU on machines without one. Its results are the same as a GPU's, but its speed is not representative.
+//! Its threads are not bound to a core. Between bursts they spin, then yield, then sleep. Instead of GPU memory it has
+//! host memory, as large as the pool. Ports that copy can emulate network cards and put packets there.
 
 use std::num::NonZeroU32;
 use std::ptr;
@@ -42,12 +42,12 @@ pub struct HostDevice {
     fault: Option<Fault>,
     /// Bytes of staging memory of all services started.
     staging: usize,
-    /// Memory that packets are received into, in place of a GPU's.
+    /// Memory into which packets are received, in place of a GPU's.
     direct: Option<DeviceMemory>,
 }
 
 impl HostDevice {
-    /// The device.
+    /// Creates the device.
     ///
     /// # Errors
     /// This program was built without a C++ compiler.
@@ -62,7 +62,7 @@ impl HostDevice {
         Err(DeviceError::Absent { device: HOST.into(), reason })
     }
 
-    /// Test switch: injects a fault. It takes [`Launch::Kernel`].
+    /// Test switch: injects a fault. It requires [`Launch::Kernel`].
     #[cfg(any(test, feature = "test-switches"))]
     #[must_use]
     pub fn with_fault(mut self, fault: Fault) -> Self {
@@ -79,9 +79,9 @@ struct State {
     workers: usize,
     /// Staging memory, kept until the last thread ends.
     staging: Option<Mapping>,
-    /// The same for memory that packets are received into.
+    /// Memory for received packets, kept until the last thread ends.
     _direct: Option<DeviceMemory>,
-    /// The same for patterns.
+    /// Patterns, kept until the last thread ends.
     _trie: Option<Arc<Trie>>,
 }
 
@@ -98,7 +98,7 @@ impl Drop for Alive {
 #[derive(Clone, Copy)]
 struct SendView(PipelineView);
 
-// SAFETY: the caller of `start` promises that the memory stays valid, and the device owns packets while it processes
+// SAFETY: the memory stays valid, as the caller of `start` guarantees, and the device owns packets while it processes
 // them.
 unsafe impl Send for SendView {}
 
@@ -112,14 +112,14 @@ impl Device for HostDevice {
             |error: MemoryError| DeviceError::Start { device: HOST.into(), reason: error.to_string() };
         let memory = memory_of(len).map_err(refuse)?;
         let (place, page) = ((memory.base().as_ptr().expose_provenance(), memory.len()), memory.page_size());
-        // SAFETY: that is the memory, which is new.
+        // SAFETY: the range is the new memory.
         let memory = unsafe { DeviceMemory::new(HOST, place, page, true, Arc::new(memory)) };
         self.direct = Some(memory.clone());
         Ok(memory)
     }
 
     unsafe fn start(&mut self, service: Service) -> Result<Started, DeviceError> {
-        // SAFETY: the caller makes the same promises.
+        // SAFETY: the memory in `service` stays valid until the service has ended, as the caller guarantees.
         let (launcher, watch) = unsafe { self.serve(service) }?;
         Ok(Started { launcher: Box::new(launcher), watch: Box::new(watch), slots: None })
     }
@@ -144,7 +144,7 @@ impl Device for HostDevice {
 }
 
 impl HostDevice {
-    /// As [`Device::start`].
+    /// Starts a service, as [`Device::start`].
     ///
     /// # Safety
     /// As for [`Device::start`].
@@ -174,8 +174,8 @@ impl HostDevice {
         self.staging += staging.map_or(0, Mapping::len);
         let (launches, to_launch) =
             spsc::ring(service.view.ring.count as usize).map_err(|error| refuse(error.to_string()))?;
-        // Set once all threads have been created. If one fails, the others must not begin: the memory need not stay
-        // valid then.
+        // Set once all threads have been created. If one fails, the others must not start, because the memory need not
+        // stay valid then.
         let begun = Arc::new(OnceLock::new());
         let spawn = |work: Box<dyn FnOnce(&PipelineView) + Send>| {
             let begun = Arc::clone(&begun);
@@ -196,17 +196,17 @@ impl HostDevice {
             match service.launch {
                 Launch::Persistent => {
                     for block in 0..blocks.get() {
-                        // SAFETY: the caller's promises hold until the thread has ended.
+                        // SAFETY: the memory stays valid until the thread has ended, as the caller guarantees.
                         handles.push(spawn(Box::new(move |view| unsafe {
                             kernel::persistent(view, threads, block, blocks, 0);
                         }))?);
                     }
                 }
-                // SAFETY: as above.
+                // SAFETY: the memory stays valid until the thread has ended, as the caller guarantees.
                 Launch::Graph => handles.push(spawn(Box::new(move |view| unsafe { graphs(view, threads) }))?),
                 Launch::Kernel => {
                     let queue = LaunchQueue { to_launch, state: Arc::clone(&state), fault: self.fault };
-                    // SAFETY: as above.
+                    // SAFETY: the memory stays valid until the thread has ended, as the caller guarantees.
                     handles.push(spawn(Box::new(move |view| unsafe { queue.serve(view, threads) }))?);
                 }
             }
@@ -221,13 +221,13 @@ impl HostDevice {
     }
 }
 
-/// Memory of the size of a pool.
+/// Allocates memory of the size of a pool.
 fn memory_for(pool: &PoolView) -> Result<Mapping, MemoryError> {
     memory_of((pool.chunks as usize) << pool.chunk_shift)
 }
 
 fn memory_of(len: usize) -> Result<Mapping, MemoryError> {
-    // Not shared, so its file is not needed.
+    // It is not shared, so its file is not needed.
     Mapping::memfd("offcore-device", len, Hugepages::Auto).map(|(memory, _)| memory)
 }
 
@@ -261,8 +261,8 @@ impl LaunchQueue {
             let place = slot_and_lap(view.ring.count, turn);
             let blocks = packets.div_ceil(kernel::SHARE).max(1) as u32;
             for block in 0..blocks {
-                // SAFETY: the burst has been submitted, since its turn is in the queue; the rest is the caller's
-                // promise.
+                // SAFETY: the burst has been submitted, because its turn is in the queue. The memory stays valid until
+                // the thread has ended, as the caller guarantees.
                 unsafe { kernel::share(view, threads, place, (block, blocks), &tally) };
             }
         }
@@ -291,7 +291,7 @@ unsafe fn graphs(view: &PipelineView, threads: NonZeroU32) {
     let mut turn = 0;
     loop {
         let (slot, lap) = slot_and_lap(view.ring.count, turn);
-        // SAFETY: the caller's promise.
+        // SAFETY: the memory stays valid until the thread has ended, as the caller guarantees.
         if !unsafe { kernel::graph_node(view, threads, slot, lap) } {
             return;
         }
@@ -330,7 +330,7 @@ impl Launcher for HostLauncher {
     }
 
     fn waiters(&self) -> usize {
-        // The launch thread is told through its queue; the others wait in the ring.
+        // The launch thread is notified through its queue. The others wait in the ring.
         if self.launches.is_some() { 0 } else { self.state.workers }
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct Idle {
 }
 
 impl Idle {
-    /// After an empty poll: spins, then yields, then sleeps.
+    /// Waits after an empty poll: spins, then yields, then sleeps.
     #[inline]
     pub(crate) fn wait(&mut self) {
         self.polls = self.polls.saturating_add(1);
@@ -29,7 +29,7 @@ impl Idle {
         }
     }
 
-    /// After a poll that found something.
+    /// Resets the backoff after a poll that found something.
     #[inline]
     pub(crate) fn reset(&mut self) {
         self.polls = 0;

@@ -54,17 +54,17 @@ mod host {
     }
 
     /// Processes the share of block `block` of `blocks` in the burst in `slot`: every `blocks`th group of
-    /// [`SHARE`](super::SHARE) packets. The last block to finish answers the burst. The blocks share `tally`, which is 0
-    /// before the first block and after the last. If the slot's lap is not `lap`, or at a
-    /// [`QUIT`](crate::layout::QUIT), does nothing and returns `false`.
+    /// [`SHARE`](super::SHARE) packets. The last block to finish answers the burst. The blocks share `tally`, which is
+    /// 0 before the first block and after the last. If the slot's lap is not `lap`, or at a
+    /// [`QUIT`](crate::layout::QUIT), it does nothing and returns `false`.
     ///
     /// # Safety
-    /// `pipeline` describes memory that stays valid until this returns: the chunks of the pool, and as much staging
+    /// `pipeline` must describe memory that stays valid until this returns: the chunks of the pool, and as much staging
     /// memory if that is not null; slots and answers, with strides of at least 8 bytes and a count that is a power of
     /// two; the trie's tables, with an empty entry among the edges, if the work is
-    /// [`Kind::Match`](crate::layout::Kind::Match) and `states` is not 0. Until the burst is answered no one else
-    /// writes its slot, touches its packets' bytes, staged or not, or touches its answer, except to read the answer's
-    /// lap. Each of 0..`blocks` is passed as `block` once per burst.
+    /// [`Kind::Match`](crate::layout::Kind::Match) and `states` is not 0. Until the burst is answered no other party
+    /// may write its slot, access its packets' bytes, staged or not, or access its answer, except to read the answer's
+    /// lap. Each of 0..`blocks` must be passed as `block` once per burst.
     pub unsafe fn share(
         pipeline: &PipelineView,
         threads: NonZeroU32,
@@ -72,8 +72,8 @@ mod host {
         (block, blocks): (u32, u32),
         tally: &AtomicU64,
     ) -> bool {
-        // SAFETY: `PipelineView` has the layout of `og_pipeline`, which both sides assert; both access the tally
-        // atomically; the rest is the caller's promise.
+        // SAFETY: `PipelineView` has the layout of `og_pipeline`, which both sides assert, and both access the tally
+        // atomically. The memory is valid and exclusive, as the caller guarantees.
         unsafe { og_host_share(pipeline, threads.get(), slot, lap, block, blocks, tally.as_ptr()) != 0 }
     }
 
@@ -89,7 +89,8 @@ mod host {
         step: NonZeroU32,
         from_turn: u64,
     ) {
-        // SAFETY: as in `share`.
+        // SAFETY: `PipelineView` has the layout of `og_pipeline`. The memory is valid and exclusive, as the caller
+        // guarantees.
         unsafe { og_host_persistent(pipeline, threads.get(), first, step.get(), from_turn) }
     }
 
@@ -97,17 +98,18 @@ mod host {
     /// [`QUIT`](crate::layout::QUIT).
     ///
     /// # Safety
-    /// As for [`share`], once the burst is there.
+    /// As for [`share`], from the arrival of the burst.
     pub unsafe fn graph_node(pipeline: &PipelineView, threads: NonZeroU32, slot: u32, lap: u32) -> bool {
-        // SAFETY: as in `share`.
+        // SAFETY: `PipelineView` has the layout of `og_pipeline`. The memory is valid and exclusive, as the caller
+        // guarantees.
         unsafe { og_host_graph_node(pipeline, threads.get(), slot, lap) != 0 }
     }
 
-    /// For tests: the number of the lowest pattern that starts in part `part` of `parts` of a payload, and the number of
-    /// edges read.
+    /// For tests: returns the number of the lowest pattern that starts in part `part` of `parts` of a payload, and the
+    /// number of edges read.
     ///
     /// # Safety
-    /// `trie` has the addresses of the tables of a trie that stays until this returns.
+    /// `trie` must have the addresses of the tables of a trie that stays until this returns.
     #[cfg(any(test, feature = "test-switches"))]
     pub unsafe fn match_part(
         trie: &TrieView,
@@ -117,7 +119,8 @@ mod host {
         let mut reads = 0;
         // A payload is shorter than 64 KiB.
         let len = payload.len() as u32;
-        // SAFETY: `TrieView` has the layout of `og_trie`; the payload has `len` bytes; the rest is the caller's promise.
+        // SAFETY: `TrieView` has the layout of `og_trie`, and the payload has `len` bytes. The tables are valid, as the
+        // caller guarantees.
         let lowest = unsafe { og_host_match_part(trie, payload.as_ptr(), len, part, parts, &raw mut reads) };
         (Some(lowest).filter(|lowest| *lowest != u32::MAX), reads)
     }

@@ -4,7 +4,7 @@ use crate::patterns::MAX_PATTERNS;
 
 /// Maximum packets per burst.
 pub const MAX_BURST: usize = 4096;
-/// In place of a packet count: no more bursts follow.
+/// Replaces the number of packets: no more bursts follow.
 pub const QUIT: u32 = u32::MAX;
 /// Packets in the cache line of a slot's head.
 pub const PACKETS_IN_HEAD_LINE: usize = 7;
@@ -45,8 +45,8 @@ pub struct AnswerHead {
 pub struct PoolView {
     /// Device address of the first chunk.
     pub base: *mut u8,
-    /// Device address of a staging area of the same size, where packets are copied to and processed; null: packets are
-    /// processed in place.
+    /// Device address of a staging area of the same size, to which packets are copied for processing. If it is null,
+    /// packets are processed in place.
     pub staging: *mut u8,
     /// A chunk has 1 << `chunk_shift` bytes.
     pub chunk_shift: u32,
@@ -67,7 +67,7 @@ pub struct RingView {
     pub answer_stride: u32,
     /// Number of slots and of answers; a power of two.
     pub count: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 
@@ -107,8 +107,8 @@ pub struct Link {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct TrieView {
-    /// The hash table of edges: key (state << 8 | byte) | next << 32, where next is the state, and [`ENDS`] if a pattern ends
-    /// there; 0 is an empty entry.
+    /// The hash table of edges: key (state << 8 | byte) | next << 32, where next is the state, and [`ENDS`] if a
+    /// pattern ends there; 0 is an empty entry.
     pub edges: *const u64,
     /// By state. States of fewer than two bytes use only `lowest`.
     pub links: *const Link,
@@ -121,7 +121,7 @@ pub struct TrieView {
     /// Number of states, at most 1 << 24.
     pub states: u32,
     pub longest: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 

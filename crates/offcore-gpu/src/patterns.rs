@@ -1,8 +1,8 @@
-//! Sets of byte patterns that payloads are searched for, and their files.
+//! Sets of byte patterns to find in payloads, and their files.
 //!
-//! A pattern file has one pattern per line, numbered from 0; the bytes of the line are the pattern, in any encoding.
-//! Empty lines and lines that start with `#` are skipped and have no number; a carriage return before the newline is
-//! not part of the pattern. Escapes stand for bytes that a line cannot contain:
+//! A pattern file has one pattern per line, numbered from 0. The bytes of the line are the pattern, in any encoding.
+//! Empty lines and lines that start with `#` are skipped and have no number. A carriage return before the newline is
+//! not part of the pattern. Escapes represent bytes that a line cannot contain:
 //!
 //! | escape | byte |
 //! |---|---|
@@ -57,7 +57,7 @@ pub enum PatternsError {
     TooManyStates { file: String, line: usize, found: usize },
 }
 
-/// A set of patterns, numbered from 0: at least one, none of them empty. Of equal patterns the lowest number counts.
+/// A set of patterns, numbered from 0: at least one, none of them empty. The lowest number of equal patterns counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patterns {
     bytes: Vec<u8>,
@@ -82,14 +82,14 @@ impl Patterns {
         }
     }
 
-    /// Parses the text of a pattern file, which errors call `file`.
+    /// Parses the text of a pattern file. `file` is its name in errors.
     ///
     /// # Errors
     /// The text is not a valid pattern file.
     pub fn parse(file: &str, text: &[u8]) -> Result<Self, PatternsError> {
         let mut builder = Builder::new(file);
         let mut lines = 0;
-        // Windows editors write it at the start of a file.
+        // Windows editors write the mark at the start of a file.
         let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
         for line in text.split_inclusive(|byte| *byte == b'\n') {
             lines += 1;
@@ -107,7 +107,7 @@ impl Patterns {
         builder.finish(lines)
     }
 
-    /// The patterns of `list`, in order. Errors give `the list` as file, and the index from 1 as line.
+    /// Creates a set from `list`, in order. Errors give `the list` as file, and the index from 1 as line.
     ///
     /// # Errors
     /// The list is empty, a pattern is empty or too long, or there are too many.
@@ -122,7 +122,7 @@ impl Patterns {
         builder.finish(lines)
     }
 
-    /// `count` patterns of random bytes with random lengths from `lengths`, reproducible by `seed`.
+    /// Creates `count` patterns of random bytes with random lengths from `lengths`, reproducible by `seed`.
     ///
     /// # Errors
     /// As for [`from_list`](Self::from_list): a count or length out of range, or an empty range of lengths.
@@ -132,7 +132,7 @@ impl Patterns {
         let mut builder = Builder::new("the random list");
         for _ in 0..count {
             builder.line += 1;
-            // The remainder is less than the range's size.
+            // The remainder is less than the size of the range.
             let len =
                 if lengths.is_empty() { 0 } else { lengths.start() + (random.next() % choices) as usize };
             if len > MAX_PATTERN_LEN {
@@ -145,28 +145,28 @@ impl Patterns {
         builder.finish(lines)
     }
 
-    /// Number of patterns; at least 1.
+    /// Returns the number of patterns, at least 1.
     #[allow(clippy::len_without_is_empty, reason = "a set is never empty")]
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Bytes of the longest pattern.
+    /// Returns the length of the longest pattern in bytes.
     pub fn longest(&self) -> usize {
         self.longest
     }
 
-    /// Bytes of all patterns together.
+    /// Returns the total length of all patterns in bytes.
     pub fn total_len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// States of the patterns' trie, its root included: at most [`MAX_STATES`].
+    /// Returns the number of states of the patterns' trie, including its root: at most [`MAX_STATES`].
     pub fn states(&self) -> usize {
         self.states
     }
 
-    /// The patterns in the order of their numbers.
+    /// Returns the patterns in the order of their numbers.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
         let mut begin = 0;
         self.ends.iter().map(move |end| {
@@ -176,8 +176,8 @@ impl Patterns {
         })
     }
 
-    /// Number of trie states, including the root: in sorted order, a pattern adds one per byte after its common prefix
-    /// with the previous one.
+    /// Returns the number of trie states, including the root: in sorted order, a pattern adds one per byte after its
+    /// common prefix with the previous one.
     fn count_states(&self) -> usize {
         let mut sorted: Vec<&[u8]> = self.iter().collect();
         sorted.sort_unstable();
@@ -276,7 +276,7 @@ fn unescape(line: &[u8], bytes: &mut Vec<u8>) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// The value of a hexadecimal digit.
+/// Returns the value of a hexadecimal digit.
 fn digit(digit: u8) -> u8 {
     match digit {
         b'0'..=b'9' => digit - b'0',

@@ -1,17 +1,17 @@
-//! Pipelines: a CPU or a device works on bursts of packets, which come back in order with their results.
+//! Pipelines: a CPU or a device processes bursts of packets, which come back in order with their results.
 //!
 //! A pipeline has two ends for two lcores: [`Front`] submits bursts, [`Back`] returns them. In between the device owns
-//! the packets, and there is no other handle to them. When a device dies, the CPU takes over at the first burst that
-//! the device has not answered: no packet is lost or processed twice. A device that hangs and cannot be stopped may
-//! resume later. Packets that it may then write continue as copies; the originals are quarantined
-//! ([`Back::quarantined`]) until the device has stopped, or has answered their burst after all.
+//! the packets, and no other handle to them exists. When a device dies, the CPU takes over at the first burst that the
+//! device has not answered: no packet is lost or processed twice. A device that hangs and cannot be stopped may resume
+//! later. Packets that it may then write continue as copies. The originals are quarantined ([`Back::quarantined`])
+//! until the device has stopped, or has answered their burst late.
 //!
 //! **Buffer split.** With [`Work::split_at`] the device gets packets whose first `split_at` bytes are in a separate
-//! buffer. It sees only the rest, and the CPU swaps the addresses. The CPU processes all other packets.
+//! buffer. It only sees the rest, and the CPU swaps the addresses. The CPU processes all other packets.
 //!
 //! **Packets in device memory.** With [`Memory::Direct`] only the device can access packets, so the CPU cannot take
-//! over. When the device fails, packets that it has not answered return to the pool, and so do all later ones; they are
-//! counted ([`Back::take_lost`]). Packets of several buffers pass with result 0.
+//! over. When the device fails, packets that it has not answered return to the pool, and so do all later packets. They
+//! are counted ([`Back::take_lost`]). Packets of several buffers pass with result 0.
 
 mod failure;
 #[cfg(test)]
@@ -56,7 +56,7 @@ pub struct Work<'a> {
     pub kind: Kind,
     /// Whether to swap the MAC addresses.
     pub swap: bool,
-    /// Bytes before the payload; with a split, the first buffer takes their place.
+    /// Bytes before the payload. With a split, the first buffer contains them.
     pub skip: u32,
     /// Bytes in the first buffer of a split packet.
     pub split_at: Option<usize>,
@@ -65,7 +65,7 @@ pub struct Work<'a> {
     pub patterns: Option<&'a Patterns>,
 }
 
-/// What processes bursts.
+/// The processor of bursts.
 #[derive(Debug)]
 pub enum Worker<'a> {
     /// Nothing: bursts pass through with result 0.
@@ -95,7 +95,8 @@ pub struct Setup<'a, 'd> {
     pub slots: usize,
     pub worker: Worker<'d>,
     pub work: Work<'a>,
-    /// Time without an answer after which a device that has bursts is considered hung; longer than one burst takes.
+    /// Time without an answer after which a device with bursts is considered hung. It must be longer than one burst
+    /// takes.
     pub timeout: Duration,
     pub pool: &'static Pool,
     /// Page size of the burst ring.
@@ -156,27 +157,28 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
             work: WorkView {
                 kind,
                 swap: device_swaps.into(),
-                // The device sees only the payload of a split packet.
+                // The device only sees the payload of a split packet.
                 skip: if split.is_some() { 0 } else { skip },
                 forced_ns,
                 trie: TrieView::EMPTY,
             },
         };
-        // SAFETY: the pool is never unmapped. `front` owns the ring; it ends the service before it releases
-        // them, or leaks them if the service does not end. Packets are inaccessible from their submission until their
-        // burst is answered or the device has stopped: `Back::done` ensures it. If the device hangs, the packets that
-        // it may write stay inaccessible. It may read others that continue, but their answers are ignored.
+        // SAFETY: the pool is never unmapped. `front` owns the ring, and ends the service before it releases the
+        // memory, or leaks it if the service does not end. Packets are inaccessible from their submission until their
+        // burst is answered or the device has stopped, which `Back::done` ensures. If the device hangs, packets that it
+        // may write stay inaccessible. It may read other packets that continue, but their answers are ignored.
         let Started { launcher, watch, slots } =
             unsafe { device.start(Service { view, trie, launch, blocks, threads, memory }) }?;
         if let Some(slots) = &slots {
-            // SAFETY: the device promises it, and `front` keeps the slots as long as the ring.
+            // SAFETY: the slots are valid and zeroed, as the device guarantees, and `front` keeps them as long as the
+            // ring.
             unsafe { front.submitter.write_slots_at(slots.base) };
         }
         front.serving = Some(Serving { launcher: Some(launcher), slots });
         let quarantine = Vec::new();
         back.serving = Some(Served {
             watch,
-            // Packets in its staging memory are shared by all pipelines of that pool.
+            // Packets in its staging memory are shared by all pipelines with the same pool.
             swaps: device_swaps || memory == Memory::Gpu && split.is_none(),
             direct,
             failed,
@@ -209,17 +211,17 @@ pub struct Front {
 }
 
 impl Front {
-    /// The number of bursts that can be submitted now, at most `wanted`.
+    /// Returns the number of bursts that can be submitted now, at most `wanted`.
     #[inline]
     pub fn room(&mut self, wanted: usize) -> usize {
         self.submitter.room(wanted)
     }
 
-    /// Submits `packets` and leaves an empty vector of the same capacity in their place. Returns false and keeps them
-    /// if there is no room.
+    /// Submits `packets` and replaces them by an empty vector of the same capacity. Returns false and keeps them if the
+    /// ring is full.
     ///
     /// # Panics
-    /// When there are more packets than a burst may have.
+    /// If there are more packets than a burst may have.
     #[inline]
     pub fn submit(&mut self, packets: &mut Vec<Packet>) -> bool {
         if self.failed.load(Ordering::Relaxed) {
@@ -240,7 +242,7 @@ impl Front {
         true
     }
 
-    /// Whether every burst has been retired.
+    /// Returns whether every burst has been retired.
     pub fn is_empty(&mut self) -> bool {
         self.submitter.room(self.slots) == self.slots
     }
@@ -287,7 +289,7 @@ pub struct Done<'a> {
 }
 
 impl Back {
-    /// The oldest burst, if it has been processed; the same one until it is [retired](Back::retire).
+    /// Returns the oldest burst if it has been processed. It is the same burst until it is [retired](Back::retire).
     #[inline]
     pub fn done(&mut self) -> Option<Done<'_>> {
         if self.hits.is_none() {
@@ -301,7 +303,7 @@ impl Back {
     /// Frees the slot of the burst returned by [`done`](Back::done), whose packets have been taken.
     ///
     /// # Panics
-    /// When it still has packets.
+    /// If it still has packets.
     #[inline]
     pub fn retire(&mut self) {
         if self.hits.take().is_some() {
@@ -309,29 +311,30 @@ impl Back {
         }
     }
 
-    /// Whether bursts are in flight or may still come: the front end exists.
+    /// Returns whether bursts are in flight or may still arrive, because the front end exists.
     pub fn is_waiting(&mut self) -> bool {
         self.collector.is_waiting()
     }
 
-    /// Why the device has failed, if it has.
+    /// Returns the reason if the device has failed.
     pub fn failure(&self) -> Option<&str> {
         self.serving.as_ref()?.failure.as_deref()
     }
 
-    /// Packets that returned to the pool unprocessed because they are in the memory of a failed device, since the last
-    /// call.
+    /// Returns the number of packets since the last call that returned to the pool unprocessed because they are in the
+    /// memory of a failed device.
     pub fn take_lost(&mut self) -> u64 {
         std::mem::take(&mut self.lost)
     }
 
-    /// Packets held back because a hung device may still write them. They continued as copies, or were dropped.
+    /// Returns the number of packets that are held because a hung device may still write them. They continued as
+    /// copies, or were dropped.
     pub fn quarantined(&self) -> usize {
         let bursts = self.serving.iter().flat_map(|serving| &serving.quarantine);
         bursts.map(|held| held.packets.len()).sum()
     }
 
-    /// Processes the oldest burst, or polls the device's answer. `None` if there is none, or none yet.
+    /// Processes the oldest burst, or polls the device's answer. Returns `None` without a burst, or before the answer.
     #[inline]
     fn work(&mut self) -> Option<u32> {
         if self.serving.is_some() {
@@ -386,7 +389,7 @@ fn finish_rest(cpu: &CpuWork, pool: &Pool, packets: &mut [Packet], results: &mut
     others.map(|(packet, result)| one(cpu, pool, packet, result)).sum()
 }
 
-/// The same with a split; also swaps the addresses of the packets that the device processed.
+/// Like `finish_rest`, with a split. It also swaps the addresses of the packets that the device processed.
 #[inline]
 fn finish_split(cpu: &CpuWork, split: &Split, packets: &mut [Packet], results: &mut [u32]) -> u32 {
     let mut hits = 0;

@@ -8,7 +8,7 @@
 //!     ◀──────────────────────────────────────────────────── the WorkBurst, empty ─────┘
 //! ```
 //! Slots and answers are the memory that a device accesses ([`crate::layout`]). The packet handles stay with the CPU
-//! and go through a queue of their own. There are as many [`WorkBurst`]s as slots, allocated once and recycled, so an
+//! and use a separate queue. There are as many [`WorkBurst`]s as slots. They are allocated once and recycled, so an
 //! empty one is a token for a free slot.
 
 use std::mem::swap;
@@ -47,8 +47,8 @@ pub struct WorkBurst {
     pub packets: Vec<Packet>,
     /// Whether the device sees it.
     pub visible: bool,
-    /// The first 12 bytes of each packet at submission, if the ring keeps them: a device that dies may or may not have
-    /// swapped them.
+    /// The first 12 bytes of each packet at submission, if the ring keeps them, because a device that dies may or may
+    /// not have swapped them.
     pub addresses: Vec<[u8; ADDRESSES]>,
 }
 
@@ -59,7 +59,7 @@ pub struct RingConfig {
     pub slots: usize,
     /// Maximum packets per burst, 1 to [`MAX_BURST`].
     pub burst: usize,
-    /// Whether to keep the packets' addresses until their burst is back. It reads every packet.
+    /// Whether to keep the packets' addresses until their burst is back. This reads every packet.
     pub keep_addresses: bool,
     pub split: Option<Split>,
     /// Page size of the memory that the device accesses.
@@ -75,7 +75,7 @@ pub struct Split {
 }
 
 impl Split {
-    /// Chunk, offset and length of the payload of `packet`, if it has been split.
+    /// Returns chunk, offset and length of the payload of `packet`, if it has been split.
     #[inline(always)]
     pub fn payload(&self, packet: &Packet) -> Option<(u32, u16, u16)> {
         if packet.len() == self.at { self.pool.second_of_two(packet) } else { None }
@@ -93,7 +93,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Offsets of slot and answer of a turn, and its lap.
+    /// Returns the offsets of a turn's slot and answer, and its lap.
     #[inline]
     fn place(&self, turn: u64) -> (usize, usize, u32) {
         let (index, lap) = slot_and_lap(self.slots as u32, turn);
@@ -101,7 +101,7 @@ impl Shared {
         (index * self.slot_stride, self.answers + index * self.answer_stride, lap)
     }
 
-    /// The lap of an answer, written by the device.
+    /// Returns the lap of an answer, written by the device.
     #[inline]
     fn lap(&self, at: usize) -> &AtomicU32 {
         debug_assert!(at.is_multiple_of(LINE) && at + LINE <= self.mapping.len());
@@ -114,7 +114,7 @@ impl Shared {
 /// Creates a ring and returns its two ends.
 ///
 /// # Errors
-/// A number is out of range, or there is no memory.
+/// A number is out of range, or the memory cannot be allocated.
 pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingError> {
     let out_of_range = |what, found, expected| RingError::OutOfRange { what, found, expected };
     if !config.slots.is_power_of_two() || !(2..=4096).contains(&config.slots) {
@@ -165,7 +165,7 @@ pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingErr
 #[derive(Debug)]
 pub struct Submitter {
     shared: Arc<Shared>,
-    /// Where slots are written: the ring's own memory or the device's.
+    /// The memory to which slots are written: the ring's own memory or the device's.
     slots: NonNull<u8>,
     own_slots: bool,
     turn: u64,
@@ -182,13 +182,13 @@ pub struct Submitter {
 unsafe impl Send for Submitter {}
 
 impl Submitter {
-    /// The ring's addresses for a device that uses this process's addresses. They stay valid as long as one of the
-    /// ring's ends.
+    /// Returns the ring's addresses for a device that uses this process's addresses. They stay valid until both ends of
+    /// the ring are dropped.
     pub fn view(&self) -> RingView {
         self.view_at(self.shared.mapping.base().as_ptr())
     }
 
-    /// The same for a device that maps [`Submitter::memory`] at `base`.
+    /// Returns the ring's addresses for a device that maps [`Submitter::memory`] at `base`.
     pub fn view_at(&self, base: *mut u8) -> RingView {
         let Shared { answers, slot_stride, answer_stride, slots, .. } = *self.shared;
         RingView {
@@ -201,7 +201,7 @@ impl Submitter {
         }
     }
 
-    /// The memory that a device must be able to access.
+    /// Returns the memory that a device must be able to access.
     pub fn memory(&self) -> &Mapping {
         &self.shared.mapping
     }
@@ -209,8 +209,8 @@ impl Submitter {
     /// Writes bursts to slots in device memory from now on.
     ///
     /// # Safety
-    /// `slots` points to zeroed memory for all slots with their strides, aligned to 64, that lives as long as the
-    /// submitter; no burst has been submitted yet, and the device polls that memory.
+    /// `slots` must point to zeroed memory for all slots with their strides, aligned to 64, that exists as long as the
+    /// submitter. No burst may have been submitted yet, and the device must poll that memory.
     pub unsafe fn write_slots_at(&mut self, slots: NonNull<u8>) {
         (self.slots, self.own_slots) = (slots, false);
     }
@@ -231,38 +231,38 @@ impl Submitter {
         }
     }
 
-    /// A reference that keeps the memory mapped.
+    /// Returns a reference that keeps the memory mapped.
     pub(crate) fn keep(&self) -> impl Send + use<> {
         Arc::clone(&self.shared)
     }
 
-    /// The turn of the next burst.
+    /// Returns the turn of the next burst.
     pub fn turn(&self) -> u64 {
         self.turn
     }
 
-    /// The number of bursts that can be submitted now, at most `wanted`.
+    /// Returns the number of bursts that can be submitted now, at most `wanted`.
     #[inline]
     pub fn room(&mut self, wanted: usize) -> usize {
         self.empty.available(wanted).min(wanted)
     }
 
-    /// Submits `packets` to the device and leaves an empty vector of the same capacity in their place. Returns their
-    /// turn, or `None` and keeps them if the ring is full. The device skips packets of several buffers, whose result is
-    /// 0. If the ring [splits](RingConfig::split), it skips all packets except those that have been split.
+    /// Submits `packets` to the device and replaces them by an empty vector of the same capacity. Returns their turn,
+    /// or `None` and keeps them if the ring is full. The device skips packets of several buffers, whose result is
+    /// 0. If the ring [splits](RingConfig::split), it skips all packets that have not been split.
     ///
     /// # Panics
-    /// When there are more packets than a burst may have, or after [`bypass`](Self::bypass).
+    /// If there are more packets than a burst may have, or after [`bypass`](Self::bypass).
     #[inline]
     pub fn submit(&mut self, packets: &mut Vec<Packet>) -> Option<u64> {
         assert!(self.next_visible == self.turn, "submit after bypass");
         assert!(packets.len() <= self.burst, "{} packets in a burst of {}", packets.len(), self.burst);
         let mut burst = self.empty.pop()?;
         let (slot, _, lap) = self.shared.place(self.turn);
-        // SAFETY: the slot is inside the slots' memory, with room for a whole burst. An empty burst stands for a slot
-        // that no device reads: its last burst has been answered, or the device has failed. A device that hangs may
-        // still read the slot if its failure was found just now. It then reads whole descriptors, each one store, of
-        // packets that it has been given and that are quarantined.
+        // SAFETY: the slot is inside the slots' memory, with room for a whole burst. An empty burst represents a slot
+        // that no device reads: its last burst has been answered, or the device has failed. A hung device may still
+        // read the slot if its failure has just been detected. It then reads whole descriptors, each of them a single
+        // store, of packets that it has received and that are quarantined.
         unsafe {
             let head = self.slots.as_ptr().add(slot);
             let descriptors = head.add(size_of::<SlotHead>()).cast::<PacketDescriptor>();
@@ -286,7 +286,7 @@ impl Submitter {
     /// Queues `packets` without the device, which gets no more bursts from now on.
     ///
     /// # Panics
-    /// When there are more packets than a burst may have.
+    /// If there are more packets than a burst may have.
     #[cold]
     pub fn bypass(&mut self, packets: &mut Vec<Packet>) -> Option<u64> {
         assert!(packets.len() <= self.burst, "{} packets in a burst of {}", packets.len(), self.burst);
@@ -307,7 +307,7 @@ impl Submitter {
         self.turn - 1
     }
 
-    /// The descriptor of a packet.
+    /// Returns the descriptor of a packet.
     #[inline(always)]
     fn described(&self, packet: &Packet) -> PacketDescriptor {
         if let Some(split) = &self.split {
@@ -322,15 +322,16 @@ impl Submitter {
         PacketDescriptor { chunk: packet.chunk(), offset: packet.headroom() as u16, len: packet.len() as u16 }
     }
 
-    /// Tells the device that no more bursts follow: a block or node that waits for one of the next `waiters` turns
-    /// ends. Returns false and does nothing if the ring has no room for as many bursts.
+    /// Tells the device that no more bursts follow: every block or node that waits for a burst of the next `waiters`
+    /// turns ends. Returns false and does nothing if the ring has no room for that number of bursts.
     pub fn quit(&mut self, waiters: usize) -> bool {
         if self.room(waiters) < waiters {
             return false;
         }
         for turn in self.next_visible..self.next_visible + waiters as u64 {
             let (slot, _, lap) = self.shared.place(turn);
-            // SAFETY: as in `submit`; a device that hangs may still read packets of an earlier lap, which stay.
+            // SAFETY: the slot is inside the slots' memory, and no device reads it. A hung device may still read
+            // packets of an earlier lap, which stay valid.
             unsafe {
                 let head = self.slots.as_ptr().add(slot);
                 head.add(std::mem::offset_of!(SlotHead, count)).cast::<u32>().write_volatile(QUIT);
@@ -353,10 +354,10 @@ pub(crate) fn store_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// Slot and lap of a turn in a ring of `slots` slots.
+/// Returns the slot and lap of a turn in a ring of `slots` slots.
 #[inline]
 pub(crate) fn slot_and_lap(slots: u32, turn: u64) -> (u32, u32) {
-    // The lap wraps after 2^32 - 1 and skips 0; no two bursts in flight are that far apart.
+    // The lap wraps after 2^32 - 1 and skips 0. Two bursts in flight are never that far apart.
     (turn as u32 & (slots - 1), (turn / u64::from(slots) % u64::from(u32::MAX)) as u32 + 1)
 }
 
@@ -375,7 +376,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// The oldest burst that has not been retired, answered or not.
+    /// Returns the oldest burst that has not been retired, answered or not.
     #[inline]
     pub fn oldest(&mut self) -> Option<&mut WorkBurst> {
         if self.oldest.is_none() {
@@ -385,10 +386,10 @@ impl Collector {
     }
 
     /// If the device has answered the oldest burst, copies the packets' results to `results` and returns the device's
-    /// count of non-zero results.
+    /// number of non-zero results.
     ///
     /// # Panics
-    /// When `results` is shorter than the burst.
+    /// If `results` is shorter than the burst.
     #[inline]
     pub fn answer(&mut self, results: &mut [u32]) -> Option<u32> {
         let (turn, packets) = self.oldest().map(|burst| (burst.turn, burst.packets.len()))?;
@@ -409,14 +410,15 @@ impl Collector {
         Some(hits)
     }
 
-    /// Whether the device has answered the burst of `turn`, the last one in its slot: it no longer writes its packets.
+    /// Returns whether the device has answered the burst of `turn`, the last one in its slot. Then it no longer writes
+    /// its packets.
     #[inline]
     pub fn is_answered(&self, turn: u64) -> bool {
         let (_, at, lap) = self.shared.place(turn);
         self.shared.lap(at).load(Ordering::Acquire) == lap
     }
 
-    /// Whether a burst is in flight or may still be submitted: the other end exists.
+    /// Returns whether a burst is in flight or may still be submitted, because the other end exists.
     pub fn is_waiting(&mut self) -> bool {
         let gone = self.to_collect.is_abandoned();
         // Makes everything visible that the other end submitted before it was dropped.
@@ -427,7 +429,7 @@ impl Collector {
     /// Frees the slot of the oldest burst, whose packets have been taken.
     ///
     /// # Panics
-    /// When the burst still has packets.
+    /// If the burst still has packets.
     #[inline]
     pub fn retire(&mut self) {
         let Some(burst) = self.oldest.take() else { return };

@@ -1,9 +1,10 @@
 //! A pattern set as tables for a device: an Aho-Corasick automaton with its edges in one hash table.
 //!
-//! Each thread of a device searches a part of a payload. Few bytes begin a pattern: a table of one bit per pair of bytes
-//! excludes most of the others. It has 8 KiB, which a GPU keeps next to its threads. From a byte that may begin a pattern,
-//! a walk looks up an edge per byte. If an edge is missing, the walk continues at the failure link of its state. So the time
-//! for a packet is proportional to its length, even if it consists of prefixes of patterns.
+//! Each thread of a device searches a part of a payload. Few bytes begin a pattern: a table with one bit per pair of
+//! bytes excludes most of the others. It has 8 KiB, which a GPU keeps in fast memory near its threads. From a byte that
+//! may begin a pattern, a walk looks up one edge per byte. If an edge is missing, the walk continues at the failure
+//! link of its state. Therefore the time for a packet is proportional to its length, even if it consists of prefixes of
+//! patterns.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -13,7 +14,7 @@ use crate::patterns::Patterns;
 /// No pattern.
 const NONE: u32 = u32::MAX;
 
-/// `og_hash` of `kernels/layout.h`: the finalizer of MurmurHash3.
+/// Computes `og_hash` of `kernels/layout.h`: the finalizer of MurmurHash3.
 #[inline]
 pub const fn hash(key: u32) -> u32 {
     let mut key = key;
@@ -26,9 +27,9 @@ pub const fn hash(key: u32) -> u32 {
 
 /// The tables of `og_trie` (`kernels/layout.h`) for a set of patterns.
 ///
-/// Memory: 16 to 32 bytes of edges for each state, since the hash table is a power of two long and at most half full,
-/// 8 bytes of its link, and 9 KiB. 5,000 patterns of 8 to 32 random bytes have some 95,000 states: 2 MiB of edges, 0.8
-/// MiB of links. The most states there can be take 256 MiB and 128 MiB.
+/// Memory: 16 to 32 bytes of edges for each state, because the length of the hash table is a power of two and it is at
+/// most half full, 8 bytes of its link, and 9 KiB. 5,000 patterns of 8 to 32 random bytes have about 95,000 states: 2
+/// MiB of edges, 0.8 MiB of links. The maximum number of states takes 256 MiB and 128 MiB.
 #[derive(Clone, Debug)]
 pub struct Trie {
     edges: Box<[u64]>,
@@ -36,7 +37,7 @@ pub struct Trie {
     first: Box<[u32; 256]>,
     pairs: Box<[u32; PAIRS]>,
     longest: u32,
-    /// What it was made of.
+    /// The patterns of the trie.
     patterns: Patterns,
 }
 
@@ -54,7 +55,7 @@ pub struct Tables<'a> {
 }
 
 impl Trie {
-    /// Builds the trie of `patterns`. 5,000 patterns of 8 to 32 bytes take some milliseconds, 65,536 some 0.1 s.
+    /// Builds the trie of `patterns`. 5,000 patterns of 8 to 32 bytes take some milliseconds, 65,536 take about 0.1 s.
     pub fn new(patterns: &Patterns) -> Self {
         // One edge leads to each state but the root.
         let entries = (2 * (patterns.states() - 1)).next_power_of_two();
@@ -65,11 +66,11 @@ impl Trie {
         let mut lowest = vec![NONE; patterns.states()];
         // Patterns that have bytes left: number, state, remaining bytes.
         let mut walks: Vec<(u32, u32, &[u8])> = (0..).zip(patterns.iter()).map(|(n, p)| (n, 0, p)).collect();
-        // All walks advance by one byte at a time, so that states are numbered by their distance from the root, and links
-        // lead to lower numbers.
+        // All walks advance by one byte at a time, so that states are numbered by their distance from the root, and
+        // links lead to lower numbers.
         while !walks.is_empty() {
             walks.retain_mut(|(number, state, rest)| {
-                // Not empty: no pattern is, and finished walks are removed.
+                // Not empty, because no pattern is empty and finished walks are removed.
                 let Some((byte, behind)) = rest.split_first() else { return false };
                 *state = edges.follow(*state, *byte, &mut links);
                 *rest = behind;
@@ -83,7 +84,7 @@ impl Trie {
         for (state, link) in links.iter_mut().enumerate() {
             // A pattern that ends at the link ends here, too.
             lowest[state] = lowest[state].min(lowest[link.state as usize]);
-            // A number fits: there are at most 65,536 patterns.
+            // The number fits, because there are at most 65,536 patterns.
             link.lowest = if lowest[state] == NONE { 0 } else { lowest[state] as u16 };
             if link.len < 2 {
                 (link.state, link.len) = (0, 1);
@@ -98,7 +99,7 @@ impl Trie {
         Self { edges: edges.table, links: links.into(), first, pairs, longest, patterns: patterns.clone() }
     }
 
-    /// That of `patterns`: one for all who have it at the same time.
+    /// Returns the trie of `patterns`. Concurrent users share one trie.
     pub fn shared(patterns: &Patterns) -> Arc<Self> {
         static TRIES: Mutex<Vec<Weak<Trie>>> = Mutex::new(Vec::new());
         let mut tries = TRIES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,12 +112,12 @@ impl Trie {
         trie
     }
 
-    /// The tables.
+    /// Returns the tables.
     pub fn tables(&self) -> Tables<'_> {
         Tables { edges: &self.edges, links: &self.links, first: &self.first, pairs: &self.pairs }
     }
 
-    /// The trie with its addresses in this process, valid as long as `self`. A device that copies the
+    /// Returns the trie with its addresses in this process, valid as long as `self`. A device that copies the
     /// [`tables`](Self::tables) replaces the four addresses.
     pub fn view(&self) -> TrieView {
         TrieView {
@@ -133,7 +134,7 @@ impl Trie {
     }
 }
 
-/// The bits of the first two bytes of each pattern; after a pattern of one byte any byte may come.
+/// Returns the bits of the first two bytes of each pattern. A pattern of one byte may be followed by any byte.
 fn pairs(patterns: &Patterns) -> Box<[u32; PAIRS]> {
     let mut pairs = Box::new([0; PAIRS]);
     for pattern in patterns.iter() {
@@ -155,7 +156,7 @@ struct Edges {
 }
 
 impl Edges {
-    /// The index of `key`, or of the empty entry where it belongs. Half of the entries stay empty, so the search ends.
+    /// Returns the index of `key`, or of the empty entry for it. Half of the entries stay empty, so the search ends.
     fn place(&self, key: u32) -> usize {
         let mask = self.table.len() - 1;
         let mut place = hash(key) as usize & mask;
@@ -172,7 +173,7 @@ impl Edges {
         }
     }
 
-    /// The state after `byte` from `state`. Creates a missing state and its link.
+    /// Returns the state after `byte` from `state`. Creates the state and its link if they do not exist.
     fn follow(&mut self, state: u32, byte: u8, links: &mut Vec<Link>) -> u32 {
         let key = state << 8 | u32::from(byte);
         let place = self.place(key);

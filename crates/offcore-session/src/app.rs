@@ -1,9 +1,9 @@
-//! The application's side of a session, over the shared layout alone: it needs the segments, mapped anywhere, and the
+//! The application's side of a session. It only uses the shared layout: the segments, mapped at any address, and the
 //! place of the slot.
 //!
-//! A stack that stores nonsense makes bytes wrong or missing here; it makes nobody read or write outside of the mapped
-//! segments. Each direction has one reader or writer at a time; several threads or processes settle that among
-//! themselves.
+//! If the stack stores nonsense, bytes are wrong or missing, but the application never accesses memory outside of the
+//! mapped segments. Each direction has one reader or writer at a time. Several threads or processes must coordinate
+//! among themselves.
 
 #[cfg(feature = "stack")]
 mod file;
@@ -20,8 +20,8 @@ use crate::place::{Block, Place, Segments};
 use crate::slot::{Half, Map, Slot};
 use crate::sync::Ordering;
 
-/// Bytes side by side in shared memory. It hands out an address, not a slice: the other side may be writing there, if it
-/// does what it must not.
+/// Contiguous bytes in shared memory. It provides an address instead of a slice, because a misbehaving other side may
+/// write there at any time.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
     address: NonNull<u8>,
@@ -30,43 +30,45 @@ pub struct Span<'a> {
 }
 
 impl Span<'_> {
-    /// First byte.
+    /// Returns the address of the first byte.
     pub fn address(&self) -> NonNull<u8> {
         self.address
     }
 
-    /// Length in bytes, at least 1.
+    /// Returns the length in bytes, at least 1.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// `len` bytes of it from byte `from` on; `None` when that is nothing, or when it has not as many.
+    /// Returns `len` bytes from byte `from` on, or `None` if `len` is 0 or the span is too short.
     pub fn part(self, from: usize, len: usize) -> Option<Self> {
         let fits = len > 0 && from.checked_add(len).is_some_and(|end| end <= self.len);
-        // SAFETY: inside of the span.
+        // SAFETY: `from + len` is at most the length of the span.
         fits.then(|| Self { address: unsafe { self.address.add(from) }, len, ..self })
     }
 
-    /// Copies its first bytes out, as many as `to` has room for.
+    /// Copies its first bytes to `to`, as many as fit. Returns their number.
     fn read(self, to: &mut [u8]) -> usize {
         let n = self.len.min(to.len());
-        // SAFETY: `n` bytes of the span, which is mapped, and of the caller's slice, which is not shared memory.
+        // SAFETY: `n` bytes of the span are mapped, and `n` bytes of `to` are valid. `to` is private memory, so they do
+        // not overlap.
         unsafe { copy(self.address.as_ptr(), to.as_mut_ptr(), n) };
         n
     }
 
-    /// Copies the first bytes of `from` in, as many as it has room for.
+    /// Copies the first bytes of `from` into the span, as many as fit. Returns their number.
     fn write(self, from: &[u8]) -> usize {
         let n = self.len.min(from.len());
-        // SAFETY: as in `read`.
+        // SAFETY: `n` bytes of `from` are valid, and `n` bytes of the span are mapped. `from` is private memory, so
+        // they do not overlap.
         unsafe { copy(from.as_ptr(), self.address.as_ptr(), n) };
         n
     }
 }
 
-/// The spans of a range, in order. A range of up to 64 KiB has two of them, or four when it goes from the small ring
-/// over to large blocks.
+/// The spans of a range, in order. A range of up to 64 KiB has up to two spans, or up to four if it extends from the
+/// small ring into large blocks.
 #[derive(Debug)]
 pub struct Spans<'a, M> {
     memory: &'a M,
@@ -76,7 +78,7 @@ pub struct Spans<'a, M> {
 
 impl<'a, M: Segments> Spans<'a, M> {
     fn new(memory: &'a M, half: &Half, position: u64, len: usize) -> Self {
-        // An empty range is not looked up: without one the stack may be changing where the bytes are.
+        // The map is not read for an empty range, because the stack may change it while the FIFO is empty.
         let map = if len == 0 { Map::EMPTY } else { half.map() };
         Self { memory, map, runs: Runs::new(position, len, map.p0) }
     }
@@ -103,39 +105,39 @@ impl<'a, M: Segments> Iterator for Spans<'a, M> {
     fn next(&mut self) -> Option<Span<'a>> {
         let span = self.find();
         if span.is_none() {
-            // Where there is no block the range ends.
+            // The range ends at the first missing block.
             self.runs = Runs::new(0, 0, 0);
         }
         span
     }
 }
 
-/// Bytes between two positions; none when there would be more than a FIFO holds.
+/// Returns the number of bytes between two positions, or 0 if it exceeds the capacity of a FIFO.
 fn between(from: u64, to: u64) -> usize {
     usize::try_from(to.wrapping_sub(from)).ok().filter(|&len| len <= CAPACITY).unwrap_or(0)
 }
 
-/// Reads what a session has received.
+/// Reads received data of a session.
 #[derive(Debug)]
 pub struct Reader<M> {
     memory: M,
     slot: Place,
     head: u64,
-    /// The urgent byte at which reads stop.
+    /// The position of the urgent byte, at which reads stop.
     mark: Option<u64>,
-    /// 1 if the next byte is the urgent one, and is not of the stream.
+    /// 1 if the next byte is an urgent byte that is not part of the stream, otherwise 0.
     hole: u64,
 }
 
 impl<M: Segments> Reader<M> {
-    /// Reader of the session whose slot is at `slot`, from where the last reader has stopped. `None` when the slot is
-    /// not in the memory.
+    /// Creates the reader of the session whose slot is at `slot`, from the position at which the last reader stopped.
+    /// Returns `None` if the slot is not in the memory.
     pub fn new(memory: M, slot: Place) -> Option<Self> {
         let head = memory.slot(slot)?.rx.index();
         Some(Self { memory, slot, head, mark: None, hole: 0 })
     }
 
-    /// The slot, for its state and flags.
+    /// Returns the slot, for its state and flags.
     pub fn slot(&self) -> Option<&Slot> {
         self.memory.slot(self.slot)
     }
@@ -149,12 +151,12 @@ impl<M: Segments> Reader<M> {
         }
     }
 
-    /// Whether reads skip an urgent byte, which even a read of no bytes consumes.
+    /// Returns whether reads skip an urgent byte, which even a read of no bytes consumes.
     pub fn skips_urgent(&self) -> bool {
         self.hole > 0
     }
 
-    /// The byte at a position, if it has arrived.
+    /// Returns the byte at a position if it has arrived.
     pub fn byte(&self, position: u64) -> Option<u8> {
         let slot = self.slot().filter(|slot| position < slot.rx.edge())?;
         let mut byte = [0];
@@ -162,12 +164,12 @@ impl<M: Segments> Reader<M> {
         (read == 1).then_some(byte[0])
     }
 
-    /// Whether the next byte is the urgent one.
+    /// Returns whether the next byte is the urgent one.
     pub fn is_at_mark(&self) -> bool {
         self.slot().and_then(Slot::urgent) == Some(self.head)
     }
 
-    /// How many bytes there are to be read.
+    /// Returns the number of bytes that can be read.
     #[inline]
     pub fn available(&self) -> usize {
         let from = self.head.wrapping_add(self.hole);
@@ -178,17 +180,17 @@ impl<M: Segments> Reader<M> {
         }
     }
 
-    /// Where the bytes are that there are to be read, oldest first.
+    /// Returns the spans with the readable bytes, oldest first.
     #[inline]
     pub fn spans(&self) -> Spans<'_, M> {
         let Some(slot) = self.slot() else { return Spans::none(&self.memory) };
         Spans::new(&self.memory, &slot.rx, self.head.wrapping_add(self.hole), self.available())
     }
 
-    /// Gives the `n` oldest bytes back to the stack, at most those that there are.
+    /// Returns the `n` oldest bytes to the stack, but not more than can be read.
     #[inline]
     pub fn consume(&mut self, n: usize) {
-        // What was stored in the slot may be nonsense: it may wrap, but not panic.
+        // The slot may contain nonsense: arithmetic may wrap, but must not panic.
         self.head = self.head_behind(n);
         self.hole = 0;
         if let Some(slot) = self.slot() {
@@ -196,8 +198,8 @@ impl<M: Segments> Reader<M> {
         }
     }
 
-    /// The same, if nobody has since this reader was made: a signal handler of the thread may have read in between. `false`: it
-    /// has, and nothing was consumed.
+    /// Consumes `n` bytes if nothing was consumed since this reader was made. A signal handler of the thread may have
+    /// read in between. Returns `false` if it has. Then nothing was consumed.
     #[inline]
     pub fn consume_alone(&mut self, n: usize) -> bool {
         let head = self.head_behind(n);
@@ -212,7 +214,8 @@ impl<M: Segments> Reader<M> {
         self.head.wrapping_add(self.hole).wrapping_add(n.min(self.available()) as u64)
     }
 
-    /// Copies bytes out and consumes them. Returns how many: fewer than asked for only when there are no more.
+    /// Copies bytes out and consumes them. Returns their number, which is less than requested only if no more are
+    /// available.
     pub fn read(&mut self, to: &mut [u8]) -> usize {
         let done = self.peek(to);
         if done > 0 || self.skips_urgent() {
@@ -221,7 +224,8 @@ impl<M: Segments> Reader<M> {
         done
     }
 
-    /// Copies bytes out that stay unread. Returns how many: fewer than asked for only when there are no more.
+    /// Copies bytes out without consuming them. Returns their number, which is less than requested only if no more are
+    /// available.
     pub fn peek(&self, to: &mut [u8]) -> usize {
         let mut done = 0;
         for span in self.spans() {
@@ -235,19 +239,19 @@ impl<M: Segments> Reader<M> {
     }
 }
 
-/// Writes what a session is to send.
+/// Writes data to be sent on a session.
 #[derive(Debug)]
 pub struct Writer<M: Segments> {
     memory: M,
     slot: Place,
     tail: u64,
-    /// Bytes that [`Writer::spans`] gave out; while there are any the stack does not take them back.
+    /// Number of bytes that [`Writer::spans`] has given out. While it is not 0 the stack does not take them back.
     given: usize,
 }
 
 impl<M: Segments> Writer<M> {
-    /// Writer of the session whose slot is at `slot`, from where the last writer has stopped. `None` when the slot is
-    /// not in the memory.
+    /// Creates the writer of the session whose slot is at `slot`, from the position at which the last writer stopped.
+    /// Returns `None` if the slot is not in the memory.
     pub fn new(memory: M, slot: Place) -> Option<Self> {
         let half = &memory.slot(slot)?.tx;
         half.stop_writing();
@@ -255,36 +259,36 @@ impl<M: Segments> Writer<M> {
         Some(Self { memory, slot, tail, given: 0 })
     }
 
-    /// The slot, for its state and flags.
+    /// Returns the slot, for its state and flags.
     pub fn slot(&self) -> Option<&Slot> {
         self.memory.slot(self.slot)
     }
 
-    /// How many bytes can be written now, beside those that [`Writer::spans`] gave out. The stack may take them back from a
-    /// session that has been idle for long.
+    /// Returns the number of bytes that can be written now, in addition to the bytes that [`Writer::spans`] has given
+    /// out. The stack may take them back from a session that has been idle for a long time.
     #[inline]
     pub fn space(&self) -> usize {
         self.slot().map_or(0, |slot| between(self.position(), slot.tx.limit()))
     }
 
-    /// Position in the stream of the first byte that [`Writer::spans`] gives out next.
+    /// Returns the position in the stream of the first byte that [`Writer::spans`] gives out next.
     #[inline]
     pub fn position(&self) -> u64 {
         self.tail.wrapping_add(self.given as u64)
     }
 
-    /// Position up to which the peer has acknowledged all.
+    /// Returns the position up to which the peer has acknowledged everything.
     pub fn acknowledged(&self) -> u64 {
         self.tail.wrapping_sub(self.unacknowledged() as u64)
     }
 
-    /// How many written bytes the stack has not yet freed.
+    /// Returns the number of written bytes that the stack has not yet freed.
     pub fn unacknowledged(&self) -> usize {
         self.slot().map_or(0, |slot| between(slot.tx.edge(), self.tail))
     }
 
-    /// Where up to `max` bytes can be written, in order, behind those that earlier calls gave out. They are the
-    /// application's until [`Writer::show`] or [`Writer::commit`], which must follow, be it with 0.
+    /// Returns up to `max` bytes for writing, in order, behind the bytes from earlier calls. They belong to the
+    /// application until it calls [`Writer::show`] or [`Writer::commit`], which it must do, possibly with 0.
     pub fn spans(&mut self, max: usize) -> Spans<'_, M> {
         let position = self.position();
         let Some(slot) = self.memory.slot(self.slot) else { return Spans::none(&self.memory) };
@@ -297,8 +301,8 @@ impl<M: Segments> Writer<M> {
         Spans::new(&self.memory, &slot.tx, position, len)
     }
 
-    /// Shows the stack the first `n` bytes that [`Writer::spans`] gave out, at most all of them. The others stay the
-    /// application's, for copies that complete later.
+    /// Passes the first `n` bytes from [`Writer::spans`] to the stack, but not more than were given out. The remaining
+    /// bytes still belong to the application, for copies that complete later.
     #[inline]
     pub fn show(&mut self, n: usize) {
         let n = n.min(self.given);
@@ -312,14 +316,15 @@ impl<M: Segments> Writer<M> {
         }
     }
 
-    /// The same, and gives the others back.
+    /// Passes the first `n` bytes to the stack and returns the remaining ones.
     #[inline]
     pub fn commit(&mut self, n: usize) {
         self.given = self.given.min(n);
         self.show(n);
     }
 
-    /// Copies bytes in and commits them. Returns how many: fewer than given only when there is no more space.
+    /// Copies bytes in and commits them. Returns their number, which is less than given only if no more space is
+    /// available.
     pub fn write(&mut self, from: &[u8]) -> usize {
         let mut done = 0;
         for span in self.spans(from.len()) {
@@ -330,13 +335,14 @@ impl<M: Segments> Writer<M> {
         done
     }
 
-    /// Requests blocks, if some are missing. The stack grants them after a write, or when the application waits for room.
+    /// Requests blocks if some are missing. The stack grants them after a write, or when the application waits for
+    /// room.
     fn want(&self, len: usize) {
         let _ = self.slot().filter(|_| len > 0).and_then(|slot| slot.want(len));
     }
 
-    /// Copies all of `parts` in, one behind the other, and commits them at once; `false`, and nothing has changed, when there
-    /// is no space for all.
+    /// Copies all `parts` in, one after the other, and commits them together. Returns `false` if there is not enough
+    /// space for all of them. Then nothing has changed.
     pub fn write_all(&mut self, parts: &[&[u8]]) -> bool {
         let total = parts.iter().map(|part| part.len()).sum();
         if self.space() < total {
@@ -380,7 +386,7 @@ mod tests {
     use super::*;
     use crate::{Arena, Fifo, Rx};
 
-    /// Results of three reads from a stream whose fourth byte is urgent.
+    /// Returns the results of three reads from a stream whose fourth byte is urgent.
     fn reads(inline: bool) -> Vec<Vec<u8>> {
         let mut arena = Arena::new(1 << 20).unwrap();
         let slot = arena.take_slot().unwrap();
@@ -388,7 +394,7 @@ mod tests {
         assert!(rx.cover(&mut arena, 0, 7));
         rx.mark_urgent(&arena, 3);
         for (address, len) in rx.pieces(&arena, 0, 7) {
-            // SAFETY: the piece is covered and not committed.
+            // SAFETY: the piece has `len` bytes, which are covered and not committed, so nothing else accesses them.
             unsafe { address.as_ptr().copy_from_nonoverlapping(b"abc!def".as_ptr(), len) };
         }
         rx.commit(&arena, 7);
@@ -412,7 +418,7 @@ mod tests {
         assert!(rx.cover(&mut arena, 0, 2));
         rx.mark_urgent(&arena, 1);
         for (address, len) in rx.pieces(&arena, 0, 2) {
-            // SAFETY: the piece is covered and not committed.
+            // SAFETY: the piece has `len` bytes, which are covered and not committed, so nothing else accesses them.
             unsafe { address.as_ptr().copy_from_nonoverlapping(b"a!".as_ptr(), len) };
         }
         rx.commit(&arena, 1);
@@ -427,7 +433,7 @@ mod tests {
         assert!(slot.has_urgent() && reader.is_at_mark());
         slot.take_urgent(1);
         assert!(!slot.has_urgent() && reader.is_at_mark());
-        // A peek leaves the mark, and a read passes it.
+        // A peek does not pass the mark, but a read does.
         reader.heed_urgent(false);
         assert_eq!(reader.peek(&mut [0; 9]), 0);
         assert!(reader.is_at_mark());
@@ -441,7 +447,7 @@ mod tests {
         assert_eq!(reads(true), [b"abc".to_vec(), b"!def".to_vec(), vec![]]);
     }
 
-    /// Applications store any index. The distance of two is never more than a FIFO holds.
+    /// Applications may store any index. The distance of two indices never exceeds the capacity of a FIFO.
     #[test]
     fn every_distance_between_indices() {
         let most = CAPACITY as u64;

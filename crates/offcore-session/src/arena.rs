@@ -1,17 +1,18 @@
-//! The stack's allocator over one application's memory.
+//! The stack's allocator for one application's memory.
 //!
 //! ```text
 //! segment: 64 MiB, a memfd      large block: 64 KiB      small block: 4 KiB     slot: 512 B, table: 1 KiB
 //! | large | large | large | ... -> | 16 small ones | ... -> | 8 slots |, or | 4 tables |
 //! ```
-//! A large block is cut into small ones, a small one into slots or into tables, when the last cut one is used up; it is
-//! whole again as soon as all its parts are free. The lists are private memory: an application cannot reach them, nor
-//! can it learn more from the pages it sees than its own sessions' blocks. Nothing here asks for memory but
-//! [`Segment::new`], [`Arena::new`], [`Arena::grow`], and the private table of a FIFO when more are large than ever before.
+//! A large block is cut into small ones, and a small one into slots or tables, when the block that was cut last is used
+//! up. It is merged again as soon as all its parts are free. The lists are in private memory: an application cannot
+//! access them, and the pages that it sees contain only its own sessions' blocks. Only these functions allocate memory:
+//! [`Segment::new`], [`Arena::new`], [`Arena::grow`], and the creation of a FIFO's private table when more FIFOs are
+//! large than ever before.
 //!
-//! **Fragmentation** has one bound: a large block with a single used part is not to be had as a large one, so at worst
-//! each small block in use costs 64 KiB. The cut block that is used up first is cut up completely before another one
-//! is, and small blocks come and go with sessions that become large or idle.
+//! **Fragmentation** is bounded: a large block with a single used part is not available as a large one, so in the worst
+//! case each small block in use costs 64 KiB. A cut block is used up completely before another one is cut, and small
+//! blocks are allocated and freed with sessions that become large or idle.
 
 mod budget;
 mod cuts;
@@ -35,46 +36,46 @@ use crate::sync::Ordering;
 use crate::table::{Spare, Table};
 use cuts::{Cuts, List};
 
-/// What memfds are called.
+/// Name of the memfds.
 const NAME: &str = "offcore-session";
-/// Most bytes of an arena: places are 32 bits.
+/// Maximum number of bytes of an arena, because places have 32 bits.
 const LARGEST: usize = 1 << 40;
-/// Small blocks in a large one.
+/// Number of small blocks in a large one.
 pub(crate) const SMALLS: u32 = (LARGE / SMALL) as u32;
-/// Slots in a small block.
+/// Number of slots in a small block.
 const SLOTS: u32 = (SMALL / SLOT) as u32;
-/// Tables in a small block, and units of 512 bytes in a table.
+/// Number of tables in a small block, and of units of 512 bytes in a table.
 const TABLES: u32 = (SMALL / (TABLE * 4)) as u32;
 const TABLE_UNITS: u32 = SLOTS / TABLES;
 
-/// Whose blocks may be taken.
+/// The free blocks that an allocation may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
-    /// All but the reserve.
+    /// All blocks except the reserve.
     Common,
-    /// All.
+    /// All blocks.
     Reserved,
 }
 
-/// How much of an arena is free.
+/// Free memory of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Free {
-    /// Large blocks, the reserve included.
+    /// Number of free large blocks, including the reserve.
     pub large: usize,
-    /// Small blocks in large ones that are cut up.
+    /// Number of free small blocks in large blocks that are cut.
     pub small: usize,
 }
 
-/// Memory that an arena can have more of.
+/// Memory that can be added to an arena.
 #[derive(Debug)]
 pub struct Segment {
-    /// Bytes of it that are used: the mapping has whole pages.
+    /// Number of used bytes. The mapping has whole pages.
     len: usize,
     mapping: Mapping,
     fd: OwnedFd,
 }
 
-/// What the next segment of an arena is to be like.
+/// Properties of the next segment of an arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     len: usize,
@@ -82,11 +83,11 @@ pub struct Wanted {
 }
 
 impl Segment {
-    /// Maps up to 64 MiB. The kernel allocates ordinary pages when they are touched, and hugepages here: that takes some ten
-    /// milliseconds, so another thread than the arena's may do it.
+    /// Maps up to 64 MiB. The kernel allocates ordinary pages when they are touched, but hugepages in this function.
+    /// That takes about ten milliseconds, so another thread than the arena's may call it.
     ///
     /// # Errors
-    /// When there is not as much memory.
+    /// If there is not enough memory.
     pub fn new(wanted: Wanted) -> Result<Self, MemoryError> {
         let (mapping, fd) = match wanted.pages_of {
             Hugepages::None => Mapping::untouched_memfd(NAME, wanted.len)?,
@@ -96,23 +97,23 @@ impl Segment {
     }
 }
 
-/// One application's memory, as the stack gives it out. It belongs to one worker.
+/// One application's memory, as the stack allocates it. It belongs to one worker.
 #[derive(Debug)]
 pub struct Arena {
     memory: Arc<Memory>,
-    /// Bytes that are mapped, and that may be: whole large blocks.
+    /// Number of mapped bytes, and its maximum. Both are multiples of a large block.
     len: usize,
     limit: usize,
     pages_of: Hugepages,
-    /// Numbers of the free large blocks: their first page divided by 16. The last one freed is the first one used.
+    /// Numbers of the free large blocks: their first page divided by 16. The block that was freed last is used first.
     large: Vec<u32>,
     /// Blocks from this number on have never been used. They are the first ones of the list, in descending order.
     fresh: u32,
-    /// What used blocks are charged to.
+    /// The account for used blocks.
     charge: Arc<Charge>,
-    /// Large blocks that only [`Share::Reserved`] takes: as many of the last ones that are free.
+    /// Number of free large blocks that only [`Share::Reserved`] may take.
     reserve: usize,
-    /// Small blocks that receive windows promise. Only [`Share::Reserved`] takes them.
+    /// Number of small blocks that receive windows promise. Only [`Share::Reserved`] may take them.
     promised: usize,
     /// Large blocks that are cut into small ones, by number.
     blocks: Cuts,
@@ -126,21 +127,23 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An arena of at most `limit` bytes, in whole large blocks (at least one, at most 1 TiB), with its first segment.
+    /// Creates an arena of up to `limit` bytes, in whole large blocks (at least one, at most 1 TiB), with its first
+    /// segment.
     ///
     /// # Errors
-    /// When there is not as much memory.
+    /// If there is not enough memory.
     pub fn new(limit: usize) -> Result<Self, MemoryError> {
         Self::on(Hugepages::Auto, limit, Arc::default())
     }
 
-    /// The same for another process, on ordinary pages: it can punch holes into the segments, which are sealed against nothing
-    /// but other lengths. An ordinary page is allocated again when it is touched; for a hugepage there may be none left by then.
-    /// A page is allocated with the first block that uses it, and stays: the last block that was freed is the first one used.
-    /// Blocks are charged to `charge` when they are used for the first time; beyond its budget there are none.
+    /// Creates an arena for another process, on ordinary pages. That process can punch holes into the segments, which
+    /// are only sealed against changes of their length. An ordinary page is then allocated again when it is touched,
+    /// but a hugepage may not be available any more. A page is allocated with the first block that uses it, and stays
+    /// allocated. The block that was freed last is used first. Blocks are charged to `charge` when they are used for
+    /// the first time. When its budget is used up, no new blocks are available.
     ///
     /// # Errors
-    /// As [`Arena::new`], or when the budget is used up.
+    /// As [`Arena::new`], and if the budget is used up.
     pub fn shared(limit: usize, charge: Arc<Charge>) -> Result<Self, MemoryError> {
         Self::on(Hugepages::None, limit, charge)
     }
@@ -167,7 +170,7 @@ impl Arena {
         };
         let added = arena.wanted().map(Segment::new).transpose()?.map(|segment| arena.add(segment));
         debug_assert!(matches!(added, Some(Ok(()))), "the first segment is wanted");
-        // Page 0 stays behind: 0 is no block. Its neighbours are small ones for ever.
+        // Page 0 stays allocated, because 0 means no block. The other parts of its large block are always small ones.
         if arena.take_free().is_none() {
             let (what, source) = ("memory beyond the user's budget", rustix::io::Errno::NOMEM);
             return Err(MemoryError::System { what, len: LARGE, source });
@@ -177,25 +180,26 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Adds a segment. Maps up to 64 MiB, so it is not for the data path. `false`: the limit is reached.
+    /// Adds a segment. It maps up to 64 MiB, so it must not be called on the data path. Returns `false` if the limit is
+    /// reached.
     ///
     /// # Errors
-    /// When there is not as much memory.
+    /// If there is not enough memory.
     pub fn grow(&mut self) -> Result<bool, MemoryError> {
         let Some(wanted) = self.wanted() else { return Ok(false) };
         Ok(self.add(Segment::new(wanted)?).is_ok())
     }
 
-    /// What its next segment is to be like; `None`: the limit is reached.
+    /// Returns the properties of its next segment, or `None` if the limit is reached.
     pub fn wanted(&self) -> Option<Wanted> {
         let len = SEGMENT.min(self.limit - self.len);
         (len > 0).then_some(Wanted { len, pages_of: self.pages_of })
     }
 
-    /// Adds a segment that was made as it is [wanted](Self::wanted).
+    /// Adds a segment that was created with the [wanted](Self::wanted) properties.
     ///
     /// # Errors
-    /// The segment, when it has another length.
+    /// The segment, if it has another length.
     pub fn add(&mut self, segment: Segment) -> Result<(), Segment> {
         if self.wanted().is_none_or(|wanted| wanted.len != segment.len) {
             return Err(segment);
@@ -205,7 +209,7 @@ impl Arena {
         let (first, n) = (self.len / LARGE, len / LARGE);
         self.blocks.add(n);
         self.pages.add(len / SMALL);
-        // All blocks fit at any time, so that giving one back never asks for memory.
+        // There is always room for all blocks, so that freeing one never allocates memory.
         self.large.reserve_exact(first + n - self.large.len());
         // Blocks that were in use before are used first.
         self.large.splice(0..0, (first..first + n).rev().map(|number| number as u32));
@@ -213,84 +217,85 @@ impl Arena {
         Ok(())
     }
 
-    /// Keeps `blocks` large blocks for [`Arena::take_reserved`] and what covers by reserve, from now on: the last ones
-    /// that are free, and the first ones that are given back.
+    /// Keeps `blocks` large blocks for [`Arena::take_reserved`] and for covering from the reserve, from now on: the
+    /// last free ones, and the first ones that are freed.
     pub fn reserve(&mut self, blocks: usize) {
         self.reserve = blocks;
     }
 
-    /// Replaces the promise of a receive window, `before`, by `now` small blocks. Others do not get promised blocks.
+    /// Replaces the promise of a receive window, `before`, by `now` small blocks. Other allocations do not get promised
+    /// blocks.
     #[inline]
     pub fn promise(&mut self, before: u32, now: u32) {
         self.promised = (self.promised + now as usize).saturating_sub(before as usize);
     }
 
-    /// Large blocks that are promised.
+    /// Returns the number of promised large blocks.
     #[inline]
     pub fn promised(&self) -> usize {
         self.promised.div_ceil(SMALLS as usize)
     }
 
-    /// Large blocks that are free, and neither promised nor of the reserve.
+    /// Returns the number of large blocks that are free, and neither promised nor part of the reserve.
     #[inline]
     pub fn spare(&self) -> usize {
         self.left(Share::Common)
     }
 
-    /// How much is free.
+    /// Returns the free memory.
     pub fn free(&self) -> Free {
         Free { large: self.large.len(), small: self.free_small }
     }
 
-    /// Bytes that are mapped, and how many there may be.
+    /// Returns the number of mapped bytes and its maximum.
     pub fn len_and_limit(&self) -> (usize, usize) {
         (self.len, self.limit)
     }
 
-    /// The segments, mapped for as long as anybody keeps this.
+    /// Returns the segments, which stay mapped while a reference exists.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// First byte of `block`, aligned to its length.
+    /// Returns the first byte of `block`, aligned to its length.
     ///
     /// # Panics
-    /// When the block is of another arena, and outside of this one.
+    /// If the block belongs to another arena and is outside of this one.
     #[inline(always)]
     pub fn address(&self, block: Block) -> NonNull<u8> {
         let address = self.memory.address(block, 0, SMALL);
         address.unwrap_or_else(|| panic!("page {} is not of this arena", block.page()))
     }
 
-    /// The slot at `place`.
+    /// Returns the slot at `place`.
     ///
     /// # Panics
-    /// When the place is of another arena, and outside of this one.
+    /// If the place belongs to another arena and is outside of this one.
     #[inline(always)]
     pub fn slot(&self, place: Place) -> &Slot {
         let slot = self.memory.slot(place);
         slot.unwrap_or_else(|| panic!("place {} is not of this arena", place.number()))
     }
 
-    /// A small block: 4 KiB, whose bytes are whatever they were.
+    /// Takes a small block: 4 KiB, uninitialised.
     #[inline]
     pub fn take_small(&mut self) -> Option<Block> {
         self.small_of(Share::Common)
     }
 
-    /// A large block: 64 KiB, whose bytes are whatever they were.
+    /// Takes a large block: 64 KiB, uninitialised.
     #[inline]
     pub fn take_large(&mut self) -> Option<Block> {
         self.large_of(Share::Common)
     }
 
-    /// A large block, of the reserve when there are no others.
+    /// Takes a large block, from the reserve if no others are free.
     #[inline]
     pub fn take_reserved(&mut self) -> Option<Block> {
         self.large_of(Share::Reserved)
     }
 
-    /// Takes a small block back.
+    /// Frees a small block.
     pub fn give_small(&mut self, block: Block) {
         let (number, part) = (block.page() / SMALLS, block.page() % SMALLS);
         self.free_small += 1;
@@ -300,13 +305,13 @@ impl Arena {
         }
     }
 
-    /// Takes a large block back.
+    /// Frees a large block.
     pub fn give_large(&mut self, block: Block) {
         debug_assert_eq!(block.page() % SMALLS, 0);
         self.large.push(block.page() / SMALLS);
     }
 
-    /// A session's slot: nothing in either direction. It may be of the reserve.
+    /// Takes a session's slot, empty in both directions. It may come from the reserve.
     pub fn take_slot(&mut self) -> Option<Place> {
         if self.slots.is_empty() {
             let block = self.small_of(Share::Reserved)?;
@@ -318,7 +323,7 @@ impl Arena {
         Some(place)
     }
 
-    /// Takes a slot back. The application no longer looks at it, or is not to be considered.
+    /// Frees a slot. The application no longer uses it, or is terminated.
     pub fn give_slot(&mut self, place: Place) {
         let (page, part) = (place.number() / SLOTS, place.number() % SLOTS);
         if self.pages.give(&mut self.slots, page, part) {
@@ -326,12 +331,12 @@ impl Arena {
         }
     }
 
-    /// A table of 256 page numbers, all 0.
+    /// Takes a table of 256 page numbers, all 0.
     pub fn take_table(&mut self) -> Option<Place> {
         self.table_of(Share::Common)
     }
 
-    /// Takes a table back.
+    /// Frees a table.
     pub fn give_table(&mut self, place: Place) {
         let (page, part) = (place.number() / SLOTS, place.number() % SLOTS / TABLE_UNITS);
         if self.pages.give(&mut self.tables, page, part) {
@@ -339,19 +344,19 @@ impl Arena {
         }
     }
 
-    /// How many large blocks there are to be taken.
+    /// Returns the number of large blocks that can be taken.
     #[inline(always)]
     pub(crate) fn left(&self, share: Share) -> usize {
         self.large.len().saturating_sub(self.beyond_budget() + self.kept(share))
     }
 
-    /// How many free blocks have never been used, and the budget has no room for.
+    /// Returns the number of free blocks that have never been used and do not fit into the budget.
     #[inline(always)]
     fn beyond_budget(&self) -> usize {
         (self.len / LARGE - self.fresh as usize).saturating_sub(self.charge.left())
     }
 
-    /// The free block that was used last.
+    /// Takes the free block that was used last.
     #[inline]
     fn take_free(&mut self) -> Option<u32> {
         let number = *self.large.last()?;
@@ -364,7 +369,7 @@ impl Arena {
         self.large.pop()
     }
 
-    /// As [`Arena::take_large`].
+    /// Takes a large block from a share, as [`Arena::take_large`].
     #[inline]
     pub(crate) fn large_of(&mut self, share: Share) -> Option<Block> {
         if self.left(share) == 0 {
@@ -373,7 +378,7 @@ impl Arena {
         Block::new(self.take_free()? * SMALLS)
     }
 
-    /// As [`Arena::take_small`].
+    /// Takes a small block from a share, as [`Arena::take_small`].
     #[inline]
     pub(crate) fn small_of(&mut self, share: Share) -> Option<Block> {
         if self.small.is_empty() {
@@ -386,19 +391,19 @@ impl Arena {
         Block::new(number * SMALLS + part)
     }
 
-    /// Both tables of a FIFO: the private one, and in it the place of the shared one.
+    /// Takes both tables of a FIFO: the private one, which contains the place of the shared one.
     pub(crate) fn take_tables(&mut self, share: Share) -> Option<Box<Table>> {
         let place = self.table_of(share)?;
         Some(self.spare.take(place))
     }
 
-    /// Takes both tables back; they are empty.
+    /// Frees both tables, which are empty.
     pub(crate) fn give_tables(&mut self, table: Box<Table>) {
         self.give_table(table.place);
         self.spare.give(table);
     }
 
-    /// Shows the application what is in a table's entry: a block, or none.
+    /// Publishes a table's entry to the application: a block, or none.
     #[inline]
     pub(crate) fn show(&self, table: Place, entry: usize, block: Option<Block>) {
         if let Some(word) = self.memory.entry(table, entry) {

@@ -1,45 +1,46 @@
-//! What an application's processes share with the stack beside sessions: which of them have something to be looked at.
+//! State that an application's processes share with the stack in addition to sessions: marks for sessions that need
+//! attention.
 //!
-//! Two pages are shared. [`Control`] is written by both sides. [`Processes`] is written by the stack, and an application
-//! can map it for reading only: it says which of the application's processes live.
+//! Two pages are shared. [`Control`] is written by both sides. [`Processes`] is written by the stack, and an
+//! application can only map it for reading. It says which of the application's processes are alive.
 //!
-//! **Marks.** An application marks a session after it has written, read, or changed what it wants. A mark is a bit, and
-//! no place in a ring: a process that is killed between two instructions blocks nobody. The stack takes all marks at
-//! once. It sleeps only after it has stored `asleep`, executed a full fence and found no mark; who marks executes a full
-//! fence between the mark and the look at `asleep`.
+//! **Marks.** An application marks a session after it has written, read, or changed its wishes. A mark is a bit and not
+//! an entry in a ring, so a process that is killed between two instructions does not block others. The stack takes all
+//! marks at once. It sleeps only after it has stored `asleep`, executed a full fence and found no mark. An application
+//! executes a full fence between setting a mark and loading `asleep`.
 
 use core::net::Ipv4Addr;
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Sessions of an application, at most.
+/// Maximum number of sessions of an application.
 #[cfg(not(all(loom, test)))]
 pub const SESSIONS: usize = 1 << 16;
-/// The same for models, which look at every word.
+/// A smaller maximum for models, which check every word.
 #[cfg(all(loom, test))]
 pub const SESSIONS: usize = 64;
-/// Processes of an application, at most.
+/// Maximum number of processes of an application.
 pub const PROCESSES: usize = 1 << 10;
-/// The maximum number of broadcast addresses that an application knows.
+/// Maximum number of broadcast addresses that an application knows.
 pub const BROADCASTS: usize = 64;
 const WORDS: usize = SESSIONS / 64;
 
-/// The page, or rather pages, that both sides write.
+/// The pages that both sides write.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Control {
-    /// The stack sleeps: who marks is to wake it.
+    /// The stack sleeps, so an application that sets a mark must wake it.
     asleep: Line,
-    /// Somebody has woken it.
+    /// A process has woken the stack.
     kicked: Line,
-    /// Something has happened that the kernel shows, on a socket.
+    /// The stack must check its sockets for an event.
     look: Line,
     /// A bit for each word of `marks` that is not 0.
     summary: [AtomicU64; WORDS.div_ceil(64)],
     marks: [AtomicU64; WORDS],
 }
 
-/// A word with a cache line of its own.
+/// A word with its own cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Line(AtomicU32);
@@ -55,7 +56,7 @@ impl Control {
 }
 
 impl Control {
-    /// The application marks session `number`; then it is to [`ring`](Self::ring).
+    /// Marks session `number` for the stack. The application then calls [`ring`](Self::ring).
     #[inline]
     pub fn mark(&self, number: u32) {
         let number = number as usize % SESSIONS;
@@ -64,32 +65,35 @@ impl Control {
         self.summary[word / 64].fetch_or(1 << (word % 64), Ordering::AcqRel);
     }
 
-    /// The application has sent a message, or closed a descriptor; then it is to [`ring`](Self::ring).
+    /// Tells the stack that a message was sent or a descriptor was closed. The application then calls
+    /// [`ring`](Self::ring).
     #[inline]
     pub fn look(&self) {
         self.look.0.store(1, Ordering::Release);
     }
 
-    /// After marks. `true`: the stack sleeps, and the caller is the one to wake it by the event.
+    /// Checks, after setting marks, whether the stack sleeps. If it returns `true`, the caller must wake the stack by
+    /// the event.
     #[inline]
     pub fn ring(&self) -> bool {
         fence(Ordering::SeqCst);
         self.asleep.0.load(Ordering::Relaxed) != 0 && self.kicked.0.swap(1, Ordering::AcqRel) == 0
     }
 
-    /// Whether there may be marks.
+    /// Returns whether there may be marks.
     #[inline]
     pub fn has_marks(&self) -> bool {
         self.summary.iter().any(|word| word.load(Ordering::Relaxed) != 0)
     }
 
-    /// The stack takes marks: `each` is called with the number of each marked session, which is below [`SESSIONS`]. A call ends
-    /// after `most` marks, or up to 63 more; a word without marks counts as one, because an application can claim that it has
-    /// some. The next call continues where this one has ended: `from` is for that, and 0 at first.
+    /// Takes marks on the stack's side: `each` is called with the number of each marked session, which is below
+    /// [`SESSIONS`]. A call ends after `most` marks, or up to 63 more. A word without marks counts as one mark, because
+    /// an application can claim that it has some. The next call continues at the position in `from`, which is initially
+    /// 0.
     #[inline]
     pub fn take_marks(&self, from: &mut usize, most: usize, mut each: impl FnMut(u32)) {
         let mut taken = 0;
-        // The word of the summary that it begins in has others before, which are the last ones.
+        // The loop starts in the middle of a summary word, and ends with the earlier bits of that word.
         for _ in 0..=self.summary.len() {
             let first = *from % WORDS;
             let summary = &self.summary[first / 64];
@@ -118,13 +122,13 @@ impl Control {
         }
     }
 
-    /// Whether the stack is to look at its sockets; it is told once.
+    /// Returns whether the stack must check its sockets, and clears the request.
     #[inline]
     pub fn take_look(&self) -> bool {
         self.look.0.load(Ordering::Relaxed) != 0 && self.look.0.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// The stack is going to sleep. `true`: there is something to do after all.
+    /// Announces that the stack is about to sleep. Returns `true` if it must not sleep, because there is work.
     pub fn arm(&self) -> bool {
         self.kicked.0.store(0, Ordering::Relaxed);
         self.asleep.0.store(1, Ordering::Relaxed);
@@ -132,15 +136,15 @@ impl Control {
         self.look.0.load(Ordering::Relaxed) != 0 || self.has_marks()
     }
 
-    /// The stack is awake.
+    /// Announces that the stack is awake.
     pub fn disarm(&self) {
         self.asleep.0.store(0, Ordering::Relaxed);
     }
 }
 
-/// Which of an application's processes live. The stack gives a process a number and a generation; the entry of that number
-/// is the generation while it lives. The page also has the broadcast addresses of the stack's IPv4 networks: a send to one
-/// needs `SO_BROADCAST`.
+/// Lists an application's processes that are alive. The stack gives a process a number and a generation. While the
+/// process is alive, the entry of that number is the generation. The page also contains the broadcast addresses of the
+/// stack's IPv4 networks: sending to one requires `SO_BROADCAST`.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Processes {
@@ -150,12 +154,12 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// The stack: process `number` has begun, or (with 0) is gone.
+    /// Stores, for the stack, that process `number` has started, or (with generation 0) has ended.
     pub fn set(&self, number: usize, generation: u32) {
         self.generations[number % PROCESSES].store(generation, Ordering::Release);
     }
 
-    /// The stack stores the broadcast addresses of its networks, the first [`BROADCASTS`] of them.
+    /// Stores the broadcast addresses of the stack's networks, up to [`BROADCASTS`] of them.
     pub fn set_broadcasts(&self, addresses: impl Iterator<Item = Ipv4Addr>) {
         let addresses = addresses.map(Ipv4Addr::to_bits).chain(core::iter::repeat(0));
         for (word, address) in self.broadcasts.iter().zip(addresses) {
@@ -163,44 +167,46 @@ impl Processes {
         }
     }
 
-    /// Whether an address is the broadcast address of a network of the stack.
+    /// Returns whether an address is the broadcast address of a network of the stack.
     pub fn is_broadcast(&self, address: Ipv4Addr) -> bool {
         let words = self.broadcasts.iter().map(|word| word.load(Ordering::Relaxed));
         words.take_while(|word| *word != 0).any(|word| word == address.to_bits())
     }
 
-    /// Whether the holder of a lock lives. The stack does, and has a lock for some instructions only.
+    /// Returns whether the holder of a lock is alive. The stack is always alive, and holds a lock only for a few
+    /// instructions.
     pub fn lives(&self, owner: Owner) -> bool {
         owner == Owner::STACK
             || self.generations[owner.number() % PROCESSES].load(Ordering::Acquire) == owner.generation()
     }
 }
 
-/// A process of an application, as it stands in a lock: number and generation; never 0.
+/// A process of an application, as stored in a lock: number and generation. It is never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(u32);
 
 const NUMBER_BITS: u32 = PROCESSES.trailing_zeros();
 
 impl Owner {
-    /// Generations are from 1 to this; then 1 comes again. The lowest bit of a lock says that somebody waits.
+    /// Generations are numbered from 1 to this, then from 1 again. The lowest bit of a lock says that there are
+    /// waiters.
     pub const GENERATIONS: u32 = (1 << (31 - NUMBER_BITS)) - 1;
 
-    /// The stack: no process has this number.
+    /// The stack. No process has this number.
     pub const STACK: Self = Self(1 << NUMBER_BITS | (PROCESSES as u32 - 1));
 
-    /// Process `number` of that generation; `None` where either is out of range.
+    /// Returns process `number` of that generation, or `None` if either is out of range.
     pub fn new(number: usize, generation: u32) -> Option<Self> {
         let in_range = number < PROCESSES && (1..=Self::GENERATIONS).contains(&generation);
         in_range.then_some(Self(generation << NUMBER_BITS | number as u32))
     }
 
-    /// The one whose word that is; `None` for 0.
+    /// Returns the owner with this word, or `None` for 0.
     pub fn from_word(word: u32) -> Option<Self> {
         (word >> NUMBER_BITS != 0).then_some(Self(word))
     }
 
-    /// As a word of 31 bits.
+    /// Returns a word of 31 bits.
     pub fn word(self) -> u32 {
         self.0
     }
@@ -221,7 +227,7 @@ mod tests {
     #[test]
     fn claimed_marks_end_a_call() {
         let (control, mut from) = (Control::new(), 0);
-        // As a hostile application does.
+        // A hostile application can do this.
         control.summary.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
         for call in 1..=5 {
             control.take_marks(&mut from, 100, |_| panic!("there is no mark"));
@@ -235,7 +241,7 @@ mod tests {
         taken
     }
 
-    /// Wherever a call begins, also beyond the words: a caller's number is not checked.
+    /// Calls may start anywhere, even behind the last word, because a caller's number is not checked.
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
     fn every_mark_is_found() {
@@ -249,8 +255,8 @@ mod tests {
         }
     }
 
-    /// Marks in words at the edges of the summary's words, from every start, some at a time: each is taken once, and the summary
-    /// has no bit left.
+    /// Marks in words at the edges of the summary's words, from every start, a few at a time: each is taken once, and
+    /// the summary has no bits left.
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
     fn every_set_of_marks_is_taken_once() {

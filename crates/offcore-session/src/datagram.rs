@@ -1,16 +1,17 @@
-//! Datagrams in a session's FIFOs: in both directions each is a header, its payload, and what is left of 8 bytes.
+//! Datagrams in a session's FIFOs. In both directions each datagram is a header, its payload, and padding to a multiple
+//! of 8 bytes.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::app::{Reader, Writer};
 use crate::place::{Place, Segments};
 
-/// Bytes of the header in front of a datagram's payload.
+/// Length of the header in front of a datagram's payload.
 pub const HEADER_LEN: usize = 64;
 const ALIGN: usize = 8;
 
-/// Bits of [`Wishes::keep_idle`](crate::slot::Wishes::keep_idle) of a datagram socket that the stack reads: `IP_RECVERR`. Other
-/// bits are the application's own.
+/// Bits of [`Wishes::keep_idle`](crate::slot::Wishes::keep_idle) of a datagram socket that the stack reads:
+/// `IP_RECVERR`. The application uses other bits itself.
 pub const HEARS_ERRORS: u32 = 1 << 14;
 /// `IPV6_RECVERR`.
 pub const HEARS_ERRORS_6: u32 = 1 << 15;
@@ -19,39 +20,39 @@ pub const TAKES_ALL_GROUPS: u32 = 1 << 16;
 /// `IPV6_MULTICAST_ALL`.
 pub const TAKES_ALL_GROUPS_6: u32 = 1 << 17;
 
-/// What stands in front of a datagram's payload.
+/// The header in front of a datagram's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub len: u16,
-    /// Received: the sender. To be sent: the receiver.
+    /// The sender of a received datagram, or the destination of a datagram to send.
     pub peer: SocketAddr,
-    /// Received: the destination address. To be sent: the source address; the stack selects it if it is unspecified.
+    /// Received: the destination address. To send: the source address, which the stack selects if it is unspecified.
     pub local: IpAddr,
     pub more: More,
 }
 
-/// Fields of a [`Header`] that concern few programs.
+/// Fields of a [`Header`] that few programs use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct More {
-    /// Time to live, or hop limit. To be sent: 0 selects the default.
+    /// Time to live, or hop limit. To send: 0 selects the default.
     pub hops: u8,
     /// Type of service, or traffic class: DSCP and ECN.
     pub tos: u8,
-    /// Received: the interface index of the kernel, or else of the stack. To be sent to a group: the index of the interface that
-    /// sends it; 0 for any.
+    /// Received: the interface index of the kernel, or otherwise of the stack. To send to a group: the index of the
+    /// outgoing interface. 0 selects any.
     pub index: u32,
-    /// To be sent: [`PathMtu`] as a number.
+    /// To send: [`PathMtu`] as a number.
     pub path_mtu: u8,
-    /// To be sent: payload bytes of each segment (`UDP_SEGMENT`); 0 sends one datagram.
+    /// To send: payload bytes of each segment (`UDP_SEGMENT`). 0 sends one datagram.
     pub segment: u16,
-    /// To be sent: broadcasts are allowed (`SO_BROADCAST`).
+    /// To send: broadcasts are allowed (`SO_BROADCAST`).
     pub broadcast: bool,
-    /// To be sent to a group: sockets of this host do not receive it (`IP_MULTICAST_LOOP` of 0).
+    /// To send to a group: sockets of this host do not receive it (`IP_MULTICAST_LOOP` of 0).
     pub no_loop: bool,
-    /// Received, to a group or a broadcast of IPv4: an own address of the interface.
+    /// Received to a group or an IPv4 broadcast: an address of the receiving interface.
     pub own: Option<Ipv4Addr>,
-    /// Received: the number of datagrams that the socket dropped before.
+    /// Received: the number of datagrams that the socket dropped before this one.
     pub lost: u32,
     /// Received: the time in microseconds since 1970.
     pub time: u64,
@@ -84,20 +85,20 @@ impl More {
     }
 }
 
-/// Bytes that a datagram of `len` bytes takes in a FIFO.
+/// Returns the number of bytes that a datagram of `len` bytes occupies in a FIFO.
 pub const fn record_len(len: u16) -> usize {
     HEADER_LEN + (len as usize).next_multiple_of(ALIGN)
 }
 
 impl Header {
-    /// A header with defaults for all other fields.
+    /// Returns a header with defaults for all other fields.
     pub fn new(len: u16, peer: SocketAddr, local: IpAddr) -> Self {
         Self { len, peer, local, more: More::default() }
     }
 
-    /// The encoding in the FIFO, little-endian: length, port, family, hops, type of service, path MTU; both addresses, 16
-    /// bytes each; time, lost datagrams, interface, segment, broadcast, whether sockets of this host do not receive it,
-    /// own address.
+    /// Encodes the header for the FIFO, little-endian: length, port, family, hops, type of service, path MTU; both
+    /// addresses, 16 bytes each; time, lost datagrams, interface, segment, broadcast, whether sockets of this host do
+    /// not receive it, address of the interface.
     pub fn to_bytes(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         let More { hops, tos, index, path_mtu, segment, broadcast, no_loop, own, lost, time } = self.more;
@@ -121,7 +122,7 @@ impl Header {
         bytes
     }
 
-    /// `None` when the bytes are no header.
+    /// Decodes a header. Returns `None` if the bytes are invalid.
     pub fn from_bytes(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
         let [l0, l1, p0, p1, family, hops, tos, path_mtu, ..] = *bytes;
         let address = |at: usize| -> Option<IpAddr> {
@@ -156,20 +157,21 @@ pub struct Datagrams<M: Segments> {
 }
 
 impl<M: Segments + Clone> Datagrams<M> {
-    /// That of the socket whose slot is at `slot`; `None` when the slot is not in the memory.
+    /// Creates the application's side of the socket whose slot is at `slot`. Returns `None` if the slot is not in the
+    /// memory.
     pub fn new(memory: &M, slot: Place) -> Option<Self> {
         let reader = Reader::new(memory.clone(), slot)?;
         Some(Self { reader, writer: Writer::new(memory.clone(), slot)? })
     }
 
-    /// Copies the oldest datagram out: as much of its payload as `to` has room for; the rest of it is lost. `None` when
-    /// there is none. The stack is to be told, by `consumed`.
+    /// Copies the oldest datagram out. Payload that does not fit into `to` is lost. Returns `None` if there is no
+    /// datagram. The caller must then notify the stack with `consumed`.
     pub fn receive(&mut self, to: &mut [u8]) -> Option<Header> {
         let mut header = [0; HEADER_LEN];
         if self.reader.peek(&mut header) < HEADER_LEN {
             return None;
         }
-        // What is no header, or has no payload, is a stack's nonsense: nothing is read any more.
+        // An invalid header, or a missing payload, means that the stack has stored nonsense. Nothing is read any more.
         let header = Header::from_bytes(&header)?;
         let whole = record_len(header.len);
         if self.reader.available() < whole {
@@ -182,11 +184,11 @@ impl<M: Segments + Clone> Datagrams<M> {
         Some(header)
     }
 
-    /// Copies a datagram in, `header.len` bytes of payload; `false`, and nothing has changed, when there is no space for
-    /// it. The stack is to be told, by `written`.
+    /// Copies a datagram with `header.len` bytes of payload in. Returns `false` if there is no space for it. Then
+    /// nothing has changed. The caller must notify the stack with `written`.
     ///
     /// # Panics
-    /// When `payload` has another length.
+    /// If `payload` has another length.
     pub fn send(&mut self, header: &Header, payload: &[u8]) -> bool {
         assert_eq!(payload.len(), usize::from(header.len), "a datagram is as long as its header says");
         let padding = [0; ALIGN];

@@ -1,4 +1,4 @@
-//! The stack's side of one direction of a session. All that it decides by is private memory.
+//! The stack's side of one direction of a session. All its decisions are based on private memory.
 //!
 //! ```text
 //!              released       edge            end
@@ -9,21 +9,21 @@
 //! ```
 //! A FIFO is in one of three states:
 //!
-//! * **Empty**: no block, nothing between `released` and `end`. It costs this struct.
+//! * **Empty**: no block, and nothing between `released` and `end`. It only uses this struct.
 //! * **Small**: one block of 4 KiB is a ring for all positions. Its room counts from the last position that was
-//!   released while no copy was in flight: what a copy reads or writes is not given out again.
-//! * **Large**: from a position `p0` on there are blocks of 64 KiB, in a table of 256, where and when they are needed.
-//!   Positions below `p0` are in the small ring as before; its block is freed when `p0` is released.
+//!   released while no copy was in flight, because bytes that a copy reads or writes must not be reused.
+//! * **Large**: from a position `p0` on, blocks of 64 KiB in a table of 256 entries are allocated where and when they
+//!   are needed. Positions below `p0` are in the small ring as before. Its block is freed when `p0` is released.
 //!
-//! **From small to large.** A range that the ring has no room for makes the FIFO large, with `p0 = end`: no position
-//! that has a block changes its place, so what either side reads or writes meanwhile stays where it is. For the
-//! application all that it has seen is below `p0`; it looks at `p0` and the table again before it uses a later edge
-//! or limit. An empty FIFO becomes large at once when the first range does not fit; then it has no small block.
+//! **From small to large.** A range that does not fit into the ring makes the FIFO large, with `p0 = end`. Positions
+//! that already have a block keep it, so concurrent reads and writes on either side are not affected. All positions
+//! that the application has seen are below `p0`. It loads `p0` and the table again before it uses a later edge or
+//! limit. If the first range does not fit, an empty FIFO becomes large immediately, without a small block.
 //!
 //! **Back to empty**, and from there to small, only when nothing is between `released` and `end` and no copy is in
-//! flight: [`Fifo::shrink`]. The application, too, then has no position to look up: of a reader head and tail are the
-//! same. A writer may have a limit beyond its tail; the stack takes that back first, as [`crate::slot`] says, and
-//! leaves the FIFO alone when the writer is at it.
+//! flight: [`Fifo::shrink`]. Then the application does not look up positions either: a reader's head equals its tail. A
+//! writer may have a limit beyond its tail. The stack takes that back first, as [`crate::slot`] describes, and does not
+//! shrink the FIFO while the writer uses it.
 
 mod rx;
 mod tx;
@@ -65,7 +65,7 @@ impl Direction for Rx {}
 impl Direction for Tx {}
 
 mod sealed {
-    /// Which half of the slot it is.
+    /// Selects the half of the slot.
     pub trait Half {
         #[doc(hidden)]
         const RX: bool;
@@ -78,7 +78,7 @@ mod sealed {
     }
 }
 
-/// One direction of a session, on the stack's side. Its blocks go back to the arena by [`Fifo::shrink`] or
+/// One direction of a session, on the stack's side. Its blocks are returned to the arena by [`Fifo::shrink`] or
 /// [`Fifo::discard`], not when it is dropped.
 #[derive(Debug)]
 pub struct Fifo<D> {
@@ -86,15 +86,15 @@ pub struct Fifo<D> {
     edge: u64,
     end: u64,
     p0: u64,
-    /// The small ring has room up to 4096 bytes beyond this.
+    /// The small ring has room up to 4096 bytes beyond this position.
     room_from: u64,
-    /// `Some` exactly when there is a `p0`.
+    /// `Some` exactly if `p0` is set.
     table: Option<Box<Table>>,
     small: Option<Block>,
-    /// Bytes of copies in flight to or from the small block.
+    /// Number of bytes of copies in flight to or from the small block.
     holds: u32,
     slot: Place,
-    /// The session is over: the slot may be another's.
+    /// The session has ended, so the slot may belong to another session.
     discarded: bool,
     direction: PhantomData<D>,
 }
@@ -103,7 +103,7 @@ pub struct Fifo<D> {
 const _: () = assert!(size_of::<Fifo<Rx>>() <= 64);
 
 impl<D: Direction> Fifo<D> {
-    /// The direction of a new session whose slot is at `slot`, empty.
+    /// Creates a direction of a new session whose slot is at `slot`, empty.
     pub fn new(slot: Place) -> Self {
         Self {
             released: 0,
@@ -120,32 +120,33 @@ impl<D: Direction> Fifo<D> {
         }
     }
 
-    /// Whether it has no blocks.
+    /// Returns whether it has no blocks.
     pub fn is_empty(&self) -> bool {
         self.small.is_none() && self.table.is_none()
     }
 
-    /// The position up to which bytes are no longer needed: consumed, or acknowledged.
+    /// Returns the position up to which bytes are no longer needed: consumed, or acknowledged.
     #[inline(always)]
     pub fn released(&self) -> u64 {
         self.released
     }
 
-    /// The position up to which there is data: committed, or written by the application as far as the stack has seen.
+    /// Returns the position up to which there is data: committed, or written by the application according to the last
+    /// read index.
     #[inline(always)]
     pub fn edge(&self) -> u64 {
         self.edge
     }
 
-    /// The position after the last byte that has had a block; the limit of the transmit direction.
+    /// Returns the position after the last byte that has had a block. It is the limit of the transmit direction.
     #[inline(always)]
     pub fn end(&self) -> u64 {
         self.end
     }
 
-    /// Where the `len` bytes from `position` on are, in order: addresses and lengths in bytes. The range lies between
-    /// [`Fifo::released`] and [`Fifo::end`] and has blocks; the list ends where there is none. At most two pieces for
-    /// 64 KiB, or four where the range begins in the small ring and ends in large blocks.
+    /// Returns the addresses and lengths of the `len` bytes from `position` on, in order. The range lies between
+    /// [`Fifo::released`] and [`Fifo::end`] and has blocks. The list ends at the first missing block. 64 KiB have up to
+    /// two pieces, or up to four if the range extends from the small ring into large blocks.
     #[inline]
     pub fn pieces<'a>(
         &'a self,
@@ -156,7 +157,7 @@ impl<D: Direction> Fifo<D> {
         self.pieces_in(arena.memory(), position, len)
     }
 
-    /// The same, by the arena's memory alone.
+    /// Like [`Fifo::pieces`], with only the arena's memory.
     #[inline]
     pub fn pieces_in<'a>(
         &'a self,
@@ -174,28 +175,32 @@ impl<D: Direction> Fifo<D> {
         })
     }
 
-    /// Copies a few bytes, a header, to `position`, where there are blocks for them and the application does not look.
+    /// Copies a few bytes, such as a header, to `position`. There must be blocks for them, which the application does
+    /// not use.
     pub fn put(&self, arena: &Arena, position: u64, mut bytes: &[u8]) {
         for (address, len) in self.pieces(arena, position, bytes.len()) {
             let (here, rest) = bytes.split_at(len.min(bytes.len()));
-            // SAFETY: `len` bytes of a block that the FIFO has; the slice is no shared memory.
+            // SAFETY: `here.len()` is at most `len` bytes of a block of the FIFO. The slice is private memory, so they
+            // do not overlap.
             unsafe { copy(here.as_ptr(), address.as_ptr(), here.len()) };
             bytes = rest;
         }
     }
 
-    /// Copies a few bytes, a header, out from `position`: once, so that what is checked is what is used.
+    /// Copies a few bytes, such as a header, from `position`. They are copied once, so that the checked bytes are the
+    /// used bytes.
     pub fn get(&self, arena: &Arena, position: u64, mut to: &mut [u8]) {
         for (address, len) in self.pieces(arena, position, to.len()) {
             let (here, rest) = to.split_at_mut(len.min(to.len()));
-            // SAFETY: `len` bytes of a block that the FIFO has; the slice is no shared memory.
+            // SAFETY: `here.len()` is at most `len` bytes of a block of the FIFO. The slice is private memory, so they
+            // do not overlap.
             unsafe { copy(address.as_ptr(), here.as_mut_ptr(), here.len()) };
             to = rest;
         }
     }
 
-    /// Counts a copy in flight to or from these bytes, which have blocks: the blocks stay until [`Fifo::unhold`],
-    /// whatever is released.
+    /// Counts a copy in flight to or from these bytes, which have blocks. The blocks stay until [`Fifo::unhold`], even
+    /// if they are released.
     #[inline]
     pub fn hold(&mut self, position: u64, len: usize) {
         debug_assert!(self.has(position, len));
@@ -208,7 +213,7 @@ impl<D: Direction> Fifo<D> {
         }
     }
 
-    /// Copies are over: a range of [`Fifo::hold`], or several that follow each other. Bytes are counted, not copies.
+    /// Ends copies in a range of [`Fifo::hold`], or in several consecutive ones. Bytes are counted, not copies.
     #[inline]
     pub fn unhold(&mut self, arena: &mut Arena, position: u64, len: usize) {
         for run in Runs::new(position, len, self.p0) {
@@ -225,14 +230,14 @@ impl<D: Direction> Fifo<D> {
         self.settle(arena);
     }
 
-    /// Gives all blocks back, the session being over: the application has let go of it, or is not to be considered.
-    /// Blocks that copies in flight hold go back with the last of them, by [`Fifo::unhold`]; [`Fifo::is_empty`] says
-    /// when. The slot is not written to any more.
+    /// Returns all blocks after the end of the session: the application no longer uses it, or is terminated. Blocks
+    /// with copies in flight are returned with the last of these copies, by [`Fifo::unhold`], when [`Fifo::is_empty`]
+    /// becomes true. The slot is not written any more.
     pub fn discard(&mut self, arena: &mut Arena) {
         self.discarded = true;
         self.edge = self.end;
         self.release(arena, self.end);
-        // The last block is not wholly below the end.
+        // The last block may extend beyond the end.
         self.free_blocks(arena, block_number(self.end), block_number(self.end));
         self.settle(arena);
     }
@@ -242,7 +247,7 @@ impl<D: Direction> Fifo<D> {
         if D::RX { &slot.rx } else { &slot.tx }
     }
 
-    /// Whether a range has been covered and is not released.
+    /// Returns whether a range is covered and not released.
     fn has(&self, position: u64, len: usize) -> bool {
         position >= self.released && position.checked_add(len as u64).is_some_and(|end| end <= self.end)
     }
@@ -251,7 +256,7 @@ impl<D: Direction> Fifo<D> {
         self.holds > 0 || self.table.as_ref().is_some_and(|table| table.held > 0)
     }
 
-    /// Makes blocks exist for a range, all or none.
+    /// Allocates the blocks for a range, all or none.
     #[inline]
     fn make(&mut self, arena: &mut Arena, position: u64, len: usize, share: Share) -> bool {
         let Some(end) = position.checked_add(len as u64) else { return false };
@@ -282,7 +287,7 @@ impl<D: Direction> Fifo<D> {
         self.small.is_some()
     }
 
-    /// Whether a range is in large blocks that there are: most often it is in the one that the last one was in.
+    /// Returns whether a range is in existing large blocks. Usually it is in the same block as the previous range.
     #[inline]
     fn has_large(&self, position: u64, end: u64) -> bool {
         let missing = |table: &Table| table.missing(block_number(position), block_number(end - 1));
@@ -293,7 +298,7 @@ impl<D: Direction> Fifo<D> {
         let fresh = self.table.is_none();
         let p0 = if fresh { self.end } else { self.p0 };
         if end <= p0 {
-            // Below p0 all that is not released has the small block.
+            // Below p0 everything that is not released is in the small block.
             return true;
         }
         let (first, last) = (block_number(position.max(p0)), block_number(end - 1));
@@ -311,7 +316,7 @@ impl<D: Direction> Fifo<D> {
         filled
     }
 
-    /// Tells the application where the bytes are. It looks when it sees a later edge or limit.
+    /// Stores the location of the bytes for the application, which loads it when it sees a later edge or limit.
     fn describe(&self, arena: &Arena) {
         self.half(arena).describe(Map {
             p0: self.p0,
@@ -320,7 +325,7 @@ impl<D: Direction> Fifo<D> {
         });
     }
 
-    /// Frees the blocks that are wholly below `upto`, which is at most `edge`.
+    /// Frees the blocks that are completely below `upto`, which is at most `edge`.
     #[inline]
     fn release(&mut self, arena: &mut Arena, upto: u64) {
         debug_assert!(self.released <= upto && upto <= self.edge);
@@ -332,7 +337,7 @@ impl<D: Direction> Fifo<D> {
         self.settle(arena);
     }
 
-    /// Frees the blocks of these numbers, now or with the last copy. At most a table of them.
+    /// Frees the blocks with these numbers, now or with the last copy. They are at most one table.
     fn free_blocks(&mut self, arena: &mut Arena, first: u64, last: u64) {
         for number in first..=last {
             let at = entry(number);
@@ -349,13 +354,13 @@ impl<D: Direction> Fifo<D> {
         arena.give_large(block);
     }
 
-    /// What becomes possible when positions have been released or a copy is over.
+    /// Performs the steps that become possible when positions are released or a copy has ended.
     #[inline]
     fn settle(&mut self, arena: &mut Arena) {
         if self.holds == 0 {
             self.room_from = self.released;
             if self.released >= self.p0 || self.discarded {
-                // The slot may go on naming it: the application is past p0.
+                // The slot may still name the block, because the application is beyond p0.
                 self.small.take().into_iter().for_each(|block| arena.give_small(block));
             }
         }
@@ -364,7 +369,7 @@ impl<D: Direction> Fifo<D> {
         }
     }
 
-    /// Back to empty: nothing is between `released` and `edge`, and nothing is held.
+    /// Makes the FIFO empty: nothing is between `released` and `edge`, and nothing is held.
     fn clear(&mut self, arena: &mut Arena) {
         if self.table.is_some() {
             let first = block_number(self.released.max(self.p0));
@@ -378,7 +383,7 @@ impl<D: Direction> Fifo<D> {
     }
 }
 
-/// Puts blocks into the table's entries for blocks `first` to `last` that have none, all or none.
+/// Allocates blocks for the empty entries of blocks `first` to `last`, all or none.
 fn fill(table: &mut Table, arena: &mut Arena, first: u64, last: u64, share: Share) -> bool {
     let Some(missing) = table.missing(first, last) else { return false };
     if missing == 0 {

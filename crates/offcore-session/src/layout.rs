@@ -1,47 +1,48 @@
-//! Where a position of a stream is: which block, and where in it.
+//! Maps a position of a stream to a block and an offset in it.
 //!
-//! A position is an offset in the stream of bytes, from 0 on. It is in the small ring exactly when it is below `p0`:
+//! A position is an offset in the stream of bytes, starting at 0. It is in the small ring exactly if it is below `p0`:
 //! byte `position % 4096` of the small block. From `p0` on it is byte `position % 65536` of the large block in entry
 //! `position / 65536 % 256` of the table. Both sides compute it from the same three words of the slot.
 
-/// Bytes of a small block, and of a page.
+/// Length of a small block, and of a page, in bytes.
 pub const SMALL: usize = 4096;
-/// Bytes of a large block.
+/// Length of a large block in bytes.
 pub const LARGE: usize = 1 << LARGE_SHIFT;
-/// Large blocks that a FIFO's table has entries for.
+/// Number of entries for large blocks in a FIFO's table.
 pub const TABLE: usize = 256;
-/// Bytes that a FIFO holds at most: one block less than the table has entries, since a range that begins inside a
-/// block touches one more.
+/// Capacity of a FIFO in bytes: one block less than the table has entries, because a range that begins inside a block
+/// uses one more.
 pub const CAPACITY: usize = (TABLE - 1) * LARGE;
-/// The `p0` of a FIFO that has no large blocks: every position is below it.
+/// The `p0` of a FIFO without large blocks: every position is below it.
 pub const NEVER: u64 = u64::MAX;
 
 const LARGE_SHIFT: u32 = 16;
 
-/// The number of the large block that holds `position`: its entry in the table is this modulo [`TABLE`].
+/// Returns the number of the large block that contains `position`. Its entry in the table is this number modulo
+/// [`TABLE`].
 #[inline(always)]
 pub(crate) fn block_number(position: u64) -> u64 {
     position >> LARGE_SHIFT
 }
 
-/// The entry of the table for the large block of that number.
+/// Returns the table entry of the large block with this number.
 #[inline(always)]
 pub(crate) fn entry(number: u64) -> usize {
     number as usize % TABLE
 }
 
-/// Bytes of a stream that lie side by side in one block.
+/// Contiguous bytes of a stream in one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// Entry of the table; `None` is the small block.
+    /// Entry of the table. `None` is the small block.
     pub(crate) entry: Option<usize>,
-    /// First byte in the block.
+    /// Offset of the first byte in the block.
     pub(crate) offset: usize,
-    /// Bytes, at least 1; `offset + len` is at most the block's length.
+    /// Number of bytes, at least 1. `offset + len` is at most the block's length.
     pub(crate) len: usize,
 }
 
-/// The runs of a range, in order. A range of up to 64 KiB has two of them, or four when `p0` is inside.
+/// The runs of a range, in order. A range of up to 64 KiB has up to two runs, or up to four if `p0` is inside.
 #[derive(Clone, Debug)]
 pub(crate) struct Runs {
     position: u64,
@@ -50,7 +51,7 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// The runs of `len` bytes from `position` on.
+    /// Returns the runs of `len` bytes from `position` on.
     #[inline(always)]
     pub(crate) fn new(position: u64, len: usize, p0: u64) -> Self {
         Self { position, left: len, p0 }
@@ -75,7 +76,7 @@ impl Iterator for Runs {
             Run { entry: Some(entry), offset, len: self.left.min(LARGE - offset) }
         };
         self.left -= run.len;
-        // The application's side computes with what it read from shared memory: nonsense may wrap, but not panic.
+        // The application's side uses values from shared memory: nonsense may wrap, but must not panic.
         self.position = self.position.wrapping_add(run.len as u64);
         Some(run)
     }
@@ -104,7 +105,7 @@ mod tests {
         assert_eq!(Runs::new(u64::MAX, CAPACITY, 3).map(|run| run.len).sum::<usize>(), CAPACITY);
     }
 
-    /// Positions around the edges of blocks, tables, and numbers.
+    /// Returns positions around the edges of blocks, tables, and numbers.
     fn edges(around: u64) -> impl Iterator<Item = u64> {
         let (small, large, lap) = (SMALL as u64, LARGE as u64, (LARGE * TABLE) as u64);
         [0, small, large, 2 * large, lap - large, lap, 1 << 32, 1 << 63, NEVER - lap, NEVER]
@@ -114,7 +115,7 @@ mod tests {
             })
     }
 
-    /// The place of one byte.
+    /// Returns the location of one byte.
     fn place(position: u64, p0: u64) -> (Option<usize>, usize) {
         if position < p0 {
             (None, (position % 4096) as usize)
@@ -123,7 +124,7 @@ mod tests {
         }
     }
 
-    /// Each run is inside of one block, and its first and last bytes are where they would be alone.
+    /// Each run is inside one block, and its first and last bytes have the same locations as individual bytes.
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
     fn every_edge_is_cut_where_blocks_end() {

@@ -1,21 +1,21 @@
 //! Sessions between the TCP/IP stack and applications: FIFOs in shared memory.
 //!
-//! * [`arena`]: the stack's allocator of blocks, slots and tables over one application's memory,
-//! * [`place`]: what addresses it, and [`memory`]: the segments that the stack has mapped,
-//! * [`layout`]: where a position of a stream is,
-//! * [`slot`]: the 512 shared bytes of a session: indices, limit, where the blocks are,
-//! * [`wake`]: how the one who sleeps learns that there is something to do: the words, and the order of what is done,
-//! * [`control`]: what an application's processes and the stack share beside sessions,
-//! * [`message`]: what they ask of each other on a socket,
+//! * [`arena`]: the stack's allocator of blocks, slots and tables in one application's memory,
+//! * [`place`]: addresses in this memory, and [`memory`]: the segments that the stack has mapped,
+//! * [`layout`]: the location of a stream's positions,
+//! * [`slot`]: the 512 shared bytes of a session: indices, limit, location of blocks,
+//! * [`wake`]: wake-ups between both sides: the words, and the order of accesses,
+//! * [`control`]: state that an application's processes and the stack share in addition to sessions,
+//! * [`message`]: requests and answers on a socket,
 //! * [`fifo`]: the stack's side of a direction,
 //! * [`app`]: the application's side,
 //! * [`datagram`]: datagrams instead of a stream.
 //!
 //! Stack and application share memory by fixed offsets, without pointers. Each index of the other side is read once and
-//! checked. An application that stores nonsense spoils its own bytes and indices: the stack gets a [`Misuse`] and resets
-//! the session. Allocator, tables and positions by which the stack decides are its private memory.
+//! checked. An application that stores nonsense only damages its own bytes and indices: the stack gets a [`Misuse`] and
+//! resets the session. The stack's allocator, tables and positions are in private memory.
 //!
-//! A session is used in both directions like this:
+//! Both directions of a session are used like this:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -95,12 +95,12 @@ pub use layout::CAPACITY;
 pub use memory::Memory;
 pub use place::{Block, Place, Segments};
 
-/// Reads what a session has received, in a process of its own.
+/// Reads received data of a session, over segments that are mapped as [`Memory`].
 #[cfg(feature = "stack")]
 pub type Reader = app::Reader<std::sync::Arc<Memory>>;
-/// Writes what a session is to send, in a process of its own.
+/// Writes data to be sent on a session, over segments that are mapped as [`Memory`].
 #[cfg(feature = "stack")]
 pub type Writer = app::Writer<std::sync::Arc<Memory>>;
-/// A datagram socket, in a process of its own.
+/// A datagram socket, over segments that are mapped as [`Memory`].
 #[cfg(feature = "stack")]
 pub type Datagrams = datagram::Datagrams<std::sync::Arc<Memory>>;

@@ -1,4 +1,4 @@
-//! The segments of one application's memory, as the stack has them.
+//! The mapped segments of one application's memory.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -12,27 +12,28 @@ use crate::place::Segments;
 #[derive(Debug)]
 struct Segment {
     mapping: Mapping,
-    /// Of the side that made it: to be passed on.
+    /// The memfd on the side that created it, to be passed to the other side.
     fd: Option<OwnedFd>,
 }
 
-/// The segments that one party has mapped. They stay mapped, at the same addresses, while there is a reference: a copy
-/// in flight keeps one, and so do a [`crate::Reader`] and a [`crate::Writer`].
+/// The segments that one party has mapped. They stay mapped, at the same addresses, while a reference exists. A copy in
+/// flight holds one, and so do a [`crate::Reader`] and a [`crate::Writer`].
 #[derive(Debug)]
 pub struct Memory {
     segments: Box<[OnceLock<Segment>]>,
 }
 
 impl Memory {
-    /// Room for that many segments.
+    /// Creates an empty list with room for this number of segments.
     pub(crate) fn new(segments: usize) -> Self {
         Self { segments: (0..segments).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Maps the segments of somebody's arena, given as in [`Memory::segments`]. Later segments are not seen.
+    /// Maps the segments of another party's arena, given as in [`Memory::segments`]. Segments that are added later are
+    /// not included.
     ///
     /// # Errors
-    /// When a memfd is shorter than said, or what the kernel says.
+    /// If a memfd is shorter than specified, and system errors.
     pub fn attach<'a>(
         segments: impl IntoIterator<Item = (BorrowedFd<'a>, usize)>,
     ) -> Result<Self, MemoryError> {
@@ -43,7 +44,7 @@ impl Memory {
         Ok(Self { segments: segments.into_iter().map(map).collect::<Result<_, MemoryError>>()? })
     }
 
-    /// The memfds of this side's segments and their lengths in bytes: what another process needs to map them.
+    /// Returns the memfds of this side's segments and their lengths in bytes, which another process needs to map them.
     pub fn segments(&self) -> impl Iterator<Item = (BorrowedFd<'_>, usize)> {
         let made = self.segments.iter().map_while(OnceLock::get);
         made.filter_map(|segment| Some((segment.fd.as_ref()?.as_fd(), segment.mapping.len())))
@@ -65,7 +66,7 @@ unsafe impl Segments for Memory {
     }
 }
 
-// SAFETY: the memory lives as long as there is a reference to it.
+// SAFETY: `Memory` returns valid segments, and it lives as long as a reference to it.
 unsafe impl Segments for Arc<Memory> {
     #[inline(always)]
     fn segment(&self, number: usize) -> Option<(NonNull<u8>, usize)> {

@@ -1,20 +1,20 @@
-//! What an application's process and the stack say to each other on their socket.
+//! The protocol between an application's process and the stack on their socket.
 //!
-//! The socket is a Unix one of type `SOCK_SEQPACKET`. The process asks, the stack answers, one message each, in order. All
-//! messages have a fixed length, in little endian. The first one of a process is [`Hello`]; its first two words never
-//! change between versions, so that either side can name both.
+//! The socket is a Unix socket of type `SOCK_SEQPACKET`. The process sends requests, and the stack answers each with
+//! one message, in order. All messages have a fixed length and are little-endian. The first message of a process is
+//! [`Hello`]. Its first two words never change between versions, so that both sides can report a version mismatch.
 //!
-//! Descriptors go with messages (`SCM_RIGHTS`), in this order:
+//! Descriptors are passed with messages (`SCM_RIGHTS`) in this order:
 //!
 //! | message | descriptors |
 //! |---|---|
 //! | [`Welcome`] | the control pages, the pages of processes, the event that wakes the stack, then the segments |
-//! | answer to [`Call::Segments`] | the segments from the asked one on |
-//! | [`Call::Listen`] | the kernel's listener, where there is one |
+//! | answer to [`Call::Segments`] | the segments from the requested one on |
+//! | [`Call::Listen`] | the kernel's listener, if there is one |
 //! | [`Call::Adopt`] | an end of a session |
-//! | [`Call::Fork`] | a socket for the answer: its other end is the calling process's alone |
-//! | answer to [`Call::Fork`] | a new socket to the stack, on which the process says [`Hello`] |
-//! | answer with a session | the application's end; the answer to [`Call::Adopt`] of a listener has the kernel's listener |
+//! | [`Call::Fork`] | a socket for the answer: only the calling process has its other end |
+//! | answer to [`Call::Fork`] | a new socket to the stack, on which the process sends [`Hello`] |
+//! | answer with a session | the application's end; for [`Call::Adopt`] of a listener: the kernel's listener |
 //! | [`Accepted`], on a listener's end | the application's end |
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,22 +24,22 @@ use crate::undelivered;
 
 /// The first word of [`Hello`] and [`Welcome`].
 pub const MAGIC: u32 = u32::from_le_bytes(*b"OFFC");
-/// The second one.
+/// The second word.
 pub const VERSION: u32 = 7;
-/// In place of a version: somebody only asks which one the stack has, and whether its user may attach. [`Welcome`] tells, and
-/// the socket is closed.
+/// A value in place of a version: the sender only requests the stack's version, and whether its user may attach. The
+/// stack answers with [`Welcome`] and closes the socket.
 pub const ASK: u32 = 0;
-/// Descriptors that go with one message, at most.
+/// Maximum number of descriptors with one message.
 pub const MOST_DESCRIPTORS: usize = 64;
-/// Bytes of an application's key.
+/// Length of an application's key in bytes.
 pub const KEY: usize = 16;
 
-/// A process introduces itself.
+/// The first message of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     pub version: u32,
-    /// The application that it belongs to: one that is there, of the same user, or a new one that has this key from then on.
-    /// Zeros for a new one whose key is the stack's to choose.
+    /// The key of its application. The key selects an existing application of the same user, or is assigned to a new
+    /// application. Zeros request a new application whose key the stack chooses.
     pub key: [u8; KEY],
 }
 
@@ -47,53 +47,57 @@ pub struct Hello {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Welcome {
     pub version: u32,
-    /// 0, or an `errno`: `EPROTO` for another version, `EACCES` for a user that may not, `EUSERS` when there are too many
-    /// applications, `EMFILE` too many processes. `EAGAIN`, or a socket that is closed: it may be tried again.
+    /// 0, or an `errno`: `EPROTO` for another version, `EACCES` for a user without permission, `EUSERS` for too many
+    /// applications, `EMFILE` for too many processes. After `EAGAIN`, or if the socket is closed, the process may
+    /// retry.
     pub error: u32,
     pub key: [u8; KEY],
-    /// Which application that is of all that have ever had the key, with the stack and before it.
+    /// Distinguishes the application from all others that have ever had the key, with this stack or with earlier ones.
     pub instance: u64,
-    /// The process, as it stands in locks.
+    /// The process, as stored in locks.
     pub owner: u32,
-    /// The stack's process: the one that the ends of sessions are of (`SO_PEERCRED`).
+    /// The stack's process ID, which the sessions' ends report (`SO_PEERCRED`).
     pub pid: u32,
-    /// Bytes that close the gate.
+    /// Number of bytes that close the gate.
     pub gate: u32,
-    /// Segments that there are.
+    /// Number of segments.
     pub segments: u32,
 }
 
-/// What a process asks for.
+/// The requests of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Call {
-    /// `number`: the first segment that is wanted.
+    /// `number`: the first wanted segment.
     Segments = 1,
-    /// A session bound to the stack's address `local`. `value` is the kind (`SOCK_STREAM` or `SOCK_DGRAM`). A datagram
-    /// socket uses 0.0.0.0 for all IPv4 addresses, `::` for all addresses, and has [`SHARE_PORT`], [`SHARE_ADDRESS`] and
-    /// [`ONLY_V6`] in `value`, too. For datagrams `remote` is an optional first destination: then it fails like [`Call::Connect`].
+    /// A session bound to the stack's address `local`. `value` is the type (`SOCK_STREAM` or `SOCK_DGRAM`). A datagram
+    /// socket uses 0.0.0.0 for all IPv4 addresses and `::` for all addresses, and also has [`SHARE_PORT`],
+    /// [`SHARE_ADDRESS`] and [`ONLY_V6`] in `value`. For datagrams `remote` is an optional first destination. Then it
+    /// fails like [`Call::Connect`].
     Bind = 2,
-    /// A connection to `remote`: of session `number`, or of a new one where that is [`NONE`], from `local` if there is one.
-    /// `EOPNOTSUPP`: an address of the stack without a server on the stack.
+    /// A connection to `remote`, from session `number`, or from a new one if that is [`NONE`], and from `local` if it
+    /// is set. `EOPNOTSUPP`: an address of the stack without a server on the stack.
     ///
-    /// For datagrams (`value` selects them for a new session, as in [`Call::Bind`]): sets or removes the peer.
-    /// `local` is the unspecified address of the socket's family: the local address of an unbound socket without a peer.
+    /// For datagrams (`value` selects them for a new session, as in [`Call::Bind`]): sets or removes the peer. `local`
+    /// is the unspecified address of the socket's family for an unbound socket without a peer.
     Connect = 3,
-    /// Connections to session `number`, or where that is [`NONE`] to `local`, where 0.0.0.0 is all IPv4 addresses, and `::`
-    /// all addresses; `value` is the backlog, with [`SHARE_PORT`] where others may listen there, too, and [`ONLY_V6`].
+    /// Listens on session `number`, or if that is [`NONE`] at `local`, where 0.0.0.0 is all IPv4 addresses and `::` all
+    /// addresses. `value` is the backlog, with [`SHARE_PORT`] if others may also listen there, and [`ONLY_V6`].
     Listen = 4,
-    /// Which session an end is of.
+    /// Finds the session of an end.
     Adopt = 5,
-    /// What `TCP_INFO` tells of session `number`, in [`Answer::info`].
+    /// Returns the `TCP_INFO` of session `number` in [`Answer::info`].
     Info = 6,
-    /// A new process that has this socket from its parent wants one of its own, and may not be able to connect.
+    /// A new process that has inherited this socket from its parent requests its own socket, because it may be unable
+    /// to connect.
     Fork = 7,
-    /// The oldest error of datagram socket `number` in [`Answer::info`], as [`Undelivered`](crate::undelivered::Undelivered) has
-    /// it; `EAGAIN` for an empty queue. A `value` other than 0 is an MTU: the question adds the error of a datagram to `remote`
-    /// that is longer.
+    /// Returns the oldest error of datagram socket `number` in [`Answer::info`], encoded as
+    /// [`Undelivered`](crate::undelivered::Undelivered). `EAGAIN`: the queue is empty. A `value` other than 0 is an
+    /// MTU: the request adds the error of a datagram to `remote` that exceeds it.
     Undelivered = 8,
-    /// Datagram socket `number` joins or leaves the multicast group `remote`; `value` is a [`Membership`]. The index in `options[0]` selects
-    /// the interface, else the address `local` does, else the route to the group. The first word of [`Answer::info`] is its index.
+    /// Datagram socket `number` joins or leaves the multicast group `remote`. `value` is a [`Membership`]. The
+    /// interface is selected by the index in `options[0]`, otherwise by the address `local`, otherwise by the route to
+    /// the group. The first word of [`Answer::info`] is its index.
     Group = 9,
 }
 
@@ -116,7 +120,7 @@ pub const ONLY_V6: u32 = 1 << 30;
 /// For datagram sockets: `SO_REUSEADDR`.
 pub const SHARE_ADDRESS: u32 = 1 << 29;
 
-/// A call.
+/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {
     pub call: Call,
@@ -128,39 +132,39 @@ pub struct Question {
     pub options: [u32; OPTIONS],
 }
 
-/// What the stack answers.
+/// The stack's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// 0, or an `errno`.
     pub error: u32,
     /// The session.
     pub session: Session,
-    /// How many descriptors come with it.
+    /// Number of descriptors with the answer.
     pub descriptors: u32,
     pub info: [u32; INFO],
 }
 
-/// Words of [`Answer::info`]. Of [`Call::Info`] they are the state as Linux numbers it, retransmission timeout, our and the peer's segment size, segments
-/// sent and not acknowledged, round trip time and its variation in microseconds, congestion window and slow start threshold in
-/// segments, retransmissions.
+/// Words of [`Answer::info`]. For [`Call::Info`] they are: the state as numbered by Linux, retransmission timeout, own
+/// and peer's segment size, segments sent and not acknowledged, round-trip time and its variation in microseconds,
+/// congestion window and slow-start threshold in segments, retransmissions.
 pub const INFO: usize = undelivered::WORDS;
 
-/// Where a session is.
+/// The location of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Session {
-    /// Place of its slot; 0 for none.
+    /// The place of its slot, or 0 for none.
     pub place: u32,
-    /// Generation in the slot.
+    /// The generation in the slot.
     pub generation: u32,
 }
 
-/// A connection that has come, in the queue of a listener's end. One without a session is the kernel's.
+/// A new connection in the queue of a listener's end. Without a session it is the kernel's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accepted {
     pub session: Session,
 }
 
-/// Writes fields one behind the other.
+/// Writes consecutive fields.
 struct Out<const N: usize> {
     bytes: [u8; N],
     at: usize,
@@ -195,7 +199,7 @@ impl<const N: usize> Out<N> {
     }
 }
 
-/// Reads them.
+/// Reads consecutive fields.
 struct In<'a>(&'a [u8]);
 
 impl In<'_> {
@@ -209,7 +213,7 @@ impl In<'_> {
         self.take().map(u32::from_le_bytes)
     }
 
-    /// `None`: there are no bytes, or no such family. `Some(None)`: no address.
+    /// Reads an address. Returns `None` if bytes are missing or the family is unknown, and `Some(None)` for no address.
     fn address(&mut self) -> Option<Option<SocketAddr>> {
         let word = self.word()?;
         let octets = self.take::<16>()?;
@@ -224,15 +228,15 @@ impl In<'_> {
 }
 
 impl Hello {
-    /// Bytes of it.
+    /// Length in bytes.
     pub const LEN: usize = 8 + KEY;
 
-    /// As it is sent.
+    /// Encodes the message.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         Out::new().words(&[MAGIC, self.version]).put(&self.key).bytes
     }
 
-    /// `None` when it is none; of another version it has a key of zeros.
+    /// Decodes the message. Returns `None` if it is invalid. With another version the key is zeros.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut from = In(bytes);
         let version = (from.word()? == MAGIC).then(|| from.word())??;
@@ -242,17 +246,17 @@ impl Hello {
 }
 
 impl Welcome {
-    /// Bytes of it.
+    /// Length in bytes.
     pub const LEN: usize = 12 + KEY + 8 + 16;
 
-    /// As it is sent.
+    /// Encodes the message.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let Self { version, error, key, instance, owner, pid, gate, segments } = self;
         let begin = Out::new().words(&[MAGIC, *version, *error]).put(key).put(&instance.to_le_bytes());
         begin.words(&[*owner, *pid, *gate, *segments]).bytes
     }
 
-    /// `None` when it is none; of another version nothing but that is known.
+    /// Decodes the message. Returns `None` if it is invalid. With another version, only the version is set.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut from = In(bytes);
         let version = (from.word()? == MAGIC).then(|| from.word())??;
@@ -284,21 +288,21 @@ impl Call {
 }
 
 impl Question {
-    /// Bytes of it.
+    /// Length in bytes.
     pub const LEN: usize = 12 + 2 * 20 + 4 * OPTIONS;
 
-    /// One without addresses.
+    /// Creates a request without addresses.
     pub fn new(call: Call, number: u32, value: u32) -> Self {
         Self { call, number, value, local: None, remote: None, options: [0; OPTIONS] }
     }
 
-    /// As it is sent.
+    /// Encodes the message.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let words = [self.call as u32, self.number, self.value];
         Out::new().words(&words).address(self.local).address(self.remote).words(&self.options).bytes
     }
 
-    /// `None` when it is none.
+    /// Decodes the message. Returns `None` if it is invalid.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut from = In(bytes);
         let call = from.word()?;
@@ -314,21 +318,21 @@ impl Question {
 }
 
 impl Answer {
-    /// Bytes of it.
+    /// Length in bytes.
     pub const LEN: usize = 16 + 4 * INFO;
 
-    /// Nothing but an error, or that there was none.
+    /// Creates an answer with an error, or 0, and nothing else.
     pub fn of(error: u32) -> Self {
         Self { error, session: Session::default(), descriptors: 0, info: [0; INFO] }
     }
 
-    /// As it is sent.
+    /// Encodes the message.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let Session { place, generation } = self.session;
         Out::new().words(&[self.error, place, generation, self.descriptors]).words(&self.info).bytes
     }
 
-    /// `None` when it is none.
+    /// Decodes the message. Returns `None` if it is invalid.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut from = In(bytes);
         let error = from.word()?;
@@ -342,15 +346,15 @@ impl Answer {
 }
 
 impl Accepted {
-    /// Bytes of it.
+    /// Length in bytes.
     pub const LEN: usize = 8;
 
-    /// As it is sent.
+    /// Encodes the message.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         Out::new().words(&[self.session.place, self.session.generation]).bytes
     }
 
-    /// `None` when it is none.
+    /// Decodes the message. Returns `None` if it is invalid.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut from = In(bytes);
         Some(Self { session: Session { place: from.word()?, generation: from.word()? } })

@@ -1,8 +1,8 @@
-//! What addresses the memory of an application: numbers of pages, and places of slots and tables.
+//! Addresses in an application's memory: page numbers, and places of slots and tables.
 //!
-//! Nothing in shared memory is a pointer. A page has a number: its segment times 16,384, plus the page in the segment.
+//! Shared memory contains no pointers. A page has a number: its segment times 16,384, plus the page in the segment.
 //! Slots and tables have a *place*, counted in units of 512 bytes from the start of the first segment. Page 0 is never
-//! given out, so 0 is no page and no place.
+//! given out, so 0 means no page and no place.
 
 use core::num::NonZeroU32;
 use core::ptr::NonNull;
@@ -11,42 +11,42 @@ use crate::layout::{SMALL, TABLE};
 use crate::slot::{SLOT, Slot};
 use crate::sync::AtomicU32;
 
-/// Bytes of a segment; the last one may be shorter.
+/// Length of a segment in bytes. The last one may be shorter.
 pub const SEGMENT: usize = 64 << 20;
-/// Pages of a segment.
+/// Number of pages in a segment.
 pub(crate) const PAGES: usize = SEGMENT / SMALL;
 const UNITS: usize = SEGMENT / SLOT;
 
-/// A block of an arena, small or large: the number of its first page.
+/// A block of an arena, small or large, identified by the number of its first page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Block(NonZeroU32);
 
 impl Block {
-    /// The block that begins at `page`; `None` for 0.
+    /// Returns the block that begins at `page`, or `None` for 0.
     #[inline(always)]
     pub(crate) fn new(page: u32) -> Option<Self> {
         NonZeroU32::new(page).map(Self)
     }
 
-    /// Number of its first page.
+    /// Returns the number of its first page.
     #[inline(always)]
     pub fn page(self) -> u32 {
         self.0.get()
     }
 }
 
-/// Where a slot or a table is, in units of 512 bytes.
+/// The location of a slot or a table, in units of 512 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place(NonZeroU32);
 
 impl Place {
-    /// The place of that number, as it stands in shared memory; `None` for 0.
+    /// Returns the place with this number, as stored in shared memory, or `None` for 0.
     #[inline(always)]
     pub fn new(number: u32) -> Option<Self> {
         NonZeroU32::new(number).map(Self)
     }
 
-    /// Its number.
+    /// Returns its number.
     #[inline(always)]
     pub fn number(self) -> u32 {
         self.0.get()
@@ -56,41 +56,42 @@ impl Place {
 /// Segments that one party has mapped.
 ///
 /// # Safety
-/// A segment that is returned is mapped for reading and writing, at an address aligned to a page, for as long as `self`
-/// is borrowed.
+/// A returned segment must be mapped for reading and writing, at a page-aligned address, for as long as `self` is
+/// borrowed.
 pub unsafe trait Segments {
-    /// First byte and length of segment `number`; `None` when it is not mapped.
+    /// Returns the first byte and length of segment `number`, or `None` if it is not mapped.
     fn segment(&self, number: usize) -> Option<(NonNull<u8>, usize)>;
 
-    /// Where `len` bytes from byte `offset` of `block` on are mapped; `None` when they are not in a mapped segment.
+    /// Returns the address of `len` bytes from byte `offset` of `block` on, or `None` if they are not in a mapped
+    /// segment.
     #[inline(always)]
     fn address(&self, block: Block, offset: usize, len: usize) -> Option<NonNull<u8>> {
         let page = block.page() as usize;
         self.at(page / PAGES, (page % PAGES) * SMALL, offset, len)
     }
 
-    /// The slot at `place`; `None` when it is not in a mapped segment.
+    /// Returns the slot at `place`, or `None` if it is not in a mapped segment.
     #[inline(always)]
     fn slot(&self, place: Place) -> Option<&Slot> {
         let unit = place.number() as usize;
         let address = self.at(unit / UNITS, (unit % UNITS) * SLOT, 0, SLOT)?;
-        // SAFETY: 512 mapped bytes, aligned to them, which stay mapped while `self` is borrowed; every byte of a slot
-        // is part of an atomic, so others may write to it.
+        // SAFETY: the slot has 512 mapped bytes, aligned to 512, which stay mapped while `self` is borrowed. Every byte
+        // of a slot is part of an atomic, so other parties may write to it.
         Some(unsafe { address.cast().as_ref() })
     }
 
-    /// Entry `entry` of the table at `place`: the page of a large block, or 0. `None` when the table is not in a mapped
-    /// segment.
+    /// Returns entry `entry` of the table at `place`: the page of a large block, or 0. Returns `None` if the table is
+    /// not in a mapped segment.
     #[inline(always)]
     fn entry(&self, place: Place, entry: usize) -> Option<&AtomicU32> {
         let unit = place.number() as usize;
         let address = self.at(unit / UNITS, (unit % UNITS) * SLOT, (entry % TABLE) * 4, 4)?;
-        // SAFETY: 4 mapped bytes, aligned, as the segment's base and the place are; they stay mapped while `self` is
-        // borrowed. An atomic may be written by others.
+        // SAFETY: the entry has 4 mapped bytes, aligned because the segment's base and the place are. They stay mapped
+        // while `self` is borrowed. It is an atomic, so other parties may write to it.
         Some(unsafe { address.cast().as_ref() })
     }
 
-    /// Where `len` bytes from `base + offset` of a segment on are mapped.
+    /// Returns the address of `len` bytes from `base + offset` of a segment on, if they are mapped.
     #[inline(always)]
     #[doc(hidden)]
     fn at(&self, segment: usize, base: usize, offset: usize, len: usize) -> Option<NonNull<u8>> {
@@ -104,7 +105,7 @@ pub unsafe trait Segments {
     }
 }
 
-// SAFETY: what the reference is to keeps the promise.
+// SAFETY: the referenced `T` fulfils the requirements of `Segments`.
 unsafe impl<T: Segments + ?Sized> Segments for &T {
     #[inline(always)]
     fn segment(&self, number: usize) -> Option<(NonNull<u8>, usize)> {
@@ -119,7 +120,7 @@ mod tests {
     /// This memory has a segment of one page and a segment of two pages.
     struct Two([u64; 1024]);
 
-    // SAFETY: both segments are this struct's bytes; tests only look at addresses.
+    // SAFETY: both segments are this struct's bytes. The tests only use addresses.
     unsafe impl Segments for Two {
         fn segment(&self, number: usize) -> Option<(NonNull<u8>, usize)> {
             let len = *[SMALL, 2 * SMALL].get(number)?;

@@ -8,7 +8,7 @@ use rustix::fs::SealFlags;
 
 use crate::control::{Control, Processes};
 
-/// Pages of one application.
+/// The pages of one application.
 #[derive(Debug)]
 pub struct Shared {
     control: (Mapping, OwnedFd),
@@ -16,16 +16,16 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// New ones: nothing is marked, no process lives.
+    /// Creates pages without marks and without live processes.
     ///
     /// # Errors
-    /// When there is not as much memory.
+    /// If there is not enough memory.
     pub fn new() -> Result<Self, MemoryError> {
         let control = Mapping::memfd("offcore-control", size_of::<Control>(), Hugepages::None)?;
         let (mapping, fd) = Mapping::memfd("offcore-processes", size_of::<Processes>(), Hugepages::None)?;
-        // Our own mapping stays as it is; nobody else gets one that he can write to.
+        // The stack's own mapping stays writable, but no new writable mapping is possible.
         let seals = SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-        // Miri has no seals.
+        // Miri does not support seals.
         if !cfg!(miri) {
             rustix::fs::fcntl_add_seals(&fd, seals).map_err(|source| MemoryError::System {
                 what: "sealing a memfd",
@@ -36,21 +36,22 @@ impl Shared {
         Ok(Self { control, processes: (mapping, fd) })
     }
 
-    /// The pages that both sides write.
+    /// Returns the pages that both sides write.
     #[inline]
     pub fn control(&self) -> &Control {
-        // SAFETY: mapped for as long as `self` lives, aligned to a page and as long as a `Control`, which has no bytes but
-        // atomics: others may write to it.
+        // SAFETY: the pages are mapped for as long as `self` lives, page-aligned, and as long as a `Control`. All bytes
+        // of a `Control` are parts of atomics, so other parties may write to it.
         unsafe { self.control.0.base().cast().as_ref() }
     }
 
-    /// The pages that only the stack writes.
+    /// Returns the pages that only the stack writes.
     pub fn processes(&self) -> &Processes {
-        // SAFETY: as above.
+        // SAFETY: the pages are mapped for as long as `self` lives, page-aligned, and as long as a `Processes`, which
+        // consists of atomics.
         unsafe { self.processes.0.base().cast().as_ref() }
     }
 
-    /// The memfds of both, for the application.
+    /// Returns the memfds of both, for the application.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.control.1.as_fd(), self.processes.1.as_fd()]
     }
@@ -90,7 +91,7 @@ mod tests {
             let before = taken.len();
             control.take_marks(&mut from, 100, |number| taken.push(number));
             assert_eq!(taken.len() - before, 128);
-            // What is marked again has to wait for the others.
+            // Sessions that are marked again have to wait for the others.
             (0..64).for_each(|number| control.mark(number));
         }
         taken.sort_unstable();

@@ -1,4 +1,4 @@
-//! What a session's slot is made of: the standard library's atomics, or loom's when a test explores every interleaving
+//! The atomics of a session's slot: the standard library's, or loom's if a test explores every interleaving
 //! (`RUSTFLAGS='--cfg loom' cargo test -p offcore-session --lib loom`).
 
 #[cfg(not(all(loom, test)))]

@@ -1,14 +1,14 @@
-//! The stack's table of a FIFO's large blocks, and the spare ones.
+//! The stack's table of a FIFO's large blocks, and a pool of unused tables.
 
 use crate::layout::{TABLE, entry};
 use crate::place::{Block, Place};
 
-/// One entry: a block, and the bytes of copies to or from it that are in flight.
+/// One entry: a block, and the bytes of copies in flight to or from it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     block: Option<Block>,
-    /// Bytes of copies in flight, counted once for each copy; the top bit says that the block has been released and is freed
-    /// with the last copy.
+    /// Number of bytes of copies in flight. The top bit says that the block has been released and will be freed with
+    /// the last copy.
     holds: u32,
 }
 
@@ -17,20 +17,20 @@ const DYING: u32 = 1 << 31;
 /// The large blocks of one FIFO. The application has a copy of the pages at `place`, which the stack never reads.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// The application's copy.
+    /// The location of the application's copy.
     pub(crate) place: Place,
-    /// Entries that have a block.
+    /// Number of entries with a block.
     pub(crate) blocks: u32,
-    /// The number of blocks that are released and held.
+    /// Number of blocks that are released and held.
     dying: u32,
-    /// Bytes of copies in flight, over all blocks.
+    /// Number of bytes of copies in flight, over all blocks.
     pub(crate) held: u32,
     entries: [Entry; TABLE],
 }
 
 impl Table {
-    /// How many of the blocks `first` to `last` are missing; `None` when an entry is taken by a block of an earlier
-    /// lap, which copies in flight still hold.
+    /// Returns the number of missing blocks from `first` to `last`, or `None` if an entry still has a block of an
+    /// earlier lap, which copies in flight hold.
     #[inline]
     pub(crate) fn missing(&self, first: u64, last: u64) -> Option<usize> {
         let mut missing = 0;
@@ -44,19 +44,19 @@ impl Table {
         Some(missing)
     }
 
-    /// The block in entry `at`.
+    /// Returns the block in entry `at`.
     #[inline(always)]
     pub(crate) fn block(&self, at: usize) -> Option<Block> {
         self.entries[at].block
     }
 
-    /// How many blocks are not released.
+    /// Returns the number of blocks that are not released.
     #[inline(always)]
     pub(crate) fn kept(&self) -> u32 {
         self.blocks - self.dying
     }
 
-    /// Puts a block into the empty entry `at`.
+    /// Stores a block in the empty entry `at`.
     pub(crate) fn put(&mut self, at: usize, block: Block) {
         debug_assert!(self.entries[at].block.is_none());
         self.entries[at] = Entry { block: Some(block), holds: 0 };
@@ -71,7 +71,7 @@ impl Table {
         self.held += bytes;
     }
 
-    /// Ends the copies of `bytes`. Returns a block that was released meanwhile, which the caller frees.
+    /// Ends copies of `bytes`. Returns the block if it was released in the meantime. The caller frees it.
     #[inline(always)]
     pub(crate) fn unhold(&mut self, at: usize, bytes: u32) -> Option<Block> {
         let entry = &mut self.entries[at];
@@ -85,7 +85,7 @@ impl Table {
         self.remove(at)
     }
 
-    /// The block of entry `at` is no longer wanted. Returns it when it is to be freed now, and not with its last copy.
+    /// Releases the block of entry `at`. Returns it if it must be freed now, and not with its last copy.
     pub(crate) fn release(&mut self, at: usize) -> Option<Block> {
         let entry = &mut self.entries[at];
         entry.block?;
@@ -105,7 +105,7 @@ impl Table {
     }
 }
 
-/// Tables that no FIFO uses, to be used again: memory is asked for only when more FIFOs are large than ever before.
+/// Unused tables for reuse. Memory is allocated only if more FIFOs are large than ever before.
 #[derive(Debug, Default)]
 pub(crate) struct Spare {
     #[allow(clippy::vec_box, reason = "a FIFO has one word for its table")]
@@ -113,7 +113,7 @@ pub(crate) struct Spare {
 }
 
 impl Spare {
-    /// An empty table, whose copy is at `place`.
+    /// Returns an empty table, whose copy is at `place`.
     pub(crate) fn take(&mut self, place: Place) -> Box<Table> {
         match self.tables.pop() {
             Some(mut table) => {
@@ -126,7 +126,7 @@ impl Spare {
         }
     }
 
-    /// Takes an empty table back.
+    /// Keeps an empty table for reuse.
     pub(crate) fn give(&mut self, table: Box<Table>) {
         debug_assert!(table.blocks == 0 && table.held == 0);
         self.tables.push(table);

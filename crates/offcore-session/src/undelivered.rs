@@ -1,14 +1,14 @@
-//! Errors of datagrams that were not delivered, as `IP_RECVERR` and `IPV6_RECVERR` of Linux tell them (`struct
+//! Errors of datagrams that were not delivered, in the form of Linux's `IP_RECVERR` and `IPV6_RECVERR` (`struct
 //! sock_extended_err` of `linux/errqueue.h`).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The maximum number of bytes of the datagram in an error.
+/// Maximum number of quoted bytes of the datagram.
 pub const PAYLOAD: usize = 64;
-/// Words of an error in a message.
+/// Number of words of an error in a message.
 pub const WORDS: usize = 12 + PAYLOAD / 4;
 
-/// Where an error comes from (`SO_EE_ORIGIN_*`).
+/// The source of an error (`SO_EE_ORIGIN_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Origin {
@@ -16,11 +16,11 @@ pub enum Origin {
     Local = 1,
     /// An ICMP message.
     Icmp = 2,
-    /// A message of ICMP for IPv6.
+    /// An ICMPv6 message.
     Icmp6 = 3,
 }
 
-/// An error that concerns a datagram of a socket.
+/// An error of a socket's datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Undelivered {
     /// The `errno`.
@@ -29,7 +29,7 @@ pub struct Undelivered {
     /// Type and code of the ICMP message.
     pub kind: u8,
     pub code: u8,
-    /// The MTU of the path, or the offset of the wrong field; 0 in other messages.
+    /// The MTU of the path, or the offset of the wrong field. 0 in other messages.
     pub info: u32,
     /// The sender of the message.
     pub offender: Option<IpAddr>,
@@ -41,13 +41,13 @@ pub struct Undelivered {
 }
 
 impl Undelivered {
-    /// Bytes of the datagram.
+    /// Returns the quoted bytes of the datagram.
     pub fn payload(&self) -> &[u8] {
         &self.payload[..usize::from(self.len).min(PAYLOAD)]
     }
 
-    /// As it lies in an answer: errno; origin, type, code and length, 8 bits each; info; port, and families of both addresses;
-    /// both addresses; payload.
+    /// Encodes the error for an answer: errno; origin, type, code and length, 8 bits each; info; port, and families of
+    /// both addresses; both addresses; payload.
     pub fn to_words(&self) -> [u32; WORDS] {
         let mut words = [0; WORDS];
         let family = |address: Option<IpAddr>| match address {
@@ -73,7 +73,7 @@ impl Undelivered {
         words
     }
 
-    /// `None` when the words are no error.
+    /// Decodes an error. Returns `None` if the words are invalid.
     pub fn from_words(words: &[u32; WORDS]) -> Option<Self> {
         let [origin, kind, code, len] = words[1].to_le_bytes();
         let origin =

@@ -1,5 +1,5 @@
-//! An application that stores anything anywhere in its slot and its tables, and a stack that does: the other side gets an
-//! error or wrong bytes, and no address outside of the arena.
+//! An application that stores arbitrary values anywhere in its slot and its tables, and a stack that does the same. The
+//! other side gets an error or wrong bytes, but never an address outside of the arena.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ptr::NonNull;
@@ -10,10 +10,10 @@ use offcore_session::{Arena, CAPACITY, Fifo, Misuse, Place, Reader, Rx, Tx, Writ
 use proptest::prelude::*;
 
 const PAGE: usize = 4096;
-/// A whole number of 2 MiB, so that hugepages make the mapping no longer.
+/// A multiple of 2 MiB, so that the mapping has the same length with hugepages.
 const LIMIT: usize = 2 << 20;
 
-/// What the application may write to: a slot, and the page of the tables.
+/// The memory to which the application may write: a slot, and the page of the tables.
 struct Scribbler {
     /// First byte of the arena.
     base: NonNull<u8>,
@@ -22,7 +22,7 @@ struct Scribbler {
 }
 
 impl Scribbler {
-    /// Stores `value` in `bytes` bytes at `offset` of the slot, or of the tables' page from there on.
+    /// Stores `bytes` bytes of `value` at `offset` of the slot, or of the tables' page, which follows it.
     fn store(&self, offset: usize, value: u64, bytes: usize) {
         let start = match offset.checked_sub(SLOT) {
             None => self.slot.number() as usize * SLOT + offset.min(SLOT - bytes),
@@ -35,7 +35,7 @@ impl Scribbler {
     }
 }
 
-/// Every field's offset, and any other; the tables' page follows behind the slot.
+/// Returns offsets of fields, and arbitrary ones. The tables' page follows the slot.
 fn place() -> impl Strategy<Value = usize> {
     let fields = [0usize, 8, 16, 24, 28, 64, 72];
     let field = prop::sample::select(
@@ -95,14 +95,14 @@ struct Session {
     slot: Place,
     rx: Fifo<Rx>,
     tx: Fifo<Tx>,
-    /// What the stack decides by, as it should be.
+    /// The stack's private state, with correct values.
     committed: u64,
     consumed: u64,
     written: u64,
 }
 
 impl Session {
-    /// Does what the stack does, whatever is in shared memory. Every address is used.
+    /// Performs the stack's operations, whatever shared memory contains. Every address is used.
     fn stack(&mut self, op: &Op) -> Result<(), Misuse> {
         let Self { arena, base, rx, tx, .. } = self;
         match *op {
@@ -140,7 +140,7 @@ impl Session {
         Ok(())
     }
 
-    /// Does what an application does, whatever is in shared memory: wrong bytes at worst.
+    /// Performs an application's operations, whatever shared memory contains. In the worst case, bytes are wrong.
     fn application(&self, op: &Op) {
         let memory = || Arc::clone(self.arena.memory());
         match *op {
@@ -156,7 +156,7 @@ impl Session {
                 let mut writer = Writer::new(memory(), self.slot).unwrap();
                 assert!(writer.space() <= CAPACITY);
                 let spans: Vec<_> = writer.spans(len).map(|span| (span.address(), span.len())).collect();
-                // Looked at only: where the stack stores nonsense it may be the slot itself.
+                // The addresses are only checked: if the stack stores nonsense, they may be inside the slot itself.
                 inside(self.base, spans.into_iter(), 0);
                 writer.commit(len);
             }
@@ -165,25 +165,25 @@ impl Session {
     }
 }
 
-/// The pieces are in the arena, and at least `least` bytes; their first and last bytes are there.
+/// Asserts that the pieces are in the arena and have at least `least` bytes. Accesses their first and last bytes.
 fn inside(base: NonNull<u8>, pieces: impl Iterator<Item = (NonNull<u8>, usize)>, least: usize) {
     let (start, end) = (base.addr().get(), base.addr().get() + LIMIT);
     let mut total = 0;
     for (address, len) in pieces {
         let at = address.addr().get();
         assert!(at >= start && len > 0 && at + len <= end, "{address:p}+{len}");
-        // SAFETY: the range has just been checked to be mapped.
+        // SAFETY: the range is mapped, as just checked.
         let _ = unsafe { (address.read_volatile(), address.add(len - 1).read_volatile()) };
         total += len;
     }
     assert!(total >= least && total <= CAPACITY);
 }
 
-/// Address of page 0.
+/// Returns the address of page 0.
 fn base(arena: &mut Arena) -> NonNull<u8> {
     let block = arena.take_small().unwrap();
     arena.give_small(block);
-    // SAFETY: the arena has one segment; the block's page is counted from its start.
+    // SAFETY: the arena has one segment, and the block's page is counted from its start.
     unsafe { arena.address(block).sub(block.page() as usize * PAGE) }
 }
 
@@ -204,7 +204,7 @@ proptest! {
             match op {
                 Op::Store(at, value, bytes) => scribbler.store(*at, *value, *bytes),
                 Op::Read(_) | Op::Write(_) => session.application(op),
-                // A misuse changes nothing: a stack that goes on after it is as safe as before.
+                // A misuse changes nothing, so a stack that continues after it is as safe as before.
                 _ => drop(session.stack(op)),
             }
         }
@@ -217,7 +217,7 @@ proptest! {
     }
 }
 
-/// Each index alone, at the ends of what is allowed.
+/// Each index alone, at the limits of the valid range.
 #[test]
 fn indices_are_checked() {
     let mut arena = Arena::new(LIMIT).unwrap();
@@ -243,7 +243,7 @@ fn indices_are_checked() {
     assert_eq!(text, "tail 201 of the transmit direction: expected 10 to 200");
 }
 
-/// Who says that it is writing, and never stops, keeps its own blocks and no others.
+/// A writer that sets `writing` forever keeps only its own blocks.
 #[test]
 fn a_writer_that_never_stops_keeps_its_blocks_only() {
     let mut arena = Arena::new(LIMIT).unwrap();

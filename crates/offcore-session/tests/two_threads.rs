@@ -1,5 +1,5 @@
-//! Stack and application in two threads, the application over mappings of its own: bytes and their order, both ways,
-//! while the FIFOs become large, small and empty.
+//! Stack and application in two threads, and the application has its own mappings. Bytes and their order are checked in
+//! both directions, while the FIFOs become large, small and empty.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
@@ -13,13 +13,13 @@ fn byte(position: u64) -> u8 {
     (position.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
 }
 
-/// Lengths that fit nowhere, mostly short, in rows of their own.
+/// Returns lengths that do not match blocks, mostly short, in a reproducible sequence.
 fn length(round: u64) -> usize {
     let mixed = round.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 40;
     1 + (mixed % if round % 64 < 48 { 900 } else { 40_000 }) as usize
 }
 
-/// Panics when nothing has moved for 10 s.
+/// Panics when no progress has been made for 10 s.
 struct Progress {
     last: u64,
     since: Instant,
@@ -74,18 +74,18 @@ fn streams_arrive_whole_and_in_order() {
     while tx.edge() < BYTES || rx.released() < BYTES {
         round += 1;
         let (from, len) = (rx.edge(), (length(round) as u64).min(BYTES - rx.edge()) as usize);
-        // Windows of one size for a while, so that the small ring is used, too.
+        // The window keeps one size for a while, so that the small ring is also used.
         let window = if round % 4096 < 2048 { 4096 } else { 600_000 };
         if !draining && from + len as u64 - rx.released() <= window && rx.cover(&mut arena, from, len) {
             let mut at = from;
             for (address, len) in rx.pieces(&arena, from, len) {
                 let bytes: Vec<u8> = (at..at + len as u64).map(byte).collect();
-                // SAFETY: the piece is covered and not committed.
+                // SAFETY: the piece has `len` bytes, which are covered and not committed.
                 unsafe { address.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), len) };
                 at += len as u64;
             }
             rx.commit(&arena, at);
-            // Now and then the reader is given the time to catch up.
+            // Occasionally the reader gets the time to catch up.
             draining = from >> 17 != at >> 17;
         }
         rx.consumed(&mut arena).unwrap();
@@ -93,7 +93,7 @@ fn streams_arrive_whole_and_in_order() {
         let (from, to) = (tx.released(), tx.written(&arena).unwrap());
         let mut at = from;
         for (address, len) in tx.pieces(&arena, from, (to - from) as usize) {
-            // SAFETY: the application has written these bytes and waits for more space.
+            // SAFETY: the application has written these `len` bytes and waits for more space.
             let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr(), len) };
             for (&found, at) in bytes.iter().zip(at..) {
                 assert_eq!(found, byte(at), "at {at}");

@@ -1,4 +1,4 @@
-//! The command line: what can be written, and what is refused before anything is opened.
+//! The command line: its syntax, and checks that run before anything is opened.
 
 pub(crate) mod eal;
 pub(crate) mod flags;
@@ -26,7 +26,7 @@ use offcore_wire::MacAddr;
 
 use eal::EalArgs;
 
-// What flags are about, as --help groups them.
+// Headings of flag groups in --help.
 const PORTS: &str = "Ports and packet buffers";
 const FORWARDING: &str = "Forwarding";
 const LEARNING: &str = "Learning switch (--forward l2)";
@@ -233,14 +233,14 @@ pub(crate) struct BridgeArgs {
     pub stations: Vec<StationRule>,
 }
 
-/// A mirror as it is written.
+/// A mirror as written on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MirrorArg {
     /// The port that is mirrored.
     pub port: usize,
-    /// Which of its packets.
+    /// The packets to mirror.
     pub direction: Direction,
-    /// The port that they are sent to, too.
+    /// The port to which copies are sent.
     pub spec: PortSpec,
 }
 
@@ -261,7 +261,7 @@ pub(crate) struct PoolArgs {
 }
 
 impl PoolArgs {
-    /// The pool, and one line on it for a person.
+    /// Opens the pool. Returns it with a line that describes it.
     pub(crate) fn open(&self) -> Result<(&'static Pool, String), PoolError> {
         let pool = Pool::new(self.mbufs, self.mbuf_size, self.hugepages)?;
         let pages = match pool.page_size() {
@@ -288,7 +288,7 @@ pub(crate) enum Format {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lcores(pub Vec<usize>);
 
-/// A port; what clap says before the error names the text already.
+/// Parses a port. The text is left out of the error, because clap prints it before the error.
 pub(crate) fn port(text: &str) -> Result<PortSpec, String> {
     text.parse().map_err(|error| match error {
         PortError::Syntax { expected, .. } => expected,
@@ -307,7 +307,7 @@ fn mirror(text: &str) -> Result<MirrorArg, String> {
     })
 }
 
-/// What a value is called on the command line.
+/// Returns the name of a value on the command line.
 pub(crate) fn name(value: &impl ValueEnum) -> String {
     value.to_possible_value().map_or(String::new(), |value| value.get_name().into())
 }
@@ -358,7 +358,7 @@ fn seconds(text: &str) -> Option<Duration> {
     (0.0..=86400.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
 }
 
-/// Bytes of `range`, with K or M for binary thousands and millions.
+/// Parses a number of bytes in `range`, with K or M for binary thousands and millions.
 pub(crate) fn size(range: RangeInclusive<usize>) -> impl Fn(&str) -> Result<usize, String> + Clone {
     move |text| {
         let (digits, factor) = match text.strip_suffix(['K', 'k']) {
@@ -380,7 +380,7 @@ pub(crate) fn within(range: RangeInclusive<usize>) -> impl Fn(&str) -> Result<us
     }
 }
 
-/// A number from `range`; the error is what was `expected`.
+/// Parses a number in `range`. The error is `expected`.
 pub(crate) fn number<T: FromStr + PartialOrd>(
     range: impl RangeBounds<T> + Clone,
     expected: &'static str,
@@ -388,7 +388,7 @@ pub(crate) fn number<T: FromStr + PartialOrd>(
     move |text| text.parse().ok().filter(|number| range.contains(number)).ok_or(expected.into())
 }
 
-/// One of `names`, each of which `find` knows.
+/// Parses a name from `names`. `find` knows all of them.
 pub(crate) fn one_of<T: Clone + Send + Sync + 'static>(
     names: impl IntoIterator<Item = &'static str>,
     find: fn(&str) -> Option<T>,
@@ -396,7 +396,7 @@ pub(crate) fn one_of<T: Clone + Send + Sync + 'static>(
     PossibleValuesParser::new(names).try_map(move |name| find(&name).ok_or("no such name"))
 }
 
-/// One of `names`, each of which parses.
+/// Parses a name from `names`. Each of them must parse.
 pub(crate) fn choice<T>(names: impl IntoIterator<Item = &'static str>) -> impl TypedValueParser<Value = T>
 where
     T: FromStr + Clone + Send + Sync + 'static,

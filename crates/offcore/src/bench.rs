@@ -1,4 +1,4 @@
-//! `offcore bench`: the published tables, re-measured here; rows written as a table, JSON or CSV.
+//! `offcore bench`: measures the published tables on this machine and writes rows as a table, JSON or CSV.
 //!
 //! * [`mod@vhost`]: `offcore bench vhost`
 //! * [`mod@copy`]: `offcore bench copy`
@@ -98,18 +98,19 @@ pub(crate) fn run(command: &BenchCommand, names: &[String]) -> Result<(), Failur
     })
 }
 
-/// Ends this process by a signal as usual, but for what it has made outside of it and what it has measured.
+/// Ends this process by a signal as usual, but first removes objects that it has created outside of the process and
+/// writes the finished rows.
 fn tidy_on_signals() -> std::io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     std::thread::spawn(move || {
         for signal in signals.forever() {
             leftovers::remove_all();
             let measured = lock_measured().take();
-            // Rows of JSON are out.
+            // JSON rows are already written.
             if let Some(measured) = measured.filter(|all| all.format != Format::Json && !all.rows.is_empty())
             {
                 say("interrupted: these are the rows that were finished");
-                // There is nobody left to tell that it cannot be written.
+                // An error cannot be reported any more.
                 let _ = written(&measured);
             }
             let _ = emulate_default_handler(signal);
@@ -118,10 +119,10 @@ fn tidy_on_signals() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Draws rows for people.
+/// Formats rows as a table.
 type Table = Box<dyn Fn(&[Row]) -> String + Send>;
 
-/// What has been measured and not been written yet, where a signal finds it.
+/// Measured rows that are not written yet, for the signal handler.
 struct Measured {
     format: Format,
     rows: Vec<Row>,
@@ -134,7 +135,7 @@ fn lock_measured() -> MutexGuard<'static, Option<Measured>> {
     MEASURED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes what is not written row by row.
+/// Writes the rows, except for JSON, which is written row by row.
 fn written(Measured { format, rows, table }: &Measured) -> anyhow::Result<()> {
     match *format {
         Format::Json => {}
@@ -144,7 +145,7 @@ fn written(Measured { format, rows, table }: &Measured) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Rows on their way out: JSON as soon as one is ready, the rest when all are, or when a signal ends the process.
+/// Rows to write: JSON rows are written immediately, others at the end or when a signal ends the process.
 #[derive(Debug)]
 pub(crate) struct Rows {
     format: Format,
@@ -152,7 +153,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// No rows yet; `table` is for people.
+    /// Creates an empty list. `table` formats the rows as a table.
     pub(crate) fn new(format: Format, table: impl Fn(&[Row]) -> String + Send + 'static) -> Self {
         *lock_measured() = Some(Measured { format, rows: Vec::new(), table: Box::new(table) });
         Self { format, written: Ok(true) }
@@ -167,7 +168,7 @@ impl Rows {
         lock_measured().iter_mut().for_each(|measured| measured.rows.push(row.clone()));
     }
 
-    /// Writes what has not been written yet; `draw` makes the file that `--plot` asks for.
+    /// Writes the remaining rows. `draw` creates the file for `--plot`.
     pub(crate) fn finish(
         self,
         plot: Option<&PathBuf>,
@@ -176,7 +177,7 @@ impl Rows {
         self.written?;
         let Some(measured) = lock_measured().take() else { return Ok(()) };
         written(&measured)?;
-        // Last: rows that took minutes are not lost with a file that cannot be written.
+        // Done last, so that rows that took minutes are not lost if the file cannot be written.
         if let Some(path) = plot {
             draw(&measured.rows, path).with_context(|| format!("--plot {}", path.display()))?;
         }
@@ -184,12 +185,12 @@ impl Rows {
     }
 }
 
-/// Packets that were checked, of those sent.
+/// Formats the numbers of checked and sent packets.
 fn verified(row: &Row) -> String {
     format!("{}/{}", row.verified, row.received + row.lost)
 }
 
-/// What Linux calls the CPU.
+/// Returns Linux's name of the CPU.
 fn cpu_model() -> Option<&'static str> {
     static MODEL: LazyLock<Option<String>> = LazyLock::new(|| {
         let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
@@ -199,7 +200,7 @@ fn cpu_model() -> Option<&'static str> {
     MODEL.as_deref()
 }
 
-/// A file for a plot.
+/// Parses the path of a plot.
 pub(crate) fn plot_file(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     if path.extension().is_none_or(|extension| extension != "svg") {
@@ -208,7 +209,7 @@ pub(crate) fn plot_file(text: &str) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// Refuses a plot that cannot be written, before minutes are spent on it.
+/// Checks that a plot can be written, before minutes are spent on it.
 pub(crate) fn check_plot(path: Option<&Path>) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -223,10 +224,10 @@ pub(crate) fn check_plot(path: Option<&Path>) -> anyhow::Result<()> {
         .with_context(|| format!("--plot {plot}: {} cannot be written", folder.display()))
 }
 
-/// The frame lengths that are measured, FCS included.
+/// Permitted frame lengths, including FCS.
 pub(crate) const FRAME: RangeInclusive<usize> = 64..=1518;
 
-/// The measured lcore and the other one: those given, or the first two.
+/// Returns the measured lcore and the other one: the given ones, or the first two.
 pub(crate) fn two_lcores(given: Option<&Lcores>) -> Result<(usize, Option<usize>), Failure> {
     let available = lcore::available().map_err(|error| anyhow!("--lcores: {error}"))?;
     let [lcore, other] = match given {
@@ -249,7 +250,7 @@ pub(crate) fn two_lcores(given: Option<&Lcores>) -> Result<(usize, Option<usize>
     Ok((lcore.ok_or_else(|| anyhow!("--lcores: this process may run on no lcore"))?, other))
 }
 
-/// Columns are in the order of their names.
+/// Formats rows as CSV. Columns are sorted by name.
 fn csv(rows: &[Row]) -> anyhow::Result<String> {
     let mut text = String::new();
     for (index, row) in rows.iter().enumerate() {
@@ -290,7 +291,7 @@ mod tests {
         let text = csv(&[row.clone(), row]).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
-        // No name and no value before the quoted one has a comma of its own.
+        // No name or value before the quoted one contains a comma.
         let names: Vec<&str> = lines[0].split(',').collect();
         let values: Vec<&str> = lines[1].split(',').collect();
         let value = |name: &str| names.iter().position(|other| *other == name).map(|at| values[at]);

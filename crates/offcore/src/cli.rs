@@ -74,7 +74,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// What a subcommand that has another use for -v has to say about logging.
+    /// Returns the verbosity of logging for subcommands whose -v flag is not the global one, and 0 for others.
     pub(crate) fn verbose(&self) -> u8 {
         match self {
             Self::Gpu(args) => args.pipelines.verbose,
@@ -83,7 +83,7 @@ impl Command {
     }
 }
 
-/// What -h leaves out.
+/// The note at the end of -h.
 const MORE: &str = "More, with examples: --help";
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -109,8 +109,8 @@ const TCP_USAGE: &str = "\
 offcore tcp --port <SPEC>... [OPTIONS]
        offcore tcp --demo [--quick] [--format <FORMAT>]";
 
-/// The subcommands that `switch` and `tcp` are with `--demo`, which takes none of their other flags. Nobody is advised to type
-/// them: they resemble nothing.
+/// Internal names of the subcommands that replace `switch` and `tcp` with `--demo`, which accepts none of their other
+/// flags. The parser never suggests them, because they resemble no word.
 const SWITCH_DEMO: &str = "~1";
 const TCP_DEMO: &str = "~2";
 
@@ -119,7 +119,7 @@ impl Cli {
     pub(crate) fn of<W: Into<OsString>>(words: impl IntoIterator<Item = W>) -> Result<Self, clap::Error> {
         let mut words: Vec<OsString> = words.into_iter().map(Into::into).collect();
         let demo = words.iter().any(|word| word == "--demo");
-        // The first word that is no flag is the subcommand.
+        // The first word that is not a flag is the subcommand.
         if let Some(word) = words.iter_mut().skip(1).find(|word| !word.as_encoded_bytes().starts_with(b"-"))
             && demo
             && (word == "switch" || word == "tcp")
@@ -132,7 +132,7 @@ impl Cli {
         if let Command::Epping(args) = &cli.command
             && let Some(flags) = args.file_flags()?
         {
-            // Those of the file come first: what is there once only is the command line's.
+            // The file's flags come first, so that flags on the command line override them.
             let at = words.iter().position(|word| word == "epping").map_or(words.len(), |at| at + 1);
             words.splice(at..at, flags.into_iter().map(Into::into));
             matches = Self::command().args_override_self(true).try_get_matches_from(words)?;
@@ -147,7 +147,7 @@ impl Cli {
     }
 }
 
-/// `--demo` takes its ports and lcores itself.
+/// Replaces the error of other flags, because `--demo` chooses ports and lcores itself.
 fn alone(error: clap::Error) -> clap::Error {
     match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(flag)) if error.kind() == ErrorKind::UnknownArgument => {
@@ -245,18 +245,18 @@ Simulated devices:
 Ctrl-C, SIGTERM or SIGHUP stops it: what is in flight is finished, a last
 report follows. Another one ends it, two seconds after the first or later.";
 
-/// Command lines in tests.
+/// Helpers for command lines in tests.
 #[cfg(test)]
 pub(crate) mod lines {
     use super::{Cli, Command};
 
-    /// The command of a line, whose quotes are around whole words.
+    /// Parses a command line. Quotes may only enclose whole words.
     pub(crate) fn command(line: &str) -> Result<Command, String> {
         let words = line.split_whitespace().map(|word| word.trim_matches('\''));
         Cli::of(words).map(|cli| cli.command).map_err(|error| error.to_string())
     }
 
-    /// The examples of a help text, of which there are so many.
+    /// Returns the examples of a help text and asserts their `count`.
     pub(crate) fn examples(help: &str, count: usize) -> Vec<String> {
         let whole = help.replace("\\\n", " ");
         let lines = whole.lines().map(str::trim).filter(|line| line.starts_with("offcore "));

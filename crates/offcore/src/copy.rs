@@ -1,5 +1,5 @@
-//! `offcore copy`: the dpdk-dma application. Every packet is received, copied into a new buffer by the core or an engine,
-//! given new addresses, and sent.
+//! `offcore copy`: the dpdk-dma application. Every packet is received, copied into a new buffer by the core or an
+//! engine, rewritten with new addresses, and sent.
 
 mod report;
 #[cfg(test)]
@@ -17,7 +17,7 @@ use crate::args::flags::by_flag;
 use crate::args::{EngineArgs, MacArgs, PortArgs, RunArgs, choice, topology, within};
 use crate::switch::{Watching, plan, run_switch};
 
-/// Packets taken from a queue at a time, unless more are to be submitted together: dpdk-dma's.
+/// Burst size of a queue, unless more packets are submitted together. It is dpdk-dma's default.
 const BURST: usize = 32;
 
 pub(crate) const EXAMPLES: &str = "\
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     run_switch(&config, Watching::new(&ports, &args.run, args.until_idle, report::tables))
 }
 
-/// The configuration, and the ports with as many queues as they are to have.
+/// Returns the configuration, and the ports with their number of queues.
 fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     let ports = plan::with_queues(&args.at.ports, args.queues, "--queues")?;
     plan::check_twice(&ports)?;
@@ -154,7 +154,7 @@ fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
         lcores,
         simulators: args.engines.dsa_sims.clone(),
         dma,
-        // What is submitted together has been received together.
+        // Packets that are submitted together must be received together.
         burst: BURST.max(args.dma_batch),
         ..SwitchConfig::default()
     };
@@ -162,7 +162,7 @@ fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     Ok((config, ports))
 }
 
-/// The mapping; every work queue that there is where an engine is asked for and none is named.
+/// Returns the channel mapping. Without named channels, an engine uses every available work queue.
 fn channels(args: &CopyArgs, ports: &[PortSpec]) -> Result<DmaMap, String> {
     let mut dma = plan::dma_map(args.engines.dma.clone(), ports)?;
     let asked = matches!(args.mode, Some(Mode::Offload | Mode::Auto));
@@ -179,7 +179,7 @@ fn channels(args: &CopyArgs, ports: &[PortSpec]) -> Result<DmaMap, String> {
     Ok(dma)
 }
 
-/// A hexadecimal number, with or without 0x.
+/// Parses a hexadecimal number, with or without 0x.
 fn portmask(text: &str) -> Result<u64, String> {
     let digits = text.strip_prefix("0x").or(text.strip_prefix("0X")).unwrap_or(text);
     let mask = u64::from_str_radix(digits, 16).ok().filter(|&mask| mask > 0);

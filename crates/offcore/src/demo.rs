@@ -1,4 +1,4 @@
-//! `offcore switch --demo`: what it measures is in `offcore_bench::demo`; here it is shown, with what it means.
+//! `offcore switch --demo`: shows and explains the measurements of `offcore_bench::demo`.
 
 pub(crate) mod tcp;
 
@@ -14,7 +14,7 @@ use crate::args::{DemoArgs, Format};
 use crate::output::table::{columns, wrapped};
 use crate::output::{say, told, write};
 
-/// Runs the demo and shows what came out.
+/// Runs the demo and shows the results.
 pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let (lcore, other_lcore) = two_lcores("forwards", "plays the guests and the engine")?;
     let options = demo::Options { quick: args.quick, hugepages: Hugepages::Auto, lcore, other_lcore };
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The measured lcore and the other one; it is said what each does.
+/// Returns the measured lcore and the other one, and prints their roles.
 fn two_lcores(one: &str, other: &str) -> anyhow::Result<(usize, Option<usize>)> {
     let lcores = lcore::available().map_err(anyhow::Error::new)?;
     let (Some(&lcore), other_lcore) = (lcores.first(), lcores.get(1).copied()) else {
@@ -66,7 +66,7 @@ fn table(result: &DemoResult) -> String {
     ) + &columns("frame|core: cycles|ns|engine: cycles|ns|ratio|ns/copy|Mpps|<bottleneck|verified", rows)
 }
 
-/// What the result means and what it does not.
+/// Explains the result and its limits.
 fn meaning(rows: &[DemoRow]) -> String {
     let Some(last) = rows.last() else { return "Nothing was measured.".into() };
     let pays = match pays_from(rows) {
@@ -81,17 +81,17 @@ fn meaning(rows: &[DemoRow]) -> String {
     )
 }
 
-/// How many times less a packet costs the core when an engine copies.
+/// Returns the factor that offloading saves on the core's cost of a packet.
 fn ratio(row: &DemoRow) -> f64 {
     row.cpu_cycles / row.offload_cycles
 }
 
-/// The smallest frame from which on all are cheaper with an engine.
+/// Returns the smallest frame length from which all are cheaper with an engine.
 fn pays_from(rows: &[DemoRow]) -> Option<usize> {
     rows.iter().rev().take_while(|row| ratio(row) > 1.0).last().map(|row| row.frame)
 }
 
-/// One object a packet size, and one with what follows from them.
+/// Formats one object per packet size, and a summary object.
 fn json(result: &DemoResult) -> anyhow::Result<String> {
     #[derive(Serialize)]
     struct Size<'a> {
@@ -104,7 +104,7 @@ fn json(result: &DemoResult) -> anyhow::Result<String> {
     #[derive(Serialize)]
     struct Summary {
         report: &'static str,
-        /// `null` when offloading pays at no size.
+        /// `null` if offloading pays at no size.
         pays_from_frame: Option<usize>,
         verified: u64,
         lost: u64,

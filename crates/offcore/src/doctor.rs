@@ -1,4 +1,4 @@
-//! What the doctors of `offcore dsa` and `offcore gpu` find, written for people or as JSON.
+//! Writes the findings of `offcore dsa doctor` and `offcore gpu doctor` as text or as JSON.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::Failure;
 use crate::args::Format;
 use crate::output::write;
 
-/// Refuses the copy of a machine's tree that is not there, which would look like a machine without devices.
+/// Rejects a missing copy of a machine's directory tree, which would look like a machine without devices.
 pub(crate) fn check_root(flag: &str, root: &Path) -> anyhow::Result<()> {
     if root.is_dir() { Ok(()) } else { bail!("{flag} {}: there is no such directory", root.display()) }
 }

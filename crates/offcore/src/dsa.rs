@@ -1,7 +1,7 @@
-//! `offcore dsa`: DSA devices looked at, laid out, diagnosed and watched, and their codes explained.
+//! `offcore dsa`: lists, configures, diagnoses and monitors DSA devices, and explains their codes.
 //!
-//! * [`list`]: what is there, [`configure`]: how it is to be, [`doctor`]: what is wrong,
-//! * [`perf`]: what it is doing.
+//! * [`list`]: current devices, [`configure`]: wanted configuration, [`doctor`]: problems,
+//! * [`perf`]: current activity.
 
 mod configure;
 mod doctor;
@@ -174,7 +174,7 @@ impl RootArgs {
         }
     }
 
-    /// The devices, or the one that was asked for.
+    /// Returns all devices, or the requested one.
     fn devices(&self, name: Option<&str>) -> anyhow::Result<Vec<Device>> {
         let roots = self.roots();
         if let Some(name) = name {
@@ -213,7 +213,7 @@ mod tests {
     use crate::cli::{Cli, Command};
     use clap::Parser;
 
-    /// What the parser makes of a line; quotes are not needed in ours.
+    /// Parses a line without quotes.
     pub(super) fn parse(line: &str) -> Result<DsaCommand, String> {
         let words = ["offcore", "dsa"].into_iter().chain(line.split_whitespace());
         let command = Cli::try_parse_from(words).map_err(|error| error.to_string())?.command;

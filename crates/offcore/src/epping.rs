@@ -48,16 +48,16 @@ A file for -f has one flag per line without dashes, and its value, such as
 port tap:tap0,addr=10.0.0.2/24. It may have port, connect, lcores, dma and
 dsa-sim. A port is written as in `offcore tcp --help`.";
 
-/// Default size of all buffers in bytes: more than most caches hold.
+/// Default size of all buffers in bytes: larger than most caches.
 const SOURCE: usize = 128 << 20;
-/// The largest size of all buffers.
+/// Maximum size of all buffers.
 const LARGEST: usize = 8 << 30;
-/// Bytes of a packet's headers with timestamps.
+/// Length of a packet's headers with timestamps, in bytes.
 const HEADERS: usize = 52;
-/// Flags that a file may have.
+/// Flags that are permitted in a file.
 const KEYS: [&str; 5] = ["port", "connect", "lcores", "dma", "dsa-sim"];
 
-/// What `offcore epping` understands.
+/// The expected syntax of the receiver.
 const ADDRESS: &str = "expected ADDRESS:PORT, such as 10.0.0.1:9";
 
 #[derive(Args, Debug)]
@@ -112,7 +112,7 @@ pub(crate) struct EppingArgs {
 }
 
 impl EppingArgs {
-    /// The flags of the file, if there is one.
+    /// Returns the flags of the file, if any.
     pub(crate) fn file_flags(&self) -> Result<Option<Vec<String>>, clap::Error> {
         let Some(path) = &self.file else { return Ok(None) };
         let flags = fs::read_to_string(path)
@@ -140,11 +140,11 @@ fn flags(path: &Path, text: &str) -> Result<Vec<String>, String> {
     Ok(flags)
 }
 
-/// Streams until something stops it, and says what came of it.
+/// Streams until the run ends, and prints a summary.
 ///
 /// # Errors
-/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest: nobody took the connection,
-/// or bytes came back wrong or not at all.
+/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for other errors: the receiver refused
+/// the connection, or bytes came back wrong or not at all.
 pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
     let to = receiver(args)?;
     let (config, ports, tally) = plan(args)?;
@@ -180,7 +180,7 @@ pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
     }
 }
 
-/// Who receives.
+/// Returns the receiver's address.
 fn receiver(args: &EppingArgs) -> Result<SocketAddr, String> {
     args.to.ok_or_else(|| format!("-c, or connect in the file of -f: {ADDRESS}"))
 }
@@ -245,16 +245,16 @@ fn plan(args: &EppingArgs) -> Result<Planned, String> {
     Ok((config, ports, tally))
 }
 
-/// What came of it.
+/// The results of a run.
 #[derive(Debug, Serialize)]
 struct Summary {
     to: SocketAddr,
-    /// Bytes of a chunk.
+    /// Bytes per chunk.
     chunk: usize,
     /// Whether a simulated device may have copied.
     simulated: bool,
     connections: u64,
-    /// Chunks that were acknowledged, their bytes, and seconds from the connection to the last of them.
+    /// Acknowledged chunks, their bytes, and seconds from the connection to the last of them.
     chunks: u64,
     bytes: u64,
     seconds: f64,
@@ -263,8 +263,8 @@ struct Summary {
     p50_us: f64,
     p99_us: f64,
     p999_us: f64,
-    /// Bytes that came back. With `--verify`, those that were not what was sent, and those that were acknowledged and did
-    /// not come back.
+    /// Bytes that came back. With `--verify`, also bytes that differ from the sent ones, and bytes that were
+    /// acknowledged but did not come back.
     returned: u64,
     wrong: Option<u64>,
     missing: Option<u64>,

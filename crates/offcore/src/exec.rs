@@ -1,4 +1,4 @@
-//! `offcore exec`: a program whose sockets are the stack's.
+//! `offcore exec`: runs a program whose sockets use the stack.
 
 mod directory;
 mod library;
@@ -108,7 +108,7 @@ pub(crate) enum OnLoss {
     Exit,
 }
 
-/// One rule.
+/// Parses one rule.
 fn rule(text: &str) -> Result<String, String> {
     let expected = "expected tcp or udp, or with ports after a colon, such as tcp:80,443";
     for (at, _) in text.match_indices([',', ';', ' ']) {
@@ -131,15 +131,15 @@ fn rule(text: &str) -> Result<String, String> {
     Ok(text.into())
 }
 
-/// A port with addresses, which the stack parses again.
+/// Parses a port with addresses. The stack parses it again.
 fn host_port(text: &str) -> Result<String, String> {
     text.parse::<HostPortArg>().map(|_| text.into())
 }
 
-/// Becomes the program, or starts it with a private stack.
+/// Executes the program, or starts it with a private stack.
 ///
 /// # Errors
-/// [`Failure::Program`] for a program that cannot be run, with the reason; a stack that cannot be reached.
+/// [`Failure::Program`] if the program cannot be run, with the reason. Other errors if the stack cannot be reached.
 pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
     if !args.ports.is_empty() {
         return run_both(args);
@@ -157,7 +157,8 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
     Err(not_run(ProgramError::Read { path: command.get_program().into(), source: error }))
 }
 
-/// Starts a stack and the program. Returns when the program and all its processes have ended, with the program's exit code.
+/// Starts a stack and the program. Returns when the program and all its processes have ended, with the program's exit
+/// code.
 fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     let ports = args.ports.iter().filter_map(|port| Some(port.parse::<HostPortArg>().ok()?.spec));
     plan::check_twice(&ports.collect::<Vec<_>>())?;
@@ -171,7 +172,7 @@ fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     let mut program = command(args, &program, &stack.path())?;
     if let Some(signal) = signals.ends() {
         drop(stack);
-        // As a shell does.
+        // The exit code that a shell would use.
         std::process::exit(128 + signal);
     }
     let child = program
@@ -199,7 +200,7 @@ fn program(args: &ExecArgs) -> Result<Program, Failure> {
     Ok(program)
 }
 
-/// The command that runs the program, with what the library needs.
+/// Returns the command that runs the program, with the library's environment.
 fn command(args: &ExecArgs, program: &Program, stack: &Path) -> Result<Command, Failure> {
     let [name, arguments @ ..] = args.program.as_slice() else {
         return Err(Failure::Usage("no program".into()));
@@ -215,8 +216,8 @@ fn command(args: &ExecArgs, program: &Program, stack: &Path) -> Result<Command, 
     if !args.only.is_empty() {
         command.env("OFFCORE_ONLY", args.only.join(";"));
     }
-    // The library writes to this file only, even if a program replaces its standard error. Under another `offcore exec` a
-    // socket there may be a session.
+    // The library writes to this file only, even if a program replaces its standard error. Under another `offcore exec`
+    // a socket there may be a session.
     let nested = std::env::var_os("OFFCORE_STACK").is_some();
     let stderr = rustix::fs::fstat(std::io::stderr()).ok();
     match stderr.filter(|file| !(nested && FileType::from_raw_mode(file.st_mode) == FileType::Socket)) {
@@ -237,7 +238,7 @@ fn command(args: &ExecArgs, program: &Program, stack: &Path) -> Result<Command, 
     };
     command.env("OFFCORE_LIBRARY", &library);
     let mut preload = library.into_os_string();
-    // Others that are preloaded come behind it.
+    // Other preloaded libraries follow it.
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
         preload.push(others);
@@ -246,8 +247,8 @@ fn command(args: &ExecArgs, program: &Program, stack: &Path) -> Result<Command, 
     Ok(command)
 }
 
-/// Disables io_uring in this process and its children: its operations on a session's descriptor would bypass the library.
-/// Sets `no_new_privs`, which the filter requires.
+/// Disables io_uring in this process and its children, because its operations on a session's descriptor would bypass
+/// the library. Sets `no_new_privs`, which the filter requires.
 fn without_io_uring() -> anyhow::Result<()> {
     let calls = [libc::SYS_io_uring_setup].map(|call| (call, Vec::new()));
     let missing = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
@@ -256,12 +257,12 @@ fn without_io_uring() -> anyhow::Result<()> {
     seccompiler::apply_filter(&program).context("installing the seccomp filter that disables io_uring")
 }
 
-/// The failure of a program that cannot be run, with the exit code of `env` and `nohup`.
+/// Returns the failure of a program that cannot be run, with the exit code of `env` and `nohup`.
 fn not_run(error: ProgramError) -> Failure {
     Failure::Program(error.exit_code(), error.into())
 }
 
-/// An error with its causes in its text.
+/// Returns an error with its causes in its text.
 fn whole(error: anyhow::Error) -> Failure {
     Failure::Failed(anyhow!("{error:#}"))
 }

@@ -1,4 +1,4 @@
-//! `offcore gpu`: l2fwd-nv's pipelines. One lcore receives packets and gathers them in bursts, a GPU or the CPU
+//! `offcore gpu`: l2fwd-nv's pipelines. One lcore receives packets and collects them in bursts, a GPU or the CPU
 //! processes them, another lcore sends them.
 //!
 //! * [`args`]: the flags, with l2fwd-nv's letters,
@@ -35,7 +35,7 @@ use args::{DeviceList, OnMatch, WorkKind};
 
 pub(crate) use args::{EXAMPLES, GpuArgs, GpuCommand, PipelineArgs};
 
-/// Runs pipelines until something stops them, or the doctor.
+/// Runs pipelines until the run ends, or a subcommand.
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     match &args.command {
         Some(GpuCommand::Doctor(args)) => doctor::run(args),
@@ -63,7 +63,7 @@ fn run_pipelines(args: &PipelineArgs) -> Result<(), Failure> {
     run_switch(&config, Watching { measured, ..watching })
 }
 
-/// The configuration, before devices and files are opened, and the ports with their number of queues.
+/// Returns the configuration, before devices and files are opened, and the ports with their number of queues.
 fn plan(args: &PipelineArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     let mut ports = plan::with_queues(&args.at.ports, args.pipelines, "--pipelines")?;
     let pipelines: usize = ports.iter().map(|port| usize::from(port.queues())).sum();
@@ -98,7 +98,7 @@ fn check_ports(memory: Memory, ports: &[PortSpec]) -> Result<(), String> {
     }
 }
 
-/// The pipelines' configuration from the flags.
+/// Returns the pipelines' configuration from the flags.
 fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, String> {
     let by_device = matches!(args.workload, Workload::Device(_));
     let name = args.workload.name();
@@ -175,9 +175,10 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
     })
 }
 
-/// Where packets are processed, and by how many blocks. A GPU that reads payloads has them in its memory, so that they cross the bus
-/// once, and 32 blocks, with which docs/gpu.md has its figures beside a core; fewer, and host memory, have not been measured beside
-/// that. The stand-in's blocks are threads: few are best there.
+/// Returns the location of packets during processing, and the number of blocks. A GPU that reads payloads uses its own
+/// memory, so that they cross the bus once, and 32 blocks, as for the figures in docs/gpu.md that compare with a core.
+/// Fewer blocks and host memory have not been measured in that comparison. The host device's blocks are threads, so a
+/// small number is best.
 fn for_work(args: &PipelineArgs, default: &Working) -> (Memory, u32) {
     let is_host = |devices: &DeviceList| devices.0.iter().any(|device| device == offcore_gpu::host::HOST);
     let on_gpu = matches!(args.workload, Workload::Device(_)) && !args.devices.as_ref().is_some_and(is_host);
@@ -213,7 +214,7 @@ fn split_at(args: &PipelineArgs) -> Result<Option<usize>, String> {
     Ok(Some(args.split_at.unwrap_or(args::SPLIT_AT)))
 }
 
-/// What happens to packets with a match.
+/// Returns the action for packets with a match.
 fn on_hit(args: &PipelineArgs, is_match: bool) -> Result<OnHit, String> {
     if let (Some(_), false) = (args.on_match, is_match) {
         return Err("--on-match is for --work match: add it, and --patterns FILE".into());
@@ -235,14 +236,14 @@ fn on_hit(args: &PipelineArgs, is_match: bool) -> Result<OnHit, String> {
     }
 }
 
-/// Two lcores per pipeline, as far as available; otherwise pipelines share them.
+/// Returns two lcores per pipeline if enough are available. Otherwise pipelines share them.
 fn lcores(args: &PipelineArgs, pipelines: usize) -> Result<Vec<usize>, String> {
     if let Some(Lcores(given)) = &args.run.lcores {
         return Ok(given.clone());
     }
     let mut available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
     let wanted = 2 * pipelines.max(1);
-    // The thread that launches has a core for itself, where there are as many.
+    // The launching thread gets its own core if enough are available.
     let keeps = usize::from(matches!(args.workload, Workload::Device(Launch::Kernel | Launch::Graph)));
     available.truncate(wanted.min(available.len().saturating_sub(keeps).max(2)));
     if available.len() > 1 {

@@ -1,4 +1,4 @@
-//! The directory of what is root's while the system runs: the preload library, and the stack that nobody names.
+//! Root's runtime directory for the preload library and the default stack.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -7,10 +7,10 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
 
-/// Its path.
+/// Path of the directory.
 pub(crate) const HOME: &str = "/run/offcore";
 
-/// Makes a directory that everybody can read, whatever the umask is, unless it is there.
+/// Creates a directory that is readable by all users, whatever the umask is, unless it exists.
 pub(crate) fn make(path: &Path) -> io::Result<()> {
     match DirBuilder::new().create(path) {
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o755)),
@@ -19,10 +19,10 @@ pub(crate) fn make(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Sees to it that there is a directory for a stack's socket: [`HOME`] is made.
+/// Ensures that the directory of a stack's socket exists. Only [`HOME`] is created.
 ///
 /// # Errors
-/// When another one is not there, or this one cannot be made.
+/// If another directory does not exist, or this one cannot be created.
 pub(crate) fn make_way(socket: &Path) -> Result<()> {
     let socket = std::path::absolute(socket).map_err(|error| anyhow!("--serve: {error}"))?;
     match socket.parent() {

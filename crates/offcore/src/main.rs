@@ -1,16 +1,17 @@
-//! The binary `offcore`: the command line and what it starts.
+//! The binary `offcore`: the command line and the commands that it starts.
 //!
-//! * [`args`]: what can be written, with its flags and what is said to DPDK,
-//! * [`switch`]: `offcore switch`: what is refused because it contradicts itself, ports opened, reports written,
+//! * [`args`]: syntax of arguments, with flags for DPDK,
+//! * [`switch`]: `offcore switch`: rejects contradictions, opens ports, writes reports,
 //! * [`copy`]: `offcore copy`, dpdk-dma's application, [`gpu`]: `offcore gpu`, l2fwd-nv's,
 //! * [`demo`]: `offcore switch --demo` and `offcore tcp --demo`, [`mod@bench`]: `offcore bench`,
-//! * [`exec`]: `offcore exec`, programs of others on the stack,
+//! * [`exec`]: `offcore exec`, unmodified programs on the stack,
 //! * [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`pktgen`]: `offcore pktgen`, [`tcp`]: `offcore tcp`, [`epping`]: `offcore epping`,
-//! * [`port`]: `offcore port`, [`doctor`]: what the doctors of `dsa` and `gpu` find, written,
-//! * [`home`]: the directory of sockets and libraries, [`output`]: where words go, and tables.
+//! * [`port`]: `offcore port`, [`doctor`]: output of the doctors of `dsa` and `gpu`,
+//! * [`home`]: the directory of sockets and libraries, [`output`]: output and tables.
 //!
-//! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage; `exec` has those of the program, too.
+//! Results go to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 usage error. `exec` also
+//! returns the program's exit codes.
 
 #![forbid(unsafe_code)]
 
@@ -46,14 +47,14 @@ use tracing_subscriber::util::SubscriberInitExt;
 use cli::{Cli, Command};
 use output::say;
 
-/// Why a command ends early.
+/// The reason why a command fails.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The flags cannot be followed: exit code 2.
+    /// The flags are invalid: exit code 2.
     Usage(String),
     /// Anything else: exit code 1.
     Failed(anyhow::Error),
-    /// A program cannot be run, with the exit code that says why.
+    /// A program cannot be run, with the exit code for the reason.
     Program(u8, anyhow::Error),
 }
 
@@ -61,13 +62,13 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(text) => f.write_str(text),
-            // Our errors name their causes themselves.
+            // The project's own errors include their causes.
             Self::Failed(error) | Self::Program(_, error) => error.fmt(f),
         }
     }
 }
 
-/// What is wrong with the flags, in words.
+/// A description of invalid flags.
 impl From<String> for Failure {
     fn from(text: String) -> Self {
         Self::Usage(text)
@@ -117,7 +118,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what the parser says: help, or what is wrong with the flags.
+/// Prints the parser's output: help, or an error in the flags.
 fn told(error: &clap::Error) -> ExitCode {
     match error.print().and_then(|()| std::io::stdout().flush()) {
         Ok(()) => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
@@ -128,7 +129,7 @@ fn told(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Says what is wrong with the flags in the way that the parser does.
+/// Reports an error in the flags in the format of the parser.
 fn usage(names: &[String], text: &str) -> ExitCode {
     let mut root = Cli::command();
     root.build();
@@ -141,7 +142,7 @@ fn usage(names: &[String], text: &str) -> ExitCode {
 }
 
 fn start_logging(verbose: u8) -> Result<(), String> {
-    // What is no UTF-8 is no level either.
+    // A value that is not UTF-8 is not a level either.
     let asked = std::env::var_os("OFFCORE_LOG").unwrap_or_default().to_string_lossy().into_owned();
     let filter = match (verbose, asked) {
         (0, text) if !text.is_empty() => log_filter(&text).map_err(|error| {
@@ -159,8 +160,8 @@ fn start_logging(verbose: u8) -> Result<(), String> {
     Ok(())
 }
 
-/// `tracing` takes any word for the name of a crate, spaces and nothing at all included: a level that is misspelt would
-/// switch everything else off.
+/// Parses levels strictly. `tracing` accepts any word as the name of a crate, including spaces and the empty word, so a
+/// misspelt level would disable everything else.
 fn log_filter(text: &str) -> Result<Targets, String> {
     let parts: Vec<&str> = text.split(',').map(str::trim).collect();
     for part in &parts {

@@ -1,4 +1,4 @@
-//! Where words go: results to stdout, everything else to stderr.
+//! Output: results go to stdout, everything else to stderr.
 
 pub(crate) mod table;
 
@@ -10,17 +10,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::signals::is_stopping;
 
-/// What a pipe takes at once when it takes anything: PIPE_BUF of pipe(7).
+/// Number of bytes that a writable pipe accepts at once: PIPE_BUF of pipe(7).
 const CHUNK: usize = 4096;
-/// How long who reads results may keep a stop waiting.
+/// Time for which a slow reader of results may delay a stop.
 const READERS_TIME: Duration = Duration::from_millis(500);
 
-/// Writes a line to stderr. That nobody reads it is no reason to end.
+/// Writes a line to stderr. A failure is ignored.
 pub(crate) fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// An error and its causes, each once: our errors name their causes themselves, anyhow's contexts do not.
+/// Returns an error with each of its causes once: the project's own errors include their causes, anyhow's contexts do
+/// not.
 pub(crate) fn told(error: &anyhow::Error) -> anyhow::Error {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -32,10 +33,11 @@ pub(crate) fn told(error: &anyhow::Error) -> anyhow::Error {
     anyhow!(text)
 }
 
-/// Writes results to stdout; `false` when nobody reads them any more, as behind `| head`, or reads on when it is time to stop.
+/// Writes results to stdout. Returns `false` if the reader has closed the pipe, as `| head` does, or does not read
+/// while it is time to stop.
 ///
 /// # Errors
-/// What else the system says, such as that a disk is full.
+/// Other system errors, such as a full disk.
 pub(crate) fn write(text: &str) -> anyhow::Result<bool> {
     let mut stdout = std::io::stdout().lock();
     for part in text.as_bytes().chunks(CHUNK) {
@@ -51,13 +53,13 @@ pub(crate) fn write(text: &str) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// Waits until stdout takes something; `false` when it has not for a while after a signal to stop.
+/// Waits until stdout accepts data. Returns `false` if it has not for a while after a signal to stop.
 fn wait_for_reader(stdout: &impl std::os::fd::AsFd) -> bool {
     let tick = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
     let mut stopping = None;
     loop {
         let mut fds = [PollFd::new(stdout, PollFlags::OUT)];
-        // What cannot be polled is written to as it is.
+        // Files that cannot be polled are written directly.
         if !matches!(poll(&mut fds, Some(&tick)), Ok(0) | Err(rustix::io::Errno::INTR)) {
             return true;
         }
@@ -67,7 +69,7 @@ fn wait_for_reader(stdout: &impl std::os::fd::AsFd) -> bool {
     }
 }
 
-/// Bytes as `--chunk` takes them: 4K, 2M.
+/// Formats a number of bytes in the syntax of `--chunk`: 4K, 2M.
 pub(crate) fn kib(bytes: usize) -> String {
     match bytes {
         _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),

@@ -1,10 +1,10 @@
-//! `offcore pktgen`: sends packets, receives them back, and tells what became of them.
+//! `offcore pktgen`: sends packets, receives them again, and reports losses and latencies.
 //!
-//! * [`args`]: what can be written, [`plan`]: what is refused because it contradicts itself,
-//! * [`commands`]: what can be asked for while it runs,
-//! * [`interfaces`]: the kernel's own counters beside ours,
+//! * [`args`]: the flags, [`plan`]: the configuration, which rejects contradictions,
+//! * [`commands`]: commands while it runs,
+//! * [`interfaces`]: the kernel's counters next to the ports' own,
 //! * `run`: a run until its end, [`throughput`]: `--rfc2544`,
-//! * [`tables`]: reports for people.
+//! * [`tables`]: reports as text.
 
 mod args;
 mod commands;
@@ -26,7 +26,7 @@ use crate::switch::{claims, ports};
 pub(crate) use args::{EXAMPLES, PktgenArgs};
 use interfaces::Interfaces;
 
-/// Opens what the flags say and runs it to its end.
+/// Opens the ports and runs until the end.
 pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
     plan::check(args)?;
     if let Some(Lcores(lcores)) = &args.run.lcores {

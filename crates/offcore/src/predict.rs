@@ -1,4 +1,4 @@
-//! `offcore predict`: what DSA would give this machine, or a guide's, at these packet sizes.
+//! `offcore predict`: predicts the benefit of DSA for this machine, or for a guide's machine, at given packet sizes.
 
 use std::fmt::Write;
 
@@ -20,7 +20,7 @@ use crate::output::told;
 
 /// A B B A blocks of a frame length.
 const BLOCKS: usize = 200;
-/// The same with `--quick`.
+/// A B B A blocks with `--quick`.
 const QUICK_BLOCKS: usize = 40;
 
 pub(crate) const EXAMPLES: &str = "\
@@ -88,7 +88,7 @@ pub(crate) enum Whose {
     Guide,
 }
 
-/// Measures, predicts, and writes.
+/// Measures, predicts, and writes the result.
 pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
     let failed = |error: anyhow::Error| anyhow!("offcore predict: {}", told(&error));
     let format = args.bench.format;
@@ -111,7 +111,7 @@ pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
     }
 }
 
-/// What describes or measures a machine does not change the guides'.
+/// Rejects flags that describe or measure a machine for predictions of the guides' machines.
 fn of_this_machine(args: &PredictArgs) -> Result<(), String> {
     let given = [
         (args.cores != 1, "--cores"),
@@ -159,7 +159,7 @@ fn here(rows: &[Row], options: &Options) -> String {
          DSA devices: {devices}, with {engines} DSA engines each\n",
         options.temperature
     );
-    // Of several cores one is measured.
+    // Only a single core is measured.
     let measured = if cores > 1 { "measured, scaled" } else { "measured" };
     let cells = rows.iter().map(|row| {
         [

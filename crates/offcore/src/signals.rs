@@ -1,4 +1,4 @@
-//! Signals that end what runs until somebody stops it.
+//! Signals that end long-running commands.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,26 +8,27 @@ use std::{fs, io};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// How long a stop takes at most before another signal may end it.
+/// Maximum time of a clean stop before another signal may end the process.
 const CLEANING: Duration = Duration::from_secs(2);
 
-/// Whether a signal has asked this process to stop.
+/// Whether a signal has told this process to stop.
 static STOPPING: AtomicBool = AtomicBool::new(false);
 
-/// Whether a signal of [`stop_on_signals`] has come.
+/// Returns whether a signal of [`stop_on_signals`] has arrived.
 pub(crate) fn is_stopping() -> bool {
     STOPPING.load(Ordering::Relaxed)
 }
 
-/// A flag that SIGINT, SIGTERM and SIGHUP set. Another one ends the process, once cleaning up has had its time.
+/// Returns a flag that SIGINT, SIGTERM and SIGHUP set. A further signal ends the process after a time for cleaning up.
 pub(crate) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    // Whoever had it ignored (nohup) wants a process that outlives its terminal.
+    // If the parent has set it to be ignored (nohup), the process should outlive its terminal.
     if ignored_signals()? & 1 << (SIGHUP - 1) == 0 {
         signals.add_signal(SIGHUP)?;
     }
-    // A capture that may not grow (ulimit -f) fails to be written, and that is said: the signal alone would end the process.
+    // If a capture exceeds the file size limit (ulimit -f), the write fails and is reported. Otherwise the signal would
+    // end the process.
     signal_hook::flag::register(libc::SIGXFSZ, Arc::default())?;
     let stop = Arc::clone(&flag);
     std::thread::Builder::new().name("signals".into()).spawn(move || {
@@ -43,15 +44,15 @@ pub(crate) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-/// Which signals this process ignores, a bit for each.
+/// Returns the signals that this process ignores, with one bit for each.
 ///
 /// # Errors
-/// The system's.
+/// System errors.
 pub(crate) fn ignored_signals() -> io::Result<u64> {
     Ok(ignored(&fs::read_to_string("/proc/self/status")?))
 }
 
-/// Which signals are ignored, a bit for each, by what `/proc` says of a process.
+/// Returns the ignored signals, with one bit for each, from a status file in `/proc`.
 fn ignored(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! `offcore switch`: opens what the flags say, watches it run, and stops it cleanly.
+//! `offcore switch`: opens the ports, monitors the running switch, and stops it cleanly.
 
 mod advice;
 pub(crate) mod claims;
@@ -28,36 +28,36 @@ use advice::Advice;
 use ports::Observed;
 use report::{Line, Measurement, StoppedBy};
 
-/// How often the control thread looks at signals, links and the clock.
+/// Interval at which the control thread checks signals, links and the clock.
 const TICK: Duration = Duration::from_millis(20);
-/// The same while it measures packets.
+/// The interval while packets are measured.
 const MEASURING_TICK: Duration = Duration::from_millis(1);
 
-/// Runs the switch until something stops it.
+/// Runs the switch until it is stopped.
 pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
     let config = plan::config(args)?;
     let ports = plan::ports(args);
     run_switch(&config, Watching::new(&ports, &args.run, args.until_idle, report::tables))
 }
 
-/// What a switch has beside its configuration: its ports, and how it is watched.
+/// Parameters of a run in addition to the switch's configuration: its ports, and how it is monitored.
 pub(crate) struct Watching<'a> {
-    /// The ports, as they were written, those of mirrors behind the others.
+    /// The ports as written on the command line. Ports of mirrors follow the others.
     pub ports: &'a [PortSpec],
-    /// Their packet buffers, what is said to DPDK, reports, and when to stop.
+    /// The flags for packet buffers, DPDK, reports, and the end of the run.
     pub run: &'a RunArgs,
-    /// Whether to stop when nothing moves any more.
+    /// Whether to stop when no packets move.
     pub until_idle: bool,
-    /// How much is measured, if that is to be told.
+    /// The amount to measure, if a measurement is requested.
     pub measured: Option<Measured>,
-    /// The process whose end is this one's, once no application is left that is served.
+    /// The run ends when this process has ended and no application is served any more.
     pub parent: Option<Pid>,
-    /// Reports for people.
+    /// Formats reports as tables.
     pub tables: fn(&Line<'_>) -> String,
 }
 
 impl<'a> Watching<'a> {
-    /// Nothing is measured, and nobody's end is waited for.
+    /// Creates the parameters of a run without a measurement and without a parent.
     pub(crate) fn new(
         ports: &'a [PortSpec],
         run: &'a RunArgs,
@@ -68,23 +68,23 @@ impl<'a> Watching<'a> {
     }
 }
 
-/// What is measured before a switch of pipelines stops: packets that they took in, which leaves out what they had no room
-/// for.
+/// The packets to measure before a switch with pipelines stops. Only packets that pipelines accept count, not packets
+/// that were dropped because a pipeline was full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Measured {
     pub packets: u64,
-    /// After these.
+    /// Number of packets before the measurement.
     pub warm_up: u64,
 }
 
-/// Opens the ports, and runs a switch until something stops it.
+/// Opens the ports, and runs a switch until it is stopped.
 pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Result<(), Failure> {
     let interrupted = stop_on_signals().map_err(|error| anyhow::anyhow!("handling signals: {error}"))?;
     check_lcores(&config.lcores)?;
     watching.run.eal.configure(watching.ports, &config.dma)?;
     let (pool, line) = watching.run.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
-    // Before the ports: their packets may be in the memory of one.
+    // Devices are opened before the ports, whose packets may be in a device's memory.
     let devices = Devices::open(config, pool).map_err(SwitchError::from)?;
     let opened = ports::open(watching.ports, pool, devices.memory());
     let (ports, observed) = opened.map_err(SwitchError::from)?;
@@ -104,7 +104,7 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
     watch.finish(stopped_by)
 }
 
-/// What was said of a port last, and how often something may be: whoever is at its other end may have its state change all the time.
+/// The last reported status of a port, and the rate limit for reports: the other end may change the state all the time.
 #[derive(Debug)]
 pub(crate) struct SaidStatus {
     status: String,
@@ -118,7 +118,7 @@ impl Default for SaidStatus {
     }
 }
 
-/// Says on stderr what has changed with those ports that have a link, and which have failed.
+/// Prints changes of ports with a link, and ports that have failed.
 pub(crate) fn say_changes(
     ports: &[Box<dyn Port>],
     said: &mut [SaidStatus],
@@ -142,7 +142,7 @@ pub(crate) fn say_changes(
     }
 }
 
-/// Whether a run has ended as it should.
+/// Checks that a run has ended normally.
 pub(crate) fn ended(stopped_by: StoppedBy, unfinished: usize, ports: &[Box<dyn Port>]) -> anyhow::Result<()> {
     if stopped_by == StoppedBy::Worker {
         bail!("a worker ended by itself; what it said is above");
@@ -156,18 +156,19 @@ pub(crate) fn ended(stopped_by: StoppedBy, unfinished: usize, ports: &[Box<dyn P
     }
 }
 
-/// A running switch and what is known of it.
+/// A running switch and its state.
 struct Watch<'a> {
     watching: Watching<'a>,
     running: Running,
     observed: Observed,
     interrupted: Arc<AtomicBool>,
-    /// The last status of each port that was said.
+    /// The last reported status of each port.
     statuses: Vec<SaidStatus>,
-    /// Has not reported yet, so that the rates of its one report are over the time from the first packet to the last.
+    /// The reporter for the final report. It has not reported before, so its rates are for the time from the first
+    /// packet to the last.
     last: Reporter,
     advice: Advice,
-    /// What was measured, when it has been.
+    /// The finished measurement.
     measurement: Option<Measurement>,
 }
 
@@ -219,7 +220,7 @@ impl Watch<'_> {
             if let (Some(interval), Some(at)) = (interval, &mut next)
                 && now >= *at
             {
-                // A missed report is not made up for.
+                // Missed reports are skipped.
                 while *at <= now {
                     *at += interval;
                 }
@@ -233,7 +234,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Whether the parent has ended, and nobody is served any more.
+    /// Returns whether the parent has ended and no application is served any more.
     fn is_left(&self) -> anyhow::Result<bool> {
         if self.watching.parent.is_none_or(|parent| getppid() == Some(parent)) {
             return Ok(false);
@@ -253,7 +254,7 @@ impl Watch<'_> {
         Ok(ended(stopped_by, unfinished, self.running.ports())?)
     }
 
-    /// Writes a report to stdout; `false` when nobody reads it any more.
+    /// Writes a report to stdout. Returns `false` if the reader has closed it.
     fn print(&self, report: &Report, ended: Option<(StoppedBy, usize)>) -> anyhow::Result<bool> {
         let ports = self.observed.lines(self.running.ports());
         let mut line = Line::interval(report, &ports);
@@ -269,13 +270,13 @@ impl Watch<'_> {
     }
 }
 
-/// Sees how long received packets take.
+/// Measures the time of received packets.
 struct Measuring {
     reporter: Reporter,
     measured: Measured,
-    /// When nothing had been received yet.
+    /// The last time at which nothing had been received yet.
     waiting: Instant,
-    /// When the warm-up was over: packets and bytes received until then.
+    /// The end of the warm-up: time, and packets and bytes received until then.
     begun: Option<(Instant, u64, u64)>,
 }
 
@@ -284,10 +285,10 @@ impl Measuring {
         Self { reporter, measured, waiting: Instant::now(), begun: None }
     }
 
-    /// What was measured, if enough has been received.
+    /// Returns the measurement if enough packets have been received.
     fn measurement(&mut self, now: Instant) -> anyhow::Result<Option<Measurement>> {
         let report = self.reporter.report("measuring")?;
-        // What a pipeline had no room for was received, too, and is no throughput.
+        // Packets for which a pipeline had no room were received, but do not count as throughput.
         let taken_in = |queue: &&QueueReport| queue.half == "tx" && queue.port.starts_with("pipeline");
         let (packets, bytes) = report
             .queues
@@ -296,7 +297,7 @@ impl Measuring {
             .fold((0, 0), |(packets, bytes), queue| (packets + queue.packets, bytes + queue.bytes));
         if self.begun.is_none() {
             match self.measured.warm_up {
-                // Without a warm-up all packets count, from when the first may have come.
+                // Without a warm-up all packets count, from the time when the first may have arrived.
                 0 if packets > 0 => self.begun = Some((self.waiting, 0, 0)),
                 0 => self.waiting = now,
                 warm_up if packets >= warm_up => self.begun = Some((now, packets, bytes)),
@@ -312,7 +313,7 @@ impl Measuring {
     }
 }
 
-/// Notices that nothing moves any more.
+/// Detects that no packets move.
 struct Idle {
     reporter: Reporter,
     timeout: Duration,

@@ -24,7 +24,8 @@ use crate::{Failure, home};
 
 /// The default of `--app-memory`, in MiB.
 const APP_MEMORY: u32 = 256;
-/// The default of `--app-connections`: a sixteenth of a stack's connections, and the number of an application's sessions.
+/// The default of `--app-connections`: a sixteenth of a stack's connections, and the number of an application's
+/// sessions.
 const APP_CONNECTIONS: u32 = 65_536;
 
 /// The examples of `offcore tcp --help`. A test parses each line that begins with `offcore`.
@@ -127,14 +128,14 @@ pub(crate) struct TcpArgs {
     pub idle: Idle,
 }
 
-/// A user's number.
+/// Parses a user ID.
 fn uid(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| {
         format!("expected a user's number, such as 33: `id -u {text}` prints the number of a name")
     })
 }
 
-/// The application and where it listens.
+/// The application and its listening port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AppArg {
     service: Service,
@@ -158,7 +159,8 @@ impl FromStr for AppArg {
     }
 }
 
-/// The part of `--app` behind `http:`: a directory, and a port behind its last colon, where a number is.
+/// Parses the part of `--app` behind `http:`: a directory, and optionally a port behind the last colon if a number
+/// follows it.
 fn http_app(rest: &str) -> Result<AppArg, String> {
     let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let (directory, port) = match rest.rsplit_once(':').filter(|(_, port)| is_number(port)) {
@@ -187,16 +189,16 @@ impl fmt::Display for AppArg {
     }
 }
 
-/// Runs the host until something stops it.
+/// Runs the host until it is stopped.
 ///
 /// # Errors
-/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
+/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for other errors.
 pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
     let (config, ports) = plan(args)?;
     if let Some(path) = &args.serve {
         home::make_way(path)?;
     }
-    // Files that are sent take descriptors, and so does each session of another process.
+    // Files that are sent need descriptors, and so does each session of another process.
     if args.serve.is_some() || matches!(args.app.service, Service::Http(_)) {
         crate::switch::ports::raise_descriptors();
     }
@@ -226,7 +228,7 @@ fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     Ok((SwitchConfig { idle: args.idle, ..config }, ports))
 }
 
-/// A host with an application on it.
+/// Returns the configuration of a host with an application.
 pub(crate) fn host(
     ports: &[HostPortArg],
     app: Hosted,

@@ -1,4 +1,4 @@
-//! The binary as a person or a script uses it: exit codes, messages, reports, signals.
+//! The binary as used by a person or a script: exit codes, messages, reports, signals.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -27,13 +27,13 @@ fn switch(args: &[&str]) -> Command {
     command
 }
 
-/// A switch spins on its lcore, so tests that run one take turns.
+/// Locks a mutex, so that only one test at a time runs a switch, which polls on its lcore.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A folder of one test, removed with everything in it.
+/// A directory of one test that is removed with its content.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -58,7 +58,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Every line of stdout as JSON, the last one being the final report.
+/// Returns every line of stdout as JSON. The last one is the final report.
 fn reports(output: &Output) -> Vec<Value> {
     assert!(output.status.success(), "{}: {}", output.status, stderr(output));
     let lines: Vec<Value> =
@@ -104,7 +104,7 @@ fn a_socket_in_use_is_left_alone_and_named() {
     assert!(text.contains(&*path.to_string_lossy()) && text.contains("in use"), "{text}");
     assert!(path.exists());
 
-    // Nobody listens any more: the socket left behind is replaced, and ours is removed at the end.
+    // No process listens any more: the stale socket is replaced, and the new one is removed at the end.
     drop(listener);
     assert!(path.exists());
     let _turn = turn();
@@ -190,7 +190,7 @@ fn switched_capture_has_testpmds_macs() {
     }
 }
 
-/// A switch that sends without end, once it runs.
+/// Starts a switch that sends endlessly, and waits until it runs.
 fn running(format: &str) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = switch(&["--port=gen:rate=10000", "--stats-interval=0.1", format])
         .stdout(Stdio::piped())
@@ -243,7 +243,7 @@ fn a_shared_lcore_is_warned_of() {
     assert!(stderr(&output).contains(&warning), "{}", stderr(&output));
 }
 
-/// Packets from a generator through a vhost port to another switch's virtio-user port and back.
+/// Sends packets from a generator through a vhost port to another switch's virtio-user port and back.
 fn through_a_front_end(name: &str, dma: &[&str]) -> Value {
     let _turn = turn();
     let folder = Folder::new(name);
@@ -271,7 +271,8 @@ fn through_a_front_end(name: &str, dma: &[&str]) -> Value {
     reports(&output).pop().unwrap()
 }
 
-/// Which packets are dropped for want of room depends on the scheduler; that every other one comes back whole does not.
+/// Asserts that all packets that were not dropped came back unchanged. Which packets are dropped for lack of room
+/// depends on the scheduler.
 fn came_back_whole(last: &Value) {
     assert_eq!(last["stopped_by"], "idle");
     assert_eq!(last["unfinished"], 0);

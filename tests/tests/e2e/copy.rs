@@ -1,5 +1,5 @@
 //! `offcore copy` end to end: every packet arrives once, in order and unchanged, with any engine and after any engine
-//! failure. Of captured frames, every byte except the addresses is preserved.
+//! failure. Captured frames keep every byte except the addresses.
 
 use std::path::Path;
 

@@ -123,7 +123,7 @@ fn what_does_not_come_back_is_a_failure() {
     assert!(format!("{finished:?}").contains("did not come back"), "{finished:?}");
 }
 
-/// Offcore's host stack is at both ends of the virtqueues and echoes what the other end sends.
+/// Offcore's host stack is at both ends of the virtqueues and echoes all received data.
 #[test]
 fn chunks_between_a_vhost_port_and_a_virtio_user_port() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };

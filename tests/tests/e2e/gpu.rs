@@ -75,16 +75,17 @@ fn work(report: &Report, name: &str) -> u64 {
     pipelines.iter().map(|work: &Value| work[name].as_u64().unwrap()).sum()
 }
 
-/// Enough frames in flight to fill bursts, as far as the ring has room.
+/// Returns a number of frames in flight that fills bursts.
 fn window(burst: u32) -> u32 {
     (burst * 3 / 2).max(48)
 }
 
-/// Returns a number of frames in flight that fills bursts.
+/// Returns the number of frames of each stream.
 fn packets() -> u32 {
     if full() { 50_000 } else { 1500 }
 }
 
+/// The burst timeout in microseconds.
 const BURST_TIMEOUT: u64 = 20_000;
 
 /// Frames go in both directions between two ports. Full bursts are sent first, the rest after the burst timeout.

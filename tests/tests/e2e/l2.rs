@@ -309,7 +309,7 @@ fn mirror_has_its_ports_packets() {
     assert!(!lost("mirror"), "{report}");
 
     let lines = capture(&all, &["icmp"]);
-    // Of host 2's packets, port 0 sends only the broadcast that resolves host 1's address.
+    // The only packet of host 2 that port 0 sends is the broadcast that resolves host 1's address.
     let expected: Vec<String> =
         (1..=5).flat_map(|n| [format!("echo request, {n}"), format!("echo reply, {n}")]).collect();
     let found = lines.iter().map(|line| {

@@ -13,7 +13,7 @@ use crate::switch::wait_for_report;
 /// The ID of an unprivileged user.
 const NOBODY: u32 = 65_534;
 
-/// Runs a switch that must be refused, without privileges if `nobody` is set.
+/// Runs a switch that is expected to fail. If `nobody` is set, it runs without privileges.
 fn refused(netns: Option<&Netns>, nobody: Option<&TempDir>, args: &[&str]) -> Output {
     let binary = binary().unwrap();
     let mut command = match (netns, nobody) {

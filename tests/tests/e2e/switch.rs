@@ -177,7 +177,7 @@ pub(crate) fn wait_for(
     Report(line.unwrap().json.unwrap())
 }
 
-/// The last report printed.
+/// Returns the last report printed.
 pub(crate) fn latest(offcore: &Offcore) -> Report {
     let last = offcore.lines().pop().and_then(|line| line.json);
     Report(last.unwrap_or_else(|| panic!("no report yet: {}", offcore.tail())))

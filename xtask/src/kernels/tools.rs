@@ -17,8 +17,8 @@ pub(super) struct Wheel {
     sha256: &'static str,
 }
 
-/// The compiler. A driver only accepts PTX of its own version or older, so this is the oldest of CUDA 12. It writes PTX
-/// 8.0, which drivers accept since CUDA 12.0 (Linux: 525.60.13).
+/// The compiler. A driver accepts only PTX whose version it supports, so this is the oldest compiler of CUDA 12. It
+/// writes PTX 8.0, which drivers accept since CUDA 12.0 (Linux: 525.60.13).
 pub(super) const NVRTC: Wheel = Wheel {
     name: "nvidia-cuda-nvrtc-cu12",
     version: "12.0.76",

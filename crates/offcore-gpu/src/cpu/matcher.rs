@@ -1,17 +1,17 @@
-//! The lowest pattern in a payload, by automata of the crate `aho-corasick`.
+//! Finds the lowest pattern in a payload with automata of the crate `aho-corasick`.
 //!
-//! Choice of the automaton: a DFA takes one load per byte of payload, but 4 bytes per state and byte class, or 1 KiB
+//! Choice of the automaton: a DFA needs one load per byte of payload, but 4 bytes per state and byte class, or 1 KiB
 //! per state if the patterns use all byte values. 5,000 patterns of 8 to 32 random bytes take 93 MiB, 20,000 take 369
-//! MiB. A DFA is the fastest, so sets whose DFA is at most [`DFA_LIMIT`] long get one. Others get the contiguous NFA,
-//! which has some 50 bytes a state: 65,536 such patterns take 54 MiB.
+//! MiB. A DFA is the fastest, so sets get one if it is at most [`DFA_LIMIT`] long. Others get the contiguous NFA, which
+//! has about 50 bytes per state: 65,536 such patterns take 54 MiB.
 //!
-//! A walk waits for memory at nearly every byte, since each load's address depends on the previous load. So several
-//! payloads are walked interleaved, which is several times faster where tables exceed the core's caches. For up to 64
-//! patterns the crate's packed search (vector instructions) first finds the payloads without a match. A payload with a
-//! match is then read twice, which pays as long as there are few.
+//! A walk waits for memory at nearly every byte, because each load's address depends on the previous load. Therefore
+//! several payloads are walked interleaved, which is several times faster if tables exceed the core's caches. For up to
+//! 64 patterns the crate's packed search (vector instructions) first finds the payloads without a match. A payload with
+//! a match is then read twice, which is worthwhile while matches are rare.
 //!
-//! The matches at a state are the suffixes of its longest match. So the lowest number among them is looked up by the
-//! longest match, however many there are.
+//! The matches at a state are the suffixes of its longest match. Therefore the lowest number among them is looked up by
+//! the longest match, however many there are.
 
 use std::collections::HashSet;
 
@@ -27,7 +27,7 @@ use crate::patterns::Patterns;
 pub const DFA_LIMIT: usize = 512 << 20;
 /// Payloads walked interleaved.
 const INTERLEAVE: usize = 8;
-/// No pattern: plus one it is 0, the result for no match.
+/// No pattern. Plus one it is 0, the result for no match.
 const NONE: u32 = u32::MAX;
 
 /// automaton of {count} patterns, {bytes} bytes: {reason}; use fewer or shorter patterns
@@ -41,7 +41,7 @@ pub struct MatcherError {
 /// Finds the lowest pattern in a payload.
 pub struct Matcher {
     automaton: Tables,
-    /// Tells whether any pattern occurs, faster than the automaton; only with few patterns.
+    /// Detects faster than the automaton whether any pattern occurs. Only used with few patterns.
     filter: Option<Searcher>,
     /// For each pattern of the automaton: the lowest number among its suffixes.
     lowest: Box<[u32]>,
@@ -63,8 +63,8 @@ impl std::fmt::Debug for Matcher {
 }
 
 impl Matcher {
-    /// Builds a matcher. 5,000 patterns of 8 to 32 random bytes take 0.3 s, 65,536 take a second. For its memory see
-    /// the [module](self); building it takes a second NFA.
+    /// Builds a matcher. 5,000 patterns of 8 to 32 random bytes take 0.3 s, 65,536 take one second. The [module](self)
+    /// documents its memory. Building it takes a second NFA.
     ///
     /// # Errors
     /// The patterns exceed the automaton's limits.
@@ -95,12 +95,12 @@ impl Matcher {
         Ok(Self { automaton, filter: Searcher::new(&distinct), lowest })
     }
 
-    /// Whether the patterns were few enough for a DFA.
+    /// Returns whether the patterns were few enough for a DFA.
     pub fn is_dfa(&self) -> bool {
         matches!(self.automaton, Tables::Dfa(_))
     }
 
-    /// Size of the tables in bytes.
+    /// Returns the size of the tables in bytes.
     pub fn memory(&self) -> usize {
         let automaton = match &self.automaton {
             Tables::Dfa(dfa) => dfa.memory_usage(),
@@ -109,8 +109,8 @@ impl Matcher {
         automaton + self.filter.as_ref().map_or(0, Searcher::memory_usage) + size_of_val(&*self.lowest)
     }
 
-    /// One plus the number of the lowest pattern in the payload whose consecutive pieces are `parts`; 0 without a
-    /// match.
+    /// Returns one plus the number of the lowest pattern in the payload whose consecutive pieces are `parts`, or 0
+    /// without a match.
     #[inline]
     pub fn result<'a>(&self, parts: impl Iterator<Item = &'a [u8]>) -> u32 {
         match &self.automaton {
@@ -119,7 +119,7 @@ impl Matcher {
         }
     }
 
-    /// [`result`](Self::result) of many payloads, each written to its reference.
+    /// Writes the [`result`](Self::result) of each payload to its reference.
     #[inline]
     pub fn results<'a>(&self, payloads: impl Iterator<Item = (&'a [u8], &'a mut u32)>) {
         // The filter settles the payloads without a match.
@@ -193,7 +193,7 @@ impl Matcher {
         walks.iter_mut().zip(states).for_each(|(walk, state)| walk.state = state);
     }
 
-    /// The same for fewer walks.
+    /// Like `step_all`, for fewer walks.
     fn step_some<A: Automaton>(&self, automaton: &A, walks: &mut [Walk<'_>], steps: usize) {
         for at in 0..steps {
             for walk in &mut *walks {
@@ -206,10 +206,10 @@ impl Matcher {
         walks.iter_mut().for_each(|walk| walk.rest = &walk.rest[steps..]);
     }
 
-    /// The lowest number of the patterns that end at a state.
+    /// Returns the lowest number of the patterns that end at a state.
     #[cold]
     fn lowest_at<A: Automaton>(&self, automaton: &A, state: StateID) -> u32 {
-        // The state's own pattern is first, then those of its failure links: the first is the longest.
+        // The state's own pattern is first, followed by the patterns of its failure links, so the first is the longest.
         if automaton.is_match(state) {
             self.lowest[automaton.match_pattern(state, 0).as_usize()]
         } else {
@@ -227,7 +227,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// The next `steps` bytes, which must exist.
+    /// Takes the next `steps` bytes, which must exist.
     fn take(&mut self, steps: usize) -> &'a [u8] {
         let (head, rest) = self.rest.split_at(steps);
         self.rest = rest;
@@ -240,21 +240,21 @@ fn start<A: Automaton>(automaton: &A) -> StateID {
     automaton.start_state(Anchored::No).expect("the automaton was built for unanchored walks")
 }
 
-/// For each of the distinct `patterns`, the lowest of the `numbers` of its suffixes, itself included.
+/// Returns, for each of the distinct `patterns`, the lowest of the `numbers` of its suffixes, including itself.
 fn lowest_ends(automaton: &impl Automaton, patterns: &[&[u8]], numbers: &[u32]) -> Box<[u32]> {
     let lowest_end = |pattern: &&[u8]| {
         let end = pattern
             .iter()
             .fold(start(automaton), |state, byte| automaton.next_state(Anchored::No, state, *byte));
-        // At most as many as the pattern has bytes.
+        // A pattern has at most as many suffixes as bytes.
         let ends = (0..automaton.match_len(end)).map(|index| automaton.match_pattern(end, index));
         ends.map(|pattern| numbers[pattern.as_usize()]).min().unwrap_or(NONE)
     };
     patterns.iter().map(lowest_end).collect()
 }
 
-/// Size of the patterns' DFA in bytes: for each state a row of 4 bytes per byte class, padded to a power of two. Bytes
-/// that no pattern distinguishes are in one class.
+/// Returns the size of the patterns' DFA in bytes: for each state a row of 4 bytes per byte class, padded to a power of
+/// two. Bytes that no pattern distinguishes are in one class.
 fn dfa_size(patterns: &Patterns) -> usize {
     let mut used = [false; 256];
     patterns.iter().flatten().for_each(|byte| used[usize::from(*byte)] = true);

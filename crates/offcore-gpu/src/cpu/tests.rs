@@ -5,7 +5,7 @@ use super::*;
 
 const SIZE: usize = 2048;
 
-/// A packet of each of `contents`, each in as many buffers as it has parts.
+/// Returns a packet for each of `contents`, in one buffer per part.
 fn packets(cache: &mut PoolCache, contents: &[Vec<Vec<u8>>]) -> Vec<Packet> {
     let packet = |parts: &Vec<Vec<u8>>| {
         let mut chain: Option<Packet> = None;
@@ -41,14 +41,14 @@ fn run(work: &CpuWork, contents: &[Vec<Vec<u8>>]) -> (Vec<u32>, Vec<Vec<u8>>) {
     (results, bytes)
 }
 
-/// CRC-32C bit by bit (RFC 3720, B.4; reflected polynomial).
+/// Computes the CRC-32C bit by bit (RFC 3720, B.4; reflected polynomial).
 fn crc32c_by_bits(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 })
     })
 }
 
-/// A literal implementation of RFC 1071.
+/// Computes the checksum by a literal implementation of RFC 1071.
 fn checksum(bytes: &[u8]) -> u32 {
     let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
     let sum = words.fold(0, |sum, word| {
@@ -58,13 +58,13 @@ fn checksum(bytes: &[u8]) -> u32 {
     !sum & 0xffff
 }
 
-/// The lowest of `patterns` that is a window of the bytes, plus one.
+/// Returns the lowest of `patterns` that is a window of the bytes, plus one.
 fn lowest(patterns: &Patterns, bytes: &[u8]) -> u32 {
     let occurs = |pattern: &[u8]| bytes.windows(pattern.len()).any(|window| window == pattern);
     patterns.iter().position(occurs).map_or(0, |number| number as u32 + 1)
 }
 
-/// The expected result and bytes of a packet.
+/// Returns the expected result and bytes of a packet.
 fn model(kind: Kind, swap: bool, skip: usize, patterns: &Patterns, packet: &[u8]) -> (u32, Vec<u8>) {
     let mut bytes = packet.to_vec();
     if swap && bytes.len() >= 12 {

@@ -1,4 +1,4 @@
-//! What a GPU's reads of host memory and launches take, which most of a burst's time is made of.
+//! The cost of a GPU's reads of host memory and of launches, which dominate the time of a burst.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,19 +14,19 @@ use crate::cuda::graph::{Graphs, Schedule};
 use crate::cuda::memory::Registration;
 use crate::cuda::quits::Quits;
 
-/// Reads that are timed together, launches that are, and how often.
+/// Number of reads and launches that are timed together, and number of rounds.
 const READS: u32 = 1000;
 const LAUNCHES: u32 = 15;
-/// Graphs that take turns: one is not launched again while it may still run.
+/// Number of alternating graphs, because a graph is not launched again while it may still run.
 const GRAPHS: u32 = 3;
 const ROUNDS: usize = 51;
-/// Kernels of a graph.
+/// Number of kernels in a graph.
 const NODES: u32 = 8;
-/// Where the kernel's nanoseconds are, from the word that it reads.
+/// Offset of the kernel's result in nanoseconds from the word that it reads.
 const RESULT: usize = 64;
 
-/// What a GPU's reads of host memory and launches take: medians, and the least that they take. The word that is read is the same
-/// one, which nobody writes; launches have few parameters.
+/// The cost of a GPU's reads of host memory and of launches: medians, and lower bounds. All reads are from the same
+/// word, which is not written. Launches have few parameters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Costs {
     /// A read of pinned host memory by a kernel, in nanoseconds.
@@ -35,27 +35,27 @@ pub struct Costs {
     pub launch_ns: f64,
     /// A launch and the wait for its end, in nanoseconds.
     pub launch_and_wait_ns: f64,
-    /// A launch call of a graph of 8 kernels that end at once, in nanoseconds.
+    /// A launch call of a graph of 8 kernels that end immediately, in nanoseconds.
     pub graph_launch_ns: f64,
-    /// What kernels take, as the driver has compiled them.
+    /// The resources of kernels, as compiled by the driver.
     pub kernels: Vec<KernelCosts>,
 }
 
-/// What a kernel takes.
+/// The resources of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KernelCosts {
     pub name: &'static str,
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of a thread's local memory: arrays, and what registers had no room for.
+    /// Local memory per thread in bytes: arrays, and spilled registers.
     pub local_bytes: u32,
-    /// Bytes of a block's shared memory.
+    /// Shared memory per block in bytes.
     pub shared_bytes: u32,
 }
 
-/// Measures a GPU on which nothing else of this process runs.
+/// Measures a GPU that nothing else in this process uses.
 pub(super) fn measure(gpu: &Gpu) -> Result<Costs, String> {
-    // No service starts meanwhile, and memory can be registered.
+    // Under the lock no service can start, and memory can be registered.
     let quiesce = quiesce_lock();
     if !quiesce.is_quiescent() {
         return Err("kernels of this process wait for bursts: nothing can be measured meanwhile".into());
@@ -64,7 +64,7 @@ pub(super) fn measure(gpu: &Gpu) -> Result<Costs, String> {
     let mapping = Mapping::memfd("offcore-costs", 4096, Hugepages::None);
     let (memory, _) = mapping.map_err(|error| error.to_string())?;
     let word = memory.base();
-    // SAFETY: the mapping is dropped behind the registration.
+    // SAFETY: the mapping is dropped after the registration.
     let registered = unsafe { Registration::new(&gpu.context, "a word", word.as_ptr(), memory.len()) }?;
     let stream = Stream::new(&gpu.context).map_err(to_text)?;
     let quits = Quits::new(&gpu.context, NODES)?;
@@ -101,7 +101,7 @@ struct Bench<'a> {
     _quits: Quits,
     stream: Stream,
     registered: Registration,
-    /// A page of zeroes, and where results come.
+    /// A page of zeros in which the kernel also stores its result.
     word: NonNull<u8>,
 }
 
@@ -111,15 +111,15 @@ impl Bench<'_> {
         let at = self.registered.at();
         let result = at.wrapping_add(RESULT);
         let parameters = &mut [place(&at), place(&reads), place(&result)];
-        // SAFETY: the context is current; these are the parameters of `og_reads`, whose memory is registered until the stream
-        // is idle: whoever launches waits.
+        // SAFETY: the context is current. The parameters have the types of `og_reads`, and their memory is registered
+        // until the stream is idle, because the caller waits for it.
         unsafe { self.gpu.kernels.reads.launch(&self.stream, ([1, 1], WARP), parameters) }
     }
 
     fn read(&self) -> Result<f64, CudaError> {
         self.launch(READS)?;
         self.stream.wait()?;
-        // SAFETY: a word in the page, aligned, which the kernel has written.
+        // SAFETY: an aligned word in the page, which the kernel has written.
         let ns = unsafe { AtomicU64::from_ptr(self.word.as_ptr().add(RESULT).cast()) };
         Ok(ns.load(Ordering::Relaxed) as f64 / f64::from(READS))
     }
@@ -135,7 +135,7 @@ impl Bench<'_> {
     fn graph_launches(&self) -> Result<f64, CudaError> {
         let since = Instant::now();
         for _ in 0..LAUNCHES / GRAPHS {
-            // SAFETY: the ring stays until the stream is idle; only this thread launches.
+            // SAFETY: the ring stays until the stream is idle, and only this thread launches.
             (0..GRAPHS).try_for_each(|graph| unsafe { self.graphs.launch(graph, &self.stream) })?;
         }
         let took = since.elapsed();

@@ -1,6 +1,6 @@
-//! Device memory that network cards reach (GPUDirect RDMA).
+//! Device memory that network cards access (GPUDirect RDMA).
 //!
-//! It has not run on a device: what it assumes of driver and cards is from their documentation.
+//! It has not been tested on a device. Its assumptions about driver and cards are from their documentation.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use crate::cuda::memory::Allocation;
 
 /// Page size for network cards.
 const PAGE: usize = 64 << 10;
-/// From this ordering on, a kernel sees a card's writes in order, with those of the CPU
+/// With this ordering or a higher one, a kernel sees a card's writes in order with writes of the CPU
 /// (CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER).
 const IN_ORDER: i32 = 100;
 /// The CPU can flush a card's writes (CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST).
 const BY_HOST: i32 = 1;
 
-/// Device memory for `len` bytes of packets; `name` is the device's.
+/// Allocates device memory for `len` bytes of packets. `name` is the device's name.
 pub(super) fn pool(gpu: &Gpu, name: &str, len: usize) -> Result<DeviceMemory, String> {
     if gpu.facts.gpudirect_rdma == Some(false) {
         return Err("network cards do not reach its memory (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED): use another \
@@ -46,13 +46,14 @@ pub(super) fn pool(gpu: &Gpu, name: &str, len: usize) -> Result<DeviceMemory, St
     let mut on = 1u32;
     let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
     let at = memory.at::<u8>().addr() as u64;
-    // SAFETY: `Allocation` has made the context current; the attribute is one word, and the address is an allocation's.
+    // SAFETY: `Allocation` has made the context current. The attribute is one word, and the address belongs to an
+    // allocation.
     unsafe { call!(cuPointerSetAttribute((&raw mut on).cast(), attribute, at)) }.map_err(to_text)?;
-    // SAFETY: inside the allocation, which is new, and a page longer.
+    // SAFETY: the range is inside the new allocation, which is one page longer.
     Ok(unsafe { DeviceMemory::new(name, (base, len), PAGE, false, Arc::new(memory)) })
 }
 
-/// Whether a network card's writes must be flushed before the device gets the burst.
+/// Returns whether a network card's writes must be flushed before the device gets the burst.
 pub(super) fn flushes(gpu: &Gpu) -> Result<bool, String> {
     let device = driver::device(gpu.ordinal).map_err(|error| error.to_string())?;
     let known = |which| driver::attribute(device, which).unwrap_or_default();
@@ -73,6 +74,6 @@ pub(super) fn flush() -> Result<(), CudaError> {
         Target::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
         Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
     );
-    // SAFETY: the caller has made the context current; every driver from CUDA 11.3 on has the function.
+    // SAFETY: the context is current, as the caller guarantees, and every driver since CUDA 11.3 has the function.
     unsafe { call!(cuFlushGPUDirectRDMAWrites(target, scope)) }
 }

@@ -1,5 +1,5 @@
-//! The CUDA driver API: errors, and RAII wrappers of its objects. Everything here needs something that a loaded library
-//! returned: see [`super::library`].
+//! The CUDA driver API: errors, and RAII wrappers of its objects. Everything here requires a value that a loaded
+//! library has returned: see [`super::library`].
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
@@ -20,18 +20,18 @@ const LOG: usize = 8192;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CudaError {
     call: &'static str,
-    /// Driver codes are at most 999 (CUDA_ERROR_UNKNOWN). A code unknown to this program is never matched on, only
-    /// compared and passed back to the driver for its name.
+    /// Driver codes are at most 999 (CUDA_ERROR_UNKNOWN). An unknown code is never used in a match. It is only compared
+    /// and passed back to the driver for its name.
     code: CUresult,
 }
 
 impl CudaError {
-    /// The error of `call`.
+    /// Creates the error of `call`.
     pub(crate) fn new(call: &'static str, code: CUresult) -> Self {
         Self { call, code }
     }
 
-    /// Whether the code is `code`.
+    /// Returns whether this is the error `code`.
     pub(crate) fn is(&self, code: CUresult) -> bool {
         self.code as u32 == code as u32
     }
@@ -50,7 +50,7 @@ impl fmt::Display for CudaError {
 
 impl std::error::Error for CudaError {}
 
-/// The name or text of an error code, from the given driver function.
+/// Returns the name or text of an error code, from the given driver function.
 fn error_text(
     of: unsafe fn(CUresult, *mut *const c_char) -> CUresult,
     code: CUresult,
@@ -63,7 +63,7 @@ fn error_text(
     if unsafe { of(code, &mut text) } != CUresult::CUDA_SUCCESS || text.is_null() {
         return None;
     }
-    // SAFETY: a static, zero-terminated string of the driver's.
+    // SAFETY: a static, zero-terminated string of the driver.
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
@@ -111,9 +111,9 @@ pub(crate) struct Context {
     id: u64,
 }
 
-// SAFETY: the driver API is thread-safe.
+// SAFETY: the driver API is thread-safe, and contexts are not bound to a thread.
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: the driver API is thread-safe.
 unsafe impl Sync for Context {}
 
 impl fmt::Debug for Context {
@@ -123,7 +123,7 @@ impl fmt::Debug for Context {
 }
 
 impl Context {
-    /// The context of a device of [`device`].
+    /// Retains the primary context of a device from [`device`].
     pub(crate) fn retain(device: sys::CUdevice) -> Result<Arc<Self>, CudaError> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let mut raw = null_mut();
@@ -132,7 +132,7 @@ impl Context {
         Ok(Arc::new(Self { raw, device, id: IDS.fetch_add(1, Ordering::Relaxed) }))
     }
 
-    /// Makes the context current for this thread. It costs one comparison if it is already.
+    /// Makes the context current for this thread. If it already is, this costs only a comparison.
     #[inline]
     pub(crate) fn enter(&self) -> Result<(), CudaError> {
         thread_local! {
@@ -147,12 +147,12 @@ impl Context {
         Ok(())
     }
 
-    /// The raw handle.
+    /// Returns the raw handle.
     pub(crate) fn raw(&self) -> sys::CUcontext {
         self.raw
     }
 
-    /// Free and total bytes of the device's memory.
+    /// Returns the free and total bytes of the device's memory.
     pub(crate) fn memory(&self) -> Result<(usize, usize), CudaError> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
@@ -201,7 +201,7 @@ impl Drop for Context {
     }
 }
 
-/// Device `ordinal` of the visible devices.
+/// Returns device `ordinal` of the visible devices.
 pub(crate) fn device(ordinal: u32) -> Result<sys::CUdevice, CudaError> {
     let mut device = 0;
     let ordinal = i32::try_from(ordinal).unwrap_or(i32::MAX);
@@ -210,7 +210,7 @@ pub(crate) fn device(ordinal: u32) -> Result<sys::CUdevice, CudaError> {
     Ok(device)
 }
 
-/// Number of visible devices.
+/// Returns the number of visible devices.
 pub(crate) fn devices() -> Result<u32, CudaError> {
     let mut count = 0;
     // SAFETY: callers checked that the driver is ready; `count` is valid for writes.
@@ -218,7 +218,7 @@ pub(crate) fn devices() -> Result<u32, CudaError> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-/// An attribute of a device.
+/// Returns an attribute of a device.
 pub(crate) fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<i32, CudaError> {
     let mut value = 0;
     // SAFETY: the device is the driver's; `value` is valid for writes. An unknown attribute is an error.
@@ -280,7 +280,8 @@ impl Module {
     pub(crate) fn kernel(&self, name: &CStr) -> Result<Kernel, CudaError> {
         self.context.enter()?;
         let mut raw = null_mut();
-        // SAFETY: the context is current, the module is loaded, the name is zero-terminated; the output is valid for writes.
+        // SAFETY: the context is current, the module is loaded, the name is zero-terminated; the output is valid for
+        // writes.
         unsafe { call!(cuModuleGetFunction(&mut raw, self.raw, name.as_ptr())) }?;
         let mut kernel = Kernel { raw, max_threads: 1 };
         let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
@@ -312,12 +313,12 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
-    /// The raw handle.
+    /// Returns the raw handle.
     pub(crate) fn raw(&self) -> sys::CUfunction {
         self.raw
     }
 
-    /// An attribute of the kernel as the driver has compiled it. The context is current.
+    /// Returns an attribute of the kernel as the driver has compiled it. The context must be current.
     pub(crate) fn attribute(&self, which: sys::CUfunction_attribute) -> Result<u32, CudaError> {
         let mut value = 0;
         // SAFETY: the kernel's module is loaded; `value` is valid for writes.
@@ -325,7 +326,8 @@ impl Kernel {
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
-    /// Blocks of `threads` threads that one multiprocessor runs concurrently, at least 1. The context is current.
+    /// Returns the number of blocks of `threads` threads that one multiprocessor runs concurrently, at least 1. The
+    /// context must be current.
     pub(crate) fn blocks_per_sm(&self, threads: u32) -> Result<u32, CudaError> {
         let mut blocks = 0;
         // SAFETY: the kernel's module is loaded; `blocks` is valid for writes.
@@ -338,8 +340,8 @@ impl Kernel {
     /// Launches `columns` × `rows` blocks of `threads` threads on the stream. It allocates nothing.
     ///
     /// # Safety
-    /// The stream's context is current and the kernel's own. Each parameter points to a value of the type that the
-    /// kernel takes in that place. What the values refer to stays until the kernel has ended.
+    /// The stream's context must be current and the kernel's own. Each parameter must point to a value of the type that
+    /// the kernel has in this position. Memory to which the values refer must stay until the kernel has ended.
     #[inline]
     pub(crate) unsafe fn launch(
         &self,
@@ -348,7 +350,8 @@ impl Kernel {
         parameters: &mut [*mut c_void],
     ) -> Result<(), CudaError> {
         let parameters = parameters.as_mut_ptr();
-        // SAFETY: the caller's promise; the call copies the values.
+        // SAFETY: the stream's context is current and the kernel's own, the parameters have the kernel's types, and
+        // their memory stays until the kernel has ended, as the caller guarantees. The call copies the values.
         unsafe {
             call!(cuLaunchKernel(
                 self.raw,
@@ -394,20 +397,20 @@ impl Stream {
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
-    /// Its context.
+    /// Returns its context.
     pub(crate) fn context(&self) -> &Context {
         &self.context
     }
 
-    /// The raw handle.
+    /// Returns the raw handle.
     pub(crate) fn raw(&self) -> sys::CUstream {
         self.raw
     }
 
-    /// Whether everything launched has completed; does not block.
+    /// Returns whether everything launched has completed, without blocking.
     ///
     /// # Errors
-    /// The context is lost: nothing runs in it, and nothing ever will.
+    /// The context is lost: nothing runs in it now or later.
     pub(crate) fn is_idle(&self) -> Result<bool, CudaError> {
         self.context.enter()?;
         // SAFETY: the context is current, the stream is valid.

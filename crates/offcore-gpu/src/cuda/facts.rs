@@ -1,4 +1,4 @@
-//! What the driver reports of itself and its devices, for the doctor.
+//! Properties of the driver and its devices, as the driver reports them, for the doctor.
 
 use std::ffi::{CStr, c_char};
 
@@ -7,10 +7,10 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use crate::cuda::driver::{self, CudaError, call};
 use crate::doctor::{CudaDevice, CudaFacts};
 
-/// Queries the driver, even one that is too old for the kernels.
+/// Queries the driver. This also works if it is too old for the kernels.
 ///
 /// # Errors
-/// Why it cannot be queried.
+/// The reason why it cannot be queried.
 pub fn facts() -> Result<CudaFacts, String> {
     let driver_version = driver::ready()?;
     let to_text = |error: CudaError| error.to_string();
@@ -32,7 +32,7 @@ pub(crate) fn facts_of(device: sys::CUdevice) -> Result<CudaDevice, CudaError> {
     Ok(CudaDevice {
         // SAFETY: the buffer has room for `len` bytes including the zero, and the device is the driver's.
         address: short(&text(|at, len| unsafe { call!(cuDeviceGetPCIBusId(at, len, device)) })?),
-        // SAFETY: as above.
+        // SAFETY: the buffer has room for `len` bytes including the zero, and the device is the driver's.
         name: text(|at, len| unsafe { call!(cuDeviceGetName(at, len, device)) })?,
         memory_bytes: memory as u64,
         compute_capability: (major as u32, minor as u32),
@@ -44,7 +44,7 @@ pub(crate) fn facts_of(device: sys::CUdevice) -> Result<CudaDevice, CudaError> {
     })
 }
 
-/// A zero-terminated text that the driver writes to a buffer of the given size.
+/// Returns a zero-terminated text that the driver writes to a buffer of the given size.
 fn text(write: impl FnOnce(*mut c_char, i32) -> Result<(), CudaError>) -> Result<String, CudaError> {
     let mut bytes = [0u8; 256];
     write(bytes.as_mut_ptr().cast(), bytes.len() as i32)?;
@@ -52,7 +52,7 @@ fn text(write: impl FnOnce(*mut c_char, i32) -> Result<(), CudaError>) -> Result
     Ok(text.trim().into())
 }
 
-/// A PCI address in lower case with a four-digit domain: some drivers write eight.
+/// Returns a PCI address in lower case with a four-digit domain, because some drivers write eight digits.
 fn short(address: &str) -> String {
     let address = address.to_ascii_lowercase();
     match address.split_once(':') {

@@ -1,10 +1,10 @@
 //! An open GPU: its context, its kernels, and the state that its services share.
 //!
 //! A kernel that polls for bursts runs until it is told to quit. Until then the driver may block a thread that
-//! allocates, registers or frees memory, and that deadlocks if the blocked thread is the one that would say quit. The
-//! [`Quiesce`] lock prevents it: while such a kernel runs, no service starts, and the resources of an ended service are
-//! deferred until the last such kernel has ended. So a process starts all of its services first; their kernels start with
-//! the first burst of each.
+//! allocates, registers or frees memory. This is a deadlock if the blocked thread is the only thread that could end the
+//! kernel. The [`Quiesce`] lock prevents it: while such a kernel runs, no service starts, and the resources of an ended
+//! service are kept until the last such kernel has ended. Therefore a process starts all its services first, and their
+//! kernels start with the first burst of each.
 
 use std::any::Any;
 use std::ffi::CString;
@@ -27,13 +27,13 @@ use crate::trie::Trie;
 
 /// Threads per warp, the minimum block size.
 pub(crate) const WARP: u32 = 32;
-/// The variable with the number of hardware queues of a process on a device, each for one kernel at a time: a further kernel
-/// would be serialised behind another in the same queue.
+/// The variable with the number of hardware queues of a process on a device. Each queue runs one kernel at a time, so a
+/// second kernel in the same queue would be serialised.
 const MAX_CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-/// How many there are where it is not set, and at most.
+/// The default number of hardware queues, and the maximum.
 const QUEUES: u32 = 8;
 const MAX_QUEUES: u32 = 32;
-/// Queues that no kernel may wait for bursts in: for the null stream, copies, and what has just ended.
+/// Queues that must stay free of polling kernels: for the null stream, copies, and kernels that have just ended.
 const KEPT_QUEUES: u32 = 3;
 
 /// The kernels of `kernels/kernels.cu`.
@@ -49,12 +49,12 @@ pub(crate) struct Kernels {
 #[derive(Debug)]
 pub(crate) struct Gpu {
     pub(crate) ordinal: u32,
-    /// The driver's CUDA version, as cuDriverGetVersion says it.
+    /// The driver's CUDA version, in the format of cuDriverGetVersion.
     pub(crate) version: u32,
     pub(crate) facts: CudaDevice,
     pub(crate) kernels: Kernels,
-    /// Device copies of packet pools for `Memory::Gpu`, by address and length of the pool. Services share a copy, since
-    /// only one service uses a chunk at a time.
+    /// Device copies of packet pools for `Memory::Gpu`, by address and length of the pool. Services share a copy,
+    /// because only one service uses a chunk at a time.
     staging: Mutex<Vec<(usize, usize, Weak<Allocation>)>>,
     /// Patterns in device memory, once for all services.
     tables: Mutex<Vec<Weak<DeviceTrie>>>,
@@ -93,7 +93,7 @@ pub(crate) fn check_versions(driver: u32, device: Option<(u32, u32)>) -> Result<
 }
 
 impl Gpu {
-    /// GPU `ordinal` of those that the driver shows.
+    /// Opens GPU `ordinal` of the visible devices.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, String> {
         static OPEN: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
         let version = driver::ready()?;
@@ -161,17 +161,17 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// Launches every kernel of services once on this stream, on a ring of its own that holds a quit. That loads each kernel, allocates
-    /// its local memory and gives the stream its hardware queue, which would block once a kernel polls for bursts, and
-    /// shows that it ends.
+    /// Launches every kernel of services once on this stream, on a separate ring that contains a quit. This loads each
+    /// kernel, allocates its local memory and assigns a hardware queue to the stream, which would block while a kernel
+    /// polls for bursts, and checks that the kernel ends.
     pub(super) fn launch_all_once(&self, stream: &Stream) -> Result<(), String> {
         let quits = Quits::new(&self.context, 1)?;
         let (view, words) = (quits.view(), quits.words::<u64>());
         let Kernels { burst, persistent, node, .. } = self.kernels;
         let run = || {
             self.context.settle()?;
-            // SAFETY: the context is current; the parameters are those of the kernels in kernels.cu. The ring has one
-            // slot and answer, and the words two, as the kernels want them. They are there until the stream is idle.
+            // SAFETY: the context is current, and the parameters have the types of the kernels in kernels.cu. The ring
+            // has one slot and one answer, and two words, as the kernels require. They exist until the stream is idle.
             unsafe {
                 burst.launch(stream, ([1, 1], WARP), &mut [place(&view), place(&0u64), place(&words)])?;
                 persistent.launch(
@@ -186,14 +186,14 @@ impl Gpu {
         run().map_err(|error: CudaError| error.to_string())
     }
 
-    /// The GPU's name for people.
+    /// Returns a description of the GPU.
     pub(crate) fn title(&self) -> String {
         let CudaDevice { name, memory_bytes, compute_capability: (major, minor), .. } = &self.facts;
         let (ordinal, memory) = (self.ordinal, size(*memory_bytes as usize));
         format!("cuda:{ordinal} {name} (sm_{major}{minor}, {memory})")
     }
 
-    /// Device memory for a copy of the pool of `len` bytes at `base`.
+    /// Returns device memory for a copy of the pool of `len` bytes at `base`.
     pub(crate) fn staging(&self, base: usize, len: usize) -> Result<Arc<Allocation>, String> {
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         staging.retain(|(.., memory)| memory.strong_count() > 0);
@@ -206,7 +206,7 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// A copy of `trie` in device memory.
+    /// Returns a copy of `trie` in device memory.
     pub(crate) fn tables(&self, trie: &Arc<Trie>) -> Result<Arc<DeviceTrie>, String> {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         tables.retain(|copy| copy.strong_count() > 0);
@@ -218,8 +218,8 @@ impl Gpu {
         Ok(copy)
     }
 
-    /// Reserves multiprocessors for a service whose `blocks` blocks of `threads` threads poll for bursts and must all be
-    /// resident: a block that is not running serves nothing, and its turns would stall.
+    /// Reserves multiprocessors for a service whose `blocks` blocks of `threads` threads poll for bursts. All blocks
+    /// must be resident: a block that does not run serves nothing, and its turns would stall.
     pub(crate) fn reserve_for_polling(
         self: &Arc<Self>,
         kernel: Kernel,
@@ -244,17 +244,18 @@ impl Gpu {
     }
 }
 
-/// The address of a value, as a parameter of a kernel.
+/// Returns the address of a value, as a parameter of a kernel.
 pub(crate) fn place<T>(value: &T) -> *mut std::ffi::c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// Asks the driver for as many hardware queues as it has, unless the environment has a number already. For the start of a
-/// program: where the process has several threads, nothing is done, and the driver's default holds.
+/// Requests as many hardware queues as the driver supports, unless the environment already has a number. It must be
+/// called at the start of a program: if the process has several threads, it does nothing, and the driver's default
+/// applies.
 pub fn use_all_queues() {
     let threads = std::fs::read_dir("/proc/self/task").map_or(usize::MAX, |threads| threads.count());
     if threads == 1 && std::env::var_os(MAX_CONNECTIONS).is_none() {
-        // SAFETY: no other thread is there that could read the environment meanwhile.
+        // SAFETY: no other thread exists that could read the environment at the same time.
         unsafe { std::env::set_var(MAX_CONNECTIONS, MAX_QUEUES.to_string()) };
     }
 }
@@ -301,9 +302,9 @@ impl Drop for SmReservation {
 /// The state under the quiesce lock. Allocating, registering and freeing memory requires the lock and
 /// [`Quiesce::is_quiescent`].
 pub(crate) struct Quiesce {
-    /// Services whose kernels have been launched and poll for bursts, or hang.
+    /// Services whose kernels have been launched and poll for bursts, or are hung.
     running: u32,
-    /// To be dropped when `running` is 0.
+    /// Resources to drop when `running` is 0.
     deferred: Vec<Box<dyn Any + Send>>,
 }
 
@@ -313,12 +314,12 @@ impl fmt::Debug for Quiesce {
     }
 }
 
-/// The quiesce lock of this process, for all devices: registered memory belongs to all of them.
+/// Takes the quiesce lock of this process. It is for all devices, because registered memory belongs to all of them.
 pub(crate) fn quiesce_lock() -> MutexGuard<'static, Quiesce> {
     QUIESCE_LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same without blocking; `None` if another thread holds it.
+/// Takes the quiesce lock without blocking. Returns `None` if another thread holds it.
 pub(crate) fn try_quiesce_lock() -> Option<MutexGuard<'static, Quiesce>> {
     match QUIESCE_LOCK.try_lock() {
         Ok(quiesce) => Some(quiesce),
@@ -330,17 +331,17 @@ pub(crate) fn try_quiesce_lock() -> Option<MutexGuard<'static, Quiesce>> {
 static QUIESCE_LOCK: Mutex<Quiesce> = Mutex::new(Quiesce { running: 0, deferred: Vec::new() });
 
 impl Quiesce {
-    /// Whether no kernel polls for bursts.
+    /// Returns whether no kernel polls for bursts.
     pub(crate) fn is_quiescent(&self) -> bool {
         self.running == 0
     }
 
-    /// A service's kernels are about to poll for bursts, or they hang.
+    /// Counts a service whose kernels are about to poll for bursts, or are hung.
     pub(crate) fn enter(&mut self) {
         self.running += 1;
     }
 
-    /// A service's kernels have ended.
+    /// Removes a service whose kernels have ended.
     pub(crate) fn leave(&mut self) {
         self.running = self.running.saturating_sub(1);
     }
@@ -352,7 +353,7 @@ impl Quiesce {
         if !self.is_quiescent() {
             return false;
         }
-        // Under the lock, so that no kernel starts meanwhile.
+        // Under the lock, so that no kernel starts in the meantime.
         self.deferred.clear();
         true
     }

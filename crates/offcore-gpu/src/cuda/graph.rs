@@ -1,9 +1,9 @@
 //! Graphs of kernels whose blocks wait for the next bursts of their slots.
 //!
 //! A ring is served by graphs of up to 8 chained nodes, which are relaunched every lap. A node of b blocks serves b
-//! slots, those after the slots of the node before it: bursts are served one block each, b at a time. A block finds its
-//! lap in a word of device memory. A launch, which takes microseconds of the launch thread ([`crate::cuda::thread`]), is
-//! shared by 8 b bursts, and a burst finds its kernel waiting: see [`Schedule`].
+//! slots, which follow the slots of the previous node: bursts are served by one block each, b at a time. A block finds
+//! its lap in a word of device memory. A launch takes microseconds of the launch thread ([`crate::cuda::thread`]). It
+//! is shared by 8 b bursts, and a burst finds its kernel already waiting: see [`Schedule`].
 
 use std::ffi::c_void;
 use std::fmt;
@@ -18,16 +18,17 @@ use crate::layout::PipelineView;
 /// Nodes per graph, if there are slots for as many.
 const NODES: u32 = 8;
 
-/// Blocks per node for a ring of `slots` slots: a power of two, so that the nodes of a graph cover it.
+/// Returns the number of blocks per node for a ring of `slots` slots: a power of two, so that the nodes of a graph
+/// cover it.
 pub(crate) fn blocks_of_node(blocks: u32, slots: u32) -> u32 {
     1 << blocks.clamp(1, slots).ilog2()
 }
 
-/// Decides which graph is launched when.
+/// Decides which graph is launched at which time.
 ///
 /// All graphs go to one stream, so that nodes serve turns in order. Once the burst of turn t has been submitted, its
-/// graph and the next one have been launched: graphs 0 and 1 at turn 0, then one at the first turn of every graph. So a
-/// node always waits for the next turn, and an idle stream means that the device has died.
+/// graph and the next one have been launched: graphs 0 and 1 at turn 0, then one at the first turn of every graph.
+/// Therefore a node always waits for the next turn, and an idle stream means that the device has died.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
     slots: u32,
@@ -40,14 +41,15 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// For a ring of `slots` slots and nodes of `blocks` blocks, both powers of two.
+    /// Creates a schedule for a ring of `slots` slots and nodes of `blocks` blocks, both powers of two.
     pub(crate) fn new(slots: u32, blocks: u32) -> Self {
         Self { slots, blocks, span: (NODES * blocks).min(slots), launched: 0 }
     }
 
-    /// Number of graphs, if necessary over the same slots. A driver may block the relaunch of a graph that still waits for
-    /// bursts, and with it the launch thread: so there are so many that the bursts of a graph's last launch have been retired
-    /// when its next one is due, since those of as many turns as there are slots before have.
+    /// Returns the number of graphs, several for the same slots if necessary. A driver may block the relaunch of a
+    /// graph that still waits for bursts, and with it the launch thread. The number is large enough that the bursts of
+    /// a graph's last launch are retired when its next launch is due: at that time, all bursts that are at least a
+    /// ring's length older are retired.
     pub(crate) fn graphs(&self) -> u32 {
         match self.slots / self.span {
             1 => 3,
@@ -55,12 +57,13 @@ impl Schedule {
         }
     }
 
-    /// The first slot of a graph.
+    /// Returns the first slot of a graph.
     pub(crate) fn first_slot(&self, graph: u32) -> u32 {
         graph * self.span % self.slots
     }
 
-    /// The next graph to launch once the burst of `turn` has been submitted. Called until it returns `None`.
+    /// Returns the next graph to launch once the burst of `turn` has been submitted. Must be called until it returns
+    /// `None`.
     pub(crate) fn due(&mut self, turn: u64) -> Option<u32> {
         if !self.is_due(turn) {
             return None;
@@ -71,7 +74,7 @@ impl Schedule {
         Some(graph as u32)
     }
 
-    /// Whether something is due after the burst of `turn`.
+    /// Returns whether a launch is due after the burst of `turn`.
     pub(crate) fn is_due(&self, turn: u64) -> bool {
         self.launched < self.after(turn)
     }
@@ -82,12 +85,13 @@ impl Schedule {
         (turn / span + 2) * span
     }
 
-    /// Number of quits needed from `turn` on, the first turn without a burst, for every node to end that has been launched, or
-    /// will be.
+    /// Returns the number of quits that are needed from `turn` on, the first turn without a burst, to end every node
+    /// that has been or will be launched.
     ///
-    /// The nodes of turns `turn` to the last one launched get no burst: between one and two graphs' worth, less one. If that
-    /// exceeds the number of slots, each slot gets one quit: the first node of a slot that reads it does not advance
-    /// the slot's lap, so the second one waits for the same lap and reads the same quit.
+    /// The nodes of turns `turn` to the last one launched get no burst. Their number is at least one graph's nodes and
+    /// less than two graphs' nodes. If it exceeds the number of slots, each slot gets one quit: the first node of a
+    /// slot that reads it does not advance the slot's lap, so the second one waits for the same lap and reads the same
+    /// quit.
     pub(crate) fn waiters(&self, turn: u64) -> usize {
         let launched = turn.checked_sub(1).map_or(0, |last| self.after(last));
         (launched - turn).min(self.slots.into()) as usize
@@ -106,9 +110,10 @@ struct Exec {
     exec: sys::CUgraphExec,
 }
 
-// SAFETY: a graph may be used by any thread, one at a time: who launches promises it, and `drop` has the last reference.
+// SAFETY: a graph may be used by any thread, one at a time. `launch` requires a single launching thread, and `drop` has
+// the last reference.
 unsafe impl Send for Graphs {}
-// SAFETY: as above.
+// SAFETY: see `Send`: only one thread uses a graph at a time.
 unsafe impl Sync for Graphs {}
 
 impl fmt::Debug for Graphs {
@@ -151,11 +156,12 @@ impl Graphs {
     /// Launches graph `index` on the stream. It allocates nothing.
     ///
     /// # Safety
-    /// The memory that the graph's view refers to stays until the stream is idle. One thread launches.
+    /// The memory to which the graph's view refers must stay until the stream is idle. Only one thread may launch.
     #[inline]
     pub(crate) unsafe fn launch(&self, index: u32, stream: &Stream) -> Result<(), CudaError> {
         self.context.enter()?;
-        // SAFETY: the context is current, both are valid; the rest is the caller's promise.
+        // SAFETY: the context is current, and both handles are valid. The view's memory stays until the stream is idle
+        // and only one thread launches, as the caller guarantees.
         unsafe { call!(cuGraphLaunch(self.graphs[index as usize].exec, stream.raw())) }
     }
 }
@@ -189,8 +195,8 @@ fn chain(
         };
         let behind = usize::from(slot != slots.start);
         let before = previous;
-        // SAFETY: the graph is valid. `og_graph_node` takes a pipeline, its first slot and an address, which the call copies.
-        // `before` is a node of this graph where it is read.
+        // SAFETY: the graph is valid. `og_graph_node` takes a pipeline, its first slot and an address, which the call
+        // copies. `before` is a node of this graph if the call reads it.
         unsafe { call!(cuGraphAddKernelNode_v2(&mut previous, graph, &before, behind, &node)) }?;
     }
     Ok(())
@@ -217,7 +223,7 @@ impl Drop for Graphs {
 mod tests {
     use super::*;
 
-    /// The graphs launched at each of the first `turns` turns.
+    /// Returns the graphs launched at each of the first `turns` turns.
     fn launches((slots, blocks): (u32, u32), turns: u64) -> (Schedule, Vec<Vec<u32>>) {
         let mut schedule = Schedule::new(slots, blocks);
         let launches = (0..turns).map(|turn| std::iter::from_fn(|| schedule.due(turn)).collect()).collect();

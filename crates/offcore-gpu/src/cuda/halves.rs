@@ -25,7 +25,7 @@ use crate::ring::slot_and_lap;
 
 /// Time for kernels to end.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval between two checks that they have.
+/// Polling interval of this wait.
 const NAP: Duration = Duration::from_micros(50);
 
 /// A service's resources, dropped in this order.
@@ -68,7 +68,7 @@ impl Resources {
     }
 }
 
-/// The launcher and the watch of a service with `blocks` blocks of `threads` threads, which are passed `view`.
+/// Creates the launcher and the watch of a service with `blocks` blocks of `threads` threads, which are passed `view`.
 pub(super) fn halves(
     (launch, blocks, threads): (Launch, u32, u32),
     view: PipelineView,
@@ -145,7 +145,7 @@ impl State {
     /// Calls `launch`, unless the service is stopped. Always called by the same thread.
     #[inline]
     fn launch(&self, launch: impl FnOnce() -> Result<(), CudaError>) {
-        // Either this sees `stopped`, or the thread that set `stopped` sees `launching`.
+        // Either this load sees `stopped`, or the thread that set `stopped` sees `launching`.
         self.launching.store(true, Ordering::SeqCst);
         if !self.stopped.load(Ordering::SeqCst)
             && let Err(error) = launch()
@@ -156,7 +156,7 @@ impl State {
         self.launching.store(false, Ordering::SeqCst);
     }
 
-    /// The first launch of kernels that poll for bursts: after it nothing in the process may be allocated or
+    /// Performs the first launch of kernels that poll for bursts. After it nothing in the process may be allocated or
     /// registered. Waits for a service that is being set up.
     #[cold]
     fn begin(&self, launch: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
@@ -168,12 +168,12 @@ impl State {
         done
     }
 
-    /// Whether a launch is still in progress after `stopped` was set.
+    /// Returns whether a launch is still in progress after `stopped` was set.
     fn is_launching(&self) -> bool {
         self.launching.load(Ordering::SeqCst) && !self.is_thread_gone()
     }
 
-    /// Whether the launch thread has ended before the service.
+    /// Returns whether the launch thread has ended before the service.
     fn is_thread_gone(&self) -> bool {
         self.mailbox.as_ref().is_some_and(|mailbox| mailbox.is_gone())
     }
@@ -181,7 +181,7 @@ impl State {
 
 impl Drop for State {
     fn drop(&mut self) {
-        // SAFETY: taken only here, and not used afterwards.
+        // SAFETY: the stream is only taken here, and not used afterwards.
         let stream = unsafe { ManuallyDrop::take(&mut self.stream) };
         quiesce_lock().drop_when_quiescent(Box::new(stream));
     }
@@ -201,7 +201,7 @@ struct CudaLauncher {
     turns: u64,
 }
 
-// SAFETY: the view has device addresses; the rest is `Send`.
+// SAFETY: the view has device addresses, which are not bound to a thread. All other fields are `Send`.
 unsafe impl Send for CudaLauncher {}
 
 impl fmt::Debug for CudaLauncher {
@@ -273,11 +273,11 @@ impl CudaLauncher {
     }
 
     /// Ends the service. Returns whether no kernel runs any more and the memory may be freed. `memory`, if given, is
-    /// kept for as long as it is registered; without it, the result is false also if other services keep it registered.
+    /// kept for as long as it is registered. Without it, the result is also false if other services keep it registered.
     fn finish(mut self, memory: Option<Box<dyn Any + Send>>) -> bool {
         let state = &*self.state;
         let since = Instant::now();
-        // Lets the launch thread launch what has been submitted.
+        // Lets the launch thread launch all submitted bursts.
         while self.queue.as_mut().is_some_and(|queue| !queue.is_empty())
             && !state.stopped.load(Ordering::SeqCst)
             && !state.is_thread_gone()
@@ -300,7 +300,8 @@ impl CudaLauncher {
             }
             thread::sleep(NAP);
         }
-        // The launch thread drops its part of the service. It may need the quiesce lock, so before that is taken.
+        // The launch thread drops its part of the service. It may need the quiesce lock, so this is done before taking
+        // the lock.
         self.queue = None;
         let has_memory = memory.is_some();
         resources.sm_reservation = None;
@@ -326,23 +327,24 @@ impl Drop for CudaLauncher {
 /// The answers of a ring, at the CPU's addresses.
 pub(super) struct Answers(RingView);
 
-// SAFETY: the ring's memory outlives the service, as `Device::start` wants it, and laps are read atomically.
+// SAFETY: the ring's memory outlives the service, as `Device::start` requires, and laps are read atomically.
 unsafe impl Send for Answers {}
 
 impl Answers {
     /// # Safety
-    /// The ring's memory stays until the service has ended.
+    /// The ring's memory must stay until the service has ended.
     pub(super) unsafe fn new(ring: RingView) -> Self {
         Self(ring)
     }
 
-    /// Whether the burst of `turn`, or a later one in the same slot, is answered.
+    /// Returns whether the burst of `turn`, or a later one in the same slot, is answered.
     #[inline]
     fn have(&self, turn: u64) -> bool {
         let RingView { answers, answer_stride, count, .. } = self.0;
         let (slot, lap) = slot_and_lap(count, turn);
         let head = answers.wrapping_add(slot as usize * answer_stride as usize);
-        // SAFETY: a head inside the answers, line-aligned, which begins with its lap; `new` has the promise.
+        // SAFETY: the head is inside the answers, line-aligned, and begins with its lap. The memory is valid, as the
+        // caller of `new` guarantees.
         let found = unsafe { AtomicU32::from_ptr(head.cast()) }.load(Ordering::Relaxed);
         (found.wrapping_sub(lap) as i32) >= 0
     }
@@ -360,7 +362,7 @@ struct BurstLauncher {
     answers: Answers,
 }
 
-// SAFETY: the view and the tally are device addresses; the rest is `Send`.
+// SAFETY: the view and the tally are device addresses, which are not bound to a thread. All other fields are `Send`.
 unsafe impl Send for BurstLauncher {}
 
 impl fmt::Debug for BurstLauncher {
@@ -402,7 +404,7 @@ struct GraphLauncher {
 
 impl Drop for GraphLauncher {
     fn drop(&mut self) {
-        // It may have the last reference: if the service could not wait for this thread.
+        // It may hold the last reference, if the service could not wait for this thread.
         quiesce_lock().drop_when_quiescent(Box::new(self.graphs.take()));
     }
 }
@@ -418,8 +420,8 @@ impl BatchLauncher for GraphLauncher {
         }
         let mut due = || {
             while let Some(graph) = schedule.due(turns - 1) {
-                // SAFETY: the device memory that the graphs refer to is in the resources, as above. Only this thread
-                // launches.
+                // SAFETY: the device memory of the graphs is in the launcher's resources, which it drops only when the
+                // service is stopped and the stream is idle. Only this thread launches.
                 unsafe { graphs.launch(graph, &state.stream) }?;
             }
             Ok(())
@@ -446,7 +448,7 @@ impl Watch for CudaWatch {
         if state.ended.load(Ordering::Acquire) {
             return None;
         }
-        // A graph always waits for the next burst, but for moments in which the launch thread is behind.
+        // A graph always waits for the next burst, except while the launch thread is late.
         let submitted = state.submitted.load(Ordering::Acquire);
         let handled = state.handled.load(Ordering::Acquire);
         // Read before the stream is queried: nothing is launched after a failed launch or after the thread has ended.
@@ -461,11 +463,11 @@ impl Watch for CudaWatch {
     fn give_up(&mut self) -> bool {
         let state = &*self.state;
         state.stopped.store(true, Ordering::SeqCst);
-        // Kernels that poll for bursts see the quit in the ring only.
+        // Kernels that poll for bursts only see the quit in the ring.
         if !state.is_launching() && !matches!(state.stream.is_idle(), Ok(false)) {
             return true;
         }
-        // They may hang for good, and freeing memory would block on them. This must not block.
+        // They may be hung permanently, and freeing memory would block on them. This function must not block.
         if let Some(mut quiesce) = try_quiesce_lock()
             && !state.ended.load(Ordering::Acquire)
         {
@@ -475,8 +477,8 @@ impl Watch for CudaWatch {
     }
 }
 
-/// Why no kernel runs in a service that was not ended, by the state of its stream: the service's `launch` type, whether
-/// polling kernels have been `launched` and should run, which launch was `refused`, and whether its thread is `gone`.
+/// Returns why no kernel runs in a service that was not ended, by the state of its stream: the service's `launch` type,
+/// whether polling kernels have been `launched` and should run, the `refused` launch, and whether its thread is `gone`.
 fn failure_of(
     (launch, launched): (Launch, bool),
     (refused, gone): (Option<&CudaError>, bool),
@@ -487,7 +489,7 @@ fn failure_of(
         (Ok(false), _) => None,
         (Ok(true), Some(error)) => Some(format!("it takes no more launches: {error}")),
         (Ok(true), None) if gone => Some("the thread that launches its kernels has ended".into()),
-        // A kernel per burst may be about to be launched; one that polls runs from its launch on.
+        // A kernel per burst may be about to be launched, but a polling kernel runs continuously after its launch.
         (Ok(true), None) => (launched && launch != Launch::Kernel)
             .then(|| "its kernels have ended although more bursts may come".into()),
     }

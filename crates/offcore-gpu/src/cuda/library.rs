@@ -1,20 +1,20 @@
-//! The CUDA driver's library, libcuda: loaded on first use, checked for what is called.
+//! The CUDA driver's library, libcuda: loaded on first use, and checked for the required functions.
 
 use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
-/// Whether the library is there.
+/// Returns whether the library is installed.
 pub(crate) fn is_present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();
     // SAFETY: loads a library and runs its initialisers. It is the driver's, which is trusted like its kernel module.
     *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() })
 }
 
-/// Checks that the library is there, and has what every driver has had since the first.
+/// Checks that the library is installed and has the functions that all drivers have.
 ///
 /// # Errors
-/// What to do about it.
+/// The remedy.
 pub(crate) fn load() -> Result<(), String> {
     if !is_present() {
         return Err("no CUDA driver was found (libcuda.so): install NVIDIA's driver for this kernel, or give its library's \
@@ -24,10 +24,10 @@ pub(crate) fn load() -> Result<(), String> {
     complete(EARLY, has)
 }
 
-/// Checks that the library has all that an open device calls: a missing function would end the program.
+/// Checks that the library has all functions that an open device calls: a missing function would end the program.
 ///
 /// # Errors
-/// Which one it has not.
+/// The missing function.
 pub(crate) fn is_complete() -> Result<(), String> {
     complete(CALLS, has)
 }
@@ -47,7 +47,7 @@ fn has(name: &str) -> bool {
     unsafe { sys::culib().get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_ok()
 }
 
-/// What every driver has had since the first, and an old one is asked, too.
+/// Functions that all drivers have, and that are also called with old drivers.
 const EARLY: &[&str] = &[
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -61,7 +61,7 @@ const EARLY: &[&str] = &[
     "cuInit",
 ];
 
-/// All other functions that are called, which CUDA 12.0 has.
+/// All other called functions. CUDA 12.0 has them.
 const CALLS: &[&str] = &[
     "cuCtxSetCurrent",
     "cuDevicePrimaryCtxRelease_v2",
@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// The names behind `call!(` and `sys::` in the sources of a directory.
+    /// Collects the names behind `call!(` and `sys::` in the sources of a directory.
     fn called(dir: &Path, names: &mut BTreeSet<String>) {
         for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
             if entry.path().is_dir() {

@@ -25,7 +25,7 @@ impl fmt::Debug for Allocation {
 }
 
 impl Allocation {
-    /// Allocates `len` bytes, uninitialised; at least 1.
+    /// Allocates `len` bytes, at least 1, uninitialised.
     pub(crate) fn new(context: &Arc<Context>, what: &str, len: usize) -> Result<Self, String> {
         let mut at = 0;
         let done = context.enter().and_then(|()| {
@@ -66,12 +66,13 @@ impl Allocation {
     ) -> Result<Self, String> {
         let len = count * size_of::<T>();
         let made = Self::new(context, what, len)?;
-        // SAFETY: `new` has made the context current; the memory is valid, and the caller promises the values.
+        // SAFETY: `new` has made the context current, the memory is valid, and `values` is valid for reads of `count`
+        // numbers, as the caller guarantees.
         let done = unsafe { call!(cuMemcpyHtoD_v2(made.at, values.cast(), len)) };
         done.map(|()| made).map_err(|error| format!("copying {what} to it: {error}"))
     }
 
-    /// The device address.
+    /// Returns the device address.
     pub(crate) fn at<T>(&self) -> *mut T {
         std::ptr::without_provenance_mut(self.at as usize)
     }
@@ -103,7 +104,7 @@ fn registered() -> MutexGuard<'static, Vec<Entry>> {
 }
 
 /// A share of a registered range of host memory. A range is registered once per process, for all devices and services,
-/// since the driver refuses a second registration. It is unregistered with the last share.
+/// because the driver refuses a second registration. It is unregistered with the last share.
 #[derive(Debug)]
 pub(crate) struct Registration {
     /// Base of the whole range.
@@ -114,14 +115,14 @@ pub(crate) struct Registration {
 
 // SAFETY: a device address is not bound to a thread.
 unsafe impl Send for Registration {}
-// SAFETY: as above.
+// SAFETY: a device address is not bound to a thread.
 unsafe impl Sync for Registration {}
 
 impl Registration {
     /// Registers `len` bytes at `base` for the device of `context`.
     ///
     /// # Safety
-    /// The memory stays mapped as long as the registration.
+    /// The memory must stay mapped as long as the registration exists.
     pub(crate) unsafe fn new(
         context: &Arc<Context>,
         what: &str,
@@ -134,7 +135,7 @@ impl Registration {
         let index = match known {
             Some(index) => index,
             None => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the memory stays mapped as long as the registration exists, as the caller guarantees.
                 unsafe { register(context, base, len) }.map_err(|error| refused(what, len, error))?;
                 entries.push(Entry { base: from, len, shares: 0, context: Arc::clone(context) });
                 entries.len() - 1
@@ -153,7 +154,7 @@ impl Registration {
         Ok(share)
     }
 
-    /// The device address.
+    /// Returns the device address.
     pub(crate) fn at(&self) -> *mut u8 {
         self.at
     }
@@ -172,7 +173,7 @@ impl Drop for Registration {
     }
 }
 
-/// The pieces of a range: offset and length of each.
+/// Returns the offset and length of each piece of a range.
 fn pieces(len: usize, piece: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..len).step_by(piece).map(move |from| (from, piece.min(len - from)))
 }
@@ -183,7 +184,7 @@ unsafe fn register(context: &Arc<Context>, base: *mut u8, len: usize) -> Result<
     context.enter()?;
     let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
     for (from, bytes) in pieces(len, PIECE) {
-        // SAFETY: the context is current; a piece of the memory that the caller has promised.
+        // SAFETY: the context is current, and the piece is part of the caller's mapped memory.
         let done = unsafe { call!(cuMemHostRegister_v2(base.add(from).cast(), bytes, flags)) };
         if let Err(error) = done {
             unregister(context, base.addr(), from);
@@ -206,7 +207,7 @@ fn unregister(context: &Arc<Context>, base: usize, len: usize) {
     }
 }
 
-/// The device address of a registered range.
+/// Returns the device address of a registered range.
 fn address(context: &Arc<Context>, base: *mut u8, len: usize) -> Result<*mut u8, String> {
     context.enter().map_err(|error| error.to_string())?;
     let mut first = None;
@@ -227,7 +228,7 @@ fn address(context: &Arc<Context>, base: *mut u8, len: usize) -> Result<*mut u8,
     Ok(std::ptr::without_provenance_mut(first.unwrap_or_default() as usize))
 }
 
-/// The error text of a failed registration, with advice.
+/// Returns the error text of a failed registration, with advice.
 fn refused(what: &str, len: usize, error: CudaError) -> String {
     let len = size(len);
     if error.is(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
@@ -242,7 +243,7 @@ fn refused(what: &str, len: usize, error: CudaError) -> String {
     )
 }
 
-/// A human-readable size: `512 B`, `32 MiB`, `139.8 GiB`.
+/// Formats a size: `512 B`, `32 MiB`, `139.8 GiB`.
 pub(crate) fn size(bytes: usize) -> String {
     let mut unit = 0;
     while unit < 4 && bytes >> (10 * (unit + 1)) > 0 {

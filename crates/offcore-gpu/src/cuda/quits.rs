@@ -1,4 +1,4 @@
-//! A ring that holds nothing but quits: kernels that are launched on it end at once.
+//! A ring that only contains quits, so that kernels that are launched on it end immediately.
 
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::cuda::driver::Context;
 use crate::cuda::memory::Allocation;
 use crate::layout::{Kind, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView};
 
-/// Bytes of a slot and of an answer.
+/// Length of a slot and of an answer in bytes.
 const LINE: usize = 64;
 
 /// The ring, in device memory.
@@ -18,7 +18,7 @@ pub(crate) struct Quits {
 }
 
 impl Quits {
-    /// A ring of so many slots, each with a quit of the first lap.
+    /// Creates a ring of `slots` slots, each with a quit of the first lap.
     pub(crate) fn new(context: &Arc<Context>, slots: u32) -> Result<Self, String> {
         // Slots, answers, and a zeroed u64 for each slot.
         let mut memory = vec![0u32; slots as usize * (2 * LINE + size_of::<u64>()) / size_of::<u32>()];
@@ -30,7 +30,7 @@ impl Quits {
         Ok(Self { memory, slots })
     }
 
-    /// What kernels are passed, valid as long as `self`.
+    /// Returns the parameters of kernels, valid as long as `self`.
     pub(crate) fn view(&self) -> PipelineView {
         PipelineView {
             pool: PoolView { base: null_mut(), staging: null_mut(), chunk_shift: 0, chunks: 0 },
@@ -46,7 +46,7 @@ impl Quits {
         }
     }
 
-    /// The words that `og_burst` and `og_graph_node` want, zeroed.
+    /// Returns the words that `og_burst` and `og_graph_node` require, zeroed.
     pub(crate) fn words<T>(&self) -> *mut T {
         self.line(2 * self.slots as usize).cast()
     }

@@ -1,8 +1,8 @@
-//! A service on a GPU: its setup.
+//! The setup of a service on a GPU.
 //!
 //! Everything is allocated and registered when a service starts.
-//! [`Launcher::submitted`](crate::device::Launcher::submitted) launches its kernels; those that poll for bursts start
-//! with the first burst, since after that no other service of the process can start: see [`crate::cuda::gpu`].
+//! [`Launcher::submitted`](crate::device::Launcher::submitted) launches its kernels. Polling kernels start with the
+//! first burst, because after that no other service of the process can start: see [`crate::cuda::gpu`].
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ pub(super) unsafe fn start(
         _ => Some(gpu.reserve_for_polling(kernel, blocks, threads)?),
     };
 
-    // SAFETY: the caller promises that pool and ring stay until the service has ended. If it cannot end, its resources
+    // SAFETY: pool and ring stay until the service has ended, as the caller guarantees. If it cannot end, its resources
     // are leaked together with the ring's memory.
     let (pool, ring) = unsafe {
         let pool = match &direct {
@@ -80,7 +80,7 @@ pub(super) unsafe fn start(
 
     let stream = Stream::new(context).map_err(|error| error.to_string())?;
     gpu.launch_all_once(&stream)?;
-    // SAFETY: the ring is as the caller promises, and no burst has been submitted.
+    // SAFETY: the ring is valid and no burst has been submitted, as the caller guarantees.
     let (slots_memory, slots, no_slots) =
         match unsafe { slots::slots(gpu, &view, service.view.ring.answers, &stream) } {
             Ok((memory, slots)) => (Some(memory), Some(slots), None),
@@ -92,7 +92,7 @@ pub(super) unsafe fn start(
     let queue = match launch {
         Launch::Kernel | Launch::Graph => {
             let queue = LaunchThread::shared_at(&gpu.launch_thread)?.queue(count)?;
-            // SAFETY: the caller's promise.
+            // SAFETY: the ring's memory stays until the service has ended, as the caller guarantees.
             Some((queue, unsafe { Answers::new(service.view.ring) }))
         }
         Launch::Persistent => None,
@@ -117,7 +117,7 @@ pub(super) unsafe fn start(
     Ok((halves((launch, blocks, threads), view, stream, resources, queue, slots), note))
 }
 
-/// What is launched, and the words per slot that it needs.
+/// Returns the kernels to launch, and the words per slot that they need.
 fn work(
     gpu: &Gpu,
     launch: Launch,
@@ -143,7 +143,7 @@ fn work(
     })
 }
 
-/// The note for the user; `no_slots` says why the slots are not in device memory, if they are not.
+/// Returns the note for the user. `no_slots` is the reason if the slots are not in device memory.
 fn note(service: &Service, pool_len: usize, (blocks, threads): (u32, u32), no_slots: Option<&str>) -> String {
     let pool = size(pool_len);
     let packets = match service.memory {
@@ -170,7 +170,7 @@ fn note(service: &Service, pool_len: usize, (blocks, threads): (u32, u32), no_sl
     format!("pool of {pool} {packets}; polled memory: {bursts}, answers in pinned host memory; {launch}")
 }
 
-/// Registers the ring's memory and puts its device addresses into `ring`.
+/// Registers the ring's memory and stores its device addresses in `ring`.
 ///
 /// # Safety
 /// As for [`Registration::new`].
@@ -178,10 +178,10 @@ unsafe fn ring_at(gpu: &Gpu, ring: &mut RingView) -> Result<[Option<Registration
     let slots = (ring.slots.cast_mut(), ring.count as usize * ring.slot_stride as usize);
     let answers = (ring.answers, ring.count as usize * ring.answer_stride as usize);
     let register = |(base, len)| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the ring's memory stays mapped as long as the registration exists, as the caller guarantees.
         unsafe { Registration::new(&gpu.context, "a burst ring", base, len) }
     };
-    // A page can be registered only once, and slots and answers may share one where they meet.
+    // A page can be registered only once, and adjacent slots and answers may share a page.
     if slots.0.addr() + slots.1 == answers.0.addr() {
         let both = register((slots.0, slots.1 + answers.1))?;
         (ring.slots, ring.answers) = (both.at(), both.at().wrapping_add(slots.1));

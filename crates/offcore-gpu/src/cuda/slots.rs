@@ -1,9 +1,9 @@
 //! Ring slots in device memory, which the CPU writes through a mapping, so that a kernel polls local memory and reads
 //! descriptors there without crossing the bus.
 //!
-//! Device memory can be exported as a dma-buf, which drivers since CUDA 13.3 allow the CPU to map; earlier ones refuse, and the
-//! kernel logs an error each time. Setup tests whether a kernel sees what the CPU writes there. Otherwise slots are in the
-//! ring's host memory.
+//! Device memory can be exported as a dma-buf. Drivers since CUDA 13.3 allow the CPU to map it. Earlier ones refuse,
+//! and the kernel logs an error each time. The setup tests whether a kernel sees the CPU's writes. Otherwise slots are
+//! in the ring's host memory.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
@@ -20,14 +20,14 @@ use crate::ring::store_fence;
 
 /// An allocation of this size is page-aligned.
 const PAGE: usize = 2 << 20;
-/// CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE, of CUDA 12.8: a mapping through PCIe.
+/// CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE, since CUDA 12.8: a mapping through PCIe.
 const BY_PCIE: u64 = 1;
 
-/// Slots in device memory, and the CPU's mapping of them. `view` has device addresses, `answers` is the CPU's address
-/// of the answers.
+/// Creates slots in device memory, with a CPU mapping. `view` has device addresses, `answers` is the CPU's address of
+/// the answers.
 ///
 /// # Safety
-/// `view` describes a valid ring, and nothing else uses its first answer meanwhile.
+/// `view` must describe a valid ring, and nothing else may use its first answer in the meantime.
 pub(super) unsafe fn slots(
     gpu: &Gpu,
     view: &PipelineView,
@@ -48,7 +48,8 @@ pub(super) unsafe fn slots(
     let mapping = Mapped::new(&exported(&memory, len)?, len)?;
     let mut view = *view;
     view.ring.slots = memory.at();
-    // SAFETY: `mapping` is of the slots' memory; the rest is the caller's promise.
+    // SAFETY: `mapping` maps the slots' memory. The ring is valid and its first answer is unused, as the caller
+    // guarantees.
     let seen = unsafe { kernel_sees_writes(gpu, &view, &mapping, answers, stream) }?;
     if !seen {
         return Err("kernels do not see what the CPU writes to GPU memory".into());
@@ -59,7 +60,7 @@ pub(super) unsafe fn slots(
 /// Exports device memory as a file descriptor.
 fn exported(memory: &Allocation, len: usize) -> Result<OwnedFd, String> {
     let at = memory.at::<u8>().addr();
-    // SAFETY: a pure query.
+    // SAFETY: `sysconf` only queries a value.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE);
     if !at.is_multiple_of(page) {
         return Err(format!("GPU memory at {at:#x} does not begin with a page"));
@@ -71,7 +72,7 @@ fn exported(memory: &Allocation, len: usize) -> Result<OwnedFd, String> {
         // valid for writes.
         unsafe {
             call!(cuMemGetHandleForAddressRange((&raw mut file).cast(), at as u64, len, kind, flags))?;
-            // SAFETY: opened by the call; no one else owns it.
+            // SAFETY: the call has opened the descriptor, and it has no other owner.
             Ok(OwnedFd::from_raw_fd(file))
         }
     };
@@ -85,13 +86,13 @@ struct Mapped {
     len: usize,
 }
 
-// SAFETY: an address range.
+// SAFETY: an address range is not bound to a thread.
 unsafe impl Send for Mapped {}
 
 impl Mapped {
     fn new(file: &OwnedFd, len: usize) -> Result<Self, String> {
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, at a place that the kernel chooses.
+        // SAFETY: this creates a new mapping at an address that the kernel chooses.
         let at = unsafe { libc::mmap(null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         match NonNull::new(at) {
             Some(base) if at != libc::MAP_FAILED => Ok(Self { base: base.cast(), len }),
@@ -117,7 +118,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and unused: a user of the address keeps `self` alive.
+        // SAFETY: the range was mapped in `new` and is unused, because every user of the address keeps `self` alive.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -136,7 +137,7 @@ unsafe fn kernel_sees_writes(
 ) -> Result<bool, String> {
     let tally = Allocation::zeroed(&gpu.context, "a self-test", view.ring.count as usize * size_of::<u64>())?;
     let words: *mut u64 = tally.at();
-    // The fill of the slots is asynchronous; wait for it.
+    // The fill of the slots is asynchronous, so wait for it.
     gpu.context.settle().map_err(|error| error.to_string())?;
     mapping.write_head(SlotHead { lap: 1, count: 0 });
     let parameters = &mut [place(view), place(&0u64), place(&words)];
@@ -148,7 +149,7 @@ unsafe fn kernel_sees_writes(
     });
     done.map_err(|error| error.to_string())?;
     mapping.write_head(SlotHead::default());
-    // SAFETY: an answer starts with a head; the kernel has ended, and nothing else uses it.
+    // SAFETY: an answer starts with a head. The kernel has ended, and nothing else uses it.
     unsafe {
         let answer = answers.cast::<AnswerHead>();
         let seen = answer.read_volatile().lap == 1;

@@ -20,7 +20,7 @@ pub(crate) struct DeviceTrie {
 impl DeviceTrie {
     pub(crate) fn new(context: &Arc<Context>, of: &Arc<Trie>) -> Result<Self, String> {
         fn copied<T: Copy>(context: &Arc<Context>, table: &[T]) -> Result<Allocation, String> {
-            // SAFETY: plain numbers of a slice.
+            // SAFETY: the table is a slice of plain numbers.
             unsafe { Allocation::copy(context, "the patterns", table.as_ptr(), table.len()) }
         }
         let tables = of.tables();
@@ -33,7 +33,7 @@ impl DeviceTrie {
         })
     }
 
-    /// With its addresses on the device, valid as long as `self`.
+    /// Returns the device addresses of the copy, valid as long as `self`.
     pub(crate) fn view(&self) -> TrieView {
         TrieView {
             edges: self.edges.at(),

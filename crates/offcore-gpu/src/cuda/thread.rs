@@ -1,13 +1,13 @@
 //! The launch thread, one per GPU, for services with a kernel per burst or with graphs.
 //!
-//! The launch path of a CUDA context is serialised: lcores that launch concurrently wait for each other, microseconds
-//! per launch. So an lcore pushes what it submits to a [`Queue`], and one thread launches for all lcores. It visits the
-//! queues in turn, and launches what has arrived at one together, up to [`MAX_BATCH`] bursts. Graphs have been launched ahead
-//! of their bursts. With a kernel per burst, a single burst is launched
-//! at once while fewer than [`AHEAD`] launches of its queue are unfinished. Otherwise it could only wait in the stream:
-//! it waits here, for others to share its launch.
+//! The launch path of a CUDA context is serialised: lcores that launch concurrently wait for each other, for
+//! microseconds per launch. Therefore an lcore pushes its submissions to a [`Queue`], and one thread launches for all
+//! lcores. It visits the queues in turn, and launches the bursts that have arrived in a queue together, up to
+//! [`MAX_BATCH`] bursts. Graphs have been launched ahead of their bursts. With a kernel per burst, a single burst is
+//! launched immediately while fewer than [`AHEAD`] launches of its queue are unfinished. Otherwise it would only wait
+//! in the stream, so it waits here for other bursts that can share its launch.
 //!
-//! The thread lives as long as there are queues.
+//! The thread exists as long as there are queues.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use crate::idle::{Idle, NAP};
 
 /// Maximum bursts per launch.
 pub(crate) const MAX_BATCH: usize = 16;
-/// Launches of a queue that keep its stream busy: one runs, the next one is there when it ends.
+/// Launches of a queue that keep its stream busy: one runs, and the next one is queued when it ends.
 const AHEAD: usize = 2;
 /// Time for the thread to release a queue, or to end: it may be blocked in the driver.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,11 +38,11 @@ pub(super) struct Batch {
 
 /// Launches the bursts of one ring. The thread drops it when it releases the queue.
 pub(super) trait BatchLauncher: fmt::Debug + Send {
-    /// Launches what these bursts need; remembers the error if it fails.
+    /// Launches the kernels for these bursts. An error is stored.
     fn launch(&mut self, batch: Batch);
 
-    /// Whether the next launch need not wait for the burst of this turn, which has been launched: it is answered, or never
-    /// will be.
+    /// Returns whether the next launch need not wait for the burst of this turn, which has been launched: it is
+    /// answered, or never will be.
     fn is_answered(&self, turn: u64) -> bool;
 }
 
@@ -53,7 +53,7 @@ struct Submitted {
     packets: usize,
 }
 
-/// The next bursts to launch together: those of consecutive turns at the head of `submitted`.
+/// Returns the next bursts to launch together: consecutive turns at the head of `submitted`.
 fn next_batch<'a>(submitted: impl IntoIterator<Item = &'a Submitted>) -> Option<Batch> {
     let mut submitted = submitted.into_iter();
     let Submitted { turn, packets } = *submitted.next()?;
@@ -82,7 +82,7 @@ struct ServedQueue {
 }
 
 impl ServedQueue {
-    /// Launches what has arrived, if that is of use. Returns whether it did.
+    /// Launches the bursts that have arrived, if that is useful now. Returns whether it did.
     #[inline]
     fn poll(&mut self) -> bool {
         let (first, second) = self.submitted.peek(self.max_batch);
@@ -94,7 +94,7 @@ impl ServedQueue {
         self.ahead.rotate_left(1);
         self.ahead[AHEAD - 1] = Some(batch.turn + bursts as u64 - 1);
         self.launcher.launch(batch);
-        // After the launch: an entry that is released has been launched or dropped.
+        // Done after the launch: a released entry has been launched or dropped.
         self.submitted.release(bursts);
         true
     }
@@ -121,7 +121,7 @@ impl fmt::Debug for LaunchMailbox {
 }
 
 impl LaunchMailbox {
-    /// Whether the thread has ended and launches nothing any more.
+    /// Returns whether the thread has ended and launches nothing any more.
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
@@ -135,7 +135,7 @@ impl LaunchMailbox {
         self.changes.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// The thread's main loop.
+    /// Runs the thread's main loop.
     fn serve(&self) {
         let (mut served, mut seen, mut idle) = (Vec::new(), 0, Idle::default());
         loop {
@@ -160,7 +160,7 @@ impl LaunchMailbox {
         }
     }
 
-    /// Waits until `done`, until the thread has ended, or until the timeout.
+    /// Waits until `done` returns true, the thread has ended, or the timeout is reached.
     fn wait_until(&self, done: impl Fn() -> bool) {
         let since = Instant::now();
         while !done() && !self.is_gone() {
@@ -190,7 +190,7 @@ pub(crate) struct LaunchThread {
 }
 
 impl LaunchThread {
-    /// The thread shared through `place`, or a new one if there is none or it has ended.
+    /// Returns the thread shared through `place`, or a new one if it does not exist or has ended.
     pub(super) fn shared_at(place: &Mutex<Weak<Self>>) -> Result<Arc<Self>, String> {
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = place.upgrade().filter(|thread| !thread.mailbox.is_gone()) {
@@ -217,7 +217,7 @@ impl LaunchThread {
         Ok(Self { mailbox, handle: Some(handle) })
     }
 
-    /// A queue for a ring of `slots` slots. Its bursts are launched from [`Queue::open`] on.
+    /// Creates a queue for a ring of `slots` slots. Its bursts are launched after [`Queue::open`].
     pub(super) fn queue(self: &Arc<Self>, slots: u32) -> Result<Queue, String> {
         let max_batch = MAX_BATCH.min(slots as usize);
         // An entry is released only after the launch, when the burst may already have been answered and its slot
@@ -253,12 +253,12 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// The thread's mailbox, which tells whether it still runs.
+    /// Returns the thread's mailbox, which also shows whether the thread still runs.
     pub(super) fn mailbox(&self) -> Arc<LaunchMailbox> {
         Arc::clone(&self.thread.mailbox)
     }
 
-    /// Hands the queue to the thread, which launches by `launcher` from now on.
+    /// Passes the queue to the thread, which from now on launches its bursts by `launcher`.
     pub(super) fn open(&mut self, launcher: Box<dyn BatchLauncher>) {
         if let Some((submitted, max_batch)) = self.to_launch.take() {
             let closed = Arc::clone(&self.closed);
@@ -280,7 +280,7 @@ impl Queue {
         let _ = self.submitted.push(Submitted { turn, packets });
     }
 
-    /// Whether everything pushed has been launched or dropped.
+    /// Returns whether everything pushed has been launched or dropped.
     pub(super) fn is_empty(&mut self) -> bool {
         self.submitted.released() == self.submitted.published()
     }
@@ -297,7 +297,7 @@ impl Drop for Queue {
         let change = mailbox.change();
         mailbox.wait_until(|| mailbox.seen.load(Ordering::Acquire) >= change);
         if mailbox.is_gone() {
-            // It may have ended before it took over this one.
+            // The thread may have ended before it took this queue over.
             mailbox.arrived().retain(|one| !one.closed.load(Ordering::Relaxed));
         }
     }

@@ -11,7 +11,7 @@ pub struct CudaFacts {
 }
 
 impl CudaFacts {
-    /// The device at a PCI address.
+    /// Returns the device at a PCI address.
     pub fn device(&self, address: &str) -> Option<&CudaDevice> {
         self.devices.iter().find(|device| device.address.eq_ignore_ascii_case(address))
     }
@@ -27,9 +27,9 @@ pub struct CudaDevice {
     pub compute_capability: (u32, u32),
     /// CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM.
     pub host_pointers: bool,
-    /// CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED; none where the driver does not know the attribute.
+    /// CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, or `None` if the driver does not know the attribute.
     pub dma_buf: Option<bool>,
-    /// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED; none where the driver does not know the attribute.
+    /// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, or `None` if the driver does not know the attribute.
     pub gpudirect_rdma: Option<bool>,
     /// CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT: it has a display, and kernels that run for seconds are killed.
     pub kernel_timeout: bool,
@@ -38,7 +38,7 @@ pub struct CudaDevice {
 /// Requirements from the first directives of a PTX file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Ptx {
-    /// `.version`: of the PTX language.
+    /// `.version`: the version of the PTX language.
     pub version: (u32, u32),
     /// `.target`: the minimum compute capability, `(9, 0)` for sm_90.
     pub target: (u32, u32),
@@ -54,15 +54,15 @@ impl Ptx {
             })
         };
         let (major, minor) = value(".version")?.split_once('.')?;
-        // sm_90, sm_90a, `sm_80, texmode_independent`.
+        // Formats: sm_90, sm_90a, `sm_80, texmode_independent`.
         let target = value(".target")?.strip_prefix("sm_")?;
         let digits: String = target.chars().take_while(char::is_ascii_digit).collect();
         let sm: u32 = digits.parse().ok()?;
         Some(Self { version: (major.parse().ok()?, minor.parse().ok()?), target: (sm / 10, sm % 10) })
     }
 
-    /// The first CUDA version whose driver reads it, in the format of cuDriverGetVersion; `None` for an unknown PTX
-    /// version.
+    /// Returns the first CUDA version whose driver reads it, in the format of cuDriverGetVersion, or `None` for an
+    /// unknown PTX version.
     pub fn needs_cuda(&self) -> Option<u32> {
         match self.version {
             (major @ (9..), minor) => {
@@ -78,7 +78,7 @@ impl Ptx {
 /// The first CUDA version whose driver allows the CPU to map a dma-buf of GPU memory.
 pub(crate) const MAPS_DMA_BUF: u32 = 13_030;
 
-/// A CUDA version for people.
+/// Formats a CUDA version.
 pub(crate) fn words(version: u32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }

@@ -41,7 +41,7 @@ pub struct Facts {
 /// NVIDIA's kernel driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Driver {
-    /// Its version, such as `580.65.06`; `None` if /proc/driver/nvidia/version does not contain it.
+    /// Its version, such as `580.65.06`, or `None` if /proc/driver/nvidia/version does not contain it.
     pub version: Option<String>,
     /// Whether it is the open-source one, which dma-buf requires.
     pub open: bool,
@@ -74,7 +74,7 @@ pub struct Gpu {
     /// Its PCI function.
     #[serde(flatten)]
     pub function: PciFunction,
-    /// Its model, as the kernel driver calls it.
+    /// Its model, as the kernel driver reports it.
     pub model: Option<String>,
     /// The number of its device file.
     pub minor: Option<u32>,
@@ -95,7 +95,7 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// Whether `name` is its address or one of its interfaces.
+    /// Returns whether `name` is its address or the name of an interface.
     pub fn is_called(&self, name: &str) -> bool {
         self.function.address == name || self.interfaces.iter().any(|interface| interface == name)
     }
@@ -108,11 +108,11 @@ pub struct Pair {
     pub gpu: String,
     /// The network card's address.
     pub nic: String,
-    /// Where their PCI paths meet.
+    /// The point at which their PCI paths meet.
     pub meeting: Meeting,
 }
 
-/// Where the paths of two PCI functions meet.
+/// The point at which the paths of two PCI functions meet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Meeting {
@@ -164,12 +164,12 @@ impl Facts {
         }
     }
 
-    /// Whether a module is loaded.
+    /// Returns whether a module is loaded.
     pub fn has_module(&self, name: &str) -> bool {
         self.modules.iter().any(|module| module == name)
     }
 
-    /// A device file by its path.
+    /// Returns a device file by its path.
     pub fn device_file(&self, path: &str) -> Option<&DeviceFile> {
         self.device_files.iter().find(|file| file.path == path)
     }
@@ -181,7 +181,7 @@ fn is_virtual(tree: &Tree) -> bool {
     flags.split_whitespace().any(|flag| flag == "hypervisor")
 }
 
-/// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build …`
+/// Parses `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build …`.
 fn driver(tree: &Tree) -> Option<Driver> {
     let line = tree.line("proc/driver/nvidia/version")?;
     let is_version = |word: &&str| {
@@ -224,7 +224,7 @@ fn gpus(tree: &Tree) -> Vec<Gpu> {
     gpus.collect()
 }
 
-/// All network cards, or those in `names`.
+/// Returns all network cards, or the ones in `names`.
 fn nics(tree: &Tree, names: &[String]) -> Vec<Nic> {
     let nics = pci::functions(tree, 0x02).into_iter().map(|function| {
         let interfaces = interfaces(tree, &function.address);
@@ -234,7 +234,7 @@ fn nics(tree: &Tree, names: &[String]) -> Vec<Nic> {
     nics.filter(|nic| names.is_empty() || names.iter().any(|name| nic.is_called(name))).collect()
 }
 
-/// The interfaces of the card at `address`: its own, or those of the virtio device on it.
+/// Returns the interfaces of the card at `address`, or of the virtio device on it.
 fn interfaces(tree: &Tree, address: &str) -> Vec<String> {
     let dir = pci::directory(address);
     let below = tree.names(&dir).into_iter().filter(|name| name.starts_with("virtio"));
@@ -263,12 +263,12 @@ fn meeting(one: &PciFunction, other: &PciFunction) -> Meeting {
     }
 }
 
-/// Whether this is the name of a NUMA node's directory.
+/// Returns whether this is the name of a NUMA node's directory.
 fn is_node(name: &str) -> bool {
     name.strip_prefix("node").is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// The soft limit of `/proc/self/limits`: soft, hard, unit after the name.
+/// Returns the soft limit of `/proc/self/limits`. The line has the name, the soft limit, the hard limit and the unit.
 fn locked_memory(limits: &str) -> Option<LockedMemory> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     match line.split_whitespace().next()? {

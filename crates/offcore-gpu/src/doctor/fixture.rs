@@ -15,7 +15,7 @@ pub(super) const NIC: &str = "0000:04:00.0";
 const GPU_WAY: &str = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0";
 const NIC_WAY: &str = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0";
 
-/// A tree of files and the caller's input; removed when the test ends.
+/// A tree of files and the caller's input. It is removed when the test ends.
 pub(super) struct Fake {
     pub(super) root: PathBuf,
     pub(super) given: Given,
@@ -28,7 +28,7 @@ impl Drop for Fake {
 }
 
 impl Fake {
-    /// An empty machine. `name` is unique to the test.
+    /// Creates an empty machine. `name` must be unique to the test.
     pub(super) fn empty(name: &str) -> Self {
         let root = std::env::temp_dir().join(format!("offcore-gpu-doctor-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
@@ -36,7 +36,7 @@ impl Fake {
         Self { root, given: Given { has_host_device: true, ..Given::default() } }
     }
 
-    /// A well-configured machine with one GPU and one network card.
+    /// Creates a well-configured machine with one GPU and one network card.
     pub(super) fn good(name: &str) -> Self {
         let mut fake = Self::empty(name);
         fake.machine();
@@ -77,7 +77,7 @@ impl Fake {
         fake
     }
 
-    /// Everything but PCI.
+    /// Creates everything except PCI.
     fn machine(&self) {
         self.set("proc/sys/kernel/osrelease", "6.8.0-60-generic\n");
         self.set("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu vme sse2\n");
@@ -101,7 +101,7 @@ impl Fake {
         self.set("sys/devices/system/node/node1/distance", "21 10\n");
     }
 
-    /// A machine whose files all hold garbage, except those that make a GPU and a network card exist.
+    /// Creates a machine whose files all contain garbage, except the ones that make a GPU and a network card exist.
     pub(super) fn rubbish(name: &str) -> Self {
         let fake = Self::good(name);
         let mut left = vec![fake.root.clone()];
@@ -127,14 +127,14 @@ impl Fake {
         fake
     }
 
-    /// A second GPU below another root complex, on another NUMA node.
+    /// Adds a second GPU below another root complex, on another NUMA node.
     pub(super) fn second_gpu(&self) {
         let address = "0000:c1:00.0";
         self.device(address, "pci0000:c0/0000:c0:01.0", "0x030200", "0x10de", "nvidia");
         self.set(&format!("sys/bus/pci/devices/{address}/numa_node"), "1\n");
     }
 
-    /// A PCI function at path `way`, with a link of generation 5 and 16 lanes, on NUMA node 0.
+    /// Adds a PCI function at path `way`, with a link of generation 5 and 16 lanes, on NUMA node 0.
     pub(super) fn device(&self, address: &str, way: &str, class: &str, vendor: &str, driver: &str) {
         let dir = format!("sys/devices/{way}/{address}");
         let files = [("class", class), ("vendor", vendor), ("device", "0x2335"), ("numa_node", "0")];
@@ -151,7 +151,7 @@ impl Fake {
         self.on_bus(address, &dir);
     }
 
-    /// A bridge.
+    /// Adds a bridge.
     fn bridge(&self, way: &str) {
         let dir = format!("sys/devices/{way}");
         self.set(&format!("{dir}/class"), "0x060400");
@@ -176,7 +176,7 @@ impl Fake {
         self.on_bus(address, &dir);
     }
 
-    /// A file of the GPU, of the network card.
+    /// Returns the path of a file of the GPU.
     pub(super) fn gpu(&self, file: &str) -> String {
         format!("sys/devices/{GPU_WAY}/{GPU}/{file}")
     }
@@ -213,14 +213,14 @@ impl Fake {
         examine(&self.root, &self.given)
     }
 
-    /// The finding of a check at a place.
+    /// Returns the finding of a check at a place.
     pub(super) fn finding(&self, check: &str, place: &str) -> Finding {
         let mut findings = self.report().1.findings;
         let at = findings.iter().position(|f| f.check == check && f.place == place);
         findings.swap_remove(at.unwrap_or_else(|| panic!("no {check} at {place}: {findings:#?}")))
     }
 
-    /// The CUDA driver's facts, to be changed.
+    /// Returns the CUDA driver's facts for modification.
     pub(super) fn cuda(&mut self) -> &mut CudaFacts {
         self.given.cuda.as_mut().unwrap()
     }

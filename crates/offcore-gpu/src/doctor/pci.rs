@@ -31,7 +31,7 @@ pub struct PciFunction {
 }
 
 impl PciFunction {
-    /// Whether it is emulated or on-chip and has no link.
+    /// Returns whether it is emulated or on-chip and has no link.
     pub fn is_emulated(&self) -> bool {
         self.vendor == VIRTIO
     }
@@ -45,8 +45,8 @@ pub struct IommuGroup {
     pub kind: Option<String>,
 }
 
-/// A PCIe link, and what the function can do. What the kernel does not report, as in most virtual machines, is
-/// `None`.
+/// A PCIe link, and the function's capabilities. Values that the kernel does not report, as in most virtual machines,
+/// are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PcieLink {
     pub generation: Option<u8>,
@@ -74,7 +74,7 @@ pub struct Bar {
     pub bytes: u64,
 }
 
-/// The functions of this base class (0x02 network, 0x03 display), by address.
+/// Returns the functions of this base class (0x02 network, 0x03 display), by address.
 pub(super) fn functions(tree: &Tree, class: u32) -> Vec<PciFunction> {
     let all = tree.names(DEVICES).into_iter().filter_map(|address| function(tree, address));
     all.filter(|function| function.class >> 16 == class).collect()
@@ -83,7 +83,7 @@ pub(super) fn functions(tree: &Tree, class: u32) -> Vec<PciFunction> {
 fn function(tree: &Tree, address: String) -> Option<PciFunction> {
     let dir = directory(&address);
     let number = |file: &str| tree.hex(format!("{dir}/{file}"));
-    // A virtual function shows no link of its own; use that of the physical function.
+    // A virtual function does not show a link, so the link of its physical function is used.
     let owner = format!("{dir}/physfn");
     let physical = if tree.is_dir(&owner) { &owner } else { &dir };
     Some(PciFunction {
@@ -91,7 +91,7 @@ fn function(tree: &Tree, address: String) -> Option<PciFunction> {
         device: u16::try_from(number("device")?).ok()?,
         class: u32::try_from(number("class")?).ok()?,
         driver: tree.link_name(format!("{dir}/driver")),
-        // -1 means none.
+        // -1 means no node.
         numa_node: tree.number(format!("{dir}/numa_node")),
         iommu: iommu(tree, &dir),
         link: link(tree, physical),
@@ -100,7 +100,7 @@ fn function(tree: &Tree, address: String) -> Option<PciFunction> {
     })
 }
 
-/// The directory of a function.
+/// Returns the directory of a function.
 pub(super) fn directory(address: &str) -> String {
     format!("{DEVICES}/{address}")
 }
@@ -122,7 +122,7 @@ fn link(tree: &Tree, dir: &str) -> PcieLink {
     }
 }
 
-/// The generation of a speed in the kernel's format: `16.0 GT/s PCIe`.
+/// Returns the generation of a speed in the kernel's format: `16.0 GT/s PCIe`.
 fn generation(text: &str) -> Option<u8> {
     let speed = text.split_whitespace().next()?;
     match speed.strip_suffix(".0").unwrap_or(speed) {
@@ -136,7 +136,7 @@ fn generation(text: &str) -> Option<u8> {
     }
 }
 
-/// The path to the function at `dir`, as in `devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0`.
+/// Returns the path to the function at `dir`, as in `devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0`.
 fn path(tree: &Tree, dir: &str) -> PciPath {
     let parts = tree.real_parts(dir).unwrap_or_default();
     let Some(first) = parts.iter().position(|part| part.starts_with("pci") && part.contains(':')) else {
@@ -147,7 +147,7 @@ fn path(tree: &Tree, dir: &str) -> PciPath {
     PciPath { root: Some(root), bridges: bridges.to_vec() }
 }
 
-/// The largest memory BAR of the function at `address`.
+/// Returns the largest memory BAR of the function at `address`.
 pub(super) fn largest_bar(tree: &Tree, address: &str) -> Option<Bar> {
     const MEMORY: u64 = 0x200;
     const BARS: usize = 6;

@@ -1,4 +1,4 @@
-//! The expected state and why: one small function per rule, from facts to a finding.
+//! The expected state and the reasons: one small function per rule, from facts to a finding.
 //!
 //! * [`machine`]: driver, CUDA, memory; [`gpu`]: a GPU; [`link`]: any PCIe function,
 //! * [`peer`]: access to a GPU's memory; [`near`]: the network cards next to a GPU.
@@ -54,7 +54,7 @@ pub(super) fn all(facts: &Facts, given: &Given) -> Report {
     findings
 }
 
-/// A size for people.
+/// Formats a size.
 fn bytes(bytes: u64) -> String {
     match bytes {
         0x4000_0000.. => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),

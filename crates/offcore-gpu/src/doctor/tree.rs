@@ -1,4 +1,4 @@
-//! Reading small files under an untrusted root: size-limited, no pipes, no control characters.
+//! Reads small files under an untrusted root: limits their size, skips pipes, and removes control characters.
 
 use std::fs::{self, File, Metadata};
 use std::io::Read;
@@ -18,13 +18,14 @@ impl Tree {
         Self { root: root.to_owned() }
     }
 
-    /// A path, absolute or not, under the root.
+    /// Returns a path, absolute or not, under the root.
     pub(super) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let parts = path.as_ref().components().filter(|part| !matches!(part, Component::RootDir));
         self.root.join(parts.collect::<PathBuf>())
     }
 
-    /// The text of a file, without control characters except newlines and tabs; `None` if it is missing or unreadable.
+    /// Returns the text of a file, without control characters except newlines and tabs, or `None` if it is missing or
+    /// unreadable.
     pub(super) fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let path = self.path(path);
         // Opening a pipe would block until its other end opens.
@@ -37,23 +38,23 @@ impl Tree {
         Some(text.trim().chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect())
     }
 
-    /// The first line of a file, unless empty.
+    /// Returns the first line of a file, unless empty.
     pub(super) fn line(&self, path: impl AsRef<Path>) -> Option<String> {
         let line = plain(self.text(path)?.lines().next()?);
         (!line.is_empty()).then_some(line)
     }
 
-    /// The decimal number that a file holds.
+    /// Returns the decimal number in a file.
     pub(super) fn number<T: std::str::FromStr>(&self, path: impl AsRef<Path>) -> Option<T> {
         self.line(path)?.parse().ok()
     }
 
-    /// The hexadecimal number that a file holds.
+    /// Returns the hexadecimal number in a file.
     pub(super) fn hex(&self, path: impl AsRef<Path>) -> Option<u64> {
         hex(&self.line(path)?)
     }
 
-    /// The names in a directory, sorted; none if it is missing.
+    /// Returns the names in a directory, sorted. If it is missing, the list is empty.
     pub(super) fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path(path)) else { return vec![] };
         let mut names: Vec<String> =
@@ -62,7 +63,7 @@ impl Tree {
         names
     }
 
-    /// The last component of a symbolic link's target.
+    /// Returns the last component of a symbolic link's target.
     pub(super) fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
         Some(plain(&fs::read_link(self.path(path)).ok()?.file_name()?.to_string_lossy()))
     }
@@ -75,7 +76,7 @@ impl Tree {
         fs::metadata(self.path(path)).ok()
     }
 
-    /// The components of the resolved path below the root; `None` if it leaves the root.
+    /// Returns the components of the resolved path below the root, or `None` if it leaves the root.
     pub(super) fn real_parts(&self, path: impl AsRef<Path>) -> Option<Vec<String>> {
         let real = fs::canonicalize(self.path(path)).ok()?;
         let parts = real.strip_prefix(fs::canonicalize(&self.root).ok()?).ok()?.components();
@@ -83,12 +84,12 @@ impl Tree {
     }
 }
 
-/// A line without control characters.
+/// Returns a line without control characters.
 pub(super) fn plain(text: &str) -> String {
     text.trim().chars().filter(|c| !c.is_control()).collect()
 }
 
-/// A hexadecimal number with or without 0x.
+/// Parses a hexadecimal number with or without 0x.
 pub(super) fn hex(text: &str) -> Option<u64> {
     u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
 }

@@ -10,7 +10,7 @@ fn ring(slots: usize, burst: usize) -> (Submitter, Collector) {
         .unwrap()
 }
 
-/// A view with swap, and CRC-32C of all but the first 14 bytes.
+/// Returns a view with swap, and CRC-32C of all but the first 14 bytes.
 fn view(pool: &Pool, submitter: &Submitter) -> PipelineView {
     PipelineView {
         pool: PoolView {
@@ -24,7 +24,7 @@ fn view(pool: &Pool, submitter: &Submitter) -> PipelineView {
     }
 }
 
-/// A packet whose bytes depend on its number.
+/// Returns a packet whose bytes depend on its number.
 fn packet(cache: &mut PoolCache, number: usize) -> Packet {
     let mut packet = cache.take_sized(HEADROOM, 60 + number % 400).unwrap();
     packet.bytes_mut().iter_mut().enumerate().for_each(|(at, byte)| *byte = content(number, at));
@@ -53,7 +53,7 @@ fn every_packet_comes_back(
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = ring(4, len);
     let service = Service { view: view(pool, &submitter), trie: None, launch, blocks, threads, memory };
-    // SAFETY: pool and ring stay until the service has ended, below; packets are read after their answer.
+    // SAFETY: pool and ring stay until the service has ended, below, and packets are read after their answer.
     let (mut launcher, mut watch) = unsafe { HostDevice::new().unwrap().serve(service) }.unwrap();
     let state = Arc::clone(&launcher.state);
     assert_eq!(state.staging.is_some(), memory == Memory::Gpu);
@@ -89,14 +89,14 @@ fn every_packet_comes_back(
     }
     assert_eq!(watch.failure(), None);
     assert!(submitter.quit(launcher.waiters()) && Box::new(launcher).end());
-    // The last other reference is the watch's.
+    // The only other reference was the watch's.
     drop(watch);
     assert_eq!(Arc::strong_count(&state), 1);
 }
 
 #[test]
 fn every_launch_processes_every_packet() {
-    // Bursts of 1 to 4 packets, more than a block of 256 threads, and more laps than one.
+    // Bursts of 1 to 4 packets, bursts longer than a block of 256 threads, and several laps.
     for bursts in [(1, 50), (4, 50), (7, 20), (64, 20), (257, 9), (1024, 6), (4096, 3)] {
         let pool = Pool::new(8 * bursts.0.max(64), 2048, Hugepages::None).unwrap();
         for launch in Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| (launch, memory))) {
@@ -123,7 +123,7 @@ fn notes_name_the_stand_in_and_its_memory() {
             threads: 1,
             memory,
         };
-        // SAFETY: the service has ended before the ring goes.
+        // SAFETY: the service ends before the ring is dropped.
         let Started { launcher, .. } = unsafe { device.start(service) }.unwrap();
         assert!(launcher.end());
         notes.push(device.notes());
@@ -137,7 +137,7 @@ fn notes_name_the_stand_in_and_its_memory() {
     );
 }
 
-/// A pool larger than any memory; nothing of it is touched.
+/// A pool larger than any memory. None of it is accessed.
 #[test]
 fn unavailable_memory_is_refused() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
@@ -167,7 +167,7 @@ fn second_burst_fails(fault: Fault) -> Option<String> {
         memory: Memory::Host,
     };
     let mut device = HostDevice::new().unwrap().with_fault(fault);
-    // SAFETY: as above.
+    // SAFETY: pool and ring stay until the service has ended, below.
     let Started { mut launcher, mut watch, .. } = unsafe { device.start(service) }.unwrap();
     for number in 0..3 {
         let turn = submitter.submit(&mut vec![packet(&mut cache, number)]).unwrap();

@@ -14,7 +14,7 @@ fn error(text: &[u8]) -> PatternsError {
     parse(text).unwrap_err()
 }
 
-/// A file of this process's own.
+/// A temporary file of this process.
 struct TempFile(std::path::PathBuf);
 
 impl TempFile {
@@ -137,7 +137,7 @@ fn lengths_and_numbers_have_limits() {
 
 #[test]
 fn too_many_states_are_refused() {
-    // 16,384 patterns whose first two bytes differ and 1022 more each: over 2^24 states.
+    // 16,384 patterns whose first two bytes differ, with 1022 more bytes each: more than 2^24 states.
     let pattern = |n: usize| {
         let mut pattern = vec![b'z'; MAX_PATTERN_LEN];
         pattern[..2].copy_from_slice(&(n as u16).to_be_bytes());
@@ -168,7 +168,7 @@ fn random_patterns_depend_on_the_seed() {
     assert!(matches!(none, Err(PatternsError::Length { .. })));
 }
 
-/// Any pattern as a line of a file, with every byte escaped that must be, and more if `all`.
+/// Returns any pattern as a line of a file. Bytes are escaped if necessary, and all bytes if `all` is set.
 fn escaped(pattern: &[u8], all: bool) -> Vec<u8> {
     let mut line = Vec::new();
     for &byte in pattern {

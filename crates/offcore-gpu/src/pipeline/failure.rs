@@ -1,4 +1,4 @@
-//! Failure of a device: detection, and what happens to its packets.
+//! Failure of a device: detection, and handling of its packets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,7 +48,7 @@ impl Back {
         if !visible || self.serving.as_ref().is_some_and(|serving| serving.failure.is_some()) {
             return self.run_on_cpu();
         }
-        // The time for this burst alone, without those before it.
+        // The waiting time of this burst alone, without earlier bursts.
         let now = tsc::now();
         let waited = now.saturating_sub(since.max(self.answered_at));
         if waited <= self.check_interval || now.saturating_sub(self.checked_at) <= self.check_interval {
@@ -65,7 +65,7 @@ impl Back {
         let found = match watch.failure() {
             Some(failure) => failure,
             None if waited > self.timeout && watch.give_up() => no_answer(),
-            // It was told to give up, and had the same time again to do so.
+            // It was told to stop, and had the same time again to do so.
             None if waited > 2 * self.timeout => {
                 *hung = true;
                 let kept = if *direct { "are held back" } else { "are replaced by copies" };
@@ -84,8 +84,8 @@ impl Back {
         self.poll_answer()
     }
 
-    /// Processes a burst that a failed device may have processed in part, or has not seen. `None` while the pool has no
-    /// buffer for a copy.
+    /// Processes a burst that a failed device may have processed in part, or has not seen. Returns `None` while the
+    /// pool has no buffer for a copy.
     #[cold]
     pub(super) fn run_on_cpu(&mut self) -> Option<u32> {
         if self.serving.as_ref().is_some_and(|serving| serving.direct) {
@@ -130,7 +130,7 @@ impl Back {
 }
 
 impl Served {
-    /// Frees the quarantine of a device that has stopped; otherwise the bursts that it has answered late.
+    /// Frees the quarantine of a device that has stopped, or otherwise the bursts that it has answered late.
     pub(super) fn release_quarantine(&mut self, collector: &Collector, pool: &'static Pool) {
         if self.quarantine.is_empty() {
             return;
@@ -147,7 +147,7 @@ impl Served {
         }
     }
 
-    /// The packets of a burst in quarantine.
+    /// Returns the packets of a burst in quarantine.
     fn held(&mut self, turn: u64) -> &mut Vec<Packet> {
         if self.quarantine.last().is_none_or(|held| held.turn != turn) {
             self.quarantine.push(Held { turn, packets: Vec::new() });
@@ -156,8 +156,8 @@ impl Served {
         &mut self.quarantine[last].packets
     }
 
-    /// Replaces the packets that a hung device may write by copies. Returns `None` when the pool is out of buffers, and
-    /// continues there at the next call.
+    /// Replaces the packets that a hung device may write by copies. Returns `None` when the pool is out of buffers. The
+    /// next call continues at the same packet.
     fn replace_by_copies(&mut self, burst: &mut WorkBurst, pool: &'static Pool) -> Option<()> {
         if !self.swaps || !burst.visible {
             return Some(());
@@ -176,7 +176,7 @@ impl Served {
     }
 }
 
-/// A copy of a packet of one buffer.
+/// Returns a copy of a packet in one buffer.
 fn copy_of(cache: &mut PoolCache, packet: &Packet) -> Option<Packet> {
     let mut copy = cache.take_sized(packet.headroom(), packet.len())?;
     copy.bytes_mut().copy_from_slice(packet.bytes()); // copy-ok: once, when a device hangs

@@ -11,7 +11,7 @@ use crate::device::Watch;
 use crate::host::{Fault, HostDevice};
 use content::{PATTERN, SKIP, content, expected, packet};
 
-/// For devices that fail, and for those that must not, on a busy machine.
+/// Timeouts for failing devices, and for devices that must not fail on a busy machine.
 const TIMEOUT: Duration = Duration::from_millis(300);
 const LONG_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -19,12 +19,12 @@ fn work(kind: Kind, patterns: Option<&Patterns>) -> Work<'_> {
     Work { kind, swap: true, skip: SKIP as u32, split_at: None, forced_ns: 0, patterns }
 }
 
-/// Kernels of one block.
+/// Returns a worker with kernels of one block.
 fn one_block(device: &mut dyn Device) -> Worker<'_> {
     Worker::Device { device, launch: Launch::Kernel, blocks: 1, threads: 32, memory: Memory::Host }
 }
 
-/// A pipeline of this many slots.
+/// Returns the parameters of a pipeline with this number of slots.
 fn setup<'a, 'd>(
     worker: Worker<'d>,
     work: Work<'a>,
@@ -44,7 +44,7 @@ fn wait(back: &mut Back) -> Done<'_> {
     back.done().unwrap()
 }
 
-/// All packet buffers are free.
+/// Asserts that all packet buffers are free.
 fn assert_all_free(pool: &Pool, mut cache: PoolCache) {
     let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
     assert_eq!(all.len(), pool.chunks());
@@ -140,7 +140,7 @@ fn split_packets_have_payload_results() {
     }
 }
 
-/// Swapped packets are not swapped again, others are.
+/// Addresses that were already swapped are not swapped again, others are.
 #[test]
 fn cpu_takes_over_from_dead_or_hung_one() {
     for (fault, words) in [(Fault::Dies(5), "have ended"), (Fault::Hangs(5), "has not answered")] {
@@ -254,7 +254,7 @@ fn hung_device_packets_are_quarantined() {
     assert!(back.failure().unwrap().contains("does not stop"), "{:?}", back.failure());
     receive(&mut back, &mut cache);
     assert_eq!(back.quarantined(), 4);
-    // The device gets no more bursts: later packets are not copied, whatever it does to the ones that it has.
+    // The device gets no more bursts: later packets are not copied, whatever it does to its current packets.
     submit(&mut front, &mut cache);
     let known = view.lock().unwrap().unwrap();
     let ring = known.ring;

@@ -20,11 +20,11 @@ impl Device {
         Self { view: submitter.view(), turn: 0 }
     }
 
-    /// The packets of the next burst, if it is there, or a quit.
+    /// Returns the packets of the next burst, or a quit, if it has arrived.
     fn look(&self) -> Option<Result<Vec<PacketDescriptor>, Quit>> {
         let index = self.turn as usize % self.view.count as usize;
         let lap = (self.turn / u64::from(self.view.count)) as u32 + 1;
-        // SAFETY: the view has valid addresses, and the ring lives.
+        // SAFETY: the view has valid addresses, and the ring exists.
         unsafe {
             let slot = self.view.slots.add(index * self.view.slot_stride as usize);
             if AtomicU32::from_ptr(slot.cast_mut().cast()).load(Ordering::Acquire) != lap {
@@ -42,7 +42,7 @@ impl Device {
     fn answer(&mut self, results: &[u32]) {
         let index = self.turn as usize % self.view.count as usize;
         let lap = (self.turn / u64::from(self.view.count)) as u32 + 1;
-        // SAFETY: as above; there is room for the results of a burst.
+        // SAFETY: the view has valid addresses, the ring exists, and an answer has room for the results of a burst.
         unsafe {
             let answer = self.view.answers.add(index * self.view.answer_stride as usize);
             for (i, result) in results.iter().enumerate() {
@@ -65,7 +65,7 @@ impl Device {
 #[derive(Debug)]
 struct Quit;
 
-/// The results and the device's count, once the oldest burst has been answered.
+/// Returns the results and the device's count, once the oldest burst has been answered.
 fn answer(collector: &mut Collector) -> Option<(Vec<u32>, usize)> {
     let packets = collector.oldest()?.packets.len();
     let mut results = vec![0; packets];
@@ -73,7 +73,7 @@ fn answer(collector: &mut Collector) -> Option<(Vec<u32>, usize)> {
     Some((results, hits as usize))
 }
 
-/// Packets of `lens` bytes, whose first byte is their number.
+/// Returns packets of `lens` bytes, whose first byte is their number.
 fn packets(cache: &mut PoolCache, lens: &[usize]) -> Vec<Packet> {
     let make = |(i, &len): (usize, &usize)| {
         let mut packet = cache.take_sized(HEADROOM, len).unwrap();
@@ -122,7 +122,7 @@ fn full_ring_refuses_bursts() {
     }
     let mut third = packets(&mut cache, &[61; 3]);
     assert_eq!((submitter.room(1), submitter.submit(&mut third), third.len()), (0, None, 3));
-    // An answer alone frees no slot: its burst has to be retired.
+    // An answer alone does not free a slot. Its burst must be retired first.
     device.serve_one().unwrap();
     assert!(answer(&mut collector).is_some() && submitter.submit(&mut third).is_none());
     cache.free_all(collector.oldest().unwrap().packets.drain(..));
@@ -268,7 +268,7 @@ fn pitfall_7_cpu_never_reads_a_slot() {
         let mut packets = vec![cache.take_sized(HEADROOM, 60).unwrap()];
         assert_eq!(submitter.submit(&mut packets), Some(turn));
         let (slot, answer, lap) = submitter.shared.place(turn);
-        // SAFETY: offsets within the ring, whose device is this test.
+        // SAFETY: the offsets are within the ring, and its device is this test.
         unsafe {
             // The CPU must not read the slot any more.
             view.slots.cast_mut().add(slot).write_bytes(0xee, view.slot_stride as usize);

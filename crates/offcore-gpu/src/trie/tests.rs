@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The walk of `og_trie` as described in `kernels/layout.h`, on the view alone.
+/// Performs the walk of `og_trie` as described in `kernels/layout.h`, with only the view.
 fn walk(trie: &Trie, payload: &[u8]) -> u32 {
     let (view, tables) = (trie.view(), trie.tables());
     assert_eq!(view.edges, tables.edges.as_ptr());
@@ -50,7 +50,7 @@ fn walk(trie: &Trie, payload: &[u8]) -> u32 {
     lowest.wrapping_add(1)
 }
 
-/// The same by the crate's overlapping search.
+/// Computes the same result by the crate's overlapping search.
 fn expected(patterns: &Patterns, payload: &[u8]) -> u32 {
     let automaton = AhoCorasick::new(patterns.iter()).unwrap();
     let numbers = automaton.find_overlapping_iter(payload).map(|found| found.pattern().as_u32() + 1);
@@ -63,7 +63,7 @@ fn trie(list: &[&[u8]]) -> Trie {
 
 #[test]
 fn the_hash_is_murmur3s_finalizer() {
-    // MurmurHash3_x86_32 of no bytes is its seed, finalized: published values.
+    // MurmurHash3_x86_32 of an empty input is its finalized seed. These values are published.
     assert_eq!((hash(0), hash(1), hash(u32::MAX)), (0, 0x514e_28b7, 0x81f1_6f39));
 }
 
@@ -174,7 +174,7 @@ fn the_most_patterns_are_all_found() {
     }
 }
 
-/// Patterns over a small alphabet that includes the extreme bytes, so that many contain each other.
+/// Returns bytes of a small alphabet that includes the extreme values, so that many patterns contain each other.
 fn alphabet() -> impl Strategy<Value = u8> {
     prop::sample::select(vec![0x00, b'a', b'b', 0xff])
 }

@@ -17,9 +17,9 @@ use crate::rig::Fake;
 const BURSTS: usize = 4;
 const BURST: usize = 64;
 
-/// Writes to device memory like a network card. A device is open, and no kernel runs.
+/// Writes to device memory like a network card. A device must be open, and no kernel may run.
 fn write(at: *mut u8, bytes: &[u8]) {
-    // SAFETY: the stand-in is loaded; the type is that in memory.cpp, which checks the address.
+    // SAFETY: the fake library is loaded. The function has the type in memory.cpp, which checks the address.
     let done = unsafe {
         let library = Library::new(FAKE_CUDA.unwrap()).unwrap();
         let copy =
@@ -33,8 +33,8 @@ fn content(number: usize) -> Vec<u8> {
     (0..60 + number * 7 % 1400).map(|at| (number * 31 + at * 13) as u8).collect()
 }
 
-/// Checks that every packet's result is that of device memory, and that its addresses are swapped. Returns the number
-/// of flushes.
+/// Checks that every packet's result was computed from device memory, and that its addresses are swapped. Returns the
+/// number of flushes.
 fn results_are_of_the_devices_memory(fake: &Fake, launch: Launch) -> u64 {
     let mut device = devices::open("cuda:0").unwrap();
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();

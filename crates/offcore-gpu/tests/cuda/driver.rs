@@ -1,4 +1,4 @@
-//! The stand-in detects the errors that tests rely on.
+//! The fake driver detects the errors on which tests rely.
 
 use std::ffi::c_void;
 use std::ptr::{from_ref, null_mut};
@@ -57,7 +57,7 @@ impl Opened {
             from_ref(&step).cast_mut().cast(),
             from_ref(&from_turn).cast_mut().cast(),
         ];
-        // SAFETY: the kernel's parameters, which are copied. The stand-in checks all addresses in them.
+        // SAFETY: these are the kernel's parameters, which are copied. The fake driver checks all addresses in them.
         unsafe {
             sys::cuLaunchKernel(
                 self.kernel,
@@ -76,7 +76,7 @@ impl Opened {
     }
 
     fn close(self) {
-        // SAFETY: all handles are the stand-in's.
+        // SAFETY: all handles are the fake driver's.
         unsafe {
             sys::cuStreamDestroy_v2(self.stream);
             sys::cuModuleUnload(self.module);
@@ -194,7 +194,7 @@ fn memory_is_registered_once() {
     let ring = Ring::new();
     let base = ring.memory.as_ptr().cast_mut();
     let mut at = 0;
-    // SAFETY: the stand-in checks every address.
+    // SAFETY: the fake driver checks every address.
     unsafe {
         let twice = sys::cuMemHostRegister_v2(base.wrapping_add(8).cast(), 64, 1);
         assert_eq!(twice, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
@@ -212,7 +212,7 @@ fn memory_is_registered_once() {
     assert_eq!(fake.live(), "nothing");
 }
 
-/// A driver would block forever; the stand-in ends the process.
+/// A real driver would block forever, but the fake driver ends the process.
 #[test]
 fn free_during_a_kernel_ends_the_process() {
     const NAME: &str = "driver::free_during_a_kernel_ends_the_process";

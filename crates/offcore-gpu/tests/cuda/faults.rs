@@ -1,4 +1,4 @@
-//! Devices that fail or cannot be used: a clear error, or the CPU takes over and no packet is lost.
+//! Devices that fail or cannot be used: the error is clear, or the CPU takes over without losing packets.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::rig::{Fake, is_child};
 const ILLEGAL_INSTRUCTION: i64 = 715;
 const OUT_OF_MEMORY: i64 = 2;
 
-/// The error of opening `cuda:0`.
+/// Returns the error of opening `cuda:0`.
 fn refusal() -> String {
     devices::open("cuda:0").unwrap_err().to_string()
 }
@@ -128,8 +128,8 @@ fn abandoned_device_launches_nothing() {
     }
 }
 
-/// A kernel that hangs cannot be stopped, so it runs in a process of its own. The test takes 5 s, the launcher's
-/// timeout for its kernels.
+/// A hung kernel cannot be stopped, so it runs in a separate process. The test takes 5 s, the launcher's timeout for
+/// its kernels.
 #[test]
 fn cpu_takes_over_from_a_hung_kernel() {
     const NAME: &str = "faults::cpu_takes_over_from_a_hung_kernel";
@@ -147,7 +147,7 @@ fn cpu_takes_over_from_a_hung_kernel() {
     let mut line = Line::new(&mut *device, pool(1, case.burst), case).unwrap();
     fake.set("hang_after", 7);
     if case.launch == Launch::Kernel {
-        // So that other bursts share the launch of the one that hangs.
+        // Makes other bursts share the launch of the burst that hangs.
         fake.set("launch_us", 5000);
     }
     line.run_to_the_end();
@@ -155,7 +155,7 @@ fn cpu_takes_over_from_a_hung_kernel() {
     assert!(failure.contains("has not answered"), "{case:?}: {failure}");
 }
 
-/// A pipeline that ends frees memory, and a driver would block that until every kernel has ended; the hung one never
+/// A pipeline that ends frees memory. A driver would block this until every kernel has ended, which the hung one never
 /// does.
 #[test]
 fn pipeline_ends_beside_a_hung_kernel() {
@@ -172,8 +172,8 @@ fn pipeline_ends_beside_a_hung_kernel() {
     let mut works = Line::new(&mut *device, pool, Case::new(Launch::Kernel, Memory::Gpu)).unwrap();
     fake.set("hang_after", 2);
     fake.set("hang_count", 1);
-    // Its bursts are not polled before one hangs: on a busy machine a late burst would count as a failure, and the hang
-    // would hit another pipeline.
+    // Its bursts are not polled before one hangs. On a busy machine a late burst would count as a failure, and the hang
+    // would affect another pipeline.
     hangs.fill();
     let start = Instant::now();
     while fake.calls("hung") == 0 {
@@ -196,7 +196,7 @@ fn out_of_memory_is_refused_without_leaks() {
     let fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     let open = fake.live();
-    // For the pool's copy, and for the words of a ring.
+    // Too little memory for the pool's copy, and for the words of a ring.
     for (memory, bytes) in [(Memory::Gpu, 1 << 20), (Memory::Host, 16)] {
         fake.set("memory", bytes);
         for launch in [Launch::Kernel, Launch::Graph] {

@@ -1,5 +1,5 @@
-//! CUDA devices on a stand-in for the driver's library (`tests/fake_cuda`). This says nothing about a real GPU. Without
-//! a C++ compiler nothing can be tested.
+//! CUDA devices on a fake driver library (`tests/fake_cuda`). The results do not prove anything about a real GPU.
+//! Without a C++ compiler nothing can be tested.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

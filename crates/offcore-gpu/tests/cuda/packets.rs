@@ -37,7 +37,7 @@ impl Case {
         Self { launch, memory, kind, split_at: None, slots, burst, mixed: false, bursts, timeout }
     }
 
-    /// Number of packets of a burst.
+    /// Returns the number of packets of a burst.
     fn len(&self, burst: usize) -> usize {
         if self.mixed { LENGTHS[burst % LENGTHS.len()].min(self.burst) } else { self.burst }
     }
@@ -47,7 +47,7 @@ impl Case {
     }
 }
 
-/// A pool for `pipelines` pipelines with bursts of this length.
+/// Creates a pool for `pipelines` pipelines with bursts of this length.
 pub(crate) fn pool(pipelines: usize, burst: usize) -> &'static Pool {
     Pool::new(16 * pipelines * burst.max(128), 2048, Hugepages::None).unwrap()
 }
@@ -68,7 +68,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// A pipeline on this device, or the error.
+    /// Creates a pipeline on this device, or returns the error.
     pub(crate) fn new(device: &mut dyn Device, pool: &'static Pool, case: Case) -> Result<Self, String> {
         let Case { launch, memory, kind, split_at, slots, burst, timeout, .. } = case;
         let patterns = Patterns::from_list([PATTERN]).unwrap();
@@ -81,7 +81,7 @@ impl Line {
         Ok(Self { case, pool, cache, front: Some(front), back, sent: [0, 0], received: 0, gathered })
     }
 
-    /// Submits a burst if possible, and checks one that is back. Returns whether one was.
+    /// Submits a burst if possible, and checks a returned one. Returns whether there was one.
     fn turn(&mut self) -> bool {
         self.submit();
         self.look()
@@ -101,7 +101,7 @@ impl Line {
         true
     }
 
-    /// Checks a burst. Returns whether one was back.
+    /// Checks a burst. Returns whether there was one.
     fn look(&mut self) -> bool {
         let Self { case, pool, cache, back, received, .. } = self;
         let Some(done) = back.done() else { return false };
@@ -128,7 +128,7 @@ impl Line {
         while self.submit() {}
     }
 
-    /// The same, then closes the submitting end.
+    /// Submits as many bursts as fit, then closes the submitting end.
     pub(crate) fn fill_and_stop(&mut self) {
         self.fill();
         self.case.bursts = self.sent[0];
@@ -147,7 +147,7 @@ impl Line {
         }
     }
 
-    /// The failure of its device, if any.
+    /// Returns the failure of its device, if any.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.back.failure()
     }
@@ -170,7 +170,7 @@ impl Line {
 pub(crate) fn run(mut lines: Vec<Line>) -> Vec<Option<String>> {
     let mut moved = Instant::now();
     while lines.iter().any(|line| !line.is_done()) {
-        // Not `any`, which stops at the first: each gets its turn.
+        // Not `any`, which stops at the first match: each line must get its turn.
         let back =
             lines.iter_mut().filter(|line| !line.is_done()).map(Line::turn).filter(|back| *back).count();
         if back > 0 {
@@ -197,7 +197,7 @@ pub(crate) fn run_one(device: &mut dyn Device, case: Case) -> Result<Option<Stri
     Ok(run(vec![line]).remove(0))
 }
 
-/// Every launch type with every memory.
+/// Returns every combination of launch type and memory.
 pub(crate) fn ways() -> impl Iterator<Item = Case> {
     Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| Case::new(launch, memory)))
 }

@@ -53,7 +53,7 @@ fn pipelines_share_a_device_and_pool() {
     let fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     let pool = pool(6, 64);
-    // Of different lengths, so that some end long before others.
+    // The lengths differ, so that some end long before others.
     let lines = ways().enumerate().map(|(i, case)| Case { bursts: 5 + 9 * i, kind: KINDS[i % 4], ..case });
     let lines = lines.map(|case| Line::new(&mut *device, pool, case).unwrap()).collect();
     let registered = fake.calls("cuMemHostRegister_v2");
@@ -63,7 +63,7 @@ fn pipelines_share_a_device_and_pool() {
     assert_eq!(fake.live(), "nothing");
 }
 
-/// Waits until this many launch threads exist; a thread names itself, and lingers for a moment after its end.
+/// Waits until there are this many launch threads. A thread sets its own name, and exists for a moment after its end.
 fn wait_for_launching_threads(wanted: usize) {
     let since = Instant::now();
     while launching_threads() != wanted {
@@ -74,13 +74,13 @@ fn wait_for_launching_threads(wanted: usize) {
 
 fn launching_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    // A thread that ends meanwhile has no name.
+    // A thread that ends in the meantime has no name.
     let names =
         tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default());
     names.filter(|name| name.trim_end() == "offcore-launch").count()
 }
 
-/// Bursts that queue up during a launch: the launch takes longer than preparing a burst, even on a busy machine.
+/// Bursts queue up during a launch, because the launch takes longer than preparing a burst, even on a busy machine.
 #[test]
 fn bursts_behind_a_slow_launch_are_batched() {
     let fake = Fake::new();
@@ -104,7 +104,8 @@ fn bursts_behind_a_slow_launch_are_batched() {
     assert_eq!(fake.live(), "nothing");
 }
 
-/// The kernels of the last graph are through long before the next graph is launched: no failure, and no lcore that waits.
+/// The kernels of the last graph have ended long before the next graph is launched. This is not a failure, and no lcore
+/// waits.
 #[test]
 fn bursts_wait_for_a_slow_launch_of_their_graph() {
     let fake = Fake::new();
@@ -144,7 +145,7 @@ fn pipelines_share_the_launch_thread() {
         for (i, case) in
             (0..4).flat_map(|_| Memory::ALL).map(|memory| Case::new(Launch::Kernel, memory)).enumerate()
         {
-            // Some end long before the others.
+            // Some pipelines end long before others.
             let case = Case { bursts: 5 + 9 * i, burst: 257, mixed: i % 3 == 0, kind: KINDS[i % 4], ..case };
             lines.push(Line::new(&mut *devices[i / 2 % 2], pool, case).unwrap());
             wait_for_launching_threads(1 + usize::from(i >= 2));
@@ -200,7 +201,7 @@ fn only_memory_gpu_allocates_staging() {
     }
 }
 
-/// A driver may take its time for the first launch on a stream, and wait for all kernels: none polls then.
+/// A driver may delay the first launch on a stream and wait for all kernels, so none may poll at that time.
 #[test]
 fn every_stream_has_had_a_launch_before_kernels_poll() {
     let fake = Fake::new();

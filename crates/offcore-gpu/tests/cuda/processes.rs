@@ -1,4 +1,4 @@
-//! Tests in separate processes, for what is decided once per process or ends it.
+//! Tests in separate processes, for behaviour that is fixed once per process or ends it.
 
 use std::process::{Child, Command, Output, Stdio};
 
@@ -9,7 +9,7 @@ pub(crate) fn in_a_process(test: &str, environment: &[(&str, &str)]) -> Output {
     start_process(test, environment).wait_with_output().unwrap()
 }
 
-/// Runs a test in a separate process for each of these environments, all at a time; it has to pass in each.
+/// Runs a test in a separate process for each of these environments, all at the same time. It has to pass in each.
 pub(crate) fn passes_in_processes<'a, const N: usize>(
     test: &str,
     environments: impl IntoIterator<Item = [(&'a str, &'a str); N]>,

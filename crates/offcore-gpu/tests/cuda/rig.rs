@@ -1,4 +1,4 @@
-//! The stand-in for the driver's library, for one test at a time.
+//! The fake driver library, for one test at a time.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_longlong, c_ulonglong};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use libloading::Library;
 use offcore_gpu::fake_cuda::FAKE_CUDA;
 
-/// The stand-in in its initial state, for one test.
+/// The fake driver in its initial state, for one test.
 #[derive(Debug)]
 pub(crate) struct Fake {
     library: &'static Library,
@@ -21,7 +21,7 @@ impl Fake {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let library = LIBRARY.get_or_init(|| {
             let path = FAKE_CUDA.expect("the stand-in is built where the kernels are");
-            // SAFETY: the library built for these tests, which has no initialisers.
+            // SAFETY: the library was built for these tests and has no initialisers.
             unsafe { Library::new(path) }.expect("the stand-in can be loaded")
         });
         let fake = Self { library, _turn: turn };
@@ -35,7 +35,7 @@ impl Fake {
     /// Changes a setting: `Settings` in `tests/fake_cuda/fake.h`.
     pub(crate) fn set(&self, name: &str, value: i64) {
         let c_name = CString::new(name).unwrap();
-        // SAFETY: the function's type, in control.cpp.
+        // SAFETY: the function has the type in control.cpp.
         let known = unsafe {
             let set = self
                 .library
@@ -45,20 +45,20 @@ impl Fake {
         assert_eq!(known, 1, "{name}: there is no such setting");
     }
 
-    /// Names the devices.
+    /// Sets the devices' name.
     pub(crate) fn name(&self, name: &str) {
         let name = CString::new(name).unwrap();
-        // SAFETY: as above.
+        // SAFETY: the function has the type in control.cpp.
         unsafe {
             let set = self.library.get::<unsafe extern "C" fn(*const c_char)>("offcore_fake_name");
             set.unwrap()(name.as_ptr());
         }
     }
 
-    /// Number of calls of an entry point.
+    /// Returns the number of calls of an entry point.
     pub(crate) fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap();
-        // SAFETY: as above.
+        // SAFETY: the function has the type in control.cpp.
         unsafe {
             let calls =
                 self.library.get::<unsafe extern "C" fn(*const c_char) -> c_ulonglong>("offcore_fake_calls");
@@ -66,9 +66,9 @@ impl Fake {
         }
     }
 
-    /// Live driver objects: contexts, streams, memory and so on.
+    /// Returns the live driver objects: contexts, streams, memory and so on.
     pub(crate) fn live(&self) -> String {
-        // SAFETY: as above; the text is valid until this thread's next call.
+        // SAFETY: the function has the type in control.cpp. The text is valid until this thread's next call.
         unsafe {
             let live = self.library.get::<unsafe extern "C" fn() -> *const c_char>("offcore_fake_live");
             CStr::from_ptr(live.unwrap()()).to_str().unwrap().to_owned()
@@ -79,7 +79,7 @@ impl Fake {
 /// In the environment of a process that runs one test: `processes`.
 pub(crate) const CHILD: &str = "OFFCORE_TEST_CHILD";
 
-/// Whether this process runs one test, for another process.
+/// Returns whether this process runs one test, for another process.
 pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }

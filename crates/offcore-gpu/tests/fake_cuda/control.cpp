@@ -34,7 +34,7 @@ void abort_with(const char *format, ...)
 	abort();
 }
 
-// The setting of a name; null if there is none.
+// Returns the setting with a name, or null if it does not exist.
 static long long *number(Settings &settings, const std::string &name)
 {
 	const std::pair<const char *, long long *> numbers[] = {
@@ -62,7 +62,7 @@ static long long *number(Settings &settings, const std::string &name)
 	return nullptr;
 }
 
-// OFFCORE_FAKE_DRIVER=11040, OFFCORE_FAKE_NAME=..., OFFCORE_FAKE_cuMemAlloc_v2=2.
+// Examples: OFFCORE_FAKE_DRIVER=11040, OFFCORE_FAKE_NAME=..., OFFCORE_FAKE_cuMemAlloc_v2=2.
 static void settings_from_environment(State &state)
 {
 	static const char prefix[] = "OFFCORE_FAKE_";
@@ -147,21 +147,21 @@ API int offcore_fake_set(const char *name, long long value)
 	return 0;
 }
 
-// The devices' name.
+// Sets the devices' name.
 API void offcore_fake_name(const char *name)
 {
 	Lock lock(state().mutex);
 	state().settings.name = name;
 }
 
-// Number of calls of an entry point.
+// Returns the number of calls of an entry point.
 API unsigned long long offcore_fake_calls(const char *name)
 {
 	Lock lock(state().mutex);
 	return state().calls[name];
 }
 
-// Live objects as text: "nothing", or "1 contexts, 2 streams". Valid until the thread's next call.
+// Returns live objects as text: "nothing", or "1 contexts, 2 streams". Valid until the thread's next call.
 API const char *offcore_fake_live(void)
 {
 	static thread_local std::string text;

@@ -1,9 +1,9 @@
-// A stand-in for the CUDA driver's library, for tests on machines without a GPU: the part of the driver API that
-// offcore-gpu uses, after its public documentation. Streams are threads, and kernels run from their own source.
+// A fake of the CUDA driver's library, for tests on machines without a GPU. It has the part of the driver API that
+// offcore-gpu uses, according to its public documentation. Streams are threads, and kernels run from their own source.
 //
-// It is stricter than a driver where that would miss an error or block forever:
-// * device addresses differ from host addresses by an offset larger than any host address, so that mixing them up is
-//   detected at once,
+// It is stricter than a driver if a driver would miss an error or block forever:
+// * device addresses differ from host addresses by an offset larger than any host address, so that confusing them is
+//   detected immediately,
 // * every handle and memory range is validated,
 // * a call that would block until kernels have ended (cuMemFree, cuMemHostRegister, ...) ends the process with a
 //   message if they do not,
@@ -60,7 +60,7 @@ struct Context {
 	unsigned retained = 0;
 	// The sticky error of every call, after which kernels end and queued work is dropped; 0: none.
 	std::atomic<int> error{0};
-	// Unfinished work of its streams, including what they run now.
+	// Unfinished work of its streams, including running work.
 	unsigned unfinished = 0;
 	unsigned running = 0;
 };
@@ -148,7 +148,7 @@ struct Settings {
 	long long hang_after = -1;
 	// How many kernels hang; -1: all.
 	long long hang_count = -1;
-	// The same, after processing a burst but before its answer.
+	// The device is lost after processing this many bursts, but before answering the last of them.
 	long long lost_before_answer = -1;
 	// The error of a lost device.
 	long long lost_error = LAUNCH_FAILED;
@@ -184,17 +184,17 @@ struct State {
 
 typedef std::unique_lock<std::mutex> Lock;
 
-// Handles are never reused, and the state is never freed, since threads may use it.
+// Handles are never reused, and the state is never freed, because threads may use it.
 State &state();
 
 // The entry check of call `name`: an injected result, or SUCCESS. With a context: the thread's current one, which must
 // be valid. Like a driver, it reports a lost context only after its kernels have stopped.
 int enter(const Lock &, const char *name);
 int enter(Lock &, const char *name, Context *&context);
-// The same for calls that release something, which succeed on a lost context, too; `error` is returned then.
+// Like `enter`, for calls that release something. They also succeed on a lost context, and return `error` then.
 int enter_to_free(Lock &, const char *name, Context *&context, int &error);
-// How entry points begin: the state as `all`, its `lock`, and the entry check under the function's name; where the call
-// needs one with the thread's `context`, and to release something with the `error` to return.
+// The beginning of entry points: the state as `all`, its `lock`, and the entry check under the function's name. Calls
+// that need a context also get the thread's `context`, and calls that release something get the `error` to return.
 #define ENTER() BEGIN(enter(lock, __func__))
 #define ENTER_IN_CONTEXT() \
 	Context *context; \
@@ -225,7 +225,7 @@ u8 *translate(const Lock &, const Context &, u64 address, u64 len);
 int make_launch(const Lock &, Launch &, Function *, const unsigned grid[3], const unsigned block[3], void **parameters);
 // Runs it on this thread and on one more per further block.
 void run(Context &, const Launch &);
-// The sizes of run()'s parameters; empty if there is no such kernel.
+// Returns the sizes of run()'s parameters, or an empty list if the kernel does not exist.
 std::vector<size_t> parameters_of(const std::string &kernel);
 
 // Marks the context as lost.

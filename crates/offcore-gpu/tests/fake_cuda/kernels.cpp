@@ -1,4 +1,4 @@
-// Running a launch: the kernels' bodies (kernels/bodies.h), with one thread per block.
+// Runs a launch: the kernels' bodies (kernels/bodies.h), with one thread per block.
 #include <cstring>
 
 #include "bodies.h"
@@ -15,7 +15,7 @@ struct Killed {};
 // faults.
 struct Block : og::Thread {
 	Context &context;
-	// Whether this block counts bursts: one block of each burst does.
+	// Whether this block counts bursts, as one block of each burst does.
 	bool counts;
 	// As on a GPU.
 	static constexpr bool COPIES_TABLES = true;
@@ -90,7 +90,7 @@ struct Arguments {
 		return value;
 	}
 
-	// The host address of device memory; irrelevant for an empty range.
+	// Returns the host address of device memory. It is irrelevant for an empty range.
 	u8 *host(const char *what, const void *address, u64 len)
 	{
 		if (len == 0)
@@ -128,7 +128,7 @@ struct Arguments {
 
 typedef std::function<void(Block &, u32, u32)> Body;
 
-// The body of a kernel for a block by column and row; empty if an address is not the device's.
+// Returns the body of a kernel for a block by column and row, or an empty one if an address is not the device's.
 Body body_of(Context &context, const Launch &launch)
 {
 	Lock lock(state().mutex);
@@ -197,10 +197,10 @@ void run(Context &context, const Launch &launch)
 		fail(context, ILLEGAL_ADDRESS);
 		return;
 	}
-	const bool all_count = launch.function->name != "og_burst"; // other blocks have bursts of their own
+	const bool all_count = launch.function->name != "og_burst"; // other blocks have their own bursts
 	auto block = [&](u32 number, u32 row) {
 		og::Scratch scratch;
-		// Not what a table has.
+		// A value that tables do not contain.
 		memset(&scratch, 0xa5, sizeof(scratch));
 		Block threads(scratch, launch.block, context, all_count || number == 0);
 		try {

@@ -37,7 +37,7 @@ int make_launch(const Lock &, Launch &launch, Function *function, const unsigned
 	return SUCCESS;
 }
 
-// A launch takes as long as it is set to.
+// Delays a launch by the configured time.
 static int take_time(Lock &lock, Context &context)
 {
 	const long long us = state().settings.launch_us;

@@ -9,8 +9,8 @@
 
 namespace fake {
 
-// A device address on device n is the host address plus (n + 1) << SHIFT: above every host address, so that mixing them
-// up fails at once.
+// A device address on device n is the host address plus (n + 1) << SHIFT: above every host address, so that confusing
+// them fails immediately.
 static const unsigned SHIFT = 48;
 
 static u64 address_at(const Context &context, const u8 *host)
@@ -62,7 +62,7 @@ static u8 *argument(const Lock &lock, const Context &context, const char *call, 
 	return host;
 }
 
-// Fills memory with a value: at once, or on a stream.
+// Fills memory with a value, immediately or on a stream.
 template <class T> static int set(const char *name, u64 address, T value, size_t count, Stream *stream)
 {
 	Lock lock(state().mutex);
@@ -234,7 +234,7 @@ API int cuFlushGPUDirectRDMAWrites(int target, int scope)
 	return target != 0 || (scope != 100 && scope != 200) ? INVALID_VALUE : SUCCESS;
 }
 
-// A descriptor for mapping device memory: whole pages of one allocation, here all of it.
+// Returns a descriptor for mapping device memory: whole pages of one allocation, here all of it.
 API int cuMemGetHandleForAddressRange(void *handle, u64 address, size_t len, int type, unsigned long long)
 {
 	ENTER_IN_CONTEXT();

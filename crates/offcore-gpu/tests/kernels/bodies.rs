@@ -1,4 +1,4 @@
-//! Finding, sharing and answering bursts.
+//! Tests of finding, sharing and answering bursts.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
@@ -14,10 +14,10 @@ pub(crate) const MODES: [&str; 3] = ["share", "persistent", "graph"];
 /// Serves the burst of turn 0, which has been posted, with [`Rig::quit`] after it.
 ///
 /// # Safety
-/// Nothing else uses the rig's memory.
+/// Nothing else may use the rig's memory.
 pub(crate) unsafe fn by(mode: &str, rig: &Rig, packets: usize, number: u32) {
     let (view, number) = (rig.view(), threads(number));
-    // SAFETY: the rig is alive; the rest is the caller's promise.
+    // SAFETY: the rig exists, and nothing else uses its memory, as the caller guarantees.
     unsafe {
         match mode {
             "graph" => assert!(kernel::graph_node(&view, number, 0, 1)),
@@ -107,7 +107,7 @@ fn persistent_blocks_share_turns_until_quit() {
     {
         let mut rig = Rig::new(256, 4, 64, Kind::Crc32c);
         rig.stage(staging);
-        // Bursts in flight have no chunk in common.
+        // Bursts in flight do not share chunks.
         let of_burst = |i: usize| {
             let all = rig.packets(256, i as u64).into_iter();
             all.filter(|packet| packet.chunk as usize % 4 == i % 4).take(i * 7 % 65).collect()
@@ -278,7 +278,7 @@ fn excessive_count_is_answered_as_empty() {
             (MAX_BURST + 64, full + 1),
             (MAX_BURST + 64, u32::MAX - 1),
             (MAX_BURST + 64, 0x8000_0000),
-            // Not above the maximum, but more than the ring's slots can hold.
+            // Below the maximum, but more than the ring's slots can hold.
             (39, 40),
             (39, full),
         ] {
@@ -298,7 +298,7 @@ fn excessive_count_is_answered_as_empty() {
 
             rig.post_count(1, &packets, count);
             let tally = AtomicU64::new(0);
-            // SAFETY: as above.
+            // SAFETY: the rig is alive, and nothing else uses its memory.
             assert!(unsafe { kernel::share(&rig.view(), threads(32), (1, 1), (0, 1), &tally) });
             assert!(rig.is_answered(1));
             rig.check_pool(&pool, "too many packets, shared");
@@ -322,7 +322,7 @@ fn other_laps_and_quits_are_skipped() {
         }
     }
     rig.quit(3);
-    // SAFETY: as above.
+    // SAFETY: the rig is alive, and nothing else uses its memory.
     assert!(!unsafe { burst(&rig.view(), threads(32), 1, 2) });
     assert!(!rig.is_answered(2) && !rig.is_answered(3));
     rig.check_pool(&pool, "another lap");

@@ -5,29 +5,30 @@ use offcore_gpu::patterns::Patterns;
 use offcore_gpu::trie::Trie;
 use proptest::prelude::*;
 
-/// The lowest pattern in `parts` parts, and the maximum of edges read in a part.
+/// Returns the lowest pattern in `parts` parts, and the maximum of edges read in a part.
 fn lowest(trie: &Trie, payload: &[u8], parts: u32) -> (Option<u32>, u64) {
-    // SAFETY: the trie stays.
+    // SAFETY: the trie exists during the call.
     let part = |part| unsafe { kernel::match_part(&trie.view(), payload, (part, parts)) };
     let (found, reads): (Vec<_>, Vec<_>) = (0..parts).map(part).unzip();
     (found.into_iter().flatten().min(), reads.into_iter().max().unwrap_or(0))
 }
 
-/// The lowest pattern by trying each at each place.
+/// Finds the lowest pattern by trying each pattern at each position.
 fn naive(patterns: &Patterns, payload: &[u8]) -> Option<u32> {
     let occurs = |pattern: &[u8]| payload.windows(pattern.len()).any(|window| window == pattern);
     (0..).zip(patterns.iter()).find(|(_, pattern)| occurs(pattern)).map(|(number, _)| number)
 }
 
-/// The maximum of edges read by a lookup: the longest run of used entries, and the empty entry behind it.
+/// Returns the maximum number of edges that a lookup reads: the longest run of used entries, and the empty entry behind
+/// it.
 fn longest_lookup(trie: &Trie) -> u64 {
     let edges = trie.tables().edges;
-    // Twice, since a lookup wraps around.
+    // Repeated twice, because a lookup wraps around.
     let twice = edges.repeat(2);
     twice.split(|edge| *edge == 0).map(<[u64]>::len).max().unwrap_or(0) as u64 + 1
 }
 
-/// The first `len` bytes of the infinite Fibonacci word (abaababa...), whose suffixes are often its prefixes.
+/// Returns the first `len` bytes of the infinite Fibonacci word (abaababa...), whose suffixes are often its prefixes.
 fn fibonacci(len: usize) -> Vec<u8> {
     let (mut last, mut word) = (b"b".to_vec(), b"a".to_vec());
     while word.len() < len {
@@ -38,7 +39,7 @@ fn fibonacci(len: usize) -> Vec<u8> {
     word
 }
 
-/// Patterns, each set with its most expensive payload.
+/// Returns sets of patterns, each with its most expensive payload.
 fn hostile() -> Vec<(Vec<Vec<u8>>, Vec<u8>)> {
     let all_but_last = |len: usize| [vec![b'a'; len - 1], vec![b'b']].concat();
     let counted: Vec<u8> = (0..64).collect();
@@ -63,7 +64,7 @@ fn hostile_packets_take_linear_time() {
         for parts in [1, 2, 32, 1000] {
             let (found, reads) = lowest(&trie, &payload, parts);
             assert_eq!(found, naive(&patterns, &payload), "case {case}, {parts} parts");
-            // The part, and the bytes behind it that a walk may read.
+            // The length of the part, and of the bytes behind it that a walk may read.
             let bytes = payload.len().div_ceil(parts as usize) + patterns.longest();
             let most = 2 * bytes.min(payload.len()) as u64 * longest_lookup(&trie);
             assert!(reads <= most, "case {case}, {parts} parts: {reads} edges read, at most {most} expected");
@@ -86,12 +87,12 @@ fn matches_across_parts_are_found() {
     }
 }
 
-/// Words of one to three different bytes.
+/// Returns words of one to three different bytes.
 fn words(letters: usize, len: std::ops::Range<usize>) -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(prop::sample::select(b"ab\xff"[..letters].to_vec()), len)
 }
 
-/// Patterns, with prefixes and suffixes of them, and a payload of the same letters.
+/// Returns patterns, with prefixes and suffixes of them, and a payload of the same letters.
 fn overlapping() -> impl Strategy<Value = (Vec<Vec<u8>>, Vec<u8>)> {
     (1..=3usize).prop_flat_map(|letters| {
         let cut = (words(letters, 1..24), 0..24usize, any::<bool>());
@@ -111,7 +112,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
     #[test]
     fn parts_agree_with_a_naive_search((mut patterns, payload) in overlapping(), short in 1..24usize, parts in 1..64u32) {
-        // Most payloads contain all short patterns: some cases have long patterns only.
+        // Most payloads contain all short patterns, so some cases only have long patterns.
         patterns.retain(|pattern| pattern.len() >= short);
         prop_assume!(!patterns.is_empty());
         let patterns = Patterns::from_list(&patterns).unwrap();

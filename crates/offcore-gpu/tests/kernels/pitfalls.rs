@@ -8,7 +8,7 @@ use offcore_gpu::layout::{Kind, MAX_BURST, PacketDescriptor};
 use crate::bodies::{MODES, Quit, by};
 use crate::rig::{Rig, burst, threads};
 
-/// Packets whose first twelve bytes are asymmetric, so that a missing swap is detected.
+/// Returns packets whose first twelve bytes are asymmetric, so that a missing swap is detected.
 fn full_packets(rig: &Rig, count: usize) -> Vec<PacketDescriptor> {
     let mut packets = rig.packets(count, 11);
     for packet in &mut packets {
@@ -50,7 +50,7 @@ fn pitfall_2_current_slot_is_used() {
         });
         let all = full_packets(&rig, 64);
         for turn in 0..200u64 {
-            // Different packets each turn; none repeat from the last.
+            // Different packets each turn. None of them were in the previous turn.
             let packets: Vec<_> = (0..9).map(|i| all[(turn as usize * 9 + i) % 64]).collect();
             let (pool, expected) = rig.after(&packets);
             rig.post(turn, &packets);
@@ -63,7 +63,7 @@ fn pitfall_2_current_slot_is_used() {
     });
 }
 
-/// A device only writes answers: they may be behind a bus.
+/// A device only writes answers, because they may be behind a bus.
 #[test]
 fn pitfall_7_device_never_reads_an_answer() {
     let rig = Rig::new(64, 2, 64, Kind::Crc32c);
@@ -73,7 +73,7 @@ fn pitfall_7_device_never_reads_an_answer() {
         rig.spoil_results(turn);
         rig.post(turn, &packets);
         let (slot, lap) = rig.place(turn);
-        // SAFETY: the rig is there, and this is its only user.
+        // SAFETY: the rig exists, and this is its only user.
         assert!(unsafe { burst(&rig.view(), threads(32), slot, lap) });
         rig.check(turn, 64, &expected, "behind a scribble");
         rig.check_pool(&pool, "behind a scribble");

@@ -48,13 +48,13 @@ impl Memory {
 
     fn lap(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset + 4 <= self.len);
-        // SAFETY: inside the memory and aligned; laps are only touched as atomics.
+        // SAFETY: the offset is inside the memory and aligned, and laps are only accessed as atomics.
         unsafe { AtomicU32::from_ptr(self.at(offset).cast()) }
     }
 
-    /// The whole memory; no kernel may be using it.
+    /// Returns the whole memory. No kernel may be using it.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: it is valid, and tests read a pool only while no burst is processed.
+        // SAFETY: the memory is valid, and tests only read a pool while no burst is processed.
         unsafe { std::slice::from_raw_parts(self.base, self.len) }
     }
 
@@ -67,7 +67,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated as a box of as many lines.
+        // SAFETY: the memory was allocated as a box of this number of lines.
         unsafe {
             drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(
                 self.base.cast::<Line>(),
@@ -134,7 +134,7 @@ impl Trie {
             Link { state: state as u32, len: len as u16, lowest: lowest(bytes).unwrap_or(0) as u16 }
         };
         let links = states.iter().map(link_of).collect();
-        // Where a pattern ends the next state says so.
+        // The next state is flagged if a pattern ends there.
         for next in edges.values_mut().filter(|next| lowest(states[**next as usize]).is_some()) {
             *next |= 1 << 31;
         }
@@ -174,7 +174,7 @@ impl Trie {
     }
 }
 
-/// Patterns that contain and overlap each other and repeat, with letters that also occur in packets.
+/// Returns patterns that contain and overlap each other and repeat, with letters that also occur in packets.
 pub(crate) fn patterns() -> Vec<Vec<u8>> {
     let mut numbers = Numbers(7);
     let mut patterns: Vec<Vec<u8>> =
@@ -211,8 +211,8 @@ pub(crate) struct Rig {
     pub(crate) automaton: AhoCorasick,
 }
 
-// SAFETY: the memory is bytes, and the trie is only read. The ring's protocol, which the tests follow, decides who may
-// access which bytes.
+// SAFETY: the memory is bytes, and the trie is only read. The tests follow the ring's protocol, which prevents
+// concurrent access to the same bytes.
 unsafe impl Sync for Rig {}
 
 pub(crate) fn threads(number: u32) -> NonZeroU32 {
@@ -224,12 +224,12 @@ pub(crate) fn threads(number: u32) -> NonZeroU32 {
 /// # Safety
 /// As for [`kernel::share`].
 pub(crate) unsafe fn burst(view: &PipelineView, threads: NonZeroU32, slot: u32, lap: u32) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the memory of `view` is valid and exclusive, as the caller guarantees.
     unsafe { kernel::share(view, threads, (slot, lap), (0, 1), &AtomicU64::new(0)) }
 }
 
 impl Rig {
-    /// Chunks of 2048 bytes, `slots` bursts of at most `burst` packets.
+    /// Creates a rig with chunks of 2048 bytes and `slots` bursts of at most `burst` packets.
     pub(crate) fn new(chunks: usize, slots: usize, burst: usize, kind: Kind) -> Self {
         Self::with_chunks(11, chunks, slots, burst, kind)
     }
@@ -269,8 +269,8 @@ impl Rig {
         }
     }
 
-    /// Processes packets in staging memory at `aside` bytes, at most 64, after a line boundary from now on; in place
-    /// with `None`.
+    /// Processes packets from now on in staging memory that starts `aside` bytes, at most 64, after a line boundary, or
+    /// in place with `None`.
     pub(crate) fn stage(&mut self, aside: Option<usize>) {
         self.staging = aside.map(|aside| (Memory::new(self.pool.len + 64), aside));
         self.poison();
@@ -283,7 +283,7 @@ impl Rig {
         }
     }
 
-    /// Checks that staging memory, poisoned before, equals the pool at `packets` and is poison elsewhere; in the
+    /// Checks that staging memory, poisoned before, equals the pool at `packets` and is poison elsewhere. In the
     /// 16-byte words at the ends of a packet either is allowed. Packets do not share chunks.
     pub(crate) fn check_staging(&self, packets: &[PacketDescriptor], case: &str) {
         let Some((staging, aside)) = &self.staging else { return };
@@ -326,7 +326,7 @@ impl Rig {
         }
     }
 
-    /// Slot and lap of a turn.
+    /// Returns the slot and lap of a turn.
     pub(crate) fn place(&self, turn: u64) -> (u32, u32) {
         ((turn % self.slots as u64) as u32, (turn / self.slots as u64) as u32 + 1)
     }
@@ -366,7 +366,7 @@ impl Rig {
         self.ring.lap(self.answer_at(turn)).load(Ordering::Acquire) == self.place(turn).1
     }
 
-    /// Waits for an answer; false after 10 seconds.
+    /// Waits for an answer. Returns false after 10 seconds.
     pub(crate) fn wait(&self, turn: u64) -> bool {
         let since = Instant::now();
         while !self.is_answered(turn) {
@@ -378,7 +378,7 @@ impl Rig {
         true
     }
 
-    /// Hits, and the results of `packets` packets.
+    /// Returns the number of non-zero results, and the results of `packets` packets.
     pub(crate) fn answer(&self, turn: u64, packets: usize) -> (u32, Vec<u32>) {
         let at = self.answer_at(turn);
         (self.ring.read(at + 4), (0..packets).map(|i| self.ring.read(at + 8 + i * 4)).collect())
@@ -397,7 +397,7 @@ impl Rig {
         }
     }
 
-    /// `count` packets in distinct, shuffled chunks, with zero, odd, small and large lengths.
+    /// Returns `count` packets in distinct, shuffled chunks, with zero, odd, small and large lengths.
     pub(crate) fn packets(&self, count: usize, seed: u64) -> Vec<PacketDescriptor> {
         const LENGTHS: [usize; 22] =
             [0, 1, 2, 11, 12, 13, 14, 15, 16, 17, 45, 46, 47, 60, 64, 79, 128, 333, 512, 777, 1024, 1518];
@@ -417,12 +417,12 @@ impl Rig {
             .collect()
     }
 
-    /// The expected pool and results, from third-party crates.
+    /// Returns the expected pool and results, from third-party crates.
     pub(crate) fn expect(&self, pool: &mut [u8], packets: &[PacketDescriptor]) -> Vec<u32> {
         packets.iter().map(|packet| self.expect_one(pool, packet)).collect()
     }
 
-    /// The same for a burst alone: the pool after it, and its results.
+    /// Returns the pool after a single burst, and its results.
     pub(crate) fn after(&self, packets: &[PacketDescriptor]) -> (Vec<u8>, Vec<u32>) {
         let mut pool = self.pool.bytes().to_vec();
         let results = self.expect(&mut pool, packets);
@@ -468,7 +468,7 @@ impl Rig {
         self.compare(self.pool.bytes(), expected, 0, case);
     }
 
-    /// Compares memory whose first chunk begins `aside` bytes on.
+    /// Compares memory whose first chunk begins at offset `aside`.
     fn compare(&self, found: &[u8], expected: &[u8], aside: usize, case: &str) {
         if found == expected {
             return;

@@ -1,5 +1,5 @@
-//! Packets processed in staging memory: same bytes and results, and only swapped addresses are written back. Most of
-//! [`crate::work`] and [`crate::bodies`] runs staged, too.
+//! Packets processed in staging memory: the bytes and results are the same, and only swapped addresses are written
+//! back. Most of [`crate::work`] and [`crate::bodies`] also runs staged.
 
 use offcore_gpu::layout::{Kind, MAX_BURST, PacketDescriptor};
 
@@ -79,7 +79,7 @@ fn long_and_bad_packets_are_staged() {
             PacketDescriptor { chunk: u32::from(len), offset, len }
         })
         .collect();
-    // After the end of the pool, and of a chunk.
+    // Chunk numbers behind the end of the pool, and an offset and length behind the end of a chunk.
     packets[5].chunk = 2049;
     packets[6].chunk = u32::MAX;
     packets[1000].offset = 1049;
@@ -105,7 +105,7 @@ fn the_longest_packets_are_staged() {
 }
 
 /// Staging memory starts one word before the pool. One thread copies from first to last word, so each word overwrites
-/// the pool's previous one after it was copied. Only a reader of staging memory finds the first word.
+/// the pool's previous word after it was copied. Only a reader of staging memory finds the first word.
 #[test]
 fn work_reads_the_staged_packet() {
     const CHUNK: usize = 2048;

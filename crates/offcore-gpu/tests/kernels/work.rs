@@ -49,7 +49,7 @@ fn results_match_other_implementations() {
             }
         }
     }
-    // Some packets must match and some not, for the test to mean anything.
+    // The test is only meaningful if some packets match and some do not.
     let matched: usize = 5 * 3 * COUNTS.iter().sum::<usize>();
     assert!(hits > matched / 10 && hits < matched * 9 / 10, "{hits} hits of {matched} packets");
 }
@@ -142,7 +142,7 @@ fn thousands_of_patterns_are_found() {
         let packets = rig.packets(300, 1);
         let mut pool = rig.pool.bytes().to_vec();
         for packet in &packets {
-            // Zero to two patterns, anywhere in the packet, also truncated at its end.
+            // Zero to two patterns, anywhere in the packet, possibly truncated at its end.
             for _ in 0..numbers.below(3) {
                 let pattern = patterns.iter().nth(numbers.below(patterns.len())).expect("a pattern");
                 let at = usize::from(packet.offset) + numbers.below(usize::from(packet.len) + 1);

@@ -1,4 +1,4 @@
-//! Files that are written to where they are sent from.
+//! Files that are read directly into a session's transmit memory.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -7,19 +7,20 @@ use super::Writer;
 use crate::place::Segments;
 
 impl<M: Segments> Writer<M> {
-    /// Has the kernel read up to `max` bytes of a file to where they are sent from, and commits them. Returns how many: fewer
-    /// than asked for only when there is no more space.
+    /// Makes the kernel read up to `max` bytes of a file into the transmit memory, and commits them. Returns their
+    /// number, which is less than requested only if no more space is available.
     ///
     /// # Errors
-    /// The system's, and `UnexpectedEof` when the file ends before; what was read until then is committed.
+    /// System errors, and `UnexpectedEof` if the file ends early. The bytes read until then are committed.
     pub fn write_from(&mut self, file: BorrowedFd<'_>, position: u64, max: usize) -> io::Result<usize> {
         let (mut done, mut result) = (0, Ok(()));
         'spans: for span in self.spans(max) {
             let mut here = 0;
             while here < span.len {
                 let at = i64::try_from(position.saturating_add((done + here) as u64)).unwrap_or(i64::MAX);
-                // SAFETY: from `here` on the span has so many bytes, and it is this writer's until it commits. The kernel
-                // writes them, so there is no reference to what a stack of another process could write to.
+                // SAFETY: `span.len - here` bytes of the span are mapped from `here` on, and they belong to this writer
+                // until it commits. The kernel writes them, so no reference exists to memory to which a stack in
+                // another process could write.
                 let read = unsafe {
                     libc::pread(file.as_raw_fd(), span.address.as_ptr().add(here).cast(), span.len - here, at)
                 };
@@ -76,7 +77,7 @@ mod tests {
         let sent = |tx: &Fifo<Tx>, arena: &Arena, from: u64, len| {
             let mut sent: Vec<u8> = Vec::new();
             for (address, len) in tx.pieces(arena, from, len) {
-                // SAFETY: bytes that were written; nobody writes them again.
+                // SAFETY: the piece has `len` mapped bytes, which were written and are not written again.
                 sent.extend(unsafe { std::slice::from_raw_parts(address.as_ptr(), len) });
             }
             sent

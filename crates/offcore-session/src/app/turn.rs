@@ -1,24 +1,25 @@
-//! Writing that a signal handler of the same thread may interrupt, to write itself.
+//! Writes to a stream that a signal handler of the same thread may interrupt with its own writes.
 //!
-//! The lock of a direction keeps other threads out, and lets in a handler of the thread that holds it: that cannot wait for
-//! what it has interrupted. So a turn never stores the index before its end. Who writes first claims a part of the stream, by
-//! one word that a handler can only move on; a handler's part lies behind those of the calls that it has interrupted, and is
-//! complete when they go on. The outermost turn, which has opened the word, shows all parts at once.
+//! The lock of a direction excludes other threads, but admits a handler of the thread that holds it, because the
+//! handler cannot wait for the code that it has interrupted. Therefore a turn stores the index only at its end. A
+//! writer first claims a part of the stream by a single word, which a handler can only advance. A handler's part lies
+//! behind the parts of the calls that it has interrupted, and is complete when they continue. The outermost turn, which
+//! opened the word, publishes all parts together.
 
 use crate::app::{Spans, between};
 use crate::place::{Place, Segments};
 use crate::slot::{Half, Slot};
 use crate::sync::Ordering;
 
-/// The claim word: no turn; one without claims; or the end of the last claim, and this.
+/// Values of the claim word: no turn, a turn without claims, or `FIRST` plus the end of the last claim.
 const CLOSED: u64 = 0;
 const OPEN: u64 = 1;
 const FIRST: u64 = 2;
-/// Attempts to change the claim word. Each fails if a handler has changed it meanwhile; a hostile application can change it all the
-/// time, and must not keep the stack.
+/// Attempts to change the claim word. Each fails if a handler has changed it in the meantime. A hostile application can
+/// change it continuously, and must not block the stack.
 const ATTEMPTS: u32 = 10_000;
 
-/// What one call writes. All that was claimed is shown when the outermost turn is dropped.
+/// The writes of one call. All claims are published when the outermost turn is dropped.
 #[derive(Debug)]
 pub struct Turn<M: Segments> {
     memory: M,
@@ -34,12 +35,12 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// The first position of the turn.
+    /// Returns the first position of the claim.
     pub fn from(&self) -> u64 {
         self.from
     }
 
-    /// Bytes of it, at least 1.
+    /// Returns the length in bytes, at least 1.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
@@ -47,12 +48,12 @@ impl Claim {
 }
 
 impl<M: Segments> Turn<M> {
-    /// A turn of the session whose slot is at `slot`. `nested`: the caller has found its own thread to hold the lock, which it
-    /// has interrupted. `None` when the slot is not in the memory.
+    /// Creates a turn of the session whose slot is at `slot`. `nested` means that the caller's own thread holds the
+    /// lock, so this turn has interrupted another one. Returns `None` if the slot is not in the memory.
     pub fn new(memory: M, slot: Place, nested: bool) -> Option<Self> {
         let half = &memory.slot(slot)?.tx;
         if !nested {
-            // What somebody has left who is dead.
+            // Removes the state of a writer that has died.
             half.stop_writing();
             half.claims.store(OPEN, Ordering::Release);
         }
@@ -60,17 +61,18 @@ impl<M: Segments> Turn<M> {
         Some(Self { memory, slot, opener })
     }
 
-    /// The slot, for its state and flags.
+    /// Returns the slot, for its state and flags.
     pub fn slot(&self) -> Option<&Slot> {
         self.memory.slot(self.slot)
     }
 
-    /// Whether it has interrupted another one. Then room that lacks may be what the other one has claimed.
+    /// Returns whether it has interrupted another turn. In this case missing room may be claimed by the other turn.
     pub fn is_inner(&self) -> bool {
         !self.opener
     }
 
-    /// Claims up to `most` bytes, behind all that was claimed. `None` when there is no room for `least` (or for 1).
+    /// Claims up to `most` bytes behind all existing claims. Returns `None` if there is no room for `least` bytes (or
+    /// for 1).
     pub fn claim(&self, least: usize, most: usize) -> Option<Claim> {
         let half = &self.slot()?.tx;
         for _ in 0..ATTEMPTS {
@@ -81,7 +83,7 @@ impl<M: Segments> Turn<M> {
             if len < least.max(1) {
                 return None;
             }
-            // A handler that has come in between has moved it.
+            // Fails if a handler has advanced the word in between.
             if swap(half, claims, end(from, len)) {
                 return Some(Claim { from, len });
             }
@@ -89,19 +91,19 @@ impl<M: Segments> Turn<M> {
         None
     }
 
-    /// Gives back what was claimed last beyond its first `used` bytes. `false` when something was claimed behind it: all of it is
-    /// shown.
+    /// Returns the last claim's bytes after the first `used`. Returns `false` if something was claimed behind it. Then
+    /// the whole claim is published.
     pub fn cut(&self, claim: Claim, used: usize) -> bool {
         let (all, part) = (end(claim.from, claim.len), end(claim.from, used.min(claim.len)));
         self.slot().is_some_and(|slot| swap(&slot.tx, all, part))
     }
 
-    /// Whether all of a claim is in mapped segments.
+    /// Returns whether the whole claim is in mapped segments.
     pub fn is_mapped(&self, claim: Claim) -> bool {
         self.spans(claim, 0, claim.len).map(|span| span.len()).sum::<usize>() == claim.len
     }
 
-    /// Claims as much as there is room for, and copies `bytes` there: how many.
+    /// Claims as much as there is room for, and copies `bytes` there. Returns the number of copied bytes.
     pub fn write(&self, bytes: &[u8]) -> usize {
         let Some(claim) = self.claim(1, bytes.len()) else { return 0 };
         let mut rest = bytes;
@@ -115,7 +117,7 @@ impl<M: Segments> Turn<M> {
         done
     }
 
-    /// Where bytes `skip` to `skip + len` of a claim are, as far as it goes.
+    /// Returns the spans of bytes `skip` to `skip + len` of a claim, limited to its length.
     pub fn spans(&self, claim: Claim, skip: usize, len: usize) -> Spans<'_, M> {
         let len = len.min(claim.len.saturating_sub(skip));
         match self.slot() {
@@ -133,7 +135,7 @@ impl<M: Segments> Drop for Turn<M> {
             if claims >= FIRST {
                 half.set_index(claims - FIRST);
             }
-            // Before the word is closed: a handler that claims more says anew that it writes.
+            // Before the word is closed: a handler that claims more sets the flag again.
             half.stop_writing();
             if swap(half, claims, CLOSED) {
                 return;
@@ -179,13 +181,13 @@ mod tests {
             Turn::new(Arc::clone(self.arena.memory()), self.slot, nested).unwrap()
         }
 
-        /// What has been shown since the last time.
+        /// Returns the text that was published since the last call.
         fn shown(&mut self) -> String {
             let new = self.tx.written(&self.arena).unwrap() as usize - self.seen;
             let pieces = self.tx.pieces(&self.arena, self.seen as u64, new);
             let mut text = Vec::new();
             for (address, len) in pieces {
-                // SAFETY: bytes of a block that the FIFO has.
+                // SAFETY: `len` bytes of a block that belongs to the FIFO.
                 text.extend((0..len).map(|at| unsafe { address.add(at).read_volatile() }));
             }
             self.seen += new;
@@ -197,7 +199,7 @@ mod tests {
         let mut bytes = text.bytes();
         for span in turn.spans(claim, 0, claim.len()) {
             for at in 0..span.len() {
-                // SAFETY: a byte of a span that was claimed.
+                // SAFETY: a byte of a claimed span.
                 unsafe { span.address().add(at).write_volatile(bytes.next().unwrap()) };
             }
         }
@@ -213,7 +215,7 @@ mod tests {
         let outer = direction.turn(false);
         let claim = outer.claim(5, 5).unwrap();
         {
-            // It comes when half of the bytes are copied.
+            // The handler runs when half of the bytes are copied.
             let handler = direction.turn(true);
             assert!(handler.is_inner() && !outer.is_inner());
             let inner = handler.claim(4, 4).unwrap();
@@ -238,7 +240,7 @@ mod tests {
             drop(handler);
             assert_eq!(direction.shown(), text);
         }
-        // One that is there when the outer one has claimed nothing yet.
+        // A handler that runs before the outer turn has claimed anything.
         let outer = direction.turn(false);
         write(&direction.turn(true), "inner");
         assert_eq!(direction.shown(), "");
@@ -260,7 +262,7 @@ mod tests {
         put(&outer, Claim { len: 3, ..claim }, "few");
         drop(outer);
         assert_eq!(direction.shown(), "few");
-        // A process that dies during a turn leaves nothing of it.
+        // A writer that dies in a turn publishes nothing.
         let dead = direction.turn(false);
         dead.claim(1, 9);
         write(&direction.turn(false), "alive");

@@ -1,26 +1,26 @@
-//! Memory that several arenas may use together.
+//! Memory budgets that several arenas share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::layout::LARGE;
 
-/// Memory that the arenas of one user may use together, in large blocks. A block counts from its first use on, because the
-/// kernel allocates its pages then, and they stay allocated until the arena's segments are unmapped.
+/// Memory that all arenas of one user may use, in large blocks. A block counts from its first use on, because the
+/// kernel then allocates its pages, and they stay allocated until the arena's segments are unmapped.
 #[derive(Debug)]
 pub struct Budget {
     left: AtomicUsize,
 }
 
 impl Budget {
-    /// A budget of `bytes`, in whole large blocks.
+    /// Creates a budget of `bytes`, in whole large blocks.
     pub fn new(bytes: usize) -> Self {
         Self { left: AtomicUsize::new(bytes / LARGE) }
     }
 }
 
-/// What one arena has taken from a [`Budget`]. It is given back when this is dropped: by the arena, and by everybody who keeps
-/// a reference for as long as segments are mapped.
+/// The part of a [`Budget`] that one arena has used. It is returned when this is dropped. The arena, and everything
+/// that keeps segments mapped, holds a reference.
 #[derive(Debug)]
 pub struct Charge {
     budget: Arc<Budget>,
@@ -28,18 +28,18 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// A charge of nothing.
+    /// Creates a charge of 0 blocks.
     pub fn new(budget: Arc<Budget>) -> Self {
         Self { budget, taken: AtomicUsize::new(0) }
     }
 
-    /// Large blocks that may still be used for the first time.
+    /// Returns the number of large blocks that may still be used for the first time.
     #[inline]
     pub(super) fn left(&self) -> usize {
         self.budget.left.load(Ordering::Relaxed)
     }
 
-    /// Takes one large block. `false`: the budget is used up.
+    /// Takes one large block. Returns `false` if the budget is used up.
     pub(super) fn take(&self) -> bool {
         let less = |left: usize| left.checked_sub(1);
         let taken = self.budget.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok();
@@ -50,7 +50,7 @@ impl Charge {
     }
 }
 
-/// Without a limit: the stack's own memory.
+/// Without a limit, for the stack's own memory.
 impl Default for Charge {
     fn default() -> Self {
         Self::new(Arc::new(Budget::new(usize::MAX)))

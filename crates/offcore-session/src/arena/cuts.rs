@@ -1,28 +1,28 @@
-//! Wholes that are cut into up to 16 equal parts, and lists of those that have free ones. All of it is private memory;
-//! every function takes a few steps, however many wholes there are.
+//! Units that are cut into up to 16 equal parts, and lists of units with free parts. Everything is in private memory,
+//! and every function takes constant time.
 
 const NONE: u32 = u32::MAX;
 
-/// A whole, by its number.
+/// A unit, identified by its number.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cut {
     /// A bit for each free part.
     free: u16,
-    /// Neighbours in the list that it is in, if it has a free part.
+    /// Neighbours in its list, if it has a free part.
     next: u32,
     previous: u32,
 }
 
-/// The wholes of one kind that have free parts, the one that got its first free part last in front.
+/// The units of one kind that have free parts. The unit that most recently got its first free part is at the front.
 #[derive(Debug)]
 pub(super) struct List {
     first: u32,
-    /// One bit for each part of a whole of this kind.
+    /// One bit for each part of a unit of this kind.
     all: u16,
 }
 
 impl List {
-    /// Of wholes that are cut into `parts`.
+    /// Creates a list of units that are cut into `parts`.
     pub(super) fn new(parts: u32) -> Self {
         Self { first: NONE, all: u16::MAX >> (16 - parts) }
     }
@@ -32,26 +32,26 @@ impl List {
     }
 }
 
-/// The wholes.
+/// All units.
 #[derive(Debug, Default)]
 pub(super) struct Cuts {
     wholes: Vec<Cut>,
 }
 
 impl Cuts {
-    /// Makes room for `n` wholes more.
+    /// Makes room for `n` more units.
     pub(super) fn add(&mut self, n: usize) {
         self.wholes.resize(self.wholes.len() + n, Cut::default());
     }
 
-    /// Cuts a whole; the parts in `without` are never given out.
+    /// Cuts a unit. The parts in `without` are never given out.
     pub(super) fn cut(&mut self, list: &mut List, whole: u32, without: u16) {
         debug_assert_eq!(self.wholes[whole as usize].free, 0);
         self.wholes[whole as usize].free = list.all & !without;
         self.link(list, whole);
     }
 
-    /// A free part of the list's first whole: the whole, and the number of the part.
+    /// Takes a free part of the list's first unit. Returns the numbers of the unit and the part.
     pub(super) fn take(&mut self, list: &mut List) -> Option<(u32, u32)> {
         let whole = list.first;
         let cut = self.wholes.get_mut(whole as usize)?;
@@ -63,7 +63,7 @@ impl Cuts {
         Some((whole, part))
     }
 
-    /// Takes a part back. `true`: all parts are free, and it is no longer cut, but a whole.
+    /// Frees a part. Returns `true` if all parts are free and the unit is no longer cut.
     pub(super) fn give(&mut self, list: &mut List, whole: u32, part: u32) -> bool {
         let cut = &mut self.wholes[whole as usize];
         let bit = 1 << part;

@@ -1,4 +1,4 @@
-//! Blocks, slots and tables come, go and come again.
+//! Blocks, slots and tables are taken, freed and taken again.
 
 use std::collections::HashSet;
 
@@ -35,7 +35,7 @@ fn small_blocks_become_large_again() {
     let mut arena = Arena::new(MIB).unwrap();
     let mut small = all(|| arena.take_small());
     assert_eq!(small.len(), 255);
-    // In an order that goes through all lists.
+    // In an order that uses all lists.
     small.sort_by_key(|block| block.page().wrapping_mul(0x9E37_79B9));
     small.into_iter().for_each(|block| arena.give_small(block));
     assert_eq!(arena.free(), Free { large: 15, small: 15 });
@@ -90,7 +90,8 @@ fn an_arena_grows_up_to_its_limit_and_outlives_itself() {
     assert!(!arena.grow().unwrap());
     let far = all(|| arena.take_large()).pop().unwrap();
     assert_eq!(far.page() as usize, PAGES, "blocks of the first segment are used first");
-    // The segment is seen by who had the memory before it grew, and is mapped after the arena has gone.
+    // A reference from before the arena grew also includes the new segment, and keeps it mapped after the arena is
+    // dropped.
     drop(arena);
     let address = view.address(far, LARGE - 1, 1).unwrap();
     // SAFETY: one byte of a block in a segment that `view` keeps mapped.
@@ -119,7 +120,7 @@ fn shared_memory_is_allocated_as_used() {
     let use_some = |arena: &mut Arena| {
         let taken: Vec<Block> = (0..32).map(|_| arena.take_large().unwrap()).collect();
         for block in taken {
-            // SAFETY: a block that nobody else uses.
+            // SAFETY: the block has `LARGE` bytes, which only this test uses.
             unsafe { std::ptr::write_bytes(arena.address(block).as_ptr(), 1, LARGE) };
             arena.give_large(block);
         }

@@ -1,4 +1,4 @@
-//! The receive direction: the stack covers, fills and commits; the application consumes.
+//! The receive direction: the stack covers, fills and commits, and the application consumes.
 
 use super::{Fifo, Misuse, Rx};
 use crate::arena::{Arena, SMALLS, Share};
@@ -10,21 +10,24 @@ impl Fifo<Rx> {
         self.half(arena).mark_urgent(position);
     }
 
-    /// Makes blocks exist for the `len` bytes from `position` on, for all or for none. Bytes out of order get blocks of
-    /// their own only: what lies between has none. `false`: the arena has none, the range is released or longer than
-    /// [`crate::CAPACITY`] beyond what is, or it would be in a block that a copy still holds.
+    /// Allocates blocks for the `len` bytes from `position` on, for all or for none. Bytes received out of order only
+    /// get their own blocks, without the gap before them. Returns `false` if the arena has no blocks, or if the range
+    /// is released, exceeds [`crate::CAPACITY`] from the released position, or needs an entry whose block a copy still
+    /// holds.
     #[inline]
     pub fn cover(&mut self, arena: &mut Arena, position: u64, len: usize) -> bool {
         self.make(arena, position, len, Share::Common)
     }
 
-    /// As [`Fifo::cover`], with the arena's reserve: for the segment at the committed edge, which is always taken.
+    /// Like [`Fifo::cover`], with the arena's reserve, for the segment at the committed edge, which must always be
+    /// accepted.
     #[inline]
     pub fn cover_reserved(&mut self, arena: &mut Arena, position: u64, len: usize) -> bool {
         self.make(arena, position, len, Share::Reserved)
     }
 
-    /// Small blocks that the arena still has to give for a window that ends at `edge`. A large block is 16 small ones.
+    /// Returns the number of small blocks that the arena still has to provide for a window that ends at `edge`. A large
+    /// block is 16 small ones.
     #[inline]
     pub fn lacks(&self, edge: u64) -> u32 {
         let blocks = |from: u64| edge.div_ceil(LARGE as u64).saturating_sub(block_number(from)) as u32;
@@ -38,8 +41,8 @@ impl Fifo<Rx> {
         }
     }
 
-    /// The end of a window that ends at `edge` now and gets `more` large blocks. Without them it uses up the blocks that it has,
-    /// and a FIFO without large blocks has a small one.
+    /// Returns the end of a window that currently ends at `edge` and gets `more` large blocks. Without them it only
+    /// uses existing blocks, and a FIFO without large blocks has a small one.
     #[inline]
     pub fn reach(&self, edge: u64, more: usize) -> u64 {
         let small = self.room_from + SMALL as u64;
@@ -51,7 +54,7 @@ impl Fifo<Rx> {
         if self.table.is_none() { large.max(small) } else { large }
     }
 
-    /// Shows the application all bytes below `tail`: they have blocks and are complete. `tail` never goes back.
+    /// Publishes all bytes below `tail` to the application: they have blocks and are complete. `tail` never decreases.
     #[inline]
     pub fn commit(&mut self, arena: &Arena, tail: u64) {
         debug_assert!(
@@ -64,10 +67,10 @@ impl Fifo<Rx> {
         self.half(arena).publish(tail);
     }
 
-    /// Reads how far the application has consumed, frees what it has, and returns it.
+    /// Reads the position up to which the application has consumed, frees these bytes, and returns it.
     ///
     /// # Errors
-    /// [`Misuse::Head`] when it goes back, or beyond what is committed. Nothing has changed.
+    /// [`Misuse::Head`] if it decreases, or exceeds the committed edge. Nothing has changed.
     #[inline]
     pub fn consumed(&mut self, arena: &mut Arena) -> Result<u64, Misuse> {
         let head = self.half(arena).index();
@@ -80,11 +83,11 @@ impl Fifo<Rx> {
         Ok(head)
     }
 
-    /// Gives up what lies behind what is committed: it was there out of order, and is not any more. No copy is in flight.
+    /// Discards bytes behind the committed edge, which were received out of order. No copy may be in flight.
     pub fn forget(&mut self, arena: &mut Arena) {
         debug_assert!(!self.is_held());
         if self.table.is_some() {
-            // The block that the last committed byte is in may have bytes that were not read.
+            // The block of the last committed byte may contain unread bytes.
             let first = match self.edge.checked_sub(1).filter(|last| *last >= self.p0) {
                 Some(last) => block_number(last) + 1,
                 None => block_number(self.p0),
@@ -94,7 +97,7 @@ impl Fifo<Rx> {
         self.end = self.edge;
     }
 
-    /// Gives all blocks back when everything is consumed, nothing is there out of order and no copy is in flight.
+    /// Returns all blocks if everything is consumed, nothing was received out of order and no copy is in flight.
     /// Returns whether it is empty.
     pub fn shrink(&mut self, arena: &mut Arena) -> bool {
         if self.is_empty() {
@@ -130,7 +133,7 @@ mod tests {
             }
             fifo.forget(&mut arena);
             assert_eq!(arena.free().large, with_unread.large, "behind {unread}");
-            // The stream goes on, and every block goes back.
+            // The stream continues, and every block is returned.
             assert!(fifo.cover(&mut arena, unread, 2 * LARGE));
             fifo.commit(&arena, unread + 2 * LARGE as u64);
             reader.consume(reader.available());

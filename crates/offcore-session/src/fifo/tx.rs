@@ -1,11 +1,11 @@
-//! The transmit direction: the stack grants blocks, the application writes, the stack sends and frees.
+//! The transmit direction: the stack grants blocks, the application writes, and the stack sends and frees.
 
 use std::ops::Range;
 
 use super::{Fifo, Misuse, Tx};
 use crate::arena::{Arena, Share};
 
-/// A request of an application for room.
+/// An application's request for room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     /// The number of requests so far.
@@ -15,15 +15,15 @@ pub struct Asked {
 }
 
 impl Fifo<Tx> {
-    /// Makes blocks exist up to position `upto` and lets the application write to them. `false`, and nothing has
-    /// changed: the arena has none, `upto` is more than [`crate::CAPACITY`] beyond what is acknowledged, or it would be
-    /// in a block that a copy still holds.
+    /// Allocates blocks up to position `upto` and lets the application write to them. Returns `false` if the arena has
+    /// no blocks, or if `upto` exceeds [`crate::CAPACITY`] from the acknowledged position, or needs an entry whose
+    /// block a copy still holds. Then nothing has changed.
     #[inline]
     pub fn grant(&mut self, arena: &mut Arena, upto: u64) -> bool {
         self.grant_of(arena, upto, Share::Common)
     }
 
-    /// As [`Fifo::grant`], with the arena's reserve.
+    /// Like [`Fifo::grant`], with the arena's reserve.
     pub fn grant_reserved(&mut self, arena: &mut Arena, upto: u64) -> bool {
         self.grant_of(arena, upto, Share::Reserved)
     }
@@ -40,12 +40,12 @@ impl Fifo<Tx> {
         made
     }
 
-    /// Stores the buffer's size in the slot. The application requests blocks up to that.
+    /// Stores the buffer's size in the slot. The application requests blocks up to this size.
     pub fn set_buffer(&self, arena: &Arena, bytes: u64) {
         self.half(arena).set_buffer(bytes);
     }
 
-    /// The last request of the application. It is not checked.
+    /// Returns the last request of the application, unchecked.
     pub fn asked(&self, arena: &Arena) -> Asked {
         let (asks, upto) = self.half(arena).asked();
         Asked { asks, bytes: upto.saturating_sub(self.released) }
@@ -56,16 +56,16 @@ impl Fifo<Tx> {
         self.half(arena).answer(asks);
     }
 
-    /// Reads how far the application has written, and returns it.
+    /// Reads the position up to which the application has written, and returns it.
     ///
     /// # Errors
-    /// [`Misuse::Tail`] when it goes back, or beyond the limit. Nothing has changed.
+    /// [`Misuse::Tail`] if it decreases, or exceeds the limit. Nothing has changed.
     #[inline]
     pub fn written(&mut self, arena: &Arena) -> Result<u64, Misuse> {
         self.written_and_held(arena).map(|(tail, _)| tail)
     }
 
-    /// As [`Fifo::written`], with the matching `held_from` and `held_to`: see [`crate::slot`].
+    /// Like [`Fifo::written`], with the matching `held_from` and `held_to`: see [`crate::slot`].
     ///
     /// # Errors
     /// As [`Fifo::written`].
@@ -79,23 +79,24 @@ impl Fifo<Tx> {
         Ok((tail, held))
     }
 
-    /// The position after the newest urgent byte; 0 without one. The caller has read [`Fifo::written`] before.
+    /// Returns the position after the newest urgent byte, or 0 without one. The caller has called [`Fifo::written`]
+    /// before.
     #[inline]
     pub fn urgent_end(&self, arena: &Arena) -> u64 {
         self.half(arena).urgent_end().min(self.edge)
     }
 
-    /// The bytes below `upto` are acknowledged and no longer needed: frees their blocks and shows it. `upto` is at most
-    /// what [`Fifo::written`] returned, and never goes back.
+    /// Frees the blocks of the bytes below `upto`, which are acknowledged, and publishes the position. `upto` is at
+    /// most the position that [`Fifo::written`] returned, and never decreases.
     #[inline]
     pub fn acked(&mut self, arena: &mut Arena, upto: u64) {
         self.release(arena, upto);
         self.half(arena).publish(upto);
     }
 
-    /// Gives all blocks back when everything is acknowledged and no copy is in flight, and takes back what was granted,
-    /// unless the application is writing. Returns whether it is empty. Then the application has no space until the next
-    /// grant, so this is for sessions that have been idle for long.
+    /// Returns all blocks if everything is acknowledged and no copy is in flight, and takes granted room back, unless
+    /// the application is writing. Returns whether it is empty. Then the application has no space until the next grant,
+    /// so this is for sessions that have been idle for a long time.
     pub fn shrink(&mut self, arena: &mut Arena) -> bool {
         if self.is_empty() {
             return true;

@@ -1,17 +1,17 @@
-//! Options that a slot keeps.
+//! Socket options that are stored in a slot.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Options set by a program. Datagram sockets: name and value of each option, in the two halves of a word. Streams:
-/// 16 numbers, see [`number`].
+/// Options set by a program. Datagram sockets: name and value of each option, in the two halves of a word. Streams: 16
+/// numbers, see [`number`].
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Kept([AtomicU64; 8]);
 
-/// The number of a stream's numbers in [`Kept`].
+/// Number of a stream's numbers in [`Kept`].
 pub const OPTIONS: usize = 16;
 
-/// Numbers of a stream in [`Kept`]. Numbers 0 and 1 are bits for the application's use.
+/// Indices of a stream's numbers in [`Kept`]. Numbers 0 and 1 are bits for the application's use.
 pub mod number {
     /// `IP_TOS`, for IPv4 packets.
     pub const TOS: Half = Half { at: 2, shift: 0 };
@@ -29,8 +29,8 @@ pub mod number {
     pub const MAXSEG: usize = 6;
     /// `SO_RCVLOWAT`.
     pub const RCVLOWAT: usize = 7;
-    /// `SO_MAX_PACING_RATE` in bytes per second, all bits inverted: 0 is no limit. This is the low half; the next number is the
-    /// high one.
+    /// `SO_MAX_PACING_RATE` in bytes per second, all bits inverted: 0 is no limit. This is the low half; the next
+    /// number is the high one.
     pub const PACING_RATE: usize = 8;
     /// `TCP_DEFER_ACCEPT`, in seconds.
     pub const DEFER_ACCEPT: usize = 10;
@@ -45,17 +45,17 @@ pub mod number {
     /// `TCP_CONGESTION`: index of the name.
     pub const CONGESTION: usize = 15;
 
-    /// Encodes a value: 0 means none, and -1 is possible.
+    /// Encodes a value so that 0 means none. The value -1 is possible.
     pub const fn encode(value: u32) -> u32 {
         value.wrapping_add(2)
     }
 
-    /// Decodes a value; `None` for the default.
+    /// Decodes a value. Returns `None` for the default.
     pub const fn decode(kept: u32) -> Option<u32> {
         if kept == 0 { None } else { Some(kept.wrapping_sub(2)) }
     }
 
-    /// The place of a value of one byte: 16 bits of a number.
+    /// The location of a one-byte value: 16 bits of a number.
     #[derive(Clone, Copy, Debug)]
     pub struct Half {
         pub at: usize,
@@ -63,7 +63,7 @@ pub mod number {
     }
 
     impl Half {
-        /// Its value in the number; `None` for the default.
+        /// Returns its value in the number, or `None` for the default.
         pub const fn of(self, number: u32) -> Option<u8> {
             match (number >> self.shift) as u16 {
                 0 => None,
@@ -71,7 +71,7 @@ pub mod number {
             }
         }
 
-        /// The number with another value; `None` is the default.
+        /// Returns the number with another value. `None` is the default.
         pub fn replace(self, number: u32, value: Option<u8>) -> u32 {
             let kept = value.map_or(0, |value| u32::from(value) + 1);
             number & !(0xffff << self.shift) | kept << self.shift
@@ -80,27 +80,27 @@ pub mod number {
 }
 
 impl Kept {
-    /// All numbers of a stream.
+    /// Returns all numbers of a stream.
     pub fn numbers(&self) -> [u32; OPTIONS] {
         core::array::from_fn(|at| self.number(at))
     }
 
-    /// Sets all of them.
+    /// Sets all numbers.
     pub fn set_numbers(&self, numbers: &[u32; OPTIONS]) {
         numbers.iter().enumerate().for_each(|(at, number)| self.change(at, |_| *number));
     }
 
-    /// A number of a stream.
+    /// Returns a number of a stream.
     pub fn number(&self, at: usize) -> u32 {
         self.0.get(at / 2).map_or(0, |word| (word.load(Ordering::Relaxed) >> (at % 2 * 32)) as u32)
     }
 
-    /// The largest pacing rate of a stream in bytes per second, see [`number::PACING_RATE`].
+    /// Returns the maximum pacing rate of a stream in bytes per second, see [`number::PACING_RATE`].
     pub fn pacing_rate(&self) -> u64 {
         !self.0[number::PACING_RATE / 2].load(Ordering::Relaxed)
     }
 
-    /// Sets it; `u64::MAX` is no limit.
+    /// Sets the maximum pacing rate. `u64::MAX` is no limit.
     pub fn set_pacing_rate(&self, rate: u64) {
         self.0[number::PACING_RATE / 2].store(!rate, Ordering::Relaxed);
     }
@@ -119,7 +119,7 @@ impl Kept {
         }
     }
 
-    /// The value of an option; `None` if it was not set. Names are not 0.
+    /// Returns the value of an option, or `None` if it was not set. Names are not 0.
     pub fn get(&self, name: u32) -> Option<u32> {
         let words = self.0.iter().map(|word| word.load(Ordering::Relaxed));
         words.into_iter().find(|word| (word >> 32) as u32 == name).map(|word| word as u32)

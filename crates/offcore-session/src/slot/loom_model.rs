@@ -1,4 +1,5 @@
-//! What the two sides of a slot store and load, in every interleaving; a loom cell stands for each byte of a block.
+//! Loom models of all loads and stores to a slot by both sides, in every interleaving. A loom cell stands for each byte
+//! of a block.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -43,9 +44,9 @@ struct Direction {
     large: [UnsafeCell<u64>; 4],
 }
 
-// SAFETY: who may touch a byte is what the models check; loom reports two threads that do at once.
+// SAFETY: the models check the accesses to the bytes, and loom reports concurrent accesses by two threads.
 unsafe impl Send for Direction {}
-// SAFETY: as above.
+// SAFETY: the models check the accesses to the bytes, and loom reports concurrent accesses by two threads.
 unsafe impl Sync for Direction {}
 
 impl Direction {
@@ -63,11 +64,11 @@ impl Direction {
     }
 
     fn put(&self, position: u64, p0: u64) {
-        // SAFETY: loom checks that nobody else touches the byte.
+        // SAFETY: loom checks that no other thread accesses the byte.
         self.byte(position, p0).with_mut(|byte| unsafe { *byte = position });
     }
 
-    /// Reads what there is as a reader does, and returns its head.
+    /// Reads all available bytes as a reader does, and returns the new head.
     fn read(&self, head: u64) -> u64 {
         let edge = self.half.edge();
         if edge == head {
@@ -77,7 +78,7 @@ impl Direction {
         let map = self.half.map();
         for position in head..edge {
             assert!(if position < map.p0 { map.small != 0 } else { map.table != 0 });
-            // SAFETY: loom checks that nobody writes the byte.
+            // SAFETY: loom checks that no other thread writes the byte.
             self.byte(position, map.p0).with(|byte| assert_eq!(unsafe { *byte }, position));
         }
         self.half.set_index(edge);
@@ -85,11 +86,11 @@ impl Direction {
     }
 }
 
-/// Small, then large while the reader may be at work, then empty and small again.
+/// The FIFO is small, becomes large while the reader may be active, and then is empty and small again.
 #[test]
 fn a_reader_finds_every_byte_where_it_is() {
     let mut model = loom::model::Builder::new();
-    // Two forced switches between the threads reach every pair of steps; without a bound the model takes hours.
+    // Two forced switches between the threads reach every pair of steps. Without a bound the model takes hours.
     model.preemption_bound = Some(2);
     model.check(|| {
         let stack = Direction::new();
@@ -119,7 +120,7 @@ fn a_reader_finds_every_byte_where_it_is() {
     });
 }
 
-/// The stack takes back what an idle writer was granted, and uses it, while the writer may begin to write.
+/// The stack takes granted room back from an idle writer, and uses it, while the writer may start to write.
 #[test]
 fn what_is_taken_back_is_not_written_to() {
     loom::model(|| {
@@ -149,7 +150,7 @@ fn what_is_taken_back_is_not_written_to() {
     });
 }
 
-/// The fences matter: without them both sides may take the block for theirs.
+/// The fences are necessary: without them both sides may consider the block as theirs.
 #[test]
 #[should_panic(expected = "both")]
 fn without_fences_both_sides_have_it() {

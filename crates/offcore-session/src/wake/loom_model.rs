@@ -1,5 +1,6 @@
-//! What the stack and an application store and load when they wait for each other, in every interleaving. An atomic stands
-//! for what the kernel keeps: the bytes in the pair. System calls order everything, as the kernel's locks do.
+//! Loom models of the loads and stores of the stack and an application that wait for each other, in every interleaving.
+//! An atomic represents the kernel's state: the bytes in the pair. System calls are sequentially consistent, because
+//! the kernel uses locks.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -14,20 +15,20 @@ impl Wake {
     }
 }
 
-/// A session, and what the kernel has of it.
+/// A session, and the kernel's state for it.
 struct Session {
     wake: Wake,
     control: Control,
-    /// Committed, and consumed: one reader and one writer each.
+    /// Committed and consumed positions, with one writer each.
     tail: AtomicU32,
     head: AtomicU32,
     /// An error that no call has returned.
     error: AtomicU32,
-    /// Bytes in the pair, and the gate. One byte may be left over from a read that has left data.
+    /// Number of bytes in the pair, and the gate. One byte may remain from a read that has left data.
     byte: AtomicU32,
     leftover: AtomicU32,
     gate: AtomicU32,
-    /// Room that was freed, and that is used.
+    /// Freed room, and used room.
     room: AtomicU32,
     event: AtomicU32,
 }
@@ -51,7 +52,7 @@ impl Session {
 
     /// The stack commits a byte and announces it.
     fn commit(&self) {
-        // A load before would hide others' loads from loom, which keeps one access of each atomic.
+        // A preceding load would hide other threads' loads from loom, which stores one access of each atomic.
         self.tail.fetch_add(1, Ordering::Release);
         self.announce();
     }
@@ -93,7 +94,7 @@ impl Session {
         }
     }
 
-    /// As the library's function of this name, without limits of its waits.
+    /// Like the library's function of this name, without time limits.
     fn take_tokens(&self) -> bool {
         let (before, mut taken) = (self.leftover.load(Ordering::Relaxed), 0);
         loop {
@@ -121,7 +122,7 @@ impl Session {
         }
     }
 
-    /// The stack looks at marked sessions.
+    /// The stack processes marked sessions.
     fn look(&self) {
         let mut marked = false;
         self.control.take_marks(&mut 0, 1, |number| marked = number == 3);
@@ -140,7 +141,7 @@ impl Session {
         }
     }
 
-    /// The application has no room. Whether it has found some after all.
+    /// The application has no room and waits. Returns whether it has found room in the meantime.
     fn wait_for_room(&self) -> bool {
         self.gate.store(1, Ordering::SeqCst);
         self.wake.want_room();
@@ -161,7 +162,7 @@ fn data_is_announced_or_marked() {
         });
         session.read();
         stack.join().unwrap();
-        // What the stack does when it comes to the marks.
+        // The stack processes the marks.
         session.look();
         assert!(session.byte.load(Ordering::SeqCst) <= 1, "one byte at most");
         assert!(session.available() == 0 || session.byte.load(Ordering::SeqCst) == 1, "data without a byte");

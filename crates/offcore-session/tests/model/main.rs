@@ -1,5 +1,5 @@
-//! FIFOs, readers and writers against a byte map: many sessions in an arena that is too small for them, with copies that
-//! finish late and in any order.
+//! FIFOs, readers and writers against a byte map: many sessions in an arena that is too small for them, with copies
+//! that complete late and in any order.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod sessions;
@@ -12,13 +12,13 @@ const LARGE: usize = 65_536;
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// A segment arrives, so many bytes beyond what is committed.
+    /// A segment arrives, `ahead` bytes beyond the committed edge.
     Receive {
         ahead: usize,
         len: usize,
         reserved: bool,
     },
-    /// A copy finishes, whichever.
+    /// Any copy completes.
     Finish(usize),
     Commit,
     Read(usize),
@@ -28,14 +28,14 @@ enum Op {
     Grant(usize),
     Write(usize),
     WriteSpans(usize, usize),
-    /// The stack looks what is written, and sends some of what it has not acknowledged.
+    /// The stack reads the written position, and sends some of the unacknowledged bytes.
     Send {
         ahead: usize,
         len: usize,
     },
     Acked(usize),
     ShrinkTx,
-    /// The session ends and another one takes its place.
+    /// The session ends and is replaced by another one.
     Close,
 }
 
@@ -94,8 +94,8 @@ proptest! {
     }
 }
 
-/// A stream of several times what a FIFO holds, so that the table is gone through more than once, in segments that fit no
-/// block; the window is full all the time.
+/// A stream of several times the capacity of a FIFO, so that the table wraps around, in segments that do not match
+/// blocks. The window is always full.
 #[test]
 fn a_full_window_goes_round() {
     let mut sessions = Sessions::new(1, 300 * LARGE, 0);
@@ -130,7 +130,7 @@ fn requests_stay_small() {
     sessions.end();
 }
 
-/// What 10,000 sessions cost that have been used and are idle: their slots.
+/// 10,000 sessions that were used and are idle occupy only their slots.
 #[test]
 fn idle_sessions_have_slots_only() {
     let mut sessions = Sessions::new(10_000, 128 * LARGE, 0);
@@ -151,7 +151,7 @@ fn idle_sessions_have_slots_only() {
     sessions.end();
 }
 
-/// A session that holds everything keeps no other one from its next segment when there is a reserve.
+/// With a reserve, a session that holds everything does not prevent another one from receiving its next segment.
 #[test]
 fn the_reserve_takes_the_next_segment() {
     let mut sessions = Sessions::new(2, 10 * LARGE, 2);
@@ -164,7 +164,7 @@ fn the_reserve_takes_the_next_segment() {
     sessions.end();
 }
 
-/// A full arena refuses a range as a whole, and what it has then is what it had.
+/// A full arena refuses a range as a whole, and its state does not change.
 #[test]
 fn a_refused_range_takes_nothing() {
     let mut arena = Arena::new(3 * LARGE).unwrap();
@@ -184,7 +184,7 @@ fn a_refused_range_takes_nothing() {
     assert!(rx.is_empty());
 }
 
-/// A block that is released while a copy holds it keeps its entry of the table: the next lap waits for the copy.
+/// A block that is released while a copy holds it keeps its table entry: the next lap waits for the copy.
 #[test]
 fn a_held_block_keeps_its_entry() {
     let mut arena = Arena::new(300 * LARGE).unwrap();

@@ -1,4 +1,4 @@
-//! Sessions with both their sides, and what they should hold. A byte's value follows from its session, direction and
+//! Sessions with both their sides, and their expected contents. A byte's value follows from its session, direction and
 //! position, so a byte map is a list of ranges.
 
 use std::ptr::NonNull;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use offcore_session::{Arena, Fifo, Free, Place, Reader, Rx, Tx, Writer};
 
-/// The byte at a position.
+/// Returns the byte at a position.
 fn byte(key: u64, position: u64) -> u8 {
     let mixed = (position ^ (key << 40)).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed >> 56) as u8
@@ -22,7 +22,8 @@ type Pieces = Vec<(NonNull<u8>, usize)>;
 fn fill(pieces: &Pieces, mut bytes: &[u8]) {
     for &(address, len) in pieces {
         let (piece, rest) = bytes.split_at(len);
-        // SAFETY: the piece has been covered and is held, or granted; the arena is alive.
+        // SAFETY: the piece is covered and held, or granted, so it has `len` bytes that only this copy uses. The arena
+        // is alive.
         unsafe { address.as_ptr().copy_from_nonoverlapping(piece.as_ptr(), len) };
         bytes = rest;
     }
@@ -32,7 +33,7 @@ fn fill(pieces: &Pieces, mut bytes: &[u8]) {
 fn contents(pieces: &Pieces) -> Vec<u8> {
     let mut bytes = Vec::new();
     for &(address, len) in pieces {
-        // SAFETY: the piece is held, or there to be read; nobody writes to it meanwhile.
+        // SAFETY: the piece is held, or readable, so it has `len` bytes that are not written in the meantime.
         bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address.as_ptr(), len) });
     }
     bytes
@@ -45,7 +46,7 @@ struct Session {
     tx: Fifo<Tx>,
     reader: Option<Reader>,
     writer: Option<Writer>,
-    /// Ranges that are covered, with whether their copy is finished: sorted, without overlap.
+    /// Covered ranges and whether their copies are complete, sorted, without overlap.
     covered: Vec<(u64, u64, bool)>,
     read: u64,
     written: u64,
@@ -71,7 +72,7 @@ impl Session {
         self.key + 1
     }
 
-    /// The part of a range that has not been received before its first gap ends.
+    /// Returns the part of a range from its first missing byte to the end of this gap.
     fn new_part(&self, from: u64, to: u64) -> (u64, u64) {
         let (mut from, mut to) = (from, to);
         for &(start, end, _) in &self.covered {
@@ -129,12 +130,12 @@ impl Sessions {
         &self.arena
     }
 
-    /// What is free when only a page of slots is taken.
+    /// Returns the free memory when only a page of slots is taken.
     pub(crate) fn free_without_blocks(&self) -> Free {
         Free { small: self.free.small - 1, ..self.free }
     }
 
-    /// How many bytes are committed and not consumed.
+    /// Returns the number of bytes that are committed and not consumed.
     pub(crate) fn received(&self, i: usize) -> usize {
         (self.sessions[i].rx.edge() - self.sessions[i].rx.released()) as usize
     }
@@ -160,7 +161,7 @@ impl Sessions {
             return;
         }
         if !covered {
-            // Bytes that a large block was cut for may be spare now, but nothing is lost.
+            // A large block may have been cut, so small blocks may be free now, but nothing is lost.
             let now = self.arena.free();
             assert_eq!(now.large * 16 + now.small, free.large * 16 + free.small);
             return;
@@ -188,7 +189,7 @@ impl Sessions {
             fill(&copy.pieces, &bytes(copy.key, copy.position, copy.len));
             let mut end = copy.position + copy.len as u64;
             let mut finished = vec![(copy.position, end)];
-            // Copies that follow are reported with it.
+            // Adjacent copies are reported with it.
             while let Some(next) = self.copies.iter().position(|next| {
                 (next.session, next.key, next.receive, next.position) == (copy.session, copy.key, true, end)
             }) {
@@ -203,7 +204,7 @@ impl Sessions {
                 range.unwrap().2 = true;
             }
         } else {
-            // Whatever has been acknowledged, granted and written meanwhile.
+            // The contents are unchanged, whatever has been acknowledged, granted and written in the meantime.
             assert_eq!(contents(&copy.pieces), bytes(copy.key, copy.position, copy.len));
             session.tx.unhold(&mut self.arena, copy.position, copy.len);
         }
@@ -291,7 +292,7 @@ impl Sessions {
         if given > 0 && session.tx.released() == session.tx.edge() {
             assert!(!session.tx.shrink(&mut self.arena), "the writer is at it");
         }
-        // In two parts: what is not shown yet stays the writer's.
+        // In two parts: unpublished bytes still belong to the writer.
         writer.show(n / 2);
         if given > n / 2 {
             assert!(!session.tx.shrink(&mut self.arena), "the writer still is");
@@ -336,7 +337,7 @@ impl Sessions {
     pub(crate) fn close(&mut self, i: usize) {
         let new = self.sessions[i].slot;
         let mut old = {
-            // A slot that is taken before the old one is free: there may be none.
+            // The new slot is taken before the old one is freed, so the arena may have none.
             let Some(slot) = self.arena.take_slot() else { return };
             self.arena.give_slot(slot);
             let session = Session::new(&mut self.arena, self.next_key);
@@ -361,7 +362,7 @@ impl Sessions {
         assert_eq!(session.tx.is_empty(), !held(session.tx_key()));
     }
 
-    /// Ends all sessions, then finishes all copies. Nothing has leaked.
+    /// Ends all sessions, then completes all copies. Nothing has leaked.
     pub(crate) fn end(mut self) {
         for mut session in std::mem::take(&mut self.sessions) {
             self.discard(&mut session);

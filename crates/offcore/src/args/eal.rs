@@ -1,10 +1,10 @@
-//! `--eal`: what is said to DPDK.
+//! `--eal`: arguments for DPDK.
 
 use clap::Args;
 use offcore_flow::DmaMap;
 use offcore_port::spec::PortSpec;
 
-/// What a build without DPDK says when it is asked for.
+/// The error of a build without DPDK support.
 #[cfg(not(feature = "dpdk"))]
 pub(crate) const WITHOUT: &str = "this offcore was built without DPDK: install libdpdk-dev 22.11 or later and pkg-config, \
                                   then cargo build --release --features dpdk";
@@ -19,7 +19,7 @@ pub(crate) struct EalArgs {
 }
 
 impl EalArgs {
-    /// Hands them to the EAL, which starts with the first of its devices: one of these ports or channels.
+    /// Passes them to the EAL. The EAL starts with its first device, which is a port or a channel.
     pub(crate) fn configure(&self, ports: &[PortSpec], dma: &DmaMap) -> Result<(), String> {
         let Some(text) = &self.eal else { return Ok(()) };
         configure(text)?;

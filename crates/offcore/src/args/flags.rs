@@ -1,4 +1,4 @@
-//! Which flag sets which field of a configuration: libraries name fields, people read flags.
+//! Maps configuration fields to flags: libraries report fields, users know flags.
 
 use offcore_flow::SwitchError;
 use offcore_flow::switch::Field;
@@ -51,7 +51,8 @@ pub(crate) fn by_flag(error: SwitchError) -> String {
     }
 }
 
-/// What the flags asked for and cannot be is a usage error. Whether others serve at a path is not up to flags.
+/// Requests that cannot be fulfilled are usage errors. Whether another process serves at a path does not depend on
+/// flags.
 impl From<SwitchError> for Failure {
     fn from(error: SwitchError) -> Self {
         let usage = match &error {

@@ -1,4 +1,4 @@
-//! A host's port as it is written: the port and the options of its interface.
+//! A host's port on the command line: the port and the options of its interface.
 
 use std::fs;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use offcore_wire::MacAddr;
 
 use super::port;
 
-/// Keys of every host port.
+/// Option keys of every host port.
 const KEYS: &str = "addr, gw, route, vlan, mtu, mac";
 
 /// A port and its interface.
@@ -116,7 +116,7 @@ fn check(iface: &HostIface) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether an address is a host's address, and neither the network's nor a broadcast address.
+/// Returns whether an address is a host's address, and neither the network's nor a broadcast address.
 fn is_host(prefix: &Prefix) -> bool {
     let IpAddr::V4(address) = prefix.address else { return true };
     let hosts = u32::MAX.checked_shr(prefix.len.into()).unwrap_or(0);
@@ -125,7 +125,7 @@ fn is_host(prefix: &Prefix) -> bool {
     hosts < 2 || (host != 0 && host != hosts)
 }
 
-/// A route in the syntax of `--port`.
+/// Formats a route in the syntax of `--port`.
 fn described(route: &Route) -> String {
     match route.to {
         Prefix { address, len: 0 } if address.is_unspecified() => format!("gw={}", route.gateway),
@@ -133,7 +133,7 @@ fn described(route: &Route) -> String {
     }
 }
 
-/// A network and its gateway.
+/// Parses a network and its gateway.
 fn route(text: &str) -> Result<Route, String> {
     let expected = || {
         format!(
@@ -157,8 +157,8 @@ fn route(text: &str) -> Result<Route, String> {
     Ok(Route { to, gateway })
 }
 
-/// Whether a gateway can be reached on the link. A host with a /32 or /128 address reaches any gateway there, as with
-/// `onlink` of ip-route(8): clouds and Calico configure hosts like that.
+/// Returns whether a gateway can be reached on the link. A host with a /32 or /128 address reaches any gateway there,
+/// as with `onlink` of ip-route(8). Clouds and Calico configure hosts like that.
 fn on_link(addresses: &[Prefix], gateway: IpAddr) -> bool {
     let link_local = matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
     let alone = if gateway.is_ipv4() { 32 } else { 128 };
@@ -170,7 +170,7 @@ fn on_link(addresses: &[Prefix], gateway: IpAddr) -> bool {
     is_host && !is_own && (link_local || addresses.iter().any(reaches))
 }
 
-/// An address and the length of its network's prefix.
+/// Parses an address and the length of its network's prefix.
 fn prefix(text: &str) -> Result<Prefix, String> {
     let expected = || {
         format!("addr={text}: expected ADDRESS/LENGTH, such as 10.0.0.2/24 or fd00::2/64, or dhcp or slaac")
@@ -186,7 +186,7 @@ fn prefix(text: &str) -> Result<Prefix, String> {
     Ok(Prefix { address, len })
 }
 
-/// A locally administered Ethernet address derived from an IP address, so that hosts on one link differ.
+/// Returns a locally administered Ethernet address derived from an IP address, so that hosts on one link differ.
 fn own_mac(prefix: &Prefix) -> MacAddr {
     match prefix.address {
         IpAddr::V4(address) => {
@@ -200,8 +200,9 @@ fn own_mac(prefix: &Prefix) -> MacAddr {
     }
 }
 
-/// A local Ethernet address for a host whose IP addresses come from the network. It depends on the machine, its host name and the
-/// port, so the network recognizes the host after a restart. Containers have no machine number of their own.
+/// Returns a local Ethernet address for a host whose IP addresses come from the network. It depends on the machine ID,
+/// the host name and the port, so the network recognizes the host after a restart. Containers do not have their own
+/// machine ID.
 fn named_mac(port: &str) -> MacAddr {
     let machine = fs::read("/etc/machine-id").unwrap_or_default();
     let host = fs::read("/proc/sys/kernel/hostname").unwrap_or_default();

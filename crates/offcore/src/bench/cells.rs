@@ -1,4 +1,4 @@
-//! What the benchmarks of core costs have in common: which cells are measured, by whom, for how long and where.
+//! Common flags of the core cost benchmarks: cells, engines, duration and lcores.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use offcore_mem::Hugepages;
 use super::{FRAME, Format, plot_file};
 use crate::args::{Lcores, choice, hugepages, lcores, mode, one_of, within};
 
-/// A B B A blocks of a cell; the design asks for 200.
+/// A B B A blocks of a cell, as the design requires.
 pub(super) const BLOCKS: usize = 200;
-/// The same with `--quick`.
+/// A B B A blocks of a cell with `--quick`.
 pub(super) const QUICK_BLOCKS: usize = 60;
-/// How long a cell may take with `--quick`, but for the blocks that it has in any case: so all of a table takes some
+/// Time limit for a cell with `--quick`, beyond its minimum number of blocks. With it, a whole table takes some
 /// minutes.
 const QUICK_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -76,12 +76,13 @@ pub(crate) fn temperature() -> impl TypedValueParser<Value = Temperature> {
     one_of(Temperature::NAMES, Temperature::find)
 }
 
-/// What was given, or else what is measured where nothing was.
+/// Returns `given`, or `otherwise` if nothing was given.
 pub(crate) fn or<T: Clone>(given: &[T], otherwise: &[T]) -> Vec<T> {
     if given.is_empty() { otherwise.to_vec() } else { given.to_vec() }
 }
 
-/// What no case heeds would be taken for what was measured: a flag that is `given` has one of the cases that it is for.
+/// Checks that a `given` flag applies to one or more of the `cases`. Otherwise the results would suggest that the flag
+/// was applied.
 pub(super) fn goes_with<C: PartialEq>(
     cases: &[C],
     given: bool,
@@ -94,7 +95,7 @@ pub(super) fn goes_with<C: PartialEq>(
     }
 }
 
-/// What modes and engines make together.
+/// Returns all combinations of modes and engines.
 pub(super) fn setups(modes: &[Mode], engines: &[Copier]) -> Result<Vec<Setup>, String> {
     let modes = or(modes, &[Mode::Cpu, Mode::Offload, Mode::Auto]);
     let engines = or(engines, &[Copier::Core, Copier::Helper]);
@@ -109,12 +110,12 @@ pub(super) fn setups(modes: &[Mode], engines: &[Copier]) -> Result<Vec<Setup>, S
     }
 }
 
-/// Blocks of a cell.
+/// Returns the number of blocks of a cell.
 pub(super) fn blocks(quick: bool) -> usize {
     if quick { QUICK_BLOCKS } else { BLOCKS }
 }
 
-/// How long a cell may take; `None`: as long as it does.
+/// Returns the time limit of a cell. `None` is no limit.
 pub(super) fn timeout(quick: bool) -> Option<Duration> {
     quick.then_some(QUICK_TIMEOUT)
 }

@@ -1,4 +1,4 @@
-//! `offcore bench copy`: Table 5 of the packet-copy guide (DPDK's dpdk-dma), and the ports it needs, over veth.
+//! `offcore bench copy`: Table 5 of the packet-copy guide (DPDK's dpdk-dma), and the required ports, over veth.
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -16,10 +16,10 @@ use crate::Failure;
 use crate::args::one_of;
 use crate::output::table::{columns, digits, or_dash, times};
 
-/// Rounds of 32768 packets of case conversion.
+/// Rounds of 32768 packets in case conversion.
 #[cfg(feature = "dpdk")]
 const ROUNDS: usize = 200;
-/// The same with `--quick`.
+/// Rounds with `--quick`.
 #[cfg(feature = "dpdk")]
 const QUICK_ROUNDS: usize = 50;
 
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     Ok(rows.finish(args.cells.plot.as_ref(), plot::packet_copy)?)
 }
 
-/// The cases to measure; those that the other flags need are there, or it is said what is missing.
+/// Returns the cases to measure. The other flags may require a case, and an error names it if it is missing.
 fn cases(args: &CopyArgs) -> Result<Vec<Case>, String> {
     let cases = match (args.cases.is_empty(), args.peer) {
         (false, _) => args.cases.clone(),

@@ -1,4 +1,4 @@
-//! `offcore bench dma`: what copies cost the core, how fast engines are, and what sharing a channel costs.
+//! `offcore bench dma`: the cost of copies for the core, the throughput of engines, and the cost of sharing a channel.
 
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ use crate::args::size;
 use crate::args::{Lcores, one_of, within};
 use crate::output::table::{columns, digits, or_dash};
 
-/// Rounds of a combination, and how long it may take.
+/// Rounds of a combination, and its time limit.
 const ROUNDS: (usize, Duration) = (400, Duration::from_millis(500));
-/// The same with `--quick`.
+/// Rounds and time limit with `--quick`.
 const QUICK_ROUNDS: (usize, Duration) = (100, Duration::from_millis(80));
-/// Copies that each worker has in flight with `--sharing`.
+/// Copies in flight per worker with `--sharing`.
 const SHARED_DEPTH: usize = 32;
 
 pub(crate) const EXAMPLES: &str = "\
@@ -83,7 +83,8 @@ pub(crate) struct DmaArgs {
     pub bench: BenchArgs,
 }
 
-/// How workers share a channel: a lock around one dedicated queue, one shared work queue, or a dedicated queue each.
+/// Parses how workers share a channel: a lock around one dedicated queue, one shared work queue, or a dedicated queue
+/// each.
 fn sharing() -> impl TypedValueParser<Value = Sharing> {
     one_of(["lock", "swq", "bound"], Sharing::find)
 }

@@ -1,10 +1,11 @@
-//! The table of packets a second between two programs.
+//! The table of packets per second between two programs.
 
 use offcore_bench::row::Row;
 
 use crate::output::table::{columns, digits, or_dash, times};
 
-/// The rows, for people; nothing when there are none. `counted` says where packets are counted, `other` is who sends them.
+/// Formats the rows as a table, or returns an empty text without rows. `counted` says where packets are counted,
+/// `other` names the sender.
 pub(super) fn table(rows: &[&Row], counted: &str, other: &str) -> String {
     if rows.is_empty() {
         return String::new();

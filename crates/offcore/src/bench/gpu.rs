@@ -1,4 +1,4 @@
-//! `offcore bench gpu`: l2fwd-nv's published tables, and from which burst on a device does more than a core.
+//! `offcore bench gpu`: l2fwd-nv's published tables, and the smallest burst for which a device outperforms a core.
 
 use std::path::PathBuf;
 
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     let Outcome { notes, failures } =
         gpu::run(&options, device, &Progress::visible(), &mut |row| rows.push(row))?;
     notes.iter().for_each(|note| say(note));
-    // What was not measured cannot be drawn.
+    // An incomplete measurement is not drawn.
     let plot = if failures.is_empty() { args.plot.as_ref() } else { None };
     rows.finish(plot, plot::draw)?;
     match failures.len() {
@@ -129,13 +129,13 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     }
 }
 
-/// The cases that are measured, each once.
+/// Returns the cases to measure, without duplicates.
 fn cases(args: &GpuArgs) -> Vec<Case> {
     let asked = |case: &Case| args.cases.iter().any(|any| any.is_none_or(|any| any == *case));
     Case::ALL.into_iter().filter(asked).collect()
 }
 
-/// What no case heeds would be taken for what was measured.
+/// Rejects flags that no case uses, because the results would suggest that they were applied.
 fn check(args: &GpuArgs) -> Result<(), String> {
     let cases = cases(args);
     for (given, flag, case) in
@@ -203,7 +203,7 @@ fn table(rows: &[Row]) -> String {
     tables.collect::<Vec<_>>().join("\n") + if simulated { note } else { "" }
 }
 
-/// What stands below the two published tables.
+/// The text below the two published tables.
 const PUBLISHED_NOTE: &str = "\
 A100, V100: Gbit/s as published for l2fwd-nv with four pipelines (assumed) on a port of 100 Gbit/s, packets in the GPU's
 memory (io, memory host: in CPU memory); theirs came from a network card and went to one, ours have no port and no
@@ -212,21 +212,21 @@ thread that launches. model: of that program, fitted to its second table; p50, p
 it was back, in a closed loop; submit, collect: what handing a burst over and taking it back takes an lcore;
 bottleneck: generator where its own limit (workload none) is within 10 %.
 ";
-/// The same below forced times.
+/// The text below forced times.
 const FORCED_NOTE: &str = "\
 ns/packet: how long each packet is made to take; ns/burst: how long a burst takes at least by that: packets of
 a core one after the other, those of a block's threads at the same time. So a row of a core and one of a device
 compare one core with a block of threads. model: Gbit/s of l2fwd-nv with four pipelines (assumed) on an A100, where all
 packets of a burst wait at the same time.
 ";
-/// The same below the break-even.
+/// The text below the break-even table.
 const BREAK_EVEN_NOTE: &str = "\
 Mpps: of all pipelines; core: one that does the same work and nothing else, core's Mpps with the bursts that
 suit it best (match: aho-corasick crate, interleaved); break-even: the smallest of these bursts with which one
 pipeline's share of all of them at once is more than that, and with all longer ones; model's: the same of
 l2fwd-nv on an A100, one pipeline's share of four at once.
 ";
-/// The same below latencies.
+/// The text below latencies.
 const LATENCY_NOTE: &str = "\
 latency: from when a packet was due until it is back, packets sent at that share of what a closed loop
 reaches; it waits for others of its burst for 100 us at most.
@@ -234,7 +234,7 @@ reaches; it waits for others of its burst for 100 us at most.
 
 type GpuRow<'a> = (&'a Row, &'a GpuColumns);
 
-/// Lines of cells below their heads.
+/// Formats the cells of a table below their headings.
 fn lines<const N: usize>(
     heads: &str,
     rows: &[GpuRow<'_>],
@@ -243,7 +243,7 @@ fn lines<const N: usize>(
     columns(heads, rows.iter().map(|(row, gpu)| cells(row, gpu)))
 }
 
-/// The two published tables.
+/// Formats the two published tables.
 fn published(rows: &[GpuRow<'_>]) -> String {
     let heads = "<case|frame|burst|<workload|<memory|<device|Gbit/s|Mpps|min-max|A100|V100|model|p50 us|\
          p99|submit ns|collect|<bottleneck|verified";

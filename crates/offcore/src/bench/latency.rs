@@ -4,12 +4,12 @@ use offcore_bench::row::Row;
 
 use crate::output::table::{columns, digits, or_dash, us};
 
-/// Whether the row is of this table.
+/// Returns whether the row belongs to this table.
 pub(super) fn is_latency(row: &Row) -> bool {
     row.metric == "latency"
 }
 
-/// The rows that are latencies, as a table; nothing when none is.
+/// Formats the latency rows as a table, or returns an empty text without such rows.
 pub(super) fn table(rows: &[Row]) -> String {
     if !rows.iter().any(is_latency) {
         return String::new();

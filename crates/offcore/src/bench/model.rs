@@ -1,4 +1,4 @@
-//! `offcore bench model`: the simulated device's timing against published figures.
+//! `offcore bench model`: the simulated device's timing compared with published figures.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -37,10 +37,10 @@ pub(crate) struct ModelArgs {
     pub format: Format,
 }
 
-/// Asks the model and writes what it says.
+/// Runs the model and writes the results.
 ///
 /// # Errors
-/// [`Failure::Failed`] when the simulator fails, not when a figure is missed.
+/// [`Failure::Failed`] if the simulator fails, but not if a figure deviates.
 pub(crate) fn run(args: &ModelArgs) -> Result<(), Failure> {
     let mut rows = Rows::new(args.format, table);
     model::run(&Progress::visible(), &mut |row| rows.push(row))?;
@@ -102,7 +102,7 @@ fn published(row: &Row) -> String {
     }
 }
 
-/// Three digits, or all that are before the point.
+/// Formats three significant digits, or all digits before the point.
 fn figure(value: f64) -> String {
     match value {
         v if v >= 100.0 => format!("{v:.0}"),

@@ -4,12 +4,12 @@ use offcore_bench::row::Row;
 
 use crate::output::table::{columns, digits, or_dash};
 
-/// Whether the row is of this table.
+/// Returns whether the row belongs to this table.
 pub(super) fn is_neighbour(row: &Row) -> bool {
     row.attack.is_some()
 }
 
-/// The rows that are of bad neighbours, as a table; nothing when none is.
+/// Formats the rows with attacks as a table, or returns an empty text without such rows.
 pub(super) fn table(rows: &[Row]) -> String {
     if !rows.iter().any(is_neighbour) {
         return String::new();

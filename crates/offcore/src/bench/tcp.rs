@@ -1,4 +1,4 @@
-//! `offcore bench tcp`: what a segment, or a connection, costs the core of the TCP host stack.
+//! `offcore bench tcp`: the cost of a segment, or of a connection, for the core that runs the TCP host stack.
 
 mod table;
 
@@ -24,7 +24,8 @@ use crate::args::size;
 use crate::args::{choice, mode, one_of, within};
 use table::table;
 
-/// Chunks that are measured with hot data where none are given: longer ones are in no core's own caches twice.
+/// The largest default chunk that is measured with hot data. Two copies of larger chunks do not fit into a core's
+/// private caches.
 const LARGEST_HOT: usize = 256 << 10;
 
 pub(crate) const EXAMPLES: &str = "\
@@ -160,7 +161,7 @@ pub(crate) fn run(args: &TcpBenchArgs) -> Result<(), Failure> {
     let measured = cases(args)?;
     let mut rows = Rows::new(args.bench.format, table);
     let run = measured.into_iter().try_for_each(|(case, options)| measure(args, case, options, &mut rows));
-    // What was measured before something went wrong is told.
+    // Finished rows are written even after an error.
     rows.finish(None, |_, _| Ok(()))?;
     Ok(run?)
 }
@@ -207,7 +208,7 @@ fn measure(args: &TcpBenchArgs, case: Case, options: Options, rows: &mut Rows) -
     }
 }
 
-/// The cases, each with what is measured in it.
+/// Returns the cases with their options.
 fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, Failure> {
     const SEGMENTS: (&[Case], &str) =
         (&[Case::CoreCost, Case::Idle, Case::Requests], "core-cost, idle or requests");
@@ -273,7 +274,7 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, Failure> {
         connections,
         temperatures: or(&args.temperatures, temperatures),
         setups,
-        // What was asked for is measured.
+        // Explicitly requested chunks are measured in any case.
         largest_hot: if args.chunks.is_empty() { LARGEST_HOT } else { usize::MAX },
         past_caches: args.past_caches,
         asks: case == Case::Requests,

@@ -1,4 +1,4 @@
-//! `offcore bench vhost`: Table 8 of the vhost guide, and Figure 3's shares.
+//! `offcore bench vhost`: Table 8 of the vhost guide, and the shares of Figure 3.
 
 mod table;
 
@@ -73,7 +73,7 @@ Examples:
 A core cost is what the core spends on a packet: an engine has a rate of its
 own. 'reaches' is what both reach together, 'bound' which of them is the limit.";
 
-/// Frame lengths of case flip where nothing else is said: the core's copy of the longest is dearest when it is cold.
+/// Default frame lengths of case flip: the core's copy of cold data is most expensive for the longest frames.
 const FLIP_FRAMES: [usize; 2] = [512, 1518];
 
 #[derive(Args, Debug)]
@@ -156,7 +156,7 @@ pub(crate) fn run(args: &VhostArgs) -> Result<(), Failure> {
     Ok(rows.finish(args.cells.plot.as_ref(), drawn)?)
 }
 
-/// The cases to measure; those that the other flags need are there, or it is said what is missing.
+/// Returns the cases to measure. The other flags may require a case, and an error names it if it is missing.
 fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
     let cases = match (args.cases.is_empty(), args.peer) {
         (false, _) => args.cases.clone(),

@@ -1,4 +1,4 @@
-//! The reports of `offcore copy` as tables: what dpdk-dma counts, and where the cycles went.
+//! The reports of `offcore copy` as tables: dpdk-dma's counters, and the distribution of cycles.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -17,32 +17,32 @@ pub(super) fn tables(line: &Line<'_>) -> String {
     text
 }
 
-/// What became of the packets of one port, or of all.
+/// Packet counters of one port, or of all.
 #[derive(Default)]
 struct Packets<'a> {
     received: Vec<&'a QueueReport>,
     sent: Vec<&'a QueueReport>,
     copied: u64,
-    /// On RX, on copy, on TX.
+    /// Drops on RX, on copy, and on TX.
     dropped: [u64; 3],
-    /// Polls that found the pool dry.
+    /// Polls that found the pool empty.
     starved: u64,
 }
 
 impl<'a> Packets<'a> {
-    /// The number of a port, or of the ring of its RX queues.
+    /// Returns the number of a port, or of the ring of its RX queues.
     fn number(port: &str) -> Option<u32> {
         port.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().ok()
     }
 
-    /// Those of port `number`; of all ports where there is none.
+    /// Returns the counters of port `number`, or of all ports.
     fn of(report: &'a Report, number: Option<u32>) -> Self {
         let mut packets = Self::default();
         let is_it = |port: &str| number.is_none() || Self::number(port) == number;
         for queue in report.queues.iter().filter(|queue| is_it(&queue.port)) {
             let drops = queue.drops.iter().map(|(_, packets)| packets).sum::<u64>();
             if queue.port.starts_with("ring") {
-                // What the ring of a port's RX queues had no room for.
+                // Packets for which the ring of a port's RX queues had no room.
                 packets.dropped[1] += drops;
                 continue;
             }
@@ -68,7 +68,7 @@ impl<'a> Packets<'a> {
         cells.into_iter().flatten().collect()
     }
 
-    /// Where packets were dropped, if any were.
+    /// Lists where packets were dropped, if any.
     fn drops(&self, name: &str) -> String {
         let dropped = self.dropped.iter().zip(["rx", "copy", "tx"]).filter(|(packets, _)| **packets > 0);
         let dropped: Vec<_> = dropped.map(|(packets, on)| format!("{packets} on {on}")).collect();
@@ -76,7 +76,7 @@ impl<'a> Packets<'a> {
     }
 }
 
-/// What became of the packets of all ports, and of each.
+/// Formats the packet counters of all ports, and of each port.
 fn ports(report: &Report) -> String {
     let names =
         report.queues.iter().map(|queue| &queue.port).chain(report.copies.iter().map(|copy| &copy.port));

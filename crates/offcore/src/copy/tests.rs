@@ -55,7 +55,7 @@ fn dpdk_dma_letters_and_words_agree() {
         };
         assert_eq!((copying(config), config.mode), (&wanted, Mode::Offload));
         assert!(ports.iter().all(|port| port.queues() == 2));
-        // No channel was named: hw takes what there is, for every queue.
+        // Without a named channel, `hw` uses all available ones for every queue.
         assert_eq!(config.dma.channels(1, Half::Rx, 1), ["dsa:auto"]);
     }
     let (config, _) = copy("--port gen: -c sw --min-copy-size 256 --no-mac-updating").unwrap();
@@ -102,7 +102,7 @@ fn contradictions_are_refused_in_words() {
 #[test]
 fn every_example_of_the_help_is_accepted() {
     for line in examples(EXAMPLES, 6) {
-        // On a machine with one lcore there is no second one.
+        // A machine with one lcore does not have a second one.
         let short = lcore::available().unwrap().len() < 2;
         if let Err(error) = planned(&line) {
             assert!(short && error.contains("--lcores"), "{line}: {error}");

@@ -1,5 +1,5 @@
-//! `offcore tcp --demo`: what a segment costs the core by who copies, as [`offcore_bench::tcp`] measures it, in one table
-//! and two sentences.
+//! `offcore tcp --demo`: the core's cost of a segment by copying engine, as [`offcore_bench::tcp`] measures it, in one
+//! table and two sentences.
 
 use std::time::Duration;
 
@@ -21,29 +21,29 @@ use crate::output::{kib, told, write};
 
 /// A B B A blocks of a chunk size.
 const BLOCKS: usize = 100;
-/// The same with `--quick`.
+/// A B B A blocks with `--quick`.
 const QUICK_BLOCKS: usize = 10;
-/// How far a ratio may be from 1 because of where memory lies, of which blocks show nothing: what the noise floors of
-/// `offcore bench tcp` have shown on a quiet machine.
+/// Ratios may deviate from 1 by this share because of memory placement, which blocks cannot detect. The value is from
+/// the noise floors of `offcore bench tcp` on a quiet machine.
 const PLACEMENT: f64 = 0.05;
-/// How long one chunk size may take, however busy the machine is.
+/// Time limit of one chunk size, even on a busy machine.
 const TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// One side and chunk size.
 #[derive(Clone, Debug, Serialize)]
 struct DemoRow {
     report: &'static str,
-    /// `send` or `receive`: whose core.
+    /// `send` or `receive`: the side whose core is measured.
     side: String,
-    /// Bytes that the application writes at a time.
+    /// Bytes per write of the application.
     chunk: usize,
-    /// Nanoseconds a segment, with the core copying and with a helper core copying.
+    /// Nanoseconds per segment when the core copies, and when a helper core copies.
     cpu_ns: f64,
     offload_ns: f64,
     engine_ns_per_copy: f64,
-    /// How far the ratio of sums over all blocks is above its lower bound at 90 %, as a share of it.
+    /// Difference between the ratio of sums over all blocks and its lower bound at 90 %, as a share of the ratio.
     spread: f64,
-    /// Segments whose bytes were checked.
+    /// Number of segments whose bytes were checked.
     verified: u64,
 }
 
@@ -53,7 +53,7 @@ impl DemoRow {
     }
 }
 
-/// Runs the demo and shows what came out.
+/// Runs the demo and shows the results.
 pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let (lcore, other_lcore) =
         two_lcores("is the measured host's", "has the other host, both applications and the engine")?;
@@ -131,7 +131,7 @@ fn table(rows: &[DemoRow]) -> String {
         )
 }
 
-/// What the result means and what it does not.
+/// Explains the result and its limits.
 fn meaning(rows: &[DemoRow]) -> String {
     let of = |side: Side| rows.iter().rfind(|row| row.side == side.name());
     let (Some(send), Some(receive)) = (of(Side::Send), of(Side::Receive)) else {
@@ -153,7 +153,7 @@ fn meaning(rows: &[DemoRow]) -> String {
     )
 }
 
-/// One object a row, and one with what follows from them.
+/// Formats one object per row, and a summary object.
 fn json(rows: &[DemoRow]) -> anyhow::Result<String> {
     #[derive(Serialize)]
     struct Summary {

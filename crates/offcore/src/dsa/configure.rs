@@ -1,4 +1,4 @@
-//! `offcore dsa configure`: a layout checked, shown, saved or applied.
+//! `offcore dsa configure`: checks, shows, saves or applies a layout.
 
 use std::io::{ErrorKind, Write};
 use std::path::Path;
@@ -39,7 +39,7 @@ Examples:
 A layout is checked against the specification's rules before anything is
 changed. When a step fails, the earlier layout is put back.";
 
-/// `d`, `s` and the words.
+/// Parses `d`, `s` and the long names.
 pub(super) fn mode() -> impl TypedValueParser<Value = WqMode> {
     PossibleValuesParser::new([
         PossibleValue::new("dedicated").alias("d"),
@@ -48,16 +48,16 @@ pub(super) fn mode() -> impl TypedValueParser<Value = WqMode> {
     .map(|word| if word.starts_with('d') { WqMode::Dedicated } else { WqMode::Shared })
 }
 
-/// Where layouts come from.
+/// Sources of layouts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     BuiltIn(String),
     File,
     /// `-w`, `-m`, `-e`.
     OneLine,
-    /// None: the device is taken out of service.
+    /// No layout: the device is disabled.
     Disable,
-    /// None: the present one is saved.
+    /// No layout: the current one is saved.
     Present,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn sources(args: &ConfigureArgs) -> Result<Source, String> {
 pub(super) fn run(args: &ConfigureArgs) -> Result<(), Failure> {
     let source = sources(args)?;
     let roots = args.roots.roots();
-    // What is wrong with a layout is known before anything is written.
+    // Errors in a layout are found before anything is written.
     let layouts = match source {
         Source::Present | Source::Disable => Vec::new(),
         _ => layouts(&source, args)?,
@@ -104,7 +104,7 @@ pub(super) fn run(args: &ConfigureArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the present layouts to a file, or to stdout.
+/// Writes the current layouts to a file, or to stdout.
 fn save(devices: &[Device], path: &Path) -> anyhow::Result<()> {
     let configs: Vec<DeviceConfig> = devices.iter().map(|device| device.config.clone()).collect();
     let text = json::write(&configs);
@@ -112,7 +112,7 @@ fn save(devices: &[Device], path: &Path) -> anyhow::Result<()> {
         write(&text)?;
         return Ok(());
     }
-    // It may be the only copy of a layout.
+    // An existing file may be the only copy of a layout.
     let written = std::fs::File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| match error.kind() {
         ErrorKind::AlreadyExists => {
@@ -126,7 +126,7 @@ fn device(args: &ConfigureArgs, roots: &Roots) -> anyhow::Result<Device> {
     Ok(sysfs::find(roots, args.device.as_deref().unwrap_or("dsa0"))?)
 }
 
-/// The layouts with their devices' names, and what was ignored in a file.
+/// Returns the layouts with their devices' names, and the ignored parts of a file.
 fn layouts(source: &Source, args: &ConfigureArgs) -> anyhow::Result<Vec<(DeviceConfig, Vec<String>)>> {
     match (source, &args.file) {
         (_, Some(path)) => {
@@ -153,7 +153,7 @@ fn layouts(source: &Source, args: &ConfigureArgs) -> anyhow::Result<Vec<(DeviceC
             };
             Ok(vec![(config, Vec::new())])
         }
-        // The device's capabilities decide the rest: see `one`.
+        // The device's capabilities determine the rest: see `one`.
         _ => {
             let name = args.device.clone().unwrap_or_else(|| "dsa0".into());
             Ok(vec![(DeviceConfig { name, ..DeviceConfig::default() }, Vec::new())])
@@ -161,7 +161,7 @@ fn layouts(source: &Source, args: &ConfigureArgs) -> anyhow::Result<Vec<(DeviceC
     }
 }
 
-/// One device: the layout as it is there, checked, and printed or applied.
+/// Adapts a layout to one device, checks it, and prints or applies it.
 fn one(
     config: DeviceConfig,
     mut notes: Vec<String>,
@@ -170,7 +170,7 @@ fn one(
 ) -> anyhow::Result<()> {
     let name = config.name.clone();
     let device = match sysfs::find(roots, &name) {
-        // What would be told accel-config can be seen without a device.
+        // The commands for accel-config can be shown without a device.
         Err(ConfigError::NoDevice { .. }) if args.print => {
             notes.push(format!(
                 "{name}: it is not here; these are the commands for a first-generation device"
@@ -201,7 +201,7 @@ fn one(
     Ok(())
 }
 
-/// A built-in layout, or a one-line one, as it is on a device of these capabilities.
+/// Adapts a built-in or one-line layout to a device with these capabilities.
 fn on_device(
     config: DeviceConfig,
     args: &ConfigureArgs,
@@ -249,14 +249,14 @@ mod tests {
         let loaded = json::load(&file).unwrap();
         assert_eq!((loaded.ignored.len(), loaded.devices[0].wqs[1].size), (0, 64));
         configure(&tree, &format!("-c {} --print", file.display())).unwrap();
-        // Neither a copy of a layout nor one that is wanted is replaced.
+        // Neither a saved layout nor a layout in use is overwritten.
         let saved = std::fs::read(&file).unwrap();
         for layout in ["net --print".into(), format!("-c {} --print", file.display())] {
             let error = configure(&tree, &format!("{layout} --save {}", file.display())).unwrap_err();
             assert!(error.contains("it exists"), "{error}");
             assert_eq!(std::fs::read(&file).unwrap(), saved);
         }
-        // Nothing is saved for a layout that is not there.
+        // Nothing is saved for a layout that does not exist.
         let new = tree.path("new.conf");
         configure(&tree, &format!("-c /nonexistent --save {}", new.display())).unwrap_err();
         assert!(!new.exists());
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn plain_files_enable_nothing() {
         let tree = Tree::healthy();
-        // Nobody acts on what is written to bind and unbind here.
+        // In this test nothing reacts to writes to bind and unbind.
         let error = configure(&tree, "vhost").unwrap_err();
         assert!(error.contains("wq0.0: its state is enabled, not disabled"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! `offcore dsa doctor`: what is wrong with the set-up.
+//! `offcore dsa doctor`: finds problems of the configuration.
 
 use offcore_dsa::doctor::{System, examine};
 

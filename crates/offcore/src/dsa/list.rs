@@ -27,7 +27,7 @@ pub(super) fn text(devices: &[Device], format: Format) -> anyhow::Result<String>
     }
 }
 
-/// accel-config's object, with what is no setting besides.
+/// Returns accel-config's object, with additional fields for facts that are not settings.
 fn object(device: &Device) -> Value {
     let caps = &device.capabilities;
     let mut object = json::device_json(&device.config);
@@ -150,7 +150,7 @@ fn groups(devices: &[Device]) -> String {
     text
 }
 
-/// `2 MiB`; the limits are powers of two.
+/// Formats sizes such as `2 MiB`. The limits are powers of two.
 fn bytes(count: u64) -> String {
     match count {
         0..1024 => format!("{count} B"),
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!((&object["dev"], &object["state"]), (&json!("dsa0"), &json!("enabled")));
         let wq = &object["groups"][0]["grouped_workqueues"][1];
         assert_eq!((&wq["dev"], &wq["size"], &wq["state"]), (&json!("wq0.1"), &json!(64), &json!("enabled")));
-        // What is listed can be loaded: facts are told from settings.
+        // The list can be loaded as a configuration: facts are separate from settings.
         let loaded = json::parse(&format!("[{lines}]")).unwrap();
         assert_eq!((loaded.devices[0].wqs[1].size, loaded.devices[0].engines.len()), (64, 4));
     }

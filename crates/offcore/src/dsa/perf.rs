@@ -1,7 +1,7 @@
-//! `offcore dsa perf`: what the work queues are doing, as far as sysfs tells.
+//! `offcore dsa perf`: activity of work queues, from sysfs.
 //!
-//! The device shows how many descriptors a queue holds at a moment. That is sampled; what flows through is not told
-//! there. The kernel's perf events count it, where it has them.
+//! sysfs only shows the number of descriptors that a queue currently holds, which is sampled. It does not show
+//! throughput. The kernel's perf events count it if they are available.
 
 use std::path::Path;
 use std::thread;
@@ -28,7 +28,7 @@ writes of the engines: perf stat -a -e dsa0/event_category=0x1,event=0x8/ sleep 
 
 /// Samples of a queue's occupancy in an interval.
 const SAMPLES: u32 = 50;
-/// Reading a queue's occupancy is a read over PCI Express: not more often than this.
+/// Minimum interval between samples, because reading a queue's occupancy is a read over PCI Express.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
@@ -36,7 +36,7 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected seconds from 0.01 to 3600".into())
 }
 
-/// Watches until it is enough.
+/// Monitors until the end of the run.
 pub(super) fn run(args: &PerfArgs) -> Result<(), Failure> {
     let name = args.device.as_deref();
     let mut before = args.roots.devices(name)?;
@@ -61,7 +61,7 @@ pub(super) fn run(args: &PerfArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether perf can count what sysfs does not tell.
+/// Describes whether perf can count events that sysfs does not show.
 fn events(root: &Path, devices: &[Device]) -> String {
     let lines = devices.iter().map(|device| {
         let name = &device.config.name;
@@ -81,7 +81,7 @@ fn events(root: &Path, devices: &[Device]) -> String {
 
 #[derive(Debug, Default)]
 struct Watched {
-    /// By queue's name: samples, their sum, the largest.
+    /// For each queue: name, number of samples, their sum, and the maximum.
     queues: Vec<(String, u64, u64, u32)>,
 }
 
@@ -104,7 +104,7 @@ impl Watched {
         }
     }
 
-    /// Mean and largest; `None` for a queue whose device does not tell.
+    /// Returns the mean and maximum, or `None` for a queue whose device does not report its occupancy.
     fn occupancy(&self, name: &str) -> Option<(f64, u32)> {
         let queue = self.queues.iter().find(|queue| queue.0 == name)?;
         Some((queue.2 as f64 / queue.1 as f64, queue.3))
@@ -135,7 +135,7 @@ fn rows(before: &[Device], after: &[Device], watched: &Watched) -> Vec<Value> {
                 "occupancy_max": occupancy.map(|(_, max)| max),
                 "clients": state.clients,
                 "enqcmds_retries": state.enqcmds_retries,
-                // A program that ends takes its counters with it.
+                // The counters of a program vanish when it ends.
                 "cr_faults": now.0.saturating_sub(was.0),
                 "cr_fault_failures": now.1.saturating_sub(was.1),
                 "cmd_status": device.cmd_status,

@@ -1,4 +1,4 @@
-//! The directory of a stack that a program has for itself. Nobody knows its name before it is there.
+//! The directory of a program's private stack. Its name is unpredictable.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
@@ -13,7 +13,7 @@ use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 const PREFIX: &str = "offcore-exec-";
-/// Names that are tried.
+/// Number of names to try.
 const TRIES: usize = 16;
 
 /// A directory that only this user can read. It is removed when this is dropped.
@@ -24,10 +24,10 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Makes one among those of temporary files. Those that killed commands have left are removed first.
+    /// Creates a directory among the temporary files. Removes directories that killed commands have left first.
     ///
     /// # Errors
-    /// The system's.
+    /// System errors.
     pub(super) fn make() -> Result<Self> {
         Self::make_in(&std::env::temp_dir())
     }
@@ -45,7 +45,7 @@ impl Directory {
             }
             match lock(&path) {
                 Ok(Some(lock)) => return Ok(Self { path, lock }),
-                // Another command has taken it for one that was left.
+                // Another command has mistaken it for an abandoned one.
                 Ok(None) => {}
                 Err(error) => {
                     let _ = fs::remove_dir(&path);
@@ -60,7 +60,7 @@ impl Directory {
         &self.path
     }
 
-    /// A descriptor that keeps the directory from being taken for one that was left, as long as any process has it.
+    /// Returns a descriptor that protects the directory from removal while any process holds it.
     pub(super) fn claim(&self) -> io::Result<File> {
         self.lock.try_clone()
     }
@@ -72,7 +72,7 @@ impl Drop for Directory {
     }
 }
 
-/// Locks a directory of this user's; `None`: it is none, or it is gone, or somebody needs it.
+/// Locks a directory of this user. Returns `None` if it is not such a directory, no longer exists, or is in use.
 fn lock(path: &Path) -> Result<Option<File>, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Ok(directory) = open(path, flags, Mode::empty()).map(File::from) else { return Ok(None) };
@@ -81,19 +81,19 @@ fn lock(path: &Path) -> Result<Option<File>, Errno> {
         Err(Errno::WOULDBLOCK) => return Ok(None),
         Err(error) => return Err(error),
     }
-    // It may have been removed in between, and made by somebody else.
+    // It may have been removed in the meantime and created again by another process.
     let (Ok(locked), Ok(found)) = (directory.metadata(), fs::symlink_metadata(path)) else { return Ok(None) };
     let same = (locked.dev(), locked.ino()) == (found.dev(), found.ino());
     Ok(Some(directory).filter(|_| same && found.uid() == geteuid().as_raw()))
 }
 
-/// Whether a directory may be one of these: others that begin so are somebody's.
+/// Returns whether a directory name has the exact format. Other names with this prefix belong to other programs.
 fn is_name(name: &OsStr) -> bool {
     let number = name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes());
     number.is_some_and(|number| number.len() == 16 && number.iter().all(u8::is_ascii_hexdigit))
 }
 
-/// Removes this user's directories that neither a command nor a stack has.
+/// Removes this user's directories that no command and no stack uses.
 fn remove_left(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if is_name(&entry.file_name())
@@ -117,7 +117,7 @@ mod tests {
             fs::create_dir_all(parent.join(name).join("below")).unwrap();
             parent.join(name)
         });
-        // As a stack has it whose command was killed.
+        // The state of a stack whose command was killed.
         let lock = lock(&claimed).unwrap().unwrap();
         let claim = lock.try_clone().unwrap();
         drop(lock);

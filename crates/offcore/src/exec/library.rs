@@ -1,4 +1,4 @@
-//! The preload library, which the binary carries with it, as a file that the dynamic linker can load.
+//! The preload library, which is embedded in the binary, as a file that the dynamic linker can load.
 
 mod old;
 
@@ -11,13 +11,13 @@ use std::time::{Duration, SystemTime};
 
 use crate::home::{self, HOME};
 
-/// What the build script has built.
+/// The library that the build script has built.
 const LIBRARY: &[u8] = include_bytes!(env!("OFFCORE_PRELOAD"));
 
-/// How long nobody has to have started a program with another build's library before it is removed.
+/// Another build's library is removed after this time without a program start.
 const UNUSED: Duration = Duration::from_hours(24);
 
-/// Writes the library to the first usable directory of this user, unless it is there, and returns its path.
+/// Writes the library to the first usable directory of this user, unless it exists, and returns its path.
 pub(super) fn install() -> io::Result<PathBuf> {
     let user = fs::metadata("/proc/self")?.uid();
     let mut errors = Vec::new();
@@ -30,8 +30,8 @@ pub(super) fn install() -> io::Result<PathBuf> {
     Err(io::Error::other(errors.join("; ")))
 }
 
-/// Writes the library to a directory, unless it is there. Its name has a hash of its content, so that programs that still use
-/// another build's library are left alone.
+/// Writes the library to a directory, unless it exists. Its name contains a hash of its content, so libraries of other
+/// builds stay available to running programs.
 fn write_to(directory: &Path) -> io::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     LIBRARY.hash(&mut hasher);
@@ -51,7 +51,7 @@ fn write_to(directory: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// A new file. A process of the same number may have left one behind, or have one in another namespace.
+/// Creates a new file. A process with the same ID may have left one behind, or may use one from another namespace.
 fn create(directory: &Path) -> io::Result<(PathBuf, File)> {
     let mut number = 0;
     loop {
@@ -64,7 +64,7 @@ fn create(directory: &Path) -> io::Result<(PathBuf, File)> {
     }
 }
 
-/// Whether the library is there as it was built. Then its time is that of its last use.
+/// Returns whether the library exists unchanged. Then its timestamp is set to the time of this use.
 fn is_there(path: &Path) -> io::Result<bool> {
     let mut found = Vec::new();
     let file = match File::open(path) {
@@ -77,7 +77,7 @@ fn is_there(path: &Path) -> io::Result<bool> {
     Ok(found == LIBRARY)
 }
 
-/// Directories for the library in order of preference.
+/// Returns directories for the library in order of preference.
 fn directories(user: u32) -> impl Iterator<Item = PathBuf> {
     let name = outer_id(&fs::read_to_string("/proc/self/uid_map").unwrap_or_default(), user);
     let first = match std::env::var_os("XDG_RUNTIME_DIR").filter(|path| name != 0 && !path.is_empty()) {
@@ -85,7 +85,8 @@ fn directories(user: u32) -> impl Iterator<Item = PathBuf> {
         None => (name == 0).then(|| PathBuf::from(HOME)),
     };
     let temporary = std::env::temp_dir().join(format!("offcore-{name}"));
-    // Any user can take the name in a directory for all. In the home directory of another user, that user could replace the library.
+    // In a world-writable directory, any user can take the name. In the home directory of another user, that user could
+    // replace the library.
     let is_own = |home: &PathBuf| {
         fs::metadata(home).is_ok_and(|found| found.uid() == user && found.mode() & 0o022 == 0)
     };
@@ -93,8 +94,8 @@ fn directories(user: u32) -> impl Iterator<Item = PathBuf> {
     first.into_iter().chain([temporary]).chain(own)
 }
 
-/// The id of a user outside of this process's user namespace (user_namespaces(7)). Root in a namespace has another directory than
-/// root outside.
+/// Returns the ID of a user outside of this process's user namespace (user_namespaces(7)). Root in a namespace uses
+/// another directory than root outside.
 fn outer_id(map: &str, user: u32) -> u32 {
     let ranges = map.lines().filter_map(|line| {
         let mut numbers = line.split_whitespace().map(str::parse::<u32>);
@@ -106,8 +107,8 @@ fn outer_id(map: &str, user: u32) -> u32 {
     ranges.filter_map(outside).next().unwrap_or(user)
 }
 
-/// Makes the directory, if it is not there. Only this user may write to it, all users can read it, and libraries can be loaded
-/// from it.
+/// Creates the directory if it does not exist. Only this user may write to it, all users can read it, and libraries can
+/// be loaded from it.
 fn usable(path: &Path, user: u32) -> io::Result<()> {
     home::make(path)?;
     let found = fs::symlink_metadata(path)?;

@@ -1,4 +1,4 @@
-//! The program that is to be run, and whether a library can be preloaded into it.
+//! The program to run, and checks that a library can be preloaded into it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -13,18 +13,18 @@ use object::elf::{self, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, read};
 
-/// Interpreters that are followed: as many as the kernel does.
+/// Maximum number of nested interpreters, as in the kernel.
 const DEEPEST: usize = 5;
-/// Bytes of the line that names an interpreter, at most.
+/// Maximum length of the line that names an interpreter, in bytes.
 const LONGEST: usize = 256;
 
-/// What runs a script that names no interpreter.
+/// The interpreter of scripts that name none.
 const SHELL: &str = "/bin/sh";
 
-/// What is expected of a file's content.
+/// The expected type of file.
 const GLIBC: &str = "a program dynamically linked with glibc (x86-64, 64 bits)";
 
-/// Why a program cannot be run on the stack.
+/// The reason why a program cannot be run on the stack.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProgramError {
     #[error("{}: program not found: expected a path, or a name in PATH", shown(.0))]
@@ -36,7 +36,7 @@ pub(super) enum ProgramError {
 }
 
 impl ProgramError {
-    /// As `env`, `nohup` and shells end then.
+    /// Returns the exit code of `env`, `nohup` and shells for this error.
     pub(super) fn exit_code(&self) -> u8 {
         match self {
             Self::NotFound(_) => 127,
@@ -46,7 +46,7 @@ impl ProgramError {
     }
 }
 
-/// A name as it can be seen: one from a script may end in CR, and one may be empty.
+/// Makes a name visible: a name from a script may end in CR, and a name may be empty.
 fn shown(name: &OsStr) -> String {
     if name.is_empty() { "''".into() } else { name.to_string_lossy().escape_debug().to_string() }
 }
@@ -55,15 +55,15 @@ fn shown(name: &OsStr) -> String {
 #[derive(Debug)]
 pub(super) struct Program {
     path: PathBuf,
-    /// It is a text that names no interpreter.
+    /// The file is a text without an interpreter line.
     by_shell: bool,
 }
 
 impl Program {
-    /// The program of that name, as a shell looks for it.
+    /// Finds a program by name, as a shell does.
     ///
     /// # Errors
-    /// When there is none, or none that may be executed.
+    /// If it does not exist, or may not be executed.
     pub(super) fn find(name: &OsStr) -> Result<Self, ProgramError> {
         if name.is_empty() {
             return Err(ProgramError::NotFound(name.into()));
@@ -99,7 +99,8 @@ impl Program {
         }
     }
 
-    /// What is to be executed, with a name that it is told. A shell gets a text as execvp(3) has it.
+    /// Returns the command that executes the program with `name` as its first argument. A text is executed by a shell,
+    /// as in execvp(3).
     pub(super) fn command(&self, name: &OsStr) -> Command {
         if self.by_shell {
             let mut command = Command::new(SHELL);
@@ -111,10 +112,10 @@ impl Program {
         command
     }
 
-    /// Refuses what would run without the library.
+    /// Rejects programs that would run without the library.
     ///
     /// # Errors
-    /// What was found, and what was expected.
+    /// The type of program that was found, and the expected type.
     pub(super) fn check(&mut self) -> Result<(), ProgramError> {
         let mut path = self.path.clone();
         for _ in 0..DEEPEST {
@@ -142,7 +143,7 @@ fn read_error(path: &Path) -> impl FnOnce(std::io::Error) -> ProgramError + '_ {
     |source| ProgramError::Read { path: path.into(), source }
 }
 
-/// A program that gets other rights than the caller's: the dynamic linker ignores LD_PRELOAD then.
+/// Rejects a program with other privileges than the caller's, because the dynamic linker then ignores LD_PRELOAD.
 fn privileges(path: &Path) -> Result<(), ProgramError> {
     let expected = "one without: the dynamic linker preloads nothing into it";
     let found = fs::metadata(path).map_err(read_error(path))?;
@@ -160,7 +161,7 @@ fn privileges(path: &Path) -> Result<(), ProgramError> {
     Ok(())
 }
 
-/// A script whose interpreter is not there.
+/// Returns the error of a script whose interpreter does not exist.
 fn missing<T>(path: PathBuf, interpreter: &Path) -> Result<T, ProgramError> {
     let ends_in_cr = interpreter.as_os_str().as_bytes().ends_with(b"\r");
     let advice = if ends_in_cr { ": the script's lines end in CR LF, expected LF" } else { "" };
@@ -168,7 +169,7 @@ fn missing<T>(path: PathBuf, interpreter: &Path) -> Result<T, ProgramError> {
     Err(ProgramError::Read { path, source: std::io::Error::new(ErrorKind::NotFound, found) })
 }
 
-/// The first bytes of a file. Those of a program have zeros, those of a text have none.
+/// Returns the first bytes of a file. A binary contains zero bytes, a text does not.
 fn beginning(path: &Path) -> Result<Vec<u8>, ProgramError> {
     let mut first = Vec::new();
     let file = fs::File::open(path).map_err(read_error(path))?;
@@ -176,14 +177,14 @@ fn beginning(path: &Path) -> Result<Vec<u8>, ProgramError> {
     Ok(first)
 }
 
-/// The interpreter that a script names.
+/// Returns the interpreter that a script names.
 fn interpreter(path: &Path, first: &[u8]) -> Result<Option<PathBuf>, ProgramError> {
     let Some(line) = first.strip_prefix(b"#!") else { return Ok(None) };
     let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
     let Some(name) = words.next() else { return unfit(path, "#! without a name".into(), "a program") };
     let name = Path::new(OsStr::from_bytes(name));
-    // The program that env looks for is what runs.
+    // env executes the program that it finds.
     if name.file_name() == Some(OsStr::new("env"))
         && let Some(word) = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='))
     {
@@ -192,7 +193,7 @@ fn interpreter(path: &Path, first: &[u8]) -> Result<Option<PathBuf>, ProgramErro
     Ok(Some(name.into()))
 }
 
-/// Refuses programs that are not linked with glibc when they are started.
+/// Rejects programs that glibc's dynamic linker does not load.
 fn check_elf(path: &Path) -> Result<(), ProgramError> {
     let bytes = fs::read(path).map_err(read_error(path))?;
     match found_in(&bytes) {
@@ -202,8 +203,8 @@ fn check_elf(path: &Path) -> Result<(), ProgramError> {
     }
 }
 
-/// What is wrong with the content of a program; `None` for what glibc's dynamic linker loads. It reads what the kernel
-/// reads to start a program: what else is broken, the table of sections for one, does not keep it from running.
+/// Describes the error in the content of a program. Returns `None` if glibc's dynamic linker loads it. Only the parts
+/// that the kernel reads are checked: other errors, as in the section table, do not prevent a program from running.
 fn found_in(bytes: &[u8]) -> Result<Option<String>, read::Error> {
     if !bytes.starts_with(&elf::ELFMAG) {
         return Ok(Some("neither an ELF file nor a script".into()));
@@ -231,7 +232,7 @@ fn found_in(bytes: &[u8]) -> Result<Option<String>, read::Error> {
     Ok(Some("statically linked".into()))
 }
 
-/// Whether a program has the sections that Go's linker makes.
+/// Returns whether a program has the sections that Go's linker creates.
 fn is_go(header: &FileHeader64<Endianness>, endian: Endianness, bytes: &[u8]) -> bool {
     let Ok(sections) = header.sections(endian, bytes) else { return false };
     let mut names = sections.iter().map(|section| sections.section_name(endian, section));

@@ -1,4 +1,4 @@
-//! The signals of `offcore exec` beside a stack of its own: some end both, the others are the program's.
+//! The signals of `offcore exec` with a private stack: some end both processes, others are passed to the program.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,43 +11,43 @@ use signal_hook::low_level::siginfo::{Cause, Origin};
 
 use crate::signals::ignored_signals;
 
-/// What is taken.
+/// Signals that are handled.
 const TAKEN: [i32; 7] = [SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH];
-/// What comes sooner after the first is the same one: `timeout` tells this process, and then its group.
+/// A signal that follows the first within this time is a duplicate: `timeout` signals this process and then its group.
 const SAME_WITHIN: Duration = Duration::from_millis(100);
 
-/// What this command is told.
+/// Signals to this command.
 #[derive(Debug)]
 pub(super) struct Signals {
     arriving: SignalsInfo<WithOrigin>,
-    /// The first that ends this command while no program runs.
+    /// The first signal that ends this command while no program runs.
     ends: Option<i32>,
     stop: Option<Stop>,
 }
 
-/// Both are to end.
+/// A request to end both processes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stop {
     first: Instant,
-    /// The terminal says so, which tells all processes of its foreground group.
+    /// The terminal sent it, and therefore sent it to all processes of its foreground group.
     by_terminal: bool,
-    /// It has been said again: nobody is to be waited for any more.
+    /// It was sent again: do not wait for any process.
     pub at_once: bool,
 }
 
 impl Signals {
-    /// Takes them from now on, but for those that are ignored, as `nohup` has it: they are so for the program, too.
+    /// Starts to handle the signals, except for ignored ones (as with `nohup`), which the program also ignores.
     ///
     /// # Errors
-    /// The system's.
+    /// System errors.
     pub(super) fn new() -> io::Result<Self> {
         let ignored = ignored_signals()?;
         let taken = TAKEN.into_iter().filter(|number| ignored & (1 << (number - 1)) == 0);
         Ok(Self { arriving: SignalsInfo::new(taken)?, ends: None, stop: None })
     }
 
-    /// Which signal ends this command, while no program runs that it could be for: all but that of a window's size, which
-    /// nobody minds.
+    /// Returns the signal that ends this command while no program runs that could handle it. All signals do, except for
+    /// a change of the window size.
     pub(super) fn ends(&mut self) -> Option<i32> {
         for origin in self.arriving.pending().filter(|origin| origin.signal != SIGWINCH) {
             self.ends.get_or_insert(origin.signal);
@@ -55,14 +55,15 @@ impl Signals {
         self.ends
     }
 
-    /// Passes on to processes what others have sent, but for SIGTERM. That, and what the terminal sends, is to end both.
+    /// Passes signals that other processes have sent to the program's processes, except for SIGTERM. SIGTERM and
+    /// signals from the terminal end both.
     pub(super) fn pass_on(&mut self, processes: &[Pid]) -> Option<Stop> {
         let arrived: Vec<Origin> = self.arriving.pending().collect();
         for origin in arrived {
             let by_terminal = origin.cause == Cause::Kernel;
             match (origin.signal, by_terminal) {
                 (SIGTERM, _) | (SIGINT | SIGQUIT | SIGHUP, true) => self.stop(by_terminal),
-                // The program has it from the terminal, too.
+                // The terminal has also sent it to the program.
                 (_, true) => {}
                 (number, false) => pass_on(number, processes),
             }
@@ -78,7 +79,7 @@ impl Signals {
 }
 
 impl Stop {
-    /// Whether a process has had the signal from its terminal.
+    /// Returns whether a process has received the signal from its terminal.
     pub(super) fn has_had(self, pid: Pid) -> bool {
         self.by_terminal && getpgid(Some(pid)) == Ok(getpgrp())
     }

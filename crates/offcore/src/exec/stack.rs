@@ -1,4 +1,4 @@
-//! The stack that a program runs on: one that is served, or one that is started for it.
+//! The stack of a program: a running one, or a private one.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
@@ -24,23 +24,23 @@ use super::directory::Directory;
 use super::signals::Signals;
 use crate::output::say;
 
-/// The socket's name in the directory of a stack of this command's own.
+/// The socket's name in the directory of a private stack.
 const SOCKET: &str = "stack.sock";
-/// How long a stack may take to begin, and a program or a stack to end.
+/// Time limits for the start of a stack, and for the end of a program or a stack.
 const BEGINS_WITHIN: Duration = Duration::from_secs(30);
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// Time until the user is told that the stack does not answer yet.
 const QUIET: Duration = Duration::from_secs(2);
-/// How long a stack may be busy with other programs that begin.
+/// Time for which a stack may be busy with other programs that start.
 const TURN_WITHIN: Duration = Duration::from_secs(30);
-/// Time between two looks, and two for processes that have been left.
+/// Polling intervals: in general, and for remaining processes.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const LEFT_EVERY: Duration = Duration::from_millis(200);
 
-/// Whether somebody serves at a path, who is of this version and lets this user in.
+/// Checks that a stack of this version serves at a path and accepts this user.
 ///
 /// # Errors
-/// What the kernel says, or the stack, in words.
+/// The kernel's or the stack's reason, as text.
 pub(super) fn reach(path: &Path) -> Result<()> {
     let address = SocketAddrUnix::new(path).map_err(|error| {
         let found = path.as_os_str().len();
@@ -50,7 +50,7 @@ pub(super) fn reach(path: &Path) -> Result<()> {
     let found = loop {
         let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).context("a socket")?;
         match connect(&socket, &address).and_then(|()| ask(&socket)) {
-            // It may be the turn of others.
+            // The stack may be busy with other programs.
             Err(Errno::CONNRESET | Errno::PIPE) if since.elapsed() < TURN_WITHIN => thread::sleep(LOOK_EVERY),
             Err(error) => bail!("no stack at {}: {}", path.display(), missing(path, error)),
             Ok(found) => break found,
@@ -69,7 +69,7 @@ pub(super) fn reach(path: &Path) -> Result<()> {
     }
 }
 
-/// Why nobody is reached at a path, and what to do.
+/// Explains why no stack can be reached at a path, and the remedy.
 fn missing(path: &Path, error: Errno) -> String {
     let serve = format!("start `offcore tcp --port ... --serve {}`, or give --port here", path.display());
     let expected = "expected the socket of `offcore tcp --serve`: name that, or give --port here";
@@ -93,7 +93,7 @@ fn missing(path: &Path, error: Errno) -> String {
     }
 }
 
-/// Asks a stack which version it has; `None`: it is none.
+/// Requests a stack's version. Returns `None` if the other side is not a stack.
 fn ask(socket: &OwnedFd) -> Result<Option<Welcome>, Errno> {
     send(socket, &Hello { version: ASK, key: [0; KEY] }.to_bytes(), SendFlags::NOSIGNAL)?;
     let mut bytes = [0; 256];
@@ -122,11 +122,11 @@ fn ask(socket: &OwnedFd) -> Result<Option<Welcome>, Errno> {
     }
 }
 
-/// A stack of this command's own.
+/// A private stack of this command.
 #[derive(Debug)]
 pub(super) struct Stack {
     process: Child,
-    /// Its end has been seen.
+    /// Whether its end was noticed.
     ended: bool,
     directory: Directory,
 }
@@ -135,13 +135,13 @@ impl Stack {
     /// Starts a stack on ports.
     ///
     /// # Errors
-    /// The system's.
+    /// System errors.
     pub(super) fn start(ports: &[String], congestion: Option<Algorithm>) -> Result<Self> {
         let directory = Directory::make()?;
         let mut command = Command::new(std::env::current_exe().context("this program")?);
         command.args(["tcp", "--idle", "sleep", "--stats-interval", "0"]);
         command.arg("--serve").arg(directory.path().join(SOCKET));
-        // It ends, too, when this process is killed.
+        // It also ends when this process is killed.
         command.arg("--parent").arg(std::process::id().to_string());
         if let Some(name) = congestion.map(Algorithm::name) {
             command.args(["--congestion", name]);
@@ -149,19 +149,19 @@ impl Stack {
         for port in ports {
             command.arg("--port").arg(port);
         }
-        // A terminal's signals are not for it: it is there until the program has ended.
+        // The terminal's signals must not reach the stack, which runs until the program has ended.
         command.process_group(0);
         command.stdin(directory.claim().context("the stack's directory")?);
-        // Its last report is not the program's output.
+        // The stack's last report is not part of the program's output.
         command.stdout(Stdio::null());
         let process = command.spawn().context("the stack")?;
         Ok(Self { process, ended: false, directory })
     }
 
-    /// Waits until it serves, or this command is to end.
+    /// Waits until the stack serves or this command is told to end.
     ///
     /// # Errors
-    /// When it ends instead; it has said why.
+    /// If the stack ends instead. It has then printed the reason.
     pub(super) fn wait_until_it_serves(&mut self, signals: &mut Signals) -> Result<()> {
         let since = Instant::now();
         while signals.ends().is_none() && reach(&self.path()).is_err() {
@@ -174,23 +174,23 @@ impl Stack {
             }
             thread::sleep(LOOK_EVERY);
         }
-        // The ends of children are to be seen, also where whoever has started this command ignores them.
+        // Makes the ends of children visible, even if the parent of this command ignores them.
         signal_hook::flag::register(SIGCHLD, Arc::default()).context("handling SIGCHLD")?;
-        // What the program leaves is this process's to wait for.
+        // This process becomes the parent of processes that the program leaves behind.
         set_child_subreaper(Some(getpid())).context("prctl(PR_SET_CHILD_SUBREAPER)")?;
         Ok(())
     }
 
-    /// Path of its socket.
+    /// Returns the path of its socket.
     pub(super) fn path(&self) -> PathBuf {
         self.directory.path().join(SOCKET)
     }
 
-    /// Waits for a program's end, and then for that of the processes that it has left: servers go into the background so.
-    /// Signals to this command are theirs.
+    /// Waits for the end of a program, and of processes that it leaves behind, such as daemons. Signals to this command
+    /// are passed to them.
     ///
     /// # Errors
-    /// The system's.
+    /// System errors.
     pub(super) fn wait(&mut self, program: &Child, signals: &mut Signals) -> Result<ExitStatus> {
         let program = pid_of(program);
         let mut status = None;
@@ -215,8 +215,9 @@ impl Stack {
         status.context("the program ended, but its exit status was not found")
     }
 
-    /// Waits until no process is alive. Once this command is told to stop, they are, and killed if they do not, or if it is told
-    /// again. Who has been told by the terminal has time to do what it wants to.
+    /// Waits until no process is alive. When this command is told to stop, it sends SIGTERM to the processes, and
+    /// SIGKILL after a time limit or a second signal. Processes that the terminal has already signalled get the same
+    /// time before SIGTERM.
     fn wait_for(
         &mut self,
         signals: &mut Signals,
@@ -245,7 +246,7 @@ impl Stack {
         }
     }
 
-    /// Takes the ends of all children: how the program has ended, if it has.
+    /// Reaps all children. Returns the program's exit status if it has ended.
     fn reap(&mut self, program: Pid) -> Option<ExitStatus> {
         let (stack, mut ended) = (pid_of(&self.process), None);
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
@@ -261,7 +262,7 @@ impl Stack {
         ended
     }
 
-    /// This process's children but the stack.
+    /// Returns this process's children without the stack.
     fn left(&self) -> Vec<Pid> {
         let (stack, own) = (pid_of(&self.process), getpid());
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -270,10 +271,10 @@ impl Stack {
     }
 }
 
-/// The parent of a process, by its line in `/proc`.
+/// Returns the parent of a process, from `/proc`.
 fn parent_of(pid: Pid) -> Option<Pid> {
     let stat = fs::read(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
-    // The name, in parentheses, may have any character; behind it are the state and the parent.
+    // The name is in parentheses and may contain any character. State and parent follow it.
     let stat = String::from_utf8_lossy(&stat);
     let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?;
     Pid::from_raw(parent.parse().ok()?)

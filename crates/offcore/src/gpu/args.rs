@@ -222,7 +222,7 @@ pub(crate) struct PipelineArgs {
 }
 
 impl PipelineArgs {
-    /// What a switch of them has beside, with packet buffers of `--data-room`.
+    /// Returns the flags of the underlying switch, with packet buffers of `--data-room`.
     pub(super) fn run(&self) -> RunArgs {
         let mut run = self.run.clone();
         if let Some(room) = self.data_room {
@@ -259,7 +259,7 @@ pub(crate) enum OnMatch {
     Steer,
 }
 
-/// Device names, with numbers expanded.
+/// Device names with expanded number ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceList(pub Vec<String>);
 

@@ -1,7 +1,7 @@
-//! `offcore gpu check`: whether a device does what it should, and how fast, step by step.
+//! `offcore gpu check`: tests step by step whether a device works correctly, and measures its speed.
 //!
-//! Each step is a run of this program with a time limit. What it says is kept in a directory as it comes, so that nothing is lost
-//! on a machine that is at hand for minutes only.
+//! Each step is a run of this program with a time limit. Its output is written to a directory immediately, so that
+//! nothing is lost on a machine that is available for only minutes.
 
 mod judge;
 mod step;
@@ -39,9 +39,9 @@ the authors would like to have them.
 
 Exit codes: 0 every step did what it should, 1 one did not, 2 usage.";
 
-/// The file of patterns, beside what the steps say.
+/// The file of patterns, in the same directory as the output.
 const PATTERNS: &str = "patterns.txt";
-/// Time for a step but the figures', and for all.
+/// Time limits of a step other than the benchmarks, and of the whole check.
 const LIMIT: Duration = Duration::from_secs(60);
 const ALL: Duration = Duration::from_secs(15 * 60);
 
@@ -61,9 +61,9 @@ pub(crate) struct CheckArgs {
 }
 
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
-    // Whoever interrupts a check does not leave its step behind.
+    // An interrupted check stops its running step.
     stop_on_signals().map_err(|error| anyhow!("handling signals: {error}"))?;
-    // It becomes a word of each step's command line.
+    // The value becomes a word of each step's command line.
     if args.device.starts_with('-') || args.device.contains(char::is_whitespace) {
         return Err(format!("--device '{}': expected cuda:N, N or host", args.device).into());
     }
@@ -89,20 +89,21 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     }
 }
 
-/// A check under way.
+/// A running check.
 struct Check<'a> {
     args: &'a CheckArgs,
     since: Instant,
-    /// A line of JSON for each step.
+    /// The output file with a line of JSON for each step.
     lines: File,
-    /// How many there have been.
+    /// Number of steps so far.
     steps: usize,
     /// Names of the steps that failed.
     failed: Vec<String>,
 }
 
 impl Check<'_> {
-    /// What there is: the GPU with its driver and link, and the processor's part; what reads and launches take.
+    /// Checks the machine: the GPU with its driver and link, the processor's settings, and the cost of reads and
+    /// launches.
     fn machine(&mut self) -> anyhow::Result<()> {
         let needs_gpu = !self.is_host();
         self.step("doctor", "gpu doctor --all --format json", LIMIT, |ended| {
@@ -123,12 +124,12 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Every workload type, memory, split and number of pipelines; and each kind of work.
+    /// Checks every workload type, memory, split and number of pipelines, and each kind of work.
     fn workloads(&mut self) -> anyhow::Result<()> {
         let quick = self.args.quick;
         let memories: &[_] = if quick { &["host"] } else { &["host", "gpu"] };
         let patterns = self.args.out.join(PATTERNS);
-        // Any will do: packets are compared, not what is found in them.
+        // Any patterns are suitable, because packets are compared and not the matches.
         fs::write(&patterns, "\\x00\\x01\\x02\nevil.example\n").context("writing patterns")?;
         // Steps run in that directory.
         let matches = format!("match --patterns {PATTERNS}");
@@ -150,7 +151,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// A step in which every packet has to come back.
+    /// Runs a step in which every packet must come back.
     fn pass(&mut self, name: &str, flags: &str) -> anyhow::Result<()> {
         let line = self.passing(flags);
         self.step(name, &line, LIMIT, judge::packets)
@@ -161,7 +162,7 @@ impl Check<'_> {
         format!("{} {flags} --port gen:size=1024,count={packets}", self.pipelines("--until-idle"))
     }
 
-    /// Ends in the middle of work, and two processes at a time.
+    /// Ends runs in the middle of work, and runs two processes at a time.
     fn faults(&mut self) -> anyhow::Result<()> {
         let running = format!(
             "{} -w persistent -p 4 --port gen:size=1024",
@@ -182,7 +183,7 @@ impl Check<'_> {
         self.tell("two-at-once-b", &line, other.wait(LIMIT), judge::packets)
     }
 
-    /// l2fwd-nv's tables, and from which burst on a device does more than a core.
+    /// Measures l2fwd-nv's tables, and the smallest burst for which a device outperforms a core.
     fn figures(&mut self) -> anyhow::Result<()> {
         let device = &self.args.device;
         let (cells, limit) = match self.args.quick {
@@ -197,7 +198,8 @@ impl Check<'_> {
         self.args.device == offcore_gpu::host::HOST
     }
 
-    /// Flags of a run of pipelines. Threads in a GPU's place may not run for a second where others are busy.
+    /// Returns the flags of a pipeline run. The timeout is long, because the host device's threads may be preempted for
+    /// a second on a busy machine.
     fn pipelines(&self, more: &str) -> String {
         format!("gpu --device {} --timeout 10000 --format json {more}", self.args.device)
     }
@@ -206,7 +208,7 @@ impl Check<'_> {
         Started::new(&self.args.out, name, line)
     }
 
-    /// Runs a step to its end, and judges it.
+    /// Runs a step to its end and judges it.
     fn step(
         &mut self,
         name: &str,
@@ -219,7 +221,7 @@ impl Check<'_> {
         self.tell(name, line, ended, judge)
     }
 
-    /// Judges how a step has ended, says so, and keeps it.
+    /// Judges how a step has ended, prints the result, and saves it.
     fn tell(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! `offcore gpu costs`: what a GPU's reads of host memory and launches take.
+//! `offcore gpu costs`: measures a GPU's reads of host memory and kernel launches.
 
 use clap::Args;
 use offcore_gpu::cuda::Costs;

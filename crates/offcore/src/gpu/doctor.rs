@@ -61,7 +61,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     tell(&report, args.format, args.all, "a GPU, or a network card that was asked for,")
 }
 
-/// Input beyond files: the command line, the kernels, and, for this machine, the CUDA driver.
+/// Returns the input that is not from files: the command line, the kernels, and, for this machine, the CUDA driver.
 fn given(args: &DoctorArgs) -> Given {
     let (cuda, cuda_error) = match args.root {
         Some(_) => (None, None),
@@ -100,7 +100,7 @@ mod tests {
         Line::try_parse_from(words).map(|line| line.args).map_err(|error| error.to_string())
     }
 
-    /// The files of a machine with a GPU; removed when the test ends.
+    /// The files of a machine with a GPU, which are removed when the test ends.
     struct Machine(PathBuf);
 
     impl Drop for Machine {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     impl Machine {
-        /// `name` is unique to the test.
+        /// Creates the files. `name` must be unique to the test.
         fn new(name: &str) -> Self {
             let root =
                 env::temp_dir().join(format!("offcore-gpu-doctor-words-{}-{name}", std::process::id()));

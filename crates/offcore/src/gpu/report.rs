@@ -18,7 +18,7 @@ pub(super) fn tables(line: &Line<'_>) -> String {
     text
 }
 
-/// What l2fwd-nv prints at the end, with the exact time.
+/// Formats l2fwd-nv's final output, with the exact time.
 fn measurement(measured: &Measurement) -> String {
     let Measurement { packets, seconds, mpps, gbps_l1, .. } = *measured;
     let of = |value: Option<f64>, unit| rate(value.unwrap_or_default() * unit, seconds);
@@ -64,7 +64,7 @@ fn work(pipelines: &[WorkReport], queues: &[QueueReport]) -> String {
     text
 }
 
-/// Packets dropped because their device has failed and the CPU cannot access them.
+/// Returns the packets that were dropped because their device has failed and the CPU cannot access them.
 fn lost(work: &WorkReport, queues: &[QueueReport]) -> u64 {
     let is_it =
         |queue: &&QueueReport| (&queue.port, queue.queue, &*queue.half) == (&work.pipeline, work.queue, "rx");

@@ -1,9 +1,9 @@
-//! Tables for people.
+//! Tables for text output.
 
 use std::fmt::Write;
 
-/// Rows below their heads, indented; nothing without rows. Heads are apart by `|`; a column whose head begins with `<`
-/// is aligned left.
+/// Formats rows below their headings, indented. Returns an empty text without rows. Headings are separated by `|`. A
+/// column whose heading begins with `<` is left-aligned.
 pub(crate) fn columns<R: AsRef<[String]>>(heads: &str, rows: impl IntoIterator<Item = R>) -> String {
     let rows: Vec<R> = rows.into_iter().collect();
     let mut text = String::new();
@@ -31,26 +31,26 @@ pub(crate) fn columns<R: AsRef<[String]>>(heads: &str, rows: impl IntoIterator<I
     text
 }
 
-/// Lines that fit a terminal of 100 columns: longer ones are broken between words, and go on indented.
+/// Wraps text for a terminal of 100 columns. Continuation lines are indented.
 pub(crate) fn wrapped(text: &str) -> String {
     let options = textwrap::Options::new(100).subsequent_indent("    ");
     text.lines().map(|line| textwrap::fill(line, &options) + "\n").collect()
 }
 
-/// A value, or a dash where there is none.
+/// Formats a value, or a dash for `None` or an empty text.
 pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
     value.map(|value| value.to_string()).filter(|text| !text.is_empty()).unwrap_or("-".into())
 }
 
-/// So many digits behind the point.
+/// Formats a number with `digits` decimal places.
 pub(crate) fn digits(value: Option<f64>, digits: usize) -> String {
     or_dash(value.map(|value| format!("{value:.digits$}")))
 }
 
-/// A rate over less time than this, in seconds, says nothing.
+/// Minimum time in seconds for a meaningful rate.
 pub(crate) const SHORTEST: f64 = 0.1;
 
-/// A rate in the unit that it is read best in: 0.4, 980, 12.500 k, 1.250 M; a dash where `seconds` were too few to tell.
+/// Formats a rate in a suitable unit: 0.4, 980, 12.500 k, 1.250 M. Returns a dash if `seconds` is too short.
 pub(crate) fn rate(rate: f64, seconds: f64) -> String {
     match rate {
         _ if seconds < SHORTEST => "-".into(),
@@ -63,12 +63,12 @@ pub(crate) fn rate(rate: f64, seconds: f64) -> String {
     }
 }
 
-/// Nanoseconds as microseconds.
+/// Formats nanoseconds as microseconds.
 pub(crate) fn us(ns: Option<f64>) -> String {
     digits(ns.map(|ns| ns / 1e3), 1)
 }
 
-/// How many times as much.
+/// Formats a ratio.
 pub(crate) fn times(ratio: Option<f64>) -> String {
     or_dash(ratio.map(|ratio| format!("{ratio:.2}x")))
 }

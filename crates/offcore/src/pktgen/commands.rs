@@ -25,16 +25,16 @@ pub(super) enum Command {
     Stop,
 }
 
-/// What has come from whoever gives commands.
+/// Input from the user or script.
 #[derive(Debug)]
 pub(super) enum Said {
-    /// A command, or why a line is none.
+    /// A command, or the reason why a line is invalid.
     Line(Result<Command, String>),
-    /// There will be no more.
+    /// The end of the input.
     End,
 }
 
-/// Reads standard input on a thread of its own, which ends with it or with the process.
+/// Reads standard input on a separate thread, which ends with the input or with the process.
 pub(super) fn read() -> std::io::Result<Receiver<Said>> {
     let (said, commands) = channel();
     std::thread::Builder::new().name("commands".into()).spawn(move || {
@@ -45,7 +45,7 @@ pub(super) fn read() -> std::io::Result<Receiver<Said>> {
                 return;
             }
         }
-        // Nobody listens any more when the run is over.
+        // Fails if the run is over.
         let _ = said.send(Said::End);
     })?;
     Ok(commands)

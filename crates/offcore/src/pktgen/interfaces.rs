@@ -1,4 +1,4 @@
-//! The kernel's own counters of the interfaces behind ports, beside what the ports have counted.
+//! The kernel's counters of the interfaces behind ports, compared with the ports' own.
 
 use offcore_flow::pktgen::Running;
 use offcore_flow::pktgen::report::PortCounts;
@@ -7,12 +7,12 @@ use offcore_port::netdev::{NetDev, NetDevCounters};
 use offcore_port::spec::PortSpec;
 use serde::Serialize;
 
-/// An interface that a port hangs on.
+/// The interface behind a port.
 #[derive(Debug)]
 struct Interface {
     port: usize,
     netdev: NetDev,
-    /// What we send there the kernel receives, and the other way round.
+    /// Whether the kernel receives the packets that the port sends, and vice versa.
     mirrored: bool,
     before: NetDevCounters,
 }
@@ -21,33 +21,33 @@ struct Interface {
 #[derive(Debug)]
 pub(super) struct Interfaces {
     interfaces: Vec<Interface>,
-    /// What the ports had counted when the interfaces' counters were first read.
+    /// The ports' counters at the time when the interfaces' counters were first read.
     ports: Vec<PortCounts>,
 }
 
-/// One port's counts and its interface's, since the start.
+/// The counters of one port and its interface since the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Compared {
     pub port: usize,
     pub interface: String,
     /// Packets that the port sent.
     pub sent: u64,
-    /// Packets that the interface has taken from it.
+    /// Packets that the interface received from it.
     pub interface_sent: u64,
-    /// How many more these are.
+    /// The difference between the two.
     pub sent_difference: i64,
     /// Packets that the port received.
     pub received: u64,
-    /// Packets that the interface has had for it.
+    /// Packets that the interface had for it.
     pub interface_received: u64,
-    /// How many more these are.
+    /// The difference between the two.
     pub received_difference: i64,
-    /// Packets that the kernel has dropped there, on their way in or out.
+    /// Packets that the kernel dropped at the interface in either direction.
     pub interface_dropped: u64,
 }
 
 impl Interfaces {
-    /// Opens the interfaces and reads their counters. One that cannot be asked is left out.
+    /// Opens the interfaces and reads their counters. Interfaces that cannot be read are left out.
     pub(super) fn open(specs: &[PortSpec], ports: &[Box<dyn Port>]) -> Self {
         let mut interfaces = Vec::new();
         for (port, spec) in specs.iter().enumerate().take(ports.len()) {
@@ -66,13 +66,13 @@ impl Interfaces {
         Self { interfaces, ports: Vec::new() }
     }
 
-    /// The speed of the first one's link in bit/s, where it is known.
+    /// Returns the speed of the first interface's link in bit/s, if it is known.
     pub(super) fn speed(&self) -> Option<f64> {
         let first = self.interfaces.first().filter(|first| !first.mirrored)?;
         Some(f64::from(first.netdev.speed()?) * 1e6)
     }
 
-    /// From now on it is compared.
+    /// Starts the comparison.
     pub(super) fn begin(&mut self, running: &Running) {
         self.ports = running.port_counts();
         self.interfaces.retain_mut(|interface| {
@@ -81,7 +81,7 @@ impl Interfaces {
         });
     }
 
-    /// The counts of ports and interfaces. An interface that is gone is left out.
+    /// Returns the counters of ports and interfaces. Interfaces that no longer exist are left out.
     pub(super) fn compare(&self, running: &Running) -> Vec<Compared> {
         let ports = running.port_counts();
         let compared = self.interfaces.iter().filter_map(|interface| {
@@ -113,7 +113,7 @@ impl Interfaces {
 }
 
 impl Compared {
-    /// A line for a person; nothing when both have counted the same.
+    /// Describes a difference. Returns `None` if the counters agree.
     pub(super) fn difference(&self) -> Option<String> {
         let Self { port, interface, .. } = self;
         let part = |what: &str, ours: u64, theirs: u64, difference: i64| {

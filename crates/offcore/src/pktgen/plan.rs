@@ -1,4 +1,4 @@
-//! From flags to a generator's configuration: contradictions are refused here.
+//! Converts flags to a generator's configuration and rejects contradictions.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -19,12 +19,12 @@ use crate::output::say;
 
 /// The discard port.
 const DISCARD: u16 = 9;
-/// Addresses of RFC 2544's test network, and of RFC 5180's.
+/// Test addresses of RFC 2544 and RFC 5180.
 const V4: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 18, 0, 1), Ipv4Addr::new(198, 18, 0, 2)];
 const V6: [Ipv6Addr; 2] =
     [Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 2)];
 
-/// What can be refused before anything is opened.
+/// Checks everything that can be checked before ports are opened.
 pub(super) fn check(args: &PktgenArgs) -> Result<(), String> {
     match args.at.ports.len() {
         1 if args.bidirectional => return Err("--bidirectional needs two ports: give --port twice".into()),
@@ -64,7 +64,7 @@ pub(super) fn capture(args: &PktgenArgs) -> Result<Option<Capture>, Failure> {
     Ok(Some(capture))
 }
 
-/// The configuration. `speed` is the link's in bit/s, where the interface tells it.
+/// Returns the configuration. `speed` is the link speed in bit/s, if the interface reports it.
 pub(super) fn config(
     args: &PktgenArgs,
     capture: Option<Capture>,
@@ -142,7 +142,7 @@ fn templates(args: &PktgenArgs, ports: &[Box<dyn Port>]) -> Result<Vec<HeaderTem
             dst_port: varies(Field::DstPort),
         },
     };
-    // The other port is the other end of the same conversations.
+    // The other port is the other end of the same flows.
     let back = Traffic {
         src_mac: traffic.dst_mac,
         dst_mac: traffic.src_mac,
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// What is configured with ports that lead nowhere.
+    /// Returns the configuration with unconnected ports.
     fn planned(words: &[&str]) -> Result<PktgenConfig, String> {
         let args = parsed(words)?;
         check(&args)?;
@@ -210,7 +210,7 @@ mod tests {
         let Payload::Made(templates) = &config.payload else { panic!("no capture was named") };
         assert_eq!(templates.len(), 2);
         let config = planned(&["--port=tap:a", "--dst-ip=2001:db8::1", "--proto=tcp", "--vlan=7"]).unwrap();
-        // 14 + 4 + 40 + 20 of headers, 18 of ours, 4 of FCS.
+        // Headers of 14 + 4 + 40 + 20 bytes, the probe's 18 bytes, and 4 bytes of FCS.
         assert_eq!((config.min_size(), config.settings.sizes.to_string().as_str()), (100, "100"));
     }
 

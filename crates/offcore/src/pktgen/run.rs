@@ -1,4 +1,4 @@
-//! A run: reports at intervals, commands, and its end.
+//! A run: periodic reports, commands, and its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,10 +19,10 @@ use crate::output::{say, write};
 use crate::switch::report::StoppedBy;
 use crate::switch::{SaidStatus, ended, say_changes};
 
-/// How often the control thread looks at commands, signals, links and the clock.
+/// Interval at which the control thread checks commands, signals, links and the clock.
 const TICK: Duration = Duration::from_millis(5);
 
-/// Runs until something ends it, and reports.
+/// Runs until the end and reports.
 pub(super) fn run(
     args: &PktgenArgs,
     mut running: Running,
@@ -58,24 +58,24 @@ pub(super) fn run(
     watch.finish(stopped_by)
 }
 
-/// A running generator and what is known of it.
+/// A running generator and its state.
 struct Watch<'a> {
     args: &'a PktgenArgs,
     running: Running,
     interfaces: Interfaces,
     reporter: Reporter,
     commands: Option<Receiver<Said>>,
-    /// When sending began, while it goes on.
+    /// Start time of sending, while packets are sent.
     began: Option<Instant>,
-    /// How long packets were sent before that.
+    /// Duration of sending before that.
     active: Duration,
     /// Time since the start of sending that does not count, because the counters were cleared later.
     skipped: Duration,
     /// Time from the end of sending to the due time of the next packet.
     gap: Duration,
-    /// The last status of each port that was said.
+    /// The last reported status of each port.
     statuses: Vec<SaidStatus>,
-    /// The link's speed in bit/s, for rates that are shares of it.
+    /// The link speed in bit/s, for rates that are shares of it.
     speed: Option<f64>,
 }
 
@@ -109,7 +109,7 @@ impl Watch<'_> {
             if let (Some(interval), Some(at)) = (interval, &mut next)
                 && now >= *at
             {
-                // A missed report is not made up for.
+                // Missed reports are skipped.
                 while *at <= now {
                     *at += interval;
                 }
@@ -122,26 +122,26 @@ impl Watch<'_> {
         }
     }
 
-    /// How long packets have been sent.
+    /// Returns how long packets have been sent.
     fn active(&self) -> Duration {
         let sending = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         self.active + sending.saturating_sub(self.skipped)
     }
 
-    /// Everything that was to be sent has been.
+    /// Handles the end of sending after all packets were sent.
     fn sent_all(&mut self) -> Result<(), Failure> {
         self.active += self.running.took().saturating_sub(self.skipped);
         (self.began, self.gap) = (None, self.running.gap());
         Ok(self.running.pause()?)
     }
 
-    /// Waits for what was sent and has not come.
+    /// Waits for packets that were sent but have not arrived.
     fn settle(&mut self) {
         let (began, wait) = (Instant::now(), self.args.wait);
         let settled = self.running.settle(wait, &mut |running: &mut Running| {
             running.tend();
             self.reporter.look(running);
-            // A second signal ends the process by itself.
+            // A second signal ends the process.
             began.elapsed() < wait
         });
         if let Err(error) = settled {
@@ -149,14 +149,14 @@ impl Watch<'_> {
         }
     }
 
-    /// Sends nothing more for now.
+    /// Pauses sending.
     fn pause(&mut self) -> Result<(), Failure> {
         self.active = self.active();
         self.began = None;
         Ok(self.running.pause()?)
     }
 
-    /// Does what was commanded; why to stop, when that was.
+    /// Executes pending commands. Returns the reason to stop, if any.
     fn obey(&mut self) -> Result<Option<StoppedBy>, Failure> {
         loop {
             let Some(commands) = &self.commands else { return Ok(None) };
@@ -164,7 +164,7 @@ impl Watch<'_> {
                 Err(TryRecvError::Empty) => return Ok(None),
                 Ok(Said::End) | Err(TryRecvError::Disconnected) => {
                     self.commands = None;
-                    // Nobody is left who could begin.
+                    // No further command can start sending.
                     if self.began.is_none() {
                         return Ok(Some(StoppedBy::Command));
                     }
@@ -184,8 +184,10 @@ impl Watch<'_> {
         }
     }
 
+    /// Executes a command.
+    ///
     /// # Errors
-    /// [`Failure::Usage`] when it cannot be followed, and nothing has changed.
+    /// [`Failure::Usage`] if it is invalid. Nothing has changed then.
     fn follow(&mut self, command: Command) -> Result<(), Failure> {
         let running = &mut self.running;
         let changed = match command {
@@ -197,7 +199,7 @@ impl Watch<'_> {
             }
             Command::Stop => return self.pause(),
             Command::Clear => {
-                // What is under way would count as lost, and as come.
+                // Packets in flight would count as lost and as received.
                 if self.began.is_none() {
                     self.settle();
                 }
@@ -225,7 +227,7 @@ impl Watch<'_> {
         Ok(changed?)
     }
 
-    /// Reports now; `false` when nobody reads it any more.
+    /// Prints a report. Returns `false` if the reader has closed the output.
     fn report(&mut self, kind: &'static str) -> anyhow::Result<bool> {
         let report = self.reporter.interval(&self.running, kind);
         let interfaces = self.interfaces.compare(&self.running);

@@ -1,4 +1,4 @@
-//! A generator's reports for people.
+//! A generator's reports as text.
 
 use std::fmt::Write;
 
@@ -12,12 +12,12 @@ use super::interfaces::Compared;
 use crate::output::table::{columns, digits, or_dash, rate};
 use crate::switch::report::StoppedBy;
 
-/// A report as it is written.
+/// A report with the data to print.
 #[derive(Debug, Serialize)]
 pub(super) struct Line<'a> {
     #[serde(flatten)]
     pub report: &'a PktgenReport,
-    /// The interfaces' counters beside the ports'.
+    /// The interfaces' counters next to the ports' counters.
     pub interfaces: &'a [Compared],
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<StoppedBy>,
@@ -25,13 +25,13 @@ pub(super) struct Line<'a> {
     pub unfinished: Option<usize>,
 }
 
-/// A report and, when it is the last one, why that is.
+/// Formats a report and, for the last one, the reason for the stop.
 pub(super) fn report(line: &Line<'_>, args: &PktgenArgs) -> String {
     let mut text = String::new();
     let Line { report, interfaces, stopped_by, .. } = *line;
     let PktgenReport { seconds, .. } = report;
     let asked = asked(report, args);
-    // Nothing comes back from a capture that is written, and what has not come yet is not known to be lost.
+    // No packets return from an output capture, and packets that have not arrived yet are not known to be lost.
     let comes_back =
         args.at.ports.iter().any(|port| !matches!(port.bare(), PortSpec::Pcap(spec) if spec.input.is_none()));
     let is_known = stopped_by.is_some() && comes_back;
@@ -54,7 +54,7 @@ pub(super) fn report(line: &Line<'_>, args: &PktgenArgs) -> String {
     text
 }
 
-/// What was asked for.
+/// Describes the requested settings.
 fn asked(report: &PktgenReport, args: &PktgenArgs) -> String {
     let PktgenReport { rate, size, flows, burst, .. } = report;
     let plural = if *flows == 1 { "" } else { "s" };
@@ -65,7 +65,7 @@ fn asked(report: &PktgenReport, args: &PktgenArgs) -> String {
     }
 }
 
-/// The row of a direction, or of all; what was lost is known in the end, or once something has come.
+/// Formats the row of a direction, or of all. Losses are known at the end, or once packets have arrived.
 fn rates(name: &str, figures: &Figures, seconds: f64, is_known: bool) -> Vec<String> {
     let counts = &figures.counts;
     let lost = Some(counts.lost).filter(|_| is_known || counts.received > 0);
@@ -91,7 +91,7 @@ fn latencies(name: &str, figures: &Figures) -> Option<Vec<String>> {
     Some([vec![name.to_string()], shown].concat())
 }
 
-/// What is only said when it has happened.
+/// Formats counters that are only shown if they are not 0.
 fn remarks(counts: &Counts) -> String {
     let all = [
         (counts.reordered, "reordered"),
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(said(&one, None, "--port tap:t"), expected);
         let last = said(&one, Some(StoppedBy::Count), "--port tap:t --pcap a --speed 2");
         assert!(last.starts_with("══ 1.0 s in all, sent for 1.0 s: a at 2 times its pace\n"), "{last}");
-        // Nothing has come: what that means depends.
+        // The text depends on whether packets were expected.
         let none =
             Figures { counts: Counts { sent: 10, lost: 10, ..Counts::default() }, ..Figures::default() };
         let none = PktgenReport {

@@ -1,4 +1,4 @@
-//! `offcore pktgen --rfc2544`: the throughput at each size and loss.
+//! `offcore pktgen --rfc2544`: the throughput for each frame size and loss ratio.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,42 +23,42 @@ use crate::output::{say, write};
 use crate::switch::ended;
 use crate::switch::report::StoppedBy;
 
-/// RFC 2544's sizes for Ethernet (9.1).
+/// Frame sizes of RFC 2544 for Ethernet (9.1).
 const FRAMES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
-/// Length of a trial when none is given. RFC 2544 wants 60 s for a report (24): say so with --duration.
+/// Default length of a trial. RFC 2544 (24) requires 60 s for a published result, which --duration can set.
 const DURATION: Duration = Duration::from_secs(5);
-/// Percent of the highest rate.
+/// Resolution in percent of the highest rate.
 const RESOLUTION: f64 = 1.0;
 
-/// The throughput of one size at one loss, in each direction.
+/// The throughput for one size and loss ratio, in each direction.
 #[derive(Debug, Serialize)]
 struct Row {
     report: &'static str,
-    /// Bytes, FCS included.
+    /// Frame length in bytes, including FCS.
     frame: usize,
-    /// Percent of packets that may be lost.
+    /// Permitted loss in percent.
     loss: f64,
-    /// Million packets a second that were asked for in the best trial, in each direction; none when none passed.
+    /// Requested rate of the best trial in million packets per second and direction. `None` if no trial passed.
     mpps: Option<f64>,
-    /// The same as Gbit/s of frames, FCS included.
+    /// The rate in Gbit/s of frames, including FCS.
     gbps: Option<f64>,
-    /// The same on the wire.
+    /// The rate in Gbit/s on the wire.
     gbps_l1: Option<f64>,
-    /// What keeps it from being higher: `loss`, `max_rate` or `sender`.
+    /// The limiting factor: `loss`, `max_rate` or `sender`.
     limited_by: &'static str,
-    /// Million packets a second, the highest rate that was tried.
+    /// The highest rate tried, in million packets per second.
     max_mpps: f64,
-    /// Trials made for this size so far.
+    /// Number of trials for this size so far.
     trials: usize,
-    /// Seconds of a trial.
+    /// Length of a trial in seconds.
     trial_seconds: f64,
-    /// Percent of packets that were lost in the best trial.
+    /// Loss in the best trial in percent.
     lost: Option<f64>,
     /// Packets sent in the best trial, in all directions.
     sent: u64,
-    /// Packets that came.
+    /// Packets received.
     received: u64,
-    /// Packets whose content was looked at.
+    /// Packets whose content was checked.
     verified: u64,
     reordered: u64,
     duplicates: u64,
@@ -112,16 +112,16 @@ impl Row {
     }
 }
 
-/// A trial, as it is told while a search goes on.
+/// A trial, as reported during a search.
 #[derive(Debug, Serialize)]
 struct TrialLine {
     report: &'static str,
     frame: usize,
-    /// Million packets a second that were asked for, in each direction.
+    /// Requested rate in million packets per second and direction.
     mpps: f64,
-    /// Whether they could be sent.
+    /// Whether the sender reached the rate.
     offered: bool,
-    /// Percent of packets that were lost.
+    /// Loss in percent.
     lost: f64,
 }
 
@@ -133,7 +133,7 @@ impl TrialLine {
     }
 }
 
-/// What follows the rows: the counters of interfaces.
+/// The interfaces' counters, which follow the rows.
 #[derive(Debug, Serialize)]
 struct End<'a> {
     report: &'static str,
@@ -178,7 +178,7 @@ pub(super) fn run(
     Ok(ended(StoppedBy::Count, unfinished, running.ports())?)
 }
 
-/// Searches for each size and loss, and adds a row to `rows` as soon as there is one.
+/// Searches for each size and loss ratio, and adds each row to `rows` immediately.
 fn search_all(
     args: &PktgenArgs,
     running: &mut Running,
@@ -226,13 +226,13 @@ fn search_all(
             tell(args, &row)?;
             rows.push(row);
         }
-        // Searches for less loss share their trials: the bar goes by sizes.
+        // Searches for lower loss ratios share their trials, so the progress bar advances by sizes.
         progress.at((index + 1) * (steps(1.0) + losses.len() - 1));
     }
     Ok(())
 }
 
-/// Writes an object, where that is the format.
+/// Writes an object if the format is JSON.
 fn tell(args: &PktgenArgs, line: &impl Serialize) -> Result<(), Failure> {
     if args.run.format == Format::Json
         && !write(&(serde_json::to_string(line).map_err(anyhow::Error::new)? + "\n"))?

@@ -1,4 +1,4 @@
-//! What is said once when a host's counters show that a peer is set up in a way that cannot work.
+//! One-time advice if a host's counters show a peer whose settings cannot work.
 
 use std::time::{Duration, Instant};
 
@@ -6,12 +6,12 @@ use offcore_flow::report::{Report, Reporter};
 
 use crate::output::say;
 
-/// Between two looks at the counters.
+/// Interval between two checks of the counters.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Looks at the counters of a host until there was something to say.
+/// Checks the counters of a host until advice was given.
 pub(super) struct Advice {
-    /// None when there is nothing to look for any more.
+    /// `None` when no further checks are necessary.
     reporter: Option<Reporter>,
     due: Instant,
 }
@@ -21,7 +21,7 @@ impl Advice {
         Self { reporter: Some(reporter), due: Instant::now() }
     }
 
-    /// Says what to do, if that is to be said `now`.
+    /// Gives advice if a check is due `now`.
     pub(super) fn look(&mut self, now: Instant) -> anyhow::Result<()> {
         if now >= self.due {
             self.due = now + EVERY;
@@ -30,7 +30,7 @@ impl Advice {
         Ok(())
     }
 
-    /// The same, whenever the last look was.
+    /// Checks and gives advice, whenever the last check was.
     pub(super) fn tell(&mut self) -> anyhow::Result<()> {
         let Some(reporter) = &mut self.reporter else { return Ok(()) };
         let report = reporter.report("advice")?;
@@ -38,7 +38,7 @@ impl Advice {
         if let Some(text) = &text {
             say(text);
         }
-        // A switch has no host, and gets none.
+        // A switch has no host and never gets one.
         if text.is_some() || report.tcp.is_empty() {
             self.reporter = None;
         }
@@ -46,7 +46,7 @@ impl Advice {
     }
 }
 
-/// Nobody has computed the checksums of some packets: pings are answered then, and TCP is not.
+/// Returns advice about packets without computed checksums. In this case pings are answered, but TCP does not work.
 fn advice(report: &Report) -> Option<String> {
     let drops = report.tcp.iter().flat_map(|host| &host.drops);
     let open: u64 = drops.filter(|(reason, _)| reason == "open_checksum").map(|(_, count)| count).sum();

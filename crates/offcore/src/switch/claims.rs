@@ -1,4 +1,5 @@
-//! What a port has for itself: files that it writes, and interfaces. Whatever its name on the command line is, no other port has it.
+//! Files that a port writes, and interfaces, can be used by one port only, whatever their names on the command line
+//! are.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -9,18 +10,18 @@ use offcore_port::netdev::NetDev;
 use offcore_port::pcap::part_of;
 use offcore_port::spec::PortSpec;
 
-/// A thing, by what it is.
+/// A file or interface, by its identity.
 #[derive(Debug, PartialEq, Eq)]
 enum Thing {
     /// Device and inode of a file.
     File(u64, u64),
-    /// Those of the directory that it will be in, and its name there.
+    /// Device and inode of the directory of a new file, and its name.
     NewFile(u64, u64, std::ffi::OsString),
-    /// The number of an interface.
+    /// The index of an interface.
     Interface(u32),
 }
 
-/// What a port does with a thing.
+/// How a port uses a file or interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Does {
     Reads,
@@ -32,15 +33,15 @@ enum Does {
 struct Claim<'a> {
     port: &'a PortSpec,
     does: Does,
-    /// As it was named.
+    /// The name on the command line.
     name: String,
     thing: Thing,
 }
 
-/// Looks before any of the ports is opened whether two of them want the same.
+/// Checks, before any port is opened, that no two ports claim the same file or interface.
 ///
 /// # Errors
-/// The first that wants what another one has.
+/// The first port with a conflict.
 pub(super) fn check(specs: &[PortSpec]) -> Result<(), PortError> {
     check_stdout(specs)?;
     let mut all: Vec<Claim<'_>> = Vec::new();
@@ -54,7 +55,7 @@ pub(super) fn check(specs: &[PortSpec]) -> Result<(), PortError> {
     Ok(())
 }
 
-/// Reports would be in the middle of a capture.
+/// Rejects captures to stdout, because reports are also written there.
 fn check_stdout(specs: &[PortSpec]) -> Result<(), PortError> {
     let Ok(stdout) = rustix::fs::fstat(std::io::stdout()) else { return Ok(()) };
     let is_stdout = |path: &Path| {
@@ -75,10 +76,10 @@ fn check_stdout(specs: &[PortSpec]) -> Result<(), PortError> {
     }
 }
 
-/// Looks whether one of the ports writes a file that is read.
+/// Checks that no port writes a file that is read.
 ///
 /// # Errors
-/// The port that does.
+/// The first port that writes it.
 pub(crate) fn check_read(specs: &[PortSpec], path: &Path) -> Result<(), PortError> {
     let Some(read) = file(path) else { return Ok(()) };
     let writes = |claim: &Claim<'_>| claim.does == Does::Writes && claim.thing == read;
@@ -114,7 +115,8 @@ impl Claim<'_> {
     }
 }
 
-/// What is not there, or cannot be looked at, is claimed by nobody: opening it says why.
+/// Returns the claims of a port. Files that do not exist or cannot be examined are skipped, because opening them gives
+/// the error.
 fn claims(port: &PortSpec) -> Vec<Claim<'_>> {
     let claim =
         |does, name: String, thing: Option<Thing>| thing.map(|thing| Claim { port, does, name, thing });
@@ -126,7 +128,7 @@ fn claims(port: &PortSpec) -> Vec<Claim<'_>> {
     let found = match port.bare() {
         PortSpec::Pcap(spec) => {
             let output = spec.output.as_deref().and_then(|output| file(Does::Writes, output));
-            // What is no file is written as it is.
+            // Special files are written directly, without a temporary file.
             let part = spec.output.as_deref().filter(|_| output.is_some()).map(part_of);
             vec![
                 spec.input.as_deref().and_then(|input| file(Does::Reads, input)),
@@ -143,7 +145,7 @@ fn claims(port: &PortSpec) -> Vec<Claim<'_>> {
     found.into_iter().flatten().collect()
 }
 
-/// The file of that name; pipes and devices are nobody's.
+/// Returns the identity of a file. Pipes and devices can be shared.
 fn file(path: &Path) -> Option<Thing> {
     match fs::metadata(path) {
         Ok(found) => found.is_file().then(|| Thing::File(found.dev(), found.ino())),

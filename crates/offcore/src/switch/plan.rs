@@ -1,4 +1,4 @@
-//! From flags to a switch's configuration: contradictions are refused here, before anything is opened.
+//! Converts flags to a switch's configuration and rejects contradictions before anything is opened.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use offcore_stats::lcore;
 use crate::args::flags::by_flag;
 use crate::args::{BridgeArgs, ForwardArg, Lcores, MirrorArg, SwitchArgs};
 
-/// Frame length of `txonly` and `flowgen` when none is given.
+/// Default frame length of `txonly` and `flowgen`.
 const FRAME: usize = 64;
-/// How long nothing moves before `--until-idle` stops.
+/// Default idle time before `--until-idle` stops.
 const IDLE: Duration = Duration::from_secs(1);
 
 pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
@@ -80,7 +80,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
     Ok(config)
 }
 
-/// The ports to be opened: those given, then those that mirrors send to, each once.
+/// Returns the ports to open: the given ones, then the targets of mirrors, without duplicates.
 pub(crate) fn ports(args: &SwitchArgs) -> Vec<PortSpec> {
     let mut ports = args.at.ports.to_vec();
     for mirror in &args.mirrors {
@@ -129,7 +129,7 @@ fn bridge(args: &SwitchArgs) -> Result<BridgeConfig, String> {
     })
 }
 
-/// How long nothing has to move before `--until-idle` stops: a slow generator's packets are far apart.
+/// Returns the idle time before `--until-idle` stops. It depends on the interval between packets of a slow generator.
 pub(crate) fn idle_timeout(ports: &[PortSpec]) -> Duration {
     let gap = |port: &PortSpec| match port.bare() {
         PortSpec::Gen(gen_port) => {
@@ -137,7 +137,7 @@ pub(crate) fn idle_timeout(ports: &[PortSpec]) -> Duration {
         }
         _ => None,
     };
-    // What an impaired port delays may be all that is on its way.
+    // All packets in flight may be delayed by an impaired port.
     let held = |port: &PortSpec| match port {
         PortSpec::Impair(spec) => spec.delay + spec.jitter,
         _ => Duration::ZERO,
@@ -146,7 +146,7 @@ pub(crate) fn idle_timeout(ports: &[PortSpec]) -> Duration {
     ports.iter().filter_map(gap).max().map_or(IDLE, |gap| gap.max(IDLE)) + 2 * longest
 }
 
-/// Two ports cannot make the same socket, interface or file.
+/// Checks that no two ports create the same socket, interface or file.
 pub(crate) fn check_twice(ports: &[PortSpec]) -> Result<(), String> {
     let made = |port: &PortSpec| match port.bare() {
         PortSpec::Vhost(vhost) if !vhost.client => Some(("listen at", vhost.path.clone())),
@@ -209,7 +209,7 @@ fn check_forward(args: &SwitchArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// `--until-idle` needs packets that end.
+/// Checks that the packets end, which `--until-idle` requires.
 fn check_ends(args: &SwitchArgs) -> Result<(), String> {
     if matches!(args.forward, ForwardArg::Txonly | ForwardArg::Flowgen) {
         return Err(format!("--until-idle and --forward {}: it sends without end", args.forward));
@@ -217,7 +217,7 @@ fn check_ends(args: &SwitchArgs) -> Result<(), String> {
     check_ports_end(&args.at.ports)
 }
 
-/// The same for what the ports send.
+/// Checks that the packets that ports send end.
 pub(crate) fn check_ports_end(ports: &[PortSpec]) -> Result<(), String> {
     for port in ports {
         match port.bare() {
@@ -233,7 +233,7 @@ pub(crate) fn check_ports_end(ports: &[PortSpec]) -> Result<(), String> {
     Ok(())
 }
 
-/// The lcores given, or the first one that no channel uses.
+/// Returns the given lcores, or the first unused one.
 pub(crate) fn lcores(
     given: Option<&Lcores>,
     simulators: &[Simulator],
@@ -252,7 +252,7 @@ pub(crate) fn lcores(
     free.map(|&lcore| vec![lcore]).ok_or_else(|| "--lcores: this process may run on no lcore".into())
 }
 
-/// The ports with as many queues as `flag` asks for, if it was given.
+/// Returns the ports with the number of queues from `flag`, if it was given.
 pub(crate) fn with_queues(
     ports: &[PortSpec],
     queues: Option<usize>,
@@ -357,7 +357,7 @@ mod tests {
         let config = switch("--port gen: --port vhost:/a,dmas=[txq0@core:0]").unwrap();
         assert_eq!(config.mode, Mode::Offload);
         assert_eq!(config.dma.entries[0].port, Some(1));
-        // The helper has lcore 0; the worker goes elsewhere when there is an elsewhere.
+        // The helper has lcore 0, so the worker uses another lcore if the machine has one.
         assert!(config.lcores != [0] || lcore::available().unwrap().len() == 1);
         assert_eq!(switch("--port gen:").unwrap().mode, Mode::Cpu);
         assert_eq!(switch("--port vhost:/a --dma txq0@core:0 --mode cpu").unwrap().mode, Mode::Cpu);

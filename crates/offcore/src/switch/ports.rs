@@ -1,4 +1,4 @@
-//! Ports as described on the command line, opened.
+//! Opens the ports that the command line describes.
 
 use offcore_mem::{DeviceMemory, Pool};
 use offcore_port::af_packet::AfPacketPort;
@@ -21,17 +21,18 @@ use super::claims;
 use super::report::PortLine;
 use crate::output::say;
 
-/// The counters of the generators among the ports, and which ports have a link whose state changes.
+/// The counters of the generators among the ports, and the ports whose link state changes.
 #[derive(Debug)]
 pub(crate) struct Observed {
     generators: Vec<Option<GenCounters>>,
     links: Vec<bool>,
 }
 
-/// Opens the ports in order, if no two of them want the same. Packets are in `memory`, if it is given, and in the pool otherwise.
+/// Opens the ports in order, if no two of them conflict. Packets are in `memory`, if it is given, and in the pool
+/// otherwise.
 ///
 /// # Errors
-/// The first that cannot be opened; those before it are closed again.
+/// The first port that cannot be opened. The ports before it are closed again.
 pub(crate) fn open(
     specs: &[PortSpec],
     pool: &'static Pool,
@@ -60,17 +61,18 @@ pub(crate) fn open(
     Ok((ports, Observed { generators, links: specs.iter().map(link).collect() }))
 }
 
-/// Lets the process have as many descriptors as it may.
+/// Raises the limit of open files to the maximum.
 pub(crate) fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
-    // Where that is refused, it stays as it is.
+    // If this is refused, the limit stays unchanged.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// Descriptors of everything but front ends' virtqueues, about.
+/// Approximate number of descriptors for everything except front ends' virtqueues.
 const OTHERS: u64 = 64;
 
-/// Descriptors that a front end may pass for a port: three of each virtqueue, and files of memory while they are mapped.
+/// Returns the number of descriptors that a front end may pass for a port: three for each virtqueue, and files of
+/// memory while they are mapped.
 fn descriptors(spec: &PortSpec) -> u64 {
     match spec {
         PortSpec::Vhost(spec) => u64::from(spec.queues) * 2 * 3 + 16,
@@ -113,7 +115,8 @@ fn af_packet(spec: &AfPacketSpec, pool: &'static Pool) -> Result<Box<dyn Port>, 
     Ok(Box::new(port))
 }
 
-/// What the kernel's stack uses an interface for, such as `address 192.0.2.2/24`; empty if for nothing.
+/// Describes how the kernel's stack uses an interface, such as `address 192.0.2.2/24`. Returns an empty text if it is
+/// unused.
 fn uses(interface: &str) -> String {
     let uses = NetDev::open(interface).and_then(|device| inventory::uses(device.index()));
     uses.unwrap_or_default().join(", ")
@@ -138,7 +141,7 @@ fn dpdk(
         return Err(PortError::Other { port: spec.to_string(), reason });
     }
     match spec.interface() {
-        // Its driver attaches an XDP program of its own.
+        // The port's driver attaches its own XDP program.
         Some(name) if spec.device.starts_with("net_af_xdp") && !uses(name).is_empty() => {
             let reason = format!(
                 "interface '{name}' is in use ({}) and would be taken away: expected one that nobody uses, or af_xdp:{name},force",
@@ -182,7 +185,7 @@ fn backend(spec: &VhostSpec) -> BackendConfig {
     config
 }
 
-/// Everything that is about checksums and segmentation.
+/// All features for checksums and segmentation.
 const OFFLOADS: u64 = features::VIRTIO_NET_F_CSUM
     | features::VIRTIO_NET_F_GUEST_CSUM
     | features::VIRTIO_NET_F_HOST_TSO4
@@ -209,8 +212,8 @@ impl Observed {
         lines.collect()
     }
 
-    /// Whether the state of port `index` is worth a line whenever it changes: those without a link, and those whose
-    /// packets are impaired, count in it.
+    /// Returns whether changes of the state of port `index` are reported. Ports without a link, and ports with
+    /// impairments, show counters in their state.
     pub(crate) fn has_link(&self, index: usize) -> bool {
         self.links[index]
     }

@@ -1,4 +1,4 @@
-//! How a switch's reports are written: tables for people, JSON with one object a line.
+//! Writes a switch's reports: tables as text, or JSON with one object per line.
 
 mod tcp;
 
@@ -17,47 +17,47 @@ use serde::Serialize;
 
 use crate::output::table::{SHORTEST, columns, rate, wrapped};
 
-/// A report as it is written: what the workers counted, and what the ports say.
+/// A report with the workers' counters and the ports' data.
 #[derive(Debug, Serialize)]
 pub(crate) struct Line<'a> {
-    /// What the workers counted.
+    /// The workers' counters.
     #[serde(flatten)]
     pub report: &'a Report,
     pub ports: &'a [PortLine],
-    /// Why the switch stopped, in the final report.
+    /// The reason for the stop, in the final report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<StoppedBy>,
     /// Packets whose copies were never completed, in the final report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unfinished: Option<usize>,
-    /// What was measured, in the final report.
+    /// The measurement, in the final report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measurement>,
 }
 
 impl<'a> Line<'a> {
-    /// One that is not the last.
+    /// Creates a report that is not the final one.
     pub(crate) fn interval(report: &'a Report, ports: &'a [PortLine]) -> Self {
         Self { report, ports, stopped_by: None, unfinished: None, measured: None }
     }
 }
 
-/// Received packets, and how long they took.
+/// Received packets, and their time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Measurement {
     pub packets: u64,
     /// Their bytes, without FCS.
     pub bytes: u64,
-    /// Seconds from before the first to behind the last of them, as seen every millisecond.
+    /// Seconds from before the first packet until after the last, with a resolution of one millisecond.
     pub seconds: f64,
-    /// Million packets a second, unless there were too few seconds to tell.
+    /// Million packets per second, unless the time was too short.
     pub mpps: Option<f64>,
-    /// Gbit a second on a wire: with FCS, preambles and gaps.
+    /// Gbit/s on the wire, including FCS, preambles and gaps.
     pub gbps_l1: Option<f64>,
 }
 
 impl Measurement {
-    /// Of so many packets in that time.
+    /// Creates a measurement of these packets in this time.
     pub(crate) fn new(packets: u64, bytes: u64, time: Duration) -> Self {
         let seconds = time.as_secs_f64();
         let per_second = |what: f64| (seconds >= SHORTEST).then(|| what / seconds);
@@ -67,7 +67,7 @@ impl Measurement {
     }
 }
 
-/// Why a switch stopped.
+/// The reason for the stop of a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StoppedBy {
@@ -79,13 +79,13 @@ pub(crate) enum StoppedBy {
     Signal,
     /// `--duration`.
     Duration,
-    /// As many packets as `--packets` asked for.
+    /// The number of packets of `--packets` was reached.
     Packets,
     /// `--until-idle`.
     Idle,
-    /// Nobody reads the reports any more.
+    /// The reader has closed the output.
     Output,
-    /// The process that started it has ended.
+    /// The parent process has ended.
     Parent,
     /// A worker ended by itself.
     Worker,
@@ -93,18 +93,18 @@ pub(crate) enum StoppedBy {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PortLine {
-    /// Such as `port0`.
+    /// The port's name, such as `port0`.
     pub port: String,
-    /// The port as it was written.
+    /// The port as written on the command line.
     pub name: String,
     /// Its Ethernet address.
     pub mac: String,
-    /// Its own words on its state.
+    /// The port's description of its state.
     pub status: String,
     /// The other end of a vhost port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<PeerReport>,
-    /// What a generator found in the packets that came to it.
+    /// The counters of a generator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generator: Option<Generator>,
 }
@@ -115,9 +115,9 @@ pub(crate) struct Generator {
     pub sent: u64,
     pub received: u64,
     pub verified: u64,
-    /// Below the highest number that came, of each flow; none where nothing has come.
+    /// Missing numbers below the highest received one, for each flow. `None` if nothing was received.
     pub lost: Option<u64>,
-    /// Sent, and not come back (yet); none where nothing has come, or packets of others.
+    /// Packets that were sent and have not returned (yet). `None` if nothing was received, or packets of other senders.
     pub missing: Option<u64>,
     pub reordered: u64,
     pub duplicates: u64,
@@ -150,7 +150,8 @@ pub(crate) fn tables(line: &Line<'_>) -> String {
     text
 }
 
-/// How a report ends: where the cycles went, who copied, what mode `auto` has decided, and what the ports say.
+/// Formats the end of a report: the distribution of cycles, the copying engines, the decisions of mode `auto`, and the
+/// ports' states.
 pub(crate) fn costs(line: &Line<'_>) -> String {
     let report = line.report;
     let mut text = stages(&report.workers);
@@ -163,7 +164,7 @@ pub(crate) fn costs(line: &Line<'_>) -> String {
     text
 }
 
-/// What a report is over.
+/// Formats the heading of a report.
 pub(crate) fn heading(line: &Line<'_>) -> String {
     match line.stopped_by {
         None => format!("── {:.1} s\n", line.report.seconds),
@@ -173,7 +174,7 @@ pub(crate) fn heading(line: &Line<'_>) -> String {
     }
 }
 
-/// How a last report ends: what the ports say, and what was left over.
+/// Formats the end of the final report: the ports' states, and unfinished copies.
 fn port_statuses(line: &Line<'_>) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
@@ -188,10 +189,10 @@ fn port_statuses(line: &Line<'_>) -> String {
     text
 }
 
-/// Bits that a frame takes on a wire beside its bytes: FCS, preamble and gap.
+/// Bits per frame on the wire in addition to its bytes: FCS, preamble and gap.
 const ON_WIRE: f64 = ((ethernet::FCS_LEN + WIRE_OVERHEAD) * 8) as f64;
 
-/// How many packets went through queues, and how fast: packets a second, and bits a second on a wire.
+/// Formats the number of packets of queues and their rates: packets per second, and bits per second on the wire.
 pub(crate) fn traffic(queues: &[&QueueReport], seconds: f64) -> [String; 3] {
     let sum = |of: fn(&QueueReport) -> f64| queues.iter().fold(0.0, |sum, queue| sum + of(queue));
     let packets = sum(|queue| queue.packets_per_second);
@@ -202,14 +203,14 @@ pub(crate) fn traffic(queues: &[&QueueReport], seconds: f64) -> [String; 3] {
     ]
 }
 
-/// What went through all ports, through each, and through its queues where it has several.
+/// Formats the packets of all ports, of each port, and of its queues if it has several.
 pub(crate) fn queues(queues: &[QueueReport], seconds: f64) -> String {
     let row = |name: String, all: &[&QueueReport]| {
         let [packets, rate, bits] = traffic(all, seconds);
         [name, packets, rate, bits, dropped(all)]
     };
     let of = |port: Option<&str>, half: &str| -> Vec<&QueueReport> {
-        // What goes on from a port to a pipeline is not counted twice.
+        // Packets that a port passes to a pipeline are not counted twice.
         let is_it = |queue: &&QueueReport| {
             queue.half == half && port.map_or(queue.port.starts_with("port"), |port| queue.port == port)
         };
@@ -234,7 +235,7 @@ pub(crate) fn queues(queues: &[QueueReport], seconds: f64) -> String {
     columns("<port|packets|packets/s|bit/s (L1)|<dropped", rows)
 }
 
-/// Reasons with their counts, and how often the pool was dry.
+/// Formats the reasons for drops with their counts, and how often the pool was empty.
 fn dropped(queues: &[&QueueReport]) -> String {
     let mut reasons: Vec<(&str, u64)> = Vec::new();
     for (reason, n) in queues.iter().flat_map(|queue| &queue.drops) {
@@ -251,7 +252,7 @@ fn dropped(queues: &[&QueueReport]) -> String {
     if parts.is_empty() { "-".into() } else { parts.join(", ") }
 }
 
-/// A line for each channel. A copy that failed was finished by the core.
+/// Formats a line for each channel. A failed copy was completed by the core.
 pub(crate) fn channels(channels: &[ChannelReport]) -> String {
     let rows = channels.iter().map(|channel| {
         [
@@ -267,7 +268,7 @@ pub(crate) fn channels(channels: &[ChannelReport]) -> String {
     columns("<channel|<shared by|copies submitted|completed|failed|in flight|bytes", rows)
 }
 
-/// What the learning switch knows, and what it did with packets that it did not simply pass on.
+/// Formats the learning switch's table, and counters of packets that were not simply forwarded.
 fn bridge(bridge: &BridgeReport) -> String {
     let rows = bridge.ports.iter().map(|port| {
         [
@@ -286,7 +287,7 @@ fn bridge(bridge: &BridgeReport) -> String {
         + &format!("  {} addresses known\n", bridge.addresses)
 }
 
-/// What mode `auto` has decided for each size, and why.
+/// Formats the decisions of mode `auto` for each size with the reasons.
 fn decisions(decisions: &[DecisionReport]) -> String {
     let rows = decisions.iter().map(|decision| {
         [
@@ -309,7 +310,7 @@ fn stages(workers: &[WorkerReport]) -> String {
     shares(heads.collect(), workers, |worker| &worker.stages)
 }
 
-/// Figure 3's groups; each heading says which stages it sums.
+/// Formats Figure 3's groups. Each heading names the stages that it sums.
 fn groups(workers: &[WorkerReport]) -> String {
     let head = |group: Group| {
         let stages = Stage::ALL.into_iter().filter(|stage| stage.group() == Some(group));
@@ -332,7 +333,7 @@ fn shares(
     columns(&heads.join("|"), rows)
 }
 
-/// What the core copied; rare things are only said when they happened.
+/// Describes the core's copies. Rare events are only shown if they happened.
 fn core_copies(worker: &WorkerReport) -> String {
     let head = format!("  lcore{} made {} copies itself", worker.lcore, worker.core_copies);
     let mut text = head.clone();
@@ -360,7 +361,7 @@ fn core_copies(worker: &WorkerReport) -> String {
             "; {} turns waited for other ports, the longest turn took {:.0} us",
             worker.waited, worker.longest_us
         );
-        // Over less the share is that of a few turns.
+        // Over a shorter time, the share is based on only a few turns.
         for TurnsReport { port, used, active, .. } in
             worker.turns.iter().filter(|turns| turns.active >= SHORTEST)
         {

@@ -84,6 +84,7 @@ fn guest_to_guest(sides: [Side; 2], copies: Copies) {
     let _alone = exclusive();
     let dir = TempDir::new().unwrap();
     let ports = [0, 1].map(|number| format!("vhost:{}", socket(&dir, number).display()));
+    // Each core runs a guest, so the switch sleeps when it is idle.
     let mut offcore = switch::start(&ports, copies, 1, switch::idle());
     switch::wait_for_report(&mut offcore);
     let mut guests = [0, 1].map(|number| sides[number].boot(&dir, number));

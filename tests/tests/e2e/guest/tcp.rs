@@ -83,7 +83,7 @@ impl System {
         Self { dir, guest, echo, files }
     }
 
-    /// The host echoes what the guest sends, over two connections of each protocol at once.
+    /// The host echoes all data of the guest, over two connections of each protocol at the same time.
     fn echo(&mut self) {
         let each = "nc $to 7 -e /tmp/echo $n && cmp /tmp/want /tmp/back$n || touch /tmp/failed";
         let ways = "10.77.0.1 fd77:0::1 10.77.0.1 fd77:0::1";

@@ -29,7 +29,7 @@ struct Case {
     long: [bool; 2],
 }
 
-/// The last report.
+/// Returns the last report.
 fn report(finished: &Finished) -> &Value {
     finished.lines.iter().rev().find_map(|line| line.json.as_ref()).unwrap()
 }

@@ -2,13 +2,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The lowest number of a pattern that is a window of the payload, plus one.
+/// Returns the lowest number of a pattern that is a window of the payload, plus one.
 fn naive(patterns: &Patterns, payload: &[u8]) -> u32 {
     let occurs = |pattern: &[u8]| payload.windows(pattern.len()).any(|window| window == pattern);
     (1..).zip(patterns.iter()).find(|(_, pattern)| occurs(pattern)).map_or(0, |(number, _)| number)
 }
 
-/// One matcher of each kind: DFA or NFA, with and without a filter.
+/// Returns one matcher of each kind: DFA or NFA, with and without a filter.
 fn matchers(patterns: &Patterns) -> [Matcher; 4] {
     [(DFA_LIMIT, true), (0, true), (DFA_LIMIT, false), (0, false)].map(|(limit, filtered)| {
         let mut matcher = Matcher::with_limit(patterns, limit).unwrap();
@@ -36,7 +36,7 @@ fn the_estimate_of_a_dfa_is_its_size() {
         builder.prefilter(false).start_kind(StartKind::Unanchored);
         let dfa = builder.build_from_noncontiguous(&nfa).unwrap();
         let (found, expected) = (dfa_size(&patterns), dfa.memory_usage());
-        // Beside its table a DFA has lists of matches and a few states that are no trie's.
+        // In addition to its table a DFA has lists of matches and a few states that are not in the trie.
         let beside = 4 * 1024 + 40 * patterns.len();
         assert!((found..found + beside).contains(&expected), "{found}, in truth {expected}");
     }
@@ -62,7 +62,7 @@ fn suffix_and_equal_patterns_are_distinct() {
             ["a", "aa", "aaa", "aaaa", "xa", "bxab", "b", ""].map(|payload| payload.as_bytes().to_vec());
         assert_eq!(results(&matcher, &found), [5, 3, 3, 1, 2, 2, 0, 0]);
     }
-    // The longest, which ends last, has the highest number; and the other way round.
+    // The longest pattern, which ends last, has the highest number, and vice versa.
     let nested: Vec<Vec<u8>> = (1..=1024).map(|len| vec![b'a'; len]).collect();
     let payload = [vec![b'a'; 1024]];
     assert_eq!(results(&Matcher::new(&Patterns::from_list(&nested).unwrap()).unwrap(), &payload), [1]);

@@ -26,7 +26,7 @@ fn batch_has_16_bursts_at_most() {
     }
 }
 
-/// Reports each launch, then blocks until it is let go.
+/// Reports each launch, then blocks until it is released.
 #[derive(Debug)]
 struct Reporter {
     said: Sender<Batch>,
@@ -46,7 +46,7 @@ impl BatchLauncher for Reporter {
     }
 }
 
-/// An opened queue, the receiver of its launches, and the sender that releases them.
+/// Returns an opened queue, the receiver of its launches, and the sender that releases them.
 fn opened(thread: &Arc<LaunchThread>, slots: u32) -> (Queue, Receiver<Batch>, Sender<()>) {
     let ((said, hears), (lets, go_on)) = (channel(), channel());
     let mut queue = thread.queue(slots).unwrap();
@@ -96,7 +96,7 @@ fn bursts_behind_two_launches_share_the_next() {
     assert!(early.is_err(), "two launches are unfinished: {early:?}");
     answered.store(1, Ordering::Relaxed);
     assert_eq!(next(&hears), Batch { turn: 2, bursts: 3, packets: 1 });
-    // As many as a launch takes do not wait.
+    // A full batch does not wait.
     (5..21).for_each(|turn| queue.push(turn, 1));
     assert_eq!(next(&hears), Batch { turn: 5, bursts: 16, packets: 1 });
     wait_for_all(&mut queue);

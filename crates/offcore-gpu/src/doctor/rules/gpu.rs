@@ -38,7 +38,7 @@ pub(super) fn driver(facts: &Facts, gpu: &Gpu, report: &mut Report) {
     }
 }
 
-/// CUDA's view of it, if CUDA was queried.
+/// Checks CUDA's view of it, if CUDA was queried.
 pub(super) fn cuda(facts: &Facts, gpu: &Gpu, report: &mut Report) {
     let Some(cuda) = &facts.cuda else { return };
     let rule = report.check("cuda-device", &gpu.function.address).wants(
@@ -58,7 +58,7 @@ pub(super) fn cuda(facts: &Facts, gpu: &Gpu, report: &mut Report) {
     ))
 }
 
-/// Whether it can run the kernels' PTX, if both are known.
+/// Checks that it can run the kernels' PTX, if both are known.
 pub(super) fn target(facts: &Facts, gpu: &Gpu, report: &mut Report) {
     let device = facts.cuda.as_ref().and_then(|cuda| cuda.device(&gpu.function.address));
     let Some((ptx, device)) = facts.ptx.zip(device) else { return };
@@ -77,7 +77,7 @@ pub(super) fn target(facts: &Facts, gpu: &Gpu, report: &mut Report) {
     }
 }
 
-/// Whether kernels may run for as long as they like, if CUDA was queried.
+/// Checks that kernels have no time limit, if CUDA was queried.
 pub(super) fn display(facts: &Facts, gpu: &Gpu, report: &mut Report) {
     let device = facts.cuda.as_ref().and_then(|cuda| cuda.device(&gpu.function.address));
     let Some(device) = device else { return };

@@ -49,7 +49,7 @@ fn words(generation: u8, width: u8) -> String {
     format!("generation {generation}, {width} lanes")
 }
 
-/// GB/s per direction after line coding, before headers.
+/// Returns GB/s per direction after line coding, before headers.
 fn gigabytes(generation: u8, width: u8) -> f64 {
     let lane = match generation {
         1 => 0.25,

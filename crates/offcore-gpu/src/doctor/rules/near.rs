@@ -1,4 +1,4 @@
-//! The network cards next to a GPU. One is enough: it is the one to use.
+//! The network cards near a GPU. A single suitable card is enough, and it is the card to use.
 
 use offcore_stats::finding::Report;
 
@@ -90,7 +90,7 @@ pub(super) fn common_bridge(facts: &Facts, gpu: &Gpu, report: &mut Report) {
     }
 }
 
-/// A requested card or interface that does not exist.
+/// Reports a requested card or interface that does not exist.
 pub(super) fn missing(name: &str, report: &mut Report) {
     let rule = report.check("nic", name).wants(
         "a network card on the PCI bus, or a network interface",

@@ -10,13 +10,13 @@ use crate::doctor::cuda::{MAPS_DMA_BUF, words};
 /// The first kernel version whose network cards import dma-bufs.
 const IMPORTS_DMA_BUF: (u32, u32) = (5, 12);
 
-/// Whether CUDA exports every device's memory as dma-buf; `None` if it was not queried.
+/// Returns whether CUDA exports every device's memory as dma-buf, or `None` if it was not queried.
 fn dma_buf(facts: &Facts) -> Option<bool> {
     let devices = &facts.cuda.as_ref()?.devices;
     Some(!devices.is_empty() && devices.iter().all(|device| device.dma_buf == Some(true)))
 }
 
-/// Where a pipeline's slots can be.
+/// Reports the possible locations of a pipeline's slots.
 pub(super) fn slots(facts: &Facts, report: &mut Report) {
     let rule = report.check("slots", SYSTEM).wants(
         "a driver that exports GPU memory as dma-bufs and lets the processor map them (CUDA 13.3)",
@@ -93,7 +93,7 @@ pub(super) fn gpudirect(facts: &Facts, report: &mut Report) {
     }
 }
 
-/// Whether this kernel's network cards import dma-bufs; assumed if the release is unreadable.
+/// Returns whether this kernel's network cards import dma-bufs. If the release is unreadable, this is assumed.
 fn imports_dma_buf(facts: &Facts) -> bool {
     let release = facts.kernel.as_deref().unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);

@@ -4,17 +4,17 @@ use offcore_mem::{DeviceMemory, HEADROOM};
 
 use super::*;
 
-/// Bytes of a packet of one buffer.
+/// Returns the bytes of a packet in one buffer.
 fn bytes(number: usize) -> Vec<u8> {
     content(if number % 37 == 36 { 0 } else { number })
 }
 
-/// The address of a packet in device memory.
+/// Returns the address of a packet in device memory.
 fn place(memory: &DeviceMemory, pool: &Pool, packet: &Packet) -> *mut u8 {
     memory.base().wrapping_add(packet.chunk() as usize * pool.chunk_size() + packet.headroom())
 }
 
-/// A received packet: its bytes are in device memory, the pool has poison.
+/// Returns a received packet: its bytes are in device memory, and the pool contains poison.
 fn received(memory: &DeviceMemory, pool: &Pool, cache: &mut PoolCache, number: usize) -> Packet {
     let bytes = bytes(number);
     let mut packet = cache.take_sized(HEADROOM, bytes.len()).unwrap();
@@ -24,9 +24,9 @@ fn received(memory: &DeviceMemory, pool: &Pool, cache: &mut PoolCache, number: u
     packet
 }
 
-/// The packet as a card would send it.
+/// Returns the packet as a card would send it.
 fn to_be_sent(memory: &DeviceMemory, pool: &Pool, packet: &Packet) -> Vec<u8> {
-    // SAFETY: as above, and the device has answered.
+    // SAFETY: the memory is as large as the pool, and the device has answered, so it no longer accesses the chunk.
     unsafe { std::slice::from_raw_parts(place(memory, pool, packet), packet.len()) }.to_vec()
 }
 
@@ -169,7 +169,7 @@ fn invalid_direct_setup_is_refused() {
     device.pool(262_144).unwrap();
     let text = refused(&mut device, Some(60));
     assert!(text.contains("cannot be split"), "{text}");
-    // A device without such memory.
+    // A device without memory for network cards.
     let text = HungDevice::default().pool(4096).unwrap_err().to_string();
     assert!(text.contains("hung") && text.contains("not for network cards"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! The tables that `offcore bench tcp` prints: one for each case.
+//! The tables of `offcore bench tcp`, one for each case.
 
 use offcore_bench::row::Row;
 use offcore_bench::tcp::{HEADERS, flows, neighbour, programs};
@@ -38,7 +38,7 @@ pub(super) fn table(rows: &[Row]) -> String {
     tables.join("\n")
 }
 
-/// Cycles of a segment or a connection, with a mark when the clock was not steady, and their spread.
+/// Formats the cycles per segment or connection, with a mark if the clock was unsteady, and their spread.
 fn cycles(row: &Row) -> [String; 2] {
     let mark = if row.unsteady > 0 { "!" } else { "" };
     [format!("{:.0}{mark}", row.cycles_per_packet), format!("{:.0}-{:.0}", row.min, row.max)]
@@ -48,17 +48,17 @@ fn percent(share: Option<f64>) -> String {
     or_dash(share.map(|share| format!("{:.0} %", share * 100.0)))
 }
 
-/// The noise floor, where there is a ratio.
+/// Formats the noise floor if the row has a ratio.
 fn noise(row: &Row, ratio: Option<f64>) -> String {
     or_dash(ratio.and(row.noise_floor).map(|share| format!("{:.1} %", share * 100.0)))
 }
 
-/// A ratio and its lower bound.
+/// Formats a ratio and its lower bound.
 fn bounded(ratio: Option<f64>, lower: Option<f64>) -> String {
     or_dash(lower.map(|lower| format!("{} >{lower:.2}", times(ratio))))
 }
 
-/// By who copies.
+/// Formats the core cost by copying engine.
 fn core_cost(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         let [cycles, spread] = cycles(row);
@@ -106,7 +106,7 @@ fn core_cost(rows: &[&Row]) -> String {
         + &windows_again(rows)
 }
 
-/// What was thrown away, if anything.
+/// Returns a line about repeated windows, if any.
 fn windows_again(rows: &[&Row]) -> String {
     match rows.iter().filter_map(|row| row.windows_again).sum() {
         0u64 => String::new(),
@@ -114,12 +114,12 @@ fn windows_again(rows: &[&Row]) -> String {
     }
 }
 
-/// Bytes of payload in a segment.
+/// Formats the payload bytes per segment.
 fn segment(row: &Row) -> String {
     row.payload_per_packet.map_or_else(|| (row.frame - HEADERS).to_string(), |bytes| format!("{bytes:.0}"))
 }
 
-/// An honest client beside attacks.
+/// Formats the rate of an honest client during attacks.
 fn neighbours(rows: &[&Row]) -> String {
     let rate = |mega: f64| format!("{:.0}", mega * 1e6);
     let ms = |ns: Option<f64>| digits(ns.map(|ns| ns / 1e6), 1);
@@ -151,7 +151,7 @@ fn neighbours(rows: &[&Row]) -> String {
             core of the honest client, which counts against the stack.\n"
 }
 
-/// Files that are asked for, by who copies.
+/// Formats the cost of requested files by copying engine.
 fn requests(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         let [cycles, spread] = cycles(row);
@@ -196,7 +196,7 @@ fn requests(rows: &[&Row]) -> String {
         + &windows_again(rows)
 }
 
-/// Beside idle connections.
+/// Formats costs with idle connections.
 fn idle(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         let [cycles, spread] = cycles(row);
@@ -229,7 +229,7 @@ fn idle(rows: &[&Row]) -> String {
             without any, which alternated with it, as a ratio of sums, and its lower bound at 90 %; the rest as in core-cost.\n"
 }
 
-/// Of whole connections.
+/// Formats the cost of whole connections.
 fn open_close(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         let [cycles, spread] = cycles(row);
@@ -247,7 +247,7 @@ fn open_close(rows: &[&Row]) -> String {
             a second: connections of that core alone; verified: those whose request and answer were checked.\n"
 }
 
-/// Beside the kernel's TCP.
+/// Formats results compared with the kernel's TCP.
 fn veth(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         let kernel = row.peer_median.map(|mpps| mpps * (row.frame - HEADERS) as f64 * 8.0 / 1e3);
@@ -289,7 +289,7 @@ fn veth(rows: &[&Row]) -> String {
             GB compared: of our windows, all that went over.\n"
 }
 
-/// A stream over slow, long and lossy paths.
+/// Formats streams over slow, long and lossy paths.
 fn paths(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         let kernel = row.peer_median.map(|mpps| mpps * (row.frame - HEADERS) as f64 * 8.0);
@@ -313,7 +313,7 @@ fn paths(rows: &[&Row]) -> String {
             bound at 90 %; noise: how far from 1 that of our windows to one another is, or of the kernel's.\n"
 }
 
-/// The ratio to the peer with its lower bound, or with `?` inside of the noise, where a bound says nothing.
+/// Formats the ratio to the peer with its lower bound. Within the noise, where a bound is meaningless, it has a `?`.
 fn beyond_noise(row: &Row) -> String {
     let says = |ratio: f64| row.noise_floor.is_some_and(|floor| (ratio - 1.0).abs() > floor);
     match row.peer_ratio {
@@ -326,7 +326,7 @@ fn milliseconds(ns: Option<f64>) -> String {
     digits(ns.map(|ns| ns / 1e6), 2)
 }
 
-/// Many connections to nginx, beside the same on the kernel's stack.
+/// Formats results of many connections to nginx, compared with the kernel's stack.
 fn many_flows(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         [
@@ -357,7 +357,7 @@ fn many_flows(rows: &[&Row]) -> String {
             bytes were compared. Over veth the kernel passes files by reference; ours are copied.\n"
 }
 
-/// nginx beside the same on the kernel's stack.
+/// Formats results of nginx, compared with the kernel's stack.
 fn http(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         [
@@ -399,7 +399,7 @@ fn http(rows: &[&Row]) -> String {
             port.\n"
 }
 
-/// Programs behind a TAP, beside the same on the kernel's stack.
+/// Formats results of programs behind a TAP interface, compared with the kernel's stack.
 fn behind_tap(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         [
@@ -423,7 +423,7 @@ fn behind_tap(rows: &[&Row]) -> String {
             byte by byte, one before each window, or transactions whose sums were compared.\n"
 }
 
-/// What both cores have of a sum.
+/// Formats both cores' parts of a sum.
 fn parts(near: Option<f64>, far: Option<f64>) -> String {
     or_dash(near.zip(far).map(|(near, far)| format!("{near:.0}+{far:.0}")))
 }

@@ -1,4 +1,4 @@
-//! The tables that `offcore bench vhost` prints.
+//! The tables of `offcore bench vhost`.
 
 use offcore_bench::memory::page_name;
 use offcore_bench::row::Row;
@@ -86,7 +86,7 @@ fn pages(row: &Row) -> String {
     }
 }
 
-/// How the core's clock behaved.
+/// Describes the stability of the core's clock.
 fn clock(rows: &[Row]) -> String {
     let Some(ratio) = rows.iter().filter_map(|row| row.core_cycles_per_tick).reduce(f64::max) else {
         return String::new();
@@ -104,7 +104,7 @@ fn clock(rows: &[Row]) -> String {
     text + "\n"
 }
 
-/// What the peers are that rows were measured beside.
+/// Describes the peers with which rows were compared.
 fn peers(rows: &[Row]) -> String {
     let mut lines: Vec<String> = Vec::new();
     for row in rows.iter().filter(|row| row.peer_ratio.is_some()) {
@@ -125,7 +125,7 @@ fn peers(rows: &[Row]) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// The engine of a row, with what worked beside it.
+/// Returns the engine of a row, and whether a channel was idle.
 fn engine_name(row: &Row) -> String {
     match row.idle_channel {
         Some(engine) => format!("{} +{engine} idle", row.engine),
@@ -134,11 +134,11 @@ fn engine_name(row: &Row) -> String {
     }
 }
 
-/// For each case, format, temperature and engine from which size on offloading costs the core less than copying, by a
-/// straight line between the two sizes that were measured around it.
+/// Returns, for each case, format, temperature and engine, the size from which offloading costs the core less than
+/// copying. It is interpolated linearly between the two adjacent measured sizes.
 fn break_even(rows: &[Row]) -> String {
     let mut text = String::new();
-    // Work on packets would be in both, submit-reap has no counterpart.
+    // Packet processing would be in both modes, and submit-reap has no counterpart.
     let rows = || rows.iter().filter(|row| ["loop", "guest-to-guest"].contains(&row.case.as_str()));
     let of = |row: &Row| (row.case.clone(), row.ring, row.guest, row.temperature.clone());
     let mut done = Vec::new();
@@ -186,7 +186,7 @@ fn break_even(rows: &[Row]) -> String {
     text
 }
 
-/// Figure 3 of the vhost guide, from the rows that have shares; nothing when none has.
+/// Formats Figure 3 of the vhost guide from the rows with shares, or returns an empty text without such rows.
 fn breakdown(rows: &[Row]) -> String {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
     let cells = rows.iter().filter_map(|row| {
@@ -234,7 +234,7 @@ mod tests {
         );
         assert!(break_even(&rows[2..]).contains("at 164 bytes already"));
         assert!(break_even(&rows[..1]).is_empty());
-        // Each format has its own, and a copier beside is not the core's cost.
+        // Each format has its own break-even, and a copier in the background is not the core's cost.
         rows.extend(rows.clone().into_iter().map(|row| Row { ring: "packed", ..row }));
         rows.insert(0, Row { background: true, ..row(64, "cpu", 1e6) });
         let text = break_even(&rows);

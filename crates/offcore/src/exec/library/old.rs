@@ -1,11 +1,11 @@
-//! Libraries of other builds are removed when nobody needs them any more.
+//! Removes libraries of other builds that are no longer used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Removes libraries, and what was not written to its end, that are older than `unused`: those that no process has mapped. A
-/// program that has one needs its file to start others. Processes that this user may not look into are not asked.
+/// Removes libraries and incomplete files that are older than `unused`, unless a process has mapped them: a program
+/// needs the file to start others. Processes that this user may not inspect are skipped.
 pub(super) fn remove(directory: &Path, unused: Duration) {
     let mut old = old(directory, unused);
     if !old.is_empty() {
@@ -28,12 +28,12 @@ fn old(directory: &Path, unused: Duration) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(is_old).collect()
 }
 
-/// Leaves those that no process has mapped.
+/// Keeps only the libraries that no process has mapped.
 fn keep_unmapped(old: &mut Vec<PathBuf>) {
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Ok(maps) = fs::read(process.path().join("maps")) else { continue };
         let maps = String::from_utf8_lossy(&maps);
-        // By name: the directory may be elsewhere in another process's tree of mounts.
+        // Compares names, because the directory may have another path in another process's mount namespace.
         old.retain(|path| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             !maps.contains(name)

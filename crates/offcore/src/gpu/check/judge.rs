@@ -1,16 +1,16 @@
-//! Whether a step has done what it should, in words.
+//! Judges whether a step has worked correctly, and describes the result.
 
 use serde_json::Value;
 
 use super::step::{Ended, last_line};
 
-/// In words, what a step has done as it should, or what it has not done.
+/// A description of the step's success, or of its failure.
 pub(super) type Verdict = Result<String, String>;
 
-/// How far a figure may be from the model's before it is said.
+/// Figures that deviate from the model by more than this share are reported.
 const FAR: f64 = 0.25;
 
-/// A doctor's findings; a problem is a failure where the device is `needed`.
+/// Judges a doctor's findings. A problem is a failure if the device is `needed`.
 pub(super) fn doctor(ended: &Ended, needed: bool) -> Verdict {
     let findings: Vec<Value> = lines(&ended.output).filter(|line| line["verdict"].is_string()).collect();
     let of = |verdict: &str| findings.iter().filter(|one| one["verdict"] == verdict).collect::<Vec<_>>();
@@ -26,7 +26,7 @@ pub(super) fn doctor(ended: &Ended, needed: bool) -> Verdict {
     }
 }
 
-/// What reads and launches take, and what kernels spill.
+/// Judges the cost of reads and launches, and the registers that kernels spill.
 pub(super) fn costs(ended: &Ended) -> Verdict {
     let Some(costs) = lines(&ended.output).next().filter(|_| ended.status.success()) else {
         return Err(format!("{}: {}", ended.status, last_line(&ended.log)));
@@ -54,7 +54,7 @@ pub(super) fn costs(ended: &Ended) -> Verdict {
     ))
 }
 
-/// Every packet came back as it should, or was counted as dropped.
+/// Checks that every packet came back correctly or was counted as dropped.
 pub(super) fn packets(ended: &Ended) -> Verdict {
     if !ended.status.success() {
         return Err(format!("{}: {}", ended.status, last_line(&ended.log)));
@@ -85,7 +85,7 @@ pub(super) fn packets(ended: &Ended) -> Verdict {
     Ok(format!("{received} packets verified{counted}; start and end {around:.1} s{ending}"))
 }
 
-/// It was killed, and is gone.
+/// Checks that the process has ended after it was killed.
 pub(super) fn killed(ended: &Ended) -> Verdict {
     match ended.ending {
         Some(time) if !ended.status.success() => Ok(format!("gone in {:.2} s", time.as_secs_f64())),
@@ -93,7 +93,7 @@ pub(super) fn killed(ended: &Ended) -> Verdict {
     }
 }
 
-/// Rows of figures: how fast, and what is far from the model.
+/// Describes benchmark rows: their speed, and deviations from the model.
 pub(super) fn figures(ended: &Ended) -> Verdict {
     let rows: Vec<Value> = lines(&ended.output).filter(|line| line["bench"] == "gpu").collect();
     if !ended.status.success() || rows.is_empty() {
@@ -123,7 +123,7 @@ pub(super) fn figures(ended: &Ended) -> Verdict {
     for work in ["swap", "crc32c", "checksum", "match"] {
         text += &break_even(&rows, work).unwrap_or_default();
     }
-    // Threads in a GPU's place are no GPU.
+    // The model does not apply to the host device.
     let far = rows.iter().filter(|row| row["simulated"] != true).filter_map(|row| {
         let (gbps, model) = (row["gbps"].as_f64()?, row["model_gbps"].as_f64()?);
         let off = gbps / model - 1.0;
@@ -137,7 +137,8 @@ pub(super) fn figures(ended: &Ended) -> Verdict {
     Ok(text)
 }
 
-/// From which burst on one pipeline does more of a work than a core does, and how much more all of them do at most.
+/// Returns the smallest burst for which one pipeline outperforms a core at a kind of work, and the maximum speedup of
+/// all pipelines.
 fn break_even(rows: &[Value], work: &str) -> Option<String> {
     let of = rows.iter().filter(|row| {
         row["case"] == "break-even"
@@ -168,7 +169,7 @@ fn lines(text: &str) -> impl Iterator<Item = Value> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok())
 }
 
-/// Packets dropped, by whichever queue.
+/// Returns the packets dropped by all queues.
 fn drops(report: &Value) -> u64 {
     let queues = report["queues"].as_array().into_iter().flatten();
     let drops = queues.flat_map(|queue| queue["drops"].as_object().into_iter().flatten());

@@ -10,13 +10,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::signals::is_stopping;
 
-/// How often a step is looked at.
+/// Polling interval of a step.
 const TICK: Duration = Duration::from_millis(10);
-/// How long a run may take until it works, and until it has ended after a signal.
+/// Time limits for the start of a run, and for its end after a signal.
 const BEGINS_WITHIN: Duration = Duration::from_secs(60);
 const ENDS_WITHIN: Duration = Duration::from_secs(20);
 
-/// A step that runs. It is killed when this is dropped.
+/// A running step. It is killed when this is dropped.
 pub(super) struct Started {
     child: Child,
     since: Instant,
@@ -28,14 +28,14 @@ pub(super) struct Started {
 pub(super) struct Ended {
     pub status: ExitStatus,
     pub took: Duration,
-    /// How long it took to end after a signal.
+    /// Time from the signal to the end.
     pub ending: Option<Duration>,
     pub output: String,
     pub log: String,
 }
 
 impl Started {
-    /// Starts `offcore LINE`; what it writes goes to files named after the step in `out`.
+    /// Starts `offcore LINE`. Its output goes to files in `out` that are named after the step.
     pub(super) fn new(out: &Path, name: &str, line: &str) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("finding this program")?;
         let path = |kind: &str| out.join(format!("{name}.{kind}"));
@@ -51,18 +51,18 @@ impl Started {
     /// Waits for its end.
     ///
     /// # Errors
-    /// It takes longer than `limit`: it is killed.
+    /// If it takes longer than `limit`. It is then killed.
     pub(super) fn wait(mut self, limit: Duration) -> Result<Ended, String> {
         let status = self.ends_within(limit.saturating_sub(self.since.elapsed()))?;
         Ok(self.ended(status, None))
     }
 
-    /// Sends a signal once packets come, and waits for its end.
+    /// Sends a signal once packets arrive, and waits for the end.
     ///
     /// # Errors
-    /// It does not begin, or does not end.
+    /// If it does not start, or does not end.
     pub(super) fn end_by(mut self, signal: Signal) -> Result<Ended, String> {
-        // A few reports, each of which has packets that came back.
+        // A few reports with packets that came back.
         while written(&self.output).lines().count() < 4 {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(format!("it has ended with {status}: {}", last_line(&written(&self.log))));
@@ -76,7 +76,7 @@ impl Started {
             std::thread::sleep(TICK);
         }
         let sent = Instant::now();
-        // A child that has not been waited for keeps its number.
+        // The process ID of a child is not reused until it has been waited for.
         kill_process(Pid::from_child(&self.child), signal)
             .map_err(|error| format!("sending {signal:?}: {error}"))?;
         let status = self.ends_within(ENDS_WITHIN)?;
@@ -106,7 +106,7 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // One that has ended is not there any more.
+        // Fails if the child has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -116,7 +116,7 @@ fn written(path: &Path) -> String {
     fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
-/// The last line of what a program has said.
+/// Returns the last line of a program's output.
 pub(super) fn last_line(text: &str) -> &str {
     text.lines().next_back().unwrap_or("it says nothing")
 }

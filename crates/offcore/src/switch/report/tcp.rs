@@ -1,4 +1,4 @@
-//! What reports say of a TCP/IP host.
+//! The part of reports about a TCP/IP host.
 
 use std::fmt::Write;
 
@@ -6,12 +6,12 @@ use offcore_flow::report::{ConnectionReport, IfaceReport, Report, TcpReport};
 
 use crate::output::table::columns;
 
-/// What each lcore's host says.
+/// Formats each lcore's host.
 pub(super) fn hosts(report: &Report) -> String {
     report.tcp.iter().map(host).collect()
 }
 
-/// A line for each interface whose configuration comes from the network.
+/// Formats a line for each interface whose configuration comes from the network.
 pub(super) fn interfaces(report: &Report) -> String {
     let learned = |iface: &&IfaceReport| {
         iface.addresses.iter().any(|address| matches!(address.origin, "dhcp" | "slaac"))
@@ -34,7 +34,7 @@ fn interface(iface: &IfaceReport) -> String {
     text + &format!("; MTU {}\n", iface.mtu)
 }
 
-/// A row for each connection.
+/// Formats a row for each connection.
 pub(super) fn connections(report: &Report) -> String {
     let Some(all) = &report.connections else { return String::new() };
     let mut text = rows(all);
@@ -46,7 +46,7 @@ pub(super) fn connections(report: &Report) -> String {
     text
 }
 
-/// How many connections there are, and what went wrong; rare things are only said when they happened.
+/// Formats the number of connections, and errors. Rare events are only shown if they happened.
 fn host(host: &TcpReport) -> String {
     let count = |name: &str| host.count(name);
     let mut text = format!(
@@ -88,7 +88,7 @@ fn host(host: &TcpReport) -> String {
     text
 }
 
-/// Who is served in other processes.
+/// Describes the served applications in other processes.
 fn applications(host: &TcpReport) -> String {
     let count = |name: &str| host.served(name);
     let mut text = format!(
@@ -107,7 +107,7 @@ fn applications(host: &TcpReport) -> String {
     text + "\n"
 }
 
-/// Counters, and what they are called.
+/// Counters with their names in the output.
 const NOW: [(&str, &str); 2] = [("half_open", "half open"), ("time_wait", "in TIME-WAIT")];
 const ENDED: [(&str, &str); 6] = [
     ("finished", "finished"),
