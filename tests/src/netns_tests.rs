@@ -19,7 +19,7 @@ fn exists(name: &str) -> bool {
 }
 
 #[test]
-fn a_namespace_comes_and_goes() {
+fn namespace_is_created_and_deleted() {
     let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
     let netns = Netns::new().unwrap();
     let name = netns.name().to_owned();
@@ -30,7 +30,7 @@ fn a_namespace_comes_and_goes() {
 }
 
 #[test]
-fn who_is_left_in_a_namespace_is_ended() {
+fn dropped_namespace_kills_its_processes() {
     let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
     let netns = Netns::new().unwrap();
     let mut left = netns.command("sleep").arg("600").spawn().unwrap();

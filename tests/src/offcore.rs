@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_go_down_the_output() {
+    fn waits_advance_through_output() {
         let mut offcore = stand_in(
             r#"for n in 1 2 3; do echo "{\"event\":\"tick\",\"n\":$n}"; done; echo done; printf part"#,
         );
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_waited_for() {
+    fn wait_for_count_returns_first_match() {
         let mut offcore =
             stand_in(r#"echo '{"x":1}'; n=0; while :; do n=$((n+7)); echo "{\"rx\":$n}"; sleep 0.01; done"#);
         let line = offcore.wait_for_count("received packets", 50, |j| j["rx"].as_u64()).unwrap();
@@ -334,8 +334,8 @@ mod tests {
 
     /// Each case runs in its own process, because an environment variable selects the binary.
     #[test]
-    fn the_binary_is_the_one_that_was_named() {
-        const NAME: &str = "offcore::tests::the_binary_is_the_one_that_was_named";
+    fn cargo_bin_selects_the_binary() {
+        const NAME: &str = "offcore::tests::cargo_bin_selects_the_binary";
         const CASE: &str = "OFFCORE_TEST_BINARY_CASE";
         match std::env::var(CASE).as_deref() {
             Ok("named") => {
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_stops_it_cleanly() {
+    fn sigint_stops_offcore_cleanly() {
         // `wait` returns immediately when a signal arrives. A foreground child would have to end first.
         let mut offcore =
             stand_in("trap 'echo report; exit 0' INT; echo up; while :; do sleep 0.05 & wait; done");

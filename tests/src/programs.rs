@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_does_not_end_well_is_an_error() {
+    fn failed_program_is_an_error() {
         let Some(()) = require(&[Need::Root, Need::Ip, Need::Cc]) else { return };
         let link = Link::with_kernel().unwrap();
         let error = link.run("fortify", &["sh", "-c", "echo one; echo two"]).unwrap_err().to_string();

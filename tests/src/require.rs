@@ -254,7 +254,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
-    fn what_is_there_is_found() {
+    fn present_needs_are_found() {
         assert_eq!(program("sh", "dash"), None);
         assert_eq!(Need::Cores(1).missing(), None);
         assert_eq!(Need::Hugepages(0).missing(), None);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_its_remedy() {
+    fn missing_need_names_its_remedy() {
         let text = program("no-such-program", "some-package").unwrap();
         assert!(text.contains("no-such-program") && text.contains("apt-get install some-package"), "{text}");
         let text = Need::Hugepages(u32::MAX).missing().unwrap();
@@ -273,9 +273,9 @@ mod tests {
     /// A separate process runs the skipped test, because the result depends on the environment and bypasses the
     /// capture.
     #[test]
-    fn a_missing_peer_skips_and_under_ci_fails() {
+    fn missing_peer_skips_or_fails_in_ci() {
         const CHILD: &str = "OFFCORE_TEST_REQUIRE_CHILD";
-        const NAME: &str = "require::tests::a_missing_peer_skips_and_under_ci_fails";
+        const NAME: &str = "require::tests::missing_peer_skips_or_fails_in_ci";
         if std::env::var_os(CHILD).is_some() {
             assert_eq!(require(&[Need::Cores(usize::MAX)]), None);
             return;

@@ -114,7 +114,7 @@ fn packets_pass_on_hugepages() {
 }
 
 #[test]
-fn what_testpmd_refuses_is_an_error() {
+fn testpmd_errors_are_returned() {
     let Some(()) = require(&[Need::Testpmd]) else { return };
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();
@@ -131,7 +131,7 @@ fn what_testpmd_refuses_is_an_error() {
 }
 
 #[test]
-fn a_testpmd_that_cannot_start_says_why() {
+fn testpmd_start_failure_is_explained() {
     let Some(()) = require(&[Need::Testpmd]) else { return };
     let front_end = VirtioUser::new("/nonexistent/socket");
     let error = Testpmd::start(&TestpmdConfig::virtio_user(0, &front_end)).unwrap_err().to_string();
@@ -139,7 +139,7 @@ fn a_testpmd_that_cannot_start_says_why() {
 }
 
 #[test]
-fn nothing_is_left_behind() {
+fn teardown_releases_all_resources() {
     let Some(()) = require(&[Need::Testpmd]) else { return };
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();

@@ -76,7 +76,7 @@ fn a_run_that_is_interrupted_leaves_nothing() {
 }
 
 #[test]
-fn testpmd_is_measured_in_turns_with_ours() {
+fn veth_benchmark_alternates_with_testpmd() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Testpmd, Need::Cores(2)]) else {
         return;
     };
@@ -144,7 +144,7 @@ fn kernel_sends_numbered_frames() {
 }
 
 #[test]
-fn streams_are_compared_beside_the_kernels() {
+fn tcp_benchmark_compares_with_kernel() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let quick = tcp::veth::VethOptions::new(true, 0, Some(1));

@@ -169,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn the_file_reads_back() {
+    fn counts_file_round_trips() {
         let some = counts(&[("dequeue-64", 71.5), ("enqueue-64", 80.0)]);
         assert_eq!(parse(&render(&some)).unwrap(), some);
         assert!(parse("dequeue-64 = many\n").unwrap_err().to_string().contains("counts.toml:1"));
     }
 
     #[test]
-    fn only_what_grew_or_is_unknown_is_named() {
+    fn only_grown_or_unknown_counts_are_reported() {
         let kept = counts(&[("a", 100.0), ("b", 100.0), ("c", 100.0), ("gone", 1.0)]);
         let counted = counts(&[("a", 103.0), ("b", 103.1), ("c", 50.0), ("new", 1.0)]);
         let lines = differences(&kept, &counted);

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_the_file() {
+    fn deny_toml_lists_are_parsed() {
         let text =
             "x = [1]\nallow = [\n    \"MIT\",\n    \"ISC\",\n]\nallow-registry = [\"a\"]\nallow-git = [";
         assert_eq!(list(text, "allow").unwrap(), ["MIT", "ISC"]);

@@ -225,7 +225,7 @@ mod tests {
         .version 8.0\n.target sm_75\n\n\t// .globl\tog_one\n// begin inline asm\n";
 
     #[test]
-    fn only_the_compilers_head_is_taken_away() {
+    fn only_the_compiler_header_is_removed() {
         assert_eq!(
             without_head(NVRTC_SAYS),
             ".version 8.0\n.target sm_75\n\n\t// .globl\tog_one\n// begin inline asm\n"
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_that_of_its_authors() {
+    fn fnv1a_matches_published_vectors() {
         // Test vectors of draft-eastlake-fnv, appendix C.
         assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(fnv1a(b"a"), 0xaf63_dc4c_8601_ec8c);
@@ -261,14 +261,14 @@ mod tests {
     }
 
     #[test]
-    fn ci_forgives_only_a_missing_compiler() {
+    fn ci_tolerates_only_missing_compiler() {
         assert!(matches!(forgiven(Outcome::Skipped("no way".into())), Outcome::Passed));
         assert!(matches!(forgiven(Outcome::Failed(vec!["it differs".into()])), Outcome::Failed(_)));
         assert!(matches!(forgiven(Outcome::Passed), Outcome::Passed));
     }
 
     #[test]
-    fn a_ptx_that_is_not_there_differs() {
+    fn missing_ptx_counts_as_different() {
         let found = differs(Path::new("/there/is/no/such.ptx"), "a").unwrap().unwrap();
         assert!(found.contains("cargo xtask kernels --update"), "{found}");
     }

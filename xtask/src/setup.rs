@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hugepages_leave_memory_to_others() {
+    fn hugepage_reservation_leaves_free_memory() {
         let meminfo =
             |kib| format!("MemTotal: 9 kB\nMemAvailable:   {kib} kB\nHugepagesize:       2048 kB\n");
         assert_eq!(affordable(&meminfo(20 << 20)), 1024);

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn large_copies_are_fewer() {
+    fn large_copies_have_lower_depth() {
         let cells = options(vec![Subject::Copier(Copier::Core)]).cells();
         let depths: Vec<_> = cells.iter().map(|cell| (cell.size, cell.batch, cell.depth)).collect();
         assert_eq!(depths[..2], [(64, 1, 64), (64, 32, 64)]);

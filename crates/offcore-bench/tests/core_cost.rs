@@ -51,7 +51,7 @@ fn window(variant: &mut OwnVariant, other: &OtherCore) -> u64 {
 }
 
 #[test]
-fn every_packet_arrives_whoever_copies() {
+fn every_packet_arrives_with_each_copier() {
     let other = OtherCore::start(None).unwrap();
     let memory = memory();
     for workload in workloads(1518) {
@@ -74,7 +74,7 @@ fn every_packet_arrives_whoever_copies() {
 }
 
 #[test]
-fn two_copies_can_be_asked_for() {
+fn two_copies_can_be_forced() {
     let other = OtherCore::start(None).unwrap();
     let memory = memory();
     for workload in workloads(1024) {

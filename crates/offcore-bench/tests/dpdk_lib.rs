@@ -216,7 +216,7 @@ fn mac_forwarding_changes_addresses_only() {
 }
 
 #[test]
-fn a_full_ring_takes_what_it_has_room_for() {
+fn full_ring_accepts_what_fits() {
     let _alone = alone();
     if testpmd_missing() {
         return;
@@ -260,7 +260,7 @@ fn a_full_ring_takes_what_it_has_room_for() {
 }
 
 #[test]
-fn a_front_end_may_die_and_come_back() {
+fn front_end_may_crash_and_reconnect() {
     let _alone = alone();
     if testpmd_missing() {
         return;
@@ -304,7 +304,7 @@ fn a_front_end_may_die_and_come_back() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_words() {
+fn invalid_settings_are_explained() {
     let _alone = alone();
     let scratch = TempDir::new();
     let refused = |result: anyhow::Result<DpdkLib>, words: &str| {

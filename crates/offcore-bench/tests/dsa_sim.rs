@@ -269,7 +269,7 @@ fn packets_survive_faults_and_a_halt() {
 }
 
 #[test]
-fn without_the_reorder_ring_it_is_noticed() {
+fn disabled_reorder_ring_is_detected() {
     let mut looped = Loop::new(ALL_FAULTS, &["wq0.0", "wq0.1"], &[1518]);
     looped.mover.switch_off_order();
     let error = looped.run(100_000).unwrap_err();
@@ -277,7 +277,7 @@ fn without_the_reorder_ring_it_is_noticed() {
 }
 
 #[test]
-fn without_recovery_it_is_noticed() {
+fn disabled_dsa_recovery_is_detected() {
     let mut looped = Loop::new(ALL_FAULTS, &["wq0.0", "wq0.1"], &[1518]);
     looped.mover.switch_off_recovery();
     let error = looped.run(100_000).unwrap_err();
@@ -288,7 +288,7 @@ fn without_recovery_it_is_noticed() {
 /// checked. Most runs have such a copy. Lateness and the detection of lost copies use different clocks, so several
 /// kinds of runs are tried.
 #[test]
-fn without_the_quarantine_it_is_noticed() {
+fn disabled_quarantine_is_detected() {
     let noticed = (0..32).find_map(|seed| {
         let options = format!("profile=vhost,seed={seed},fault=late:0.01:{}", 5000 << (seed % 4));
         let mut looped = Loop::new(&options, &["wq0.0", "wq0.1"], &[1518]);
@@ -300,7 +300,7 @@ fn without_the_quarantine_it_is_noticed() {
 }
 
 #[test]
-fn each_failure_alone_is_survived() {
+fn packets_survive_each_fault_alone() {
     for fault in ["page:0.01", "hw:0.01", "drop:0.0001", "late:0.001", "page:0.5"] {
         let options = format!("profile=vhost,seed=3,fault={fault}");
         let mut looped = Loop::new(&options, &["wq0.0", "wq0.1"], &[60 + 4, 1518]);

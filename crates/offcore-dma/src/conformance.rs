@@ -39,7 +39,7 @@ macro_rules! checks {
 pub const CHECKS: &[Check] = checks! {
     content: every_length_at_odd_offsets, every_alignment;
     ring: a_full_ring_takes_no_more, rings_wrap_in_bursts_of_every_length, each_token_comes_back_once,
-        order_is_kept_or_declared_open, polls_add_what_fits, channels_do_not_mix, ring_sizes_are_as_asked;
+        order_is_kept_unless_out_of_order, poll_appends_what_fits, channels_do_not_mix, ring_sizes_match_request;
     control: too_long_is_refused, statistics_are_exact, after_a_reset_nothing_lands, after_a_drop_nothing_lands,
         a_channel_moves_to_another_thread;
 };
@@ -53,8 +53,8 @@ macro_rules! conformance_suite {
         $($crate::conformance_suite! {
             @ $engine, $run,
             every_length_at_odd_offsets, every_alignment, a_full_ring_takes_no_more,
-            rings_wrap_in_bursts_of_every_length, each_token_comes_back_once, order_is_kept_or_declared_open,
-            polls_add_what_fits, channels_do_not_mix, ring_sizes_are_as_asked, too_long_is_refused,
+            rings_wrap_in_bursts_of_every_length, each_token_comes_back_once, order_is_kept_unless_out_of_order,
+            poll_appends_what_fits, channels_do_not_mix, ring_sizes_match_request, too_long_is_refused,
             statistics_are_exact, after_a_reset_nothing_lands, after_a_drop_nothing_lands,
             a_channel_moves_to_another_thread
         })+

@@ -255,7 +255,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_second_packet_is_late() {
+    fn late_packet_blocks_later_ones() {
         // Figure 7 of the vhost guide: four channels, the second packet is late.
         let mut ring = ReorderRing::new(4);
         let slots: Vec<usize> = (0..4).map(|_| ring.push(1)).collect();

@@ -92,7 +92,7 @@ fn a_copy_that_is_not_answered_is_lost() {
 }
 
 #[test]
-fn time_of_the_queue_counts() {
+fn queue_timeout_overrides_default() {
     let limit = Duration::from_millis(1);
     let mut rig = rig(Duration::from_secs(60));
     rig.queue.set_lost_after(&mut rig.mover, tsc::ticks(limit));

@@ -172,7 +172,7 @@ mod tests {
     use std::mem::offset_of;
 
     #[test]
-    fn an_mbuf_is_as_the_shim_checked_it() {
+    fn mbuf_layout_matches_the_shim() {
         assert_eq!((size_of::<Mbuf>(), size_of::<Rearm>()), (128, 8));
         let fields = [offset_of!(Mbuf, rearm), offset_of!(Mbuf, ol_flags), offset_of!(Mbuf, packet_type)];
         assert_eq!(fields, [16, 24, 32]);

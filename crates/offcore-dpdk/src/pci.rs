@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_told_from_names() {
+    fn pci_addresses_are_recognized() {
         assert_eq!(address("0000:43:00.0").as_deref(), Some("0000:43:00.0"));
         assert_eq!(address("43:0A.1").as_deref(), Some("0000:43:0a.1"));
         for name in ["net_null0", "43:00", "1:43:00.0", "0000:43:00.00", "0000:4z:00.0", "a.b", ""] {

@@ -85,7 +85,7 @@ fn taken_operations_are_not_reported() {
 }
 
 #[test]
-fn no_device_is_named_with_remedy() {
+fn missing_device_error_names_remedy() {
     for (name, expected) in [
         ("dma_nothing", "dma_skeleton"),
         ("0000:ff:1f.6", "there is no PCI device 0000:ff:1f.6"),

@@ -98,7 +98,7 @@ fn net_ring_returns_every_byte() {
 }
 
 #[test]
-fn dry_pool_receives_later() {
+fn empty_pool_delays_reception() {
     let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let request = Request { rx_desc: Some(16), ..request("net_null1") };

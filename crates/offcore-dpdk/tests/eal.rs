@@ -44,8 +44,8 @@ fn status(field: &str, task: &std::path::Path) -> String {
 }
 
 #[test]
-fn eal_leaves_affinity_and_signals() {
-    if !is_child("eal_leaves_affinity_and_signals") {
+fn eal_keeps_affinity_and_signals() {
+    if !is_child("eal_keeps_affinity_and_signals") {
         return;
     }
     let me = std::path::Path::new("/proc/thread-self");
@@ -65,8 +65,8 @@ fn eal_leaves_affinity_and_signals() {
 }
 
 #[test]
-fn it_runs_without_hugepages() {
-    if !is_child("it_runs_without_hugepages") {
+fn eal_runs_without_hugepages() {
+    if !is_child("eal_runs_without_hugepages") {
         return;
     }
     eal::configure("--no-huge").unwrap();
@@ -79,8 +79,8 @@ fn it_runs_without_hugepages() {
 }
 
 #[test]
-fn bad_arguments_are_in_the_error_only() {
-    if !is_child("bad_arguments_are_in_the_error_only") {
+fn eal_errors_are_returned_not_printed() {
+    if !is_child("eal_errors_are_returned_not_printed") {
         return;
     }
     eal::configure("--bogus=1").unwrap();
@@ -102,8 +102,8 @@ fn a_device_made_by_its_arguments_is_found() {
 }
 
 #[test]
-fn who_has_claimed_it_keeps_it() {
-    if !is_child("who_has_claimed_it_keeps_it") {
+fn eal_claim_is_exclusive() {
+    if !is_child("eal_claim_is_exclusive") {
         return;
     }
     eal::claim("a peer").unwrap();

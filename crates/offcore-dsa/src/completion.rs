@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_stand_at_their_offsets() {
+    fn fields_have_specified_offsets() {
         let record = CompletionRecord::default();
         assert_eq!(record.read(), None);
         let written = Completed {

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_stand_at_their_offsets() {
+    fn fields_have_specified_offsets() {
         let descriptor = Descriptor {
             pasid: 0x0403_0201,
             completion: 0x0f0e_0d0c_0b0a_0908,

@@ -56,7 +56,7 @@ fn healthy_machine_has_no_findings() {
 }
 
 #[test]
-fn without_dsa_it_is_said_how_to_get_one() {
+fn missing_dsa_names_alternatives() {
     let report = look(&Tree::new());
     assert_eq!(list(&report, Verdict::Problem), [("devices", "system")]);
     says(&report, "devices", &["no DSA device", "Sapphire Rapids", "metal", "dsa-sim"]);
@@ -168,7 +168,7 @@ fn broken_05_driver_name_is_missing() {
 }
 
 #[test]
-fn broken_06_all_queues_are_the_kernels() {
+fn broken_06_all_queues_are_kernel_type() {
     let tree = Tree::healthy();
     tree.remove(DSA0);
     let caps = Capabilities::spr();
@@ -255,7 +255,7 @@ fn broken_12_nothing_is_configured() {
 }
 
 #[test]
-fn what_works_but_not_well_is_a_warning() {
+fn degraded_setup_is_a_warning() {
     type Change = (&'static str, &'static [&'static str], fn(&Tree));
     let changes: [Change; 13] = [
         ("cpu-instructions", &["MOVDIR64B", "write()"], |tree| tree.set("proc/cpuinfo", "flags\t: fpu sse2")),
@@ -344,7 +344,7 @@ fn proc_config_is_read_too() {
 }
 
 #[test]
-fn no_tree_makes_the_doctor_panic() {
+fn doctor_handles_any_sysfs_tree() {
     let tree = Tree::healthy();
     let mut files = vec![tree.root.clone()];
     let mut at = 0;

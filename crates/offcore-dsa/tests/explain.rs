@@ -38,7 +38,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_code_is_explained_as_people_write_it() {
+fn status_codes_accept_any_notation() {
     for code in ["0x03", "3", "0x3", "03"] {
         says(
             &explained(&[code]).unwrap(),
@@ -53,7 +53,7 @@ fn a_code_is_explained_as_people_write_it() {
 }
 
 #[test]
-fn a_bare_number_is_explained_both_ways() {
+fn bare_number_is_decimal_and_hex() {
     let text = explained(&["16"]).unwrap();
     says(
         &text,
@@ -168,7 +168,7 @@ fn invalid_flags_are_named_with_a_reason() {
 }
 
 #[test]
-fn the_descriptors_own_fault_is_found() {
+fn wrong_descriptor_field_is_named() {
     let of = |descriptor: Descriptor, status| {
         explain::record(Some(&descriptor), &Completed::of(status)).to_string()
     };
@@ -185,7 +185,7 @@ fn the_descriptors_own_fault_is_found() {
 }
 
 #[test]
-fn results_and_mismatches_are_told() {
+fn results_and_mismatches_are_explained() {
     let compared = Completed { result: 1, completed: 77, ..Completed::of(Status::SUCCESS) };
     let compare = descriptor(Opcode::Compare, [1, 2], 100, [0; 3]);
     says(&explain::record(Some(&compare), &compared).to_string(), &["different, first at byte 77"]);
@@ -241,7 +241,7 @@ fn hex_is_read_in_any_form() {
 }
 
 #[test]
-fn other_input_is_told_what_was_expected() {
+fn invalid_input_names_expected_form() {
     assert_eq!(explained(&[]), Err(ExplainError::Empty));
     assert_eq!(explained(&["0xzz"]), Err(ExplainError::NotHex { text: "0xzz".into() }));
     assert_eq!(explained(&["é"]), Err(ExplainError::NotHex { text: "é".into() }));

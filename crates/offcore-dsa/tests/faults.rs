@@ -289,7 +289,7 @@ fn device_resumes_its_page_faults() {
 }
 
 #[test]
-fn halted_device_is_left_and_found_again() {
+fn halted_device_is_closed_and_reopened() {
     for batch in [true, false] {
         let faults = Faults { page: 0.001, halt_after: 2_000, ..Faults::default() };
         let mut rig = Rig::new(WqMode::Dedicated, batch, faults);

@@ -451,7 +451,7 @@ mod tests {
     use crate::forwarding::forward::Topology;
 
     #[test]
-    fn queues_without_another_end_are_told() {
+    fn unpaired_queues_are_reported() {
         let notes = |topology, queues: &[u16]| {
             dead_ends(&Run::Forward { mode: Forward::Io, topology, eth_peers: EthPeers::new() }, queues)
         };

@@ -180,7 +180,7 @@ fn two_guests(options: &str) {
 
 /// Checks that the other tests measure the worker.
 #[test]
-fn a_switch_that_polls_keeps_its_core_busy() {
+fn polling_switch_keeps_core_busy() {
     let _alone = alone();
     let dir = TempDir::new();
     let mut running = start(Idle::Poll, vec![vhost(&dir.file("a"))], pool(1024));
@@ -190,17 +190,17 @@ fn a_switch_that_polls_keeps_its_core_busy() {
 }
 
 #[test]
-fn between_two_guests_with_event_index() {
+fn idle_guests_with_event_index() {
     two_guests("");
 }
 
 #[test]
-fn between_two_guests_without_event_index() {
+fn idle_guests_without_event_index() {
     two_guests(",event_idx=off");
 }
 
 #[test]
-fn at_a_back_end_of_somebody_else() {
+fn idle_virtio_user_port() {
     let _alone = alone();
     for options in ["", ",event_idx=off"] {
         let dir = TempDir::new();
@@ -228,8 +228,8 @@ fn at_a_back_end_of_somebody_else() {
 }
 
 #[test]
-fn at_a_tap_interface() {
-    if !root_or_skip("at_a_tap_interface") {
+fn idle_tap_port() {
+    if !root_or_skip("idle_tap_port") {
         return;
     }
     let _alone = alone();

@@ -84,7 +84,7 @@ fn assert_no_drops_but_of_mirrors(report: &Report) {
 }
 
 #[test]
-fn generators_flood_into_a_capture() {
+fn flooded_packets_reach_mirror_captures() {
     let dir = std::env::temp_dir().join(format!("offcore-l2-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let (both, sent) = (dir.join("both.pcap"), dir.join("sent.pcap"));
@@ -113,7 +113,7 @@ fn generators_flood_into_a_capture() {
 }
 
 #[test]
-fn a_mirror_is_part_of_every_mode() {
+fn every_forward_mode_mirrors() {
     let dir = std::env::temp_dir().join(format!("offcore-mirror-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     for forward in [Forward::Io, Forward::Mac, Forward::Macswap] {
@@ -130,7 +130,7 @@ fn a_mirror_is_part_of_every_mode() {
 }
 
 #[test]
-fn what_a_switch_cannot_be_is_refused() {
+fn invalid_switch_configs_are_rejected() {
     let refused = |config: SwitchConfig, specs: &[&str]| {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         let ports = specs.iter().map(|spec| generator(spec, pool).0).collect();

@@ -59,7 +59,7 @@ fn counted(one_copy: bool, packed: bool, features: u64, rx_buffer: u32, lengths:
 }
 
 #[test]
-fn the_way_does_not_change_what_is_counted() {
+fn one_copy_counts_like_ordinary_path() {
     for packed in [false, true] {
         for (features, rx_buffer, lengths) in [
             (FEATURES, 2048, &[60, 13, 1500, 14, 64][..]),

@@ -284,32 +284,32 @@ fn run_child(test: &str, mode: &str) {
 }
 
 #[test]
-fn a_burst_copied_by_the_core_is_quiet() {
-    run_child("a_burst_copied_by_the_core_is_quiet", "cpu");
+fn cpu_vhost_copy_makes_no_syscall() {
+    run_child("cpu_vhost_copy_makes_no_syscall", "cpu");
 }
 
 #[test]
-fn a_burst_copied_by_an_engine_is_quiet() {
-    run_child("a_burst_copied_by_an_engine_is_quiet", "offload");
+fn offloaded_vhost_copy_makes_no_syscall() {
+    run_child("offloaded_vhost_copy_makes_no_syscall", "offload");
 }
 
 #[test]
-fn core_copied_burst_is_quiet() {
-    run_child("core_copied_burst_is_quiet", "copied");
+fn cpu_copy_stage_makes_no_syscall() {
+    run_child("cpu_copy_stage_makes_no_syscall", "copied");
 }
 
 #[test]
-fn engine_copied_burst_is_quiet() {
-    run_child("engine_copied_burst_is_quiet", "copied-offload");
+fn offloaded_copy_stage_makes_no_syscall() {
+    run_child("offloaded_copy_stage_makes_no_syscall", "copied-offload");
 }
 
 #[test]
-fn a_burst_worked_on_by_the_core_is_quiet() {
-    run_child("a_burst_worked_on_by_the_core_is_quiet", "piped");
+fn cpu_pipeline_makes_no_syscall() {
+    run_child("cpu_pipeline_makes_no_syscall", "piped");
 }
 
 /// If no stand-in for a device is available, the core does the work here, too.
 #[test]
-fn a_burst_worked_on_by_a_device_is_quiet() {
-    run_child("a_burst_worked_on_by_a_device_is_quiet", "piped-device");
+fn device_pipeline_makes_no_syscall() {
+    run_child("device_pipeline_makes_no_syscall", "piped-device");
 }

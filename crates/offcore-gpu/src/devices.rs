@@ -83,7 +83,7 @@ mod tests {
 
     /// Only without a driver, because the errors are different with one.
     #[test]
-    fn errors_without_a_driver_name_it() {
+    fn missing_driver_is_named_in_errors() {
         let Err(text) = cuda::facts() else { return };
         let error = default().unwrap_err().to_string();
         assert!(error.contains("the device host") && error.contains(&text), "{error}");

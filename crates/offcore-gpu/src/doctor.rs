@@ -72,7 +72,7 @@ mod tests {
     use crate::doctor::fixture::{Fake, GPU, NIC};
 
     #[test]
-    fn a_machine_as_wanted_has_no_warning() {
+    fn healthy_machine_has_no_warning() {
         let mut fake = Fake::good("good");
         fake.cuda().driver_version = 13_030;
         let report = fake.report().1;
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_root_is_a_machine_without_a_gpu() {
+    fn empty_sysfs_reports_no_gpu() {
         let fake = Fake::empty("empty");
         let (facts, report) = fake.report();
         assert!(facts.gpus.is_empty() && facts.nics.is_empty());
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_in_every_file_is_survived() {
+    fn invalid_sysfs_content_is_tolerated() {
         let fake = Fake::rubbish("rubbish");
         let (facts, report) = fake.report();
         assert_eq!(facts.gpus.len(), 1, "vendor and class were left alone");
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn two_gpus_have_findings_of_their_own() {
+    fn two_gpus_have_separate_findings() {
         let fake = Fake::good("two");
         fake.second_gpu();
         let (facts, report) = fake.report();

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_holds_pools_that_are_not_larger() {
+    fn device_memory_holds_smaller_pools() {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         // SAFETY: the memory is not accessed.
         let memory = |len| unsafe { DeviceMemory::new("host", (1 << 30, len), 65_536, false, Arc::new(())) };
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "bytes at 0x40000800")]
-    fn it_is_whole_pages() {
+    fn device_memory_needs_page_alignment() {
         // SAFETY: the memory is not accessed.
         unsafe { DeviceMemory::new("host", ((1 << 30) + 2048, 65_536), 65_536, false, Arc::new(())) };
     }

@@ -43,7 +43,7 @@ mod tests {
     use crate::{HEADROOM, Hugepages, Pool};
 
     #[test]
-    fn lent_buffer_is_found_by_any_byte() {
+    fn lent_buffer_is_reclaimed_by_any_offset() {
         let pool = Pool::new(64, 4096, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let mut packet = cache.take_sized(HEADROOM, 5).unwrap();

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_in_and_come_out() {
+    fn mapping_reads_back_written_bytes() {
         let (mapping, _fd) = Mapping::memfd("test", 4096, Hugepages::None).unwrap();
         for (offset, len) in [(0, 0), (1, 7), (3, 8), (5, 29), (4096, 0), (4000, 96)] {
             let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + offset + 1) as u8).collect();
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "asks for hugepages")]
-    fn hugepages_fall_back_or_say_so() {
+    fn hugepages_fall_back_or_report() {
         assert!(Mapping::memfd("test", 4 << 20, Hugepages::Auto).is_ok());
         if let Err(error) = Mapping::memfd("test", 1 << 42, Hugepages::Size2M) {
             assert!(error.to_string().contains("--hugepages none"), "{error}");

@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_elsewhere_comes_round() {
+    fn chunks_freed_by_other_threads_return() {
         let pool = pool();
         let (to, from) = std::sync::mpsc::sync_channel::<Packet>(32);
         let sink = std::thread::spawn(move || {
@@ -570,7 +570,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn no_range_outside_the_chunk_is_given() {
+    fn ranges_outside_chunk_are_refused() {
         let mut cache = pool().cache();
         let mut packet = cache.take().unwrap();
         packet.set_range(cache.pool(), 2048, 0);

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn offload_ends_plain() {
+    fn offload_flag_clears_plain() {
         let mut cache = pool(64).cache();
         let mut packet = cache.take_chain(HEADROOM, SIZE - HEADROOM).unwrap();
         assert!(packet.is_plain() && !packet.is_segmented() && !packet.has_offload());
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn short_packets_are_lengthened() {
+    fn short_packets_are_padded() {
         let pool = pool(64);
         let mut cache = pool.cache();
         for parts in [&[20][..], &[20, 7], &[0, 1, 2, 30], &[20, 0], &[60], &[61], &[59, 1]] {
@@ -482,7 +482,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "has several buffers already")]
-    fn only_one_buffer_goes_in_front() {
+    fn linked_front_must_be_one_buffer() {
         let mut cache = pool(64).cache();
         let (front, rest) = (cache.take_chain(0, SIZE + 1).unwrap(), cache.take().unwrap());
         let _ = cache.pool().link(front, rest);
@@ -508,7 +508,7 @@ mod tests {
         /// Packets are created, shortened and freed in any order. Their bytes do not change, and at the end every chunk
         /// is free, once.
         #[test]
-        fn no_chunk_is_lost_and_none_is_there_twice(
+        fn every_chunk_is_freed_once(
             steps in proptest::collection::vec((0..4u8, 0..SIZE, 0..12 * SIZE, any::<prop::sample::Index>()), 1..60)
         ) {
             let pool = pool(64);

@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "truncates a memfd")]
-    fn many_holes_are_one_mapping() {
+    fn truncated_pages_share_one_mapping() {
         let pages = 4096;
         let (fd, guarded) = guarded(pages);
         for page in 0..pages {
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "truncates a memfd")]
-    fn as_many_as_there_are_have_guards() {
+    fn thousands_of_mappings_are_guarded() {
         let all: Vec<_> = (0..3000).map(|_| guarded(1)).collect();
         let (fd, last) = all.last().unwrap();
         rustix::fs::ftruncate(fd, 0).unwrap();

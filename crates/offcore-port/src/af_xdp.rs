@@ -361,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drops_are_told_apart() {
+    fn xdp_drops_are_split_by_reason() {
         let statistics = |rx_dropped, rx_ring_full, rx_fill_ring_empty_descs| libc::xdp_statistics {
             rx_dropped,
             rx_ring_full,

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_is_given_out_once() {
+    fn queue_half_is_taken_once() {
         let mut base = PortBase::new("p".into(), MacAddr::local(0), 2);
         assert!(take(&mut base.rx, 1, "p").is_ok() && take(&mut base.tx, 1, "p").is_ok());
         assert_eq!(take(&mut base.rx, 1, "p").unwrap_err().to_string(), "port 'p' has no free queue 1");

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_that_is_not_there_says_so() {
+    fn missing_interface_is_enodev() {
         let error = NetDev::open("nosuchdev0").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
         let error = NetDev::open("a-name-that-is-much-too-long").unwrap_err();

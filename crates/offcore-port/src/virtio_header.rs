@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn agreed_offloads_stay() {
+    fn negotiated_offloads_are_kept() {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let open = NetHeader {

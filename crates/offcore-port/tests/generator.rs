@@ -67,7 +67,7 @@ impl Loop {
 }
 
 #[test]
-fn everything_comes_back_clean() {
+fn looped_packets_verify_clean() {
     for text in [
         "gen:",
         "gen:size=1518,flows=7",
@@ -91,7 +91,7 @@ fn everything_comes_back_clean() {
 }
 
 #[test]
-fn packets_are_what_was_asked_for() {
+fn packets_match_the_spec() {
     let mut port = Loop::new("gen:size=512,flows=3");
     let mut burst = port.receive();
     for (n, packet) in (0u64..).zip(&burst) {
@@ -127,7 +127,7 @@ fn loss_is_counted() {
 }
 
 #[test]
-fn loss_at_the_end_is_missing() {
+fn tail_loss_counts_as_missing() {
     let mut port = Loop::new("gen:");
     let report = port.run(3, |port, n, burst| {
         if n == 2 {
@@ -138,7 +138,7 @@ fn loss_at_the_end_is_missing() {
 }
 
 #[test]
-fn another_order_is_counted() {
+fn reordering_is_counted() {
     let mut port = Loop::new("gen:");
     let report = port.run(100, |_, _, burst| burst.swap(10, 11));
     assert_eq!((report.reordered, report.lost, report.duplicates, report.corrupt), (100, 0, 0, 0));
@@ -215,7 +215,7 @@ fn other_traffic_is_foreign() {
 }
 
 #[test]
-fn new_addresses_are_no_damage() {
+fn rewritten_mac_is_not_corruption() {
     let mut port = Loop::new("gen:");
     let report = port.run(10, |_, _, burst| {
         for packet in burst {

@@ -174,7 +174,7 @@ fn segments_may_be_chained() {
 }
 
 #[test]
-fn a_burst_may_become_many() {
+fn segmentation_yields_several_bursts() {
     let mut worker = Worker::new(pool(1024));
     let mut sink = Sink::new(NONE, false);
     let (header, bytes) = whole(false, 20_000, 100);
@@ -282,7 +282,7 @@ fn a_packet_becomes_256_segments_at_most() {
 }
 
 #[test]
-fn no_room_is_counted() {
+fn segments_without_room_are_counted() {
     let mut worker = Worker::new(pool(64));
     let (header, bytes) = whole(false, 14_480, 1448);
     let mut sink = Sink::new(NONE, false);

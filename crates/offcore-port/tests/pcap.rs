@@ -80,7 +80,7 @@ fn receive_all(worker: &mut Worker, rx: &mut dyn RxQueue) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn what_is_sent_is_what_is_received() {
+fn capture_replays_sent_packets() {
     let dir = TempDir::new();
     let out = dir.file("out.pcap").display().to_string();
     let mut worker = Worker::new(pool(256));
@@ -123,7 +123,7 @@ fn captures_are_private() {
 }
 
 #[test]
-fn other_programs_read_what_is_written() {
+fn tcpdump_reads_our_captures() {
     let dir = TempDir::new();
     let out = dir.file("out.pcap").display().to_string();
     let mut worker = Worker::new(pool(64));
@@ -143,7 +143,7 @@ fn other_programs_read_what_is_written() {
 }
 
 #[test]
-fn pipes_are_read_as_far_as_their_writers_have_come() {
+fn pipe_reads_return_available_packets() {
     let dir = TempDir::new();
     let path = dir.file("pipe");
     make_pipe(&path);
@@ -172,7 +172,7 @@ fn pipes_are_read_as_far_as_their_writers_have_come() {
 }
 
 #[test]
-fn packets_of_a_pipe_that_are_passed_over_do_not_end_it() {
+fn skipped_packets_keep_pipe_open() {
     let dir = TempDir::new();
     let path = dir.file("pipe");
     make_pipe(&path);
@@ -204,7 +204,7 @@ fn packets_of_a_pipe_that_are_passed_over_do_not_end_it() {
 }
 
 #[test]
-fn what_is_sent_to_a_pipe_waits_for_its_reader() {
+fn pipe_output_waits_for_reader() {
     let dir = TempDir::new();
     let path = dir.file("pipe");
     make_pipe(&path);
@@ -248,7 +248,7 @@ fn what_is_sent_to_a_pipe_waits_for_its_reader() {
 }
 
 #[test]
-fn a_pipe_that_nobody_reads_does_not_hold_up_the_end() {
+fn unread_pipe_does_not_block_stop() {
     let dir = TempDir::new();
     let path = dir.file("pipe");
     make_pipe(&path);
@@ -282,7 +282,7 @@ fn idle_port_flushes_its_file() {
 }
 
 #[test]
-fn a_file_is_repeated_without_end() {
+fn loop_key_repeats_the_file() {
     let dir = TempDir::new();
     let frames: Vec<Vec<u8>> = (0..5).map(frame).collect();
     let input = write(&dir, "in.pcap", &capture(&frames));
@@ -390,7 +390,7 @@ fn a_packet_waits_for_its_buffers() {
 }
 
 #[test]
-fn taken_back_packets_come_again() {
+fn returned_packets_are_received_again() {
     let dir = TempDir::new();
     let frames: Vec<Vec<u8>> = (0..100).map(frame).collect();
     let input = write(&dir, "in.pcap", &capture(&frames));
@@ -426,7 +426,7 @@ fn cut_packets_are_reported() {
 
 /// Whatever a file contains, its packets are received or an error is reported, and no packet buffer is lost.
 #[test]
-fn damaged_files_end_somewhere() {
+fn corrupt_captures_leak_no_buffers() {
     use proptest::prelude::*;
     let dir = TempDir::new();
     let whole = capture_of(MAX_RECORD_LEN, &[frame(0), vec![5; 9000], vec![6; 3], vec![7; 70_000], frame(2)]);
@@ -518,7 +518,7 @@ fn bad_files_are_refused() {
 }
 
 #[test]
-fn an_output_that_fails_drops_and_says_so() {
+fn failed_output_drops_and_reports() {
     if Path::new("/dev/full").exists() {
         // The file header is written when the port is opened.
         assert!(error("pcap:-,/dev/full").contains("No space left on device"));

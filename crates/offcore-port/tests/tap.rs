@@ -214,8 +214,8 @@ fn queues_share_the_traffic() {
 }
 
 #[test]
-fn a_link_that_is_down_drops_and_comes_back() {
-    in_namespace("a_link_that_is_down_drops_and_comes_back", || {
+fn down_link_drops_until_up() {
+    in_namespace("down_link_drops_until_up", || {
         let mut tap = Tap::new("tap:oc0");
         ip("link set oc0 down");
         for _ in 0..3 {
@@ -232,8 +232,8 @@ fn a_link_that_is_down_drops_and_comes_back() {
 }
 
 #[test]
-fn an_interface_that_disappears_is_said() {
-    in_namespace("an_interface_that_disappears_is_said", || {
+fn deleted_interface_is_reported() {
+    in_namespace("deleted_interface_is_reported", || {
         let mut tap = Tap::new("tap:oc0");
         ip("link del oc0");
         assert!(tap.receive().is_empty());
@@ -289,8 +289,8 @@ fn a_dry_pool_leaves_packets_waiting() {
 }
 
 #[test]
-fn what_cannot_be_opened_says_why() {
-    in_namespace("what_cannot_be_opened_says_why", || {
+fn open_errors_name_the_cause() {
+    in_namespace("open_errors_name_the_cause", || {
         let pool = pool(64);
         let error = |text: &str| -> String {
             let error: PortError = TapPort::open(&spec(text), pool).unwrap_err();
@@ -328,8 +328,8 @@ fn what_cannot_be_opened_says_why() {
 }
 
 #[test]
-fn deleted_interface_is_made_again() {
-    in_namespace("deleted_interface_is_made_again", || {
+fn deleted_interface_is_recreated() {
+    in_namespace("deleted_interface_is_recreated", || {
         let mut tap = Tap::new("tap:tap0,queues=2");
         ip("link del tap0");
         // A queue detects the deletion.

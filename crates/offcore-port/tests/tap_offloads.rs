@@ -89,8 +89,8 @@ impl Tap {
 }
 
 #[test]
-fn a_packet_to_be_segmented_passes_as_it_is() {
-    in_namespace("a_packet_to_be_segmented_passes_as_it_is", || {
+fn gso_packet_passes_unchanged() {
+    in_namespace("gso_packet_passes_unchanged", || {
         let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
         assert_eq!(a.tx.accepts().offloads, Offloads::ALL);
         for (v6, len) in [(false, 40_000), (true, 64_000), (false, 1_449), (true, 5_000)] {
@@ -140,8 +140,8 @@ fn unsegmented_udp_passes_unchanged() {
 }
 
 #[test]
-fn long_packets_may_come_at_any_time() {
-    in_namespace("long_packets_may_come_at_any_time", || {
+fn gso_packets_follow_ordinary_runs() {
+    in_namespace("gso_packets_follow_ordinary_runs", || {
         let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
         let (ordinary, long) = (whole(false, 1000, 1448), whole(false, 50_000, 1448));
         let open = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_NONE, gso_size: 0, hdr_len: 0, ..ordinary.0 };
@@ -160,8 +160,8 @@ fn long_packets_may_come_at_any_time() {
 }
 
 #[test]
-fn an_open_checksum_stays_open() {
-    in_namespace("an_open_checksum_stays_open", || {
+fn partial_checksum_stays_partial() {
+    in_namespace("partial_checksum_stays_partial", || {
         let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
         for len in [0, 1, 500, 1400] {
             let (header, bytes) = whole(false, len, 1448);
@@ -176,8 +176,8 @@ fn an_open_checksum_stays_open() {
 }
 
 #[test]
-fn no_offloads_get_finished_segments() {
-    in_namespace("no_offloads_get_finished_segments", || {
+fn port_without_offloads_gets_segments() {
+    in_namespace("port_without_offloads_gets_segments", || {
         let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1,offloads=off");
         assert!(b.tx.accepts().segments && b.tx.accepts().offloads == Offloads::default());
         for v6 in [false, true] {

@@ -104,7 +104,7 @@ fn veth() {
 }
 
 #[test]
-fn link_down_keeps_long_packets_in_step() {
+fn link_flap_preserves_long_packets() {
     in_namespace("out_of_step", || {
         veth();
         let (mut a, mut b) = (End::open("af_packet:v0"), End::open("af_packet:v1"));
@@ -129,7 +129,7 @@ fn link_down_keeps_long_packets_in_step() {
 }
 
 #[test]
-fn non_frames_are_counted() {
+fn runts_are_counted() {
     in_namespace("runts", || {
         veth();
         for kind in ["af_packet", "af_xdp"] {
@@ -228,7 +228,7 @@ fn losses_survive_a_new_interface() {
 }
 
 #[test]
-fn an_interface_that_was_renamed_is_let_go() {
+fn renamed_interface_is_released() {
     in_namespace("renamed", || {
         veth();
         for kind in ["af_packet:v0", "af_xdp:v0,ring_size=64"] {
@@ -263,7 +263,7 @@ fn an_interface_that_was_renamed_is_let_go() {
 }
 
 #[test]
-fn reused_interface_number_is_noticed() {
+fn reused_ifindex_is_detected() {
     in_namespace("same_number", || {
         veth();
         for kind in ["af_packet:v0", "af_xdp:v0,ring_size=64"] {

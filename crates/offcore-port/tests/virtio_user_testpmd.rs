@@ -259,7 +259,7 @@ fn a_peer_that_connects_to_us_is_served() {
 }
 
 #[test]
-fn a_peer_that_crashes_is_found_again() {
+fn crashed_testpmd_is_reconnected() {
     let _one = one_at_a_time();
     for options in ["", ",packed"] {
         crash(options);

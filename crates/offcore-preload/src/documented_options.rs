@@ -157,11 +157,11 @@ impl Kind {
 }
 
 #[test]
-fn every_option_of_tcp_is_in_the_documentation() {
+fn every_tcp_option_is_documented() {
     Kind::Tcp.compare(options("linux/tcp.h", &[("TCP_", TCP)]));
 }
 
 #[test]
-fn every_option_of_udp_is_in_the_documentation() {
+fn every_udp_option_is_documented() {
     Kind::Udp.compare(options("linux/udp.h", &[("UDP_", UDP)]));
 }

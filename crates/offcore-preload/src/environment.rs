@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn executed_programs_get_variables() {
+    fn exec_passes_preload_variables() {
         assert_eq!(executed(&["A=b", "OFFCORE_ONLY=x"]), ["A=b", "OFFCORE_ONLY=x"], "without a stack");
         for (which, value) in [(STACK, "/s"), (KEY, "00+"), (LIBRARY, "/l.so")] {
             OURS[which].set(&[NAMES[which], value.as_bytes()].concat());

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_say_what_goes_where() {
+    fn explain_lines_name_destination() {
         let line = |kind, address: &str, goes| {
             let line = Line::new(7, "connect", kind, address.parse().unwrap(), goes);
             String::from_utf8(line.as_bytes().to_vec()).unwrap()
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_too_long_is_cut() {
+    fn overlong_line_is_truncated() {
         let mut line = Line { bytes: [0; LONGEST], len: 0 };
         for _ in 0..2 * LONGEST {
             line.write_str("ab").unwrap();

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_without_glibc_are_named() {
+    fn unsupported_programs_are_explained() {
         let (glibc, musl) = (&b"/lib64/ld-linux-x86-64.so.2\0"[..], &b"/lib/ld-musl-x86_64.so.1\0"[..]);
         let go = b"\x04\0\0\0\x01\0\0\0\x04\0\0\0Go\0\0x";
         let gnu = b"\x04\0\0\0\x01\0\0\0\x04\0\0\0GNU\0x";
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn scripts_name_interpreters() {
+    fn shebang_interpreter_is_parsed() {
         let mut room = [0u8; 256];
         let mut path = |line: &[u8]| interpreter(&mut room, line).map(|path| path.to_bytes().to_vec());
         assert_eq!(path(b" /bin/busybox sh -x\n/other"), Some(b"/bin/busybox".to_vec()));
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_of_the_search_path_are_joined() {
+    fn search_path_directories_are_joined() {
         let mut bytes = [0u8; FIRST];
         assert_eq!(join(&mut bytes, b"/bin", b"true").unwrap(), c"/bin/true");
         let mut bytes = [0u8; FIRST];

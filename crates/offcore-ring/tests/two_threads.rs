@@ -213,7 +213,7 @@ fn race(packed: bool, event_idx: bool) {
 }
 
 #[test]
-fn no_notification_is_slept_through() {
+fn no_notification_is_missed() {
     for packed in [true, false] {
         [true, false].into_iter().for_each(|event_idx| race(packed, event_idx));
     }
@@ -245,7 +245,7 @@ impl Drop for Ends<'_> {
 /// CVE-2020-14375: the returned length is the checked length, even if a driver keeps changing it.
 #[test]
 #[cfg_attr(tsan, ignore = "the guest races on purpose")]
-fn lengths_that_change_are_those_that_were_checked() {
+fn returned_length_is_checked_length() {
     const LEN: u32 = 100;
     let parts = (0x1000, 0x3000, 0x4000);
     for is_packed in [false, true] {

@@ -449,7 +449,7 @@ mod tests {
 
     /// Applications may store any index. The distance of two indices never exceeds the capacity of a FIFO.
     #[test]
-    fn every_distance_between_indices() {
+    fn index_distance_is_bounded() {
         let most = CAPACITY as u64;
         for from in [0, 1, most, u64::MAX - most, u64::MAX - 1, u64::MAX] {
             for distance in [0, 1, most - 1, most, most + 1, 1 << 32, 1 << 63, u64::MAX - 1, u64::MAX] {

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claimed_marks_end_a_call() {
+    fn false_summary_bits_end_scan() {
         let (control, mut from) = (Control::new(), 0);
         // A hostile application can do this.
         control.summary.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn every_number_of_an_owner_reads_back() {
+    fn owner_word_round_trips() {
         for number in 0..=PROCESSES {
             for generation in [0, 1, 2, Owner::GENERATIONS - 1, Owner::GENERATIONS, Owner::GENERATIONS + 1] {
                 let owner = Owner::new(number, generation);

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_read_as_they_were_written() {
+    fn datagram_header_round_trips() {
         let more = More {
             hops: 1,
             tos: 2,

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_cut_where_blocks_end() {
+    fn ranges_split_at_block_boundaries() {
         assert_eq!(runs(0, 0, 0), []);
         assert_eq!(runs(4000, 200, NEVER), [(None, 4000, 96), (None, 0, 104)]);
         assert_eq!(runs(65_000, 65_536, 0), [(Some(0), 65_000, 536), (Some(1), 0, 65_000)]);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_at_the_end_of_the_numbers_wrap() {
+    fn positions_wrap_at_u64_max() {
         assert_eq!(Runs::new(u64::MAX, CAPACITY, 3).map(|run| run.len).sum::<usize>(), CAPACITY);
     }
 
@@ -127,7 +127,7 @@ mod tests {
     /// Each run is inside one block, and its first and last bytes have the same locations as individual bytes.
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn every_edge_is_cut_where_blocks_end() {
+    fn edge_runs_stay_inside_blocks() {
         for (position, p0) in edges(2).flat_map(|position| edges(1).map(move |p0| (position, p0))) {
             for len in [0, 1, 2, 4095, 4096, 4097, 65_535, 65_536, 65_537, CAPACITY] {
                 let mut at = position;
@@ -148,7 +148,7 @@ mod tests {
     /// Blocks of a full FIFO have different entries.
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn every_block_of_a_full_fifo_has_its_entry() {
+    fn full_fifo_blocks_use_distinct_entries() {
         for position in edges(1).filter(|position| position.checked_add(CAPACITY as u64).is_some()) {
             let mut taken = [false; TABLE];
             let last = block_number(position + CAPACITY as u64 - 1);

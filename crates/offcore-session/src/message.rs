@@ -367,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_read_as_they_were_written() {
+    fn session_messages_round_trip() {
         let hello = Hello { version: VERSION, key: [7; KEY] };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
         let (key, instance) = ([3; KEY], 1 << 40);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_short_or_unknown_is_no_message() {
+    fn malformed_messages_are_rejected() {
         let question = Question::new(Call::Fork, 1, 2).to_bytes();
         for len in 0..question.len() {
             assert_eq!(Question::from_bytes(&question[..len]), None);
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_named() {
+    fn hello_reports_other_version() {
         let mut hello = Hello { version: VERSION + 1, key: [7; KEY] }.to_bytes().to_vec();
         hello.truncate(8);
         assert_eq!(Hello::from_bytes(&hello).unwrap().version, VERSION + 1);

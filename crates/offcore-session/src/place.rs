@@ -131,7 +131,7 @@ mod tests {
     /// Each page, offset and length has an address only if all bytes are in one segment.
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn every_page_is_in_its_segment() {
+    fn block_addresses_stay_in_segment() {
         let two = Two([0; 1024]);
         let base = two.0.as_ptr() as usize;
         let ends = (1..=2 * PAGES + 2).chain([u32::MAX as usize - 1, u32::MAX as usize]);

@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn marks_are_taken_some_at_a_time_and_each_has_its_turn() {
+    fn partial_scans_visit_every_mark() {
         let shared = Shared::new().unwrap();
         let (control, all) = (shared.control(), SESSIONS as u32);
         (0..all).for_each(|number| control.mark(number));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_is_woken_once() {
+    fn sleeping_worker_is_woken_once() {
         let shared = Shared::new().unwrap();
         let control = shared.control();
         control.mark(7);
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "seals a memfd")]
-    fn an_application_cannot_write_who_lives() {
+    fn process_table_is_read_only() {
         let shared = Shared::new().unwrap();
         let [_, fd] = shared.descriptors();
         assert!(Mapping::shared(fd, 0, size_of::<Processes>()).is_err());
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn broadcast_addresses_are_told() {
+    fn broadcast_addresses_are_shared() {
         let shared = Shared::new().unwrap();
         let [first, second] = [[10, 0, 0, 255], [10, 1, 255, 255]].map(std::net::Ipv4Addr::from);
         let is = |address| shared.processes().is_broadcast(address);

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_read_as_they_were_written() {
+    fn undelivered_error_round_trips() {
         let mut v4 = Undelivered {
             error: 111,
             origin: Origin::Icmp,

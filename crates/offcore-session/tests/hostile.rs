@@ -191,7 +191,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn anything_in_shared_memory_is_harmless(ops in prop::collection::vec(op(), 1..250)) {
+    fn arbitrary_shared_memory_is_harmless(ops in prop::collection::vec(op(), 1..250)) {
         let mut arena = Arena::new(LIMIT).unwrap();
         let free = arena.free();
         let (slot, tables) = (arena.take_slot().unwrap(), arena.take_table().unwrap());
@@ -245,7 +245,7 @@ fn indices_are_checked() {
 
 /// A writer that sets `writing` forever keeps only its own blocks.
 #[test]
-fn a_writer_that_never_stops_keeps_its_blocks_only() {
+fn unfinished_writer_keeps_only_its_blocks() {
     let mut arena = Arena::new(LIMIT).unwrap();
     let free = arena.free();
     let slot = arena.take_slot().unwrap();

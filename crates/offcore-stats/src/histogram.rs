@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_those_of_a_sorted_list() {
+    fn percentiles_match_sorted_list() {
         let mut one = Histogram::new();
         let values: Vec<u64> = (0..10_000u64).map(|i| i * i % 99_991).collect();
         values.iter().for_each(|&value| one.record(value));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn merged_ones_are_as_one() {
+    fn merged_histograms_equal_one() {
         let (mut one, mut low, mut high) = (Histogram::new(), Histogram::new(), Histogram::new());
         for value in 0..5_000u64 {
             one.record(value * 7);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_one_has_zeroes() {
+    fn empty_histogram_reports_zero() {
         let histogram = Histogram::new();
         assert_eq!((histogram.min(), histogram.percentile(0.99), histogram.max()), (0, 0, 0));
     }

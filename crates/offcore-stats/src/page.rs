@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_sees_what_the_worker_counted() {
+    fn reader_sees_worker_counters() {
         let page = StatsPage::new(1 << 16).unwrap();
         let a = page.block("worker0", &["rx", "tx"]).unwrap();
         let b = page.block("worker1", &["drops"]).unwrap();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_page_says_so() {
+    fn full_page_is_an_error() {
         let page = StatsPage::new(4096).unwrap();
         let names = ["n"; 200];
         assert!(matches!(page.block("big", &names), Err(PageError::Full { .. })));

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_is_a_sequence() {
+    fn seed_determines_sequence() {
         let draw = |seed| {
             let mut random = SplitMix::new(seed);
             [(); 8].map(|()| random.below(1000))

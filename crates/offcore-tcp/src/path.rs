@@ -565,7 +565,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_sends_with_cwr_ask_for_ecn() {
+    fn tso_with_cwr_sets_gso_ecn() {
         let kind = |ethertype: u16, flags: TcpFlags| {
             let mut frame = [0; 54];
             frame[12..14].copy_from_slice(&ethertype.to_be_bytes());

@@ -163,7 +163,7 @@ mod tests {
     use crate::{Enqueue, VringCell, VringConfig};
 
     #[test]
-    fn pages_are_bits_by_guest_address() {
+    fn dirty_log_has_a_bit_per_page() {
         let (shared, fd) = Mapping::memfd("log", 4096, Hugepages::None).unwrap();
         let mapping = Mapping::shared(std::os::fd::AsFd::as_fd(&fd), 0, 4096).unwrap();
         let log = DirtyLog::new(mapping, 16, 8);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn logging_begins_when_nothing_is_in_flight() {
+    fn logging_waits_for_inflight_copies() {
         for packed in [false, true] {
             let (guest, mut worker) = (Guest::with_rings(16, packed), Worker::new());
             let (device, mut stepper) = CoreDevice::stepped();

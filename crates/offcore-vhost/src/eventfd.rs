@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn signals_are_counted_and_taken_back() {
+    fn eventfd_signals_are_counted_and_cleared() {
         let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         // More signals than the context has room for completions.
         for _ in 0..10_000 {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_share_what_the_process_has() {
+    fn threads_share_one_signaller() {
         prepare().unwrap();
         prepare().unwrap();
         let signaller = SHARED.get().unwrap();
@@ -201,7 +201,7 @@ mod tests {
 
     /// Runs in a separate thread, so that a blocking call makes the test fail instead of hanging it.
     #[test]
-    fn full_eventfd_is_not_waited_for() {
+    fn full_eventfd_does_not_block() {
         let event = std::sync::Arc::new(eventfd(0, EventfdFlags::empty()).unwrap());
         rustix::io::write(&*event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let (done, wait) = std::sync::mpsc::channel();

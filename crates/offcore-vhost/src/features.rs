@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_feature_without_what_it_needs_is_none() {
+    fn feature_without_dependency_is_cleared() {
         let all = !0;
         assert_eq!(effective(all), all);
         assert_eq!(

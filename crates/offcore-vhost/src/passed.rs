@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errands_are_done_in_turn_and_nobody_waits() {
+    fn background_jobs_run_in_order() {
         let errands = Errands::default();
         let (go, wait) = mpsc::channel::<()>();
         let (say, said) = mpsc::channel();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn file_system_that_does_not_answer_is_waited_for_no_longer_than_a_second() {
+    fn fstatfs_times_out_after_one_second() {
         let errands = Errands::default();
         let (go, wait) = mpsc::channel::<()>();
         let file = PassedFd::new(std::fs::File::open("/proc/self/status").unwrap().into(), &errands);

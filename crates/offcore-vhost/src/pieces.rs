@@ -85,7 +85,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_byte_goes_to_its_place_once(from in prop::collection::vec(0..50u32, 0..8), to in prop::collection::vec(0..50u32, 0..8)) {
+        fn copies_cover_each_byte_once(from in prop::collection::vec(0..50u32, 0..8), to in prop::collection::vec(0..50u32, 0..8)) {
             let wanted = from.iter().sum::<u32>().min(to.iter().sum());
             let (mut done, mut count) = (0, 0);
             let mut right = true;

@@ -158,7 +158,7 @@ fn datagram_segments_are_bounded() {
 
 /// Packets with common segment sizes (the kernel's and old defaults of TCP) are delivered in full bursts.
 #[test]
-fn ordinary_packets_come_at_once() {
+fn ordinary_packets_fill_one_burst() {
     for gso_size in [536, 1448] {
         let mut t = sender(256, false);
         t.transmit(64, gso_size);
@@ -371,7 +371,7 @@ fn bytes_of_a_round_are_bounded_for_a_pair() {
 
 /// Packets waiting on the ordinary path are not overtaken.
 #[test]
-fn a_backlog_comes_before_what_is_copied_once() {
+fn backlog_precedes_pair_copies() {
     let mut t = guests(256, false, VIRTIO_F_VERSION_1 | VIRTIO_NET_F_CSUM | VIRTIO_NET_F_HOST_TSO4);
     (0..8).for_each(|_| t.taker.add(1, 4096));
     let address = t.sender.buffer(0, 1 << 17);

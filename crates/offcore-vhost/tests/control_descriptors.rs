@@ -71,7 +71,7 @@ fn regions_in_flight(dir: &Dir) {
 }
 
 #[test]
-fn nothing_leaks() {
+fn requests_leak_no_descriptors() {
     let dir = Dir::new();
     let backend = Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap();
     let guest = Guest::new();

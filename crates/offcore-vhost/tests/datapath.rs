@@ -94,7 +94,7 @@ fn unmerged_long_packet_is_dropped() {
 }
 
 #[test]
-fn no_chains_leave_packets() {
+fn packets_without_chains_stay_in_burst() {
     let mut t = to_guest(8, FEATURES);
     let _receiver = Receiver::new(&t.guest, 600);
     let mut burst = t.worker.packets(0, &[1400; 4]);
@@ -128,7 +128,7 @@ fn broken_queue_waits_for_a_start() {
 }
 
 #[test]
-fn stop_and_restart_go_on_where_they_were() {
+fn restarted_ring_resumes_at_base() {
     let mut t = to_guest(8, FEATURES);
     let mut receiver = Receiver::new(&t.guest, 2048);
     let mut burst = t.worker.packets(0, &[60; 5]);
@@ -259,7 +259,7 @@ fn indirect_packets_leave_the_guest() {
 }
 
 #[test]
-fn resting_ring_keeps_its_place() {
+fn stopped_ring_keeps_its_base() {
     let mut t = to_guest(8, FEATURES);
     let _receiver = Receiver::new(&t.guest, 2048);
     let mut burst = t.worker.packets(0, &[60; 5]);
@@ -273,7 +273,7 @@ fn resting_ring_keeps_its_place() {
 }
 
 #[test]
-fn non_packets_are_returned() {
+fn malformed_packets_are_returned() {
     let guest = Guest::new(16);
     let config = guest.config(FEATURES);
     let FromGuest { guest, mut worker, mut dequeue, mut driver, .. } = from_guest(guest, config);

@@ -232,7 +232,7 @@ fn a_million_packets_survive_every_fault() {
 }
 
 #[test]
-fn without_the_reorder_ring_it_is_noticed() {
+fn disabled_reorder_ring_is_detected() {
     let (channels, _) = channels(1);
     let mut looped = Loop::new(channels);
     looped.worker.mover.switch_off_order();
@@ -241,7 +241,7 @@ fn without_the_reorder_ring_it_is_noticed() {
 }
 
 #[test]
-fn without_the_quarantine_it_is_noticed() {
+fn disabled_quarantine_is_detected() {
     let (channels, counts) = channels(10);
     let mut looped = Loop::new(channels);
     looped.worker.mover.switch_off_quarantine();

@@ -108,7 +108,7 @@ fn figure_6_one_virtqueue_uses_two_channels() {
 }
 
 #[test]
-fn figure_7_the_second_packet_is_late() {
+fn figure_7_late_copy_holds_later_packets() {
     let mut worker = Worker::new();
     let mut steppers: Vec<Stepper> = Vec::new();
     let channels: Vec<ChannelId> = (0..4)
@@ -138,7 +138,7 @@ fn figure_7_the_second_packet_is_late() {
 }
 
 #[test]
-fn a_stop_waits_for_what_is_in_flight() {
+fn stop_waits_for_inflight_copies() {
     let mut worker = Worker::new();
     let (device, mut stepper) = CoreDevice::stepped();
     let channel = worker.mover.add_channel(device.open_channel(64).unwrap());
@@ -165,7 +165,7 @@ fn a_stop_waits_for_what_is_in_flight() {
 
 /// Otherwise, the next front end, which may connect at once, would get packets meant for the previous one.
 #[test]
-fn packets_are_given_on_before_a_stop_is_answered() {
+fn packets_are_delivered_before_stop_completes() {
     for drains in [false, true] {
         let mut worker = Worker::new();
         let (device, mut stepper) = CoreDevice::stepped();

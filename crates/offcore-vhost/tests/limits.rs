@@ -64,7 +64,7 @@ fn core_copies_the_overflow() {
 }
 
 #[test]
-fn many_pieces_are_sent() {
+fn enqueued_packet_may_exceed_channel_ring() {
     let mut t = rig(0, 4);
     let mut receiver = Receiver::new(&t.guest, 128);
     let mut enqueue = t.enqueue();
@@ -79,7 +79,7 @@ fn many_pieces_are_sent() {
 }
 
 #[test]
-fn many_copies_are_sent() {
+fn burst_may_exceed_copy_list() {
     let (guest, mut worker) = (Guest::new(1024), Worker::new());
     let cell = Arc::new(VringCell::new(0));
     start(&cell, guest.config(FEATURES));
@@ -94,7 +94,7 @@ fn many_copies_are_sent() {
 }
 
 #[test]
-fn many_pieces_are_received() {
+fn dequeued_packet_may_exceed_channel_ring() {
     let mut t = rig(1, 4);
     let mut dequeue = Dequeue::attach(&t.cell, &mut t.worker.mover).unwrap();
     let mut driver = driver::Queue::new(t.guest.layout.clone(), false);
@@ -121,7 +121,7 @@ fn many_pieces_are_received() {
 }
 
 #[test]
-fn chains_out_are_bounded() {
+fn inflight_chains_are_bounded_by_ring_size() {
     let mut t = rig(1, 1024);
     let mut dequeue = Dequeue::attach(&t.cell, &mut t.worker.mover).unwrap();
     let mut driver = driver::Queue::new(t.guest.layout.clone(), false);
@@ -243,7 +243,7 @@ fn workers_log_nothing() {
 
 /// Front ends replace eventfds at run time (QEMU masks an interrupt this way), and stop and restart queues.
 #[test]
-fn auto_forgets_with_a_new_binding() {
+fn new_binding_resets_auto_mode() {
     let mut t = rig(0, 64);
     let (channel, mut receiver) = (t.channel, Receiver::new(&t.guest, 2048));
     t.cell.publish(|wanted| wanted.binding = Binding::new(Mode::Auto, vec![channel]));
@@ -304,7 +304,7 @@ fn leaving_worker_keeps_the_position() {
 }
 
 #[test]
-fn a_drained_queue_follows_its_front_end() {
+fn drain_applies_pending_stop() {
     let mut t = rig(1, 64);
     let mut dequeue = Dequeue::attach(&t.cell, &mut t.worker.mover).unwrap();
     t.cell.publish(|wanted| wanted.vring = None);

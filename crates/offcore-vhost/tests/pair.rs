@@ -226,7 +226,7 @@ fn packets_arrive_copied_once() {
 }
 
 #[test]
-fn what_was_decided_on_is_what_arrives() {
+fn header_changes_after_check_are_ignored() {
     for parts in [1, 2] {
         let mut rig = Rig::new(Setup { offload: true, ..PLAIN });
         assert!(rig.transmit(7, 1000, parts));
@@ -243,7 +243,7 @@ fn what_was_decided_on_is_what_arrives() {
 }
 
 #[test]
-fn nothing_is_seen_before_it_is_complete() {
+fn incomplete_copies_are_not_published() {
     for packed in both([false, true]) {
         let mut rig = Rig::new(Setup { offload: true, packed, ..PLAIN });
         assert!((0..4).all(|serial| rig.transmit(serial, 500, 1)));
@@ -309,7 +309,7 @@ fn fast_receiver_gets_one_copy() {
 }
 
 #[test]
-fn non_packets_are_returned() {
+fn malformed_packets_are_returned() {
     for (packed, offload) in [((false, false), false), ((true, true), true)] {
         let mut rig =
             Rig::new(Setup { packed, offload, features: (VIRTIO_F_VERSION_1, VIRTIO_F_VERSION_1), ..PLAIN });
@@ -333,7 +333,7 @@ fn non_packets_are_returned() {
 }
 
 #[test]
-fn open_checksums_go_to_those_who_take_them() {
+fn partial_checksums_need_guest_csum() {
     let open = [1, 0, 0, 0, 0, 0, 34, 0, 6, 0, 9, 9];
     let mut rig = Rig::new(Setup {
         features: (FEATURES | VIRTIO_NET_F_CSUM, FEATURES | VIRTIO_NET_F_GUEST_CSUM),
@@ -391,7 +391,7 @@ fn either_side_can_stop() {
 }
 
 #[test]
-fn late_copies_take_the_ordinary_way() {
+fn slow_engine_falls_back_to_two_copies() {
     let mut rig = Rig::new(Setup { offload: true, ..PLAIN });
     assert!(rig.transmit(0, 300, 1));
     rig.round();
@@ -424,7 +424,7 @@ fn impossible_binding_uses_the_core() {
 
 /// The front end disables a virtqueue briefly while restarting it. The grace period is half a second.
 #[test]
-fn grace_begins_when_disabled() {
+fn grace_period_starts_at_disable() {
     let mut rig = Rig::new(PLAIN);
     let enable = |rig: &mut Rig, enabled| {
         rig.tx_cell.publish(|wanted| {
@@ -448,7 +448,7 @@ fn grace_begins_when_disabled() {
 }
 
 #[test]
-fn rule_breaker_breaks_its_own_virtqueue() {
+fn invalid_chain_breaks_only_its_virtqueue() {
     for sender_breaks in [true, false] {
         let mut rig = Rig::new(PLAIN);
         let outside = GUEST - 1;
@@ -478,7 +478,7 @@ proptest! {
     /// For any combination of rings, chains, lengths and timing, the received packets are the sent ones, in order. Only
     /// packets sent while the receiver has no buffers may be missing.
     #[test]
-    fn order_is_kept_either_way(
+    fn pair_keeps_packet_order(
         packed: (bool, bool),
         offload: bool,
         size_bits in 3u32..7,

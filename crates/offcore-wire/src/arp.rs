@@ -119,7 +119,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_request_is_read() {
+    fn arp_request_is_parsed() {
         let expected = Arp {
             operation: ArpOperation::Request,
             sender_mac: "52:54:00:12:34:56".parse().unwrap(),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_named() {
+    fn malformed_arp_is_rejected() {
         for found in 0..LEN {
             let error = WireError::TooShort { layer: Layer::Arp, found, needed: LEN };
             assert_eq!(Arp::parse(&REQUEST[..found]), Err(error));
@@ -155,7 +155,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back(reply: bool, macs: [[u8; 6]; 2], ips: [[u8; 4]; 2], mut to: [u8; LEN]) {
+        fn written_form_round_trips(reply: bool, macs: [[u8; 6]; 2], ips: [[u8; 4]; 2], mut to: [u8; LEN]) {
             let arp = Arp {
                 operation: if reply { ArpOperation::Reply } else { ArpOperation::Request },
                 sender_mac: MacAddr(macs[0]),
@@ -172,7 +172,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_read_is_written_again(mut packet: [u8; LEN], like in 0..=8usize) {
+        fn parsed_packet_writes_identically(mut packet: [u8; LEN], like in 0..=8usize) {
             packet[..like].copy_from_slice(&REQUEST[..like]);
             if let Ok(arp) = Arp::parse(&packet) {
                 let mut to = [0; LEN];

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_refuses_places_outside() {
+    fn complete_rejects_out_of_range_fields() {
         let mut frame = [0xaa; 64];
         for (start, offset) in [(64, 0), (63, 0), (62, 1), (0, 63), (34, 29), (u16::MAX, u16::MAX), (65, 0)] {
             let expected = ChecksumRangeError { csum_start: start, csum_offset: offset, frame_len: 64 };
@@ -310,7 +310,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fast_sum_is_the_naive_one(bytes in prop::collection::vec(any::<u8>(), 0..200), fill: Option<u8>) {
+        fn fast_sum_matches_naive_sum(bytes in prop::collection::vec(any::<u8>(), 0..200), fill: Option<u8>) {
             let bytes = match fill {
                 Some(fill) => vec![fill; bytes.len()],
                 None => bytes,
@@ -327,20 +327,20 @@ mod tests {
         }
 
         #[test]
-        fn parts_add_up(bytes in prop::collection::vec(any::<u8>(), 0..200), cut: prop::sample::Index) {
+        fn even_length_partial_sums_add_up(bytes in prop::collection::vec(any::<u8>(), 0..200), cut: prop::sample::Index) {
             let cut = if bytes.is_empty() { 0 } else { cut.index(bytes.len()) & !1 };
             let parts = Sum::of(&bytes[..cut]) + Sum::of(&bytes[cut..]);
             prop_assert_eq!(parts.value(), naive(&bytes));
         }
 
         #[test]
-        fn parts_of_any_length_add_up(parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8)) {
+        fn odd_length_partial_sums_add_up(parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8)) {
             let whole = parts.concat();
             prop_assert_eq!(Sum::of_parts(parts.iter().map(Vec::as_slice)).value(), naive(&whole));
         }
 
         #[test]
-        fn parts_complete_like_the_whole(
+        fn complete_parts_matches_complete(
             mut parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8),
             start in 0..100u16,
             offset in 0..40u16,
@@ -353,7 +353,7 @@ mod tests {
         }
 
         #[test]
-        fn update_equals_computing_anew(
+        fn incremental_update_matches_recomputation(
             mut bytes in prop::collection::vec(any::<u8>(), 8..80),
             at: prop::sample::Index,
             new: [u8; 4],
@@ -369,7 +369,7 @@ mod tests {
         }
 
         #[test]
-        fn complete_makes_the_sum_valid_or_refuses(
+        fn completed_checksum_is_valid(
             mut frame in prop::collection::vec(any::<u8>(), 0..100),
             start in 0..110u16,
             offset in (0..55u16).prop_map(|half| half * 2),

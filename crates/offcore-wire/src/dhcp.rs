@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn offer_is_read() {
+    fn offer_is_parsed() {
         let options = [
             &[53, 1, 2, 54, 4, 10, 0, 0, 1, 0, 1, 4, 255, 255, 255, 0][..],
             &[
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn options_may_lie_in_other_fields() {
+    fn overloaded_options_are_parsed() {
         let mut message = reply(&[53, 1, 5, 52, 1, 3, 255]);
         message[108..114].copy_from_slice(&[51, 4, 0, 0, 0, 9]);
         message[114] = 255;
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_have_their_options() {
+    fn request_options_are_written() {
         let request = DhcpRequest {
             kind: DhcpKind::Request,
             xid: 9,
@@ -377,7 +377,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_options_are_read(options in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_options_are_parsed(options in prop::collection::vec(any::<u8>(), 0..300)) {
             let message = [&[53, 1, 5][..], &options].concat();
             prop_assert!(DhcpReply::parse(&reply(&message), MAC).is_ok_and(|found| found.routes.len() <= MAX_ROUTES));
         }

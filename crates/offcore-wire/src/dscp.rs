@@ -85,7 +85,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ipv4_headers_stay_right_and_ecn_stays(tos: u8, dscp in 0..=MAX, tags in 0..=2usize) {
+        fn ipv4_checksum_and_ecn_stay_valid(tos: u8, dscp in 0..=MAX, tags in 0..=2usize) {
             let mut frame = frame(&[0x88a8, 0x8100][2 - tags..], 0x0800, &ipv4(tos));
             prop_assert!(set(&mut frame, dscp));
             let packet = Ipv4Packet::new_checked(&frame[14 + 4 * tags..]).unwrap();
@@ -94,7 +94,7 @@ mod tests {
         }
 
         #[test]
-        fn ipv6_headers_keep_the_rest(traffic_class: u8, dscp in 0..=MAX) {
+        fn ipv6_dscp_keeps_other_fields(traffic_class: u8, dscp in 0..=MAX) {
             let mut frame = frame(&[], 0x86dd, &ipv6(traffic_class));
             prop_assert!(set(&mut frame, dscp));
             let packet = Ipv6Packet::new_checked(&frame[14..]).unwrap();
@@ -103,7 +103,7 @@ mod tests {
         }
 
         #[test]
-        fn only_headers_change(bytes: Vec<u8>, dscp: u8) {
+        fn only_marked_frames_change(bytes: Vec<u8>, dscp: u8) {
             let mut frame = bytes.clone();
             let marked = set(&mut frame, dscp);
             prop_assert!(marked || frame == bytes);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn other_frames_stay_as_they_are() {
+    fn unsupported_frames_are_unchanged() {
         for mut other in [
             frame(&[], 0x0806, &ipv4(0)),
             frame(&[0x8100, 0x8100, 0x8100], 0x0800, &ipv4(0)),

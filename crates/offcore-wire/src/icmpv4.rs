@@ -125,7 +125,7 @@ mod tests {
 
     /// The only reply whose updated checksum could be the wrong zero.
     #[test]
-    fn a_reply_of_nothing_but_zeros_is_right() {
+    fn all_zero_reply_has_valid_checksum() {
         let mut message = [8, 0, 0xf7, 0xff, 0, 0, 0, 0];
         assert!(Sum::of(&message).is_valid());
         make_echo_reply(&mut message);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_read() {
+    fn icmp_errors_are_parsed() {
         let quoted = [0x45, 0, 0, 99];
         let read = |kind, code, rest: [u8; 4]| {
             let message = [&[kind, code, 0xaa, 0xbb][..], &rest, &quoted].concat();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_quote_what_fits() {
+    fn error_quote_is_truncated() {
         let packet = [0x5a; 2000];
         let mut to = [0xee; 1500];
         assert_eq!(
@@ -170,7 +170,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_written_error_reads_back(
+        fn written_error_parses_back(
             code: u8,
             rest: u32,
             packet in prop::collection::vec(any::<u8>(), 0..100),
@@ -189,7 +189,7 @@ mod tests {
         }
 
         #[test]
-        fn replies_have_a_right_checksum(ident: u16, seq: u16, data in prop::collection::vec(any::<u8>(), 0..60)) {
+        fn reply_checksum_is_valid(ident: u16, seq: u16, data in prop::collection::vec(any::<u8>(), 0..60)) {
             let ping = etherparse::IcmpEchoHeader { id: ident, seq };
             let ping = etherparse::Icmpv4Header::with_checksum(etherparse::Icmpv4Type::EchoRequest(ping), &data);
             let mut message = [&ping.to_bytes()[..], &data].concat();
@@ -200,7 +200,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn arbitrary_bytes_are_parsed(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
             prop_assert_eq!(Icmpv4::parse(&bytes).is_ok(), bytes.len() >= HEADER_LEN);
         }
     }

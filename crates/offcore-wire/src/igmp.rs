@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_have_records_as_room_allows() {
+    fn report_records_fit_buffer() {
         let groups = [[239, 0, 0, 1], [239, 0, 0, 2]].map(Ipv4Addr::from);
         let records = groups.map(|group| (Record::ToExclude, group));
         let mut bytes = [0xee; 20];
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_reports_read_back() {
+    fn v1_and_v2_reports_round_trip() {
         let group = Ipv4Addr::new(239, 1, 2, 3);
         for kind in [REPORT_V1, REPORT_V2] {
             let mut bytes = [0; 8];

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_recognised_wherever_it_begins() {
+    fn pattern_matches_at_any_offset() {
         let mut whole = vec![0; 300];
         write(7, &mut whole);
         assert_eq!(whole, bytes(7).take(300).collect::<Vec<_>>());

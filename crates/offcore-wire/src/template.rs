@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_at_the_edges() {
+    fn frame_length_limits_are_checked() {
         let flow = UdpFlow::txonly(MacAddr::LOCAL, MacAddr::local(1));
         for found in [0, 13, 14, 33, 41, 65_550, usize::MAX] {
             assert_eq!(UdpTemplate::new(&flow, found), Err(FrameLenError { found }));
@@ -219,7 +219,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn headers_are_etherparses(flow in flows(), frame_len in 42..2000usize) {
+        fn udp_template_matches_etherparse(flow in flows(), frame_len in 42..2000usize) {
             let template = UdpTemplate::new(&flow, frame_len).unwrap();
             let expected = by_etherparse(&flow, frame_len);
             let mut frame = vec![0; frame_len];
@@ -231,7 +231,7 @@ mod tests {
         }
 
         #[test]
-        fn varied_destination_equals_built(flow in flows(), ip: [u8; 4]) {
+        fn changed_destination_matches_new_template(flow in flows(), ip: [u8; 4]) {
             let mut varied = UdpTemplate::new(&flow, 60).unwrap();
             varied.set_dst_ip(Ipv4Addr::from(ip));
             let dst = UdpEndpoint { ip: Ipv4Addr::from(ip), ..flow.dst };

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layout_is_the_specifications() {
+    fn header_layout_matches_virtio_spec() {
         let header = NetHeader {
             flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
             gso_type: VIRTIO_NET_HDR_GSO_TCPV4,
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn plausible_headers_pass() {
+    fn valid_headers_pass_check() {
         assert_eq!(NetHeader::default().check(0), Ok(()));
         let tcp = NetHeader {
             flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_headers_are_named() {
+    fn invalid_headers_are_rejected() {
         let csum = |csum_start, csum_offset| NetHeader {
             flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
             csum_start,
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn offloads_allow_what_they_name() {
+    fn offloads_allow_negotiated_types() {
         let none = Offloads::default();
         let ordinary = NetHeader { flags: VIRTIO_NET_HDR_F_DATA_VALID, ..Default::default() };
         let open = NetHeader { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, ..Default::default() };
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_on_is_what_is_asked_for() {
+    fn essence_keeps_only_requested_fields() {
         let all = NetHeader {
             flags: 0xff,
             gso_type: VIRTIO_NET_HDR_GSO_TCPV4,
@@ -380,7 +380,7 @@ mod tests {
 
         /// If `check` accepts a header, `complete` succeeds, whatever a guest has written.
         #[test]
-        fn a_checked_header_can_be_used(bytes: [u8; HEADER_LEN], low in any::<bool>(), len in 0..200usize) {
+        fn checked_header_completes_checksum(bytes: [u8; HEADER_LEN], low in any::<bool>(), len in 0..200usize) {
             let mut header = NetHeader::from_bytes(&bytes);
             header.flags |= VIRTIO_NET_HDR_F_NEEDS_CSUM;
             if low {

@@ -363,7 +363,7 @@ proptest! {
     }
 
     #[test]
-    fn a_wrong_checksum_is_seen(
+    fn wrong_checksum_is_detected(
         src: [u8; 4],
         dst: [u8; 4],
         transport in transports(),
@@ -417,7 +417,7 @@ proptest! {
 }
 
 #[test]
-fn over_ipv6_no_udp_checksum_is_a_wrong_one() {
+fn udp_over_ipv6_needs_checksum() {
     // The ports and the payload are chosen so that the sum is right without a checksum.
     let (src, dst) = (Ipv6Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
     let rest = 17 + 10 + 10;
@@ -430,7 +430,7 @@ fn over_ipv6_no_udp_checksum_is_a_wrong_one() {
 }
 
 #[test]
-fn refusals_name_what_was_found() {
+fn parse_errors_report_found_values() {
     let says = |error: WireError| error.to_string();
     assert_eq!(
         says(EthernetFrame::new_checked(&[0; 13]).unwrap_err()),

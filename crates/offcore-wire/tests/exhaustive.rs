@@ -106,7 +106,7 @@ fn every_version_and_length_of_ipv6() {
 
 /// Tests option kinds and lengths: options that were parsed are written in a form that parses to the same value.
 #[test]
-fn every_short_row_of_options() {
+fn every_short_option_sequence() {
     let mut known = 0;
     rows(&[0, 1, 2, 3, 4, 5, 8, 10, 255], 6, |row| {
         let (mut options, mut again, mut bytes) = (TcpOptions::NONE, TcpOptions::NONE, [0; 40]);

@@ -168,7 +168,7 @@ impl Whole {
 
 proptest! {
     #[test]
-    fn segments_make_the_payload(whole in wholes(6000), gso_size in 8..2000u16) {
+    fn segments_concatenate_to_payload(whole in wholes(6000), gso_size in 8..2000u16) {
         let packets = whole.cut(gso_size);
         let count = whole.payload_len.div_ceil(gso_size.into()).max(1);
         prop_assert_eq!(packets.len(), count);
@@ -192,7 +192,7 @@ proptest! {
 
     /// A packet with a single segment must equal the original, whose checksums etherparse has computed.
     #[test]
-    fn a_single_segment_is_the_original(whole in wholes(1400), junk: [u8; 4]) {
+    fn single_segment_equals_original(whole in wholes(1400), junk: [u8; 4]) {
         let mut damaged = whole.clone();
         // The driver's values in computed fields are ignored.
         let checksum = whole.tcp_at() + 16;
@@ -204,7 +204,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(
+    fn arbitrary_bytes_do_not_panic(
         whole in wholes(300),
         changes in prop::collection::vec(any::<(Index, u8)>(), 0..6),
         header: [u8; 12],
@@ -257,7 +257,7 @@ fn sequence_numbers_wrap() {
 }
 
 #[test]
-fn what_cannot_be_cut_is_named() {
+fn unsegmentable_packets_are_rejected() {
     let refused = |whole: &Whole, header: NetHeader| {
         Segmenter::new(&header, &whole.frame, whole.frame.len()).unwrap_err()
     };

@@ -241,7 +241,7 @@ fn gre_with_sequence_numbers_is_refused() {
 
 /// A datagram without a checksum, and without a request for one, gets none.
 #[test]
-fn unsummed_datagrams_stay_unsummed() {
+fn zero_udp_checksum_stays_zero() {
     let kind = Kind { tunnel: Tunnel::None, outer_v6: false, v6: false, tcp: false, tags: 0, idents: [1, 2] };
     let mut whole = kind.packet(0, 0, true, &[7; 1300]);
     let header = NetHeader { flags: 0, ..kind.header(&whole, 1300, 1) };

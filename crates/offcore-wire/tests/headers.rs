@@ -57,7 +57,7 @@ fn tcp_headers() -> impl Strategy<Value = TcpHeader> {
 
 proptest! {
     #[test]
-    fn ethernet_reads_back(dst: [u8; 6], src: [u8; 6], ethertype: u16, mut to: [u8; 14]) {
+    fn ethernet_header_round_trips(dst: [u8; 6], src: [u8; 6], ethertype: u16, mut to: [u8; 14]) {
         ethernet::write_header(&mut to, MacAddr(dst), MacAddr(src), EtherType(ethertype));
         let frame = EthernetFrame::new_checked(&to).unwrap();
         prop_assert_eq!((frame.dst(), frame.src()), (MacAddr(dst), MacAddr(src)));
@@ -65,7 +65,7 @@ proptest! {
     }
 
     #[test]
-    fn ipv4_is_etherparses(header in ipv4_headers(), mut to: [u8; 20]) {
+    fn ipv4_header_matches_etherparse(header in ipv4_headers(), mut to: [u8; 20]) {
         header.write(&mut to);
         let len = header.total_len - 20;
         let (src, dst) = (header.src.octets(), header.dst.octets());
@@ -84,7 +84,7 @@ proptest! {
     }
 
     #[test]
-    fn ipv6_is_etherparses(header in ipv6_headers(), mut to: [u8; 40]) {
+    fn ipv6_header_matches_etherparse(header in ipv6_headers(), mut to: [u8; 40]) {
         header.write(&mut to);
         let theirs = etherparse::Ipv6Header {
             traffic_class: header.traffic_class,
@@ -103,7 +103,7 @@ proptest! {
     }
 
     #[test]
-    fn tcp_is_etherparses(header in tcp_headers(), words in 0..=10usize, mut to: [u8; 20]) {
+    fn tcp_header_matches_etherparse(header in tcp_headers(), words in 0..=10usize, mut to: [u8; 20]) {
         header.write(&mut to, words * 4);
         let mut theirs =
             etherparse::TcpHeader::new(header.src_port, header.dst_port, header.seq, header.window);
@@ -127,7 +127,7 @@ proptest! {
     }
 
     #[test]
-    fn tcp_options_of_any_length_leave_a_header(header in tcp_headers(), len: usize, mut to: [u8; 20]) {
+    fn tcp_option_length_is_clamped(header in tcp_headers(), len: usize, mut to: [u8; 20]) {
         header.write(&mut to, len);
         let segment = [&to[..], &[1; 40]].concat();
         let options = TcpSegment::new_checked(&segment).unwrap().options().len();
@@ -135,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn udp_is_etherparses(src_port: u16, dst_port: u16, len in 8u16.., mut to: [u8; 8]) {
+    fn udp_header_matches_etherparse(src_port: u16, dst_port: u16, len in 8u16.., mut to: [u8; 8]) {
         UdpHeader { src_port, dst_port, len }.write(&mut to);
         let theirs = etherparse::UdpHeader {
             source_port: src_port,
@@ -150,7 +150,7 @@ proptest! {
 }
 
 #[test]
-fn flags_are_sets() {
+fn tcp_flags_behave_as_sets() {
     let syn_ack = TcpFlags::SYN | TcpFlags::ACK;
     assert!(syn_ack.intersects(TcpFlags::ACK | TcpFlags::RST) && !syn_ack.intersects(TcpFlags::RST));
     assert!(!syn_ack.intersects(TcpFlags::default()) && syn_ack.contains(TcpFlags::default()));

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn meaning_names_the_break_even() {
+    fn summary_names_the_break_even() {
         for (cycles, pays, example) in [
             (
                 &[(300.0, 200.0), (900.0, 300.0)][..],

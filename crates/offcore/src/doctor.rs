@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn people_read_problem_and_remedy() {
+    fn table_shows_problem_and_remedy() {
         let short = text(&report(), Format::Table, false);
         let expected = "\
 warning         wq0.0 block-on-fault: it is on
@@ -101,7 +101,7 @@ ok 1, warnings 1, problems 1, not known 1, not applicable 1
     }
 
     #[test]
-    fn each_finding_is_an_object_a_line() {
+    fn json_has_one_finding_per_line() {
         let text = text(&report(), Format::Json, false);
         let objects: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_looked_for_where_it_is_said() {
+    fn sysfs_root_flag_is_followed() {
         let tree = fixtures::Tree::healthy();
         let roots = RootArgs { sysfs: Some(tree.roots().sysfs), dev: Some(tree.roots().dev) };
         assert_eq!(roots.devices(None).unwrap()[0].config.name, "dsa0");

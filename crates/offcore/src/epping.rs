@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_examples_of_the_help_are_understood() {
+    fn examples_in_help_are_parsed() {
         for line in examples(EXAMPLES, 3) {
             let Ok(Command::Epping(args)) = command(&line) else { panic!("{line} is no epping") };
             plan(&args).unwrap_or_else(|error| panic!("{line}: {error}"));
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused() {
+    fn contradicting_options_are_refused() {
         planned("-du -m 1448 --dma txq0@core:1").unwrap();
         for (words, says) in [
             ("-d", "need an engine: add --dma"),
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_compared_is_called_right() {
+    fn only_verified_bytes_are_reported_correct() {
         let of = |words: &str| {
             let line = format!("offcore epping --port tap:tap0,addr=10.0.0.2/24 -c 10.0.0.1:7 {words}");
             let Ok(Command::Epping(args)) = command(&line) else { panic!("{line} is no epping") };
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_flags() {
+    fn configuration_lines_become_flags() {
         let path = Path::new("x.conf");
         let text = "# a port\nport tap:tap0,addr=10.0.0.2/24\n\n  dma  txq0@core:1 \n";
         assert_eq!(flags(path, text).unwrap(), ["--port=tap:tap0,addr=10.0.0.2/24", "--dma=txq0@core:1"]);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_stands_for_its_flags() {
+    fn file_flag_expands_to_its_flags() {
         let path = std::env::temp_dir().join(format!("offcore-epping-{}.conf", std::process::id()));
         fs::write(&path, "port tap:tap0,addr=10.0.0.2/24\nconnect 10.0.0.1:9\ndma txq0@core:1\n").unwrap();
         let file = path.display();

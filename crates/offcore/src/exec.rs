@@ -275,7 +275,7 @@ mod tests {
     use crate::cli::lines::{command, examples};
 
     #[test]
-    fn examples_of_the_help_can_be_followed() {
+    fn exec_examples_in_help_are_parsed() {
         for line in examples(EXAMPLES, 4) {
             command(&line).unwrap_or_else(|error| panic!("{line}: {error}"));
         }

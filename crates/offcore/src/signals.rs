@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ignored_signals_are_bits() {
+    fn sigign_mask_is_parsed() {
         assert_eq!(ignored("Name:\tx\nSigBlk:\t00000000000000ff\nSigIgn:\t0000000000001001\n"), 0x1001);
         assert_eq!(ignored("nothing"), 0);
     }

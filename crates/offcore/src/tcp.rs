@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn applications_elsewhere_are_served_in_place_of_one_here() {
+    fn serve_flag_replaces_the_application() {
         let config =
             planned("--serve /run/s --allow-uid 33 --allow-uid 34 --app-memory 64 --app-connections 100")
                 .unwrap();

@@ -169,7 +169,7 @@ fn read_capture(path: &Path) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn switched_capture_has_testpmds_macs() {
+fn mac_mode_rewrites_like_testpmd() {
     let _turn = turn();
     let folder = Folder::new("pcap");
     let (input, output) = (folder.file("in.pcap"), folder.file("out.pcap"));
@@ -205,7 +205,7 @@ fn running(format: &str) -> (Child, BufReader<std::process::ChildStdout>) {
 }
 
 #[test]
-fn signals_stop_it_with_a_last_report() {
+fn signals_end_with_final_report() {
     for (signal, format, expected) in [
         (Signal::INT, "--format=json", "\"stopped_by\":\"signal\""),
         (Signal::TERM, "--format=json", "\"stopped_by\":\"signal\""),
@@ -222,7 +222,7 @@ fn signals_stop_it_with_a_last_report() {
 }
 
 #[test]
-fn it_ends_when_nobody_reads_its_reports() {
+fn closed_stdout_ends_the_switch() {
     let _turn = turn();
     let (child, stdout) = running("--format=json");
     drop(stdout);
@@ -231,7 +231,7 @@ fn it_ends_when_nobody_reads_its_reports() {
 }
 
 #[test]
-fn a_shared_lcore_is_warned_of() {
+fn shared_lcore_is_a_warning() {
     let _turn = turn();
     let folder = Folder::new("shared");
     let port = format!("vhost:{}", folder.file("vm1.sock").display());

@@ -237,7 +237,7 @@ mod tests {
 
     /// Builds a complete image from Debian's archive in an empty cache, then finds it in the cache alone.
     #[test]
-    fn an_image_is_built_once_and_then_found() {
+    fn guest_image_is_cached() {
         let Some(()) = require(&[Need::Guest]) else { return };
         let cache = TempDir::new().unwrap();
         // The kernel from the tests' own cache, if any, saves a download.

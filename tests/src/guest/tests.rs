@@ -64,7 +64,7 @@ fn guest_boots_and_reboots() {
 }
 
 #[test]
-fn a_guest_whose_kernel_panics_is_an_error() {
+fn guest_kernel_panic_is_an_error() {
     let Some(()) = require(&[Need::Guest]) else { return };
     let _cores = exclusive();
     let mut guest = Guest::boot(&GuestConfig::default()).unwrap();
@@ -74,7 +74,7 @@ fn a_guest_whose_kernel_panics_is_an_error() {
 }
 
 #[test]
-fn a_guest_that_qemu_refuses_says_why() {
+fn qemu_refusal_is_explained() {
     let Some(()) = require(&[Need::Guest]) else { return };
     let config = GuestConfig { args: vec!["-no-such-option".into()], ..GuestConfig::default() };
     let error = Guest::boot(&config).unwrap_err().to_string();

@@ -229,7 +229,7 @@ fn frames_arrive_tags_included() {
 
 /// Each packet is delivered to exactly one queue and no packet is lost. With `hash`, both queues receive packets.
 #[test]
-fn several_queues_share_what_is_received() {
+fn fanout_spreads_packets_over_queues() {
     const PACKETS: u64 = 20_000;
     let Some(()) = require(&[NEEDS, &[Need::Cores(2)]].concat()) else { return };
     let _cores = exclusive();
@@ -256,7 +256,7 @@ fn several_queues_share_what_is_received() {
 }
 
 #[test]
-fn down_link_and_new_interface_come_back() {
+fn traffic_resumes_after_link_loss() {
     let Some(()) = require(NEEDS) else { return };
     let hosts = Hosts::new();
     let mut offcore = hosts.switch(["af_packet:one", "af_packet:two,queues=1"]);

@@ -137,7 +137,7 @@ fn stacks_talk(net: &Net, options: &str, more: &[&str], expected: &str) -> Repor
 }
 
 #[test]
-fn stacks_talk_in_every_mode_that_veth_has() {
+fn stacks_communicate_in_every_xdp_mode() {
     let Some(()) = needed() else { return };
     let core = one_core();
     for (mode, expected) in [

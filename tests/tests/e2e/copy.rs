@@ -178,7 +178,7 @@ fn through(frames: &[Vec<u8>], how: &str) -> (Vec<Vec<u8>>, Report) {
 }
 
 #[test]
-fn a_capture_comes_through_byte_by_byte() {
+fn capture_is_copied_unchanged() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let frames = frames();
@@ -243,7 +243,7 @@ fn unusable_copier_is_a_usage_error() {
 }
 
 #[test]
-fn a_table_counts_what_dpdk_dma_counts() {
+fn table_has_dpdk_dma_counters() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let how = "copy --port gen:size=64,count=10000 --dma rxq0@core:1 --lcores 0 --until-idle";

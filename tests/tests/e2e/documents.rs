@@ -301,7 +301,7 @@ fn commands_run_as_printed() {
 }
 
 #[test]
-fn documents_say_how_to_install() {
+fn documents_link_to_install_section() {
     for (name, sections) in documents() {
         let commands =
             sections.iter().flat_map(|section| &section.commands).any(|line| line.starts_with("offcore "));

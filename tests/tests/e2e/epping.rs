@@ -68,7 +68,7 @@ fn stream(netns: &Netns, more: &[&str], echoes: bool) -> serde_json::Value {
 }
 
 #[test]
-fn chunks_arrive_whoever_copies() {
+fn chunks_arrive_with_each_copier() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let netns = Netns::new().unwrap();
@@ -85,7 +85,7 @@ fn chunks_arrive_whoever_copies() {
 }
 
 #[test]
-fn what_comes_back_is_compared() {
+fn echoed_bytes_are_compared() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let netns = Netns::new().unwrap();
@@ -96,7 +96,7 @@ fn what_comes_back_is_compared() {
 
 /// A peer that reads without sending data back is not an echo server.
 #[test]
-fn what_does_not_come_back_is_a_failure() {
+fn missing_echo_is_a_failure() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let netns = Netns::new().unwrap();

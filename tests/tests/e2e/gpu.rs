@@ -278,7 +278,7 @@ fn short_capture_is_measured_whole() {
 
 /// The text has the exact time, not whole seconds.
 #[test]
-fn what_was_measured_is_told_in_words() {
+fn measurement_text_has_exact_time() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let args = "gpu --port gen:size=64,rate=100000 -z 1000 -v 20000 --lcores 0 --stats-interval 0";

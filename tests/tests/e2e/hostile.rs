@@ -171,7 +171,7 @@ fn assert_served(front_end: &Report, switch: &Report, port: usize) {
 }
 
 #[test]
-fn bad_front_ends_harm_nobody_else() {
+fn bad_front_ends_leave_neighbours_unharmed() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();
@@ -249,7 +249,7 @@ fn socket_in_use_is_not_taken() {
 }
 
 #[test]
-fn a_file_in_the_sockets_place_is_kept() {
+fn regular_file_at_socket_path_is_kept() {
     let dir = TempDir::new().unwrap();
     let path = dir.file("s");
     std::fs::write(&path, "precious").unwrap();

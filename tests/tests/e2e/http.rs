@@ -137,7 +137,7 @@ fn many_requests_on_one_connection() {
 }
 
 #[test]
-fn bad_requests_and_slow_ones() {
+fn bad_and_slow_requests_get_errors() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let (netns, site) = (Netns::new().unwrap(), Site::new("bad"));

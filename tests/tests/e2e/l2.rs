@@ -186,7 +186,7 @@ fn three_stacks_reach_each_other() {
 }
 
 #[test]
-fn two_workers_share_what_they_know() {
+fn two_workers_share_the_forwarding_table() {
     let Some(()) = needed().and(require(&[Need::Cores(2)])) else { return };
     let _alone = exclusive();
     let home = Netns::new().unwrap();
@@ -239,7 +239,7 @@ fn a_station_that_moves_is_followed() {
 /// Two switches, connected by a trunk between a vhost port and a virtio-user port. Each has one host in VLAN 10 and one
 /// in VLAN 20.
 #[test]
-fn vlans_are_apart_and_a_trunk_has_both() {
+fn vlans_are_isolated_and_trunked() {
     let Some(()) = needed() else { return };
     let _core = one_core();
     let dir = TempDir::new().unwrap();

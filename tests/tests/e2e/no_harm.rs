@@ -105,7 +105,7 @@ fn captures_are_not_replaced() {
 }
 
 #[test]
-fn what_cannot_be_read_or_written_is_a_failure() {
+fn capture_io_errors_are_failures() {
     let Some(()) = require(&[Need::Root]) else { return };
     let dir = TempDir::new().unwrap();
     let file = |name: &str| dir.file(name).display().to_string();
@@ -131,7 +131,7 @@ fn what_cannot_be_read_or_written_is_a_failure() {
 }
 
 #[test]
-fn overwriting_replaces_one_name_only() {
+fn overwrite_keeps_other_hard_links() {
     let Some(()) = require(&[Need::Root]) else { return };
     let dir = TempDir::new().unwrap();
     let file = |name: &str| dir.file(name).display().to_string();
@@ -168,7 +168,7 @@ fn overwriting_replaces_one_name_only() {
 }
 
 #[test]
-fn a_stopped_reader_does_not_keep_a_switch() {
+fn unread_stdout_does_not_delay_exit() {
     let Some(()) = require(&[]) else { return };
     let dir = TempDir::new().unwrap();
     let socket = dir.file("s");
@@ -186,7 +186,7 @@ fn a_stopped_reader_does_not_keep_a_switch() {
 }
 
 #[test]
-fn a_pipe_without_another_end_does_not_keep_a_switch() {
+fn unconnected_pipe_does_not_delay_exit() {
     let Some(()) = require(&[]) else { return };
     let dir = TempDir::new().unwrap();
     let pipe = dir.file("pipe");
@@ -206,7 +206,7 @@ fn a_pipe_without_another_end_does_not_keep_a_switch() {
 }
 
 #[test]
-fn impatient_signals_do_not_skip_cleaning_up() {
+fn repeated_signals_keep_cleanup() {
     let Some(()) = require(&[]) else { return };
     let dir = TempDir::new().unwrap();
     let socket = dir.file("s");
@@ -240,7 +240,7 @@ fn impatient_signals_do_not_skip_cleaning_up() {
 }
 
 #[test]
-fn interfaces_in_use_are_not_taken_away() {
+fn interfaces_in_use_are_refused() {
     let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
     let [here, there] = [(); 2].map(|()| Netns::new().unwrap());
     for name in ["used", "bare"] {
@@ -303,7 +303,7 @@ fn interfaces_in_use_are_not_taken_away() {
 
 /// A new interface with the name of a deleted one.
 #[test]
-fn remade_interfaces_in_use_are_not_taken_away() {
+fn recreated_interfaces_in_use_are_refused() {
     let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
     let [here, there] = [(); 2].map(|()| Netns::new().unwrap());
     here.veth("p0", &there, "p0").unwrap();
@@ -323,7 +323,7 @@ fn remade_interfaces_in_use_are_not_taken_away() {
 }
 
 #[test]
-fn sockets_that_one_may_not_use_are_not_waited_for() {
+fn inaccessible_socket_is_an_error() {
     let Some(()) = require(&[Need::Root]) else { return };
     let dir = TempDir::new().unwrap();
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();

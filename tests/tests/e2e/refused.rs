@@ -89,7 +89,7 @@ fn files_that_are_no_captures_of_ethernet() {
 }
 
 #[test]
-fn more_memory_than_there_is() {
+fn excessive_pool_memory_is_refused() {
     let Some(()) = require(&[]) else { return };
     let output = Command::new(binary().unwrap())
         .args(["switch", "--port", "gen:", "--mbufs", "16777216", "--mbuf-size", "32768", "--duration", "1"])
@@ -116,7 +116,7 @@ fn sockets_that_cannot_be_made() {
 }
 
 #[test]
-fn interfaces_that_are_not_for_us() {
+fn unusable_interfaces_are_refused() {
     let Some(()) = require(&[Need::Root, Need::Tun, Need::Ip]) else { return };
     let netns = Netns::new().unwrap();
     let args =
@@ -141,7 +141,7 @@ fn interfaces_that_are_not_for_us() {
 }
 
 #[test]
-fn what_a_user_without_rights_may_not() {
+fn missing_privileges_are_named() {
     let Some(()) = require(&[Need::Root, Need::Tun]) else { return };
     // A directory that others may read but only root may write.
     let dir = TempDir::new().unwrap();
@@ -172,7 +172,7 @@ fn what_a_user_without_rights_may_not() {
 
 /// Without privileges, as the user who owns the interface.
 #[test]
-fn a_tap_interface_of_ones_own_needs_to_be_up() {
+fn owned_tap_interface_must_be_up() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun]) else { return };
     let netns = Netns::new().unwrap();
     netns.ip(&["tuntap", "add", "dev", "tap9", "mode", "tap", "user", "0"]).unwrap();

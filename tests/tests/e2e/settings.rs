@@ -54,7 +54,7 @@ fn set(name: &str, value: &str) -> anyhow::Result<()> {
 }
 
 #[test]
-fn every_pair_of_settings_is_there() {
+fn settings_cover_every_pair() {
     let values = |at: usize| ROWS.map(|row| row[at]);
     for one in 0..NAMES.len() {
         for other in one + 1..NAMES.len() {
@@ -67,7 +67,7 @@ fn every_pair_of_settings_is_there() {
 }
 
 #[test]
-fn the_kernel_by_any_settings() {
+fn kernel_peer_with_any_settings() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let netns = Netns::new().unwrap();

@@ -167,7 +167,7 @@ fn round(soak: &Soak, relay: &mut Offcore, guests: &mut Offcore, seed: u64) {
 }
 
 #[test]
-fn honest_guests_lose_nothing_beside_a_hostile_one() {
+fn neighbours_of_hostile_guest_lose_nothing() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();

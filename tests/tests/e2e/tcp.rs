@@ -186,7 +186,7 @@ fn copies_by_an_engine() {
 }
 
 #[test]
-fn what_the_kernel_does_not_offer() {
+fn kernel_peer_without_tcp_options() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let netns = Netns::new().unwrap();
@@ -211,7 +211,7 @@ fn what_the_kernel_does_not_offer() {
 }
 
 #[test]
-fn a_source_never_ends() {
+fn source_sends_until_closed() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let netns = Netns::new().unwrap();
@@ -231,7 +231,7 @@ fn a_source_never_ends() {
 }
 
 #[test]
-fn nobody_listens() {
+fn closed_port_refuses_connections() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let netns = Netns::new().unwrap();

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::tcp::{NEEDS, OURS, TAP, connect, content, host_at, stop};
 
 #[test]
-fn connections_and_retransmissions_are_told() {
+fn report_lists_connections_and_retransmissions() {
     const LEN: usize = 1_000_000;
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();

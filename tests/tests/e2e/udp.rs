@@ -105,7 +105,7 @@ fn long_pings_are_answered() {
 }
 
 #[test]
-fn nobody_takes_datagrams() {
+fn closed_udp_port_is_unreachable() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let netns = Netns::new().unwrap();

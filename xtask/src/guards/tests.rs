@@ -15,7 +15,7 @@ fn threats() -> String {
 }
 
 #[test]
-fn code_is_there_once() {
+fn guard_code_occurs_once() {
     for guard in LIST {
         let text = fs::read_to_string(root().join(guard.file)).unwrap();
         assert_eq!(text.matches(guard.code).count(), 1, "{}: `{}` in {}", guard.name, guard.code, guard.file);
@@ -24,7 +24,7 @@ fn code_is_there_once() {
 }
 
 #[test]
-fn document_has_every_guard_and_no_other() {
+fn threats_document_lists_every_guard() {
     let text = threats();
     let rows = text.lines().filter(|line| line.starts_with('|'));
     let quoted: HashSet<&str> = rows.flat_map(|row| row.split('"').skip(1).step_by(2)).collect();
@@ -54,7 +54,7 @@ fn functions(dir: &Path, found: &mut HashSet<String>) {
 }
 
 #[test]
-fn documents_tests_are_there() {
+fn threats_document_names_existing_tests() {
     let mut there = HashSet::new();
     ["crates", "tests"].iter().for_each(|dir| functions(&root().join(dir), &mut there));
     let text = threats();

@@ -121,7 +121,7 @@ ptxas info    : Used 13 registers, used 1 barriers
     }
 
     #[test]
-    fn complaints_are_told_from_information() {
+    fn ptxas_errors_are_extracted() {
         let said = "ptxas a:b.ptx, line 74; error   : Not a name of any known instruction: 'bru'\n\
             ptxas fatal   : Ptx assembly aborted due to errors\n";
         assert_eq!(kernels(said), []);
@@ -133,7 +133,7 @@ ptxas info    : Used 13 registers, used 1 barriers
     }
 
     #[test]
-    fn rows_stand_under_their_heading() {
+    fn columns_align_with_heading() {
         let row = format!("{:<6} {}", "sm_80", kernels(SAID)[1]);
         for (value, title) in [("255", "registers"), ("8196", "shared"), ("16", "stack"), ("20", "spilled")] {
             let end = |text: &str, part: &str| text.find(&format!(" {part}")).unwrap() + part.len();

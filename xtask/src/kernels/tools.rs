@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn pips_error_and_its_reason_are_found() {
+    fn pip_error_and_reason_are_extracted() {
         let said = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<pip._vendor object \
                     at 0x7f>: Failed to establish a new connection: [Errno 111] Connection refused')': /simple/x/\n\
                     ERROR: Could not find a version\nERROR: No\n";
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_environment_has_no_tools() {
+    fn missing_venv_is_an_error() {
         assert!(installed(Path::new("/there/is/no/venv")).is_err());
     }
 }

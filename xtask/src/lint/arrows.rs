@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn arrows_go_downwards() {
+    fn crates_depend_only_downwards() {
         assert!(findings("offcore-vhost", &[("offcore-dma", None), ("offcore-stats", None)]).is_empty());
         assert!(findings("offcore-dma", &[("offcore-dma", Some("dev"))]).is_empty());
         assert!(findings("offcore-ring", &[("offcore-vhost", Some("dev"))])[0].contains("not below"));

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn circles_of_neighbours_are_found() {
+    fn import_cycles_between_modules_are_found() {
         let one_way =
             [("lib.rs", "mod a; mod b; pub use a::A;"), ("a.rs", "pub struct A;"), ("b.rs", "use crate::A;")];
         assert_eq!(circles(&one_way), [""; 0]);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_and_children_are_one_piece() {
+    fn parent_child_imports_are_no_cycle() {
         assert_eq!(
             circles(&[("a.rs", "mod b; use b::B;"), ("a/b.rs", "use super::A; use crate::a::C;")]),
             [""; 0]

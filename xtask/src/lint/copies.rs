@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_data_path_is_looked_at() {
+    fn only_data_path_files_are_checked() {
         for (path, looked_at) in [
             ("crates/offcore-vhost/src/enqueue.rs", true),
             ("crates/offcore-vhost/src/message/tests.rs", false),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_exceptions_is_kept_true() {
+    fn stale_exceptions_are_reported() {
         let source = || Source::new("crates/offcore-port/src/x.rs".into(), "a.copy_from_slice(b);\n");
         assert_eq!(check_against("# why\ncrates/offcore-port/src/x.rs: it is a codec\n", &[source()]), []);
         for list in

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn loose_ends_are_found_outside_strings() {
+    fn unfinished_markers_are_found_outside_strings() {
         let text = format!(
             "// {}: later\nlet s = \"{}\";\n{}()\n",
             LOOSE_ENDS[2].0, LOOSE_ENDS[0].0, LOOSE_ENDS[1].0

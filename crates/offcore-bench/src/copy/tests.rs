@@ -28,7 +28,7 @@ fn measured(options: &Options) -> Vec<Row> {
 /// Takes seconds if other work keeps the cores busy, because each of about a hundred windows is handed from core to
 /// core.
 #[test]
-fn packets_copied_rows_complete() {
+fn copied_packet_rows_are_complete() {
     for temperature in Temperature::ALL {
         let mut options = options(temperature);
         if temperature != Temperature::Hot {
@@ -62,7 +62,7 @@ fn packets_copied_rows_complete() {
 }
 
 #[test]
-fn published_figures_are_those_of_the_guide() {
+fn published_figures_match_guide() {
     assert_eq!(published(1024, Mode::Cpu), Some(44.0));
     assert_eq!(published(1024, Mode::Offload), Some(200.0));
     assert_eq!((published(1024, Mode::Auto), published(1518, Mode::Cpu)), (None, None));

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_model_is_as_near_to_them_as_it_says() {
+    fn model_error_is_within_stated_bounds() {
         for (burst, row) in BURSTS.into_iter().zip(WORKLOADS) {
             for (launch, (_, published)) in Launch::ALL.into_iter().zip(row) {
                 let error = model(Workload::Device(launch), FRAME, burst, 0.0).unwrap() / published - 1.0;

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_those_that_run() {
+    fn thread_count_matches_launch() {
         let of = |asked| Launch::ALL.map(|launch| threads_of(launch, asked, false));
         assert_eq!(of(1), [32, 32, 32]);
         assert_eq!(of(1024), [256, 1024, 1024]);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn warmth_words_fit() {
+    fn temperature_names_match_buffer_reuse() {
         let of = |shared, buffers| temperature(shared, buffers);
         assert_eq!(
             [of(true, 8), of(true, 4096), of(false, 32), of(false, 33)],

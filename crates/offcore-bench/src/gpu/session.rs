@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_have_lcores_of_their_own() {
+    fn pipeline_ends_get_separate_lcores() {
         let place = |generator, verifier| Place { generator, verifier };
         assert_eq!(places(&[0, 1], 1, 1).unwrap(), [place(1, None)]);
         assert_eq!(places(&[0, 1, 2], 1, 1).unwrap(), [place(1, Some(2))]);

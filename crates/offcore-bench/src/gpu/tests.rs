@@ -210,7 +210,7 @@ fn short_time_means_fewer_windows() {
 }
 
 #[test]
-fn each_end_can_have_an_lcore_of_its_own() {
+fn generator_and_verifier_use_separate_lcores() {
     if !kernel::BUILT {
         return;
     }
@@ -230,7 +230,7 @@ fn each_end_can_have_an_lcore_of_its_own() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn invalid_options_are_refused_by_name() {
     if !kernel::BUILT {
         return;
     }

@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_are_decided_once_for_everything() {
+    fn unavailable_hugepages_fall_back_or_fail() {
         let none = |wanted| pages_for(wanted, 1 << 30);
         assert_eq!(none(Hugepages::Auto).unwrap(), Hugepages::None);
         assert_eq!(none(Hugepages::None).unwrap(), Hugepages::None);

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mix_and_table_8_are_what_they_say() {
+    fn imix_mean_and_table_8_are_correct() {
         let mean = IMIX.iter().sum::<usize>() as f64 / IMIX.len() as f64;
         assert_eq!(mean.round(), IMIX_MEAN as f64);
         assert_eq!(

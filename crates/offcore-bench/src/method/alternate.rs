@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn two_turns_a_block_first_window_untimed() {
+    fn first_window_of_each_turn_is_untimed() {
         let other = OtherCore::start(None).unwrap();
         let mut cell = Alternating::new();
         for ticks in [10, 20] {
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unsteady_clock_is_told() {
+    fn unsteady_clock_is_reported() {
         let mut steadiness = Steadiness { core_cycles_per_tick: 1.5, ..Steadiness::default() };
         let counted = [true, false, false, false, true].map(|steady| steadiness.counts(steady, 2));
         assert_eq!(counted, [true, false, false, true, true], "the third that is unsteady has to do");
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_judged_by_the_better_mode() {
+    fn auto_is_compared_with_better_mode() {
         // The time that `auto` spends on trials at the starts of turns counts.
         let auto = blocks(19.0, 7.0, 10.0);
         let against = Against::new(&auto, Some(&blocks(20.0, 1.0, 20.0)), Some(&blocks(9.0, 1.0, 9.0)));

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_stay_what_they_are() {
+    fn flush_keeps_content() {
         let bytes: Vec<u8> = (0..=255).collect();
         for range in [0..256, 1..2, 63..65, 7..7] {
             flush(&bytes[range]);

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_beside_ends_when_it_is_told_to() {
+    fn background_job_stops_on_request() {
         let other = OtherCore::start(None).unwrap();
         let rounds = Arc::new(AtomicU32::new(0));
         let theirs = Arc::clone(&rounds);

@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn targets_are_met_as_their_kind_says() {
+    fn targets_are_judged_by_kind() {
         let figure = Target::Figure(10.0);
         assert!(figure.is_met(11.4) && figure.is_met(8.6) && !figure.is_met(11.6));
         let range = Target::Range(2.0, 4.0);

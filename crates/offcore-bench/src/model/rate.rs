@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_copies_fill_the_front() {
+    fn short_copies_are_bound_by_descriptors() {
         let short = DeviceRate::of(64, (1, 2, 4), BATCH).unwrap();
         let long = DeviceRate::of(1518, (1, 2, 4), BATCH).unwrap();
         assert_eq!((short.bound, long.bound), (Bound::Descriptors, Bound::DeviceBandwidth));

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_dpdk_is_none() {
+    fn process_without_dpdk_is_refused() {
         // The process ID of this test process, which has no DPDK without the feature.
         if cfg!(not(feature = "dpdk")) {
             let error = AboutPeer::process(std::process::id()).unwrap_err().to_string();

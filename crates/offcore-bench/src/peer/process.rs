@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_what_is_printed_after_a_mark() {
+    fn wait_sees_output_after_mark() {
         let mut sh = sh("while read -r line; do echo \"got $line\"; done");
         sh.write_line("one").unwrap();
         sh.wait_for(0, TIMEOUT, "one", |text| text.contains("got one\n").then_some(())).unwrap();
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_ends_a_wait_with_the_output() {
+    fn silent_program_ends_the_wait() {
         let mut sh = sh("echo out; echo err >&2; sleep 60");
         sh.wait_for(0, TIMEOUT, "out", |text| text.contains("out").then_some(())).unwrap();
         let error =
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_chatter_is_not_progress() {
+    fn endless_output_ends_the_wait() {
         let mut sh = sh("while :; do echo again; sleep 0.02; done");
         let start = Instant::now();
         // Long enough for the next line to arrive in time on a busy machine.
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_kills() {
+    fn dropped_process_is_killed() {
         let sh = sh("exec sleep 60");
         let proc = format!("/proc/{}", sh.id());
         assert!(std::path::Path::new(&proc).exists());

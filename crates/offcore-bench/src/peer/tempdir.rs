@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_private_and_goes_away() {
+    fn tempdir_is_private_and_removed() {
         use std::os::unix::fs::PermissionsExt;
         let dir = TempDir::new().unwrap();
         let path = dir.path().to_owned();

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guides_offloaded_cells_are_predicted() {
+    fn offloaded_cells_are_predicted() {
         for row in GUIDES[0].rows().unwrap().iter().filter(|row| row.mode == "offload") {
             assert!(row.error.unwrap().abs() < 0.05 && row.bound == Some("core"), "{row:?}");
         }

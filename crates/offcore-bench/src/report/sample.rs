@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_see_what_medians_do_not() {
+    fn sum_ratio_includes_outliers() {
         let steady = [10.0; 100];
         let mut dear_now_and_then = steady;
         for block in dear_now_and_then.iter_mut().step_by(10) {

@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_say_who_answers_faster_and_at_what_cost() {
+    fn http_rows_compare_rate_and_cost() {
         let ours = Window {
             requests: 29_000,
             seconds: 2.0,

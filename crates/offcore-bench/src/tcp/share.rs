@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_of_all_that_the_host_did() {
+    fn copy_share_covers_host_time() {
         let mut clock = StageClock::private();
         let mut share = CopyShare::begin(&clock);
         assert_eq!(share.median(), None);

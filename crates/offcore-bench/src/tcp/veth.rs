@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_cores_pay_and_both_sides_are_noisy() {
+    fn cost_includes_both_cores() {
         let ticks = tsc::hz() / 1000;
         let window = Window { bytes: 1 << 20, ticks, busy: 0.5, far_busy: 0.95 };
         // One millisecond for 1024 × 1024 bytes.

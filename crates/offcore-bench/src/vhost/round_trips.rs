@@ -460,7 +460,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gap_is_a_loss_and_the_past_is_an_error() {
+    fn sequence_gap_is_loss_repeat_is_error() {
         let dir = crate::peer::tempdir::TempDir::new().unwrap();
         let (_back_end, mut load) = crate::vhost::end_to_end::tests::pair(&dir, offcore_flow::Forward::Mac);
         (load.expected, load.next) = (3, 10);

@@ -66,7 +66,7 @@ pub(super) fn each_token_comes_back_once(open: Open<'_>, pump: Pump<'_>) {
     canvas.check("tokens");
 }
 
-pub(super) fn order_is_kept_or_declared_open(open: Open<'_>, pump: Pump<'_>) {
+pub(super) fn order_is_kept_unless_out_of_order(open: Open<'_>, pump: Pump<'_>) {
     let mut rig = Rig::new(open(256), pump);
     let (source, mut canvas) = (source(4096), Canvas::new(1 << 20));
     let mut random = SplitMix::new(6);
@@ -81,7 +81,7 @@ pub(super) fn order_is_kept_or_declared_open(open: Open<'_>, pump: Pump<'_>) {
     canvas.check("order");
 }
 
-pub(super) fn polls_add_what_fits(open: Open<'_>, pump: Pump<'_>) {
+pub(super) fn poll_appends_what_fits(open: Open<'_>, pump: Pump<'_>) {
     let mut rig = Rig::new(open(512), pump);
     let (source, mut canvas) = (source(8), Canvas::new(512 * 256));
     let ops: Vec<CopyOp> = (0..512).map(|token| canvas.copy(0, &source, token)).collect();
@@ -135,7 +135,7 @@ pub(super) fn channels_do_not_mix(open: Open<'_>, pump: Pump<'_>) {
     }
 }
 
-pub(super) fn ring_sizes_are_as_asked(open: Open<'_>, pump: Pump<'_>) {
+pub(super) fn ring_sizes_match_request(open: Open<'_>, pump: Pump<'_>) {
     let (source, mut canvas) = (source(64), Canvas::new(1 << 18));
     for size in [2, 8, 128, 1024] {
         let mut rig = Rig::new(open(size), pump);

@@ -159,7 +159,7 @@ fn core_copies_wait_for_older_ones() {
 }
 
 #[test]
-fn room_is_that_of_the_channel() {
+fn full_channel_falls_back_to_core() {
     let mut bed = Bed::new(Mode::Offload, 1, 8);
     bed.submit(&[Kind::Plain(2); 8]);
     assert_eq!((bed.sent, bed.mover.stats().core_copies), (5, 0));
@@ -172,7 +172,7 @@ fn room_is_that_of_the_channel() {
 }
 
 #[test]
-fn what_is_not_worth_it_goes_to_the_core() {
+fn short_copies_are_left_to_core() {
     let mut bed = Bed::new(Mode::Offload, 1, 64);
     bed.submit(&[Kind::ByCore, Kind::ByCore, Kind::Plain(1), Kind::ByCore]);
     assert_eq!((bed.reap(), bed.mover.stats().core_copies), (2, 3));
@@ -181,7 +181,7 @@ fn what_is_not_worth_it_goes_to_the_core() {
 }
 
 #[test]
-fn room_counts_what_the_core_may_come_to_copy() {
+fn room_includes_core_copies() {
     let mut bed = Bed::new(Mode::Offload, 1, 1024);
     let mut plan = bed.queue.plan(&mut bed.mover);
     let Begun::Queued(mut batch) = bed.queue.begin(&mut bed.mover, &mut plan) else {
@@ -237,7 +237,7 @@ fn stalled_copy_holds_up_its_key_only() {
 
 proptest! {
     #[test]
-    fn packets_of_a_key_come_out_complete_and_in_order(
+    fn keys_keep_packet_order(
         rounds in prop::collection::vec((0..32usize, 0..8usize, 0..20usize), 1..100), keys in 1..20usize,
     ) {
         let mut bed = Bed::new(Mode::Offload, 3, 16);
@@ -272,7 +272,7 @@ proptest! {
     }
 
     #[test]
-    fn packets_come_out_complete_and_in_order(
+    fn copy_queue_keeps_packet_order(
         rounds in prop::collection::vec((prop::collection::vec(0..7usize, 0..32), 0..4usize), 1..100),
     ) {
         let mut bed = Bed::new(Mode::Offload, 2, 16);

@@ -38,7 +38,7 @@ fn step_is_bounded_and_fair() {
 }
 
 #[test]
-fn keeps_to_caches_where_told() {
+fn streaming_stores_can_be_disabled() {
     for told in [false, true] {
         let (device, mut stepper) = CoreDevice::stepped();
         if told {
@@ -53,7 +53,7 @@ fn keeps_to_caches_where_told() {
 }
 
 #[test]
-fn channels_run_out_and_come_back() {
+fn closed_channels_are_reusable() {
     let (device, mut stepper) = CoreDevice::stepped();
     let channels: Vec<_> = (0..MAX_CHANNELS).map(|_| device.open_channel(2).unwrap()).collect();
     let refused = device.open_channel(2);
@@ -135,7 +135,7 @@ fn taken_slots_are_not_reused_early() {
 }
 
 #[test]
-fn channels_come_and_go_under_copies() {
+fn channels_open_and_close_during_copies() {
     let device = CoreDevice::start(lcore::available().unwrap()[0]).unwrap();
     let (source, mut destination) = (vec![7u8; 4096], vec![0u8; 4096]);
     let mut steady = device.open_channel(64).unwrap();

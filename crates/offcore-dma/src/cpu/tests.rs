@@ -141,7 +141,7 @@ fn copy_is_visible_before_publish() {
 }
 
 #[test]
-fn mixed_bursts_land_right() {
+fn mixed_length_bursts_are_copied() {
     let mut copier = Copier::default();
     for round in 0..200usize {
         let lens: Vec<usize> = (0..1 + round % 64).map(|i| (i * 97 + round * 31) % 1600).collect();

@@ -69,7 +69,7 @@ impl Rig {
 }
 
 #[test]
-fn without_faults_it_is_the_channel_inside() {
+fn no_faults_pass_copies_through() {
     let mut rig = Rig::new(Faults::default());
     rig.copy_all();
     assert_eq!(rig.poll(1), (0..RING as u32).collect::<Vec<_>>());
@@ -77,7 +77,7 @@ fn without_faults_it_is_the_channel_inside() {
 }
 
 #[test]
-fn errors_do_nothing() {
+fn injected_errors_copy_nothing() {
     let mut rig = Rig::new(Faults { error: 1000, ..Faults::default() });
     rig.copy_all();
     let mut seen = 0;
@@ -92,7 +92,7 @@ fn errors_do_nothing() {
 }
 
 #[test]
-fn partial_failures_did_what_they_say() {
+fn partial_failures_copy_reported_bytes() {
     let mut rig = Rig::new(Faults { partial: 1000, ..Faults::default() });
     rig.copy_all();
     let mut seen = 0;
@@ -112,7 +112,7 @@ fn partial_failures_did_what_they_say() {
 }
 
 #[test]
-fn delayed_and_reordered_ones_all_come() {
+fn delayed_and_reordered_copies_all_complete() {
     let faults = Faults { delay: 500, delay_polls: 5, reorder: 500, ..Faults::default() };
     let mut rig = Rig::new(faults);
     rig.copy_all();
@@ -126,7 +126,7 @@ fn delayed_and_reordered_ones_all_come() {
 }
 
 #[test]
-fn never_lasts_until_a_reset() {
+fn stuck_copies_end_at_reset() {
     let mut rig = Rig::new(Faults { never: 1000, reset_calls: 3, ..Faults::default() });
     rig.copy_all();
     assert!(rig.poll(1000).is_empty());
@@ -137,7 +137,7 @@ fn never_lasts_until_a_reset() {
 }
 
 #[test]
-fn late_ones_land_and_are_reported() {
+fn late_copies_land_and_are_reported() {
     let mut rig = Rig::new(Faults { late: 1000, late_polls: 10, ..Faults::default() });
     rig.copy_all();
     assert!(rig.poll(9).is_empty() && rig.untouched(0..RING * LEN));
@@ -163,7 +163,7 @@ fn late_copies_land_after_give_up() {
 }
 
 #[test]
-fn a_finished_reset_stops_late_ones() {
+fn finished_reset_stops_late_copies() {
     let mut rig = Rig::new(Faults { late: 500, late_polls: 10, reset_calls: 2, ..Faults::default() });
     rig.copy_all();
     let completed = rig.poll(1);

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_tried_is_different_and_ends() {
+    fn trials_differ_and_terminate() {
         let mut queues = [Choice { busy: true, seen: 0b101, ..Choice::new() }; 2];
         let mut choices: Vec<&mut Choice> = queues.iter_mut().collect();
         assert_eq!(moves(&choices), [false, true, true]);

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_in_a_row_take_it_out() {
+    fn consecutive_failures_disable_channel() {
         let mut health = Health::new();
         assert!((0..FAILURES - 1).all(|_| !health.failed(1, 0, BACK_OFF)));
         assert!(health.is_in());
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_now_and_then_does_not() {
+    fn occasional_failure_keeps_channel_enabled() {
         let mut health = Health::new();
         for _ in 0..10_000 {
             assert!(!health.failed(1, 0, BACK_OFF));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_is_one_burst_and_brings_it_back() {
+    fn one_probe_burst_reenables_channel() {
         let mut health = Health::new();
         out(&mut health, 1000);
         assert!(!health.admits(|| 1099) && health.admits(|| 1100));

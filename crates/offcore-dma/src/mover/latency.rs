@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_in_time_is_always_used() {
+    fn fast_engine_is_always_used() {
         let mut story = Story::new();
         assert_eq!(story.bursts(100_000, |burst| burst % MOST), 100_000);
         let (longest, late, declined) = story.latency.report();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_engine_is_tried_ever_less() {
+    fn slow_engine_is_probed_less_often() {
         let mut story = Story::new();
         const BURSTS: u64 = 2_000_000;
         let used = story.bursts(BURSTS, |_| MOST + 1);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_becomes_fast_is_found() {
+    fn recovered_engine_is_detected() {
         let mut story = Story::new();
         story.bursts(50_000, |_| 10 * MOST);
         let used = story.bursts(400_000, |_| MOST / 2);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_in_use_makes_few_bursts_late() {
+    fn overloaded_engine_delays_few_bursts() {
         let mut story = Story::new();
         const BURSTS: u64 = 4_000_000;
         // The engine is in time for single bursts, and late from the fifth consecutive burst on, so every trial

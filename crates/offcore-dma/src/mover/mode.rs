@@ -68,19 +68,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_mode_reads_what_it_prints() {
+    fn modes_round_trip() {
         for mode in [Mode::Cpu, Mode::Offload, Mode::Auto] {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }
     }
 
     #[test]
-    fn the_words_of_dpdk_are_understood() {
+    fn dpdk_mode_names_are_accepted() {
         assert_eq!(("sw".parse(), "hw".parse()), (Ok(Mode::Cpu), Ok(Mode::Offload)));
     }
 
     #[test]
-    fn an_unknown_mode_is_told_all_three() {
+    fn unknown_mode_error_lists_modes() {
         let error = "automatic".parse::<Mode>().unwrap_err();
         for word in ["automatic", "cpu", "offload", "auto"] {
             assert!(error.contains(word), "{error}");

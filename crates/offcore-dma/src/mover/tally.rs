@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_forgotten() {
+    fn old_sizes_are_forgotten() {
         let mut tally = Tally::default();
         tally.look(&burst(&[(1518, 32)]));
         let seen: Vec<u16> = (0..7).map(|_| tally.look(&burst(&[(64, 32)]))).collect();

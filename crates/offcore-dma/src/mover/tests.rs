@@ -133,7 +133,7 @@ fn drain(mover: &mut Mover, lane: &mut Lane, stepper: &mut Stepper) {
 }
 
 #[test]
-fn failing_channel_is_probed_ever_less() {
+fn failing_channel_is_probed_less_often() {
     let (mut mover, channel, mut stepper, _) = faulty(Faults { error: 1000, ..Faults::default() });
     mover.set_back_off(tsc::hz() / 10_000, tsc::hz() / 1000);
     let mut lane = Lane::new(&mut mover, Mode::Offload, &[channel]);
@@ -152,7 +152,7 @@ fn failing_channel_is_probed_ever_less() {
 }
 
 #[test]
-fn a_channel_that_works_again_comes_back() {
+fn recovered_channel_returns_to_service() {
     let (mut mover, channel, mut stepper, counts) =
         faulty(Faults { error: 300, seed: 5, ..Faults::default() });
     mover.set_back_off(1, 1);
@@ -171,7 +171,7 @@ fn a_channel_that_works_again_comes_back() {
 }
 
 #[test]
-fn an_error_now_and_then_takes_nothing_out() {
+fn occasional_errors_keep_channel_in_service() {
     let (mut mover, channel, mut stepper, counts) = faulty(Faults { error: 5, seed: 1, ..Faults::default() });
     let mut lane = Lane::new(&mut mover, Mode::Offload, &[channel]);
     (0..3000).for_each(|_| drop(vec![round(&mut mover, &mut lane, &mut stepper, 32)]));
@@ -299,7 +299,7 @@ fn split_burst_keeps_order() {
 }
 
 #[test]
-fn auto_tries_both_ways() {
+fn auto_mode_tries_core_and_engine() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     let mut given = 0;
@@ -315,7 +315,7 @@ fn auto_tries_both_ways() {
 }
 
 #[test]
-fn endless_round_copies_by_core() {
+fn auto_mode_needs_end_round() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     let given: usize = (0..1000).map(|_| round(&mut mover, &mut lane, &mut stepper, 32)).sum();
@@ -336,7 +336,7 @@ fn a_trial_ends_when_a_queue_comes() {
 }
 
 #[test]
-fn auto_says_why_it_does_not_use_the_engine() {
+fn auto_mode_reports_full_channel() {
     let (mut mover, channels, _stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     choose(&mut mover, lane.id(), choice::ALL);
@@ -376,7 +376,7 @@ fn delayed(
 const SHORT: u64 = 200_000;
 
 #[test]
-fn slow_engine_comes_back_when_fast() {
+fn slow_engine_is_reused_when_fast() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     mover.set_max_latency(Some(SHORT));
@@ -401,7 +401,7 @@ fn slow_engine_comes_back_when_fast() {
 
 /// Packets that are dropped, or so short that the core copies them itself.
 #[test]
-fn empty_packets_say_nothing_of_time() {
+fn empty_packets_are_not_timed() {
     let (mut mover, channels, _stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     mover.set_max_latency(Some(SHORT));
@@ -440,7 +440,7 @@ fn in_flight_until_taken() {
 }
 
 #[test]
-fn queues_keep_to_caches_where_told() {
+fn mover_can_disable_streaming_stores() {
     let mut mover = Mover::new();
     let before = Lane::new(&mut mover, Mode::Cpu, &[]);
     let goes_past = |mover: &mut Mover, lane: &Lane| mover.queue(lane.id()).copier.goes_past_caches();

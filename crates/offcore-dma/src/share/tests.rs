@@ -160,7 +160,7 @@ fn reset_aborts_the_other_handle() {
 }
 
 #[test]
-fn dropped_handle_ends_a_dead_channel() {
+fn dropped_handle_closes_the_channel() {
     let mut rig = Rig::new();
     rig.give(0, 0, 8);
     rig.give(1, 100, 8);

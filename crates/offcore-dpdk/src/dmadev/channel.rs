@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_of_dpdk_are_ours() {
+    fn dpdk_statuses_map_to_failures() {
         let all = [0, 1, 3, 6, 8, 14, 0x100].map(failure);
         let [ok, aborted, address, length, bus, fault, unknown] = all;
         assert_eq!((ok, aborted), (None, Some(Failure::Aborted)));

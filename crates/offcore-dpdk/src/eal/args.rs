@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_not_said_again() {
+    fn given_arguments_override_defaults() {
         let defaults = complete(Vec::new(), &MACHINE);
         let expected = [
             "--lcores=0@3",
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_the_process_is_refused() {
+    fn process_ending_arguments_are_refused() {
         for (text, expected) in [
             ("--help", "ends the process"),
             ("-m 64 -h", "ends the process"),

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn bypassed_it_is_the_plain_division() {
+    fn bypassed_crc_is_plain_division() {
         let plain = Crc { bypass_inversion: true, bypass_reflection: true };
         assert_eq!(plain.of(&[1], 0), 0x1edc_6f41);
         assert_eq!(plain.of(&[0x80], 0), by_hand(plain, &[0x80], 0));
@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_way_is_the_long_division(
+        fn crc_matches_long_division(
             data in prop::collection::vec(any::<u8>(), 0..700), cut: prop::sample::Index, seed: u32,
             bypass_inversion: bool, bypass_reflection: bool,
         ) {

@@ -51,7 +51,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn filling_in_chunks_is_filling_at_once(
+        fn chunked_fill_matches_whole_fill(
             len in 0..300_usize, cut in 0..300_usize, lower: u64, upper: u64,
         ) {
             let (pattern, cut) = (Pattern::of_16(lower, upper), cut.min(len));

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_told_with_what_to_do() {
+    fn status_text_names_the_remedy() {
         assert_eq!(text(0), "0x0: success");
         assert!(text(0x8020_0000).contains("driver_name"));
         assert!(text(0x8011_0000).contains("sm_on"));

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mapping_rule_is_known_by_release() {
+    fn kernel_release_decides_portal_mapping() {
         for (release, rule) in [
             ("6.18.44-fc", Some(true)),
             ("7.0.0", Some(true)),

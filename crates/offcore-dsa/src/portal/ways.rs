@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn full_queue_is_fine_and_closed_fails() {
+    fn full_queue_retries_and_closed_fails() {
         let (file, device) = pipe();
         rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::NONBLOCK).unwrap();
         let mut writer = Writer::probe(file).unwrap();

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn least_priority_waits_for_the_others_sum() {
+    fn lowest_priority_wait_is_bounded() {
         let mut arbiter = Arbiter::new([15, 15, 1]);
         let mut waited = 0;
         for _ in 0..1000 {

@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_bytes_have_no_meaning() {
+    fn reserved_ranges_are_disjoint() {
         for op in Opcode::ALL {
             let reserved = form_of(op).reserved;
             assert!(reserved.iter().all(|range| range.start < range.end && range.end <= 64), "{op:?}");

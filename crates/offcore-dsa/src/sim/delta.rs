@@ -134,7 +134,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_created_can_be_applied(
+        fn created_deltas_apply(
             original in prop::collection::vec(prop::collection::vec(any::<u8>(), 8), 1..200),
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<[u8; 8]>()), 0..50),
             cut: prop::sample::Index,

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_line_is_understood() {
+    fn simulator_options_are_parsed() {
         let options: SimOptions =
             "profile=vhost,gen=dsa2,seed=7,fault=page:0.5+weak,slower=2,ops=1f".parse().unwrap();
         assert_eq!(options.profile, Profile::Named("vhost".into()));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_command_line_says_what_is_wrong() {
+    fn option_errors_name_expected_values() {
         for text in ["gen=icx", "seed=x", "profile=", "speed=2", "slower=0", "ops=zz", "fault=page"] {
             let error = text.parse::<SimOptions>().unwrap_err().to_string();
             assert!(error.contains("expected"), "{error}");

@@ -101,7 +101,7 @@ fn failed_layout_restores_the_earlier_one() {
 }
 
 #[test]
-fn disabled_device_stays_so_after_failure() {
+fn failed_apply_leaves_device_disabled() {
     let tree = Tree::new();
     tree.device(&vhost(), &Capabilities::spr());
     drivers(&tree);
@@ -116,7 +116,7 @@ fn disabled_device_stays_so_after_failure() {
 }
 
 #[test]
-fn disabled_queue_stays_so_after_failure() {
+fn failed_apply_leaves_queue_disabled() {
     let tree = Tree::healthy();
     let dir = "sys/bus/dsa/devices/dsa0";
     // A size, but not the other settings that enabling requires.
@@ -143,7 +143,7 @@ fn disabled_queue_stays_so_after_failure() {
 }
 
 #[test]
-fn disabled_devices_remains_are_overwritten() {
+fn disabled_device_settings_are_overwritten() {
     let tree = Tree::new();
     // Newer kernels do not report Batch on the first generation, but accept it.
     let caps = Capabilities { ops: Capabilities::spr().ops.without(Opcode::Batch), ..Capabilities::spr() };

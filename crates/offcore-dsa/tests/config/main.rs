@@ -39,7 +39,7 @@ fn built_in_layouts_keep_all_rules() {
 }
 
 #[test]
-fn unreadable_counts_are_named_rules() {
+fn unreadable_counts_break_named_rules() {
     let counts = ["max_groups", "max_work_queues", "max_engines"];
     for (bad, rubbish) in
         [&counts[..1], &counts[1..2], &counts[2..], &counts].into_iter().zip(["", "-1", "many", "0"])
@@ -56,7 +56,7 @@ fn unreadable_counts_are_named_rules() {
 }
 
 #[test]
-fn presets_are_the_guides_layouts() {
+fn presets_match_the_guides() {
     let vhost = vhost();
     let queues: Vec<_> = vhost.used_wqs().map(|(_, wq)| (wq.mode, wq.size, wq.priority, wq.group)).collect();
     assert_eq!(queues, [(WqMode::Dedicated, 64, 10, Some(0)); 2]);
@@ -79,7 +79,7 @@ fn presets_are_the_guides_layouts() {
 }
 
 #[test]
-fn unknown_names_are_told_the_known() {
+fn unknown_preset_lists_known_ones() {
     for name in ["vhosts", "net"] {
         let text = preset(name).unwrap_err().to_string();
         assert!(text.contains(name) && text.contains("vhost, vpp, mtcp, dpdk"), "{text}");
@@ -199,7 +199,7 @@ fn breakers_of_wqs() -> Vec<(Rule, Capabilities, DeviceConfig)> {
 }
 
 #[test]
-fn each_rule_is_found_alone() {
+fn each_broken_rule_is_reported_alone() {
     let mut seen = Vec::new();
     for (rule, device, config) in breakers().into_iter().chain(breakers_of_wqs()) {
         let broken = broken(&config, &device);
@@ -316,7 +316,7 @@ fn accel_config_files_are_read() {
 }
 
 #[test]
-fn maxima_of_0_are_the_devices() {
+fn zero_maxima_mean_device_maxima() {
     let text = FILE.replacen(r#""max_batch_size":32"#, r#""max_batch_size":0"#, 1).replacen(
         r#""max_transfer_size":16384"#,
         r#""max_transfer_size":0"#,

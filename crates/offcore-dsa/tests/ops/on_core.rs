@@ -36,7 +36,7 @@ fn every_operation_has_its_result() {
 }
 
 #[test]
-fn nothing_is_done_at_once() {
+fn empty_operations_complete_immediately() {
     let mut engine = Engine::core();
     let nothing = Done { done_by: DoneBy::Core(Why::Nothing), ..DONE };
     assert_eq!(copy(&mut engine, &[], &mut []), nothing);

@@ -114,7 +114,7 @@ fn core_does_what_the_device_cannot() {
 }
 
 #[test]
-fn aligned_dualcast_is_the_devices() {
+fn aligned_dualcast_runs_on_device() {
     let device = Device::new("gen=spr");
     let mut engine = device.engine(Options::default());
     let src = bytes(1000, 3);
@@ -133,7 +133,7 @@ fn aligned_dualcast_is_the_devices() {
 }
 
 #[test]
-fn beyond_the_maximum_goes_in_pieces() {
+fn long_operations_are_split() {
     let device = Device::new("gen=dsa2,profile=net");
     let most = device.queue().max_transfer_size as usize;
     assert_eq!(most, 16 << 10);

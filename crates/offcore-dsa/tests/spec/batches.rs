@@ -38,7 +38,7 @@ fn rule_3_no_batch_or_drain_in_a_batch() {
 }
 
 #[test]
-fn rule_3_identity_of_members_is_the_batchs() {
+fn rule_3_members_use_batch_pasid() {
     let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
     let member = Descriptor { pasid: 0x8000_1234, ..noop() };
     let (record, members) = rig.run_batch(&[member, member]);

@@ -88,14 +88,14 @@ fn rule_11_block_on_fault_needs_requests() {
 }
 
 #[test]
-fn rule_11_maxima_are_within_the_devices() {
+fn rule_11_maxima_fit_the_device() {
     assert!(refuses(|config| config.wqs[0].max_transfer_size = 1 << 32));
     assert!(refuses(|config| config.wqs[0].max_batch_size = 0));
     assert!(refuses(|config| config.wqs[0].max_batch_size = 2048));
 }
 
 #[test]
-fn rule_11_operations_are_the_devices() {
+fn rule_11_op_config_fits_the_device() {
     let ops = Capabilities::spr().ops;
     assert!(refuses(|config| config.wqs[0].op_config = Some(ops.with(Opcode::ScatterCopy))));
     assert!(!refuses(|config| config.wqs[0].op_config = Some(ops.without(Opcode::Fill))));

@@ -22,7 +22,7 @@ fn copies(rig: &mut Rig, n: usize) -> Vec<(Option<u8>, usize)> {
 }
 
 #[test]
-fn injected_fault_copies_what_it_says() {
+fn injected_page_fault_copies_reported_bytes() {
     let mut rig = rig("page:1");
     let seen = copies(&mut rig, 64);
     for (index, (status, copied)) in seen.iter().enumerate() {
@@ -33,7 +33,7 @@ fn injected_fault_copies_what_it_says() {
 }
 
 #[test]
-fn injected_error_promises_nothing() {
+fn injected_hardware_errors_are_reported() {
     let mut rig = rig("hw:1");
     assert!(copies(&mut rig, 64).iter().all(|(status, _)| *status == Some(Status::HARDWARE.0)));
     assert_eq!(rig.device.stats().injected_hardware_errors, 64);
@@ -64,7 +64,7 @@ fn late_completion_brings_data_and_record() {
 }
 
 #[test]
-fn device_halts_after_so_many() {
+fn device_halts_after_given_count() {
     let mut rig = rig("halt:10");
     let done = copies(&mut rig, 30).iter().filter(|(status, _)| status.is_some()).count();
     assert_eq!((done, rig.portal.is_alive(), rig.device.stats().halts), (10, false, 1));

@@ -30,7 +30,7 @@ fn fill_patterns_have_8_or_16_bytes() {
 }
 
 #[test]
-fn compare_tells_the_first_difference() {
+fn compare_returns_first_difference() {
     let mut rig = Rig::plain();
     let a = pattern(100_000, 1);
     let mut b = a.clone();
@@ -61,7 +61,7 @@ fn difference_comes_before_a_fault() {
 }
 
 #[test]
-fn compare_pattern_tells_a_place() {
+fn compare_pattern_returns_an_offset() {
     let mut rig = Rig::plain();
     let mut data = b"abcdefgh".repeat(100);
     let descriptor =
@@ -137,7 +137,7 @@ fn dualcast_writes_both_destinations() {
 }
 
 #[test]
-fn a_crc_is_crc32c_and_goes_on_from_a_seed() {
+fn crc_is_crc32c_with_seed() {
     let mut rig = Rig::plain();
     let data = b"123456789";
     let crc = |at: usize, len: usize, seed: u32| {
@@ -158,7 +158,7 @@ fn a_crc_is_crc32c_and_goes_on_from_a_seed() {
 }
 
 #[test]
-fn a_copy_with_crc_copies_and_tells_the_crc() {
+fn copy_crc_returns_the_crc() {
     let mut rig = Rig::plain();
     let src = pattern(200_000, 3);
     let mut dst = vec![0; 200_000];
@@ -174,7 +174,7 @@ fn a_copy_with_crc_copies_and_tells_the_crc() {
 }
 
 #[test]
-fn crc_goes_on_from_its_partial_value() {
+fn crc_resumes_from_partial_value() {
     let mut rig = Rig::plain();
     let pages = Pages::with_holes(2, 1..2);
     pages.put(0, &pattern(4096, 1));
@@ -196,7 +196,7 @@ fn dif(op: Opcode, (src, dst): (u64, u64), size: usize, flags: [u8; 3], tags: [u
 }
 
 #[test]
-fn integrity_fields_go_in_and_out() {
+fn dif_insert_update_and_strip() {
     let mut rig = Rig::plain();
     let data = pattern(4 * 512, 8);
     let [mut with_fields, mut updated] = [(); 2].map(|()| vec![0_u8; 4 * 520]);
@@ -229,7 +229,7 @@ fn integrity_fields_go_in_and_out() {
 }
 
 #[test]
-fn separate_fields_need_the_generation() {
+fn dix_needs_second_generation() {
     let data = pattern(1024, 8);
     let mut fields = [0_u64; 2];
     let generate =
@@ -271,7 +271,7 @@ fn translation_fetch_needs_generation_2() {
 }
 
 #[test]
-fn drain_reads_back_where_it_can() {
+fn drain_readback_needs_second_generation() {
     let pages = Pages::with_holes(2, 1..2);
     let mut drain = Descriptor::new(Opcode::Drain, Flags::OP_0);
     drain.src = pages.at(8);

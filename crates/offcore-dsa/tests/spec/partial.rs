@@ -22,7 +22,7 @@ fn rule_6_read_fault_stops_at_the_page() {
 }
 
 #[test]
-fn rule_6_write_fault_is_told_as_such() {
+fn rule_6_write_fault_sets_write_bit() {
     let mut rig = Rig::plain();
     let pages = Pages::with_holes(2, 1..2);
     let src = pattern(1000, 3);
@@ -76,7 +76,7 @@ fn rule_6_partial_copy_resumes_both_ways() {
 }
 
 #[test]
-fn rule_6_block_on_fault_waits_and_goes_on() {
+fn rule_6_block_on_fault_resumes() {
     let faults = Faults { page: 1.0, ..Faults::default() };
     let mut rig = Rig::new(SimOptions { faults, ..options(layout(&[dedicated()], 1)) });
     let (src, mut dst) = (pattern(5000, 1), vec![0; 5000]);

@@ -53,7 +53,7 @@ fn rule_1_shared_queue_retries_at_threshold() {
 }
 
 #[test]
-fn rule_1_client_leaves_its_entries() {
+fn rule_1_closed_client_frees_its_entries() {
     let Rig { device, mut engine, mut portal, .. } = Rig::new(options(layout(&[shared(48)], 1)));
     for step in [false, true, true] {
         assert!((0..48).all(|_| portal.send(&noop()) == Submitted::Accepted));

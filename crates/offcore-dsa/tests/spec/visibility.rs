@@ -100,7 +100,7 @@ fn rule_12_status_zero_is_never_written() {
 }
 
 #[test]
-fn the_same_seed_is_the_same_trace() {
+fn same_seed_gives_same_trace() {
     let trace = |seed| {
         let faults: Faults = "page:0.1+hw:0.05+drop:0.05+late:0.1:5+lost:0.05".parse().unwrap();
         let mut rig = Rig::new(SimOptions { seed, faults, ..options(layout(&[dedicated()], 4)) });

@@ -56,7 +56,7 @@ mod tests {
     const HZ: u64 = 2_000_000_000;
 
     #[test]
-    fn limit_is_kept() {
+    fn flood_limit_is_kept() {
         for (pps, step) in [(1, 999_999), (10, 12_345_678), (1_000, 777_777), (3_000_000, 5_003)] {
             let limit = FloodLimit::new(pps, HZ);
             let start = 1 << 50;
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn pause_is_made_up_for_briefly() {
+    fn idle_time_allows_short_burst() {
         let limit = FloodLimit::new(1000, HZ);
         assert_eq!(limit.take(5 * HZ, 5000), 100);
         assert_eq!(limit.take(5 * HZ, 1), 0);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_share_the_limit() {
+    fn workers_share_flood_limit() {
         let limit = FloodLimit::new(100_000, HZ);
         let allowed: u64 = std::thread::scope(|scope| {
             let workers =

@@ -155,7 +155,7 @@ mod tests {
     const TAGGED: &[u8] = b"ddddddssssss\x81\x00\x00\x0a\x08\x00payload";
 
     #[test]
-    fn tags_are_read() {
+    fn vlan_tag_is_parsed() {
         let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
         let mut vlan_in = |frame: &[u8]| {
             let packet = packet(&mut cache, frame);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn tag_is_no_checksum() {
+    fn checksum_inside_tag_is_malformed() {
         let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
         for (csum_start, expected) in
             [(14, Err(TagError::Malformed)), (17, Err(TagError::Malformed)), (18, Ok(Some(10)))]
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn tag_moves_its_offload() {
+    fn retag_adjusts_offload_header() {
         let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
         let header = NetHeader {
             flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn priority_stays_when_the_vlan_changes() {
+    fn retag_keeps_priority() {
         let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
         let mut packet = packet(&mut cache, b"ddddddssssss\x81\x00\xa0\x00\x08\x00");
         retag(&mut packet, Retag::Set(0x123)).unwrap();

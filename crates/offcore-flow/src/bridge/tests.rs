@@ -173,7 +173,7 @@ fn rules(rules: &[&str]) -> BridgeConfig {
 }
 
 #[test]
-fn an_answer_goes_to_whom_it_is_for_only() {
+fn known_unicast_is_not_flooded() {
     let mut setup = Setup::new(4, &BridgeConfig::default());
     assert_eq!(setup.pass(0, &frame(mac(9), mac(8), None, b"question")), [1, 2, 3]);
     assert_eq!(setup.pass(2, &frame(mac(8), mac(9), None, b"answer")), [0]);
@@ -190,7 +190,7 @@ fn an_answer_goes_to_whom_it_is_for_only() {
 }
 
 #[test]
-fn unforwardable_is_counted() {
+fn unforwardable_frames_are_counted() {
     let mut setup = Setup::new(3, &BridgeConfig::default());
     for last in 0..16 {
         assert_eq!(setup.pass(0, &frame([1, 0x80, 0xc2, 0, 0, last], mac(8), None, b"")), NOWHERE);
@@ -214,7 +214,7 @@ fn unforwardable_is_counted() {
 }
 
 #[test]
-fn without_ageing_everything_is_flooded() {
+fn zero_ageing_time_floods_everything() {
     let mut setup = Setup::new(3, &BridgeConfig { ageing: Duration::ZERO, ..BridgeConfig::default() });
     for _ in 0..3 {
         assert_eq!(setup.pass(0, &frame(mac(9), mac(8), None, b"")), [1, 2]);
@@ -230,7 +230,7 @@ fn pinned(rules: &[&str], ageing: Duration) -> Setup {
 }
 
 #[test]
-fn nobody_claims_an_address_that_is_a_ports() {
+fn pinned_address_cannot_be_claimed() {
     // With and without learning.
     for ageing in [BridgeConfig::AGEING, Duration::ZERO] {
         let mut setup = pinned(&["0=02:00:00:00:00:08"], ageing);
@@ -252,7 +252,7 @@ fn nobody_claims_an_address_that_is_a_ports() {
 }
 
 #[test]
-fn a_locked_port_sends_from_its_addresses_only() {
+fn locked_port_sends_only_pinned_addresses() {
     let mut setup =
         pinned(&["1=02:00:00:00:00:08,02:00:00:00:00:09,locked", "2=locked"], BridgeConfig::AGEING);
     for own in [8, 9] {
@@ -269,7 +269,7 @@ fn a_locked_port_sends_from_its_addresses_only() {
 }
 
 #[test]
-fn full_database_floods() {
+fn full_fdb_floods() {
     let mut setup = Setup::new(2, &BridgeConfig { addresses: 4, ..BridgeConfig::default() });
     for n in 2..100 {
         assert_eq!(setup.pass(0, &frame(mac(200), mac(n), None, b"")), [1]);
@@ -283,7 +283,7 @@ fn full_database_floods() {
 }
 
 #[test]
-fn a_port_floods_as_much_as_it_may() {
+fn flood_limit_applies_per_port() {
     let config = BridgeConfig { flood_limit: Some(1000), ..BridgeConfig::default() };
     let mut setup = Setup::new(3, &config);
     for n in 0..250 {
@@ -344,7 +344,7 @@ fn vlans_do_not_mix() {
 }
 
 #[test]
-fn long_open_packets_are_flooded() {
+fn partial_checksum_packets_are_flooded() {
     let mut setup = Setup::new(4, &BridgeConfig::default());
     let payload: Vec<u8> = (0..1500u32).map(|n| (n % 249) as u8).collect();
     let (short, long) =
@@ -387,7 +387,7 @@ fn long_open_packets_are_flooded() {
 }
 
 #[test]
-fn full_port_drops_alone() {
+fn full_port_drops_only_its_copies() {
     let shared = Arc::new(Shared::new(&BridgeConfig::default(), 3, 1 << 55));
     let mut setup = Setup::with(3, shared, 20);
     for n in 0..60 {
@@ -403,7 +403,7 @@ fn full_port_drops_alone() {
 }
 
 #[test]
-fn a_dry_pool_costs_copies_and_nothing_else() {
+fn exhausted_pool_drops_only_copies() {
     let mut setup = Setup::new(3, &BridgeConfig::default());
     let held: Vec<Packet> = (0..POOL - 15).map(|_| setup.cache.take().unwrap()).collect();
     for n in 0..10 {
@@ -479,7 +479,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 #[test]
-fn port_whose_memory_is_waited_for_rests_and_no_other_one() {
+fn slow_memory_throttles_its_port() {
     // A busy machine may be too slow for the first times, so the test is repeated with longer ones.
     for slept in (1..=6).map(|power| Duration::from_millis(50 << power)) {
         let mut setup = Setup::new(3, &BridgeConfig::default());
@@ -509,7 +509,7 @@ proptest! {
 
     /// Compares the bridge with a map: packets at random ports, with pauses in which stations are forgotten.
     #[test]
-    fn it_is_a_switch(
+    fn bridge_matches_map_model(
         kinds in proptest::collection::vec(kinds(), 6),
         rounds in proptest::collection::vec((steps(), 0..10u64), 1..12),
         in_turns: bool

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_read_as_they_are_written() {
+    fn vlan_rules_round_trip() {
         for text in ["0=access:10", "63=trunk:10,20-30", "1=trunk:5,native=1", "1=trunk:native=4094"] {
             assert_eq!(text.parse::<VlanRule>().unwrap().to_string(), text);
         }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rules_keep_tags() {
+    fn bridge_without_rules_keeps_tags() {
         let vlans = vlans(64, &[]);
         assert!(!vlans.retags());
         for (tag, vlan) in [(None, Some(0)), (Some(0), Some(0)), (Some(7), Some(7)), (Some(4095), None)] {

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn spec_errors_are_reported() {
         for (text, word) in [
             ("", "expected"),
             ("txq0", "no '@'"),

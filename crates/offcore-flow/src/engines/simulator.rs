@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_and_its_lcore() {
+    fn simulator_spec_is_parsed() {
         let plain: Simulator = "3".parse().unwrap();
         assert_eq!((plain.number, plain.lcore, plain.name().as_str()), (3, None, "dsa-sim3"));
         let placed: Simulator = "0:profile=vhost,lcore=1,seed=7".parse().unwrap();
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn spec_errors_are_reported() {
         for (text, word) in
             [("x:seed=1", "device number"), ("0:lcore=a", "lcore=a"), ("0:colour=red", "colour")]
         {

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn mac_and_macswap_write_testpmds_addresses() {
+    fn mac_and_macswap_match_testpmd() {
         let (_cache, mut burst) = one_packet();
         assert_eq!(burst[0].len(), 60);
         assert_eq!(burst[0].bytes()[..12], [4, 4, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2]);

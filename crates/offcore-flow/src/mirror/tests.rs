@@ -86,7 +86,7 @@ fn mirror_orders_both_directions() {
 }
 
 #[test]
-fn slow_mirror_drops_alone() {
+fn slow_mirror_drops_only_copies() {
     let mut setup = Setup::new();
     let (mut from, source) = setup.ring("source", 64);
     let (copies, mut end) = setup.ring("m0", 4);
@@ -102,7 +102,7 @@ fn slow_mirror_drops_alone() {
 }
 
 #[test]
-fn hung_mirror_leaves_an_eighth() {
+fn hung_mirror_leaves_eighth_of_pool() {
     let mut setup = Setup::new();
     let (mut from, source) = setup.ring("source", 64);
     let (copies, end) = setup.ring("m0", 2048);

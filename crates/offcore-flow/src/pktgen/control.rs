@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_is_seen_once() {
+    fn settings_change_is_seen_once() {
         let settings = Settings {
             running: false,
             rate: Rate::Unlimited,

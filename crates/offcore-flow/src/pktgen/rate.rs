@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_read_and_written() {
+    fn rates_parse_and_display() {
         for (text, rate, shown) in [
             ("10k", Rate::Packets(1e4), "10kpps"),
             ("1.5M", Rate::Packets(1.5e6), "1.5Mpps"),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn packet_is_due_unasked() {
+    fn late_poll_returns_each_due_time() {
         let mut schedule = Schedule::new(Rate::Packets(1000.0), 1_000_000);
         assert_eq!(schedule.due(500), Some((500, 0)));
         schedule.spend(64);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_stall_is_not_made_up_for() {
+    fn long_stall_is_not_caught_up() {
         let mut schedule = Schedule::new(Rate::Packets(1000.0), 1_000_000);
         schedule.due(0);
         schedule.spend(64);

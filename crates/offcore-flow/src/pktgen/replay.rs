@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_come_in_their_own_time_and_again() {
+    fn replay_keeps_timing_and_loops() {
         let path = file("time", &[(5_000, 60), (6_000, 5000), (5_500, 70)]);
         let capture = Capture::read(&path).unwrap();
         std::fs::remove_file(path).unwrap();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_sent_is_refused_by_name() {
+    fn unsendable_captures_are_rejected() {
         let path = file("runt", &[(0, 60), (1, 13)]);
         assert!(Capture::read(&path).unwrap_err().to_string().contains("record 2 has 13 bytes"));
         let path = file("empty", &[]);

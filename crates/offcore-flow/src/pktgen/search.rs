@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn it_finds_what_a_device_forwards() {
+    fn search_finds_device_throughput() {
         for capacity in [20e3, 1e6, 3_333_333.0, 7.7e6, 9.999e6] {
             let mut trials = 0;
             let found = search(&options(&[0.0]), |rate| {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn several_losses_share_their_trials() {
+    fn loss_targets_share_trials() {
         let losses = [0.0, 0.0001, 0.01, 0.5];
         let mut trials = 0;
         let found = search(&options(&losses), |rate| {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_limits_is_said() {
+    fn limiting_cause_is_reported() {
         let run = |capacity, sender| {
             let found = search(&options(&[0.0]), |rate| Ok::<_, Infallible>(device(rate, capacity, sender)));
             found.unwrap()[0]
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_trial_ends_it() {
+    fn failed_trial_ends_search() {
         assert_eq!(search::<Outcome, _>(&options(&[0.0]), |_| Err("gone")), Err("gone"));
     }
 }

@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn given_up_replay_is_counted() {
+    fn skipped_replay_packets_are_counted() {
         let path = std::env::temp_dir().join(format!("offcore-sender-{}", std::process::id()));
         let mut writer = PcapWriter::new(std::fs::File::create(&path).unwrap(), 65_535).unwrap();
         writer.write_record(0, &[0; 60]).unwrap();

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_kept_exactly_in_every_cycle() {
+    fn size_weights_are_exact_per_cycle() {
         let sizes = drawn("imix", 1, 1200);
         assert_eq!(shares(&sizes), [(64, 700), (594, 400), (1518, 100)].into());
         assert_eq!(shares(&sizes[..12]), [(64, 7), (594, 4), (1518, 1)].into());
@@ -162,21 +162,21 @@ mod tests {
     }
 
     #[test]
-    fn a_range_has_all_its_sizes_alike() {
+    fn range_sizes_are_uniform() {
         let shares = shares(&drawn("64-95", 3, 32_000));
         assert_eq!(shares.len(), 32);
         assert!(shares.values().all(|&packets| (800..1200).contains(&packets)), "{shares:?}");
     }
 
     #[test]
-    fn the_seed_decides() {
+    fn seed_determines_sizes() {
         assert_eq!(drawn("64-1518", 3, 100), drawn("64-1518", 3, 100));
         assert_ne!(drawn("64-1518", 3, 100), drawn("64-1518", 4, 100));
         assert_ne!(drawn("imix", 3, 12), drawn("imix", 4, 12));
     }
 
     #[test]
-    fn limits_and_words() {
+    fn size_spec_limits_are_checked() {
         let sizes: Sizes = "64-9018".parse().unwrap();
         assert_eq!((sizes.smallest(), sizes.largest(), sizes.to_string().as_str()), (64, 9018, "64-9018"));
         let imix: Sizes = "imix".parse().unwrap();

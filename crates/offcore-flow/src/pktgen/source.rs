@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn made_packets_are_whole() {
+    fn generated_packets_are_valid() {
         let pool = Pool::new(256, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let sizes: Sizes = "80,81,1518,1519,9018,65535".parse().unwrap();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn dry_pool_leaves_no_gap() {
+    fn exhausted_pool_skips_no_number() {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let mut source = Source::new(template(Transport::Udp), 7, 1, &"64-1518".parse().unwrap(), 1);

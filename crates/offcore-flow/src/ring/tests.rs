@@ -103,7 +103,7 @@ fn received(waits: bool) -> (u64, TxCounters, RxCounters) {
 }
 
 #[test]
-fn what_waits_arrives_all() {
+fn waiting_sender_loses_no_packet() {
     let (received, sent, counters) = received(true);
     assert_eq!((received, sent.dropped_total()), (PACKETS, 0));
     assert_eq!((sent.packets(), counters.packets()), (PACKETS, PACKETS));
@@ -112,7 +112,7 @@ fn what_waits_arrives_all() {
 }
 
 #[test]
-fn what_does_not_wait_arrives_or_is_counted() {
+fn nonwaiting_sender_counts_drops() {
     let (received, sent, counters) = received(false);
     assert_eq!(received + sent.dropped(DropReason::Full), PACKETS);
     assert_eq!((sent.packets(), counters.packets()), (received, received));

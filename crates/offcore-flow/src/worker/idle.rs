@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn vain_polling_gets_shorter() {
+    fn unsuccessful_polling_gets_shorter() {
         let mut poll_time = PollTime::new(200, 5000);
         assert_eq!(poll_time.limit(), 5000);
         let limits: Vec<_> = (0..2 * PROBE)
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn worker_polls_where_a_queue_has_it_wait() {
+    fn slow_arming_keeps_worker_polling() {
         let mut sleeper = Sleeper::new(Block::private(&IDLE_COUNTERS));
         assert!(!sleeper.is_due(0));
         let start = tsc::now();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn both_words_are_read() {
+    fn idle_mode_names_parse() {
         for idle in Idle::ALL {
             assert_eq!(idle.name().parse(), Ok(idle));
         }

@@ -75,7 +75,7 @@ fn read_file(world: &mut World<FileServer>, client: &mut Client, len: usize) {
 }
 
 #[test]
-fn who_takes_nothing_of_an_answer_is_reset() {
+fn stalled_reader_is_reset() {
     let site = Site::new("stalled");
     let mut world = world(&site);
     // The rest of the first answer is entirely in the send FIFO. The third client has ended its stream.
@@ -95,7 +95,7 @@ fn who_takes_nothing_of_an_answer_is_reset() {
 }
 
 #[test]
-fn who_reads_slowly_gets_its_file() {
+fn slow_reader_gets_whole_file() {
     let site = Site::new("slow");
     let mut world = world(&site);
     let mut client = ask(&mut world, "long");
@@ -134,7 +134,7 @@ fn slow_readers_leave_descriptors_to_others() {
 
 /// The rest of a modified file does not belong to the part that was already sent.
 #[test]
-fn a_file_that_was_changed_is_not_sent_on() {
+fn changed_file_aborts_response() {
     let site = Site::new("changed");
     let mut world = world(&site);
     world.app = FileServer::new(&site.0, PORT).unwrap().with_open_files(0);
@@ -176,7 +176,7 @@ fn small_world(site: &Site) -> World<FileServer> {
 }
 
 #[test]
-fn stalled_readers_leave_memory() {
+fn stalled_readers_do_not_exhaust_memory() {
     let site = Site::new("scarce");
     let mut world = small_world(&site);
     // Each connection would occupy 256 KB of the server's memory for 30 seconds.
@@ -191,7 +191,7 @@ fn stalled_readers_leave_memory() {
 }
 
 #[test]
-fn half_requests_leave_memory() {
+fn partial_requests_do_not_exhaust_memory() {
     let site = Site::new("halves");
     let mut world = small_world(&site);
     // Each connection has a block of 4 KB for its data, and the server has 4,096 blocks.

@@ -11,7 +11,7 @@ mod streams;
 mod world;
 
 #[test]
-fn any_requests_are_survived() {
+fn server_survives_arbitrary_requests() {
     let mut sum = requests::Outcome::default();
     replay::play_any(500, 200, |script| requests::play(script, &mut sum));
     replay::corpus("requests").iter().for_each(|script| requests::play(script, &mut sum));

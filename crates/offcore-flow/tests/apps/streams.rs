@@ -26,7 +26,7 @@ fn returned(port: u16) -> usize {
 
 /// Two services that answer each other would never stop.
 #[test]
-fn services_that_answer_get_no_answer() {
+fn answering_services_get_no_echo() {
     for port in [7, 11, 13, 17, 19, 37, 53, 123, 7000] {
         assert_eq!(returned(port), 0, "from port {port}");
     }
@@ -58,7 +58,7 @@ fn rounds_are_bounded() {
 }
 
 #[test]
-fn what_is_sent_comes_back_whole() {
+fn echo_returns_all_data() {
     let config = Config { send_buffer: 8 << 20, memory: 256 << 20, ..Config::default() };
     let mut world = World::new(Streams::new(Stream::Echo, 7), config);
     let mut client = world.connect(7);

@@ -18,7 +18,7 @@ mod setup;
 mod world;
 
 #[test]
-fn any_process_is_survived() {
+fn server_survives_arbitrary_process() {
     let mut sum = hostile::Outcome::default();
     replay::play_any(200, 1000, |script| hostile::play(script, &mut sum));
     replay::corpus("process").iter().for_each(|script| hostile::play(script, &mut sum));

@@ -109,7 +109,7 @@ const BROKEN: [u8; 60] = {
 };
 
 #[test]
-fn every_fault_is_counted_as_what_it_is() {
+fn faults_are_counted_by_kind() {
     const PACKETS: u64 = 100_000;
     fn faults(number: u64) -> Option<Fault> {
         match number % 1000 {
@@ -150,7 +150,7 @@ fn every_fault_is_counted_as_what_it_is() {
 }
 
 #[test]
-fn both_ways_at_once_are_told_apart() {
+fn bidirectional_counts_are_separate() {
     let lost = |number| (number % 100 == 7).then_some(Fault::Lost);
     let lcores = lcore::available().unwrap();
     for lcores in [&lcores[..1], &lcores[..lcores.len().min(2)]] {
@@ -190,7 +190,7 @@ fn settings_change_while_packets_are_sent() {
 }
 
 #[test]
-fn packets_under_way_at_a_clear_hide_no_loss() {
+fn in_flight_packets_hide_no_loss() {
     // Delayed packets arrive after the clear. The same number of packets is lost in the second thousand.
     let faults = |number| match number {
         900..1000 => Some(Fault::Late(150)),
@@ -208,7 +208,7 @@ fn packets_under_way_at_a_clear_hide_no_loss() {
 }
 
 #[test]
-fn a_rate_is_kept_in_bursts() {
+fn burst_rate_is_kept() {
     let mut config = config("64", 1, 2_000);
     (config.settings.rate, config.settings.burst) = (Rate::Packets(20_000.0), 100);
     let (mut running, mut reporter) = started(config, looped(|_| None));
@@ -236,7 +236,7 @@ fn rate_includes_last_gap() {
 }
 
 #[test]
-fn headers_that_leave_no_room_are_refused() {
+fn oversized_headers_are_rejected() {
     let mut config = config("64", 1, 1);
     let traffic = Traffic {
         src_mac: MacAddr::local(1),
@@ -256,7 +256,7 @@ fn headers_that_leave_no_room_are_refused() {
 }
 
 #[test]
-fn a_search_finds_the_loss_that_there_is() {
+fn search_finds_actual_loss() {
     // One packet in a thousand is lost at any rate.
     let lost = |number| (number % 1000 == 999).then_some(Fault::Lost);
     let (mut running, mut reporter) = started(config("64", 1, 1), looped(lost));

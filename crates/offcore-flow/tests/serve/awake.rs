@@ -27,7 +27,7 @@ fn mark((process, end): &(Process, End)) {
 }
 
 #[test]
-fn idle_applications_cost_a_round_nothing() {
+fn idle_applications_are_not_polled() {
     let (mut world, path) = world_of_small(1 << 20);
     let applications: Vec<_> = (0..APPLICATIONS).map(|_| attach(&mut world, &path)).collect();
     world.run(0.2);
@@ -74,7 +74,7 @@ fn sleeping_applications_wake_a_sleeping_worker() {
 }
 
 #[test]
-fn a_sleeping_application_ends() {
+fn closed_sleeping_application_is_removed() {
     let (mut world, path) = world_of_small(1 << 20);
     let mut applications: Vec<_> = (0..APPLICATIONS).map(|_| attach(&mut world, &path)).collect();
     world.run(0.2);

@@ -30,7 +30,7 @@ fn port(end: &End) -> u16 {
 }
 
 #[test]
-fn streams_are_bound_before_they_listen_or_connect() {
+fn bound_stream_listens_or_connects() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let refused = |world: &mut _, question: &Question| process.open(world, question).err();

@@ -58,7 +58,7 @@ fn take_token(end: &End) {
 }
 
 #[test]
-fn refusals_are_announced_and_told_once() {
+fn econnrefused_is_reported_once() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let end = process.open(&mut world, &joined("10.0.0.2:9001")).unwrap();
@@ -96,7 +96,7 @@ fn refusals_are_announced_and_told_once() {
 }
 
 #[test]
-fn peers_come_and_go() {
+fn datagram_peer_can_change() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let end = process.open(&mut world, &joined("10.0.0.2:9000")).unwrap();
@@ -134,7 +134,7 @@ fn peers_come_and_go() {
 }
 
 #[test]
-fn where_nothing_goes_no_socket_is_made() {
+fn unroutable_peer_opens_no_socket() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let (no_way, own) = (number(Errno::NETUNREACH), number(Errno::OPNOTSUPP));
@@ -154,7 +154,7 @@ fn where_nothing_goes_no_socket_is_made() {
 }
 
 #[test]
-fn a_port_is_free_as_soon_as_its_socket_is_closed() {
+fn closed_socket_frees_port_immediately() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let question = bind(DATAGRAM, address("10.0.0.1:53"));

@@ -15,7 +15,7 @@ use crate::process::{Process, listen, receive};
 use crate::setup::world;
 
 #[test]
-fn the_kernels_connections_come_through_the_same_queue() {
+fn kernel_connections_share_accept_queue() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -64,7 +64,7 @@ fn the_kernels_connections_come_through_the_same_queue() {
 }
 
 #[test]
-fn shared_listeners_outlive_a_session() {
+fn kernel_listener_outlives_session() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -128,7 +128,7 @@ fn hostile(kernel: &TcpListener, beats: &AtomicU64, connected: &AtomicU64, stop:
 }
 
 #[test]
-fn an_application_that_makes_its_listener_wait_stalls_no_other() {
+fn blocking_listener_stalls_no_application() {
     let (mut world, path) = world();
     let good = Process::attach(&mut world, &path);
     let listener = good.listen(&mut world, 80, 16);

@@ -48,7 +48,7 @@ fn error(world: &mut World<Serve>, process: &Process) -> u32 {
 }
 
 #[test]
-fn no_close_holds_a_worker_up() {
+fn lingering_close_blocks_no_worker() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let mut peers = Vec::new();
@@ -97,7 +97,7 @@ fn no_close_holds_a_worker_up() {
 }
 
 #[test]
-fn whether_a_session_is_closed_is_found_out_beside_the_worker() {
+fn close_detection_blocks_no_worker() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let end = process.listen(&mut world, 80, 1);

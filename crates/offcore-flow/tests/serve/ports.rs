@@ -48,10 +48,8 @@ fn listen_bound(world: &mut World<Serve>, process: &Process, end: &End, shares: 
 }
 
 #[test]
-fn a_listener_at_one_address_takes_no_other_users_connections() {
-    let Some((mut world, ours, theirs)) =
-        two_users("a_listener_at_one_address_takes_no_other_users_connections")
-    else {
+fn listener_excludes_other_users() {
+    let Some((mut world, ours, theirs)) = two_users("listener_excludes_other_users") else {
         return;
     };
     let in_use = Errno::ADDRINUSE.raw_os_error() as u32;
@@ -102,10 +100,8 @@ fn listeners_at_a_port_are_limited() {
 }
 
 #[test]
-fn a_datagram_socket_at_one_address_takes_no_other_users_datagrams() {
-    let Some((mut world, ours, theirs)) =
-        two_users("a_datagram_socket_at_one_address_takes_no_other_users_datagrams")
-    else {
+fn datagram_socket_excludes_other_users() {
+    let Some((mut world, ours, theirs)) = two_users("datagram_socket_excludes_other_users") else {
         return;
     };
     let in_use = Some(Errno::ADDRINUSE.raw_os_error() as u32);

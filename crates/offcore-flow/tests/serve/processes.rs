@@ -27,7 +27,7 @@ use crate::setup::{path, serve, serve_also, world, world_of_few, world_of_small}
 use crate::world::World;
 
 #[test]
-fn a_second_stack_is_refused_and_a_dead_one_replaced() {
+fn only_dead_stack_is_replaced() {
     let path = path();
     let first = serve(&path).unwrap();
     let found = std::fs::symlink_metadata(&path).unwrap();
@@ -51,7 +51,7 @@ fn a_second_stack_is_refused_and_a_dead_one_replaced() {
 
 /// Sockets on which another program listens, and files that replace the stack's socket, are not removed.
 #[test]
-fn sockets_and_files_of_others_stay() {
+fn foreign_sockets_and_files_are_kept() {
     let path = path();
     let others = UnixListener::bind(&path).unwrap();
     assert!(matches!(serve(&path), Err(ServeError::InUse { .. })));
@@ -67,7 +67,7 @@ fn sockets_and_files_of_others_stay() {
 
 /// A file next to the path may belong to any program.
 #[test]
-fn only_a_lock_is_taken_for_one() {
+fn foreign_lock_file_is_refused() {
     let path = path();
     let lock = PathBuf::from(format!("{}.lock", path.display()));
     std::fs::write(&path, "precious").unwrap();
@@ -106,7 +106,7 @@ fn only_a_lock_is_taken_for_one() {
 }
 
 #[test]
-fn who_may_not_join_hears_why() {
+fn refused_process_gets_error() {
     let (mut world, path) = world();
     let mut refused = |bytes: &[u8]| {
         let socket = knock(&path);
@@ -132,9 +132,9 @@ fn number(error: Errno) -> u32 {
 }
 
 #[test]
-fn other_users_are_let_in_when_they_are_named() {
+fn listed_users_are_admitted() {
     if !rustix::process::geteuid().is_root() {
-        return println!("SKIP: other_users_are_let_in_when_they_are_named: needs root");
+        return println!("SKIP: listed_users_are_admitted: needs root");
     }
     let path = path();
     let mut world = World::new(serve_also(&path, &[54_321]).unwrap(), Config::default());
@@ -158,7 +158,7 @@ fn other_users_are_let_in_when_they_are_named() {
 }
 
 #[test]
-fn nonsense_closes_its_socket_and_no_other() {
+fn malformed_request_closes_only_its_socket() {
     let (mut world, path) = world();
     for bytes in [&b"nonsense"[..], &[0xff; Question::LEN], &[0; Question::LEN + 1]] {
         let process = Process::attach(&mut world, &path);
@@ -191,7 +191,7 @@ fn nonsense_closes_its_socket_and_no_other() {
 }
 
 #[test]
-fn a_child_has_a_socket_of_its_own() {
+fn forked_child_gets_its_own_socket() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let child = process.fork(&mut world).unwrap();
@@ -215,7 +215,7 @@ fn a_child_has_a_socket_of_its_own() {
 }
 
 #[test]
-fn a_child_is_who_says_hello() {
+fn child_is_identified_by_peer_credentials() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     // Another process, which the kernel identifies.
@@ -241,7 +241,7 @@ fn a_child_is_who_says_hello() {
 }
 
 #[test]
-fn many_may_begin_at_once() {
+fn many_processes_attach_concurrently() {
     let (mut world, path) = world();
     // The number exceeds the limit of silent processes. All of them use the key of an application that does not exist
     // yet.
@@ -351,7 +351,7 @@ fn a_sleeping_worker_wakes() {
 }
 
 #[test]
-fn an_application_has_as_many_connections_as_it_may_and_no_more() {
+fn connections_per_application_are_limited() {
     let (mut world, path) = world_of_few(5);
     let greedy = Process::attach(&mut world, &path);
     let listener = greedy.listen(&mut world, 80, 16);

@@ -24,7 +24,7 @@ fn received(world: &mut World<Serve>, client: &mut Client) -> Vec<u8> {
 }
 
 #[test]
-fn it_lies_behind_what_the_library_has_written() {
+fn raw_write_follows_library_data() {
     let (mut world, process, listener, mut end, mut client) = accepted();
     assert_eq!(process.write(&mut end, b"first,"), 6);
     assert_eq!(raw(&end, b"sec\0ond,"), 8);
@@ -67,7 +67,7 @@ fn raw_datagram_writes_reach_the_peer() {
 }
 
 #[test]
-fn who_has_the_lock_is_not_waited_for() {
+fn held_lock_defers_raw_write() {
     let (mut world, process, _listener, end, mut client) = accepted();
     let lock = &end.slot().wishes.writing;
     lock.store(u64::from(process.welcome.owner) << 1, Ordering::Relaxed);
@@ -83,7 +83,7 @@ fn who_has_the_lock_is_not_waited_for() {
 }
 
 #[test]
-fn it_waits_for_room_behind_a_closed_gate_and_holds_up_the_end() {
+fn pending_raw_write_delays_close() {
     let (mut world, process, _listener, mut end, mut client) = accepted();
     let mut sent: Vec<u8> = Vec::new();
     // Fill the peer's window and the FIFO.

@@ -88,7 +88,7 @@ fn connections_are_accepted_and_echoed() {
 }
 
 #[test]
-fn data_that_came_before_it_was_accepted_is_announced() {
+fn data_before_accept_is_announced() {
     let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 16);
@@ -104,7 +104,7 @@ fn data_that_came_before_it_was_accepted_is_announced() {
 }
 
 #[test]
-fn a_token_is_not_put_twice() {
+fn unread_data_gets_one_token() {
     let (mut world, process, _listener, mut end, mut client) = accepted();
     let before = world.app.counts().tokens;
     for _ in 0..5 {
@@ -123,7 +123,7 @@ fn a_token_is_not_put_twice() {
 }
 
 #[test]
-fn connections_that_are_asked_for_open_or_are_refused() {
+fn connect_succeeds_or_is_refused() {
     let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = world.listen(7);
@@ -148,7 +148,7 @@ fn connections_that_are_asked_for_open_or_are_refused() {
 }
 
 #[test]
-fn the_gate_closes_and_opens() {
+fn full_fifo_closes_gate() {
     let (mut world, process, _listener, mut end, mut client) = accepted();
     let bytes: Vec<u8> = (0..4 << 20).map(|at: u32| (at / 256) as u8).collect();
     let (mut written, mut read, mut closed) = (0, Vec::new(), 0);
@@ -173,7 +173,7 @@ fn the_gate_closes_and_opens() {
 }
 
 #[test]
-fn a_reset_shows_and_memory_stays_until_the_last_close() {
+fn reset_session_lives_until_last_close() {
     let (mut world, process, _listener, mut end, mut client) = accepted();
     let other = dup(&end.fd).unwrap();
     world.write(&mut client, b"last words");
@@ -205,7 +205,7 @@ fn a_reset_shows_and_memory_stays_until_the_last_close() {
 }
 
 #[test]
-fn streams_end_one_by_one() {
+fn half_close_ends_one_direction() {
     let (mut world, process, _listener, mut end, mut client) = accepted();
     let now = world.now;
     let (stack, out) = world.client.path.call();
@@ -247,7 +247,7 @@ fn streams_end_one_by_one() {
 }
 
 #[test]
-fn what_was_written_just_before_the_close_is_sent() {
+fn data_before_close_is_sent() {
     let (mut world, _process, _listener, mut end, mut client) = accepted();
     // The session is not marked, as if the process was killed before.
     assert_eq!(end.writer.write(b"last"), 4);
@@ -258,7 +258,7 @@ fn what_was_written_just_before_the_close_is_sent() {
 }
 
 #[test]
-fn unread_data_and_a_linger_of_nothing_reset_the_peer() {
+fn unread_data_or_zero_linger_resets() {
     for linger in [false, true] {
         let (mut world, _process, _listener, end, mut client) = accepted();
         if linger {
@@ -275,7 +275,7 @@ fn unread_data_and_a_linger_of_nothing_reset_the_peer() {
 }
 
 #[test]
-fn nonsense_resets_its_session_and_no_other() {
+fn invalid_index_resets_only_its_session() {
     let (mut world, process, listener, end, client) = accepted();
     let (mut other, mut other_client) = another(&mut world, &process, &listener);
     // The index exceeds the received data.
@@ -313,7 +313,7 @@ fn fill_queue(world: &mut World<Serve>) -> Vec<Client> {
 }
 
 #[test]
-fn a_full_queue_holds_connections_back() {
+fn full_accept_queue_holds_connections() {
     let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 16);
@@ -335,7 +335,7 @@ fn a_full_queue_holds_connections_back() {
 }
 
 #[test]
-fn who_is_not_accepted_is_reset_when_the_listener_goes() {
+fn closed_listener_resets_unaccepted_connections() {
     let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 16);
@@ -348,7 +348,7 @@ fn who_is_not_accepted_is_reset_when_the_listener_goes() {
 }
 
 #[test]
-fn what_a_listener_wants_its_connections_want() {
+fn connections_inherit_listener_options() {
     let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 4);
@@ -393,7 +393,7 @@ fn closed_but(world: &mut World<Serve>, left: u64) {
 }
 
 #[test]
-fn what_is_shut_down_is_not_closed() {
+fn shutdown_does_not_close_session() {
     let (mut world, process, listener, mut end_of, mut client) = accepted();
     world.write(&mut client, b"not read yet");
     end(&mut world, &client);
@@ -428,7 +428,7 @@ fn what_is_shut_down_is_not_closed() {
 }
 
 #[test]
-fn a_reset_after_the_end_shows() {
+fn reset_after_fin_is_reported() {
     let (mut world, process, _listener, mut end_of, mut client) = accepted();
     world.write(&mut client, b"last");
     end(&mut world, &client);

@@ -24,7 +24,7 @@ fn mark(process: &Process, end: &End) {
 }
 
 #[test]
-fn many_applications_of_a_user_have_one_users_part_of_a_round() {
+fn applications_share_their_users_turn() {
     let path = path();
     let mut world = World::new(serve_also(&path, &[OTHER]).unwrap(), Config::default());
     let mut many: Vec<(Process, Vec<End>)> = Vec::new();

@@ -21,9 +21,9 @@ const COPIES: usize = 250;
 const SETS: usize = 250;
 
 #[test]
-fn whose_end_is_waited_for_too_often_is_ended_and_nobody_else() {
+fn slow_wakeups_end_only_their_application() {
     if !rustix::process::geteuid().is_root() {
-        return println!("SKIP: whose_end_is_waited_for_too_often_is_ended_and_nobody_else: needs root");
+        return println!("SKIP: slow_wakeups_end_only_their_application: needs root");
     }
     let path = path();
     let mut world = World::new(serve_also(&path, &[OTHER]).unwrap(), Config::default());

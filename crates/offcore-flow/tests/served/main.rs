@@ -36,7 +36,7 @@ const KEY_OF_CHILD: &str = "OFFCORE_TEST_KEY";
 fn child(path: &Path, key: [u8; KEY]) -> Child {
     let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "another_process", "--nocapture"])
+        .args(["--exact", "child_process_entry_point", "--nocapture"])
         .env(CHILD, path)
         .env(KEY_OF_CHILD, key)
         .stdin(Stdio::piped())
@@ -47,7 +47,7 @@ fn child(path: &Path, key: [u8; KEY]) -> Child {
 
 /// The child's main function. Without a stack to attach to, it does nothing.
 #[test]
-fn another_process() {
+fn child_process_entry_point() {
     let Ok(path) = std::env::var(CHILD) else { return };
     let digits = std::env::var(KEY_OF_CHILD).unwrap();
     let key = std::array::from_fn(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap());
@@ -82,7 +82,7 @@ fn run_until(world: &mut World<Serve>, mut done: impl FnMut(&World<Serve>) -> bo
 }
 
 #[test]
-fn what_a_killed_process_had_is_closed() {
+fn killed_process_resources_are_released() {
     let (mut world, path) = setup::world();
     let mut child = child(&path, [0; KEY]);
     run_until(&mut world, |world| world.app.counts().sessions == 1);
@@ -105,7 +105,7 @@ fn what_a_killed_process_had_is_closed() {
 }
 
 #[test]
-fn who_waits_for_a_killed_process_goes_on() {
+fn killed_process_does_not_block_others() {
     let (mut world, path) = setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 79, 4);

@@ -182,7 +182,7 @@ fn byte() -> impl Strategy<Value = u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
     #[test]
-    fn results_and_bytes_are_the_models(
+    fn results_and_bytes_match_model(
         kind in prop::sample::select(vec![Kind::Nothing, Kind::Crc32c, Kind::Checksum, Kind::Match]),
         swap: bool,
         skip in 0..20u32,
@@ -203,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn long_packets_in_odd_parts_too(
+    fn results_match_for_uneven_segments(
         content in prop::collection::vec(any::<u8>(), 1..9000),
         part in 1..1700usize,
         skip in 0..100u32,

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn graphs_are_relaunched_when_their_bursts_are_retired() {
+    fn retired_graphs_are_relaunched() {
         for (slots, blocks) in rings() {
             let (mut schedule, mut last) = (Schedule::new(slots, blocks), Vec::new());
             for turn in 0..9 * u64::from(slots) {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_have_as_many_blocks_as_cover_the_ring() {
+    fn graph_nodes_cover_the_ring() {
         let found = [(1, 64), (3, 64), (4, 64), (63, 64), (64, 64), (64, 2), (5, 4)]
             .map(|(blocks, slots)| blocks_of_node(blocks, slots));
         assert_eq!(found, [1, 2, 4, 32, 64, 2, 4]);

@@ -502,7 +502,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failure_when_expected_kernels_do_not_run() {
+    fn stopped_kernels_are_a_failure() {
         let lost = CudaError::new("cuStreamQuery", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         let refused = CudaError::new("cuLaunchKernel", CUresult::CUDA_ERROR_INVALID_VALUE);
         for launch in Launch::ALL {

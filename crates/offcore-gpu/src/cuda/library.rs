@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_called_is_looked_for() {
+    fn every_called_function_is_loaded() {
         let mut names = BTreeSet::new();
         called(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda"), &mut names);
         let listed: BTreeSet<String> = [EARLY, CALLS].concat().into_iter().map(str::to_owned).collect();

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ptx_says_what_it_asks_for() {
+    fn ptx_header_is_parsed() {
         let text =
             "//\n// Generated\n\n.version 8.8\n.target sm_70\n.address_size 64\n.visible .entry x()\n{}\n";
         let ptx = Ptx::parse(text).unwrap();

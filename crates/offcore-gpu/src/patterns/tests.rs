@@ -196,7 +196,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(text in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_do_not_panic(text in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = parse(&text);
     }
 

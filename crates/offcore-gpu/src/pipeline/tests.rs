@@ -142,7 +142,7 @@ fn split_packets_have_payload_results() {
 
 /// Addresses that were already swapped are not swapped again, others are.
 #[test]
-fn cpu_takes_over_from_dead_or_hung_one() {
+fn cpu_takes_over_from_failed_device() {
     for (fault, words) in [(Fault::Dies(5), "have ended"), (Fault::Hangs(5), "has not answered")] {
         for burst in [1, 64, 300] {
             let mut device = HostDevice::new().unwrap().with_fault(fault);

@@ -109,7 +109,7 @@ fn edges_are_found_by_linear_probing() {
 
 /// Links and lowest patterns, from the bytes of each state.
 #[test]
-fn links_lead_to_the_longest_end() {
+fn failure_links_match_longest_suffix() {
     for patterns in [
         Patterns::from_list([&b"aaaa"[..], b"aab", b"b", b"aab", b"ba"]).unwrap(),
         Patterns::from_list([[0xffu8; 1024]]).unwrap(),

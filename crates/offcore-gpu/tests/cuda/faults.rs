@@ -274,7 +274,7 @@ fn any_call_may_fail_during_open() {
 }
 
 #[test]
-fn what_is_too_old_is_refused_by_name() {
+fn unsupported_capability_is_refused_by_name() {
     let fake = Fake::new();
     fake.set("capability", 70);
     let refused = refusal();
@@ -293,7 +293,7 @@ fn what_is_too_old_is_refused_by_name() {
 }
 
 #[test]
-fn kernels_that_would_be_killed_are_refused() {
+fn display_gpu_refuses_persistent_kernels() {
     let fake = Fake::new();
     fake.set("display", 1);
     let mut device = devices::open("cuda:0").unwrap();

@@ -107,7 +107,7 @@ fn bursts_behind_a_slow_launch_are_batched() {
 /// The kernels of the last graph have ended long before the next graph is launched. This is not a failure, and no lcore
 /// waits.
 #[test]
-fn bursts_wait_for_a_slow_launch_of_their_graph() {
+fn bursts_wait_for_slow_graph_launch() {
     let fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     for memory in Memory::ALL {
@@ -203,7 +203,7 @@ fn only_memory_gpu_allocates_staging() {
 
 /// A driver may delay the first launch on a stream and wait for all kernels, so none may poll at that time.
 #[test]
-fn every_stream_has_had_a_launch_before_kernels_poll() {
+fn streams_are_warmed_before_kernels_poll() {
     let fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     let opened = fake.calls("cuLaunchKernel");

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ring_goes_round() {
+    fn ring_position_wraps() {
         let mut ring = Ring::alone(Direction::Tx, 3, 100);
         ring.advance(2);
         ring.set_status(0, 7);

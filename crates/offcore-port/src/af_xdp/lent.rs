@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lent_comes_back_once() {
+    fn lent_buffer_is_reclaimed_once() {
         let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let mut lent = Lent::new(pool);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_closed_socket_had_is_free_again() {
+    fn closed_socket_returns_its_buffers() {
         let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let mut lent = Lent::new(pool);

@@ -331,7 +331,7 @@ mod tests {
     proptest! {
         /// All entries come out once and in order, as from a queue with a capacity of 8.
         #[test]
-        fn a_ring_is_a_queue(steps in proptest::collection::vec((any::<bool>(), 1..9usize), 1..60)) {
+        fn xdp_ring_is_fifo(steps in proptest::collection::vec((any::<bool>(), 1..9usize), 1..60)) {
             let (mut producer, mut consumer) = pair();
             let (mut model, mut next) = (VecDeque::new(), 0u64);
             for (produce, count) in steps {

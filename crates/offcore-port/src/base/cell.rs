@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn worker_goes_on_without_ring() {
+    fn worker_runs_without_ring() {
         let cell = Arc::new(Cell::new());
         let ring = Arc::new(());
         cell.publish(Some(Arc::clone(&ring)));

@@ -306,7 +306,7 @@ fn two(late: u32) -> Vec<Faults> {
 }
 
 #[test]
-fn the_core_copies_at_once() {
+fn cpu_mode_copies_immediately() {
     let bed = run(Case { mode: Mode::Cpu, faults: Vec::new(), jumbo: 20, ..Case::default() }).unwrap();
     let stats = bed.mover.stats();
     assert!(stats.core_copies >= bed.case.packets && stats.held_by_order == 0, "{stats:?}");
@@ -329,7 +329,7 @@ fn packets_survive_every_fault() {
 }
 
 #[test]
-fn without_the_reorder_ring_it_is_noticed() {
+fn disabled_reorder_ring_is_detected() {
     let mut bed = Bed::new(Case { faults: two(1), ..Case::default() });
     bed.mover.switch_off_order();
     let error = bed.run().unwrap_err();
@@ -337,7 +337,7 @@ fn without_the_reorder_ring_it_is_noticed() {
 }
 
 #[test]
-fn without_the_recovery_it_is_noticed() {
+fn disabled_recovery_is_detected() {
     let mut bed = Bed::new(Case { faults: two(0), ..Case::default() });
     bed.mover.switch_off_recovery();
     let error = bed.run().unwrap_err();
@@ -345,7 +345,7 @@ fn without_the_recovery_it_is_noticed() {
 }
 
 #[test]
-fn without_the_quarantine_it_is_noticed() {
+fn disabled_quarantine_is_detected() {
     // A late copy is only noticed if its buffer belongs to another packet by then. This depends on timing, so the test
     // makes several attempts.
     let error = (0..20).find_map(|_| {
@@ -364,7 +364,7 @@ fn too_long_packets_are_counted() {
 }
 
 #[test]
-fn short_packets_keep_their_place() {
+fn short_packets_are_copied_by_core() {
     let bed = run(Case { min_copy: 400, jumbo: 20, ..Case::default() }).unwrap();
     let short = (0..bed.case.packets).filter(|&number| form(number, 20).len < 400).count() as u64;
     assert!(short > 1000);
@@ -376,7 +376,7 @@ fn short_packets_keep_their_place() {
 }
 
 #[test]
-fn many_pieces_take_several_lists() {
+fn long_packets_span_copy_lists() {
     let case = Case { min_copy: 30_000, jumbo: 2, burst: 64, chunks: 8192, ..Case::default() };
     let bed = run(case).unwrap();
     assert!(bed.mover.stats().core_copies > 3 * bed.case.packets, "{:?}", bed.mover.stats());
@@ -403,7 +403,7 @@ fn a_pool_that_runs_dry_loses_nothing() {
 }
 
 #[test]
-fn deadlocked_buffers_are_given_up() {
+fn pool_deadlock_drops_one_packet() {
     // Received packets occupy all packet buffers.
     let mut bed = Bed::new(Case { chunks: 64, burst: 64, packets: 64, mode: Mode::Cpu, ..Case::default() });
     let start = Instant::now();
@@ -423,7 +423,7 @@ fn deadlocked_buffers_are_given_up() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_words() {
+fn invalid_settings_are_explained() {
     let pool = Pool::new(64, SIZE, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     for in_flight in [0, 32769] {

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_ends_somewhere() {
+    fn numbers_before_window_are_too_old() {
         assert_eq!(arrivals(&[WINDOW, 1, 0, WINDOW + 1, 1]), [Ahead(WINDOW), Late, TooOld, InOrder, TooOld]);
         // After a gap longer than the window, the window contains none of the earlier numbers.
         let far = 10 * WINDOW + 7;
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_numbers_change_nothing() {
+    fn implausible_numbers_are_ignored() {
         assert_eq!(arrivals(&[0, u64::MAX, 1 << 40, 1]), [InOrder, Implausible, Implausible, InOrder]);
     }
 }

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_not_made_up_for_without_end() {
+    fn backlog_after_pause_is_bounded() {
         let mut pace = Pace::new(1_000_000, 1_000_000_000);
         assert_eq!(pace.allowed(0), 1);
         assert_eq!(pace.allowed(60_000_000_000), 10_000);

@@ -198,7 +198,7 @@ fn delayed_packets_wake_the_worker() {
 }
 
 #[test]
-fn nothing_is_lost_when_it_stops() {
+fn stop_flushes_delayed_packets() {
     let mut rig = Rig::new("delay=10s,reorder=10%", 320, false, 64);
     assert_eq!(rig.receive(10), 0);
     assert_eq!(rig.drain(), 320);
@@ -209,7 +209,7 @@ fn nothing_is_lost_when_it_stops() {
 }
 
 #[test]
-fn a_port_without_room_is_waited_for() {
+fn stop_waits_for_port_room() {
     let mut rig = Rig::new("seed=1", 0, false, 5);
     rig.send(320);
     while !rig.call(|_, tx, ctx| tx.stop(ctx)) {}
@@ -225,7 +225,7 @@ fn a_port_without_room_is_waited_for() {
 }
 
 #[test]
-fn who_waits_is_not_asked_for_too_much() {
+fn backpressure_limits_held_packets() {
     let mut rig = Rig::new("delay=10s", 3200, true, 64);
     assert!(rig.rx.waits());
     assert_eq!(rig.receive(100), 0);
@@ -247,7 +247,7 @@ fn who_waits_is_not_asked_for_too_much() {
 }
 
 #[test]
-fn held_packets_come_back_with_the_port() {
+fn dropped_port_frees_held_packets() {
     let mut rig = Rig::new("delay=10s,reorder=50%", 320, false, 64);
     rig.receive(10);
     rig.send(320);

@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_read_as_they_are_written() {
+    fn netlink_attributes_round_trip() {
         let bytes = [attribute(3, b"eth0\0"), attribute(4, &1500u32.to_ne_bytes())].concat();
         assert_eq!(bytes.len(), 12 + 8);
         let attributes = Attributes(&bytes);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_attributes_end_the_list() {
+    fn truncated_attributes_end_iteration() {
         let bytes = attribute(3, b"eth0");
         for len in 0..bytes.len() {
             assert_eq!(Attributes(&bytes[..len]).count(), 0, "{len}");
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_an_error() {
+    fn netlink_error_reply_is_returned() {
         let error = Netlink::route().unwrap().counters(u32::MAX >> 1).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
     }

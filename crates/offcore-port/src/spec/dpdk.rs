@@ -115,7 +115,7 @@ mod tests {
     use crate::spec::PortSpec;
 
     #[test]
-    fn specs_print_as_they_parse() {
+    fn dpdk_specs_round_trip() {
         for text in [
             "dpdk:0000:43:00.0",
             "dpdk:net_null0,queues=2,mtu=9000,rx_desc=512,tx_desc=2048",
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_spec_is_named() {
         for (text, expected) in [
             ("dpdk:", "as in dpdk:0000:43:00.0"),
             ("dpdk:net_null0,mtu=9", "mtu=9: expected a number from 68"),

@@ -128,7 +128,7 @@ fn capture_files() {
 }
 
 #[test]
-fn every_key_of_an_interface_by_xdp_sockets() {
+fn every_af_xdp_key_is_parsed() {
     let plain = AfXdpSpec {
         name: "eth0".into(),
         queues: 1,
@@ -217,7 +217,7 @@ fn impairments_come_before_their_port() {
 }
 
 #[test]
-fn what_is_written_reads_back() {
+fn written_form_round_trips() {
     for text in [
         "gen:size=64",
         "gen:size=1518,count=7,rate=1000,flows=3,verify=64,queues=2",
@@ -241,7 +241,7 @@ fn what_is_written_reads_back() {
 }
 
 #[test]
-fn errors_name_what_was_found_and_expected() {
+fn errors_name_found_and_expected() {
     assert_eq!(
         error("vhsot:/x"),
         "port 'vhsot:/x': kind 'vhsot' is not known, expected vhost, virtio-user, af_xdp, af_packet, \

@@ -44,7 +44,7 @@ fn any_capture_file_is_read_or_refused() {
 }
 
 #[test]
-fn any_back_end_is_survived() {
+fn random_back_end_scripts_pass() {
     let mut sum = back_end::Outcome::default();
     let mut play = |script: &[u8]| {
         let one = back_end::play(script);

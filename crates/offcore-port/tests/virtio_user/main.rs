@@ -80,7 +80,7 @@ fn full_ring_leaves_packets() {
 }
 
 #[test]
-fn claimed_lengths_are_checked() {
+fn used_lengths_are_checked() {
     let mut setup = Setup::new("");
     let good = NetHeader { num_buffers: 1, ..NetHeader::default() };
     let limit = HEADER_LEN + ROOM;
@@ -132,7 +132,7 @@ fn impossible_headers_are_counted() {
 }
 
 #[test]
-fn unasked_open_checksum_is_closed() {
+fn unnegotiated_checksum_is_completed() {
     let mut setup = Setup::new(",offloads=off");
     let open = NetHeader {
         num_buffers: 1,
@@ -318,7 +318,7 @@ fn too_large_mtu_is_refused() {
 }
 
 #[test]
-fn agreed_offloads_pass_both_ways() {
+fn negotiated_offloads_pass_both_ways() {
     let open = NetHeader {
         flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
         csum_start: 34,
@@ -363,7 +363,7 @@ fn agreed_offloads_pass_both_ways() {
 }
 
 #[test]
-fn bad_ring_breaks_alone() {
+fn broken_ring_leaves_others_running() {
     let mut setup = Setup::new("");
     // A chain that was not made available.
     setup.to_us.send(&frame(1));
@@ -403,7 +403,7 @@ fn a_chain_returned_twice_breaks_its_ring() {
 }
 
 #[test]
-fn a_dry_pool_is_no_loss() {
+fn empty_pool_loses_no_packet() {
     let mut setup = Setup::new("");
     let mut hoard: Vec<_> = std::iter::from_fn(|| setup.worker.cache.take()).collect();
     for n in 0..256 {
@@ -426,7 +426,7 @@ fn a_dry_pool_is_no_loss() {
 }
 
 #[test]
-fn a_back_end_that_goes_away_comes_back() {
+fn back_end_reconnect_resumes_rings() {
     let mut setup = Setup::new("");
     assert_eq!(setup.send(&frames(10)), 0);
     setup.to_us.send(&frame(1));
@@ -449,7 +449,7 @@ fn a_back_end_that_goes_away_comes_back() {
 }
 
 #[test]
-fn new_back_end_mends_a_broken_ring() {
+fn new_back_end_resets_broken_ring() {
     let mut setup = Setup::new("");
     setup.to_us.queue.push_used(Chain::one(4000), 60);
     setup.to_us.queue.publish();
@@ -493,7 +493,7 @@ fn drain_takes_nothing_new() {
 }
 
 #[test]
-fn two_queue_pairs_are_two_queue_pairs() {
+fn two_queue_pairs_carry_packets() {
     let dir = TempDir::new();
     let backend = start(&dir, None, 2);
     let pool = pool(2048);
@@ -541,7 +541,7 @@ fn back_end_may_be_late_or_client() {
 }
 
 #[test]
-fn what_waiting_would_not_help_is_an_error() {
+fn permanent_connect_failures_are_errors() {
     let dir = TempDir::new();
     let pool = pool(1024);
     let text = |options: &str| format!("virtio-user:{}{options}", dir.file("s").display());

@@ -89,7 +89,7 @@ fn wanted(direction: Direction) -> Wanted {
 }
 
 #[test]
-fn what_linux_and_dpdk_send_is_found() {
+fn linux_and_dpdk_chains_are_doubles() {
     let guest = Guest::new();
     let heads: Vec<_> = (0..8).map(|i| (TABLES + i * 32, 32, VIRTQ_DESC_F_INDIRECT)).collect();
     for i in 0..8 {
@@ -112,7 +112,7 @@ fn what_linux_and_dpdk_send_is_found() {
 }
 
 #[test]
-fn no_table_is_read_that_was_not_agreed_on() {
+fn indirect_table_needs_negotiated_feature() {
     let guest = Guest::new();
     guest.descriptor(TABLES, (0x9000, 60, 0, 0));
     let heads = [(TABLES, 16, VIRTQ_DESC_F_INDIRECT)];
@@ -169,7 +169,7 @@ fn chains() -> impl Strategy<Value = Vec<((u64, u32, u16), [Raw; 2])>> {
 proptest! {
     /// For any content of the ring, a double is equal to the result of the walk.
     #[test]
-    fn doubles_are_what_the_walk_finds(chains in chains(), writable: bool, least in 0u32..70, most in 800u32..4000) {
+    fn doubles_are_equal_to_the_walk(chains in chains(), writable: bool, least in 0u32..70, most in 800u32..4000) {
         let guest = Guest::new();
         let heads: Vec<_> = chains.iter().map(|&(head, _)| head).collect();
         for &((table, ..), [first, second]) in &chains {

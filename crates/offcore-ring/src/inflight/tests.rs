@@ -180,7 +180,7 @@ impl Run {
 }
 
 #[test]
-fn chains_in_flight_are_found_whenever_a_device_ends() {
+fn inflight_chains_are_recovered_after_crash() {
     for (size, is_packed) in
         [(3, true), (5, true), (8, true), (70, true), (200, true), (8, false), (128, false)]
     {
@@ -202,7 +202,7 @@ fn chains_in_flight_are_found_whenever_a_device_ends() {
 }
 
 #[test]
-fn a_stopped_ring_begins_where_the_front_end_says() {
+fn stopped_ring_starts_at_given_base() {
     let world = World::new(8, true);
     let inflight = world.inflight();
     assert_eq!(world.layout.take_up(&inflight, 3 | 3 << 16), Ok(None));
@@ -219,7 +219,7 @@ fn a_stopped_ring_begins_where_the_front_end_says() {
 
 /// Arbitrary content of the region leads to an error or a position in the ring.
 #[test]
-fn what_a_stranger_wrote_is_checked() {
+fn inflight_region_content_is_checked() {
     let world = World::new(8, true);
     let inflight = world.inflight();
     let wrong = |result: Result<Option<u32>, RingError>| matches!(result, Err(RingError::Inflight { .. }));
@@ -252,7 +252,7 @@ fn what_a_stranger_wrote_is_checked() {
 }
 
 #[test]
-fn bursts_in_flight_are_found_before_they_are_published() {
+fn unpublished_bursts_are_recovered() {
     for packed in [false, true] {
         let mut run = Run::new(64, packed, 1);
         for addr in (0..32).map(|i| BUFFERS + i * 64) {

@@ -126,7 +126,7 @@ fn sizes_and_alignment_are_checked() {
 }
 
 #[test]
-fn parts_are_in_memory_as_a_whole() {
+fn ring_parts_are_bounds_checked() {
     let of = |ring, driver, device| Layout::in_memory(&guest_memory(0x2000), (ring, driver, device), 256);
     assert_eq!(of(0x1000, 0, 4).unwrap().size(), 256);
     assert!(matches!(of(0x1010, 0, 4), Err(RingError::Part { part: "descriptor ring", len: 4096, .. })));
@@ -135,7 +135,7 @@ fn parts_are_in_memory_as_a_whole() {
 }
 
 #[test]
-fn positions_go_around_twice() {
+fn positions_wrap_with_wrap_counter() {
     for size in [1u32, 2, 3, 8, 32768] {
         let (mut at, mut index, mut wrap) = (Position::FRESH, 0, true);
         for step in 0..(4 * size).min(70_000) {

@@ -83,7 +83,7 @@ fn sizes_and_alignment_are_checked() {
 }
 
 #[test]
-fn a_chain_is_taken_apart() {
+fn a_chain_yields_its_buffers() {
     let guest = guest(8);
     guest.descriptor(DESC, 3, desc(0x10000, 10, VIRTQ_DESC_F_NEXT, 5));
     guest.descriptor(DESC, 5, desc(0x20000, 0, VIRTQ_DESC_F_NEXT, 7));
@@ -106,7 +106,7 @@ fn indirect_table_at_any_address() {
 }
 
 #[test]
-fn hostile_chains_are_named() {
+fn invalid_chains_are_reported() {
     let case = |descs: &[(u64, u64, Descriptor)], heads: &[u16]| {
         let guest = guest(8);
         for &(table, index, d) in descs {
@@ -181,7 +181,7 @@ fn each_descriptor_of_a_run_is_read_once() {
 }
 
 #[test]
-fn chains_that_are_out_count() {
+fn inflight_chains_bound_available_index() {
     let guest = guest(8);
     let mut queue = device::Queue::new(guest.layout.clone(), 0, false, false);
     let error = |found, expected| RingError::Index { ring: "available", found, expected, size: 8 };
@@ -242,7 +242,7 @@ fn indirect_needs_the_feature() {
 }
 
 #[test]
-fn a_hostile_device_is_named() {
+fn a_hostile_device_is_reported() {
     let guest = guest(8);
     let mut driver = driver::Queue::new(guest.layout.clone(), false);
     driver.add(0x10000, 64, Direction::Writable, 'a').unwrap();
@@ -284,7 +284,7 @@ proptest! {
     /// Chains arrive at the device side, and back at the driver side, complete and in order, for any mix of operations,
     /// with and without the event index. No notification is missed.
     #[test]
-    fn both_sides_agree_with_a_queue(ops in ops(), event_idx: bool, size_bits in 2u32..6, level: prop::sample::Index) {
+    fn ring_matches_queue_model(ops in ops(), event_idx: bool, size_bits in 2u32..6, level: prop::sample::Index) {
         let guest = guest(1 << size_bits);
         let mut driver = driver::Queue::new(guest.layout.clone(), event_idx);
         let levels: Vec<_> = Level::available().collect();

@@ -246,7 +246,7 @@ mod plain {
 
     #[test]
     #[should_panic(expected = "3 items to release, 2 seen")]
-    fn releasing_what_was_not_seen_is_refused() {
+    fn release_beyond_peek_panics() {
         let (mut producer, mut consumer) = ring(4).unwrap();
         producer.push_slice(&[1, 2]);
         consumer.peek(2);
@@ -318,7 +318,7 @@ mod loom_model {
 
     /// Items left in the ring are dropped after both sides are dropped, in either order.
     #[test]
-    fn the_last_side_drops_the_rest() {
+    fn last_dropped_side_drops_items() {
         loom::model(|| {
             let item = std::sync::Arc::new(());
             let (mut producer, mut consumer) = ring(2).unwrap();

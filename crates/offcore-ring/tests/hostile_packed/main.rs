@@ -8,7 +8,7 @@ mod script;
 use script::Outcome;
 
 #[test]
-fn any_other_side_is_survived() {
+fn random_ring_scripts_pass() {
     let mut sum = Outcome::default();
     replay::play_any(5000, 600, |bytes| sum = sum.and(script::play(bytes)));
     // Makes sure that the scripts exercise the code and are not all rejected at once.
@@ -16,7 +16,7 @@ fn any_other_side_is_survived() {
 }
 
 #[test]
-fn the_corpus_is_survived() {
+fn fuzz_corpus_passes() {
     let outcomes = replay::corpus("packed").into_iter().map(|script| script::play(&script));
     let sum = outcomes.fold(Outcome::default(), Outcome::and);
     assert!(sum.taken.min(sum.refused).min(sum.popped).min(sum.disowned) > 10, "{sum:?}");

@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes")]
-    fn a_file_is_written_until_it_ends_or_there_is_no_room() {
+    fn write_from_stops_at_file_end() {
         let path = std::env::temp_dir().join(format!("offcore-session-{}", std::process::id()));
         let bytes: Vec<u8> = (0..9000u32).map(|at| (at % 251) as u8).collect();
         std::fs::write(&path, &bytes).unwrap();

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_handler_writes_lies_behind_what_it_interrupts() {
+    fn handler_write_follows_interrupted_write() {
         let mut direction = Direction::new();
         let outer = direction.turn(false);
         let claim = outer.claim(5, 5).unwrap();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_that_comes_before_a_turn_or_after_it_shows_what_it_writes() {
+    fn handler_outside_write_publishes_itself() {
         let mut direction = Direction::new();
         for text in ["before", "after"] {
             let handler = direction.turn(true);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn no_room_and_less_than_was_claimed() {
+    fn full_and_short_claims_are_handled() {
         let mut direction = Direction::new();
         let outer = direction.turn(false);
         let claim = outer.claim(1, 4000).unwrap();

@@ -11,7 +11,7 @@ fn all<T>(mut take: impl FnMut() -> Option<T>) -> Vec<T> {
 }
 
 #[test]
-fn every_page_but_the_first_is_given_out_once() {
+fn every_page_is_allocated_once() {
     let mut arena = Arena::new(MIB).unwrap();
     let free = arena.free();
     assert_eq!(free, Free { large: 15, small: 15 });
@@ -31,7 +31,7 @@ fn every_page_but_the_first_is_given_out_once() {
 }
 
 #[test]
-fn small_blocks_become_large_again() {
+fn freed_small_blocks_coalesce() {
     let mut arena = Arena::new(MIB).unwrap();
     let mut small = all(|| arena.take_small());
     assert_eq!(small.len(), 255);
@@ -66,7 +66,7 @@ fn slots_and_tables_do_not_overlap() {
 }
 
 #[test]
-fn the_reserve_is_for_who_asks_for_it() {
+fn reserve_serves_only_reserved_requests() {
     let mut arena = Arena::new(MIB).unwrap();
     arena.reserve(4);
     let mut large = all(|| arena.take_large());
@@ -82,7 +82,7 @@ fn the_reserve_is_for_who_asks_for_it() {
 }
 
 #[test]
-fn an_arena_grows_up_to_its_limit_and_outlives_itself() {
+fn arena_grows_to_its_limit() {
     let mut arena = Arena::new(SEGMENT + LARGE).unwrap();
     assert_eq!(arena.free().large, SEGMENT / LARGE - 1);
     let view = Arc::clone(arena.memory());

@@ -117,7 +117,7 @@ mod tests {
     use crate::Reader;
 
     #[test]
-    fn what_is_forgotten_gives_its_blocks_back() {
+    fn forget_frees_out_of_order_blocks() {
         let mut arena = Arena::new(4 << 20).unwrap();
         let slot = arena.take_slot().unwrap();
         let before = arena.free();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn lack_falls_as_blocks_are_taken() {
+    fn lacks_counts_uncovered_blocks() {
         const L: u64 = LARGE as u64;
         let mut arena = Arena::new(4 << 20).unwrap();
         let slot = arena.take_slot().unwrap();

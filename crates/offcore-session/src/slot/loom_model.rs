@@ -88,7 +88,7 @@ impl Direction {
 
 /// The FIFO is small, becomes large while the reader may be active, and then is empty and small again.
 #[test]
-fn a_reader_finds_every_byte_where_it_is() {
+fn reader_follows_map_changes() {
     let mut model = loom::model::Builder::new();
     // Two forced switches between the threads reach every pair of steps. Without a bound the model takes hours.
     model.preemption_bound = Some(2);
@@ -122,7 +122,7 @@ fn a_reader_finds_every_byte_where_it_is() {
 
 /// The stack takes granted room back from an idle writer, and uses it, while the writer may start to write.
 #[test]
-fn what_is_taken_back_is_not_written_to() {
+fn revoked_space_is_not_written() {
     loom::model(|| {
         let stack = Direction::new();
         stack.half.describe(Map { p0: NEVER, small: 1, table: 0 });
@@ -153,7 +153,7 @@ fn what_is_taken_back_is_not_written_to() {
 /// The fences are necessary: without them both sides may consider the block as theirs.
 #[test]
 #[should_panic(expected = "both")]
-fn without_fences_both_sides_have_it() {
+fn revoke_without_fences_races() {
     loom::model(|| {
         let stack = Direction::new();
         stack.half.allow(1);

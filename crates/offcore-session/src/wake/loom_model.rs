@@ -173,7 +173,7 @@ fn data_is_announced_or_marked() {
 }
 
 #[test]
-fn poll_shows_no_data_that_was_read() {
+fn poll_shows_no_stale_data() {
     loom::model(|| {
         let session = Session::new();
         let stack = Arc::clone(&session);
@@ -244,7 +244,7 @@ fn a_gate_is_opened_when_there_is_room() {
 }
 
 #[test]
-fn a_mark_is_seen_or_wakes() {
+fn mark_is_seen_or_wakes_worker() {
     loom::model(|| {
         let session = Session::new();
         let application = Arc::clone(&session);

@@ -66,7 +66,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 proptest! {
     #[test]
-    fn bytes_come_out_as_they_went_in(
+    fn fifo_preserves_bytes(
         size in 2usize..20,
         reserve in 0usize..3,
         ops in prop::collection::vec((0usize..4, op()), 1..300),
@@ -97,7 +97,7 @@ proptest! {
 /// A stream of several times the capacity of a FIFO, so that the table wraps around, in segments that do not match
 /// blocks. The window is always full.
 #[test]
-fn a_full_window_goes_round() {
+fn full_window_wraps_block_table() {
     let mut sessions = Sessions::new(1, 300 * LARGE, 0);
     for _ in 0..3 * CAPACITY / 61_001 {
         sessions.receive(0, 0, 61_001, false);
@@ -113,7 +113,7 @@ fn a_full_window_goes_round() {
 
 /// Small rings of sessions that answer requests never need a large block.
 #[test]
-fn requests_stay_small() {
+fn small_requests_use_no_large_block() {
     let mut sessions = Sessions::new(2, 2 * LARGE, 0);
     for round in 0..1000 {
         let i = round % 2;
@@ -132,7 +132,7 @@ fn requests_stay_small() {
 
 /// 10,000 sessions that were used and are idle occupy only their slots.
 #[test]
-fn idle_sessions_have_slots_only() {
+fn idle_sessions_hold_only_slots() {
     let mut sessions = Sessions::new(10_000, 128 * LARGE, 0);
     let free = sessions.arena().free();
     for i in 0..10_000 {
@@ -153,7 +153,7 @@ fn idle_sessions_have_slots_only() {
 
 /// With a reserve, a session that holds everything does not prevent another one from receiving its next segment.
 #[test]
-fn the_reserve_takes_the_next_segment() {
+fn reserve_covers_next_segment() {
     let mut sessions = Sessions::new(2, 10 * LARGE, 2);
     while sessions.covers(0, 0, 30_000, false) {
         sessions.finish(0);
@@ -166,7 +166,7 @@ fn the_reserve_takes_the_next_segment() {
 
 /// A full arena refuses a range as a whole, and its state does not change.
 #[test]
-fn a_refused_range_takes_nothing() {
+fn refused_range_allocates_nothing() {
     let mut arena = Arena::new(3 * LARGE).unwrap();
     let slot = arena.take_slot().unwrap();
     let mut rx = offcore_session::Fifo::<offcore_session::Rx>::new(slot);

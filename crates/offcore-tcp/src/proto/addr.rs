@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_and_sockets_are_ordered_apart_by_small_numbers() {
+    fn connection_and_socket_order_is_dense() {
         let ids = |first| (0..100).map(move |index| ConnId { index: first + index, generation: 1 }.order());
         let mut all: Vec<u32> = ids(0).chain(ids(SOCKETS)).collect();
         all.sort_unstable();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_gives_back_its_ends() {
+    fn flow_key_returns_its_endpoints() {
         for (local, remote) in [("10.0.0.1:80", "10.0.0.2:4000"), ("[fd00::1]:80", "[fd00::2]:4000")] {
             let key = FlowKey::new(socket(local), socket(remote)).unwrap();
             assert_eq!((key.local(), key.remote()), (socket(local), socket(remote)));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_does_not_pass_for_ipv4() {
+    fn flow_key_rejects_mixed_families() {
         let (own, mapped) = (socket("[fd00::1]:80"), socket("[::ffff:10.0.0.2]:4000"));
         assert_eq!(FlowKey::new(own, mapped), None);
         assert_eq!(FlowKey::new(mapped, own), None);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_is_in_the_bytes() {
+    fn key_bytes_cover_four_tuple() {
         let key = |local, remote| FlowKey::new(socket(local), socket(remote)).unwrap().bytes();
         let base = key("10.0.0.1:80", "10.0.0.2:4000");
         assert_ne!(base, key("10.0.0.3:80", "10.0.0.2:4000"));

@@ -213,7 +213,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_cookie_gives_back_the_offer(
+        fn syn_cookie_restores_options(
             offer in offers(),
             (client_isn, clock) in any::<(u32, u32)>(),
             (now, late) in (0u64..1 << 50, 0u64..=PERIOD_US),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn another_flow_or_number_is_refused() {
+    fn cookie_of_other_flow_is_rejected() {
         let (cookies, Cookie { isn, timestamp }) = made();
         assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, NOW), Some(offer()));
         assert_eq!(cookies.check(&flow(2), isn, 99, timestamp, NOW), None);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_expires_after_its_next_period() {
+    fn cookie_expires_after_next_period() {
         let (cookies, Cookie { isn, timestamp }) = made();
         let end = NOW.next_multiple_of(PERIOD_US) + PERIOD_US;
         assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, end - 1), Some(offer()));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_counts() {
+    fn every_cookie_bit_is_checked() {
         let (cookies, Cookie { isn, timestamp }) = made();
         for bit in 0..32 {
             assert_eq!(cookies.check(&flow(1), isn ^ 1 << bit, 99, timestamp, NOW), None);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn guesses_are_as_rare_as_stated() {
+    fn random_cookies_are_rejected() {
         let (cookies, Cookie { timestamp, .. }) = made();
         let mut random = SplitMix::new(11);
         let hit = |random: &mut SplitMix| {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn without_cookies_made_none_is_right() {
+    fn unsent_cookies_are_rejected() {
         let (made, Cookie { isn, timestamp }) = made();
         let never = Cookies { mac: made.mac.clone(), last: None, counts: made.counts };
         assert_eq!(never.check(&flow(1), isn, 99, timestamp, NOW), None);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tiny_mss_has_no_cookie() {
+    fn small_mss_gets_no_cookie() {
         let mut cookies = Cookies::new(&[5; 16]);
         let tiny = Offer { mss: 535, ..offer() };
         assert_eq!(cookies.encode(&flow(1), 99, tiny, 0, NOW), None);

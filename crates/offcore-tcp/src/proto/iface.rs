@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_prefix_decides() {
+    fn longest_prefix_selects_route() {
         let gateway: IpAddr = "10.0.0.1".parse().unwrap();
         let near = Route { to: prefix("192.168.0.0", 16), gateway: "10.1.0.9".parse().unwrap() };
         let first = iface(&[prefix("10.0.0.2", 24)], &[Route::default_by(gateway)]);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn v6_brings_link_local_address() {
+    fn ipv6_prefix_adds_link_local_address() {
         let iface = iface(&[prefix("2001:db8::2", 64)], &[]);
         assert!(iface.owns("fe80::ff:fe00:1".parse().unwrap()));
         assert!(iface.is_in_group("ff02::1:ff00:2".parse().unwrap()));
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn tentative_addresses_are_not_ours_yet() {
+    fn tentative_address_is_not_assigned() {
         let mut iface = iface(&[prefix("10.0.0.2", 24)], &[]);
         iface.addresses[0].standing = Standing::Tentative { until: 5 };
         assert!(!iface.owns("10.0.0.2".parse().unwrap()));

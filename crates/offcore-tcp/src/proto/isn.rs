@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_has_its_own_sequence_space() {
+    fn isn_depends_on_four_tuple() {
         let origins = Origins::new(&[3; 16]);
         let base = origins.isn(&flow(2, 4000), 0);
         assert_eq!(origins.isn(&flow(2, 4000), 4_000_003).wrapping_sub(base), 1_000_000);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_has_one_clock() {
+    fn timestamp_offset_is_per_host() {
         let origins = Origins::new(&[3; 16]);
         assert_eq!(origins.timestamp_offset(&flow(2, 1)), origins.timestamp_offset(&flow(2, 2)));
         assert_ne!(origins.timestamp_offset(&flow(2, 1)), origins.timestamp_offset(&flow(3, 1)));

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_are_told_apart() {
+    fn listener_lookup_matches_family() {
         let mut listeners = Listeners::default();
         let mut listen = |address: Option<&str>, port| {
             let address = address.map(|address| address.parse().unwrap());

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn asks_once_and_then_every_second() {
+    fn solicitation_is_repeated_every_second() {
         let mut cache = Neighbours::new(16);
         let mut asked = 0;
         assert_eq!(cache.resolve(0, who(1), |_| asked += 1), None);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_used_gives_way_first() {
+    fn unused_neighbour_is_evicted_first() {
         let mut cache = Neighbours::new(2);
         cache.resolve(0, who(1), |_| ());
         cache.learn(0, who(1), mac(1), ANSWER);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_wait_for_the_answer() {
+    fn packets_await_address_resolution() {
         let mut cache = Neighbours::new(16);
         cache.resolve(0, who(1), |_| ());
         for number in 0..5 {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_neighbour_is_used_and_asked() {
+    fn stale_neighbour_is_used_and_probed() {
         let mut cache = Neighbours::new(16);
         cache.resolve(0, who(1), |_| ());
         cache.learn(0, who(1), mac(7), ANSWER);
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn unasked_claims_do_not_move_it() {
+    fn unsolicited_claim_changes_no_entry() {
         let mut cache = Neighbours::new(16);
         cache.resolve(0, who(1), |_| ());
         cache.learn(0, who(1), mac(7), ANSWER);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn moves_change_the_generation() {
+    fn changed_mac_advances_generation() {
         let mut cache = Neighbours::new(16);
         cache.resolve(0, who(1), |_| ());
         cache.learn(0, who(1), mac(7), ANSWER);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_has_a_limit() {
+    fn neighbour_cache_is_bounded() {
         let mut cache = Neighbours::new(4);
         for last in 0..100 {
             cache.resolve(u64::from(last), who(last), |_| ());

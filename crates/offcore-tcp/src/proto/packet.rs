@@ -391,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_following_copies_are_joined() {
+    fn only_adjacent_copies_are_joined() {
         let conn = |index| ConnId { index, generation: 1 };
         let place = |index, pos, commit_to| Place { conn: conn(index), pos, skip: 0, len: 10, commit_to };
         let mut placed = Placed::from(&place(1, 100, 110));

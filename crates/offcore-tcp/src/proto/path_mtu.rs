@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entry_lives_ten_minutes() {
+    fn path_mtu_expires_after_ten_minutes() {
         let mut paths = PathMtus::default();
         let to = |last: u32| IpAddr::from((0x0a00_0000 + last).to_be_bytes());
         paths.set(1, to(1), 1400);
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_bounded() {
+    fn path_mtu_cache_is_bounded() {
         let mut paths = PathMtus::default();
         for last in 0..3 * MOST as u32 {
             paths.set(1, IpAddr::from(last.to_be_bytes()), 1400);

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn each_port_comes_once_before_any_again() {
+    fn ephemeral_ports_cycle_through_range() {
         for range in [EPHEMERAL, 0..=u16::MAX, 9..=9] {
             let mut ports = Ports::new(&[1; 16], range.clone());
             for _ in 0..2 {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn any_port_is_the_first_that_is_free() {
+    fn first_free_port_is_chosen() {
         let ports = Ports::new(&[1; 16], 100..=109);
         for from in [7, 17, 4_294_967_287] {
             assert_eq!(ports.any(from, |_| false), Some(107));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_in_use_are_passed_over() {
+    fn ports_in_use_are_skipped() {
         let mut ports = Ports::new(&[1; 16], 100..=109);
         for _ in 0..20 {
             assert_eq!(ports.select(&to(2, 80), |port| port != 104), Some(104));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn tries_are_bounded_and_go_on() {
+    fn port_search_is_bounded_and_resumes() {
         let mut ports = Ports::new(&[1; 16], EPHEMERAL);
         let (mut tries, mut seen) = (0, BTreeSet::new());
         while seen.len() < EPHEMERAL.len() {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_does_not_learn_of_others() {
+    fn port_sequence_is_per_destination() {
         let first = |secret, flow| Ports::new(&[secret; 16], EPHEMERAL).select(&flow, |_| false);
         assert_ne!(first(1, to(2, 80)), first(2, to(2, 80)));
         assert_ne!(first(1, to(2, 80)), first(1, to(3, 80)));

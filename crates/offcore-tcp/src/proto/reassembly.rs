@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn short_ranges_are_few() {
+    fn short_ranges_are_limited() {
         let mut reassembly = Reassembly::default();
         for number in 0..FEW as u64 {
             reassembly.insert(number * 10 + 1..number * 10 + 5).unwrap();
@@ -176,7 +176,7 @@ mod tests {
     proptest! {
         /// Compares with a set of bytes.
         #[test]
-        fn agrees_with_a_byte_set(segments in prop::collection::vec((0u64..300, 1u64..40), 0..60)) {
+        fn reassembly_matches_byte_set(segments in prop::collection::vec((0u64..300, 1u64..40), 0..60)) {
             let mut reassembly = Reassembly::default();
             let mut bytes = BTreeSet::new();
             let mut edge = 0;

@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn acceptability_as_in_the_table() {
+    fn segment_acceptability_matches_rfc_9293() {
         // RFC 9293, 3.10.7.4, table 6.
         let mut receiver = receiver();
         take(&mut receiver, 0..100).unwrap();
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn small_growth_is_not_announced() {
+    fn receiver_avoids_silly_window() {
         // RFC 9293, 3.8.6.2.2: silly window avoidance.
         let mut receiver = Receiver::new(0, 10_000, 0);
         receiver.acknowledge();
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_fill_and_commit_together() {
+    fn filled_hole_commits_later_data() {
         let mut receiver = receiver();
         assert_eq!(take(&mut receiver, 100..200).unwrap(), Text { range: 100..200, commit_to: 0 });
         assert_eq!(receiver.need(), AckNeed::Now);
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicates_are_reported_once() {
+    fn duplicate_segment_is_dsacked_once() {
         // RFC 2883, 4: the first block reports the duplicate segment.
         let mut receiver = receiver();
         take(&mut receiver, 0..300).unwrap();
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn fin_waits_for_all_before_it() {
+    fn fin_waits_for_missing_data() {
         let mut receiver = receiver();
         receiver.text(0, 100..200, true, |_| true).unwrap();
         assert_eq!((receiver.next(), receiver.end()), (0, None));
@@ -564,21 +564,21 @@ mod tests {
     }
 
     #[test]
-    fn data_behind_a_fin_is_not_taken() {
+    fn data_after_fin_is_dropped() {
         let mut receiver = receiver();
         receiver.text(0, 100..200, true, |_| true).unwrap();
         assert!(take(&mut receiver, 200..300).unwrap().range.is_empty());
     }
 
     #[test]
-    fn without_memory_nothing_changes() {
+    fn segment_without_memory_is_dropped() {
         let mut receiver = receiver();
         assert_eq!(receiver.text(0, 0..100, false, |_| false), Err(DropReason::NoSpace));
         assert_eq!((receiver.next(), receiver.need()), (0, AckNeed::Now));
     }
 
     #[test]
-    fn old_timestamps_are_seen() {
+    fn paws_detects_old_timestamps() {
         let mut receiver = receiver();
         receiver.start_timestamps(0, 1000);
         let at = |value| Timestamps { value, echo: 0 };

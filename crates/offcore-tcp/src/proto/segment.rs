@@ -105,7 +105,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn position_finds_its_way_back(first: u32, near in 0u64..1 << 40, away in -0x7fff_ffffi64..0x7fff_ffff) {
+        fn position_inverts_sequence_number(first: u32, near in 0u64..1 << 40, away in -0x7fff_ffffi64..0x7fff_ffff) {
             let Some(pos) = near.checked_add_signed(away) else { return Ok(()) };
             let seq = first.wrapping_add(pos as u32);
             prop_assert_eq!(position(seq, first, near), Some(pos));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_before_the_stream() {
+    fn sequence_before_stream_has_no_position() {
         assert_eq!(position(99, 100, 0), None);
         assert_eq!(position(99, 100, 1), None);
         assert_eq!(position(100, 100, 0), Some(0));
@@ -127,7 +127,7 @@ mod tests {
 
     /// `position` returns the nearest of all positions with a sequence number.
     #[test]
-    fn every_edge_has_its_nearest_position() {
+    fn position_is_nearest_to_reference() {
         for (near, first) in edges().flat_map(|near| edges().map(move |first| (near, first as u32))) {
             for away in edges().map(|edge| edge as u32) {
                 let seq = first.wrapping_add(near as u32).wrapping_add(away);
@@ -140,7 +140,7 @@ mod tests {
 
     /// A range has the positions of its edges. The result is `None` if the end is not after the start.
     #[test]
-    fn every_edge_of_a_range() {
+    fn range_matches_edge_positions() {
         for near in edges() {
             let all: Vec<u32> = edges().map(|edge| (near as u32).wrapping_add(edge as u32)).collect();
             for (start, end) in all.iter().flat_map(|start| all.iter().map(move |end| (*start, *end))) {

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_vector_holds() {
+    fn siphash_matches_reference_vector() {
         // Appendix A of the paper: SipHash-2-4 of the bytes 0 to 14.
         let hash = SipHasher24::new_with_key(&SECRET).hash(&SECRET[..15]);
         assert_eq!(hash, 0xa129_ca61_49be_45e5);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_a_flow_is_hashed() {
+    fn hash_covers_four_tuple() {
         let hash = FlowHash::new(&SECRET);
         let ends = ["10.0.0.1:80", "10.0.0.1:81", "10.0.0.2:80", "11.0.0.1:80"];
         let long = ["[fd00::1]:80", "[fd00::1]:81", "[fd00:0:0:1::1]:80", "[fd00::a00:1]:80"];
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn purposes_differ() {
+    fn mac_depends_on_purpose() {
         let of = |purpose| FlowMac::new(&SECRET, purpose).mac(&flow(1), 0);
         let mut values = [Purpose::Isn, Purpose::Timestamp, Purpose::Port, Purpose::Cookie].map(of);
         values.sort_unstable();

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_are_spread_evenly_and_stay_where_they_are() {
+    fn flow_steering_is_even_and_stable() {
         let mut counts = [0; OF as usize];
         for (number, (peer, us)) in (0..5000).flat_map(|number| ends(number).map(|ends| (number, ends))) {
             let ports = [1000u16.wrapping_add(number).to_be_bytes(), 80u16.to_be_bytes()].concat();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_go_to_the_flow_that_they_quote() {
+    fn icmp_errors_follow_quoted_flow() {
         let protocols = [IpProtocol::TCP, IpProtocol::UDP];
         let all = (0..100).flat_map(ends).flat_map(|ends| protocols.map(|protocol| (ends, protocol)));
         for ((peer, us), protocol) in all {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn fragments_of_a_packet_go_to_one_worker() {
+    fn fragments_go_to_one_worker() {
         let (peer, us) = ends(1)[0];
         let part = |offset: u16, payload: &[u8]| {
             let mut bytes = frame(peer, us, IpProtocol::UDP, payload);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn short_messages_about_stations_are_for_all() {
+    fn arp_is_steered_to_all_workers() {
         let arp = |len: usize| {
             let mut bytes = vec![0; len];
             let link = bytes.first_chunk_mut().unwrap();

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_have_station_addresses() {
+    fn multicast_groups_map_to_macs() {
         for (group, station) in [
             ("224.0.0.251", [0x01, 0x00, 0x5e, 0, 0, 251]),
             ("239.255.255.250", [0x01, 0x00, 0x5e, 0x7f, 255, 250]),

@@ -100,7 +100,7 @@ fn content() -> Vec<u8> {
 }
 
 #[test]
-fn nothing_is_shown_before_it_is_there() {
+fn data_is_published_after_its_copy() {
     let mut bed = Bed::new(Mode::Offload, false);
     assert_eq!((bed.write(0..1000), bed.write(1000..LEN)), (1000, LEN - 1000));
     bed.poll();
@@ -112,7 +112,7 @@ fn nothing_is_shown_before_it_is_there() {
 }
 
 #[test]
-fn the_core_copies_at_once() {
+fn cpu_mode_copies_immediately() {
     let mut bed = Bed::new(Mode::Cpu, false);
     assert_eq!(bed.write(0..LEN), LEN);
     bed.poll();
@@ -120,7 +120,7 @@ fn the_core_copies_at_once() {
 }
 
 #[test]
-fn what_an_engine_does_not_do_the_core_does() {
+fn cpu_performs_failed_copies() {
     let mut bed = Bed::new(Mode::Offload, true);
     assert_eq!(bed.write(0..LEN), LEN);
     while bed.writes.in_flight(&mut bed.mover) > 0 {
@@ -130,7 +130,7 @@ fn what_an_engine_does_not_do_the_core_does() {
 }
 
 #[test]
-fn no_more_is_taken_than_there_is_room_for() {
+fn write_is_limited_to_space() {
     let mut bed = Bed::new(Mode::Offload, false);
     let room = bed.writer.as_ref().unwrap().space();
     assert!(room < 8192);
@@ -141,7 +141,7 @@ fn no_more_is_taken_than_there_is_room_for() {
 }
 
 #[test]
-fn memory_stays_until_the_last_copy() {
+fn memory_is_held_until_last_copy() {
     let mut bed = Bed::new(Mode::Offload, false);
     assert_eq!(bed.write(0..LEN), LEN);
     bed.stack.abort(2, bed.conn, &mut bed.out);

@@ -67,7 +67,7 @@ fn broadcast_reaches_each_socket() {
 }
 
 #[test]
-fn sockets_can_refuse_groups_of_others() {
+fn multicast_all_off_filters_other_groups() {
     for group in GROUPS {
         let mut world = World::new(false);
         let end = &mut world.ends[1];
@@ -82,7 +82,7 @@ fn sockets_can_refuse_groups_of_others() {
 }
 
 #[test]
-fn copies_need_room() {
+fn full_receiver_drops_only_its_copies() {
     let mut world = World::new(false);
     let end = &mut world.ends[1];
     let mut sockets = [(); 2].map(|()| Socket::open(end, None, SHARED, ADDRESS).unwrap());
@@ -129,7 +129,7 @@ fn sent_datagrams_loop_back() {
 }
 
 #[test]
-fn group_datagrams_tell_an_own_address() {
+fn group_datagram_reports_local_address() {
     let mut world = World::new(false);
     let socket = world.ends[1].socket;
     let membership = Membership { group: GROUPS[0].parse().unwrap(), index: 1, address: None };
@@ -144,7 +144,7 @@ fn group_datagrams_tell_an_own_address() {
 }
 
 #[test]
-fn fragments_to_a_group_are_put_together() {
+fn multicast_fragments_are_reassembled() {
     let mut world = World::new(false);
     let end = &mut world.ends[1];
     let mut sockets = [(); 2].map(|()| Socket::open(end, None, SHARED, ADDRESS).unwrap());
@@ -165,7 +165,7 @@ fn groups_need_no_route() {
 }
 
 #[test]
-fn group_is_no_source_address() {
+fn group_is_never_source_address() {
     let mut world = World::new(false);
     let mut bound = Socket::open(&mut world.ends[0], Some(GROUPS[0]), SHARED, NONE).unwrap();
     let stranger = Reuse { address: true, ..STRANGER };

@@ -73,7 +73,7 @@ fn datagrams_of_any_length_arrive() {
 }
 
 #[test]
-fn many_datagrams_keep_their_order_and_bounds() {
+fn datagrams_keep_order_and_boundaries() {
     let mut world = World::new(true);
     let before = free(&world);
     let to = addresses(2)[0];
@@ -96,7 +96,7 @@ fn many_datagrams_keep_their_order_and_bounds() {
 }
 
 #[test]
-fn parts_come_in_any_order_and_twice() {
+fn fragments_reassemble_in_any_order() {
     for to in addresses(2) {
         let mut world = World::new(true);
         let before = free(&world);
@@ -124,7 +124,7 @@ fn parts_come_in_any_order_and_twice() {
 }
 
 #[test]
-fn overlapping_parts_spoil_the_packet() {
+fn overlapping_fragments_discard_datagram() {
     let mut world = World::new(false);
     let before = free(&world);
     let parts = world.frames_of(addresses(2)[0], &content(1, 4000));
@@ -153,7 +153,7 @@ fn overlapping_parts_spoil_the_packet() {
 }
 
 #[test]
-fn parts_of_a_packet_that_never_comes_are_given_up() {
+fn incomplete_reassembly_times_out() {
     for to in addresses(2) {
         let mut world = World::new(false);
         let before = free(&world);
@@ -181,7 +181,7 @@ fn forged(part: &[u8], last: u8, ident: u16) -> Vec<u8> {
 }
 
 #[test]
-fn one_sender_of_parts_costs_another_nothing() {
+fn fragment_flood_spares_other_senders() {
     let mut world = World::new(false);
     let bytes = content(1, 3000);
     let parts = world.frames_of(addresses(2)[0], &bytes);
@@ -197,7 +197,7 @@ fn one_sender_of_parts_costs_another_nothing() {
 }
 
 #[test]
-fn wrong_checksums_are_dropped_and_none_is_taken_over_ipv4() {
+fn zero_udp_checksum_is_ipv4_only() {
     for (to, at) in addresses(2).into_iter().zip([14 + 20 + 6, 14 + 40 + 6]) {
         let mut world = World::new(false);
         let frame = world.frames_of(to, b"some words").remove(0);
@@ -247,7 +247,7 @@ fn trailing_bytes_are_ignored() {
 }
 
 #[test]
-fn checksums_left_open_are_told_from_wrong_ones() {
+fn partial_checksums_are_counted_separately() {
     for ((to, from), ip) in addresses(2).into_iter().zip(addresses(1)).zip([20, 40]) {
         let mut world = World::new(false);
         let mut frame = world.frames_of(to, b"some words").remove(0);
@@ -272,7 +272,7 @@ fn checksums_left_open_are_told_from_wrong_ones() {
 }
 
 #[test]
-fn who_sends_to_nobody_is_told() {
+fn closed_port_sends_port_unreachable() {
     let mut world = World::new(false);
     for to in addresses(2) {
         assert!(world.ends[0].send((to, 9).into(), b"to nobody"));
@@ -301,7 +301,7 @@ fn who_sends_to_nobody_is_told() {
 }
 
 #[test]
-fn nobody_is_told_more_than_a_thousand_times_a_second() {
+fn port_unreachables_are_rate_limited() {
     let mut world = World::new(false);
     let mut frame = world.frames_of(addresses(2)[0], b"to nobody").remove(0);
     // Port 9 is closed. A UDP checksum of 0 means none.
@@ -322,7 +322,7 @@ fn nobody_is_told_more_than_a_thousand_times_a_second() {
 }
 
 #[test]
-fn nonsense_from_an_application_ends_its_socket_only() {
+fn malformed_record_closes_only_its_socket() {
     for nonsense in [vec![0xff; 72], vec![4; 16], vec![0; 64]] {
         let mut world = World::new(false);
         world.ends[0].write_nonsense(&nonsense);
@@ -338,7 +338,7 @@ fn nonsense_from_an_application_ends_its_socket_only() {
 }
 
 #[test]
-fn a_closed_socket_sends_what_was_written() {
+fn closed_socket_sends_written_data() {
     let mut world = World::new(true);
     let to = addresses(2)[0];
     assert!(world.ends[0].send((to, PORT).into(), b"the last words"));
@@ -352,7 +352,7 @@ fn a_closed_socket_sends_what_was_written() {
 }
 
 #[test]
-fn datagrams_that_cannot_go_are_counted() {
+fn refused_datagrams_are_counted() {
     let mut world = World::new(false);
     for to in ["192.168.1.1:7", "255.255.255.255:7", "10.0.0.255:7", "0.0.0.0:7", "10.0.0.2:0"] {
         assert!(world.ends[0].send(to.parse().unwrap(), b"lost"), "{to}");
@@ -365,7 +365,7 @@ fn datagrams_that_cannot_go_are_counted() {
 }
 
 #[test]
-fn datagrams_to_nobody_hold_few_buffers_and_not_for_long() {
+fn unresolved_datagrams_hold_few_buffers() {
     let mut world = World::new(false);
     let before = free(&world);
     for last in 10..110 {

@@ -20,7 +20,7 @@ fn frames(world: &mut World, to: &str, more: More) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn groups_need_no_resolution() {
+fn multicast_needs_no_resolution() {
     for (to, station, at, hops) in [
         ("224.0.0.251:5353", [0x01, 0, 0x5e, 0, 0, 0xfb], 22, 1),
         ("239.129.1.2:5353", [0x01, 0, 0x5e, 1, 1, 2], 22, 1),

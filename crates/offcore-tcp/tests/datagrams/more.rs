@@ -211,7 +211,7 @@ fn path_mtu_is_learned() {
 }
 
 #[test]
-fn expired_path_mtu_is_not_told() {
+fn expired_path_mtu_is_not_reported() {
     let to = addresses(2)[0];
     let mut world = World::new(false);
     world.acquaint(to);

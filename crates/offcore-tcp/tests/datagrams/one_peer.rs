@@ -47,7 +47,7 @@ pub(crate) fn refused(world: &mut World, to: IpAddr) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn who_is_connected_hears_of_refusals() {
+fn connected_socket_gets_econnrefused() {
     for (to, from) in addresses(2).into_iter().zip(addresses(1)) {
         let mut world = World::new(false);
         assert_eq!(connect(&mut world, 0, Some((to, NOBODY).into())), Ok(Some(from)));
@@ -79,7 +79,7 @@ pub(crate) fn altered(error: &[u8], at: usize) -> Vec<u8> {
 }
 
 #[test]
-fn forged_errors_have_to_know_both_ends() {
+fn icmp_error_must_quote_both_endpoints() {
     let to = addresses(2)[0];
     let mut world = World::new(false);
     connect(&mut world, 0, Some((to, NOBODY).into())).unwrap();
@@ -113,7 +113,7 @@ fn forged_errors_have_to_know_both_ends() {
 }
 
 #[test]
-fn who_is_connected_hears_its_peer_only() {
+fn connected_socket_receives_only_from_peer() {
     for (to, from) in addresses(2).into_iter().zip(addresses(1)) {
         let mut world = World::new(false);
         let say = |world: &mut World, what: &[u8]| {
@@ -140,7 +140,7 @@ fn who_is_connected_hears_its_peer_only() {
 }
 
 #[test]
-fn there_has_to_be_a_way_to_the_peer() {
+fn connect_needs_route_to_peer() {
     let mut world = World::new(false);
     for to in ["192.168.1.1:7", "0.0.0.0:7", "[::]:7"] {
         assert_eq!(connect(&mut world, 0, Some(to.parse().unwrap())), Err(CallError::NoRoute), "{to}");
@@ -161,7 +161,7 @@ fn there_has_to_be_a_way_to_the_peer() {
 }
 
 #[test]
-fn tentative_address_is_no_source() {
+fn tentative_address_is_never_source() {
     let mut world = World::new(false);
     let to = addresses(2)[1];
     world.acquaint(to);

@@ -29,7 +29,7 @@ fn numbered(parts: &[Vec<u8>], number: u16) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn whole_packets_of_other_workers_hold_few_buffers() {
+fn reassembled_datagrams_hold_few_buffers() {
     let mut world = World::new(false);
     let parts = world.frames_of(addresses(2)[0], &[7; 1600]);
     assert_eq!(parts.len(), 2);
@@ -136,7 +136,7 @@ fn sent(end: &mut End, iface: u8) -> Vec<Vec<u8>> {
 
 /// A server with two ports sends streams to one client behind each port. Then the first port accepts no more packets.
 #[test]
-fn a_port_that_is_hung_leaves_buffers_to_the_others() {
+fn hung_port_leaves_buffers_to_others() {
     const CLIENTS: usize = 12;
     let pools = [2048, 8192, 8192].map(|len| Pool::new(len, 2048, Hugepages::None).unwrap());
     let mut server = End::streaming(&[[10, 0, 0, 1], [10, 0, 1, 1]], pools[0]);

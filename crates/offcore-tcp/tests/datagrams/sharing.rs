@@ -87,7 +87,7 @@ fn families_share_a_port() {
 }
 
 #[test]
-fn conflicts_match_linux() {
+fn bind_conflicts_match_linux() {
     let (any, any4, any6, own) = (None, Some("0.0.0.0"), Some("::"), Some("10.0.0.2"));
     for (first, one, second, other, conflict) in [
         (any4, NONE, any6, NONE, false),
@@ -118,7 +118,7 @@ fn conflicts_match_linux() {
 }
 
 #[test]
-fn connected_sockets_keep_other_users_out() {
+fn connected_socket_excludes_other_users() {
     let mut world = World::new(false);
     let end = &mut world.ends[1];
     let connected = Socket::open(end, None, SHARED, NONE).unwrap();

@@ -21,7 +21,7 @@ fn events(world: &mut World) -> Vec<u16> {
 }
 
 #[test]
-fn errors_wait_in_a_queue() {
+fn icmp_errors_enter_error_queue() {
     for (at, (to, v6)) in addresses(2).into_iter().zip([false, true]).enumerate() {
         let mut world = World::new(false);
         let socket = world.ends[0].socket;
@@ -49,7 +49,7 @@ fn errors_wait_in_a_queue() {
 
 /// traceroute learns the addresses of routers in this way.
 #[test]
-fn routers_that_drop_are_named() {
+fn time_exceeded_names_router() {
     let to = addresses(2)[0];
     let mut world = World::new(false);
     let error = refused(&mut world, to).remove(0);
@@ -67,7 +67,7 @@ fn routers_that_drop_are_named() {
 }
 
 #[test]
-fn the_queue_is_bounded_and_emptied() {
+fn error_queue_is_bounded() {
     let to = addresses(2)[0];
     let mut world = World::new(false);
     let error = refused(&mut world, to).remove(0);

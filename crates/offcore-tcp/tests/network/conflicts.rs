@@ -66,7 +66,7 @@ fn probed_address_is_not_used() {
 }
 
 #[test]
-fn address_of_another_host_is_not_used() {
+fn duplicate_address_is_not_used() {
     for conflict in [
         message(ArpOperation::Reply, OWN, NONE),
         message(ArpOperation::Request, OWN, PEER),
@@ -93,7 +93,7 @@ fn address_of_another_host_is_not_used() {
 }
 
 #[test]
-fn foreign_probe_is_no_conflict() {
+fn foreign_probe_is_not_a_conflict() {
     let mut station = probing();
     station.run_to(50_000);
     station.receive(&message(ArpOperation::Request, NONE, PEER));

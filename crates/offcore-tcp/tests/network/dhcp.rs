@@ -119,7 +119,7 @@ fn answers(station: &mut Station) -> bool {
 }
 
 #[test]
-fn lease_is_asked_for_probed_and_used() {
+fn lease_is_requested_probed_and_used() {
     let mut station = client();
     let discover = asked(&mut station).pop().unwrap();
     assert_eq!((discover.kind, discover.station), (1, [0xff; 6]));
@@ -149,7 +149,7 @@ fn lease_is_asked_for_probed_and_used() {
 }
 
 #[test]
-fn silent_network_is_asked_less_and_less() {
+fn discover_retransmission_backs_off() {
     let mut station = client();
     station.run_to(400 * SECOND);
     let times: Vec<u64> = asked(&mut station).iter().map(|asked| asked.at / SECOND).collect();
@@ -159,7 +159,7 @@ fn silent_network_is_asked_less_and_less() {
 }
 
 #[test]
-fn lease_is_renewed_by_its_server() {
+fn renewal_is_unicast_to_server() {
     let mut station = bound();
     station.run_to(299 * SECOND);
     assert!(asked(&mut station).is_empty());
@@ -176,7 +176,7 @@ fn lease_is_renewed_by_its_server() {
 }
 
 #[test]
-fn address_goes_with_its_lease() {
+fn address_expires_with_its_lease() {
     let mut station = bound();
     station.run_to(599 * SECOND);
     let requests = asked(&mut station);
@@ -190,7 +190,7 @@ fn address_goes_with_its_lease() {
 }
 
 #[test]
-fn refused_renewal_begins_again() {
+fn dhcpnak_restarts_discovery() {
     let mut station = bound();
     station.run_to(301 * SECOND);
     station.answer_arp();
@@ -203,7 +203,7 @@ fn refused_renewal_begins_again() {
 }
 
 #[test]
-fn address_of_another_host_is_declined() {
+fn duplicate_address_is_declined() {
     let mut station = client();
     let discover = asked(&mut station).pop().unwrap();
     station.receive(&reply(2, discover.xid, "255.255.255.255", &OPTIONS));
@@ -239,7 +239,7 @@ fn foreign_replies_are_ignored() {
 }
 
 #[test]
-fn other_servers_do_not_end_a_lease() {
+fn dhcpnak_of_other_server_is_ignored() {
     let mut station = bound();
     station.run_to(301 * SECOND);
     station.answer_arp();
@@ -255,7 +255,7 @@ fn other_servers_do_not_end_a_lease() {
 }
 
 #[test]
-fn own_address_is_no_lease() {
+fn offer_of_own_address_is_ignored() {
     let mut station = Station::new(&["10.0.0.7/24"], &[]);
     station.stack.start_dhcp(1, 0);
     station.run_to(1);
@@ -266,7 +266,7 @@ fn own_address_is_no_lease() {
 }
 
 #[test]
-fn hasty_server_does_not_hurry_the_client() {
+fn zero_lease_time_is_rate_limited() {
     // The lease has a lifetime of zero and must be renewed at once.
     let hasty =
         [51, 4, 0, 0, 0, 0, 58, 4, 0, 0, 0, 0, 59, 4, 0, 0, 0, 0, 1, 4, 255, 255, 255, 0, 26, 2, 0, 0];
@@ -288,7 +288,7 @@ fn hasty_server_does_not_hurry_the_client() {
 }
 
 #[test]
-fn taken_and_given_leases_do_not_hurry_the_client() {
+fn repeated_dhcpnaks_are_rate_limited() {
     let mut station = client();
     let mut messages = 0;
     for hundredth in 1..6000 {
@@ -303,7 +303,7 @@ fn taken_and_given_leases_do_not_hurry_the_client() {
 }
 
 #[test]
-fn addresses_of_no_host_are_no_leases() {
+fn invalid_offered_addresses_are_ignored() {
     for yours in
         [[0; 4], [127, 0, 0, 1], [224, 0, 0, 1], [255; 4], [10, 0, 0, 0], [10, 0, 0, 255], [10, 0, 0, 1]]
     {
@@ -319,7 +319,7 @@ fn addresses_of_no_host_are_no_leases() {
 }
 
 #[test]
-fn routes_by_hand_stay_without_a_lease() {
+fn static_routes_outlive_lease() {
     let gateway = offcore_tcp::proto::Route::default_by(address("10.0.0.254"));
     let mut station = Station::new(&["10.0.0.9/24"], &[gateway]);
     station.stack.start_dhcp(1, 0);
@@ -339,7 +339,7 @@ fn routes_by_hand_stay_without_a_lease() {
 }
 
 #[test]
-fn lease_is_released_at_the_end() {
+fn lease_is_released_on_exit() {
     let mut station = bound();
     station.stack.release_leases(station.now, &mut station.out);
     station.take_out();
@@ -352,7 +352,7 @@ fn lease_is_released_at_the_end() {
 }
 
 #[test]
-fn lease_is_shown() {
+fn interface_info_shows_lease() {
     let mut station = client();
     let shown = |station: &Station| station.stack.interfaces(station.now).pop().unwrap();
     assert_eq!((shown(&station).addresses, shown(&station).dhcp_server), (vec![], None));

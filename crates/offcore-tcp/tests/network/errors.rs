@@ -36,7 +36,7 @@ fn padding(next: u8, units: u8) -> Vec<u8> {
 }
 
 #[test]
-fn echo_replies_have_own_hops() {
+fn echo_reply_uses_default_hop_limit() {
     let mut station = host();
     station.receive(&packet(PEERS[0], OWN[0], 1, 3, &message("", "", 8, b"ping")));
     station.receive(&packet(PEERS[1], OWN[1], 58, 255, &message(PEERS[1], OWN[1], 128, b"ping")));
@@ -154,7 +154,7 @@ fn errors_are_rate_limited() {
 
 /// Errors for programs that send to closed ports of their own host do not consume the rate limit of errors for peers.
 #[test]
-fn own_errors_do_not_count() {
+fn loopback_errors_bypass_rate_limit() {
     let mut station = host();
     let loopback = station.stack.add_loopback();
     for _ in 0..10_000 {

@@ -179,7 +179,7 @@ fn off_link_queries_are_ignored() {
 }
 
 #[test]
-fn old_router_gets_old_reports() {
+fn mldv1_querier_gets_v1_reports() {
     let mut station = Station::new(&["2001:db8::2/64"], &[]);
     station.run_to(10 * SECOND);
     reports(&mut station);
@@ -249,7 +249,7 @@ fn joined_group_is_reported_until_left() {
 }
 
 #[test]
-fn old_igmp_versions_are_reported() {
+fn igmp_falls_back_to_querier_version() {
     let group = address("239.1.2.3");
     let mut station = Station::new(&["10.0.0.2/24"], &[]);
     let socket = socket(&mut station, 1);
@@ -298,7 +298,7 @@ fn query_flood_gets_ten_answers_a_second() {
 }
 
 #[test]
-fn groups_have_limits() {
+fn group_memberships_are_limited() {
     let mut station = Station::new(&["10.0.0.2/24", "2001:db8::2/64"], &[]);
     let v4 = |number: u8| IpAddr::from([239, 1, 0, number]);
     let v6 = |number: u16| IpAddr::from([0xff05, 0, 0, 0, 0, 0, 0, number]);

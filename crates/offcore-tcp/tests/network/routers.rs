@@ -130,7 +130,7 @@ fn next_hop(station: &mut Station, to: &str) -> Option<IpAddr> {
 }
 
 #[test]
-fn host_makes_its_address() {
+fn slaac_forms_address() {
     let mut station = asking();
     assert_eq!(station.stack.awaits_address(), Some(0));
     let asked = sent(&mut station);
@@ -150,7 +150,7 @@ fn host_makes_its_address() {
 }
 
 #[test]
-fn silent_link_is_asked_less_and_less() {
+fn router_solicitation_backs_off() {
     let mut station = asking();
     station.run_to(300 * SECOND);
     let times = solicitations(&mut station);
@@ -161,7 +161,7 @@ fn silent_link_is_asked_less_and_less() {
 }
 
 #[test]
-fn default_router_has_a_lifetime() {
+fn default_router_lifetime_expires() {
     let mut station = configured();
     assert_eq!(next_hop(&mut station, FAR), Some(address(ROUTER)));
     station.run_to(1799 * SECOND);
@@ -179,7 +179,7 @@ fn default_router_has_a_lifetime() {
 }
 
 #[test]
-fn prefix_says_which_hosts_are_neighbours() {
+fn on_link_prefix_selects_next_hop() {
     let mut station = configured();
     assert_eq!(next_hop(&mut station, "2001:db8:1::77"), Some(address("2001:db8:1::77")));
     let mut off_link = prefix("2001:db8:2::", HOUR, HOUR);
@@ -196,7 +196,7 @@ fn prefix_says_which_hosts_are_neighbours() {
 }
 
 #[test]
-fn advertisements_from_afar_are_dropped() {
+fn invalid_router_advertisements_are_dropped() {
     let mut station = asking();
     let option = prefix("2001:db8:1::", HOUR, HOUR);
     let head = [134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -238,7 +238,7 @@ fn advertisements_from_afar_are_dropped() {
 }
 
 #[test]
-fn advertisement_does_not_end_an_address_at_once() {
+fn valid_lifetime_obeys_two_hour_rule() {
     let left = |station: &Station| info(station).addresses.iter().find_map(|own| own.valid);
     let mut station = asking();
     station.receive(&advert(ROUTER, 1800, 0, &prefix("2001:db8:1::", 10 * HOUR, HOUR)));
@@ -255,7 +255,7 @@ fn advertisement_does_not_end_an_address_at_once() {
 }
 
 #[test]
-fn address_goes_at_the_end_of_its_lifetime() {
+fn address_is_removed_after_valid_lifetime() {
     let mut station = configured();
     let hour = u64::from(HOUR) * SECOND;
     station.run_to(hour + 10 * SECOND);
@@ -267,7 +267,7 @@ fn address_goes_at_the_end_of_its_lifetime() {
 }
 
 #[test]
-fn deprecated_address_is_the_last_choice() {
+fn deprecated_source_address_is_avoided() {
     let mut station = configured();
     let source = |station: &Station| station.stack.source_to(address(FAR)).unwrap();
     assert_eq!(source(&station), address(OURS));
@@ -280,7 +280,7 @@ fn deprecated_address_is_the_last_choice() {
 }
 
 #[test]
-fn source_is_nearest_to_its_destination() {
+fn source_has_longest_matching_prefix() {
     let mut station = configured();
     let both = [prefix("fd00:1::", HOUR, HOUR), prefix("2001:db8:8::", HOUR, HOUR)].concat();
     station.receive(&advert(ROUTER, 1800, 0, &both));
@@ -293,7 +293,7 @@ fn source_is_nearest_to_its_destination() {
 }
 
 #[test]
-fn flood_of_advertisements_is_bounded() {
+fn advertisement_flood_is_bounded() {
     let mut station = asking();
     for number in 0..2000u64 {
         station.now += SECOND / 20;
@@ -313,7 +313,7 @@ fn flood_of_advertisements_is_bounded() {
 }
 
 #[test]
-fn address_of_another_host_is_not_used() {
+fn duplicate_address_is_not_used() {
     let mut station = asking();
     station.receive(&advert(ROUTER, 1800, 0, &prefix("2001:db8:1::", 2 * HOUR, HOUR)));
     let target = OURS.parse().unwrap();
@@ -350,7 +350,7 @@ fn preferred_router_is_used_while_it_answers() {
 }
 
 #[test]
-fn router_gives_station_mtu_and_name_servers() {
+fn advertisement_options_are_applied() {
     let mut station = configured();
     let mut servers = vec![25, 3, 0, 0, 0, 0, 0, 60];
     servers.extend("2001:db8::53".parse::<Ipv6Addr>().unwrap().octets());

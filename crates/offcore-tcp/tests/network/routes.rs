@@ -14,7 +14,7 @@ fn packets_to_peer(station: &mut Station) -> Vec<String> {
 }
 
 #[test]
-fn lone_address_resolves_its_gateway() {
+fn gateway_outside_prefix_is_resolved() {
     let gateway = address("169.254.1.1");
     let mut station = Station::new(&["10.9.0.2/32"], &[Route::default_by(gateway)]);
     station.run_to(SECOND);
@@ -28,7 +28,7 @@ fn lone_address_resolves_its_gateway() {
 }
 
 #[test]
-fn longest_prefix_chooses_the_gateway() {
+fn longest_prefix_selects_gateway() {
     let [near, far] = ["10.0.0.254", "10.0.0.1"].map(address);
     let routes = [
         Route::default_by(far),

@@ -4,7 +4,7 @@ use crate::hostile::{Outcome, play};
 use crate::replay::{corpus, play_any};
 
 #[test]
-fn any_network_is_survived() {
+fn stack_survives_arbitrary_network() {
     let mut sum = Outcome::default();
     play_any(1000, 600, |bytes| play(bytes, &mut sum));
     corpus("network").iter().for_each(|script| play(script, &mut sum));

@@ -101,7 +101,7 @@ fn connection_waits_for_its_address() {
 }
 
 #[test]
-fn unanswered_call_waits_for_its_address() {
+fn unanswered_syn_waits_for_its_address() {
     let mut station = bound();
     station.run_to(299 * SECOND);
     let to = format!("{PEER}:80").parse().unwrap();
@@ -120,7 +120,7 @@ fn unanswered_call_waits_for_its_address() {
 }
 
 #[test]
-fn connection_follows_its_router() {
+fn connection_uses_renewed_gateway() {
     let mut station = bound();
     connected(&mut station, FAR);
     station.run_to(301 * SECOND);

@@ -22,12 +22,12 @@ fn message(from: &str, to: &str) -> String {
 }
 
 #[test]
-fn a_right_script_passes() {
+fn correct_script_passes() {
     assert_eq!(run("x.pkt", GOOD, true).map(|trace| trace.len()), Ok(3));
 }
 
 #[test]
-fn wrong_numbers_are_found() {
+fn wrong_segments_are_found() {
     let text = message("> . 1:1(0) ack 101 win 65435", "> . 2:2(0) ack 101 win 65435");
     let (expected, came) = text.split_once('\n').unwrap();
     assert_eq!(expected, "x.pkt:7: expected 0.140000 > . 2:2(0) ack 101 win 65435");
@@ -55,7 +55,7 @@ fn missing_packets_are_found() {
 }
 
 #[test]
-fn packets_that_nobody_expects_are_found() {
+fn unexpected_packets_are_found() {
     let text = message("+0 > P. 1:11(10) ack 101 win 65435\n", "");
     assert!(text.starts_with("x.pkt:10: expected nothing more") && text.contains("> P. 1:11(10)"), "{text}");
     let text = message("+.04 > . 1:1(0) ack 101 win 65435\n", "+.1 expect readable\n");
@@ -83,7 +83,7 @@ fn wrong_bytes_are_found() {
 }
 
 #[test]
-fn wrong_fields_and_events_are_found() {
+fn wrong_state_and_events_are_found() {
     let text = message("cwnd == 10 mss", "cwnd == 11 mss");
     assert!(text.starts_with("x.pkt:8: expected cwnd == 11 mss") && text.contains("10000"), "{text}");
     assert!(message("state == ESTABLISHED", "state != ESTABLISHED").contains("state"));
@@ -93,7 +93,7 @@ fn wrong_fields_and_events_are_found() {
 }
 
 #[test]
-fn lines_that_mean_nothing_are_refused() {
+fn malformed_lines_are_rejected() {
     for (line, found) in [
         ("+x listen", "expected a time"),
         ("+0 lissten", "expected <, >"),

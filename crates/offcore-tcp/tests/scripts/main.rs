@@ -107,7 +107,7 @@ directories! {
 }
 
 #[test]
-fn every_script_is_run_and_says_what_it_tests() {
+fn every_script_runs_and_cites_rfc() {
     for entry in std::fs::read_dir(root()).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();

@@ -70,7 +70,7 @@ fn play(seed: u64, connections: usize, mode: Mode, faults: Faults) -> World {
 }
 
 #[test]
-fn nothing_is_lost_and_nothing_is_left() {
+fn soak_loses_and_leaks_nothing() {
     let world = play(1, 4000, Mode::Offload, FAULTS);
     let (client, server) = (&world.client, &world.server);
     // Otherwise, the test does not produce the intended load.

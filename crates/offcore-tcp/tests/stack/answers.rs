@@ -31,7 +31,7 @@ fn echo(station: MacAddr, to: Ipv4Addr) -> Vec<u8> {
 }
 
 #[test]
-fn echoes_come_from_our_station_only() {
+fn link_broadcast_echo_is_ignored() {
     // RFC 1122, 3.3.6: a unicast datagram that arrived in a link-layer broadcast is discarded. Otherwise, the reply
     // would have the request's destination, the broadcast address, as its source MAC address.
     let ours = Ipv4Addr::new(10, 0, 0, 1);

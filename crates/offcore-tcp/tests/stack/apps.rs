@@ -34,7 +34,7 @@ fn set_appetite(host: &mut Host, conn: ConnId, appetite: usize) {
 }
 
 #[test]
-fn each_is_in_its_own_memory() {
+fn applications_have_separate_memory() {
     let mut world = world();
     let apps =
         [(); 2].map(|()| world.hosts[1].stack.add_app(AppMemory::new(4 * MEGABYTE, Arc::default()).unwrap()));
@@ -109,7 +109,7 @@ fn beside_a_hoarder(hoards: bool, apart: bool) -> (u64, usize) {
 }
 
 #[test]
-fn one_that_takes_all_it_can_leaves_others_as_they_are() {
+fn greedy_application_spares_others() {
     let alone = beside_a_hoarder(false, true);
     assert_eq!(beside_a_hoarder(true, true), alone);
     // Counter-check: the measurement changes if both use the same memory.
@@ -118,7 +118,7 @@ fn one_that_takes_all_it_can_leaves_others_as_they_are() {
 }
 
 #[test]
-fn one_that_is_gone_still_sends() {
+fn removed_application_still_sends() {
     for latency in [0, 200] {
         let mut world = world();
         listen(&mut world.hosts[1], AppId::OWN, 7);
@@ -164,7 +164,7 @@ fn one_that_is_gone_still_sends() {
 }
 
 #[test]
-fn one_with_nothing_open_goes_at_once() {
+fn idle_application_is_removed_immediately() {
     let stack = &mut world().hosts[0].stack;
     let before = stack.counts();
     let app = stack.add_app(AppMemory::new(4 * MEGABYTE, Arc::default()).unwrap());
@@ -178,7 +178,7 @@ fn one_with_nothing_open_goes_at_once() {
 }
 
 #[test]
-fn a_socket_without_memory_gets_it_later() {
+fn waiting_socket_gets_freed_memory() {
     // No copy or packet of the socket is in flight, so no completion would trigger the search for memory.
     let mut world = world();
     let Host { stack, .. } = &mut world.hosts[0];
@@ -276,7 +276,7 @@ fn listeners_share_a_port() {
 }
 
 #[test]
-fn a_listener_says_how_it_is() {
+fn listener_info_reports_state() {
     let mut world = world();
     let address = Some([10, 0, 0, 2].into());
     let stack = &mut world.hosts[1].stack;
@@ -298,7 +298,7 @@ fn a_listener_says_how_it_is() {
 }
 
 #[test]
-fn connections_begin_where_they_are_bound() {
+fn connect_uses_bound_address() {
     let mut world = world();
     world.hosts[1].listen(7, 16);
     world.hosts[1].stack.listen(AppId::OWN, None, 8, 16, false).unwrap();
@@ -347,7 +347,7 @@ fn many_sockets_are_opened_while_memory_grows() {
 }
 
 #[test]
-fn memory_that_is_not_wanted_comes_back() {
+fn unneeded_segment_is_returned() {
     let mut stack = Stack::new(Config::default()).unwrap();
     // The last segment of the first application is short. All segments of the second one have full length.
     let short = stack.add_app(AppMemory::new(68 * MEGABYTE, Arc::default()).unwrap());
@@ -369,7 +369,7 @@ fn memory_that_is_not_wanted_comes_back() {
 }
 
 #[test]
-fn what_an_application_has_left_can_be_ended() {
+fn abort_gone_ends_orphaned_connections() {
     let mut world = world();
     listen(&mut world.hosts[1], AppId::OWN, 7);
     let add = |stack: &mut Stack| stack.add_app(AppMemory::new(4 * MEGABYTE, Arc::default()).unwrap());

@@ -99,7 +99,7 @@ fn udp(from: Ipv4Addr, ports: (u16, u16)) -> Vec<u8> {
 
 /// The application has closed a connection whose peer keeps its window closed and answers probes.
 #[test]
-fn closed_windows_keep_no_orphans() {
+fn zero_window_orphan_times_out() {
     let mut host = host(Config::default());
     let mut now = 2 * SECOND;
     let (isn, conn) = shake(&mut host, now, 4000, 0, None).unwrap();
@@ -131,7 +131,7 @@ fn closed_windows_keep_no_orphans() {
 
 /// A peer with many cheap connections must not prevent the service of others.
 #[test]
-fn bytes_behind_holes_starve_nobody() {
+fn out_of_order_flood_spares_others() {
     let mut host = host(Config::default());
     let now = 2 * SECOND;
     let (mut packets, mut conns) = (0, 0);
@@ -176,7 +176,7 @@ fn bytes_behind_holes_starve_nobody() {
 
 /// When memory is short, an idle connection occupies only its slot.
 #[test]
-fn idle_connections_leave_memory() {
+fn idle_connections_do_not_exhaust_memory() {
     let mut host = host(Config::default());
     let mut now = 2 * SECOND;
     for port in 1024..31_024u16 {
@@ -221,7 +221,7 @@ fn payload_is_not_broadcast() {
 
 /// A station on the link claims many addresses.
 #[test]
-fn strangers_displace_no_neighbours() {
+fn arp_flood_keeps_used_neighbours() {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[0].listen(7, 16);
     world.run(2 * SECOND);
@@ -251,7 +251,7 @@ fn strangers_displace_no_neighbours() {
 /// By sending to a closed port, an attacker must not learn from IP identifications whether the host has sent packets to
 /// others. The attacker could use this to find the window of a connection and to reset it.
 #[test]
-fn identifications_tell_nothing_of_others() {
+fn ip_identification_is_per_destination() {
     let me = Ipv4Addr::new(192, 168, 0, 66);
     let mut host = host(Config::default());
     let now = 2 * SECOND;
@@ -266,7 +266,7 @@ fn identifications_tell_nothing_of_others() {
 
 /// A segment has the maximum length of an IP packet, and most of it was received before.
 #[test]
-fn a_long_segment_ends_where_it_belongs() {
+fn long_overlapping_segment_is_trimmed() {
     let mut host = host(Config::default());
     let now = 2 * SECOND;
     let (isn, conn) = shake(&mut host, now, 4000, u16::MAX, Some(7)).unwrap();
@@ -281,7 +281,7 @@ fn a_long_segment_ends_where_it_belongs() {
 
 /// Short segments that follow a long one are still acknowledged in time (RFC 9293, MUST-58, SHLD-18).
 #[test]
-fn a_long_segment_delays_no_later_acknowledgements() {
+fn long_segment_delays_no_later_acks() {
     let mut host = host(Config::default());
     let now = 2 * SECOND;
     let (isn, _) = shake(&mut host, now, 4000, u16::MAX, Some(7)).unwrap();
@@ -310,7 +310,7 @@ fn a_long_segment_delays_no_later_acknowledgements() {
 /// SAD DNS (CVE-2020-25705): a global limit of ICMP errors would reveal open ports to an attacker with spoofed
 /// addresses.
 #[test]
-fn errors_do_not_tell_open_ports() {
+fn icmp_rate_limit_hides_open_ports() {
     let me = Ipv4Addr::new(192, 168, 0, 66);
     let mut host = host(Config::default());
     let socket = host.stack.open_datagrams(AppId::OWN, None, 0).unwrap();
@@ -337,7 +337,7 @@ fn errors_do_not_tell_open_ports() {
 
 /// Ephemeral ports of datagram sockets are random.
 #[test]
-fn datagram_ports_are_not_known_in_advance() {
+fn datagram_ports_are_random() {
     let ports = [1u8, 2].map(|_| {
         let mut host = host(Config::default());
         host.stack.open_datagrams(AppId::OWN, None, 0).unwrap();
@@ -351,7 +351,7 @@ fn datagram_ports_are_not_known_in_advance() {
 
 /// Unacceptable segments do not keep a dead connection alive.
 #[test]
-fn spoofed_segments_put_off_no_keep_alive() {
+fn spoofed_segments_do_not_delay_keepalive() {
     let mut host = host(Config::default());
     let mut now = 2 * SECOND;
     let (_, conn) = shake(&mut host, now, 4000, u16::MAX, None).unwrap();
@@ -373,7 +373,7 @@ fn spoofed_segments_put_off_no_keep_alive() {
 
 /// An off-path attacker without knowledge of the sequence numbers reports a small path MTU.
 #[test]
-fn a_forged_mtu_cuts_no_segments() {
+fn forged_path_mtu_does_not_last() {
     let mut world = World::new(1, 1500, Config::default());
     world.delay = 20_000;
     world.hosts[1].listen(7, 16);

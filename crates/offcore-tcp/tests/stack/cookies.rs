@@ -74,7 +74,7 @@ fn answers(world: &World) -> impl Iterator<Item = Seen> {
 }
 
 #[test]
-fn a_cookie_keeps_the_options() {
+fn syn_cookie_keeps_options() {
     let (mut world, conns) = by_cookies(16);
     exchange(&mut world, &conns, 100_000);
     let of_data: Vec<Seen> = answers(&world).filter(|seen| seen.len > 0).collect();
@@ -86,7 +86,7 @@ fn a_cookie_keeps_the_options() {
 }
 
 #[test]
-fn a_cookie_keeps_selective_acknowledgements() {
+fn syn_cookie_keeps_sack() {
     let (mut world, conns) = by_cookies(4);
     let now = world.now;
     world.impairment = Impairment { loss: 30, ..Impairment::default() };
@@ -106,7 +106,7 @@ fn a_cookie_keeps_selective_acknowledgements() {
 }
 
 #[test]
-fn a_full_queue_takes_the_rest_later() {
+fn full_backlog_completes_handshakes_later() {
     // All connections arrive at once, and 40 fit. The first ACKs of the others are dropped, and their data completes
     // the handshake later.
     let mut world = World::new(1, 1500, Config::default());
@@ -142,7 +142,7 @@ fn ask(world: &mut World, frame: Vec<u8>) -> Option<Seen> {
 }
 
 #[test]
-fn only_the_right_number_opens() {
+fn only_valid_cookie_opens_connection() {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 1);
     let like = syn(&mut world);
@@ -207,7 +207,7 @@ fn flood(chance: &mut SplitMix, like: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_flood_takes_little_and_shuts_nobody_out() {
+fn syn_flood_spares_honest_clients() {
     const BACKLOG: usize = 256;
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, BACKLOG);
@@ -241,7 +241,7 @@ fn a_flood_takes_little_and_shuts_nobody_out() {
 }
 
 #[test]
-fn who_listens_next_gets_no_others_connections() {
+fn new_listener_gets_no_old_handshakes() {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
     let like = syn(&mut world);

@@ -55,7 +55,7 @@ fn reset(left: Left) -> (World, ConnId) {
 }
 
 #[test]
-fn nothing_is_said_of_what_the_peer_has_reset() {
+fn reset_connection_sends_nothing() {
     for left in [Left::Nothing, Left::Unread, Left::Unsent, Left::Starved] {
         for aborts in [false, true] {
             let (mut world, here) = reset(left);
@@ -92,7 +92,7 @@ fn planned() -> (World, ConnId, Out) {
 }
 
 #[test]
-fn a_plan_that_is_given_up_may_be_the_last_of_a_connection() {
+fn abandoned_plan_frees_aborted_connection() {
     let (mut world, here, mut out) = planned();
     let stack = &mut world.hosts[0].stack;
     stack.abort(world.now, here, &mut out);
@@ -107,7 +107,7 @@ fn a_plan_that_is_given_up_may_be_the_last_of_a_connection() {
 }
 
 #[test]
-fn nothing_is_planned_of_a_connection_that_is_over() {
+fn closed_connection_plans_no_segments() {
     let (mut world, here, mut out) = planned();
     let (there, now) = (world.hosts[1].accepted[0], world.now);
     let host = &mut world.hosts[1];

@@ -392,7 +392,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, max_shrink_iters: 100, ..ProptestConfig::with_cases(64) })]
 
     #[test]
-    fn smoltcp_and_we_understand_each_other(case in cases()) {
+    fn stack_interoperates_with_smoltcp(case in cases()) {
         exchange(&case);
     }
 }

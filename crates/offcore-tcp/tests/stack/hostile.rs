@@ -14,14 +14,14 @@ fn check(outcome: live::Outcome, least: u64) {
 }
 
 #[test]
-fn any_peer_is_survived() {
+fn stack_survives_arbitrary_peer() {
     let mut sum = live::Outcome::default();
     play_any(1500, 1500, |bytes| sum = sum.and(live::play(bytes)));
     check(sum, 20);
 }
 
 #[test]
-fn the_corpus_of_peers_is_survived() {
+fn stack_survives_peer_corpus() {
     let outcomes = corpus("tcp_live").into_iter().map(|script| live::play(&script));
     check(outcomes.fold(live::Outcome::default(), live::Outcome::and), 2);
 }
@@ -31,14 +31,14 @@ fn check_input(outcome: input::Outcome, least: u64) {
 }
 
 #[test]
-fn any_frames_are_survived() {
+fn stack_survives_arbitrary_frames() {
     let mut sum = input::Outcome::default();
     play_any(2000, 800, |bytes| sum = sum.and(input::play(bytes)));
     check_input(sum, 300);
 }
 
 #[test]
-fn the_corpus_of_frames_is_survived() {
+fn stack_survives_frame_corpus() {
     let outcomes = corpus("tcp_input").into_iter().map(|script| input::play(&script));
     check_input(outcomes.fold(input::Outcome::default(), input::Outcome::and), 10);
 }

@@ -49,7 +49,7 @@ fn marks(world: &World, by: usize) -> Vec<(u8, u8)> {
 }
 
 #[test]
-fn packets_carry_class_and_hops() {
+fn packets_carry_traffic_class_and_ttl() {
     let here = ConnOptions { traffic_class: 0x4b, hops: Some(7), ..ConnOptions::default() };
     let there = ConnOptions { traffic_class: 0x10, hops: Some(9), ..ConnOptions::default() };
     for to in ["10.0.0.2:7", "[2001:db8::2]:7"] {

@@ -199,7 +199,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
     #[test]
-    fn segments_of_a_run_are_taken_as_each_alone(
+    fn coalesced_segments_match_single_segments(
         timestamps: bool,
         ecn: bool,
         steps in proptest::collection::vec(step(), 1..40),
@@ -212,7 +212,7 @@ proptest! {
 }
 
 #[test]
-fn a_window_that_did_not_count_counts_with_new_data() {
+fn ignored_window_applies_with_new_data() {
     // The window of a retransmission is ignored. The next segment in the vector has the same window, which must be
     // used.
     let mut twins = Twins::new(false, false);

@@ -56,7 +56,7 @@ fn close(world: &mut World, conns: &[[ConnId; 2]], first: usize) {
 }
 
 #[test]
-fn many_leave_nothing_behind_but_time_wait() {
+fn closed_connections_leave_only_time_wait() {
     let mut world = world(MANY as u16);
     let before = world.hosts.each_ref().map(|host| host.stack.memory_used());
     // The ports are the same each time. In turns, host 1 and host 0 have the connections in TIME-WAIT.
@@ -88,7 +88,7 @@ fn many_leave_nothing_behind_but_time_wait() {
 }
 
 #[test]
-fn both_may_be_in_time_wait() {
+fn both_ends_enter_time_wait() {
     let mut world = world(100);
     for _ in 0..3 {
         let conns = open(&mut world, 100, "10.0.0.2:7");
@@ -103,7 +103,7 @@ fn both_may_be_in_time_wait() {
 }
 
 #[test]
-fn slow_copies_and_lossy_links_leave_nothing_behind() {
+fn slow_copies_and_loss_leak_nothing() {
     let mut world = world(100);
     let before = world.hosts.each_ref().map(|host| host.stack.memory_used());
     world.hosts.iter_mut().for_each(|host| host.latency = 20);
@@ -129,7 +129,7 @@ fn slow_copies_and_lossy_links_leave_nothing_behind() {
 }
 
 #[test]
-fn connect_has_its_port_again_after_a_second() {
+fn port_is_reused_after_one_second() {
     let mut world = world(1);
     let conns = open(&mut world, 1, "10.0.0.2:7");
     send(&mut world, &conns, 0, 100);
@@ -155,7 +155,7 @@ fn syn(world: &World, host: usize) -> Seen {
 }
 
 #[test]
-fn the_next_connection_is_beyond_the_old_one() {
+fn next_isn_exceeds_last_sequence() {
     // RFC 9293, 3.4.3: 8 MB in less than a second are faster than the initial sequence number clock.
     const LEN: usize = 8 << 20;
     for first in [0, 1] {
@@ -173,7 +173,7 @@ fn the_next_connection_is_beyond_the_old_one() {
 }
 
 #[test]
-fn without_listener_time_wait_goes_on() {
+fn time_wait_outlives_listener() {
     let mut world = world(1);
     let conns = open(&mut world, 1, "10.0.0.2:7");
     close(&mut world, &conns, 1);
@@ -217,7 +217,7 @@ fn retransmissions(others: usize, swallows: fn(&[u8]) -> bool) -> Vec<u64> {
 }
 
 #[test]
-fn timers_keep_their_time_beside_others() {
+fn timers_stay_exact_under_load() {
     let to_one = |frame: &[u8]| frame::read(frame).is_some_and(|seen| seen.ports.1 == 8 && seen.len > 0);
     let to_all = |frame: &[u8]| frame::read(frame).is_some_and(|seen| seen.ports.1 < 9 && seen.len > 0);
     // One more connection resolves the neighbours first, so that the round-trip times are comparable.

@@ -66,7 +66,7 @@ fn smallest_mtu() {
 }
 
 #[test]
-fn nothing_but_the_end() {
+fn stream_without_data_closes() {
     exchange(&mut World::new(1, 1500, Config::default()), "10.0.0.2:7", 0);
 }
 
@@ -106,7 +106,7 @@ fn cutting(seed: u64, mtu: u16, longest: u32) -> World {
 }
 
 #[test]
-fn segments_cut_by_the_port() {
+fn tso_segments_match_mtu() {
     for (to, mtu, longest) in
         [("10.0.0.2:7", 1500, 65_000), ("[2001:db8::2]:7", 1500, 65_000), ("10.0.0.2:7", 9000, 20_000)]
     {
@@ -118,7 +118,7 @@ fn segments_cut_by_the_port() {
 }
 
 #[test]
-fn segments_cut_by_the_port_over_lossy_links() {
+fn tso_over_lossy_links() {
     for seed in 0..8 {
         let mut world = cutting(seed, 1500, [3000, 16_000, 65_000][seed as usize % 3]);
         world.impairment = lossy();
@@ -146,7 +146,7 @@ fn trace(seed: u64, impairment: Impairment, shuffled: bool) -> Vec<(u64, usize, 
 }
 
 #[test]
-fn the_order_of_copies_does_not_show() {
+fn offloaded_copies_keep_packet_trace() {
     for seed in 0..4 {
         let impairment = if seed == 0 { Impairment::default() } else { lossy() };
         let (plain, offloaded) = (trace(seed, impairment, false), trace(seed, impairment, true));
@@ -158,7 +158,7 @@ fn the_order_of_copies_does_not_show() {
 /// Counter-check: data that is reported before its copy is complete makes the comparison fail.
 #[test]
 #[should_panic(expected = "the first stream arrives as it was sent")]
-fn a_tail_without_the_copy_is_found() {
+fn missing_copy_is_detected() {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].without_copies = true;
     world.hosts[1].latency = 20;
@@ -166,7 +166,7 @@ fn a_tail_without_the_copy_is_found() {
 }
 
 #[test]
-fn refused_without_listener() {
+fn syn_without_listener_is_refused() {
     let mut world = World::new(1, 1500, Config::default());
     let conn = world.hosts[0].connect(1, "10.0.0.2:9");
     world.run(SECOND);
@@ -174,7 +174,7 @@ fn refused_without_listener() {
 }
 
 #[test]
-fn gives_up_when_nobody_answers() {
+fn unanswered_connect_times_out() {
     let mut world = World::new(1, 1500, Config::default());
     // The peer's MAC address is known, but all IPv4 packets are lost.
     world.swallows = |frame| frame.get(12..14) == Some(&[0x08, 0x00][..]);
@@ -186,7 +186,7 @@ fn gives_up_when_nobody_answers() {
 }
 
 #[test]
-fn a_next_hop_that_does_not_answer_is_unreachable() {
+fn silent_next_hop_is_unreachable() {
     let mut world = World::new(1, 1500, Config::default());
     let conn = world.hosts[0].connect(1, "10.0.0.3:9");
     world.run(2 * SECOND);
@@ -213,7 +213,7 @@ fn long_way(largest_buffer: u32) -> u64 {
 }
 
 #[test]
-fn buffers_grow_with_the_way() {
+fn buffers_grow_with_bdp() {
     let (fixed, grown) = (long_way(256 << 10), long_way(16_000_000));
     assert!(fixed > 2 * SECOND, "a window of 256 KiB a round trip: {fixed} us");
     assert!(grown < fixed / 2, "{grown} us instead of {fixed}");
@@ -221,7 +221,7 @@ fn buffers_grow_with_the_way() {
 
 // RFC 9293, 3.8.4: a silent peer is probed. The connection is aborted only if the peer does not answer.
 #[test]
-fn keep_alive_tells_silent_from_gone() {
+fn keepalive_aborts_only_dead_peers() {
     for is_open in [true, false] {
         keep_alive(is_open);
     }
@@ -255,7 +255,7 @@ fn keep_alive(is_open: bool) {
 
 // RFC 2923, 2.1: no router reports that packets are too long.
 #[test]
-fn black_holes_are_found() {
+fn pmtu_black_hole_is_detected() {
     for to in ["10.0.0.2:7", "[2001:db8::2]:7"] {
         let mut world = World::new(1, 1500, Config::default());
         world.swallows = |frame| frame.len() > 14 + 1400;
@@ -304,7 +304,7 @@ fn close_with_unread_data_resets() {
 }
 
 #[test]
-fn the_end_is_told_after_what_came_before() {
+fn close_event_follows_all_data() {
     // An application that closes the connection on this event must not lose data that is still being copied.
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
@@ -327,7 +327,7 @@ fn the_end_is_told_after_what_came_before() {
 // Other connections hold all the memory. A connection that waits for memory has no data in flight, so no
 // acknowledgement wakes it up.
 #[test]
-fn who_waits_for_memory_gets_it() {
+fn waiting_connection_gets_memory() {
     let mut world = World::new(1, 1500, Config { memory: 1 << 20, ..Config::default() });
     world.hosts[1].listen(7, 64);
     world.run(2 * SECOND);
@@ -351,7 +351,7 @@ fn who_waits_for_memory_gets_it() {
 }
 
 #[test]
-fn what_got_no_buffer_is_no_loss() {
+fn missing_buffer_is_not_a_loss() {
     // There is neither a timeout nor a retransmission. The packet was never sent, and is sent as soon as there are
     // buffers.
     let mut world = World::new(1, 1500, Config::default());
@@ -368,7 +368,7 @@ fn what_got_no_buffer_is_no_loss() {
 }
 
 #[test]
-fn nothing_is_left_behind() {
+fn teardown_releases_all_resources() {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 64);
     let before = world.hosts.each_ref().map(|host| host.stack.memory_used());
@@ -405,7 +405,7 @@ fn shifted(mut frame: Vec<u8>, by: u32) -> Vec<u8> {
 }
 
 #[test]
-fn beyond_the_window_is_no_duplicate() {
+fn data_beyond_window_is_not_dsacked() {
     // RFC 2883, 4: a DSACK block reports data that was received twice. Data that was never accepted is not reported.
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);

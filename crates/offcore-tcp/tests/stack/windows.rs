@@ -38,7 +38,7 @@ fn drops(world: &World) -> u64 {
 }
 
 #[test]
-fn windows_end_where_memory_does() {
+fn advertised_windows_fit_memory() {
     const LEN: usize = 400_000;
     let (mut world, ends) = world(8 * MEGABYTE, 200);
     let bytes = content(1, LEN);
@@ -67,7 +67,7 @@ fn windows_end_where_memory_does() {
 }
 
 #[test]
-fn an_offered_window_never_shrinks() {
+fn advertised_window_never_shrinks() {
     let (mut world, ends) = world(4 * MEGABYTE, 100);
     for [here, there] in &ends {
         set_appetite(&mut world.hosts[1], *there, 3000);
@@ -98,7 +98,7 @@ fn an_offered_window_never_shrinks() {
 }
 
 #[test]
-fn a_reader_makes_progress_beside_unread_data() {
+fn unread_data_does_not_block_readers() {
     let (mut world, ends) = world(4 * MEGABYTE, 100);
     let (reader, hoarders) = ends.split_last().unwrap();
     for [here, there] in hoarders {
@@ -121,7 +121,7 @@ fn a_reader_makes_progress_beside_unread_data() {
 }
 
 #[test]
-fn idle_connections_leave_the_memory_to_others() {
+fn active_connection_gets_idle_memory() {
     let (mut world, ends) = world(4 * MEGABYTE, 500);
     world.run(3 * SECOND);
     let ([here, there], bytes) = (ends[499], content(1, 2_000_000));

@@ -160,7 +160,7 @@ mod tests {
     use crate::passed::Errands;
 
     #[test]
-    fn withholdable_memory_is_refused() {
+    fn memory_on_unknown_file_systems_is_refused() {
         let region = |fd: OwnedFd| {
             let fd = PassedFd::new(fd, &Errands::default());
             let region = MemoryRegion { guest: 0, size: 4096, user: 0, mmap_offset: 0 };

@@ -128,7 +128,7 @@ fn memory_of(cell: &VringCell) -> Weak<GuestMemory> {
 }
 
 #[test]
-fn worker_is_never_the_last_to_have_a_descriptor() {
+fn worker_never_closes_an_eventfd() {
     let (backend, worker, mut peer) = started("last", 0);
     worker.advance_to(0);
     let mut set = || {
@@ -150,7 +150,7 @@ fn worker_is_never_the_last_to_have_a_descriptor() {
 }
 
 #[test]
-fn table_is_answered_after_the_worker() {
+fn set_mem_table_waits_for_worker() {
     let (backend, worker, mut peer) = started("late", 0);
     worker.advance_to(41);
     let old = memory_of(&backend.cells()[0]);
@@ -209,7 +209,7 @@ fn new_eventfds_do_not_stop_a_ring() {
 
 /// The front end may free the old eventfd as soon as it receives the answer.
 #[test]
-fn eventfd_is_answered_after_the_worker() {
+fn set_vring_call_waits_for_worker() {
     let backend = backend("exchange", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[0]);
     let mut peer = Peer::new(&backend);
@@ -230,7 +230,7 @@ fn eventfd_is_answered_after_the_worker() {
 }
 
 #[test]
-fn regions_come_and_go_under_a_running_ring() {
+fn region_changes_keep_the_ring_running() {
     let (backend, worker, mut peer) = started("regions", 0);
     worker.advance_to(5);
     let vring = || backend.cells()[0].wanted().vring.unwrap();
@@ -254,7 +254,7 @@ fn regions_come_and_go_under_a_running_ring() {
 
 /// QEMU replaces a region by a longer one by removing it first.
 #[test]
-fn ring_rests_while_its_memory_is_gone() {
+fn ring_stops_while_memory_is_removed() {
     let backend = backend("removed", TIMEOUT, ());
     let workers: Vec<Worker> = backend.cells().iter().map(Worker::new).collect();
     let mut peer = Peer::new(&backend);
@@ -285,7 +285,7 @@ fn ring_rests_while_its_memory_is_gone() {
 }
 
 #[test]
-fn reset_waits_and_forgets() {
+fn reset_device_waits_for_workers() {
     let backend = backend("reset", TIMEOUT, ());
     let workers: Vec<Worker> = backend.cells().iter().map(Worker::new).collect();
     for request in [Request::ResetDevice, Request::SetStatus(0)] {
@@ -320,7 +320,7 @@ fn reset_waits_and_forgets() {
 }
 
 #[test]
-fn unseen_ring_keeps_its_base() {
+fn ring_unseen_by_worker_keeps_base() {
     let (_backend, worker, mut peer) = started("unseen", 0);
     worker.advance_to(9);
     assert!(matches!(peer.base(0), Some(Reply::Vring(VringState { index: 0, num: 9 }))));
@@ -334,7 +334,7 @@ fn unseen_ring_keeps_its_base() {
 }
 
 #[test]
-fn next_worker_goes_on() {
+fn next_worker_resumes_at_base() {
     let (backend, worker, mut peer) = started("detach", 0);
     worker.advance_to(12);
     drop(worker);
@@ -345,7 +345,7 @@ fn next_worker_goes_on() {
 }
 
 #[test]
-fn silent_worker_costs_the_connection() {
+fn unresponsive_worker_closes_the_connection() {
     let backend = backend("stuck", Duration::from_millis(100), ());
     let worker = Worker::new(&backend.cells()[0]);
     // A worker holds this configuration while it works.
@@ -378,7 +378,7 @@ fn silent_worker_costs_the_connection() {
 
 /// The front end has filled its error eventfd, and has made it blocking after passing it.
 #[test]
-fn full_error_eventfd_blocks_nobody() {
+fn full_error_eventfd_does_not_block() {
     let backend = backend("full", TIMEOUT, ());
     let [first, second] = [0, 1].map(|index| Worker::new(&backend.cells()[index]));
     let mut peer = Peer::new(&backend);
@@ -432,7 +432,7 @@ fn broken_virtqueue_stays_down() {
 
 /// An error found by a worker is logged by the control thread.
 #[test]
-fn refused_binding_is_said_by_control() {
+fn control_thread_reports_refused_binding() {
     let backend = backend("refused", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[0]);
     let mut peer = Peer::new(&backend);

@@ -19,7 +19,7 @@ fn path(name: &str) -> PathBuf {
 }
 
 #[test]
-fn single_bytes_make_a_message() {
+fn message_is_assembled_from_single_bytes() {
     let (a, mut b) = pair();
     let fd = eventfds(1);
     let (bytes, fds) = Request::SetVringKick(VringFd { index: 1, fd: Some(fd[0].as_fd()) }).encode(true);
@@ -34,7 +34,7 @@ fn single_bytes_make_a_message() {
 }
 
 #[test]
-fn messages_sent_at_once_come_one_by_one() {
+fn concatenated_messages_are_split() {
     let (a, mut b) = pair();
     let first = Request::<BorrowedFd<'_>>::SetFeatures(7).encode(false).0;
     let second = Request::<BorrowedFd<'_>>::SetOwner.encode(false).0;
@@ -44,7 +44,7 @@ fn messages_sent_at_once_come_one_by_one() {
 }
 
 #[test]
-fn end_differs_from_broken_message() {
+fn close_differs_from_truncated_message() {
     let (a, mut b) = pair();
     assert!(b.is_alive());
     drop(a);
@@ -86,7 +86,7 @@ fn too_many_descriptors_end_the_connection() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_is_given_up() {
+fn send_to_unread_socket_times_out() {
     let (a, _b) = pair();
     let sent = a.send(&vec![0; 16 << 20], &[]);
     assert!(matches!(sent, Err(ConnectionError::NotRead { .. })), "{sent:?}");
@@ -102,7 +102,7 @@ fn bad_header_ends_the_connection() {
 const OPEN: SocketAccess = SocketAccess { owner: None, group: None, mode: None };
 
 #[test]
-fn socket_is_whose_it_is_said_to_be() {
+fn socket_has_configured_owner_and_mode() {
     use std::os::unix::fs::MetadataExt;
     let path = path("whose");
     let is_root = rustix::process::geteuid().is_root();
@@ -137,7 +137,7 @@ fn socket_mode_ignores_umask() {
 }
 
 #[test]
-fn files_put_in_the_place_of_a_socket_stay_as_they_are() {
+fn socket_swap_race_changes_no_file() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -193,7 +193,7 @@ fn path_in_use_is_refused() {
 }
 
 #[test]
-fn other_paths_are_refused() {
+fn non_socket_paths_are_refused() {
     let path = path("file");
     std::fs::write(&path, "precious").unwrap();
     assert!(matches!(Listener::bind(&path, OPEN, Duration::ZERO), Err(SocketError::NotASocket { .. })));

@@ -113,7 +113,7 @@ mod tests {
     };
 
     #[test]
-    fn features_are_chosen_with_what_they_need() {
+    fn features_without_dependencies_are_not_chosen() {
         let both = VIRTIO_NET_F_CSUM | VIRTIO_NET_F_HOST_TSO4 | VIRTIO_NET_F_GUEST_CSUM | LARGE;
         assert_eq!(usable(both | VIRTIO_NET_F_MRG_RXBUF), both | VIRTIO_NET_F_MRG_RXBUF);
         assert_eq!(usable(both), VIRTIO_NET_F_CSUM | VIRTIO_NET_F_HOST_TSO4 | VIRTIO_NET_F_GUEST_CSUM);

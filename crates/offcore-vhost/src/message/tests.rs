@@ -70,7 +70,7 @@ fn request() -> impl Strategy<Value = Request<u32>> {
 
 proptest! {
     #[test]
-    fn requests_survive_the_socket(request in request(), need_reply: bool) {
+    fn requests_round_trip(request in request(), need_reply: bool) {
         let (bytes, fds) = request.clone().encode(need_reply);
         let header = header_of(&bytes);
         prop_assert_eq!(header, Header {
@@ -131,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn replies_survive_the_socket(value: u64, state in state(), area in area(), fd: u32, which in 0..3) {
+    fn replies_round_trip(value: u64, state in state(), area in area(), fd: u32, which in 0..3) {
         let (reply, code) = match which {
             0 => (Reply::Value(value), Code::GET_FEATURES),
             1 => (Reply::Vring(state), Code::GET_VRING_BASE),
@@ -144,7 +144,7 @@ proptest! {
 }
 
 #[test]
-fn layouts_are_those_of_the_specification() {
+fn message_layouts_match_specification() {
     let (bytes, fds) = Request::SetVringKick(VringFd { index: 3, fd: Some(9) }).encode(true);
     assert_eq!(bytes, [12, 0, 0, 0, 9, 0, 0, 0, 8, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(fds, [9]);
@@ -212,7 +212,7 @@ fn memory_tables_are_checked() {
 }
 
 #[test]
-fn region_is_added_with_its_file() {
+fn add_mem_reg_needs_one_fd() {
     let decode = |code, len: usize, fds: usize| {
         let header = Header { code, reply: false, need_reply: false, size: len as u32 };
         Request::decode(&header, &vec![0; len], vec![7u32; fds])
@@ -236,7 +236,7 @@ fn region_is_added_with_its_file() {
 }
 
 #[test]
-fn what_is_not_understood_is_named() {
+fn unsupported_requests_are_named() {
     let decode = |code| {
         let header = Header { code: Code(code), reply: false, need_reply: false, size: 8 };
         Request::<u32>::decode(&header, &[0; 8], vec![]).unwrap_err().to_string()

@@ -70,7 +70,7 @@ fn mtu_is_bounded_and_shown() {
 }
 
 #[test]
-fn request_socket_is_held() {
+fn backend_request_socket_is_kept_open() {
     let dir = Dir::new();
     let backend = jumbo_backend(&dir);
     let mut peer = Peer::negotiated(&dir.file("vhost.sock"));
@@ -136,7 +136,7 @@ fn unnegotiated_requests_are_refused() {
 }
 
 #[test]
-fn reset_device_begins_anew() {
+fn reset_device_clears_all_state() {
     let dir = Dir::new();
     let backend = jumbo_backend(&dir);
     let guest = Guest::new();

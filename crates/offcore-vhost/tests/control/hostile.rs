@@ -15,7 +15,7 @@ use proptest::test_runner::{Config, TestRunner};
 use crate::peer::*;
 
 #[test]
-fn lost_stream_ends_the_connection() {
+fn unparsable_header_closes_the_connection() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let oversize = [2, 1, MAX_PAYLOAD as u32 + 1].map(u32::to_ne_bytes).concat();
@@ -37,7 +37,7 @@ fn lost_stream_ends_the_connection() {
 }
 
 #[test]
-fn death_in_a_message_is_clear() {
+fn disconnect_inside_message_is_reported() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let guest = Guest::new();
@@ -157,7 +157,7 @@ fn wrong_fd_counts_are_refused() {
 }
 
 #[test]
-fn legacy_and_invented_features_are_refused() {
+fn legacy_and_unoffered_features_are_refused() {
     let (_dir, backend, _guest, mut peer) = connected();
     let legacy = features::VIRTIO_NET_F_MRG_RXBUF;
     refused(&backend, &mut peer, Request::SetFeatures(legacy), "VIRTIO_F_VERSION_1 (bit 32) is missing");
@@ -198,7 +198,7 @@ fn unknown_virtqueues_are_refused() {
 }
 
 #[test]
-fn values_that_make_no_sense_are_refused() {
+fn out_of_range_vring_values_are_refused() {
     let (_dir, backend, _, mut peer) = negotiated();
     for size in [0, 3, 255, 257, 65536, 0x10100, u32::MAX] {
         let why = format!("virtqueue 0 of {size}, expected a power of two from 1 to 32768");
@@ -267,7 +267,7 @@ fn running_virtqueue_is_not_changed() {
 }
 
 #[test]
-fn memory_that_makes_no_sense_is_refused() {
+fn invalid_memory_tables_are_refused() {
     let (_dir, backend, guest, mut peer) = negotiated();
     let good = guest.region();
     let region = |guest, size, user, mmap_offset| MemoryRegion { guest, size, user, mmap_offset };
@@ -331,7 +331,7 @@ fn close_elsewhere(what: impl Send + 'static) {
 
 /// The socket is passed directly, and inside another socket.
 #[test]
-fn descriptors_that_take_long_to_close_hold_nobody_up() {
+fn slow_close_does_not_block() {
     let (_dir, backend, guest, mut peer) = negotiated();
     let begin = Instant::now();
     let mut receivers = Vec::new();
@@ -378,7 +378,7 @@ fn descriptors_that_take_long_to_close_hold_nobody_up() {
 
 /// A front end with many of them is no longer served.
 #[test]
-fn descriptors_that_take_long_to_close_are_counted() {
+fn unclosed_descriptors_are_limited() {
     let (dir, backend, _guest, first) = negotiated();
     // It is read after all other copies are closed.
     let mut peer = Peer::connect(&dir.file("vhost.sock"));
@@ -423,7 +423,7 @@ fn memory_that_vanishes_ends_the_connection() {
 }
 
 #[test]
-fn flood_of_messages_is_slowed_down() {
+fn messages_are_rate_limited() {
     let (_dir, backend, _guest, mut peer) = negotiated();
     let start = Instant::now();
     // The front end does not wait for replies, because this would also slow it down.
@@ -437,7 +437,7 @@ fn flood_of_messages_is_slowed_down() {
 }
 
 #[test]
-fn flood_of_connections_is_slowed_down() {
+fn connections_are_rate_limited() {
     let (_dir, backend, _guest, peer) = negotiated();
     drop(peer);
     let start = Instant::now();

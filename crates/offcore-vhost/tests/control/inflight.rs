@@ -27,7 +27,7 @@ fn region(peer: &mut Peer) -> (InflightArea, PassedFd) {
 
 /// Each reply that is not read keeps a file of this process open.
 #[test]
-fn regions_of_a_connection_are_counted() {
+fn inflight_regions_per_connection_are_limited() {
     let (_dir, backend, _guest, mut peer) = connected();
     (0..8).for_each(|_| drop(region(&mut peer)));
     peer.send(Request::GetInflightFd(ASKED));
@@ -38,7 +38,7 @@ fn regions_of_a_connection_are_counted() {
 
 /// CVE-2021-3839: writes beyond the existing virtqueues. The request expects a reply, so the connection is closed.
 #[test]
-fn region_for_what_there_is_not_is_refused() {
+fn out_of_range_inflight_area_is_refused() {
     for (queues, queue_size) in [(0, SIZE), (3, SIZE), (u16::MAX, SIZE), (2, 0), (2, 32_769), (2, u16::MAX)] {
         let why = format!("{queues} virtqueues of {queue_size} descriptors, expected 1 to 2, of 1 to 32768");
         let area = InflightArea { queues, queue_size, ..ASKED };
@@ -54,7 +54,7 @@ fn region_for_what_there_is_not_is_refused() {
 }
 
 #[test]
-fn region_that_makes_no_sense_is_refused() {
+fn invalid_inflight_region_is_refused() {
     let (_dir, backend, _guest, mut peer) = connected();
     let (area, fd) = region(&mut peer);
     assert_eq!((area.size, area.queues), (2 * Inflight::len(SIZE) as u64, 2));
@@ -92,7 +92,7 @@ fn leave(file: &Mapping, queue: usize, [old, new]: [u8; 2]) {
 }
 
 #[test]
-fn virtqueues_go_on_where_a_back_end_has_left_them() {
+fn inflight_region_restores_ring_position() {
     let (_dir, backend, _guest, mut peer) = connected();
     assert_eq!(peer.ask(Request::SetFeatures(FEATURES | VIRTIO_F_RING_PACKED)), 0);
     let (area, fd) = region(&mut peer);
@@ -129,7 +129,7 @@ fn virtqueues_go_on_where_a_back_end_has_left_them() {
 
 /// A region of another back end, or of a ring of another format, is refused.
 #[test]
-fn what_somebody_else_has_left_is_refused() {
+fn foreign_inflight_region_is_refused() {
     let (_dir, backend, _guest, mut peer) = connected();
     let (area, fd) = region(&mut peer);
     let file = Mapping::shared(fd.as_fd(), 0, area.size as usize).unwrap();
@@ -166,7 +166,7 @@ fn region_that_vanishes_ends_the_connection() {
 
 /// The regions are memory of this process. They must not accumulate, even if the front end keeps the files.
 #[test]
-fn regions_do_not_add_up() {
+fn inflight_regions_do_not_accumulate() {
     let memory = |fd: &PassedFd| rustix::fs::fstat(fd).unwrap().st_blocks as u64 * 512;
     let (_dir, backend, _guest, mut peer) = connected();
     let written = |peer: &mut Peer| {

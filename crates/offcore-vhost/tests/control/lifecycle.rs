@@ -57,7 +57,7 @@ fn start(dir: &Dir, queue_pairs: u16) -> (Backend, Diary) {
 }
 
 #[test]
-fn applications_are_told_in_order() {
+fn device_events_arrive_in_order() {
     let dir = Dir::new();
     let (backend, diary) = start(&dir, 2);
     let guest = Guest::new();
@@ -91,7 +91,7 @@ fn applications_are_told_in_order() {
 }
 
 #[test]
-fn front_end_leaves_and_comes_back() {
+fn front_end_may_disconnect_and_reconnect() {
     let dir = Dir::new();
     let (backend, diary) = start(&dir, 1);
     let guest = Guest::new();
@@ -149,7 +149,7 @@ fn client_waits_for_its_server() {
 }
 
 #[test]
-fn a_client_that_stops_does_not_come_back() {
+fn stopped_client_does_not_reconnect() {
     let dir = Dir::new();
     let listener = UnixListener::bind(dir.file("vhost.sock")).unwrap();
     let config = BackendConfig { role: Role::Client, ..BackendConfig::new(dir.file("vhost.sock")) };
@@ -205,7 +205,7 @@ fn callback_may_stop_the_back_end() {
 }
 
 #[test]
-fn what_cannot_start_says_why() {
+fn start_errors_name_the_cause() {
     let dir = Dir::new();
     let start = |config| Backend::start(config, Box::new(()));
     let (_backend, _) = self::start(&dir, 1);
@@ -223,7 +223,7 @@ fn what_cannot_start_says_why() {
 }
 
 #[test]
-fn devices_refuse_what_is_not_there() {
+fn invalid_device_calls_are_refused() {
     let dir = Dir::new();
     let config = BackendConfig { asynchronous: false, ..BackendConfig::new(dir.file("vhost.sock")) };
     let backend = Backend::start(config, Box::new(())).unwrap();

@@ -35,7 +35,7 @@ fn ends(request: Request<BorrowedFd<'_>>, why: &str) {
 
 /// CVE-2020-10722: the sum of size and offset was not checked.
 #[test]
-fn log_that_makes_no_sense_is_refused() {
+fn invalid_log_is_refused() {
     let (_mapping, fd) = file(4096);
     ends(log(&fd, 0, 0), "is empty or wraps around");
     ends(log(&fd, u64::MAX, 4096), "is empty or wraps around");
@@ -58,7 +58,7 @@ fn log_needs_its_protocol_feature() {
 }
 
 #[test]
-fn nothing_runs_that_is_not_logged() {
+fn rings_wait_for_dirty_log() {
     let (_dir, backend, guest, mut peer) = connected();
     let features = FEATURES | VHOST_F_LOG_ALL;
     let state = |queue: usize| backend.device().status().vrings[queue].state;
@@ -135,7 +135,7 @@ fn log_that_vanishes_ends_the_connection() {
 
 /// Each log replaces the previous one.
 #[test]
-fn logs_do_not_add_up() {
+fn dirty_logs_do_not_accumulate() {
     let (_dir, _backend, _guest, mut peer) = connected();
     let count = |dir: &str| std::fs::read_dir(dir).unwrap().count();
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("memfd:counted").count();

@@ -192,7 +192,7 @@ fn guest_migrates_with_an_engine_that_fails() {
 }
 
 #[test]
-fn receiver_of_one_copy_migrates() {
+fn pair_receiver_migrates() {
     for packed in [false, true] {
         for engine in [Engine::Core, Engine::Stepped] {
             migrate(Setup { packed, engine, pair: true });

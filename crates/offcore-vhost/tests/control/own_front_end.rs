@@ -77,10 +77,10 @@ fn virtqueues_start_and_stop() {
 /// A back end gets access to all packet memory. The check uses the user of its process and ignores the owner of the
 /// path.
 #[test]
-fn strangers_back_end_gets_nothing() {
+fn back_end_of_other_user_is_refused() {
     const STRANGER: u32 = 54_321;
     if !rustix::process::geteuid().is_root() {
-        return println!("SKIP: strangers_back_end_gets_nothing: needs root, to be somebody else");
+        return println!("SKIP: back_end_of_other_user_is_refused: needs root, to be somebody else");
     }
     let (dir, memory) = (Dir::new(), Memory::new());
     let path = dir.file("vhost.sock");
@@ -223,7 +223,7 @@ fn a_front_end_can_be_the_server() {
 }
 
 #[test]
-fn front_end_takes_up_a_restart() {
+fn front_end_detects_back_end_restart() {
     let dir = Dir::new();
     let start = || Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap();
     let memory = Memory::new();
@@ -240,7 +240,7 @@ fn front_end_takes_up_a_restart() {
 }
 
 #[test]
-fn what_cannot_be_is_said() {
+fn connect_errors_name_the_cause() {
     let dir = Dir::new();
     let short = FrontEndConfig { timeout: Duration::from_millis(50), ..config(&dir) };
     let connect = |config: &FrontEndConfig| FrontEnd::connect(config, &[]).unwrap_err();

@@ -61,7 +61,7 @@ fn no_ack_unless_negotiated() {
 
 /// A ring starts exactly when its configuration is complete, for any order of the messages.
 #[test]
-fn ring_starts_with_its_last_part() {
+fn ring_starts_when_fully_configured() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let guest = Guest::new();
@@ -152,7 +152,7 @@ fn call_eventfd_reaches_the_worker() {
 }
 
 #[test]
-fn stopped_ring_tells_its_base() {
+fn get_vring_base_stops_the_ring() {
     let (_dir, backend, _guest, mut peer) = connected();
     assert_eq!(peer.base(0), 0, "never set up");
     assert_eq!(peer.ask(Request::SetVringBase(state(0, 77))), 0);
@@ -173,7 +173,7 @@ fn stopped_ring_tells_its_base() {
 
 /// DPDK's virtio-user as a server, after its back end has terminated and another one connects.
 #[test]
-fn unknown_base_goes_on_from_used() {
+fn unknown_base_starts_at_used_index() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let guest = Guest::new();

@@ -16,7 +16,7 @@ fn page(i: u64) -> MemoryRegion {
 }
 
 #[test]
-fn there_are_64_slots_and_no_65th() {
+fn memory_slots_are_limited_to_64() {
     let (_dir, backend, guest, mut peer) = negotiated();
     let slots = peer.ask(Request::GetMaxMemSlots);
     assert_eq!(slots, 64);
@@ -37,7 +37,7 @@ fn there_are_64_slots_and_no_65th() {
 
 /// Sparse files need no memory, and could use up the address space.
 #[test]
-fn no_more_is_mapped_than_a_port_may_have() {
+fn guest_memory_per_port_is_limited() {
     let dir = Dir::new();
     let config = BackendConfig { max_memory: 8 << 20, ..BackendConfig::new(dir.file("vhost.sock")) };
     let backend = Backend::start(config, Box::new(())).unwrap();
@@ -87,7 +87,7 @@ fn no_more_is_mapped_than_a_port_may_have() {
 
 /// QEMU adds every region separately, and then sets up the rings.
 #[test]
-fn rings_run_in_added_pieces() {
+fn rings_run_in_added_regions() {
     let (_dir, backend, guest, mut peer) = negotiated();
     let piece = |i: u64| {
         let (at, size) = (i << 16, 1 << 16);
@@ -134,7 +134,7 @@ fn ring_waits_for_its_memory() {
 }
 
 #[test]
-fn regions_that_make_no_sense_are_refused() {
+fn invalid_memory_regions_are_refused() {
     let (_dir, backend, guest, mut peer) = connected();
     peer.start_ring(0);
     let before = backend.cells()[0].wanted().vring.unwrap();
@@ -170,7 +170,7 @@ fn regions_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn front_end_adds_beyond_a_table() {
+fn add_mem_reg_exceeds_table_size() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let memories: Vec<_> =

@@ -150,7 +150,7 @@ fn flow(format: Format, change: &mut impl FnMut(&mut Peer, &Guest, usize)) {
 }
 
 #[test]
-fn other_descriptors_cost_no_packet() {
+fn eventfd_changes_lose_no_packet() {
     let fds = [eventfd(), eventfd()];
     while_packets_flow(|peer, _, round| {
         for request in [Request::SetVringCall, Request::SetVringKick] {
@@ -164,7 +164,7 @@ fn other_descriptors_cost_no_packet() {
 }
 
 #[test]
-fn other_memory_costs_no_packet() {
+fn region_changes_lose_no_packet() {
     let (_mapping, fd) = Mapping::memfd("more", 1 << 20, Hugepages::None).unwrap();
     while_packets_flow(|peer, _, round| {
         let at = (round as u64 % 32) << 12;
@@ -180,7 +180,7 @@ fn other_memory_costs_no_packet() {
 
 /// The memory table is replaced by a table with or without another region, and repeated unchanged.
 #[test]
-fn other_tables_cost_no_packet() {
+fn memory_table_changes_lose_no_packet() {
     let (_mapping, fd) = Mapping::memfd("more", 1 << 20, Hugepages::None).unwrap();
     let more = MemoryRegion { guest: 1 << 33, size: 4096, user: 1 << 43, mmap_offset: 0 };
     while_packets_flow(|peer, guest, round| {

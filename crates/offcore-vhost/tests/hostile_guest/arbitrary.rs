@@ -7,7 +7,7 @@ use crate::script::Outcome;
 use crate::{live_script, messages, script};
 
 #[test]
-fn any_guest_is_survived() {
+fn random_guest_scripts_pass() {
     let mut sum = Outcome::default();
     play_any(3000, 600, |bytes| {
         let one = script::play(bytes);
@@ -21,7 +21,7 @@ fn any_guest_is_survived() {
 }
 
 #[test]
-fn any_front_end_is_survived() {
+fn random_front_end_scripts_pass() {
     let mut sum = live_script::Outcome::default();
     let mut play = |script: &[u8]| {
         let one = live_script::play(script);
@@ -43,14 +43,14 @@ fn any_front_end_is_survived() {
 }
 
 #[test]
-fn the_corpus_of_guests_is_survived() {
+fn guest_corpus_passes() {
     for script in corpus("virtqueue") {
         script::play(&script);
     }
 }
 
 #[test]
-fn corpus_of_messages_is_survived() {
+fn message_corpus_passes() {
     let accepted: usize = corpus("messages").iter().map(|bytes| messages::decode(bytes)).sum();
     assert!(accepted > 10, "{accepted}");
 }

@@ -6,15 +6,15 @@
 //! report or fix:
 //!
 //! * CVE-2018-1059: `checklist`: `cve_2018_1059_*`; here `cve_2018_1059_ranges`
-//! * CVE-2019-14818: `control_descriptors`: `nothing_leaks`; `control`: `wrong_fd_counts_are_refused`; here
+//! * CVE-2019-14818: `control_descriptors`: `requests_leak_no_descriptors`; `control`: `wrong_fd_counts_are_refused`; here
 //!   `cve_2019_14818_files_with_any_message`
-//! * CVE-2020-10722: `control`: `log_that_makes_no_sense_is_refused`; here `cve_2020_10722_log_that_wraps_around`
+//! * CVE-2020-10722: `control`: `invalid_log_is_refused`; here `cve_2020_10722_log_that_wraps_around`
 //! * CVE-2020-10723: `control`: `unknown_virtqueues_are_refused`; here `cve_2020_10723_index_of_32_bits`
 //! * CVE-2020-10724, -14374, -14376, -14377: not applicable, because Offcore has no cryptography device
 //! * CVE-2020-10725: `checklist`: `cve_2020_10725_zero_length`; here `cve_2020_10725_empty_buffers`
-//! * CVE-2020-10726, 2021-3839, 2022-0669: `control_descriptors`: `nothing_leaks`; `control`:
-//!   `region_for_what_there_is_not_is_refused`; here `cve_2020_10726_memory_in_flight`
-//! * e4a01eea66: `control`: `virtqueues_go_on_where_a_back_end_has_left_them`
+//! * CVE-2020-10726, 2021-3839, 2022-0669: `control_descriptors`: `requests_leak_no_descriptors`; `control`:
+//!   `out_of_range_inflight_area_is_refused`; here `cve_2020_10726_memory_in_flight`
+//! * e4a01eea66: `control`: `inflight_region_restores_ring_position`
 //! * CVE-2020-14375: `checklist`: `cve_2020_14375_*`; here `cve_2020_14375_descriptors_are_read_once`
 //! * CVE-2020-14378: `checklist`: `cve_2020_14378_*`; a packed virtqueue has no such index
 //! * CVE-2022-2132: `checklist`: `cve_2022_2132_*`; here `cve_2022_2132_no_packet_behind_the_header`
@@ -29,19 +29,19 @@
 //!
 //! The second list is by the findings of a review of this project:
 //!
-//! * address space: `control`: `no_more_is_mapped_than_a_port_may_have`
-//! * SIGBUS: `vanish`: all tests; offcore-mem `sigbus`: `many_holes_are_one_mapping`
-//! * slow memory: offcore-vhost `backend::memory`: `withholdable_memory_is_refused`
-//! * blocking eventfds: offcore-vhost `eventfd`: `full_eventfd_is_not_waited_for`; `backend`:
-//!   `full_error_eventfd_blocks_nobody`
+//! * address space: `control`: `guest_memory_per_port_is_limited`
+//! * SIGBUS: `vanish`: all tests; offcore-mem `sigbus`: `truncated_pages_share_one_mapping`
+//! * slow memory: offcore-vhost `backend::memory`: `memory_on_unknown_file_systems_is_refused`
+//! * blocking eventfds: offcore-vhost `eventfd`: `full_eventfd_does_not_block`; `backend`:
+//!   `full_error_eventfd_does_not_block`
 //! * work amplification: offcore-port `offload_fallback`: `a_packet_becomes_256_segments_at_most`; `checklist`:
 //!   `fix_6ec1778134_empty_buffers_count`
-//! * runt frames: offcore-mem `segments`: `short_packets_are_lengthened`
-//! * VLAN hopping, FDB: offcore-flow `bridge`: `vlans_do_not_mix`; `fdb`: `no_port_takes_the_part_of_others`
-//! * control plane: `control`: `flood_of_messages_is_slowed_down`; `live_script`: unread replies, eventfds, truncated
+//! * runt frames: offcore-mem `segments`: `short_packets_are_padded`
+//! * VLAN hopping, FDB: offcore-flow `bridge`: `vlans_do_not_mix`; `fdb`: `port_keeps_to_its_fdb_share`
+//! * control plane: `control`: `messages_are_rate_limited`; `live_script`: unread replies, eventfds, truncated
 //!   files
-//! * permission to connect: offcore-vhost `connection`: `socket_is_whose_it_is_said_to_be`; `control`:
-//!   `strangers_back_end_gets_nothing`
+//! * permission to connect: offcore-vhost `connection`: `socket_has_configured_owner_and_mode`; `control`:
+//!   `back_end_of_other_user_is_refused`
 
 use std::os::fd::AsFd;
 

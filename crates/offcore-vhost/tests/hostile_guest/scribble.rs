@@ -74,7 +74,7 @@ fn scribble(arena: &Arena, seed: u64, stop: &AtomicBool) {
 }
 
 #[test]
-fn a_guest_that_writes_while_we_read() {
+fn concurrent_guest_writes_are_harmless() {
     let some_time = if std::env::var_os("OFFCORE_FULL").is_some() { LONG } else { SOME_TIME };
     let mut memories = Memories::new();
     for (i, engine) in ENGINES.into_iter().enumerate() {

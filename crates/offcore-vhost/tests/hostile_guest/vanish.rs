@@ -106,7 +106,7 @@ fn memory_that_vanishes_at_any_moment() {
 }
 
 #[test]
-fn helper_thread_meets_the_fault() {
+fn helper_thread_survives_sigbus() {
     let mut rig = rig(Engine::Helper);
     offer_all(&rig);
     rig.turn(&[100; 8]);

@@ -16,7 +16,7 @@ const CASES: u64 = 50;
 const BYTES: usize = 8192;
 
 #[test]
-fn two_hostile_guests_lose_nothing() {
+fn random_guest_pair_scripts_pass() {
     let mut ways = [0; 2];
     for seed in 1..=CASES {
         let mut dice = SplitMix::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -27,7 +27,7 @@ fn two_hostile_guests_lose_nothing() {
 }
 
 #[test]
-fn the_corpus_is_survived() {
+fn fuzz_corpus_passes() {
     let mut ways = [0; 2];
     for script in replay::corpus("pair") {
         script::play(&script, &mut ways);

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_of_addresses() {
+    fn address_kinds_are_distinguished() {
         assert!(MacAddr::BROADCAST.is_broadcast() && MacAddr::BROADCAST.is_multicast());
         assert!(!MacAddr::BROADCAST.is_unicast());
         assert!(!MacAddr::ZERO.is_unicast() && !MacAddr::ZERO.is_multicast());
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_texts_are_named() {
+    fn malformed_mac_addresses_are_rejected() {
         let error = |text: &str| text.parse::<MacAddr>().unwrap_err().to_string();
         assert_eq!(
             error("02:00:00"),

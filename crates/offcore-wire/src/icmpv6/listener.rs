@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_have_records_as_room_allows() {
+    fn report_records_fit_buffer() {
         let groups = ["ff02::1:ff00:1", "ff02::1:ff00:2", "ff05::9"].map(address);
         let records = groups.map(|group| (Record::ToExclude, group));
         let mut bytes = [0xee; 50];

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn advertisement_is_read() {
+    fn advertisement_is_parsed() {
         let Ok(Icmpv6::RouterAdvert(advert)) = Icmpv6::parse(&HEAD) else { panic!() };
         assert_eq!((advert.lifetime, advert.preference), (1800, Preference::High));
         let mut prefix = [0; 32];
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_lengths_are_refused() {
+    fn wrong_option_lengths_are_rejected() {
         for options in [&[1u8, 0, 0, 0, 0, 0, 0, 0][..], &[1, 2, 0, 0, 0, 0, 0, 0], &[5], &[5, 1, 0]] {
             assert!(Icmpv6::parse(&[&HEAD[..], options].concat()).is_err(), "{options:?}");
         }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn solicitation_has_its_checksum() {
+    fn solicitation_checksum_is_valid() {
         let [src, dst] = ["fe80::1", "ff02::2"].map(|text| text.parse::<Ipv6Addr>().unwrap());
         let mut bytes = [0xee; SOLICIT_LEN];
         RouterSolicit { source_link: MacAddr([2, 0, 0, 0, 0, 9]) }.write(&mut bytes, src, dst);
@@ -228,7 +228,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_options_are_read(options in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_options_are_parsed(options in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(Icmpv6::RouterAdvert(advert)) = Icmpv6::parse(&[&HEAD[..], &options].concat()) {
                 prop_assert!(advert.options().count() <= options.len() / UNIT);
             }

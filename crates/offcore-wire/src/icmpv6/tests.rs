@@ -23,7 +23,7 @@ fn parse_solicit(message: &[u8]) -> Result<NeighborSolicit, WireError> {
 }
 
 #[test]
-fn a_solicitation_as_it_is_sent() {
+fn solicitation_layout_matches_rfc_4861() {
     let target: Ipv6Addr = "fe80::2".parse().unwrap();
     let src = ipv6::link_local(MAC);
     let dst = ipv6::solicited_node(target);
@@ -43,7 +43,7 @@ fn a_solicitation_as_it_is_sent() {
 }
 
 #[test]
-fn an_advertisement_as_it_is_sent() {
+fn advertisement_layout_matches_rfc_4861() {
     let (src, dst) = ("fe80::2".parse().unwrap(), ipv6::link_local(MAC));
     let advert = NeighborAdvert {
         router: false,
@@ -65,7 +65,7 @@ fn an_advertisement_as_it_is_sent() {
 }
 
 #[test]
-fn malformed_discovery_is_named() {
+fn malformed_discovery_is_rejected() {
     let says = |message: &[u8]| Icmpv6::parse(message).unwrap_err().to_string();
     for len in 8..24 {
         assert_eq!(says(&SOLICIT[..len]), format!("ICMPv6 header needs 24 bytes, but only {len} are there"));
@@ -103,7 +103,7 @@ fn options_of_other_types_are_skipped() {
 }
 
 #[test]
-fn echo_and_errors_are_read() {
+fn echo_and_errors_are_parsed() {
     let quoted = [0x60, 0, 0, 0];
     let read = |kind, code, rest: [u8; 4]| {
         let message = [&[kind, code, 0xaa, 0xbb][..], &rest, &quoted].concat();
@@ -123,7 +123,7 @@ fn echo_and_errors_are_read() {
 }
 
 #[test]
-fn errors_quote_what_fits() {
+fn error_quote_is_truncated() {
     let (src, dst) = (Ipv6Addr::LOCALHOST, ipv6::link_local(MAC));
     let mut to = [0xee; 1500];
     let len = write_error(&mut to, PACKET_TOO_BIG, 0, 1400, &[0x5a; 2000], src, dst);
@@ -138,7 +138,7 @@ fn errors_quote_what_fits() {
 
 proptest! {
     #[test]
-    fn a_written_error_reads_back(
+    fn written_error_parses_back(
         code: u8,
         pointer: u32,
         ends: [[u8; 16]; 2],
@@ -156,7 +156,7 @@ proptest! {
     }
 
     #[test]
-    fn replies_have_a_right_checksum(
+    fn reply_checksum_is_valid(
         id: u16,
         seq: u16,
         ends: [[u8; 16]; 2],
@@ -173,7 +173,7 @@ proptest! {
     }
 
     #[test]
-    fn written_discovery_reads_back(
+    fn discovery_messages_round_trip(
         flags: [bool; 3],
         mut target: [u8; 16],
         ends: [[u8; 16]; 2],
@@ -195,7 +195,7 @@ proptest! {
 
     /// Generates types of neighbour and listener discovery, with options that are often truncated.
     #[test]
-    fn any_bytes_are_read(
+    fn arbitrary_bytes_are_parsed(
         kind in prop_oneof![Just(130u8), Just(131), Just(134), Just(135), Just(136), any::<u8>()],
         code in 0..2u8,
         bytes in prop::collection::vec(prop_oneof![0..3u8, any::<u8>()], 0..120),

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn examples_of_the_rfcs() {
+    fn addresses_match_rfc_examples() {
         let address = |text: &str| text.parse::<Ipv6Addr>().unwrap();
         let mac = |text: &str| text.parse::<MacAddr>().unwrap();
         // RFC 4291, 2.7.1

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_walked_to_its_end() {
+    fn extension_chain_is_walked() {
         let router_alert = vec![0, 5, 2, 0, 0, 0, 0];
         let routed = vec![2, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
         let chain = [(0, router_alert), (60, padding(1)), (43, routed), part(0), (60, padding(0))];
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn without_extensions_it_is_the_payload() {
+    fn transport_without_extensions_is_payload() {
         for protocol in [6, 17, 58, 59, 89] {
             let bytes = packet(&[], protocol, b"all");
             let packet = Ipv6Packet::new_checked(&bytes).unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_walk_ends_at_a_part_of_a_packet() {
+    fn fragment_ends_header_walk() {
         for (field, offset, more) in
             [(1, 0, true), (185 << 3 | 1, 1480, true), (0xfff8, 0xfff8, false), (0xe, 8, false)]
         {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_walked_over_is_named() {
+    fn unsupported_extensions_are_reported() {
         assert_eq!(error(&[(43, vec![0, 2, 1, 0, 0, 0, 0])]), WireError::Routing { segments_left: 1 });
         for number in [0, 50, 51, 135, 139, 140, 253, 254] {
             let found = IpProtocol(number);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_has_an_end() {
+    fn extension_chain_length_is_limited() {
         let longest = vec![(60, padding(0)); MAX_EXTENSIONS];
         let hop_by_hop = [&[(0, padding(0))], &longest[..]].concat();
         let bytes = packet(&hop_by_hop, 6, b"tcp");
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_anywhere_it_is_refused() {
+    fn truncated_extension_chain_is_rejected() {
         let chain = [(0, padding(1)), (60, padding(0)), (43, vec![0; 7]), part(0)];
         let bytes = packet(&chain, 6, &[]);
         let whole = Ipv6Packet::new_checked(&bytes).unwrap();
@@ -265,7 +265,7 @@ mod tests {
     proptest! {
         /// Generates bytes that are often header numbers and short lengths.
         #[test]
-        fn any_bytes_are_walked(
+        fn arbitrary_extension_bytes_are_walked(
             first in prop::sample::select(vec![0u8, 43, 44, 60]),
             bytes in prop::collection::vec(prop_oneof![
                 prop::sample::select(vec![0u8, 1, 43, 44, 60, 6]),

@@ -81,7 +81,7 @@ impl Read for Trickle<'_> {
 }
 
 #[test]
-fn files_that_tcpdump_wrote_are_read() {
+fn tcpdump_files_are_read() {
     // Two packets of 60 and 61 bytes, at 1700000000.123456789 s and one second later.
     let micros = include_bytes!("tcpdump-micros.pcap");
     let nanos = include_bytes!("tcpdump-nanos.pcap");
@@ -99,7 +99,7 @@ fn files_that_tcpdump_wrote_are_read() {
 }
 
 #[test]
-fn what_is_written_is_what_tcpdump_writes() {
+fn writer_output_matches_tcpdump() {
     let expected = include_bytes!("tcpdump-nanos.pcap");
     let mut reader = opened(expected);
     let snaplen = u32::from_le_bytes([expected[16], expected[17], expected[18], expected[19]]);
@@ -113,7 +113,7 @@ fn what_is_written_is_what_tcpdump_writes() {
 }
 
 #[test]
-fn what_is_not_a_pcap_file_is_named() {
+fn non_pcap_files_are_rejected() {
     assert_eq!(refusal(b""), "not a pcap file: it has fewer than 4 bytes");
     assert_eq!(refusal(b"\x7fEL"), "not a pcap file: it has fewer than 4 bytes");
     assert_eq!(refusal(b"\x7fELF\x02\x01"), "not a pcap file: it begins with bytes 7f 45 4c 46");
@@ -140,7 +140,7 @@ fn what_is_not_a_pcap_file_is_named() {
 }
 
 #[test]
-fn a_file_cut_anywhere_says_where() {
+fn truncated_file_reports_position() {
     let format = Format::LITTLE_NANOS;
     let records = [format.record(1, 2, 3, 3, b"abc"), format.record(1, 2, 5, 5, b"defgh")];
     let file = format.file(&records);
@@ -171,7 +171,7 @@ fn a_file_cut_anywhere_says_where() {
 }
 
 #[test]
-fn a_record_beyond_the_limit_is_damage() {
+fn record_above_limit_is_rejected() {
     let format = Format::LITTLE_NANOS;
     let mut buffer = vec![0; 300_000];
     for (snaplen, len) in [(0, 262_145), (u32::MAX, u32::MAX), (0, u32::MAX), (1500, 262_145)] {
@@ -225,7 +225,7 @@ fn modified_record_headers_are_read() {
 }
 
 #[test]
-fn oversized_record_is_passed_over() {
+fn record_larger_than_buffer_is_skipped() {
     let format = Format::LITTLE_NANOS;
     let records = [format.record(0, 0, 9, 9, b"too large"), format.record(0, 0, 3, 3, b"fit")];
     let file = format.file(&records);
@@ -247,7 +247,7 @@ fn oversized_record_is_passed_over() {
 }
 
 #[test]
-fn a_packet_is_read_in_parts_or_not_at_all() {
+fn packet_is_read_in_parts() {
     let format = Format::LITTLE_NANOS;
     let records = [format.record(0, 0, 9, 9, b"too large"), format.record(0, 0, 3, 8, b"fit")];
     let file = format.file(&records);
@@ -290,7 +290,7 @@ fn parts_are_written_as_one_packet() {
 }
 
 #[test]
-fn errors_of_the_file_itself_are_handed_on() {
+fn io_errors_are_propagated() {
     #[derive(Debug)]
     struct Broken;
     impl Read for Broken {
@@ -305,7 +305,7 @@ fn errors_of_the_file_itself_are_handed_on() {
 }
 
 #[test]
-fn writer_refuses_the_unwritable() {
+fn writer_rejects_out_of_range_values() {
     for snaplen in [0, MAX_RECORD_LEN + 1, u32::MAX] {
         assert!(
             matches!(PcapWriter::new(Vec::new(), snaplen), Err(PcapError::SnapLen { found }) if found == snaplen)
@@ -345,7 +345,7 @@ proptest! {
     }
 
     #[test]
-    fn every_order_and_unit_reads_the_same(
+    fn byte_orders_and_units_read_alike(
         big: bool,
         nanoseconds: bool,
         seconds: u32,
@@ -365,7 +365,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(
+    fn arbitrary_bytes_do_not_panic(
         magic in prop::sample::select(vec![0xa1b2_c3d4u32, 0xa1b2_3c4d, 0xd4c3_b2a1, 0x4d3c_b2a1, 0xa1b2_cd34, 0x34cd_b2a1, 0]),
         rest in prop::collection::vec(any::<u8>(), 0..200),
         sane: bool,

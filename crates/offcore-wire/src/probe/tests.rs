@@ -44,7 +44,7 @@ fn every_length_is_written_and_checked() {
 }
 
 #[test]
-fn layout_is_as_documented() {
+fn probe_layout_matches_documentation() {
     let frame = probe(60, ProbeHeader { fill: 0x0403_0201, sequence: 0x0c0b_0a09_0807_0605 });
     assert_eq!(frame[42..58], *b"OFCP\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c");
 }
@@ -80,7 +80,7 @@ fn rewritten_ip_header_passes() {
 }
 
 #[test]
-fn another_packets_content_is_found() {
+fn foreign_content_is_found() {
     for len in LENS {
         let own = probe(len, ProbeHeader { fill: 1, sequence: 5 });
         let other = probe(len, ProbeHeader { fill: 2, sequence: 4 });
@@ -93,7 +93,7 @@ fn another_packets_content_is_found() {
 }
 
 #[test]
-fn content_out_of_place_is_found() {
+fn misplaced_content_is_found() {
     let frame = probe(1514, ProbeHeader { fill: 1, sequence: 5 });
     // Two cache lines are exchanged, or the content is shifted by one byte or one word.
     let mut swapped = frame.clone();
@@ -108,7 +108,7 @@ fn content_out_of_place_is_found() {
 }
 
 #[test]
-fn wrong_lengths_are_named() {
+fn wrong_lengths_are_reported() {
     let frame = probe(124, ProbeHeader { fill: 1, sequence: 5 });
     assert_eq!(check_header(&frame[..123]), Err(ProbeError::Length { found: 123, by_ip: 124, by_udp: 124 }));
     let mut longer = frame.clone();
@@ -134,7 +134,7 @@ fn wrong_lengths_are_named() {
 }
 
 #[test]
-fn other_traffic_is_told_apart() {
+fn other_traffic_is_rejected() {
     let frame = probe(124, ProbeHeader { fill: 1, sequence: 5 });
     // ARP, IPv4 options, TCP.
     for (offset, value) in [(13, 0x06), (14, 0x46), (23, 6)] {
@@ -148,7 +148,7 @@ fn other_traffic_is_told_apart() {
 }
 
 #[test]
-fn patching_never_leaves_a_checksum_of_zero() {
+fn patched_checksum_is_never_zero() {
     let (src, dst) = (Ipv4Addr::new(198, 18, 0, 1), Ipv4Addr::new(198, 18, 0, 2));
     let mut frame = vec![0; 60];
     UdpTemplate::new(&UdpFlow::txonly(MacAddr::LOCAL, MacAddr::local(1)), 60)
@@ -171,7 +171,7 @@ fn patching_never_leaves_a_checksum_of_zero() {
 
 proptest! {
     #[test]
-    fn patching_changes_the_number_only(
+    fn patching_changes_only_sequence(
         fill: u32,
         old: u64,
         new: u64,
@@ -199,7 +199,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(mut frame in prop::collection::vec(any::<u8>(), 0..200), sequence: u64) {
+    fn arbitrary_bytes_do_not_panic(mut frame in prop::collection::vec(any::<u8>(), 0..200), sequence: u64) {
         let _ = check_header(&frame);
         let _ = check_content(&frame);
         let _ = patch_sequence(&mut frame, sequence);

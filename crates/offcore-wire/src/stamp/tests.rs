@@ -47,12 +47,12 @@ fn stamps() -> impl Strategy<Value = Stamp> {
 }
 
 #[test]
-fn the_shortest_frame_has_room_for_it() {
+fn shortest_frame_fits_stamp() {
     assert_eq!(template(false, false, false).len() + STAMP_LEN, 60);
 }
 
 #[test]
-fn foreign_differs_from_broken() {
+fn foreign_and_broken_frames_differ() {
     let stamp = Stamp { stream: STREAM, flow: 3, number: 9, due: 5 };
     let good = frame(&template(false, false, false), stamp, 100);
     let find = |frame: &[u8]| find(frame, frame.len(), STREAM);
@@ -80,7 +80,7 @@ fn foreign_differs_from_broken() {
 }
 
 #[test]
-fn a_tag_may_come_or_go_on_the_way() {
+fn removed_vlan_tag_keeps_stamp() {
     let stamp = Stamp { stream: STREAM, flow: 3, number: 9, due: 5 };
     let tagged = frame(&template(false, true, true), stamp, 200);
     let mut untagged = tagged.clone();
@@ -92,7 +92,7 @@ fn a_tag_may_come_or_go_on_the_way() {
 
 proptest! {
     #[test]
-    fn it_is_found_behind_any_headers(
+    fn stamp_is_found_after_any_headers(
         stamp in stamps(),
         [v6, tcp, vlan]: [bool; 3],
         more in 0..3000usize,

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_those_of_the_writers() {
+    fn tcp_template_matches_header_writers() {
         for (is_v6, timed) in [(false, false), (false, true), (true, false), (true, true)] {
             let template = TcpTemplate::new(&headers(is_v6, timed, &varying(77))).unwrap();
             assert_eq!(template.has_timestamps(), timed);
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn other_headers_make_no_template() {
+    fn unsupported_headers_have_no_template() {
         let bytes = headers(false, true, &varying(1));
         assert!(TcpTemplate::new(&bytes[..bytes.len() - 1]).is_none());
         assert!(TcpTemplate::new(&[&bytes[..], &[0]].concat()).is_none());

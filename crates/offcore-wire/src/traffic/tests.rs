@@ -40,7 +40,7 @@ fn plus(address: IpAddr, flow: u32) -> IpAddr {
 }
 
 #[test]
-fn families_are_not_mixed() {
+fn mixed_address_families_are_rejected() {
     let traffic = Traffic {
         src_mac: MacAddr::LOCAL,
         dst_mac: MacAddr::LOCAL,
@@ -58,7 +58,7 @@ fn families_are_not_mixed() {
 
 proptest! {
     #[test]
-    fn etherparse_reads_what_was_asked_for(
+    fn etherparse_reads_configured_fields(
         traffic in traffic(),
         flow in 0..70_000u32,
         number: u32,

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn lone_address_takes_any_gateway() {
+    fn slash_32_address_takes_any_gateway() {
         for text in [
             "tap:tap0,addr=10.9.0.2/32,gw=169.254.1.1",
             "tap:tap0,addr=10.0.0.2/24,addr=10.9.0.2/32,gw=10.1.0.1",

@@ -3,7 +3,7 @@ use crate::cli::{Cli, Command};
 use clap::CommandFactory;
 
 #[test]
-fn the_definitions_fit_together() {
+fn clap_definitions_are_consistent() {
     Cli::command().debug_assert();
 }
 

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_the_whole_table() {
+    fn defaults_cover_the_whole_table() {
         let (args, options) = parsed("").unwrap();
         assert_eq!((options.frames.len(), options.temperatures.len(), options.setups.len()), (7, 3, 3));
         assert_eq!((options.blocks, options.background, options.timeout), (BLOCKS, false, None));

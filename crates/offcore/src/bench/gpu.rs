@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_the_whole_of_it() {
+    fn defaults_cover_all_gpu_cases() {
         let (_, options) = parsed("").unwrap();
         assert_eq!((&options.cases[..], options.pipelines, options.quick), (&Case::ALL[..], 1, false));
         assert_eq!((options.sizes.len(), options.works.len(), options.memories.len()), (5, 4, 2));

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_follow_what_fifos_hold() {
+    fn defaults_follow_fifo_capacity() {
         let of = |line: &str| parsed(line).unwrap().remove(0).1;
         let options = of("offcore bench tcp");
         assert_eq!((options.chunks, options.setups.len()), (CHUNKS.to_vec(), 3));
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_have_defaults_of_their_own() {
+    fn cases_have_separate_defaults() {
         let cases = parsed("offcore bench tcp --case idle,open-close").unwrap();
         let [(Case::Idle, idle), (Case::OpenClose, visits)] = &cases[..] else { panic!("{cases:?}") };
         assert_eq!((&idle.connections[..], &visits.connections[..]), (&[10_000][..], &[10_000][..]));

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_the_whole_table() {
+    fn defaults_cover_the_whole_table() {
         let all = bench("").unwrap();
         assert_eq!((all.frames.len(), all.temperatures.len(), all.setups.len()), (7, 3, 3));
         assert_eq!((all.blocks, all.dpdk_lib), (BLOCKS, false));

@@ -21,7 +21,7 @@ fn copying(config: &SwitchConfig) -> &Copying {
 }
 
 #[test]
-fn the_defaults_are_dpdk_dmas() {
+fn defaults_match_dpdk_dma() {
     let (config, ports) = copy("--port gen:").unwrap();
     let copying = copying(&config);
     assert_eq!(*copying, Copying { two_lcores: false, ..Copying::default() });
@@ -67,7 +67,7 @@ fn dpdk_dma_letters_and_words_agree() {
 }
 
 #[test]
-fn even_lcores_are_paired_by_default() {
+fn even_lcore_counts_are_paired() {
     let all = lcore::available().unwrap();
     let [first, second, ..] = all[..] else { return };
     let two = |flags: &str| copying(&copy(&format!("--port gen: {flags}")).unwrap().0).two_lcores;

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn saved_is_loaded_and_dry_run_is_dry() {
+    fn saved_configuration_loads_back() {
         let tree = Tree::healthy();
         let file = tree.path("saved.conf");
         configure(&tree, &format!("--save {}", file.display())).unwrap();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_files_enable_nothing() {
+    fn unchanged_queue_state_is_an_error() {
         let tree = Tree::healthy();
         // In this test nothing reacts to writes to bind and unbind.
         let error = configure(&tree, "vhost").unwrap_err();

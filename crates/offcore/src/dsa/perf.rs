@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_does_not_tell_is_a_dash() {
+    fn missing_values_are_shown_as_dash() {
         let tree = Tree::healthy();
         tree.remove(&format!("{WQ}/occupancy"));
         tree.set("sys/bus/dsa/devices/dsa0/cmd_status", "0x80200000");

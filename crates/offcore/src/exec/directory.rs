@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_has_is_removed() {
+    fn abandoned_directories_are_removed() {
         let parent = std::env::temp_dir().join(format!("offcore-directory-{}", std::process::id()));
         let names = ["offcore-exec-0123456789abcdef", "offcore-exec-fedcba9876543210", "offcore-exec-notes"];
         let [left, claimed, other] = names.map(|name| {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_no_directories() {
+    fn symlinks_are_not_removed() {
         let parent = std::env::temp_dir().join(format!("offcore-directory-links-{}", std::process::id()));
         fs::create_dir_all(parent.join("precious")).unwrap();
         std::os::unix::fs::symlink("precious", parent.join("offcore-exec-0123456789abcdef")).unwrap();

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_of_namespaces_have_ids_outside() {
+    fn namespace_ids_map_to_outer_ids() {
         let all = "         0          0 4294967295\n";
         assert_eq!((outer_id(all, 0), outer_id(all, 1000)), (0, 1000));
         let one = "         0       1000          1\n         1     100000      65536\n";

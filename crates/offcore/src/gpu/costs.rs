@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs_are_told() {
+    fn kernel_costs_are_printed() {
         let burst = KernelCosts { name: "og_burst", registers: 64, local_bytes: 0, shared_bytes: 20_488 };
         let costs = Costs {
             read_ns: 1123.0,

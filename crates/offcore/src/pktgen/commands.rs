@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_command_is_told_the_commands() {
+    fn unknown_command_lists_commands() {
         for (line, says) in [
             ("begin", "set rate RATE"),
             ("set", "set rate RATE"),

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_differences_are_told() {
+    fn only_interface_differences_are_printed() {
         let same = Compared {
             port: 1,
             interface: "eth0".into(),

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_examples_of_the_help_are_understood() {
+    fn examples_in_help_are_parsed() {
         for line in examples(EXAMPLES, 5) {
             let Ok(Command::Pktgen(args)) = command(&line) else { panic!("{line} is no pktgen") };
             check(&args).unwrap_or_else(|error| panic!("{line}: {error}"));

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn open_checksums_lead_to_their_cause() {
+    fn partial_checksum_drops_name_their_cause() {
         let host = |reason: &str| TcpReport { drops: vec![(reason.into(), 12)], ..TcpReport::default() };
         let told = |hosts: Vec<TcpReport>| advice(&Report { tcp: hosts, ..Report::default() });
         assert_eq!(told(vec![host("checksum")]), None);

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_one_file_are_one_file() {
+    fn aliases_of_one_file_are_detected() {
         let dir = std::env::temp_dir().join(format!("offcore-claims-{}", std::process::id()));
         fs::create_dir_all(dir.join("sub")).unwrap();
         let name = |name: &str| dir.join(name).display().to_string();

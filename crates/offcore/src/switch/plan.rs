@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_on_the_port_counts_as_one() {
+    fn port_dma_mapping_enables_offload() {
         let config = switch("--port gen: --port vhost:/a,dmas=[txq0@core:0]").unwrap();
         assert_eq!(config.mode, Mode::Offload);
         assert_eq!(config.dma.entries[0].port, Some(1));
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn mirrors_have_ports_behind_the_others() {
+    fn mirror_ports_are_appended() {
         let flags =
             "--port gen: --port tap:t --mirror 1:rx=pcap:-,m --mirror 0=tap:mon --mirror 0:tx=pcap:-,m";
         let mirrors = switch(flags).unwrap().mirrors;
@@ -385,12 +385,12 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_of_a_socket_may_be_ours() {
+    fn one_switch_may_hold_both_socket_ends() {
         switch("--port vhost:/a --port virtio-user:/a").unwrap();
     }
 
     #[test]
-    fn slow_generators_are_waited_for() {
+    fn idle_timeout_allows_slow_generators() {
         let timeout = |text: &str| idle_timeout(&[text.parse().unwrap()]);
         assert_eq!(timeout("gen:count=5"), IDLE);
         assert_eq!(timeout("gen:count=5,rate=1"), Duration::from_secs(2));

@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_say_rates_drops_copies_and_cycles() {
+    fn tables_show_rates_drops_copies_cycles() {
         let report = report();
         let text = tables(&Line::interval(&report, &[]));
         let expected = "\
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_table_says_what_the_ports_say() {
+    fn last_table_shows_port_status() {
         let report = report();
         let port = PortLine {
             peer: None,

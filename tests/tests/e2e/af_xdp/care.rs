@@ -40,7 +40,7 @@ fn link_goes_down_and_up() {
 }
 
 #[test]
-fn remade_interface_is_taken_over() {
+fn recreated_interface_is_reopened() {
     let Some(()) = needed() else { return };
     let core = one_core();
     for mode in ["", ",mode=skb"] {
@@ -62,7 +62,7 @@ fn remade_interface_is_taken_over() {
 }
 
 #[test]
-fn quickly_remade_interface_is_new() {
+fn quickly_recreated_interface_is_reopened() {
     let Some(()) = needed() else { return };
     let core = one_core();
     let net = Net::new(core.number(), 1, 1500);

@@ -29,7 +29,7 @@ fn captured(path: &Path) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn tcpdump_sees_what_was_sent_byte_by_byte() {
+fn tcpdump_sees_sent_bytes() {
     let Some(()) = needed() else { return };
     let Some(()) = require(&[Need::Tcpdump]) else { return };
     let core = one_core();

@@ -52,7 +52,7 @@ fn too_large_mtu_names_the_remedy() {
 }
 
 #[test]
-fn who_may_not_is_told_what_it_takes() {
+fn missing_capabilities_are_named() {
     let Some(()) = needed() else { return };
     let net = Net::new(0, 1, 1500);
     let args = arguments(&["af_xdp:p0", "gen:"], Copies::Core, 1, &[]);
@@ -69,7 +69,7 @@ fn who_may_not_is_told_what_it_takes() {
 }
 
 #[test]
-fn a_port_of_another_switch_is_left_alone() {
+fn interface_of_another_switch_is_refused() {
     let Some(()) = needed() else { return };
     let core = one_core();
     let net = Net::new(core.number(), 1, 1500);

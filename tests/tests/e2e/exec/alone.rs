@@ -28,7 +28,7 @@ fn start_behind(netns: &Netns, prefix: &[&str], script: &str) -> Process {
 
 /// Such scripts run in a shell, as with execvp(3), which env and shells use.
 #[test]
-fn a_shell_runs_a_script_that_names_no_interpreter() {
+fn script_without_shebang_runs_in_shell() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());
@@ -91,7 +91,7 @@ fn a_static_program_is_named() {
 }
 
 #[test]
-fn ends_as_the_program_ends() {
+fn exec_returns_program_exit_status() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let netns = Netns::new().unwrap();
@@ -144,7 +144,7 @@ for name in b'', b'cubic', b'reno': listens(name)",
 
 /// A server that daemonizes keeps its stack until it ends or `offcore` is told to end.
 #[test]
-fn what_a_program_leaves_keeps_the_stack() {
+fn daemonized_child_keeps_the_stack() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat()) else { return };
     let _core = one_core();
     let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());

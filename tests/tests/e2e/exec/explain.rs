@@ -40,7 +40,7 @@ fn needs() -> Option<()> {
 }
 
 #[test]
-fn decisions_are_told_with_reasons() {
+fn explain_gives_reasons() {
     let Some(()) = needs() else { return };
     let _core = one_core();
     let stage = Stage::new();
@@ -102,7 +102,7 @@ except OSError: pass"
 /// The library does not write to a program's own file or connection that has the number of standard error. Programs
 /// that it starts are reported normally.
 #[test]
-fn other_files_are_left_alone() {
+fn explain_writes_only_to_stderr() {
     let Some(()) = needs() else { return };
     let _core = one_core();
     let stage = Stage::new();
@@ -130,7 +130,7 @@ python3 -c \"import socket; socket.socket().bind((\\\\\"127.0.0.1\\\\\", 7))\"''
 
 /// A reader that is slow or has closed the pipe does not block the program.
 #[test]
-fn nobody_waits_for_a_reader() {
+fn unread_stderr_does_not_block() {
     let Some(()) = needs() else { return };
     let _core = one_core();
     let stage = Stage::new();

@@ -46,7 +46,7 @@ fn old_libraries_are_removed() {
 /// Files that a process with the same ID has left do not cause failures. In containers, processes often have the same
 /// ID.
 #[test]
-fn what_was_not_written_to_its_end_is_not_in_the_way() {
+fn partial_library_files_are_ignored() {
     let Some(()) = require(&[Need::Root]) else { return };
     let dir = TempDir::new().unwrap();
     let script = "mkdir -m 755 /run/offcore; cd /run/offcore

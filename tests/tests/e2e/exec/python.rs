@@ -210,7 +210,7 @@ while True:
 ";
 
 #[test]
-fn a_child_that_began_first_has_what_its_parent_accepts() {
+fn earlier_child_gets_accepted_connections() {
     let Some(()) = needs() else { return };
     let _core = one_core();
     let stage = Stage::new();
@@ -230,7 +230,7 @@ fn a_child_that_began_first_has_what_its_parent_accepts() {
 }
 
 #[test]
-fn many_programs_begin_at_once() {
+fn many_programs_start_concurrently() {
     let Some(()) = needs() else { return };
     let _core = one_core();
     let stage = Stage::new();

@@ -61,7 +61,7 @@ fn values_and_benchmark() {
 }
 
 #[test]
-fn saved_while_it_is_used() {
+fn background_save_under_load() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Redis]].concat()) else { return };
     let _core = one_core();
     let stage = Stage::new();

@@ -111,7 +111,7 @@ fn programs_that_cannot_be_preloaded() {
 }
 
 #[test]
-fn programs_whose_headers_are_broken() {
+fn programs_with_invalid_elf_headers() {
     let Some(()) = require(&[Need::Cc]) else { return };
     let dir = TempDir::new().unwrap();
     let unchanged = fs::read(compiled(&dir, "linked", &[])).unwrap();
@@ -149,7 +149,7 @@ fn exec_does_not_panic(program: &str) {
 
 /// The message names the file type at the path, and the expected type.
 #[test]
-fn paths_where_no_stack_is() {
+fn paths_without_a_stack_are_refused() {
     let dir = TempDir::new().unwrap();
     let file = dir.file("file");
     fs::write(&file, "").unwrap();
@@ -182,7 +182,7 @@ fn paths_where_no_stack_is() {
 }
 
 #[test]
-fn programs_with_other_rights() {
+fn setuid_programs_are_refused() {
     let Some(()) = require(&[Need::Cc, Need::Root]) else { return };
     let dir = TempDir::new().unwrap();
     let program = compiled(&dir, "other", &[]);

@@ -57,7 +57,7 @@ fn wait_for_word(word: &str, program: &Process) {
 }
 
 #[test]
-fn a_second_signal_kills_the_program_and_what_it_has_left() {
+fn second_signal_kills_the_process_tree() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let place = Place::new();
@@ -78,7 +78,7 @@ fn a_second_signal_kills_the_program_and_what_it_has_left() {
 }
 
 #[test]
-fn a_signal_while_the_stack_starts_ends_both() {
+fn signal_during_stack_start_ends_both() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let place = Place::new();
@@ -97,7 +97,7 @@ fn a_signal_while_the_stack_starts_ends_both() {
 }
 
 #[test]
-fn what_a_process_sends_is_the_programs() {
+fn signals_are_forwarded_to_the_program() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let place = Place::new();

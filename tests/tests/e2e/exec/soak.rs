@@ -65,7 +65,7 @@ fn kill(server: &Server) {
 }
 
 #[test]
-fn workers_come_and_go() {
+fn nginx_worker_restarts_leak_nothing() {
     let needs = [&NEEDS[..], &[Need::Nginx, Need::Curl, Need::Wrk]].concat();
     let Some(()) = require(&needs) else { return };
     let _core = one_core();

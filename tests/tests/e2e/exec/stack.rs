@@ -239,7 +239,7 @@ fn datagram_sockets_outlive_their_stack() {
 }
 
 #[test]
-fn groups_are_joined_at_the_next_stack() {
+fn groups_are_rejoined_after_restart() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
     let _core = one_core();
     let mut stage = Stage::new();

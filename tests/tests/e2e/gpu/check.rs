@@ -6,7 +6,7 @@ use peers::{Need, Offcore, TempDir, exclusive, require};
 use serde_json::Value;
 
 #[test]
-fn every_step_does_what_it_should() {
+fn gpu_check_steps_pass() {
     let Some(()) = require(&[Need::HostDevice]) else { return };
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();
@@ -44,7 +44,7 @@ fn every_step_does_what_it_should() {
 
 /// A device that does not exist.
 #[test]
-fn a_device_that_cannot_be_used_ends_it() {
+fn unusable_device_ends_gpu_check() {
     let dir = TempDir::new().unwrap();
     let out = dir.file("out").display().to_string();
     let run = Offcore::run(&["gpu", "check", "--device", "cuda:77", "--quick", "--out", &out]).unwrap();

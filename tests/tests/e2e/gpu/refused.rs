@@ -45,7 +45,7 @@ fn numbers_out_of_range() {
 }
 
 #[test]
-fn names_of_nothing() {
+fn unknown_value_names_are_refused() {
     for (flag, value, expected) in [
         ("--workload", "5", "persistent"),
         ("--workload", "fast", "persistent"),
@@ -109,7 +109,7 @@ fn flags_that_do_not_go_together() {
 
 /// Works on any machine: prints findings as text and as JSON, and sets the exit status.
 #[test]
-fn the_doctor_says_what_is_here() {
+fn gpu_doctor_prints_findings() {
     let run = |format: &str| Offcore::run(&["gpu", "doctor", "--all", "--format", format]).unwrap();
     let (table, json) = (run("table"), run("json"));
     let [facts, findings @ ..] = &json.lines[..] else { panic!("{json:?}") };

@@ -163,7 +163,7 @@ fn assert_same(found: &[Vec<u8>], expected: &[Vec<u8>], how: &str) {
 }
 
 #[test]
-fn matches_decide_where_packets_go() {
+fn match_results_steer_packets() {
     let Some(()) = require(&[Need::Cores(2), Need::HostDevice]) else { return };
     let core = one_core();
     let patterns = patterns();

@@ -372,7 +372,7 @@ fn wrong_inputs_are_refused() {
 }
 
 #[test]
-fn what_is_lacking_is_said() {
+fn missing_requirements_are_reported() {
     let Some(()) = require(&[Need::Root]) else { return };
     let dir = TempDir::new().unwrap();
     // Other users must be able to run the copy.

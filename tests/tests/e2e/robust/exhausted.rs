@@ -8,7 +8,7 @@ use super::super::programs::on_stack::Stack;
 use super::{Beside, NEEDS, TIMEOUT, served};
 
 #[test]
-fn a_stack_without_descriptors_refuses_and_goes_on() {
+fn exhausted_descriptors_refuse_new_sessions() {
     let Some(()) = require(&NEEDS) else { return };
     let mut beside = Beside::on(Stack::behind("exhausted", &["prlimit", "--nofile=64:64"]));
     let mut greedy = beside.stack.start("exhausted", &[], &["hold"]);

@@ -7,7 +7,7 @@ use peers::require;
 use super::{Beside, NEEDS, full, served, until};
 
 #[test]
-fn scribblers_spoil_what_is_their_own() {
+fn corrupted_session_memory_harms_only_owner() {
     let Some(()) = require(&NEEDS) else { return };
     let mut beside = Beside::new("scribbled");
     let seconds = if full() { "60" } else { "5" };

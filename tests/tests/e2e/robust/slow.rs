@@ -6,7 +6,7 @@ use peers::require;
 use super::{Beside, NEEDS, TIMEOUT};
 
 #[test]
-fn who_never_reads_holds_nobody_up() {
+fn unread_streams_block_no_neighbour() {
     let Some(()) = require(&NEEDS) else { return };
     let mut beside = Beside::new("never");
     let mut slow = beside.stack.start("slow", &[], &["never"]);
@@ -24,7 +24,7 @@ fn who_never_reads_holds_nobody_up() {
 }
 
 #[test]
-fn who_is_slow_holds_nobody_up() {
+fn slow_application_blocks_no_neighbour() {
     let Some(()) = require(&NEEDS) else { return };
     let mut beside = Beside::new("slow");
     let mut slow = beside.stack.start("slow", &[], &["little"]);

@@ -38,7 +38,7 @@ fn killed_in(name: &str, calls: &[Call]) {
 }
 
 #[test]
-fn killed_as_streams_go() {
+fn kills_during_stream_calls() {
     killed_in(
         "stepped-streams",
         &[
@@ -53,7 +53,7 @@ fn killed_as_streams_go() {
 }
 
 #[test]
-fn killed_as_sessions_are_made() {
+fn kills_during_session_setup() {
     killed_in(
         "stepped-made",
         &[
@@ -69,7 +69,7 @@ fn killed_as_sessions_are_made() {
 }
 
 #[test]
-fn killed_as_sessions_end_or_are_asked() {
+fn kills_during_session_teardown() {
     killed_in(
         "stepped-end",
         &[
@@ -87,6 +87,6 @@ fn killed_as_sessions_end_or_are_asked() {
 }
 
 #[test]
-fn killed_as_datagrams_go() {
+fn kills_during_datagram_calls() {
     killed_in("stepped-datagrams", &[("sendto", 50, 15), ("recvfrom", 50, 15), ("first_sendto", 97, 20)]);
 }

@@ -59,7 +59,7 @@ fn exec(path: &Path) -> Output {
 }
 
 #[test]
-fn another_version_is_named_beside_ones_own() {
+fn version_mismatch_names_both_versions() {
     let Some(()) = require(&[Need::Curl]) else { return };
     let dir = TempDir::new().unwrap();
     let theirs = VERSION + 7;

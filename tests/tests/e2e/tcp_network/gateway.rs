@@ -12,7 +12,7 @@ const OURS: &str = "10.79.0.2";
 const FAR: &str = "192.0.2.9";
 
 #[test]
-fn lone_address_uses_its_gateway() {
+fn slash_32_address_uses_gateway() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let (ours, router) = (Netns::new().unwrap(), Netns::new().unwrap());

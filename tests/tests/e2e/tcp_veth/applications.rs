@@ -147,7 +147,7 @@ fn applications(cases: &[Case], more: &[Need]) {
 const PLAIN: Case = Case { port: "af_packet:p0", mtu: 1500, more: &[], offloads: [true; 2], long: [true; 2] };
 
 #[test]
-fn by_packet_sockets() {
+fn applications_over_af_packet() {
     applications(
         &[
             PLAIN,
@@ -160,7 +160,7 @@ fn by_packet_sockets() {
 }
 
 #[test]
-fn by_packet_sockets_with_jumbo_frames() {
+fn jumbo_applications_over_af_packet() {
     const JUMBO: Case = Case { mtu: 9000, ..PLAIN };
     applications(
         &[
@@ -176,7 +176,7 @@ fn by_packet_sockets_with_jumbo_frames() {
 const XDP: Case = Case { port: "af_xdp:p0", mtu: 1500, more: &[], offloads: [true, false], long: [false; 2] };
 
 #[test]
-fn by_xdp_sockets() {
+fn applications_over_af_xdp() {
     applications(
         &[
             XDP,

@@ -11,7 +11,7 @@ use crate::udp;
 use super::{NEEDS, Veth};
 
 #[test]
-fn open_checksums_are_counted_and_their_cause_is_told() {
+fn partial_checksum_drops_are_explained() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let veth = Veth::new(1500);

@@ -4,7 +4,7 @@
 use super::*;
 
 #[test]
-fn what_is_missing_is_said() {
+fn missing_requirements_are_named() {
     let lcore = lcore::available().unwrap()[0];
     let options = VethOptions::new(&[64], true, lcore, Some(lcore));
     let missing = options.missing().unwrap();

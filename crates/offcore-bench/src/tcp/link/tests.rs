@@ -13,7 +13,7 @@ const TRAFFIC: Traffic = Traffic {
 };
 
 #[test]
-fn every_byte_arrives_whoever_copies() {
+fn every_byte_arrives_with_each_copier() {
     let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
     let other = OtherCore::start(None).unwrap();
     for (side, setup, checksums) in [
@@ -67,7 +67,7 @@ fn a_wrong_byte_is_noticed() {
 }
 
 #[test]
-fn data_stays_in_caches_and_cells_are_told_apart() {
+fn link_copies_use_no_streaming_stores() {
     let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
     let other = OtherCore::start(None).unwrap();
     for side in Side::ALL {
@@ -92,7 +92,7 @@ fn data_stays_in_caches_and_cells_are_told_apart() {
 }
 
 #[test]
-fn what_is_sent_again_is_noticed() {
+fn retransmissions_are_counted() {
     let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
     let other = OtherCore::start(None).unwrap();
     let mut link = Link::open(Setup::CPU, TRAFFIC, pool).unwrap();

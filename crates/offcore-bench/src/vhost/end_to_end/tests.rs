@@ -27,7 +27,7 @@ fn options() -> EndToEndOptions {
 }
 
 #[test]
-fn packets_go_round_and_are_counted() {
+fn round_trips_are_counted() {
     let options = options();
     let mut rows = Vec::new();
     let result = run(&options, &Progress::hidden(), &mut |row| rows.push(row));
@@ -83,7 +83,7 @@ fn silent_back_end_is_noticed() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused() {
+fn unmeasurable_options_are_refused() {
     let mut options = options();
     options.other_lcore = Some(options.lcore);
     let refused = |options: &EndToEndOptions| {

@@ -74,7 +74,7 @@ fn noise() -> impl FnMut(u32) -> f64 {
 }
 
 #[test]
-fn each_temperature_settles() {
+fn routine_choice_settles_per_temperature() {
     for (size, has_direct, times, expected) in [
         (Size::Large, false, HOT, Kind::Plain),
         (Size::Small, true, HOT, Kind::Plain),
@@ -111,7 +111,7 @@ fn missing_instruction_is_not_chosen() {
 }
 
 #[test]
-fn through_the_caches_only_where_that_is_wanted() {
+fn cached_queue_uses_no_streaming_stores() {
     let mut queue = Queue::past(Size::Large, Past::None);
     for (times, expected) in [(REMOTE, Kind::Ahead), (HOT, Kind::Plain), (REMOTE, Kind::Ahead)] {
         assert_eq!(queue.bursts(10_000, times), expected);
@@ -157,7 +157,7 @@ fn temperature_change_is_followed() {
 }
 
 #[test]
-fn accidents_do_not_change_the_choice() {
+fn outliers_do_not_change_the_choice() {
     for times in [HOT, REMOTE] {
         let mut queue = Queue::new(Size::Large, false);
         let settled = queue.bursts(1000, times);
@@ -169,7 +169,7 @@ fn accidents_do_not_change_the_choice() {
 }
 
 #[test]
-fn a_trial_that_was_abandoned_is_made_again() {
+fn abandoned_trial_is_repeated() {
     let mut choice = Choice::new(Size::Large, Past::NonTemporal);
     assert_eq!(choice.record(28.0), 1);
     assert_eq!(choice.timed(), Kind::Plain);

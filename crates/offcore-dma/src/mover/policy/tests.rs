@@ -167,7 +167,7 @@ fn near(ratio: f32) -> World {
 }
 
 #[test]
-fn constant_world_costs_half_a_percent() {
+fn steady_trials_cost_under_one_percent() {
     let worlds = [("hot", HOT, NONE), ("cold", COLD, ALL), ("a cheap engine", near(0.3), ALL)];
     for (name, world, from) in worlds {
         let mut story = Story::new(77);
@@ -213,7 +213,7 @@ fn changing_clock_costs_little() {
 }
 
 #[test]
-fn a_small_difference_wins_when_it_lasts() {
+fn lasting_small_difference_is_adopted() {
     for (ratio, from) in [(0.97, ALL), (1.0, NONE), (1.03, NONE), (1.2, NONE)] {
         for seed in [5, 60] {
             let mut story = Story::new(seed);
@@ -229,7 +229,7 @@ fn a_small_difference_wins_when_it_lasts() {
 }
 
 #[test]
-fn engine_gets_its_part_of_a_mix() {
+fn imix_is_split_by_size_class() {
     for (name, world, from) in [("hot", HOT, NONE), ("cold", COLD, 513)] {
         for seed in [7, 80] {
             let mut story = Story::new(seed);

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn rest_that_keeps_faulting_is_given_up() {
+    fn repeated_faults_fail_the_copy() {
         let (mut side, mut ended) = (Side::new(1 << 20), Ended::default());
         side.resume(copy(100), Outcome::Partial { bytes: 10, backwards: false }, &mut ended);
         for bytes in [5, 0] {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_beyond_the_places_wait() {
+    fn parts_wait_for_free_records() {
         let (mut side, mut ended) = (Side::new(16), Ended::default());
         side.add_long(copy(16 * 100));
         let mut parts = 0;

@@ -117,7 +117,7 @@ fn fault(completed: u32, backwards: bool) -> Completed {
 }
 
 #[test]
-fn direct_ones_have_records_and_no_fence() {
+fn direct_descriptors_have_records_without_fence() {
     let mut rig = direct();
     rig.submit(0..5);
     let descriptors = rig.device.submitted();
@@ -139,7 +139,7 @@ fn direct_ones_have_records_and_no_fence() {
 }
 
 #[test]
-fn burst_is_one_batch_and_one_goes_direct() {
+fn burst_becomes_one_batch() {
     let mut rig = batches();
     rig.submit(0..20);
     let batch = rig.device.submitted();
@@ -275,7 +275,7 @@ fn failed_batch_accounts_for_every_member() {
 }
 
 #[test]
-fn failed_batch_needs_a_failed_member() {
+fn batch_failure_without_member_aborts_all() {
     let mut rig = batches();
     rig.submit(0..3);
     let batch = rig.device.submitted()[0];
@@ -304,7 +304,7 @@ fn refused_batches_go_singly() {
 }
 
 #[test]
-fn a_drain_proves_a_lost_copy_dead() {
+fn drain_completes_the_reset() {
     for rig in [direct, batches] {
         let mut rig = rig();
         rig.submit(0..1);
@@ -331,7 +331,7 @@ fn a_drain_proves_a_lost_copy_dead() {
 }
 
 #[test]
-fn drain_of_earlier_reset_proves_nothing() {
+fn earlier_drain_does_not_complete_reset() {
     let mut rig = direct();
     rig.submit(0..1);
     assert_eq!(rig.channel.reset(), Reset::Pending);
@@ -344,7 +344,7 @@ fn drain_of_earlier_reset_proves_nothing() {
 }
 
 #[test]
-fn reset_hands_over_only_the_proven_dead() {
+fn reset_returns_only_drained_copies() {
     let mut rig = batches();
     rig.submit(0..2);
     let batch = rig.device.submitted()[0];
@@ -396,7 +396,7 @@ fn gone_device_is_closed_and_probed() {
 }
 
 #[test]
-fn a_drain_that_takes_too_long_is_given_up() {
+fn slow_drain_times_out() {
     let mut rig = rig("0x200", 64, Options { drain_limit: Duration::from_millis(1), ..Options::default() });
     rig.submit(0..20);
     assert_eq!(rig.channel.reset(), Reset::Pending);
@@ -409,7 +409,7 @@ fn a_drain_that_takes_too_long_is_given_up() {
 }
 
 #[test]
-fn a_copy_of_nothing_needs_no_device() {
+fn zero_length_copy_skips_device() {
     let mut rig = batches();
     let op = rig.op(0, 0, 9);
     // SAFETY: the copy has no bytes.
@@ -438,7 +438,7 @@ fn long_copy_in_parts_is_reported_once() {
 }
 
 #[test]
-fn choices_need_what_the_queue_allows() {
+fn unsupported_options_are_disabled() {
     let options = Options { block_on_fault: true, cache_control: false, batch: false, ..Options::default() };
     let mut rig = rig("0x200", 64, options);
     rig.submit(0..2);
@@ -461,7 +461,7 @@ fn choices_need_what_the_queue_allows() {
 }
 
 #[test]
-fn channels_share_a_queues_places() {
+fn channels_share_queue_entries() {
     let tree = Tree::new();
     let _end = tree.device_end("wq0.1");
     let device = DsaDevice::open(&tree.roots(), "wq0.1", Options::default()).unwrap();

@@ -25,7 +25,7 @@ fn work_queues_have_their_properties() {
 }
 
 #[test]
-fn the_queue_may_do_less_than_the_device() {
+fn op_config_limits_operations() {
     let tree = Tree::new();
     tree.set("wq0.0/op_config", "00000000,00000000,00000000,00000000,00000000,00000000,00000000,00000009");
     let ops = find(&tree.roots(), "wq0.0").unwrap().info.ops;
@@ -110,7 +110,7 @@ fn older_kernels_have_fewer_files() {
 }
 
 #[test]
-fn errors_of_the_kernel_are_told_by_name() {
+fn open_errnos_are_explained() {
     let tree = Tree::new();
     let found = find(&tree.roots(), "wq0.0").unwrap();
     let node = tree.roots().device_node("wq0.0");

@@ -171,7 +171,7 @@ fn copy(base: *mut u8, from: usize, to: usize, len: usize) -> Operation<'static>
 }
 
 #[test]
-fn a_device_that_cannot_do_it_is_not_asked() {
+fn unsupported_operations_run_on_core() {
     let mut memory = vec![0; 20_000];
     let wq = queue();
     let plain = WqInfo { gen_cap: 0, ..wq.clone() };

@@ -72,14 +72,14 @@ fn guards_of_zeros_are_known() {
 }
 
 #[test]
-fn tags_stand_in_descriptors_little_endian() {
+fn descriptor_tags_are_little_endian() {
     let tags = Tags::from_word(u64::from_le_bytes([1, 2, 3, 4, 5, 6, 7, 8]));
     assert_eq!(tags, Tags { reference: 0x0403_0201, mask: 0x0605, application: 0x0807 });
     assert_eq!(Tags::from_word(tags.word()), tags);
 }
 
 #[test]
-fn every_tag_is_checked_and_may_be_left_out() {
+fn tag_checks_can_be_disabled() {
     let tags = Tags { reference: 9, mask: 0, application: 5 };
     let good = inserted(1, tags);
     assert_eq!(verdict(NONE, tags, &good), None);
@@ -129,7 +129,7 @@ fn wrong_block_is_not_written() {
 }
 
 #[test]
-fn update_replaces_what_is_not_passed() {
+fn dif_update_replaces_unpassed_fields() {
     let source_tags = Tags { reference: 0x11, mask: 0, application: 0x22 };
     let destination_tags = Tags { reference: 0x33, mask: 0, application: 0x44 };
     let mut src = inserted(2, source_tags);
@@ -154,7 +154,7 @@ fn update_replaces_what_is_not_passed() {
 
 proptest! {
     #[test]
-    fn what_is_inserted_checks_and_strips(
+    fn inserted_fields_check_and_strip(
         data in prop::collection::vec(any::<u8>(), 4104 * 3), flags in 0..16_u8,
         reference: u32, mask: u16, application: u16, tag_types in 0..4_u8,
     ) {

@@ -135,7 +135,7 @@ fn slower_device_has_faults_when_asked() {
 }
 
 #[test]
-fn completion_beyond_the_clock_is_last() {
+fn latest_completion_saturates_the_clock() {
     let (device, mut engine, mut portal) = device("vpp");
     let mut buffers = Buffers::new();
     device.set_faults(Faults { late: 1.0, late_ns: u64::MAX, ..Faults::default() });

@@ -109,7 +109,7 @@ fn overlapping_ranges_move_backwards() {
 }
 
 #[test]
-fn what_is_no_address_faults() {
+fn unmapped_addresses_fault() {
     install();
     let mut private = [0_u8; 16];
     for address in [0, 8, 0x8000_0000_0000_0000, 0xffff_ffff_ffff_f000] {
@@ -125,7 +125,7 @@ fn what_is_no_address_faults() {
 }
 
 #[test]
-fn a_record_is_written_or_its_fault_told() {
+fn record_write_faults_are_returned() {
     let pages = Pages::new(libc::PROT_NONE);
     let record = CompletionRecord::default();
     let written = Completed {

@@ -28,7 +28,7 @@ fn station_is_where_last_seen() {
 }
 
 #[test]
-fn silent_station_is_forgotten() {
+fn silent_station_ages_out() {
     let (fdb, mut clock) = (Fdb::new(100, MAX_PORTS), Clock::new(AGEING));
     fdb.learn(of(0, 1), 1, 0);
     fdb.learn(of(0, 2), 2, 0);
@@ -42,7 +42,7 @@ fn silent_station_is_forgotten() {
 }
 
 #[test]
-fn a_clock_that_stood_still_forgets_all() {
+fn clock_gap_ages_out_all_stations() {
     for gap in [33, 95, 96, 127, 128, 129, 1 << 40] {
         let (fdb, mut clock) = (Fdb::new(100, MAX_PORTS), Clock::new(AGEING));
         clock.turn(&fdb, at(5));
@@ -53,7 +53,7 @@ fn a_clock_that_stood_still_forgets_all() {
 }
 
 #[test]
-fn what_there_is_no_room_for_is_not_learned() {
+fn full_fdb_learns_nothing() {
     let (fdb, mut clock) = (Fdb::new(50, 1), Clock::new(AGEING));
     let learned: Vec<Learned> = (0..1000).map(|n| fdb.learn(of(0, n), 1, 0)).collect();
     assert_eq!(learned.iter().filter(|&&one| one == Learned::New).count(), 50);
@@ -68,7 +68,7 @@ fn what_there_is_no_room_for_is_not_learned() {
 }
 
 #[test]
-fn no_port_takes_the_part_of_others() {
+fn port_keeps_to_its_fdb_share() {
     let (fdb, mut clock) = (Fdb::new(800, 4), Clock::new(AGEING));
     let learn = |port: usize, ns: std::ops::Range<u32>| {
         ns.filter(|n| fdb.learn(of(port as u16, *n), port, fdb.now()) == Learned::New).count()
@@ -86,7 +86,7 @@ fn no_port_takes_the_part_of_others() {
 }
 
 #[test]
-fn database_has_room_for_nearly_all() {
+fn fdb_fills_almost_completely() {
     let fdb = Fdb::new(16384, 1);
     let full = (0..16384).filter(|&n| fdb.learn(of(n as u16 % 7, n), 5, 0) == Learned::Full).count();
     assert!(full < 16384 / 200, "{full} of 16384 stations found their bucket full");
@@ -125,7 +125,7 @@ fn concurrent_learning_is_safe() {
 
 proptest! {
     #[test]
-    fn two_stations_are_never_one(a in 0..=STATION_MASK, b in 0..=STATION_MASK, near in 0..64u32) {
+    fn station_hash_is_injective(a in 0..=STATION_MASK, b in 0..=STATION_MASK, near in 0..64u32) {
         for b in [b, a ^ 1 << (near % STATION)] {
             prop_assert_eq!(mix(a) == mix(b), a == b);
         }
@@ -133,7 +133,7 @@ proptest! {
 
     /// Compares the database with a map. It has room for all stations, and the clock advances in random steps.
     #[test]
-    fn it_is_a_map_that_forgets(
+    fn fdb_matches_ageing_map(
         steps in proptest::collection::vec((0..4u16, 0..20u32, 0..64usize, 0..20u64), 1..200)
     ) {
         let (fdb, mut clock) = (Fdb::new(1000, MAX_PORTS), Clock::new(AGEING));

@@ -373,7 +373,7 @@ mod tests {
 
     /// The test simulates calls of `accept` by the shared counters. The thread itself waits for events.
     #[test]
-    fn waiting_calls_end_their_listener() {
+    fn blocked_accept_closes_listener() {
         let mut errands = Errands::new(CpuSet::new());
         let mut acceptor = Acceptor::new(0, CpuSet::new()).unwrap();
         let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_as_they_were_written() {
+    fn listener_name_round_trips() {
         for (number, generation) in [(0, 1), (65_535, u32::MAX), (1, 2)] {
             let name = Name { number, generation };
             assert_eq!(Name::of(name.word()), name);

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_holds_up_nobody_else() {
+    fn blocked_errand_spares_other_users() {
         let mut errands = Errands::new(sched_getaffinity(None).unwrap());
         let (go, wait) = channel::<()>();
         errands.run(1, move || wait.recv().unwrap());

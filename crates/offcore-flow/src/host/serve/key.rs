@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_read_as_they_were_written() {
+    fn event_key_round_trips() {
         for (at, source) in SOURCES.into_iter().enumerate() {
             assert_eq!(source as usize, at);
             for (app, number, generation) in [(0, 0, 0), (APPLICATIONS - 1, 65_535, u32::MAX), (1, 2, 3)] {

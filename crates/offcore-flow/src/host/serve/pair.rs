@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_kernel_keeps_the_contract() {
+    fn kernel_sockets_behave_as_required() {
         let pairs = Pairs::calibrate().unwrap();
         assert!((1..=GATE).contains(&pairs.gate));
         let shows = |pair: &Pair| shows_out(pair.app.as_fd()).unwrap();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_shows_priority_until_it_is_read() {
+    fn alarm_shows_pollpri_until_read() {
         let Pair { app, ours } = Pairs::calibrate().unwrap().pair(false).unwrap();
         let has_priority = || {
             let mut events = [PollFd::new(&app, PollFlags::PRI)];
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_takes_no_longer_than_its_bytes() {
+    fn gate_opening_is_bounded() {
         let Pair { app, ours } = Pairs::calibrate().unwrap().pair(false).unwrap();
         set_socket_send_buffer_size(&app, 1 << 20).unwrap();
         let more = [0; 2 * MOST];
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_with_descriptors_in_its_queue_is_given_back() {
+    fn queued_descriptors_prevent_plain_close() {
         let pairs = Pairs::calibrate().unwrap();
         let Pair { app, ours } = pairs.pair(true).unwrap();
         assert!(close_plain(ours).is_none());

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read_to_their_end_and_no_further() {
+    fn truncated_diag_answers_are_rejected() {
         let answer = |kind: u16, attributes: &[u8]| {
             let mut bytes = vec![0; HEADER + ANSWER];
             bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -275,9 +275,9 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_was_shut_down_is_not_gone() {
+    fn shut_down_peer_still_lives() {
         if try_out() != Ok(true) {
-            return println!("SKIP: a_peer_that_was_shut_down_is_not_gone: no CONFIG_UNIX_DIAG");
+            return println!("SKIP: shut_down_peer_still_lives: no CONFIG_UNIX_DIAG");
         }
         let pairs: Vec<_> = (0..2000)
             .map(|_| socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap())
@@ -298,10 +298,10 @@ mod tests {
     }
 
     #[test]
-    fn answers_come_for_each_user_by_its_thread() {
+    fn peer_queries_run_per_user() {
         let mut peers = Peers::new().unwrap();
         if !peers.are_known() {
-            return println!("SKIP: answers_come_for_each_user_by_its_thread: no CONFIG_UNIX_DIAG");
+            return println!("SKIP: peer_queries_run_per_user: no CONFIG_UNIX_DIAG");
         }
         let mut errands = Errands::new(rustix::thread::sched_getaffinity(None).unwrap());
         let (ours, theirs) =

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_free_that_nobody_has() {
+    fn free_port_search_wraps_around() {
         let (mut ports, mut bound) = (Ports::new(), Ports::new());
         for port in ANY.filter(|port| ![33_000, 50_001].contains(port)) {
             let of = if port % 2 == 0 { &mut ports } else { &mut bound };

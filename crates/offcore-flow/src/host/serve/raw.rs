@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_are_a_gates_as_far_as_they_are_counted() {
+    fn counted_zero_bytes_belong_to_gate() {
         let sorted = Sorted::new(b"\0\0ab\0c\0", 3);
         assert_eq!((&sorted.data[..], &sorted.ends[..]), (&b"abc\0"[..], &[3, 4, 6, 7][..]));
         assert!(Sorted::new(&[0; 5], 5).data.is_empty());
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_taken_from_the_dead_only() {
+    fn only_dead_owner_loses_lock() {
         let shared = offcore_session::shared::Shared::new().unwrap();
         let lives = Owner::new(3, 7).unwrap();
         shared.processes().set(3, 7);

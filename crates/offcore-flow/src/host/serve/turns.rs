@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn users_have_the_same_however_many_applications() {
+    fn users_share_time_equally() {
         let had = slices(60, [10, 10], 120);
         assert_eq!(had.iter().filter(|app| **app == 60).count(), 60);
         let mut first: Vec<_> = had.into_iter().filter(|app| *app < 60).collect();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_long_at_something_waits_a_round() {
+    fn long_call_waits_one_round() {
         let mut turns = Turns::new();
         turns.charge(1, 100 * turns.round);
         let both = || [(0, 1, 1), (1, 2, 0)].into_iter();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wanted_nothing_has_saved_nothing() {
+    fn idle_user_accrues_no_credit() {
         let mut turns = Turns::new();
         for _ in 0..100 {
             turns.charge(1, 10);

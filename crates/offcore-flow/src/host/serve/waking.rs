@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_woken_slowly_too_often_is_barred_until_that_is_made_up_for() {
+    fn slow_wakeups_bar_user_temporarily() {
         let mut waking = Waking::new();
         let milliseconds = |count| count * waking.hz / 1000;
         let [slow, second] = [20, 1000].map(milliseconds);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_the_processor_meanwhile_is_no_application() {
+    fn preempted_time_is_not_charged() {
         let mut waking = Waking::new();
         waking.begin();
         let from = tsc::now();

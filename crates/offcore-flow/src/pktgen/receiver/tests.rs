@@ -62,7 +62,7 @@ fn receiver_counts_match_a_model() {
 }
 
 #[test]
-fn numbers_go_on_beyond_32_bits() {
+fn sequence_numbers_exceed_32_bits() {
     let mut check = Check::new(Expected::Stream(STREAM), 0);
     let flow = &mut check.flows[3];
     flow.next = (1 << 32) - 2;
@@ -75,7 +75,7 @@ fn numbers_go_on_beyond_32_bits() {
 }
 
 #[test]
-fn a_number_before_the_first_is_none() {
+fn number_before_first_is_corrupt() {
     let mut check = Check::new(Expected::Stream(STREAM), 0);
     assert!(!check.arrive(stamp(0, u32::MAX)));
     assert_eq!((check.counts.corrupt, check.counts.received), (1, 0));

@@ -125,7 +125,7 @@ fn always(_: u64, _: usize) -> bool {
 }
 
 #[test]
-fn dear_task_gets_no_more_of_the_core() {
+fn expensive_task_gets_equal_share() {
     // 10 ms: work of the kernel for a task counts, too.
     for (dear, time) in [(50 * US, 1), (100 * US, 1), (900 * US, 1), (10_000 * US, 10), (100_000 * US, 100)] {
         let time = time * SECOND;
@@ -135,14 +135,14 @@ fn dear_task_gets_no_more_of_the_core() {
 }
 
 #[test]
-fn task_is_waited_for_between_bursts() {
+fn worker_waits_for_task_between_bursts() {
     // A guest with few packets in flight: they arrive 3 us after it got the last ones back.
     let used = World::new(2).run(SECOND, &[Runs(60 * US), Runs(4 * US)], every(7 * US));
     assert!(used[0].abs_diff(SECOND / 2) < SECOND / 20, "{used:?}");
 }
 
 #[test]
-fn task_with_little_to_do_is_not_waited_for() {
+fn mostly_idle_task_is_not_awaited() {
     let mut world = World::new(2);
     let costs = [Runs(60 * US), Runs(US)];
     let used = world.run(SECOND, &costs, every(100 * US));
@@ -182,7 +182,7 @@ impl Task for Takes {
 }
 
 #[test]
-fn workers_give_turns() {
+fn worker_shares_core_between_ports() {
     // Without turns, the first two tasks had 99 % of the time in each run.
     let used: [Arc<AtomicU64>; 3] = Default::default();
     let task = |us, port, used: &Arc<AtomicU64>| -> Box<dyn Task> {
@@ -199,7 +199,7 @@ fn workers_give_turns() {
 }
 
 #[test]
-fn core_does_not_idle_for_those_who_send_little() {
+fn light_senders_do_not_idle_core() {
     // A packet of 0.15 us from time to time, just soon enough to be waited for.
     for (tasks, least) in [(1, 85), (3, 65), (7, 35)] {
         let mut costs = vec![Runs(150); tasks + 1];
@@ -217,7 +217,7 @@ fn core_does_not_idle_for_those_who_send_little() {
 }
 
 #[test]
-fn long_turns_become_shorter() {
+fn long_turns_shrink_burst() {
     let mut world = World::new(2);
     let mut turn = |cost, packets| {
         world.turns.ended = world.now;
@@ -231,14 +231,14 @@ fn long_turns_become_shorter() {
 }
 
 #[test]
-fn equal_tasks_wait_for_nobody() {
+fn equal_tasks_cause_no_wait() {
     let mut world = World::new(4);
     world.run(SECOND / 100, &[Runs(4 * US); 4], always);
     assert_eq!(world.waiting(), 0);
 }
 
 #[test]
-fn nobody_waits_for_tasks_without_packets() {
+fn tasks_without_packets_cause_no_wait() {
     let mut world = World::new(3);
     world.run(1000 * US, &[Runs(900 * US), Runs(4 * US), Runs(5 * US)], always);
     assert_eq!(world.waiting(), 1);
@@ -249,7 +249,7 @@ fn nobody_waits_for_tasks_without_packets() {
 }
 
 #[test]
-fn others_have_half_of_the_time_beside_memory_that_is_waited_for() {
+fn slow_memory_leaves_half_to_others() {
     // The number of such tasks does not matter: one rests while another is waited for.
     for slow in 1..=3 {
         let mut costs = vec![Runs(4 * US); 5];
@@ -263,14 +263,14 @@ fn others_have_half_of_the_time_beside_memory_that_is_waited_for() {
 }
 
 #[test]
-fn short_wait_does_not_end_the_rest_after_a_long_one() {
+fn short_stall_keeps_long_throttle() {
     let used =
         World::new(3).run(60 * SECOND, &[Sleeps(400_000 * US), Sleeps(1100 * US), Runs(200 * US)], always);
     assert!(used[2] >= 60 * SECOND * 45 / 100, "{used:?}");
 }
 
 #[test]
-fn others_have_half_of_the_time_however_long_memory_is_waited_for() {
+fn long_stalls_leave_half_to_others() {
     for seconds in [2, 8, 20, 50] {
         let time = 10 * seconds * SECOND;
         let used = World::new(2).run(time, &[Sleeps(seconds * SECOND), Runs(200 * US)], always);
@@ -279,7 +279,7 @@ fn others_have_half_of_the_time_however_long_memory_is_waited_for() {
 }
 
 #[test]
-fn who_is_dear_to_send_to_rests() {
+fn expensive_receiver_is_throttled() {
     let mut world = World::new(0);
     [0, 2, 4].into_iter().for_each(|party| world.turns.know(party));
     let send = |world: &mut World, cost, packets| {
@@ -307,7 +307,7 @@ fn who_is_dear_to_send_to_rests() {
 }
 
 #[test]
-fn who_loses_the_core_for_a_while_does_not_pay_for_it() {
+fn preempted_task_is_not_charged() {
     let mut world = World::new(2);
     world.run(2000 * US, &[Runs(4 * US); 2], always);
     let used = world.turns.parties[0].used;
@@ -353,7 +353,7 @@ fn share_of_each_port_is_counted() {
 }
 
 #[test]
-fn long_round_has_turns_measured() {
+fn long_round_enables_turn_accounting() {
     let mut turns = Turns::private();
     turns.began = tsc::now();
     let [long, measured] = [20, 50].map(|ms| tsc::ticks(Duration::from_millis(ms)));
@@ -383,7 +383,7 @@ fn long_round_has_turns_measured() {
 }
 
 #[test]
-fn packets_that_cannot_go_on_are_not_waited_for() {
+fn stuck_packets_are_not_awaited() {
     let mut turns = Turns::private();
     let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
     let (mut mover, mut clock) = (Mover::new(), StageClock::private());

@@ -27,7 +27,7 @@ fn results(matcher: &Matcher, payloads: &[Vec<u8>]) -> Vec<u32> {
 }
 
 #[test]
-fn the_estimate_of_a_dfa_is_its_size() {
+fn dfa_size_estimate_is_accurate() {
     let text = Patterns::from_list(["GET /evil", "POST /", "cmd.exe"]).unwrap();
     let edges = Patterns::from_list([&b"\x00"[..], b"\xff\xff", b"\x80"]).unwrap();
     for patterns in [text, edges, Patterns::random(1, 500, 8..=32).unwrap()] {
@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn parts_have_the_result_of_the_whole(
+    fn split_payload_matches_whole_payload(
         patterns in prop::collection::vec(prop::collection::vec(alphabet(), 1..9), 1..10),
         parts in prop::collection::vec(prop::collection::vec(alphabet(), 0..12), 0..6),
     ) {

@@ -11,7 +11,7 @@ fn facts(fake: &Fake) -> Facts {
 }
 
 #[test]
-fn a_good_machine_is_read_as_it_is() {
+fn healthy_machine_facts_are_read() {
     let fake = Fake::good("facts-good");
     let facts = facts(&fake);
     assert_eq!(facts.driver, Some(Driver { version: Some("580.65.06".into()), open: true }));

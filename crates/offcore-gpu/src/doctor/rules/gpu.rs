@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cuda_says_of_a_device_is_told() {
+    fn cuda_device_properties_are_reported() {
         let mut fake = Fake::good("gpu-cuda");
         fake.cuda().devices[0].host_pointers = false;
         let finding = fake.finding("cuda-device", GPU);

@@ -85,7 +85,7 @@ fn through(device: &mut HostDevice, launch: Launch, kind: Kind, burst: usize, bu
 }
 
 #[test]
-fn direct_packets_leave_the_pool_alone() {
+fn direct_packets_use_no_pool_buffers() {
     for kind in [Kind::Nothing, Kind::Crc32c, Kind::Match] {
         for (burst, bursts) in [(1, 100), (7, 40), (64, 12), (300, 3)] {
             for launch in Launch::ALL {

@@ -88,7 +88,7 @@ fn ring_returns_packets_unchanged() {
 }
 
 #[test]
-fn tag_moves_the_checksum() {
+fn vlan_tag_shifts_checksum_start() {
     let mut fixture = Fixture::new(1518, 64);
     let plain = frame(200, 1);
     let vnet = NetHeader {
@@ -156,7 +156,7 @@ fn long_frame_takes_several_buffers() {
 }
 
 #[test]
-fn what_cannot_be_is_dropped_and_counted() {
+fn invalid_frames_are_dropped_and_counted() {
     let mut fixture = Fixture::new(1518, 64);
     let bytes = frame(100, 0);
     let none = NetHeader::default();

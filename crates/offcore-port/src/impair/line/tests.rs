@@ -85,7 +85,7 @@ impl Rig {
 }
 
 #[test]
-fn without_keys_nothing_changes() {
+fn default_line_changes_nothing() {
     let mut rig = Rig::new("seed=3");
     assert!(rig.pass(1600).into_iter().eq(0..1600));
     assert!(Count::ALL.into_iter().all(|count| rig.count(count) == 0));
@@ -93,7 +93,7 @@ fn without_keys_nothing_changes() {
 }
 
 #[test]
-fn as_many_are_lost_as_were_asked_for() {
+fn loss_rate_matches_setting() {
     let run = |keys| {
         let mut rig = Rig::new(keys);
         let came = rig.pass(100_000);
@@ -111,7 +111,7 @@ fn as_many_are_lost_as_were_asked_for() {
 }
 
 #[test]
-fn the_next_few_overtake() {
+fn reordered_packets_move_few_places() {
     let mut rig = Rig::new("reorder=2%");
     let came = rig.pass(16_000);
     let late = came.windows(2).filter(|pair| pair[1] < pair[0]).count() as u64;
@@ -127,7 +127,7 @@ fn the_next_few_overtake() {
 }
 
 #[test]
-fn who_is_not_overtaken_leaves_all_the_same() {
+fn reordered_packet_leaves_after_timeout() {
     let mut rig = Rig::new("reorder=100%");
     rig.put(1, 60);
     assert_eq!(rig.get(), []);
@@ -141,7 +141,7 @@ fn who_is_not_overtaken_leaves_all_the_same() {
 }
 
 #[test]
-fn duplicates_come_twice() {
+fn duplicates_are_adjacent() {
     let mut rig = Rig::new("duplicate=1%");
     let came = rig.pass(32_000);
     let twice = came.windows(2).filter(|pair| pair[0] == pair[1]).count() as u64;
@@ -152,7 +152,7 @@ fn duplicates_come_twice() {
 }
 
 #[test]
-fn one_bit_changes_and_the_checksum_is_wrong() {
+fn corruption_flips_one_bit() {
     let mut rig = Rig::new("corrupt=100%");
     let header = NetHeader {
         flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
@@ -188,7 +188,7 @@ fn one_bit_changes_and_the_checksum_is_wrong() {
 }
 
 #[test]
-fn copies_keep_what_they_ask_for() {
+fn duplicates_keep_offload_requests() {
     let mut rig = Rig::new("duplicate=100%");
     let header = NetHeader {
         flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
@@ -259,7 +259,7 @@ fn rate_is_kept() {
 }
 
 #[test]
-fn no_more_are_held_than_may_be() {
+fn held_buffers_are_limited() {
     let mut rig = Rig::with_limit("delay=1s", 100);
     rig.put(150, 60);
     assert_eq!((rig.line.len(), rig.dropped, rig.count(Count::TooMany)), (100, 50, 50));
@@ -272,7 +272,7 @@ fn no_more_are_held_than_may_be() {
 }
 
 #[test]
-fn whoever_waits_loses_nothing() {
+fn backpressure_prevents_loss() {
     let mut rig = Rig::with_limit("delay=1s", 100);
     while rig.line.has_room() {
         rig.put(20, 5_000);
@@ -284,7 +284,7 @@ fn whoever_waits_loses_nothing() {
 }
 
 #[test]
-fn everything_leaves_at_the_end_of_time() {
+fn drain_releases_all_packets() {
     let mut rig = Rig::new("delay=10s,jitter=10s,rate=1k,reorder=50%");
     rig.put(500, 60);
     assert_eq!(rig.get(), []);

@@ -9,7 +9,7 @@ const AVAIL: u16 = packed::VIRTQ_DESC_F_AVAIL;
 const USED: u16 = packed::VIRTQ_DESC_F_USED;
 
 #[test]
-fn every_size_has_room_for_its_last_entry() {
+fn inflight_region_fits_every_ring_size() {
     let mut before = 0;
     for size in 0..=u16::MAX {
         let len = Inflight::len(size);
@@ -34,7 +34,7 @@ fn every_burst_reads_back() {
 }
 
 #[test]
-fn every_entry_is_kept_apart() {
+fn inflight_entries_do_not_overlap() {
     for size in [1, 2, 3, 64, 255, 256] {
         let inflight = World::new(size, true).inflight();
         let word = |index: u32| 0x8001_0203_0405_0600 + u64::from(index);
@@ -45,7 +45,7 @@ fn every_entry_is_kept_apart() {
 }
 
 #[test]
-fn every_header_is_judged() {
+fn inflight_headers_are_checked() {
     let world = World::new(4, true);
     let inflight = world.inflight();
     let all_features = [0, IN_ORDER, PACKED, IN_ORDER | PACKED, IN_ORDER | PACKED | 1, u64::MAX];
@@ -73,7 +73,7 @@ fn every_header_is_judged() {
 /// The next device begins where the last burst began or ended. It restores used descriptors only if they were available
 /// before.
 #[test]
-fn every_state_of_a_small_ring_is_taken_up() {
+fn small_ring_resumes_from_every_state() {
     const SIZE: u16 = 2;
     let states = [0, AVAIL, USED, AVAIL | USED];
     let world = World::new(SIZE, true);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn used_burst_appears_with_its_first() {
+fn first_used_descriptor_is_written_last() {
     let guest = guest(3);
     let mut queue = guest.device(false);
     for turn in [true, false, true] {
@@ -114,7 +114,7 @@ fn buffers_across_regions_come_in_pieces() {
 }
 
 #[test]
-fn what_was_looked_at_is_not_read_again() {
+fn looked_at_descriptors_are_not_reread() {
     let guest = guest(4);
     let mut queue = guest.device(false);
     guest.put(0, desc(0x8000, 64, 1, available(true)));
@@ -127,7 +127,7 @@ fn what_was_looked_at_is_not_read_again() {
 }
 
 #[test]
-fn hostile_chains_are_named() {
+fn invalid_chains_are_reported() {
     let case = |descs: &[(u64, Descriptor)]| {
         let guest = guest(4);
         for &(address, desc) in descs {
@@ -185,7 +185,7 @@ fn indirect_needs_the_feature() {
 }
 
 #[test]
-fn out_is_not_available() {
+fn inflight_descriptors_are_not_available() {
     let guest = guest(4);
     let mut queue = guest.device(false);
     (0..4).for_each(|index| guest.put(index, desc(0x8000, 1, index, available(true))));
@@ -206,7 +206,7 @@ fn out_is_not_available() {
 }
 
 #[test]
-fn long_chains_exceed_the_window() {
+fn chains_may_exceed_the_window() {
     let guest = guest(200);
     let mut queue = guest.device(false);
     for index in 0..200 {
@@ -229,7 +229,7 @@ fn long_chains_exceed_the_window() {
 }
 
 #[test]
-fn a_queue_goes_on_where_it_was() {
+fn queue_resumes_at_base() {
     for base in [0, 5, 4 | WRAP | 1, 0x7fff] {
         let guest = guest(5);
         let queue = device::Queue::new(guest.layout.clone(), u32::from(base), false, false);

@@ -7,7 +7,7 @@ fn queue(guest: &Guest) -> driver::Queue<char> {
 }
 
 #[test]
-fn burst_appears_with_its_first() {
+fn first_available_descriptor_is_written_last() {
     let guest = guest(3);
     let mut queue = queue(&guest);
     assert_eq!(queue.free(), 3);
@@ -51,7 +51,7 @@ fn chains_come_back_in_any_order() {
 }
 
 #[test]
-fn a_hostile_device_is_named() {
+fn a_hostile_device_is_reported() {
     let fresh = || {
         let guest = guest(4);
         let mut queue = queue(&guest);
@@ -94,7 +94,7 @@ fn a_hostile_device_is_named() {
 }
 
 #[test]
-fn chains_come_back_from_a_dead_device() {
+fn inflight_chains_are_reclaimed() {
     let guest = guest(4);
     let mut queue = queue(&guest);
     queue.add(0x8000, 1, Direction::Writable, 'a').unwrap();
@@ -107,7 +107,7 @@ fn chains_come_back_from_a_dead_device() {
 }
 
 #[test]
-fn a_new_queue_finds_zeroes() {
+fn new_queue_zeroes_the_ring() {
     let guest = guest(3);
     (0..3).for_each(|index| guest.put(index, desc(1, 2, 3, used(true))));
     guest.driver_event(1, 1);

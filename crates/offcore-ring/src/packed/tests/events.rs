@@ -11,7 +11,7 @@ fn expected(old: Position, entries: u32, event: u16, size: u32) -> bool {
 }
 
 #[test]
-fn event_is_due_in_its_turn() {
+fn event_respects_wrap_counter() {
     for size in 1..6u32 {
         for old in (0..2 * size).map(Position) {
             for entries in 0..2 * size {
@@ -44,7 +44,7 @@ fn serve(guest: &Guest, queue: &mut device::Queue, n: u16) {
 }
 
 #[test]
-fn the_driver_is_notified_as_it_asks() {
+fn driver_event_flags_control_notifications() {
     for event_idx in [false, true] {
         let guest = guest(4);
         let mut queue = guest.device(event_idx);
@@ -87,7 +87,7 @@ fn first_notification_is_due() {
 }
 
 #[test]
-fn driver_is_notified_in_its_turn() {
+fn driver_event_index_respects_wrap() {
     let guest = guest(5);
     let mut queue = guest.device(true);
     serve(&guest, &mut queue, 1);
@@ -116,7 +116,7 @@ fn driver_is_notified_in_its_turn() {
 }
 
 #[test]
-fn device_asks_for_the_unknown() {
+fn device_requests_kick_for_next_chain() {
     let event = |guest: &Guest| {
         let event = guest.layout.device_event().load(Ordering::Relaxed);
         (event as u16, (event >> 16) as u16)
@@ -142,7 +142,7 @@ fn device_asks_for_the_unknown() {
 }
 
 #[test]
-fn the_device_is_kicked_as_it_asks() {
+fn device_event_flags_control_kicks() {
     let add = |queue: &mut driver::Queue<u16>, n| {
         for i in 0..n {
             queue.add(0x8000, 64, Direction::Readable, i).unwrap();
@@ -172,7 +172,7 @@ fn the_device_is_kicked_as_it_asks() {
 }
 
 #[test]
-fn driver_asks_for_the_unfound() {
+fn driver_requests_interrupt_for_next_used() {
     let event = |guest: &Guest| {
         let event = guest.layout.driver_event().load(Ordering::Relaxed);
         (event as u16, (event >> 16) as u16)

@@ -8,7 +8,7 @@ fn walk(steps: u32, size: u32) -> (u32, bool) {
 }
 
 #[test]
-fn every_step_in_small_rings() {
+fn positions_step_through_small_rings() {
     for size in 1..=33 {
         for start in 0..2 * size {
             let at = Position(start);
@@ -25,7 +25,7 @@ fn every_step_in_small_rings() {
 }
 
 #[test]
-fn every_form_of_a_position() {
+fn positions_encode_and_decode() {
     for size in [1u32, 2, 3, 7, 8, 255, 256, 257, 32_767, 32_768] {
         for form in 0..=u16::MAX {
             let (index, wrap) = (u32::from(form & !WRAP), form & WRAP != 0);
@@ -41,7 +41,7 @@ fn every_form_of_a_position() {
 
 /// A descriptor is available or used at a position in at most one turn, and never both in the same turn.
 #[test]
-fn every_state_of_a_descriptor() {
+fn descriptor_is_available_or_used() {
     let (first, second) = (Position(0), Position(1));
     for flags in 0..=u16::MAX {
         let word = Word::new(7, 9, flags);

@@ -9,7 +9,7 @@ fn counts() -> impl Iterator<Item = u16> {
 
 /// A notification is due only if the step passes the entry of the event.
 #[test]
-fn every_event_of_every_step() {
+fn need_event_is_exact() {
     for old in [0, 1, 0x7fff, 0x8000, 0xfffe, 0xffff_u16] {
         for count in counts() {
             let new = old.wrapping_add(count);
@@ -23,7 +23,7 @@ fn every_event_of_every_step() {
 
 /// Each position has its own entry, and each entry is inside its part of the ring.
 #[test]
-fn every_position_of_every_size() {
+fn positions_map_to_distinct_entries() {
     for size in (0..=15).map(|bits| 1u16 << bits) {
         let parts = [desc_len(size), avail_len(size), used_len(size)];
         let memory = guest_memory(parts.iter().map(|len| len.next_multiple_of(4096)).sum());
@@ -47,7 +47,7 @@ fn every_position_of_every_size() {
 
 /// A device accepts a driver's index exactly if the ring has room for that many chains.
 #[test]
-fn every_available_index() {
+fn available_index_is_bounds_checked() {
     for (size, base) in [(1, 0_u16), (2, 0xffff), (8, 0xfffc)] {
         let guest = guest(size);
         for known in [0, 1, size] {

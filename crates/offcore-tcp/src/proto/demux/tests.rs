@@ -83,7 +83,7 @@ impl Pair {
 
 proptest! {
     #[test]
-    fn the_table_does_what_a_map_does(ops in proptest::collection::vec(op(), 0..600)) {
+    fn table_matches_map_model(ops in proptest::collection::vec(op(), 0..600)) {
         let demux = Demux::new(Demux::table(16));
         let mut pair = Pair { demux, model: HashMap::new(), keys: Vec::new() };
         for op in &ops {
@@ -96,7 +96,7 @@ proptest! {
 }
 
 #[test]
-fn nine_tenths_fill_without_failure() {
+fn table_fills_to_nine_tenths() {
     for size in [1 << 10, 1 << 17] {
         for seed in 0..8 {
             let mut random = SplitMix::new(seed);
@@ -113,7 +113,7 @@ fn nine_tenths_fill_without_failure() {
 }
 
 #[test]
-fn a_full_table_refuses_and_keeps_all() {
+fn full_table_keeps_its_entries() {
     let mut demux = Demux::new(Demux::table(64));
     let hashes: Vec<u64> = (0..100).scan(SplitMix::new(1), |random, _| Some(random.next())).collect();
     let kept: Vec<u32> =
@@ -125,7 +125,7 @@ fn a_full_table_refuses_and_keeps_all() {
 }
 
 #[test]
-fn flows_of_one_tag_are_told_apart() {
+fn flows_with_equal_tags_are_distinguished() {
     let mut demux = Demux::new(Demux::table(1024));
     for value in 0..16 {
         demux.insert(0x1234_5678_0000_0000 | u64::from(value), value).unwrap();
@@ -142,7 +142,7 @@ fn flows_of_one_tag_are_told_apart() {
 }
 
 #[test]
-fn growth_ends_and_hands_the_old_table_back() {
+fn growth_returns_old_table() {
     let mut random = SplitMix::new(5);
     let mut demux = Demux::new(Demux::table(1024));
     let mut hashes = Vec::new();
@@ -170,7 +170,7 @@ fn growth_ends_and_hands_the_old_table_back() {
 }
 
 #[test]
-fn a_lookup_asks_about_few_others() {
+fn lookup_compares_few_keys() {
     let mut random = SplitMix::new(9);
     let mut demux = Demux::new(Demux::table(1 << 18));
     while !demux.wants_growth() {

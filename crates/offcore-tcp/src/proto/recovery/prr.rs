@@ -66,7 +66,7 @@ mod tests {
 
     // RFC 6937, section 4.1, figure 1: 20 segments in flight, the first is lost, Reno halves the window.
     #[test]
-    fn every_second_ack_sends_a_segment() {
+    fn prr_sends_on_every_second_ack() {
         let sent = sent(Prr::new(20), 18, 10, 19);
         assert_eq!(sent[..16], [1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0]);
         assert_eq!(sent.iter().sum::<u64>(), 10);
@@ -74,7 +74,7 @@ mod tests {
 
     // RFC 6937, section 4.2, figure 2: 15 of 20 are lost. For each ACK one segment more than delivered is sent.
     #[test]
-    fn a_burst_of_losses_is_made_up_for() {
+    fn prr_ssrb_recovers_from_burst_loss() {
         let sent = sent(Prr::new(20), 4, 10, 4);
         assert_eq!(sent, [2, 2, 2, 2], "slow start bound");
     }
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_threshold_is_not_exceeded() {
+    fn prr_does_not_exceed_ssthresh() {
         let mut prr = Prr::new(20);
         prr.on_send(1);
         assert_eq!(prr.on_ack(9, 8, 10, 1, true), 2);

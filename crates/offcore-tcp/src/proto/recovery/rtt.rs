@@ -111,7 +111,7 @@ mod tests {
 
     // RFC 6298, section 2.1 to 2.3.
     #[test]
-    fn samples_are_smoothed() {
+    fn rtt_samples_are_smoothed() {
         let mut rtt = Rtt::new();
         assert_eq!((rtt.srtt(), rtt.rto()), (0, 1_000_000));
         rtt.sample(400_000);
@@ -123,7 +123,7 @@ mod tests {
 
     // RFC 6298, section 5.7.
     #[test]
-    fn a_lost_handshake_waits_for_three_seconds() {
+    fn lost_syn_sets_three_second_rto() {
         let mut rtt = Rtt::new();
         rtt.handshake_lost();
         assert_eq!(rtt.rto(), 3_000_000);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_steady_path_waits_200_ms_more() {
+    fn steady_path_rto_adds_200_ms() {
         let mut rtt = Rtt::new();
         for _ in 0..200 {
             rtt.sample(30_000);
@@ -142,7 +142,7 @@ mod tests {
 
     // RFC 6298, section 5.5 and 5.7; Karn.
     #[test]
-    fn backoff_lasts_until_a_sample() {
+    fn rto_backoff_ends_with_sample() {
         let mut rtt = Rtt::new();
         rtt.sample(30_000);
         let base = rtt.rto();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_time_is_forgotten() {
+    fn min_rtt_expires() {
         let mut rtt = Rtt::new();
         assert_eq!(rtt.min(), None);
         rtt.least(0, 100);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_any_size_do_not_overflow() {
+    fn rtt_samples_do_not_overflow() {
         let mut rtt = Rtt::new();
         for sample in [0, u64::MAX, 1, u64::MAX, u64::MAX, 0] {
             rtt.sample(sample);

@@ -9,7 +9,7 @@ mod simulation;
 use super::*;
 
 #[test]
-fn a_connection_is_small() {
+fn recovery_state_fits_328_bytes() {
     let size = size_of::<Recovery>();
     assert!(size <= 328, "{size}");
     assert_eq!(size_of::<runs::Run>(), 16);

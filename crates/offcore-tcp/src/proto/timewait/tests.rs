@@ -48,13 +48,13 @@ fn first(entry: Ended, segment: Segment) -> Action {
 }
 
 #[test]
-fn an_entry_takes_one_line() {
+fn time_wait_entry_fits_cache_line() {
     assert_eq!((size_of::<Slot>(), size_of::<Link>()), (64, 8));
 }
 
 /// "Acknowledge it, and restart the 2 MSL timeout" (RFC 9293, 3.10.7.4).
 #[test]
-fn a_fin_again_restarts_the_time() {
+fn retransmitted_fin_restarts_time_wait() {
     let mut waiting = one(entry(1));
     waiting.insert(NOW, entry(2));
     let later = NOW + 59_000_000;
@@ -74,7 +74,7 @@ fn a_fin_again_restarts_the_time() {
 
 /// "If an incoming segment is not acceptable, an acknowledgment should be sent in reply (unless the RST bit is set)".
 #[test]
-fn what_is_outside_the_window_is_answered() {
+fn unacceptable_segment_is_acknowledged() {
     for seq in [1999, 2040, 1 << 31] {
         assert_eq!(first(entry(1), segment(seq, TcpFlags::ACK, Some(500))), ack(500), "{seq}");
         assert_eq!(first(entry(1), segment(seq, TcpFlags::RST, None)), Action::Ignore, "{seq}");
@@ -89,7 +89,7 @@ fn what_is_outside_the_window_is_answered() {
 
 /// RFC 5961, 7: two hosts that reject each other's ACKs stop exchanging them.
 #[test]
-fn acks_for_wrong_segments_are_few() {
+fn challenge_acks_are_rate_limited() {
     let mut waiting = one(entry(1));
     let wrong = segment(1, TcpFlags::ACK, Some(500));
     let answers = (0..10_000).filter(|ms| waiting.on_segment(0, NOW + ms * 1000, &wrong) != Action::Ignore);
@@ -98,7 +98,7 @@ fn acks_for_wrong_segments_are_few() {
 
 /// "Ignore the segment text": no data follows a FIN.
 #[test]
-fn data_and_acks_in_the_window_are_ignored() {
+fn data_in_window_is_ignored() {
     let mut waiting = one(entry(1));
     for len in [0, 20] {
         let inside = Segment { len, ..segment(2000, TcpFlags::ACK, Some(600)) };
@@ -109,7 +109,7 @@ fn data_and_acks_in_the_window_are_ignored() {
 
 /// RFC 7323, 5.3, R1, and 3.2.
 #[test]
-fn an_old_or_missing_timestamp_is_refused() {
+fn old_or_missing_timestamp_is_rejected() {
     assert_eq!(first(entry(1), segment(1999, FIN, Some(499))), ack(500));
     assert_eq!(first(entry(1), segment(2000, TcpFlags::ACK, Some(499))), ack(500));
     assert_eq!(first(entry(1), segment(1999, FIN, None)), Action::Ignore);
@@ -120,7 +120,7 @@ fn an_old_or_missing_timestamp_is_refused() {
 
 /// An off-path sender cannot make the peer's next SYN look old.
 #[test]
-fn a_wrong_segment_leaves_the_timestamp() {
+fn unacceptable_segment_keeps_ts_recent() {
     let mut waiting = one(entry(1));
     waiting.on_segment(0, NOW, &segment(1, TcpFlags::ACK, Some(1 << 30)));
     waiting.on_segment(0, NOW, &segment(1, FIN, Some(1 << 30)));
@@ -129,7 +129,7 @@ fn a_wrong_segment_leaves_the_timestamp() {
 
 /// RFC 9293: "enter the CLOSED state", and RFC 5961, 3.2.
 #[test]
-fn only_the_exact_reset_removes() {
+fn only_exact_rst_removes_entry() {
     let reset = |seq| segment(seq, TcpFlags::RST, None);
     assert_eq!(first(entry(1), reset(2000)), Action::Remove);
     assert_eq!(first(entry(1), reset(2001)), ack(500));
@@ -138,7 +138,7 @@ fn only_the_exact_reset_removes() {
 
 /// RFC 6191, 2, sentence by sentence.
 #[test]
-fn a_syn_that_proves_to_be_new_reopens() {
+fn newer_syn_reopens_connection() {
     let syn = |seq, timestamp| segment(seq, TcpFlags::SYN, timestamp);
     let opens = Action::Reopen(Previous { snd_nxt: 1000 });
     // Timestamps before and now: a greater timestamp, or the same with a greater sequence number.
@@ -158,7 +158,7 @@ fn a_syn_that_proves_to_be_new_reopens() {
 
 /// RFC 5961, 4: a SYN with other flags gets a challenge ACK.
 #[test]
-fn a_syn_with_ack_or_fin_opens_nothing() {
+fn syn_with_other_flags_is_challenged() {
     for other in [TcpFlags::ACK, TcpFlags::FIN, FIN] {
         assert_eq!(first(entry(1), segment(2000, TcpFlags::SYN | other, Some(501))), ack(500));
     }
@@ -167,7 +167,7 @@ fn a_syn_with_ack_or_fin_opens_nothing() {
 
 /// RFC 9293, 3.4.3: the new connection's numbers are beyond the old one's.
 #[test]
-fn the_next_isn_is_beyond_the_old() {
+fn new_isn_exceeds_old_sequence() {
     let previous = Previous { snd_nxt: u32::MAX };
     assert_eq!(previous.isn(u32::MAX - 5), 0x1_0000);
     assert_eq!(previous.isn(5), 0x1_0000);
@@ -175,7 +175,7 @@ fn the_next_isn_is_beyond_the_old() {
 }
 
 #[test]
-fn connect_may_have_the_ports_after_a_second() {
+fn connect_reuses_ports_after_one_second() {
     let waiting = one(entry(1));
     assert_eq!(waiting.reuse(0, NOW + 999_999), None);
     let previous = Previous { snd_nxt: 1000 };
@@ -185,7 +185,7 @@ fn connect_may_have_the_ports_after_a_second() {
 }
 
 #[test]
-fn an_index_that_is_free_does_nothing() {
+fn free_index_is_ignored() {
     let mut waiting = one(entry(1));
     assert!(waiting.remove(0));
     assert!(!waiting.remove(0));
@@ -216,7 +216,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 proptest! {
     #[test]
-    fn nothing_else_ends_or_reopens(
+    fn other_segments_keep_time_wait(
         (seq, len, flags) in any::<(u32, u32, u8)>(),
         near in -3i32..50,
         timestamp in proptest::option::of(any::<u32>()),
@@ -234,7 +234,7 @@ proptest! {
     }
 
     #[test]
-    fn the_queue_does_what_a_list_does(ops in proptest::collection::vec(op(), 0..200)) {
+    fn queue_matches_list_model(ops in proptest::collection::vec(op(), 0..200)) {
         // Milliseconds wrap during the test.
         let mut now = ((1_u64 << 32) - 100_000) * 1000;
         let mut waiting = TimeWait::new(8);
@@ -286,7 +286,7 @@ proptest! {
 
 /// Numbers up to 2^31 ahead are later, for any number.
 #[test]
-fn every_edge_of_a_comparison() {
+fn sequence_comparison_wraps() {
     const HALF: u32 = 1 << 31;
     for number in [0, 1, HALF - 1, HALF, HALF + 1, u32::MAX - 1, u32::MAX] {
         assert!(!is_before(number, number));

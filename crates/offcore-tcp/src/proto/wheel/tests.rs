@@ -72,7 +72,7 @@ fn check_links(wheel: &Wheel) {
 
 proptest! {
     #[test]
-    fn the_wheel_does_what_a_set_does(start in span(), ops in proptest::collection::vec(op(), 0..200)) {
+    fn wheel_matches_set_model(start in span(), ops in proptest::collection::vec(op(), 0..200)) {
         let mut now = start;
         let mut wheel = Wheel::new(now);
         wheel.reserve(TIMERS);
@@ -131,7 +131,7 @@ fn expired(wheel: &mut Wheel, now: u64, at_most: usize) -> Vec<u32> {
 }
 
 #[test]
-fn a_later_deadline_is_only_stored() {
+fn later_deadline_is_stored_lazily() {
     let mut wheel = wheel();
     wheel.set(7, 6400);
     let slot = wheel.nodes[7].slot;
@@ -159,7 +159,7 @@ fn expiries_of_a_call_are_bounded() {
 }
 
 #[test]
-fn a_crowd_moves_down_in_parts() {
+fn cascade_is_bounded_per_call() {
     let mut wheel = wheel();
     // One slot of the highest level, two hours ahead.
     let two_hours = 7_200_000_000;
@@ -178,7 +178,7 @@ fn a_crowd_moves_down_in_parts() {
 }
 
 #[test]
-fn time_may_jump_by_years() {
+fn wheel_handles_jumps_of_years() {
     let mut wheel = wheel();
     let year = 365 * 24 * 3_600_000_000;
     (0..10).for_each(|index| wheel.set(index, u64::from(index) * year + 1));

@@ -39,7 +39,7 @@ const TS: Timestamps = Timestamps { value: 0x0102_0304, echo: 0x0506_0708 };
 
 /// The bytes that `tcpdump -x` shows for a connection between two Linux hosts.
 #[test]
-fn layouts_are_linuxs() {
+fn option_layouts_match_linux() {
     let syn = TcpOptions {
         mss: Some(1460),
         window_scale: Some(7),
@@ -75,7 +75,7 @@ fn layouts_are_linuxs() {
 
 /// macOS and Windows use other orders.
 #[test]
-fn other_orders_are_read() {
+fn other_option_orders_are_parsed() {
     let macos = [2, 4, 5, 0xb4, 1, 3, 3, 6, 1, 1, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 4, 2, 0, 0];
     let expected = TcpOptions {
         mss: Some(1460),
@@ -91,7 +91,7 @@ fn other_orders_are_read() {
 }
 
 #[test]
-fn lengths_that_lie_end_the_options() {
+fn invalid_option_length_ends_parsing() {
     let mss = TcpOptions { mss: Some(536), ..TcpOptions::default() };
     for lie in [
         &[8, 0, 3, 3, 7][..],
@@ -107,7 +107,7 @@ fn lengths_that_lie_end_the_options() {
 }
 
 #[test]
-fn what_is_not_known_is_skipped() {
+fn unknown_options_are_skipped() {
     let expected = TcpOptions { window_scale: Some(7), ..TcpOptions::default() };
     // Fast Open, an option without a value, MD5, and known options with wrong lengths: MSS, SACK permitted, SACK,
     // timestamps.
@@ -131,7 +131,7 @@ fn what_is_not_known_is_skipped() {
 }
 
 #[test]
-fn blocks_without_room_are_left_out_from_the_last() {
+fn excess_sack_blocks_are_omitted() {
     let sack: ArrayVec<_, 4> = (0..4).map(|n| SackBlock { start: n * 10, end: n * 10 + 5 }).collect();
     let mut options = TcpOptions { sack, ..TcpOptions::default() };
     assert_eq!(written(&options).len(), 36);
@@ -148,7 +148,7 @@ fn blocks_without_room_are_left_out_from_the_last() {
 
 proptest! {
     #[test]
-    fn what_is_written_reads_back(options in options()) {
+    fn written_form_round_trips(options in options()) {
         let bytes = written(&options);
         prop_assert_eq!(bytes.len(), options.len());
         prop_assert!(bytes.len().is_multiple_of(4) && bytes.len() <= MAX_OPTIONS_LEN);
@@ -167,7 +167,7 @@ proptest! {
     }
 
     #[test]
-    fn etherparse_reads_the_same(options in options()) {
+    fn etherparse_parses_same_options(options in options()) {
         let mut expected = TcpOptions::default();
         for element in TcpOptionsIterator::from_slice(&written(&options)) {
             match element.unwrap() {
@@ -188,7 +188,7 @@ proptest! {
     }
 
     #[test]
-    fn the_fast_way_finds_what_the_walk_finds(bytes: [u8; 8], fast: bool, other in prop::collection::vec(any::<u8>(), 0..60)) {
+    fn fast_path_matches_option_walk(bytes: [u8; 8], fast: bool, other in prop::collection::vec(any::<u8>(), 0..60)) {
         let bytes = if fast { [&[1, 1, 8, 10][..], &bytes].concat() } else { other };
         let mut walked = TcpOptions::NONE;
         walked.walk(&bytes);
@@ -196,7 +196,7 @@ proptest! {
     }
 
     #[test]
-    fn truncated_anywhere_it_is_the_options_before(options in options()) {
+    fn truncated_options_parse_as_prefix(options in options()) {
         let bytes = written(&options);
         let whole = parse(&bytes);
         for len in 0..bytes.len() {
@@ -211,7 +211,7 @@ proptest! {
 
     /// Generates kinds and lengths near the known ones, so that parsing continues.
     #[test]
-    fn any_bytes_are_read(bytes in prop::collection::vec(prop_oneof![0..12u8, any::<u8>()], 0..80)) {
+    fn arbitrary_bytes_are_parsed(bytes in prop::collection::vec(prop_oneof![0..12u8, any::<u8>()], 0..80)) {
         let read = parse(&bytes);
         prop_assert!(read.window_scale.is_none_or(|shift| shift <= MAX_WINDOW_SCALE));
         let again = parse(&written(&read));

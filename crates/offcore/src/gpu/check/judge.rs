@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_burst_that_is_worth_a_device_is_told() {
+    fn break_even_burst_is_reported() {
         let row = |workload: &str, mode: &str, burst: u32, over: f64, from: &str| {
             format!(
                 r#"{{"bench":"gpu","case":"break-even","work":"match","workload":"{workload}","memory":"gpu","mode":"{mode}",
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_are_told_in_a_line() {
+    fn kernel_costs_fit_one_line() {
         let costs_of = r#"{"read_ns":1120.0,"launch_ns":4400.0,"launch_and_wait_ns":11900.0,"graph_launch_ns":5200.0,"kernels":[
             {"name":"og_burst","registers":64,"local_bytes":0},{"name":"og_persistent","registers":64,"local_bytes":8}]}"#;
         let text = costs(&ended(0, &costs_of.replace('\n', ""))).unwrap();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_matter_where_the_device_is_needed() {
+    fn doctor_problem_fails_only_needed_device() {
         let found = r#"{"verdict":"problem","found":"no GPU"}"#;
         assert!(doctor(&ended(1, found), true).unwrap_err().contains("no GPU"));
         assert!(doctor(&ended(1, found), false).unwrap().contains("not needed: no GPU"));

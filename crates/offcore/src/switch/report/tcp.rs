@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_tells_what_happened_and_how_its_connections_are() {
+    fn host_report_lists_events_and_connections() {
         let counts = |all: &[(&str, u64)]| all.iter().map(|(name, n)| (name.to_string(), *n)).collect();
         let host = TcpReport {
             lcore: 0,

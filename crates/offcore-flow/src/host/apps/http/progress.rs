@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_little_is_given_up() {
+    fn stalled_reader_times_out() {
         assert_eq!(given_up(0, 1), Some(30));
         assert_eq!(given_up(1, 1), Some(31), "single bytes");
         assert_eq!(given_up(1, 29), Some(31));

@@ -45,7 +45,7 @@ fn get(fields: &str) -> String {
 }
 
 #[test]
-fn a_file_is_described() {
+fn file_response_has_entity_headers() {
     let (head, body) = respond(&get(""));
     assert_eq!(
         head,
@@ -59,7 +59,7 @@ fn a_file_is_described() {
 }
 
 #[test]
-fn connections_stay_as_their_version_says() {
+fn connection_persistence_follows_version() {
     assert_eq!(status(&get("")), (200, true));
     assert_eq!(status(&get("Connection: Close\r\n")), (200, false));
     assert_eq!(status(&get("Connection: TE, close\r\n")), (200, false));
@@ -102,7 +102,7 @@ fn ranges() {
 }
 
 #[test]
-fn what_is_no_single_range_gets_the_whole_file() {
+fn invalid_range_gets_whole_file() {
     for range in [
         "bytes=0-1,5-6",
         "bytes=9-1",
@@ -192,7 +192,7 @@ fn refusals() {
 
 /// The bytes of a body must never be taken for a request.
 #[test]
-fn bodies_end_the_connection() {
+fn request_body_closes_connection() {
     for (fields, expected) in [
         ("Content-Length: 0", (200, true)),
         ("Content-Length: 0, 0", (200, true)),
@@ -215,7 +215,7 @@ fn bodies_end_the_connection() {
 }
 
 #[test]
-fn heads_end_with_an_empty_line() {
+fn header_ends_at_empty_line() {
     for (bytes, end) in [
         ("GET / HTTP/1.1\r\n\r\nmore", Some(18)),
         ("GET / HTTP/1.1\n\nmore", Some(16)),
@@ -232,7 +232,7 @@ fn heads_end_with_an_empty_line() {
 }
 
 #[test]
-fn long_heads() {
+fn long_headers_are_rejected() {
     assert_eq!(too_long(&[b'a'; HEAD_LIMIT]).status, Status::UriTooLong);
     assert_eq!(too_long(b"GET / HTTP/1.1\r\nA: aaaaa").status, Status::HeadersTooLarge);
     let many = |fields: usize| get(&"A: b\r\n".repeat(fields));
@@ -241,7 +241,7 @@ fn long_heads() {
 }
 
 #[test]
-fn targets_name_files() {
+fn request_targets_map_to_files() {
     let path = |target: &str| {
         let target = Target::parse(target).map_err(Status::code)?;
         Ok((String::from_utf8(target.path).unwrap(), target.directory))
@@ -279,7 +279,7 @@ fn targets_name_files() {
 }
 
 #[test]
-fn a_directory_gets_its_slash() {
+fn directory_redirect_adds_slash() {
     let request = parse(b"GET /a%0d%0ab/c?x HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     let mut to = Vec::new();
     redirect(&request, &request.target.with_slash(), SystemTime::UNIX_EPOCH, &mut to);
@@ -288,7 +288,7 @@ fn a_directory_gets_its_slash() {
 }
 
 #[test]
-fn content_types_go_by_suffix() {
+fn content_type_follows_suffix() {
     for (name, kind) in [
         ("index.html", "text/html; charset=utf-8"),
         ("a.b/LOGO.PNG", "image/png"),
@@ -330,7 +330,7 @@ impl Drop for Site {
 }
 
 #[test]
-fn files_are_found_inside_of_the_directory_only() {
+fn lookup_stays_below_document_root() {
     let site = Site::new();
     let root = Root::open(&site.0.join("www")).unwrap();
     let find = |target: &str| root.find(&Target::parse(target).unwrap()).map(|found| found.entity.len);

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn unfair_sources_end_first() {
+    fn unfair_sources_time_out_first() {
         let mut sources = Sources::default();
         (0..100).for_each(|_| sources.add(source(1)));
         (0..10).for_each(|_| sources.add(source(2)));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn large_answers_need_fast_peers() {
+    fn large_responses_need_fast_peers() {
         assert_eq!(Timeouts::USUAL.slowest(16 << 20), 500);
         assert_eq!([Timeouts::SCARCE.slowest(1), Timeouts::SCARCE.slowest(16_000_000)], [16_000, 1_600_000]);
     }
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_of_64_bits_are_one_source() {
+    fn ipv6_64_prefix_is_one_source() {
         let of = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
         assert_eq!(of("fd00:1:2:3::1"), of("fd00:1:2:3:ffff::2"));
         assert_ne!(of("fd00:1:2:3::1"), of("fd00:1:2:4::1"));

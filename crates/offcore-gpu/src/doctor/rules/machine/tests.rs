@@ -20,7 +20,7 @@ fn no_gpu_is_a_problem() {
 }
 
 #[test]
-fn gpu_absent_from_the_bus_is_not_missing() {
+fn unreadable_pci_bus_is_not_known() {
     let fake = Fake::good("machine-hidden");
     fake.remove("sys/bus/pci");
     assert_eq!(fake.finding("gpu", "system").verdict, Verdict::NotKnown);
@@ -41,7 +41,7 @@ fn no_kernel_driver_is_one_problem() {
 }
 
 #[test]
-fn device_files_are_there_and_for_us() {
+fn device_files_must_be_accessible() {
     let mut fake = Fake::good("machine-files");
     fake.given.cuda = None;
     let finding = fake.finding("device-files", "system");
@@ -61,7 +61,7 @@ fn device_files_are_there_and_for_us() {
 }
 
 #[test]
-fn cuda_that_does_not_start_says_why() {
+fn cuda_init_failure_is_explained() {
     let mut fake = Fake::good("machine-cuda");
     fake.cuda().devices.clear();
     assert!(fake.finding("cuda", "system").advice.contains("CUDA_VISIBLE_DEVICES"));

@@ -158,7 +158,7 @@ mod tests {
 
     // Section 4.1.1.2: the sample is the smaller of send rate and ACK rate.
     #[test]
-    fn the_slower_side_limits() {
+    fn delivery_rate_uses_slower_side() {
         let near = |rate: u64, want: u64| rate.abs_diff(want) < want / 20;
         assert!(near(sample(200, 100).rate, 5_000_000), "{:?}", sample(200, 100));
         assert!(near(sample(100, 200).rate, 5_000_000), "{:?}", sample(100, 200));
@@ -167,7 +167,7 @@ mod tests {
 
     // Section 4.1.2.3: compressed ACKs do not increase the estimated bandwidth.
     #[test]
-    fn compressed_acks_are_no_bandwidth() {
+    fn ack_compression_adds_no_bandwidth() {
         let mut rate = Rate::default();
         for n in 0..20_u64 {
             rate.on_sent(1 + n * 1000, n == 0, (n + 1) * 1000, RTT);
@@ -182,7 +182,7 @@ mod tests {
 
     // Section 4.1.2.4.
     #[test]
-    fn the_bubble_leaves_with_its_data() {
+    fn app_limited_phase_ends_with_bubble() {
         let mut rate = Rate::default();
         rate.on_sent(1, true, 1000, RTT);
         rate.limit_by_app(1000);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_few() {
+    fn send_states_are_bounded() {
         let mut rate = Rate::default();
         for now in 1..1_000_000 {
             rate.on_sent(now, false, 1000, 10_000);

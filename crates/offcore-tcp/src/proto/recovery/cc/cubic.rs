@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_curve_is_that_of_figure_1() {
+    fn w_cubic_matches_figure_1() {
         for (w_max, mss) in [(100_u32, 1448), (10_000, 1448), (5000, 9000), (50, 536)] {
             let mut cubic = Cubic::default();
             assert_eq!(cubic.on_loss(w_max * mss, w_max * mss), (u64::from(w_max * mss) * 7 / 10) as u32);
@@ -146,7 +146,7 @@ mod tests {
 
     // RFC 9438, section 4.2: with ACKs for every segment the window follows W_cubic.
     #[test]
-    fn the_window_follows_the_curve() {
+    fn cwnd_follows_w_cubic() {
         let (w_max, srtt) = (2000 * MSS, 100_000);
         let mut cubic = Cubic::default();
         let mut cwnd = cubic.on_loss(w_max, w_max);
@@ -167,7 +167,7 @@ mod tests {
 
     // RFC 9438, section 4.3: if the curve is slower than Reno, Reno's growth is used.
     #[test]
-    fn a_short_path_grows_as_reno_does() {
+    fn reno_friendly_region_grows_as_reno() {
         let srtt = 1000;
         let mut cubic = Cubic::default();
         let mut cwnd = cubic.on_loss(20 * MSS, 20 * MSS);
@@ -184,7 +184,7 @@ mod tests {
 
     // RFC 9438, section 4.7.
     #[test]
-    fn a_second_loss_lower_down_gives_way() {
+    fn fast_convergence_lowers_w_max() {
         let mut cubic = Cubic::default();
         cubic.on_loss(100 * MSS, 100 * MSS);
         assert_eq!(cubic.w_max, 100 * MSS);
@@ -195,7 +195,7 @@ mod tests {
 
     // RFC 9438, section 5.8.
     #[test]
-    fn time_without_data_does_not_count() {
+    fn idle_time_does_not_grow_cwnd() {
         let grown = |idle: bool| {
             let mut cubic = Cubic::default();
             let mut cwnd = cubic.on_loss(1000 * MSS, 1000 * MSS);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn cube_roots_are_whole() {
+    fn cube_root_rounds_down() {
         for root in [0_u128, 1, 2, 3, 255, 4096, 1 << 20, (1 << 24) - 1] {
             assert_eq!(u128::from(cube_root(root * root * root)), root);
             assert_eq!(u128::from(cube_root(root * root * root + 1)), root.max(1));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn extremes_do_not_overflow() {
+    fn extreme_values_do_not_overflow() {
         let mut cubic = Cubic::default();
         let mut now = 0;
         let mut cwnd = 1;

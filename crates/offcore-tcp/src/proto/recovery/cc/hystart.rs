@@ -107,7 +107,7 @@ mod tests {
 
     // RFC 9406, section 4.2.
     #[test]
-    fn rising_times_slow_the_growth() {
+    fn rising_rtt_enters_css() {
         let mut acks = Acks::new(16);
         assert_eq!(acks.take(16, 20_000), 16_000);
         assert_eq!(acks.take(16, 23_000), 16_000, "3 ms are less than 4");
@@ -121,7 +121,7 @@ mod tests {
 
     // RFC 9406, section 4.2: a temporary rise was jitter.
     #[test]
-    fn falling_times_resume_slow_start() {
+    fn falling_rtt_resumes_slow_start() {
         let mut acks = Acks::new(16);
         acks.take(16, 20_000);
         acks.take(16, 30_000);
@@ -132,7 +132,7 @@ mod tests {
     // A peer that acknowledges whole vectors gives few samples: slow start continues to the first loss, as without
     // HyStart++.
     #[test]
-    fn few_samples_are_no_rise() {
+    fn few_rtt_samples_are_ignored() {
         let mut acks = Acks::new(6);
         for rtt in [20_000, 40_000, 80_000] {
             assert_eq!(acks.take(6, rtt), 6000);

@@ -10,7 +10,7 @@ fn congestion(algorithm: Algorithm) -> Congestion {
 
 // RFC 6928, section 2.
 #[test]
-fn the_initial_window_is_ten_segments() {
+fn initial_window_is_ten_segments() {
     assert_eq!(initial(1460), 14_600);
     assert_eq!(initial(536), 5360);
     assert_eq!(initial(1480), 14_600);
@@ -19,7 +19,7 @@ fn the_initial_window_is_ten_segments() {
 
 // RFC 5681, section 3.1; RFC 3465, section 2.2 and 2.3.
 #[test]
-fn slow_start_takes_what_an_ack_covers() {
+fn slow_start_counts_acked_bytes() {
     let mut cc = congestion(Algorithm::NewReno);
     cc.on_ack(0, u64::from(MSS), 0, &Progress::default());
     assert_eq!(cc.cwnd, 11 * MSS);
@@ -35,7 +35,7 @@ fn slow_start_takes_what_an_ack_covers() {
 
 // RFC 5681, section 3.1.
 #[test]
-fn avoidance_adds_a_segment_per_window() {
+fn congestion_avoidance_adds_one_segment() {
     let mut cc = congestion(Algorithm::NewReno);
     cc.ssthresh = cc.cwnd;
     for acks in 1..=10 {
@@ -47,7 +47,7 @@ fn avoidance_adds_a_segment_per_window() {
 
 // RFC 5681, equation 4.
 #[test]
-fn a_loss_halves_what_was_in_flight() {
+fn loss_halves_flight_size() {
     let mut cc = congestion(Algorithm::NewReno);
     cc.on_loss(u64::from(8 * MSS));
     assert_eq!(cc.ssthresh, 4 * MSS);
@@ -62,7 +62,7 @@ fn a_loss_halves_what_was_in_flight() {
 
 // RFC 2861, section 3.2; RFC 5681, section 4.1.
 #[test]
-fn idleness_halves_down_to_the_start() {
+fn idle_time_decays_cwnd() {
     let mut cc = congestion(Algorithm::Cubic);
     cc.cwnd = 100 * MSS;
     assert_eq!(cc.after_idle(199_999, 200_000), 100 * MSS);
@@ -76,7 +76,7 @@ fn idleness_halves_down_to_the_start() {
 }
 
 #[test]
-fn the_window_holds_a_segment_of_any_size() {
+fn cwnd_holds_one_segment() {
     let mut cc = congestion(Algorithm::NewReno);
     cc.on_timeout();
     cc.set_mss(9000);

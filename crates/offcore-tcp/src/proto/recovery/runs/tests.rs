@@ -79,7 +79,7 @@ fn sack_both(runs: &mut Runs, oracle: &mut Oracle, from: u64, to: u64) {
 }
 
 #[test]
-fn runs_are_what_a_map_of_bytes_says() {
+fn runs_match_byte_map() {
     for seed in 0..60 {
         let mut random = SplitMix::new(seed);
         // End positions wrap at 32 bits during the test.
@@ -148,7 +148,7 @@ fn runs_are_what_a_map_of_bytes_says() {
 }
 
 #[test]
-fn what_is_published_together_is_one_run() {
+fn segments_published_together_form_run() {
     let mut runs = Runs::default();
     runs.push(1, 10, MSS);
     runs.push(1, 40, MSS);
@@ -162,7 +162,7 @@ fn what_is_published_together_is_one_run() {
 
 // RFC 2018, section 4: the receiver holds whole segments only if it reports whole segments.
 #[test]
-fn blocks_are_rounded_inwards() {
+fn sack_blocks_round_to_whole_segments() {
     let mut runs = sent(10);
     assert_eq!(sack(&mut runs, 11, 19), 0);
     assert_eq!(sack(&mut runs, 15, 39), 10, "only 20 to 30 is whole");
@@ -175,7 +175,7 @@ fn blocks_are_rounded_inwards() {
 
 // CVE-2019-11477, -11478, -11479: tiny blocks do not fragment the sent data.
 #[test]
-fn runs_and_work_have_bounds() {
+fn sack_fragmentation_is_bounded() {
     let mut runs = Runs::default();
     runs.push(1, 20_000 * u64::from(MSS), MSS);
     for segment in (1..20_000_u64).step_by(2) {
@@ -196,7 +196,7 @@ fn runs_and_work_have_bounds() {
 }
 
 #[test]
-fn new_data_joins_when_there_are_many_runs() {
+fn new_data_merges_at_run_limit() {
     let mut runs = Runs::default();
     for time in 1..=50_000 {
         runs.push(time, time * u64::from(MSS), MSS);
@@ -211,7 +211,7 @@ fn new_data_joins_when_there_are_many_runs() {
 }
 
 #[test]
-fn adjacent_losses_are_given_together() {
+fn adjacent_losses_are_retransmitted_together() {
     let mut runs = Runs::default();
     (1..=6).for_each(|small| runs.push(small, small * 3, MSS));
     sack(&mut runs, 9, 12);
@@ -226,7 +226,7 @@ fn adjacent_losses_are_given_together() {
 }
 
 #[test]
-fn the_probe_is_the_last_segment() {
+fn probe_is_last_segment() {
     let mut runs = Runs::default();
     runs.push(1, 35, MSS);
     assert_eq!(runs.next_probe(MSS), Some(30..35));
@@ -236,7 +236,7 @@ fn the_probe_is_the_last_segment() {
 }
 
 #[test]
-fn no_memory_is_kept_when_quiet() {
+fn idle_runs_release_memory() {
     let mut runs = Runs::default();
     runs.push(1, 35, MSS);
     runs.release();
@@ -247,7 +247,7 @@ fn no_memory_is_kept_when_quiet() {
 }
 
 #[test]
-fn the_short_way_is_the_long_way() {
+fn plain_advance_matches_full_advance() {
     let mut random = SplitMix::new(5);
     let (mut short, mut long) = (Runs::default(), Runs::default());
     for now in 1..5000 {

@@ -25,14 +25,14 @@ fn path() -> Link {
 
 // draft-ietf-ccwg-bbr, section 3.2: losses below 2 % do not reduce the rate.
 #[test]
-fn random_loss_keeps_the_rate() {
+fn random_loss_keeps_bbr_rate() {
     let link = Link { loss: 0.01, ..path() };
     let rates = [Bbr, Cubic].map(|algorithm| rate(&run(link, Peer { algorithm, ..bbr() }, 60 * MB), 60 * MB));
     assert!(rates[0] > 0.75 * 12.5e6 && rates[0] > 5.0 * rates[1], "{rates:?}");
 }
 
 #[test]
-fn a_clean_path_is_filled() {
+fn bbr_fills_clean_path() {
     for (burst, copy) in [(1, 0), (44, 300)] {
         let report = run(path(), Peer { burst, copy, ..bbr() }, 60 * MB);
         assert!(rate(&report, 60 * MB) > 0.88 * 12.5e6, "{} {report:?}", rate(&report, 60 * MB));
@@ -42,7 +42,7 @@ fn a_clean_path_is_filled() {
 
 // Section 3: a queue of a tenth of the bandwidth-delay product is enough.
 #[test]
-fn a_shallow_queue_is_enough() {
+fn bbr_fills_path_with_shallow_buffer() {
     let report = run(Link { queue: 50_000, ..path() }, bbr(), 60 * MB);
     assert!(rate(&report, 60 * MB) > 0.8 * 12.5e6, "{} {report:?}", rate(&report, 60 * MB));
     assert!(report.dropped < 1500, "{report:?}");
@@ -50,7 +50,7 @@ fn a_shallow_queue_is_enough() {
 
 // Section 3: a deep queue stays short.
 #[test]
-fn a_deep_queue_stays_short() {
+fn deep_buffer_queue_stays_short() {
     let link = Link { queue: 16 * MB, ..path() };
     let report = run(link, bbr(), 60 * MB);
     assert!(rate(&report, 60 * MB) > 0.88 * 12.5e6, "{} {report:?}", rate(&report, 60 * MB));
@@ -59,7 +59,7 @@ fn a_deep_queue_stays_short() {
 
 // Section 4.1.1.3: a slow application does not reduce the estimated bandwidth.
 #[test]
-fn a_slow_application_keeps_the_model() {
+fn app_limited_sender_keeps_bandwidth_estimate() {
     let mut transfer = Transfer::new(path(), Peer { writes: (20_000, 20_000), ..bbr() }, 60 * MB);
     transfer.begin(1_000_000);
     while transfer.next() < 12_000_000 {
@@ -79,7 +79,7 @@ fn a_slow_application_keeps_the_model() {
 
 // Section 3: flows converge to similar shares.
 #[test]
-fn two_flows_share() {
+fn two_bbr_flows_share_bandwidth() {
     let (mut first, mut second) =
         (Transfer::new(path(), bbr(), 1 << 30), Transfer::new(path(), bbr(), 1 << 30));
     second.share(&first);
@@ -101,7 +101,7 @@ fn two_flows_share() {
 
 // Section 5.3.4: the round-trip time is measured with less data in flight, twice in ten seconds.
 #[test]
-fn a_longer_path_is_learned() {
+fn probe_rtt_learns_longer_path() {
     let mut transfer = Transfer::new(path(), bbr(), 1 << 30);
     transfer.begin(1_000_000);
     while transfer.next() < 6_000_000 {
@@ -121,7 +121,7 @@ fn a_longer_path_is_learned() {
 
 // `SO_MAX_PACING_RATE`: the rate is limited, without bursts.
 #[test]
-fn a_pacing_rate_is_kept() {
+fn max_pacing_rate_limits_rate() {
     for algorithm in [Bbr, Cubic] {
         for pacing in [125_000, 1_250_000, 5_000_000] {
             let bytes = 4 * pacing;
@@ -135,7 +135,7 @@ fn a_pacing_rate_is_kept() {
 
 // RFC 3168, section 6.1.2: the response to marks is the same as to losses.
 #[test]
-fn marks_keep_the_queue_short() {
+fn ecn_marks_keep_queue_short() {
     let report = run(Link { marks: true, queue: 500_000, ..path() }, bbr(), 60 * MB);
     assert!(report.stats.marks > 0 && report.dropped < 100, "{report:?}");
     assert!(rate(&report, 60 * MB) > 0.8 * 12.5e6, "{} {report:?}", rate(&report, 60 * MB));

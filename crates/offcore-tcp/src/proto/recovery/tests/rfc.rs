@@ -74,7 +74,7 @@ impl Scene {
 
 // RFC 5681, section 3.2, step 2.
 #[test]
-fn three_duplicates_retransmit_one_segment() {
+fn three_duplicate_acks_trigger_fast_retransmit() {
     let mut scene = Scene::new(false);
     scene.send(10);
     scene.wait(RTT);
@@ -89,7 +89,7 @@ fn three_duplicates_retransmit_one_segment() {
 
 // RFC 3042, section 2.
 #[test]
-fn two_duplicates_send_a_new_segment_each() {
+fn limited_transmit_sends_new_segments() {
     let mut scene = Scene::new(false);
     scene.send(10);
     scene.wait(RTT);
@@ -103,7 +103,7 @@ fn two_duplicates_send_a_new_segment_each() {
 
 // RFC 5681, section 2: an ACK with data or another window is not a duplicate.
 #[test]
-fn updates_of_the_window_are_no_duplicates() {
+fn window_updates_are_not_duplicate_acks() {
     let mut scene = Scene::new(false);
     scene.send(10);
     for number in 0..10 {
@@ -116,7 +116,7 @@ fn updates_of_the_window_are_no_duplicates() {
 
 // RFC 6582, section 3.2, step 3.
 #[test]
-fn a_partial_ack_retransmits_the_next() {
+fn partial_ack_retransmits_next_segment() {
     let mut scene = Scene::new(false);
     scene.send(10);
     scene.wait(RTT);
@@ -132,7 +132,7 @@ fn a_partial_ack_retransmits_the_next() {
 
 // RFC 6582, section 4.1: duplicate ACKs of data sent before a timeout are not a loss.
 #[test]
-fn duplicates_after_a_timeout_are_its_own() {
+fn duplicate_acks_after_rto_are_ignored() {
     let mut scene = Scene::new(false);
     scene.send(10);
     assert_eq!(scene.expire(), TimerAction::Retransmit);
@@ -148,7 +148,7 @@ fn duplicates_after_a_timeout_are_its_own() {
 
 // RFC 6298, section 5.4 to 5.6; RFC 5681, section 3.1.
 #[test]
-fn a_timeout_begins_with_one_segment() {
+fn rto_resets_cwnd_to_one_segment() {
     let mut scene = Scene::new(false);
     scene.send(10);
     let rto = scene.sender.rto();
@@ -168,7 +168,7 @@ fn a_timeout_begins_with_one_segment() {
 
 // RFC 6298, section 5.3, with the published edge for "sent".
 #[test]
-fn the_clock_starts_when_it_is_published() {
+fn rto_timer_starts_when_published() {
     let mut scene = Scene::new(true);
     scene.sender.plan_new(scene.now, MSS);
     assert_eq!((scene.sender.pipe(), scene.sender.deadline()), (MSS, None));
@@ -187,7 +187,7 @@ fn the_clock_starts_when_it_is_published() {
 
 // RFC 8985, section 6.2, step 5, and the third SACKed segment of step 4.
 #[test]
-fn three_sacked_segments_are_a_loss() {
+fn three_sacked_segments_mark_loss() {
     let mut scene = Scene::new(true);
     scene.send(10);
     scene.wait(RTT);
@@ -199,7 +199,7 @@ fn three_sacked_segments_are_a_loss() {
 
 // RFC 8985, section 6.2, step 5: one SACKed segment suffices after a quarter of the round trip.
 #[test]
-fn one_sacked_segment_waits_a_quarter() {
+fn rack_reordering_window_is_quarter_rtt() {
     let mut scene = Scene::new(true);
     scene.send(3);
     scene.wait(RTT);
@@ -214,7 +214,7 @@ fn one_sacked_segment_waits_a_quarter() {
 
 // RFC 8985, section 6.2, step 3 and 4: after reordering, three SACKed segments are no longer a loss.
 #[test]
-fn reordering_makes_patient() {
+fn reordering_disables_dupthresh() {
     let mut scene = Scene::new(true);
     scene.send(4);
     scene.wait(RTT);
@@ -231,7 +231,7 @@ fn reordering_makes_patient() {
 
 // RFC 8985, section 6.2, step 4: a DSACK widens the window by a quarter, once per round trip.
 #[test]
-fn a_duplicate_widens_the_window() {
+fn dsack_widens_reordering_window() {
     let mut scene = Scene::new(true);
     scene.send(4);
     scene.wait(RTT);
@@ -249,7 +249,7 @@ fn a_duplicate_widens_the_window() {
 
 // RFC 8985, section 7.2 and 7.3.
 #[test]
-fn a_probe_is_due_after_two_round_trips() {
+fn tlp_is_due_after_two_rtts() {
     let mut scene = Scene::new(true);
     scene.send(4);
     assert_eq!(scene.sender.deadline(), Some(scene.now + 2 * RTT + 2 * MS));
@@ -267,7 +267,7 @@ fn a_probe_is_due_after_two_round_trips() {
 
 // RFC 8985, section 7.3: new data is the better probe, and the window does not prevent it.
 #[test]
-fn new_data_is_a_probe() {
+fn tlp_prefers_new_data() {
     let mut scene = Scene::new(true);
     scene.send(10);
     assert_eq!(scene.expire(), TimerAction::Probe);
@@ -280,7 +280,7 @@ fn new_data_is_a_probe() {
 
 // RFC 8985, section 7.4.2.
 #[test]
-fn a_probe_that_repaired_reduces() {
+fn tlp_repair_reduces_cwnd() {
     let cwnd = |twice: bool| {
         let mut scene = Scene::new(true);
         scene.send(10);
@@ -302,7 +302,7 @@ fn a_probe_that_repaired_reduces() {
 
 // RFC 8985, section 3.1: a lost retransmission is detected when a later one arrives.
 #[test]
-fn retransmissions_are_lost_too() {
+fn rack_detects_lost_retransmission() {
     let mut scene = Scene::new(true);
     scene.send(10);
     scene.wait(RTT);
@@ -318,7 +318,7 @@ fn retransmissions_are_lost_too() {
 
 // RFC 3522, section 3.2; RFC 4015, section 3.2.
 #[test]
-fn an_old_echo_undoes_a_timeout() {
+fn eifel_undoes_spurious_rto() {
     let mut scene = Scene::new(true);
     scene.sender.timestamps = true;
     scene.send(10);
@@ -337,7 +337,7 @@ fn an_old_echo_undoes_a_timeout() {
 
 // RFC 3522, section 3.2: the echo of the retransmission proves nothing.
 #[test]
-fn a_new_echo_keeps_a_timeout() {
+fn eifel_keeps_genuine_rto() {
     let mut scene = Scene::new(true);
     scene.sender.timestamps = true;
     scene.send(10);
@@ -353,7 +353,7 @@ fn a_new_echo_keeps_a_timeout() {
 
 // RFC 3708, section 2; RFC 4015, section 3.2.
 #[test]
-fn duplicates_of_all_undo_a_reduction() {
+fn dsack_of_all_undoes_reduction() {
     let mut scene = Scene::new(true);
     scene.send(10);
     scene.wait(RTT);
@@ -369,7 +369,7 @@ fn duplicates_of_all_undo_a_reduction() {
 
 // RFC 2018, section 8.
 #[test]
-fn what_was_reneged_on_is_sent_again() {
+fn reneged_data_is_retransmitted() {
     let mut scene = Scene::new(true);
     scene.send(10);
     scene.wait(RTT);
@@ -387,7 +387,7 @@ fn what_was_reneged_on_is_sent_again() {
 
 // RFC 3168, section 6.1.2.
 #[test]
-fn a_mark_reduces_once_per_window() {
+fn ece_reduces_cwnd_once_per_window() {
     let mut scene = Scene::new(true);
     scene.send(10);
     scene.wait(RTT);
@@ -408,7 +408,7 @@ fn a_mark_reduces_once_per_window() {
 
 // RFC 7661, section 4.2: an unused window does not grow.
 #[test]
-fn an_unused_window_does_not_grow() {
+fn unused_cwnd_does_not_grow() {
     let mut scene = Scene::new(true);
     for round in 1..20 {
         scene.send(2);
@@ -420,7 +420,7 @@ fn an_unused_window_does_not_grow() {
 
 // RFC 5681, section 4.1.
 #[test]
-fn idleness_restarts_the_window() {
+fn idle_restart_resets_cwnd() {
     let mut scene = Scene::new(true);
     let mut una = 0;
     for _ in 0..3 {
@@ -436,7 +436,7 @@ fn idleness_restarts_the_window() {
 
 // RFC 6937, section 4.
 #[test]
-fn the_window_shrinks_with_deliveries() {
+fn prr_sends_in_proportion_to_delivery() {
     let mut scene = Scene::new(true);
     scene.send(10);
     scene.wait(RTT);

@@ -42,7 +42,7 @@ fn pure_delay_retransmits_nothing() {
 }
 
 #[test]
-fn a_full_queue_keeps_the_link_busy() {
+fn full_queue_keeps_link_busy() {
     for peer in peers() {
         let bytes = 40 * MB;
         let report = run(Link::default(), peer, bytes);
@@ -58,7 +58,7 @@ fn a_full_queue_keeps_the_link_busy() {
 
 // Mathis's formula: MSS / RTT * 1.22 / sqrt(p), or 0.87 with delayed ACKs. CUBIC is not slower.
 #[test]
-fn random_loss_gives_what_theory_says() {
+fn random_loss_rate_matches_mathis() {
     for peer in peers().filter(|peer| peer.sack && peer.algorithm != Bbr) {
         let link = Link { rate: 125_000_000, queue: 8 * MB, loss: 0.001, ..Link::default() };
         let bytes = 40 * MB;
@@ -71,7 +71,7 @@ fn random_loss_gives_what_theory_says() {
 }
 
 #[test]
-fn heavy_loss_loses_no_byte() {
+fn heavy_loss_is_recovered() {
     for peer in peers() {
         for seed in 0..8 {
             let link = Link { loss: 0.05, ack_loss: 0.05, seed, ..Link::default() };
@@ -84,7 +84,7 @@ fn heavy_loss_loses_no_byte() {
 }
 
 #[test]
-fn everything_at_once_loses_no_byte() {
+fn combined_impairments_are_recovered() {
     for peer in peers() {
         for seed in 0..12 {
             let link = Link {
@@ -105,7 +105,7 @@ fn everything_at_once_loses_no_byte() {
 
 // RFC 8985, section 3.3.2: reordering widens the window, which avoids needless retransmissions.
 #[test]
-fn reordering_is_learned() {
+fn rack_adapts_to_reordering() {
     for algorithm in [NewReno, Cubic] {
         let peer = Peer { algorithm, window: 200_000, ..Peer::default() };
         let link = Link { reorder: 0.02, late: 4000, queue: MB, ..Link::default() };
@@ -118,7 +118,7 @@ fn reordering_is_learned() {
 }
 
 #[test]
-fn marks_reduce_without_loss() {
+fn ecn_marks_reduce_without_timeout() {
     for algorithm in [NewReno, Cubic] {
         let link = Link { marks: true, queue: 500_000, ..Link::default() };
         let bytes = 40 * MB;
@@ -130,7 +130,7 @@ fn marks_reduce_without_loss() {
 
 // RFC 8985, section 3.2: a lost tail is repaired by a probe in two round trips, without a timeout.
 #[test]
-fn a_lost_tail_is_probed_for() {
+fn tlp_repairs_lost_tail() {
     let mut transfer = Transfer::new(Link::default(), Peer::default(), 10 * 1448);
     transfer.victims = vec![9, 10];
     let report = transfer.run();
@@ -145,7 +145,7 @@ fn a_lost_tail_is_probed_for() {
 
 // RFC 8985, section 3.1: lost retransmissions are detected without a timeout.
 #[test]
-fn a_lost_retransmission_is_found() {
+fn lost_retransmission_needs_no_timeout() {
     let mut transfer = Transfer::new(Link::default(), Peer::default(), 400 * 1448);
     transfer.victims = vec![20];
     let once = transfer.run();
@@ -162,7 +162,7 @@ fn a_lost_retransmission_is_found() {
 }
 
 #[test]
-fn an_outage_is_survived() {
+fn transfer_survives_outage() {
     for peer in peers() {
         let mut transfer = Transfer::new(Link::default(), peer, 4 * MB);
         transfer.outage = 1_100_000..4_000_000;
@@ -174,7 +174,7 @@ fn an_outage_is_survived() {
 
 // RFC 3522 and 4015: a pause of the path looks like a loss, and is undone when it proves to be none.
 #[test]
-fn a_pause_is_no_loss() {
+fn path_pause_is_detected_as_spurious() {
     for peer in peers().filter(|peer| peer.timestamps || peer.sack) {
         let peer = Peer { window: 200_000, ..peer };
         let mut transfer = Transfer::new(Link { queue: MB, ..Link::default() }, peer, 8 * MB);
@@ -190,7 +190,7 @@ fn a_pause_is_no_loss() {
 // RFC 8985, section 7.2, compensates for the delayed ACK of one segment. Linux delays the ACK of any number of segments
 // while its application does not read: by 20 ms in this test.
 #[test]
-fn needless_probes_become_rare() {
+fn spurious_probes_become_rare() {
     let mut sender = Recovery::new(1000, Cubic, true, true);
     sender.first_rtt(1, 100);
     let (mut now, mut probes) = (1000, 0);
@@ -219,7 +219,7 @@ fn needless_probes_become_rare() {
 
 // RFC 9406, section 3: slow start ends before the queue has lost a window of data.
 #[test]
-fn slow_start_ends_before_a_flood_of_losses() {
+fn hystart_ends_slow_start_early() {
     let link = Link { queue: MB, ..Link::default() };
     let dropped = |algorithm| {
         let peer = Peer { algorithm, window: 64 * MB, ..Peer::default() };
@@ -233,7 +233,7 @@ fn slow_start_ends_before_a_flood_of_losses() {
 
 // RFC 9406, section 4.3: with constant round-trip times, slow start is as fast as without HyStart++.
 #[test]
-fn an_empty_queue_keeps_slow_start() {
+fn constant_rtt_keeps_slow_start() {
     let link = Link { rate: 1_250_000_000, delay: 50_000, queue: 64 * MB, ..Link::default() };
     let took = |algorithm| {
         let peer = Peer { algorithm, window: 16 * MB, ..Peer::default() };
