@@ -168,12 +168,14 @@ impl Arena {
             free_small: 0,
             spare: Spare::default(),
         };
-        let added = arena.wanted().map(Segment::new).transpose()?.map(|segment| arena.add(segment));
-        debug_assert!(matches!(added, Some(Ok(()))), "the first segment is wanted");
-        // Page 0 stays allocated, because 0 means no block. The other parts of its large block are always small ones.
-        if arena.take_free().is_none() {
+        let used_up = || {
             let (what, source) = ("memory beyond the user's budget", rustix::io::Errno::NOMEM);
-            return Err(MemoryError::System { what, len: LARGE, source });
+            MemoryError::System { what, len: LARGE, source }
+        };
+        let first = Segment::new(arena.wanted().ok_or_else(used_up)?)?;
+        // Page 0 is never handed out, because 0 means "no block". The rest of its large block stays cut into small blocks.
+        if arena.add(first).is_err() || arena.take_free().is_none() {
+            return Err(used_up());
         }
         arena.blocks.cut(&mut arena.small, 0, 1);
         arena.free_small += SMALLS as usize - 1;
@@ -190,10 +192,10 @@ impl Arena {
         Ok(self.add(Segment::new(wanted)?).is_ok())
     }
 
-    /// Returns the properties of its next segment, or `None` if the limit is reached.
+    /// Returns the properties of its next segment, or `None` if the limit is reached or the budget is used up.
     pub fn wanted(&self) -> Option<Wanted> {
         let len = SEGMENT.min(self.limit - self.len);
-        (len > 0).then_some(Wanted { len, pages_of: self.pages_of })
+        (len > 0 && self.room() > 0).then_some(Wanted { len, pages_of: self.pages_of })
     }
 
     /// Adds a segment that was created with the [wanted](Self::wanted) properties.
@@ -242,14 +244,21 @@ impl Arena {
         self.left(Share::Common)
     }
 
-    /// Returns the free memory.
+    /// Returns the free memory that the budget has room for.
     pub fn free(&self) -> Free {
-        Free { large: self.large.len(), small: self.free_small }
+        Free { large: self.large.len() - self.beyond_budget(), small: self.free_small }
     }
 
-    /// Returns the number of mapped bytes and its maximum.
+    /// Returns the number of mapped bytes and its maximum. Bytes that the budget has no room for do not count.
     pub fn len_and_limit(&self) -> (usize, usize) {
-        (self.len, self.limit)
+        let len = self.len - self.beyond_budget() * LARGE;
+        (len, len + self.room())
+    }
+
+    /// Returns the number of bytes that can still be mapped and used.
+    fn room(&self) -> usize {
+        let unused = self.unused().min(self.charge.left());
+        (self.limit - self.len).min((self.charge.left() - unused).saturating_mul(LARGE))
     }
 
     /// Returns the segments, which stay mapped while a reference exists.
@@ -353,20 +362,40 @@ impl Arena {
     /// Returns the number of free blocks that have never been used and do not fit into the budget.
     #[inline(always)]
     fn beyond_budget(&self) -> usize {
-        (self.len / LARGE - self.fresh as usize).saturating_sub(self.charge.left())
+        self.unused().saturating_sub(self.charge.left())
     }
 
     /// Takes the free block that was used last.
     #[inline]
     fn take_free(&mut self) -> Option<u32> {
-        let number = *self.large.last()?;
-        if number >= self.fresh {
-            if !self.charge.take() {
-                return None;
-            }
-            self.fresh = number + 1;
+        if self.large.is_empty() || !self.pay(1) {
+            return None;
         }
         self.large.pop()
+    }
+
+    /// Charges those of the next `blocks` free blocks that have never been used. There are as many. Returns `false`, and
+    /// charges none, if the budget has no room for all of them.
+    #[inline]
+    pub(crate) fn pay(&mut self, blocks: usize) -> bool {
+        let used = self.large.len() - self.unused();
+        let first_uses = blocks.saturating_sub(used);
+        let paid = first_uses == 0 || self.charge.take(first_uses);
+        if paid {
+            self.fresh += first_uses as u32;
+        }
+        paid
+    }
+
+    /// Takes a large block that was [paid](Self::pay) for, from the reserve if necessary.
+    pub(crate) fn take_paid(&mut self) -> Option<Block> {
+        Block::new(self.large.pop()? * SMALLS)
+    }
+
+    /// Returns the number of blocks that have never been used. All of them are free.
+    #[inline(always)]
+    fn unused(&self) -> usize {
+        self.len / LARGE - self.fresh as usize
     }
 
     /// Takes a large block from a share, as [`Arena::take_large`].

@@ -389,12 +389,13 @@ fn fill(table: &mut Table, arena: &mut Arena, first: u64, last: u64, share: Shar
     if missing == 0 {
         return true;
     }
-    if missing > arena.left(share) {
+    // Another thread may take from the budget at any time. What is missing is therefore paid for at once.
+    if missing > arena.left(share) || !arena.pay(missing) {
         return false;
     }
     for at in (first..=last).map(entry) {
         if table.block(at).is_none()
-            && let Some(block) = arena.large_of(share)
+            && let Some(block) = arena.take_paid()
         {
             table.put(at, block);
             arena.show(table.place, at, Some(block));

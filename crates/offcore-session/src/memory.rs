@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use offcore_mem::Mapping;
 use offcore_mem::mapping::MemoryError;
+use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::place::Segments;
 
@@ -48,6 +49,16 @@ impl Memory {
     pub fn segments(&self) -> impl Iterator<Item = (BorrowedFd<'_>, usize)> {
         let made = self.segments.iter().map_while(OnceLock::get);
         made.filter_map(|segment| Some((segment.fd.as_ref()?.as_fd(), segment.mapping.len())))
+    }
+
+    /// Frees all pages of this side's segments, although other processes may have mapped them. Whoever touches a page then
+    /// allocates a new one, at their own charge.
+    pub fn free_pages(&self) {
+        for (segment, len) in self.segments() {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // An error leaves the pages to the last process that has them mapped.
+            let _ = fallocate(segment, flags, 0, len as u64);
+        }
     }
 
     /// Adds segment number `at`.

@@ -39,12 +39,12 @@ impl Charge {
         self.budget.left.load(Ordering::Relaxed)
     }
 
-    /// Takes one large block. Returns `false` if the budget is used up.
-    pub(super) fn take(&self) -> bool {
-        let less = |left: usize| left.checked_sub(1);
+    /// Takes `blocks` large blocks, all or none. Returns `false` if the budget does not have as many.
+    pub(super) fn take(&self, blocks: usize) -> bool {
+        let less = |left: usize| left.checked_sub(blocks);
         let taken = self.budget.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok();
         if taken {
-            self.taken.fetch_add(1, Ordering::Relaxed);
+            self.taken.fetch_add(blocks, Ordering::Relaxed);
         }
         taken
     }

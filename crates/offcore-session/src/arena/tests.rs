@@ -143,7 +143,10 @@ fn arenas_share_a_budget() {
     assert_eq!(second.spare(), 3);
     let taken = all(|| second.take_large());
     assert_eq!(taken.len(), 3);
-    assert_eq!((second.spare(), second.free().large), (0, 12));
+    assert_eq!((second.spare(), second.free().large), (0, 0));
+    let (len, limit) = second.len_and_limit();
+    assert_eq!((len, limit), (4 * LARGE, 4 * LARGE), "nothing can be added");
+    assert!(Arena::shared(MIB, new()).is_err(), "the budget is used up");
     // Used blocks need no room in the budget.
     taken.into_iter().for_each(|block| second.give_large(block));
     assert_eq!((second.spare(), all(|| second.take_large()).len()), (3, 3));
@@ -151,6 +154,20 @@ fn arenas_share_a_budget() {
     assert_eq!(second.spare(), 0, "its segments may still be mapped");
     drop(keep);
     assert_eq!(all(|| second.take_large()).len(), 12);
+}
+
+#[test]
+fn blocks_are_paid_together() {
+    let budget = Arc::new(Budget::new(5 * LARGE));
+    let mut arena = Arena::shared(MIB, Arc::new(Charge::new(Arc::clone(&budget)))).unwrap();
+    let slot = arena.take_slot().unwrap();
+    let mut tx = crate::Fifo::<crate::Tx>::new(slot);
+    // One block has the slot and tables, so four are left.
+    assert!(!tx.grant(&mut arena, 6 * LARGE as u64));
+    assert_eq!((arena.spare(), tx.end()), (4, 0), "all or none");
+    assert!(tx.grant(&mut arena, 4 * LARGE as u64));
+    assert_eq!((arena.spare(), tx.end()), (0, 4 * LARGE as u64));
+    assert_eq!(tx.pieces(&arena, 0, 4 * LARGE).map(|(_, len)| len).sum::<usize>(), 4 * LARGE);
 }
 
 #[test]

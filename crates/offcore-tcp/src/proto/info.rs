@@ -186,5 +186,6 @@ impl Stack {
 
 fn used(arena: &Arena) -> usize {
     let free = arena.free();
-    arena.len_and_limit().0 - free.large * LARGE - free.small * SMALL
+    // Another application of the user may use memory of the budget between the two calls.
+    arena.len_and_limit().0.saturating_sub(free.large * LARGE + free.small * SMALL)
 }

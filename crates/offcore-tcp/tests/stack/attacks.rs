@@ -106,7 +106,7 @@ fn zero_window_orphan_times_out() {
     host.send(now, conn, &vec![7; 256 << 10]);
     host.release(now, conn);
     let mut next = now;
-    while now < 7 * 24 * 3600 * SECOND && host.stack.connections() > 0 {
+    while now < 3600 * SECOND && host.stack.connections() > 0 {
         now = next.max(now + 1);
         next = host.poll(now).unwrap_or(u64::MAX);
         resolve(&mut host, now);
@@ -126,7 +126,9 @@ fn zero_window_orphan_times_out() {
             break;
         }
     }
-    assert_eq!(host.stack.connections(), 0, "the orphan is still there after {} hours", now / SECOND / 3600);
+    // Five minutes, and a second per KiB of the data.
+    assert!(now < 600 * SECOND, "the orphan is reset after {} s", now / SECOND);
+    assert_eq!(host.stack.connections(), 0);
 }
 
 /// A peer with many cheap connections must not prevent the service of others.
@@ -240,12 +242,10 @@ fn arp_flood_keeps_used_neighbours() {
     world.trace.clear();
     world.hosts[0].send(now, there, b"a secret of two");
     world.run(SECOND / 1000);
-    let leaked = world
-        .trace
-        .iter()
-        .filter(|(_, _, frame)| frame[..6] == [0xff; 6] && frame.windows(8).any(|bytes| bytes == b"a secret"))
-        .count();
-    assert_eq!(leaked, 0, "a neighbour in use was forgotten, and payload went to all");
+    let payload =
+        world.trace.iter().filter(|(_, _, frame)| frame.windows(8).any(|bytes| bytes == b"a secret"));
+    let broadcast: Vec<bool> = payload.map(|(_, _, frame)| frame[..6] == [0xff; 6]).collect();
+    assert_eq!(broadcast, [false], "a neighbour in use was displaced");
 }
 
 /// By sending to a closed port, an attacker must not learn from IP identifications whether the host has sent packets to

@@ -119,7 +119,10 @@ impl Feed {
             self.left.extract_if(.., |left| Arc::strong_count(&left.memory) == 1)
         {
             // The memory must be dropped before its share.
-            errands.run_unawaited(user, move || drop((memory, share)));
+            errands.run_unawaited(user, move || {
+                memory.free_pages();
+                drop((memory, share));
+            });
         }
     }
 
