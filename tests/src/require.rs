@@ -203,7 +203,7 @@ impl OneCore {
 pub fn one_core() -> OneCore {
     let hold = || -> io::Result<OneCore> {
         let not_both = open(&both_cores())?;
-        uninterrupted(|| not_both.lock_shared())?;
+        retry_on_eintr(|| not_both.lock_shared())?;
         let cores = [0, 1].map(|core| std::env::temp_dir().join(format!("offcore-tests.core{core}.lock")));
         let cores = [open(&cores[0])?, open(&cores[1])?];
         loop {
@@ -229,7 +229,7 @@ fn both_cores() -> PathBuf {
 /// dropped. Creates the file if it does not exist.
 pub(crate) fn lock(path: &Path) -> io::Result<File> {
     let file = open(path)?;
-    uninterrupted(|| file.lock())?;
+    retry_on_eintr(|| file.lock())?;
     Ok(file)
 }
 
@@ -238,7 +238,7 @@ fn open(path: &Path) -> io::Result<File> {
     File::open(path).or_else(|_| File::options().append(true).create(true).open(path))
 }
 
-fn uninterrupted(mut wait: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+fn retry_on_eintr(mut wait: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     loop {
         match wait() {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

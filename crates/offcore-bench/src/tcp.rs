@@ -287,7 +287,7 @@ fn row(
     row.gbps_l1 = gbps * (segment + HEADERS as f64 + 20.0) / segment;
     if traffic.asks {
         (row.case, row.unit) = ("requests".into(), "tsc_cycles_per_request");
-        row.window = link::at_a_time(load.chunk, (true, traffic.connections));
+        row.window = link::chunks_per_window(load.chunk, (true, traffic.connections));
         row.verified = moved.bytes / load.chunk as u64;
         row.received = row.verified;
     }

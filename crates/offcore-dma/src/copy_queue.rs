@@ -120,7 +120,7 @@ impl<T> CopyQueue<T> {
     /// more copies than any channel has room for.
     #[cold]
     pub fn plan_by_core(&self, mover: &mut Mover) -> Plan {
-        Plan::by_core_instead(mover.parts(self.id).0)
+        Plan::core_fallback(mover.parts(self.id).0)
     }
 
     /// Opens a batch, which updates the plan.
@@ -224,7 +224,7 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
 
     /// Whether the core makes any of the batch's copies. Then packets may be complete after submission.
     #[inline(always)]
-    pub fn has_copies_of_the_core(&self) -> bool {
+    pub fn has_core_copies(&self) -> bool {
         self.plan.by_core() || !self.beside.is_empty()
     }
 
@@ -299,7 +299,7 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
         let outstanding = if self.plan.is_mixed() {
             let outstanding = self.plan.outstanding(copies);
             if outstanding == 0 {
-                self.set_aside();
+                self.move_to_core_list();
             }
             outstanding
         } else if self.plan.by_core() {
@@ -319,13 +319,13 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
         }
         let slot = self.queue.ring.push(0);
         self.holders[slot] = holder;
-        self.set_aside();
+        self.move_to_core_list();
         None
     }
 
     /// Moves the copies of the last packet to the core's list.
     #[cold]
-    fn set_aside(&mut self) {
+    fn move_to_core_list(&mut self) {
         self.beside.extend(self.list.drain(self.entered..));
     }
 

@@ -61,7 +61,7 @@ impl Copier {
     /// Creates a copier that never bypasses the caches: the next reader of its copies finds them in this core's caches.
     /// This is for measurements with a defined location of the data. Bypassing the caches may be faster for the core
     /// alone.
-    pub fn through_caches() -> Self {
+    pub fn cached_stores_only() -> Self {
         Self::new(Past::None)
     }
 
@@ -99,7 +99,7 @@ impl Copier {
     }
 
     #[cfg(test)]
-    pub(crate) fn goes_past_caches(&self) -> bool {
+    pub(crate) fn uses_streaming_stores(&self) -> bool {
         [&self.small, &self.large].iter().any(|choice| choice.past() != Past::None)
     }
 

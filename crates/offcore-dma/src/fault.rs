@@ -282,7 +282,7 @@ impl FaultyChannel {
     }
 
     /// Discards the inner channel's operations after its reset: their memory is not accessed any more.
-    fn bury(&mut self) {
+    fn release_dead(&mut self) {
         self.gather();
         let mut dead = Vec::new();
         self.inner.take_outstanding(&mut dead);
@@ -368,7 +368,7 @@ impl Channel for FaultyChannel {
             return Reset::Pending;
         }
         self.resets_pending = None;
-        self.bury();
+        self.release_dead();
         self.reports.append(&mut self.unsubmitted);
         self.counts.resets.add(1);
         Reset::Done

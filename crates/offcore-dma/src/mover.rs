@@ -108,7 +108,7 @@ pub struct Mover {
     quarantine: bool,
     shares: bool,
     /// Whether the core never uses streaming stores.
-    through_caches: bool,
+    cached_stores_only: bool,
 }
 
 impl Default for Mover {
@@ -132,16 +132,16 @@ impl Mover {
             settled: 0,
             quarantine: true,
             shares: true,
-            through_caches: false,
+            cached_stores_only: false,
         }
     }
 
-    /// Makes the core use only stores through its caches ([`Copier::through_caches`]) from now on, also for queues that
+    /// Makes the core use only stores through its caches ([`Copier::cached_stores_only`]) from now on, also for queues that
     /// are opened later.
-    pub fn keep_to_caches(&mut self) {
-        self.through_caches = true;
+    pub fn disable_streaming_stores(&mut self) {
+        self.cached_stores_only = true;
         for queue in &mut self.queues {
-            queue.copier = Copier::through_caches();
+            queue.copier = Copier::cached_stores_only();
         }
     }
 
@@ -183,7 +183,7 @@ impl Mover {
 
     /// Opens a queue whose reorder ring has room for `packets` in flight. The core copies until the queue is bound.
     pub(crate) fn open_queue(&mut self, packets: usize) -> QueueId {
-        let copier = if self.through_caches { Copier::through_caches() } else { Copier::default() };
+        let copier = if self.cached_stores_only { Copier::cached_stores_only() } else { Copier::default() };
         self.queues.push(Queue::new(packets, copier));
         QueueId(self.queues.len() as u16 - 1)
     }
@@ -208,13 +208,13 @@ impl Mover {
         (queue.choice, queue.tally, queue.unavailable) = (Choice::new(), Tally::default(), None);
         queue.latency = Latency::new();
         self.count_autos();
-        self.share_out();
+        self.distribute();
         Ok(())
     }
 
     fn count_autos(&mut self) {
         self.autos = self.queues.iter().filter(|queue| queue.is_auto()).count();
-        self.begin_anew();
+        self.cancel_trial();
     }
 
     /// Changes the size of a queue's reorder ring.
@@ -306,10 +306,10 @@ impl Mover {
         }
         self.until_idle_check -= 1;
         if self.until_idle_check == 0 {
-            self.look_for_idle();
+            self.check_idle_queues();
         }
         if self.channels.shares_stale {
-            self.share_out();
+            self.distribute();
         }
         if self.channels.lease == 0 && self.autos > 0 {
             self.begin_timed();
@@ -322,12 +322,12 @@ impl Mover {
             return;
         }
         if self.channels.max_latency.is_some() {
-            self.look_for_late();
+            self.check_late_packets();
         }
         self.until_lost_check -= 1;
         if self.until_lost_check == 0 {
             self.until_lost_check = recovery::LOST_CHECK;
-            self.look_for_lost();
+            self.check_lost_copies();
         }
         clock.lap(Stage::Poll);
     }
@@ -342,7 +342,7 @@ impl Mover {
         }
         self.collect(index);
         if resetting {
-            self.go_on_resetting(index);
+            self.continue_reset(index);
         }
         true
     }

@@ -206,7 +206,7 @@ impl ReorderRing {
         if self.done.wrapping_sub(self.oldest) > entries as u32 {
             self.done = self.oldest;
         }
-        self.leave_out();
+        self.update_limit();
     }
 
     fn was_passed(&self, slot: usize) -> bool {
@@ -214,7 +214,7 @@ impl ReorderRing {
     }
 
     /// Sets the limit of usable entries before the next slot of a passed-over packet.
-    fn leave_out(&mut self) {
+    fn update_limit(&mut self) {
         let entries = self.outstanding.len();
         while !self.passed.is_empty() && self.in_flight() < entries && self.was_passed(self.next_slot()) {
             self.next = self.next.wrapping_add(1);

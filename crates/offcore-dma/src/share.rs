@@ -218,7 +218,7 @@ impl State {
 
     /// Handles operations that the channel will never complete: `mine` keeps its own as outstanding, those belonging to
     /// other handles are reported as aborted.
-    fn bury(&mut self, mine: Option<usize>) {
+    fn release_dead(&mut self, mine: Option<usize>) {
         for index in 0..self.entries.len() {
             let Entry { held, handle, taken, .. } = self.entries[index];
             if held && (Some(handle) != mine || taken) {
@@ -359,7 +359,7 @@ impl Channel for SharedHandle {
             // Cold path: once per reset.
             channel.take_outstanding(&mut Vec::new());
         }
-        state.bury(Some(self.index));
+        state.release_dead(Some(self.index));
         shared.used.store(0, Ordering::Relaxed);
         shared.closed.store(false, Ordering::Relaxed);
         Reset::Done
@@ -413,7 +413,7 @@ impl Drop for SharedHandle {
         let mut state = shared.lock();
         if state.handles[self.index].held > 0 {
             state.channel = None;
-            state.bury(None);
+            state.release_dead(None);
         }
         // A reset begun by this handle ends with it.
         shared.closed.store(state.channel.is_none(), Ordering::Relaxed);

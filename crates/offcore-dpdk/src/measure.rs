@@ -8,7 +8,7 @@ use offcore_stats::tsc;
 use crate::convert::{self, NO_MBUFS};
 use crate::ethdev::{EthError, Ethdev, Request};
 use crate::ffi::{self, Mbuf};
-use crate::mempool::{Lent, MbufPool};
+use crate::mempool::{ActiveCache, MbufPool};
 
 /// Number of packets of a burst.
 const BURST: usize = 32;
@@ -67,7 +67,7 @@ fn convert_only(mbufs: &'static MbufPool) -> Result<f64, EthError> {
     let mut cache = mbufs.pool().cache();
     let mut taken = [std::ptr::null_mut::<Mbuf>(); BURST * SETS];
     {
-        let _lent = Lent::new(&mut cache);
+        let _lent = ActiveCache::new(&mut cache);
         // SAFETY: the mempool is valid, and there is room for that number of mbufs.
         let rc = unsafe { ffi::off_pool_alloc(mbufs.mempool(), taken.as_mut_ptr(), taken.len() as c_uint) };
         if rc < 0 {
@@ -114,7 +114,7 @@ fn by_calls(device: &Ethdev, pool: &'static MbufPool) -> f64 {
     let mut mbufs = [std::ptr::null_mut::<Mbuf>(); BURST];
     let before = tsc::now();
     for _ in 0..BURSTS {
-        let _lent = Lent::new(&mut cache);
+        let _lent = ActiveCache::new(&mut cache);
         // SAFETY: the device is running, and its only queue is not used elsewhere; the sent mbufs were received.
         // net_null accepts all packets.
         unsafe {

@@ -8,7 +8,7 @@
 //! bytes.
 //!
 //! The mempool has its own operations. A driver's buffers for received packets are taken from the packet pool, and the
-//! buffers that it frees after sending return there. This uses the cache of the worker that calls the driver (`Lent`),
+//! buffers that it frees after sending return there. This uses the cache of the worker that calls the driver (`ActiveCache`),
 //! or a cache behind a lock if the driver allocates or frees outside of such calls (start, stop, its own threads).
 
 use std::cell::Cell;
@@ -86,7 +86,7 @@ impl MbufPool {
     /// # Errors
     /// If memory is exhausted or DPDK refuses a step.
     pub fn of(pool: &'static Pool) -> Result<&'static Self, PoolError> {
-        Self::known_or_made(pool, None)
+        Self::find_or_create(pool, None)
     }
 
     /// Returns mbufs for the same chunks in `memory` instead of the pool's memory. They keep `memory` alive.
@@ -98,10 +98,13 @@ impl MbufPool {
             let expected = pool.chunks() * pool.chunk_size();
             return Err(PoolError::Small { device: memory.device().into(), found: memory.len(), expected });
         }
-        Self::known_or_made(pool, Some(memory))
+        Self::find_or_create(pool, Some(memory))
     }
 
-    fn known_or_made(pool: &'static Pool, memory: Option<&DeviceMemory>) -> Result<&'static Self, PoolError> {
+    fn find_or_create(
+        pool: &'static Pool,
+        memory: Option<&DeviceMemory>,
+    ) -> Result<&'static Self, PoolError> {
         let mut pools = lock(&POOLS);
         let is_it = |known: &&&Self| {
             let bases = [known.elsewhere.as_ref(), memory].map(|memory| memory.map(DeviceMemory::base));
@@ -232,29 +235,29 @@ fn register_elsewhere(memory: &DeviceMemory) -> Result<(), PoolError> {
 
 thread_local! {
     /// The cache of the worker that is calling a driver on this thread.
-    static LENT: Cell<*mut PoolCache> = const { Cell::new(std::ptr::null_mut()) };
+    static ACTIVE_CACHE: Cell<*mut PoolCache> = const { Cell::new(std::ptr::null_mut()) };
 }
 
 /// While this lives, the mempool's operations on this thread use the cache that it was created with.
 #[derive(Debug)]
-pub(crate) struct Lent<'a> {
+pub(crate) struct ActiveCache<'a> {
     _cache: PhantomData<&'a mut PoolCache>,
     /// It must stay on its thread.
     _stays: PhantomData<*const ()>,
 }
 
-impl<'a> Lent<'a> {
+impl<'a> ActiveCache<'a> {
     #[inline(always)]
     pub(crate) fn new(cache: &'a mut PoolCache) -> Self {
-        LENT.set(cache);
+        ACTIVE_CACHE.set(cache);
         Self { _cache: PhantomData, _stays: PhantomData }
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for ActiveCache<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        LENT.set(std::ptr::null_mut());
+        ACTIVE_CACHE.set(std::ptr::null_mut());
     }
 }
 
@@ -262,8 +265,8 @@ impl Source {
     /// Calls `act` with the cache that this thread lends, or with the shared one.
     #[inline(always)]
     fn with<R>(&self, act: impl FnOnce(&mut PoolCache) -> R) -> R {
-        let lent = LENT.get();
-        // SAFETY: `Lent` borrows the cache mutably while the pointer is set. Its owner only calls a driver meanwhile,
+        let lent = ACTIVE_CACHE.get();
+        // SAFETY: `ActiveCache` borrows the cache mutably while the pointer is set. Its owner only calls a driver meanwhile,
         // which calls this function sequentially.
         if let Some(cache) = unsafe { lent.as_mut() }
             && std::ptr::eq(cache.pool(), self.pool)
@@ -390,7 +393,7 @@ mod tests {
         let mbufs = MbufPool::of(pool).unwrap();
         let mut cache = pool.cache();
         let mut taken = [std::ptr::null_mut::<Mbuf>(); 32];
-        let lent = Lent::new(&mut cache);
+        let lent = ActiveCache::new(&mut cache);
         for _ in 0..2 * pool.chunks() / taken.len() {
             // SAFETY: the mempool is valid, and there is room for that number of mbufs.
             let rc =

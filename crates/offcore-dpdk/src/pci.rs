@@ -5,7 +5,7 @@ use std::path::Path;
 /// Kernel drivers that stay bound to a device that DPDK uses.
 const SHARED: [&str; 3] = ["mlx4_core", "mlx5_core", "mana"];
 /// Kernel drivers that give a device to user space programs such as DPDK applications.
-const GIVING: [&str; 3] = ["vfio-pci", "igb_uio", "uio_pci_generic"];
+const USERSPACE_DRIVERS: [&str; 3] = ["vfio-pci", "igb_uio", "uio_pci_generic"];
 
 /// Parses `name` as a PCI address, with or without the domain; returns the address in its long form, such as
 /// `0000:43:00.0`.
@@ -35,7 +35,7 @@ pub(crate) fn check(sys: &Path, address: &str) -> Result<(), String> {
         return Err(format!("there is no PCI device {address}: lspci -D lists them"));
     }
     match kernel_driver(sys, address).as_deref() {
-        Some(driver) if SHARED.contains(&driver) || GIVING.contains(&driver) => Ok(()),
+        Some(driver) if SHARED.contains(&driver) || USERSPACE_DRIVERS.contains(&driver) => Ok(()),
         None => Err(format!(
             "PCI device {address} is bound to no driver, expected vfio-pci: dpdk-devbind.py -b vfio-pci {address}"
         )),

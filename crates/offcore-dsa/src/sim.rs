@@ -207,7 +207,7 @@ impl SimDevice {
         opened.cells.push(Arc::clone(&cell));
         let client =
             Client { ring: consumer, cell: Arc::clone(&cell), wq: queue, occupancy: Arc::clone(&occupancy) };
-        lock(&shared.wishes).arriving.push(client);
+        lock(&shared.pending_requests).arriving.push(client);
         shared.notify();
         Ok(SimPortal::new(self.clone(), producer, cell, occupancy, (queue, opened.epoch)))
     }
@@ -239,9 +239,9 @@ impl SimDevice {
             opened.portals.fill(0);
             opened.cells.clear();
             opened.occupancy.iter_mut().for_each(|occupancy| *occupancy = Arc::default());
-            let mut wishes = lock(&shared.wishes);
-            wishes.arriving.clear();
-            wishes.reset = true;
+            let mut pending_requests = lock(&shared.pending_requests);
+            pending_requests.arriving.clear();
+            pending_requests.reset = true;
         }
         shared.counters.resets.fetch_add(1, Ordering::Relaxed);
         // The device is enabled last: if a halted device were enabled before the engine has aborted everything, it
@@ -270,7 +270,7 @@ impl SimDevice {
     pub fn set_faults(&self, faults: Faults) {
         let shared = self.shared();
         *lock(&shared.faults) = faults;
-        lock(&shared.wishes).faults = Some(faults);
+        lock(&shared.pending_requests).faults = Some(faults);
         for cell in &lock(&shared.opened).cells {
             cell.special.store(cell.shared || faults.weak_ordering, Ordering::Relaxed);
         }

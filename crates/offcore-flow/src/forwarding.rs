@@ -168,14 +168,14 @@ impl Rules {
         tx.tx(ctx, &mut burst);
         if !burst.is_empty() {
             self.stuck = burst.len() == sent;
-            self.left_over(rx, tx, ctx, &mut burst);
+            self.handle_unsent(rx, tx, ctx, &mut burst);
         }
         received.max(sent)
     }
 
     /// Handles packets that did not fit into the TX queue: an RX queue that can wait takes them back, others drop them.
     #[cold]
-    fn left_over(
+    fn handle_unsent(
         &self,
         rx: &mut dyn RxQueue,
         tx: &mut dyn TxQueue,

@@ -228,7 +228,7 @@ impl Host {
         }
         ctx.clock.lap(if received > 0 { Stage::Application } else { Stage::Idle });
         self.path.turn(ctx, now, BURST);
-        received += self.path.loop_back(ctx, now);
+        received += self.path.receive_looped(ctx, now);
         if self.tell(now) {
             ctx.clock.lap(Stage::Application);
         }

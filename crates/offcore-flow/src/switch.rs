@@ -107,7 +107,7 @@ fn alone(run: &Run, ports: usize) -> Option<String> {
 
 /// Returns a warning for queues without a queue at the other end. Nothing is received from these, and a guest that
 /// spreads its flows over all of its queues loses some flows.
-fn dead_ends(run: &Run, queues: &[u16]) -> Vec<String> {
+fn unpaired_queue_warnings(run: &Run, queues: &[u16]) -> Vec<String> {
     let ports = (0..queues.len()).filter_map(|rx| Some((rx, run.peer(rx, queues.len())?)));
     let dead = ports.filter(|&(rx, tx)| queues[rx] > queues[tx]);
     dead.map(|(rx, tx)| {
@@ -204,7 +204,7 @@ pub fn start_with(
     let dma = resolved(&config.dma, &mut engines)?;
     let sharers = sharers(&dma, &[&routes[..], &mirrors].concat());
     let (workers, targets) = (Vec::new(), Vec::new());
-    let host_state = Arc::new(HostState::new(config.lcores.len(), config.run.tells_of_connections()));
+    let host_state = Arc::new(HostState::new(config.lcores.len(), config.run.reports_connections()));
     let mut assembly =
         Assembly { config, ports, pool, dma, sharers, engines, page, workers, targets, host_state };
     for &lcore in &config.lcores {
@@ -234,7 +234,7 @@ pub fn start_with(
     let mut notes = shared_lcores(&config.lcores, &assembly.engines.helper_lcores());
     let queues = assembly.ports[..count].iter().map(|port| port.queues());
     notes.extend(alone(&config.run, count));
-    notes.extend(dead_ends(&config.run, &queues.collect::<Vec<_>>()));
+    notes.extend(unpaired_queue_warnings(&config.run, &queues.collect::<Vec<_>>()));
     notes.extend(assembly.engines.notes().iter().cloned());
     notes.extend(devices.notes());
     notes.extend(mtus.iter().filter_map(HostMtu::warning));
@@ -453,7 +453,10 @@ mod tests {
     #[test]
     fn unpaired_queues_are_reported() {
         let notes = |topology, queues: &[u16]| {
-            dead_ends(&Run::Forward { mode: Forward::Io, topology, eth_peers: EthPeers::new() }, queues)
+            unpaired_queue_warnings(
+                &Run::Forward { mode: Forward::Io, topology, eth_peers: EthPeers::new() },
+                queues,
+            )
         };
         assert_eq!(notes(Topology::Paired, &[2, 2, 4]), [""; 0]);
         let [note] = &notes(Topology::Paired, &[2, 1])[..] else { panic!("one port has a queue too many") };

@@ -107,7 +107,7 @@ fn ran() -> u64 {
 }
 
 /// Returns the share of a core that the worker takes in the quietest window, in percent.
-fn part_of_a_core() -> f64 {
+fn core_usage_percent() -> f64 {
     let (windows, length) = WINDOWS;
     let window = |_| {
         let (start, before) = (Instant::now(), ran());
@@ -171,7 +171,7 @@ fn two_guests(options: &str) {
     });
     std::thread::sleep(Duration::from_millis(50));
     while !b.receive().is_empty() {}
-    let part = part_of_a_core();
+    let part = core_usage_percent();
     assert!(part < 5.0, "{part} % of a core while idle, {:?}", woken(&running));
     ping(&running, &mut a, &mut b);
     ping(&running, &mut b, &mut a);
@@ -184,7 +184,7 @@ fn polling_switch_keeps_core_busy() {
     let _alone = alone();
     let dir = TempDir::new();
     let mut running = start(Idle::Poll, vec![vhost(&dir.file("a"))], pool(1024));
-    let part = part_of_a_core();
+    let part = core_usage_percent();
     assert!(part > 5.0, "{part} % of a core");
     assert_eq!((running.stop(), woken(&running)), (0, (0, 0)));
 }
@@ -217,7 +217,7 @@ fn idle_virtio_user_port() {
         });
         std::thread::sleep(Duration::from_millis(50));
         while !guest.receive().is_empty() {}
-        let part = part_of_a_core();
+        let part = core_usage_percent();
         assert!(part < 5.0, "{part} % of a core while idle");
         ping(&running, &mut back_end, &mut guest);
         ping(&running, &mut guest, &mut back_end);
@@ -280,7 +280,7 @@ fn tap() {
     });
     std::thread::sleep(Duration::from_millis(50));
     while !numbers(&mut guest).is_empty() {}
-    let part = part_of_a_core();
+    let part = core_usage_percent();
     assert!(part < 5.0, "{part} % of a core while idle, {:?}", woken(&running));
     let (before, _) = woken(&running);
     for number in 0..PINGS {

@@ -126,13 +126,13 @@ impl CpuWork {
     #[inline(always)]
     fn one<W: PayloadWork>(&self, work: &W, pool: &Pool, packet: &Packet) -> u32 {
         if packet.is_segmented() {
-            return self.one_of_parts(work, pool, packet);
+            return self.process_segmented(work, pool, packet);
         }
         if packet.len() == 0 { 0 } else { work.result(once(self.payload(packet))) }
     }
 
     #[cold]
-    fn one_of_parts<W: PayloadWork>(&self, work: &W, pool: &Pool, packet: &Packet) -> u32 {
+    fn process_segmented<W: PayloadWork>(&self, work: &W, pool: &Pool, packet: &Packet) -> u32 {
         if pool.total_len(packet) == 0 {
             return 0;
         }
@@ -157,7 +157,7 @@ impl CpuWork {
         }
         let plain = packets.iter().zip(results).filter_map(|(packet, result)| {
             if packet.is_segmented() {
-                *result = self.one_of_parts(matcher, pool, packet);
+                *result = self.process_segmented(matcher, pool, packet);
                 return None;
             }
             Some((self.payload(packet), result))

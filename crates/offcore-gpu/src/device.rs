@@ -236,5 +236,5 @@ pub trait Watch: fmt::Debug + Send {
     fn failure(&mut self) -> Option<String>;
 
     /// Tells a hung device to stop. Returns whether it has stopped, without blocking.
-    fn give_up(&mut self) -> bool;
+    fn request_abort(&mut self) -> bool;
 }

@@ -347,7 +347,7 @@ impl Watch for HostWatch {
         gone.then(|| "its threads have ended".into())
     }
 
-    fn give_up(&mut self) -> bool {
+    fn request_abort(&mut self) -> bool {
         self.state.ending.store(true, Ordering::Release);
         self.state.alive.load(Ordering::Acquire) == 0
     }

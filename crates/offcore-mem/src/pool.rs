@@ -420,13 +420,13 @@ impl PoolCache {
             self.give(&self.pool.empty, self.current);
             self.current = full;
         } else {
-            return self.take_leftovers();
+            return self.refill_from_dropped();
         }
         self.count = MAGAZINE;
         true
     }
 
-    fn take_leftovers(&mut self) -> bool {
+    fn refill_from_dropped(&mut self) -> bool {
         let mut leftovers = self.pool.leftovers.lock().unwrap_or_else(PoisonError::into_inner);
         let n = leftovers.len().min(MAGAZINE);
         let from = leftovers.len() - n;

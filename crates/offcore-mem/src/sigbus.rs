@@ -180,7 +180,7 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
         entry.vanished.store(false, Ordering::Relaxed);
     }
     // SAFETY: `install` filled PREVIOUS before this handler could run; these are the handler's arguments.
-    unsafe { pass_on((*PREVIOUS.0.get()).assume_init_ref(), signal, info, context) };
+    unsafe { chain_signal((*PREVIOUS.0.get()).assume_init_ref(), signal, info, context) };
 }
 
 /// Passes a signal that is not the handler's own on to `previous`, the action before the handler was installed. The
@@ -189,7 +189,7 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
 /// # Safety
 /// It must be called from the handler of `signal`, with its arguments. `previous` must be the action that the handler
 /// replaced.
-pub unsafe fn pass_on(
+pub unsafe fn chain_signal(
     previous: &libc::sigaction,
     signal: libc::c_int,
     info: *mut libc::siginfo_t,

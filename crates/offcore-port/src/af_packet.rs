@@ -41,7 +41,7 @@ use socket::Refusal;
 use tx::{AfPacketTx, Sender};
 
 /// Bytes of a frame other than its payload: header and two VLAN tags.
-const AROUND: usize = ethernet::HEADER_LEN + 2 * header::TAG;
+const FRAME_OVERHEAD: usize = ethernet::HEADER_LEN + 2 * header::TAG;
 
 /// Time between two attempts to set up sockets after a failure.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
@@ -154,7 +154,7 @@ impl AfPacketPort {
 
     /// Length of the frames that slots must have room for.
     fn frame(&self) -> usize {
-        self.state.mtu.load(Ordering::Relaxed) + AROUND
+        self.state.mtu.load(Ordering::Relaxed) + FRAME_OVERHEAD
     }
 
     /// A queue that is not polled gets no socket: the kernel would give it a share of the packets.
@@ -168,7 +168,7 @@ impl AfPacketPort {
         }
         if self.group.is_some() {
             // Before it has joined the group, the socket would receive copies of the other queues' packets.
-            socket::keep_out(&ring.socket)?;
+            socket::block_packets(&ring.socket)?;
         }
         socket::bind(&ring.socket, index, true)?;
         match self.group {
@@ -176,7 +176,7 @@ impl AfPacketPort {
             None => self.group = Some(socket::found_group(&ring.socket, spec.fanout)?),
             Some(group) => {
                 socket::join_group(&ring.socket, group)?;
-                socket::let_in(&ring.socket)?;
+                socket::unblock_packets(&ring.socket)?;
             }
         }
         Ok(ring)
@@ -205,7 +205,7 @@ impl AfPacketPort {
     }
 
     /// The interface was deleted or renamed. Closes its sockets, which also ends promiscuous mode.
-    fn let_go(&mut self) {
+    fn release_sockets(&mut self) {
         if self.connected {
             (self.connected, self.witness) = (false, None);
             self.rx.iter().for_each(|cell| cell.publish(None));
@@ -270,14 +270,14 @@ impl Port for AfPacketPort {
         let before = self.link;
         self.link = self.netdev.link();
         // A recreated interface may have the same index as its predecessor.
-        if self.connected && self.witness.as_ref().is_some_and(socket::is_orphaned) {
+        if self.connected && self.witness.as_ref().is_some_and(socket::is_device_deleted) {
             self.link = Link::Gone;
         }
         if self.link != Link::Up && before == Link::Up {
             self.lost += 1;
         }
         if self.link == Link::Gone {
-            self.let_go();
+            self.release_sockets();
             if self.netdev.reopen().is_err() {
                 return;
             }

@@ -54,9 +54,9 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 /// attach a program.
 const LINK_TIMEOUT: Duration = Duration::from_secs(3);
 /// The same for a link without a carrier before: the kernel reports a new carrier within a second.
-const NEWS_TIMEOUT: Duration = Duration::from_millis(1200);
+const CARRIER_TIMEOUT: Duration = Duration::from_millis(1200);
 /// Interval between two checks of the link.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+const LINK_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Interval between two attempts to take over an interface that exists again.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
 /// The share of the pool that may be lent to the kernel for one port: one buffer in this many.
@@ -163,11 +163,11 @@ impl AfXdpPort {
             );
             return Err(Refusal::Reason(reason).of(&name));
         }
-        let timeout = if device.link() == Link::Up { LINK_TIMEOUT } else { NEWS_TIMEOUT };
+        let timeout = if device.link() == Link::Up { LINK_TIMEOUT } else { CARRIER_TIMEOUT };
         let (session, halves) = Session::open(&device, spec, pool, TIMEOUT).map_err(|e| e.of(&name))?;
         let start = Instant::now();
         while device.link() == Link::NoCarrier && start.elapsed() < timeout {
-            std::thread::sleep(BETWEEN_LOOKS);
+            std::thread::sleep(LINK_POLL_INTERVAL);
         }
         let line = Arc::new(Line::default());
         line.segments.store(session.frags, Ordering::Relaxed);
@@ -222,7 +222,7 @@ impl AfXdpPort {
     }
 
     /// The interface is gone: makes the workers return their halves of the sockets.
-    fn let_go(&mut self) {
+    fn release_sockets(&mut self) {
         self.count_drops();
         self.line.longest.store(0, Ordering::Relaxed);
         for queue in &mut self.queues {
@@ -308,7 +308,7 @@ impl Port for AfXdpPort {
     fn tend(&mut self) {
         match &self.state {
             State::Taken(session) if self.line.update(&self.device) == Link::Gone || session.has_ended() => {
-                self.let_go();
+                self.release_sockets();
             }
             State::Taken(_) => self.count_drops(),
             State::Gone { tried, .. } if tried.elapsed() >= BETWEEN_ATTEMPTS => self.try_again(),
@@ -348,7 +348,7 @@ impl Port for AfXdpPort {
 
 impl Drop for AfXdpPort {
     fn drop(&mut self) {
-        self.let_go();
+        self.release_sockets();
         for queue in &self.queues {
             queue.rx.close_retired();
             queue.tx.close_retired();

@@ -246,7 +246,7 @@ impl Pending {
             }
         };
         let waiting = &mut self.waiting;
-        let complete = batch.has_copies_of_the_core();
+        let complete = batch.has_core_copies();
         if taken > 0 {
             if !IMMEDIATE {
                 for (index, source) in waiting.drain(..taken).enumerate() {

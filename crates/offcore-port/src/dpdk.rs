@@ -246,7 +246,7 @@ struct DpdkTx {
 impl DpdkTx {
     /// Frees and counts packets that cannot be sent, and pads short packets, because not every driver does.
     #[cold]
-    fn sort_out(&self, ctx: &mut Context<'_>, burst: &mut Burst) {
+    fn drop_or_pad(&self, ctx: &mut Context<'_>, burst: &mut Burst) {
         for mut packet in std::mem::take(burst) {
             match self.pool.total_len(&packet) {
                 len if len > self.longest => self.counters.drop(DropReason::TooBig, 1),
@@ -281,7 +281,7 @@ impl TxQueue for DpdkTx {
         }
         let fits = |len: usize| (ethernet::MIN_LEN..=self.longest).contains(&len);
         if !burst.iter().all(|packet| fits(packet.len()) && !packet.is_segmented()) {
-            self.sort_out(ctx, burst);
+            self.drop_or_pad(ctx, burst);
         }
         let sent = self.queue.tx(ctx.cache, burst);
         self.counters.add(sent.packets as u64, sent.bytes);

@@ -15,7 +15,7 @@ use crate::table::{self, Entry, Kind};
 pub(crate) fn adopt(fd: c_int) {
     let option = |name| sys::int_option(fd, libc::SOL_SOCKET, name);
     let may_be = option(libc::SO_DOMAIN) == libc::AF_UNIX && option(libc::SO_TYPE) == libc::SOCK_STREAM;
-    if !may_be || link::is_own(fd) || link::ensure().is_err() || !link::is_stacks(fd) {
+    if !may_be || link::is_own(fd) || link::ensure().is_err() || !link::is_stack_peer(fd) {
         return;
     }
     if let Ok((answer, received)) = link::ask(&Question::new(Call::Adopt, NONE, 0), &[fd]) {
@@ -23,7 +23,7 @@ pub(crate) fn adopt(fd: c_int) {
         table::set(fd, Some(entry));
         // The slot has the kind of the session and the address family of its socket.
         if let Some(session) = session::get(fd) {
-            let session = Session { entry: session.as_it_is(), ..session };
+            let session = Session { entry: session.entry_from_slot(), ..session };
             table::set(fd, Some(session.entry));
             if let [kernel] = *received.as_slice()
                 && let Ok(kernel) = link::far(kernel)

@@ -209,7 +209,7 @@ impl Room {
 pub(crate) unsafe fn tell(session: &Session, header: &mut msghdr, of: &Header, segment: Option<u16>) {
     let port = address::of(session.slot, End::Ours).port();
     let bits = options::bits(session);
-    let times = options::tells_times(session);
+    let times = options::wants_software_timestamps(session);
     if bits & bit::TOLD == 0 && !times {
         header.msg_controllen = 0;
         return;

@@ -231,7 +231,7 @@ pub(crate) fn bits(session: &Session) -> u32 {
 }
 
 /// Returns whether `SO_TIMESTAMPING` requests software timestamps.
-pub(crate) fn tells_times(session: &Session) -> bool {
+pub(crate) fn wants_software_timestamps(session: &Session) -> bool {
     session.slot.wishes.untold.load(Ordering::Relaxed) & TIMESTAMPING_SOFTWARE != 0
 }
 

@@ -324,7 +324,7 @@ unsafe fn send_here(
     }
     if cork::is_begun(session) {
         // SAFETY: the caller guarantees that the buffers are readable.
-        return unsafe { cork::go_on(session, buffers, how) };
+        return unsafe { cork::append_or_send(session, buffers, how) };
     }
     let peer = to.or_else(|| peer(session)).ok_or(libc::EDESTADDRREQ)?;
     if peer.port() == 0 {

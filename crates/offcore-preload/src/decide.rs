@@ -15,7 +15,7 @@ use offcore_session::slot::{OPTIONS, Slot, state, wish};
 use crate::address;
 use crate::carried::{Options, copy_times};
 use crate::environment;
-use crate::explain::{self, Goes};
+use crate::explain::{self, SocketDecision};
 use crate::kernel_listeners;
 use crate::link;
 use crate::memberships::{self, Change, Group};
@@ -167,18 +167,23 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
     let ours = (any || ip.is_multicast())
         && entry.kind == Kind::OpenDatagrams
         && (rules::may_listen(entry.kind, to.port()) || memberships::joins_later(entry));
-    if !ours && (any || ip.is_loopback() || ip.is_multicast() || rules::is_kernels(ip)?) {
+    if !ours && (any || ip.is_loopback() || ip.is_multicast() || rules::is_kernel_address(ip)?) {
         if !any {
             let why = if ip.is_loopback() || ip.is_multicast() { rules::NEVER } else { rules::KERNELS };
-            explain::say("bind", entry.kind, to, Goes::Kernel(why));
+            explain::say("bind", entry.kind, to, SocketDecision::Kernel(why));
             leave(fd, entry);
         } else if entry.kind == Kind::OpenDatagrams && to.port() != 0 {
-            explain::say("bind", entry.kind, to, Goes::Kernel("until it sends: no --only rule matches"));
+            explain::say(
+                "bind",
+                entry.kind,
+                to,
+                SocketDecision::Kernel("until it sends: no --only rule matches"),
+            );
         }
         return Ok(Decided::Kernel);
     }
     if entry.kind == Kind::OpenDatagrams && !ours && !rules::may_bind(entry.kind, to.port()) {
-        explain::say("bind", entry.kind, to, Goes::Kernel(rules::NOT_NAMED));
+        explain::say("bind", entry.kind, to, SocketDecision::Kernel(rules::NOT_NAMED));
         leave(fd, entry);
         return Ok(Decided::Kernel);
     }
@@ -195,12 +200,12 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
     }
     match take(fd, entry, Some(to)) {
         Ok(session) => {
-            explain::say("bind", entry.kind, to, Goes::Stack);
+            explain::say("bind", entry.kind, to, SocketDecision::Stack);
             Ok(Decided::Session(session))
         }
         // Neither side has the address. The kernel returns the error.
         Err(libc::EADDRNOTAVAIL) => {
-            explain::say("bind", entry.kind, to, Goes::Kernel("not an address of the stack"));
+            explain::say("bind", entry.kind, to, SocketDecision::Kernel("not an address of the stack"));
             leave(fd, entry);
             Ok(Decided::Kernel)
         }
@@ -251,7 +256,7 @@ pub(crate) unsafe fn change_membership(
         return memberships::join_later(entry, group);
     }
     let session = take(fd, entry, bound)?;
-    explain::say("join", entry.kind, SocketAddr::new(group.address(), port), Goes::Stack);
+    explain::say("join", entry.kind, SocketAddr::new(group.address(), port), SocketDecision::Stack);
     // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     unsafe { memberships::set(&session, change, option, value, len) }
 }
@@ -273,10 +278,10 @@ fn no_stack(call: &str, fd: c_int, entry: Entry, to: SocketAddr, error: Errno) -
         return Err(error);
     }
     if !environment::falls_back() {
-        explain::say(call, entry.kind, to, Goes::Nowhere(NO_STACK));
+        explain::say(call, entry.kind, to, SocketDecision::Nowhere(NO_STACK));
         return Err(error);
     }
-    explain::say(call, entry.kind, to, Goes::Kernel(NO_STACK));
+    explain::say(call, entry.kind, to, SocketDecision::Kernel(NO_STACK));
     leave(fd, entry);
     Ok(Decided::Kernel)
 }
@@ -325,16 +330,21 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
     let any = local.ip().is_unspecified();
     let kept = match rules::may_listen(entry.kind, local.port()) {
         false => Some(rules::NOT_NAMED),
-        true => (!any && rules::is_kernels(local.ip())?).then_some(rules::KERNELS),
+        true => (!any && rules::is_kernel_address(local.ip())?).then_some(rules::KERNELS),
     };
     if let Some(why) = kept {
-        explain::say("listen", entry.kind, local, Goes::Kernel(why));
+        explain::say("listen", entry.kind, local, SocketDecision::Kernel(why));
         leave(fd, entry);
         return Ok(Decided::Kernel);
     }
     match ask_listener(fd, (entry.v6, names_congestion(entry)), local, backlog) {
         Ok(found) => {
-            explain::say("listen", entry.kind, local, if any { Goes::Both } else { Goes::Stack });
+            explain::say(
+                "listen",
+                entry.kind,
+                local,
+                if any { SocketDecision::Both } else { SocketDecision::Stack },
+            );
             let kernel = link::far(fd);
             let session = become_session(fd, entry, true, found)?;
             let _ = kernel.map(|kernel| kernel_listeners::keep(session.entry, session.slot, kernel));
@@ -342,7 +352,7 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
         }
         // With IP_FREEBIND, the kernel may get the address later.
         Err(libc::EADDRNOTAVAIL) => {
-            explain::say("listen", entry.kind, local, Goes::Kernel("not an address of the stack"));
+            explain::say("listen", entry.kind, local, SocketDecision::Kernel("not an address of the stack"));
             leave(fd, entry);
             Ok(Decided::Kernel)
         }
@@ -385,7 +395,7 @@ pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<(Where, c_int), Er
         "listen",
         Kind::OpenStream,
         local,
-        if local.ip().is_unspecified() { Goes::Both } else { Goes::Stack },
+        if local.ip().is_unspecified() { SocketDecision::Both } else { SocketDecision::Stack },
     );
     copy_times(kernel, end);
     Ok((found, end))
@@ -444,7 +454,7 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
     let name = if call == Call::Connect { "connect" } else { "send" };
     let say = |goes| explain::say(name, entry.kind, to, goes);
     if let Some(why) = rules::keeps(entry.kind, to)? {
-        say(Goes::Kernel(why));
+        say(SocketDecision::Kernel(why));
         leave(fd, entry);
         return Ok(Decided::Kernel);
     }
@@ -474,11 +484,11 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
     };
     match ask_session(fd, &question, &[]) {
         Ok(found) => {
-            say(Goes::Stack);
+            say(SocketDecision::Stack);
             become_session(fd, entry, false, found).map(Decided::Session)
         }
         Err(libc::EOPNOTSUPP) => {
-            say(Goes::Kernel("by loopback: an address of the stack"));
+            say(SocketDecision::Kernel("by loopback: an address of the stack"));
             leave(fd, entry);
             let here = match to.ip() {
                 IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -487,7 +497,7 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
             Ok(Decided::Loopback(SocketAddr::new(here, to.port())))
         }
         Err(libc::ENETUNREACH) => {
-            say(Goes::Kernel("the stack has no route"));
+            say(SocketDecision::Kernel("the stack has no route"));
             leave(fd, entry);
             Ok(Decided::Kernel)
         }

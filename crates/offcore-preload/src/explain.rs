@@ -14,7 +14,7 @@ const LONGEST: usize = 256;
 
 /// The decision on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Goes {
+pub(crate) enum SocketDecision {
     Stack,
     /// A listener at all addresses uses both.
     Both,
@@ -40,15 +40,15 @@ impl Write for Line {
 }
 
 impl Line {
-    fn new(pid: u32, call: &str, kind: Kind, address: SocketAddr, goes: Goes) -> Self {
+    fn new(pid: u32, call: &str, kind: Kind, address: SocketAddr, goes: SocketDecision) -> Self {
         let mut line = Self { bytes: [0; LONGEST], len: 0 };
         let protocol = if kind == Kind::OpenDatagrams { "udp" } else { "tcp" };
         let _ = write!(line, "offcore[{pid}]: {call} {protocol} {address}: ");
         let _ = match goes {
-            Goes::Stack => line.write_str("stack\n"),
-            Goes::Both => line.write_str("stack, and kernel (all addresses)\n"),
-            Goes::Kernel(why) => writeln!(line, "kernel ({why})"),
-            Goes::Nowhere(why) => writeln!(line, "fails ({why})"),
+            SocketDecision::Stack => line.write_str("stack\n"),
+            SocketDecision::Both => line.write_str("stack, and kernel (all addresses)\n"),
+            SocketDecision::Kernel(why) => writeln!(line, "kernel ({why})"),
+            SocketDecision::Nowhere(why) => writeln!(line, "fails ({why})"),
         };
         line
     }
@@ -59,7 +59,7 @@ impl Line {
 }
 
 /// Prints the decision on a socket, if `-v` was given.
-pub(crate) fn say(call: &str, kind: Kind, address: SocketAddr, goes: Goes) {
+pub(crate) fn say(call: &str, kind: Kind, address: SocketAddr, goes: SocketDecision) {
     if environment::explains() {
         report::print(&[Line::new(sys::pid(), call, kind, address, goes).as_bytes()]);
     }
@@ -76,12 +76,17 @@ mod tests {
             String::from_utf8(line.as_bytes().to_vec()).unwrap()
         };
         let (tcp, udp) = (Kind::OpenStream, Kind::OpenDatagrams);
-        assert_eq!(line(tcp, "10.0.0.1:80", Goes::Stack), "offcore[7]: connect tcp 10.0.0.1:80: stack\n");
         assert_eq!(
-            line(udp, "[::1]:53", Goes::Kernel("loopback")),
+            line(tcp, "10.0.0.1:80", SocketDecision::Stack),
+            "offcore[7]: connect tcp 10.0.0.1:80: stack\n"
+        );
+        assert_eq!(
+            line(udp, "[::1]:53", SocketDecision::Kernel("loopback")),
             "offcore[7]: connect udp [::1]:53: kernel (loopback)\n"
         );
-        assert!(line(tcp, "[::]:80", Goes::Both).ends_with(": stack, and kernel (all addresses)\n"));
+        assert!(
+            line(tcp, "[::]:80", SocketDecision::Both).ends_with(": stack, and kernel (all addresses)\n")
+        );
     }
 
     #[test]

@@ -437,7 +437,7 @@ fn unlink(own: &Own, socket: c_int) {
 }
 
 /// Returns whether the peer of a Unix socket is the stack.
-pub(crate) fn is_stacks(fd: c_int) -> bool {
+pub(crate) fn is_stack_peer(fd: c_int) -> bool {
     peer_of(fd).is_some_and(|peer| peer.pid == STACK.load(Ordering::Relaxed))
 }
 

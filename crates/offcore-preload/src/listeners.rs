@@ -126,7 +126,7 @@ fn make(fd: c_int) -> Result<Made, Errno> {
 /// Ends a process that may not have its address on the new stack. Its supervisor sees the exit code. The pause limits
 /// the rate of a supervisor that restarts the process at once.
 pub(crate) fn give_up(error: Errno) -> ! {
-    report::not_again(error);
+    report::report_refused_listener(error);
     sys::sleep(1000);
     sys::exit(1)
 }

@@ -17,7 +17,7 @@ use crate::link;
 use crate::sys;
 
 /// Set while a thread waits.
-const WAITED_FOR: u64 = 1;
+const CONTENDED: u64 = 1;
 const SPINS: u32 = 200;
 /// Maximum number of waits of 10 ms for the stack, which holds a lock for a few instructions only.
 const STACK_WAITS: u32 = 500;
@@ -46,7 +46,7 @@ impl<'a> Held<'a> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !self.nested && self.word.swap(0, Ordering::Release) & WAITED_FOR != 0 {
+        if !self.nested && self.word.swap(0, Ordering::Release) & CONTENDED != 0 {
             sys::futex_wake(low(self.word));
         }
     }
@@ -64,7 +64,7 @@ fn wait(word: &AtomicU64, me: u64) -> bool {
     for spin in 0u32.. {
         let found = word.load(Ordering::Relaxed);
         let holder = Owner::from_word(found as u32 >> 1);
-        if found & !WAITED_FOR == me && holder.is_some_and(link::lives) {
+        if found & !CONTENDED == me && holder.is_some_and(link::lives) {
             return false;
         }
         let lives = holder.is_some_and(|holder| match holder {
@@ -75,7 +75,7 @@ fn wait(word: &AtomicU64, me: u64) -> bool {
         let gone = found != 0 && spin >= SPINS && !lives;
         if found == 0 || gone {
             // Others may still be waiting.
-            let taken = mine | found & WAITED_FOR;
+            let taken = mine | found & CONTENDED;
             if word.compare_exchange(found, taken, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return true;
             }
@@ -85,8 +85,8 @@ fn wait(word: &AtomicU64, me: u64) -> bool {
             hint::spin_loop();
             continue;
         }
-        mine = me | WAITED_FOR;
-        let waited = found | WAITED_FOR;
+        mine = me | CONTENDED;
+        let waited = found | CONTENDED;
         if found == waited
             || word.compare_exchange(found, waited, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {

@@ -43,7 +43,7 @@ pub(crate) fn keep(fd: c_int, entry: Entry, slot: &'static Slot, instance: u64) 
     let Some(place) = place(number) else { return entry };
     let new = Entry { kind: Kind::Lost, generation: instance as u32 & GENERATION, place: number, ..entry };
     if place.instance.swap(instance, Ordering::Relaxed) != instance {
-        keep_times(fd, slot);
+        store_timeouts(fd, slot);
     }
     place.slot.store(ptr::from_ref(slot).cast_mut(), Ordering::Release);
     for (fd, _) in table::all(table::DESCRIPTORS).filter(|(_, other)| *other == entry) {
@@ -64,7 +64,7 @@ const TIMES: [c_int; 2] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO];
 
 /// Stores the timeouts of a socket, which only the kernel has, in two words of the slot that are not used for anything
 /// else any more.
-fn keep_times(fd: c_int, slot: &Slot) {
+fn store_timeouts(fd: c_int, slot: &Slot) {
     for (name, word) in TIMES.into_iter().zip([&slot.wishes.leftover, &slot.wishes.moving]) {
         let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
         let time = match slot.wishes.told.load(Ordering::Relaxed) & wish::TIMED {
@@ -77,7 +77,7 @@ fn keep_times(fd: c_int, slot: &Slot) {
 }
 
 /// Sets the stored timeouts on the new end of a socket.
-pub(crate) fn give_times(slot: &Slot, end: c_int) {
+pub(crate) fn restore_timeouts(slot: &Slot, end: c_int) {
     for (name, word) in TIMES.into_iter().zip([&slot.wishes.leftover, &slot.wishes.moving]) {
         let milliseconds = i64::from(word.load(Ordering::Relaxed));
         let time = libc::timeval { tv_sec: milliseconds / 1000, tv_usec: milliseconds % 1000 * 1000 };

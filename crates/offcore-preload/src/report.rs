@@ -113,7 +113,7 @@ pub(crate) fn lost() {
 }
 
 /// Reports that a new stack refuses a process's listener, and that the process exits.
-pub(crate) fn not_again(error: Errno) {
+pub(crate) fn report_refused_listener(error: Errno) {
     static SAID: AtomicBool = AtomicBool::new(false);
     let number = Digits::new(error as u32);
     let (why, number): (&[u8], &[u8]) = match error {

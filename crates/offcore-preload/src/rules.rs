@@ -60,7 +60,7 @@ pub(crate) const KERNELS: &str = "an address of the kernel";
 /// decides whether it has a route.
 ///
 /// # Errors
-/// The same as for [`is_kernels`].
+/// The same as for [`is_kernel_address`].
 pub(crate) fn keeps(kind: Kind, to: SocketAddr) -> Result<Option<&'static str>, Errno> {
     let ip = to.ip();
     Ok(match ip {
@@ -69,7 +69,7 @@ pub(crate) fn keeps(kind: Kind, to: SocketAddr) -> Result<Option<&'static str>, 
         _ if ip.is_multicast() && named(kind, to.port()) != Some(true) => Some(NEVER),
         IpAddr::V4(ip) if ip.is_broadcast() => Some(NEVER),
         _ if named(kind, to.port()) == Some(false) => Some(NOT_NAMED),
-        _ => is_kernels(ip)?.then_some(KERNELS),
+        _ => is_kernel_address(ip)?.then_some(KERNELS),
     })
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn keeps(kind: Kind, to: SocketAddr) -> Result<Option<&'static str>, 
 ///
 /// # Errors
 /// `EMFILE`, `ENFILE`, `ENOMEM` or `ENOBUFS`.
-pub(crate) fn is_kernels(ip: IpAddr) -> Result<bool, Errno> {
+pub(crate) fn is_kernel_address(ip: IpAddr) -> Result<bool, Errno> {
     let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes no addresses.

@@ -120,7 +120,7 @@ impl Session {
     }
 
     /// Returns its entry according to the slot.
-    pub(crate) fn as_it_is(&self) -> Entry {
+    pub(crate) fn entry_from_slot(&self) -> Entry {
         let identity = &self.slot.identity;
         let datagrams = identity.kind.load(Ordering::Relaxed) == libc::SOCK_DGRAM as u32;
         let kind = if datagrams { Kind::Datagrams } else { Kind::Stream };
@@ -219,7 +219,7 @@ impl Session {
                 let _ = sys::take_bytes(self.fd, usize::MAX);
             }
             self.slot.wishes.leftover.store(0, Ordering::Relaxed);
-            self.slot.wake.calm();
+            self.slot.wake.clear_alarm();
             self.slot.wake.taken();
             if reader.available() > 0 || self.slot.identity.has_failed() {
                 self.mark();
@@ -237,7 +237,7 @@ impl Session {
     fn take(&self, most: usize) -> Result<usize, Errno> {
         let (taken, alarm) = sys::take_bytes(self.fd, most)?;
         if alarm {
-            self.slot.wake.calm();
+            self.slot.wake.clear_alarm();
             if self.is_urgent() {
                 self.mark();
             }
@@ -323,7 +323,7 @@ impl Session {
     /// Returns the reading side. All of its memory that holds data is mapped.
     pub(crate) fn reader(&self) -> Result<app::Reader<Mapped>, Errno> {
         let mut reader = app::Reader::new(Mapped, self.place).ok_or(libc::EIO)?;
-        self.heed_urgent(&mut reader);
+        self.stop_at_urgent(&mut reader);
         let there: usize = reader.spans().map(|span| span.len()).sum();
         if there < reader.available() {
             link::map_all();
@@ -332,9 +332,9 @@ impl Session {
     }
 
     /// Makes reads stop at the urgent byte, if there is one.
-    pub(crate) fn heed_urgent(&self, reader: &mut app::Reader<Mapped>) {
+    pub(crate) fn stop_at_urgent(&self, reader: &mut app::Reader<Mapped>) {
         if self.slot.urgent().is_some() && !self.is_datagrams() {
-            reader.heed_urgent(self.is_inline());
+            reader.stop_at_urgent(self.is_inline());
         }
     }
 
@@ -510,7 +510,7 @@ impl Session {
             let there = unsafe { real::read(self.fd, byte.as_mut_ptr().cast(), 1) };
             let there = sys::of_libc(there)? > 0;
             if byte[0] == ALARM {
-                self.slot.wake.calm();
+                self.slot.wake.clear_alarm();
             }
             if there {
                 // Data that has arrived by now is announced again.

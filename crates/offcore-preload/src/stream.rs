@@ -103,7 +103,7 @@ unsafe fn take(
         let consumes = how & libc::MSG_PEEK == 0 && len > 0 || passes;
         // This fails if a signal handler has read in between.
         if !consumes || reader.consume_alone(len) {
-            session.heed_urgent(&mut reader);
+            session.stop_at_urgent(&mut reader);
             break (reader, len, available);
         }
     };

@@ -155,7 +155,7 @@ pub struct Wanted {
 }
 
 /// Flags that identify a single.
-const LOOKED_AT: u16 = VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_INDIRECT | VIRTQ_DESC_F_WRITE;
+const SINGLE_FLAGS: u16 = VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_INDIRECT | VIRTQ_DESC_F_WRITE;
 
 /// Finds singles at the start of `entries` that match `wanted`, and stores them in `singles`. Returns their number; the
 /// next entry is of another kind or does not exist.
@@ -185,7 +185,7 @@ fn resolve_each(
 ) -> usize {
     let mut found = 0;
     for (&Entry { addr, word }, single) in entries.iter().zip(singles) {
-        let right = word.flags() & LOOKED_AT == wanted.direction.flag();
+        let right = word.flags() & SINGLE_FLAGS == wanted.direction.flag();
         if !right || !(wanted.least.max(1)..=wanted.most).contains(&word.len()) {
             break;
         }
@@ -233,7 +233,7 @@ fn resolve_four(
     let (a, b) = unsafe { (from.read_unaligned(), from.add(1).read_unaligned()) };
     // The order is 0, 2, 1, 3.
     let (addrs, words) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-    let flags = _mm256_and_si256(words, four(u64::from(LOOKED_AT) << 48));
+    let flags = _mm256_and_si256(words, four(u64::from(SINGLE_FLAGS) << 48));
     let right = _mm256_cmpeq_epi64(flags, four(u64::from(wanted.direction.flag()) << 48));
     let lens = _mm256_and_si256(words, four(u32::MAX.into()));
     let short = _mm256_cmpgt_epi64(four(wanted.least.max(1).into()), lens);

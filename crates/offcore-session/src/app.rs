@@ -143,7 +143,7 @@ impl<M: Segments> Reader<M> {
     }
 
     /// Makes reads stop at the urgent byte, and skip it unless it is `inline`, as TCP sockets do.
-    pub fn heed_urgent(&mut self, inline: bool) {
+    pub fn stop_at_urgent(&mut self, inline: bool) {
         self.mark = self.slot().and_then(Slot::urgent);
         self.hole = 0;
         if self.mark == Some(self.head) && !inline && self.available() > 0 {
@@ -402,7 +402,7 @@ mod tests {
         for _ in 0..3 {
             let mut reader = Reader::new(Arc::clone(arena.memory()), slot).unwrap();
             assert_eq!(reader.is_at_mark(), all.len() == 1);
-            reader.heed_urgent(inline);
+            reader.stop_at_urgent(inline);
             let mut bytes = [0; 16];
             let read = reader.read(&mut bytes);
             all.push(bytes[..read].to_vec());
@@ -428,13 +428,13 @@ mod tests {
         assert_eq!((slot.unread_urgent(), slot.has_urgent(), reader.byte(1)), (Some(1), false, None));
         rx.commit(&arena, 2);
         assert_eq!((slot.has_urgent(), reader.byte(1)), (true, Some(b'!')));
-        reader.heed_urgent(false);
+        reader.stop_at_urgent(false);
         assert_eq!(reader.read(&mut [0; 9]), 1);
         assert!(slot.has_urgent() && reader.is_at_mark());
         slot.take_urgent(1);
         assert!(!slot.has_urgent() && reader.is_at_mark());
         // A peek does not pass the mark, but a read does.
-        reader.heed_urgent(false);
+        reader.stop_at_urgent(false);
         assert_eq!(reader.peek(&mut [0; 9]), 0);
         assert!(reader.is_at_mark());
         assert_eq!(reader.read(&mut [0; 9]), 0);

@@ -117,7 +117,7 @@ impl Wake {
     }
 
     /// Records that the application has taken the alarm. Afterwards it must check again for an error.
-    pub fn calm(&self) {
+    pub fn clear_alarm(&self) {
         self.alarm.store(0, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }

@@ -254,7 +254,7 @@ impl Path {
             for packet in whole.drain(..most) {
                 match self.stack.owner(head_of(&packet), self.pool.total_len(&packet)) {
                     Owner::Worker(worker) if worker != self.stack.share().worker => {
-                        self.keep_for_another(iface, packet, ctx.cache);
+                        self.keep_for_other_worker(iface, packet, ctx.cache);
                     }
                     _ => burst.push(packet),
                 }
@@ -268,7 +268,7 @@ impl Path {
 
     /// Keeps the packet for [`take_elsewhere`](Self::take_elsewhere) if there is room. There is always room for one
     /// packet.
-    fn keep_for_another(&mut self, iface: u8, packet: Packet, cache: &mut PoolCache) {
+    fn keep_for_other_worker(&mut self, iface: u8, packet: Packet, cache: &mut PoolCache) {
         let held = self.elsewhere_held + buffers(&packet, self.pool);
         if held > self.part.div_ceil(ELSEWHERE_SHARE) && !self.elsewhere.is_empty() {
             self.links.stats.starved += 1;
@@ -346,7 +346,7 @@ impl Path {
         self.stack.timers(now, &mut self.out);
         self.fragments.expire(now, ctx.cache);
         if self.links.has_waiting() {
-            self.links.look_for_stations(now, &mut self.stack, &mut self.out, ctx.cache);
+            self.links.check_next_hops(now, &mut self.stack, &mut self.out, ctx.cache);
         }
         if !self.to_place.is_empty() {
             self.submit_places(ctx);

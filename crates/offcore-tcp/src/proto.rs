@@ -82,7 +82,7 @@ pub use iface_info::{AddressInfo, IfaceInfo};
 pub use info::{Info, ListenerInfo};
 pub(crate) use ip::destination;
 pub use ip::sum_end;
-pub use joined::ToMany;
+pub use joined::MulticastDatagram;
 pub use keepalive::KeepAlive;
 pub use memberships::Membership;
 pub use memory::AppMemory;

@@ -232,7 +232,7 @@ fn round<R>(ctx: &mut Context<'_>, work: impl FnOnce(&mut Context<'_>) -> R) -> 
 /// Called at the end of a round that began with new packets. Takes a long time if they were copied in the way to slow
 /// down.
 #[inline(always)]
-fn tire(mover: &Mover, dear: Option<Way>) {
+fn slow_down(mover: &Mover, dear: Option<Way>) {
     if let Some(dear) = dear {
         let way = if mover.in_flight() > 0 { Way::Engine } else { Way::Core };
         if way == dear {
@@ -316,7 +316,7 @@ fn dequeue(packed: bool, copying: Copying, shape: Shape) -> usize {
             count_if(count, || {
                 round(&mut ctx, |ctx| {
                     let packets = dequeue.try_dequeue(ctx, &mut received).packets;
-                    tire(ctx.mover, dear);
+                    slow_down(ctx.mover, dear);
                     packets
                 })
             })
@@ -356,7 +356,7 @@ fn enqueue(packed: bool, copying: Copying, shape: Shape) -> usize {
                 round(&mut ctx, |ctx| {
                     enqueue.submit(ctx, &mut burst);
                     enqueue.poll_completed(ctx);
-                    tire(ctx.mover, dear);
+                    slow_down(ctx.mover, dear);
                 });
             });
             ctx.mover.in_flight()

@@ -82,7 +82,7 @@ struct State {
 
 /// the worker of virtqueue {queue} did not answer within {waited:?}; {in_flight} packets are in flight
 #[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
-pub struct Unanswered {
+pub struct WorkerTimeout {
     pub queue: u16,
     pub waited: Duration,
     pub in_flight: u64,
@@ -160,9 +160,9 @@ impl VringCell {
     /// Waits until the worker has applied all publications. The report is then up to date.
     ///
     /// # Errors
-    /// [`Unanswered`] after `timeout`. The change stays published, and the old memory stays mapped until the worker
+    /// [`WorkerTimeout`] after `timeout`. The change stays published, and the old memory stays mapped until the worker
     /// releases it.
-    pub fn wait(&self, timeout: Duration) -> Result<Report, Unanswered> {
+    pub fn wait(&self, timeout: Duration) -> Result<Report, WorkerTimeout> {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         loop {
@@ -171,7 +171,11 @@ impl VringCell {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Unanswered { queue: self.queue, waited: timeout, in_flight: self.in_flight() });
+                return Err(WorkerTimeout {
+                    queue: self.queue,
+                    waited: timeout,
+                    in_flight: self.in_flight(),
+                });
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -215,7 +219,7 @@ impl VringCell {
     }
 
     /// Returns the last publication and its number.
-    pub(crate) fn pick_up(&self) -> (u32, Wanted) {
+    pub(crate) fn latest_publication(&self) -> (u32, Wanted) {
         let state = self.lock();
         (self.generation.load(Ordering::Relaxed), state.wanted.clone())
     }

@@ -39,7 +39,7 @@ pub enum ConnectionError {
     /// {0}
     Message(#[from] MessageError),
     /// the peer has not read {left} bytes within {SEND_TIMEOUT:?}
-    NotRead { left: usize },
+    SendTimedOut { left: usize },
     /// {found} file descriptors came with one message, expected at most {MAX_FDS:?}
     TooManyFds { found: usize },
     /// {what}: {source}
@@ -148,7 +148,7 @@ impl Connection {
                 Err(Errno::AGAIN) => {
                     let wait = deadline.saturating_duration_since(Instant::now());
                     if wait.is_zero() {
-                        return Err(ConnectionError::NotRead { left: left.len() });
+                        return Err(ConnectionError::SendTimedOut { left: left.len() });
                     }
                     poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(wait))?;
                 }

@@ -81,7 +81,7 @@ impl Dequeue {
     pub fn try_dequeue(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Dequeued {
         let mut dequeued = Dequeued::default();
         if !self.backlog.is_empty() {
-            self.give_on(ctx, burst, &mut dequeued);
+            self.deliver_backlog(ctx, burst, &mut dequeued);
             return dequeued;
         }
         if self.vring.in_flight(ctx.mover) > 0 {
@@ -116,7 +116,7 @@ impl Dequeue {
         let mut dequeued = Dequeued::default();
         match self.backlog.is_empty() {
             true => self.reap(ctx, burst, &mut dequeued),
-            false => self.give_on(ctx, burst, &mut dequeued),
+            false => self.deliver_backlog(ctx, burst, &mut dequeued),
         }
         if dequeued.packets == 0 {
             self.vring.service(ctx.mover);
@@ -126,8 +126,8 @@ impl Dequeue {
 
     /// Delivers packets that were received earlier.
     #[cold]
-    fn give_on(&mut self, ctx: &Context<'_>, burst: &mut Burst, dequeued: &mut Dequeued) {
-        self.backlog.give_on(ctx.burst, burst, ctx.cache.pool(), dequeued);
+    fn deliver_backlog(&mut self, ctx: &Context<'_>, burst: &mut Burst, dequeued: &mut Dequeued) {
+        self.backlog.deliver_backlog(ctx.burst, burst, ctx.cache.pool(), dequeued);
     }
 
     /// Prepares to sleep: asks the guest to kick when it transmits, and then checks once more for chains.

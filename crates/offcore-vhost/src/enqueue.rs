@@ -46,7 +46,7 @@ enum Stop {
     /// The next packet cannot be delivered: drop it and continue.
     TooBig,
     /// The next packet requests an offload that the guest does not support: drop it and continue.
-    Unwanted,
+    UnsupportedOffload,
     /// No chain is available, or too many packets are in flight: try again later.
     Full,
     /// The list or the channel has no room for the packet's copies: the next list begins with this packet.
@@ -101,7 +101,7 @@ impl Enqueue {
                     call.cache.free(call.burst.remove(0));
                     call.done.too_big += 1;
                 }
-                Some(Stop::Unwanted) => {
+                Some(Stop::UnsupportedOffload) => {
                     call.cache.free(call.burst.remove(0));
                     call.done.unwanted += 1;
                 }
@@ -326,7 +326,7 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
             return Err(Stop::Full);
         }
         if packet.has_offload() && !is_wanted(packet.headroom_bytes(NET_HEADER), &self.offloads) {
-            return Err(Stop::Unwanted);
+            return Err(Stop::UnsupportedOffload);
         }
         match self.room.refuses((NET_HEADER + self.pool.total_len(packet)) as u32) {
             Some(Unfit::Never) => return Err(Stop::TooBig),

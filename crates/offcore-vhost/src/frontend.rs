@@ -191,15 +191,15 @@ impl FrontEnd {
             running: false,
         };
         front_end.negotiate(config)?;
-        front_end.begin_anew();
+        front_end.reset_positions();
         front_end.queues = front_end.rings.queues(config, front_end.features)?;
         front_end.set_memory(memory)?;
-        front_end.ask_for_inflight(config)?;
+        front_end.request_inflight(config)?;
         Ok(front_end)
     }
 
     /// Asks the back end for a region that records descriptors in flight, if it supports this.
-    fn ask_for_inflight(&mut self, config: &FrontEndConfig) -> Result<(), FrontEndError> {
+    fn request_inflight(&mut self, config: &FrontEndConfig) -> Result<(), FrontEndError> {
         if self.protocol & VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD == 0 {
             return Ok(());
         }
@@ -210,10 +210,10 @@ impl FrontEnd {
             Reply::Inflight(area, fd) => Some((area, fd)),
             reply => return Err(FrontEndError::Refused { code, reply }),
         };
-        self.tell_inflight()
+        self.send_inflight()
     }
 
-    fn tell_inflight(&mut self) -> Result<(), FrontEndError> {
+    fn send_inflight(&mut self) -> Result<(), FrontEndError> {
         let Some((area, fd)) = self.inflight.take() else { return Ok(()) };
         let told = self.command(Request::SetInflightFd(area, fd.as_fd()));
         self.inflight = Some((area, fd));
@@ -245,7 +245,7 @@ impl FrontEnd {
             return Err(FrontEndError::Other { features, found: self.features });
         }
         self.set_memory(memory)?;
-        self.tell_inflight()?;
+        self.send_inflight()?;
         for (base, queue) in self.bases.iter_mut().zip(&self.queues) {
             // For a packed ring, the position is known only from the region of descriptors in flight.
             if let Layout::Split(split) = queue.layout() {
@@ -334,13 +334,13 @@ impl FrontEnd {
         self.running = false;
         self.status = 0;
         self.described.clear();
-        self.begin_anew();
+        self.reset_positions();
         self.choose_features()?;
         self.set_memory(memory)
     }
 
     /// Sets the start position of every virtqueue to the position of an unused ring.
-    fn begin_anew(&mut self) {
+    fn reset_positions(&mut self) {
         // copy-ok: numbers of the control side
         self.bases.fill(if is_packed(self.features) { packed::FRESH_BASE } else { 0 });
     }
@@ -456,7 +456,7 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
                 }
                 if left().is_zero() {
                     let (path, waited) = (config.path.clone(), config.timeout);
-                    return Err(FrontEndError::NobodyConnected { path, waited });
+                    return Err(FrontEndError::AcceptTimedOut { path, waited });
                 }
                 poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(left()))?;
             }
@@ -471,6 +471,6 @@ fn check(config: &FrontEndConfig, socket: &OwnedFd) -> Result<(), FrontEndError>
         .map_err(|source| FrontEndError::System { what: "SO_PEERCRED", source: source.into() })?;
     match [0, own].contains(&found) || config.peer == Some(found) {
         true => Ok(()),
-        false => Err(FrontEndError::Stranger { path: config.path.clone(), found, own }),
+        false => Err(FrontEndError::WrongUser { path: config.path.clone(), found, own }),
     }
 }

@@ -277,7 +277,7 @@ impl<F> Request<F> {
             Code::RESET_DEVICE => body.nothing(Self::ResetDevice)?,
             Code::GET_MAX_MEM_SLOTS => body.nothing(Self::GetMaxMemSlots)?,
             Code::ADD_MEM_REG => body.region().map(|(region, fd)| Self::AddMemReg(region, fd))?,
-            Code::REM_MEM_REG => body.region_going().map(|(region, fd)| Self::RemMemReg(region, fd))?,
+            Code::REM_MEM_REG => body.removed_region().map(|(region, fd)| Self::RemMemReg(region, fd))?,
             Code::GET_INFLIGHT_FD => Self::GetInflightFd(body.inflight()?),
             Code::SET_INFLIGHT_FD => body.inflight_fd().map(|(area, fd)| Self::SetInflightFd(area, fd))?,
             Code::SET_STATUS => Self::SetStatus(body.value()?),

@@ -78,7 +78,7 @@ pub struct Pair {
     /// The oldest packet in flight at the last check, and the TSC value when it was first seen.
     watched: Option<(u32, u64)>,
     /// TSC value until which the ordinary path is used.
-    rests_until: Option<u64>,
+    suspended_until: Option<u64>,
     /// Whether the next packet must use the ordinary path.
     next_is_ordinary: bool,
 }
@@ -92,7 +92,7 @@ impl Pair {
             binding: Binding::core(),
             follows: None,
             watched: None,
-            rests_until: None,
+            suspended_until: None,
             next_is_ordinary: false,
         }
     }
@@ -111,7 +111,7 @@ impl Pair {
         if from.vring.lent > 0 {
             self.complete(ctx, &mut from.vring, &mut to.vring, &mut forwarded);
         }
-        if !self.could_take(ctx.mover, &mut from.vring, &mut to.vring) {
+        if !self.is_path_usable(ctx.mover, &mut from.vring, &mut to.vring) {
             if from.vring.lent == 0 {
                 self.next_is_ordinary = false;
                 forwarded.next = Next::Ordinary;
@@ -141,7 +141,7 @@ impl Pair {
     /// Returns whether packets may use this path once nothing is in flight on the other one. Applies changes published
     /// in the cells of both virtqueues.
     #[inline(always)]
-    fn could_take(&mut self, mover: &mut Mover, from: &mut Vring, to: &mut Vring) -> bool {
+    fn is_path_usable(&mut self, mover: &mut Mover, from: &mut Vring, to: &mut Vring) -> bool {
         // Both are always called, so that changes of either cell are picked up.
         let serviced = from.service(mover) & to.service(mover);
         serviced
@@ -155,10 +155,10 @@ impl Pair {
 
     #[inline(always)]
     fn rests(&mut self) -> bool {
-        self.rests_until.is_some_and(|until| {
+        self.suspended_until.is_some_and(|until| {
             let over = tsc::now() >= until;
             if over {
-                self.rests_until = None;
+                self.suspended_until = None;
             }
             !over
         })
@@ -293,7 +293,7 @@ impl Pair {
         match self.watched {
             Some((watched, since)) if watched == oldest => {
                 if now.wrapping_sub(since) > tsc::ticks(TIMEOUT) {
-                    self.rests_until = Some(now + tsc::ticks(REST));
+                    self.suspended_until = Some(now + tsc::ticks(REST));
                 }
             }
             _ => self.watched = Some((oldest, now)),

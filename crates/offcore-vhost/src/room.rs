@@ -28,7 +28,7 @@ impl Allowance {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    pub(crate) fn is_used_up(&self) -> bool {
+    pub(crate) fn is_exhausted(&self) -> bool {
         self.descriptors == 0 || self.bytes == 0
     }
 }

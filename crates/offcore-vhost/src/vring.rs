@@ -274,7 +274,7 @@ impl Vring {
             self.change(mover);
         }
         if sigbus::vanished() != self.vanished {
-            self.look_for_memory();
+            self.check_vanished_memory();
         }
         self.pending.is_none() && self.active.is_some() && self.report.broken.is_none()
     }
@@ -282,7 +282,7 @@ impl Vring {
     /// Handles the loss of mapped memory. If memory of this ring is affected, no more chains are taken: reads from it
     /// return meaningless data, and writes to it allocate memory of this process. The control side ends the connection.
     #[cold]
-    fn look_for_memory(&mut self) {
+    fn check_vanished_memory(&mut self) {
         self.vanished = sigbus::vanished();
         if self.active.as_ref().is_some_and(|active| active.config.memory.vanished()) && !self.is_broken() {
             self.break_down(RingError::Vanished);
@@ -301,7 +301,7 @@ impl Vring {
 
     #[cold]
     fn change(&mut self, mover: &mut Mover) {
-        let (generation, wanted) = self.cell.pick_up();
+        let (generation, wanted) = self.cell.latest_publication();
         if self.in_flight(mover) > 0 || self.lent > 0 {
             // New chains wait. Packets in flight are published under the old configuration as they complete.
             self.pending = Some((generation, wanted));

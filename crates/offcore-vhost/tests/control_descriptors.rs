@@ -148,5 +148,5 @@ fn requests_leak_no_descriptors() {
     let before = open();
     a_full_process(&backend);
     until("closed", || open() <= before);
-    still_serves(&backend);
+    assert_serves(&backend);
 }

@@ -143,7 +143,7 @@ pub fn find(head: &[u8], frame_len: usize, stream: u16) -> Result<Found, StampEr
 /// Returns whether the content of a packet that [`find`] has returned is unchanged: an IPv4 header by its checksum, and
 /// the pattern byte by byte. `segments` are the packet's buffers, from the first on.
 #[inline]
-pub fn is_unharmed<'a>(found: &Found, segments: impl IntoIterator<Item = &'a [u8]>) -> bool {
+pub fn is_intact<'a>(found: &Found, segments: impl IntoIterator<Item = &'a [u8]>) -> bool {
     let fill = fill(found.stamp.stream, found.stamp.content());
     let mut at = 0;
     for (index, segment) in segments.into_iter().enumerate() {

@@ -72,7 +72,7 @@ pub(crate) enum Format {
 }
 
 pub(crate) fn run(command: &BenchCommand, names: &[String]) -> Result<(), Failure> {
-    tidy_on_signals().map_err(|error| anyhow::anyhow!("handling signals: {error}"))?;
+    clean_up_on_signals().map_err(|error| anyhow::anyhow!("handling signals: {error}"))?;
     let plot = match command {
         BenchCommand::Vhost(args) => &args.cells.plot,
         BenchCommand::Copy(args) => &args.cells.plot,
@@ -100,7 +100,7 @@ pub(crate) fn run(command: &BenchCommand, names: &[String]) -> Result<(), Failur
 
 /// Ends this process by a signal as usual, but first removes objects that it has created outside of the process and
 /// writes the finished rows.
-fn tidy_on_signals() -> std::io::Result<()> {
+fn clean_up_on_signals() -> std::io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     std::thread::spawn(move || {
         for signal in signals.forever() {

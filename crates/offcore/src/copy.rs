@@ -127,7 +127,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
 /// Returns the configuration, and the ports with their number of queues.
 fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     let ports = plan::with_queues(&args.at.ports, args.queues, "--queues")?;
-    plan::check_twice(&ports)?;
+    plan::check_duplicates(&ports)?;
     let dma = channels(args, &ports)?;
     let mapped = dma.entries.iter().any(|entry| entry.half == Half::Rx);
     if args.until_idle {

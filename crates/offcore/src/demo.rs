@@ -69,7 +69,7 @@ fn table(result: &DemoResult) -> String {
 /// Explains the result and its limits.
 fn meaning(rows: &[DemoRow]) -> String {
     let Some(last) = rows.last() else { return "Nothing was measured.".into() };
-    let pays = match pays_from(rows) {
+    let pays = match break_even_frame(rows) {
         Some(frame) if frame == rows[0].frame => "lowers CPU cost at every size".to_owned(),
         Some(frame) => format!("lowers CPU cost from {frame} B upward"),
         None => format!("does not lower CPU cost up to {} B", last.frame),
@@ -87,7 +87,7 @@ fn ratio(row: &DemoRow) -> f64 {
 }
 
 /// Returns the smallest frame length from which all are cheaper with an engine.
-fn pays_from(rows: &[DemoRow]) -> Option<usize> {
+fn break_even_frame(rows: &[DemoRow]) -> Option<usize> {
     rows.iter().rev().take_while(|row| ratio(row) > 1.0).last().map(|row| row.frame)
 }
 
@@ -117,7 +117,7 @@ fn json(result: &DemoResult) -> anyhow::Result<String> {
     }
     let summary = Summary {
         report: "demo_summary",
-        pays_from_frame: pays_from(&result.rows),
+        pays_from_frame: break_even_frame(&result.rows),
         verified: result.rows.iter().map(|row| row.verified).sum(),
         lost: result.rows.iter().map(|row| row.lost).sum(),
         meaning: meaning(&result.rows),

@@ -161,13 +161,13 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
 /// code.
 fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     let ports = args.ports.iter().filter_map(|port| Some(port.parse::<HostPortArg>().ok()?.spec));
-    plan::check_twice(&ports.collect::<Vec<_>>())?;
+    plan::check_duplicates(&ports.collect::<Vec<_>>())?;
     // Refuse an unsuitable program before anything starts.
     let program = program(args)?;
     command(args, &program, Path::new(""))?;
     let mut signals = Signals::new().context("handling signals").map_err(whole)?;
     let mut stack = Stack::start(&args.ports, args.congestion).map_err(whole)?;
-    stack.wait_until_it_serves(&mut signals).map_err(whole)?;
+    stack.wait_until_serving(&mut signals).map_err(whole)?;
     without_io_uring().map_err(whole)?;
     let mut program = command(args, &program, &stack.path())?;
     if let Some(signal) = signals.ends() {

@@ -69,7 +69,7 @@ fn plan(args: &PipelineArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     let pipelines: usize = ports.iter().map(|port| usize::from(port.queues())).sum();
     let elsewhere = args.steer.as_ref().map(|_| ports.len());
     ports.extend(args.steer.clone());
-    plan::check_twice(&ports)?;
+    plan::check_duplicates(&ports)?;
     if args.until_idle {
         plan::check_ports_end(&ports)?;
     }

@@ -13,7 +13,7 @@ use crate::signals::is_stopping;
 /// Number of bytes that a writable pipe accepts at once: PIPE_BUF of pipe(7).
 const CHUNK: usize = 4096;
 /// Time for which a slow reader of results may delay a stop.
-const READERS_TIME: Duration = Duration::from_millis(500);
+const READER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Writes a line to stderr. A failure is ignored.
 pub(crate) fn say(text: &str) {
@@ -63,7 +63,7 @@ fn wait_for_reader(stdout: &impl std::os::fd::AsFd) -> bool {
         if !matches!(poll(&mut fds, Some(&tick)), Ok(0) | Err(rustix::io::Errno::INTR)) {
             return true;
         }
-        if is_stopping() && stopping.get_or_insert_with(Instant::now).elapsed() > READERS_TIME {
+        if is_stopping() && stopping.get_or_insert_with(Instant::now).elapsed() > READER_TIMEOUT {
             return false;
         }
     }

@@ -110,7 +110,7 @@ fn of_device(device: &PciDevice) -> Value {
         "numa_node": device.numa_node,
         "interfaces": device.interfaces,
         "in_use": device.in_use,
-        "dpdk": device.is_left_to_programs(),
+        "dpdk": device.is_for_userspace(),
         "ports": device.uses(),
         "notes": device.notes(),
     })

@@ -96,7 +96,7 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
         );
     }
     let last = running.reporter().map_err(anyhow::Error::new)?;
-    let statuses = watching.ports.iter().map(|_| SaidStatus::default()).collect();
+    let statuses = watching.ports.iter().map(|_| StatusReporter::default()).collect();
     let advice = Advice::new(running.reporter().map_err(anyhow::Error::new)?);
     let mut watch =
         Watch { watching, running, observed, interrupted, statuses, last, advice, measurement: None };
@@ -106,22 +106,22 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
 
 /// The last reported status of a port, and the rate limit for reports: the other end may change the state all the time.
 #[derive(Debug)]
-pub(crate) struct SaidStatus {
+pub(crate) struct StatusReporter {
     status: String,
     lines: Pace,
     has_failed: bool,
 }
 
-impl Default for SaidStatus {
+impl Default for StatusReporter {
     fn default() -> Self {
         Self { status: String::new(), has_failed: false, lines: Pace::new(Duration::from_secs(10), 32) }
     }
 }
 
 /// Prints changes of ports with a link, and ports that have failed.
-pub(crate) fn say_changes(
+pub(crate) fn report_changes(
     ports: &[Box<dyn Port>],
-    said: &mut [SaidStatus],
+    said: &mut [StatusReporter],
     has_link: impl Fn(usize) -> bool,
 ) {
     for (index, (port, said)) in ports.iter().zip(said).enumerate() {
@@ -163,7 +163,7 @@ struct Watch<'a> {
     observed: Observed,
     interrupted: Arc<AtomicBool>,
     /// The last reported status of each port.
-    statuses: Vec<SaidStatus>,
+    statuses: Vec<StatusReporter>,
     /// The reporter for the final report. It has not reported before, so its rates are for the time from the first
     /// packet to the last.
     last: Reporter,
@@ -190,7 +190,7 @@ impl Watch<'_> {
             let now = Instant::now();
             self.running.tend();
             self.last.look()?;
-            say_changes(self.running.ports(), &mut self.statuses, |port| self.observed.has_link(port));
+            report_changes(self.running.ports(), &mut self.statuses, |port| self.observed.has_link(port));
             self.advice.look(now)?;
             if self.interrupted.load(Ordering::Relaxed) {
                 return Ok(StoppedBy::Signal);

@@ -200,7 +200,7 @@ pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
     }
     // Files that are sent need descriptors, and so does each session of another process.
     if args.serve.is_some() || matches!(args.app.service, Service::Http(_)) {
-        crate::switch::ports::raise_descriptors();
+        crate::switch::ports::raise_fd_limit();
     }
     let watching = Watching::new(&ports, &args.run, false, report::tables);
     let result = run_switch(&config, Watching { parent: args.parent.and_then(Pid::from_raw), ..watching });
@@ -238,7 +238,7 @@ pub(crate) fn host(
 ) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     let ifaces = ports.iter().map(|port| port.iface.clone()).collect();
     let ports: Vec<PortSpec> = ports.iter().map(|port| port.spec.clone()).collect();
-    plan::check_twice(&ports)?;
+    plan::check_duplicates(&ports)?;
     let dma = plan::dma_map(engines.dma.clone(), &ports)?;
     let mapped = !dma.entries.is_empty();
     let lcores = match &run.lcores {

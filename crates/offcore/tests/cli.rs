@@ -273,7 +273,7 @@ fn through_a_front_end(name: &str, dma: &[&str]) -> Value {
 
 /// Asserts that all packets that were not dropped came back unchanged. Which packets are dropped for lack of room
 /// depends on the scheduler.
-fn came_back_whole(last: &Value) {
+fn assert_returned_intact(last: &Value) {
     assert_eq!(last["stopped_by"], "idle");
     assert_eq!(last["unfinished"], 0);
     let generator = &last["ports"][0]["generator"];
@@ -290,7 +290,7 @@ fn came_back_whole(last: &Value) {
 #[test]
 fn packets_come_back_from_a_front_end() {
     let last = through_a_front_end("front-end", &[]);
-    came_back_whole(&last);
+    assert_returned_intact(&last);
     assert_eq!(last["channels"].as_array().unwrap().len(), 0);
 }
 
@@ -299,7 +299,7 @@ fn helper_core_copies_packets_whole() {
     let helper = *offcore_stats::lcore::available().unwrap().last().unwrap();
     let dma = format!("--dma=txq0@core:{helper};rxq0@core:{helper}");
     let last = through_a_front_end("helper", &[&dma]);
-    came_back_whole(&last);
+    assert_returned_intact(&last);
     let channel = &last["channels"][0];
     assert_eq!(channel["channel"], format!("core:{helper}"));
     assert!(channel["submitted"].as_u64().unwrap() > 0, "{last}");

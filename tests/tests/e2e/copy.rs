@@ -41,7 +41,7 @@ fn sum(report: &Report, list: &str, name: &str) -> u64 {
 }
 
 /// Copies `packets` packets of each size and checks that all of them return.
-fn all_come_back(sizes: &[usize], packets: u64, how: &str) -> Report {
+fn assert_all_return(sizes: &[usize], packets: u64, how: &str) -> Report {
     let mut args = generators(sizes, packets);
     args.extend(words(how));
     let report = copy(&args);
@@ -70,7 +70,7 @@ const SIZES: [usize; 3] = [64, 590, 1518];
 fn packets_copied_by_the_core_come_back() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
-    let report = all_come_back(&SIZES, few(), "--lcores 0");
+    let report = assert_all_return(&SIZES, few(), "--lcores 0");
     assert_eq!(sum(&report, "workers", "core_copies"), 3 * few(), "{report}");
 }
 
@@ -82,9 +82,9 @@ fn jumbo_frames_come_back() {
     let _cores = exclusive();
     let sizes = [9018, 64, 4000];
     for how in ["", "--dma rxq0@core:1", "--mbuf-size 16384 --dma rxq0@core:1"] {
-        all_come_back(&sizes, few() / 20, &format!("--mbufs 4096 --lcores 0 {how}"));
+        assert_all_return(&sizes, few() / 20, &format!("--mbufs 4096 --lcores 0 {how}"));
     }
-    all_come_back(&sizes, few() / 20, "--mbufs 4096 --lcores 0,1 -s 256 --dma rxq0@core:1");
+    assert_all_return(&sizes, few() / 20, "--mbufs 4096 --lcores 0,1 -s 256 --dma rxq0@core:1");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn packets_copied_by_a_helper_come_back() {
     let _cores = exclusive();
     for how in ["", "--mode auto", "-b 4 -s 64", "--min-copy 100", "-m 1000"] {
         let how = format!("--lcores 0 --dma rxq0@core:1 {how}");
-        let report = all_come_back(&SIZES, few() / 5, &how);
+        let report = assert_all_return(&SIZES, few() / 5, &how);
         assert!(sum(&report, "channels", "completed") > 0, "{how}: {report}");
         assert_eq!(sum(&report, "channels", "failed"), 0, "{how}: {report}");
     }
@@ -104,7 +104,7 @@ fn packets_come_back_over_two_lcores() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     for how in ["", "-s 32", "--dma rxq0@core:1", "--port-topology loop -q 2"] {
-        let report = all_come_back(&SIZES[1..], few() / 5, &format!("--lcores 0,1 {how}"));
+        let report = assert_all_return(&SIZES[1..], few() / 5, &format!("--lcores 0,1 {how}"));
         let rings = report.0["queues"].as_array().unwrap().iter();
         let through: u64 = rings
             .filter(|queue| queue["port"].as_str().is_some_and(|port| port.starts_with("ring")))
@@ -122,7 +122,7 @@ fn million_packets_over_a_failing_device() {
     let _cores = exclusive();
     let faults = "fault=page:0.002+hw:0.002+late:0.001:300+drop:0.00001+lost:0.00001";
     let how = format!("--lcores 0 --dsa-sim 0:profile=vhost,lcore=1,{faults} --dma rxq0@dsa-sim0:wq0.0");
-    let report = all_come_back(&SIZES[1..2], many(), &how);
+    let report = assert_all_return(&SIZES[1..2], many(), &how);
     assert!(sum(&report, "workers", "fallbacks") > 0, "{report}");
     assert!(sum(&report, "channels", "failed") > 0, "{report}");
 }

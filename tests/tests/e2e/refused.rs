@@ -11,7 +11,7 @@ use peers::{Need, Netns, Offcore, TempDir, require};
 use crate::switch::wait_for_report;
 
 /// The ID of an unprivileged user.
-const NOBODY: u32 = 65_534;
+const UNPRIVILEGED_UID: u32 = 65_534;
 
 /// Runs a switch that is expected to fail. If `nobody` is set, it runs without privileges.
 fn refused(netns: Option<&Netns>, nobody: Option<&TempDir>, args: &[&str]) -> Output {
@@ -30,7 +30,7 @@ fn refused(netns: Option<&Netns>, nobody: Option<&TempDir>, args: &[&str]) -> Ou
         (None, None) => Command::new(binary),
     };
     if nobody.is_some() {
-        command.uid(NOBODY).gid(NOBODY);
+        command.uid(UNPRIVILEGED_UID).gid(UNPRIVILEGED_UID);
     }
     command.args(["switch", "--mbufs", "4096", "--hugepages", "none", "--duration", "1"]).args(args);
     command.output().unwrap()

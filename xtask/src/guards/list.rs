@@ -22,7 +22,7 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "memory beside a guest's",
         file: "crates/offcore-vhost/src/backend/memory.rs",
-        code: "if found > BESIDE {", without: "if found > u64::MAX >> 1 {",
+        code: "if found > MAX_NON_GUEST {", without: "if found > u64::MAX >> 1 {",
         package: VHOST, executable: "control", test: "guest_memory_per_port_is_limited",
     },
     Guard {

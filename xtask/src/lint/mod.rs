@@ -46,7 +46,7 @@ const UNSAFE: [&str; 18] = [
 ];
 
 /// Markers of unfinished code, and tests that never run. Concatenated so that this file does not contain them.
-const LOOSE_ENDS: [(&str, &str); 5] = [
+const UNFINISHED_MARKERS: [(&str, &str); 5] = [
     (concat!("to", "do!"), "write the code, or leave the function out"),
     (concat!("un", "implemented!"), "write the code, or leave the function out"),
     (concat!("FIX", "ME"), "mend it, or say in the commit what is left"),
@@ -87,7 +87,7 @@ pub(crate) fn run(project: &Project) -> Result<Vec<Finding>> {
     for source in &sources {
         findings.extend(length(source));
         findings.extend(unsafe_places(source));
-        findings.extend(loose_ends(source));
+        findings.extend(unfinished_markers(source));
     }
     findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
     Ok(findings)
@@ -155,8 +155,8 @@ fn unsafe_places(source: &Source) -> Vec<Finding> {
     )
 }
 
-fn loose_ends(source: &Source) -> Vec<Finding> {
-    LOOSE_ENDS
+fn unfinished_markers(source: &Source) -> Vec<Finding> {
+    UNFINISHED_MARKERS
         .iter()
         .flat_map(|(word, remedy)| {
             source.find(
@@ -198,9 +198,10 @@ mod tests {
     fn unfinished_markers_are_found_outside_strings() {
         let text = format!(
             "// {}: later\nlet s = \"{}\";\n{}()\n",
-            LOOSE_ENDS[2].0, LOOSE_ENDS[0].0, LOOSE_ENDS[1].0
+            UNFINISHED_MARKERS[2].0, UNFINISHED_MARKERS[0].0, UNFINISHED_MARKERS[1].0
         );
-        let lines: Vec<_> = loose_ends(&source("xtask/src/x.rs", &text)).iter().map(|f| f.line).collect();
+        let lines: Vec<_> =
+            unfinished_markers(&source("xtask/src/x.rs", &text)).iter().map(|f| f.line).collect();
         assert_eq!(lines, [3, 1]);
     }
 

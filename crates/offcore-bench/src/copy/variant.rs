@@ -74,7 +74,7 @@ impl Variant {
         let worker = Worker::new(vec![Box::new(Forwarding::new(rx, queues.1, rules))], mover, pool.cache());
         let mut timed = TimedWorker::new(worker, engine, temperature);
         // The time of the card's queues does not belong to the forwarder.
-        timed.not_its_own = nic_ticks;
+        timed.foreign_ticks = nic_ticks;
         Ok(Self { setup, nic: Arc::clone(nic), sent, timed, mode: Forward::Mac, packets: 0 })
     }
 

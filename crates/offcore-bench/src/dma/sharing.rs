@@ -127,7 +127,7 @@ fn cell(options: &Options, sharing: Sharing, size: usize, batch: usize) -> Resul
                 scope.spawn(move || {
                     let result = worker(options, (size, batch), channel, lcore, meeting, step);
                     if result.is_err() {
-                        meeting.called_off.store(true, Ordering::Relaxed);
+                        meeting.cancelled.store(true, Ordering::Relaxed);
                     }
                     result
                 })
@@ -214,12 +214,12 @@ fn worker(
 struct Meeting {
     workers: usize,
     arrived: AtomicUsize,
-    called_off: AtomicBool,
+    cancelled: AtomicBool,
 }
 
 impl Meeting {
     fn new(workers: usize) -> Self {
-        Self { workers, arrived: AtomicUsize::new(0), called_off: AtomicBool::new(false) }
+        Self { workers, arrived: AtomicUsize::new(0), cancelled: AtomicBool::new(false) }
     }
 
     /// Waits for all workers. Returns `true` for the last worker.
@@ -228,7 +228,7 @@ impl Meeting {
         let all = (place / self.workers + 1) * self.workers;
         let started = tsc::now();
         while self.arrived.load(Ordering::Acquire) < all {
-            if self.called_off.load(Ordering::Relaxed) || tsc::now() - started > TIMEOUT {
+            if self.cancelled.load(Ordering::Relaxed) || tsc::now() - started > TIMEOUT {
                 bail!("another worker failed");
             }
             std::hint::spin_loop();

@@ -144,11 +144,17 @@ impl Check<'_> {
                 let (first, second) = addresses(number, self.swapped);
                 bytes[..8] == first.to_le_bytes() && bytes[8..12] == second.to_le_bytes()
             };
-        if right { Ok(()) } else { self.what_is_wrong(packet, number, result, expected) }
+        if right { Ok(()) } else { self.describe_mismatch(packet, number, result, expected) }
     }
 
     #[cold]
-    fn what_is_wrong(&self, packet: &Packet, number: u64, result: Option<u32>, expected: u32) -> Result<()> {
+    fn describe_mismatch(
+        &self,
+        packet: &Packet,
+        number: u64,
+        result: Option<u32>,
+        expected: u32,
+    ) -> Result<()> {
         let bytes = packet.bytes();
         ensure!(bytes.len() == self.len, "packet {number} has {} bytes, expected {}", bytes.len(), self.len);
         let found = bytes[NUMBER_AT..STAMP_AT].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));

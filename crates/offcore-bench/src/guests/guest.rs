@@ -91,8 +91,8 @@ impl Guests {
     }
 
     /// Changes the temperature of the data: see [`Traffic`]. RX buffers that a variant has already posted stay in use.
-    pub(crate) fn become_as(&self, temperature: Temperature) {
-        lock(&self.traffic).become_as(temperature);
+    pub(crate) fn set_temperature(&self, temperature: Temperature) {
+        lock(&self.traffic).set_temperature(temperature);
     }
 
     /// Returns the packet counters so far.

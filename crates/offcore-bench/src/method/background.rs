@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::Result;
 use offcore_stats::tsc;
 
-use crate::method::lockstep::{Beside, OtherCore, lock};
+use crate::method::lockstep::{BackgroundJob, OtherCore, lock};
 use crate::method::temperature::BUFFER;
 
 /// Size of the source buffer and of the destination buffer in bytes. Both exceed a core's private caches, because an
@@ -43,8 +43,8 @@ impl Background {
         Self { buffers: Arc::new(Mutex::new(buffers)), every: AT_FIRST, made: Arc::new(AtomicU64::new(0)) }
     }
 
-    /// Starts copying on the other core. Copying continues until the returned [`Beside`] ends.
-    pub(crate) fn begin<'a>(&self, other: &'a OtherCore) -> Result<Beside<'a>> {
+    /// Starts copying on the other core. Copying continues until the returned [`BackgroundJob`] ends.
+    pub(crate) fn begin<'a>(&self, other: &'a OtherCore) -> Result<BackgroundJob<'a>> {
         let (buffers, made, every) = (Arc::clone(&self.buffers), Arc::clone(&self.made), self.every);
         other.beside(move |end| {
             let mut buffers = lock(&buffers);

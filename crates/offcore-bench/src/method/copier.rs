@@ -79,7 +79,7 @@ impl Copier {
             Self::Helper => {
                 let (device, mut stepper) = CoreDevice::stepped();
                 if to_caches {
-                    stepper.keep_to_caches();
+                    stepper.disable_streaming_stores();
                 }
                 let step = move || {
                     let start = tsc::now();

@@ -84,12 +84,15 @@ impl OtherCore {
         self.run(move || job(&mut lock(&with)))
     }
 
-    /// Runs `job` on the other core in parallel with this core until [`Beside::end`], which sets the flag that is
+    /// Runs `job` on the other core in parallel with this core until [`BackgroundJob::end`], which sets the flag that is
     /// passed to the job. Returns as soon as the job has begun.
     ///
     /// # Errors
     /// If the other core's thread has ended.
-    pub fn beside(&self, job: impl FnOnce(&AtomicBool) -> Result<()> + Send + 'static) -> Result<Beside<'_>> {
+    pub fn beside(
+        &self,
+        job: impl FnOnce(&AtomicBool) -> Result<()> + Send + 'static,
+    ) -> Result<BackgroundJob<'_>> {
         let (begun, end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (began, until) = (Arc::clone(&begun), Arc::clone(&end));
         let turn = self.give(Box::new(move || {
@@ -100,7 +103,7 @@ impl OtherCore {
             self.alive()?;
             std::hint::spin_loop();
         }
-        Ok(Beside { other: self, turn, end, ended: false })
+        Ok(BackgroundJob { other: self, turn, end, ended: false })
     }
 
     fn give(&self, job: Job) -> Result<u32> {
@@ -134,14 +137,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A job that runs on the other core in parallel with this core. Dropping it also ends the job.
 #[derive(Debug)]
-pub struct Beside<'a> {
+pub struct BackgroundJob<'a> {
     other: &'a OtherCore,
     turn: u32,
     end: Arc<AtomicBool>,
     ended: bool,
 }
 
-impl Beside<'_> {
+impl BackgroundJob<'_> {
     /// Ends the job and waits for it.
     ///
     /// # Errors
@@ -157,7 +160,7 @@ impl Beside<'_> {
     }
 }
 
-impl Drop for Beside<'_> {
+impl Drop for BackgroundJob<'_> {
     fn drop(&mut self) {
         if !self.ended {
             // The value is dropped only on an error path, and the caller reports that error.

@@ -22,7 +22,7 @@ use crate::method::lockstep::{OtherCore, lock};
 use crate::method::temperature::Temperature;
 
 /// Maximum number of consecutive engine runs that make no copy.
-const MOST_IN_VAIN: usize = 64;
+const MAX_IDLE_RUNS: usize = 64;
 /// Time after which a copy counts as lost: practically never.
 const NEVER_LOST: Duration = Duration::from_secs(600);
 
@@ -32,7 +32,7 @@ pub(crate) struct TimedWorker {
     pub(crate) worker: Worker,
     pub(crate) temperature: Temperature,
     /// TSC ticks within rounds that do not belong to the worker.
-    pub(crate) not_its_own: Arc<AtomicU64>,
+    pub(crate) foreign_ticks: Arc<AtomicU64>,
     engine: Option<Arc<Mutex<Engine>>>,
     /// Whether the last run of the engine copied anything.
     engine_worked: Arc<AtomicBool>,
@@ -59,7 +59,7 @@ impl TimedWorker {
         Self {
             worker,
             temperature,
-            not_its_own: Arc::default(),
+            foreign_ticks: Arc::default(),
             engine: engine.map(|engine| Arc::new(Mutex::new(engine))),
             engine_worked: Arc::default(),
             background: None,
@@ -105,13 +105,13 @@ impl TimedWorker {
 
     /// Returns the TSC ticks of `rounds` rounds.
     fn rounds(&mut self, rounds: usize) -> u64 {
-        let before = self.not_its_own.load(Ordering::Relaxed);
+        let before = self.foreign_ticks.load(Ordering::Relaxed);
         let start = tsc::now();
         for _ in 0..rounds {
             self.worker.round();
         }
         let all = tsc::now() - start;
-        all.saturating_sub(self.not_its_own.load(Ordering::Relaxed) - before)
+        all.saturating_sub(self.foreign_ticks.load(Ordering::Relaxed) - before)
     }
 
     /// Returns the TSC ticks of `rounds` rounds, with the background copier if one is set, and of the additional rounds
@@ -134,7 +134,7 @@ impl TimedWorker {
         }
         // In mode `auto` the core may have made all copies. Then the engine has no work to wait for.
         let mut in_vain = 0;
-        while left() && in_vain < MOST_IN_VAIN {
+        while left() && in_vain < MAX_IDLE_RUNS {
             in_vain = if self.run_engine(other)? { 0 } else { in_vain + 1 };
             ticks += self.rounds(1);
         }

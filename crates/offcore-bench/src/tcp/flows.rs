@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail};
 
 use super::http::server::{self, Server, Site};
 use super::paths::{Path, start_relay};
-use super::veth::{beside_kernel, congestion_control, pair};
+use super::veth::{compare_with_kernel, congestion_control, pair};
 use crate::peer::netns::{self, Netns};
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
@@ -190,7 +190,7 @@ impl Cell {
             let of = windows.iter().map(|window| window.percentile(share)).collect::<Vec<_>>();
             Some(Spread::of(&of).median)
         };
-        let row = beside_kernel(&our_rates, &their_rates);
+        let row = compare_with_kernel(&our_rates, &their_rates);
         let received = ours.iter().map(|window| window.flows.len() as u64).sum();
         Row {
             case: self.to_string(),

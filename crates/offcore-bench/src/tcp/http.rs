@@ -32,7 +32,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use offcore_stats::named;
 
-use super::veth::{FAR_BOUND, beside_kernel, congestion_control, pair};
+use super::veth::{FAR_BOUND, compare_with_kernel, congestion_control, pair};
 use crate::peer::netns::{self, Netns};
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
@@ -236,7 +236,7 @@ impl Cell {
         let all = |windows: &[Window], of: fn(&Window) -> f64| windows.iter().map(of).collect::<Vec<_>>();
         let median = |windows: &[Window], of| Spread::of(&all(windows, of)).median;
         let (our_rates, their_rates) = (all(ours, Window::rate), all(theirs, Window::rate));
-        let row = beside_kernel(&our_rates, &their_rates);
+        let row = compare_with_kernel(&our_rates, &their_rates);
         let mut row = Row {
             case: format!("http {}", self.how),
             port: Some("af_packet"),

@@ -123,7 +123,7 @@ pub(super) fn fifo_of(connections: usize) -> u32 {
 }
 
 /// Returns the number of chunks per window. With requests, it is limited to one per connection.
-pub(super) fn at_a_time(chunk: usize, (asks, connections): (bool, usize)) -> usize {
+pub(super) fn chunks_per_window(chunk: usize, (asks, connections): (bool, usize)) -> usize {
     (WINDOW / chunk).clamp(1, if asks { connections } else { usize::MAX })
 }
 
@@ -226,7 +226,7 @@ impl Link {
         let mut engine = setup.open_to_caches()?;
         let (mut mover, channels) = timed_worker::mover_with(engine.as_mut())?;
         if !traffic.past_caches {
-            mover.keep_to_caches();
+            mover.disable_streaming_stores();
         }
         let binding = Binding::new(setup.mode, channels);
         let [wire, far_wire] = wire(pool, checksums);
@@ -243,10 +243,10 @@ impl Link {
         let near = worker((1, &wire, near_app), mover, &binding, sizes, pool)?;
         let core = Binding::core();
         let mut far_mover = Mover::new();
-        far_mover.keep_to_caches();
+        far_mover.disable_streaming_stores();
         let far = worker((2, &far_wire, far_app), far_mover, &core, sizes, pool)?;
         let mut near = TimedWorker::new(near, engine, Temperature::Remote);
-        near.not_its_own = Arc::clone(&wire.taken_ticks);
+        near.foreign_ticks = Arc::clone(&wire.taken_ticks);
         let far = Far { worker: far, shared: far_shared, wire: far_wire, dropped: 0 };
         let far = Arc::new(Mutex::new(far));
         let (share, moved) = (CopyShare::begin(&near.worker.clock), Moved::default());
@@ -380,7 +380,7 @@ impl Link {
     /// the ticks of the measured core and of the other side.
     fn ask(&mut self, other: &OtherCore, chunks: Chunks) -> Result<[u64; 2]> {
         let requests = Chunks { len: REQUEST, ..chunks };
-        requests.owe(&mut lock(&lock(&self.far).shared.streams))?;
+        requests.queue_bytes(&mut lock(&lock(&self.far).shared.streams))?;
         let (mut ticks, mut others, mut read, since) = (0, 0, 0, Instant::now());
         while read < requests.count * requests.len {
             others += self.run_far(other, None)?.ticks;
@@ -396,8 +396,8 @@ impl Link {
     fn transfer(&mut self, other: &OtherCore, chunks: Chunks) -> Result<[u64; 2]> {
         let bytes = chunks.count * chunks.len;
         match self.side {
-            Side::Send => chunks.owe(&mut lock(&self.shared.streams))?,
-            Side::Receive => chunks.owe(&mut lock(&lock(&self.far).shared.streams))?,
+            Side::Send => chunks.queue_bytes(&mut lock(&self.shared.streams))?,
+            Side::Receive => chunks.queue_bytes(&mut lock(&lock(&self.far).shared.streams))?,
         }
         let (mut ticks, mut others, mut read, mut since) = (0, 0, 0, Instant::now());
         loop {
@@ -436,7 +436,7 @@ impl Link {
     /// Runs a window. Returns `None` if segments were retransmitted or packets dropped in it. This happens if a thread
     /// is preempted for a long time, which is not part of the measurement.
     fn try_window(&mut self, other: &OtherCore) -> Result<Option<Cost>> {
-        let count = at_a_time(self.chunk, (self.asks, self.connections));
+        let count = chunks_per_window(self.chunk, (self.asks, self.connections));
         let chunks = Chunks { first: self.next, count, connections: self.connections, len: self.chunk };
         self.next = (self.next + count) % self.connections;
         let before = self.seen()?;
@@ -478,8 +478,8 @@ impl Chunks {
         (0..self.count).map(move |index| (self.first + index) % self.connections)
     }
 
-    fn owe(self, streams: &mut Streams) -> Result<()> {
-        self.indices().try_for_each(|index| streams.owe(index, self.len))
+    fn queue_bytes(self, streams: &mut Streams) -> Result<()> {
+        self.indices().try_for_each(|index| streams.queue_bytes(index, self.len))
     }
 
     fn read(self, streams: &mut Streams) -> Result<usize> {

@@ -142,7 +142,7 @@ impl Site {
         let near = worker((1, &near_wire, app(near_is_client, 2)), Mover::new(), &core, sizes, pool)?;
         let far = worker((2, &far_wire, app(!near_is_client, 1)), Mover::new(), &core, sizes, pool)?;
         let mut near = TimedWorker::new(near, None, Temperature::Remote);
-        near.not_its_own = Arc::clone(&near_wire.taken_ticks);
+        near.foreign_ticks = Arc::clone(&near_wire.taken_ticks);
         let far = Arc::new(Mutex::new(Far { worker: far, wire: far_wire }));
         let tallies = [client, server];
         Ok(Self { side, near, wire: near_wire, far, tallies, connections, visited: 0 })

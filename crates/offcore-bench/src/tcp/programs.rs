@@ -23,7 +23,7 @@ use anyhow::{Context, Result, bail};
 use offcore_stats::named;
 
 use super::http::server::{self, Site};
-use super::veth::beside_kernel;
+use super::veth::compare_with_kernel;
 use crate::peer::netns::{self, Netns};
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
@@ -168,7 +168,7 @@ fn row(load: Load, connections: usize, ours: &[f64], theirs: &[f64]) -> Row {
         port: Some("tap"),
         connections: Some(connections),
         unit: UNIT,
-        ..beside_kernel(ours, theirs)
+        ..compare_with_kernel(ours, theirs)
     }
 }
 

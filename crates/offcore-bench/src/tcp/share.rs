@@ -3,7 +3,7 @@
 use offcore_stats::stage::Group;
 use offcore_stats::{Stage, StageClock};
 
-use super::wire::NOT_THE_HOSTS;
+use super::wire::WIRE_STAGE;
 use crate::report::sample::Spread;
 
 /// Minimum number of segments per part of a cell: about a block. The clock samples about ten rounds of it.
@@ -60,7 +60,7 @@ fn ticks(clock: &StageClock) -> [u64; 2] {
     let of = |wanted: &dyn Fn(Stage) -> bool| {
         Stage::ALL.into_iter().filter(|&stage| wanted(stage)).map(|stage| clock.ticks(stage)).sum()
     };
-    [of(&|stage| stage.group() == Some(Group::Copy)), of(&|stage| stage != NOT_THE_HOSTS)]
+    [of(&|stage| stage.group() == Some(Group::Copy)), of(&|stage| stage != WIRE_STAGE)]
 }
 
 #[cfg(test)]
@@ -84,7 +84,7 @@ mod tests {
         for part in 0..5 {
             for _ in 0..SAMPLE {
                 clock.begin();
-                spend(&mut clock, NOT_THE_HOSTS, 1000);
+                spend(&mut clock, WIRE_STAGE, 1000);
                 spend(&mut clock, Stage::Copy, 2000);
                 // A single disturbance that does not belong to the share.
                 spend(&mut clock, Stage::Application, if part == 1 { 200_000 } else { 1000 });

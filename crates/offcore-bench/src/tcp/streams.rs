@@ -42,7 +42,7 @@ struct Stream {
     written: u64,
     read: u64,
     /// Number of bytes still to write.
-    owed: usize,
+    unwritten: usize,
 }
 
 /// The streams of a host, shared by its application and the measurement.
@@ -76,8 +76,8 @@ impl Streams {
     }
 
     /// Adds `len` bytes to the data to write on connection `index`.
-    pub(super) fn owe(&mut self, index: usize, len: usize) -> Result<()> {
-        self.streams.get_mut(index).context("there is no such connection")?.owed += len;
+    pub(super) fn queue_bytes(&mut self, index: usize, len: usize) -> Result<()> {
+        self.streams.get_mut(index).context("there is no such connection")?.unwritten += len;
         self.owing.push(index);
         Ok(())
     }
@@ -92,20 +92,22 @@ impl Streams {
         owing.retain(|&index| {
             let stream = &mut streams[index];
             let mut all = 0;
-            while stream.owed > 0 {
+            while stream.unwritten > 0 {
                 let at = ((stream.start + stream.written) % PERIOD as u64) as usize;
                 let start = tsc::now();
-                let (n, flushing) = write(&mut stream.writer, &PATTERN[at..at + stream.owed.min(PERIOD)]);
+                let (n, flushing) =
+                    write(&mut stream.writer, &PATTERN[at..at + stream.unwritten.min(PERIOD)]);
                 *ticks += (tsc::now() - start).saturating_sub(flushing);
                 if n == 0 {
                     break;
                 }
-                (stream.owed, stream.written, all) = (stream.owed - n, stream.written + n as u64, all + n);
+                (stream.unwritten, stream.written, all) =
+                    (stream.unwritten - n, stream.written + n as u64, all + n);
             }
             if all > 0 {
                 touched.push((stream.conn, true));
             }
-            stream.owed > 0
+            stream.unwritten > 0
         });
     }
 
@@ -179,8 +181,15 @@ impl Ends {
         let reader = Reader::new(Arc::clone(memory), slot)?;
         let writer = Writer::new(Arc::clone(memory), slot)?;
         let port = if self.client.is_some() { info.local.port() } else { info.remote.port() };
-        let stream =
-            Stream { conn, reader, writer, start: u64::from(port) * APART, written: 0, read: 0, owed: 0 };
+        let stream = Stream {
+            conn,
+            reader,
+            writer,
+            start: u64::from(port) * APART,
+            written: 0,
+            read: 0,
+            unwritten: 0,
+        };
         lock(&self.shared.streams).by_port.insert(port, stream);
         Some(())
     }

@@ -221,7 +221,7 @@ impl Cell {
             frame: SEGMENT + HEADERS,
             temperature: "remote".into(),
             connections: Some(1),
-            ..beside_kernel(&our_rates, &their_rates)
+            ..compare_with_kernel(&our_rates, &their_rates)
         };
         row.set_rate(Spread::of(&our_rates), tsc::hz());
         row.payload_gbps = Some(row.mpps * SEGMENT as f64 * 8.0 / 1e3);
@@ -290,7 +290,7 @@ pub(super) fn noise(ours: &[f64], theirs: &[f64]) -> Option<Bounds> {
 }
 
 /// Returns a row of rates. The peer is the kernel's stack at the near end.
-pub(super) fn beside_kernel(ours: &[f64], theirs: &[f64]) -> Row {
+pub(super) fn compare_with_kernel(ours: &[f64], theirs: &[f64]) -> Row {
     let pairs: Vec<_> = ours.iter().copied().zip(theirs.iter().copied()).collect();
     let (ratio, rates) = (paired_ratio(&pairs), Spread::of(ours));
     let mut row = Row {

@@ -182,7 +182,7 @@ impl All {
     }
 
     /// Performs the client's unprompted work: opens all connections, then uses all, then closes all.
-    fn go_on(&mut self, to: IpAddr, calls: &mut Calls<'_>, tally: &mut Tally) {
+    fn drive_client(&mut self, to: IpAddr, calls: &mut Calls<'_>, tally: &mut Tally) {
         while tally.to_open > 0 && self.opening < AT_A_TIME {
             let to = SocketAddr::new(to, PORTS[tally.to_open % PORTS.len()]);
             // Fails until duplicate address detection is complete.
@@ -245,7 +245,7 @@ impl App for Visits {
         let Self { tally, all } = self;
         let tally = &mut lock(tally);
         if let Some(to) = all.to {
-            all.go_on(to, calls, tally);
+            all.drive_client(to, calls, tally);
         }
         tally.left = calls.stack.connections();
     }

@@ -16,7 +16,7 @@ use crate::method::lockstep::lock;
 
 /// Stage that the stage clock charges with the time of the wire. A host on a wire does not use this stage otherwise, so
 /// that readers of the clock can exclude it.
-pub(super) const NOT_THE_HOSTS: Stage = Stage::Publish;
+pub(super) const WIRE_STAGE: Stage = Stage::Publish;
 
 /// One direction.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl WireEnd {
 
     /// Drops the next packet with payload that is sent from this end.
     #[cfg(test)]
-    pub(super) fn lose_next(&self) {
+    pub(super) fn drop_next(&self) {
         self.outgoing.loses.store(true, Ordering::Relaxed);
     }
 
@@ -162,7 +162,7 @@ impl RxQueue for WireRx {
             lane.waiting.store(packets.len(), Ordering::Relaxed);
         }
         self.end.took_since(start);
-        ctx.clock.lap(NOT_THE_HOSTS);
+        ctx.clock.lap(WIRE_STAGE);
     }
 
     fn counters(&self) -> &RxCounters {
@@ -190,14 +190,14 @@ impl TxQueue for WireTx {
             ctx.cache.free(burst.remove(lost));
         }
         if lane.cold.load(Ordering::Relaxed) {
-            burst.iter_mut().for_each(into_no_cache);
+            burst.iter_mut().for_each(evict_packet);
         }
         let mut packets = lock(&lane.packets);
         packets.extend(burst.drain(..));
         lane.waiting.store(packets.len(), Ordering::Relaxed);
         drop(packets);
         self.end.took_since(start);
-        ctx.clock.lap(NOT_THE_HOSTS);
+        ctx.clock.lap(WIRE_STAGE);
     }
 
     fn accepts(&self) -> Accepts {
@@ -224,7 +224,7 @@ fn payload(packet: &[u8]) -> usize {
 }
 
 /// Evicts headers, payload and the offload information for the port from all caches.
-fn into_no_cache(packet: &mut Packet) {
+fn evict_packet(packet: &mut Packet) {
     flush(packet.headroom_mut(HEADER_LEN));
     flush(packet.bytes());
 }

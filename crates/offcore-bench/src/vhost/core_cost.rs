@@ -140,8 +140,8 @@ impl OwnVariant {
     }
 
     /// Changes the temperature of the data, which must not need more buffers than the testbed's workload.
-    pub(crate) fn become_as(&mut self, temperature: Temperature, other: &OtherCore) -> Result<()> {
-        lock(&self.guests).become_as(temperature);
+    pub(crate) fn set_temperature(&mut self, temperature: Temperature, other: &OtherCore) -> Result<()> {
+        lock(&self.guests).set_temperature(temperature);
         // Hot data has few buffers, and each of them is posted several times. They are therefore used up in short
         // windows, in which each buffer receives one packet.
         self.timed.temperature = Temperature::Hot;

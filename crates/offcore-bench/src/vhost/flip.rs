@@ -44,7 +44,7 @@ impl Variant {
     fn turn(&mut self, other: &OtherCore) -> Result<[Cost; 2]> {
         let mut costs = [Cost::default(); 2];
         for (temperature, cost) in PHASES.into_iter().zip(&mut costs) {
-            self.variant.become_as(temperature, other)?;
+            self.variant.set_temperature(temperature, other)?;
             let started = Instant::now();
             while started.elapsed() < PHASE {
                 *cost += self.variant.window(other)?;

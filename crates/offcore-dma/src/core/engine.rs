@@ -117,18 +117,18 @@ pub struct Stepper {
     shared: Arc<Shared>,
     generation: u64,
     channels: Vec<Served>,
-    through_caches: bool,
+    cached_stores_only: bool,
 }
 
 impl Stepper {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, generation: 0, channels: Vec::new(), through_caches: false }
+        Self { shared, generation: 0, channels: Vec::new(), cached_stores_only: false }
     }
 
-    /// Makes copies with stores through the caches only ([`Copier::through_caches`]), for channels that have not made
+    /// Makes copies with stores through the caches only ([`Copier::cached_stores_only`]), for channels that have not made
     /// any copies yet.
-    pub fn keep_to_caches(&mut self) {
-        self.through_caches = true;
+    pub fn disable_streaming_stores(&mut self) {
+        self.cached_stores_only = true;
     }
 
     /// Makes at most 64 submitted operations of each channel. Returns the number of operations made.
@@ -161,8 +161,8 @@ impl Stepper {
     fn take_note(&mut self, generation: u64) {
         let known = self.channels.len();
         self.channels.append(&mut self.shared.arriving.lock().unwrap_or_else(PoisonError::into_inner));
-        for served in self.channels[known..].iter_mut().filter(|_| self.through_caches) {
-            served.copier = Copier::through_caches();
+        for served in self.channels[known..].iter_mut().filter(|_| self.cached_stores_only) {
+            served.copier = Copier::cached_stores_only();
         }
         self.channels.retain(|served| !served.withdrawn.load(Ordering::SeqCst));
         self.generation = generation;

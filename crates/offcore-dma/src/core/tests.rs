@@ -42,11 +42,11 @@ fn streaming_stores_can_be_disabled() {
     for told in [false, true] {
         let (device, mut stepper) = CoreDevice::stepped();
         if told {
-            stepper.keep_to_caches();
+            stepper.disable_streaming_stores();
         }
         let channels = [device.open_channel(2).unwrap(), device.open_channel(2).unwrap()];
         stepper.step();
-        let goes_past: Vec<_> = stepper.copiers().map(Copier::goes_past_caches).collect();
+        let goes_past: Vec<_> = stepper.copiers().map(Copier::uses_streaming_stores).collect();
         assert_eq!(goes_past, [!told; 2]);
         drop(channels);
     }

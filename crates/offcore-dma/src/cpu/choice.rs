@@ -103,9 +103,9 @@ pub(super) struct Choice {
     /// Number of consecutive wins of that rival.
     wins: u32,
     /// The time of the present routine in the preceding burst, if the rival is next.
-    to_beat: Option<f64>,
+    present_cost: Option<f64>,
     /// Number of trials still to be made in quick succession.
-    hurried: usize,
+    quick_trials: usize,
     /// Number of timed bursts until the next trial.
     quiet: u32,
     /// The usual time of the present routine; `None` before the first measurement.
@@ -120,7 +120,7 @@ impl Choice {
     /// Number of bursts between two trials, while nothing changes.
     const TRIAL: u32 = 256;
     /// Number of bursts between two trials after a change, or after a rival's win.
-    const HURRIED: u32 = 4;
+    const QUICK_TRIAL_INTERVAL: u32 = 4;
     /// Number of quick trials per rival: a single pair of bursts may have been disturbed.
     const ROUNDS: usize = 2;
     /// Number of consecutive wins that a rival needs.
@@ -139,13 +139,13 @@ impl Choice {
             present: Kind::Ahead,
             next: 0,
             wins: 0,
-            to_beat: None,
-            hurried: 0,
+            present_cost: None,
+            quick_trials: 0,
             quiet: 0,
             usual: None,
             unusual: 0,
         };
-        choice.hurry();
+        choice.schedule_quick_trials();
         choice
     }
 
@@ -161,7 +161,7 @@ impl Choice {
 
     /// Returns the routine for the next timed burst.
     pub(super) fn timed(&self) -> Kind {
-        match self.to_beat {
+        match self.present_cost {
             Some(_) => self.rivals()[self.next].0,
             None => self.present,
         }
@@ -169,22 +169,22 @@ impl Choice {
 
     /// Abandons a trial without its second burst.
     pub(super) fn abandon(&mut self) {
-        self.to_beat = None;
+        self.present_cost = None;
     }
 
     /// Records the time, per amount copied, of the burst copied by [`timed`](Self::timed). Returns the number of bursts
     /// until the next timed one: 1 means the following burst.
     pub(super) fn record(&mut self, cost: f64) -> u32 {
-        match self.to_beat.take() {
-            Some(to_beat) => {
-                self.judge(cost, to_beat);
-                if self.is_hurried() { Self::HURRIED } else { Self::TIMED }
+        match self.present_cost.take() {
+            Some(present_cost) => {
+                self.judge(cost, present_cost);
+                if self.has_quick_trials() { Self::QUICK_TRIAL_INTERVAL } else { Self::TIMED }
             }
             None => {
                 self.watch(cost);
-                if self.is_hurried() || self.quiet == 0 {
+                if self.has_quick_trials() || self.quiet == 0 {
                     self.quiet = Self::TRIAL / Self::TIMED - 1;
-                    self.to_beat = Some(cost);
+                    self.present_cost = Some(cost);
                     return 1;
                 }
                 self.quiet -= 1;
@@ -194,12 +194,12 @@ impl Choice {
     }
 
     /// Schedules quick trials of every rival after a change.
-    fn hurry(&mut self) {
-        self.hurried = Self::ROUNDS * self.rivals().len();
+    fn schedule_quick_trials(&mut self) {
+        self.quick_trials = Self::ROUNDS * self.rivals().len();
     }
 
-    fn is_hurried(&self) -> bool {
-        self.hurried > 0 || self.wins > 0
+    fn has_quick_trials(&self) -> bool {
+        self.quick_trials > 0 || self.wins > 0
     }
 
     fn rivals(&self) -> &'static [Rival] {
@@ -208,12 +208,12 @@ impl Choice {
         &all[..candidates]
     }
 
-    /// Compares the rival's time `cost` with the present routine's time `to_beat`.
-    fn judge(&mut self, cost: f64, to_beat: f64) {
+    /// Compares the rival's time `cost` with the present routine's time `present_cost`.
+    fn judge(&mut self, cost: f64, present_cost: f64) {
         let Rival(kind, within) = self.rivals()[self.next];
-        if cost >= within * to_beat {
+        if cost >= within * present_cost {
             self.wins = 0;
-            self.hurried = self.hurried.saturating_sub(1);
+            self.quick_trials = self.quick_trials.saturating_sub(1);
             self.next = (self.next + 1) % self.rivals().len();
             return;
         }
@@ -222,7 +222,7 @@ impl Choice {
             self.present = kind;
             (self.next, self.wins, self.usual, self.unusual) = (0, 0, None, 0);
             // The new routine has other rivals.
-            self.hurry();
+            self.schedule_quick_trials();
         }
     }
 
@@ -238,7 +238,7 @@ impl Choice {
         if self.unusual == Self::CHANGED {
             self.unusual = 0;
             self.usual = Some(cost);
-            self.hurry();
+            self.schedule_quick_trials();
         }
     }
 }

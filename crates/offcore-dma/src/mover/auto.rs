@@ -67,7 +67,7 @@ impl Queue {
 impl Mover {
     /// Checks for packets that exceed the latency limit, or that were published without a call of [`Queue::reaped`].
     #[inline]
-    pub(super) fn look_for_late(&mut self) {
+    pub(super) fn check_late_packets(&mut self) {
         let most = self.channels.max_latency.unwrap_or(u64::MAX);
         for queue in self.queues.iter_mut().filter(|queue| queue.latency.is_waiting()) {
             queue.latency.look(queue.ring.oldest(), most, tsc::now);
@@ -127,7 +127,7 @@ impl Mover {
         match next {
             Next::Again => {}
             Next::Lease => self.channels.lease = LEASE,
-            Next::Try(next) => choice::try_out(&mut choices, next),
+            Next::Try(next) => choice::apply_trial(&mut choices, next),
             Next::Back => choice::back(&mut choices),
             Next::Adopt => {
                 drop(choices);
@@ -138,7 +138,7 @@ impl Mover {
 
     /// Adopts the values that are being tried.
     fn adopt(&mut self) {
-        let reason = if self.channels.policy.is_surprised() { Reason::Cheaper } else { Reason::Explored };
+        let reason = if self.channels.policy.has_cost_change() { Reason::Cheaper } else { Reason::Explored };
         for Queue { choice, tally, .. } in self.queues.iter_mut().filter(|queue| queue.is_auto()) {
             tally.settle(choice.decided);
             tally.decided(choice.decided, choice.from, reason);
@@ -148,7 +148,7 @@ impl Mover {
     }
 
     /// Ends a trial because queues were added or removed.
-    pub(super) fn begin_anew(&mut self) {
+    pub(super) fn cancel_trial(&mut self) {
         for queue in &mut self.queues {
             queue.choice.from = queue.choice.decided;
         }

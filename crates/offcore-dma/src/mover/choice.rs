@@ -107,7 +107,7 @@ pub(super) fn moves(choices: &[&mut Choice]) -> [bool; 3] {
 }
 
 /// Applies `next` until [`back`] or [`adopt`] is called.
-pub(super) fn try_out(choices: &mut [&mut Choice], next: Move) {
+pub(super) fn apply_trial(choices: &mut [&mut Choice], next: Move) {
     let side = match next {
         Move::All(way) => {
             let from = if way == Way::Engine { ALL } else { NONE };
@@ -167,12 +167,12 @@ mod tests {
         // A shift, and each of the queues alone.
         let mut tried = Vec::new();
         for n in 0..3 {
-            try_out(&mut choices, Move::Side(n));
+            apply_trial(&mut choices, Move::Side(n));
             tried.push([choices[0].from, choices[1].from]);
             back(&mut choices);
         }
         assert_eq!(tried, [[129, 129], [ALL, NONE], [NONE, ALL]]);
-        try_out(&mut choices, Move::All(Way::Engine));
+        apply_trial(&mut choices, Move::All(Way::Engine));
         assert!(choices.iter().all(|choice| choice.from == ALL && choice.decided == NONE));
         back(&mut choices);
         assert!(choices.iter().all(|choice| choice.from == NONE));

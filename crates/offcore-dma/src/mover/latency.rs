@@ -2,9 +2,9 @@
 //!
 //! In some bursts, the last packet is *stamped* when its copies are submitted. It is late if it has not been published
 //! when the latency limit expires. A single late packet may be an accident, for example if the core was preempted. Two
-//! late packets among [`FORGIVEN`] are not, and the queue's engine is *declined*: the core copies for a number of
+//! late packets among [`LATE_FORGOTTEN_AFTER`] are not, and the queue's engine is *declined*: the core copies for a number of
 //! bursts, which doubles each time. Then one burst tries the engine. If that burst is in time, the engine is used
-//! again, and a late packet among the next [`FORGIVEN`] declines it immediately. An engine that is only slow under load
+//! again, and a late packet among the next [`LATE_FORGOTTEN_AFTER`] declines it immediately. An engine that is only slow under load
 //! therefore causes few late bursts.
 //!
 //! This module reads no clock. Ticks are passed in, so that tests can simulate any sequence of times.
@@ -12,7 +12,7 @@
 /// Number of bursts given to an engine between two stamped ones, while none is late.
 const SAMPLE: u32 = 8;
 /// Number of packets in time after which a late packet is forgiven.
-const FORGIVEN: u32 = 64;
+const LATE_FORGOTTEN_AFTER: u32 = 64;
 /// First and maximum number of bursts by the core before a declined engine is tried again.
 const PAUSE: (u32, u32) = (4096, 1 << 18);
 /// Number of stamped packets in time, without a late one, that halves the next pause.
@@ -50,7 +50,7 @@ pub(super) struct Latency {
     state: State,
     stamp: Option<Stamp>,
     until_stamp: u32,
-    /// Number of packets that must be in time before a late one is forgiven; see [`FORGIVEN`].
+    /// Number of packets that must be in time before a late one is forgiven; see [`LATE_FORGOTTEN_AFTER`].
     charged: u32,
     pause: u32,
     /// Number of stamped packets in time since the last late one.
@@ -70,7 +70,7 @@ impl Latency {
             stamp: None,
             until_stamp: 1,
             // The engine is unknown at first, so the first late packet declines it.
-            charged: FORGIVEN,
+            charged: LATE_FORGOTTEN_AFTER,
             pause: PAUSE.0,
             in_time: 0,
             longest: 0,
@@ -154,7 +154,7 @@ impl Latency {
         }
         if self.state == State::Trying {
             self.state = State::In;
-            self.charged = FORGIVEN;
+            self.charged = LATE_FORGOTTEN_AFTER;
         }
     }
 
@@ -165,7 +165,7 @@ impl Latency {
         match self.state {
             // The packet was submitted before the engine was declined.
             State::Declined(_) | State::Trial => {}
-            State::In if self.charged == 0 => self.charged = FORGIVEN,
+            State::In if self.charged == 0 => self.charged = LATE_FORGOTTEN_AFTER,
             State::In | State::Trying => {
                 self.state = State::Declined(self.pause);
                 self.declined += 1;

@@ -54,7 +54,7 @@ const FALLING: f32 = 0.9;
 const SETTLING: u32 = 16;
 /// Minimum ratio between two consecutive samples and the recent average that makes a trial due without sufficient
 /// budget. The debt is limited, because the cause may be the CPU's clock frequency, which affects both ways.
-const SURPRISE: f32 = 1.4;
+const COST_CHANGE: f32 = 1.4;
 /// Minimum gain of a trial that counts in favour of the other way; less counts against it.
 const SLACK: f32 = 0.01;
 /// Sum of gains, less [`SLACK`] each, with which the other way is adopted.
@@ -207,7 +207,7 @@ impl Policy {
     }
 
     /// Whether the present trial was due because the decided way's cost had changed.
-    pub(super) fn is_surprised(&self) -> bool {
+    pub(super) fn has_cost_change(&self) -> bool {
         self.surprised
     }
 
@@ -261,9 +261,9 @@ impl Policy {
         self.budget = (self.budget + SHARE * worked).min(saved());
         let (dearer, cheaper) = (cost.min(self.last), cost.max(self.last));
         self.last = cost;
-        let surprise = if dearer > SURPRISE * self.cost {
+        let surprise = if dearer > COST_CHANGE * self.cost {
             Some(dearer)
-        } else if cheaper * SURPRISE < self.cost {
+        } else if cheaper * COST_CHANGE < self.cost {
             Some(cheaper)
         } else {
             None
@@ -272,7 +272,9 @@ impl Policy {
             // Earlier results do not apply to the new cost.
             Some(cost) => (self.cost, self.gains, self.trials) = (cost, [0.0; 3], 0),
             // A single deviating sample is an interrupt.
-            None => self.cost += NEW * (cost.clamp(self.cost / SURPRISE, self.cost * SURPRISE) - self.cost),
+            None => {
+                self.cost += NEW * (cost.clamp(self.cost / COST_CHANGE, self.cost * COST_CHANGE) - self.cost)
+            }
         }
         let Some(next) = self.next_move(round.moves) else { return Next::Lease };
         let kind = kind(next);

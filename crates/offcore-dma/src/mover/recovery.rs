@@ -54,7 +54,7 @@ impl Mover {
     /// Checks for lost copies. A queue whose oldest packet has been outstanding for too long has lost a copy. Its
     /// channel is unknown (the binding may have changed), so every channel with copies in flight is reset.
     #[cold]
-    pub(super) fn look_for_lost(&mut self) {
+    pub(super) fn check_lost_copies(&mut self) {
         let now = tsc::now();
         let mut late = false;
         for queue in &mut self.queues {
@@ -80,13 +80,13 @@ impl Mover {
             if slot.channel.in_flight() > 0 && !slot.resetting {
                 slot.resetting = true;
                 self.channels.stats.resets += 1;
-                self.go_on_resetting(index);
+                self.continue_reset(index);
             }
         }
     }
 
     #[cold]
-    pub(super) fn go_on_resetting(&mut self, index: usize) {
+    pub(super) fn continue_reset(&mut self, index: usize) {
         let slot = &mut self.channels.slots[index];
         let state = slot.channel.reset();
         if state == Reset::Pending && self.quarantine {

@@ -14,12 +14,12 @@ impl Mover {
     #[cfg(any(test, feature = "testing"))]
     pub fn switch_off_shares(&mut self) {
         self.shares = false;
-        self.share_out();
+        self.distribute();
     }
 
     /// Updates which queues were active since the last check.
     #[cold]
-    pub(super) fn look_for_idle(&mut self) {
+    pub(super) fn check_idle_queues(&mut self) {
         self.until_idle_check = IDLE_AFTER;
         let mut changed = false;
         for queue in &mut self.queues {
@@ -28,13 +28,13 @@ impl Mover {
             (queue.active, queue.worked) = (active, false);
         }
         if changed {
-            self.share_out();
+            self.distribute();
         }
     }
 
     /// Recalculates every queue's share.
     #[cold]
-    pub(super) fn share_out(&mut self) {
+    pub(super) fn distribute(&mut self) {
         self.channels.shares_stale = false;
         for index in 0..self.queues.len() {
             let queue = &self.queues[index];

@@ -43,13 +43,13 @@ impl Tally {
     pub(super) fn settle(&mut self, from: u32) {
         for by in [Way::Core, Way::Engine] {
             let open = std::mem::take(&mut self.open[by as usize]);
-            self.share_out(open, by, from, |class| &mut class.made[by as usize]);
+            self.distribute(open, by, from, |class| &mut class.made[by as usize]);
         }
         let held = std::mem::take(&mut self.held);
-        self.share_out(held, Way::Core, from, |class| &mut class.held);
+        self.distribute(held, Way::Core, from, |class| &mut class.held);
     }
 
-    fn share_out(&mut self, copies: u64, by: Way, from: u32, counter: impl Fn(&mut Class) -> &mut u64) {
+    fn distribute(&mut self, copies: u64, by: Way, from: u32, counter: impl Fn(&mut Class) -> &mut u64) {
         // Exceptional copies (in a trial, or because of a full channel) may be of any class.
         let fits = |class: usize| way(class, from) == by && self.sizes[class] > 0;
         let any = !(0..CLASSES).any(fits);

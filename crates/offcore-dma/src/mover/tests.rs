@@ -443,9 +443,9 @@ fn in_flight_until_taken() {
 fn mover_can_disable_streaming_stores() {
     let mut mover = Mover::new();
     let before = Lane::new(&mut mover, Mode::Cpu, &[]);
-    let goes_past = |mover: &mut Mover, lane: &Lane| mover.queue(lane.id()).copier.goes_past_caches();
+    let goes_past = |mover: &mut Mover, lane: &Lane| mover.queue(lane.id()).copier.uses_streaming_stores();
     assert!(goes_past(&mut mover, &before));
-    mover.keep_to_caches();
+    mover.disable_streaming_stores();
     let after = Lane::new(&mut mover, Mode::Cpu, &[]);
     assert!(![before, after].iter().any(|lane| goes_past(&mut mover, lane)));
 }

@@ -8,7 +8,7 @@ use super::EalError;
 /// can still be probed one by one.
 const NO_DEVICE: &str = "ffff:ff:1f.7";
 /// Minimum of free hugepages in MiB that the EAL needs; with less it runs without hugepages.
-const ENOUGH_MIB: u64 = 64;
+const MIN_HUGEPAGE_MIB: u64 = 64;
 
 /// The facts on which the defaults depend.
 #[derive(Clone, Debug)]
@@ -111,7 +111,7 @@ pub(super) fn complete(mut words: Vec<String>, machine: &Machine) -> Vec<String>
     unless(&["--file-prefix", "--no-shconf"], format!("--file-prefix=offcore-{}", machine.pid));
     unless(&["-a", "--allow", "-w", "-b", "--block", "--no-pci"], format!("--allow={NO_DEVICE}"));
     let own = has(&["--in-memory", "--huge-dir", "--legacy-mem", "--socket-mem", "--huge-unlink"]);
-    let huge = !has(&["--no-huge"]) && (own || machine.free_huge_mib >= ENOUGH_MIB);
+    let huge = !has(&["--no-huge"]) && (own || machine.free_huge_mib >= MIN_HUGEPAGE_MIB);
     if huge && !own {
         words.push("--in-memory".into());
     } else if !huge {

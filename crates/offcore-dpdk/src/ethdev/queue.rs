@@ -7,7 +7,7 @@ use offcore_mem::{Burst, Packet, PoolCache};
 use super::Ethdev;
 use crate::convert::{self, Mbufs, NO_MBUFS};
 use crate::ffi;
-use crate::mempool::Lent;
+use crate::mempool::ActiveCache;
 
 /// The result of receiving.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl EthRx {
     pub fn rx(&mut self, cache: &mut PoolCache, burst: &mut Burst, max: usize) -> Receipt {
         let max = max.min(burst.remaining_capacity());
         let count = {
-            let _lent = Lent::new(cache);
+            let _lent = ActiveCache::new(cache);
             // SAFETY: the device is running, and this half is the only user of the queue. `mbufs` has room for `max`
             // entries.
             unsafe { ffi::off_eth_rx(self.device.port, self.queue, self.mbufs.as_mut_ptr(), max as u16) }
@@ -100,7 +100,7 @@ impl EthTx {
         let offered = burst.len();
         let bytes = convert::transmit(self.device.pool, burst, &mut self.mbufs);
         let count = {
-            let _lent = Lent::new(cache);
+            let _lent = ActiveCache::new(cache);
             // SAFETY: the device is running, and this half is the only user of the queue. The mbufs belong to packets
             // that the burst owns.
             unsafe { ffi::off_eth_tx(self.device.port, self.queue, self.mbufs.as_mut_ptr(), offered as u16) }

@@ -367,7 +367,7 @@ impl Channel for DsaChannel {
     }
 
     fn reset(&mut self) -> Reset {
-        self.work_towards_reset()
+        self.advance_reset()
     }
 
     fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {

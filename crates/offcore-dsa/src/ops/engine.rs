@@ -190,8 +190,8 @@ impl Engine {
             match portal.stepper() {
                 Stepper::Other => break,
                 // Another thread may start stepping soon.
-                Stepper::Nobody if began.elapsed() < self.options.timeout => std::thread::yield_now(),
-                Stepper::Nobody | Stepper::Caller => {
+                Stepper::Unstepped if began.elapsed() < self.options.timeout => std::thread::yield_now(),
+                Stepper::Unstepped | Stepper::Caller => {
                     return Err(OpsError::Stepped { wq: self.wq.name.clone() });
                 }
             }
@@ -233,7 +233,7 @@ impl Engine {
             gone |= self.portal.as_ref().is_some_and(|portal| !portal.is_alive());
         }
         if gone {
-            self.give_up();
+            self.abort_and_close();
         }
     }
 
@@ -247,8 +247,9 @@ impl Engine {
         let step = unsafe { work.progress.absorb(&work.operation, work.piece, &record) };
         match step {
             Step::Done => {
-                let mended = work.progress.mended.map(|address| DoneBy::Both(Why::PageFault { address }));
-                self.tell(&work, Ok(mended.unwrap_or(DoneBy::Device)));
+                let resolved_fault =
+                    work.progress.resolved_fault.map(|address| DoneBy::Both(Why::PageFault { address }));
+                self.tell(&work, Ok(resolved_fault.unwrap_or(DoneBy::Device)));
             }
             Step::Damaged(why) => self.tell(&work, Err(OpsError::Damaged { why })),
             Step::Core(why) => self.finish(work, why),
@@ -328,7 +329,7 @@ impl Engine {
     }
 
     /// Closes the queue, which aborts the operations that the device has, and finishes them.
-    fn give_up(&mut self) {
+    fn abort_and_close(&mut self) {
         let in_flight = self.in_flight();
         tracing::warn!(wq = self.wq.name, in_flight, "the device does not answer; closing its queue");
         self.portal = None;

@@ -25,7 +25,7 @@ pub(super) struct Progress {
     /// The first difference, if it has been found.
     pub(super) difference: Option<usize>,
     /// The address of a page fault after which the core completed a piece.
-    pub(super) mended: Option<u64>,
+    pub(super) resolved_fault: Option<u64>,
 }
 
 /// The effect of a completion record on the operation.
@@ -73,7 +73,7 @@ impl Progress {
             Operation::Crc { seed, .. } | Operation::CopyCrc { seed, .. } => seed,
             _ => 0,
         };
-        Self { start: 0, end: operation.len(), crc, difference: None, mended: None }
+        Self { start: 0, end: operation.len(), crc, difference: None, resolved_fault: None }
     }
 
     /// Returns the number of remaining bytes.
@@ -174,7 +174,7 @@ impl Progress {
                 if operation.overlaps() || at + len < self.end {
                     // SAFETY: both ranges are within the operation's memory; `std::ptr::copy` allows overlap.
                     unsafe { std::ptr::copy(src.ptr.add(rest.start), dst.ptr.add(rest.start), rest.len()) };
-                    self.mended = Some(record.fault_address);
+                    self.resolved_fault = Some(record.fault_address);
                     self.advance(operation, len);
                 } else {
                     self.end -= done;

@@ -183,7 +183,7 @@ impl SimEngine {
         self.begin();
         while self.step_once(u64::MAX) {
             self.look();
-            self.take_in();
+            self.accept_submissions();
         }
         self.end();
         mem::take(&mut self.completed)
@@ -194,7 +194,7 @@ impl SimEngine {
         self.shared.stepping.swap(true, Ordering::SeqCst);
         self.shared.stepper.store(this_thread(), Ordering::Relaxed);
         self.look();
-        self.take_in();
+        self.accept_submissions();
     }
 
     fn end(&self) {
@@ -356,9 +356,9 @@ impl SimEngine {
 
     /// Dispatches descriptors to the DSA engines of a group that have free slots, one per engine in turn.
     fn dispatch(&mut self, group: usize) {
-        while self.anything_waits(group) {
+        while self.has_pending(group) {
             let mut dispatched = false;
-            for position in self.in_turn(group) {
+            for position in self.engines_by_load(group) {
                 let engine = self.groups[group].engines[position];
                 let members_first = mem::take(&mut self.engines[engine].members_turn);
                 dispatched |= (members_first && self.dispatch_member(engine))
@@ -371,14 +371,14 @@ impl SimEngine {
         }
     }
 
-    fn anything_waits(&self, group: usize) -> bool {
+    fn has_pending(&self, group: usize) -> bool {
         let Group { queues, engines, .. } = &self.groups[group];
         queues.iter().any(|&queue| !self.queues[queue].waiting.is_empty())
             || engines.iter().any(|&engine| !self.engines[engine].batches.is_empty())
     }
 
     /// Returns the DSA engines of a group, the least busy first.
-    fn in_turn(&mut self, group: usize) -> impl Iterator<Item = usize> + use<> {
+    fn engines_by_load(&mut self, group: usize) -> impl Iterator<Item = usize> + use<> {
         let engines = &self.groups[group].engines;
         let mut order = [0, 1, 2, 3, 4, 5, 6, 7];
         let n = engines.len().min(order.len());

@@ -41,7 +41,7 @@ const WRITE: u64 = 1 << 63;
 const FAULTED: u64 = 1 << 62;
 /// In [`Moved::fault`]: it was a page fault, for which the CPU reports whether it was a write. A non-canonical address
 /// causes another exception without this information.
-const TOLD: u64 = 1 << 61;
+const WRITE_KNOWN: u64 = 1 << 61;
 /// The exception number of a page fault.
 const PAGE_FAULT: i64 = 14;
 
@@ -125,7 +125,7 @@ unsafe extern "sysv64" {
 fn fault(moved: &Moved, len: usize, at: (u64, u64)) -> Fault {
     // A general protection fault has no details: an address is not canonical.
     let canonical = |address: u64| address < 1 << 56;
-    let write = moved.fault & WRITE != 0 || (moved.fault & TOLD == 0 && canonical(at.0));
+    let write = moved.fault & WRITE != 0 || (moved.fault & WRITE_KNOWN == 0 && canonical(at.0));
     let address = if write { at.1 } else { at.0 };
     Fault { done: len - moved.left, address, write }
 }
@@ -248,9 +248,9 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
     } else if (here(offcore_dsa_sim_record_at)..here(offcore_dsa_sim_record_end)).contains(&at) {
         here(offcore_dsa_sim_record_end)
     } else {
-        return pass_on(signal, info, context);
+        return chain_signal(signal, info, context);
     };
-    let told = if registers[libc::REG_TRAPNO as usize] == PAGE_FAULT { TOLD } else { 0 };
+    let told = if registers[libc::REG_TRAPNO as usize] == PAGE_FAULT { WRITE_KNOWN } else { 0 };
     // Bit 1 of a page fault's error code: the access was a write.
     let write = if registers[libc::REG_ERR as usize] & 2 != 0 { WRITE } else { 0 };
     registers[libc::REG_RDX as usize] = (FAULTED | told | write).cast_signed();
@@ -258,10 +258,12 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
 }
 
 /// Passes a foreign fault to the previous handler.
-fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+fn chain_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let at = usize::from(signal == libc::SIGBUS);
     // SAFETY: `install` stored the action of this signal before the handler could run; the arguments are the handler's.
-    unsafe { offcore_mem::sigbus::pass_on((*PREVIOUS.0.get())[at].assume_init_ref(), signal, info, context) };
+    unsafe {
+        offcore_mem::sigbus::chain_signal((*PREVIOUS.0.get())[at].assume_init_ref(), signal, info, context)
+    };
 }
 
 #[cfg(test)]

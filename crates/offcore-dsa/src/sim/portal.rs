@@ -38,7 +38,7 @@ pub struct SimPortal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stepper {
     /// No thread has stepped it yet.
-    Nobody,
+    Unstepped,
     /// The calling thread: nothing completes while it waits.
     Caller,
     /// Another thread.
@@ -215,7 +215,7 @@ impl SimPortal {
     /// Returns the thread that steps the device.
     pub(crate) fn stepper(&self) -> Stepper {
         match self.device.shared().stepper.load(Ordering::Relaxed) {
-            0 => Stepper::Nobody,
+            0 => Stepper::Unstepped,
             thread if thread == this_thread() => Stepper::Caller,
             _ => Stepper::Other,
         }

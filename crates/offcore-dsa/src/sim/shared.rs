@@ -139,7 +139,7 @@ fn queue(
 
 /// Requests of the control side to the engine.
 #[derive(Debug, Default)]
-pub(super) struct Wishes {
+pub(super) struct PendingRequests {
     pub(super) arriving: Vec<Client>,
     pub(super) faults: Option<Faults>,
     pub(super) reset: bool,
@@ -174,7 +174,7 @@ pub(super) struct Shared {
     state: AtomicU8,
     /// The value in [`Opened`], readable without a lock.
     pub(super) epoch: AtomicU64,
-    pub(super) wishes: Mutex<Wishes>,
+    pub(super) pending_requests: Mutex<PendingRequests>,
     pub(super) opened: Mutex<Opened>,
     pub(super) faults: Mutex<Faults>,
     pub(super) counters: Counters,
@@ -205,7 +205,7 @@ impl Shared {
             alive: AtomicBool::new(true),
             state: AtomicU8::new(0),
             epoch: AtomicU64::new(0),
-            wishes: Mutex::default(),
+            pending_requests: Mutex::default(),
             opened: Mutex::new(opened),
             faults: Mutex::new(options.faults),
             counters: Counters::default(),

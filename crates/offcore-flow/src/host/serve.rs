@@ -70,10 +70,10 @@ use crate::worker::task::Wakes;
 use acceptor::Acceptor;
 use application::{Application, Queue};
 use awake::Awake;
-use counts::Seldom;
 pub use counts::ServeCounts;
+use counts::WarningLimit;
 use descriptors::Descriptors;
-use door::{Door, LONGEST};
+use door::{LONGEST, ServeSocket};
 use errands::Errands;
 use feed::Feed;
 use key::{AT_ONCE, Key, Source, Watch};
@@ -151,7 +151,7 @@ struct Guest {
 #[derive(Debug)]
 pub struct Serve {
     config: ServeConfig,
-    door: Option<Door>,
+    door: Option<ServeSocket>,
     /// The effective user of this process.
     user: u32,
     pairs: Pairs,
@@ -184,7 +184,7 @@ pub struct Serve {
     late: Vec<usize>,
     /// Guests whose messages are still unread, and whether processes wait to be accepted.
     talking: Vec<Key>,
-    knocking: bool,
+    connecting: bool,
     /// Programs no longer wait for the host's addresses.
     has_address: bool,
     /// When the kernel was last polled, and whether the next round polls it.
@@ -195,13 +195,13 @@ pub struct Serve {
     behind: bool,
     /// The cost of waking applications, and the applications to be ended because of it.
     waking: Waking,
-    condemned: Vec<(usize, AppId)>,
+    apps_to_end: Vec<(usize, AppId)>,
     events: Vec<(Key, EventFlags)>,
     counts: ServeCounts,
     stats: Block,
-    refusals: Seldom,
-    misuses: Seldom,
-    losses: Seldom,
+    refusals: WarningLimit,
+    misuses: WarningLimit,
+    losses: WarningLimit,
 }
 
 impl Serve {
@@ -217,8 +217,8 @@ impl Serve {
         let user = rustix::process::geteuid().as_raw();
         let pairs = Pairs::calibrate()?;
         let watch = Watch::new().map_err(|source| ServeError::System { what: "epoll", source })?;
-        let door = Door::open(&config.path, &config.allow)?;
-        let knock = Key::new(Source::Door, 0, 0, 0);
+        let door = ServeSocket::open(&config.path, &config.allow)?;
+        let knock = Key::new(Source::ServeSocket, 0, 0, 0);
         watch
             .add(door.as_fd(), knock, EventFlags::IN)
             .map_err(|source| ServeError::System { what: "watching the socket", source })?;
@@ -258,20 +258,20 @@ impl Serve {
             ending: Vec::new(),
             late: Vec::new(),
             talking: Vec::new(),
-            knocking: false,
+            connecting: false,
             has_address: false,
             looked: 0,
             look: true,
             turns: Turns::new(),
             behind: false,
             waking: Waking::new(),
-            condemned: Vec::new(),
+            apps_to_end: Vec::new(),
             events: Vec::with_capacity(AT_ONCE),
             counts: ServeCounts::default(),
             stats,
-            refusals: Seldom::default(),
-            misuses: Seldom::default(),
-            losses: Seldom::default(),
+            refusals: WarningLimit::default(),
+            misuses: WarningLimit::default(),
+            losses: WarningLimit::default(),
         })
     }
 
@@ -306,11 +306,11 @@ impl Serve {
         self.look = events.len() >= AT_ONCE;
         for app in self.awake.iter() {
             let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { continue };
-            application.come_due();
+            application.make_all_due();
         }
-        self.peers_answer(calls);
+        self.handle_peer_answers(calls);
         for key in std::mem::take(&mut self.talking) {
-            self.hear_guest(key, calls);
+            self.read_guest_message(key, calls);
         }
         for (key, flags) in events.drain(..) {
             let (user, from) = (self.charged_for(key), tsc::now());
@@ -322,13 +322,13 @@ impl Serve {
         self.events = events;
         // A program cannot connect until address probing is complete, so it waits. It also waits for addresses from the
         // network, but only for a limited time.
-        if self.knocking && calls.stack.is_probing() {
+        if self.connecting && calls.stack.is_probing() {
             self.look = true;
-        } else if self.knocking && !self.awaits_address(calls) {
-            self.let_in(calls.now);
+        } else if self.connecting && !self.awaits_address(calls) {
+            self.accept_processes(calls.now);
         }
         for app in std::mem::take(&mut self.late) {
-            self.kernels_come(app, calls);
+            self.take_accept_results(app, calls);
             self.look = true;
         }
         self.tend_applications(calls);
@@ -340,7 +340,7 @@ impl Serve {
             Source::Guest => {
                 self.guests.iter().find(|guest| guest.generation == key.generation).map(|guest| guest.user)
             }
-            Source::Door | Source::Memory | Source::Peers => None,
+            Source::ServeSocket | Source::Memory | Source::Peers => None,
             _ => self.user_of(usize::from(key.app)),
         }
     }
@@ -348,21 +348,21 @@ impl Serve {
     fn take_event(&mut self, key: Key, flags: EventFlags, calls: &mut Calls<'_>) {
         let app = usize::from(key.app);
         match key.source {
-            Source::Door => self.knocking = true,
-            Source::Guest => self.hear_guest(key, calls),
-            Source::Channel => self.has_said(key, Queue::push),
+            Source::ServeSocket => self.connecting = true,
+            Source::Guest => self.read_guest_message(key, calls),
+            Source::Channel => self.queue_request(key, Queue::push),
             Source::Process => self.process_ended(app, key.number, key.generation, calls),
             Source::Event => {
                 self.counts.woken += 1;
-                self.rouse(app);
+                self.wake_application(app);
             }
-            Source::Kernel => self.kernels_come(app, calls),
-            Source::Memory => self.memory_comes(calls),
+            Source::Kernel => self.take_accept_results(app, calls),
+            Source::Memory => self.take_created_memory(calls),
             // Answers that have arrived since are taken in the next round.
             Source::Peers => self.look = true,
             Source::End if !flags.contains(EventFlags::HUP) => {
                 if flags.contains(EventFlags::IN) {
-                    self.bytes_come(app, key.number);
+                    self.queue_pair_read(app, key.number);
                 }
                 self.queue_listener(app, key.number, Some(key.generation));
             }
@@ -403,7 +403,7 @@ impl Serve {
         for app in awake.iter() {
             let application = apps.get_mut(app).and_then(Option::as_deref_mut);
             if let Some(acceptor) = application.and_then(|app| app.acceptor.as_mut()) {
-                acceptor.hurry(calls.now, errands);
+                acceptor.interrupt_blocked_accept(calls.now, errands);
             }
         }
         let ended: Vec<_> = ending.extract_if(.., |acceptor| acceptor.end(calls.now, errands)).collect();
@@ -452,7 +452,7 @@ impl App for Serve {
     }
 
     fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
-        for (app, id) in std::mem::take(&mut self.condemned) {
+        for (app, id) in std::mem::take(&mut self.apps_to_end) {
             if self.app(app).is_some_and(|app| app.id == id) {
                 self.end_application(app, calls);
             }
@@ -461,7 +461,7 @@ impl App for Serve {
         if !self.announced.is_empty() {
             self.announce();
         }
-        self.look_for_marks(calls.now);
+        self.scan_for_marks(calls.now);
         let often = if self.awake.all_are() { LOOK } else { LOOK_ASLEEP };
         if self.look || calls.now >= self.looked + often {
             self.tend(calls);

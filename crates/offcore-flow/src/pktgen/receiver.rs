@@ -160,8 +160,8 @@ impl Check {
                 self.until_verify = self.verify;
                 self.counts.verified += 1;
                 let unharmed = match packet.is_segmented() {
-                    false => stamp::is_unharmed(&found, [packet.bytes()]),
-                    true => stamp::is_unharmed(&found, pool.segments(packet)),
+                    false => stamp::is_intact(&found, [packet.bytes()]),
+                    true => stamp::is_intact(&found, pool.segments(packet)),
                 };
                 self.counts.corrupt += u64::from(!unharmed);
             }

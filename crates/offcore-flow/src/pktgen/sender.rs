@@ -131,12 +131,12 @@ impl Sender {
         self.together = (0, 0);
         self.settings = settings;
         self.seen = version;
-        self.say_done();
+        self.publish_done();
         self.counters.counter(Sent::Applied as usize).set(version);
     }
 
     /// Publishes whether everything has been sent.
-    fn say_done(&self) {
+    fn publish_done(&self) {
         let over = match &self.packets {
             Packets::Captured(replay) => replay.is_over(),
             Packets::Made(_) => false,
@@ -198,7 +198,7 @@ impl Sender {
         if over {
             self.left = 0;
             if burst.is_empty() {
-                self.say_done();
+                self.publish_done();
             }
         }
         ctx.clock.lap(Stage::Rx);
@@ -216,7 +216,7 @@ impl Sender {
         self.counters.counter(Sent::Handed as usize).add(taken as u64);
         self.waiting = burst;
         if self.left == 0 {
-            self.say_done();
+            self.publish_done();
         }
         taken
     }

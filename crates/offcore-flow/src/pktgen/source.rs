@@ -185,7 +185,7 @@ mod tests {
             let found = stamp::find(packet.bytes(), len, 77).unwrap();
             assert_eq!((u32::from(found.stamp.flow), found.stamp.number), (index % 3, index / 3));
             assert_eq!(found.stamp.due, 1_000_000 + u64::from(index));
-            assert!(stamp::is_unharmed(&found, pool.segments(&packet)), "{size}");
+            assert!(stamp::is_intact(&found, pool.segments(&packet)), "{size}");
             let tcp = TcpSegment::new_checked(&whole[34..]).unwrap();
             assert!(tcp.verify_checksum_v4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()), "{size}");
             assert_eq!(u32::from(tcp.src_port()), 1000 + index % 3);

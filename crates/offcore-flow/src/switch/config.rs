@@ -99,7 +99,7 @@ impl Run {
     }
 
     /// Whether reports contain a host's connections.
-    pub(super) fn tells_of_connections(&self) -> bool {
+    pub(super) fn reports_connections(&self) -> bool {
         matches!(self, Self::Host(Hosting { connections: true, .. }))
     }
 

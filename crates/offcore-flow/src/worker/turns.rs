@@ -45,11 +45,11 @@ const ASKED: Duration = Duration::from_micros(100);
 const LOOKS: Duration = Duration::from_millis(1);
 /// A turn is expensive if the thread runs for longer than this, and for longer than [`ASKED`] for each packet. A longer
 /// sleep throttles the party at once.
-const DEAR: Duration = Duration::from_millis(1);
+const EXPENSIVE_TURN: Duration = Duration::from_millis(1);
 
 /// A wait for a party's memory is remembered for this multiple of its duration, for at most ten seconds. A guest with
 /// one missing page is therefore not grouped with a guest whose memory is always slow.
-const REMEMBERED: u64 = 25;
+const THROTTLE_FACTOR: u64 = 25;
 
 /// Counters of one worker's turns on the statistics page: turns that parties waited, the longest turn in TSC ticks,
 /// number of sleeps in turns, and their ticks. The [`PORT_COUNTERS`] of each port follow.
@@ -145,7 +145,7 @@ impl Turns {
 
     fn new(stats: Block) -> Self {
         let [long, measured, ahead, linger, turn, asked, looks, dear] =
-            [2 * LONG, MEASURED, AHEAD, LINGER, TURN, ASKED, LOOKS, DEAR].map(tsc::ticks);
+            [2 * LONG, MEASURED, AHEAD, LINGER, TURN, ASKED, LOOKS, EXPENSIVE_TURN].map(tsc::ticks);
         Self {
             stats,
             parties: Vec::new(),
@@ -371,7 +371,7 @@ impl Turns {
 
     /// Returns the time until which a wait of `ticks` is remembered.
     fn remembered(&self, ticks: u64, now: u64) -> u64 {
-        now.wrapping_add(ticks.saturating_mul(REMEMBERED).min(self.measured).max(ticks))
+        now.wrapping_add(ticks.saturating_mul(THROTTLE_FACTOR).min(self.measured).max(ticks))
     }
 
     /// Adds to a counter in [`PORT_COUNTERS`] if the party is a port with counters.

@@ -43,7 +43,7 @@ fn ends(end: &End) -> ([u32; 2], [u8; 4]) {
 }
 
 /// Sends a datagram to the closed port, and waits for the error.
-fn send_to_nobody(world: &mut World<Serve>, process: &Process, end: &End) {
+fn send_to_closed_port(world: &mut World<Serve>, process: &Process, end: &End) {
     let mut ours = Datagrams::new(&process.memory, end.place).unwrap();
     let peer = SocketAddr::new(address("10.0.0.2:1").ip(), NOBODY);
     assert!(ours.send(&Header::new(1, peer, address("0.0.0.0:0").ip()), b"x"));
@@ -65,28 +65,28 @@ fn econnrefused_is_reported_once() {
     let (first, second) = (Some(number(Errno::CONNREFUSED)), None);
     // The first datagrams only cause address resolution on both hosts.
     for _ in 0..2 {
-        send_to_nobody(&mut world, &process, &end);
+        send_to_closed_port(&mut world, &process, &end);
     }
     assert_eq!(end.slot().identity.take_failure(), first);
     take_token(&end);
     for _ in 0..3 {
         assert_eq!(end.bits(), Bits::OUT);
-        send_to_nobody(&mut world, &process, &end);
+        send_to_closed_port(&mut world, &process, &end);
         assert_eq!(end.bits(), Bits::IN | Bits::OUT);
         let identity = &end.slot().identity;
         assert_eq!([identity.take_failure(), identity.take_failure()], [first, second]);
         take_token(&end);
     }
     // An application that takes the token but not the error marks the session.
-    send_to_nobody(&mut world, &process, &end);
+    send_to_closed_port(&mut world, &process, &end);
     take_token(&end);
     assert_eq!(end.bits(), Bits::OUT);
     process.mark(&end);
     world.run(0.1);
     assert_eq!(end.bits(), Bits::IN | Bits::OUT);
     // A second error replaces an unread one.
-    send_to_nobody(&mut world, &process, &end);
-    send_to_nobody(&mut world, &process, &end);
+    send_to_closed_port(&mut world, &process, &end);
+    send_to_closed_port(&mut world, &process, &end);
     assert_eq!(end.slot().identity.take_failure(), first);
     assert_eq!(end.slot().identity.take_failure(), second);
     end.slot().identity.return_failure(7);
@@ -109,7 +109,7 @@ fn datagram_peer_can_change() {
     };
     assert_eq!(ask(&mut world, None), 0);
     assert_eq!(ends(&end), ([ours, 0], [0; 4]));
-    send_to_nobody(&mut world, &process, &end);
+    send_to_closed_port(&mut world, &process, &end);
     assert_eq!((end.bits(), end.slot().identity.take_failure()), (Bits::OUT, None), "it has no peer");
     assert_eq!(ask(&mut world, Some("10.0.0.2:9002")), 0);
     assert_eq!(ends(&end), ([ours, 9002], [10, 0, 0, 1]));

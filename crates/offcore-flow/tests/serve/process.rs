@@ -74,12 +74,12 @@ pub(crate) fn try_to_knock(path: &Path) -> Result<OwnedFd, Errno> {
 /// Connects a socket as another user. The system call changes the user of one thread only.
 pub(crate) fn knock_as(path: &Path, user: u32) -> Result<OwnedFd, Errno> {
     std::thread::scope(|scope| {
-        let knocking = scope.spawn(|| {
+        let connecting = scope.spawn(|| {
             let user = rustix::process::Uid::from_raw(user);
             rustix::thread::set_thread_res_uid(user, user, user).unwrap();
             try_to_knock(path)
         });
-        knocking.join().unwrap()
+        connecting.join().unwrap()
     })
 }
 
@@ -96,12 +96,16 @@ pub(crate) fn greet(
 /// Receives the stack's welcome.
 pub(crate) fn hear(world: &mut World<Serve>, socket: &OwnedFd) -> Option<(Welcome, Vec<OwnedFd>)> {
     let mut bytes = [0; Welcome::LEN];
-    let (len, descriptors) = hear_bytes(world, socket, &mut bytes)?;
+    let (len, descriptors) = receive_message(world, socket, &mut bytes)?;
     Some((Welcome::from_bytes(&bytes[..len]).unwrap(), descriptors))
 }
 
 /// Receives a message of the stack; `None` if the socket is closed.
-fn hear_bytes(world: &mut World<Serve>, socket: &OwnedFd, bytes: &mut [u8]) -> Option<(usize, Vec<OwnedFd>)> {
+fn receive_message(
+    world: &mut World<Serve>,
+    socket: &OwnedFd,
+    bytes: &mut [u8],
+) -> Option<(usize, Vec<OwnedFd>)> {
     // Memory is created in real time, not in the virtual time of the world.
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(30) {
@@ -162,7 +166,7 @@ impl Process {
         send_with(self.socket.as_fd(), &question, &[theirs.as_fd()]);
         drop(theirs);
         self.look();
-        let (len, mut descriptors) = hear_bytes(world, &ours, &mut [0; Answer::LEN])?;
+        let (len, mut descriptors) = receive_message(world, &ours, &mut [0; Answer::LEN])?;
         assert_eq!((len, descriptors.len()), (Answer::LEN, 1));
         descriptors.pop()
     }

@@ -223,7 +223,7 @@ fn half_close_ends_one_direction() {
     assert_eq!((end.bits(), end.error()), (IN | OUT | RDHUP, 0));
     assert_eq!(end.slot().flags(), flags::ENDED | flags::OVER);
     drop(end);
-    closed_but(&mut world, 1);
+    wait_for_sessions_left(&mut world, 1);
 
     // The server's stream ends first.
     let listener = process.listen(&mut world, 81, 1);
@@ -376,7 +376,7 @@ fn end(world: &mut World<Serve>, client: &Client) {
 
 /// Waits for queries to the kernel whether sessions are closed, which take real time instead of the virtual time of the
 /// world.
-fn find_out(world: &mut World<Serve>) {
+fn wait_for_close_queries(world: &mut World<Serve>) {
     for _ in 0..50 {
         world.turn();
         sleep(Duration::from_millis(1));
@@ -384,11 +384,11 @@ fn find_out(world: &mut World<Serve>) {
 }
 
 /// Waits until `left` sessions are left.
-fn closed_but(world: &mut World<Serve>, left: u64) {
+fn wait_for_sessions_left(world: &mut World<Serve>, left: u64) {
     let start = Instant::now();
     while sessions(world) != left {
         assert!(start.elapsed() < Duration::from_secs(30), "{} sessions", sessions(world));
-        find_out(world);
+        wait_for_close_queries(world);
     }
 }
 
@@ -402,27 +402,27 @@ fn shutdown_does_not_close_session() {
     process.mark(&end_of);
     shutdown(&end_of.fd, Shutdown::Write).unwrap();
     assert_eq!(end_of.bits(), IN | OUT | RDHUP | Bits::HUP);
-    find_out(&mut world);
+    wait_for_close_queries(&mut world);
     assert_eq!(sessions(&world), 2);
     assert!(world.has_ended(&client));
     assert_eq!(process.read(&mut end_of, 100), b"not read yet");
     drop(end_of);
-    closed_but(&mut world, 1);
+    wait_for_sessions_left(&mut world, 1);
 
     // Both directions at once, by the application alone.
     let (end_of, _client) = another(&mut world, &process, &listener);
     end_of.slot().wishes.options.store(wish::END | wish::NO_READ, Ordering::Release);
     process.mark(&end_of);
     shutdown(&end_of.fd, Shutdown::Both).unwrap();
-    find_out(&mut world);
+    wait_for_close_queries(&mut world);
     assert_eq!(sessions(&world), 2);
     drop(end_of);
-    closed_but(&mut world, 1);
+    wait_for_sessions_left(&mut world, 1);
 
     // A listener that is shut down no longer listens, but keeps its address.
     listener.slot().wishes.options.store(wish::END | wish::NO_READ, Ordering::Release);
     shutdown(&listener.fd, Shutdown::Both).unwrap();
-    find_out(&mut world);
+    wait_for_close_queries(&mut world);
     assert_eq!((listener.slot().state(), sessions(&world)), (state::BOUND, 1));
     process.listen(&mut world, 80, 1);
 }
@@ -437,9 +437,9 @@ fn reset_after_fin_is_reported() {
     assert_eq!(end_of.bits(), IN | OUT | Bits::HUP | RDHUP);
     assert_eq!((end_of.error(), end_of.slot().flags()), (32, flags::ENDED | flags::OVER));
     assert_eq!(process.read(&mut end_of, 100), b"last");
-    find_out(&mut world);
+    wait_for_close_queries(&mut world);
     assert_eq!(sessions(&world), 2);
     drop(end_of);
-    closed_but(&mut world, 1);
+    wait_for_sessions_left(&mut world, 1);
     assert_eq!((sessions(&world), world.server.path.stack.connections()), (1, 0));
 }

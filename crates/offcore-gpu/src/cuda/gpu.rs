@@ -34,7 +34,7 @@ const MAX_CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 const QUEUES: u32 = 8;
 const MAX_QUEUES: u32 = 32;
 /// Queues that must stay free of polling kernels: for the null stream, copies, and kernels that have just ended.
-const KEPT_QUEUES: u32 = 3;
+const RESERVED_QUEUES: u32 = 3;
 
 /// The kernels of `kernels/kernels.cu`.
 #[derive(Clone, Copy, Debug)]
@@ -263,7 +263,7 @@ pub fn use_all_queues() {
 /// Kernels that may wait for bursts at a time, from the value of [`MAX_CONNECTIONS`].
 fn queues(environment: Option<&str>) -> u32 {
     let queues = environment.and_then(|text| text.trim().parse().ok()).unwrap_or(QUEUES);
-    queues.clamp(1, MAX_QUEUES).saturating_sub(KEPT_QUEUES).max(1)
+    queues.clamp(1, MAX_QUEUES).saturating_sub(RESERVED_QUEUES).max(1)
 }
 
 /// Checks that one more service, whose kernels poll for bursts and occupy `wanted` multiprocessors, fits.

@@ -170,12 +170,12 @@ impl State {
 
     /// Returns whether a launch is still in progress after `stopped` was set.
     fn is_launching(&self) -> bool {
-        self.launching.load(Ordering::SeqCst) && !self.is_thread_gone()
+        self.launching.load(Ordering::SeqCst) && !self.has_thread_ended()
     }
 
     /// Returns whether the launch thread has ended before the service.
-    fn is_thread_gone(&self) -> bool {
-        self.mailbox.as_ref().is_some_and(|mailbox| mailbox.is_gone())
+    fn has_thread_ended(&self) -> bool {
+        self.mailbox.as_ref().is_some_and(|mailbox| mailbox.has_ended())
     }
 }
 
@@ -280,7 +280,7 @@ impl CudaLauncher {
         // Lets the launch thread launch all submitted bursts.
         while self.queue.as_mut().is_some_and(|queue| !queue.is_empty())
             && !state.stopped.load(Ordering::SeqCst)
-            && !state.is_thread_gone()
+            && !state.has_thread_ended()
             && since.elapsed() < TIMEOUT
         {
             thread::sleep(NAP);
@@ -452,7 +452,7 @@ impl Watch for CudaWatch {
         let submitted = state.submitted.load(Ordering::Acquire);
         let handled = state.handled.load(Ordering::Acquire);
         // Read before the stream is queried: nothing is launched after a failed launch or after the thread has ended.
-        let (refused, gone) = (state.refused.get(), state.is_thread_gone());
+        let (refused, gone) = (state.refused.get(), state.has_thread_ended());
         let launched = state.launched.load(Ordering::Acquire);
         let idle = state.stream.is_idle();
         let is_waited_for = state.launch != Launch::Graph
@@ -460,7 +460,7 @@ impl Watch for CudaWatch {
         failure_of((state.launch, launched && is_waited_for), (refused, gone), &idle)
     }
 
-    fn give_up(&mut self) -> bool {
+    fn request_abort(&mut self) -> bool {
         let state = &*self.state;
         state.stopped.store(true, Ordering::SeqCst);
         // Kernels that poll for bursts only see the quit in the ring.

@@ -122,7 +122,7 @@ impl fmt::Debug for LaunchMailbox {
 
 impl LaunchMailbox {
     /// Returns whether the thread has ended and launches nothing any more.
-    pub(super) fn is_gone(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
@@ -163,7 +163,7 @@ impl LaunchMailbox {
     /// Waits until `done` returns true, the thread has ended, or the timeout is reached.
     fn wait_until(&self, done: impl Fn() -> bool) {
         let since = Instant::now();
-        while !done() && !self.is_gone() {
+        while !done() && !self.has_ended() {
             if since.elapsed() > TIMEOUT {
                 tracing::error!("the launch thread hangs");
                 return;
@@ -193,7 +193,7 @@ impl LaunchThread {
     /// Returns the thread shared through `place`, or a new one if it does not exist or has ended.
     pub(super) fn shared_at(place: &Mutex<Weak<Self>>) -> Result<Arc<Self>, String> {
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = place.upgrade().filter(|thread| !thread.mailbox.is_gone()) {
+        if let Some(thread) = place.upgrade().filter(|thread| !thread.mailbox.has_ended()) {
             return Ok(thread);
         }
         let thread = Arc::new(Self::start()?);
@@ -234,7 +234,7 @@ impl Drop for LaunchThread {
     fn drop(&mut self) {
         self.mailbox.ending.store(true, Ordering::Release);
         self.mailbox.wait_until(|| false);
-        if let Some(handle) = self.handle.take().filter(|_| self.mailbox.is_gone())
+        if let Some(handle) = self.handle.take().filter(|_| self.mailbox.has_ended())
             && handle.join().is_err()
         {
             tracing::error!("the launch thread has panicked");
@@ -296,7 +296,7 @@ impl Drop for Queue {
         self.closed.store(true, Ordering::Relaxed);
         let change = mailbox.change();
         mailbox.wait_until(|| mailbox.seen.load(Ordering::Acquire) >= change);
-        if mailbox.is_gone() {
+        if mailbox.has_ended() {
             // The thread may have ended before it took this queue over.
             mailbox.arrived().retain(|one| !one.closed.load(Ordering::Relaxed));
         }

@@ -64,7 +64,7 @@ impl Back {
         let no_answer = || format!("it has not answered for {:.1} ms", tsc::to_ns(waited) / 1e6);
         let found = match watch.failure() {
             Some(failure) => failure,
-            None if waited > self.timeout && watch.give_up() => no_answer(),
+            None if waited > self.timeout && watch.request_abort() => no_answer(),
             // It was told to stop, and had the same time again to do so.
             None if waited > 2 * self.timeout => {
                 *hung = true;
@@ -135,7 +135,7 @@ impl Served {
         if self.quarantine.is_empty() {
             return;
         }
-        let stopped = self.watch.give_up();
+        let stopped = self.watch.request_abort();
         if stopped {
             self.hung = false;
             self.replaced = 0;

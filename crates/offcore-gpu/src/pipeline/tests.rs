@@ -219,7 +219,7 @@ impl Watch for HungDevice {
         None
     }
 
-    fn give_up(&mut self) -> bool {
+    fn request_abort(&mut self) -> bool {
         !self.hung.load(Ordering::Relaxed)
     }
 }
@@ -347,7 +347,7 @@ impl Watch for CountingDevice {
         self.0.load(Ordering::Relaxed).then(|| "it was told to".into())
     }
 
-    fn give_up(&mut self) -> bool {
+    fn request_abort(&mut self) -> bool {
         false
     }
 }

@@ -35,7 +35,7 @@ fn content(number: usize) -> Vec<u8> {
 
 /// Checks that every packet's result was computed from device memory, and that its addresses are swapped. Returns the
 /// number of flushes.
-fn results_are_of_the_devices_memory(fake: &Fake, launch: Launch) -> u64 {
+fn check_device_memory_results(fake: &Fake, launch: Launch) -> u64 {
     let mut device = devices::open("cuda:0").unwrap();
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let memory = device.pool(pool.chunks() * pool.chunk_size()).unwrap();
@@ -88,12 +88,12 @@ fn packets_are_processed_in_device_memory() {
     for launch in Launch::ALL {
         let fake = Fake::new();
         fake.set("gpudirect", 1);
-        assert_eq!(results_are_of_the_devices_memory(&fake, launch), BURSTS as u64, "once for each burst");
+        assert_eq!(check_device_memory_results(&fake, launch), BURSTS as u64, "once for each burst");
         drop(fake);
         // A device that sees a card's writes in order.
         let fake = Fake::new();
         fake.set("gpudirect", 2);
-        assert_eq!(results_are_of_the_devices_memory(&fake, launch), 0);
+        assert_eq!(check_device_memory_results(&fake, launch), 0);
     }
 }
 

@@ -96,7 +96,7 @@ fn back(rig: &Rig, from_turn: u64, i: usize, bursts: &[Vec<PacketDescriptor>], e
     assert!(rig.wait(turn), "no answer to burst {i}");
     rig.check(turn, bursts[i].len(), &expected[i], &format!("burst {i}"));
     rig.clear(turn);
-    rig.spoil_results(turn);
+    rig.poison_results(turn);
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn excessive_count_is_answered_as_empty() {
             let mut packets = rig.packets(room.min(64), 1);
             packets.resize(room, PacketDescriptor { chunk: 5, offset: 0, len: 64 });
             let pool = rig.pool.bytes().to_vec();
-            rig.spoil_results(0);
+            rig.poison_results(0);
             let results = rig.answer(0, room).1;
             rig.post_count(0, &packets, count);
             // SAFETY: the rig is alive, and nothing else uses its memory.

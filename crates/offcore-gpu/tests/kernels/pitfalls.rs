@@ -70,7 +70,7 @@ fn pitfall_7_device_never_reads_an_answer() {
     for turn in 0..6 {
         let packets = full_packets(&rig, 64);
         let (pool, expected) = rig.after(&packets);
-        rig.spoil_results(turn);
+        rig.poison_results(turn);
         rig.post(turn, &packets);
         let (slot, lap) = rig.place(turn);
         // SAFETY: the rig exists, and this is its only user.

@@ -390,7 +390,7 @@ impl Rig {
     }
 
     /// Makes a missing result detectable.
-    pub(crate) fn spoil_results(&self, turn: u64) {
+    pub(crate) fn poison_results(&self, turn: u64) {
         let at = self.answer_at(turn);
         for word in 1..self.answer_stride / 4 {
             self.ring.write(at + word * 4, 0x5011_ed00u32 + word as u32);

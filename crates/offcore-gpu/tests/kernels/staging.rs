@@ -10,7 +10,7 @@ use crate::rig::{KINDS, Rig, STAGINGS, burst, threads};
 fn one_burst(rig: &Rig, mode: &str, packets: &[PacketDescriptor], number: u32, case: &str) {
     let (pool, expected) = rig.after(packets);
     rig.poison();
-    rig.spoil_results(0);
+    rig.poison_results(0);
     rig.clear_answer(0);
     rig.post(0, packets);
     rig.quit(1);

@@ -17,7 +17,7 @@ fn one_burst(rig: &mut Rig, packets: &[PacketDescriptor], number: u32, case: &st
         let case = &format!("{case}, staging {staging:?}");
         rig.stage(staging);
         rig.pool.fill(&before);
-        rig.spoil_results(0);
+        rig.poison_results(0);
         rig.clear_answer(0);
         rig.post(0, packets);
         let (slot, lap) = rig.place(0);

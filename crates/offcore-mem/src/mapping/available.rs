@@ -14,7 +14,7 @@ pub fn all_memory() -> Option<usize> {
 pub fn available_memory() -> Option<usize> {
     let machine = meminfo("MemAvailable:")?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let left = left_in_groups(Path::new("/sys/fs/cgroup"), &groups);
+    let left = available_in_cgroups(Path::new("/sys/fs/cgroup"), &groups);
     Some(left.map_or(machine, |left| left.min(machine)))
 }
 
@@ -43,7 +43,7 @@ const V2: Names = Names { limit: "memory.max", usage: "memory.current", inactive
 
 /// Returns the minimum of the memory that this process's groups and their ancestors have left; `None` without a limit.
 /// `groups` is the text of `/proc/self/cgroup`.
-fn left_in_groups(root: &Path, groups: &str) -> Option<usize> {
+fn available_in_cgroups(root: &Path, groups: &str) -> Option<usize> {
     let left_in = |root: &Path, group: &str, names: &Names| {
         let group = root.join(group);
         group
@@ -103,11 +103,11 @@ mod tests {
             ("0::/a/b\n", Some(400)),
             ("0::/a/b/c\n", Some(400)),
         ] {
-            assert_eq!(left_in_groups(root, groups), left, "{groups}");
+            assert_eq!(available_in_cgroups(root, groups), left, "{groups}");
         }
         group(root, "a/b/c", &V2, "500", 490, 0);
-        assert_eq!(left_in_groups(root, "0::/a/b/c\n"), Some(10));
+        assert_eq!(available_in_cgroups(root, "0::/a/b/c\n"), Some(10));
         group(root, "a/b/c", &V2, "500", 600, 0);
-        assert_eq!(left_in_groups(root, "0::/a/b/c\n"), Some(0), "above a limit that was lowered");
+        assert_eq!(available_in_cgroups(root, "0::/a/b/c\n"), Some(0), "above a limit that was lowered");
     }
 }

@@ -99,7 +99,7 @@ pub(super) fn bind(socket: &OwnedFd, index: u32, receive: bool) -> Result<(), Re
 }
 
 /// Returns whether the interface that the socket was bound to was deleted.
-pub(super) fn is_orphaned(socket: &OwnedFd) -> bool {
+pub(super) fn is_device_deleted(socket: &OwnedFd) -> bool {
     // SAFETY: sockaddr_ll consists of integers, for which zeros are a valid value.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     let mut len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
@@ -123,8 +123,8 @@ pub(super) fn promiscuous(socket: &OwnedFd, index: u32) -> Result<(), Refusal> {
     )
 }
 
-/// Blocks all packets for the socket until [`let_in`] is called.
-pub(super) fn keep_out(socket: &OwnedFd) -> Result<(), Refusal> {
+/// Blocks all packets for the socket until [`unblock_packets`] is called.
+pub(super) fn block_packets(socket: &OwnedFd) -> Result<(), Refusal> {
     // BPF_RET | BPF_K: accepts 0 bytes of any packet.
     let mut nothing = [libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 }];
     let program = libc::sock_fprog { len: 1, filter: nothing.as_mut_ptr() };
@@ -132,8 +132,8 @@ pub(super) fn keep_out(socket: &OwnedFd) -> Result<(), Refusal> {
         .map_err(|source| Refusal::new("keeping packets out until the queue has joined the others", source))
 }
 
-/// Lets packets through to a socket after [`keep_out`].
-pub(super) fn let_in(socket: &OwnedFd) -> Result<(), Refusal> {
+/// Lets packets through to a socket after [`block_packets`].
+pub(super) fn unblock_packets(socket: &OwnedFd) -> Result<(), Refusal> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0)
         .map_err(|source| Refusal::new("letting packets in", source))
 }

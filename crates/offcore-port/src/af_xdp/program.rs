@@ -119,7 +119,7 @@ fn instructions(map: RawFd) -> [Insn; 6] {
 }
 
 /// Describes the program attached to interface `name`, and how to remove it.
-pub(super) fn who_is_there(name: &str, index: u32) -> String {
+pub(super) fn describe_attached(name: &str, index: u32) -> String {
     let Some(id) = attached(index) else {
         return format!("interface '{name}' is busy: another program was being attached, try again");
     };

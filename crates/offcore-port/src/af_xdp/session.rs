@@ -10,7 +10,7 @@ use offcore_mem::Pool;
 use offcore_wire::ethernet;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::program::{Attachment, Place, Program, who_is_there};
+use super::program::{Attachment, Place, Program, describe_attached};
 use super::rings::Sizes;
 use super::rx::RxHalf;
 use super::socket::{Copying, Refused, Settings, Socket, Step};
@@ -109,7 +109,7 @@ impl Session {
         let promiscuous = match spec.promiscuous {
             false => None,
             true => Some(
-                listen_to_all(index)
+                set_promiscuous(index)
                     .map_err(|e| Refusal::System(format!("receiving all of '{name}': {PRIVILEGES}"), e))?,
             ),
         };
@@ -223,7 +223,7 @@ fn refused_program(interface: &str, error: io::Error, mtu: usize, pool: &Pool) -
 fn refused_attachment(device: &NetDev, place: Place, error: io::Error, mtu: usize) -> Refusal {
     let name = device.name();
     let what = match (error.raw_os_error(), place) {
-        (Some(libc::EBUSY | libc::EEXIST), _) => who_is_there(name, device.index()),
+        (Some(libc::EBUSY | libc::EEXIST), _) => describe_attached(name, device.index()),
         (Some(libc::EPERM | libc::EACCES), _) => format!("attaching to interface '{name}': {PRIVILEGES}"),
         (Some(libc::EOPNOTSUPP), Place::Driver) => {
             format!("the driver of interface '{name}' runs no XDP program: mode=skb, or mode=auto")
@@ -303,7 +303,7 @@ fn has_queue(device: &NetDev, queue: u32) -> bool {
 }
 
 /// Makes the interface receive packets for all addresses while the returned descriptor is open.
-fn listen_to_all(index: u32) -> io::Result<std::os::fd::OwnedFd> {
+fn set_promiscuous(index: u32) -> io::Result<std::os::fd::OwnedFd> {
     // Without a protocol, the socket itself receives no packets.
     let socket =
         rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;

@@ -102,7 +102,7 @@ impl Socket {
         let rings = make_rings(&fd, &settings.sizes).map_err(at(Step::Rings))?;
         bind(&fd, index, queue, settings, umem_of).map_err(at(Step::Bind))?;
         if let Some(budget) = settings.busy_poll {
-            poll_busily(&fd, budget).map_err(at(Step::BusyPoll))?;
+            enable_busy_poll(&fd, budget).map_err(at(Step::BusyPoll))?;
         }
         // Older kernels do not support this option, and need more calls.
         let _ = set(&fd, libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &TX_BUDGET.min(settings.sizes.tx));
@@ -284,7 +284,7 @@ fn bind(
 }
 
 /// Enables busy polling: the worker's system calls replace interrupts.
-fn poll_busily(fd: &OwnedFd, budget: u32) -> io::Result<()> {
+fn enable_busy_poll(fd: &OwnedFd, budget: u32) -> io::Result<()> {
     set(fd, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, &1u32)?;
     set(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &BUSY_POLL_TIME)?;
     set(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET, &budget)

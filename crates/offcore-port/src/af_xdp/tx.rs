@@ -197,19 +197,19 @@ pub(super) struct XdpTx {
     line: Arc<Line>,
     counters: TxCounters,
     /// Packets that were counted as sent and then dropped. They are subtracted from the next packets counted.
-    owed: Sum,
+    overcounted: Sum,
     /// The time since which no buffer has come back to a stopping queue.
     stuck_since: Option<Instant>,
 }
 
 impl XdpTx {
     pub(super) fn new(end: End<TxHalf>, line: Arc<Line>, counters: TxCounters) -> Self {
-        Self { end, line, counters, owed: Sum::default(), stuck_since: None }
+        Self { end, line, counters, overcounted: Sum::default(), stuck_since: None }
     }
 
     /// Frees sent packets, and sends packets that are left in the ring; returns the number of freed buffers.
     #[inline]
-    fn go_on(&mut self, cache: &mut PoolCache) -> usize {
+    fn reap_and_kick(&mut self, cache: &mut PoolCache) -> usize {
         let Some(half) = self.end.latest() else { return 0 };
         let reaped = half.reap(cache);
         if half.has_unsent() && self.line.longest() > 0 {
@@ -227,11 +227,16 @@ impl XdpTx {
     fn count(&mut self, sent: Sum, refused: Sum) {
         if refused.packets > 0 {
             self.counters.drop(DropReason::Failed, refused.packets);
-            self.owed += refused;
+            self.overcounted += refused;
         }
-        let off =
-            Sum { packets: self.owed.packets.min(sent.packets), bytes: self.owed.bytes.min(sent.bytes) };
-        self.owed = Sum { packets: self.owed.packets - off.packets, bytes: self.owed.bytes - off.bytes };
+        let off = Sum {
+            packets: self.overcounted.packets.min(sent.packets),
+            bytes: self.overcounted.bytes.min(sent.bytes),
+        };
+        self.overcounted = Sum {
+            packets: self.overcounted.packets - off.packets,
+            bytes: self.overcounted.bytes - off.bytes,
+        };
         self.counters.add(sent.packets - off.packets, sent.bytes - off.bytes);
     }
 }
@@ -333,7 +338,7 @@ impl TxQueue for XdpTx {
     }
 
     fn poll(&mut self, ctx: &mut Context<'_>) {
-        self.go_on(ctx.cache);
+        self.reap_and_kick(ctx.cache);
     }
 
     fn counters(&self) -> &TxCounters {
@@ -341,7 +346,7 @@ impl TxQueue for XdpTx {
     }
 
     fn stop(&mut self, ctx: &mut Context<'_>) -> bool {
-        if self.go_on(ctx.cache) > 0 {
+        if self.reap_and_kick(ctx.cache) > 0 {
             self.stuck_since = None;
         }
         // An interface without a link does not return its packets.

@@ -33,7 +33,7 @@ pub struct Sequence {
 
 impl Sequence {
     /// A gap of this length is not a loss but a damaged number.
-    const PLAUSIBLE: u64 = 1 << 32;
+    const MAX_PLAUSIBLE_GAP: u64 = 1 << 32;
 
     /// Records the arrival of `number`.
     #[inline]
@@ -59,7 +59,7 @@ impl Sequence {
             };
         }
         let gap = number - self.next;
-        if gap >= Self::PLAUSIBLE {
+        if gap >= Self::MAX_PLAUSIBLE_GAP {
             return Arrival::Implausible;
         }
         // Numbers below the window are forgotten, so clearing at most the whole window is sufficient.

@@ -19,7 +19,7 @@ const OVERTAKING: u64 = 5;
 /// A packet waits to be overtaken for at most one second divided by this: one millisecond.
 const OVERTAKEN_WITHIN: u64 = 1_000;
 /// Maximum number of packets that wait to be overtaken. Further packets are not reordered.
-const MOST_BACK: usize = 32;
+const MAX_REORDERED: usize = 32;
 /// Unused rate is credited for at most one second divided by this: one millisecond.
 const BUCKET: u64 = 1_000;
 /// A time at which all held packets leave.
@@ -100,7 +100,7 @@ pub(super) struct Line {
     random: SplitMix,
     /// Its capacity covers all packets that may be held.
     held: BinaryHeap<Held>,
-    back: ArrayVec<Back, MOST_BACK>,
+    back: ArrayVec<Back, MAX_REORDERED>,
     serial: u64,
     /// Number of packet buffers held, and its limit.
     buffers: usize,

@@ -154,7 +154,7 @@ impl Rig {
         }
     }
 
-    fn ends_well(self) {
+    fn assert_no_leaks(self) {
         let pool = self.cache.pool();
         drop((self.rx, self.tx, self.cache));
         assert_eq!(pool.available(), pool.chunks());
@@ -175,7 +175,7 @@ fn losses_are_counted_with_the_queue() {
     let status = rig.port.status();
     let expected = format!("plain; received: {} lost, 0 reordered, 0 duplicated,", 3200 - received);
     assert!(status.starts_with(&expected), "{status}");
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn delayed_packets_wake_the_worker() {
     rig.call(|_, tx, ctx| tx.poll(ctx));
     assert_eq!(rig.tx.counters().packets(), 32);
     assert!(matches!(rig.rx.arm(), Wake::Never));
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn stop_flushes_delayed_packets() {
     rig.send(320);
     assert!(rig.call(|_, tx, ctx| tx.stop(ctx)));
     assert_eq!((rig.tx.counters().packets(), rig.tx.counters().dropped_total()), (320, 0));
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -214,14 +214,14 @@ fn stop_waits_for_port_room() {
     rig.send(320);
     while !rig.call(|_, tx, ctx| tx.stop(ctx)) {}
     assert_eq!((rig.tx.counters().packets(), rig.tx.counters().dropped_total()), (320, 0));
-    rig.ends_well();
+    rig.assert_no_leaks();
     // The queue does not wait forever for a port that takes no packets.
     let mut rig = Rig::new("seed=1", 0, false, 0);
     rig.send(1024);
     assert_eq!(rig.tx.counters().dropped(DropReason::Full), 1024 - 512 - 64);
     while !rig.call(|_, tx, ctx| tx.stop(ctx)) {}
     assert_eq!(rig.tx.counters().dropped(DropReason::Full), 1024);
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn backpressure_limits_held_packets() {
     assert_eq!(burst[0].chunk(), chunk);
     rig.rx.take_back(&mut burst);
     assert_eq!(rig.drain(), 256);
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -252,5 +252,5 @@ fn dropped_port_frees_held_packets() {
     rig.receive(10);
     rig.send(320);
     assert!(rig.cache.available() <= 4096 - 640);
-    rig.ends_well();
+    rig.assert_no_leaks();
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::Interface;
 
 /// Drivers that give a device to a user space program, such as a DPDK application.
-const LEFT_TO_PROGRAMS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
+const USERSPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 /// Kernel drivers that DPDK can use a device together with.
 const SHARED: [&str; 2] = ["mlx4_core", "mlx5_core"];
 
@@ -40,15 +40,15 @@ pub struct PciDevice {
 
 impl PciDevice {
     /// Whether the device is available to user space programs such as DPDK applications.
-    pub fn is_left_to_programs(&self) -> bool {
-        self.driver.as_deref().is_some_and(|driver| LEFT_TO_PROGRAMS.contains(&driver))
+    pub fn is_for_userspace(&self) -> bool {
+        self.driver.as_deref().is_some_and(|driver| USERSPACE_DRIVERS.contains(&driver))
     }
 
     /// Whether the kernel drives it as a network card whose interface is not visible here.
     fn is_elsewhere(&self) -> bool {
         self.kind == PciKind::Network
             && self.driver.is_some()
-            && !self.is_left_to_programs()
+            && !self.is_for_userspace()
             && self.interfaces.is_empty()
     }
 
@@ -56,10 +56,10 @@ impl PciDevice {
     pub fn uses(&self) -> Vec<String> {
         let shared = self.driver.as_deref().is_some_and(|driver| SHARED.contains(&driver));
         match self.kind {
-            PciKind::Network if shared || self.is_left_to_programs() => {
+            PciKind::Network if shared || self.is_for_userspace() => {
                 vec![format!("dpdk:{}", self.address)]
             }
-            PciKind::Dma if self.is_left_to_programs() => vec![format!("dmadev:{}", self.address)],
+            PciKind::Dma if self.is_for_userspace() => vec![format!("dmadev:{}", self.address)],
             PciKind::Dma if self.driver.as_deref() == Some("idxd") => vec!["dsa:auto".into()],
             _ => vec![],
         }
@@ -231,7 +231,7 @@ mod tests {
         );
         assert_eq!((all[0].interfaces.as_slice(), all[0].numa_node), (&["eth0".to_owned()][..], Some(1)));
         assert!(all[0].notes()[0].contains("--bind vfio-pci 0000:43:00.0"), "{:?}", all[0].notes());
-        assert!(all[1].notes().is_empty() && all[1].is_left_to_programs());
+        assert!(all[1].notes().is_empty() && all[1].is_for_userspace());
         assert!(all[4].notes()[0].contains("no driver"), "{:?}", all[4].notes());
     }
 

@@ -24,7 +24,7 @@ use crate::{Accepts, Context, DropReason, TxCounters, TxQueue};
 /// Rounds without a packet after which buffered data is written to the file.
 const IDLE_ROUNDS: u32 = 1024;
 /// How long the port waits for the reader of a pipe when it stops.
-const READERS_TIME: Duration = Duration::from_secs(1);
+const READER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The suffix of an unfinished capture's name.
 const PART: &str = ".part";
 
@@ -328,7 +328,7 @@ impl TxQueue for PcapTx {
         sink.keep();
         let left = sink.left();
         if left > 0 && self.counters.packets() > 0 {
-            if self.stopped.get_or_insert_with(Instant::now).elapsed() < READERS_TIME {
+            if self.stopped.get_or_insert_with(Instant::now).elapsed() < READER_TIMEOUT {
                 return false;
             }
             if let Some(sink) = self.sink.take() {

@@ -135,7 +135,7 @@ impl Cell {
     }
 
     /// Takes the last publication, and returns its number.
-    pub(super) fn pick_up(&self) -> (u32, Option<Ring>) {
+    pub(super) fn latest_publication(&self) -> (u32, Option<Ring>) {
         let mut state = self.lock();
         (self.generation.load(Ordering::Relaxed), state.next.take())
     }

@@ -232,6 +232,6 @@ fn is_denied(error: &FrontEndError) -> bool {
 
 /// Returns whether another attempt would fail in the same way.
 fn is_lasting(error: &FrontEndError) -> bool {
-    use FrontEndError::{Connection, NoBackEnd, NobodyConnected};
-    !matches!(error, NoBackEnd { .. } | NobodyConnected { .. } | Connection(_))
+    use FrontEndError::{AcceptTimedOut, Connection, NoBackEnd};
+    !matches!(error, NoBackEnd { .. } | AcceptTimedOut { .. } | Connection(_))
 }

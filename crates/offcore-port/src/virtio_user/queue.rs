@@ -25,7 +25,7 @@ pub(super) struct Half {
 
 impl Half {
     pub(super) fn new(cell: Arc<Cell>, pool: &'static Pool) -> Self {
-        let (generation, ring) = cell.pick_up();
+        let (generation, ring) = cell.latest_publication();
         Self { cell, pool, generation, ring, broken: false }
     }
 
@@ -45,7 +45,7 @@ impl Half {
 
     #[cold]
     fn follow(&mut self, cache: &mut PoolCache) {
-        let (generation, next) = self.cell.pick_up();
+        let (generation, next) = self.cell.latest_publication();
         if let Some(old) = std::mem::replace(&mut self.ring, next) {
             old.reclaim(cache);
         }

@@ -123,10 +123,10 @@ fn action(new: Option<&Action>, old: &mut Action) -> Result<(), sys::Errno> {
     sys::result(unsafe { sys::call(libc::SYS_rt_sigaction, args) }).map(drop)
 }
 
-/// Installs [`come_back`] as the handler of SIGSYS.
+/// Installs [`handle_sigsys`] as the handler of SIGSYS.
 fn handle_signal() -> Result<(), sys::Errno> {
     const SA_RESTORER: u64 = 0x0400_0000;
-    let handler = come_back as *const () as usize;
+    let handler = handle_sigsys as *const () as usize;
     let mut old = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
     action(None, &mut old)?;
     if old.handler == handler {
@@ -146,7 +146,7 @@ unsafe extern "C" fn return_from_signal() {
 }
 
 /// Handles SIGSYS.
-unsafe extern "C" fn come_back(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+unsafe extern "C" fn handle_sigsys(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes valid pointers to the signal information and to the context of this thread.
     let (code, registers) =
         unsafe { ((*info).si_code, &mut (*context.cast::<ucontext_t>()).uc_mcontext.gregs) };

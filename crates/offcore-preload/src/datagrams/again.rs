@@ -101,7 +101,7 @@ fn ask(fd: c_int, entry: Entry, slot: &'static Slot) -> Result<Session, Errno> {
     let mut question = Question::new(call, NONE, value);
     (question.local, question.remote) = (Some(local), remote);
     let (found, end) = decide::ask_session(fd, &question, &[])?;
-    lost::give_times(slot, end);
+    lost::restore_timeouts(slot, end);
     let new = Entry::session(Kind::Datagrams, entry.v6, found);
     let session = listeners::replace(fd, entry, end, new).ok_or(libc::EIO)?;
     decide::inherit(&session, slot);

@@ -21,7 +21,7 @@ const MOST: usize = 64;
 const ROOM: usize = 1 << 16;
 
 /// An incomplete datagram. The socket's write lock protects it.
-struct Begun {
+struct CorkedDatagram {
     /// Place and generation of the session, or 0 for a free entry.
     session: AtomicU64,
     header: UnsafeCell<Option<Header>>,
@@ -29,13 +29,13 @@ struct Begun {
     len: AtomicUsize,
 }
 
-struct All([Begun; MOST]);
+struct All([CorkedDatagram; MOST]);
 
 // SAFETY: `header` and the memory at `bytes` are written only under the write lock of the session that owns the entry.
 unsafe impl Sync for All {}
 
 static ALL: All = All([const {
-    Begun {
+    CorkedDatagram {
         session: AtomicU64::new(0),
         header: UnsafeCell::new(None),
         bytes: AtomicUsize::new(0),
@@ -51,7 +51,7 @@ fn key(session: &Session) -> u64 {
     u64::from(session.place.number()) << 32 | u64::from(generation)
 }
 
-fn find(session: &Session) -> Option<&'static Begun> {
+fn find(session: &Session) -> Option<&'static CorkedDatagram> {
     if COUNT.load(Ordering::Relaxed) == 0 {
         return None;
     }
@@ -65,7 +65,7 @@ pub(crate) fn is_begun(session: &Session) -> bool {
 }
 
 /// Reserves a free entry and maps its memory.
-fn add(session: &Session) -> Result<&'static Begun, Errno> {
+fn add(session: &Session) -> Result<&'static CorkedDatagram, Errno> {
     // The datagram of a closed socket is dropped, as on Linux.
     let is_gone = |key: u64| {
         let place = offcore_session::Place::new((key >> 32) as u32);
@@ -96,7 +96,7 @@ fn add(session: &Session) -> Result<&'static Begun, Errno> {
     Ok(begun)
 }
 
-impl Begun {
+impl CorkedDatagram {
     fn forget(&self) {
         self.session.store(0, Ordering::Release);
         COUNT.fetch_sub(1, Ordering::Relaxed);
@@ -142,7 +142,11 @@ pub(super) unsafe fn begin(session: &Session, header: &Header, buffers: Buffers<
 ///
 /// # Safety
 /// The buffers are valid for reads.
-pub(super) unsafe fn go_on(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
+pub(super) unsafe fn append_or_send(
+    session: &Session,
+    buffers: Buffers<'_>,
+    how: c_int,
+) -> Result<usize, Errno> {
     let lock = Held::new(&session.slot.wishes.writing);
     if lock.is_nested() {
         return Err(libc::EAGAIN);
@@ -169,7 +173,7 @@ pub(crate) fn push(session: &Session) -> Result<(), Errno> {
 }
 
 /// Sends the datagram. An error drops it.
-fn send(session: &Session, begun: &Begun, header: Header, how: c_int) -> Result<usize, Errno> {
+fn send(session: &Session, begun: &CorkedDatagram, header: Header, how: c_int) -> Result<usize, Errno> {
     let bytes = ptr::with_exposed_provenance::<u8>(begun.bytes.load(Ordering::Relaxed));
     let part = buffer(bytes.cast(), begun.len.load(Ordering::Relaxed));
     // SAFETY: `part` describes the bytes that were appended to the mapping.

@@ -28,7 +28,7 @@ const SHORTEST: u64 = 10;
 const LONGEST_NAP: u64 = 160;
 
 /// Repeats an attempt while the stack is busy with other programs.
-fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Failed>) -> Result<T, Failed> {
+fn retry_while_busy<T>(mut attempt: impl FnMut() -> Result<T, Failed>) -> Result<T, Failed> {
     let (mut nap, mut waited) = (SHORTEST, 0);
     loop {
         match attempt() {
@@ -175,7 +175,7 @@ fn limit(fd: c_int, seconds: libc::time_t) {
 
 /// Connects to the stack and sends a hello message.
 pub(super) fn connect() -> Result<(c_int, Received), Failed> {
-    patiently(connect_once)
+    retry_while_busy(connect_once)
 }
 
 fn connect_once() -> Result<(c_int, Received), Failed> {
@@ -214,7 +214,7 @@ fn address() -> sockaddr_un {
 /// Requests a socket for a forked child over the socket that it has inherited from its parent, and sends a hello
 /// message on it.
 pub(super) fn fork(inherited: c_int) -> Result<(c_int, Received), Failed> {
-    patiently(|| fork_once(inherited))
+    retry_while_busy(|| fork_once(inherited))
 }
 
 fn fork_once(inherited: c_int) -> Result<(c_int, Received), Failed> {

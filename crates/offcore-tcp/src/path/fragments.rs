@@ -10,7 +10,7 @@ use offcore_mem::{HEADROOM, Packet, PoolCache, Segments};
 
 use super::buffers;
 use crate::proto::HEAD;
-use crate::proto::fragment::{Cut, Part, Whole};
+use crate::proto::fragment::{Cut, Part, ReassemblyKey};
 
 /// Maximum number of packets in reassembly, and of fragments per packet.
 const PACKETS: usize = 64;
@@ -25,7 +25,7 @@ const LONGEST_WAIT: u64 = 30_000_000;
 /// A packet in reassembly.
 #[derive(Debug)]
 struct Unfinished {
-    whole: Whole,
+    whole: ReassemblyKey,
     since: u64,
     /// Sorted by offset.
     parts: Vec<(Part, Packet)>,
@@ -45,7 +45,7 @@ enum Fit {
 }
 
 impl Unfinished {
-    fn new(now: u64, whole: Whole) -> Self {
+    fn new(now: u64, whole: ReassemblyKey) -> Self {
         Self { whole, since: now, parts: Vec::new(), len: None, buffers: 0 }
     }
 
@@ -80,7 +80,7 @@ impl Unfinished {
                 // Only the first buffer keeps its headers.
                 packet.pull(part.at.min(packet.len()));
             } else {
-                let cut = part.make_whole(packet.bytes_mut(), len);
+                let cut = part.rebuild_headers(packet.bytes_mut(), len);
                 packet.pull(cut.unwrap_or(packet.len()));
             }
             buffers.push(packet);
@@ -176,7 +176,7 @@ impl Fragments {
 
     /// Discards the oldest packets until there is room for a fragment of `buffers` buffers. If the sender exceeds its
     /// share, only its own packets are discarded.
-    fn make_room(&mut self, whole: &Whole, buffers: usize, cache: &mut PoolCache) {
+    fn make_room(&mut self, whole: &ReassemblyKey, buffers: usize, cache: &mut PoolCache) {
         let most = self.most;
         loop {
             let new = usize::from(!self.unfinished.iter().any(|unfinished| unfinished.whole == *whole));

@@ -213,7 +213,7 @@ impl Links {
 
     /// Checks whether next hops are resolved: after each neighbour answer, and periodically.
     #[cold]
-    pub(super) fn look_for_stations(
+    pub(super) fn check_next_hops(
         &mut self,
         now: u64,
         stack: &mut Stack,

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use offcore_wire::ipv6;
 
 use super::call_error::CallError;
-use super::iface::{Life, OwnAddress, Prefix, Standing};
+use super::iface::{AddressLifetime, AddressState, OwnAddress, Prefix};
 use super::net::{DETECTION, Net, solicitation};
 use super::packet::{Event, Out};
 use super::tcb::Tcb;
@@ -22,17 +22,17 @@ impl Net {
         &mut self,
         now: u64,
         number: u8,
-        (prefix, life): (Prefix, Life),
+        (prefix, life): (Prefix, AddressLifetime),
         out: &mut Out,
     ) -> Result<(), CallError> {
-        let speaks = self.speaks();
+        let runs_neighbour_protocols = self.runs_neighbour_protocols();
         let iface = &mut self.ifaces[usize::from(number)];
         let mut own = OwnAddress::new(prefix, life);
         match prefix.address {
             IpAddr::V4(_) => own.probe(now),
             IpAddr::V6(address) => {
-                own.standing = Standing::Tentative { until: now + DETECTION };
-                if speaks {
+                own.standing = AddressState::Tentative { until: now + DETECTION };
+                if runs_neighbour_protocols {
                     // The group is reported before the solicitation, so that answers pass a snooping switch.
                     iface.groups.join(now, ipv6::solicited_node(address).into())?;
                     iface.groups.timers(now, iface.sender(number), out);
@@ -53,7 +53,7 @@ impl Net {
         if let IpAddr::V6(address) = address {
             let _ = iface.groups.leave(now, ipv6::solicited_node(address).into());
         }
-        if own.standing == Standing::Preferred {
+        if own.standing == AddressState::Preferred {
             out.events.push(Event::Address { iface: number, address, held: false });
         }
         self.routes_changed();
@@ -67,12 +67,12 @@ impl Net {
 
     /// Returns whether a connection has a route.
     #[inline]
-    pub(super) fn has_way(&self, tcb: &mut Tcb) -> bool {
-        tcb.routes == self.routes || self.find_way(tcb)
+    pub(super) fn has_route(&self, tcb: &mut Tcb) -> bool {
+        tcb.routes == self.routes || self.refresh_route(tcb)
     }
 
     #[cold]
-    fn find_way(&self, tcb: &mut Tcb) -> bool {
+    fn refresh_route(&self, tcb: &mut Tcb) -> bool {
         let (local, remote) = (tcb.key.local().ip(), tcb.key.remote().ip());
         if !self.owns(local) {
             return false;

@@ -57,7 +57,7 @@ impl Ahead {
             return self.grant(tx, arena, buffer, thrift);
         }
         let has_all = self.extend(bytes.max(self.now), tx, arena, buffer, thrift);
-        let upto = self.thrifty(self.limited(tx.released() + bytes.min(self.most)));
+        let upto = self.limit_when_scarce(self.limited(tx.released() + bytes.min(self.most)));
         if !has_all && upto > tx.end() {
             // There may be enough blocks for the requested bytes alone.
             let _ = tx.grant(arena, upto);
@@ -89,7 +89,7 @@ impl Ahead {
     fn add_blocks(&mut self, tx: &mut Fifo<Tx>, arena: &mut Arena, thrift: impl FnOnce() -> u64) -> bool {
         self.thrift =
             memory::is_scarce(arena).then(|| tx.released().saturating_add(thrift().max(FIRST_GRANT)));
-        let upto = self.thrifty(self.wanted(tx));
+        let upto = self.limit_when_scarce(self.wanted(tx));
         upto <= tx.end() || tx.grant(arena, upto)
     }
 
@@ -97,7 +97,7 @@ impl Ahead {
     /// it has room.
     pub(super) fn grant_some(&mut self, tx: &mut Fifo<Tx>, arena: &mut Arena) -> bool {
         let upto = tx.edge() + FIRST_GRANT;
-        tx.end() > tx.edge() || self.thrifty(self.limited(upto)) == upto && tx.grant(arena, upto)
+        tx.end() > tx.edge() || self.limit_when_scarce(self.limited(upto)) == upto && tx.grant(arena, upto)
     }
 
     /// Changes the size of the buffer. Blocks beyond it stay until they are freed.
@@ -114,7 +114,7 @@ impl Ahead {
 
     /// Returns whether blocks are missing that the arena should provide when it has some.
     pub(super) fn is_short(&self, tx: &Fifo<Tx>) -> bool {
-        tx.end() < self.thrifty(self.wanted(tx))
+        tx.end() < self.limit_when_scarce(self.wanted(tx))
     }
 
     /// Returns the position up to which the application should have blocks.
@@ -128,7 +128,7 @@ impl Ahead {
         upto.min(self.limit.unwrap_or(u64::MAX))
     }
 
-    fn thrifty(&self, upto: u64) -> u64 {
+    fn limit_when_scarce(&self, upto: u64) -> u64 {
         upto.min(self.thrift.unwrap_or(u64::MAX))
     }
 }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use offcore_wire::{Arp, ArpOperation, EtherType, MacAddr, arp, ethernet};
 
-use super::iface::{OwnAddress, Standing};
+use super::iface::{AddressState, OwnAddress};
 use super::packet::Control;
 
 /// Number of probes (PROBE_NUM), and the time after each in microseconds.
@@ -21,13 +21,13 @@ pub(super) const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 
 /// A probe or an announcement of an own address.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct About {
+pub(crate) struct AddressClaim {
     pub(super) address: Ipv4Addr,
     /// The sender's protocol address. A probe has none, so that no cache learns from it.
     pub(super) sender: Ipv4Addr,
 }
 
-impl About {
+impl AddressClaim {
     pub(super) fn packet(self, iface: u8, mac: MacAddr) -> Control {
         let message = Arp {
             operation: ArpOperation::Request,
@@ -43,7 +43,7 @@ impl About {
 impl OwnAddress {
     /// Makes the address preferred, and announces an IPv4 address.
     pub(super) fn claim(&mut self, now: u64) {
-        self.standing = Standing::Preferred;
+        self.standing = AddressState::Preferred;
         if self.prefix.address.is_ipv4() {
             (self.left, self.next) = (ANNOUNCEMENTS, Some(now));
         }
@@ -51,23 +51,23 @@ impl OwnAddress {
 
     /// Makes the address tentative, and probes it.
     pub(super) fn probe(&mut self, now: u64) {
-        self.standing = Standing::Tentative { until: now + u64::from(PROBES) * PROBE_INTERVAL };
+        self.standing = AddressState::Tentative { until: now + u64::from(PROBES) * PROBE_INTERVAL };
         (self.left, self.next) = (PROBES, Some(now));
     }
 
     /// Returns the next probe or announcement if it is due.
-    pub(super) fn next_message(&mut self, now: u64) -> Option<About> {
+    pub(super) fn next_message(&mut self, now: u64) -> Option<AddressClaim> {
         let IpAddr::V4(address) = self.prefix.address else { return None };
-        if self.standing == Standing::Duplicated {
+        if self.standing == AddressState::Duplicated {
             self.probe(now);
         }
         let (sender, interval) = match self.standing {
-            Standing::Preferred => (address, ANNOUNCE_INTERVAL),
+            AddressState::Preferred => (address, ANNOUNCE_INTERVAL),
             _ => (Ipv4Addr::UNSPECIFIED, PROBE_INTERVAL),
         };
         self.left = self.left.saturating_sub(1);
         self.next = (self.left > 0).then_some(now + interval);
-        Some(About { address, sender })
+        Some(AddressClaim { address, sender })
     }
 }
 

@@ -48,7 +48,7 @@ impl Stack {
     /// Resets the remaining connections of an application of this memory that has [gone](Self::remove_app). Scans all
     /// connections.
     pub fn abort_gone(&mut self, now: u64, memory: &Arc<Memory>, out: &mut Out) {
-        let Some(app) = self.arenas.find_gone(memory) else { return };
+        let Some(app) = self.arenas.find_removed_app(memory) else { return };
         let of = |(id, conn): (ConnId, &Conn)| (conn.app == app && !conn.tcb.resets).then_some(id);
         for conn in self.conns.iter().filter_map(of).collect::<Vec<_>>() {
             self.abort(now, conn, out);

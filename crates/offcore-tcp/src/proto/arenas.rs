@@ -11,14 +11,14 @@ use offcore_session::{Arena, Memory, Segment, Wanted};
 
 use super::addr::AppId;
 use super::memory::{self, AppMemory};
-use super::shortage::{AGAIN, Shortage};
+use super::shortage::{AGAIN, MemoryWaiters};
 
 /// An application.
 #[derive(Debug)]
 pub(super) struct App {
     pub arena: Arena,
     /// Its connections that wait for memory.
-    pub shortage: Shortage,
+    pub shortage: MemoryWaiters,
     /// The number of its connections, sockets and listeners, including those left behind, and the limit.
     users: usize,
     limit: usize,
@@ -38,7 +38,7 @@ impl App {
     fn new(arena: Arena, fed: bool) -> Box<Self> {
         Box::new(Self {
             arena,
-            shortage: Shortage::default(),
+            shortage: MemoryWaiters::default(),
             users: 0,
             limit: usize::MAX,
             user: None,
@@ -113,7 +113,7 @@ impl Arenas {
     /// Calls `keeps` for each application whose memory has changed or is short. `keeps` returns whether it is still
     /// short.
     #[inline]
-    pub(super) fn look_after(&mut self, mut keeps: impl FnMut(&mut App) -> bool) {
+    pub(super) fn visit_changed_apps(&mut self, mut keeps: impl FnMut(&mut App) -> bool) {
         let Self { apps, changed } = self;
         changed.retain(|&index| {
             let Some(app) = apps.get_mut(index).and_then(Option::as_deref_mut) else { return false };
@@ -139,7 +139,7 @@ impl Arenas {
     }
 
     /// Returns the application that has gone and owns this memory.
-    pub(super) fn find_gone(&self, memory: &Arc<Memory>) -> Option<AppId> {
+    pub(super) fn find_removed_app(&self, memory: &Arc<Memory>) -> Option<AppId> {
         let is = |app: &App| app.gone && Arc::ptr_eq(app.arena.memory(), memory);
         self.apps.iter().position(|app| app.as_deref().is_some_and(is)).map(AppId::at)
     }

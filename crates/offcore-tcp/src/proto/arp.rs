@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use offcore_wire::{Arp, ArpOperation, ethernet};
 
-use super::announce::{About, arp_packet};
-use super::iface::{OwnAddress, Standing};
-use super::neighbour::Said;
+use super::announce::{AddressClaim, arp_packet};
+use super::iface::{AddressState, OwnAddress};
+use super::neighbour::AdvertFlags;
 use super::net::Net;
 use super::packet::{DropReason, Event, Out, Verdict};
 
@@ -25,7 +25,7 @@ impl Net {
     /// Returns whether an IPv4 address is still being probed.
     pub(crate) fn is_probing(&self) -> bool {
         let mut own = self.ifaces.iter().flat_map(|iface| &iface.addresses);
-        own.any(|own| own.prefix.address.is_ipv4() && matches!(own.standing, Standing::Tentative { .. }))
+        own.any(|own| own.prefix.address.is_ipv4() && matches!(own.standing, AddressState::Tentative { .. }))
     }
 
     /// Handles a received ARP packet.
@@ -39,13 +39,13 @@ impl Net {
         }
         let iface = &self.ifaces[usize::from(number)];
         if iface.owns(message.sender_ip.into()) {
-            if !self.speaks() {
+            if !self.runs_neighbour_protocols() {
                 return Verdict::Consumed;
             }
             self.conflicts += 1;
             if self.defended.is_none_or(|last| now - last >= DEFEND) {
                 self.defended = Some(now);
-                let claim = About { address: message.sender_ip, sender: message.sender_ip };
+                let claim = AddressClaim { address: message.sender_ip, sender: message.sender_ip };
                 out.controls.push(claim.packet(number, mac));
             }
             return Verdict::Consumed;
@@ -55,10 +55,10 @@ impl Net {
             let answer = wanted && message.operation == ArpOperation::Reply;
             // Only neighbours on the link and gateways can be a next hop.
             let near = iface.is_near(message.sender_ip.into());
-            let said = Said { answer, replaces: true, wanted: wanted && near };
+            let said = AdvertFlags { answer, replaces: true, wanted: wanted && near };
             self.learned(now, (number, message.sender_ip.into()), message.sender_mac, said, out);
         }
-        if wanted && self.speaks() && message.operation == ArpOperation::Request {
+        if wanted && self.runs_neighbour_protocols() && message.operation == ArpOperation::Request {
             let answer = Arp {
                 operation: ArpOperation::Reply,
                 sender_mac: mac,
@@ -76,14 +76,14 @@ impl Net {
         let is_probe = message.sender_ip.is_unspecified() && message.operation == ArpOperation::Request;
         let claimed = IpAddr::from(if is_probe { message.target_ip } else { message.sender_ip });
         let probed = |own: &&mut OwnAddress| {
-            own.prefix.address == claimed && matches!(own.standing, Standing::Tentative { .. })
+            own.prefix.address == claimed && matches!(own.standing, AddressState::Tentative { .. })
         };
         let Some(own) = self.ifaces[usize::from(number)].addresses.iter_mut().find(probed) else {
             return false;
         };
-        own.standing = Standing::Duplicated;
+        own.standing = AddressState::Duplicated;
         (own.left, own.next) = (0, Some(now + RETRY));
-        self.conflicts += u64::from(self.speaks());
+        self.conflicts += u64::from(self.runs_neighbour_protocols());
         out.events.push(Event::AddressConflict { iface: number, address: claimed });
         true
     }

@@ -9,7 +9,7 @@ use super::call_error::CallError;
 use super::config::Buffers;
 use super::flows::{Entry, key_of};
 use super::handshake::SYN_RETRIES;
-use super::keepalive::{KeepAlive, Keeping};
+use super::keepalive::{KeepAlive, KeepaliveState};
 use super::listeners::Listener;
 use super::options::ConnOptions;
 use super::packet::{Cause, Out};
@@ -17,7 +17,7 @@ use super::receive::Receiver;
 use super::send::Sender;
 use super::stack::Stack;
 use super::steering::{Owner, Share};
-use super::tcb::{Asking, CLOSED_WINDOW, FIN_TIMEOUT, ORPHAN_RATE, RESET_CHECK, RESET_TIMEOUT, State, Tcb};
+use super::tcb::{CLOSED_WINDOW, FIN_TIMEOUT, ORPHAN_RATE, RESET_CHECK, RESET_TIMEOUT, State, SynTimer, Tcb};
 
 impl Stack {
     /// Opens a listener for connections to `port`, at one address of this host or at all addresses (0.0.0.0: all IPv4
@@ -140,7 +140,7 @@ impl Stack {
             return Err(CallError::NoApp);
         }
         let Some(mut way) = self.net.way(to.ip()) else {
-            let may_have_one = self.net.may_have_way(to.ip());
+            let may_have_one = self.net.may_have_route(to.ip());
             return Err(if may_have_one { CallError::Tentative } else { CallError::NoRoute });
         };
         if let Some(from) = from.filter(|from| !from.ip().is_unspecified()) {
@@ -168,13 +168,13 @@ impl Stack {
             Sender::new(iss, 536, self.wishes.algorithm, false, false),
         );
         tcb.options = options;
-        tcb.asking = Some(Asking { due: now, tries: 0, retries: SYN_RETRIES, since: now });
+        tcb.asking = Some(SynTimer { due: now, tries: 0, retries: SYN_RETRIES, since: now });
         let id = self.add(app, tcb, None, waiting).ok_or(CallError::TooMany)?;
         if let Some(Entry::TimeWait(index)) = waiting {
             self.time_wait.remove(index);
         }
         self.counts.opened += 1;
-        self.ask_again(now, id, out);
+        self.send_own_syn(now, id, out);
         Ok(id)
     }
 
@@ -342,7 +342,7 @@ impl Stack {
         out: &mut Out,
     ) -> Result<(), CallError> {
         let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
-        this.tcb.keeping = wanted.map(|wanted| Box::new(Keeping::new(now, wanted)));
+        this.tcb.keeping = wanted.map(|wanted| Box::new(KeepaliveState::new(now, wanted)));
         self.touch(conn);
         self.settle(now, out);
         Ok(())
@@ -383,7 +383,7 @@ impl Stack {
             self.touch(conn);
             self.settle(now, out);
         } else {
-            tcb.go_on_ending(now);
+            tcb.extend_orphan_timeout(now);
             // If both streams have ended already, this sets the timer.
             self.touch(conn);
             if self.shutdown(now, conn, out).is_err() {

@@ -11,7 +11,7 @@ use super::stack::Stack;
 
 /// An error: its type, its code, and the second word of its header.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Complaint {
+pub(super) struct IcmpErrorHead {
     pub kind: u8,
     pub code: u8,
     pub rest: u32,
@@ -26,21 +26,21 @@ impl Stack {
             IpAddr::V6(_) => (icmpv6::DESTINATION_UNREACHABLE, icmpv6::PORT_UNREACHABLE),
         };
         let quoted = &head[ETHERNET..ip.end.min(head.len())];
-        self.complain(now, (Some(ip.dst), ip.src), Complaint { kind, code, rest: 0 }, quoted, out);
+        self.send_icmp_error(now, (Some(ip.dst), ip.src), IcmpErrorHead { kind, code, rest: 0 }, quoted, out);
     }
 
     /// Sends an error because the host does not support the transport protocol (RFC 1122, 3.2.2.1). For IPv6 see
-    /// [`not_understood`](Self::not_understood).
+    /// [`send_parameter_problem`](Self::not_understood).
     #[cold]
     pub(super) fn protocol_unreachable(&mut self, now: u64, ip: &IpHeaders, head: &[u8], out: &mut Out) {
         let (kind, code) = (icmpv4::DESTINATION_UNREACHABLE, icmpv4::PROTOCOL_UNREACHABLE);
         let quoted = &head[ETHERNET..ip.end.min(head.len())];
-        self.complain(now, (Some(ip.dst), ip.src), Complaint { kind, code, rest: 0 }, quoted, out);
+        self.send_icmp_error(now, (Some(ip.dst), ip.src), IcmpErrorHead { kind, code, rest: 0 }, quoted, out);
     }
 
     /// Sends an error because an IPv6 packet has an unknown header or option (RFC 8200, 4; RFC 4443, 3.4).
     #[cold]
-    pub(super) fn not_understood(&mut self, now: u64, iface: u8, packet: &RxSeg<'_>, out: &mut Out) {
+    pub(super) fn send_parameter_problem(&mut self, now: u64, iface: u8, packet: &RxSeg<'_>, out: &mut Out) {
         let Ok(frame) = EthernetFrame::new_checked(packet.head) else { return };
         if frame.ethertype() != EtherType::IPV6 {
             return;
@@ -58,16 +58,16 @@ impl Stack {
             return;
         }
         let complaint =
-            Complaint { kind: icmpv6::PARAMETER_PROBLEM, code: problem.code, rest: problem.pointer };
-        self.complain(now, (to_us.then_some(dst), src), complaint, frame.payload(), out);
+            IcmpErrorHead { kind: icmpv6::PARAMETER_PROBLEM, code: problem.code, rest: problem.pointer };
+        self.send_icmp_error(now, (to_us.then_some(dst), src), complaint, frame.payload(), out);
     }
 
     /// Sends an error about the packet `quoted`. Without `from` the route determines the source address.
-    fn complain(
+    fn send_icmp_error(
         &mut self,
         now: u64,
         (from, to): (Option<IpAddr>, IpAddr),
-        complaint: Complaint,
+        complaint: IcmpErrorHead,
         quoted: &[u8],
         out: &mut Out,
     ) {
@@ -75,12 +75,12 @@ impl Stack {
         let Some(way) = net.way(to) else { return };
         // As on Linux, errors to this host do not count.
         let looped = net.loopback == Some(way.iface);
-        if !looped && !udp.may_complain(now, || origins.ident(u64::MAX - now / 1_000_000)) {
+        if !looped && !udp.may_send_icmp_error(now, || origins.ident(u64::MAX - now / 1_000_000)) {
             return;
         }
         let from = from.unwrap_or(way.source);
         let protocol = if to.is_ipv4() { IpProtocol::ICMP } else { IpProtocol::ICMPV6 };
-        let Complaint { kind, code, rest } = complaint;
+        let IcmpErrorHead { kind, code, rest } = complaint;
         self.net.send(now, way, Envelope::new(from, to, protocol), out, |bytes, envelope| {
             let at = envelope.len();
             let room = &mut bytes[at..];

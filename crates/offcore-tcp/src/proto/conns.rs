@@ -40,7 +40,7 @@ pub(super) struct Conn {
     pub planned: u32,
     /// The application waits for room.
     pub wants_room: bool,
-    /// It waits for memory, see [`Shortage`](super::shortage::Shortage).
+    /// It waits for memory, see [`MemoryWaiters`](super::shortage::Shortage).
     pub waits: bool,
     /// The listener that it belongs to until it is accepted.
     pub listener: Option<u32>,
@@ -71,7 +71,7 @@ impl Conn {
     }
 
     /// Frees its memory.
-    pub(super) fn dissolve(mut self: Box<Self>, arena: &mut Arena) {
+    pub(super) fn free_memory(mut self: Box<Self>, arena: &mut Arena) {
         self.promise(0, arena);
         self.rx.discard(arena);
         self.tx.discard(arena);
@@ -84,7 +84,7 @@ impl Conn {
         let Self { ahead, tx, tcb, buffers, .. } = self;
         ahead.limit = buffers.write_limit(tcb.sender.next());
         let buffer = |ahead: &Ahead, arena: &Arena| send_buffer(ahead, *buffers, tcb, arena, config);
-        ahead.grant(tx, arena, buffer, || tcb.sender.takes_soon());
+        ahead.grant(tx, arena, buffer, || tcb.sender.bytes_in_two_rtts());
     }
 
     /// As [`grant`](Self::grant), with the blocks that the application requests.
@@ -92,7 +92,7 @@ impl Conn {
         let Self { ahead, tx, tcb, buffers, .. } = self;
         ahead.limit = buffers.write_limit(tcb.sender.next());
         let buffer = |ahead: &Ahead, arena: &Arena| send_buffer(ahead, *buffers, tcb, arena, config);
-        ahead.grant_asked(tx, arena, buffer, || tcb.sender.takes_soon());
+        ahead.grant_asked(tx, arena, buffer, || tcb.sender.bytes_in_two_rtts());
     }
 
     /// Prepares new FIFOs. The application can write a small amount immediately.
@@ -146,7 +146,7 @@ impl Conn {
         }
         if self.tx.shrink(arena) {
             self.ahead.shrink();
-            if memory::has_plenty(arena) {
+            if memory::allows_speculative_use(arena) {
                 self.grant(arena, config);
             }
         }

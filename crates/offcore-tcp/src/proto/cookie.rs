@@ -135,7 +135,7 @@ impl Cookies {
     }
 
     /// Returns whether a valid cookie may still be returned.
-    pub(super) fn are_out(&self, now_us: u64) -> bool {
+    pub(super) fn are_outstanding(&self, now_us: u64) -> bool {
         self.last.is_some_and(|last| now_us / PERIOD_US <= last + 1)
     }
 
@@ -247,7 +247,7 @@ mod tests {
         let end = NOW.next_multiple_of(PERIOD_US) + PERIOD_US;
         assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, end - 1), Some(offer()));
         assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, end), None);
-        assert!(cookies.are_out(end - 1) && !cookies.are_out(end));
+        assert!(cookies.are_outstanding(end - 1) && !cookies.are_outstanding(end));
         assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, NOW - PERIOD_US), None);
     }
 

@@ -12,10 +12,10 @@ use offcore_wire::dhcp::{self, DhcpKind, DhcpReply, DhcpRequest};
 use offcore_wire::{EtherType, IpProtocol, Ipv4Header, MacAddr, Sum, UdpHeader, ethernet, ipv4, udp};
 
 use super::announce::BROADCAST;
-use super::iface::{Life, Origin, Standing};
+use super::iface::{AddressLifetime, AddressState, Origin};
 use super::ip::IpHeaders;
 use super::lease::{Client, LEAST_RENEWAL, Lease, SECOND, State, lease_of, v4};
-use super::neighbour::Who;
+use super::neighbour::NeighbourKey;
 use super::net::Net;
 use super::packet::{DropReason, Event, Message, Out, RxSeg, Verdict};
 use super::stack::Stack;
@@ -81,7 +81,7 @@ impl Stack {
 
     /// Runs the timers of interfaces, neighbours, autoconfiguration and DHCP clients.
     pub(super) fn net_timers(&mut self, now: u64, out: &mut Out) {
-        let mut silent = ArrayVec::<Who, 64>::new();
+        let mut silent = ArrayVec::<NeighbourKey, 64>::new();
         self.net.timers(now, out, |who| {
             let _ = silent.try_push(who);
         });
@@ -152,9 +152,9 @@ impl Net {
     fn look_at_probes(&mut self, now: u64, number: u8, dhcp: &mut Client, out: &mut Out) {
         let Some(mut lease) = dhcp.lease.clone() else { return dhcp.enter(State::Init, now) };
         let iface = &mut self.ifaces[usize::from(number)];
-        match iface.standing_of(lease.prefix.address) {
-            Some(Standing::Tentative { .. }) => dhcp.due = now + LOOK,
-            Some(Standing::Preferred) => {
+        match iface.address_state_of(lease.prefix.address) {
+            Some(AddressState::Tentative { .. }) => dhcp.due = now + LOOK,
+            Some(AddressState::Preferred) => {
                 self.take_lease(number, None, &mut lease);
                 dhcp.enter(State::Bound, lease.renewal);
                 dhcp.has_served = true;
@@ -299,7 +299,7 @@ impl Net {
                 let Some(offered) = asked.map(|lease| lease.prefix.address) else { return };
                 let lease = lease_of(now, reply, station).filter(|lease| lease.prefix.address == offered);
                 let Some(lease) = lease.filter(|_| !self.has(offered)) else { return };
-                let address = (lease.prefix, Life::permanent(Origin::Dhcp));
+                let address = (lease.prefix, AddressLifetime::permanent(Origin::Dhcp));
                 if self.add_address(now, number, address, out).is_ok() {
                     dhcp.lease = Some(lease);
                     dhcp.enter(State::Probing, now + LOOK);

@@ -22,7 +22,7 @@ impl Stack {
         self.counts.ended(cause);
         if !conn.tcb.orphan && conn.listener.is_none() {
             conn.tcb.untold = Some(cause);
-            conn.tell_over(id, out);
+            conn.notify_closed(id, out);
         }
         // A connection that was not accepted will never be. The listener removes it when it reaches it.
         conn.tcb.orphan |= conn.listener.is_some();
@@ -36,9 +36,9 @@ impl Stack {
         if self.conns.get(id).is_some_and(Conn::is_free)
             && let Some(mut conn) = self.conns.remove(id)
         {
-            self.counts.recovered(conn.tcb.sender.recovery.take_untold());
+            self.counts.recovered(conn.tcb.sender.recovery.take_unreported());
             let app = conn.app;
-            conn.dissolve(&mut self.arenas[app]);
+            conn.free_memory(&mut self.arenas[app]);
             self.arenas.leave(app);
         }
     }
@@ -47,7 +47,7 @@ impl Stack {
     #[cold]
     pub(super) fn last_placed(&mut self, id: ConnId, out: &mut Out) {
         if let Some(conn) = self.conns.get_mut(id) {
-            conn.tell_over(id, out);
+            conn.notify_closed(id, out);
         }
         self.free_when_done(id);
     }
@@ -55,7 +55,7 @@ impl Stack {
 
 impl Conn {
     /// Notifies the application of the end, after all earlier notifications.
-    fn tell_over(&mut self, id: ConnId, out: &mut Out) {
+    fn notify_closed(&mut self, id: ConnId, out: &mut Out) {
         if self.tcb.placing == 0
             && let Some(cause) = self.tcb.untold.take()
             && !self.tcb.orphan

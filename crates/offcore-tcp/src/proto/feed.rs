@@ -24,10 +24,10 @@ impl Stack {
     pub(super) fn look_after_memory(&mut self, now: u64, out: &mut Out) {
         self.udp.trim(now, &mut self.arenas, &self.config);
         let (mut grown, mut short, mut waiting) = (false, false, false);
-        self.arenas.look_after(|app| {
+        self.arenas.visit_changed_apps(|app| {
             // Growth blocks the worker, so only one application grows per call.
             grown = grown || app.grow();
-            let (is_short, waits) = (!memory::has_plenty(&app.arena), !app.shortage.is_empty());
+            let (is_short, waits) = (!memory::allows_speculative_use(&app.arena), !app.shortage.is_empty());
             short |= is_short;
             waiting |= waits;
             is_short || waits
@@ -48,7 +48,7 @@ impl Stack {
             self.reclaimed = (self.reclaimed + 1) % self.conns.slots() as u32;
             let Some((_, conn)) = self.conns.at(self.reclaimed) else { continue };
             let arena = &mut self.arenas[conn.app];
-            if conn.tcb.trim.is_none() && !memory::has_plenty(arena) {
+            if conn.tcb.trim.is_none() && !memory::allows_speculative_use(arena) {
                 conn.tx.shrink(arena);
             }
         }
@@ -58,7 +58,7 @@ impl Stack {
     #[cold]
     fn feed(&mut self, out: &mut Out) {
         let Self { arenas, conns, udp, config, touched, .. } = self;
-        arenas.look_after(|app| {
+        arenas.visit_changed_apps(|app| {
             let most = if windows::has_spare(&app.arena) { AT_ONCE } else { FEW };
             for _ in 0..most.min(app.shortage.len()) {
                 let Some(id) = app.shortage.next() else { break };

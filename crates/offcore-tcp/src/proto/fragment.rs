@@ -14,7 +14,7 @@ const MORE_V4: u16 = 1 << 13;
 
 /// The fields that identify the packet of a fragment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Whole {
+pub(crate) struct ReassemblyKey {
     pub src: IpAddr,
     pub dst: IpAddr,
     /// The protocol for IPv4; 0 for IPv6, whose key does not include it.
@@ -25,7 +25,7 @@ pub(crate) struct Whole {
 /// A fragment of an IP packet.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
-    pub of: Whole,
+    pub of: ReassemblyKey,
     /// The range of the packet's payload.
     pub range: Range<usize>,
     pub more: bool,
@@ -59,7 +59,7 @@ impl Part {
         let start = usize::from(ip.fragment_offset());
         let len = usize::from(ip.total_len()) - ip.header_len();
         Self {
-            of: Whole {
+            of: ReassemblyKey {
                 src: ip.src().into(),
                 dst: ip.dst().into(),
                 protocol: ip.protocol().0,
@@ -85,7 +85,12 @@ impl Part {
             header += UNIT * (1 + usize::from(*bytes.get(header + 1)?));
         }
         Some(Self {
-            of: Whole { src: ip.src().into(), dst: ip.dst().into(), protocol: 0, ident: fragment.ident },
+            of: ReassemblyKey {
+                src: ip.src().into(),
+                dst: ip.dst().into(),
+                protocol: 0,
+                ident: fragment.ident,
+            },
             range: start..start + len,
             more: fragment.more,
             at: ETHERNET + ipv6::HEADER_LEN + behind,
@@ -95,7 +100,7 @@ impl Part {
 
     /// Turns `head`, the headers of the first fragment, into the headers of the whole packet with `len` bytes of
     /// payload. Returns the number of bytes to remove at the front, or `None` if the packet would be too long.
-    pub(crate) fn make_whole(&self, head: &mut [u8], len: usize) -> Option<usize> {
+    pub(crate) fn rebuild_headers(&self, head: &mut [u8], len: usize) -> Option<usize> {
         let headers = self.at - ETHERNET;
         let Some((named_at, next)) = self.next_header else {
             let total = u16::try_from(headers + len).ok()?;

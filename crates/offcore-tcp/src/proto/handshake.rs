@@ -7,7 +7,7 @@ use offcore_wire::{TcpFlags, TcpOptions, Timestamps};
 use super::addr::FlowKey;
 use super::config::{Buffers, Config};
 use super::cookie::{Offer, WithTimestamps};
-use super::iface::Way;
+use super::iface::ResolvedRoute;
 use super::options::ConnOptions;
 use super::output::{Fields, payload_of};
 use super::receive::Receiver;
@@ -36,14 +36,14 @@ pub(super) const SYN_ACK_RETRIES: u8 = 5;
 
 /// The parameters of this side.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wishes {
+pub(super) struct LocalParameters {
     pub receive_window: u32,
     pub largest_segment: u16,
     pub algorithm: Algorithm,
     pub ecn: bool,
 }
 
-impl Wishes {
+impl LocalParameters {
     /// Replaces the window by the receive buffer that an application has set.
     pub(super) fn with(self, buffers: Buffers, config: &Config) -> Self {
         Self { receive_window: buffers.window(config, || self.receive_window), ..self }
@@ -74,7 +74,7 @@ pub(super) fn offer(
 
 /// The offers of a peer's SYN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Offered {
+pub(super) struct PeerSynOptions {
     pub mss: u16,
     pub scale: Option<u8>,
     pub sack: bool,
@@ -84,7 +84,7 @@ pub(super) struct Offered {
     pub window: u16,
 }
 
-impl Offered {
+impl PeerSynOptions {
     pub(super) fn of(segment: &Segment, to: IpAddr) -> Self {
         let options = &segment.options;
         let default = if to.is_ipv4() { MSS_DEFAULT } else { MSS_DEFAULT_V6 };
@@ -104,7 +104,7 @@ impl Offered {
     }
 }
 
-impl Offered {
+impl PeerSynOptions {
     /// Returns the part that a cookie must hold.
     pub(super) fn for_cookie(&self) -> Offer {
         let Self { mss, scale: window_scale, sack, ecn, .. } = *self;
@@ -131,18 +131,18 @@ impl Offered {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Both {
     pub key: FlowKey,
-    pub way: Way,
+    pub way: ResolvedRoute,
     pub mtu: u16,
     pub iss: u32,
     pub irs: u32,
-    pub offered: Offered,
+    pub offered: PeerSynOptions,
     /// The offset of our timestamps to the clock.
     pub timestamp_offset: u32,
     pub options: ConnOptions,
 }
 
 /// Creates a connection after the peer's SYN has arrived. Our SYN has the window `window`.
-pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes, window: u16) -> Tcb {
+pub(super) fn connection(now: u64, both: &Both, wishes: &LocalParameters, window: u16) -> Tcb {
     let Both { key, way, iss, irs, offered, timestamp_offset, options: wanted, .. } = *both;
     let agreed = Agreed {
         timestamps: offered.timestamp.map(|_| timestamp_offset),
@@ -199,7 +199,7 @@ pub(super) struct Half {
 
 impl Half {
     /// Returns a challenge ACK, which acknowledges only the SYN (RFC 5961, 3.2).
-    pub(super) fn acknowledgement(&self, now: u64, wishes: &Wishes) -> Fields {
+    pub(super) fn acknowledgement(&self, now: u64, wishes: &LocalParameters) -> Fields {
         let answer = self.answer(now, wishes);
         let scale = if self.both.offered.scale.is_some() { SCALE } else { 0 };
         Fields {
@@ -218,7 +218,7 @@ impl Half {
     }
 
     /// Returns our SYN-ACK.
-    pub(super) fn answer(&self, now: u64, wishes: &Wishes) -> Fields {
+    pub(super) fn answer(&self, now: u64, wishes: &LocalParameters) -> Fields {
         let Both { key, iss, irs, offered, timestamp_offset, options, .. } = self.both;
         let mtu = options.mtu(self.both.mtu, key.remote().ip());
         let timestamps = offered

@@ -47,7 +47,7 @@ impl Stack {
             Icmpv4::EchoRequest { .. } if to_us => {
                 let head = packet.head.get_mut(ip.transport..).and_then(<[u8]>::first_chunk_mut);
                 icmpv4::make_echo_reply(head.ok_or(DropReason::Malformed)?);
-                turn_round(packet.head, 26, 4);
+                reverse_headers(packet.head, 26, 4);
                 set_hops(packet.head);
                 Ok(Verdict::Reply)
             }
@@ -85,7 +85,7 @@ impl Stack {
             Icmpv6::EchoRequest { .. } if to_us => {
                 let head = packet.head.get_mut(ip.transport..).and_then(<[u8]>::first_chunk_mut);
                 icmpv6::make_echo_reply(head.ok_or(DropReason::Malformed)?);
-                turn_round(packet.head, 22, 16);
+                reverse_headers(packet.head, 22, 16);
                 set_hops(packet.head);
                 Ok(Verdict::Reply)
             }
@@ -119,7 +119,7 @@ impl Stack {
                 if ip.hops != 1 || !src.is_unicast_link_local() || !alerts {
                     return Err(DropReason::Malformed);
                 }
-                self.net.asked_for_groups(now, iface, Query::v6(&query));
+                self.net.group_query_received(now, iface, Query::v6(&query));
                 Ok(Verdict::Consumed)
             }
             Icmpv6::ListenerReport { group } => {
@@ -149,7 +149,7 @@ impl Stack {
             return Err(DropReason::Malformed);
         }
         if let Some(query) = Query::v4(&message) {
-            self.net.asked_for_groups(now, iface, query);
+            self.net.group_query_received(now, iface, query);
         } else if let Igmp::Report { group } = message {
             self.net.group_reported(now, iface, group.into());
         }
@@ -300,7 +300,7 @@ impl Stack {
 
     /// Applies an unverified path MTU report after data was lost.
     #[cold]
-    pub(super) fn believe_path(&mut self, now: u64, id: ConnId) {
+    pub(super) fn apply_reported_mtu(&mut self, now: u64, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if let Some(mss) = conn.tcb.path.as_ref().and_then(|path| path.claimed) {
             conn.tcb.cut_segments(now, mss);
@@ -310,7 +310,7 @@ impl Stack {
 
 /// Turns the link and IP headers of a request into the headers of its answer by swapping source and destination. The IP
 /// addresses of `len` bytes begin at `addresses`. The swap does not change checksums.
-fn turn_round(head: &mut [u8], addresses: usize, len: usize) {
+fn reverse_headers(head: &mut [u8], addresses: usize, len: usize) {
     let (link, _) = head.split_at_mut(ethernet::HEADER_LEN);
     let (dst, src) = link.split_at_mut(6);
     dst.swap_with_slice(&mut src[..6]);

@@ -72,7 +72,7 @@ impl Route {
 
 /// The state of an own address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum AddressState {
     /// Duplicate address detection runs until this time (RFC 4862, 5.4).
     Tentative {
         until: u64,
@@ -85,26 +85,26 @@ pub(crate) enum Standing {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OwnAddress {
     pub prefix: Prefix,
-    pub standing: Standing,
+    pub standing: AddressState,
     /// Remaining IPv4 probes or announcements.
     pub left: u8,
     /// Time of the next probe or announcement, or of the next attempt to use the address.
     pub next: Option<u64>,
-    pub life: Life,
+    pub life: AddressLifetime,
     /// New connections prefer any other address (RFC 4862, 5.5.4).
     pub deprecated: bool,
 }
 
 /// The source and the lifetime of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Life {
+pub(crate) struct AddressLifetime {
     pub origin: Origin,
     /// Time when it becomes deprecated, and when it expires; `u64::MAX` for never.
     pub preferred: u64,
     pub valid: u64,
 }
 
-impl Life {
+impl AddressLifetime {
     /// Returns the lifetime of an address that does not expire.
     pub(crate) fn permanent(origin: Origin) -> Self {
         Self { origin, preferred: u64::MAX, valid: u64::MAX }
@@ -125,8 +125,8 @@ pub enum Origin {
 }
 
 impl OwnAddress {
-    pub(crate) fn new(prefix: Prefix, life: Life) -> Self {
-        let standing = Standing::Tentative { until: 0 };
+    pub(crate) fn new(prefix: Prefix, life: AddressLifetime) -> Self {
+        let standing = AddressState::Tentative { until: 0 };
         Self { prefix, standing, left: 0, next: None, life, deprecated: false }
     }
 }
@@ -160,9 +160,10 @@ impl Iface {
     /// `seed` makes its random delays different from other hosts' delays.
     pub(crate) fn new(config: &IfaceConfig, seed: u64) -> Self {
         let with_v6 = config.addresses.iter().any(|prefix| prefix.address.is_ipv6());
-        let own = |prefix: &Prefix| OwnAddress::new(*prefix, Life::permanent(Origin::Static));
+        let own = |prefix: &Prefix| OwnAddress::new(*prefix, AddressLifetime::permanent(Origin::Static));
         let all = config.addresses.iter().map(own);
-        let link_local = OwnAddress::new(link_local(config.mac), Life::permanent(Origin::LinkLocal));
+        let link_local =
+            OwnAddress::new(link_local(config.mac), AddressLifetime::permanent(Origin::LinkLocal));
         Self {
             mac: config.mac,
             index: 0,
@@ -204,7 +205,7 @@ impl Iface {
 
     /// Returns the source addresses of group reports on this interface, whose number is `iface`.
     pub(crate) fn sender(&self, iface: u8) -> Sender {
-        let good = || self.addresses.iter().filter(|own| own.standing == Standing::Preferred);
+        let good = || self.addresses.iter().filter(|own| own.standing == AddressState::Preferred);
         let v4 = good().find_map(|own| match own.prefix.address {
             IpAddr::V4(address) => Some(address),
             IpAddr::V6(_) => None,
@@ -219,7 +220,9 @@ impl Iface {
 
     /// Returns whether the interface has this address and may use it.
     pub(crate) fn owns(&self, address: IpAddr) -> bool {
-        self.addresses.iter().any(|own| own.prefix.address == address && own.standing == Standing::Preferred)
+        self.addresses
+            .iter()
+            .any(|own| own.prefix.address == address && own.standing == AddressState::Preferred)
     }
 
     /// Returns whether the interface has joined the multicast group `address`.
@@ -271,7 +274,7 @@ impl Iface {
     /// Returns the source address of a packet to `to` through `next_hop` (a subset of RFC 6724). It has the family and
     /// the scope of `to`. The order of preference: not deprecated, in the network of `next_hop`, and the most similar
     /// to `to`. `is_good` selects by standing.
-    fn source(&self, to: IpAddr, next_hop: IpAddr, is_good: fn(Standing) -> bool) -> Option<IpAddr> {
+    fn source(&self, to: IpAddr, next_hop: IpAddr, is_good: fn(AddressState) -> bool) -> Option<IpAddr> {
         let fits = |own: &&OwnAddress| {
             let address = own.prefix.address;
             is_good(own.standing)
@@ -297,7 +300,7 @@ impl Iface {
 
     /// Returns the source address for address resolution of a neighbour.
     pub(crate) fn source_towards(&self, neighbour: IpAddr) -> Option<IpAddr> {
-        self.source(neighbour, neighbour, |standing| standing == Standing::Preferred)
+        self.source(neighbour, neighbour, |standing| standing == AddressState::Preferred)
     }
 }
 
@@ -320,7 +323,7 @@ pub(crate) fn is_link_local(address: IpAddr) -> bool {
 
 /// The route of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct ResolvedRoute {
     pub iface: u8,
     pub next_hop: IpAddr,
     /// Our address on that route.
@@ -328,22 +331,22 @@ pub(crate) struct Way {
 }
 
 /// Returns the route to `to`: the longest prefix, and the first of several interfaces.
-pub(crate) fn way(ifaces: &[Iface], to: IpAddr) -> Option<Way> {
-    way_from(ifaces, to, |standing| standing == Standing::Preferred)
+pub(crate) fn way(ifaces: &[Iface], to: IpAddr) -> Option<ResolvedRoute> {
+    resolve_route(ifaces, to, |standing| standing == AddressState::Preferred)
 }
 
 /// Returns whether a route to `to` will exist if no own address turns out to be a duplicate.
-pub(crate) fn may_have_way(ifaces: &[Iface], to: IpAddr) -> bool {
-    way_from(ifaces, to, |standing| standing != Standing::Duplicated).is_some()
+pub(crate) fn may_have_route(ifaces: &[Iface], to: IpAddr) -> bool {
+    resolve_route(ifaces, to, |standing| standing != AddressState::Duplicated).is_some()
 }
 
-fn way_from(ifaces: &[Iface], to: IpAddr, is_good: fn(Standing) -> bool) -> Option<Way> {
-    let mut best: Option<(Way, u8)> = None;
+fn resolve_route(ifaces: &[Iface], to: IpAddr, is_good: fn(AddressState) -> bool) -> Option<ResolvedRoute> {
+    let mut best: Option<(ResolvedRoute, u8)> = None;
     for (iface, this) in ifaces.iter().enumerate() {
         let Some((next_hop, len)) = this.next_hop(to) else { continue };
         let Some(source) = this.source(to, next_hop, is_good) else { continue };
         if best.is_none_or(|(_, found)| len > found) {
-            best = Some((Way { iface: iface as u8, next_hop, source }, len));
+            best = Some((ResolvedRoute { iface: iface as u8, next_hop, source }, len));
         }
     }
     best.map(|(way, _)| way)
@@ -365,7 +368,7 @@ mod tests {
             routes: routes.to_vec(),
         };
         let mut iface = Iface::new(&config, 1);
-        iface.addresses.iter_mut().for_each(|own| own.standing = Standing::Preferred);
+        iface.addresses.iter_mut().for_each(|own| own.standing = AddressState::Preferred);
         iface
     }
 
@@ -425,13 +428,13 @@ mod tests {
     #[test]
     fn tentative_address_is_not_assigned() {
         let mut iface = iface(&[prefix("10.0.0.2", 24)], &[]);
-        iface.addresses[0].standing = Standing::Tentative { until: 5 };
+        iface.addresses[0].standing = AddressState::Tentative { until: 5 };
         assert!(!iface.owns("10.0.0.2".parse().unwrap()));
         let mut ifaces = [iface];
         let [near, far] = ["10.0.0.3", "10.0.1.3"].map(|to| to.parse().unwrap());
-        assert_eq!((way(&ifaces, near), may_have_way(&ifaces, near)), (None, true));
-        assert!(!may_have_way(&ifaces, far));
-        ifaces[0].addresses[0].standing = Standing::Duplicated;
-        assert!(!may_have_way(&ifaces, near));
+        assert_eq!((way(&ifaces, near), may_have_route(&ifaces, near)), (None, true));
+        assert!(!may_have_route(&ifaces, far));
+        ifaces[0].addresses[0].standing = AddressState::Duplicated;
+        assert!(!may_have_route(&ifaces, near));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::iface::{Iface, Origin, OwnAddress, Prefix, Standing};
+use super::iface::{AddressState, Iface, Origin, OwnAddress, Prefix};
 use super::lease::SECOND;
 use super::stack::Stack;
 
@@ -49,10 +49,10 @@ impl Stack {
                 prefix: own.prefix,
                 origin: own.life.origin,
                 state: match own.standing {
-                    Standing::Tentative { .. } => "tentative",
-                    Standing::Preferred if own.deprecated => "deprecated",
-                    Standing::Preferred => "preferred",
-                    Standing::Duplicated => "duplicated",
+                    AddressState::Tentative { .. } => "tentative",
+                    AddressState::Preferred if own.deprecated => "deprecated",
+                    AddressState::Preferred => "preferred",
+                    AddressState::Duplicated => "duplicated",
                 },
                 preferred: left(end.unwrap_or(own.life.preferred)),
                 valid: left(end.unwrap_or(own.life.valid)),

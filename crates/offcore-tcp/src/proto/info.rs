@@ -76,7 +76,7 @@ impl Stack {
     pub fn counts(&mut self) -> StackCounts {
         for _ in 0..LOOKED_AT.min(self.conns.len() as u32) {
             if let Some((_, conn)) = self.conns.at(self.told) {
-                self.counts.recovered(conn.tcb.sender.recovery.take_untold());
+                self.counts.recovered(conn.tcb.sender.recovery.take_unreported());
             }
             self.told = if (self.told as usize) < self.conns.slots() { self.told + 1 } else { 0 };
         }

@@ -11,7 +11,7 @@ use super::output;
 use super::packet::{Cause, DropReason, Event, Out, Place, Verdict};
 use super::run::Again;
 use super::segment::{Segment, range};
-use super::send::{Report, Strange};
+use super::send::{Report, UnacceptableAck};
 use super::tcb::{FIN_TIMEOUT, State, Tcb};
 
 /// The context in which a segment is processed.
@@ -105,13 +105,13 @@ impl Input<'_> {
     #[inline]
     pub(super) fn follow(&mut self, conn: &mut Conn, again: &Again) -> Option<Result<Verdict, DropReason>> {
         let tcb = &mut conn.tcb;
-        let start = tcb.receiver.goes_on(again.seq)?;
+        let start = tcb.receiver.in_order_position(again.seq)?;
         let timed = tcb.agreed.timestamps.is_some();
         if tcb.state != State::Established || tcb.orphan || timed != again.timestamps.is_some() {
             return None;
         }
         let old = again.timestamps.is_some_and(|timestamps| tcb.receiver.is_old(self.now, timestamps));
-        if old || !tcb.sender.hears_again(again.ack, start) {
+        if old || !tcb.sender.repeats_last_ack(again.ack, start) {
             return None;
         }
         if let Some(timestamps) = again.timestamps {
@@ -140,7 +140,7 @@ impl Input<'_> {
         }
         match segment.options.timestamps {
             Some(timestamps) if tcb.receiver.is_old(self.now, timestamps) => {
-                if Self::is_overtaken(tcb, segment, timestamps.value) {
+                if Self::is_reordered_ack(tcb, segment, timestamps.value) {
                     return Ok(true);
                 }
                 self.unacceptable(tcb, segment, tcb.receiver.position(segment.seq));
@@ -153,7 +153,7 @@ impl Input<'_> {
     /// Returns whether an old segment is a reordered duplicate acknowledgement. Linux uses its SACK blocks (RFC 7323,
     /// 5.2).
     #[cold]
-    fn is_overtaken(tcb: &Tcb, segment: &Segment, timestamp: u32) -> bool {
+    fn is_reordered_ack(tcb: &Tcb, segment: &Segment, timestamp: u32) -> bool {
         let repeats = segment.seq_len() == 0
             && segment.has(TcpFlags::ACK)
             && segment.seq == tcb.receiver.seq(tcb.receiver.next())
@@ -244,7 +244,7 @@ impl Input<'_> {
         tcb.measure_arrival(self.now, segment.options.timestamps, segment.payload_len);
         let acked = match tcb.sender.report(self.now, &report) {
             Ok(acked) => acked,
-            Err(Strange::Unsent | Strange::Ancient) => {
+            Err(UnacceptableAck::Unsent | UnacceptableAck::Ancient) => {
                 self.challenge(tcb);
                 return Err(DropReason::Acknowledgement);
             }
@@ -262,9 +262,9 @@ impl Input<'_> {
         }
         self.net.neighbours.confirm(self.now, (tcb.way.iface, tcb.way.next_hop));
         if tcb.orphan {
-            tcb.go_on_ending(self.now);
+            tcb.extend_orphan_timeout(self.now);
         }
-        tcb.got_through(self.now, acked.newly_acked);
+        tcb.validate_path_mtu(self.now, acked.newly_acked);
         conn.acknowledged(self.arena, self.id, self.config, self.out);
         Ok(Self::fin_acknowledged(&mut conn.tcb, self.now))
     }
@@ -318,12 +318,13 @@ impl Input<'_> {
             let (start, len) = (range.start, (range.end - range.start) as usize);
             // Data that the application can read next is accepted while a block is free, because reading it frees memory.
             // Data behind holes may occupy a block per byte. Unless it was promised, it needs plentiful memory.
-            let takes = start == next || fifo.lacks(range.end) <= promised || memory::has_plenty(arena);
+            let takes =
+                start == next || fifo.lacks(range.end) <= promised || memory::allows_speculative_use(arena);
             takes && fifo.cover_reserved(arena, start, len)
         })?;
         let outcome = if tcb.receiver.end().is_some() { Self::fin_received(tcb) } else { Outcome::Open };
         // The transition to TIME-WAIT acknowledges the FIN.
-        if tcb.receiver.is_quick() && outcome != Outcome::TimeWait {
+        if tcb.receiver.needs_immediate_ack() && outcome != Outcome::TimeWait {
             self.net.acknowledge(self.now, tcb, self.out);
         }
         let verdict = if text.range.is_empty() {
@@ -372,7 +373,7 @@ impl Net {
     pub(super) fn bare(&mut self, now: u64, tcb: &mut Tcb, seq: u32, flags: TcpFlags, out: &mut Out) {
         let fields = tcb.fields(now, seq, flags, true);
         // Without a route it counts as lost.
-        if !self.has_way(tcb) {
+        if !self.has_route(tcb) {
             return;
         }
         let envelope = tcb.envelope(offcore_wire::MacAddr([0; 6]), offcore_wire::MacAddr([0; 6]));

@@ -32,7 +32,7 @@ impl Joined {
 
 /// A datagram for several sockets.
 #[derive(Debug, Clone, Copy)]
-pub struct ToMany {
+pub struct MulticastDatagram {
     pub header: Header,
     /// Offset of the payload in the packet.
     pub skip: u32,

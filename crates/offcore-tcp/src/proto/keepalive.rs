@@ -20,7 +20,7 @@ impl Default for KeepAlive {
 
 /// The required action for a silent peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Silence {
+pub(super) enum KeepaliveAction {
     /// Nothing yet.
     Wait,
     /// A probe is due.
@@ -31,7 +31,7 @@ pub(super) enum Silence {
 
 /// The keep-alive state of a connection.
 #[derive(Debug)]
-pub(crate) struct Keeping {
+pub(crate) struct KeepaliveState {
     wanted: KeepAlive,
     pub(crate) due: u64,
     /// Probes since the last segment of the peer, and the time of the last probe.
@@ -39,30 +39,30 @@ pub(crate) struct Keeping {
     last: u64,
 }
 
-impl Keeping {
+impl KeepaliveState {
     pub(crate) fn new(now: u64, wanted: KeepAlive) -> Self {
         Self { wanted, due: now + wanted.idle, sent: 0, last: 0 }
     }
 
     /// Handles the expired timer. `heard` is the time of the last segment. Data in flight serves as a probe; the
     /// connection is then not `idle`. A `user_timeout` replaces the number of probes, as on Linux.
-    pub(super) fn expire(&mut self, now: u64, heard: u64, idle: bool, user_timeout: u64) -> Silence {
+    pub(super) fn expire(&mut self, now: u64, heard: u64, idle: bool, user_timeout: u64) -> KeepaliveAction {
         if heard > self.last {
             self.sent = 0;
         }
         let quiet_until = heard + self.wanted.idle;
         if self.sent == 0 && quiet_until > now || !idle {
             self.due = quiet_until.max(now + self.wanted.interval.min(self.wanted.idle));
-            Silence::Wait
+            KeepaliveAction::Wait
         } else if match user_timeout {
             u64::MAX => self.sent >= self.wanted.probes,
             _ => self.sent > 0 && now >= heard + user_timeout,
         } {
-            Silence::GiveUp
+            KeepaliveAction::GiveUp
         } else {
             self.sent = self.sent.saturating_add(1);
             (self.last, self.due) = (now, now + self.wanted.interval);
-            Silence::Ask
+            KeepaliveAction::Ask
         }
     }
 }
@@ -76,10 +76,10 @@ mod tests {
     /// Returns the time after which a peer that is silent from time 0 on is given up.
     fn given_up_after(user_timeout: u64) -> u64 {
         let wanted = KeepAlive { idle: 10 * SECOND, interval: SECOND, probes: 5 };
-        let mut keeping = Keeping::new(0, wanted);
+        let mut keeping = KeepaliveState::new(0, wanted);
         loop {
             let now = keeping.due;
-            if keeping.expire(now, 0, true, user_timeout) == Silence::GiveUp {
+            if keeping.expire(now, 0, true, user_timeout) == KeepaliveAction::GiveUp {
                 return now / SECOND;
             }
         }

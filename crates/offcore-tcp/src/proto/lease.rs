@@ -6,7 +6,7 @@ use offcore_stats::SplitMix;
 use offcore_wire::MacAddr;
 use offcore_wire::dhcp::{DhcpKind, DhcpReply, DhcpRequest};
 
-use super::iface::{Iface, Prefix, Route, Standing};
+use super::iface::{AddressState, Iface, Prefix, Route};
 
 pub(super) const SECOND: u64 = 1_000_000;
 /// Retransmission interval of messages: it doubles up to the maximum (4.1).
@@ -172,7 +172,7 @@ impl Iface {
         self.set_dhcp_mtu(u16::MAX);
     }
 
-    pub(super) fn standing_of(&self, address: IpAddr) -> Option<Standing> {
+    pub(super) fn address_state_of(&self, address: IpAddr) -> Option<AddressState> {
         self.addresses.iter().find(|own| own.prefix.address == address).map(|own| own.standing)
     }
 }

@@ -8,8 +8,8 @@ use offcore_session::datagram::Header;
 
 use super::addr::ConnId;
 use super::call_error::CallError;
-use super::iface::Way;
-use super::joined::ToMany;
+use super::iface::ResolvedRoute;
+use super::joined::MulticastDatagram;
 use super::net::Net;
 use super::packet::{DropReason, Out, Place, Verdict};
 use super::stack::Stack;
@@ -121,7 +121,7 @@ impl Stack {
 
     /// Passes a datagram to a group or broadcast address to its sockets.
     #[inline(never)]
-    pub(super) fn datagram_to_many(
+    pub(super) fn deliver_multicast(
         &mut self,
         iface: u8,
         mut header: Header,
@@ -131,14 +131,18 @@ impl Stack {
     ) -> Result<Verdict, DropReason> {
         let receivers = self.receivers(iface, &header, port, out);
         let here = self.net.ifaces.get(usize::from(iface));
-        if let Some(IpAddr::V4(own)) = here.and_then(|here| here.source_to_many(header.local)) {
+        if let Some(IpAddr::V4(own)) = here.and_then(|here| here.multicast_source(header.local)) {
             header.more.own = Some(own);
         }
         match receivers.as_slice() {
             [] => Err(DropReason::NoConnection),
             [only] => self.take_datagram(*only, header, skip, out),
             several => {
-                out.to_many.push(ToMany { header, skip: skip as u32, count: several.len() as u32 });
+                out.to_many.push(MulticastDatagram {
+                    header,
+                    skip: skip as u32,
+                    count: several.len() as u32,
+                });
                 out.receivers.extend_from_slice(several);
                 Ok(Verdict::Copies)
             }
@@ -156,7 +160,7 @@ impl Stack {
     /// header. The payload follows `skip` bytes of headers in the packet. Returns whether there are any.
     pub(super) fn find_local_receivers(
         &mut self,
-        way: &Way,
+        way: &ResolvedRoute,
         mut header: Header,
         port: u16,
         skip: usize,
@@ -172,7 +176,7 @@ impl Stack {
         }
         let receivers = self.receivers(way.iface, &header, port, out);
         if !receivers.is_empty() {
-            out.to_many.push(ToMany { header, skip: skip as u32, count: receivers.len() as u32 });
+            out.to_many.push(MulticastDatagram { header, skip: skip as u32, count: receivers.len() as u32 });
             out.receivers.extend_from_slice(&receivers);
         }
         !receivers.is_empty()
@@ -182,7 +186,7 @@ impl Stack {
     pub(crate) fn copy_to(
         &mut self,
         socket: ConnId,
-        many: &ToMany,
+        many: &MulticastDatagram,
         has_packet: bool,
         out: &mut Out,
     ) -> Option<Place> {

@@ -13,7 +13,7 @@ use offcore_session::{Arena, Charge};
 const RESERVE: usize = 64;
 const RESERVE_SHARE: usize = 8;
 /// Speculative use requires one part in this many of the memory to be free.
-const PLENTY: usize = 4;
+const SPECULATIVE_PART: usize = 4;
 /// Slow peers get less memory when only one part in this many is left.
 const SCARCE: usize = 8;
 
@@ -43,9 +43,9 @@ fn reserved(mut arena: Arena, memory: usize) -> Arena {
 
 /// Returns whether memory may be used speculatively: a quarter of the limit is free, including memory that is not
 /// mapped yet. While the mapped memory is [low](is_low), its free blocks are for immediate needs.
-pub(super) fn has_plenty(arena: &Arena) -> bool {
+pub(super) fn allows_speculative_use(arena: &Arena) -> bool {
     let (len, limit) = arena.len_and_limit();
-    unpromised(arena) * LARGE + (limit - len) >= limit / PLENTY && !is_low(arena)
+    unpromised(arena) * LARGE + (limit - len) >= limit / SPECULATIVE_PART && !is_low(arena)
 }
 
 /// Returns whether at most an eighth of the limit is free, and neither promised nor reserved.

@@ -25,12 +25,12 @@ const UNUSED: u64 = 600_000_000;
 const WAITING: usize = 3;
 
 /// A neighbour: the interface and its address there.
-pub(crate) type Who = (u8, IpAddr);
+pub(crate) type NeighbourKey = (u8, IpAddr);
 
 /// A solicitation to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ask {
-    pub who: Who,
+    pub who: NeighbourKey,
     /// The MAC address for a unicast solicitation that confirms it. `None` for a multicast or broadcast.
     pub station: Option<MacAddr>,
 }
@@ -62,10 +62,10 @@ struct Entry {
 /// are in use, the one with the earliest action.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
-    entries: HashMap<Who, Entry>,
-    due: BTreeSet<(u64, Who)>,
+    entries: HashMap<NeighbourKey, Entry>,
+    due: BTreeSet<(u64, NeighbourKey)>,
     /// The unused entries among them, which are replaced first.
-    unused: BTreeSet<(u64, Who)>,
+    unused: BTreeSet<(u64, NeighbourKey)>,
     limit: usize,
     /// Changes when a MAC address changes or is removed. Holders of a copy must then resolve it again.
     generation: u32,
@@ -98,7 +98,7 @@ impl Neighbours {
     }
 
     /// Returns the MAC address of a neighbour. Calls `ask` if it is unknown or must be confirmed.
-    pub(crate) fn resolve(&mut self, now: u64, who: Who, ask: impl FnOnce(Ask)) -> Option<MacAddr> {
+    pub(crate) fn resolve(&mut self, now: u64, who: NeighbourKey, ask: impl FnOnce(Ask)) -> Option<MacAddr> {
         if let Some(entry) = self.entries.get_mut(&who) {
             return match entry.state {
                 State::Incomplete => None,
@@ -126,7 +126,7 @@ impl Neighbours {
 
     /// Queues a packet until the neighbour answers. If the queue is full, its oldest packet is dropped (RFC 4861,
     /// 7.2.2).
-    pub(crate) fn wait(&mut self, who: Who, packet: Control) {
+    pub(crate) fn wait(&mut self, who: NeighbourKey, packet: Control) {
         let Some(entry) = self.entries.get_mut(&who) else { return };
         if entry.waiting.is_full() {
             entry.waiting.remove(0);
@@ -139,9 +139,9 @@ impl Neighbours {
     pub(crate) fn learn(
         &mut self,
         now: u64,
-        who: Who,
+        who: NeighbourKey,
         mac: MacAddr,
-        said: Said,
+        said: AdvertFlags,
     ) -> ArrayVec<Control, WAITING> {
         if !self.entries.contains_key(&who) {
             if !said.wanted {
@@ -182,7 +182,7 @@ impl Neighbours {
     }
 
     /// Confirms a neighbour after data sent to it has been acknowledged (RFC 4861, 7.3.1).
-    pub(crate) fn confirm(&mut self, now: u64, who: Who) {
+    pub(crate) fn confirm(&mut self, now: u64, who: NeighbourKey) {
         let Some(entry) = self.entries.get(&who) else { return };
         // Most acknowledgements come soon after the previous one and change nothing.
         let recent = entry.state == State::Reachable && entry.due > now + REACHABLE - RENEWED;
@@ -198,7 +198,7 @@ impl Neighbours {
         now: u64,
         at_most: usize,
         mut ask: impl FnMut(Ask),
-        mut gone: impl FnMut(Who),
+        mut gone: impl FnMut(NeighbourKey),
     ) {
         for _ in 0..at_most {
             let Some(&(due, who)) = self.due.first().filter(|(due, _)| *due <= now) else { return };
@@ -239,7 +239,7 @@ impl Neighbours {
         self.due.first().map(|(due, _)| *due)
     }
 
-    fn enter(&mut self, who: Who, state: State, due: u64) {
+    fn enter(&mut self, who: NeighbourKey, state: State, due: u64) {
         let Some(entry) = self.entries.get_mut(&who) else { return };
         self.due.remove(&(entry.due, who));
         self.unused.remove(&(entry.due, who));
@@ -251,7 +251,7 @@ impl Neighbours {
         entry.due = due;
     }
 
-    fn forget(&mut self, who: Who) {
+    fn forget(&mut self, who: NeighbourKey) {
         if let Some(entry) = self.entries.remove(&who) {
             self.due.remove(&(entry.due, who));
             self.unused.remove(&(entry.due, who));
@@ -270,7 +270,7 @@ impl Neighbours {
 
 /// The properties of a neighbour's message, in addition to its address.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Said {
+pub(crate) struct AdvertFlags {
     /// It answers a solicitation.
     pub answer: bool,
     /// It overrides a known address.
@@ -283,10 +283,10 @@ pub(crate) struct Said {
 mod tests {
     use super::*;
 
-    const ANSWER: Said = Said { answer: true, replaces: true, wanted: false };
+    const ANSWER: AdvertFlags = AdvertFlags { answer: true, replaces: true, wanted: false };
     const SECOND: u64 = 1_000_000;
 
-    fn who(last: u8) -> Who {
+    fn who(last: u8) -> NeighbourKey {
         (0, IpAddr::from([10, 0, 0, last]))
     }
 
@@ -315,8 +315,8 @@ mod tests {
         cache.resolve(0, who(1), |_| ());
         cache.learn(0, who(1), mac(1), ANSWER);
         // Announced by the neighbour itself. Its action is due much later than the first entry's, which is in use.
-        cache.learn(0, who(2), mac(2), Said { answer: false, replaces: true, wanted: true });
-        cache.learn(0, who(3), mac(3), Said { answer: false, replaces: true, wanted: true });
+        cache.learn(0, who(2), mac(2), AdvertFlags { answer: false, replaces: true, wanted: true });
+        cache.learn(0, who(3), mac(3), AdvertFlags { answer: false, replaces: true, wanted: true });
         assert_eq!(cache.resolve(1, who(1), |_| ()), Some(mac(1)));
         assert_eq!((cache.len(), cache.resolve(1, who(3), |_| ())), (2, Some(mac(3))));
     }
@@ -357,10 +357,10 @@ mod tests {
         let mut cache = Neighbours::new(16);
         cache.resolve(0, who(1), |_| ());
         cache.learn(0, who(1), mac(7), ANSWER);
-        let claim = Said { answer: false, replaces: false, wanted: true };
+        let claim = AdvertFlags { answer: false, replaces: false, wanted: true };
         cache.learn(1, who(1), mac(8), claim);
         assert_eq!(cache.resolve(2, who(1), |_| ()), Some(mac(7)));
-        cache.learn(3, who(2), mac(9), Said { wanted: false, ..claim });
+        cache.learn(3, who(2), mac(9), AdvertFlags { wanted: false, ..claim });
         assert_eq!(cache.resolve(4, who(2), |_| ()), None, "nobody had asked for it");
     }
 

@@ -8,10 +8,12 @@ use super::announce::{BROADCAST, arp_packet};
 use super::autoconf::Autoconf;
 use super::call_error::CallError;
 use super::groups::Query;
-use super::iface::{Iface, IfaceConfig, Origin, Standing, Way, is_link_local, may_have_way, way};
+use super::iface::{
+    AddressState, Iface, IfaceConfig, Origin, ResolvedRoute, is_link_local, may_have_route, way,
+};
 use super::ip::{Envelope, IpHeaders};
 use super::lease::Client;
-use super::neighbour::{Ask, Neighbours, Said, Who};
+use super::neighbour::{AdvertFlags, Ask, NeighbourKey, Neighbours};
 use super::packet::{Control, DropReason, Event, HEAD, Out, Verdict};
 use super::path_mtu::PathMtus;
 use super::steering::Share;
@@ -69,8 +71,12 @@ impl Net {
         let number = self.ifaces.len() as u8;
         let mut iface = Iface::new(config, self.seed.wrapping_add(number.into()));
         iface.index = u32::from(number) + 1;
-        let speaks = self.speaks();
-        let v6 = iface.addresses.iter().filter_map(|own| v6_of(own.prefix.address)).filter(|_| speaks);
+        let runs_neighbour_protocols = self.runs_neighbour_protocols();
+        let v6 = iface
+            .addresses
+            .iter()
+            .filter_map(|own| v6_of(own.prefix.address))
+            .filter(|_| runs_neighbour_protocols);
         for address in v6 {
             // This cannot fail: the interface has no other groups yet. The groups are reported before neighbour
             // discovery starts, so that answers pass a snooping switch (RFC 4862, 5.4.2).
@@ -81,8 +87,8 @@ impl Net {
             match own.prefix.address {
                 IpAddr::V4(_) => own.claim(now),
                 IpAddr::V6(address) => {
-                    own.standing = Standing::Tentative { until: now + DETECTION };
-                    if speaks {
+                    own.standing = AddressState::Tentative { until: now + DETECTION };
+                    if runs_neighbour_protocols {
                         let none = Ipv6Addr::UNSPECIFIED;
                         out.controls.push(solicitation(number, config.mac, none, address, None));
                     }
@@ -106,7 +112,7 @@ impl Net {
     }
 
     /// Handles a router's group query.
-    pub(crate) fn asked_for_groups(&mut self, now: u64, iface: u8, query: Query) {
+    pub(crate) fn group_query_received(&mut self, now: u64, iface: u8, query: Query) {
         if let Some(iface) = self.ifaces.get_mut(usize::from(iface)) {
             iface.groups.asked(now, query);
         }
@@ -124,7 +130,7 @@ impl Net {
     pub(crate) fn send(
         &mut self,
         now: u64,
-        route: Way,
+        route: ResolvedRoute,
         mut envelope: Envelope,
         out: &mut Out,
         write: impl FnOnce(&mut [u8; HEAD], &Envelope) -> usize,
@@ -145,9 +151,9 @@ impl Net {
     }
 
     /// Returns the route to `to`. Own addresses are reached through the loopback interface, if there is one.
-    pub(crate) fn way(&self, to: IpAddr) -> Option<Way> {
+    pub(crate) fn way(&self, to: IpAddr) -> Option<ResolvedRoute> {
         match self.loopback.filter(|_| self.owns(to)) {
-            Some(iface) => Some(Way { iface, next_hop: to, source: to }),
+            Some(iface) => Some(ResolvedRoute { iface, next_hop: to, source: to }),
             None => way(&self.ifaces, to),
         }
     }
@@ -158,8 +164,8 @@ impl Net {
     }
 
     /// Returns whether a route to `to` may become available.
-    pub(crate) fn may_have_way(&self, to: IpAddr) -> bool {
-        may_have_way(&self.ifaces, to)
+    pub(crate) fn may_have_route(&self, to: IpAddr) -> bool {
+        may_have_route(&self.ifaces, to)
     }
 
     /// Returns whether an interface has the address, even if it is tentative.
@@ -169,12 +175,12 @@ impl Net {
     }
 
     /// Returns whether this stack announces, defends and resolves addresses on behalf of all workers.
-    pub(super) fn speaks(&self) -> bool {
+    pub(super) fn runs_neighbour_protocols(&self) -> bool {
         self.share.worker == 0
     }
 
     /// Returns the MAC address of a neighbour. If it is unknown, it is solicited.
-    pub(crate) fn station(&mut self, now: u64, who: Who, out: &mut Out) -> Option<MacAddr> {
+    pub(crate) fn station(&mut self, now: u64, who: NeighbourKey, out: &mut Out) -> Option<MacAddr> {
         if Some(who.0) == self.loopback {
             return Some(NO_STATION);
         }
@@ -195,7 +201,7 @@ impl Net {
         {
             return Some(link.mac);
         }
-        if !self.has_way(tcb) {
+        if !self.has_route(tcb) {
             return None;
         }
         let mac = self.station(now, (tcb.way.iface, tcb.way.next_hop), out)?;
@@ -240,7 +246,14 @@ impl Net {
         }
     }
 
-    pub(super) fn learned(&mut self, now: u64, who: Who, mac: MacAddr, said: Said, out: &mut Out) {
+    pub(super) fn learned(
+        &mut self,
+        now: u64,
+        who: NeighbourKey,
+        mac: MacAddr,
+        said: AdvertFlags,
+        out: &mut Out,
+    ) {
         // A multicast MAC address cannot belong to a neighbour.
         if mac.is_multicast() {
             return;
@@ -261,29 +274,29 @@ impl Net {
         if ip.hops != 255 {
             return Verdict::Drop(DropReason::Malformed);
         }
-        let speaks = self.speaks();
+        let runs_neighbour_protocols = self.runs_neighbour_protocols();
         let iface = &mut self.ifaces[usize::from(number)];
         let target = IpAddr::from(question.target);
         let Some(own) = iface.addresses.iter_mut().find(|own| own.prefix.address == target) else {
             return Verdict::Consumed;
         };
-        if matches!(own.standing, Standing::Tentative { .. }) {
+        if matches!(own.standing, AddressState::Tentative { .. }) {
             if src.is_unspecified() && ip.src_mac != iface.mac {
-                own.standing = Standing::Duplicated;
-                self.conflicts += u64::from(speaks);
+                own.standing = AddressState::Duplicated;
+                self.conflicts += u64::from(runs_neighbour_protocols);
                 out.events.push(Event::AddressConflict { iface: number, address: target });
             }
             return Verdict::Consumed;
         }
         let mac = iface.mac;
-        if own.standing == Standing::Duplicated {
+        if own.standing == AddressState::Duplicated {
             return Verdict::Consumed;
         }
         if let Some(station) = question.source_link.filter(|_| !src.is_unspecified()) {
-            let said = Said { answer: false, replaces: true, wanted: true };
+            let said = AdvertFlags { answer: false, replaces: true, wanted: true };
             self.learned(now, (number, ip.src), station, said, out);
         }
-        if !speaks {
+        if !runs_neighbour_protocols {
             return Verdict::Consumed;
         }
         let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
@@ -316,31 +329,31 @@ impl Net {
         if ip.hops != 255 {
             return Verdict::Drop(DropReason::Malformed);
         }
-        let speaks = self.speaks();
+        let runs_neighbour_protocols = self.runs_neighbour_protocols();
         let iface = &mut self.ifaces[usize::from(number)];
         let target = IpAddr::from(answer.target);
         if let Some(own) = iface.addresses.iter_mut().find(|own| own.prefix.address == target) {
             if ip.src_mac != iface.mac {
-                self.conflicts += u64::from(speaks);
-                if matches!(own.standing, Standing::Tentative { .. }) {
-                    own.standing = Standing::Duplicated;
+                self.conflicts += u64::from(runs_neighbour_protocols);
+                if matches!(own.standing, AddressState::Tentative { .. }) {
+                    own.standing = AddressState::Duplicated;
                     out.events.push(Event::AddressConflict { iface: number, address: target });
                 }
             }
             return Verdict::Consumed;
         }
         let station = answer.target_link.unwrap_or(ip.src_mac);
-        let said = Said { answer: answer.solicited, replaces: answer.replaces, wanted: false };
+        let said = AdvertFlags { answer: answer.solicited, replaces: answer.replaces, wanted: false };
         self.learned(now, (number, target), station, said, out);
         Verdict::Consumed
     }
 
     /// Processes expired timers. `gone` is called for neighbours that do not answer.
-    pub(crate) fn timers(&mut self, now: u64, out: &mut Out, gone: impl FnMut(Who)) {
-        let speaks = self.speaks();
+    pub(crate) fn timers(&mut self, now: u64, out: &mut Out, gone: impl FnMut(NeighbourKey)) {
+        let runs_neighbour_protocols = self.runs_neighbour_protocols();
         for (number, iface) in self.ifaces.iter_mut().enumerate() {
             for own in &mut iface.addresses {
-                if matches!(own.standing, Standing::Tentative { until } if until <= now) {
+                if matches!(own.standing, AddressState::Tentative { until } if until <= now) {
                     own.claim(now);
                     if own.life.origin == Origin::Slaac {
                         let address = own.prefix.address;
@@ -352,7 +365,7 @@ impl Net {
                 }
                 if own.next.is_some_and(|due| due <= now)
                     && let Some(message) = own.next_message(now)
-                    && speaks
+                    && runs_neighbour_protocols
                 {
                     out.controls.push(message.packet(number as u8, iface.mac));
                 }
@@ -373,7 +386,7 @@ impl Net {
     pub(crate) fn deadline(&self) -> Option<u64> {
         let addresses = self.ifaces.iter().flat_map(|iface| &iface.addresses);
         let detection = addresses.flat_map(|own| match own.standing {
-            Standing::Tentative { until } => [Some(until), own.next],
+            AddressState::Tentative { until } => [Some(until), own.next],
             _ => [None, own.next],
         });
         let detection = detection.flatten();

@@ -18,9 +18,9 @@ impl Stack {
     /// # Errors
     /// [`CallError::NoRoute`]; over IPv6 [`CallError::Tentative`] in an interface's first second.
     pub fn source_to(&self, to: IpAddr) -> Result<IpAddr, CallError> {
-        match self.net.way_to_many(to, None, 0).or_else(|| self.net.way(to)) {
+        match self.net.multicast_route(to, None, 0).or_else(|| self.net.way(to)) {
             Some(way) => Ok(way.source),
-            None if self.net.may_have_way(to) => Err(CallError::Tentative),
+            None if self.net.may_have_route(to) => Err(CallError::Tentative),
             None => Err(CallError::NoRoute),
         }
     }
@@ -44,7 +44,7 @@ impl Stack {
         let new = match peer {
             Some(address) => {
                 let to = address.ip();
-                let source = match self.net.way_to_many(to, bound.filter(sends_from), 0) {
+                let source = match self.net.multicast_route(to, bound.filter(sends_from), 0) {
                     Some(way) => way.source,
                     None => self.source_to(to)?,
                 };

@@ -10,7 +10,8 @@ use super::config::Buffers;
 use super::conns::Conn;
 use super::flows::Entry;
 use super::handshake::{
-    self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_DOUBLINGS, SYN_RETRIES, SYN_TIMEOUT, SYN_TIMEOUT_MAX,
+    self, Both, Half, PeerSynOptions, SYN_ACK_RETRIES, SYN_DOUBLINGS, SYN_RETRIES, SYN_TIMEOUT,
+    SYN_TIMEOUT_MAX,
 };
 use super::options::ConnOptions;
 use super::output::{self, Fields};
@@ -18,7 +19,7 @@ use super::packet::{Cause, DropReason, Event, Out, Verdict};
 use super::receive::AckNeed;
 use super::segment::Segment;
 use super::stack::Stack;
-use super::tcb::{Asking, CHALLENGE, State, Tcb};
+use super::tcb::{CHALLENGE, State, SynTimer, Tcb};
 use super::timewait::{self, Action, Ended, Inserted};
 use super::windows;
 
@@ -60,7 +61,7 @@ impl Stack {
             mtu: self.net.ifaces[usize::from(way.iface)].mtu,
             iss,
             irs: segment.seq,
-            offered: Offered::of(segment, key.remote().ip()),
+            offered: PeerSynOptions::of(segment, key.remote().ip()),
             timestamp_offset: self.origins.timestamp_offset(&key),
             options: conn.tcb.options,
         };
@@ -91,7 +92,7 @@ impl Stack {
             // Simultaneous open (RFC 9293, 3.5, figure 7): the SYN is answered, and acknowledged later.
             tcb.state = State::SynReceived;
             let retries = asked.map_or(SYN_RETRIES, |asked| asked.retries);
-            tcb.asking = Some(Asking { due: now + SYN_TIMEOUT, tries: 1, retries, since: now });
+            tcb.asking = Some(SynTimer { due: now + SYN_TIMEOUT, tries: 1, retries, since: now });
             let half = Half {
                 both,
                 listener: 0,
@@ -117,12 +118,12 @@ impl Stack {
 
     /// Sends our SYN, or our SYN-ACK in a simultaneous open, and retransmits it when its timer expires.
     #[cold]
-    pub(super) fn ask_again(&mut self, now: u64, id: ConnId, out: &mut Out) {
+    pub(super) fn send_own_syn(&mut self, now: u64, id: ConnId, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let user_timeout = conn.tcb.user_timeout;
         let Some(asking) = &mut conn.tcb.asking else { return };
-        let over_at = asking.since.saturating_add(user_timeout);
-        if asking.tries > asking.retries || asking.tries > 0 && over_at <= now {
+        let user_timeout_deadline = asking.since.saturating_add(user_timeout);
+        if asking.tries > asking.retries || asking.tries > 0 && user_timeout_deadline <= now {
             return self.over(id, Cause::TimedOut, out);
         }
         // As on Linux, the next hop has three seconds to answer.
@@ -133,7 +134,7 @@ impl Stack {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(asking) = &mut conn.tcb.asking else { return };
         let wait = (SYN_TIMEOUT << asking.tries.min(SYN_DOUBLINGS)).min(SYN_TIMEOUT_MAX);
-        asking.due = (now + wait).min(over_at);
+        asking.due = (now + wait).min(user_timeout_deadline);
         let again = asking.tries > 0;
         asking.tries += 1;
         let deadline = conn.tcb.deadline();
@@ -239,7 +240,7 @@ impl Stack {
             mtu: self.net.ifaces[usize::from(way.iface)].mtu,
             iss: self.origins.isn(&key, now),
             irs: segment.seq,
-            offered: Offered::of(segment, key.remote().ip()),
+            offered: PeerSynOptions::of(segment, key.remote().ip()),
             timestamp_offset: self.origins.timestamp_offset(&key),
             options: at.options,
         };
@@ -285,7 +286,7 @@ impl Stack {
         if let Some(listener) = self.listeners.get_mut(half.listener) {
             listener.half_open += 1;
         }
-        let fields = half.answer(now, &self.wishes_of(&half));
+        let fields = half.answer(now, &self.local_parameters_of(&half));
         let (due, wanted) = (half.due, half.both.options);
         let index = match self.free_halves.pop() {
             Some(index) => index,
@@ -337,7 +338,7 @@ impl Stack {
         half.tries += 1;
         half.due = now + (SYN_TIMEOUT << half.tries);
         let (both, due, half) = (half.both, half.due, half.clone());
-        let fields = half.answer(now, &self.wishes_of(&half));
+        let fields = half.answer(now, &self.local_parameters_of(&half));
         // With TCP_DEFER_ACCEPT the peer already has the SYN-ACK. It is sent again only after the timeout.
         let silent = half.deferred && half.tries < both.options.defer;
         self.half_wheel.set(index, due);
@@ -375,7 +376,7 @@ impl Stack {
         if segment.has(TcpFlags::SYN) {
             // A retransmitted SYN shows that our SYN-ACK was lost. A different SYN of a restarted peer gets the same
             // answer, which the peer resets if the SYN was genuine (RFC 9293, 3.10.7.4, RFC 5961, 4.2).
-            let fields = half.answer(now, &self.wishes_of(&half));
+            let fields = half.answer(now, &self.local_parameters_of(&half));
             self.send_with(now, key, options, &fields, out);
             if let Some(half) = self.halves.get_mut(index as usize).and_then(Option::as_mut) {
                 half.repeated = true;
@@ -417,7 +418,7 @@ impl Stack {
         };
         half.challenged = Some(now);
         let half = half.clone();
-        let (both, fields) = (half.both, half.acknowledgement(now, &self.wishes_of(&half)));
+        let (both, fields) = (half.both, half.acknowledgement(now, &self.local_parameters_of(&half)));
         self.send_with(now, both.key, both.options, &fields, out);
     }
 
@@ -430,7 +431,7 @@ impl Stack {
         entry: Option<Entry>,
         out: &mut Out,
     ) -> Result<ConnId, DropReason> {
-        let mut tcb = handshake::connection(now, &half.both, &self.wishes_of(half), half.window);
+        let mut tcb = handshake::connection(now, &half.both, &self.local_parameters_of(half), half.window);
         self.net.fit(now, &mut tcb);
         tcb.flow_label = self.origins.flow_label(&half.both.key);
         // A cookie has no record of retransmissions.
@@ -476,7 +477,7 @@ impl Stack {
         let id = match self.conns.insert(conn) {
             Ok(id) => id,
             Err(conn) => {
-                conn.dissolve(arena);
+                conn.free_memory(arena);
                 return None;
             }
         };
@@ -488,7 +489,7 @@ impl Stack {
         };
         if !entered {
             if let Some(conn) = self.conns.remove(id) {
-                conn.dissolve(arena);
+                conn.free_memory(arena);
             }
             return None;
         }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use offcore_wire::Sum;
 
 use super::addr::{ConnId, SOCKETS};
-use super::joined::ToMany;
+use super::joined::MulticastDatagram;
 
 /// Bytes of a packet that the protocols see. The longest Ethernet, IP and TCP headers fit.
 pub const HEAD: usize = 128;
@@ -271,7 +271,7 @@ pub struct Out {
     /// One place for each [`Verdict::Place`].
     pub places: Vec<Place>,
     /// One entry for each [`Verdict::Copies`], and the sockets of all entries.
-    pub to_many: Vec<ToMany>,
+    pub to_many: Vec<MulticastDatagram>,
     pub receivers: Vec<ConnId>,
     /// Packets to send in this order, before the plans.
     pub controls: Vec<Control>,

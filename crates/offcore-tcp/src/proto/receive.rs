@@ -188,7 +188,7 @@ impl Receiver {
     /// Returns the position of a sequence number if it is the next expected one, no data is missing, and the window is
     /// open.
     #[inline]
-    pub(crate) fn goes_on(&self, seq: u32) -> Option<u64> {
+    pub(crate) fn in_order_position(&self, seq: u32) -> Option<u64> {
         let whole = self.islands.is_none() && self.fin.is_none();
         (whole && self.next < self.announced && seq == self.seq(self.next)).then_some(self.next)
     }
@@ -315,7 +315,7 @@ impl Receiver {
 
     /// Returns whether an acknowledgement must be sent before more segments of the same vector are processed.
     #[inline]
-    pub(crate) fn is_quick(&self) -> bool {
+    pub(crate) fn needs_immediate_ack(&self) -> bool {
         self.need == AckNeed::Now && (self.quick > 0 || self.islands.is_some())
     }
 

@@ -461,7 +461,7 @@ impl Recovery {
     }
 
     /// Returns the statistics since the last call.
-    pub(super) fn take_untold(&mut self) -> Stats {
+    pub(super) fn take_unreported(&mut self) -> Stats {
         let Some(episode) = &mut self.episode else { return Stats::default() };
         let told = std::mem::replace(&mut episode.told, episode.stats);
         episode.stats.since(&told)

@@ -11,10 +11,10 @@ use offcore_wire::icmpv6::router::{PrefixOption, RouterOption, SOLICIT_LEN};
 use offcore_wire::{RouterAdvert, RouterSolicit, ipv6};
 
 use super::autoconf::{Autoconf, put};
-use super::iface::{Iface, Life, Origin, Prefix, Route, Standing, link_local};
+use super::iface::{AddressLifetime, AddressState, Iface, Origin, Prefix, Route, link_local};
 use super::ip::IpHeaders;
 use super::lease::SECOND;
-use super::neighbour::Said;
+use super::neighbour::AdvertFlags;
 use super::net::{Net, discovery};
 use super::packet::{DropReason, Out, Verdict};
 use super::stack::Stack;
@@ -65,7 +65,7 @@ impl Net {
         let own = link_local(iface.mac);
         if !iface.addresses.iter().any(|other| other.prefix.address == own.address) {
             // This cannot fail: the interface has no other groups yet.
-            let _ = self.add_address(now, number, (own, Life::permanent(Origin::LinkLocal)), out);
+            let _ = self.add_address(now, number, (own, AddressLifetime::permanent(Origin::LinkLocal)), out);
         }
         self.autoconfs.push(Autoconf::new(now, number, seed));
     }
@@ -75,7 +75,7 @@ impl Net {
         let waiting = self.autoconfs.iter().filter(|autoconf| !autoconf.has_none).find(|autoconf| {
             let all = &self.ifaces[usize::from(autoconf.iface)].addresses;
             let mut own = all.iter().filter(|own| own.life.origin == Origin::Slaac);
-            own.all(|own| matches!(own.standing, Standing::Tentative { .. }))
+            own.all(|own| matches!(own.standing, AddressState::Tentative { .. }))
         });
         waiting.map(|autoconf| autoconf.iface)
     }
@@ -123,9 +123,9 @@ impl Net {
         let iface = &self.ifaces[usize::from(autoconf.iface)];
         let own = link_local(iface.mac).address;
         let IpAddr::V6(from) = own else { return };
-        match iface.standing_of(own) {
-            Some(Standing::Preferred) => {}
-            Some(Standing::Tentative { until }) => return autoconf.ask = Some(until.max(now + 1)),
+        match iface.address_state_of(own) {
+            Some(AddressState::Preferred) => {}
+            Some(AddressState::Tentative { until }) => return autoconf.ask = Some(until.max(now + 1)),
             // Another host has the address, so the interface cannot be configured (RFC 4862, 5.4.5).
             _ => {
                 (autoconf.ask, autoconf.has_none) = (None, true);
@@ -186,7 +186,7 @@ impl Net {
         let number = autoconf.iface;
         match option {
             RouterOption::SourceLink(mac) if autoconf.has(router) => {
-                let said = Said { answer: false, replaces: true, wanted: true };
+                let said = AdvertFlags { answer: false, replaces: true, wanted: true };
                 self.learned(now, (number, router.into()), mac, said, out);
             }
             RouterOption::SourceLink(_) => {}
@@ -235,7 +235,7 @@ impl Net {
         if valid > 0 && own.count() < ADDRESSES {
             // The prefix determines which addresses are neighbours, the address does not (RFC 5942).
             let own = Prefix { address, len: 128 };
-            let life = Life { origin: Origin::Slaac, preferred, valid: until };
+            let life = AddressLifetime { origin: Origin::Slaac, preferred, valid: until };
             let _ = self.add_address(now, number, (own, life), out);
         }
     }

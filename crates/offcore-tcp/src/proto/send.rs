@@ -18,7 +18,7 @@ const NOWHERE: u64 = u64::MAX;
 
 /// An unacceptable acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Strange {
+pub(crate) enum UnacceptableAck {
     /// It acknowledges data that has not been sent.
     Unsent,
     /// It is older than the largest window (RFC 5961, 5.2).
@@ -74,7 +74,7 @@ pub(crate) struct Sender {
     /// Maximum number of payload bytes per segment.
     mss: u16,
     /// Payload bytes of the longest acknowledged segment.
-    proven: u16,
+    largest_acked_payload: u16,
     /// Time of the next probe of a closed or too small window.
     persist: Option<u64>,
     /// Window probes since the window was last open.
@@ -107,7 +107,7 @@ impl Sender {
             fin_planned: false,
             no_delay: false,
             mss,
-            proven: 0,
+            largest_acked_payload: 0,
             persist: None,
             persist_tries: 0,
             unanswered: 0,
@@ -159,20 +159,20 @@ impl Sender {
 
     /// Returns whether the peer's window is closed.
     #[inline]
-    fn is_shut(&self) -> bool {
+    fn is_zero_window(&self) -> bool {
         self.edge <= self.una()
     }
 
     /// Returns the number of bytes that the network can carry within about two round trips.
-    pub(crate) fn takes_soon(&self) -> u64 {
+    pub(crate) fn bytes_in_two_rtts(&self) -> u64 {
         let now = self.edge.saturating_sub(self.una()).min(self.recovery.cwnd());
         // A small block is enough for a small window.
         if now <= FIRST_GRANT { now } else { 2 * now }
     }
 
     /// Returns whether data waits for a closed window and the peer answers window probes.
-    pub(crate) fn is_held_up(&self) -> bool {
-        self.is_shut() && !self.is_idle() && self.timeouts() <= 1
+    pub(crate) fn is_blocked_by_window(&self) -> bool {
+        self.is_zero_window() && !self.is_idle() && self.timeouts() <= 1
     }
 
     /// Returns whether the application has written data that fits the peer's window and that the port does not have
@@ -211,12 +211,12 @@ impl Sender {
     }
 
     /// Returns the payload bytes of the longest segment acknowledged since the MSS was last reduced.
-    pub(crate) fn proven(&self) -> u16 {
-        self.proven
+    pub(crate) fn largest_acked_payload(&self) -> u16 {
+        self.largest_acked_payload
     }
 
     pub(crate) fn set_mss(&mut self, mss: u16) {
-        (self.mss, self.proven) = (mss, self.proven.min(mss));
+        (self.mss, self.largest_acked_payload) = (mss, self.largest_acked_payload.min(mss));
         self.recovery.set_mss(mss.into());
     }
 
@@ -269,14 +269,14 @@ impl Sender {
     /// # Errors
     /// Fails without any change if the acknowledgement is unacceptable.
     #[inline]
-    pub(crate) fn report(&mut self, now: u64, report: &Report<'_>) -> Result<Acked, Strange> {
+    pub(crate) fn report(&mut self, now: u64, report: &Report<'_>) -> Result<Acked, UnacceptableAck> {
         let una = self.una();
-        let Some(ack) = position(report.ack, self.first, una) else { return Err(Strange::Ancient) };
+        let Some(ack) = position(report.ack, self.first, una) else { return Err(UnacceptableAck::Ancient) };
         if ack > self.published_to() {
-            return Err(Strange::Unsent);
+            return Err(UnacceptableAck::Unsent);
         }
         if ack + u64::from(self.largest) < self.una() {
-            return Err(Strange::Ancient);
+            return Err(UnacceptableAck::Ancient);
         }
         // A peer that answers may keep the window closed for any time (RFC 9293, 3.8.6.1, MUST-37).
         self.unanswered = 0;
@@ -298,10 +298,10 @@ impl Sender {
             },
         );
         if acked.newly_acked >= self.mss.into() {
-            self.proven = self.mss;
+            self.largest_acked_payload = self.mss;
         }
         // Retransmissions act as window probes if the window closed over data in flight.
-        self.answered = if self.is_shut() { self.recovery.backoffs() } else { 0 };
+        self.answered = if self.is_zero_window() { self.recovery.backoffs() } else { 0 };
         if advanced || self.edge > self.next() {
             self.persist = None;
             self.persist_tries = 0;
@@ -315,7 +315,7 @@ impl Sender {
     /// Processes an in-order segment at position `at` that repeats the current window. Returns whether its
     /// acknowledgement also repeats: all sent data is acknowledged, and no recovery is in progress.
     #[inline]
-    pub(crate) fn hears_again(&mut self, ack: u32, at: u64) -> bool {
+    pub(crate) fn repeats_last_ack(&mut self, ack: u32, at: u64) -> bool {
         let una = self.una();
         if ack != self.seq(una) || !self.recovery.is_done() {
             return false;
@@ -415,7 +415,7 @@ impl Sender {
         let tail_goes = if tail == 0 {
             0
         } else if whole {
-            self.may_end(self.next() + len - tail, tail)
+            self.nagle_allowed_bytes(self.next() + len - tail, tail)
         } else if len < mss && (now_or_never || len >= u64::from(self.largest / 2)) {
             // Otherwise silly window avoidance holds it (3.8.6.2.1).
             tail
@@ -430,7 +430,7 @@ impl Sender {
     /// They are held by a cork, or by Nagle's algorithm (RFC 9293, 3.7.4) in Minshall's variant as on Linux, while an
     /// earlier short segment is unacknowledged.
     #[inline]
-    fn may_end(&self, at: u64, len: u64) -> u64 {
+    fn nagle_allowed_bytes(&self, at: u64, len: u64) -> u64 {
         let waits =
             !self.no_delay && !self.is_urgent() && self.short > self.una() && self.short <= self.next();
         if waits { 0 } else { len.min(self.held_from.saturating_sub(at)) }
@@ -493,7 +493,7 @@ impl Sender {
     }
 
     /// Returns the time when a connection without progress ends, with a `TCP_USER_TIMEOUT` in microseconds.
-    pub(crate) fn over_at(&self, user_timeout: u64) -> u64 {
+    pub(crate) fn user_timeout_deadline(&self, user_timeout: u64) -> u64 {
         self.stalled.saturating_add(user_timeout)
     }
 

@@ -7,7 +7,7 @@ use offcore_session::{Fifo, Place, Tx};
 use super::addr::{AppId, ConnId};
 use super::config::{Buffers, Room};
 use super::conns::Conn;
-use super::handshake::{Half, Wishes};
+use super::handshake::{Half, LocalParameters};
 use super::stack::Stack;
 
 impl Stack {
@@ -30,7 +30,7 @@ impl Stack {
     }
 
     /// Returns this side's parameters for a connection to a listener.
-    pub(super) fn wishes_of(&self, half: &Half) -> Wishes {
+    pub(super) fn local_parameters_of(&self, half: &Half) -> LocalParameters {
         let buffers = self.listeners.get(half.listener).map_or_else(Buffers::default, |this| this.buffers);
         self.wishes.with(buffers, &self.config)
     }

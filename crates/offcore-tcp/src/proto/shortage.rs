@@ -12,11 +12,11 @@ pub(super) const AGAIN: u64 = 10_000;
 
 /// Connections and sockets that wait for memory, in order.
 #[derive(Debug, Default)]
-pub(super) struct Shortage {
+pub(super) struct MemoryWaiters {
     waiting: VecDeque<ConnId>,
 }
 
-impl Shortage {
+impl MemoryWaiters {
     /// Adds a connection or socket. `waits` is whether it is already waiting.
     #[cold]
     pub(super) fn wait(&mut self, id: ConnId, waits: &mut bool) {

@@ -12,7 +12,7 @@ use super::addr::{AppId, ConnId, SOCKETS, any_like, overlap};
 use super::ahead::Ahead;
 use super::arenas::Arenas;
 use super::config::{Buffers, Config};
-use super::iface::Way;
+use super::iface::ResolvedRoute;
 use super::joined::{Joined, UserJoins};
 use super::memory;
 
@@ -36,7 +36,7 @@ pub(super) struct Outgoing {
 /// A datagram's route, with the path MTU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Route {
-    pub way: Way,
+    pub way: ResolvedRoute,
     pub mtu: u16,
 }
 
@@ -122,7 +122,7 @@ pub(super) struct Socket {
     pub joined: Joined,
     pub in_flight: VecDeque<Outgoing>,
     pub wants_room: bool,
-    /// It waits for memory, see [`Shortage`](super::shortage::Shortage).
+    /// It waits for memory, see [`MemoryWaiters`](super::shortage::Shortage).
     pub waits: bool,
     pub ready: bool,
     pub closed: bool,
@@ -193,7 +193,7 @@ impl Socket {
         let sent = self.planned == self.written && self.in_flight.is_empty() && self.tx.shrink(arena);
         if sent {
             self.ahead.shrink();
-            if memory::has_plenty(arena) {
+            if memory::allows_speculative_use(arena) {
                 self.release(arena, config);
             }
         }
@@ -458,7 +458,7 @@ impl Sockets {
 
     /// Returns whether an ICMP error may be sent now. The limit is random, with a new `chance` in each second, so that
     /// a sender with forged addresses cannot count the answers (CVE-2020-25705).
-    pub(super) fn may_complain(&mut self, now: u64, chance: impl FnOnce() -> u32) -> bool {
+    pub(super) fn may_send_icmp_error(&mut self, now: u64, chance: impl FnOnce() -> u32) -> bool {
         let (second, left) = &mut self.errors;
         if *second != now / 1_000_000 {
             (*second, *left) = (now / 1_000_000, ERRORS / 2 + chance() % (ERRORS / 2));

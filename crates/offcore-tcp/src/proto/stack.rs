@@ -16,7 +16,7 @@ use super::conns::{Conn, Conns};
 use super::cookie::Cookies;
 use super::counts::StackCounts;
 use super::flows::{Entry, Flows, key_of};
-use super::handshake::{Half, Wishes};
+use super::handshake::{Half, LocalParameters};
 use super::iface::IfaceConfig;
 use super::input::{Input, Outcome};
 use super::ip::{self, Frame, IpHeaders};
@@ -43,7 +43,7 @@ const QUIET: u64 = 1_000_000;
 #[derive(Debug)]
 pub struct Stack {
     pub(super) config: Config,
-    pub(super) wishes: Wishes,
+    pub(super) wishes: LocalParameters,
     pub(super) origins: Origins,
     pub(super) ports: Ports,
     pub(super) cookies: Cookies,
@@ -88,7 +88,7 @@ impl Stack {
         let (first, second) = config.secret.split_at(size_of::<u64>());
         let half = |half: &[u8]| half.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
         let seed = half(first) ^ half(second).rotate_left(1);
-        let wishes = Wishes { receive_window, largest_segment, algorithm, ecn };
+        let wishes = LocalParameters { receive_window, largest_segment, algorithm, ecn };
         Ok(Self {
             wishes,
             origins: Origins::new(&config.secret),
@@ -216,7 +216,7 @@ impl Stack {
             Ok(Frame::Ip) => {}
             Ok(Frame::Arp) => return Ok(self.net.arp(now, iface, packet.head, out)),
             Err(reason) => {
-                self.not_understood(now, iface, packet, out);
+                self.send_parameter_problem(now, iface, packet, out);
                 return Err(reason);
             }
         }
@@ -265,7 +265,7 @@ impl Stack {
                 Err(DropReason::NoConnection)
             }
             _ => {
-                self.not_understood(now, iface, packet, out);
+                self.send_parameter_problem(now, iface, packet, out);
                 Err(DropReason::NoConnection)
             }
         }
@@ -346,7 +346,7 @@ impl Stack {
     /// Sends due acknowledgements, sets timers, and queues connections that may have something to send.
     pub(super) fn settle(&mut self, now: u64, out: &mut Out) {
         if !self.asking_hop.0.is_empty() && self.asking_hop.1 != self.net.neighbours.seen() {
-            self.hop_answered();
+            self.resume_after_resolution();
         }
         while let Some(index) = self.touched.pop() {
             let Some((id, conn)) = self.conns.at(index) else { continue };
@@ -382,7 +382,7 @@ impl Stack {
 
     /// Resumes connections that waited for address resolution, after a change of the neighbour cache.
     #[cold]
-    fn hop_answered(&mut self) {
+    fn resume_after_resolution(&mut self) {
         for index in std::mem::take(&mut self.asking_hop.0) {
             if let Some((id, _)) = self.conns.at(index) {
                 self.touch(id);
@@ -430,7 +430,7 @@ impl Stack {
             if conn.tcb.link.is_some() && net.link(now, &mut conn.tcb, out).is_none() {
                 conn.tcb.link = None;
                 // Without a route the segment counts as lost.
-                if net.has_way(&mut conn.tcb) {
+                if net.has_route(&mut conn.tcb) {
                     asking_hop.0.push(index);
                     asking_hop.1 = net.neighbours.seen();
                     continue;

@@ -5,9 +5,9 @@ use std::ops::Range;
 use offcore_wire::{IpProtocol, MacAddr, SackBlock, TcpFlags, TcpOptions, TcpTemplate, Timestamps};
 
 use super::addr::FlowKey;
-use super::iface::Way;
+use super::iface::ResolvedRoute;
 use super::ip::Envelope;
-use super::keepalive::Keeping;
+use super::keepalive::KeepaliveState;
 use super::options::ConnOptions;
 use super::output::{self, Fields, TxChecksum};
 use super::packet::{Cause, HEAD};
@@ -91,7 +91,7 @@ pub(crate) struct PathMtu {
 
 /// A connection in SYN-SENT or SYN-RECEIVED.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asking {
+pub(crate) struct SynTimer {
     pub due: u64,
     pub tries: u8,
     /// The number of SYN retransmissions (`TCP_SYNCNT`).
@@ -103,7 +103,7 @@ pub(crate) struct Asking {
 #[derive(Debug)]
 pub(crate) struct Tcb {
     pub key: FlowKey,
-    pub way: Way,
+    pub way: ResolvedRoute,
     /// The generation of addresses and routes from which `way` was derived.
     pub routes: u32,
     pub link: Option<Link>,
@@ -115,7 +115,7 @@ pub(crate) struct Tcb {
     pub options: ConnOptions,
     pub receiver: Receiver,
     pub sender: Sender,
-    pub asking: Option<Asking>,
+    pub asking: Option<SynTimer>,
     /// Position up to which the application may see data.
     pub committed: u64,
     /// Copies to the rx_fifo that have not been reported.
@@ -128,7 +128,7 @@ pub(crate) struct Tcb {
     /// Time of the last accepted segment.
     pub heard: u64,
     /// State of keep-alive probes, if they are enabled.
-    pub keeping: Option<Box<Keeping>>,
+    pub keeping: Option<Box<KeepaliveState>>,
     /// `TCP_USER_TIMEOUT` in microseconds; `u64::MAX` for none.
     pub user_timeout: u64,
     /// Time at which a quiet connection frees unneeded memory. `None` after that.
@@ -150,7 +150,7 @@ pub(crate) struct Tcb {
 }
 
 impl Tcb {
-    pub(crate) fn new(key: FlowKey, way: Way, receiver: Receiver, sender: Sender) -> Self {
+    pub(crate) fn new(key: FlowKey, way: ResolvedRoute, receiver: Receiver, sender: Sender) -> Self {
         Self {
             key,
             way,
@@ -242,7 +242,7 @@ impl Tcb {
         if mss >= self.sender.mss() {
             return false;
         }
-        let believed = mss >= self.sender.proven() || self.sender.timeouts() > 0;
+        let believed = mss >= self.sender.largest_acked_payload() || self.sender.timeouts() > 0;
         match believed {
             true => self.cut_segments(now, mss),
             false => self.path.get_or_insert_default().claimed = Some(mss),
@@ -252,7 +252,7 @@ impl Tcb {
 
     /// Records that `acked` bytes have been acknowledged. This refutes an unverified report. An old reduction is undone
     /// to probe the path again (RFC 1191, 6.3; RFC 8201, 4).
-    pub(crate) fn got_through(&mut self, now: u64, acked: u64) {
+    pub(crate) fn validate_path_mtu(&mut self, now: u64, acked: u64) {
         let Some(path) = self.path.as_deref_mut() else { return };
         if acked >= self.sender.mss().into() {
             path.claimed = None;
@@ -265,7 +265,7 @@ impl Tcb {
 
     /// Extends the life of a closed connection after the peer has accepted more data. A peer that accepts nothing would
     /// otherwise hold the memory (similar to Linux's limits of orphans).
-    pub(crate) fn go_on_ending(&mut self, now: u64) {
+    pub(crate) fn extend_orphan_timeout(&mut self, now: u64) {
         if !self.resets {
             self.give_up = Some(self.ends_by.min(now + FIN_TIMEOUT));
         }
@@ -369,8 +369,9 @@ impl Tcb {
         // This runs after every segment, so it avoids a branch per timer.
         let keeping = self.keeping.as_ref().map(|keeping| keeping.due);
         let times = [delayed, asking, self.give_up, self.trim, self.sender.deadline(), keeping];
-        let over_at = self.sender.over_at(self.user_timeout);
-        let first = times.into_iter().fold(over_at, |first, time| first.min(time.unwrap_or(u64::MAX)));
+        let user_timeout_deadline = self.sender.user_timeout_deadline(self.user_timeout);
+        let first =
+            times.into_iter().fold(user_timeout_deadline, |first, time| first.min(time.unwrap_or(u64::MAX)));
         (first != u64::MAX).then_some(first)
     }
 }

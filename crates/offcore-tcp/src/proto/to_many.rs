@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use offcore_wire::{MacAddr, ipv6};
 
-use super::iface::{Iface, Standing, Way};
+use super::iface::{AddressState, Iface, ResolvedRoute};
 use super::net::Net;
 use super::stack::Stack;
 
@@ -25,7 +25,7 @@ pub(super) fn station_of_group(group: IpAddr) -> MacAddr {
 impl Iface {
     /// Returns the source address for a group or broadcast address. A group of link-local scope gets a link-local
     /// source (RFC 6724, 5).
-    pub(super) fn source_to_many(&self, to: IpAddr) -> Option<IpAddr> {
+    pub(super) fn multicast_source(&self, to: IpAddr) -> Option<IpAddr> {
         let of_link = |address: IpAddr| match address {
             IpAddr::V4(_) => true,
             IpAddr::V6(address) => address.is_unicast_link_local(),
@@ -35,7 +35,7 @@ impl Iface {
             IpAddr::V6(to) => to.octets()[1] & 15 <= 2,
         };
         let ours = || {
-            let good = self.addresses.iter().filter(|own| own.standing == Standing::Preferred);
+            let good = self.addresses.iter().filter(|own| own.standing == AddressState::Preferred);
             good.map(|own| own.prefix.address).filter(|own| own.is_ipv4() == to.is_ipv4())
         };
         ours().find(|own| of_link(*own) == near).or_else(|| ours().next())
@@ -51,7 +51,7 @@ impl Stack {
 
 impl Net {
     /// Returns the MAC address of a multicast or broadcast destination.
-    pub(super) fn station_of_many(&self, iface: u8, to: IpAddr) -> Option<MacAddr> {
+    pub(super) fn multicast_station(&self, iface: u8, to: IpAddr) -> Option<MacAddr> {
         match to.is_multicast() {
             true => Some(station_of_group(to)),
             false => self.ifaces.get(usize::from(iface))?.is_broadcast(to).then_some(MacAddr([0xff; 6])),
@@ -61,20 +61,25 @@ impl Net {
     /// Returns the route of a datagram to a group or to 255.255.255.255, or `None` for any other destination. The
     /// interface is selected by the source address `from`, else by its `index` if that is not 0, else by a route, else
     /// it is the first one.
-    pub(super) fn way_to_many(&self, to: IpAddr, from: Option<IpAddr>, index: u32) -> Option<Way> {
+    pub(super) fn multicast_route(
+        &self,
+        to: IpAddr,
+        from: Option<IpAddr>,
+        index: u32,
+    ) -> Option<ResolvedRoute> {
         if !to.is_multicast() && to != Ipv4Addr::BROADCAST {
             return None;
         }
         let by_source = from.and_then(|from| self.ifaces.iter().position(|iface| iface.owns(from)));
         let by_route = || self.way(to).map(|way| usize::from(way.iface));
-        let first = || self.ifaces.iter().position(|iface| iface.source_to_many(to).is_some());
+        let first = || self.ifaces.iter().position(|iface| iface.multicast_source(to).is_some());
         let iface = match by_source {
             None if index > 0 => self.ifaces.iter().position(|iface| iface.index == index),
             by_source => by_source.or_else(by_route).or_else(first),
         };
         let iface = iface?;
-        let source = from.or_else(|| self.ifaces[iface].source_to_many(to))?;
-        Some(Way { iface: iface as u8, next_hop: to, source })
+        let source = from.or_else(|| self.ifaces[iface].multicast_source(to))?;
+        Some(ResolvedRoute { iface: iface as u8, next_hop: to, source })
     }
 }
 

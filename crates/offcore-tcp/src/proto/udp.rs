@@ -194,7 +194,7 @@ impl Stack {
         let header = Header { len: (len - udp::HEADER_LEN) as u16, peer, local: ip.dst, more };
         let skip = ip.transport + udp::HEADER_LEN;
         if !self.net.has(ip.dst) {
-            return self.datagram_to_many(iface, header, to, skip, out);
+            return self.deliver_multicast(iface, header, to, skip, out);
         }
         let Some(id) = self.socket_of(SocketAddr::new(ip.dst, to), peer) else {
             self.port_unreachable(now, ip, packet.head, out);
@@ -457,7 +457,7 @@ impl Stack {
         let to = peer.ip();
         let any = |address: &IpAddr| address.is_unspecified();
         let wanted = bound.filter(sends_from).or(Some(local).filter(|local| !any(local)));
-        let way = self.net.way_to_many(to, wanted, more.index).or_else(|| self.net.way(to));
+        let way = self.net.multicast_route(to, wanted, more.index).or_else(|| self.net.way(to));
         let mut way = way.filter(|_| !any(&to))?;
         let iface = &self.net.ifaces[usize::from(way.iface)];
         // The length of header and payload has 16 bits; over IPv4 the length of the whole packet.
@@ -526,7 +526,7 @@ impl Stack {
     ) -> Option<SealedDatagram> {
         let (port, Outgoing { peer, route: Route { way, mtu }, more, .. }) = self.take_outgoing(plan, out)?;
         self.counts.datagrams_sent += 1;
-        let station = self.net.station_of_many(way.iface, peer.ip());
+        let station = self.net.multicast_station(way.iface, peer.ip());
         let station = station.or_else(|| self.net.station(now, (way.iface, way.next_hop), out));
         let mut envelope = Envelope::new(way.source, peer.ip(), IpProtocol::UDP);
         envelope.src_mac = self.net.ifaces[usize::from(way.iface)].mac;

@@ -108,7 +108,7 @@ impl Stack {
     }
 
     /// Sets `IP_RECVERR` and `IPV6_RECVERR` of a datagram socket. As on Linux, clearing an option empties the queue.
-    pub fn hear_errors(&mut self, socket: ConnId, v4: bool, v6: bool) {
+    pub fn set_recverr(&mut self, socket: ConnId, v4: bool, v6: bool) {
         let Some(found) = self.udp.get_mut(socket).filter(|socket| !socket.closed) else { return };
         let clears = found.errors.v4 && !v4 || found.errors.v6 && !v6;
         (found.errors.v4, found.errors.v6) = (v4, v6);

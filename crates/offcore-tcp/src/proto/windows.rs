@@ -2,14 +2,14 @@
 //!
 //! An advertised window cannot shrink. A connection therefore reserves the blocks that its window needs. Without free
 //! blocks the window stops moving, and the connection waits for its turn in the application's
-//! [`Shortage`](super::shortage::Shortage). A connection without unread data always gets a window of one small block. A
+//! [`MemoryWaiters`](super::shortage::Shortage). A connection without unread data always gets a window of one small block. A
 //! connection that was quiet for a second reserves nothing, because a server has more idle connections than memory.
 
 use offcore_session::Arena;
 use offcore_session::layout::{LARGE, SMALL};
 
 use super::conns::Conn;
-use super::handshake::Wishes;
+use super::handshake::LocalParameters;
 use super::receive::LEAST;
 use super::tcb::State;
 
@@ -39,7 +39,7 @@ pub(super) fn has_spare(arena: &Arena) -> bool {
 
 /// Returns the window of a SYN when `others` connections of the application are half open. It needs a large block,
 /// unless it is the minimum window.
-pub(super) fn of_syn(wishes: Wishes, arena: &Arena, others: usize) -> u16 {
+pub(super) fn of_syn(wishes: LocalParameters, arena: &Arena, others: usize) -> u16 {
     let most = if spare(arena, FRESH) > others { u16::MAX } else { LEAST };
     wishes.syn_window().min(most)
 }
@@ -50,7 +50,7 @@ impl Conn {
     #[inline]
     pub(super) fn fund(&mut self, arena: &mut Arena, turn: Option<usize>) {
         self.funded = self.tcb.receiver.next();
-        if self.takes_no_more() {
+        if self.has_receive_ended() {
             return self.promise(0, arena);
         }
         let receiver = &self.tcb.receiver;
@@ -87,12 +87,12 @@ impl Conn {
     pub(super) fn lacks_window(&self) -> bool {
         let receiver = &self.tcb.receiver;
         let enough = receiver.next() + u64::from(receiver.peer_mss().max(LEAST));
-        receiver.granted() < receiver.wanted().min(enough) && !self.takes_no_more()
+        receiver.granted() < receiver.wanted().min(enough) && !self.has_receive_ended()
     }
 
     /// Returns whether no more data can arrive: the peer's stream has ended, or the connection is closed here.
     #[inline]
-    fn takes_no_more(&self) -> bool {
+    fn has_receive_ended(&self) -> bool {
         self.tcb.orphan || self.tcb.state == State::Closed || self.tcb.receiver.end().is_some()
     }
 

@@ -171,7 +171,7 @@ fn group_is_never_source_address() {
     let stranger = Reuse { address: true, ..STRANGER };
     assert!(Socket::open(&mut world.ends[0], Some(GROUPS[0]), SHARED, stranger).is_err());
     let mut receiver = Socket::open(&mut world.ends[1], None, SHARED, NONE).unwrap();
-    world.acquaint(addresses(2)[0]);
+    world.resolve_neighbours(addresses(2)[0]);
     bound.send(&mut world.ends[0], SocketAddr::new(addresses(2)[0], SHARED));
     world.run(|_, frame| vec![frame]);
     assert_eq!(receiver.taken(), [SocketAddr::new(addresses(1)[0], SHARED)]);

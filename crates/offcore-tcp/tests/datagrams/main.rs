@@ -29,7 +29,7 @@ fn content(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Checks that fragments and lost packets hold no buffers any more.
-fn nothing_is_held(world: &World, before: usize) {
+fn assert_no_buffers_held(world: &World, before: usize) {
     let [a, b] = &world.ends;
     assert_eq!(
         a.cache.pool().available() + magazines(world),
@@ -68,7 +68,7 @@ fn datagrams_of_any_length_arrive() {
                 assert_eq!(world.ends[1].take(), None);
             }
         }
-        nothing_is_held(&world, before);
+        assert_no_buffers_held(&world, before);
     }
 }
 
@@ -77,7 +77,7 @@ fn datagrams_keep_order_and_boundaries() {
     let mut world = World::new(true);
     let before = free(&world);
     let to = addresses(2)[0];
-    world.acquaint(to);
+    world.resolve_neighbours(to);
     let sizes = || (0..400usize).map(|number| number * 37 % 3000);
     let mut sent = 0;
     for (seed, len) in sizes().enumerate() {
@@ -92,7 +92,7 @@ fn datagrams_keep_order_and_boundaries() {
         let Some((_, bytes)) = world.ends[1].take() else { panic!("{seed} of {sent} have come") };
         assert!(bytes == content(seed as u64, len), "datagram {seed}");
     }
-    nothing_is_held(&world, before);
+    assert_no_buffers_held(&world, before);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn fragments_reassemble_in_any_order() {
         world.run(|_, frame| vec![frame]);
         assert!(world.ends[1].take().unwrap().1 == bytes, "to {to}");
         assert_eq!(world.ends[1].path.stats().fragments_dropped, 0);
-        nothing_is_held(&world, before);
+        assert_no_buffers_held(&world, before);
     }
 }
 
@@ -149,7 +149,7 @@ fn overlapping_fragments_discard_datagram() {
         3,
         "the last part waited for the others in vain"
     );
-    nothing_is_held(&world, before);
+    assert_no_buffers_held(&world, before);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn incomplete_reassembly_times_out() {
         assert!(free(&world) < before, "parts are kept");
         world.now += 31_000_000;
         world.run(|_, frame| vec![frame]);
-        nothing_is_held(&world, before);
+        assert_no_buffers_held(&world, before);
         assert_eq!(world.ends[1].take(), None);
     }
 }
@@ -374,10 +374,10 @@ fn unresolved_datagrams_hold_few_buffers() {
     }
     assert!(before - free(&world) <= 2048 / 16, "they hold {} buffers", before - free(&world));
     // A neighbour that is present still receives its datagram.
-    world.acquaint(addresses(2)[0]);
+    world.resolve_neighbours(addresses(2)[0]);
     world.now += 4_000_000;
     world.run(|_, frame| vec![frame]);
-    nothing_is_held(&world, before);
+    assert_no_buffers_held(&world, before);
 }
 
 #[test]

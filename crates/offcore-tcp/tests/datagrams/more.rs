@@ -42,7 +42,7 @@ fn frames(world: &mut World, to: IpAddr, len: usize, more: More) -> Vec<Vec<u8>>
 fn header_fields_are_sent_and_reported() {
     for to in addresses(2) {
         let mut world = World::new(false);
-        world.acquaint(to);
+        world.resolve_neighbours(to);
         world.ends[1].path.stack.set_unix_time(world.now, 1_000_000_000_000_000 + world.now);
         world.ends[1].path.stack.set_index(0, 77);
         for (hops, tos) in [(0, 0), (7, 0x48), (255, 0xff)] {
@@ -62,7 +62,7 @@ fn header_fields_are_sent_and_reported() {
 fn lost_datagrams_are_counted() {
     let mut world = World::new(false);
     let to = addresses(2)[0];
-    world.acquaint(to);
+    world.resolve_neighbours(to);
     let mut sent = 1;
     let lost = |world: &World| world.ends[1].path.stack.drops().get(offcore_tcp::proto::DropReason::NoSpace);
     while lost(&world) < 3 {
@@ -80,7 +80,7 @@ fn datagrams_are_segmented() {
     for by_engine in [false, true] {
         for to in addresses(2) {
             let mut world = World::new(by_engine);
-            world.acquaint(to);
+            world.resolve_neighbours(to);
             for (len, segment, expected) in [
                 (3000, 1200, vec![1200, 1200, 600]),
                 (2400, 1200, vec![1200, 1200]),
@@ -114,7 +114,7 @@ fn datagrams_are_segmented() {
 fn closed_socket_sends_all_segments() {
     let mut world = World::new(true);
     let to = addresses(2)[0];
-    world.acquaint(to);
+    world.resolve_neighbours(to);
     let more = More { segment: 10, ..More::default() };
     assert!(world.ends[0].send_with((to, PORT).into(), &content(3, 1280), more));
     let socket = world.ends[0].socket;
@@ -159,7 +159,7 @@ fn path_mtu_is_learned() {
     for to in addresses(2) {
         let headers = if to.is_ipv4() { 28 } else { 48 };
         let mut world = World::new(false);
-        world.acquaint(to);
+        world.resolve_neighbours(to);
         let mode = |path_mtu: PathMtu| More { path_mtu: path_mtu as u8, ..More::default() };
         let count = |world: &mut World, len: usize, path_mtu| {
             let frames = frames(world, to, len, mode(path_mtu));
@@ -205,7 +205,7 @@ fn path_mtu_is_learned() {
         assert_eq!(count(&mut world, whole, PathMtu::Probe), 1, "PROBE ignores the path MTU");
         world.now += 601_000_000;
         world.run(|_, frame| vec![frame]);
-        world.acquaint(to);
+        world.resolve_neighbours(to);
         assert_eq!(count(&mut world, whole, PathMtu::Do), 1, "the path MTU expires after ten minutes");
     }
 }
@@ -214,7 +214,7 @@ fn path_mtu_is_learned() {
 fn expired_path_mtu_is_not_reported() {
     let to = addresses(2)[0];
     let mut world = World::new(false);
-    world.acquaint(to);
+    world.resolve_neighbours(to);
     let connect = |world: &mut World| {
         let (now, socket) = (world.now, world.ends[0].socket);
         world.ends[0].path.call().0.connect_datagrams(now, socket, Some((to, NOBODY).into())).unwrap();
@@ -234,7 +234,7 @@ fn expired_path_mtu_is_not_reported() {
 fn dont_fragment_follows_path_mtu_mode() {
     let mut world = World::new(false);
     let to = addresses(2)[0];
-    world.acquaint(to);
+    world.resolve_neighbours(to);
     for (path_mtu, len, whole) in [
         (PathMtu::Ignore, 100, false),
         (PathMtu::Want, 100, true),

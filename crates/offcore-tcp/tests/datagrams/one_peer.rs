@@ -164,7 +164,7 @@ fn connect_needs_route_to_peer() {
 fn tentative_address_is_never_source() {
     let mut world = World::new(false);
     let to = addresses(2)[1];
-    world.acquaint(to);
+    world.resolve_neighbours(to);
     let address: IpAddr = "2001:db8:1::5".parse().unwrap();
     let (now, addresses) = (world.now, vec![Prefix { address, len: 64 }]);
     let config = IfaceConfig { mac: MacAddr([2, 0, 0, 0, 9, 1]), mtu: 1500, addresses, routes: Vec::new() };

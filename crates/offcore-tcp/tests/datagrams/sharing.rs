@@ -57,7 +57,7 @@ impl Socket {
 fn send(world: &mut World, source: &mut Socket, to: &[IpAddr]) {
     for to in to {
         // The first datagram triggers address resolution.
-        world.acquaint(*to);
+        world.resolve_neighbours(*to);
         source.send(&mut world.ends[0], (*to, SHARED).into());
         world.run(|_, frame| vec![frame]);
     }

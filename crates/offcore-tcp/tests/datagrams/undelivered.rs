@@ -10,9 +10,9 @@ const EMSGSIZE: u32 = 90;
 const ECONNREFUSED: u32 = 111;
 const EHOSTUNREACH: u32 = 113;
 
-fn hear(world: &mut World, v4: bool, v6: bool) {
+fn enable_recverr(world: &mut World, v4: bool, v6: bool) {
     let end = &mut world.ends[0];
-    end.path.call().0.hear_errors(end.socket, v4, v6);
+    end.path.call().0.set_recverr(end.socket, v4, v6);
 }
 
 fn events(world: &mut World) -> Vec<u16> {
@@ -27,10 +27,10 @@ fn icmp_errors_enter_error_queue() {
         let socket = world.ends[0].socket;
         refused(&mut world, to);
         assert_eq!(events(&mut world), [], "neither connected nor asked for");
-        hear(&mut world, v6, !v6);
+        enable_recverr(&mut world, v6, !v6);
         refused(&mut world, to);
         assert_eq!(events(&mut world), [], "the other family");
-        hear(&mut world, !v6, v6);
+        enable_recverr(&mut world, !v6, v6);
         for _ in 0..2 {
             refused(&mut world, to);
         }
@@ -53,7 +53,7 @@ fn time_exceeded_names_router() {
     let to = addresses(2)[0];
     let mut world = World::new(false);
     let error = refused(&mut world, to).remove(0);
-    hear(&mut world, true, true);
+    enable_recverr(&mut world, true, true);
     // Type 11 is Time Exceeded: the TTL has reached 0.
     let mut expired = error;
     (expired[34], expired[35]) = (11, 0);
@@ -71,7 +71,7 @@ fn error_queue_is_bounded() {
     let to = addresses(2)[0];
     let mut world = World::new(false);
     let error = refused(&mut world, to).remove(0);
-    hear(&mut world, true, false);
+    enable_recverr(&mut world, true, false);
     let (socket, now) = (world.ends[0].socket, world.now);
     for _ in 0..1000 {
         world.ends[0].receive(now, &error);
@@ -88,6 +88,6 @@ fn error_queue_is_bounded() {
     let (error, _) = stack.take_undelivered(socket).unwrap();
     assert_eq!((error.error, error.origin, error.info), (EMSGSIZE, Origin::Local, 1500));
     stack.datagram_too_long_to_send(socket, (to, NOBODY).into(), 1500);
-    stack.hear_errors(socket, false, false);
+    stack.set_recverr(socket, false, false);
     assert_eq!(stack.take_undelivered(socket), None, "the option was cleared");
 }

@@ -224,7 +224,7 @@ impl World {
     }
 
     /// Makes the hosts resolve each other's link-layer addresses.
-    pub(crate) fn acquaint(&mut self, to: IpAddr) {
+    pub(crate) fn resolve_neighbours(&mut self, to: IpAddr) {
         assert!(self.ends[0].send((to, PORT).into(), b"who are you"));
         self.run(|_, frame| vec![frame]);
         assert_eq!(self.ends[1].take().unwrap().1, b"who are you");
@@ -237,7 +237,7 @@ impl World {
 
     /// Returns the frames that host 1 sends for a datagram of `payload` to host 2. They are not delivered.
     pub(crate) fn frames_of(&mut self, to: IpAddr, payload: &[u8]) -> Vec<Vec<u8>> {
-        self.acquaint(to);
+        self.resolve_neighbours(to);
         assert!(self.ends[0].send((to, PORT).into(), payload));
         let mut frames = Vec::new();
         self.run(|_, frame| {

@@ -9,7 +9,7 @@ use crate::station::{OWN_MAC, PEER_MAC, Station, address, arp_frame, arp_in, pac
 
 pub(crate) const SECOND: u64 = 1_000_000;
 const SERVER: &str = "10.0.0.1";
-pub(crate) const YOURS: [u8; 4] = [10, 0, 0, 7];
+pub(crate) const YIADDR: [u8; 4] = [10, 0, 0, 7];
 
 /// A message of the client: its type, its options by number, and its addresses.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ pub(crate) fn reply(kind: u8, xid: [u8; 4], to: &str, options: &[u8]) -> Vec<u8>
     let mut message = vec![0; 240];
     message[..4].copy_from_slice(&[2, 1, 6, 0]);
     message[4..8].copy_from_slice(&xid);
-    message[16..20].copy_from_slice(&YOURS);
+    message[16..20].copy_from_slice(&YIADDR);
     message[28..34].copy_from_slice(&OWN_MAC.0);
     message[236..240].copy_from_slice(&[99, 130, 83, 99]);
     message.extend([53, 1, kind, 54, 4, 10, 0, 0, 1]);
@@ -96,7 +96,7 @@ pub(crate) fn bound() -> Station {
     let request = asked(&mut station).pop().unwrap();
     station.receive(&reply(5, request.xid, "255.255.255.255", &OPTIONS));
     station.run_to(SECOND);
-    let leased = Event::Address { iface: 0, address: IpAddr::from(YOURS), held: true };
+    let leased = Event::Address { iface: 0, address: IpAddr::from(YIADDR), held: true };
     assert_eq!(std::mem::take(&mut station.out.events), [leased]);
     station.sent.clear();
     station
@@ -109,7 +109,7 @@ fn answers(station: &mut Station) -> bool {
         sender_mac: PEER_MAC,
         sender_ip: [10, 0, 0, 1].into(),
         target_mac: MacAddr([0; 6]),
-        target_ip: YOURS.into(),
+        target_ip: YIADDR.into(),
     };
     station.receive(&arp_frame(MacAddr([0xff; 6]), &question));
     let answered = station.sent.iter().filter_map(|(_, frame)| arp_in(frame));
@@ -130,7 +130,7 @@ fn lease_is_requested_probed_and_used() {
     let request = asked(&mut station).pop().unwrap();
     assert_eq!(
         (request.kind, request.option(50), request.option(54)),
-        (3, Some(&YOURS[..]), Some(&[10, 0, 0, 1][..]))
+        (3, Some(&YIADDR[..]), Some(&[10, 0, 0, 1][..]))
     );
     station.receive(&reply(5, request.xid, "255.255.255.255", &OPTIONS));
     station.run_to(60_000);
@@ -167,8 +167,8 @@ fn renewal_is_unicast_to_server() {
     assert_eq!(station.answer_arp(), [address(SERVER)]);
     station.run_to(303 * SECOND);
     let renewal = asked(&mut station).pop().unwrap();
-    assert_eq!((renewal.kind, renewal.client, renewal.station), (3, YOURS, PEER_MAC.0));
-    assert_eq!(renewal.from_to, [Ipv4Addr::from(YOURS), [10, 0, 0, 1].into()]);
+    assert_eq!((renewal.kind, renewal.client, renewal.station), (3, YIADDR, PEER_MAC.0));
+    assert_eq!(renewal.from_to, [Ipv4Addr::from(YIADDR), [10, 0, 0, 1].into()]);
     assert_eq!((renewal.option(50), renewal.option(54)), (None, None), "RFC 2131, 4.3.2");
     station.receive(&reply(5, renewal.xid, "10.0.0.7", &OPTIONS));
     station.run_to(599 * SECOND);
@@ -181,11 +181,11 @@ fn address_expires_with_its_lease() {
     station.run_to(599 * SECOND);
     let requests = asked(&mut station);
     let by_broadcast = requests.iter().find(|asked| asked.station == [0xff; 6]).unwrap();
-    assert!(by_broadcast.at >= 524 * SECOND && by_broadcast.client == YOURS, "{by_broadcast:?}");
+    assert!(by_broadcast.at >= 524 * SECOND && by_broadcast.client == YIADDR, "{by_broadcast:?}");
     assert!(answers(&mut station));
     station.run_to(602 * SECOND);
     assert!(!answers(&mut station));
-    assert_eq!(station.out.events, [Event::Address { iface: 0, address: IpAddr::from(YOURS), held: false }]);
+    assert_eq!(station.out.events, [Event::Address { iface: 0, address: IpAddr::from(YIADDR), held: false }]);
     assert_eq!(asked(&mut station).pop().unwrap().kind, 1, "it begins again");
 }
 
@@ -214,14 +214,14 @@ fn duplicate_address_is_declined() {
     let claim = Arp {
         operation: ArpOperation::Reply,
         sender_mac: PEER_MAC,
-        sender_ip: YOURS.into(),
+        sender_ip: YIADDR.into(),
         target_mac: OWN_MAC,
         target_ip: Ipv4Addr::UNSPECIFIED,
     };
     station.receive(&arp_frame(OWN_MAC, &claim));
     station.run_to(SECOND);
     let decline = asked(&mut station).pop().unwrap();
-    assert_eq!((decline.kind, decline.option(50)), (4, Some(&YOURS[..])));
+    assert_eq!((decline.kind, decline.option(50)), (4, Some(&YIADDR[..])));
     station.run_to(9 * SECOND);
     assert!(asked(&mut station).is_empty(), "ten seconds pass (RFC 2131, 3.1)");
     station.run_to(12 * SECOND);
@@ -310,7 +310,7 @@ fn invalid_offered_addresses_are_ignored() {
         let mut station = client();
         let discover = asked(&mut station).pop().unwrap();
         let mut offer = reply(2, discover.xid, "255.255.255.255", &OPTIONS);
-        assert_eq!(offer[58..62], YOURS);
+        assert_eq!(offer[58..62], YIADDR);
         offer[58..62].copy_from_slice(&yours);
         station.receive(&offer);
         station.run_to(SECOND);
@@ -344,8 +344,8 @@ fn lease_is_released_on_exit() {
     station.stack.release_leases(station.now, &mut station.out);
     station.take_out();
     let release = asked(&mut station).pop().unwrap();
-    assert_eq!((release.kind, release.client, release.station), (7, YOURS, PEER_MAC.0));
-    assert_eq!(release.from_to, [Ipv4Addr::from(YOURS), [10, 0, 0, 1].into()]);
+    assert_eq!((release.kind, release.client, release.station), (7, YIADDR, PEER_MAC.0));
+    assert_eq!(release.from_to, [Ipv4Addr::from(YIADDR), [10, 0, 0, 1].into()]);
     assert_eq!((release.option(54), release.option(55)), (Some(&[10, 0, 0, 1][..]), None), "RFC 2131, 4.4.1");
     station.run_to(400 * SECOND);
     assert!(asked(&mut station).is_empty() && !answers(&mut station));

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use offcore_tcp::proto::{AppId, ConnId, Event, HEAD, KeepAlive, Sealed};
 use offcore_wire::{IpProtocol, Ipv4Packet, Sum, TcpFlags, TcpHeader};
 
-use crate::dhcp::{OPTIONS, SECOND, YOURS, asked, bound, reply};
+use crate::dhcp::{OPTIONS, SECOND, YIADDR, asked, bound, reply};
 use crate::station::{Station, address, packet};
 
 const PEER: &str = "10.0.0.9";
@@ -30,7 +30,7 @@ fn connected(station: &mut Station, peer: &str) -> ConnId {
     };
     let mut segment = [0; 20];
     header.write(&mut segment, 0);
-    let pseudo = Sum::pseudo_v4(peer.parse().unwrap(), YOURS.into(), IpProtocol::TCP, 20);
+    let pseudo = Sum::pseudo_v4(peer.parse().unwrap(), YIADDR.into(), IpProtocol::TCP, 20);
     let sum = (pseudo + Sum::of(&segment)).checksum();
     segment[16..18].copy_from_slice(&sum.to_be_bytes());
     station.receive(&packet(peer, "10.0.0.7", 6, 64, &segment));
@@ -47,7 +47,7 @@ fn segments(station: &mut Station) -> usize {
     let frames = station.frames();
     let packets = frames.iter().filter(|frame| frame[12..14] == [8, 0]);
     let packets = packets.map(|frame| Ipv4Packet::new_checked(&frame[14..]).unwrap());
-    packets.filter(|ip| ip.protocol() == IpProtocol::TCP && ip.src() == Ipv4Addr::from(YOURS)).count()
+    packets.filter(|ip| ip.protocol() == IpProtocol::TCP && ip.src() == Ipv4Addr::from(YIADDR)).count()
 }
 
 /// Refuses the renewal of the lease, so that the client loses its address.

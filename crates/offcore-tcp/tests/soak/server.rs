@@ -88,7 +88,7 @@ impl Server {
             *request = session.take_request();
             let Some(Request { key, back, .. }) = *request else {
                 if session.ended || session.closed.is_some() {
-                    self.let_go(now, conn, end);
+                    self.close_and_forget(now, conn, end);
                 }
                 return;
             };
@@ -118,10 +118,10 @@ impl Server {
         } else {
             return;
         }
-        self.let_go(now, conn, end);
+        self.close_and_forget(now, conn, end);
     }
 
-    fn let_go(&mut self, now: u64, conn: ConnId, end: &mut End) {
+    fn close_and_forget(&mut self, now: u64, conn: ConnId, end: &mut End) {
         let (stack, out) = end.path.call();
         stack.close(now, conn, out);
         self.forget(conn);

@@ -74,7 +74,7 @@ fn applications_have_separate_memory() {
 /// Measures an application while another one hoards memory. The hoarder at host 1 reads nothing, and the one at host 0
 /// gets no acknowledgements, until both have no memory left. Returns the duration of the measured application's stream,
 /// and the number of bytes that fit into a quiet connection.
-fn beside_a_hoarder(hoards: bool, apart: bool) -> (u64, usize) {
+fn measure_with_hoarder(hoards: bool, apart: bool) -> (u64, usize) {
     let mut world = world();
     let mut apps = || {
         let other = [0, 1].map(|host: usize| {
@@ -110,10 +110,10 @@ fn beside_a_hoarder(hoards: bool, apart: bool) -> (u64, usize) {
 
 #[test]
 fn greedy_application_spares_others() {
-    let alone = beside_a_hoarder(false, true);
-    assert_eq!(beside_a_hoarder(true, true), alone);
+    let alone = measure_with_hoarder(false, true);
+    assert_eq!(measure_with_hoarder(true, true), alone);
     // Counter-check: the measurement changes if both use the same memory.
-    let (time, space) = beside_a_hoarder(true, false);
+    let (time, space) = measure_with_hoarder(true, false);
     assert!(time > 2 * alone.0 && space < alone.1, "{time} us, {space} bytes; alone {alone:?}");
 }
 

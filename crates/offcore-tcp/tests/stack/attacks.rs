@@ -34,7 +34,13 @@ fn resolve(host: &mut Host, now: u64) {
 }
 
 /// Performs a handshake. Returns the host's next sequence number and its connection.
-fn shake(host: &mut Host, now: u64, port: u16, window: u16, scale: Option<u8>) -> Option<(u32, ConnId)> {
+fn perform_handshake(
+    host: &mut Host,
+    now: u64,
+    port: u16,
+    window: u16,
+    scale: Option<u8>,
+) -> Option<(u32, ConnId)> {
     let options = TcpOptions { mss: Some(1460), window_scale: scale, ..TcpOptions::default() };
     host.frames.clear();
     let accepted = host.accepted.len();
@@ -102,7 +108,7 @@ fn udp(from: Ipv4Addr, ports: (u16, u16)) -> Vec<u8> {
 fn zero_window_orphan_times_out() {
     let mut host = host(Config::default());
     let mut now = 2 * SECOND;
-    let (isn, conn) = shake(&mut host, now, 4000, 0, None).unwrap();
+    let (isn, conn) = perform_handshake(&mut host, now, 4000, 0, None).unwrap();
     host.send(now, conn, &vec![7; 256 << 10]);
     host.release(now, conn);
     let mut next = now;
@@ -138,7 +144,7 @@ fn out_of_order_flood_spares_others() {
     let now = 2 * SECOND;
     let (mut packets, mut conns) = (0, 0);
     for port in 2000..4000u16 {
-        let Some((isn, _)) = shake(&mut host, now, port, u16::MAX, Some(7)) else { break };
+        let Some((isn, _)) = perform_handshake(&mut host, now, port, u16::MAX, Some(7)) else { break };
         (packets, conns) = (packets + 2, conns + 1);
         for block in 0..4u32 {
             let seq = ISN + 1 + 10 + block * 65_536;
@@ -165,7 +171,7 @@ fn out_of_order_flood_spares_others() {
         host.poll(later);
         host.frames.clear();
     }
-    let honest = shake(&mut host, later, 60_000, u16::MAX, Some(7));
+    let honest = perform_handshake(&mut host, later, 60_000, u16::MAX, Some(7));
     assert!(honest.is_some(), "who connects an hour later is not served");
     let (_, conn) = honest.unwrap();
     host.send(later, conn, &vec![7; 200_000]);
@@ -182,7 +188,11 @@ fn idle_connections_do_not_exhaust_memory() {
     let mut host = host(Config::default());
     let mut now = 2 * SECOND;
     for port in 1024..31_024u16 {
-        assert!(shake(&mut host, now, port, u16::MAX, Some(7)).is_some(), "{} connections", port - 1024);
+        assert!(
+            perform_handshake(&mut host, now, port, u16::MAX, Some(7)).is_some(),
+            "{} connections",
+            port - 1024
+        );
         if port % 256 == 0 {
             now += 3 * SECOND;
             for _ in 0..40 {
@@ -191,7 +201,7 @@ fn idle_connections_do_not_exhaust_memory() {
             host.frames.clear();
         }
     }
-    let (_, conn) = shake(&mut host, now, 60_000, u16::MAX, Some(7)).unwrap();
+    let (_, conn) = perform_handshake(&mut host, now, 60_000, u16::MAX, Some(7)).unwrap();
     host.send(now, conn, &vec![7; 200_000]);
     now += SECOND;
     host.poll(now);
@@ -255,7 +265,7 @@ fn ip_identification_is_per_destination() {
     let me = Ipv4Addr::new(192, 168, 0, 66);
     let mut host = host(Config::default());
     let now = 2 * SECOND;
-    shake(&mut host, now, 4000, u16::MAX, None).unwrap();
+    perform_handshake(&mut host, now, 4000, u16::MAX, None).unwrap();
     let before = ident(&mut host, now, me);
     // A reset in the window with the peer's source address causes a challenge ACK.
     host.frames.clear();
@@ -269,7 +279,7 @@ fn ip_identification_is_per_destination() {
 fn long_overlapping_segment_is_trimmed() {
     let mut host = host(Config::default());
     let now = 2 * SECOND;
-    let (isn, conn) = shake(&mut host, now, 4000, u16::MAX, Some(7)).unwrap();
+    let (isn, conn) = perform_handshake(&mut host, now, 4000, u16::MAX, Some(7)).unwrap();
     let bytes: Vec<u8> = (0..65_495u32).map(|at| (at / 256) as u8).collect();
     let first = header(4000, ISN + 1, isn, TcpFlags::ACK, 512);
     send(&mut host, now, THEIRS, &first, &TcpOptions::NONE, &bytes[..65_485]);
@@ -284,7 +294,7 @@ fn long_overlapping_segment_is_trimmed() {
 fn long_segment_delays_no_later_acks() {
     let mut host = host(Config::default());
     let now = 2 * SECOND;
-    let (isn, _) = shake(&mut host, now, 4000, u16::MAX, Some(7)).unwrap();
+    let (isn, _) = perform_handshake(&mut host, now, 4000, u16::MAX, Some(7)).unwrap();
     let mut seq = ISN + 1;
     let mut push = |host: &mut Host, now: u64, len: usize| {
         let sent = header(4000, seq, isn, TcpFlags::ACK, 512);
@@ -354,7 +364,7 @@ fn datagram_ports_are_random() {
 fn spoofed_segments_do_not_delay_keepalive() {
     let mut host = host(Config::default());
     let mut now = 2 * SECOND;
-    let (_, conn) = shake(&mut host, now, 4000, u16::MAX, None).unwrap();
+    let (_, conn) = perform_handshake(&mut host, now, 4000, u16::MAX, None).unwrap();
     let wanted = offcore_tcp::proto::KeepAlive { idle: 10 * SECOND, interval: SECOND, probes: 3 };
     host.stack.set_keepalive(now, conn, Some(wanted), &mut host.out).unwrap();
     for _ in 0..600 {

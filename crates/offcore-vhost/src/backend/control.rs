@@ -129,7 +129,7 @@ impl Control {
                 Some(listener) => listener.accept(),
                 None => connect(&self.config.path).map(Some),
             };
-            let kept = self.device.let_go().then_some(LOOK);
+            let kept = self.device.drop_retired().then_some(LOOK);
             waiting = match next {
                 Ok(Some(socket)) => return Some(socket),
                 Ok(None) => self.wait(self.listener.as_ref().map(AsFd::as_fd), kept),
@@ -187,7 +187,7 @@ impl Control {
         let mut result =
             received.request().map_err(ControlError::from).and_then(|request| session.handle(request));
         session.show();
-        self.device.let_go();
+        self.device.drop_retired();
         let acknowledge = header.need_reply && session.acknowledges();
         let reply = match &mut result {
             Ok(reply @ Some(_)) => reply.take(),

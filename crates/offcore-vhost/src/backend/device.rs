@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::fs::FallocateFlags;
 
 use super::{BackendConfig, Status};
-use crate::cell::{Unanswered, VringCell, Wanted};
+use crate::cell::{VringCell, Wanted, WorkerTimeout};
 
 /// Callbacks for applications. They run on the back end's control thread, which holds no lock: all functions of
 /// [`Device`] can be called inside and outside callbacks. The front end's next message waits until the callback
@@ -39,7 +39,7 @@ pub trait DeviceEvents: Send {
 /// Ignores all events.
 impl DeviceEvents for () {}
 
-/// Why a call was not carried out. After [`Unanswered`] it is still wanted, and happens when the worker gets to it.
+/// Why a call was not carried out. After [`WorkerTimeout`] it is still wanted, and happens when the worker gets to it.
 #[derive(Clone, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum DeviceError {
     /// virtqueue {queue}: the device has {vrings}, numbered from 0
@@ -47,7 +47,7 @@ pub enum DeviceError {
     /// {path}: the port was not made for asynchronous copies
     Synchronous { path: PathBuf },
     /// {0}
-    Unanswered(#[from] Unanswered),
+    WorkerTimeout(#[from] WorkerTimeout),
 }
 
 /// A handle for the device that a back end provides to front ends. It can be cloned freely.
@@ -160,7 +160,7 @@ impl Device {
     }
 
     /// Drops the objects that no worker uses any more. Returns whether others are left.
-    pub(super) fn let_go(&self) -> bool {
+    pub(super) fn drop_retired(&self) -> bool {
         let mut retired = self.0.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.retain(|what| Arc::strong_count(what) > 1);
         !retired.is_empty()

@@ -7,7 +7,7 @@ use offcore_ring::RingError;
 use offcore_ring::split::MAX_SIZE;
 
 use super::{MAX_SLOTS, MIN_MTU, REGIONS};
-use crate::cell::Unanswered;
+use crate::cell::WorkerTimeout;
 use crate::connection::ConnectionError;
 use crate::features;
 use crate::message::{Code, MessageError};
@@ -64,7 +64,7 @@ pub enum ControlError {
     /// {code}: {found} MiB of guest memory, expected at most {most}: max_memory= of the port lets it have more
     TooMuch { code: Code, found: u64, most: u64 },
     /// {code}: {found} MiB of log and region in flight, expected at most {most}
-    TooMuchBeside { code: Code, found: u64, most: u64 },
+    NonGuestLimit { code: Code, found: u64, most: u64 },
     /// {code}: region {guest:#x}: {source}
     Mapping { code: Code, guest: u64, source: MemoryError },
     /// {code}: region {guest:#x}: its file is on file system {found:#x}; expected shared memory (a memfd, tmpfs),
@@ -92,7 +92,7 @@ pub enum ControlError {
     /// GET_INFLIGHT_FD: another region, expected at most {REGIONS:?} for a connection
     Regions,
     /// {0}
-    Unanswered(#[from] Unanswered),
+    WorkerTimeout(#[from] WorkerTimeout),
     /// guest memory has vanished: a file of the memory table, or of the log, was truncated while the device used it
     Vanished,
     /// virtqueue {queue} is broken until the guest resets it: {source}
@@ -105,8 +105,8 @@ impl ControlError {
     /// Whether the connection must be closed.
     pub(super) fn ends_connection(&self) -> bool {
         match self {
-            Self::Connection(_) | Self::Errands { .. } | Self::Unanswered(_) | Self::Vanished => true,
-            Self::Message(error) => error.loses_the_stream(),
+            Self::Connection(_) | Self::Errands { .. } | Self::WorkerTimeout(_) | Self::Vanished => true,
+            Self::Message(error) => error.is_framing_error(),
             _ => false,
         }
     }

@@ -26,7 +26,7 @@ const BTRFS: i64 = 0x9123_683e;
 /// Maximum number of bytes that a front end may map in addition to guest memory. Half of it is enough for the dirty log
 /// of 4 TiB, the other half for the descriptors in flight of 256 long virtqueues. It does not count as guest memory, so
 /// that a guest that uses its whole limit can migrate.
-const BESIDE: u64 = 256 << 20;
+const MAX_NON_GUEST: u64 = 256 << 20;
 
 /// Maps the regions of a memory table, up to `most` bytes together. Regions that are `present` are shared and not
 /// mapped again. The files are closed; the mappings live as long as the table.
@@ -74,8 +74,12 @@ pub(super) fn beside(
     let region = MemoryRegion { guest: 0, size, user: 0, mmap_offset: offset };
     let part = Part::of(code, &region, fd)?;
     let found = mapped.saturating_add(part.len as u64);
-    if found > BESIDE {
-        return Err(ControlError::TooMuchBeside { code, found: found.div_ceil(1 << 20), most: BESIDE >> 20 });
+    if found > MAX_NON_GUEST {
+        return Err(ControlError::NonGuestLimit {
+            code,
+            found: found.div_ceil(1 << 20),
+            most: MAX_NON_GUEST >> 20,
+        });
     }
     let mapping = Mapping::shared(fd.as_fd(), part.begin, part.len)
         .map_err(|source| ControlError::Mapping { code, guest: 0, source })?;

@@ -218,7 +218,7 @@ impl Session {
     /// Checks for events without a message. Loss of memory is an error and ends the connection. Errors of virtqueues
     /// are returned.
     pub(super) fn look(&mut self) -> Result<Vec<ControlError>, ControlError> {
-        self.device.let_go();
+        self.device.drop_retired();
         let log_vanished = self.log.as_ref().is_some_and(|log| log.has_vanished());
         let inflight_vanished = self.inflight.first().is_some_and(Inflight::has_vanished);
         if log_vanished || inflight_vanished || self.memory.as_ref().is_some_and(|memory| memory.vanished()) {
@@ -289,7 +289,7 @@ impl Session {
         self.log.take().into_iter().for_each(|log| device.retire(log));
         self.inflight.clear();
         self.back_channel = None;
-        device.let_go();
+        device.drop_retired();
         stopped.map(drop)
     }
 

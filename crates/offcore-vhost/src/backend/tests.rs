@@ -84,7 +84,7 @@ impl Worker {
                     continue;
                 }
                 // The previous configuration is held up to this point.
-                (applied, wanted) = cell.pick_up();
+                (applied, wanted) = cell.latest_publication();
                 apply(applied, &wanted);
             }
             cell.detach(wanted.vring.as_ref(), report());
@@ -359,7 +359,7 @@ fn unresponsive_worker_closes_the_connection() {
     until("the connection is closed", || !peer.connection.is_alive());
     until("seen", || !backend.device().status().connected);
     let status = backend.device().status();
-    assert!(matches!(status.last_error.as_deref(), Some(ControlError::Unanswered(_))), "{status:?}");
+    assert!(matches!(status.last_error.as_deref(), Some(ControlError::WorkerTimeout(_))), "{status:?}");
     assert!(old.upgrade().is_some());
 
     // The base is not known, so the request cannot be answered.

@@ -89,7 +89,7 @@ fn too_many_descriptors_end_the_connection() {
 fn send_to_unread_socket_times_out() {
     let (a, _b) = pair();
     let sent = a.send(&vec![0; 16 << 20], &[]);
-    assert!(matches!(sent, Err(ConnectionError::NotRead { .. })), "{sent:?}");
+    assert!(matches!(sent, Err(ConnectionError::SendTimedOut { .. })), "{sent:?}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::Dequeued;
 /// 50 to 100 ns per unit, so the packets of one call occupy it for less than 0.1 ms.
 const WORK: usize = 512;
 /// A burst with fewer bytes does not reach this limit if no packet requests segmentation.
-pub(super) const LITTLE: u64 = ((WORK - BURST) << 10) as u64;
+pub(super) const SMALL_BURST_BYTES: u64 = ((WORK - BURST) << 10) as u64;
 
 /// Packets of a virtqueue that wait for the next call.
 #[derive(Debug, Default)]
@@ -31,14 +31,14 @@ impl Backlog {
     /// Keeps the packets of `burst`, from `first` on, that exceed the work of one call. The backlog must be empty.
     #[cold]
     #[inline(never)]
-    pub(super) fn keep_back(
+    pub(super) fn defer_excess(
         &mut self,
         burst: &mut Burst,
         first: usize,
         pool: &Pool,
         dequeued: &mut Dequeued,
     ) {
-        let given = given_on(burst, pool).max(first);
+        let given = deliverable_packets(burst, pool).max(first);
         for packet in burst.drain(given..) {
             dequeued.packets -= 1;
             dequeued.bytes -= pool.total_len(&packet) as u64;
@@ -47,8 +47,14 @@ impl Backlog {
     }
 
     /// Delivers as many packets as one call may deliver, at most `most`.
-    pub(super) fn give_on(&mut self, most: usize, burst: &mut Burst, pool: &Pool, dequeued: &mut Dequeued) {
-        let most = most.min(burst.remaining_capacity()).min(given_on(&self.0, pool));
+    pub(super) fn deliver_backlog(
+        &mut self,
+        most: usize,
+        burst: &mut Burst,
+        pool: &Pool,
+        dequeued: &mut Dequeued,
+    ) {
+        let most = most.min(burst.remaining_capacity()).min(deliverable_packets(&self.0, pool));
         for packet in self.0.drain(..most) {
             dequeued.packets += 1;
             dequeued.bytes += pool.total_len(&packet) as u64;
@@ -58,7 +64,7 @@ impl Backlog {
 }
 
 /// Returns how many of `packets` one call delivers. It always delivers the first one.
-fn given_on(packets: &[Packet], pool: &Pool) -> usize {
+fn deliverable_packets(packets: &[Packet], pool: &Pool) -> usize {
     let mut left = WORK;
     let over = packets.iter().position(|packet| {
         let enough = left == 0;

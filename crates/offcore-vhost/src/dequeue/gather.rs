@@ -170,7 +170,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
                 Err(Unfit::ListFull) if taken == 0 => break Ok(Gathered::NoRoom),
                 Err(_) => break Ok(Gathered::Some),
             }
-            if ahead >= known || self.allowance.is_used_up() {
+            if ahead >= known || self.allowance.is_exhausted() {
                 break Ok(Gathered::Some);
             }
         };

@@ -5,7 +5,7 @@ use offcore_mem::{Burst, Packet, PoolCache};
 use offcore_wire::virtio_net::{self, NetHeader, Offloads};
 
 use super::Dequeued;
-use super::backlog::{Backlog, LITTLE};
+use super::backlog::{Backlog, SMALL_BURST_BYTES};
 use crate::features::NET_HEADER;
 
 /// Bits of the first two bytes of a virtio-net header (`flags` and `gso_type`) that request an offload.
@@ -39,8 +39,8 @@ pub(super) unsafe fn check_copies(
     if asked & ASKS != 0 {
         check_offloads(burst, first, offloads, cache, dequeued);
         // In most cases, packets only request checksums and are short.
-        if asked & GSO != 0 || dequeued.bytes > LITTLE {
-            backlog.keep_back(burst, first, cache.pool(), dequeued);
+        if asked & GSO != 0 || dequeued.bytes > SMALL_BURST_BYTES {
+            backlog.defer_excess(burst, first, cache.pool(), dequeued);
         }
     }
 }
@@ -67,8 +67,8 @@ pub(super) fn check_headers(
     if asked & ASKS != 0 || !Packet::all_plain(&burst[first..]) {
         check_offloads(burst, first, offloads, cache, dequeued);
         // In most cases, packets only request checksums and are short.
-        if asked & GSO != 0 || dequeued.bytes > LITTLE {
-            backlog.keep_back(burst, first, cache.pool(), dequeued);
+        if asked & GSO != 0 || dequeued.bytes > SMALL_BURST_BYTES {
+            backlog.defer_excess(burst, first, cache.pool(), dequeued);
         }
     }
 }

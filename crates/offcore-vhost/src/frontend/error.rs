@@ -20,10 +20,10 @@ pub enum FrontEndError {
     /// no back end: {source}
     NoBackEnd { source: SocketError },
     /// {path}: no back end connected within {waited:?}
-    NobodyConnected { path: PathBuf, waited: Duration },
+    AcceptTimedOut { path: PathBuf, waited: Duration },
     /// {path}: the other end is of user {found}, expected root or {own}: a back end can write to all packets; peer={found} of the
     /// port lets it
-    Stranger { path: PathBuf, found: u32, own: u32 },
+    WrongUser { path: PathBuf, found: u32, own: u32 },
     /// {left} file descriptors of this port's back ends are not closed yet: whoever holds them keeps us waiting
     Errands { left: usize },
     /// {0}

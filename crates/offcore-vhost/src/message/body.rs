@@ -137,7 +137,7 @@ impl<F> Body<'_, F> {
     }
 
     /// Decodes a single region with an optional file descriptor.
-    pub(super) fn region_going(self) -> Result<(MemoryRegion, Option<F>), MessageError> {
+    pub(super) fn removed_region(self) -> Result<(MemoryRegion, Option<F>), MessageError> {
         let fds = self.fds.len().min(1);
         self.single_region(fds).map(|(region, fds)| (region, fds.into_iter().next()))
     }

@@ -36,7 +36,7 @@ pub enum MessageError {
 
 impl MessageError {
     /// Whether the start of the next message is unknown.
-    pub fn loses_the_stream(&self) -> bool {
+    pub fn is_framing_error(&self) -> bool {
         matches!(self, Self::Version { .. } | Self::Flags { .. } | Self::Oversize { .. })
     }
 }

@@ -190,7 +190,7 @@ fn headers_are_checked() {
     assert_eq!(header(0x11, 0), Err(MessageError::Flags { code, found: 0x11 }));
     let oversize = header(1, MAX_PAYLOAD as u32 + 1).unwrap_err();
     assert_eq!(oversize.to_string(), "SET_MEM_TABLE: payload of 1033 bytes, expected at most 1032");
-    assert!(oversize.loses_the_stream());
+    assert!(oversize.is_framing_error());
     assert!(header(1, u32::MAX).is_err());
 }
 

@@ -147,7 +147,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
                     if rx_entries > 0 {
                         self.room.forget();
                     }
-                    if self.allowance.is_used_up() {
+                    if self.allowance.is_exhausted() {
                         break End::Done;
                     }
                 }

@@ -31,8 +31,8 @@ fn unparsable_header_closes_the_connection() {
         let mut peer = Peer::connect(&dir.file("vhost.sock"));
         peer.raw(&bytes, &[]);
         peer.closed();
-        error_says(backend.device(), why);
-        still_serves(&backend);
+        wait_for_error(backend.device(), why);
+        assert_serves(&backend);
     }
 }
 
@@ -50,9 +50,9 @@ fn disconnect_inside_message_is_reported() {
             ..12 => format!("after {cut} of 12 bytes of a message's header"),
             _ => format!("after {} of 40 bytes of a message's payload", cut - 12),
         };
-        error_says(backend.device(), &why);
+        wait_for_error(backend.device(), &why);
     }
-    still_serves(&backend);
+    assert_serves(&backend);
 }
 
 #[test]
@@ -112,13 +112,13 @@ fn unanswerable_request_ends_connection() {
         let mut peer = Peer::negotiated(&dir.file("vhost.sock"));
         peer.message(code, 1, &vec![0; payload], &[]);
         peer.closed();
-        error_says(backend.device(), why);
+        wait_for_error(backend.device(), why);
     }
     let mut peer = Peer::negotiated(&dir.file("vhost.sock"));
     peer.send(Request::GetVringBase(state(2, 0)));
     peer.closed();
-    error_says(backend.device(), "GET_VRING_BASE: virtqueue 2, expected one below 2");
-    still_serves(&backend);
+    wait_for_error(backend.device(), "GET_VRING_BASE: virtqueue 2, expected one below 2");
+    assert_serves(&backend);
 }
 
 #[test]
@@ -152,8 +152,8 @@ fn wrong_fd_counts_are_refused() {
     assert_eq!(peer.ask(guest.table()), 0);
     peer.message(3, 1 | 8, &[], &fds);
     assert!(peer.reply(Code(3)).is_err());
-    error_says(backend.device(), "40 file descriptors came with one message, expected at most 32");
-    still_serves(&backend);
+    wait_for_error(backend.device(), "40 file descriptors came with one message, expected at most 32");
+    assert_serves(&backend);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn unknown_virtqueues_are_refused() {
     }
     peer.message(12, 1 | 8, &0x1_0000_0100u64.to_ne_bytes(), &[]);
     assert!(matches!(peer.reply(Code::SET_VRING_KICK), Ok(Reply::Value(1))));
-    error_says(backend.device(), "SET_VRING_KICK: payload 0x100000100");
+    wait_for_error(backend.device(), "SET_VRING_KICK: payload 0x100000100");
 }
 
 #[test]
@@ -370,7 +370,7 @@ fn slow_close_does_not_block() {
     next.send(Request::GetFeatures);
     assert!(next.reply(Code::GET_FEATURES).is_ok());
     drop(next);
-    still_serves(&backend);
+    assert_serves(&backend);
     backend.stop();
     assert!(begin.elapsed() < Duration::from_secs(60));
     drop((receiver, other_receiver, receiver_of_next, receiver_of_last));
@@ -393,9 +393,9 @@ fn unclosed_descriptors_are_limited() {
         peer.try_raw(&[SET_OWNER, 1, 0].map(u32::to_ne_bytes).concat(), &[reader.as_fd()]);
     }
     peer.closed();
-    error_says(backend.device(), "file descriptors of this port's front ends are not closed yet");
+    wait_for_error(backend.device(), "file descriptors of this port's front ends are not closed yet");
     drop(receiver);
-    still_serves(&backend);
+    assert_serves(&backend);
 }
 
 #[test]
@@ -415,11 +415,11 @@ fn memory_that_vanishes_ends_the_connection() {
     let mut queue = offcore_ring::device::Queue::new(vring.layout.clone(), 0, false, false).unwrap();
     assert_eq!(with_queue!(&mut queue, queue => queue.look(1)), Ok(0));
     peer.closed();
-    error_says(backend.device(), "guest memory has vanished");
+    wait_for_error(backend.device(), "guest memory has vanished");
     let error = backend.device().status().last_error.unwrap();
     assert!(matches!(*error, ControlError::Vanished));
     until("stopped", || backend.cells()[0].wanted().vring.is_none());
-    still_serves(&backend);
+    assert_serves(&backend);
 }
 
 #[test]
@@ -433,7 +433,7 @@ fn messages_are_rate_limited() {
     // The limits are 4096 at once and 10,000 per second. Without them, this would take about 50 ms.
     assert!(start.elapsed() >= Duration::from_millis(480), "{:?}", start.elapsed());
     drop(peer);
-    still_serves(&backend);
+    assert_serves(&backend);
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn connections_are_rate_limited() {
     (0..100).for_each(|_| drop(Peer::negotiated(backend.device().path())));
     // The limits are 64 at once and 100 per second.
     assert!(start.elapsed() >= Duration::from_millis(300), "{:?}", start.elapsed());
-    still_serves(&backend);
+    assert_serves(&backend);
 }
 
 /// Messages of any kind with arbitrary content, in any order. The back end does not crash, and works afterwards.
@@ -502,5 +502,5 @@ fn arbitrary_messages_do_no_harm() {
             Ok(())
         })
         .unwrap();
-    still_serves(&backend);
+    assert_serves(&backend);
 }

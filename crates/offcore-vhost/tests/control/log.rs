@@ -29,8 +29,8 @@ fn ends(request: Request<BorrowedFd<'_>>, why: &str) {
     let (_dir, backend, _guest, mut peer) = connected();
     peer.send(request);
     peer.closed();
-    error_says(backend.device(), why);
-    still_serves(&backend);
+    wait_for_error(backend.device(), why);
+    assert_serves(&backend);
 }
 
 /// CVE-2020-10722: the sum of size and offset was not checked.
@@ -54,7 +54,7 @@ fn log_needs_its_protocol_feature() {
     let mut peer = Peer::connect(&dir.file("vhost.sock"));
     peer.send(log(&fd, 4096, 0));
     peer.closed();
-    error_says(backend.device(), "protocol feature LOG_SHMFD (bit 1) was not negotiated");
+    wait_for_error(backend.device(), "protocol feature LOG_SHMFD (bit 1) was not negotiated");
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn rings_wait_for_dirty_log() {
     assert_eq!(peer.ask(Request::SetFeatures(features)), 0);
     peer.send(log(&fd, LEN - 1, 0));
     peer.closed();
-    error_says(backend.device(), "SET_LOG_BASE: the log of dirty pages ends at guest address 0x1f8000");
+    wait_for_error(backend.device(), "SET_LOG_BASE: the log of dirty pages ends at guest address 0x1f8000");
     let mut peer = Peer::with_memory(backend.device().path(), &guest);
     peer.start_pair();
     refused(
@@ -129,7 +129,7 @@ fn log_that_vanishes_ends_the_connection() {
         // The worker disables kicks in the ring, and marks this write.
         peer.start_ring(0);
         peer.closed();
-        error_says(backend.device(), "or of the log, was truncated");
+        wait_for_error(backend.device(), "or of the log, was truncated");
     });
 }
 

@@ -207,7 +207,7 @@ pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 /// Waits until the last error of the back end contains `part`.
-pub(crate) fn error_says(device: &Device, part: &str) {
+pub(crate) fn wait_for_error(device: &Device, part: &str) {
     until(&format!("last error says '{part}'"), || last_error(&device.status()).contains(part));
 }
 
@@ -216,7 +216,7 @@ pub(crate) fn last_error(status: &Status) -> String {
 }
 
 /// Checks that the back end works: a new front end can start a queue pair and stop it again.
-pub(crate) fn still_serves(backend: &Backend) {
+pub(crate) fn assert_serves(backend: &Backend) {
     let guest = Guest::new();
     let mut peer = Peer::with_memory(backend.device().path(), &guest);
     peer.start_pair();

@@ -79,7 +79,7 @@ fn guest_memory_per_port_is_limited() {
     assert_eq!(peer.ask(table(&[(0, 8 << 20)])), 0);
     peer.send(log(1 << 20));
     peer.closed();
-    error_says(backend.device(), "257 MiB of log and region in flight, expected at most 256");
+    wait_for_error(backend.device(), "257 MiB of log and region in flight, expected at most 256");
     // By default, the limit is the memory of the machine.
     let default = BackendConfig::new("/").max_memory;
     assert!((1 << 20..1 << 46).contains(&default), "{default}");

@@ -87,7 +87,7 @@ fn removed_vlan_tag_keeps_stamp() {
     untagged.drain(12..16);
     let found = find(&untagged, untagged.len(), STREAM).unwrap();
     assert_eq!(found.stamp, stamp);
-    assert!(is_unharmed(&found, [&untagged[..]]));
+    assert!(is_intact(&found, [&untagged[..]]));
 }
 
 proptest! {
@@ -104,12 +104,12 @@ proptest! {
         let found = find(&frame, len, STREAM).unwrap();
         prop_assert_eq!(found.stamp, stamp);
         prop_assert_eq!(found.pattern, template.len() + STAMP_LEN);
-        prop_assert!(is_unharmed(&found, [&frame[..]]));
+        prop_assert!(is_intact(&found, [&frame[..]]));
         // The packet is split into several buffers at any offset.
         let (head, rest) = frame.split_at(cut.min(len));
         let (middle, end) = rest.split_at(rest.len() / 3);
         prop_assert_eq!(find(head, len, STREAM), Ok(found));
-        prop_assert!(is_unharmed(&found, [head, middle, end]));
+        prop_assert!(is_intact(&found, [head, middle, end]));
     }
 
     #[test]
@@ -120,7 +120,7 @@ proptest! {
         frame[at] ^= 1 << bit;
         let noticed = match find(&frame, 300, STREAM) {
             Err(_) => true,
-            Ok(found) => !is_unharmed(&found, [&frame[..]]),
+            Ok(found) => !is_intact(&found, [&frame[..]]),
         };
         // Transport headers are not checked, and one damaged stamp in 65536 passes the check.
         let transport = (34..template.len()).contains(&at);

@@ -83,7 +83,7 @@ pub(crate) fn or<T: Clone>(given: &[T], otherwise: &[T]) -> Vec<T> {
 
 /// Checks that a `given` flag applies to one or more of the `cases`. Otherwise the results would suggest that the flag
 /// was applied.
-pub(super) fn goes_with<C: PartialEq>(
+pub(super) fn check_flag_cases<C: PartialEq>(
     cases: &[C],
     given: bool,
     flag: &str,

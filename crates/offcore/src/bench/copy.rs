@@ -10,7 +10,7 @@ use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
 use offcore_bench::temperature::Temperature;
 
-use super::cells::{CellArgs, goes_with, or};
+use super::cells::{CellArgs, check_flag_cases, or};
 use super::{Rows, end_to_end, two_lcores, verified};
 use crate::Failure;
 use crate::args::one_of;
@@ -118,7 +118,7 @@ fn cases(args: &CopyArgs) -> Result<Vec<Case>, String> {
         (!args.directions.is_empty(), "--direction", RATES),
         (args.peer.is_some(), "--peer dpdk", RATES),
     ] {
-        goes_with(&cases, given, flag, wanted)?;
+        check_flag_cases(&cases, given, flag, wanted)?;
     }
     Ok(cases)
 }

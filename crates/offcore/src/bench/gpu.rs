@@ -11,7 +11,7 @@ use offcore_bench::row::{GpuColumns, Row};
 use offcore_flow::check_lcores;
 use offcore_stats::lcore;
 
-use super::cells::{BenchArgs, goes_with};
+use super::cells::{BenchArgs, check_flag_cases};
 use super::{FRAME, Rows, plot_file, verified};
 use crate::Failure;
 use crate::args::{Lcores, one_of, within};
@@ -141,7 +141,7 @@ fn check(args: &GpuArgs) -> Result<(), String> {
     for (given, flag, case) in
         [(!args.sizes.is_empty(), "--sizes", Case::Io), (!args.works.is_empty(), "--work", Case::BreakEven)]
     {
-        goes_with(&cases, given, flag, (&[case], case.name()))?;
+        check_flag_cases(&cases, given, flag, (&[case], case.name()))?;
     }
     if !args.slots.is_power_of_two() {
         return Err(format!(

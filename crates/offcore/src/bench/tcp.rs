@@ -17,7 +17,7 @@ use offcore_bench::tcp::{self, CHUNKS, Options, SEGMENT, Side, idle, open_close}
 use offcore_bench::temperature::Temperature;
 use offcore_dma::Mode;
 
-use super::cells::{BenchArgs, blocks, goes_with, or, setups, temperature, timeout};
+use super::cells::{BenchArgs, blocks, check_flag_cases, or, setups, temperature, timeout};
 use super::{Rows, two_lcores};
 use crate::Failure;
 use crate::args::size;
@@ -228,10 +228,10 @@ fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, Failure> {
         (!args.engines.is_empty(), "--engine"),
         (args.past_caches, "--past-caches"),
     ] {
-        goes_with(&args.cases, given, flag, SEGMENTS)?;
+        check_flag_cases(&args.cases, given, flag, SEGMENTS)?;
     }
-    goes_with(&args.cases, !args.sides.is_empty(), "--side", SIDES)?;
-    goes_with(&args.cases, !args.connections.is_empty(), "--connections", CONNECTIONS)?;
+    check_flag_cases(&args.cases, !args.sides.is_empty(), "--side", SIDES)?;
+    check_flag_cases(&args.cases, !args.connections.is_empty(), "--connections", CONNECTIONS)?;
     args.cases.iter().map(|&case| Ok((case, options(args, case)?))).collect()
 }
 

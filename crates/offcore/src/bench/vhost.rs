@@ -22,7 +22,7 @@ use offcore_bench::work_sweep;
 use offcore_bench::workload::{GuestKind, Ring, Route};
 use offcore_stats::lcore;
 
-use super::cells::{CellArgs, goes_with, or};
+use super::cells::{CellArgs, check_flag_cases, or};
 use super::{Rows, two_lcores};
 use crate::Failure;
 use crate::args::{one_of, within};
@@ -191,7 +191,7 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
         (cells.plot.is_some(), "--plot", DRAWN),
         (cells.background, "--background", COSTS),
     ] {
-        goes_with(&cases, given, flag, wanted)?;
+        check_flag_cases(&cases, given, flag, wanted)?;
     }
     let rings = args.rings.iter().any(|&ring| ring != Ring::Split);
     for (given, flag, unwanted, names) in [

@@ -14,7 +14,7 @@ use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, read};
 
 /// Maximum number of nested interpreters, as in the kernel.
-const DEEPEST: usize = 5;
+const MAX_INTERPRETERS: usize = 5;
 /// Maximum length of the line that names an interpreter, in bytes.
 const LONGEST: usize = 256;
 
@@ -118,7 +118,7 @@ impl Program {
     /// The type of program that was found, and the expected type.
     pub(super) fn check(&mut self) -> Result<(), ProgramError> {
         let mut path = self.path.clone();
-        for _ in 0..DEEPEST {
+        for _ in 0..MAX_INTERPRETERS {
             privileges(&path)?;
             let first = beginning(&path)?;
             path = match interpreter(&path, &first)? {

@@ -14,7 +14,7 @@ use crate::signals::ignored_signals;
 /// Signals that are handled.
 const TAKEN: [i32; 7] = [SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH];
 /// A signal that follows the first within this time is a duplicate: `timeout` signals this process and then its group.
-const SAME_WITHIN: Duration = Duration::from_millis(100);
+const DUPLICATE_WINDOW: Duration = Duration::from_millis(100);
 
 /// Signals to this command.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Signals {
     fn stop(&mut self, by_terminal: bool) {
         let now = Instant::now();
         let stop = self.stop.get_or_insert(Stop { first: now, by_terminal, at_once: false });
-        stop.at_once |= now - stop.first > SAME_WITHIN;
+        stop.at_once |= now - stop.first > DUPLICATE_WINDOW;
     }
 }
 

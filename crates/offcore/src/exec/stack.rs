@@ -27,15 +27,15 @@ use crate::output::say;
 /// The socket's name in the directory of a private stack.
 const SOCKET: &str = "stack.sock";
 /// Time limits for the start of a stack, and for the end of a program or a stack.
-const BEGINS_WITHIN: Duration = Duration::from_secs(30);
-const ENDS_WITHIN: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time until the user is told that the stack does not answer yet.
 const QUIET: Duration = Duration::from_secs(2);
 /// Time for which a stack may be busy with other programs that start.
-const TURN_WITHIN: Duration = Duration::from_secs(30);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Polling intervals: in general, and for remaining processes.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-const LEFT_EVERY: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+const ORPHAN_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Checks that a stack of this version serves at a path and accepts this user.
 ///
@@ -51,7 +51,9 @@ pub(super) fn reach(path: &Path) -> Result<()> {
         let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).context("a socket")?;
         match connect(&socket, &address).and_then(|()| ask(&socket)) {
             // The stack may be busy with other programs.
-            Err(Errno::CONNRESET | Errno::PIPE) if since.elapsed() < TURN_WITHIN => thread::sleep(LOOK_EVERY),
+            Err(Errno::CONNRESET | Errno::PIPE) if since.elapsed() < BUSY_TIMEOUT => {
+                thread::sleep(POLL_INTERVAL)
+            }
             Err(error) => bail!("no stack at {}: {}", path.display(), missing(path, error)),
             Ok(found) => break found,
         }
@@ -83,7 +85,7 @@ fn missing(path: &Path, error: Errno) -> String {
         (Errno::PROTOTYPE, _) => format!("found the socket of another program, {expected}"),
         (Errno::ACCESS, _) => "access denied for this user: see --allow-uid of `offcore tcp`".into(),
         (Errno::AGAIN, _) => {
-            let time = BEGINS_WITHIN.as_secs();
+            let time = START_TIMEOUT.as_secs();
             format!("the stack has not answered within {time} s: continue it if it is stopped, or restart it")
         }
         (Errno::CONNRESET | Errno::PIPE, _) => {
@@ -104,7 +106,7 @@ fn ask(socket: &OwnedFd) -> Result<Option<Welcome>, Errno> {
     let (len, _) = match answer_within(QUIET) {
         Err(Errno::AGAIN) => {
             say("waiting for the stack: it is busy, or has no address from the network yet");
-            answer_within(BEGINS_WITHIN)?
+            answer_within(START_TIMEOUT)?
         }
         received => received?,
     };
@@ -162,17 +164,17 @@ impl Stack {
     ///
     /// # Errors
     /// If the stack ends instead. It has then printed the reason.
-    pub(super) fn wait_until_it_serves(&mut self, signals: &mut Signals) -> Result<()> {
+    pub(super) fn wait_until_serving(&mut self, signals: &mut Signals) -> Result<()> {
         let since = Instant::now();
         while signals.ends().is_none() && reach(&self.path()).is_err() {
             if let Some(status) = self.process.try_wait().context("the stack")? {
                 self.ended = true;
                 bail!("the stack has ended: {status}");
             }
-            if since.elapsed() > BEGINS_WITHIN {
-                bail!("the stack did not start within {} s", BEGINS_WITHIN.as_secs());
+            if since.elapsed() > START_TIMEOUT {
+                bail!("the stack did not start within {} s", START_TIMEOUT.as_secs());
             }
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(POLL_INTERVAL);
         }
         // Makes the ends of children visible, even if the parent of this command ignores them.
         signal_hook::flag::register(SIGCHLD, Arc::default()).context("handling SIGCHLD")?;
@@ -194,12 +196,12 @@ impl Stack {
     pub(super) fn wait(&mut self, program: &Child, signals: &mut Signals) -> Result<ExitStatus> {
         let program = pid_of(program);
         let mut status = None;
-        self.wait_for(signals, LOOK_EVERY, |stack| {
+        self.wait_for(signals, POLL_INTERVAL, |stack| {
             status = status.or(stack.reap(program));
             if status.is_some() { Vec::new() } else { vec![program] }
         });
         let mut said = false;
-        self.wait_for(signals, LEFT_EVERY, |stack| {
+        self.wait_for(signals, ORPHAN_POLL_INTERVAL, |stack| {
             stack.reap(program);
             let left = if stack.ended { Vec::new() } else { stack.left() };
             if let Some(first) = left.first().filter(|_| !said) {
@@ -233,8 +235,8 @@ impl Stack {
             if let Some(stop) = signals.pass_on(&alive) {
                 let waited = since.get_or_insert_with(Instant::now).elapsed();
                 for pid in alive {
-                    let time = if stop.has_had(pid) { ENDS_WITHIN } else { Duration::ZERO };
-                    if stop.at_once || waited > time + ENDS_WITHIN {
+                    let time = if stop.has_had(pid) { STOP_TIMEOUT } else { Duration::ZERO };
+                    if stop.at_once || waited > time + STOP_TIMEOUT {
                         let _ = kill_process(pid, Signal::KILL);
                     } else if waited >= time && !told.contains(&pid) {
                         told.push(pid);
@@ -292,10 +294,10 @@ impl Drop for Stack {
         }
         let since = Instant::now();
         while !self.ended && matches!(self.process.try_wait(), Ok(None)) {
-            if since.elapsed() > ENDS_WITHIN {
+            if since.elapsed() > STOP_TIMEOUT {
                 let _ = self.process.kill();
             }
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }

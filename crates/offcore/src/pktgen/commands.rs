@@ -27,7 +27,7 @@ pub(super) enum Command {
 
 /// Input from the user or script.
 #[derive(Debug)]
-pub(super) enum Said {
+pub(super) enum ParsedCommand {
     /// A command, or the reason why a line is invalid.
     Line(Result<Command, String>),
     /// The end of the input.
@@ -35,18 +35,21 @@ pub(super) enum Said {
 }
 
 /// Reads standard input on a separate thread, which ends with the input or with the process.
-pub(super) fn read() -> std::io::Result<Receiver<Said>> {
+pub(super) fn read() -> std::io::Result<Receiver<ParsedCommand>> {
     let (said, commands) = channel();
     std::thread::Builder::new().name("commands".into()).spawn(move || {
         for line in std::io::stdin().lock().lines() {
             let Ok(line) = line else { break };
             let line = line.trim();
-            if !line.is_empty() && !line.starts_with('#') && said.send(Said::Line(parse(line))).is_err() {
+            if !line.is_empty()
+                && !line.starts_with('#')
+                && said.send(ParsedCommand::Line(parse(line))).is_err()
+            {
                 return;
             }
         }
         // Fails if the run is over.
-        let _ = said.send(Said::End);
+        let _ = said.send(ParsedCommand::End);
     })?;
     Ok(commands)
 }

@@ -10,14 +10,14 @@ use offcore_flow::pktgen::Running;
 use offcore_flow::pktgen::report::Reporter;
 
 use super::args::PktgenArgs;
-use super::commands::{self, Command, HELP, Said};
+use super::commands::{self, Command, HELP, ParsedCommand};
 use super::interfaces::Interfaces;
 use super::tables::{self, Line};
 use crate::Failure;
 use crate::args::Format;
 use crate::output::{say, write};
 use crate::switch::report::StoppedBy;
-use crate::switch::{SaidStatus, ended, say_changes};
+use crate::switch::{StatusReporter, ended, report_changes};
 
 /// Interval at which the control thread checks commands, signals, links and the clock.
 const TICK: Duration = Duration::from_millis(5);
@@ -39,7 +39,7 @@ pub(super) fn run(
         running.begin()?;
     }
     let began = (!args.no_start).then(Instant::now);
-    let statuses = running.ports().iter().map(|_| SaidStatus::default()).collect();
+    let statuses = running.ports().iter().map(|_| StatusReporter::default()).collect();
     let mut watch = Watch {
         args,
         running,
@@ -64,7 +64,7 @@ struct Watch<'a> {
     running: Running,
     interfaces: Interfaces,
     reporter: Reporter,
-    commands: Option<Receiver<Said>>,
+    commands: Option<Receiver<ParsedCommand>>,
     /// Start time of sending, while packets are sent.
     began: Option<Instant>,
     /// Duration of sending before that.
@@ -74,7 +74,7 @@ struct Watch<'a> {
     /// Time from the end of sending to the due time of the next packet.
     gap: Duration,
     /// The last reported status of each port.
-    statuses: Vec<SaidStatus>,
+    statuses: Vec<StatusReporter>,
     /// The link speed in bit/s, for rates that are shares of it.
     speed: Option<f64>,
 }
@@ -86,14 +86,14 @@ impl Watch<'_> {
         loop {
             self.running.tend();
             self.reporter.look(&self.running);
-            say_changes(self.running.ports(), &mut self.statuses, |_| true);
+            report_changes(self.running.ports(), &mut self.statuses, |_| true);
             if interrupted.load(Ordering::Relaxed) {
                 return Ok(StoppedBy::Signal);
             }
             if !self.running.is_running() {
                 return Ok(StoppedBy::Worker);
             }
-            if let Some(stopped_by) = self.obey()? {
+            if let Some(stopped_by) = self.run_command()? {
                 return Ok(stopped_by);
             }
             if self.began.is_some() && self.running.is_done() {
@@ -157,26 +157,26 @@ impl Watch<'_> {
     }
 
     /// Executes pending commands. Returns the reason to stop, if any.
-    fn obey(&mut self) -> Result<Option<StoppedBy>, Failure> {
+    fn run_command(&mut self) -> Result<Option<StoppedBy>, Failure> {
         loop {
             let Some(commands) = &self.commands else { return Ok(None) };
             match commands.try_recv() {
                 Err(TryRecvError::Empty) => return Ok(None),
-                Ok(Said::End) | Err(TryRecvError::Disconnected) => {
+                Ok(ParsedCommand::End) | Err(TryRecvError::Disconnected) => {
                     self.commands = None;
                     // No further command can start sending.
                     if self.began.is_none() {
                         return Ok(Some(StoppedBy::Command));
                     }
                 }
-                Ok(Said::Line(Err(text))) => say(&format!("error: {text}")),
-                Ok(Said::Line(Ok(Command::Quit))) => return Ok(Some(StoppedBy::Command)),
-                Ok(Said::Line(Ok(Command::Stats))) => {
+                Ok(ParsedCommand::Line(Err(text))) => say(&format!("error: {text}")),
+                Ok(ParsedCommand::Line(Ok(Command::Quit))) => return Ok(Some(StoppedBy::Command)),
+                Ok(ParsedCommand::Line(Ok(Command::Stats))) => {
                     if !self.report("stats")? {
                         return Ok(Some(StoppedBy::Output));
                     }
                 }
-                Ok(Said::Line(Ok(command))) => match self.follow(command) {
+                Ok(ParsedCommand::Line(Ok(command))) => match self.follow(command) {
                     Err(Failure::Usage(text)) => say(&format!("error: {text}")),
                     other => other?,
                 },

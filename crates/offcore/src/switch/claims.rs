@@ -12,7 +12,7 @@ use offcore_port::spec::PortSpec;
 
 /// A file or interface, by its identity.
 #[derive(Debug, PartialEq, Eq)]
-enum Thing {
+enum ClaimedObject {
     /// Device and inode of a file.
     File(u64, u64),
     /// Device and inode of the directory of a new file, and its name.
@@ -35,7 +35,7 @@ struct Claim<'a> {
     does: Does,
     /// The name on the command line.
     name: String,
-    thing: Thing,
+    thing: ClaimedObject,
 }
 
 /// Checks, before any port is opened, that no two ports claim the same file or interface.
@@ -118,11 +118,12 @@ impl Claim<'_> {
 /// Returns the claims of a port. Files that do not exist or cannot be examined are skipped, because opening them gives
 /// the error.
 fn claims(port: &PortSpec) -> Vec<Claim<'_>> {
-    let claim =
-        |does, name: String, thing: Option<Thing>| thing.map(|thing| Claim { port, does, name, thing });
+    let claim = |does, name: String, thing: Option<ClaimedObject>| {
+        thing.map(|thing| Claim { port, does, name, thing })
+    };
     let file = |does, path: &Path| claim(does, path.display().to_string(), file(path));
     let interface = |name: &str| {
-        let index = NetDev::open(name).ok().map(|device| Thing::Interface(device.index()));
+        let index = NetDev::open(name).ok().map(|device| ClaimedObject::Interface(device.index()));
         claim(Does::Takes, name.to_owned(), index)
     };
     let found = match port.bare() {
@@ -146,13 +147,13 @@ fn claims(port: &PortSpec) -> Vec<Claim<'_>> {
 }
 
 /// Returns the identity of a file. Pipes and devices can be shared.
-fn file(path: &Path) -> Option<Thing> {
+fn file(path: &Path) -> Option<ClaimedObject> {
     match fs::metadata(path) {
-        Ok(found) => found.is_file().then(|| Thing::File(found.dev(), found.ino())),
+        Ok(found) => found.is_file().then(|| ClaimedObject::File(found.dev(), found.ino())),
         Err(_) => {
             let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
             let found = fs::metadata(directory.unwrap_or(Path::new("."))).ok()?;
-            Some(Thing::NewFile(found.dev(), found.ino(), path.file_name()?.to_owned()))
+            Some(ClaimedObject::NewFile(found.dev(), found.ino(), path.file_name()?.to_owned()))
         }
     }
 }

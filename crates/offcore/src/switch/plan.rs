@@ -21,7 +21,7 @@ const IDLE: Duration = Duration::from_secs(1);
 
 pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
     let ports = ports(args);
-    check_twice(&ports)?;
+    check_duplicates(&ports)?;
     let dma = dma_map(args.engines.dma.clone(), &ports)?;
     let mapped = !dma.entries.is_empty();
     if let Some(mode @ (Mode::Offload | Mode::Auto)) = args.mode
@@ -147,7 +147,7 @@ pub(crate) fn idle_timeout(ports: &[PortSpec]) -> Duration {
 }
 
 /// Checks that no two ports create the same socket, interface or file.
-pub(crate) fn check_twice(ports: &[PortSpec]) -> Result<(), String> {
+pub(crate) fn check_duplicates(ports: &[PortSpec]) -> Result<(), String> {
     let made = |port: &PortSpec| match port.bare() {
         PortSpec::Vhost(vhost) if !vhost.client => Some(("listen at", vhost.path.clone())),
         PortSpec::VirtioUser(virtio) if virtio.server => Some(("listen at", virtio.path.clone())),

@@ -39,7 +39,7 @@ pub(crate) fn open(
     memory: Option<&DeviceMemory>,
 ) -> Result<(Vec<Box<dyn Port>>, Observed), PortError> {
     claims::check(specs)?;
-    raise_descriptors();
+    raise_fd_limit();
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let mut needed = OTHERS;
     let mut ports = Vec::with_capacity(specs.len());
@@ -62,7 +62,7 @@ pub(crate) fn open(
 }
 
 /// Raises the limit of open files to the maximum.
-pub(crate) fn raise_descriptors() {
+pub(crate) fn raise_fd_limit() {
     let limit = getrlimit(Resource::Nofile);
     // If this is refused, the limit stays unchanged.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -111,7 +111,7 @@ fn open_one(
 
 fn af_packet(spec: &AfPacketSpec, pool: &'static Pool) -> Result<Box<dyn Port>, PortError> {
     let port = AfPacketPort::open(spec, pool)?;
-    say_shared(&spec.name);
+    warn_shared(&spec.name);
     Ok(Box::new(port))
 }
 
@@ -122,7 +122,7 @@ fn uses(interface: &str) -> String {
     uses.unwrap_or_default().join(", ")
 }
 
-fn say_shared(interface: &str) {
+fn warn_shared(interface: &str) {
     let uses = uses(interface);
     if !uses.is_empty() {
         say(&format!("warning: {interface} is in use ({uses}): the kernel receives its packets, too"));
@@ -149,7 +149,7 @@ fn dpdk(
             );
             return Err(PortError::Other { port: spec.to_string(), reason });
         }
-        Some(name) => say_shared(name),
+        Some(name) => warn_shared(name),
         None => {}
     }
     let port = offcore_port::dpdk::DpdkPort::open(spec, pool, memory)?;

@@ -7,7 +7,7 @@ use super::{Net, SERVER, needed, stop};
 use crate::switch::{self, wait_for_status};
 
 /// Sends from the client while the other port's link is down. The packets must be dropped and counted at that port.
-fn lose_some(net: &Net, offcore: &mut Offcore, before: u64) -> u64 {
+fn send_while_down(net: &Net, offcore: &mut Offcore, before: u64) -> u64 {
     // The stack resolves neighbours again, so it sends packets whatever it has cached.
     let _ = net.client.ip(&["neighbour", "flush", "dev", "vc"]);
     let _ = net.client.run("ping", &["-c", "2", "-i", "0.1", "-W", "1", SERVER]);
@@ -30,7 +30,7 @@ fn link_goes_down_and_up() {
     for (netns, interface, state) in [ours, theirs, ours] {
         netns.ip(&["link", "set", interface, "down"]).unwrap();
         wait_for_status(&mut offcore, 1, state);
-        dropped = lose_some(&net, &mut offcore, dropped);
+        dropped = send_while_down(&net, &mut offcore, dropped);
         netns.ip(&["link", "set", interface, "up"]).unwrap();
         wait_for_status(&mut offcore, 1, "interface p1 is up");
         net.ping_until_answered();

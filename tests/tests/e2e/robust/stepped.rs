@@ -12,7 +12,7 @@ const AT_ONCE: usize = 100;
 type Call = (&'static str, usize, usize);
 
 /// Kills processes in each of these calls.
-fn killed_in(name: &str, calls: &[Call]) {
+fn kill_during(name: &str, calls: &[Call]) {
     let Some(()) = require(&NEEDS) else { return };
     let mut beside = Beside::new(name);
     let stack = beside.stack.stack.id().to_string();
@@ -39,7 +39,7 @@ fn killed_in(name: &str, calls: &[Call]) {
 
 #[test]
 fn kills_during_stream_calls() {
-    killed_in(
+    kill_during(
         "stepped-streams",
         &[
             ("send", 11, 50),
@@ -54,7 +54,7 @@ fn kills_during_stream_calls() {
 
 #[test]
 fn kills_during_session_setup() {
-    killed_in(
+    kill_during(
         "stepped-made",
         &[
             ("connect", 97, 15),
@@ -70,7 +70,7 @@ fn kills_during_session_setup() {
 
 #[test]
 fn kills_during_session_teardown() {
-    killed_in(
+    kill_during(
         "stepped-end",
         &[
             ("shutdown", 50, 10),
@@ -88,5 +88,5 @@ fn kills_during_session_teardown() {
 
 #[test]
 fn kills_during_datagram_calls() {
-    killed_in("stepped-datagrams", &[("sendto", 50, 15), ("recvfrom", 50, 15), ("first_sendto", 97, 20)]);
+    kill_during("stepped-datagrams", &[("sendto", 50, 15), ("recvfrom", 50, 15), ("first_sendto", 97, 20)]);
 }

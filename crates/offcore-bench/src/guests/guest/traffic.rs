@@ -76,7 +76,7 @@ impl Buffers {
     }
 
     /// Limits the buffers in use to the number for this temperature.
-    fn become_as(&mut self, temperature: Temperature) {
+    fn set_temperature(&mut self, temperature: Temperature) {
         self.few = temperature.buffers().min(self.order.len());
         self.next %= self.few;
     }
@@ -213,10 +213,10 @@ impl Traffic {
     }
 
     /// Changes the temperature of the data and the number of buffers in use.
-    pub(crate) fn become_as(&mut self, temperature: Temperature) {
+    pub(crate) fn set_temperature(&mut self, temperature: Temperature) {
         self.temperature = temperature;
-        self.sent.become_as(temperature);
-        self.received.become_as(temperature);
+        self.sent.set_temperature(temperature);
+        self.received.set_temperature(temperature);
     }
 
     fn template(&self, sequence: u64) -> &Template {

@@ -97,7 +97,7 @@ fn retransmissions_are_counted() {
     let other = OtherCore::start(None).unwrap();
     let mut link = Link::open(Setup::CPU, TRAFFIC, pool).unwrap();
     link.set(Load { temperature: Temperature::Remote, chunk: 64 << 10 });
-    link.wire.lose_next();
+    link.wire.drop_next();
     let cost = link.window(&other).unwrap();
     let moved = link.moved();
     assert_eq!((moved.segments, moved.bytes), (cost.packets, WINDOW as u64));

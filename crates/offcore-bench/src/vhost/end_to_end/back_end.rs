@@ -135,7 +135,7 @@ impl Ours {
         let thread = std::thread::Builder::new().name("bench-worker".into()).spawn(move || {
             // The receiver exists until the answer has arrived.
             let _ = ready.send(lcore::pin(core));
-            obey(worker, (&shared.0, &shared.1), &incoming, &outgoing);
+            run_commands(worker, (&shared.0, &shared.1), &incoming, &outgoing);
         })?;
         let thread = Some(thread);
         let orders = Some(orders);
@@ -195,7 +195,7 @@ fn gone() -> anyhow::Error {
 }
 
 /// Main function of the worker's thread. It sleeps until a command arrives.
-fn obey(
+fn run_commands(
     mut worker: Worker,
     (forwarding, moved): (&AtomicBool, &AtomicU64),
     orders: &Receiver<Order>,

@@ -19,11 +19,11 @@ impl Load for RoundTrips {
     fn window(&mut self, settle: Duration, length: Duration, _: &mut dyn BackEnd) -> Result<Window> {
         if self.seen().received == 0 {
             self.check_all(true);
-            go_round(self, 0, ALL_CHECKED)?;
+            run_round_trips(self, 0, ALL_CHECKED)?;
             self.check_all(false);
         }
-        go_round(self, tsc::ticks(settle), 0)?;
-        let window = go_round(self, tsc::ticks(length), 0)?;
+        run_round_trips(self, tsc::ticks(settle), 0)?;
+        let window = run_round_trips(self, tsc::ticks(length), 0)?;
         self.gather_in(self.timeout(), Self::receive)?;
         Ok(window)
     }
@@ -38,7 +38,7 @@ impl Load for RoundTrips {
 }
 
 /// Keeps [`WINDOW`] packets in flight for `ticks` and until `packets` packets have come back.
-fn go_round(load: &mut RoundTrips, ticks: u64, packets: u64) -> Result<Window> {
+fn run_round_trips(load: &mut RoundTrips, ticks: u64, packets: u64) -> Result<Window> {
     let timeout = tsc::ticks(load.timeout());
     load.send(WINDOW - load.outstanding())?;
     let start = tsc::now();

@@ -133,7 +133,7 @@ impl Story {
             Next::Again => {}
             Next::Lease => self.lease = LEASE,
             Next::Try(next) => {
-                choice::try_out(&mut choices, next);
+                choice::apply_trial(&mut choices, next);
                 self.trials += 1;
                 self.pause = (self.ticks, self.pause.1.max(self.ticks - self.pause.0));
             }

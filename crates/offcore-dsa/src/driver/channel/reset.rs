@@ -31,7 +31,7 @@ pub(super) enum Resetting {
 
 impl DsaChannel {
     #[cold]
-    pub(super) fn work_towards_reset(&mut self) -> Reset {
+    pub(super) fn advance_reset(&mut self) -> Reset {
         // Descriptors that the device does not have yet are not submitted: they cannot access memory.
         self.ring.requested = self.ring.submitted;
         // If the device is gone, the portal is closed so that the queue is reopened, even when nothing is in flight.

@@ -12,14 +12,14 @@ use crate::sim::shared::{Client, lock};
 impl SimEngine {
     #[cold]
     pub(super) fn take_note(&mut self, generation: u64) {
-        let wishes = mem::take(&mut *lock(&self.shared.wishes));
-        if wishes.reset {
+        let pending_requests = mem::take(&mut *lock(&self.shared.pending_requests));
+        if pending_requests.reset {
             self.reset();
         }
-        if let Some(faults) = wishes.faults {
+        if let Some(faults) = pending_requests.faults {
             self.set_faults(faults);
         }
-        for client in wishes.arriving {
+        for client in pending_requests.arriving {
             let served = Some(Served { client, dead: false, taken: 0, jobs: 0 });
             match self.clients.iter().position(Option::is_none) {
                 Some(place) => self.clients[place] = served,
@@ -29,7 +29,7 @@ impl SimEngine {
         for client in 0..self.clients.len() {
             let withdrawn = |served: &Served| served.client.cell.withdrawn.load(Ordering::SeqCst);
             if self.clients[client].as_ref().is_some_and(|served| !served.dead && withdrawn(served)) {
-                self.let_go(client);
+                self.drop_client(client);
             }
         }
         self.changed = true;
@@ -49,7 +49,7 @@ impl SimEngine {
 
     /// Aborts the descriptors of a client that closed its portal: waiting descriptors leave their queues, and
     /// descriptors in a DSA engine continue without effect.
-    fn let_go(&mut self, client: usize) {
+    fn drop_client(&mut self, client: usize) {
         if let Some(served) = &mut self.clients[client] {
             served.dead = true;
             let Served { client: Client { ring, occupancy, cell, .. }, jobs, .. } = served;
@@ -107,7 +107,7 @@ impl SimEngine {
     }
 
     /// Takes descriptors from the portals. They reach their queues `portal_ns` later.
-    pub(super) fn take_in(&mut self) {
+    pub(super) fn accept_submissions(&mut self) {
         if self.shared.state() == DeviceState::Halted {
             return;
         }

@@ -144,7 +144,7 @@ impl SimEngine {
     pub(super) fn work(&mut self) {
         for engine in 0..self.engines.len() {
             self.read_lists(engine);
-            self.move_on(engine);
+            self.leave_data_path(engine);
             while let Some(&(at, job)) = self.engines[engine].completing.front()
                 && at <= self.now
             {
@@ -159,7 +159,7 @@ impl SimEngine {
     }
 
     /// Takes descriptors off the data path.
-    fn move_on(&mut self, engine: usize) {
+    fn leave_data_path(&mut self, engine: usize) {
         loop {
             let jobs = &self.jobs;
             let bytes = |job: usize| match jobs[job].as_ref() {

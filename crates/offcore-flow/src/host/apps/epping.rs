@@ -192,7 +192,7 @@ impl Epping {
     }
 
     /// Records acknowledged chunks and returned bytes. Returns whether any bytes were returned.
-    fn reckon(&mut self, calls: &mut Calls<'_>) -> bool {
+    fn record_progress(&mut self, calls: &mut Calls<'_>) -> bool {
         let Self { config, session, seen, expected, .. } = self;
         let Some(session) = session else { return false };
         let acknowledged = session.writer.acknowledged();
@@ -230,7 +230,7 @@ impl Epping {
 
     /// Closes the connection. Bytes that were acknowledged but not returned are counted as missing.
     fn end(&mut self, calls: &mut Calls<'_>) {
-        while self.reckon(calls) {}
+        while self.record_progress(calls) {}
         let ending = self.ending.take();
         let Some(session) = self.session.take() else { return };
         if self.config.verify {
@@ -293,7 +293,7 @@ impl App for Epping {
         self.show(ctx, calls);
         self.write(ctx, calls);
         self.show(ctx, calls);
-        let returns = self.reckon(calls);
+        let returns = self.record_progress(calls);
         self.wait_for_rest(returns, calls);
     }
 

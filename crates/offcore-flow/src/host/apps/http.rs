@@ -210,7 +210,7 @@ impl App for FileServer {
             *open -= usize::from(session.holds_file());
             let next = session.serve(root, scratch, calls, &mut budget);
             if *open >= *most {
-                session.let_go_of_file();
+                session.close_file_until_turn();
             }
             *open += usize::from(session.holds_file());
             self.proceed(conn, next, calls);

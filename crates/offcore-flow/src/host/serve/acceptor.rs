@@ -37,11 +37,11 @@ const WAIT: u64 = 1_000_000;
 /// Maximum number of events taken at a time.
 const EVENTS: usize = 16;
 /// Identifies the thread's own event. No session has this name.
-const POKED: u64 = u64::MAX;
+const NOTIFY_NAME: u64 = u64::MAX;
 
 /// The results of a listener, in order.
 #[derive(Debug)]
-pub(super) enum Come {
+pub(super) enum AcceptResult {
     Connection(OwnedFd),
     /// A connection is waiting, but no descriptor is available.
     Full,
@@ -96,7 +96,7 @@ impl Name {
 struct Shared {
     epoll: OwnedFd,
     /// Wakes the thread for changes, and to end it.
-    poke: OwnedFd,
+    notify_thread: OwnedFd,
     /// Wakes the worker when results are available.
     told: OwnedFd,
     /// The [`Name`] of the listener of the last call of `accept`, and the number of starts and ends of calls. The
@@ -121,7 +121,7 @@ pub(super) struct Acceptor {
     /// The user of the application.
     pub(super) user: u32,
     shared: Arc<Shared>,
-    come: Receiver<(Name, Come)>,
+    come: Receiver<(Name, AcceptResult)>,
     changes: Sender<Change>,
     /// Listeners that are still open.
     listeners: Vec<Weak<OwnedFd>>,
@@ -135,14 +135,14 @@ impl Acceptor {
     pub(super) fn new(user: u32, cpus: CpuSet) -> Result<Self, Errno> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let (poke, told) = (eventfd(0, flags)?, eventfd(0, flags)?);
+        let (notify_thread, told) = (eventfd(0, flags)?, eventfd(0, flags)?);
         let edges = EventFlags::IN | EventFlags::ET;
-        epoll::add(&epoll, &poke, epoll::EventData::new_u64(POKED), edges)?;
+        epoll::add(&epoll, &notify_thread, epoll::EventData::new_u64(NOTIFY_NAME), edges)?;
         let shared = Arc::new(Shared {
             epoll,
-            poke,
+            notify_thread,
             told,
-            accepting: AtomicU64::new(POKED),
+            accepting: AtomicU64::new(NOTIFY_NAME),
             calls: AtomicU64::new(0),
             ends: AtomicBool::new(false),
         });
@@ -195,7 +195,7 @@ impl Acceptor {
         if let Err(SendError(change)) = self.changes.send(change) {
             errands.close(self.user, change);
         }
-        self.shared.poke();
+        self.shared.notify_thread();
     }
 
     /// Whether the thread still holds a listener that has ended.
@@ -206,7 +206,7 @@ impl Acceptor {
     /// Ends a call of `accept` that has blocked for some time on a listener that has ended.
     ///
     /// The listener is shut down only in this case, because other processes may share it.
-    pub(super) fn hurry(&mut self, now: u64, errands: &mut Errands) {
+    pub(super) fn interrupt_blocked_accept(&mut self, now: u64, errands: &mut Errands) {
         self.leaving.retain_mut(|Leaving { listener, name, call }| {
             let waits = self.shared.call_on(*name);
             match (waits, *call) {
@@ -229,7 +229,7 @@ impl Acceptor {
     }
 
     /// Takes the next result.
-    pub(super) fn next(&self) -> Option<(Name, Come)> {
+    pub(super) fn next(&self) -> Option<(Name, AcceptResult)> {
         self.come.try_recv().ok()
     }
 
@@ -237,8 +237,8 @@ impl Acceptor {
     /// calls `listen` again.
     pub(super) fn end(&mut self, now: u64, errands: &mut Errands) -> bool {
         self.shared.ends.store(true, Ordering::Release);
-        self.hurry(now, errands);
-        self.shared.poke();
+        self.interrupt_blocked_accept(now, errands);
+        self.shared.notify_thread();
         self.thread.is_finished()
     }
 }
@@ -251,11 +251,11 @@ impl Shared {
         is_on_it.then_some(call)
     }
 
-    fn poke(&self) {
-        let _ = rustix::io::write(&self.poke, &1u64.to_ne_bytes());
+    fn notify_thread(&self) {
+        let _ = rustix::io::write(&self.notify_thread, &1u64.to_ne_bytes());
     }
 
-    fn run(&self, come: &Sender<(Name, Come)>, changes: &Receiver<Change>) {
+    fn run(&self, come: &Sender<(Name, AcceptResult)>, changes: &Receiver<Change>) {
         let mut listeners = HashMap::new();
         let mut space = [const { MaybeUninit::uninit() }; EVENTS];
         while !self.ends.load(Ordering::Acquire) {
@@ -268,11 +268,11 @@ impl Shared {
                     return;
                 }
             }
-            for word in words.into_iter().filter(|word| *word != POKED) {
+            for word in words.into_iter().filter(|word| *word != NOTIFY_NAME) {
                 let name = Name::of(word);
                 let Some(listener) = listeners.get(&name) else { continue };
                 let taken = self.take(listener.as_fd(), name, come);
-                if taken.and_then(|()| self.tell(name, Come::Done, come)).is_err() {
+                if taken.and_then(|()| self.tell(name, AcceptResult::Done, come)).is_err() {
                     return;
                 }
             }
@@ -283,9 +283,9 @@ impl Shared {
     fn tell(
         &self,
         name: Name,
-        what: Come,
-        come: &Sender<(Name, Come)>,
-    ) -> Result<(), SendError<(Name, Come)>> {
+        what: AcceptResult,
+        come: &Sender<(Name, AcceptResult)>,
+    ) -> Result<(), SendError<(Name, AcceptResult)>> {
         come.send((name, what))?;
         let _ = rustix::io::write(&self.told, &1u64.to_ne_bytes());
         Ok(())
@@ -296,8 +296,8 @@ impl Shared {
         &self,
         listener: BorrowedFd<'_>,
         name: Name,
-        come: &Sender<(Name, Come)>,
-    ) -> Result<(), SendError<(Name, Come)>> {
+        come: &Sender<(Name, AcceptResult)>,
+    ) -> Result<(), SendError<(Name, AcceptResult)>> {
         self.accepting.store(name.word(), Ordering::Relaxed);
         for _ in 0..AT_ONCE {
             // The application may clear the flag again before the call of `accept`.
@@ -306,11 +306,11 @@ impl Shared {
             let accepted = accept_with(listener, SocketFlags::CLOEXEC);
             self.calls.fetch_add(1, Ordering::Release);
             match accepted {
-                Ok(fd) => come.send((name, Come::Connection(fd)))?,
+                Ok(fd) => come.send((name, AcceptResult::Connection(fd)))?,
                 // This connection is gone, but others may be waiting.
                 Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {}
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    come.send((name, Come::Full))?;
+                    come.send((name, AcceptResult::Full))?;
                     break;
                 }
                 Err(_) => break,
@@ -323,8 +323,8 @@ impl Shared {
         &self,
         change: Change,
         listeners: &mut HashMap<Name, Arc<OwnedFd>>,
-        come: &Sender<(Name, Come)>,
-    ) -> Result<(), SendError<(Name, Come)>> {
+        come: &Sender<(Name, AcceptResult)>,
+    ) -> Result<(), SendError<(Name, AcceptResult)>> {
         let event =
             |name: Name| (epoll::EventData::new_u64(name.word()), EventFlags::IN | EventFlags::ONESHOT);
         match change {
@@ -332,7 +332,7 @@ impl Shared {
                 let (data, wanted) = event(name);
                 let added = epoll::add(&self.epoll, &listener, data, wanted);
                 listeners.insert(name, listener);
-                added.or_else(|error| self.tell(name, Come::Failed(error), come))?;
+                added.or_else(|error| self.tell(name, AcceptResult::Failed(error), come))?;
             }
             Change::GoOn(name) => {
                 let (data, wanted) = event(name);
@@ -383,11 +383,11 @@ mod tests {
         acceptor.leaving.push(Leaving { listener: Arc::downgrade(&listener), name, call: None });
         let shared = Arc::clone(&acceptor.shared);
         let mut now = 0;
-        let mut hurry = |acceptor: &mut Acceptor, name: Name, calls: u64| {
+        let mut interrupt_blocked_accept = |acceptor: &mut Acceptor, name: Name, calls: u64| {
             shared.accepting.store(name.word(), Ordering::Relaxed);
             shared.calls.fetch_add(calls, Ordering::Release);
             now += WAIT;
-            acceptor.hurry(now, &mut errands);
+            acceptor.interrupt_blocked_accept(now, &mut errands);
             let start = Instant::now();
             while errands.has_some(0) {
                 assert!(start.elapsed() < Duration::from_secs(60));
@@ -396,14 +396,14 @@ mod tests {
         };
         // Without a call, with calls on another listener, and with calls that return, the listener stays open.
         for (name, calls) in [(name, 0), (name, 2), (other, 1), (other, 0), (name, 2), (name, 2), (name, 1)] {
-            hurry(&mut acceptor, name, calls);
+            interrupt_blocked_accept(&mut acceptor, name, calls);
             assert!(TcpStream::connect(to).is_ok(), "{name:?} {calls}");
         }
-        hurry(&mut acceptor, name, 1);
-        hurry(&mut acceptor, name, 0);
+        interrupt_blocked_accept(&mut acceptor, name, 1);
+        interrupt_blocked_accept(&mut acceptor, name, 0);
         assert!(TcpStream::connect(to).is_err());
         drop(listener);
-        hurry(&mut acceptor, name, 0);
+        interrupt_blocked_accept(&mut acceptor, name, 0);
         assert!(!acceptor.is_leaving());
     }
 
@@ -412,7 +412,7 @@ mod tests {
         for (number, generation) in [(0, 1), (65_535, u32::MAX), (1, 2)] {
             let name = Name { number, generation };
             assert_eq!(Name::of(name.word()), name);
-            assert_ne!(name.word(), POKED);
+            assert_ne!(name.word(), NOTIFY_NAME);
         }
     }
 }

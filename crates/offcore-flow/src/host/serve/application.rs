@@ -102,13 +102,13 @@ impl<T> Queue<T> {
         self.due += 1;
     }
 
-    /// Adds an item that waits until the next call of [`come_due`](Self::come_due).
+    /// Adds an item that waits until the next call of [`make_all_due`](Self::come_due).
     pub(super) fn push_waiting(&mut self, item: T) {
         self.all.push_back(item);
     }
 
     /// Makes all items due.
-    fn come_due(&mut self) {
+    fn make_all_due(&mut self) {
         self.due = self.all.len();
     }
 
@@ -251,7 +251,7 @@ impl Application {
 
     /// Checks for marks. They are taken in the application's turn.
     #[inline]
-    pub(super) fn look_for_marks(&mut self) {
+    pub(super) fn scan_for_marks(&mut self) {
         self.may_be_marked = self.shared.control().has_marks();
     }
 
@@ -267,22 +267,22 @@ impl Application {
 
     /// Whether work is due now.
     #[inline]
-    pub(super) fn is_behind(&self) -> bool {
+    pub(super) fn has_due_work(&self) -> bool {
         let marked = self.may_be_marked || !self.marked.is_empty();
         marked || self.rest.1 > 0 || self.talking.due > 0 || self.raws.due > 0 || self.listening.due > 0
     }
 
     /// Makes all waiting work due in the next round.
-    pub(super) fn come_due(&mut self) {
-        self.talking.come_due();
-        self.raws.come_due();
-        self.listening.come_due();
+    pub(super) fn make_all_due(&mut self) {
+        self.talking.make_all_due();
+        self.raws.make_all_due();
+        self.listening.make_all_due();
     }
 
     /// Whether there is work, now or later.
     pub(super) fn has_work(&self) -> bool {
         let waits = !self.talking.is_empty() || !self.raws.is_empty() || !self.listening.is_empty();
-        self.is_behind() || waits || self.acceptor.as_ref().is_some_and(Acceptor::is_leaving)
+        self.has_due_work() || waits || self.acceptor.as_ref().is_some_and(Acceptor::is_leaving)
     }
 
     /// Returns the next unit of work. The kinds of work alternate, so that no kind waits until another is done.
@@ -301,7 +301,7 @@ impl Application {
     }
 
     /// Requests that all sessions are handled.
-    pub(super) fn look_at_all(&mut self) {
+    pub(super) fn request_full_scan(&mut self) {
         self.rest.1 = self.sessions.len() as u32;
     }
 

@@ -31,15 +31,15 @@ const SILENT: u64 = 1_000_000;
 /// The maximum number of guests per user that wait for memory.
 const WAITING: usize = 256;
 /// Stands for all users that may not attach. No user has this number.
-const STRANGER: u32 = u32::MAX;
+const UNKNOWN_USER: u32 = u32::MAX;
 /// The maximum number of processes accepted at a time.
 const AT_ONCE: usize = 16;
 
 impl Serve {
     /// Accepts waiting processes, up to [`AT_ONCE`] of them.
-    pub(super) fn let_in(&mut self, now: u64) {
+    pub(super) fn accept_processes(&mut self, now: u64) {
         // The event is edge-triggered: processes that stay in the queue are not reported again.
-        self.knocking = true;
+        self.connecting = true;
         for _ in 0..AT_ONCE {
             let Some(door) = &self.door else { return };
             // Each accepted socket must be closed some time, which is an errand.
@@ -50,13 +50,13 @@ impl Serve {
                 Ok(socket) => socket,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(Errno::AGAIN) => {
-                    self.knocking = false;
+                    self.connecting = false;
                     return;
                 }
                 Err(error) => return self.refuse(now, "a process waits to attach", error),
             };
             let generation = self.next_generation();
-            let user = self.may_attach(&socket).map_or(STRANGER, |who| who.uid());
+            let user = self.may_attach(&socket).map_or(UNKNOWN_USER, |who| who.uid());
             let guest = Guest { generation, user, socket, since: now, invited: false, waits: None };
             if let Err((error, socket)) = self.take_guest(guest) {
                 self.refuse(now, "a process was refused and must attach again", error);
@@ -75,7 +75,7 @@ impl Serve {
             let Some(goes) = goes.and_then(|at| self.guests.remove(at)) else {
                 return Err((Errno::AGAIN, guest.socket));
             };
-            self.turn_away(goes);
+            self.close_guest_socket(goes);
         }
         let key = Key::new(Source::Guest, 0, 0, guest.generation);
         if let Err(error) = self.watch.add(guest.socket.as_fd(), key, EventFlags::IN) {
@@ -86,7 +86,7 @@ impl Serve {
     }
 
     /// Closes the socket of a guest as an errand, because unread messages may contain descriptors.
-    fn turn_away(&mut self, guest: Guest) {
+    fn close_guest_socket(&mut self, guest: Guest) {
         self.watch.remove(guest.socket.as_fd());
         self.errands.close_socket(guest.user, guest.socket);
     }
@@ -110,7 +110,7 @@ impl Serve {
     fn refuse_process(&mut self, socket: &OwnedFd, now: u64, error: Errno) {
         self.counts.refused += 1;
         if self.refusals.may(now) {
-            let (process, user) = credentials(socket).map_or((0, STRANGER), |who| (who.pid(), who.uid()));
+            let (process, user) = credentials(socket).map_or((0, UNKNOWN_USER), |who| (who.pid(), who.uid()));
             let may = self.may_attach(socket).is_ok();
             let remedy = if may { "" } else { ": admit its user with --allow-uid" };
             tracing::warn!(process, user, %error, "a process could not attach{remedy}");
@@ -118,7 +118,7 @@ impl Serve {
     }
 
     /// Reads the first message of a guest.
-    pub(super) fn hear_guest(&mut self, key: Key, calls: &mut Calls<'_>) {
+    pub(super) fn read_guest_message(&mut self, key: Key, calls: &mut Calls<'_>) {
         let Some(at) = self.guests.iter().position(|guest| guest.generation == key.generation) else {
             return;
         };
@@ -152,7 +152,7 @@ impl Serve {
         let Some(guest) = self.guests.remove(at) else { return };
         let len = received.map_or(0, |received| received.len);
         match Hello::from_bytes(&bytes[..len]) {
-            Some(hello) => self.hear_hello(&hello, who, guest, calls),
+            Some(hello) => self.read_hello(&hello, who, guest, calls),
             None => {
                 if len > 0 {
                     self.misuse(
@@ -161,12 +161,12 @@ impl Serve {
                         calls.now,
                     );
                 }
-                self.turn_away(guest);
+                self.close_guest_socket(guest);
             }
         }
     }
 
-    fn hear_hello(
+    fn read_hello(
         &mut self,
         hello: &Hello,
         who: Result<UnixCredentials, Errno>,
@@ -175,7 +175,7 @@ impl Serve {
     ) {
         if hello.version == ASK {
             answer(guest.socket.as_fd(), who.map_or_else(number, |_| 0));
-            return self.turn_away(guest);
+            return self.close_guest_socket(guest);
         }
         let who = who.and_then(|who| if hello.version == VERSION { Ok(who) } else { Err(Errno::PROTO) });
         let who = match who {
@@ -202,7 +202,7 @@ impl Serve {
         }
         if ours || !is_begun {
             if !self.feed.has_room(user) {
-                let error = self.end_oldest_left(user, calls);
+                let error = self.abort_oldest_orphaned(user, calls);
                 return self.refuse_guest(guest, error, calls.now);
             }
             if !self.descriptors.has_room(user, descriptors::of_application(self.config.memory)) {
@@ -217,14 +217,14 @@ impl Serve {
 
     /// Frees memory of a user that has too many applications: aborts the remaining connections of the application that
     /// ended first. Returns `EAGAIN` in that case, because there will be room soon.
-    fn end_oldest_left(&mut self, user: u32, calls: &mut Calls<'_>) -> Errno {
-        let Some(memory) = self.feed.oldest_left(user) else { return Errno::USERS };
+    fn abort_oldest_orphaned(&mut self, user: u32, calls: &mut Calls<'_>) -> Errno {
+        let Some(memory) = self.feed.oldest_orphaned(user) else { return Errno::USERS };
         calls.stack.abort_gone(calls.now, memory, calls.out);
         Errno::AGAIN
     }
 
     /// Handles memory that was created, for new and existing applications.
-    pub(super) fn memory_comes(&mut self, calls: &mut Calls<'_>) {
+    pub(super) fn take_created_memory(&mut self, calls: &mut Calls<'_>) {
         while let Some(made) = self.feed.next() {
             match made {
                 Made::More { app, user, memory, segment } => {
@@ -239,13 +239,15 @@ impl Serve {
                     // The thread that created the memory also unmaps it, and the rest of the application's memory.
                     self.errands.close(user, (rest, memory));
                 }
-                Made::New { user, key, memory, share } => self.app_comes(user, key, memory, share, calls),
+                Made::New { user, key, memory, share } => {
+                    self.create_admitted_app(user, key, memory, share, calls)
+                }
             }
         }
     }
 
     /// Creates a new application after its memory was created.
-    fn app_comes(
+    fn create_admitted_app(
         &mut self,
         user: u32,
         key: [u8; KEY],
@@ -301,7 +303,7 @@ impl Serve {
     fn refuse_guest(&mut self, guest: Guest, error: Errno, now: u64) {
         self.refuse_process(&guest.socket, now, error);
         answer(guest.socket.as_fd(), number(error));
-        self.turn_away(guest);
+        self.close_guest_socket(guest);
     }
 
     /// Finds the application of a user by its key.

@@ -49,25 +49,25 @@ impl Awake {
 
 impl Serve {
     /// Checks the awake applications for marks.
-    pub(super) fn look_for_marks(&mut self, now: u64) {
+    pub(super) fn scan_for_marks(&mut self, now: u64) {
         for app in self.awake.iter() {
             let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { continue };
-            application.look_for_marks();
+            application.scan_for_marks();
             self.look |= application.shared.control().take_look();
-            if application.is_behind() {
+            if application.has_due_work() {
                 application.worked = now;
             }
         }
     }
 
     /// Wakes an application that has or may have work.
-    pub(super) fn rouse(&mut self, app: usize) {
+    pub(super) fn wake_application(&mut self, app: usize) {
         let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         application.worked = self.looked;
         if !std::mem::replace(&mut application.awake, true) {
             application.shared.control().disarm();
             // This check must follow `disarm`. The next round finds later marks.
-            application.look_for_marks();
+            application.scan_for_marks();
             self.look |= application.shared.control().take_look();
             self.awake.apps.push(app);
             self.awake.asleep -= 1;

@@ -18,9 +18,9 @@ use rustix::net::sockopt::socket_cookie;
 
 use super::application::{Asked, Queue};
 use super::key::Key;
-use super::listening::UNHEARD;
+use super::listening::KERNEL_ACCEPT_WARNING;
 use super::session::{DATAGRAM, Listener, STREAM, What, number as error_number, write_addresses};
-use super::sessions::Beginning;
+use super::sessions::InitialState;
 use super::stream_options::{conn_options, name_congestion};
 use super::wire::Received;
 use super::{Serve, wire};
@@ -65,7 +65,7 @@ impl Serve {
                 None if lost => {}
                 None => return self.close_channel(key, true, calls),
             }
-            return self.has_said(key, Queue::push);
+            return self.queue_request(key, Queue::push);
         }
         // Only for a new request: a session that is only shut down would be queried repeatedly.
         if since == calls.now {
@@ -78,7 +78,7 @@ impl Serve {
                 process.asked = Some(Box::new(Asked { question, descriptor, lost, since }));
             }
             self.look = true;
-            return self.has_said(key, Queue::push_waiting);
+            return self.queue_request(key, Queue::push_waiting);
         }
         let begins = matches!(question.call, Call::Bind | Call::Connect | Call::Listen);
         let reply = match lost {
@@ -91,7 +91,7 @@ impl Serve {
         if !done {
             return self.close_channel(key, false, calls);
         }
-        self.has_said(key, Queue::push);
+        self.queue_request(key, Queue::push);
     }
 
     /// Returns the next request of a process: a postponed one, or a new message.
@@ -101,7 +101,7 @@ impl Serve {
         let process = application.process(key.number, key.generation)?;
         process.talks = false;
         if self.errands.are_full(user) {
-            self.has_said(key, Queue::push_waiting);
+            self.queue_request(key, Queue::push_waiting);
             return None;
         }
         let process = self.app(key.app.into())?.process(key.number, key.generation)?;
@@ -129,8 +129,8 @@ impl Serve {
     }
 
     /// Queues a process that has sent a message or may have more. Its request is handled in its application's turn.
-    pub(super) fn has_said(&mut self, key: Key, push: impl FnOnce(&mut Queue<Key>, Key)) {
-        self.rouse(key.app.into());
+    pub(super) fn queue_request(&mut self, key: Key, push: impl FnOnce(&mut Queue<Key>, Key)) {
+        self.wake_application(key.app.into());
         let Some(application) = self.app(key.app.into()) else { return };
         let Some(process) = application.process(key.number, key.generation) else { return };
         if !std::mem::replace(&mut process.talks, true) {
@@ -232,7 +232,7 @@ impl Serve {
                 let place = calls.stack.take_slot(id).ok_or(Errno::NOBUFS)?;
                 let local = SocketAddr::new(local.ip(), port);
                 let what = What::Bound(address, port);
-                Beginning { place, what, state: state::BOUND, local: Some(local), remote: None }
+                InitialState { place, what, state: state::BOUND, local: Some(local), remote: None }
             }
             DATAGRAM => {
                 if let Some(to) = question.remote {
@@ -251,7 +251,7 @@ impl Serve {
     pub(super) fn made(
         &mut self,
         app: usize,
-        begin: Beginning,
+        begin: InitialState,
         calls: &mut Calls<'_>,
     ) -> Result<Reply, Errno> {
         let place = begin.place;
@@ -312,7 +312,7 @@ impl Serve {
             let Some(place) = calls.stack.slot(conn) else { return Err(Errno::NOBUFS) };
             let local = calls.stack.info(conn).map(|info| info.local);
             let what = What::Stream(conn);
-            let begin = Beginning { place, what, state: state::CONNECTING, local, remote: Some(to) };
+            let begin = InitialState { place, what, state: state::CONNECTING, local, remote: Some(to) };
             let reply = self.made(app, begin, calls)?;
             self.keep_options(conn, &question.options, kept, calls.stack.algorithm());
             return Ok(reply);
@@ -399,7 +399,7 @@ impl Serve {
                 };
                 let any = question.local.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |local| local.ip());
                 let local = Some(SocketAddr::new(any, port));
-                let begin = Beginning { place, what, state: state::LISTENING, local, remote: None };
+                let begin = InitialState { place, what, state: state::LISTENING, local, remote: None };
                 let reply = self.made(app, begin, calls)?;
                 let slot = self.app(app).and_then(|app| app.slot(place));
                 slot.into_iter().for_each(|slot| slot.kept.set_numbers(&question.options));
@@ -410,7 +410,7 @@ impl Serve {
         if let Some((_, slot)) = self.app(app).and_then(|app| app.both(number)) {
             name_congestion(slot, calls.stack.algorithm());
         }
-        self.look_at(app, number, calls);
+        self.process_session(app, number, calls);
         self.begin_to_listen(app, number, backlog, kernel.take(), calls);
         Ok(reply)
     }
@@ -456,9 +456,9 @@ impl Serve {
         if let Some(kernel) = kernel
             && let Err(error) = self.add_kernel(app, number, kernel)
         {
-            self.refuse(calls.now, UNHEARD, error);
+            self.refuse(calls.now, KERNEL_ACCEPT_WARNING, error);
         }
-        self.listener_goes_on(app, number, calls);
+        self.pass_waiting_connections(app, number, calls);
     }
 
     /// Returns an answer that names a session.

@@ -29,12 +29,12 @@ counters! {
 
 /// Limits a warning to one per second.
 #[derive(Debug, Default)]
-pub(super) struct Seldom {
+pub(super) struct WarningLimit {
     /// Earliest time of the next warning, in microseconds.
     next: u64,
 }
 
-impl Seldom {
+impl WarningLimit {
     pub(super) fn may(&mut self, now: u64) -> bool {
         let may = now >= self.next;
         if may {

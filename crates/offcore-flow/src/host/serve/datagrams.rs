@@ -11,7 +11,7 @@ use super::Serve;
 use super::calls::{Reply, bound_to, errno};
 use super::counts::ServeCounts;
 use super::session::{Session, What, write_addresses};
-use super::sessions::Beginning;
+use super::sessions::InitialState;
 use crate::host::Calls;
 
 impl Serve {
@@ -23,7 +23,7 @@ impl Serve {
         question: &Question,
         peer: Option<SocketAddr>,
         calls: &mut Calls<'_>,
-    ) -> Result<Beginning, Errno> {
+    ) -> Result<InitialState, Errno> {
         let local = question.local.ok_or(Errno::INVAL)?;
         let address = bound_to(local.ip(), question.value);
         let port = match local.port() {
@@ -50,7 +50,7 @@ impl Serve {
         let port = calls.stack.datagram_address(conn).map_or(0, |(_, port)| port);
         let local = SocketAddr::new(source.unwrap_or(local.ip()), port);
         let what = What::Datagrams(conn);
-        Ok(Beginning { place, what, state: state::BOUND, local: Some(local), remote: peer })
+        Ok(InitialState { place, what, state: state::BOUND, local: Some(local), remote: peer })
     }
 
     /// Sets or removes the peer of a datagram socket.

@@ -29,7 +29,7 @@ const TRIES: usize = 16;
 
 /// The socket. Its file is removed on drop.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct ServeSocket {
     socket: OwnedFd,
     path: PathBuf,
     /// Device and inode of the socket's file, so that no other file is removed.
@@ -38,7 +38,7 @@ pub(super) struct Door {
     _lock: Lock,
 }
 
-impl Door {
+impl ServeSocket {
     /// Opens the socket at `path` and admits these other users. On a file system without access control lists every
     /// user can connect, and only the check at attach time applies.
     pub(super) fn open(path: &Path, others: &[u32]) -> Result<Self, ServeError> {
@@ -88,7 +88,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for ServeSocket {
     fn drop(&mut self) {
         // Another file may have replaced the socket. The lock is released after the removal, so its next holder finds
         // neither file.

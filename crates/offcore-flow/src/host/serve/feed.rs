@@ -34,7 +34,7 @@ pub(super) struct Share(#[expect(dead_code, reason = "it is counted")] Arc<Charg
 
 /// Memory of an application that has ended.
 #[derive(Debug)]
-struct Left {
+struct OrphanedMemory {
     user: u32,
     memory: Arc<Memory>,
     share: Share,
@@ -53,7 +53,7 @@ pub(super) struct Feed {
     /// The budget of each user. Each application with memory holds a reference.
     budgets: HashMap<u32, Arc<Budget>>,
     /// Memory of ended applications. The stack may still send from it.
-    left: Vec<Left>,
+    left: Vec<OrphanedMemory>,
 }
 
 impl Feed {
@@ -105,17 +105,17 @@ impl Feed {
 
     /// Takes over the memory of an application that has ended.
     pub(super) fn leave(&mut self, user: u32, memory: Arc<Memory>, share: Share) {
-        self.left.push(Left { user, memory, share });
+        self.left.push(OrphanedMemory { user, memory, share });
     }
 
     /// Returns the memory of the user's application that ended first, among those whose data the stack still sends.
-    pub(super) fn oldest_left(&self, user: u32) -> Option<&Arc<Memory>> {
+    pub(super) fn oldest_orphaned(&self, user: u32) -> Option<&Arc<Memory>> {
         self.left.iter().find(|left| left.user == user).map(|left| &left.memory)
     }
 
     /// Unmaps memory that is no longer used elsewhere.
     pub(super) fn unmap(&mut self, errands: &mut Errands) {
-        for Left { user, memory, share } in
+        for OrphanedMemory { user, memory, share } in
             self.left.extract_if(.., |left| Arc::strong_count(&left.memory) == 1)
         {
             // The memory must be dropped before its share.

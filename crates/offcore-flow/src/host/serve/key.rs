@@ -17,7 +17,7 @@ pub(super) const APPLICATIONS: usize = 1 << 12;
 #[repr(u8)]
 pub(super) enum Source {
     /// The socket at which processes attach.
-    Door,
+    ServeSocket,
     /// A process that has not identified itself yet.
     Guest,
     /// The socket of a process, and its pidfd.
@@ -37,7 +37,7 @@ pub(super) enum Source {
 }
 
 const SOURCES: [Source; 10] = [
-    Source::Door,
+    Source::ServeSocket,
     Source::Guest,
     Source::Channel,
     Source::Process,

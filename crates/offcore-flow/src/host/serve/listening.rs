@@ -10,11 +10,11 @@ use offcore_tcp::proto::ConnId;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::acceptor::{Acceptor, Come, Name};
+use super::acceptor::{AcceptResult, Acceptor, Name};
 use super::descriptors::KERNEL;
 use super::key::{Key, Source};
 use super::session::{Listener, What};
-use super::sessions::Beginning;
+use super::sessions::InitialState;
 use super::{Serve, wire};
 use crate::host::Calls;
 
@@ -30,7 +30,7 @@ const DELAY: u64 = 1_000;
 const LONGEST_DELAY: u64 = 64_000;
 
 /// The warning for a listener whose kernel connections cannot be accepted.
-pub(super) const UNHEARD: &str = "a listener does not get the kernel's connections";
+pub(super) const KERNEL_ACCEPT_WARNING: &str = "a listener does not get the kernel's connections";
 
 /// A connection on its way to the application.
 type Passed = (Accepted, OwnedFd);
@@ -56,7 +56,7 @@ impl Serve {
         if std::mem::replace(&mut listener.queued, true) {
             return;
         }
-        self.rouse(app);
+        self.wake_application(app);
         if let Some(application) = self.app(app) {
             application.listening.push((number, generation));
         }
@@ -64,13 +64,7 @@ impl Serve {
     }
 
     /// Serves a listener in its turn.
-    pub(super) fn listener_has_turn(
-        &mut self,
-        app: usize,
-        number: u32,
-        generation: u32,
-        calls: &mut Calls<'_>,
-    ) {
+    pub(super) fn serve_listener(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
         let session = self.app(app).and_then(|app| app.session(number));
         if session.is_none_or(|session| session.generation != generation) {
             return;
@@ -80,13 +74,13 @@ impl Serve {
         if calls.now < listener.due {
             self.wait(app, number);
         } else {
-            self.listener_goes_on(app, number, calls);
+            self.pass_waiting_connections(app, number, calls);
         }
     }
 
     /// Passes on waiting connections while the listener's queue has room. Other connections stay in the queue of the
     /// stack or the kernel.
-    pub(super) fn listener_goes_on(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
+    pub(super) fn pass_waiting_connections(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         let Some(listener) = self.listener(app, number) else { return };
         let (id, held) = (listener.id, listener.held.take());
         if held.is_some_and(|held| !self.pass(app, number, held)) {
@@ -125,19 +119,19 @@ impl Serve {
             let Some(listener) = self.listener(app, number) else { return false };
             match listener.come.pop_front() {
                 None => return true,
-                Some(Come::Connection(fd)) => {
+                Some(AcceptResult::Connection(fd)) => {
                     if !self.pass(app, number, (Accepted { session: Named::default() }, fd)) {
                         return false;
                     }
                 }
                 // The connection stays in the kernel's queue until a later attempt.
-                Some(Come::Full) => {
+                Some(AcceptResult::Full) => {
                     self.delay(app, number);
                     return false;
                 }
                 // Failures are reported before this queue.
-                Some(Come::Failed(_)) => {}
-                Some(Come::Done) => {
+                Some(AcceptResult::Failed(_)) => {}
+                Some(AcceptResult::Done) => {
                     let Self { apps, errands, .. } = self;
                     let Some(application) = apps.get(app).and_then(Option::as_deref) else { return false };
                     let session = application.session(number);
@@ -192,7 +186,7 @@ impl Serve {
 
     /// Releases the kernel listener of a session that no longer listens.
     pub(super) fn end_kernel(&mut self, app: usize, listener: Listener) {
-        self.rouse(app);
+        self.wake_application(app);
         let Self { apps, errands, descriptors, .. } = self;
         let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let Listener { kernel, come, held, .. } = listener;
@@ -201,21 +195,21 @@ impl Serve {
             acceptor.remove(kernel, errands);
         }
         // Ends of sessions are closed immediately.
-        let held = held.filter(is_kernels);
+        let held = held.filter(is_kernel_connection);
         if !come.is_empty() || held.is_some() {
             errands.close(application.user, (come, held));
         }
     }
 
     /// Takes results of an application's acceptor thread.
-    pub(super) fn kernels_come(&mut self, app: usize, calls: &mut Calls<'_>) {
+    pub(super) fn take_accept_results(&mut self, app: usize, calls: &mut Calls<'_>) {
         for _ in 0..KERNELS {
             let Some(application) = self.app(app) else { return };
             let user = application.user;
             let come = application.acceptor.as_ref().and_then(Acceptor::next);
             let Some((Name { number, generation }, come)) = come else { return };
-            if let Come::Failed(error) = come {
-                self.refuse(calls.now, UNHEARD, error);
+            if let AcceptResult::Failed(error) = come {
+                self.refuse(calls.now, KERNEL_ACCEPT_WARNING, error);
                 continue;
             }
             let session = application.session_mut(number).filter(|session| session.generation == generation);
@@ -243,7 +237,7 @@ impl Serve {
         calls: &mut Calls<'_>,
     ) -> Result<Passed, Errno> {
         let (place, info) = (calls.stack.slot(conn), calls.stack.info(conn));
-        let begin = Beginning {
+        let begin = InitialState {
             place: place.ok_or(Errno::NOMEM)?,
             what: What::Stream(conn),
             state: state::OPEN,
@@ -274,7 +268,7 @@ impl Serve {
         }
         // Events before this moment had no session to report to: data of the handshake, or data and the end of the
         // stream before the accept.
-        self.look_at(app, made.number, calls);
+        self.process_session(app, made.number, calls);
         if calls.stack.has_ended(conn) {
             self.peer_ended(conn);
         }
@@ -306,7 +300,7 @@ impl Serve {
             listener.delay = 0;
         }
         let passed = (accepted, end);
-        if is_kernels(&passed) {
+        if is_kernel_connection(&passed) {
             self.errands.close(user, passed);
         }
         // After another error the listener is closed, and its hang-up follows. The session of the connection ends with
@@ -352,6 +346,6 @@ impl Serve {
 }
 
 /// Whether a connection belongs to the kernel, not to a session.
-fn is_kernels((accepted, _): &Passed) -> bool {
+fn is_kernel_connection((accepted, _): &Passed) -> bool {
     accepted.session == Named::default()
 }

@@ -182,7 +182,7 @@ pub(super) fn look(ours: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, boo
 }
 
 /// Stops the reception of further bytes.
-pub(super) fn take_no_more(ours: BorrowedFd<'_>) {
+pub(super) fn stop_receiving(ours: BorrowedFd<'_>) {
     let _ = shutdown(ours, Shutdown::Read);
 }
 

@@ -75,7 +75,7 @@ enum Answer {
 impl Peers {
     /// Tests whether the kernel supports the queries.
     pub(super) fn new() -> Result<Self, Errno> {
-        let known = try_out() == Ok(true);
+        let known = probe_unix_diag() == Ok(true);
         if !known {
             tracing::warn!(
                 "the kernel lacks socket diagnostics for Unix sockets (CONFIG_UNIX_DIAG): a session with both directions \
@@ -143,7 +143,7 @@ impl Peers {
 }
 
 /// Whether the kernel distinguishes an open peer from a closed one.
-fn try_out() -> Result<bool, Errno> {
+fn probe_unix_diag() -> Result<bool, Errno> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     shutdown(&ours, Shutdown::Both)?;
     let inode = fstat(&ours)?.st_ino as u32;
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn shut_down_peer_still_lives() {
-        if try_out() != Ok(true) {
+        if probe_unix_diag() != Ok(true) {
             return println!("SKIP: shut_down_peer_still_lives: no CONFIG_UNIX_DIAG");
         }
         let pairs: Vec<_> = (0..2000)

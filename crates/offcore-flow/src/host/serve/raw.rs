@@ -163,7 +163,7 @@ fn consume(ours: BorrowedFd<'_>, mut len: usize) {
 
 impl Serve {
     /// Queues a session whose pair may contain data. The pair is read in the application's turn.
-    pub(super) fn bytes_come(&mut self, app: usize, number: u32) {
+    pub(super) fn queue_pair_read(&mut self, app: usize, number: u32) {
         self.queue_raw(app, number, None, Queue::push);
     }
 
@@ -190,7 +190,7 @@ impl Serve {
         ends: Option<u64>,
         push: impl FnOnce(&mut Queue<(u32, u32)>, (u32, u32)),
     ) {
-        self.rouse(app);
+        self.wake_application(app);
         let Some(application) = self.app(app) else { return };
         let Some(session) = application.session_mut(number) else { return };
         session.ends = session.ends.or(ends);
@@ -294,7 +294,7 @@ impl Serve {
                 "data written without the preload library is lost: the session is neither an open stream nor a connected datagram socket"
             );
         }
-        self.look_at(app, number, calls);
+        self.process_session(app, number, calls);
         // Bytes of gates may be left, or new data may have arrived.
         Relayed::Some
     }

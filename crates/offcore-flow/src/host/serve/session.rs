@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::acceptor::{Come, Kernel};
+use super::acceptor::{AcceptResult, Kernel};
 use super::counts::ServeCounts;
 use super::stream_options::{buffers, conn_options, is_v6, keep_alive};
 use super::waking::LONG;
@@ -29,7 +29,7 @@ pub(super) const DATAGRAM: u32 = 2;
 /// few calls read.
 const DECOYS: usize = 512;
 /// The application is woken when at least one part in this number of the maximum room is free.
-const ENOUGH: u64 = 3;
+const WAKE_ROOM_PART: u64 = 3;
 
 /// The kind of a session.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub(super) struct Listener {
     pub(super) cookie: u64,
     /// The kernel listener of the session, and its results that are not passed on yet.
     pub(super) kernel: Option<Kernel>,
-    pub(super) come: VecDeque<Come>,
+    pub(super) come: VecDeque<AcceptResult>,
     /// A message that did not fit into the queue, with its descriptor.
     pub(super) held: Option<(Accepted, OwnedFd)>,
     /// The listener is in its application's queue of listeners.
@@ -276,7 +276,7 @@ impl Session {
 
     /// Whether the stack's end may show a hang-up although the application's end is still open. This is the case after
     /// both directions were shut down; the direction to the application by the stack or by the application itself.
-    pub(super) fn may_be_there(&self, slot: &Slot) -> bool {
+    pub(super) fn may_show_early_hang_up(&self, slot: &Slot) -> bool {
         let wanted = slot.wishes.options.load(Ordering::Acquire);
         let no_more = self.shut || wanted & wish::NO_READ != 0;
         self.hung || no_more && wanted & wish::END != 0
@@ -376,7 +376,10 @@ impl Session {
                 return;
             }
             let enough = |calls: &Calls<'_>| {
-                calls.stack.room(conn).is_some_and(|Room { free, of }| free > 0 && free * ENOUGH >= of)
+                calls
+                    .stack
+                    .room(conn)
+                    .is_some_and(|Room { free, of }| free > 0 && free * WAKE_ROOM_PART >= of)
             };
             if !enough(calls) {
                 calls.stack.want_room(conn);
@@ -480,7 +483,7 @@ impl Session {
         if error != 0 && self.reset(slot, counts) {
             let ours = self.ours.take();
             let left = ours.and_then(|ours| {
-                pair::take_no_more(ours.as_fd());
+                pair::stop_receiving(ours.as_fd());
                 pair::close_plain(ours)
             });
             self.woke(from);
@@ -518,7 +521,7 @@ impl Session {
     }
 
     /// Splits the session into its slot, its port, the stack's end, and its kind.
-    pub(super) fn take_apart(self) -> (Place, u16, Option<OwnedFd>, What) {
+    pub(super) fn into_parts(self) -> (Place, u16, Option<OwnedFd>, What) {
         (self.place, self.port, self.ours, self.what)
     }
 

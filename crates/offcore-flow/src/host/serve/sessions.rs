@@ -25,7 +25,7 @@ const ENDED: usize = 64;
 const ANSWERS: usize = 64;
 
 /// The initial state of a session.
-pub(super) struct Beginning {
+pub(super) struct InitialState {
     pub(super) place: Place,
     pub(super) what: What,
     pub(super) state: u32,
@@ -46,15 +46,15 @@ impl Serve {
     /// # Errors
     /// Fails with `EMFILE` if the application has the maximum number of sessions, or with the error of a system call.
     /// On failure the caller still owns the connection and its slot.
-    pub(super) fn make(&mut self, app: usize, begin: Beginning) -> Result<Made, Errno> {
+    pub(super) fn make(&mut self, app: usize, begin: InitialState) -> Result<Made, Errno> {
         let user = self.app(app).ok_or(Errno::BADF)?.user;
         self.descriptors.take(user, descriptors::SESSION)?;
         let made = self.make_charged(app, begin);
         made.inspect_err(|_| self.descriptors.give(user, descriptors::SESSION))
     }
 
-    fn make_charged(&mut self, app: usize, begin: Beginning) -> Result<Made, Errno> {
-        let Beginning { place, what, state, local, remote } = begin;
+    fn make_charged(&mut self, app: usize, begin: InitialState) -> Result<Made, Errno> {
+        let InitialState { place, what, state, local, remote } = begin;
         let generation = self.next_generation();
         let application = self.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
         // Sessions whose connections are gone count until they are closed.
@@ -97,7 +97,7 @@ impl Serve {
     }
 
     /// Handles a session that the application has marked.
-    pub(super) fn look_at(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
+    pub(super) fn process_session(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         let Self { apps, counts, .. } = self;
         let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let Some((session, slot)) = application.both(number) else { return };
@@ -155,7 +155,7 @@ impl Serve {
             write_addresses(slot, Some(info.local), Some(info.remote));
         }
         session.connected(slot, counts);
-        self.look_at(app, number, calls);
+        self.process_session(app, number, calls);
     }
 
     pub(super) fn peer_ended(&mut self, conn: ConnId) {
@@ -206,7 +206,7 @@ impl Serve {
             return;
         }
         let key = Key::new(Source::End, app, number, generation);
-        let ours = session.ours().filter(|_| session.may_be_there(slot));
+        let ours = session.ours().filter(|_| session.may_show_early_hang_up(slot));
         session.asked = ours.is_some_and(|ours| peers.ask(user, key, ours, errands));
         if !session.asked {
             self.has_closed(app, number, calls);
@@ -214,7 +214,7 @@ impl Serve {
     }
 
     /// Handles the answers to queries whether the other ends of sessions are still open.
-    pub(super) fn peers_answer(&mut self, calls: &mut Calls<'_>) {
+    pub(super) fn handle_peer_answers(&mut self, calls: &mut Calls<'_>) {
         for _ in 0..ANSWERS {
             let Some((key, lives)) = self.peers.next(&mut self.errands) else { return };
             let (app, number) = (usize::from(key.app), key.number);
@@ -229,7 +229,7 @@ impl Serve {
                 continue;
             }
             // The other end is open, and its close will be reported.
-            self.look_at(app, number, calls);
+            self.process_session(app, number, calls);
             self.stop_listening(app, number, calls);
             if again {
                 self.hung_up(app, number, key.generation, calls);
@@ -285,13 +285,13 @@ impl Serve {
     /// Ends a session in the way that its application has requested.
     pub(super) fn close(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         // Data written just before the close is sent as well.
-        self.look_at(app, number, calls);
+        self.process_session(app, number, calls);
         let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let Some(session) = application.remove_session(number) else { return };
         let resets = application.slot(session.place).is_some_and(Session::wants_reset);
         let (id, user) = (application.id, application.user);
         self.descriptors.give(user, descriptors::SESSION);
-        let (place, port, ours, what) = session.take_apart();
+        let (place, port, ours, what) = session.into_parts();
         if let Some(ours) = ours.and_then(pair::close_plain) {
             self.errands.close(user, ours);
         }
@@ -328,10 +328,10 @@ impl Serve {
             return;
         }
         let user = application.user;
-        self.rouse(app);
+        self.wake_application(app);
         let Some(application) = self.app(app) else { return };
         // The process may have died in the middle of a call.
-        application.look_at_all();
+        application.request_full_scan();
         if let Some(process) = application.remove_process(number) {
             self.descriptors.give(user, descriptors::PROCESS);
             self.close_socket(app, process.channel);
@@ -353,9 +353,9 @@ impl Serve {
 
     /// Handles a session after a process of its application has ended. The process may have stored an index without
     /// marking the session. It may also have taken a token, or closed a gate, for which other processes now wait.
-    pub(super) fn look_at_rest(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
-        self.look_at(app, number, calls);
-        self.bytes_come(app, number);
+    pub(super) fn process_after_exit(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
+        self.process_session(app, number, calls);
+        self.queue_pair_read(app, number);
         let Self { apps, counts, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
         let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
@@ -379,7 +379,7 @@ impl Serve {
         for number in numbers {
             // Processes may still be running.
             let session = self.app(app).and_then(|app| app.session(number));
-            session.and_then(Session::ours).inspect(|ours| pair::take_no_more(*ours));
+            session.and_then(Session::ours).inspect(|ours| pair::stop_receiving(*ours));
             self.close(app, number, calls);
         }
         let Some(mut application) = self.apps.get_mut(app).and_then(Option::take) else { return };

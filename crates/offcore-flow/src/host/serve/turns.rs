@@ -73,7 +73,7 @@ impl Serve {
         let mut now = began;
         loop {
             let waiting = self.awake.iter().filter_map(|number| {
-                let app = self.apps.get(number)?.as_deref().filter(|app| app.is_behind())?;
+                let app = self.apps.get(number)?.as_deref().filter(|app| app.has_due_work())?;
                 Some((number, app.user, app.slice))
             });
             let Some(app) = self.turns.next(waiting) else { return false };
@@ -101,11 +101,11 @@ impl Serve {
     fn work(&mut self, app: usize, calls: &mut Calls<'_>) -> bool {
         let Some(work) = self.app(app).and_then(Application::next_work) else { return false };
         match work {
-            Work::Marked(number) => self.look_at(app, number, calls),
-            Work::Rest(number) => self.look_at_rest(app, number, calls),
+            Work::Marked(number) => self.process_session(app, number, calls),
+            Work::Rest(number) => self.process_after_exit(app, number, calls),
             Work::Question(key) => self.hear(key, calls),
             Work::Raw(number, generation) => self.relay_next(app, number, generation, calls),
-            Work::Listener(number, generation) => self.listener_has_turn(app, number, generation, calls),
+            Work::Listener(number, generation) => self.serve_listener(app, number, generation, calls),
         }
         true
     }

@@ -176,7 +176,7 @@ impl Serve {
         // The ends are closed in a thread of the user, so that no worker waits for it.
         let ends = application.take_ends();
         self.errands.run(user, move || ends.into_iter().for_each(close));
-        self.condemned.push((app, application.id));
+        self.apps_to_end.push((app, application.id));
         self.look = true;
     }
 }

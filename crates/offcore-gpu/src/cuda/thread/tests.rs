@@ -140,11 +140,14 @@ fn one_thread_serves_changing_queues() {
         let (queue, hears, _lets) = queues.pop().unwrap();
         drop(queue);
         assert!(hears.recv().is_err(), "the launcher is dropped with its queue");
-        assert!(!mailbox.is_gone());
+        assert!(!mailbox.has_ended());
     }
     queues.clear();
-    assert!(seen.upgrade().is_none() && mailbox.is_gone(), "the thread ends with the last queue");
-    assert!(!LaunchThread::shared_at(&place).unwrap().mailbox.is_gone(), "another begins with the next one");
+    assert!(seen.upgrade().is_none() && mailbox.has_ended(), "the thread ends with the last queue");
+    assert!(
+        !LaunchThread::shared_at(&place).unwrap().mailbox.has_ended(),
+        "another begins with the next one"
+    );
 }
 
 #[test]
@@ -158,12 +161,12 @@ fn thread_that_panicked_is_replaced() {
     // Its launch panics.
     drop(lets);
     let mailbox = panics.mailbox();
-    wait_for(|| mailbox.is_gone());
+    wait_for(|| mailbox.has_ended());
     other.push(0, 1);
     assert!(!other.is_empty());
     assert!(other_hears.recv().is_err(), "nothing is launched any more");
     let (late, late_hears, _lets) = opened(&thread, 4);
     drop(late);
     assert!(late_hears.recv().is_err(), "a queue that it never took over is dropped, too");
-    assert!(!LaunchThread::shared_at(&place).unwrap().mailbox.is_gone());
+    assert!(!LaunchThread::shared_at(&place).unwrap().mailbox.has_ended());
 }

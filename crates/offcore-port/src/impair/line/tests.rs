@@ -77,7 +77,7 @@ impl Rig {
     }
 
     /// Checks that all packet buffers are back in the pool after the line was dropped.
-    fn ends_well(self) {
+    fn assert_no_leaks(self) {
         let pool = self.cache.pool();
         drop((self.line, self.cache));
         assert_eq!(pool.available(), pool.chunks());
@@ -89,7 +89,7 @@ fn default_line_changes_nothing() {
     let mut rig = Rig::new("seed=3");
     assert!(rig.pass(1600).into_iter().eq(0..1600));
     assert!(Count::ALL.into_iter().all(|count| rig.count(count) == 0));
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn loss_rate_matches_setting() {
         let came = rig.pass(100_000);
         assert!(came.is_sorted() && came.len() as u64 + rig.count(Count::Lost) == 100_000);
         assert_eq!(u64::from(rig.dropped), rig.count(Count::Lost));
-        rig.ends_well();
+        rig.assert_no_leaks();
         came
     };
     // Three standard deviations are 94.
@@ -123,7 +123,7 @@ fn reordered_packets_move_few_places() {
     let mut sorted = came;
     sorted.sort_unstable();
     assert!(sorted.into_iter().eq(0..16_000));
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn reordered_packet_leaves_after_timeout() {
     rig.now += 1;
     assert_eq!(rig.get(), [0]);
     assert_eq!((rig.count(Count::Reordered), rig.line.due()), (0, None));
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn duplicates_are_adjacent() {
     assert!(came.is_sorted());
     assert!((270..=370).contains(&twice), "{twice} of 32000");
     assert_eq!((rig.count(Count::Duplicated), came.len() as u64), (twice, 32_000 + twice));
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn corruption_flips_one_bit() {
         }
     }
     assert_eq!(rig.count(Count::Corrupted), 250);
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn duplicates_keep_offload_requests() {
     assert!(burst.len() == 2 && burst.iter().all(|p| p.headroom_bytes(HEADER_LEN) == header.to_bytes()));
     assert!(burst.iter().all(Packet::has_offload));
     rig.cache.free_all(burst);
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn delay_holds_and_keeps_the_order() {
     assert_eq!(rig.line.due(), Some(rig.now + 2_000));
     rig.now += 2_000;
     assert_eq!(rig.get(), [3, 4]);
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn jitter_is_within_its_bounds() {
     assert!(!early.is_sorted());
     rig.now += 1_000;
     assert_eq!(rig.get().len(), 1000 - early.len());
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn rate_is_kept() {
     rig.now += 10 * HZ;
     rig.put(10, 125);
     assert_eq!(rig.get().len(), 2);
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn held_buffers_are_limited() {
     // The limit is in buffers, not packets. These packets have three buffers.
     rig.put(40, 5_000);
     assert_eq!((rig.line.len(), rig.count(Count::TooMany)), (33, 57));
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn backpressure_prevents_loss() {
     assert_eq!((rig.line.len(), rig.dropped), (20, 0));
     rig.put(20, 5_000);
     assert_eq!((rig.line.len(), rig.dropped), (40, 0), "a burst is taken as a whole");
-    rig.ends_well();
+    rig.assert_no_leaks();
 }
 
 #[test]
@@ -292,5 +292,5 @@ fn drain_releases_all_packets() {
     let mut came = rig.get();
     came.sort_unstable();
     assert!(came.into_iter().eq(0..500));
-    rig.ends_well();
+    rig.assert_no_leaks();
 }

@@ -3,7 +3,7 @@
 use offcore_wire::TcpFlags;
 
 use crate::proto::addr::FlowKey;
-use crate::proto::handshake::{Both, Half, Offered};
+use crate::proto::handshake::{Both, Half, PeerSynOptions};
 use crate::proto::packet::{DropReason, Out, Verdict};
 use crate::proto::segment::Segment;
 use crate::proto::stack::Stack;
@@ -17,7 +17,7 @@ impl Stack {
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
         // The cookie does not encode the window.
-        let mut half = Half { window: self.wishes_of(half).syn_window(), ..half.clone() };
+        let mut half = Half { window: self.local_parameters_of(half).syn_window(), ..half.clone() };
         let Both { key, iss, irs, offered, timestamp_offset, .. } = &mut half.both;
         let clock = (now / 1000) as u32;
         // Without a cookie the SYN is dropped, and the peer repeats it.
@@ -29,7 +29,7 @@ impl Stack {
             // Without timestamps the cookie cannot hold these options.
             None => (offered.scale, offered.sack, offered.ecn) = (None, false, false),
         }
-        let fields = half.answer(now, &self.wishes_of(&half));
+        let fields = half.answer(now, &self.local_parameters_of(&half));
         self.send_with(now, half.both.key, half.both.options, &fields, out);
         Ok(Verdict::Consumed)
     }
@@ -51,7 +51,7 @@ impl Stack {
         let Some(offer) = offer.filter(|_| !segment.has(TcpFlags::SYN)) else {
             // Only the first segment of a stream returns a cookie. If this is a later segment, the peer retransmits the
             // first one, unless a reset ends the connection.
-            if self.cookies.are_out(now) && segment.seq_len() > 0 && !segment.has(TcpFlags::SYN) {
+            if self.cookies.are_outstanding(now) && segment.seq_len() > 0 && !segment.has(TcpFlags::SYN) {
                 return Err(DropReason::Backlog);
             }
             self.refuse(now, key, segment, out);
@@ -61,7 +61,7 @@ impl Stack {
             return Err(DropReason::Backlog);
         }
         let way = self.net.way(key.remote().ip()).ok_or(DropReason::NoConnection)?;
-        let offered = Offered::of_cookie(offer, segment);
+        let offered = PeerSynOptions::of_cookie(offer, segment);
         let mtu = self.net.ifaces[usize::from(way.iface)].mtu;
         let options = self.listeners.get(listener).map(|listener| listener.options).unwrap_or_default();
         let both = Both { key, way, mtu, iss, irs, offered, timestamp_offset, options };
@@ -76,7 +76,7 @@ impl Stack {
             challenged: None,
             window: 0,
         };
-        half.window = self.wishes_of(&half).syn_window();
+        half.window = self.local_parameters_of(&half).syn_window();
         let id = self.establish(now, &half, segment, None, out)?;
         self.cookies.count_taken();
         self.conn_segment(now, id.index, segment, out)

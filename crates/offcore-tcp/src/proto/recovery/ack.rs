@@ -183,7 +183,7 @@ impl Recovery {
         } else {
             self.take_duplicate(ack, advanced, delivery.acked)
         };
-        let mut spurious = self.judge(now, ack, &delivery);
+        let mut spurious = self.detect_spurious_reduction(now, ack, &delivery);
         let reduced = self.take_probe_ack(now, ack, advanced);
         let restart = self.state == State::Loss;
         let (recovered, needless) = self.leave();
@@ -253,7 +253,7 @@ impl Recovery {
         let repeats = ack.una == self.runs.una && !ack.has_data && !ack.window_changed;
         // No more segments can have arrived than were sent. After a timeout, duplicate ACKs refer to earlier segments.
         let most = match self.state {
-            State::Open if self.may_fall() => THRESHOLD,
+            State::Open if self.may_reduce_window() => THRESHOLD,
             State::Open => THRESHOLD - 1,
             State::Recovery => u32::MAX,
             State::Loss => 0,
@@ -268,13 +268,13 @@ impl Recovery {
 
     /// Returns whether a loss is outside the window that was already reduced (RFC 6582, section 4; RFC 3168, section
     /// 6.1.2).
-    fn may_fall(&self) -> bool {
+    fn may_reduce_window(&self) -> bool {
         self.recover == 0 || self.runs.una > self.recover
     }
 
     /// Returns whether the ACK shows that the last reduction was spurious, and undoes it in that case (RFC 4015,
     /// section 3.2).
-    fn judge(&mut self, now: u64, ack: &Ack, delivery: &Delivery) -> bool {
+    fn detect_spurious_reduction(&mut self, now: u64, ack: &Ack, delivery: &Delivery) -> bool {
         let advanced = delivery.acked > 0;
         let echo = self.echo(now, ack);
         let (state, una) = (self.state, self.runs.una);
@@ -323,7 +323,7 @@ impl Recovery {
         let twice = ack.dsack.is_some_and(|range| range.1 == self.probe_end);
         if self.probe != Probe::Again || twice {
             if twice {
-                self.probed_needlessly();
+                self.note_spurious_probe();
             }
             self.forget_probe();
         } else if una > self.probe_end {
@@ -366,7 +366,7 @@ impl Recovery {
         let lost = if self.sack {
             self.find_overdue(now)
         } else if third || partial {
-            self.runs.lose_head(self.mss)
+            self.runs.mark_head_lost(self.mss)
         } else {
             0
         };
@@ -419,7 +419,7 @@ impl Recovery {
 
     /// Processes an ECN mark: one reduction per window (RFC 3168, section 6.1.2).
     fn take_mark(&mut self, now: u64, flight: u64) -> bool {
-        if self.state != State::Open || !self.may_fall() {
+        if self.state != State::Open || !self.may_reduce_window() {
             return false;
         }
         self.model_mark(now);

@@ -14,7 +14,7 @@ pub(super) const MOST: usize = 4096;
 /// Runs reserved for retransmissions. Without them, losses could not be repaired.
 const RESERVED: usize = 256;
 /// Adjacent runs are merged periodically once there are this many.
-const CROWDED: usize = 64;
+const MERGE_THRESHOLD: usize = 64;
 
 const SACKED: u8 = 1;
 const LOST: u8 = 2;
@@ -54,7 +54,7 @@ impl Run {
     }
 
     /// Returns whether the run counts as in flight.
-    fn flies(&self) -> bool {
+    fn is_in_flight(&self) -> bool {
         self.flags & FATE == 0
     }
 
@@ -161,7 +161,7 @@ impl Runs {
                 return;
             }
             if self.runs.len() >= MOST - RESERVED {
-                return self.push_crowded(run);
+                return self.push_merged(run);
             }
         }
         self.runs.push_back(run);
@@ -169,11 +169,11 @@ impl Runs {
 
     /// Adds a run when there are too many: it is merged into the last run, which takes the newer time.
     #[cold]
-    fn push_crowded(&mut self, run: Run) {
+    fn push_merged(&mut self, run: Run) {
         self.merge();
         let many = self.runs.len() >= MOST - RESERVED;
         match self.runs.back_mut() {
-            Some(last) if many && last.flies() => {
+            Some(last) if many && last.is_in_flight() => {
                 last.absorb(&run);
                 last.flags |= SHORT;
             }
@@ -271,7 +271,7 @@ impl Runs {
             if start >= self.repeated && !before_newest {
                 break;
             }
-            if run.flies() && before_newest {
+            if run.is_in_flight() && before_newest {
                 if before.is_some_and(|before| run.time <= before) {
                     run.flags |= LOST;
                     bytes += end - start;
@@ -288,9 +288,9 @@ impl Runs {
     }
 
     /// Marks the first unacknowledged segment as lost. Returns its bytes, or 0 if it was not in flight.
-    pub(super) fn lose_head(&mut self, mss: u32) -> u64 {
+    pub(super) fn mark_head_lost(&mut self, mss: u32) -> u64 {
         let end = self.published.min(self.una + u64::from(mss));
-        if !self.head().is_some_and(Run::flies) {
+        if !self.head().is_some_and(Run::is_in_flight) {
             return 0;
         }
         // If the run cannot be split, the whole run is marked lost.
@@ -306,7 +306,7 @@ impl Runs {
     }
 
     /// Marks all data as lost that is not SACKed. Returns the number of bytes that were not lost before.
-    pub(super) fn lose_all(&mut self) -> u64 {
+    pub(super) fn mark_all_lost(&mut self) -> u64 {
         let mut start = self.una as u32;
         let mut bytes = 0;
         for run in &mut self.runs {
@@ -373,7 +373,7 @@ impl Runs {
     /// flight.
     pub(super) fn next_probe(&mut self, mss: u32) -> Option<Range<u64>> {
         let last = *self.runs.back()?;
-        if !last.flies() {
+        if !last.is_in_flight() {
             return None;
         }
         let start = self.start(self.runs.len() - 1);
@@ -519,7 +519,7 @@ impl Runs {
 
     /// Merges adjacent runs if their number has doubled since the last pass.
     fn tidy(&mut self) {
-        if self.runs.len() >= (self.merge_at as usize).max(CROWDED) {
+        if self.runs.len() >= (self.merge_at as usize).max(MERGE_THRESHOLD) {
             self.merge();
         }
     }
@@ -547,7 +547,7 @@ impl Runs {
         }
         self.runs.truncate(kept + 1);
         let len = self.runs.len();
-        self.merge_at = (2 * len).min(MOST - RESERVED).max(len + CROWDED) as u32;
+        self.merge_at = (2 * len).min(MOST - RESERVED).max(len + MERGE_THRESHOLD) as u32;
     }
 
     /// Returns the index of the run that contains the byte at `at`, which is the first run that ends after it.

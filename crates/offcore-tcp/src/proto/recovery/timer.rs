@@ -41,7 +41,7 @@ impl Recovery {
             return TimerAction::None;
         }
         if self.reorder_at <= now {
-            return self.stop_waiting(now);
+            return self.reorder_timeout(now);
         }
         if self.probe_at <= now {
             self.probe_at = NEVER;
@@ -62,7 +62,7 @@ impl Recovery {
         TimerAction::Retransmit
     }
 
-    fn stop_waiting(&mut self, now: u64) -> TimerAction {
+    fn reorder_timeout(&mut self, now: u64) -> TimerAction {
         let flight = self.runs.published - self.runs.una;
         let lost = self.find_lost(now, false);
         if lost == 0 {
@@ -97,7 +97,7 @@ impl Recovery {
             State::Loss => {}
         }
         self.cc.on_timeout();
-        let lost = self.runs.lose_all();
+        let lost = self.runs.mark_all_lost();
         self.model_lost(now, lost);
         self.state = State::Loss;
         self.check = if self.sack { Check::Begun } else { Check::None };
@@ -112,7 +112,7 @@ impl Recovery {
 
     /// Records a needless probe: the next one waits four times as long. Linux delays the ACK of any number of segments
     /// while its application does not read.
-    pub(super) fn probed_needlessly(&mut self) {
+    pub(super) fn note_spurious_probe(&mut self) {
         let probe_wait = &mut self.episode.get_or_insert_default().probe_wait;
         *probe_wait = (4 * (*probe_wait).max(SLACK)).min(ACK_DELAY);
     }

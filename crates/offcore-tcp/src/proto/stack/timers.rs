@@ -5,7 +5,7 @@ use offcore_wire::TcpFlags;
 use super::Stack;
 use crate::proto::addr::ConnId;
 use crate::proto::flows::Entry;
-use crate::proto::keepalive::Silence;
+use crate::proto::keepalive::KeepaliveAction;
 use crate::proto::packet::{Cause, Out};
 use crate::proto::receive::AckNeed;
 use crate::proto::send::Due;
@@ -16,7 +16,7 @@ const EXPIRIES: usize = 64;
 /// Consecutive timeouts after which a peer is given up: about 15 minutes, as on Linux.
 const TIMEOUTS: u8 = 15;
 /// Consecutive timeouts after which a smaller path MTU is tried (as on Linux).
-const SUSPICIOUS: u8 = 3;
+const BLACK_HOLE_TIMEOUTS: u8 = 3;
 
 impl Stack {
     /// Runs the timers that are due by `now`, and returns the next deadline.
@@ -63,15 +63,15 @@ impl Stack {
         let Some((id, conn)) = self.conns.at(index) else { return };
         let tcb = &mut conn.tcb;
         if tcb.asking.is_some_and(|asking| asking.due <= now) {
-            return self.ask_again(now, id, out);
+            return self.send_own_syn(now, id, out);
         }
         if tcb.give_up.is_some_and(|due| due <= now) {
             if tcb.resets && tcb.sender.may_send() && now < tcb.ends_by {
                 tcb.give_up = Some(now + RESET_CHECK);
                 return self.touch(id);
             }
-            if tcb.orphan && !tcb.resets && tcb.sender.is_held_up() && now < tcb.ends_by {
-                tcb.go_on_ending(now);
+            if tcb.orphan && !tcb.resets && tcb.sender.is_blocked_by_window() && now < tcb.ends_by {
+                tcb.extend_orphan_timeout(now);
                 return self.touch(id);
             }
             let cause = if tcb.resets { Cause::Aborted } else { Cause::TimedOut };
@@ -91,7 +91,7 @@ impl Stack {
         if matches!(tcb.receiver.need(), AckNeed::By(due) if due <= now) {
             tcb.receiver.ack_now();
         }
-        if tcb.sender.over_at(tcb.user_timeout) <= now {
+        if tcb.sender.user_timeout_deadline(tcb.user_timeout) <= now {
             return self.over(id, Cause::TimedOut, out);
         }
         if tcb.sender.deadline().is_some_and(|due| due <= now) {
@@ -108,9 +108,9 @@ impl Stack {
             }
             let timeouts = conn.tcb.sender.timeouts();
             if timeouts > 0 {
-                self.believe_path(now, id);
+                self.apply_reported_mtu(now, id);
             }
-            if timeouts >= SUSPICIOUS {
+            if timeouts >= BLACK_HOLE_TIMEOUTS {
                 self.avoid_black_hole(now, id);
             }
         }
@@ -125,12 +125,12 @@ impl Stack {
         let idle = tcb.sender.is_idle() && tcb.is_synchronized();
         let Some(keeping) = tcb.keeping.as_mut().filter(|keeping| keeping.due <= now) else { return };
         match keeping.expire(now, tcb.heard, idle, tcb.user_timeout) {
-            Silence::Wait => {}
-            Silence::Ask => {
+            KeepaliveAction::Wait => {}
+            KeepaliveAction::Ask => {
                 let seq = tcb.sender.probe_seq();
                 self.net.bare(now, tcb, seq, TcpFlags::ACK, out);
             }
-            Silence::GiveUp => {
+            KeepaliveAction::GiveUp => {
                 self.net.abort(now, tcb, out);
                 self.over(id, Cause::TimedOut, out);
             }

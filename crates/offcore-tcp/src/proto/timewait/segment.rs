@@ -71,7 +71,7 @@ impl TimeWait {
             }
             _ => {}
         }
-        if entry.is_its_fin(segment) {
+        if entry.is_retransmitted_fin(segment) {
             self.note_timestamp(index, segment);
             self.restart(index, now);
             return Action::Ack(self.slots[index as usize].entry.reply());
@@ -127,7 +127,7 @@ impl Ended {
     }
 
     /// Returns whether this is a retransmission of the peer's FIN, which ends where the receive window begins.
-    fn is_its_fin(&self, segment: &Segment) -> bool {
+    fn is_retransmitted_fin(&self, segment: &Segment) -> bool {
         let end = segment.seq.wrapping_add(segment.len).wrapping_add(1);
         segment.flags.contains(TcpFlags::FIN | TcpFlags::ACK) && end == self.rcv_nxt
     }

@@ -42,7 +42,7 @@ impl Session {
     pub(super) fn add_mem_reg(&mut self, region: &MemoryRegion, fd: &PassedFd) -> Result<(), ControlError> {
         let code = Code::ADD_MEM_REG;
         self.needs(code, VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")?;
-        let (_, mut regions) = self.regions_without(region);
+        let (_, mut regions) = self.partition_regions(region);
         if regions.len() >= MAX_SLOTS {
             return Err(ControlError::Slots { guest: region.guest });
         }
@@ -59,7 +59,7 @@ impl Session {
     pub(super) fn rem_mem_reg(&mut self, region: &MemoryRegion) -> Result<(), ControlError> {
         let code = Code::REM_MEM_REG;
         self.needs(code, VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")?;
-        let (found, regions) = self.regions_without(region);
+        let (found, regions) = self.partition_regions(region);
         if found == 0 {
             let &MemoryRegion { guest, size, user, .. } = region;
             return Err(ControlError::NoRegion { guest, size, user });
@@ -69,13 +69,13 @@ impl Session {
     }
 
     /// Number of bytes mapped that are not guest memory.
-    pub(super) fn mapped_beside(&self) -> u64 {
+    pub(super) fn non_guest_mapped(&self) -> u64 {
         let log = self.log.as_ref().map_or(0, |log| log.mapped());
         log.saturating_add(self.inflight.first().map_or(0, Inflight::mapped))
     }
 
     /// Returns how many regions are equal to `region`, and all others.
-    fn regions_without(&self, region: &MemoryRegion) -> (usize, Vec<Arc<GuestRegion>>) {
+    fn partition_regions(&self, region: &MemoryRegion) -> (usize, Vec<Arc<GuestRegion>>) {
         let all = self.memory.as_ref().map_or(&[][..], |memory| memory.regions());
         let is_it = |other: &GuestRegion| {
             (other.guest(), other.len(), other.user()) == (region.guest, region.size, region.user)

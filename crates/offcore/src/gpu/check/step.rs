@@ -13,8 +13,8 @@ use crate::signals::is_stopping;
 /// Polling interval of a step.
 const TICK: Duration = Duration::from_millis(10);
 /// Time limits for the start of a run, and for its end after a signal.
-const BEGINS_WITHIN: Duration = Duration::from_secs(60);
-const ENDS_WITHIN: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A running step. It is killed when this is dropped.
 pub(super) struct Started {
@@ -70,8 +70,8 @@ impl Started {
             if is_stopping() {
                 return Err("interrupted".into());
             }
-            if self.since.elapsed() > BEGINS_WITHIN {
-                return Err(format!("no reports within {} s", BEGINS_WITHIN.as_secs()));
+            if self.since.elapsed() > START_TIMEOUT {
+                return Err(format!("no reports within {} s", START_TIMEOUT.as_secs()));
             }
             std::thread::sleep(TICK);
         }
@@ -79,7 +79,7 @@ impl Started {
         // The process ID of a child is not reused until it has been waited for.
         kill_process(Pid::from_child(&self.child), signal)
             .map_err(|error| format!("sending {signal:?}: {error}"))?;
-        let status = self.ends_within(ENDS_WITHIN)?;
+        let status = self.ends_within(STOP_TIMEOUT)?;
         Ok(self.ended(status, Some(sent.elapsed())))
     }
 

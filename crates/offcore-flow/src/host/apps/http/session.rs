@@ -62,7 +62,7 @@ struct Body {
 
 /// The result of a search for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Looked {
+enum SearchOutcome {
     /// A request was found, and its answer has begun.
     Found,
     /// The request is incomplete.
@@ -150,11 +150,11 @@ impl Session {
                         return Next::Again;
                     }
                     match self.next_request(root, scratch, calls, quantum) {
-                        Looked::Found => *quantum = quantum.saturating_sub(REQUEST_COST),
-                        Looked::Unfinished => return Next::Again,
-                        Looked::Missing if !self.ended => return Next::Wait,
-                        Looked::Missing if self.shutdown(calls) => {}
-                        Looked::Missing => return Next::Close,
+                        SearchOutcome::Found => *quantum = quantum.saturating_sub(REQUEST_COST),
+                        SearchOutcome::Unfinished => return Next::Again,
+                        SearchOutcome::Missing if !self.ended => return Next::Wait,
+                        SearchOutcome::Missing if self.shutdown(calls) => {}
+                        SearchOutcome::Missing => return Next::Close,
                     }
                 }
                 Phase::Answers { keep_alive } => {
@@ -193,7 +193,7 @@ impl Session {
     }
 
     /// Closes the session's file until its next turn.
-    pub(super) fn let_go_of_file(&mut self) {
+    pub(super) fn close_file_until_turn(&mut self) {
         if let Some(body) = &mut self.body {
             body.file = None;
         }
@@ -244,29 +244,29 @@ impl Session {
         scratch: &mut [u8; HEAD_LIMIT],
         calls: &mut Calls<'_>,
         quantum: &mut usize,
-    ) -> Looked {
+    ) -> SearchOutcome {
         if self.scanned == 0 {
             match self.skip_empty_lines(scratch, calls, quantum) {
-                Looked::Found => {}
+                SearchOutcome::Found => {}
                 other => return other,
             }
         }
         let seen = self.scanned;
         if self.reader.available().min(HEAD_LIMIT) == seen {
-            return Looked::Missing;
+            return SearchOutcome::Missing;
         }
         let len = self.reader.peek(scratch);
         let bytes = &scratch[..len];
         let Some(end) = request::end_of_head(bytes, seen) else {
             if bytes.len() == HEAD_LIMIT {
                 self.refuse(request::too_long(bytes), calls.now);
-                return Looked::Found;
+                return SearchOutcome::Found;
             }
             if seen == 0 && !bytes.is_empty() {
                 self.since = calls.now;
             }
             self.scanned = bytes.len();
-            return Looked::Missing;
+            return SearchOutcome::Missing;
         };
         match request::parse(&bytes[..end]) {
             Ok(request) => self.answer(&request, root, calls.now),
@@ -275,7 +275,7 @@ impl Session {
         self.scanned = 0;
         // If the connection is gone, the write of the answer fails.
         self.consume(end, calls);
-        Looked::Found
+        SearchOutcome::Found
     }
 
     /// Skips empty lines before a request, which are not part of it (RFC 9112, 2.2). Returns whether other data
@@ -285,7 +285,7 @@ impl Session {
         scratch: &mut [u8; HEAD_LIMIT],
         calls: &mut Calls<'_>,
         quantum: &mut usize,
-    ) -> Looked {
+    ) -> SearchOutcome {
         // Empty lines are rare.
         let mut most = 4;
         while *quantum > 0 {
@@ -293,14 +293,14 @@ impl Session {
             let empty = scratch[..len].iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
             *quantum = quantum.saturating_sub(empty);
             if len == 0 || empty > 0 && !self.consume(empty, calls) {
-                return Looked::Missing;
+                return SearchOutcome::Missing;
             }
             if empty < len {
-                return Looked::Found;
+                return SearchOutcome::Found;
             }
             most = HEAD_LIMIT;
         }
-        Looked::Unfinished
+        SearchOutcome::Unfinished
     }
 
     fn answer(&mut self, request: &request::Request<'_>, root: &Root, now: u64) {

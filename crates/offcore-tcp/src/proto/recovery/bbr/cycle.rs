@@ -151,7 +151,7 @@ impl Bbr {
     }
 
     fn start_refill(&mut self) {
-        self.bounds.forget_short();
+        self.bounds.reset_short_term_model();
         (self.phase.up_rounds, self.phase.up_acked) = (0, 0);
         self.phase.precautionary = false;
         self.phase.acks = Acks::Refilling;
@@ -164,7 +164,7 @@ impl Bbr {
         self.begin_round();
         self.full.reset(sample.rate);
         self.state = State::Up;
-        self.raise_slope(flow);
+        self.raise_inflight_longterm_slope(flow);
     }
 
     /// UpdateProbeBWCyclePhase (section 5.3.3.9).
@@ -226,7 +226,7 @@ impl Bbr {
     }
 
     /// RaiseInflightLongtermSlope.
-    fn raise_slope(&mut self, flow: &Flow) {
+    fn raise_inflight_longterm_slope(&mut self, flow: &Flow) {
         let growth = 1 << self.phase.up_rounds;
         self.phase.up_rounds = (self.phase.up_rounds + 1).min(30);
         self.phase.per_segment = (flow.cwnd / growth).max(flow.mss);
@@ -242,7 +242,7 @@ impl Bbr {
         self.phase.up_acked -= segments * self.phase.per_segment;
         self.bounds.long += segments * flow.mss;
         if self.rounds.start {
-            self.raise_slope(flow);
+            self.raise_inflight_longterm_slope(flow);
         }
     }
 
@@ -318,7 +318,7 @@ impl Bbr {
             return flow.cwnd;
         }
         self.rtt.probe_stamp = flow.now;
-        self.bounds.forget_short();
+        self.bounds.reset_short_term_model();
         if self.full.reached {
             self.start_down(flow);
             self.state = State::Cruise;

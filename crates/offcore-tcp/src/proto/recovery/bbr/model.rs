@@ -57,7 +57,7 @@ impl Bounds {
     }
 
     /// ResetShortTermModel.
-    pub(super) fn forget_short(&mut self) {
+    pub(super) fn reset_short_term_model(&mut self) {
         (self.bw, self.short) = (INFINITE, INFINITE);
     }
 

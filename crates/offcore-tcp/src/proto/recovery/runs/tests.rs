@@ -129,7 +129,7 @@ fn runs_match_byte_map() {
                     }
                 }
                 7 if random.happens(0.2) => {
-                    runs.lose_all();
+                    runs.mark_all_lost();
                     oracle.set(0..u64::MAX, |flags| if flags & SACKED != 0 { flags } else { flags | LOST });
                 }
                 8 if random.happens(0.1) => {
@@ -185,7 +185,7 @@ fn sack_fragmentation_is_bounded() {
         assert!(runs.len() <= (before + 2).min(MOST - RESERVED + 1));
     }
     // All lost data is still retransmitted.
-    runs.lose_all();
+    runs.mark_all_lost();
     let mut given = 0;
     while let Some(range) = runs.next_lost(MSS) {
         given += range.end - range.start;
@@ -215,7 +215,7 @@ fn adjacent_losses_are_retransmitted_together() {
     let mut runs = Runs::default();
     (1..=6).for_each(|small| runs.push(small, small * 3, MSS));
     sack(&mut runs, 9, 12);
-    runs.lose_all();
+    runs.mark_all_lost();
     assert_eq!(runs.next_lost(20), Some(0..9));
     assert_eq!(runs.next_lost(4), Some(12..16));
     runs.transmit(9, 0..9, MSS);
