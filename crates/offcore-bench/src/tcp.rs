@@ -10,6 +10,7 @@
 //! - [`http`]: nginx, compared with nginx on the kernel's TCP.
 //! - [`programs`]: nginx, PostgreSQL and PHP behind a TAP, compared with the same programs on the kernel's TCP.
 
+mod cores;
 pub mod flows;
 pub mod http;
 pub mod idle;

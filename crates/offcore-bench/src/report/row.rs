@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::report::sample::{Bounds, Spread};
 
 /// Current version of the row schema.
-pub const SCHEMA: u32 = 3;
+pub const SCHEMA: u32 = 4;
 
 /// A row. The field names are a public interface for scripts.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -127,6 +127,9 @@ pub struct Row {
     pub core_share: Option<f64>,
     /// Neighbour of TCP: the rate from 5 s after the end of the attack, relative to the rate before it.
     pub after_over_alone: Option<f64>,
+    /// Neighbour of TCP: the smallest number of attackers during the attack. The unit depends on the attack:
+    /// connections, connection attempts per second, programs or listeners.
+    pub attackers: Option<u64>,
     /// Latency: the send rate as a share of `capacity_mpps`.
     pub load: Option<f64>,
     /// Latency: million packets per second that a closed loop reaches in the same arrangement.
@@ -248,7 +251,7 @@ pub struct Row {
     /// The bottleneck: `core` or `engine`.
     pub bound: Option<&'static str>,
     /// Rounds that were discarded because the core's clock had changed. HTTP: pairs of windows that were discarded
-    /// because other processes used the cores.
+    /// because other processes used the cores; neighbour of TCP: windows.
     pub rejected: usize,
     /// Rounds that were counted although the clock had changed, because too many had been discarded before. If not 0,
     /// the row is unreliable.

@@ -32,6 +32,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use offcore_stats::named;
 
+use super::cores::Repeats;
 use super::veth::{FAR_BOUND, compare_with_kernel, congestion_control, pair};
 use crate::peer::netns::{self, Netns};
 use crate::peer::tempdir::TempDir;
@@ -50,8 +51,6 @@ const MANY: usize = 1000;
 /// Required programs with their packages.
 const PROGRAMS: [(&str, &str); 4] =
     [("nginx", "nginx"), ("wrk", "wrk"), ("taskset", "util-linux"), ("ss", "iproute2")];
-/// Maximum share of a core that other processes may use in a window.
-const OTHERS: f64 = 0.05;
 
 named! {
     /// Method of requesting and sending files.
@@ -210,7 +209,7 @@ impl Cell {
         progress: &Progress,
     ) -> Result<Row> {
         let mut windows = [Vec::new(), Vec::new()];
-        let (mut rejected, mut unsteady) = (0, 0);
+        let mut repeats = Repeats::new(pairs);
         for server in servers {
             load.first(server)?;
         }
@@ -218,18 +217,15 @@ impl Cell {
             let pair = windows[0].len();
             let first = load.window(servers[pair % 2])?;
             let second = load.window(servers[1 - pair % 2])?;
-            let disturbed = first.others.max(second.others) > OTHERS;
-            if disturbed && rejected < pairs {
-                rejected += 1;
+            if !repeats.counts(first.others.max(second.others)) {
                 continue;
             }
-            unsteady += usize::from(disturbed);
             windows[pair % 2].push(first);
             windows[1 - pair % 2].push(second);
             progress.step();
         }
         let [ours, theirs] = &windows;
-        Ok(Row { rejected, unsteady, ..self.row(ours, theirs) })
+        Ok(Row { rejected: repeats.rejected, unsteady: repeats.unsteady, ..self.row(ours, theirs) })
     }
 
     fn row(self, ours: &[Window], theirs: &[Window]) -> Row {

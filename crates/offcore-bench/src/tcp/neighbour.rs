@@ -1,17 +1,20 @@
-//! `offcore bench tcp --case neighbour`: measures the rate of an honest client during attacks by peers and by programs
-//! on the same stack.
+//! `offcore bench tcp --case neighbour`: measures the rate of honest clients during attacks by peers and by programs on
+//! the same stack.
 //!
 //! ```text
 //! lcore                                       other lcore
-//! a server of files, or nginx under           the honest client: a new connection for each file,
+//! a server of files, or nginx under           honest clients: a new connection for each file,
 //! `offcore exec`; host, af_packet ── veth ──  and hostile peers, in a namespace of their own
 //! ```
 //! Each attack gets a new stack. Windows are measured before the attack, during the attack, and from 5 s after its end.
-//! Hostile peers and programs share the core of the honest client, which lowers our result. The client compares every
-//! byte.
+//! A window in which other processes used a core is repeated. Hostile peers and programs share the core of the honest
+//! clients, which lowers our result. The clients compare every byte. Between the windows the strength of the attack is
+//! recorded: an attack that does not reach half of its intended strength is an error.
 
 mod attack;
 mod honest;
+mod source;
+mod strength;
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,6 +23,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::cores::{Cores, Repeats, seconds_of, seconds_of_softirqs, ticks};
 use super::http::server::{self, PORT, Server, Site};
 use super::veth::pair;
 use crate::BURST;
@@ -35,11 +39,11 @@ use honest::{Client, Window};
 /// The unit of the rows.
 pub const UNIT: &str = "kept_of_requests_per_s";
 
-/// Addresses of the stack, the honest client, and hostile peers.
+/// Addresses of the stack, the honest clients, and hostile peers.
 const ADDRESS: &str = "10.77.0.2";
 const HONEST: &str = "10.77.0.1/24";
 const HOSTILE: [&str; 3] = ["10.77.0.10", "10.77.0.11", "10.77.0.12"];
-/// Size of the honest client's file in bytes.
+/// Size of the honest clients' file in bytes.
 const SIZE: usize = 32 << 10;
 /// Time without an attack before the last windows.
 const REST: Duration = Duration::from_secs(5);
@@ -58,7 +62,7 @@ pub struct NeighbourOptions {
     pub window: Duration,
     /// The core of the stack and nginx.
     pub lcore: usize,
-    /// The core of the client and the hostile peers.
+    /// The core of the clients and the attackers.
     pub other_lcore: Option<usize>,
 }
 
@@ -97,7 +101,7 @@ pub fn run(options: &NeighbourOptions, progress: &Progress, emit: &mut dyn FnMut
 struct Stack {
     process: Process,
     socket: PathBuf,
-    _nginx: Option<Server>,
+    nginx: Option<Server>,
 }
 
 impl Stack {
@@ -114,14 +118,84 @@ impl Stack {
         }
         let mut process = Process::spawn("offcore tcp", command)?;
         if attack.is_of_peers() {
-            return Ok(Self { process, socket, _nginx: None });
+            return Ok(Self { process, socket, nginx: None });
         }
         server::wait_for_socket(&mut process, &socket)?;
         let mut nginx = site.command(near, &options.binary);
         nginx.args(["exec", "--stack"]).arg(&socket).arg("--");
         let nginx = Server::start(site, (nginx, "ours"), ADDRESS, None)?;
-        Ok(Self { process, socket, _nginx: Some(nginx) })
+        Ok(Self { process, socket, nginx: Some(nginx) })
     }
+
+    /// Returns the CPU time of stack and server so far, in seconds.
+    fn used(&self) -> Result<f64> {
+        let nginx = self.nginx.as_ref().map(Server::used).transpose()?;
+        Ok(seconds_of(ticks(&self.process.id().to_string())?) + nginx.unwrap_or_default())
+    }
+}
+
+/// Measures windows.
+struct Meter<'a> {
+    client: &'a Client<'a>,
+    stack: &'a Stack,
+    /// The cores of the stack and of the clients.
+    lcores: [usize; 2],
+    /// Number of windows in each phase.
+    windows: usize,
+    progress: &'a Progress,
+    totals: Totals,
+}
+
+/// Numbers over all phases.
+#[derive(Clone, Copy, Debug, Default)]
+struct Totals {
+    /// Number of requests without a complete answer, those in repeated windows included.
+    failed: u64,
+    /// Number of windows that were repeated, and of disturbed windows that count.
+    rejected: usize,
+    unsteady: usize,
+}
+
+impl Meter<'_> {
+    /// Measures the windows of a phase, beside an attack if there is one.
+    fn phase(&mut self, mut attack: Option<&mut Running>) -> Result<Vec<Window>> {
+        let (mut windows, mut repeats) = (Vec::new(), Repeats::new(self.windows));
+        while windows.len() < self.windows {
+            let (cores, before) = (Cores::watch(self.lcores)?, self.used(attack.as_deref())?);
+            let window = self.client.window()?;
+            let after = self.used(attack.as_deref())?;
+            let others = cores.others([0, 1].map(|core| after[core] - before[core]))?;
+            if let Some(attack) = &mut attack {
+                attack.observe()?;
+            }
+            self.totals.failed += window.failed;
+            if repeats.counts(others) {
+                windows.push(window);
+                self.progress.step();
+            }
+        }
+        self.totals.rejected += repeats.rejected;
+        self.totals.unsteady += repeats.unsteady;
+        Ok(windows)
+    }
+
+    /// Returns the CPU time so far of the stack, and of clients and attackers, in seconds. Both include the kernel's
+    /// softirq thread of the core, which processes their packets.
+    fn used(&self, attack: Option<&Running>) -> Result<[f64; 2]> {
+        let attackers = attack.map(Running::used).transpose()?.unwrap_or_default();
+        let softirqs = self.lcores.map(seconds_of_softirqs);
+        Ok([self.stack.used()? + softirqs[0], seconds_of(ticks("self")?) + attackers + softirqs[1]])
+    }
+}
+
+/// The result of an attack.
+struct Measured {
+    before: Vec<Window>,
+    during: Vec<Window>,
+    after: Vec<Window>,
+    totals: Totals,
+    /// The smallest number of attackers during the attack.
+    attackers: Option<u64>,
 }
 
 fn measure(attack: Attack, options: &NeighbourOptions, progress: &Progress) -> Result<Row> {
@@ -144,34 +218,55 @@ fn measure(attack: Attack, options: &NeighbourOptions, progress: &Progress) -> R
     let measured = far.within(|| {
         offcore_stats::lcore::pin(other_lcore)?;
         client.wait_for_server()?;
-        let windows = || -> Result<Vec<Window>> {
-            let one = || {
-                let window = client.window();
-                progress.step();
-                window
-            };
-            (0..options.windows).map(|_| one()).collect()
+        let mut meter = Meter {
+            client: &client,
+            stack: &stack,
+            lcores: [options.lcore, other_lcore],
+            windows: options.windows,
+            progress,
+            totals: Totals::default(),
         };
         client.window()?;
-        let alone = windows()?;
-        let running = Running::start(attack, &site, &near, &stack.socket, options)?;
-        let beside = windows()?;
-        running.stop()?;
+        let before = meter.phase(None)?;
+        let mut running = Running::start(attack, &site, &near, &stack.socket, options)?;
+        let during = meter.phase(Some(&mut running))?;
+        let attackers = running.stop()?;
         thread::sleep(REST);
-        Ok([alone, beside, windows()?])
+        let after = meter.phase(None)?;
+        Ok(Measured { before, during, after, totals: meter.totals, attackers })
     });
     let ended = stack.process.exit_status(Duration::ZERO);
     ensure!(ended.is_none(), "the stack has ended: {ended:?}\n{}", stack.process.tail());
     Ok(row(attack, &measured.with_context(|| stack.process.tail())?))
 }
 
-fn row(attack: Attack, [alone, beside, after]: &[Vec<Window>; 3]) -> Row {
-    let rates = |windows: &[Window]| windows.iter().map(Window::rate).collect::<Vec<_>>();
-    let mean = |windows: &[Window]| rates(windows).iter().sum::<f64>() / windows.len().max(1) as f64;
-    let kept: Vec<f64> = rates(beside).iter().map(|rate| rate / mean(alone)).collect();
+/// Returns the mean rate of windows.
+fn mean<'a>(windows: impl IntoIterator<Item = &'a Window>) -> f64 {
+    let rates: Vec<f64> = windows.into_iter().map(|window| window.rate).collect();
+    rates.iter().sum::<f64>() / rates.len().max(1) as f64
+}
+
+/// Returns how far the ratio of two rates is from 1: the larger one over the smaller one, minus 1.
+fn distance(a: f64, b: f64) -> f64 {
+    a.max(b) / a.min(b) - 1.0
+}
+
+/// Returns the noise floor: how far from 1 the ratio of the rates before and after the attack is, or the ratio of the
+/// first halves of both phases to the second halves, whichever is larger.
+fn noise(before: &[Window], after: &[Window]) -> f64 {
+    let [first, second] = [before, after].map(|windows| windows.split_at(windows.len() / 2));
+    let halves = distance(mean(first.0.iter().chain(second.0)), mean(first.1.iter().chain(second.1)));
+    halves.max(distance(mean(before), mean(after)))
+}
+
+fn row(attack: Attack, measured: &Measured) -> Row {
+    let Measured { before, during, after, totals, attackers } = measured;
+    let (alone, recovered) = (mean(before), mean(after));
+    // A rate before the attack that was too low by chance must not hide a loss.
+    let baseline = if recovered > alone { (alone + recovered) / 2.0 } else { alone };
+    let kept: Vec<f64> = during.iter().map(|window| window.rate / baseline).collect();
     let kept = Spread::of(&kept);
-    let (first, second) = alone.split_at(alone.len() / 2);
-    let answers = [alone, beside, after].into_iter().flatten().map(Window::answers).sum();
+    let answers = [before, during, after].into_iter().flatten().map(Window::answers).sum();
     Row {
         bench: "tcp",
         case: "neighbour".into(),
@@ -184,23 +279,27 @@ fn row(attack: Attack, [alone, beside, after]: &[Vec<Window>; 3]) -> Row {
         port: Some("af_packet"),
         offloads: Some(true),
         chunk: Some(SIZE),
+        connections: Some(honest::CLIENTS),
         attack: Some(attack.name()),
+        attackers: *attackers,
         metric: "kept",
         unit: UNIT,
         runs: kept.runs,
         min: kept.min,
         median: kept.median,
         max: kept.max,
-        beside_over_alone: Some(mean(beside) / mean(alone)),
-        after_over_alone: Some(mean(after) / mean(alone)),
-        noise_floor: Some((mean(first) / mean(second) - 1.0).abs()),
-        capacity_mpps: Some(mean(alone) / 1e6),
-        mpps: mean(beside) / 1e6,
-        p99_ns: honest::percentile(beside, 0.99),
-        peer_p99_ns: honest::percentile(alone, 0.99),
+        beside_over_alone: Some(mean(during) / baseline),
+        after_over_alone: Some(recovered / alone),
+        noise_floor: Some(noise(before, after)),
+        capacity_mpps: Some(alone / 1e6),
+        mpps: mean(during) / 1e6,
+        p99_ns: honest::percentile(during, 0.99),
+        peer_p99_ns: honest::percentile(before, 0.99),
         received: answers,
         verified: answers,
-        lost: beside.iter().map(|window| window.failed).sum(),
+        lost: totals.failed,
+        rejected: totals.rejected,
+        unsteady: totals.unsteady,
         ..Row::default()
     }
 }
@@ -209,17 +308,36 @@ fn row(attack: Attack, [alone, beside, after]: &[Vec<Window>; 3]) -> Row {
 mod tests {
     use super::*;
 
+    fn windows(rates: [f64; 4], ms: u64) -> Vec<Window> {
+        let of = |rate| Window { rate, latencies: vec![Duration::from_millis(ms); 10], failed: 0 };
+        rates.map(of).to_vec()
+    }
+
+    fn measured(before: [f64; 4], after: [f64; 4]) -> Measured {
+        let totals = Totals { failed: 7, rejected: 2, unsteady: 1 };
+        let during = windows([60.0; 4], 3);
+        Measured { before: windows(before, 1), during, after: windows(after, 1), totals, attackers: Some(5) }
+    }
+
     #[test]
     fn rows_compare_windows() {
-        let of = |answers: usize, ms: u64| Window {
-            seconds: 1.0,
-            latencies: vec![Duration::from_millis(ms); answers],
-            failed: 1,
-        };
-        let windows = [vec![of(100, 1); 4], vec![of(50, 3); 4], vec![of(90, 1); 4]];
-        let row = row(Attack::HalfRequests, &windows);
-        assert_eq!((row.beside_over_alone, row.after_over_alone), (Some(0.5), Some(0.9)));
+        let row = row(Attack::HalfRequests, &measured([100.0; 4], [80.0; 4]));
+        assert_eq!((row.beside_over_alone, row.after_over_alone), (Some(0.6), Some(0.8)));
         assert_eq!((row.p99_ns, row.peer_p99_ns), (Some(3e6), Some(1e6)));
-        assert_eq!((row.verified, row.lost, row.noise_floor), (960, 4, Some(0.0)));
+        assert_eq!((row.verified, row.lost, row.rejected, row.unsteady), (120, 7, 2, 1));
+        assert_eq!((row.noise_floor, row.attackers), (Some(0.25), Some(5)));
+    }
+
+    #[test]
+    fn a_low_rate_before_the_attack_does_not_flatter() {
+        let row = row(Attack::HalfRequests, &measured([80.0; 4], [120.0; 4]));
+        assert_eq!((row.beside_over_alone, row.after_over_alone), (Some(0.6), Some(1.5)));
+    }
+
+    #[test]
+    fn noise_is_of_both_phases() {
+        let before = windows([50.0, 50.0, 100.0, 100.0], 1);
+        assert_eq!(noise(&before, &before), 1.0);
+        assert_eq!(noise(&windows([50.0; 4], 1), &windows([75.0; 4], 1)), 0.5);
     }
 }

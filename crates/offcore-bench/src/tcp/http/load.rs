@@ -6,15 +6,15 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-use super::server::{Server, Site, seconds_of, ticks};
+use super::server::{Server, Site};
 use super::{Cell, How, Window};
-use crate::machine::CoreTime;
 use crate::peer::netns::{Netns, checked};
 use crate::peer::tempdir::TempDir;
+use crate::tcp::cores::{Cores, seconds_of, ticks};
 use crate::tcp::link::STALLED;
 
 /// A script that makes wrk print its results in one line, after the number of its connections.
@@ -128,8 +128,7 @@ impl<'a> Load<'a> {
     /// If a request is not answered, or an answer is wrong.
     pub(super) fn window(&self, server: &Server) -> Result<Window> {
         let over = AtomicBool::new(false);
-        let times = || -> Result<_> { Ok([CoreTime::of(server.lcore)?, CoreTime::of(self.lcore)?]) };
-        let (used, before, since) = (server.used()?, times()?, Instant::now());
+        let (used, cores) = (server.used()?, Cores::watch([server.lcore, self.lcore])?);
         let (said, compared) = thread::scope(|scope| {
             let client = scope.spawn(|| self.far.within(|| self.compare(server.address, &over)));
             let said = self.wrk(server.address);
@@ -137,16 +136,12 @@ impl<'a> Load<'a> {
             let compared = client.join().map_err(|_| anyhow!("a client has panicked"))?;
             Ok::<_, anyhow::Error>((said, compared))
         })?;
-        let (seconds, after, used) = (since.elapsed().as_secs_f64(), times()?, server.used()? - used);
+        let used = server.used()? - used;
         let compared = compared.with_context(|| format!("a client\n{}", server.tail()))?;
         let window = self.read(&said.with_context(|| server.tail())?, &compared)?;
-        let others = |core: usize, ours: f64| {
-            let of = |time: &CoreTime| time.busy + time.stolen;
-            seconds_of(of(&after[core]).saturating_sub(of(&before[core]))) - ours
-        };
         // The time that wrk spends on its statistics at the end counts as time of other processes. It follows the
         // measured part.
-        let others = others(0, used).max(others(1, window.client)) / seconds;
+        let others = cores.others([used, window.client])?;
         Ok(Window { server: used, others, ..window })
     }
 

@@ -17,6 +17,7 @@ use crate::machine::find_program;
 use crate::peer::netns::Netns;
 use crate::peer::process::{Process, TIMEOUT};
 use crate::peer::tempdir::TempDir;
+use crate::tcp::cores::{seconds_of, ticks};
 
 pub(in crate::tcp) const PORT: u16 = 8080;
 /// Debian's configuration file of nginx.
@@ -197,7 +198,7 @@ impl Server {
     }
 
     /// Returns the CPU time that its processes have used so far, in seconds.
-    pub(super) fn used(&self) -> Result<f64> {
+    pub(in crate::tcp) fn used(&self) -> Result<f64> {
         let master = self.nginx.id();
         let children = fs::read_to_string(format!("/proc/{master}/task/{master}/children"))
             .context("the kernel does not tell a process's children")?;
@@ -219,23 +220,6 @@ impl Drop for Server {
         let _ = self.nginx.signal(Signal::TERM);
         let _ = self.nginx.exit_status(TIMEOUT);
     }
-}
-
-/// Converts ticks of the kernel's clock to seconds.
-pub(super) fn seconds_of(ticks: u64) -> f64 {
-    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
-}
-
-/// Returns the ticks of the kernel's clock that a process, or this thread (`thread-self`), has used in user and kernel
-/// mode (proc_pid_stat(5)).
-pub(super) fn ticks(process: &str) -> Result<u64> {
-    let path = format!("/proc/{process}/stat");
-    let text = fs::read_to_string(&path).with_context(|| format!("{path}: a process has ended"))?;
-    // The name is in parentheses and may contain any character.
-    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let used: Vec<u64> = fields.skip(11).take(2).map_while(|field| field.parse().ok()).collect();
-    ensure!(used.len() == 2, "{path}: {text:?}");
-    Ok(used.iter().sum())
 }
 
 #[cfg(test)]

@@ -2,13 +2,15 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use offcore_stats::named;
-use rustix::process::Signal;
+use rustix::process::{Resource, Signal, getrlimit};
 
-use super::{ADDRESS, HOSTILE, NeighbourOptions, USER};
+use super::strength::{Report, Sample, Strength};
+use super::{ADDRESS, HOSTILE, NeighbourOptions, USER, source};
 use crate::peer::netns::Netns;
 use crate::peer::process::{Process, TIMEOUT};
+use crate::tcp::cores::seconds_of_first_thread;
 use crate::tcp::http::server::{PORT, Site};
 
 /// Size of the file that hostile peers request, in bytes.
@@ -17,16 +19,22 @@ pub(super) const HOSTILE_SIZE: usize = 4 << 20;
 const ZERO_WINDOWS: usize = 3000;
 /// Number of connections with an incomplete request. It exceeds the number of 4 KB blocks in the default memory.
 const HALF_REQUESTS: usize = 70_000;
-/// Number of listeners whose program does not accept, their first port, and connections to each of them.
+/// Number of listeners whose program does not accept, and their first port.
 const LISTENERS: u16 = 380;
 const FIRST_PORT: u16 = 20_000;
+/// Intended number of established connections to each of these listeners, and number of connections that peers try to
+/// have. The latter exceeds the listener's backlog of 64.
 const UNACCEPTED: usize = 45;
+const TRIED: usize = 80;
 /// Number of applications that claim marks.
 const CLAIMING: usize = 64;
 /// Size of the hostile peers' receive buffers in bytes.
 const BUFFER: usize = 4096;
 /// Maximum number of connections per process of hostile peers, because descriptors are limited per process.
 const CONNECTIONS: usize = 14_000;
+/// Maximum number of connections that a process of hostile peers opens per second: at first, and later, when it
+/// replaces connections that have ended.
+const RATES: [usize; 2] = [2000, 400];
 
 named! {
     /// Attacks.
@@ -35,92 +43,14 @@ named! {
         ZeroWindows = "zero-windows",
         /// Peers send an incomplete request.
         HalfRequests = "half-requests",
-        /// A program has listeners with full queues and accepts nothing.
+        /// A program has listeners with full queues and accepts nothing. Peers connect again and again.
         FullQueues = "full-queues",
         /// Applications claim marks of sessions that do not have any.
         ClaimedMarks = "claimed-marks",
-        /// A program opens as many listeners as it can.
+        /// A program opens as many listeners as it can, then closes and opens listeners without a pause.
         Descriptors = "descriptors",
     }
 }
-
-/// Opens connections, sends a request on each, and reads nothing. It opens at most 2,000 connections per second. Later
-/// it replaces connections that end, at most 400 per second.
-const PEERS_PROGRAM: &str = "
-import select, socket, struct, sys, time
-to, first, ports, count, buffer = sys.argv[1], *map(int, sys.argv[2:6])
-request, sources = bytes.fromhex(sys.argv[6]), sys.argv[7:]
-ends = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
-poll, kept, sent, number, said = select.epoll(), {}, set(), 0, False
-since = time.monotonic()
-while True:
-    for _ in range(min(2 if said else 10, count - len(kept))):
-        s = socket.socket()
-        s.setblocking(False)
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
-        s.bind((sources[number % len(sources)], 0))
-        s.connect_ex((to, first + number % ports))
-        kept[s.fileno()] = s
-        poll.register(s, select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
-        number += 1
-    if not said and (number >= count or time.monotonic() > since + 20):
-        print('ready', flush=True)
-        said = True
-    for fd, events in poll.poll(0):
-        try:
-            if events & ends:
-                raise OSError
-            if fd not in sent:
-                kept[fd].send(request)
-                sent.add(fd)
-        except OSError:
-            sent.discard(fd)
-            kept.pop(fd).close()
-    time.sleep(0.005)
-";
-const FULL_QUEUES_PROGRAM: &str = "
-import socket, sys, time
-kept = []
-for port in range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])):
-    s = socket.socket()
-    s.bind(('0.0.0.0', port))
-    s.listen(64)
-    kept.append(s)
-print('ready', flush=True)
-time.sleep(10000)
-";
-/// The summary follows three cache lines of the page that an application shares with the stack.
-const CLAIMED_MARKS_PROGRAM: &str = "
-import ctypes, re, socket, time
-s = socket.socket()
-s.bind(('0.0.0.0', 0))
-s.listen(1)
-maps = open('/proc/self/maps').read()
-areas = re.findall(r'^(\\w+)-\\w+ rw-s .*offcore-control', maps, re.M)
-assert areas, maps
-print('ready', flush=True)
-while True:
-    for area in areas:
-        ctypes.memset(int(area, 16) + 192, 255, 128)
-    time.sleep(0.05)
-";
-const DESCRIPTORS_PROGRAM: &str = "
-import resource, socket, time
-most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-kept = []
-try:
-    while len(kept) < 30000:
-        s = socket.socket()
-        s.bind(('0.0.0.0', 0))
-        s.listen(1)
-        kept.append(s)
-except OSError:
-    pass
-print('ready', flush=True)
-time.sleep(10000)
-";
 
 impl Attack {
     /// Returns whether peers on the network attack a file server. Otherwise programs attack a stack that they share
@@ -133,9 +63,9 @@ impl Attack {
     fn programs(self) -> Option<(&'static str, usize)> {
         match self {
             Self::ZeroWindows | Self::HalfRequests => None,
-            Self::FullQueues => Some((FULL_QUEUES_PROGRAM, 1)),
-            Self::ClaimedMarks => Some((CLAIMED_MARKS_PROGRAM, CLAIMING)),
-            Self::Descriptors => Some((DESCRIPTORS_PROGRAM, 1)),
+            Self::FullQueues => Some((source::FULL_QUEUES, 1)),
+            Self::ClaimedMarks => Some((source::CLAIMED_MARKS, CLAIMING)),
+            Self::Descriptors => Some((source::DESCRIPTORS, 1)),
         }
     }
 
@@ -145,14 +75,21 @@ impl Attack {
         match self {
             Self::ZeroWindows => Some((ZERO_WINDOWS, PORT, 1, "GET /hostile HTTP/1.1\r\nHost: a\r\n\r\n")),
             Self::HalfRequests => Some((HALF_REQUESTS, PORT, 1, "GET /hostile HTTP/1.1\r\nHost: ")),
-            Self::FullQueues => Some((usize::from(LISTENERS) * UNACCEPTED, FIRST_PORT, LISTENERS, "hostile")),
+            Self::FullQueues => Some((usize::from(LISTENERS) * TRIED, FIRST_PORT, LISTENERS, "hostile")),
             Self::ClaimedMarks | Self::Descriptors => None,
         }
     }
 }
 
 /// An attack in progress.
-pub(super) struct Running(Vec<Process>);
+#[derive(Debug)]
+pub(super) struct Running {
+    attack: Attack,
+    processes: Vec<Process>,
+    last: Option<Sample>,
+    /// The smallest number of attackers so far.
+    weakest: Option<u64>,
+}
 
 impl Running {
     /// Starts the attack and waits until it is complete.
@@ -164,16 +101,21 @@ impl Running {
         options: &NeighbourOptions,
     ) -> Result<Self> {
         let lcore = options.other_lcore.context("neighbours need two lcores")?.to_string();
-        let mut running = Self(Vec::new());
+        let mut running = Self { attack, processes: Vec::new(), last: None, weakest: None };
         if let Some((program, count)) = attack.programs() {
             for _ in 0..count {
                 let mut command = near.command("taskset");
-                command.args(["-c", &lcore, "setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"]);
+                command.args(["-c", &lcore]);
+                if attack == Attack::ClaimedMarks {
+                    // This number of processes would leave the client's threads a small part of their core.
+                    command.args(["nice", "-n", "19"]);
+                }
+                command.args(["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"]);
                 command.arg(&options.binary).args(["exec", "--stack"]).arg(socket).arg("--");
                 command.args(["python3", "-c", program]);
                 command.args([FIRST_PORT, LISTENERS].map(|number| number.to_string()));
                 command.current_dir(site.dir.path());
-                running.0.push(Process::spawn("a hostile program", command)?);
+                running.processes.push(Process::spawn("a hostile program", command)?);
             }
             running.wait()?;
         }
@@ -183,30 +125,87 @@ impl Running {
                 let count = left.min(CONNECTIONS);
                 left -= count;
                 let mut command = site.far.command("taskset");
-                command.args(["-c", &lcore, "python3", "-c", PEERS_PROGRAM, ADDRESS]);
-                command.args(
-                    [usize::from(first), usize::from(ports), count, BUFFER].map(|number| number.to_string()),
-                );
+                command.args(["-c", &lcore, "python3", "-c", source::PEERS, ADDRESS]);
+                let numbers = [usize::from(first), usize::from(ports), count, BUFFER, RATES[0], RATES[1]];
+                command.args(numbers.map(|number| number.to_string()));
                 command.arg(&request).args(HOSTILE);
-                running.0.push(Process::spawn("hostile peers", command)?);
+                running.processes.push(Process::spawn("hostile peers", command)?);
             }
             running.wait()?;
         }
+        running.observe()?;
         Ok(running)
     }
 
     fn wait(&mut self) -> Result<()> {
         let ready = |text: &str| text.contains("ready").then_some(());
-        self.0.iter_mut().try_for_each(|process| process.wait_for(0, TIMEOUT, "ready", ready))
+        self.processes.iter_mut().try_for_each(|process| process.wait_for(0, TIMEOUT, "ready", ready))
     }
 
+    /// Records the strength of the attack since the last call. It runs in the namespace of the hostile peers.
+    ///
     /// # Errors
-    /// If a process has ended before.
-    pub(super) fn stop(mut self) -> Result<()> {
-        self.0.iter_mut().try_for_each(|process| process.signal(Signal::TERM))?;
-        for process in &mut self.0 {
-            let _ = process.exit_status(TIMEOUT);
+    /// If the attack has less than half of its intended strength.
+    pub(super) fn observe(&mut self) -> Result<()> {
+        let reports = self.processes.iter().map(|process| Report::last(&process.stdout_from(0)));
+        let sample = Sample::new(reports.collect(), &HOSTILE)?;
+        if let Some(last) = self.last.replace(sample.clone()) {
+            let Strength { attackers, target, is_enough, unit } = self.strength(&last, &sample);
+            ensure!(
+                is_enough,
+                "the attack is too weak: {attackers} {unit}, expected at least half of {target} \
+                 (established connections of attackers: {}, {})\n{}",
+                last.established,
+                sample.established,
+                self.processes.first().map(Process::tail).unwrap_or_default()
+            );
+            self.weakest = Some(self.weakest.map_or(attackers, |weakest| weakest.min(attackers)));
         }
         Ok(())
+    }
+
+    /// Returns the strength of the attack between two samples.
+    fn strength(&self, last: &Sample, sample: &Sample) -> Strength {
+        let established = last.established.min(sample.established);
+        match self.attack {
+            Attack::ZeroWindows | Attack::HalfRequests => {
+                let wanted = self.attack.peers().map_or(0, |(count, ..)| count) as u64;
+                let rate = (self.processes.len() * RATES[1]) as u64;
+                let tried = Strength::of(sample.attempts_per_second(last), rate, "connection attempts/s");
+                // Without resets there is nothing to replace.
+                Strength { is_enough: tried.is_enough || established >= wanted / 2, ..tried }
+            }
+            Attack::FullQueues => {
+                // The stack's descriptors are divided between its user and the user of the hostile programs.
+                let descriptors = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX) / 2;
+                let wanted = (usize::from(LISTENERS) * UNACCEPTED) as u64;
+                Strength::of(established, wanted.min(descriptors), "established connections")
+            }
+            Attack::ClaimedMarks => {
+                Strength::of(sample.advanced(last), CLAIMING as u64, "programs that set marks")
+            }
+            Attack::Descriptors => {
+                let churns = sample.advanced(last) > 0;
+                let open = Strength::of(last.open().min(sample.open()), last.most(), "open listeners");
+                Strength { is_enough: open.is_enough && churns, ..open }
+            }
+        }
+    }
+
+    /// Returns the CPU time of the attackers so far, in seconds.
+    pub(super) fn used(&self) -> Result<f64> {
+        self.processes.iter().map(|process| seconds_of_first_thread(process.id())).sum()
+    }
+
+    /// Ends the attack. Returns the smallest number of attackers.
+    ///
+    /// # Errors
+    /// If a process has ended before.
+    pub(super) fn stop(mut self) -> Result<Option<u64>> {
+        self.processes.iter_mut().try_for_each(|process| process.signal(Signal::TERM))?;
+        for process in &mut self.processes {
+            let _ = process.exit_status(TIMEOUT);
+        }
+        Ok(self.weakest)
     }
 }

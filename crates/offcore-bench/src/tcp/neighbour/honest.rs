@@ -1,18 +1,20 @@
-//! The honest client: it repeatedly fetches a file, each time on a new connection.
+//! The honest clients: each repeatedly fetches a file, each time on a new connection.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 
 use crate::peer::process::TIMEOUT;
 
+/// Number of concurrent clients.
+pub(super) const CLIENTS: usize = 4;
 /// Maximum time of a request without progress.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// A client that fetches a file.
+/// Clients that fetch a file.
 #[derive(Debug)]
 pub(super) struct Client<'a> {
     pub(super) address: SocketAddr,
@@ -23,21 +25,17 @@ pub(super) struct Client<'a> {
 }
 
 /// The result of a window.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Window {
-    pub(super) seconds: f64,
+    /// Answers per second of all clients together.
+    pub(super) rate: f64,
     /// Duration of each request, from `connect` to the end of the stream.
     pub(super) latencies: Vec<Duration>,
-    /// Number of requests without an answer.
+    /// Number of requests without a complete answer.
     pub(super) failed: u64,
 }
 
 impl Window {
-    /// Returns the answers per second.
-    pub(super) fn rate(&self) -> f64 {
-        self.latencies.len() as f64 / self.seconds
-    }
-
     pub(super) fn answers(&self) -> u64 {
         self.latencies.len() as u64
     }
@@ -63,20 +61,34 @@ impl Client<'_> {
         Ok(())
     }
 
-    /// Fetches the file until the window ends.
+    /// Fetches the file with all clients until the window ends.
     ///
     /// # Errors
     /// If an answer is not the file.
     pub(super) fn window(&self) -> Result<Window> {
-        let start = Instant::now();
-        let mut window = Window { seconds: 0.0, latencies: Vec::new(), failed: 0 };
+        thread::scope(|scope| {
+            let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(|| self.client())).collect();
+            let mut window = Window::default();
+            for client in clients {
+                let part = client.join().map_err(|_| anyhow!("a client has panicked"))??;
+                window.rate += part.rate;
+                window.latencies.extend(part.latencies);
+                window.failed += part.failed;
+            }
+            Ok(window)
+        })
+    }
+
+    /// Runs one client. Its rate includes the time of a request that lasts longer than the window.
+    fn client(&self) -> Result<Window> {
+        let (start, mut window) = (Instant::now(), Window::default());
         while start.elapsed() < self.window {
             match self.fetch()? {
                 Some(latency) => window.latencies.push(latency),
                 None => window.failed += 1,
             }
         }
-        window.seconds = start.elapsed().as_secs_f64();
+        window.rate = window.latencies.len() as f64 / start.elapsed().as_secs_f64();
         Ok(window)
     }
 

@@ -126,8 +126,9 @@ fn neighbours(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         [
             row.attack.unwrap_or_default().to_owned(),
+            or_dash(row.attackers),
             or_dash(row.capacity_mpps.map(rate)),
-            rate(row.mpps),
+            format!("{}{}", rate(row.mpps), if row.unsteady > 0 { "!" } else { "" }),
             percent(row.beside_over_alone),
             format!("{} to {}", percent(Some(row.min)), percent(Some(row.max))),
             percent(row.after_over_alone),
@@ -139,16 +140,21 @@ fn neighbours(rows: &[&Row]) -> String {
         ]
     });
     let text = columns(
-        "<attack|alone/s|beside/s|kept|of windows|after|noise|p99 alone ms|beside|failed|verified",
+        "<attack|attackers|alone/s|beside/s|kept|of windows|after|noise|p99 alone ms|beside|failed|verified",
         cells,
     );
     if text.is_empty() {
         return text;
     }
-    text + "kept: files of 32 KB a second, each on a new connection, during the attack over before it; after: from 5 s after its\n\
-            end over before it; noise: half of the windows before it over the other half; failed: requests without an answer\n\
-            for 2 s during the attack; verified: files of which every byte was compared. Hostile peers and programs share the\n\
-            core of the honest client, which counts against the stack.\n"
+    text + "alone/s, beside/s: files of 32 KB a second before and during the attack, by 4 clients, each file on a new connection;\n\
+            attackers: the smallest number during the attack of their connection attempts a second (zero-windows,\n\
+            half-requests: the server defends itself by resets), established connections (full-queues), programs\n\
+            (claimed-marks) or listeners (descriptors); kept: the rate during the attack over the rate before it, or over the\n\
+            mean of the rates before and after it if the latter is higher; after: the rate from 5 s after its end over the rate\n\
+            before it; noise: how far from 1 the ratio of the rates before and after is, or of halves of these windows, whichever\n\
+            is larger; failed: requests of all phases without a complete answer, or without progress for 2 s; verified: files\n\
+            of which every byte was compared. !: others used more than 5 % of a core. Attackers share the core of the clients,\n\
+            which counts against the stack.\n"
 }
 
 /// Formats the cost of requested files by copying engine.
