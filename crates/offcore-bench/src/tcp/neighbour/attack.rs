@@ -26,6 +26,8 @@ const FIRST_PORT: u16 = 20_000;
 /// have. The latter exceeds the listener's backlog of 64.
 const UNACCEPTED: usize = 45;
 const TRIED: usize = 80;
+/// Number of ports of the stack that a user may have.
+const PORTS: u64 = 14_115;
 /// Number of applications that claim marks.
 const CLAIMING: usize = 64;
 /// Size of the hostile peers' receive buffers in bytes.
@@ -79,6 +81,12 @@ impl Attack {
             Self::ClaimedMarks | Self::Descriptors => None,
         }
     }
+}
+
+/// Returns the number of descriptors of the stack for a user of hostile programs: the stack divides its descriptors
+/// between this user and its own user.
+fn descriptors() -> u64 {
+    getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX) / 2
 }
 
 /// An attack in progress.
@@ -176,17 +184,16 @@ impl Running {
                 Strength { is_enough: tried.is_enough || established >= wanted / 2, ..tried }
             }
             Attack::FullQueues => {
-                // The stack's descriptors are divided between its user and the user of the hostile programs.
-                let descriptors = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX) / 2;
                 let wanted = (usize::from(LISTENERS) * UNACCEPTED) as u64;
-                Strength::of(established, wanted.min(descriptors), "established connections")
+                Strength::of(established, wanted.min(descriptors()), "established connections")
             }
             Attack::ClaimedMarks => {
                 Strength::of(sample.advanced(last), CLAIMING as u64, "programs that set marks")
             }
             Attack::Descriptors => {
                 let churns = sample.advanced(last) > 0;
-                let open = Strength::of(last.open().min(sample.open()), last.most(), "open listeners");
+                let open =
+                    Strength::of(last.open().min(sample.open()), PORTS.min(descriptors()), "open listeners");
                 Strength { is_enough: open.is_enough && churns, ..open }
             }
         }

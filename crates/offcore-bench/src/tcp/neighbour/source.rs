@@ -1,7 +1,7 @@
 //! Python programs of the attacks.
 //!
-//! A program prints `ready` when its attack is complete. Several times a second it prints a report of three numbers: its
-//! attempts so far, its open sockets, and the maximum number of its open sockets.
+//! A program prints `ready` when its attack is complete. Several times a second it prints a report of two numbers: its
+//! attempts so far, and its open sockets.
 
 /// Opens connections, sends a request on each, and reads nothing. Later it replaces connections that end, and those
 /// without an answer for 2 s. Arguments: address, first port, number of ports, number of connections, size of the
@@ -35,7 +35,7 @@ while True:
         poll.register(s, select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
         number += 1
     if now > printed + 0.1 or not said:
-        print(number, len(sent), len(kept), flush=True)
+        print(number, len(kept), flush=True)
         printed = now
     if not said and (number >= count or now > since + 20):
         print('ready', flush=True)
@@ -74,9 +74,14 @@ time.sleep(10000)
 /// application shares with the stack.
 pub(super) const CLAIMED_MARKS: &str = "
 import ctypes, re, socket, time
-s = socket.socket()
-s.bind(('0.0.0.0', 0))
-s.listen(1)
+for _ in range(10):
+    try:
+        s = socket.socket()
+        s.bind(('0.0.0.0', 0))
+        s.listen(1)
+        break
+    except OSError:
+        pass
 maps = open('/proc/self/maps').read()
 areas = re.findall(r'^(\\w+)-\\w+ rw-s .*offcore-control', maps, re.M)
 assert areas, maps
@@ -87,20 +92,30 @@ while True:
         ctypes.memset(int(area, 16) + 192, 255, 128)
     number += 1
     if time.monotonic() > printed + 0.25:
-        print(number, 1, 1, flush=True)
+        print(number, 1, flush=True)
         printed = time.monotonic()
     time.sleep(0.001)
 ";
 
-/// Opens listeners until it fails. Then it closes the oldest listener and opens another one, without a pause.
+/// Opens listeners until it fails. Then it closes the oldest listener and opens another one, without a pause. It
+/// chooses the ports itself, because a port that the kernel chooses may be in use on the stack.
 pub(super) const DESCRIPTORS: &str = "
-import collections, resource, socket, time
+import collections, errno, resource, socket, time
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-kept, number = collections.deque(), 0
+kept, number, port = collections.deque(), 0, 10000
 def add():
+    global number, port
+    number += 1
     s = socket.socket()
-    s.bind(('0.0.0.0', 0))
+    while True:
+        port = port + 1 if port < 60000 else 10000
+        try:
+            s.bind(('0.0.0.0', port))
+            break
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
     s.listen(1)
     kept.append(s)
 try:
@@ -109,7 +124,7 @@ try:
 except OSError:
     pass
 most = len(kept)
-print(0, most, most, flush=True)
+print(number, most, flush=True)
 print('ready', flush=True)
 printed = time.monotonic()
 while True:
@@ -118,11 +133,10 @@ while True:
     for _ in range(2):
         try:
             if len(kept) < most:
-                number += 1
                 add()
         except OSError:
             break
     if time.monotonic() > printed + 0.1:
-        print(number, len(kept), most, flush=True)
+        print(number, len(kept), flush=True)
         printed = time.monotonic()
 ";

@@ -18,8 +18,6 @@ pub(super) struct Report {
     attempts: u64,
     /// Number of sockets that are open.
     open: u64,
-    /// The largest number of them so far.
-    most: u64,
 }
 
 impl Report {
@@ -28,8 +26,8 @@ impl Report {
         let complete = output.rfind('\n').map_or("", |end| &output[..end]);
         let parse = |line: &str| {
             let numbers: Vec<u64> = line.split(' ').map_while(|word| word.parse().ok()).collect();
-            let &[attempts, open, most] = &numbers[..] else { return None };
-            Some(Self { attempts, open, most })
+            let &[attempts, open] = &numbers[..] else { return None };
+            Some(Self { attempts, open })
         };
         complete.lines().rev().find_map(parse).unwrap_or_default()
     }
@@ -67,11 +65,6 @@ impl Sample {
     /// Returns the number of sockets that the processes hold open.
     pub(super) fn open(&self) -> u64 {
         self.reports.iter().map(|report| report.open).sum()
-    }
-
-    /// Returns the largest number of sockets that the processes have held open.
-    pub(super) fn most(&self) -> u64 {
-        self.reports.iter().map(|report| report.most).sum()
     }
 }
 
@@ -112,7 +105,7 @@ mod tests {
 
     #[test]
     fn reports_and_connections_are_counted() {
-        assert_eq!(Report::last("1 2 3\nready\n40 5 6\n70 8"), Report { attempts: 40, open: 5, most: 6 });
+        assert_eq!(Report::last("1 2\nready\n40 5\n70 8"), Report { attempts: 40, open: 5 });
         assert_eq!(Report::last("ready"), Report::default());
         let source = format!("{:08X}", u32::from_ne_bytes([10, 77, 0, 10]));
         let line =
@@ -133,11 +126,11 @@ mod tests {
         let at = Instant::now();
         let sample = |ms, attempts| Sample {
             at: at + std::time::Duration::from_millis(ms),
-            reports: vec![Report { attempts, open: 7, most: 9 }, Report::default()],
+            reports: vec![Report { attempts, open: 7 }, Report::default()],
             established: 0,
         };
         let (first, second) = (sample(0, 100), sample(500, 250));
         assert_eq!((second.attempts_per_second(&first), second.advanced(&first)), (300, 1));
-        assert_eq!((second.open(), second.most()), (7, 9));
+        assert_eq!(second.open(), 7);
     }
 }

@@ -119,7 +119,7 @@ fn segment(row: &Row) -> String {
     row.payload_per_packet.map_or_else(|| (row.frame - HEADERS).to_string(), |bytes| format!("{bytes:.0}"))
 }
 
-/// Formats the rate of an honest client during attacks.
+/// Formats the rate of honest clients during attacks.
 fn neighbours(rows: &[&Row]) -> String {
     let rate = |mega: f64| format!("{:.0}", mega * 1e6);
     let ms = |ns: Option<f64>| digits(ns.map(|ns| ns / 1e6), 1);
