@@ -104,21 +104,19 @@ fn sockets_fail_without_the_stack() {
 
     // The stack is killed while two programs use it.
     let (go, dead) = (stage.path("go"), stage.path("dead"));
+    // They ask one after the other: both listen at the same port of the kernel.
+    let (other_go, other_dead) = (stage.path("other-go"), stage.path("other-dead"));
     let waits = format!(
         "{ASKS}\nimport time; open('{go}', 'w').close()\nwhile not os.path.exists('{dead}'): time.sleep(0.01)\nask()"
     );
     let program =
         script(&stage, &stage.netns, &[], &waits).stdout(std::process::Stdio::piped()).spawn().unwrap();
-    let kernel =
-        script(&stage, &stage.netns, &["--fallback", "kernel"], &waits.replace(&go, &stage.path("gone")))
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-    until(
-        "two programs",
-        || [&go, &stage.path("gone")].iter().all(|path| fs::metadata(path).is_ok()),
-        String::new,
-    );
+    let other_waits = waits.replace(&go, &other_go).replace(&dead, &other_dead);
+    let kernel = script(&stage, &stage.netns, &["--fallback", "kernel"], &other_waits)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("two programs", || [&go, &other_go].iter().all(|path| fs::metadata(path).is_ok()), String::new);
     let mut stack = stage.stack.take().unwrap();
     stack.signal(Signal::KILL).unwrap();
     until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
@@ -126,6 +124,7 @@ fn sockets_fail_without_the_stack() {
     fs::write(&dead, "").unwrap();
     let said = text(&program.wait_with_output().unwrap().stdout);
     assert_eq!(said.split_once('\n').unwrap().1, FAILS);
+    fs::write(&other_dead, "").unwrap();
     let said = text(&kernel.wait_with_output().unwrap().stdout);
     // The kernel's route to the neighbour vanished with the TAP interface. A dead stack would return ENETDOWN.
     let answers = said.split_once('\n').unwrap().1;
