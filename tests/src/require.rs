@@ -195,7 +195,7 @@ impl OneCore {
     }
 }
 
-/// Waits for one of the two cores and holds it until the result is dropped. A test calls this first if it keeps one
+/// Waits for a core and holds it until the result is dropped. A test calls this first if it keeps one
 /// core busy (with a guest), and only has workers on the other core that sleep when idle.
 ///
 /// # Panics

@@ -173,7 +173,7 @@ impl Arena {
             MemoryError::System { what, len: LARGE, source }
         };
         let first = Segment::new(arena.wanted().ok_or_else(used_up)?)?;
-        // Page 0 is never handed out, because 0 means "no block". The rest of its large block stays cut into small blocks.
+        // Page 0 is never handed out, because 0 means "no block". The rest of its block stays cut into small blocks.
         if arena.add(first).is_err() || arena.take_free().is_none() {
             return Err(used_up());
         }
@@ -245,20 +245,26 @@ impl Arena {
     }
 
     /// Returns the free memory that the budget has room for.
+    #[inline]
     pub fn free(&self) -> Free {
         Free { large: self.large.len() - self.beyond_budget(), small: self.free_small }
     }
 
     /// Returns the number of mapped bytes and its maximum. Bytes that the budget has no room for do not count.
+    #[inline]
     pub fn len_and_limit(&self) -> (usize, usize) {
         let len = self.len - self.beyond_budget() * LARGE;
         (len, len + self.room())
     }
 
     /// Returns the number of bytes that can still be mapped and used.
+    #[inline]
     fn room(&self) -> usize {
-        let unused = self.unused().min(self.charge.left());
-        (self.limit - self.len).min((self.charge.left() - unused).saturating_mul(LARGE))
+        let unmapped = self.limit - self.len;
+        if unmapped == 0 {
+            return 0;
+        }
+        unmapped.min(self.charge.left().saturating_sub(self.unused()).saturating_mul(LARGE))
     }
 
     /// Returns the segments, which stay mapped while a reference exists.
@@ -374,8 +380,8 @@ impl Arena {
         self.large.pop()
     }
 
-    /// Charges those of the next `blocks` free blocks that have never been used. There are as many. Returns `false`, and
-    /// charges none, if the budget has no room for all of them.
+    /// Charges for the next `blocks` free blocks. Blocks that were used before are free of charge. The caller makes sure
+    /// that enough blocks are free. Returns `false`, and charges nothing, if the budget does not suffice.
     #[inline]
     pub(crate) fn pay(&mut self, blocks: usize) -> bool {
         let used = self.large.len() - self.unused();

@@ -164,8 +164,8 @@ impl<M: Segments + Clone> Datagrams<M> {
         Some(Self { reader, writer: Writer::new(memory.clone(), slot)? })
     }
 
-    /// Copies the oldest datagram out. Payload that does not fit into `to` is lost. Returns `None` if there is no
-    /// datagram. The caller must then notify the stack with `consumed`.
+    /// Copies the oldest datagram out. Payload that does not fit into `to` is lost. Returns `None` without a datagram.
+    /// After a datagram the caller must notify the stack with `consumed`.
     pub fn receive(&mut self, to: &mut [u8]) -> Option<Header> {
         let mut header = [0; HEADER_LEN];
         if self.reader.peek(&mut header) < HEADER_LEN {
@@ -184,8 +184,8 @@ impl<M: Segments + Clone> Datagrams<M> {
         Some(header)
     }
 
-    /// Copies a datagram with `header.len` bytes of payload in. Returns `false` if there is no space for it. Then
-    /// nothing has changed. The caller must notify the stack with `written`.
+    /// Copies a datagram with `header.len` bytes of payload in. Returns `false`, and changes nothing, if the space does
+    /// not suffice. After a datagram the caller must notify the stack with `written`.
     ///
     /// # Panics
     /// If `payload` has another length.

@@ -389,7 +389,7 @@ fn fill(table: &mut Table, arena: &mut Arena, first: u64, last: u64, share: Shar
     if missing == 0 {
         return true;
     }
-    // Another thread may take from the budget at any time. What is missing is therefore paid for at once.
+    // Another thread may take from the budget at any time, so all missing blocks are paid for at once.
     if missing > arena.left(share) || !arena.pay(missing) {
         return false;
     }

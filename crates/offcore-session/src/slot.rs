@@ -207,7 +207,7 @@ impl Identity {
         self.error.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes the error of a datagram socket. Only one of several concurrent calls gets it.
+    /// Takes the error of a datagram socket. If calls are concurrent, a single one gets it.
     pub fn take_failure(&self) -> Option<u32> {
         let failed = self.has_failed().then(|| self.error.swap(0, Ordering::AcqRel));
         failed.filter(|error| *error != 0)

@@ -13,10 +13,10 @@ use crate::switch::wait_for_report;
 /// The ID of an unprivileged user.
 const UNPRIVILEGED_UID: u32 = 65_534;
 
-/// Runs a switch that is expected to fail. If `nobody` is set, it runs without privileges.
-fn refused(netns: Option<&Netns>, nobody: Option<&TempDir>, args: &[&str]) -> Output {
+/// Runs a switch that is expected to fail. With `unprivileged`, it runs as an unprivileged user.
+fn refused(netns: Option<&Netns>, unprivileged: Option<&TempDir>, args: &[&str]) -> Output {
     let binary = binary().unwrap();
-    let mut command = match (netns, nobody) {
+    let mut command = match (netns, unprivileged) {
         (Some(netns), _) => netns.command(binary),
         // The binary under test may be in a directory that the unprivileged user cannot access.
         (None, Some(dir)) => {
@@ -29,7 +29,7 @@ fn refused(netns: Option<&Netns>, nobody: Option<&TempDir>, args: &[&str]) -> Ou
         }
         (None, None) => Command::new(binary),
     };
-    if nobody.is_some() {
+    if unprivileged.is_some() {
         command.uid(UNPRIVILEGED_UID).gid(UNPRIVILEGED_UID);
     }
     command.args(["switch", "--mbufs", "4096", "--hugepages", "none", "--duration", "1"]).args(args);
@@ -38,8 +38,8 @@ fn refused(netns: Option<&Netns>, nobody: Option<&TempDir>, args: &[&str]) -> Ou
 
 /// Asserts that a switch with these arguments prints one line that contains all of `words`. Its exit status is 2 if the
 /// arguments are always invalid, and 1 otherwise.
-fn assert_refused(netns: Option<&Netns>, nobody: Option<&TempDir>, args: &[&str], words: &[&str]) {
-    let output = refused(netns, nobody, args);
+fn assert_refused(netns: Option<&Netns>, unprivileged: Option<&TempDir>, args: &[&str], words: &[&str]) {
+    let output = refused(netns, unprivileged, args);
     let text = String::from_utf8_lossy(&output.stderr);
     let status = if text.contains("Usage:") { 2 } else { 1 };
     assert_eq!(output.status.code(), Some(status), "{args:?}: {text}");

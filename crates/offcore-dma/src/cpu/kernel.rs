@@ -9,8 +9,8 @@ use offcore_ring::prefetch;
 
 use crate::channel::CopyOp;
 
-/// Number of operations from the one being copied to the one whose source is prefetched into the second-level cache,
-/// which holds four packets without evictions.
+/// Distance in operations between the copy in progress and the prefetch of a source into the second-level cache, which
+/// holds four packets without evictions.
 pub(super) const SOURCE_AHEAD: usize = 4;
 /// The same for the destination. Lines prefetched for writing are placed in the first-level cache, and the buffers of a
 /// pool start in only a few of its sets. If prefetched much earlier, they would be evicted before they are written.
@@ -136,8 +136,8 @@ scalar!(u64);
 scalar!(u32);
 scalar!(u16);
 
-/// Copies `len` bytes; the ranges must not overlap. Packet sizes are copied with vectors, the last of which overlaps
-/// the previous one, so that no length needs a loop over bytes.
+/// Copies `len` bytes; the ranges must not overlap. Packet sizes are copied with vectors. The last vector overlaps the
+/// previous one, so no length needs a loop over bytes.
 ///
 /// # Safety
 /// `len` bytes are readable at `src` and writable at `dst`, and the CPU has `V`.

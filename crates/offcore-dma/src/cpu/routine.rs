@@ -29,7 +29,7 @@ pub enum Routine {
     /// earlier ones.
     Ahead(Width),
     /// Prefetches the source's lines, and writes the destination's whole lines with non-temporal stores. No destination
-    /// line has to be fetched from another core or from memory first, but the next reader must read it from memory.
+    /// line is fetched from another core or from memory first, but the next reader must read it from memory.
     NonTemporal(Width),
     /// The same with direct stores: MOVDIR64B moves a line from memory to memory in a single instruction.
     Direct,

@@ -1,7 +1,7 @@
 //! Two hostile guests and the path between them. Nothing may panic, everything must be returned, and guest memory may
 //! be written only where its guest allows it.
 //!
-//! A script of bytes defines what they and the worker do. Any byte string is a valid script, and most of the generated
+//! A script of bytes defines their actions and the worker's. Every byte string is valid, and most generated
 //! data is almost valid.
 
 use std::cell::RefCell;

@@ -121,8 +121,8 @@ impl TcpOptions {
         }
     }
 
-    /// Returns the length of the options as [`write`](Self::write) writes them, in bytes: a multiple of 4, at most
-    /// [`MAX_OPTIONS_LEN`].
+    /// Returns the length of the options as [`write`](Self::write) writes them, in bytes: a multiple of 4
+    /// up to [`MAX_OPTIONS_LEN`].
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "no collection, but what a header has room for")]
     pub fn len(&self) -> usize {
