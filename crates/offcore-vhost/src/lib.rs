@@ -5,7 +5,6 @@
 //! [`frontend`] implements the front end. Both hand each virtqueue to its worker through a [`cell::VringCell`].
 //!
 //! Data plane: a worker owns an [`Enqueue`] or a [`Dequeue`] per virtqueue. They submit copies through an
-//! Data plane: a worker owns an [`Enqueue`] or a [`Dequeue`] per virtqueue. They submit copies through an
 //! `offcore_dma::Mover` and publish completed packets.
 
 pub mod backend;
