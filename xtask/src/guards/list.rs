@@ -305,6 +305,24 @@ pub(super) const LIST: &[Guard] = &[
         package: FLOW, executable: "--lib", test: "users_have_equal_shares",
     },
     Guard {
+        name: "descriptors of a kernel listener",
+        file: "crates/offcore-flow/src/host/serve/listening.rs",
+        code: "descriptors.take(application.user, KERNEL)", without: "descriptors.take(application.user, KERNEL / 18)",
+        package: FLOW, executable: "serve", test: "kernel_listeners_count_their_connections",
+    },
+    Guard {
+        name: "sessions before accept",
+        file: "crates/offcore-flow/src/host/serve/calls.rs",
+        code: "backlog.min(PASSED)", without: "backlog.min(PASSED * 1000)",
+        package: FLOW, executable: "serve", test: "unaccepted_connections_wait_without_sessions",
+    },
+    Guard {
+        name: "events of a user",
+        file: "crates/offcore-flow/src/host/serve/key.rs",
+        code: "AT_ONCE / users.max(1)", without: "AT_ONCE * users.min(1)",
+        package: FLOW, executable: "--lib", test: "busy_user_does_not_delay_events",
+    },
+    Guard {
         name: "applications of a user",
         file: "crates/offcore-flow/src/host/serve/attach.rs",
         code: "if !self.feed.has_room(user) {", without: "if !self.feed.has_room(user) && user > u32::MAX / 2 {",

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::report::sample::{Bounds, Spread};
 
 /// Current version of the row schema.
-pub const SCHEMA: u32 = 4;
+pub const SCHEMA: u32 = 5;
 
 /// A row. The field names are a public interface for scripts.
 #[derive(Clone, Debug, Default, Serialize)]

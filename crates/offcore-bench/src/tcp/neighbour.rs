@@ -251,19 +251,21 @@ fn distance(a: f64, b: f64) -> f64 {
     a.max(b) / a.min(b) - 1.0
 }
 
-/// Returns the noise floor: how far from 1 the ratio of the rates before and after the attack is, or the ratio of the
-/// first halves of both phases to the second halves, whichever is larger.
+/// Returns the noise floor: how far from 1 the ratio of the first half to the second half of a phase is, in the phase
+/// before or after the attack, whichever is larger. The ratio of the two phases is a result, not noise.
 fn noise(before: &[Window], after: &[Window]) -> f64 {
-    let [first, second] = [before, after].map(|windows| windows.split_at(windows.len() / 2));
-    let halves = distance(mean(first.0.iter().chain(second.0)), mean(first.1.iter().chain(second.1)));
-    halves.max(distance(mean(before), mean(after)))
+    let halves = [before, after].map(|windows| {
+        let (first, second) = windows.split_at(windows.len() / 2);
+        distance(mean(first), mean(second))
+    });
+    halves[0].max(halves[1])
 }
 
 fn row(attack: Attack, measured: &Measured) -> Row {
     let Measured { before, during, after, totals, attackers } = measured;
     let (alone, recovered) = (mean(before), mean(after));
     // A rate before the attack that was too low by chance must not hide a loss.
-    let baseline = if recovered > alone { (alone + recovered) / 2.0 } else { alone };
+    let baseline = alone.max(recovered);
     let kept: Vec<f64> = during.iter().map(|window| window.rate / baseline).collect();
     let kept = Spread::of(&kept);
     let answers = [before, during, after].into_iter().flatten().map(Window::answers).sum();
@@ -325,19 +327,27 @@ mod tests {
         assert_eq!((row.beside_over_alone, row.after_over_alone), (Some(0.6), Some(0.8)));
         assert_eq!((row.p99_ns, row.peer_p99_ns), (Some(3e6), Some(1e6)));
         assert_eq!((row.verified, row.lost, row.rejected, row.unsteady), (120, 7, 2, 1));
-        assert_eq!((row.noise_floor, row.attackers), (Some(0.25), Some(5)));
+        assert_eq!((row.noise_floor, row.attackers), (Some(0.0), Some(5)));
     }
 
     #[test]
     fn a_low_rate_before_the_attack_does_not_flatter() {
         let row = row(Attack::HalfRequests, &measured([80.0; 4], [120.0; 4]));
-        assert_eq!((row.beside_over_alone, row.after_over_alone), (Some(0.6), Some(1.5)));
+        assert_eq!((row.beside_over_alone, row.after_over_alone), (Some(0.5), Some(1.5)));
     }
 
     #[test]
-    fn noise_is_of_both_phases() {
-        let before = windows([50.0, 50.0, 100.0, 100.0], 1);
-        assert_eq!(noise(&before, &before), 1.0);
-        assert_eq!(noise(&windows([50.0; 4], 1), &windows([75.0; 4], 1)), 0.5);
+    fn noise_is_within_a_phase() {
+        let (steady, unsteady) = (windows([75.0; 4], 1), windows([50.0, 50.0, 100.0, 100.0], 1));
+        assert_eq!((noise(&steady, &unsteady), noise(&unsteady, &steady)), (1.0, 1.0));
+        assert_eq!(noise(&windows([50.0; 4], 1), &steady), 0.0);
+    }
+
+    #[test]
+    fn failed_requests_are_slow_requests() {
+        let mut during = windows([60.0; 4], 3);
+        assert_eq!(honest::percentile(&during, 0.99), Some(3e6));
+        during[0].failed = 1;
+        assert_eq!(honest::percentile(&during, 0.99), Some(2e9));
     }
 }

@@ -52,8 +52,9 @@ mod wire;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::Ipv4Addr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use offcore_port::{Context, Wake};
 use offcore_session::message::KEY;
@@ -62,6 +63,7 @@ use offcore_stats::tsc;
 use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
 use offcore_vhost::connection::SocketError;
 use rustix::event::epoll::EventFlags;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
@@ -72,11 +74,11 @@ use application::{Application, Queue};
 use awake::Awake;
 pub use counts::ServeCounts;
 use counts::WarningLimit;
-use descriptors::Descriptors;
+use descriptors::{DescriptorCharge, Descriptors};
 use door::{LONGEST, ServeSocket};
 use errands::Errands;
 use feed::Feed;
-use key::{AT_ONCE, Key, Source, Watch};
+use key::{AT_ONCE, KernelEvent, Key, Source, Watch};
 use pair::Pairs;
 use peers::Peers;
 use ports::Ports;
@@ -138,6 +140,7 @@ struct Guest {
     /// The user of the process. A constant of `attach` stands for all users that may not attach.
     user: u32,
     socket: OwnedFd,
+    charge: DescriptorCharge,
     /// When the process connected, in microseconds.
     since: u64,
     /// A process of an application of this user has requested the socket for a child process, whose own user need not
@@ -183,8 +186,10 @@ pub struct Serve {
     /// Applications whose acceptor threads have more results than one round handles.
     late: Vec<usize>,
     /// Guests whose messages are still unread, and whether processes wait to be accepted.
-    talking: Vec<Key>,
+    talking: Vec<(u32, Key)>,
     connecting: bool,
+    /// The user whose process was refused last.
+    refused: Option<u32>,
     /// Programs no longer wait for the host's addresses.
     has_address: bool,
     /// When the kernel was last polled, and whether the next round polls it.
@@ -193,10 +198,9 @@ pub struct Serve {
     /// The order in which applications are served, and whether work is left for the next round.
     turns: Turns,
     behind: bool,
-    /// The cost of waking applications, and the applications to be ended because of it.
+    /// The cost of waking applications.
     waking: Waking,
-    apps_to_end: Vec<(usize, AppId)>,
-    events: Vec<(Key, EventFlags)>,
+    events: Vec<KernelEvent>,
     counts: ServeCounts,
     stats: Block,
     refusals: WarningLimit,
@@ -218,20 +222,14 @@ impl Serve {
         let pairs = Pairs::calibrate()?;
         let watch = Watch::new().map_err(|source| ServeError::System { what: "epoll", source })?;
         let door = ServeSocket::open(&config.path, &config.allow)?;
-        let knock = Key::new(Source::ServeSocket, 0, 0, 0);
         watch
-            .add(door.as_fd(), knock, EventFlags::IN)
+            .add_own(door.as_fd(), Source::ServeSocket)
             .map_err(|source| ServeError::System { what: "watching the socket", source })?;
+        let helpers = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .and_then(|helpers| watch.add_own(helpers.as_fd(), Source::Helpers).map(|()| Arc::new(helpers)))
+            .map_err(|source| ServeError::System { what: "an eventfd", source })?;
         // All users that may attach.
         let users = config.allow.iter().copied().chain([user, 0]).collect::<BTreeSet<_>>().len();
-        let feed = Feed::new(users).map_err(|source| ServeError::System { what: "an eventfd", source })?;
-        watch
-            .add(feed.as_fd(), Key::new(Source::Memory, 0, 0, 0), EventFlags::IN)
-            .map_err(|source| ServeError::System { what: "watching an eventfd", source })?;
-        let peers = Peers::new().map_err(|source| ServeError::System { what: "an eventfd", source })?;
-        watch
-            .add(peers.as_fd(), Key::new(Source::Peers, 0, 0, 0), EventFlags::IN)
-            .map_err(|source| ServeError::System { what: "watching an eventfd", source })?;
         let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
         Ok(Self {
             descriptors: Descriptors::new(users),
@@ -239,7 +237,7 @@ impl Serve {
             door: Some(door),
             user,
             pairs,
-            peers,
+            peers: Peers::new(Arc::clone(&helpers)),
             watch,
             apps: Vec::new(),
             awake: Awake::default(),
@@ -253,19 +251,19 @@ impl Serve {
             ports: Ports::new(),
             bound: Ports::new(),
             cpus,
-            errands: Errands::new(cpus),
-            feed,
+            feed: Feed::new(users, Arc::clone(&helpers)),
+            errands: Errands::new(cpus, helpers),
             ending: Vec::new(),
             late: Vec::new(),
             talking: Vec::new(),
             connecting: false,
+            refused: None,
             has_address: false,
             looked: 0,
             look: true,
             turns: Turns::new(),
             behind: false,
             waking: Waking::new(),
-            apps_to_end: Vec::new(),
             events: Vec::with_capacity(AT_ONCE),
             counts: ServeCounts::default(),
             stats,
@@ -301,25 +299,30 @@ impl Serve {
         self.waking.begin();
         self.tell_broadcasts(calls);
         let mut events = std::mem::take(&mut self.events);
-        self.watch.take(&mut events);
+        self.look = self.watch.take(&mut events);
         self.looked = calls.now;
-        self.look = events.len() >= AT_ONCE;
         for app in self.awake.iter() {
             let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { continue };
             application.make_all_due();
         }
         self.handle_peer_answers(calls);
-        for key in std::mem::take(&mut self.talking) {
+        for (user, key) in std::mem::take(&mut self.talking) {
+            let from = tsc::now();
             self.read_guest_message(key, calls);
+            self.charge_time(user, from);
         }
-        for (key, flags) in events.drain(..) {
-            let (user, from) = (self.charged_for(key), tsc::now());
+        for KernelEvent { user, key, flags } in events.drain(..) {
+            let from = tsc::now();
             self.take_event(key, flags, calls);
             if let Some(user) = user {
-                self.turns.add(user, tsc::now() - from);
+                self.charge_time(user, from);
             }
         }
         self.events = events;
+        let Self { door, errands, .. } = self;
+        if let Some(door) = door {
+            door.retain_barred(|user| errands.are_full(user));
+        }
         // A program cannot connect until address probing is complete, so it waits. It also waits for addresses from the
         // network, but only for a limited time.
         if self.connecting && calls.stack.is_probing() {
@@ -328,21 +331,14 @@ impl Serve {
             self.accept_processes(calls.now);
         }
         for app in std::mem::take(&mut self.late) {
+            let (user, from) = (self.user_of(app), tsc::now());
             self.take_accept_results(app, calls);
+            if let Some(user) = user {
+                self.charge_time(user, from);
+            }
             self.look = true;
         }
         self.tend_applications(calls);
-    }
-
-    /// The user that is charged for an event.
-    fn charged_for(&self, key: Key) -> Option<u32> {
-        match key.source {
-            Source::Guest => {
-                self.guests.iter().find(|guest| guest.generation == key.generation).map(|guest| guest.user)
-            }
-            Source::ServeSocket | Source::Memory | Source::Peers => None,
-            _ => self.user_of(usize::from(key.app)),
-        }
     }
 
     fn take_event(&mut self, key: Key, flags: EventFlags, calls: &mut Calls<'_>) {
@@ -357,9 +353,13 @@ impl Serve {
                 self.wake_application(app);
             }
             Source::Kernel => self.take_accept_results(app, calls),
-            Source::Memory => self.take_created_memory(calls),
-            // Answers that have arrived since are taken in the next round.
-            Source::Peers => self.look = true,
+            // Answers about other ends, and processes of users who may have errands again, are handled in the next
+            // round.
+            Source::Helpers => {
+                self.take_created_memory(calls);
+                self.look = true;
+            }
+            Source::User => {}
             Source::End if !flags.contains(EventFlags::HUP) => {
                 if flags.contains(EventFlags::IN) {
                     self.queue_pair_read(app, key.number);
@@ -452,11 +452,6 @@ impl App for Serve {
     }
 
     fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
-        for (app, id) in std::mem::take(&mut self.apps_to_end) {
-            if self.app(app).is_some_and(|app| app.id == id) {
-                self.end_application(app, calls);
-            }
-        }
         // Sessions whose announcement was deferred to this turn.
         if !self.announced.is_empty() {
             self.announce();
@@ -484,7 +479,7 @@ impl App for Serve {
     fn stop(&mut self, calls: &mut Calls<'_>) {
         self.door = None;
         for guest in std::mem::take(&mut self.guests) {
-            self.errands.close_socket(guest.user, guest.socket);
+            self.errands.close_socket(guest.user, guest.socket, Some(guest.charge));
         }
         for app in 0..self.apps.len() {
             self.end_application(app, calls);
@@ -494,10 +489,14 @@ impl App for Serve {
 
 impl Wakes for Serve {
     fn arm(&mut self) -> Wake<'_> {
-        let busy = self.look || self.behind || !self.talking.is_empty();
-        // All awake applications. An application that marks a session after this wakes the worker.
+        let busy = self.look || self.behind;
+        // All awake applications. An application that marks a session after this wakes the worker. An event reports when
+        // the user of a waiting process may have errands again.
         let awake = self.awake.iter().filter_map(|app| self.apps.get(app)?.as_deref());
-        let marked = awake.fold(busy, |any, app| app.shared.control().arm() | !app.talking.is_empty() | any);
+        let marked = awake.fold(busy, |any, app| {
+            let asks = !app.talking.is_empty() && !self.errands.are_full(app.user);
+            app.shared.control().arm() | asks | any
+        });
         if marked { Wake::Now } else { Wake::Event(self.watch.as_fd()) }
     }
 

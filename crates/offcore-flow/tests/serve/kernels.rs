@@ -7,12 +7,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
+use offcore_flow::host::serve::Serve;
 use offcore_session::message::{Accepted, Session};
+use offcore_tcp::proto::Config;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::io::Errno;
 
 use crate::process::{Process, listen, receive};
-use crate::setup::world;
+use crate::setup::{path, serve_also, world};
+use crate::world::World;
 
 #[test]
 fn kernel_connections_share_accept_queue() {
@@ -171,4 +175,43 @@ fn blocking_listener_stalls_no_application() {
         }
     });
     assert!(!hung.load(Ordering::Relaxed), "the worker waits for a connection");
+}
+
+/// A kernel listener counts as the descriptors that its connections may occupy in the stack.
+#[test]
+fn kernel_listeners_count_their_connections() {
+    let path = path();
+    // With thousands of users the share of each is small.
+    let users: Vec<u32> = (100_000..104_000).collect();
+    let mut world = World::new(serve_also(&path, &users).unwrap(), Config::default());
+    let process = Process::attach(&mut world, &path);
+    let too_many = Errno::MFILE.raw_os_error() as u32;
+    let all = |world: &mut World<Serve>, kernel: Option<&TcpListener>| {
+        let mut listeners = Vec::new();
+        loop {
+            let kernel: Vec<_> = kernel.iter().map(|kernel| kernel.as_fd()).collect();
+            let (answer, descriptors) = process.ask(world, &listen(80 + listeners.len() as u16, 1), &kernel);
+            if answer.error != 0 {
+                assert_eq!(answer.error, too_many);
+                return listeners;
+            }
+            listeners.push(descriptors);
+        }
+    };
+    let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mixed = all(&mut world, Some(&kernel));
+    world.run(0.01);
+    assert_eq!(world.app.counts().sessions, mixed.len() as u64, "a failed call leaves no session");
+    let few = mixed.len();
+    drop(mixed);
+    process.look();
+    // The charge ends with the listeners, which a thread closes.
+    let start = Instant::now();
+    let mut plain = 0;
+    while plain < 10 * few {
+        assert!(start.elapsed() < Duration::from_secs(30), "{plain} and {few} with kernel listeners");
+        world.run(0.01);
+        plain = all(&mut world, None).len();
+        process.look();
+    }
 }

@@ -1,5 +1,6 @@
 //! Tests of descriptors whose last close blocks. A worker must never wait for it.
 
+use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,11 +10,13 @@ use std::time::{Duration, Instant};
 use offcore_flow::host::serve::Serve;
 use offcore_session::message::{ASK, Call, Hello, KEY, NONE, Question};
 use offcore_session::slot::wish;
+use offcore_tcp::proto::Config;
+use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{Shutdown, shutdown};
 
-use crate::process::{Process, connect_to, knock, listen, send_with};
-use crate::setup::world;
+use crate::process::{Process, connect_to, knock, knock_as, listen, send_with};
+use crate::setup::{path, serve_also, world};
 use crate::world::World;
 
 /// How long a close blocks.
@@ -78,9 +81,9 @@ fn lingering_close_blocks_no_worker() {
         }
     }
     send(&process, &Question::new(Call::Fork, NONE, 0), passed(), 1);
-    // As a kernel listener.
+    // As a kernel listener, which it is not.
     send(&process, &listen(81, 16), passed(), 1);
-    assert_eq!(error(&mut world, &process), 0);
+    assert_eq!(error(&mut world, &process), Errno::INVAL.raw_os_error() as u32);
     // In the queues of closed sockets: a session's and a child's.
     let end = process.open(&mut world, &connect_to(SocketAddr::from(([10, 0, 0, 2], 80)))).unwrap();
     send_with(end.fd.as_fd(), b"x", &[passed().as_fd()]);
@@ -119,6 +122,46 @@ fn close_detection_blocks_no_worker() {
     let start = Instant::now();
     while world.app.counts().sessions != 1 {
         assert!(start.elapsed() < Duration::from_secs(30));
+        world.turn();
+    }
+    reading.join().unwrap().unwrap();
+}
+
+/// A user at the limit of errands cannot attach processes, and other users can.
+#[test]
+fn blocked_user_leaves_socket_open() {
+    const OTHER: u32 = 54_321;
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIP: blocked_user_leaves_socket_open: needs root");
+    }
+    let path = path();
+    let mut world = World::new(serve_also(&path, &[OTHER]).unwrap(), Config::default());
+    let blocked = Process::attach_as(&mut world, &path, OTHER);
+    let (fd, peer) = lingering();
+    send(&blocked, &Question::new(Call::Segments, NONE, 0), fd, 1);
+    assert_eq!(error(&mut world, &blocked), 0);
+    // Each file of a message that needs none is an errand.
+    let file = || OwnedFd::from(File::open("/dev/null").unwrap());
+    for _ in 0..13 {
+        send(&blocked, &Question::new(Call::Segments, NONE, 0), file(), 20);
+        assert_eq!(error(&mut world, &blocked), 0);
+    }
+    world.run(0.01);
+    // Processes are refused, and then the kernel refuses the user.
+    let mut refused = Vec::new();
+    while let Ok(socket) = knock_as(&path, OTHER) {
+        world.run(0.002);
+        refused.push(socket);
+        assert!(refused.len() < 100, "the user can still connect");
+    }
+    assert!(!refused.is_empty());
+    let honest = Process::attach(&mut world, &path);
+    assert_eq!(honest.ask(&mut world, &Question::new(Call::Segments, NONE, 0), &[]).0.error, 0);
+    // The peer reads everything, which ends the blocking close.
+    let reading = std::thread::spawn(move || std::io::copy(&mut { peer }, &mut std::io::sink()));
+    let start = Instant::now();
+    while knock_as(&path, OTHER).is_err() {
+        assert!(start.elapsed() < Duration::from_secs(60), "the user stays barred");
         world.turn();
     }
     reading.join().unwrap().unwrap();

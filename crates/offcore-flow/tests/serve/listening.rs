@@ -7,6 +7,8 @@ use crate::process::{End, Process};
 const PORT: u16 = 80;
 const BACKLOG: u32 = 16;
 const CLIENTS: usize = 60;
+/// The number of connections that get a session at least.
+const PASSED: usize = 64;
 
 /// Number of bytes of messages in a listener's queue.
 fn queued(listener: &End) -> u64 {
@@ -36,4 +38,24 @@ fn full_queue_waits_for_room() {
     let _again = world.connect(PORT);
     world.run(0.1);
     assert!(process.accept(&listener).is_some());
+}
+
+/// A peer in the network cannot use up the descriptors of a user: only a part of the connections gets a session before
+/// the program accepts them.
+#[test]
+fn unaccepted_connections_wait_without_sessions() {
+    const MANY: usize = 400;
+    let (mut world, path) = crate::setup::world();
+    let process = Process::attach(&mut world, &path);
+    let listener = process.listen(&mut world, PORT, MANY as u32);
+    let _clients: Vec<_> = (0..MANY).map(|_| world.connect(PORT)).collect();
+    world.run(1.0);
+    let sessions = world.app.counts().sessions as usize;
+    assert!((PASSED..MANY / 2).contains(&sessions), "{sessions} sessions");
+    let mut accepted = Vec::new();
+    for _ in 0..MANY {
+        accepted.extend(std::iter::from_fn(|| process.accept(&listener)));
+        world.run(0.1);
+    }
+    assert_eq!(accepted.len(), MANY, "no connection is lost");
 }

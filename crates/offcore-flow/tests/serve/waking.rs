@@ -11,7 +11,7 @@ use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use crate::process::{Process, listen};
+use crate::process::{Process, bind, listen};
 use crate::setup::{path, serve_also};
 use crate::world::World;
 
@@ -19,6 +19,9 @@ const OTHER: u32 = 54_321;
 /// Number of duplicates of an end, and number of epoll sets that contain all of them.
 const COPIES: usize = 250;
 const SETS: usize = 250;
+/// Number of other sessions of the application. Closing them takes longer than a round.
+const SESSIONS: u64 = 4000;
+const DATAGRAM: u32 = 2;
 
 #[test]
 fn slow_wakeups_end_only_their_application() {
@@ -41,17 +44,29 @@ fn slow_wakeups_end_only_their_application() {
             add(set, copy, EventData::new_u64(0), EventFlags::IN | EventFlags::ET).unwrap();
         }
     }
-    let mut tokens = 0;
+    // Its other sessions are closed in its turns.
+    let others: Vec<_> = (0..SESSIONS)
+        .map(|_| process.open(&mut world, &bind(DATAGRAM, "0.0.0.0:0".parse().unwrap())).unwrap())
+        .collect();
+    let (mut tokens, mut most) = (0, 0);
     while world.app.counts().applications == 2 {
-        let before = world.app.counts().tokens;
-        world.write(&mut client, b"x");
-        world.run(0.05);
+        let (before, until) = (world.app.counts().tokens, world.now + 50_000);
+        if !world.is_closed(&client) {
+            world.write(&mut client, b"x");
+        }
+        while world.now < until {
+            let sessions = world.app.counts().sessions;
+            world.turn();
+            most = most.max(sessions.saturating_sub(world.app.counts().sessions));
+        }
         tokens += world.app.counts().tokens - before;
         let _ = recv(&end.fd, &mut [0; 8], RecvFlags::DONTWAIT);
         end.slot().wake.taken();
         assert!(tokens < 1000, "it is woken up again and again");
     }
     assert!((3..50).contains(&tokens), "{tokens}");
+    assert!(most < SESSIONS / 2, "{most} sessions end in a round");
+    drop(others);
     let start = Instant::now();
     while !world.is_closed(&client) {
         assert!(start.elapsed() < Duration::from_secs(30), "the peer does not hear of its end");

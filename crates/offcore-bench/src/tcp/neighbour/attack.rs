@@ -28,6 +28,8 @@ const UNACCEPTED: usize = 45;
 const TRIED: usize = 80;
 /// Number of ports of the stack that a user may have.
 const PORTS: u64 = 14_115;
+/// Number of descriptors of the stack for a listener that is also a listener of the kernel.
+const OF_LISTENER: u64 = 19;
 /// Number of applications that claim marks.
 const CLAIMING: usize = 64;
 /// Size of the hostile peers' receive buffers in bytes.
@@ -51,6 +53,8 @@ named! {
         ClaimedMarks = "claimed-marks",
         /// A program opens as many listeners as it can, then closes and opens listeners without a pause.
         Descriptors = "descriptors",
+        /// The control: a program on the stack that only uses CPU time of the clients' core.
+        Spinning = "spinning",
     }
 }
 
@@ -68,6 +72,7 @@ impl Attack {
             Self::FullQueues => Some((source::FULL_QUEUES, 1)),
             Self::ClaimedMarks => Some((source::CLAIMED_MARKS, CLAIMING)),
             Self::Descriptors => Some((source::DESCRIPTORS, 1)),
+            Self::Spinning => Some((source::SPINNING, 1)),
         }
     }
 
@@ -78,7 +83,7 @@ impl Attack {
             Self::ZeroWindows => Some((ZERO_WINDOWS, PORT, 1, "GET /hostile HTTP/1.1\r\nHost: a\r\n\r\n")),
             Self::HalfRequests => Some((HALF_REQUESTS, PORT, 1, "GET /hostile HTTP/1.1\r\nHost: ")),
             Self::FullQueues => Some((usize::from(LISTENERS) * TRIED, FIRST_PORT, LISTENERS, "hostile")),
-            Self::ClaimedMarks | Self::Descriptors => None,
+            Self::ClaimedMarks | Self::Descriptors | Self::Spinning => None,
         }
     }
 }
@@ -190,10 +195,11 @@ impl Running {
             Attack::ClaimedMarks => {
                 Strength::of(sample.advanced(last), CLAIMING as u64, "programs that set marks")
             }
+            Attack::Spinning => Strength::of(sample.advanced(last), 1, "programs that run"),
             Attack::Descriptors => {
                 let churns = sample.advanced(last) > 0;
-                let open =
-                    Strength::of(last.open().min(sample.open()), PORTS.min(descriptors()), "open listeners");
+                let target = PORTS.min(descriptors() / OF_LISTENER);
+                let open = Strength::of(last.open().min(sample.open()), target, "open listeners");
                 Strength { is_enough: open.is_enough && churns, ..open }
             }
         }

@@ -41,9 +41,12 @@ impl Window {
     }
 }
 
-/// Returns the duration in nanoseconds that a share of the answers of all windows did not exceed.
+/// Returns the duration in nanoseconds that a share of the requests of all windows did not exceed. A failed request
+/// counts as the maximum time without progress.
 pub(super) fn percentile(windows: &[Window], share: f64) -> Option<f64> {
-    let mut all: Vec<_> = windows.iter().flat_map(|window| &window.latencies).collect();
+    let failed = windows.iter().map(|window| window.failed as usize).sum();
+    let answers = windows.iter().flat_map(|window| &window.latencies);
+    let mut all: Vec<_> = answers.chain(std::iter::repeat_n(&LONGEST, failed)).collect();
     all.sort();
     let last = all.len().checked_sub(1)?;
     all.get((last as f64 * share).round() as usize).map(|latency| latency.as_secs_f64() * 1e9)

@@ -140,3 +140,15 @@ while True:
         print(number, len(kept), flush=True)
         printed = time.monotonic()
 ";
+
+/// Runs without a pause and without system calls, except for its reports.
+pub(super) const SPINNING: &str = "
+import time
+print('ready', flush=True)
+number, printed = 0, time.monotonic()
+while True:
+    number += 1
+    if time.monotonic() > printed + 0.1:
+        print(number, 1, flush=True)
+        printed = time.monotonic()
+";

@@ -24,12 +24,13 @@ use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_protocol, so
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, ipproto, shutdown};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::errands::{Errands, Pending};
+use super::descriptors::DescriptorCharge;
+use super::errands::{Errands, Pending, notify};
 
 /// Maximum number of connections accepted from a listener at a time.
-const AT_ONCE: usize = 16;
+pub(super) const AT_ONCE: usize = 16;
 /// Maximum number of listeners per application, including listeners that have ended but are still open in the thread.
-const LISTENERS: usize = 256;
+const LISTENERS: usize = 1024;
 /// Stack size of the thread, in bytes.
 const STACK: usize = 64 << 10;
 /// How long a call of `accept` may block on a listener that has ended, in microseconds.
@@ -56,9 +57,16 @@ pub(super) enum AcceptResult {
 pub(super) struct Kernel {
     listener: Arc<OwnedFd>,
     name: Name,
+    /// For the listener and the connections accepted from it, until all of them are closed.
+    charge: Arc<DescriptorCharge>,
 }
 
 impl Kernel {
+    /// A reference to the charge, to be held as long as an accepted connection.
+    pub(super) fn charge(&self) -> Arc<DescriptorCharge> {
+        Arc::clone(&self.charge)
+    }
+
     /// Duplicates the descriptor of the kernel's listener, for a process that adopts the session.
     pub(super) fn try_clone(&self) -> Result<OwnedFd, Errno> {
         fcntl_dupfd_cloexec(&self.listener, 0)
@@ -164,7 +172,13 @@ impl Acceptor {
     }
 
     /// Adds a listener. The thread accepts its connections from now on.
-    pub(super) fn add(&mut self, fd: OwnedFd, name: Name, errands: &mut Errands) -> Result<Kernel, Errno> {
+    pub(super) fn add(
+        &mut self,
+        fd: OwnedFd,
+        name: Name,
+        charge: DescriptorCharge,
+        errands: &mut Errands,
+    ) -> Result<Kernel, Errno> {
         self.listeners.retain(|listener| listener.strong_count() > 0);
         let fits =
             if self.listeners.len() < LISTENERS { is_listener(fd.as_fd()) } else { Err(Errno::NOBUFS) };
@@ -175,7 +189,7 @@ impl Acceptor {
         let listener = Arc::new(fd);
         self.listeners.push(Arc::downgrade(&listener));
         self.tell(Change::New(name, Arc::clone(&listener)), errands);
-        Ok(Kernel { listener, name })
+        Ok(Kernel { listener, name, charge: Arc::new(charge) })
     }
 
     /// Requests more results of a listener after the worker has handled all previous ones.
@@ -252,7 +266,7 @@ impl Shared {
     }
 
     fn notify_thread(&self) {
-        let _ = rustix::io::write(&self.notify_thread, &1u64.to_ne_bytes());
+        notify(&self.notify_thread);
     }
 
     fn run(&self, come: &Sender<(Name, AcceptResult)>, changes: &Receiver<Change>) {
@@ -287,7 +301,7 @@ impl Shared {
         come: &Sender<(Name, AcceptResult)>,
     ) -> Result<(), SendError<(Name, AcceptResult)>> {
         come.send((name, what))?;
-        let _ = rustix::io::write(&self.told, &1u64.to_ne_bytes());
+        notify(&self.told);
         Ok(())
     }
 
@@ -339,11 +353,11 @@ impl Shared {
                 let _ =
                     listeners.get(&name).map(|listener| epoll::modify(&self.epoll, listener, data, wanted));
             }
-            Change::Gone(Kernel { listener, name }, pending) => {
+            Change::Gone(Kernel { listener, name, charge }, pending) => {
                 // Another process may share the listener and continue to listen.
                 let _ = epoll::delete(&self.epoll, &listener);
                 listeners.remove(&name);
-                drop(listener);
+                drop((listener, charge));
                 drop(pending);
             }
         }
@@ -374,7 +388,8 @@ mod tests {
     /// The test simulates calls of `accept` by the shared counters. The thread itself waits for events.
     #[test]
     fn blocked_accept_closes_listener() {
-        let mut errands = Errands::new(CpuSet::new());
+        let helpers = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let mut errands = Errands::new(CpuSet::new(), helpers);
         let mut acceptor = Acceptor::new(0, CpuSet::new()).unwrap();
         let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = kernel.local_addr().unwrap();

@@ -13,6 +13,7 @@ use offcore_session::{Memory, Place, Segments};
 use offcore_tcp::proto::AppId;
 
 use super::acceptor::Acceptor;
+use super::descriptors::DescriptorCharge;
 use super::feed::Share;
 use super::key::Key;
 use super::session::Session;
@@ -36,6 +37,8 @@ pub(super) struct Application {
     pub(super) shared: Shared,
     /// Wakes the stack. The eventfd is never read: each write is an event.
     pub(super) event: OwnedFd,
+    /// For the descriptors of the application without its processes and sessions.
+    _charge: DescriptorCharge,
     /// The thread that accepts from the application's kernel listeners, if it has any.
     pub(super) acceptor: Option<Acceptor>,
     processes: Vec<Option<Process>>,
@@ -47,6 +50,8 @@ pub(super) struct Application {
     by_cookie: HashMap<u64, u32>,
     /// More memory is being created.
     pub(super) growing: bool,
+    /// All sessions are being closed, and the application ends after the last one.
+    ends: bool,
     /// The number of the application's last time slice.
     pub(super) slice: u64,
     /// Whether the marks are read in each round, and when the application last had work.
@@ -81,6 +86,9 @@ pub(super) enum Work {
     Raw(u32, u32),
     /// A listener of this generation may have connections to pass on.
     Listener(u32, u32),
+    /// The application ends: the session with this number, which may be unused, is closed, and after the last one the
+    /// application itself.
+    End(Option<u32>),
 }
 
 /// A queue in two parts: the front part is due now, and the rest waits for a later round.
@@ -130,6 +138,7 @@ pub(super) struct Process {
     pub(super) pid: i32,
     /// The process's socket, until the process closes it.
     pub(super) channel: Option<OwnedFd>,
+    pub(super) charge: Option<DescriptorCharge>,
     /// A postponed request, and whether the process is in the queue of processes that may have sent messages.
     pub(super) asked: Option<Box<Asked>>,
     pub(super) talks: bool,
@@ -156,9 +165,10 @@ impl Application {
         user: u32,
         (memory, share): (Arc<Memory>, Share),
         shared: Shared,
-        event: OwnedFd,
+        (event, charge): (OwnedFd, DescriptorCharge),
     ) -> Self {
         Self {
+            _charge: charge,
             id,
             key,
             instance,
@@ -174,6 +184,7 @@ impl Application {
             free: BinaryHeap::new(),
             by_cookie: HashMap::new(),
             growing: false,
+            ends: false,
             slice: 0,
             awake: true,
             worked: 0,
@@ -244,9 +255,9 @@ impl Application {
         Some(process)
     }
 
-    /// Takes the sockets of all processes.
-    pub(super) fn take_channels(&mut self) -> Vec<OwnedFd> {
-        self.processes.iter_mut().flatten().filter_map(|process| process.channel.take()).collect()
+    /// The sockets of all processes.
+    pub(super) fn channels(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.processes.iter().flatten().filter_map(|process| process.channel.as_ref())
     }
 
     /// Checks for marks. They are taken in the application's turn.
@@ -269,7 +280,12 @@ impl Application {
     #[inline]
     pub(super) fn has_due_work(&self) -> bool {
         let marked = self.may_be_marked || !self.marked.is_empty();
-        marked || self.rest.1 > 0 || self.talking.due > 0 || self.raws.due > 0 || self.listening.due > 0
+        marked
+            || self.ends
+            || self.rest.1 > 0
+            || self.talking.due > 0
+            || self.raws.due > 0
+            || self.listening.due > 0
     }
 
     /// Makes all waiting work due in the next round.
@@ -288,6 +304,9 @@ impl Application {
     /// Returns the next unit of work. The kinds of work alternate, so that no kind waits until another is done.
     pub(super) fn next_work(&mut self) -> Option<Work> {
         const KINDS: usize = 5;
+        if self.ends {
+            return Some(Work::End(self.next_of_rest()));
+        }
         (0..KINDS).find_map(|_| {
             self.kind = (self.kind + 1) % KINDS;
             match self.kind {
@@ -298,6 +317,12 @@ impl Application {
                 _ => self.raws.pop().map(|(number, generation)| Work::Raw(number, generation)),
             }
         })
+    }
+
+    /// Ends the application: its sessions are closed in its turns.
+    pub(super) fn begin_end(&mut self) {
+        self.ends = true;
+        self.request_full_scan();
     }
 
     /// Requests that all sessions are handled.

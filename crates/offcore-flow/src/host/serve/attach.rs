@@ -7,11 +7,12 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{UnixCredentials, getsockopt};
 use offcore_session::message::{ASK, Answer, Hello, KEY, MOST_DESCRIPTORS, VERSION, Welcome};
 use offcore_session::shared::Shared;
+use offcore_stats::tsc;
 use offcore_tcp::proto::AppMemory;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_socket_passcred, socket_domain, socket_type};
+use rustix::net::sockopt::{set_socket_passcred, set_socket_send_buffer_size, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -20,7 +21,7 @@ use super::application::{Application, Process};
 use super::feed::{Made, Share};
 use super::key::{Key, Source};
 use super::session::number;
-use super::{Guest, Serve, descriptors, wire};
+use super::{Guest, Serve, descriptors, errands, wire};
 use crate::host::Calls;
 
 /// The maximum number of guests per user, that is of processes that have connected but not identified themselves; and
@@ -34,6 +35,12 @@ const WAITING: usize = 256;
 const UNKNOWN_USER: u32 = u32::MAX;
 /// The maximum number of processes accepted at a time.
 const AT_ONCE: usize = 16;
+/// The number of a user's errands at which no process is accepted. It is reached only if the user cannot be
+/// [barred](super::door::ServeSocket::bar).
+const MOST_ERRANDS: usize = 2 * errands::MOST;
+/// The requested size of the send buffer of a process's socket, in bytes. The kernel raises it to its minimum, which
+/// holds a few answers. A process that does not read its answers thus keeps few descriptors in flight.
+const CHANNEL_BUFFER: usize = 1;
 
 impl Serve {
     /// Accepts waiting processes, up to [`AT_ONCE`] of them.
@@ -43,7 +50,7 @@ impl Serve {
         for _ in 0..AT_ONCE {
             let Some(door) = &self.door else { return };
             // Each accepted socket must be closed some time, which is an errand.
-            if self.guests.back().is_some_and(|guest| self.errands.are_full(guest.user)) {
+            if self.refused.is_some_and(|user| self.errands.count(user) >= MOST_ERRANDS) {
                 return;
             }
             let socket = match door.accept() {
@@ -53,42 +60,74 @@ impl Serve {
                     self.connecting = false;
                     return;
                 }
-                Err(error) => return self.refuse(now, "a process waits to attach", error),
+                Err(error) => return self.refuse(now, "a process waits to attach", UNKNOWN_USER, error),
             };
-            let generation = self.next_generation();
+            let from = tsc::now();
             let user = self.may_attach(&socket).map_or(UNKNOWN_USER, |who| who.uid());
-            let guest = Guest { generation, user, socket, since: now, invited: false, waits: None };
-            if let Err((error, socket)) = self.take_guest(guest) {
-                self.refuse(now, "a process was refused and must attach again", error);
-                self.errands.close_socket(user, socket);
+            let _ = set_socket_send_buffer_size(&socket, CHANNEL_BUFFER);
+            if let Err((error, socket)) = self.take_guest(user, socket, now, false) {
+                self.refuse(now, "a process was refused and must attach again", user, error);
+                self.errands.close_socket(user, socket, None);
+                self.refused = Some(user);
+                if self.errands.are_full(user)
+                    && let Some(door) = &mut self.door
+                {
+                    door.bar(user);
+                }
             }
+            self.charge_time(user, from);
         }
     }
 
     /// Adds a guest. If a user has too many silent guests, the oldest one is removed when it has been silent for long
     /// enough.
-    fn take_guest(&mut self, guest: Guest) -> Result<(), (Errno, OwnedFd)> {
-        let is_silent = |other: &Guest| other.user == guest.user && other.waits.is_none();
+    fn take_guest(
+        &mut self,
+        user: u32,
+        socket: OwnedFd,
+        since: u64,
+        invited: bool,
+    ) -> Result<(), (Errno, OwnedFd)> {
+        if self.errands.are_full(user) {
+            return Err((Errno::AGAIN, socket));
+        }
+        let is_silent = |other: &Guest| other.user == user && other.waits.is_none();
         if self.guests.iter().filter(|other| is_silent(other)).count() >= GUESTS_OF_USER {
             let oldest = self.guests.iter().position(is_silent);
-            let goes = oldest.filter(|at| guest.since >= self.guests[*at].since + SILENT);
+            let goes = oldest.filter(|at| since >= self.guests[*at].since + SILENT);
             let Some(goes) = goes.and_then(|at| self.guests.remove(at)) else {
-                return Err((Errno::AGAIN, guest.socket));
+                return Err((Errno::AGAIN, socket));
             };
             self.close_guest_socket(goes);
         }
-        let key = Key::new(Source::Guest, 0, 0, guest.generation);
-        if let Err(error) = self.watch.add(guest.socket.as_fd(), key, EventFlags::IN) {
-            return Err((error, guest.socket));
+        let generation = self.next_generation();
+        let key = Key::new(Source::Guest, 0, 0, generation);
+        let charge = self.descriptors.take(user, descriptors::PROCESS);
+        let added = charge.and_then(|charge| {
+            self.watch.add(user, socket.as_fd(), key, EventFlags::IN)?;
+            Ok(charge)
+        });
+        match added {
+            Ok(charge) => {
+                self.guests.push_back(Guest {
+                    generation,
+                    user,
+                    socket,
+                    charge,
+                    since,
+                    invited,
+                    waits: None,
+                });
+                Ok(())
+            }
+            Err(error) => Err((error, socket)),
         }
-        self.guests.push_back(guest);
-        Ok(())
     }
 
     /// Closes the socket of a guest as an errand, because unread messages may contain descriptors.
     fn close_guest_socket(&mut self, guest: Guest) {
-        self.watch.remove(guest.socket.as_fd());
-        self.errands.close_socket(guest.user, guest.socket);
+        self.watch.remove(guest.user, guest.socket.as_fd());
+        self.errands.close_socket(guest.user, guest.socket, Some(guest.charge));
     }
 
     /// Closes unexpected descriptors that processes of a user have sent.
@@ -98,11 +137,31 @@ impl Serve {
         }
     }
 
-    /// Counts and logs a process that was refused, or a connection that had to be reset.
-    pub(super) fn refuse(&mut self, now: u64, what: &'static str, error: Errno) {
+    /// Counts and logs a process of a user that was refused, or a connection that had to be reset.
+    pub(super) fn refuse(&mut self, now: u64, what: &'static str, user: u32, error: Errno) {
         self.counts.refused += 1;
         if self.refusals.may(now) {
-            tracing::warn!(%error, "{what}");
+            let remedy = self.remedy(user, error);
+            tracing::warn!(user, %error, "{what}{remedy}");
+        }
+    }
+
+    /// The limit that a user has reached, and what to do about it.
+    fn remedy(&self, user: u32, error: Errno) -> String {
+        match error {
+            Errno::MFILE => format!(
+                ": the share of user {user} is {} descriptors; raise the limit of open files (ulimit -n), or admit fewer \
+                 users",
+                self.descriptors.most()
+            ),
+            Errno::USERS => {
+                format!(": user {user} has {} applications, the maximum", self.feed.applications())
+            }
+            Errno::NOMEM => {
+                format!(": the applications of user {user} may use {} MiB in total", self.feed.share() >> 20)
+            }
+            Errno::ACCESS => ": admit its user with --allow-uid".into(),
+            _ => String::new(),
         }
     }
 
@@ -111,8 +170,7 @@ impl Serve {
         self.counts.refused += 1;
         if self.refusals.may(now) {
             let (process, user) = credentials(socket).map_or((0, UNKNOWN_USER), |who| (who.pid(), who.uid()));
-            let may = self.may_attach(socket).is_ok();
-            let remedy = if may { "" } else { ": admit its user with --allow-uid" };
+            let remedy = self.remedy(user, error);
             tracing::warn!(process, user, %error, "a process could not attach{remedy}");
         }
     }
@@ -125,9 +183,10 @@ impl Serve {
         if self.guests[at].waits.is_some() {
             return;
         }
-        if self.errands.are_full(self.guests[at].user) {
-            if !self.talking.contains(&key) {
-                self.talking.push(key);
+        let user = self.guests[at].user;
+        if self.errands.are_full(user) {
+            if !self.talking.contains(&(user, key)) {
+                self.talking.push((user, key));
             }
             return;
         }
@@ -211,7 +270,7 @@ impl Serve {
             self.feed.begin(user, key, self.config.memory, &mut self.errands);
         }
         // No message is expected until then.
-        self.watch.remove(guest.socket.as_fd());
+        self.watch.remove(user, guest.socket.as_fd());
         self.guests.push_back(Guest { waits: Some(key), ..guest });
     }
 
@@ -226,6 +285,7 @@ impl Serve {
     /// Handles memory that was created, for new and existing applications.
     pub(super) fn take_created_memory(&mut self, calls: &mut Calls<'_>) {
         while let Some(made) = self.feed.next() {
+            let (user, from) = (made.user(), tsc::now());
             match made {
                 Made::More { app, user, memory, segment } => {
                     let application = self.app(app).filter(|app| Arc::ptr_eq(&app.memory, &memory));
@@ -243,6 +303,7 @@ impl Serve {
                     self.create_admitted_app(user, key, memory, share, calls)
                 }
             }
+            self.charge_time(user, from);
         }
     }
 
@@ -295,7 +356,7 @@ impl Serve {
         calls: &mut Calls<'_>,
     ) {
         match app.and_then(|app| self.admit(app, who, &guest.socket)) {
-            Ok(attached) => self.greet(attached, guest.socket, calls),
+            Ok(attached) => self.greet(attached, guest, calls),
             Err(error) => self.refuse_guest(guest, error, calls.now),
         }
     }
@@ -336,8 +397,8 @@ impl Serve {
         let shared = Shared::new().map_err(|_| Errno::NOMEM)?;
         shared.processes().set_broadcasts(self.broadcasts.iter().copied());
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        self.watch.add(event.as_fd(), Key::new(Source::Event, at, 0, 0), EventFlags::IN)?;
-        self.descriptors.take(user, descriptors::of_application(self.config.memory))?;
+        let charge = self.descriptors.take(user, descriptors::of_application(self.config.memory))?;
+        self.watch.add(user, event.as_fd(), Key::new(Source::Event, at, 0, 0), EventFlags::IN)?;
         let id = calls.stack.add_app(memory);
         calls.stack.set_user(id, user);
         calls.stack.limit_app(id, self.config.connections);
@@ -346,7 +407,8 @@ impl Serve {
         if at == self.apps.len() {
             self.apps.push(None);
         }
-        self.apps[at] = Some(Box::new(Application::new(id, name, user, (memory, share), shared, event)));
+        let application = Application::new(id, name, user, (memory, share), shared, (event, charge));
+        self.apps[at] = Some(Box::new(application));
         self.awake.add(at);
         self.by_id.insert(id, at);
         Ok(at)
@@ -354,24 +416,12 @@ impl Serve {
 
     /// Adds a process to an application.
     fn admit(&mut self, app: usize, who: UnixCredentials, socket: &OwnedFd) -> Result<Attached, Errno> {
-        let user = self.app(app).ok_or(Errno::BADF)?.user;
-        self.descriptors.take(user, descriptors::PROCESS)?;
-        let admitted = self.admit_charged(app, who, socket);
-        admitted.inspect_err(|_| self.descriptors.give(user, descriptors::PROCESS))
-    }
-
-    fn admit_charged(
-        &mut self,
-        app: usize,
-        who: UnixCredentials,
-        socket: &OwnedFd,
-    ) -> Result<Attached, Errno> {
         let generation = self.next_generation();
         let pid = who.pid();
         let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else {
             return Err(Errno::BADF);
         };
-        let visible = Pid::from_raw(pid);
+        let (user, visible) = (application.user, Pid::from_raw(pid));
         // A process with the same number has executed another program: its previous entry no longer holds locks.
         let before = visible.and_then(|_| application.find_process(pid));
         // If the system cannot watch processes, the process counts as ended when its socket is closed. The same applies
@@ -381,19 +431,21 @@ impl Serve {
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::SRCH)) => return Err(error),
             Err(_) => None,
         };
-        let process = Process { generation, pid, channel: None, asked: None, talks: false, pidfd };
+        let process =
+            Process { generation, pid, channel: None, charge: None, asked: None, talks: false, pidfd };
         let (number, owner) = application.add_process(process).ok_or(Errno::MFILE)?;
         let key = Key::new(Source::Process, app, number as u32, generation);
         let process = application.process(number as u32, generation);
         let watched = process
             .and_then(|process| process.pidfd.as_ref())
-            .map_or(Ok(()), |pidfd| self.watch.add(pidfd.as_fd(), key, EventFlags::IN));
+            .map_or(Ok(()), |pidfd| self.watch.add(user, pidfd.as_fd(), key, EventFlags::IN));
         // The socket of a guest is already watched; a socket that came with a message is not.
         let key = Key { source: Source::Channel, ..key };
-        let watched = watched.and_then(|()| match self.watch.change(socket.as_fd(), key, EventFlags::IN) {
-            Err(Errno::NOENT) => self.watch.add(socket.as_fd(), key, EventFlags::IN),
-            result => result,
-        });
+        let watched =
+            watched.and_then(|()| match self.watch.change(user, socket.as_fd(), key, EventFlags::IN) {
+                Err(Errno::NOENT) => self.watch.add(user, socket.as_fd(), key, EventFlags::IN),
+                result => result,
+            });
         if let Err(error) = watched {
             application.remove_process(number as u32);
             return Err(error);
@@ -402,7 +454,7 @@ impl Serve {
     }
 
     /// Sends a process its welcome message.
-    fn greet(&mut self, attached: Attached, socket: OwnedFd, calls: &mut Calls<'_>) {
+    fn greet(&mut self, attached: Attached, guest: Guest, calls: &mut Calls<'_>) {
         let Attached { app, number, generation, owner, before } = attached;
         let gate = self.pairs.gate;
         let Some(application) = self.app(app) else { return };
@@ -421,9 +473,9 @@ impl Serve {
             segments: (descriptors.len() - 3) as u32,
         };
         // If the message cannot be sent, the process has ended or will soon.
-        let _ = wire::send(socket.as_fd(), &welcome.to_bytes(), &descriptors);
+        let _ = wire::send(guest.socket.as_fd(), &welcome.to_bytes(), &descriptors);
         if let Some(process) = application.process(number, generation) {
-            process.channel = Some(socket);
+            (process.channel, process.charge) = (Some(guest.socket), Some(guest.charge));
         }
         if let Some((number, generation)) = before {
             self.process_ended(app, number, generation, calls);
@@ -444,7 +496,7 @@ impl Serve {
                 let _ = wire::send(answer_to.as_fd(), &answer.to_bytes(), &[theirs.as_fd()]);
             }),
             Err(error) => {
-                self.refuse(calls.now, "a child process could not attach", error);
+                self.refuse(calls.now, "a child process could not attach", user, error);
                 self.errands.close(user, answer_to);
             }
         }
@@ -456,9 +508,8 @@ impl Serve {
         let kind = SocketFlags::CLOEXEC;
         let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, kind, None)?;
         set_socket_passcred(&socket, true)?;
-        let generation = self.next_generation();
-        let guest = Guest { generation, user, socket, since: now, invited: true, waits: None };
-        self.take_guest(guest).map_err(|(error, _)| error)?;
+        set_socket_send_buffer_size(&socket, CHANNEL_BUFFER)?;
+        self.take_guest(user, socket, now, true).map_err(|(error, _)| error)?;
         Ok(theirs)
     }
 }

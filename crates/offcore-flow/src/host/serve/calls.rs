@@ -18,7 +18,7 @@ use rustix::net::sockopt::socket_cookie;
 
 use super::application::{Asked, Queue};
 use super::key::Key;
-use super::listening::KERNEL_ACCEPT_WARNING;
+use super::listening::{KERNEL_ACCEPT_WARNING, PASSED};
 use super::session::{DATAGRAM, Listener, STREAM, What, number as error_number, write_addresses};
 use super::sessions::InitialState;
 use super::stream_options::{conn_options, name_congestion};
@@ -411,7 +411,7 @@ impl Serve {
             name_congestion(slot, calls.stack.algorithm());
         }
         self.process_session(app, number, calls);
-        self.begin_to_listen(app, number, backlog, kernel.take(), calls);
+        self.begin_to_listen(app, number, backlog, kernel.take(), calls)?;
         Ok(reply)
     }
 
@@ -440,7 +440,8 @@ impl Serve {
         Ok((number, Reply::of(named, None)))
     }
 
-    /// Sets the length of the queue, and adds the kernel's listener to the acceptor.
+    /// Sets the length of the queue, and adds the kernel's listener to the acceptor. If that fails, the session is only
+    /// bound.
     fn begin_to_listen(
         &mut self,
         app: usize,
@@ -448,17 +449,21 @@ impl Serve {
         backlog: usize,
         kernel: Option<OwnedFd>,
         calls: &mut Calls<'_>,
-    ) {
-        let Some(session) = self.app(app).and_then(|app| app.session(number)) else { return };
+    ) -> Result<(), Errno> {
+        let session = self.app(app).and_then(|app| app.session(number)).ok_or(Errno::BADF)?;
         if let Some(ours) = session.ours() {
-            super::pair::set_backlog(ours, backlog);
+            super::pair::set_backlog(ours, backlog.min(PASSED));
         }
         if let Some(kernel) = kernel
             && let Err(error) = self.add_kernel(app, number, kernel)
         {
-            self.refuse(calls.now, KERNEL_ACCEPT_WARNING, error);
+            let user = self.user_of(app).unwrap_or_default();
+            self.refuse(calls.now, KERNEL_ACCEPT_WARNING, user, error);
+            self.stop_listening(app, number, calls);
+            return Err(error);
         }
         self.pass_waiting_connections(app, number, calls);
+        Ok(())
     }
 
     /// Returns an answer that names a session.

@@ -2,24 +2,30 @@
 //! (`RLIMIT_NOFILE`) equally.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use offcore_session::place::SEGMENT;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-/// Descriptors reserved for the stack itself: ports, threads, and files that are about to be closed. With a low limit,
-/// a quarter of the limit is reserved.
+use super::acceptor::AT_ONCE;
+use super::errands;
+
+/// Descriptors reserved for the stack itself, for example for ports and threads. With a low limit, a quarter of the
+/// limit is reserved. For files that are about to be closed, [`errands::MOST`] descriptors per user are reserved as well.
 const RESERVED: u64 = 2048;
 /// The minimum share of a user. With a lower limit the kernel refuses descriptors first.
 const LEAST: usize = 64;
 /// Descriptors of an application with one segment of memory, without its processes and sessions: shared memory, the
 /// eventfd, and the descriptors of the acceptor thread.
 const APPLICATION: usize = 7;
-/// Descriptors of a process: its socket and its pidfd.
-pub(super) const PROCESS: usize = 2;
-/// Descriptors of a session, and of a kernel listener.
+/// Descriptors of a process: its socket, its pidfd, and the descriptor of a postponed request.
+pub(super) const PROCESS: usize = 3;
 pub(super) const SESSION: usize = 1;
-pub(super) const KERNEL: usize = 1;
+/// Descriptors of a kernel listener: the listener, the connections accepted from it at a time, and a connection that
+/// waits for room in the listener's queue.
+pub(super) const KERNEL: usize = AT_ONCE + 2;
 
 /// Descriptors of an application that may use `memory` bytes.
 pub(super) fn of_application(memory: usize) -> usize {
@@ -31,7 +37,20 @@ pub(super) fn of_application(memory: usize) -> usize {
 pub(super) struct Descriptors {
     /// The share of a user.
     most: usize,
-    used: HashMap<u32, usize>,
+    used: HashMap<u32, Arc<AtomicUsize>>,
+}
+
+/// A charge to a user, until it is dropped together with the descriptors.
+#[derive(Debug)]
+pub(super) struct DescriptorCharge {
+    used: Arc<AtomicUsize>,
+    count: usize,
+}
+
+impl Drop for DescriptorCharge {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.count, Ordering::Relaxed);
+    }
 }
 
 impl Descriptors {
@@ -42,31 +61,37 @@ impl Descriptors {
 
     fn share(limit: u64, users: usize) -> Self {
         let most = usize::try_from(limit - RESERVED.min(limit / 4)).unwrap_or(usize::MAX) / users;
+        // With a low limit, pending closes have half of the share.
+        let most = most - errands::MOST.min(most / 2);
         Self { most: most.max(LEAST), used: HashMap::new() }
     }
 
+    /// The share of a user.
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    fn of(&mut self, user: u32) -> &Arc<AtomicUsize> {
+        self.used.entry(user).or_default()
+    }
+
     /// Whether a user can have `count` descriptors more.
-    pub(super) fn has_room(&self, user: u32, count: usize) -> bool {
-        self.used.get(&user).copied().unwrap_or(0) + count <= self.most
+    pub(super) fn has_room(&mut self, user: u32, count: usize) -> bool {
+        let most = self.most;
+        self.of(user).load(Ordering::Relaxed) + count <= most
     }
 
     /// Charges a user for `count` descriptors.
     ///
     /// # Errors
     /// `EMFILE` beyond the user's share.
-    pub(super) fn take(&mut self, user: u32, count: usize) -> Result<(), Errno> {
+    pub(super) fn take(&mut self, user: u32, count: usize) -> Result<DescriptorCharge, Errno> {
         if !self.has_room(user, count) {
             return Err(Errno::MFILE);
         }
-        *self.used.entry(user).or_default() += count;
-        Ok(())
-    }
-
-    /// Releases `count` descriptors of a user.
-    pub(super) fn give(&mut self, user: u32, count: usize) {
-        if let Some(used) = self.used.get_mut(&user) {
-            *used = used.saturating_sub(count);
-        }
+        let used = Arc::clone(self.of(user));
+        used.fetch_add(count, Ordering::Relaxed);
+        Ok(DescriptorCharge { used, count })
     }
 }
 
@@ -76,12 +101,12 @@ mod tests {
 
     #[test]
     fn users_have_equal_shares() {
-        let mut descriptors = Descriptors::share(RESERVED + 20_000, 2);
-        assert_eq!(descriptors.take(1, 10_001), Err(Errno::MFILE));
-        assert_eq!(descriptors.take(1, 10_000), Ok(()));
-        assert_eq!(descriptors.take(1, 1), Err(Errno::MFILE));
-        assert_eq!(descriptors.take(2, 10_000), Ok(()), "another user's share");
-        descriptors.give(1, 10);
-        assert_eq!(descriptors.take(1, 10), Ok(()));
+        let mut descriptors = Descriptors::share(RESERVED + 2 * errands::MOST as u64 + 20_000, 2);
+        assert_eq!(descriptors.take(1, 10_001).err(), Some(Errno::MFILE));
+        let mut charges: Vec<_> = [9_990, 10].map(|count| descriptors.take(1, count).unwrap()).into();
+        assert_eq!(descriptors.take(1, 1).err(), Some(Errno::MFILE));
+        assert!(descriptors.take(2, 10_000).is_ok(), "another user's share");
+        charges.pop();
+        assert!(descriptors.take(1, 10).is_ok());
     }
 }

@@ -34,6 +34,9 @@ pub(super) struct ServeSocket {
     path: PathBuf,
     /// Device and inode of the socket's file, so that no other file is removed.
     file: Option<(u64, u64)>,
+    /// The other users, and those of them who may not connect at present.
+    others: Vec<u32>,
+    barred: Vec<u32>,
     /// Held as long as the socket exists.
     _lock: Lock,
 }
@@ -60,7 +63,14 @@ impl ServeSocket {
         // The mode is set before the socket has a name, so that the file never has another mode.
         fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(failed("restricting"))?;
         bind(&socket, &address).map_err(failed("binding"))?;
-        let door = Self { socket, path: path.to_owned(), file: file_of(path), _lock: lock };
+        let door = Self {
+            socket,
+            path: path.to_owned(),
+            file: file_of(path),
+            others: others.to_vec(), // copy-ok: the numbers of users
+            barred: Vec::new(),
+            _lock: lock,
+        };
         if !others.is_empty() {
             door.admit(others)?;
         }
@@ -76,6 +86,31 @@ impl ServeSocket {
             rustix::fs::chmod(file.name(), Mode::from_raw_mode(0o666)).map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// Prevents a user from connecting, unless it is root or the stack's own user, or the file system has no access
+    /// control lists.
+    pub(super) fn bar(&mut self, user: u32) {
+        if self.others.contains(&user) && !self.barred.contains(&user) {
+            self.barred.push(user);
+            self.update_barred();
+        }
+    }
+
+    /// Lets users connect again, except those for whom `stays` holds.
+    pub(super) fn retain_barred(&mut self, stays: impl Fn(u32) -> bool) {
+        let before = self.barred.len();
+        self.barred.retain(|user| stays(*user));
+        if self.barred.len() < before {
+            self.update_barred();
+        }
+    }
+
+    fn update_barred(&self) {
+        let others: Vec<_> = self.others.iter().copied().filter(|user| !self.barred.contains(user)).collect();
+        if let Err(error) = self.admit(&others) {
+            tracing::warn!(%error, "the users who may attach could not be changed");
+        }
     }
 
     /// Accepts the next process that wants to attach.

@@ -16,8 +16,10 @@ use std::thread::Builder;
 use rustix::net::{Shutdown, shutdown};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use super::descriptors::DescriptorCharge;
+
 /// The number of pending errands of a user at which the stack stops receiving from the user's processes.
-const MOST: usize = 1024;
+pub(super) const MOST: usize = 256;
 /// Stack size of a thread, in bytes.
 const STACK: usize = 64 << 10;
 
@@ -29,6 +31,8 @@ pub(super) struct Errands {
     /// The CPUs on which they may run.
     cpus: CpuSet,
     users: HashMap<u32, User>,
+    /// Wakes the worker when a user is no longer at the limit of errands.
+    helpers: Arc<OwnedFd>,
 }
 
 struct User {
@@ -47,17 +51,19 @@ impl fmt::Debug for User {
 }
 
 impl Errands {
-    pub(super) fn new(cpus: CpuSet) -> Self {
-        Self { cpus, users: HashMap::new() }
+    pub(super) fn new(cpus: CpuSet, helpers: Arc<OwnedFd>) -> Self {
+        Self { cpus, users: HashMap::new(), helpers }
     }
 
     /// Runs an errand in a user's thread.
     pub(super) fn run(&mut self, user: u32, errand: impl FnOnce() + Send + 'static) {
-        let left = Arc::clone(&self.user(user).left);
+        let (left, helpers) = (Arc::clone(&self.user(user).left), Arc::clone(&self.helpers));
         left.fetch_add(1, Ordering::Relaxed);
         self.run_unawaited(user, move || {
             errand();
-            left.fetch_sub(1, Ordering::Release);
+            if left.fetch_sub(1, Ordering::Release) == MOST {
+                notify(&helpers);
+            }
         });
     }
 
@@ -91,9 +97,10 @@ impl Errands {
     }
 
     /// Closes a Unix socket. This wakes all waiters at its other end, which may be many.
-    pub(super) fn close_socket(&mut self, user: u32, socket: OwnedFd) {
+    pub(super) fn close_socket(&mut self, user: u32, socket: OwnedFd, charge: Option<DescriptorCharge>) {
         self.run(user, move || {
             let _ = shutdown(&socket, Shutdown::Both);
+            drop((socket, charge));
         });
     }
 
@@ -104,10 +111,20 @@ impl Errands {
     }
 
     /// Whether the number of a user's errands is at the limit. The stack then stops receiving from the user's
-    /// processes.
+    /// processes, and an event follows when it is below the limit again.
     pub(super) fn are_full(&self, user: u32) -> bool {
-        self.users.get(&user).is_some_and(|of| of.left.load(Ordering::Acquire) >= MOST)
+        self.count(user) >= MOST
     }
+
+    /// The number of a user's errands.
+    pub(super) fn count(&self, user: u32) -> usize {
+        self.users.get(&user).map_or(0, |of| of.left.load(Ordering::Acquire))
+    }
+}
+
+/// Writes to an eventfd that is never read, so that each write is an event.
+pub(super) fn notify(event: &OwnedFd) {
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 /// Counts an operation as pending until dropped.
@@ -142,13 +159,16 @@ impl User {
 mod tests {
     use std::time::{Duration, Instant};
 
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::io::{Errno, read};
     use rustix::thread::sched_getaffinity;
 
     use super::*;
 
     #[test]
     fn blocked_errand_spares_other_users() {
-        let mut errands = Errands::new(sched_getaffinity(None).unwrap());
+        let helpers = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let mut errands = Errands::new(sched_getaffinity(None).unwrap(), Arc::clone(&helpers));
         let (go, wait) = channel::<()>();
         errands.run(1, move || wait.recv().unwrap());
         for _ in 1..MOST {
@@ -158,10 +178,12 @@ mod tests {
         errands.run(2, move || done.send(()).unwrap());
         is_done.recv_timeout(Duration::from_secs(30)).unwrap();
         assert!(errands.are_full(1) && !errands.are_full(2) && !errands.has_some(3));
+        assert_eq!(read(&*helpers, &mut [0; 8]), Err(Errno::AGAIN));
         go.send(()).unwrap();
         let start = Instant::now();
         while errands.has_some(1) {
             assert!(start.elapsed() < Duration::from_secs(30));
         }
+        assert_eq!(read(&*helpers, &mut [0; 8]), Ok(8), "the worker is woken once there is room");
     }
 }

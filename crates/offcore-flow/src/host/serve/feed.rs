@@ -1,7 +1,7 @@
 //! Memory of applications. A thread of the user maps and unmaps it, because that can take more than ten milliseconds.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -9,10 +9,8 @@ use offcore_mem::mapping::available_memory;
 use offcore_session::message::KEY;
 use offcore_session::{Budget, Charge, Memory, Segment, Wanted};
 use offcore_tcp::proto::AppMemory;
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
 
-use super::errands::Errands;
+use super::errands::{Errands, notify};
 use super::key::APPLICATIONS;
 
 /// The maximum number of applications of a user. With many users the limit is lower, so that each gets its share.
@@ -25,6 +23,14 @@ pub(super) enum Made {
     New { user: u32, key: [u8; KEY], memory: Option<AppMemory>, share: Share },
     /// More memory for an existing application.
     More { app: usize, user: u32, memory: Arc<Memory>, segment: Option<Segment> },
+}
+
+impl Made {
+    pub(super) fn user(&self) -> u32 {
+        match self {
+            Self::New { user, .. } | Self::More { user, .. } => *user,
+        }
+    }
 }
 
 /// The share of an application in its user's budget. It exists from before the memory is created until after it is
@@ -46,7 +52,7 @@ pub(super) struct Feed {
     made: Receiver<Made>,
     to: Sender<Made>,
     /// Wakes the worker when memory was created.
-    told: Arc<OwnedFd>,
+    helpers: Arc<OwnedFd>,
     /// Bytes that the applications of a user may use in total, and the maximum number of these applications.
     share: usize,
     applications: usize,
@@ -58,17 +64,21 @@ pub(super) struct Feed {
 
 impl Feed {
     /// Creates the feed for `users` users, which share three quarters of the memory that is available now.
-    pub(super) fn new(users: usize) -> Result<Self, Errno> {
+    pub(super) fn new(users: usize, helpers: Arc<OwnedFd>) -> Self {
         let (to, made) = channel();
-        let told = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let share = available_memory().map_or(usize::MAX, |bytes| bytes / 4 * 3 / users);
         let applications = APPLICATIONS_OF_USER.min(APPLICATIONS / users);
-        Ok(Self { made, to, told, share, applications, budgets: HashMap::new(), left: Vec::new() })
+        Self { made, to, helpers, share, applications, budgets: HashMap::new(), left: Vec::new() }
     }
 
-    /// An event is pending when [`next`](Self::next) has results.
-    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.told.as_fd()
+    /// Bytes that the applications of a user may use in total.
+    pub(super) fn share(&self) -> usize {
+        self.share
+    }
+
+    /// The maximum number of applications of a user.
+    pub(super) fn applications(&self) -> usize {
+        self.applications
     }
 
     /// Returns the next created memory.
@@ -127,11 +137,11 @@ impl Feed {
     }
 
     fn run(&self, user: u32, errands: &mut Errands, make: impl FnOnce() -> Made + Send + 'static) {
-        let (to, told) = (self.to.clone(), Arc::clone(&self.told));
+        let (to, helpers) = (self.to.clone(), Arc::clone(&self.helpers));
         errands.run_unawaited(user, move || {
             // If the receiver is gone, the memory is unmapped here.
             if to.send(make()).is_ok() {
-                let _ = rustix::io::write(&*told, &1u64.to_ne_bytes());
+                notify(&helpers);
             }
         });
     }

@@ -1,4 +1,4 @@
-//! The epoll set of a server, and the keys that identify its descriptors.
+//! The epoll sets of a server, and the keys that identify its descriptors.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,10 +30,11 @@ pub(super) enum Source {
     Pipe,
     /// The thread that accepts from an application's kernel listeners.
     Kernel,
-    /// Memory that was created for applications.
-    Memory,
-    /// Answers about the other ends of sessions.
-    Peers,
+    /// Results of threads outside the workers: created memory, answers about the other ends of sessions, and users who
+    /// may have errands again.
+    Helpers,
+    /// The epoll set of a user, whose index is the generation.
+    User,
 }
 
 const SOURCES: [Source; 10] = [
@@ -45,8 +46,8 @@ const SOURCES: [Source; 10] = [
     Source::End,
     Source::Pipe,
     Source::Kernel,
-    Source::Memory,
-    Source::Peers,
+    Source::Helpers,
+    Source::User,
 ];
 
 /// Identifies a descriptor. The generation distinguishes it from an earlier user of the same number, because an event
@@ -82,57 +83,124 @@ impl Key {
     }
 }
 
-/// An edge-triggered epoll set. The handler of an event must process everything that is pending.
+/// An event of the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KernelEvent {
+    /// The user of the application; `None` for descriptors of the stack itself.
+    pub(super) user: Option<u32>,
+    pub(super) key: Key,
+    pub(super) flags: epoll::EventFlags,
+}
+
+/// An edge-triggered epoll set for each user, so that a user with many events does not delay those of others, and a set
+/// that contains these and the descriptors of the stack itself. The handler of an event must process everything that is
+/// pending.
 #[derive(Debug)]
 pub(super) struct Watch {
-    epoll: OwnedFd,
+    stack: OwnedFd,
+    users: Vec<(u32, OwnedFd)>,
 }
 
 impl Watch {
     pub(super) fn new() -> Result<Self, Errno> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Self { epoll })
+        let stack = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self { stack, users: Vec::new() })
     }
 
     /// Is readable when there are events.
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.stack.as_fd()
     }
 
-    /// Adds a descriptor. It stays in the set until all its duplicates are closed. A hang-up is always reported.
-    pub(super) fn add(&self, fd: BorrowedFd<'_>, key: Key, wanted: epoll::EventFlags) -> Result<(), Errno> {
-        let flags = wanted | epoll::EventFlags::ET;
-        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key.word()), flags)
+    /// Adds a descriptor of the stack itself.
+    pub(super) fn add_own(&self, fd: BorrowedFd<'_>, source: Source) -> Result<(), Errno> {
+        let data = epoll::EventData::new_u64(Key::new(source, 0, 0, 0).word());
+        epoll::add(&self.stack, fd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
     }
 
-    /// Changes the events or the key of a descriptor. A pending event is reported again.
-    pub(super) fn change(
-        &self,
+    /// Returns the set of a user, which is created on first use.
+    fn of(&mut self, user: u32) -> Result<&OwnedFd, Errno> {
+        let at = match self.users.iter().position(|(other, _)| *other == user) {
+            Some(at) => at,
+            None => {
+                let (set, at) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, self.users.len());
+                let data = epoll::EventData::new_u64(Key::new(Source::User, 0, 0, at as u32).word());
+                // Level-triggered: events beyond a round's part are reported again.
+                epoll::add(&self.stack, &set, data, epoll::EventFlags::IN)?;
+                self.users.push((user, set));
+                at
+            }
+        };
+        Ok(&self.users[at].1)
+    }
+
+    /// Adds a descriptor of a user. It stays in the set until all its duplicates are closed. A hang-up is always
+    /// reported.
+    pub(super) fn add(
+        &mut self,
+        user: u32,
         fd: BorrowedFd<'_>,
         key: Key,
         wanted: epoll::EventFlags,
     ) -> Result<(), Errno> {
         let flags = wanted | epoll::EventFlags::ET;
-        epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(key.word()), flags)
+        epoll::add(self.of(user)?, fd, epoll::EventData::new_u64(key.word()), flags)
+    }
+
+    /// Changes the events or the key of a descriptor. A pending event is reported again.
+    pub(super) fn change(
+        &mut self,
+        user: u32,
+        fd: BorrowedFd<'_>,
+        key: Key,
+        wanted: epoll::EventFlags,
+    ) -> Result<(), Errno> {
+        let flags = wanted | epoll::EventFlags::ET;
+        epoll::modify(self.of(user)?, fd, epoll::EventData::new_u64(key.word()), flags)
     }
 
     /// Removes a descriptor. This is necessary if other processes may have duplicates.
-    pub(super) fn remove(&self, fd: BorrowedFd<'_>) {
-        let _ = epoll::delete(&self.epoll, fd);
+    pub(super) fn remove(&mut self, user: u32, fd: BorrowedFd<'_>) {
+        let _ = self.of(user).and_then(|set| epoll::delete(set, fd));
     }
 
-    /// Takes pending events, up to [`AT_ONCE`].
-    pub(super) fn take(&self, into: &mut Vec<(Key, epoll::EventFlags)>) {
-        let mut space = [const { MaybeUninit::uninit() }; AT_ONCE];
-        // After an interruption by a signal, the next call returns the events.
-        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut space[..], Some(&Timespec::default())) {
-            into.extend(events.iter().map(|event| (Key::from_word(event.data.u64()), event.flags)));
+    /// Takes pending events, up to [`AT_ONCE`] and divided equally among the users that have any. Returns whether there
+    /// may be more.
+    pub(super) fn take(&self, into: &mut Vec<KernelEvent>) -> bool {
+        let (mut space, mut of_user) =
+            ([const { MaybeUninit::uninit() }; AT_ONCE], [const { MaybeUninit::uninit() }; AT_ONCE]);
+        let events = take_from(&self.stack, &mut space);
+        let mut more = events.len() >= AT_ONCE;
+        let keys = events.iter().map(|event| Key::from_word(event.data.u64()));
+        let users = keys.clone().filter(|key| key.source == Source::User).count();
+        let part = AT_ONCE / users.max(1);
+        for key in keys {
+            let Some((user, set)) =
+                self.users.get(key.generation as usize).filter(|_| key.source == Source::User)
+            else {
+                into.push(KernelEvent { user: None, key, flags: epoll::EventFlags::IN });
+                continue;
+            };
+            let events = take_from(set, &mut of_user[..part]);
+            more |= events.len() >= part;
+            into.extend(events.iter().map(|event| {
+                let key = Key::from_word(event.data.u64());
+                KernelEvent { user: Some(*user), key, flags: event.flags }
+            }));
         }
+        more
     }
+}
+
+/// Takes the pending events of an epoll set. After an interruption by a signal, the next call returns them.
+fn take_from<'a>(set: &OwnedFd, space: &'a mut [MaybeUninit<epoll::Event>]) -> &'a [epoll::Event] {
+    epoll::wait(set, space, Some(&Timespec::default())).map_or(&[], |(events, _)| events)
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
     use super::*;
 
     #[test]
@@ -144,5 +212,23 @@ mod tests {
                 assert_eq!(Key::from_word(key.word()), key);
             }
         }
+    }
+
+    #[test]
+    fn busy_user_does_not_delay_events() {
+        let mut watch = Watch::new().unwrap();
+        let event = || eventfd(1, EventfdFlags::NONBLOCK).unwrap();
+        let many: Vec<_> = (0..10 * AT_ONCE).map(|_| event()).collect();
+        for (fd, number) in many.iter().zip(0..) {
+            watch.add(1, fd.as_fd(), Key::new(Source::End, 0, number, 1), epoll::EventFlags::IN).unwrap();
+        }
+        let other = event();
+        watch.add(2, other.as_fd(), Key::new(Source::End, 1, 0, 1), epoll::EventFlags::IN).unwrap();
+        let mut events = Vec::new();
+        assert!(watch.take(&mut events));
+        assert!(events.iter().any(|event| event.user == Some(2)), "after {} events of user 1", events.len());
+        assert!(events.len() <= AT_ONCE);
+        while watch.take(&mut events) {}
+        assert_eq!(events.len(), many.len() + 1, "each edge is reported once");
     }
 }

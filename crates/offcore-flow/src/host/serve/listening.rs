@@ -10,8 +10,8 @@ use offcore_tcp::proto::ConnId;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::acceptor::{AcceptResult, Acceptor, Name};
-use super::descriptors::KERNEL;
+use super::acceptor::{AcceptResult, Acceptor, Kernel, Name};
+use super::descriptors::{KERNEL, SESSION};
 use super::key::{Key, Source};
 use super::session::{Listener, What};
 use super::sessions::InitialState;
@@ -24,6 +24,9 @@ const ENDING: usize = 64;
 const KERNELS: usize = 64;
 /// Maximum number of connections of a listener that get a session in a round.
 const ACCEPTED: usize = 64;
+/// Maximum number of connections of a listener that have a session before the application accepts them. Others wait
+/// without descriptors in the stack's queue, so that a peer cannot use up the descriptors of a user.
+pub(super) const PASSED: usize = 64;
 
 /// The first and the longest pause of a listener without free descriptors, in microseconds.
 const DELAY: u64 = 1_000;
@@ -86,10 +89,14 @@ impl Serve {
         if held.is_some_and(|held| !self.pass(app, number, held)) {
             return;
         }
+        let Some(user) = self.user_of(app) else { return };
         let mut left = ACCEPTED;
-        while left > 0
-            && let Some(conn) = calls.stack.accept(id)
-        {
+        while left > 0 {
+            if !self.descriptors.has_room(user, SESSION) {
+                // As in the kernel, connections stay in the queue while descriptors are exhausted.
+                return self.delay(app, number);
+            }
+            let Some(conn) = calls.stack.accept(id) else { break };
             left -= 1;
             match self.incoming(app, number, conn, calls) {
                 Ok(passed) => {
@@ -99,7 +106,12 @@ impl Serve {
                 }
                 Err(error) => {
                     calls.stack.abort(calls.now, conn, calls.out);
-                    self.refuse(calls.now, "a connection was reset: no session could be created", error);
+                    self.refuse(
+                        calls.now,
+                        "a connection was reset: no session could be created",
+                        user,
+                        error,
+                    );
                 }
             }
         }
@@ -157,9 +169,14 @@ impl Serve {
             errands.close(application.user, kernel);
             return Err(acceptor.err().unwrap_or(Errno::BADF));
         };
-        descriptors.take(application.user, KERNEL)?;
-        let added = acceptor.add(kernel, Name { number, generation }, errands);
-        let kernel = added.inspect_err(|_| descriptors.give(application.user, KERNEL))?;
+        let charge = match descriptors.take(application.user, KERNEL) {
+            Ok(charge) => charge,
+            Err(error) => {
+                errands.close(application.user, kernel);
+                return Err(error);
+            }
+        };
+        let kernel = acceptor.add(kernel, Name { number, generation }, charge, errands)?;
         if let Some(What::Listener(listener)) =
             application.session_mut(number).map(|session| &mut session.what)
         {
@@ -178,7 +195,8 @@ impl Serve {
                 return Err(Errno::AGAIN);
             }
             let acceptor = Acceptor::new(application.user, *cpus)?;
-            watch.add(acceptor.as_fd(), Key::new(Source::Kernel, app, 0, 0), EventFlags::IN)?;
+            let key = Key::new(Source::Kernel, app, 0, 0);
+            watch.add(application.user, acceptor.as_fd(), key, EventFlags::IN)?;
             application.acceptor = Some(acceptor);
         }
         Ok(())
@@ -187,17 +205,16 @@ impl Serve {
     /// Releases the kernel listener of a session that no longer listens.
     pub(super) fn end_kernel(&mut self, app: usize, listener: Listener) {
         self.wake_application(app);
-        let Self { apps, errands, descriptors, .. } = self;
+        let Self { apps, errands, .. } = self;
         let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let Listener { kernel, come, held, .. } = listener;
-        if let (Some(kernel), Some(acceptor)) = (kernel, &mut application.acceptor) {
-            descriptors.give(application.user, KERNEL);
-            acceptor.remove(kernel, errands);
-        }
         // Ends of sessions are closed immediately.
         let held = held.filter(is_kernel_connection);
         if !come.is_empty() || held.is_some() {
-            errands.close(application.user, (come, held));
+            errands.close(application.user, (come, held, kernel.as_ref().map(Kernel::charge)));
+        }
+        if let (Some(kernel), Some(acceptor)) = (kernel, &mut application.acceptor) {
+            acceptor.remove(kernel, errands);
         }
     }
 
@@ -209,7 +226,7 @@ impl Serve {
             let come = application.acceptor.as_ref().and_then(Acceptor::next);
             let Some((Name { number, generation }, come)) = come else { return };
             if let AcceptResult::Failed(error) = come {
-                self.refuse(calls.now, KERNEL_ACCEPT_WARNING, error);
+                self.refuse(calls.now, KERNEL_ACCEPT_WARNING, user, error);
                 continue;
             }
             let session = application.session_mut(number).filter(|session| session.generation == generation);
@@ -332,15 +349,16 @@ impl Serve {
     /// Selects whether the listener's end reports an event when its queue has room again.
     fn set_armed(&mut self, app: usize, number: u32, on: bool) {
         let Self { apps, watch, .. } = self;
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
-        let Some(session) = application.and_then(|app| app.session_mut(number)) else { return };
+        let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let user = application.user;
+        let Some(session) = application.session_mut(number) else { return };
         let key = Key::new(Source::End, app, number, session.generation);
         let What::Listener(listener) = &mut session.what else { return };
         if std::mem::replace(&mut listener.armed, on) != on
             && let Some(ours) = session.ours()
         {
-            let _ =
-                watch.change(ours, key, if on { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN });
+            let wanted = if on { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
+            let _ = watch.change(user, ours, key, wanted);
         }
     }
 }

@@ -4,14 +4,14 @@
 //! other end is still open. The kernel's socket diagnostics distinguish the two cases: they name the other end as long
 //! as it is open.
 
-use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::sleep;
 use std::time::Duration;
+use std::vec;
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::netlink::SOCK_DIAG;
@@ -20,7 +20,7 @@ use rustix::net::{
     socket_with, socketpair,
 };
 
-use super::errands::Errands;
+use super::errands::{Errands, notify};
 use super::key::Key;
 
 /// Constants of `linux/netlink.h`, `linux/sock_diag.h` and `linux/unix_diag.h`.
@@ -54,27 +54,23 @@ pub(super) struct Peers {
     known: bool,
     /// Questions that wait for the running query of the same user.
     waiting: HashMap<u32, Vec<Asked>>,
-    answers: Receiver<Answer>,
-    to: Sender<Answer>,
+    /// Answers, by user. The users take turns.
+    ready: VecDeque<(u32, vec::IntoIter<Answer>)>,
+    answers: Receiver<(u32, Vec<Answer>)>,
+    to: Sender<(u32, Vec<Answer>)>,
     /// Wakes the worker when answers are available.
-    told: Arc<OwnedFd>,
+    helpers: Arc<OwnedFd>,
 }
 
 /// A session, and the inode number of the stack's end.
 type Asked = (Key, u32);
 
-/// An answer to a question.
-#[derive(Debug)]
-enum Answer {
-    /// Whether the other end of a session is open; `None` if the kernel does not answer.
-    Lives(Key, Option<bool>),
-    /// All questions of a user's query are answered.
-    Done(u32),
-}
+/// A session, and whether its other end is open; `None` if the kernel does not answer.
+type Answer = (Key, Option<bool>);
 
 impl Peers {
     /// Tests whether the kernel supports the queries.
-    pub(super) fn new() -> Result<Self, Errno> {
+    pub(super) fn new(helpers: Arc<OwnedFd>) -> Self {
         let known = probe_unix_diag() == Ok(true);
         if !known {
             tracing::warn!(
@@ -83,18 +79,12 @@ impl Peers {
             );
         }
         let (to, answers) = channel();
-        let told = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { known, waiting: HashMap::new(), answers, to, told })
+        Self { known, waiting: HashMap::new(), ready: VecDeque::new(), answers, to, helpers }
     }
 
     /// Whether the kernel supports the queries.
     pub(super) fn are_known(&self) -> bool {
         self.known
-    }
-
-    /// An event is pending when [`next`](Self::next) has answers.
-    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.told.as_fd()
     }
 
     /// Queries for a user whether the other end of a session is open. Returns `false` if the kernel cannot answer.
@@ -112,32 +102,31 @@ impl Peers {
         true
     }
 
-    /// Returns the next answer.
-    pub(super) fn next(&mut self, errands: &mut Errands) -> Option<(Key, Option<bool>)> {
-        loop {
-            match self.answers.try_recv().ok()? {
-                Answer::Lives(key, lives) => return Some((key, lives)),
-                Answer::Done(user) => {
-                    if let Some(asked) = self.waiting.remove(&user).filter(|asked| !asked.is_empty()) {
-                        self.waiting.insert(user, Vec::new());
-                        self.run(user, asked, errands);
-                    }
-                }
+    /// Returns the next answer and its user.
+    pub(super) fn next(&mut self, errands: &mut Errands) -> Option<(u32, Answer)> {
+        while let Ok((user, answers)) = self.answers.try_recv() {
+            self.ready.push_back((user, answers.into_iter()));
+            if let Some(asked) = self.waiting.remove(&user).filter(|asked| !asked.is_empty()) {
+                self.waiting.insert(user, Vec::new());
+                self.run(user, asked, errands);
             }
         }
+        let (user, mut answers) = self.ready.pop_front()?;
+        let answer = answers.next();
+        if answers.len() > 0 {
+            self.ready.push_back((user, answers));
+        }
+        answer.map(|answer| (user, answer))
     }
 
     fn run(&self, user: u32, asked: Vec<Asked>, errands: &mut Errands) {
-        let (to, told) = (self.to.clone(), Arc::clone(&self.told));
+        let (to, helpers) = (self.to.clone(), Arc::clone(&self.helpers));
         errands.run(user, move || {
             sleep(COLLECTED);
             let inodes: Vec<_> = asked.iter().map(|(_, inode)| *inode).collect();
-            let lives = all_live(&inodes);
-            for ((key, _), lives) in asked.into_iter().zip(lives) {
-                let _ = to.send(Answer::Lives(key, lives));
-            }
-            let _ = to.send(Answer::Done(user));
-            let _ = rustix::io::write(&*told, &1u64.to_ne_bytes());
+            let answers = asked.iter().map(|(key, _)| *key).zip(all_live(&inodes)).collect();
+            let _ = to.send((user, answers));
+            notify(&helpers);
         });
     }
 }
@@ -253,6 +242,10 @@ fn peer(answer: &[u8]) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
     use super::*;
 
     #[test]
@@ -299,11 +292,12 @@ mod tests {
 
     #[test]
     fn peer_queries_run_per_user() {
-        let mut peers = Peers::new().unwrap();
+        let helpers = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let mut peers = Peers::new(Arc::clone(&helpers));
         if !peers.are_known() {
             return println!("SKIP: peer_queries_run_per_user: no CONFIG_UNIX_DIAG");
         }
-        let mut errands = Errands::new(rustix::thread::sched_getaffinity(None).unwrap());
+        let mut errands = Errands::new(rustix::thread::sched_getaffinity(None).unwrap(), helpers);
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         let (go, wait) = channel::<()>();
@@ -313,18 +307,27 @@ mod tests {
             assert!(peers.ask(1, key(number), ours.as_fd(), &mut errands));
         }
         assert!(peers.ask(2, key(99), ours.as_fd(), &mut errands));
-        let mut next = || loop {
-            match peers.next(&mut errands) {
+        let next = |peers: &mut Peers, errands: &mut Errands| loop {
+            match peers.next(errands) {
                 Some(answer) => break answer,
                 None => sleep(Duration::from_millis(1)),
             }
         };
-        assert_eq!(next(), (key(99), Some(true)));
+        assert_eq!(next(&mut peers, &mut errands), (2, (key(99), Some(true))));
         drop(theirs);
         go.send(()).unwrap();
-        for number in 0..50 {
-            assert_eq!(next(), (key(number), Some(false)));
+        assert_eq!(next(&mut peers, &mut errands), (1, (key(0), Some(false))));
+        while errands.has_some(1) {
+            sleep(Duration::from_millis(1));
         }
-        assert!(peers.next(&mut errands).is_none());
+        assert_eq!(next(&mut peers, &mut errands), (1, (key(1), Some(false))));
+        assert!(peers.ask(2, key(98), ours.as_fd(), &mut errands));
+        while errands.has_some(2) {
+            sleep(Duration::from_millis(1));
+        }
+        let users = [(); 3].map(|()| next(&mut peers, &mut errands).0);
+        assert!(users.contains(&2), "users take turns: {users:?}");
+        let rest: Vec<_> = std::iter::from_fn(|| peers.next(&mut errands)).collect();
+        assert_eq!(rest.len(), 46);
     }
 }

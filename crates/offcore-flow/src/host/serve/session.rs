@@ -16,6 +16,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::acceptor::{AcceptResult, Kernel};
 use super::counts::ServeCounts;
+use super::descriptors::DescriptorCharge;
 use super::stream_options::{buffers, conn_options, is_v6, keep_alive};
 use super::waking::LONG;
 use super::{datagram_bits, pair, wire};
@@ -82,6 +83,7 @@ pub(super) struct Session {
     port: u16,
     /// The stack's end; `None` after a reset.
     ours: Option<OwnedFd>,
+    charge: DescriptorCharge,
     /// After a reset, this end of a pipe hangs up when the application closes its last descriptor.
     pipe: Option<OwnedFd>,
     /// Options that are in effect, including the values of keep-alive, `TCP_USER_TIMEOUT` and `TCP_SYNCNT`.
@@ -132,9 +134,10 @@ impl Session {
         generation: u32,
         cookie: u64,
         (what, port): (What, u16),
-        (ours, gates): (OwnedFd, u32),
+        (ours, charge, gates): (OwnedFd, DescriptorCharge, u32),
     ) -> Self {
         Self {
+            charge,
             port,
             gates,
             place,
@@ -521,8 +524,8 @@ impl Session {
     }
 
     /// Splits the session into its slot, its port, the stack's end, and its kind.
-    pub(super) fn into_parts(self) -> (Place, u16, Option<OwnedFd>, What) {
-        (self.place, self.port, self.ours, self.what)
+    pub(super) fn into_parts(self) -> (Place, u16, Option<OwnedFd>, DescriptorCharge, What) {
+        (self.place, self.port, self.ours, self.charge, self.what)
     }
 
     /// Whether the session ends with a reset when the application closes it.

@@ -9,10 +9,12 @@ use arrayvec::ArrayVec;
 use offcore_session::Place;
 use offcore_session::message::Session as Named;
 use offcore_session::slot::state;
+use offcore_stats::tsc;
 use offcore_tcp::proto::{Cause, ConnId};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
+use rustix::net::{Shutdown, shutdown};
 
 use super::key::{Key, Source};
 use super::session::{DATAGRAM, Ending, STREAM, Session, What, write_addresses};
@@ -47,13 +49,8 @@ impl Serve {
     /// Fails with `EMFILE` if the application has the maximum number of sessions, or with the error of a system call.
     /// On failure the caller still owns the connection and its slot.
     pub(super) fn make(&mut self, app: usize, begin: InitialState) -> Result<Made, Errno> {
-        let user = self.app(app).ok_or(Errno::BADF)?.user;
-        self.descriptors.take(user, descriptors::SESSION)?;
-        let made = self.make_charged(app, begin);
-        made.inspect_err(|_| self.descriptors.give(user, descriptors::SESSION))
-    }
-
-    fn make_charged(&mut self, app: usize, begin: InitialState) -> Result<Made, Errno> {
+        let user = self.user_of(app).ok_or(Errno::BADF)?;
+        let charge = self.descriptors.take(user, descriptors::SESSION)?;
         let InitialState { place, what, state, local, remote } = begin;
         let generation = self.next_generation();
         let application = self.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
@@ -67,7 +64,7 @@ impl Serve {
         let pair = self.pairs.pair(closed)?;
         let cookie = socket_cookie(&pair.app)?;
         let key = Key::new(Source::End, app, number, generation);
-        self.watch.add(pair.ours.as_fd(), key, EventFlags::IN)?;
+        self.watch.add(user, pair.ours.as_fd(), key, EventFlags::IN)?;
         let identity = &slot.identity;
         identity.number.store(number, Ordering::Relaxed);
         identity.generation.store(generation, Ordering::Relaxed);
@@ -90,7 +87,7 @@ impl Serve {
         };
         let ports = if matches!(what, What::Bound(..)) { &mut self.bound } else { &mut self.ports };
         ports.add(port, app, number);
-        let session = Session::new(place, generation, cookie, (what, port), (pair.ours, gates));
+        let session = Session::new(place, generation, cookie, (what, port), (pair.ours, charge, gates));
         let application = self.app(app).ok_or(Errno::BADF)?;
         application.add_session(Box::new(session));
         Ok(Made { number, named: Named { place: place.number(), generation }, end: pair.app })
@@ -112,6 +109,7 @@ impl Serve {
         self.misuse("a session was reset: its application stored an invalid index", app, now);
         let Self { apps, counts, watch, by_conn, peers, errands, .. } = self;
         let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let user = application.user;
         let Some((session, slot)) = application.both(number) else { return };
         if let Some(conn) = session.conn() {
             by_conn.remove(&conn);
@@ -120,8 +118,8 @@ impl Serve {
         session.what = What::Gone;
         let key = Key::new(Source::Pipe, app, number, session.generation);
         if let (Ending::Reset(left), Some(pipe)) = (ending, session.pipe()) {
-            let _ = watch.add(pipe, key, EventFlags::empty());
-            left.into_iter().for_each(|left| errands.close(application.user, left));
+            let _ = watch.add(user, pipe, key, EventFlags::empty());
+            left.into_iter().for_each(|left| errands.close(user, left));
         }
     }
 
@@ -184,7 +182,7 @@ impl Serve {
         }
         let key = Key::new(Source::Pipe, app, number, session.generation);
         if let (Ending::Reset(left), Some(pipe)) = (ending, session.pipe()) {
-            let _ = watch.add(pipe, key, EventFlags::empty());
+            let _ = watch.add(user, pipe, key, EventFlags::empty());
             left.into_iter().for_each(|left| errands.close(user, left));
         }
         self.settle(app, number);
@@ -216,26 +214,29 @@ impl Serve {
     /// Handles the answers to queries whether the other ends of sessions are still open.
     pub(super) fn handle_peer_answers(&mut self, calls: &mut Calls<'_>) {
         for _ in 0..ANSWERS {
-            let Some((key, lives)) = self.peers.next(&mut self.errands) else { return };
-            let (app, number) = (usize::from(key.app), key.number);
-            let session = self.app(app).and_then(|app| app.session_mut(number));
-            let Some(session) = session.filter(|session| session.generation == key.generation) else {
-                continue;
-            };
-            session.asked = false;
-            let again = std::mem::take(&mut session.again);
-            if lives != Some(true) {
-                self.has_closed(app, number, calls);
-                continue;
-            }
-            // The other end is open, and its close will be reported.
-            self.process_session(app, number, calls);
-            self.stop_listening(app, number, calls);
-            if again {
-                self.hung_up(app, number, key.generation, calls);
-            }
+            let Some((user, (key, lives))) = self.peers.next(&mut self.errands) else { return };
+            let from = tsc::now();
+            self.handle_peer_answer(key, lives, calls);
+            self.charge_time(user, from);
         }
         self.look = true;
+    }
+
+    fn handle_peer_answer(&mut self, key: Key, lives: Option<bool>, calls: &mut Calls<'_>) {
+        let (app, number) = (usize::from(key.app), key.number);
+        let session = self.app(app).and_then(|app| app.session_mut(number));
+        let Some(session) = session.filter(|session| session.generation == key.generation) else { return };
+        session.asked = false;
+        let again = std::mem::take(&mut session.again);
+        if lives != Some(true) {
+            return self.has_closed(app, number, calls);
+        }
+        // The other end is open, and its close will be reported.
+        self.process_session(app, number, calls);
+        self.stop_listening(app, number, calls);
+        if again {
+            self.hung_up(app, number, key.generation, calls);
+        }
     }
 
     /// Closes a session after the application has closed its last descriptor, unless data in its pair must be sent
@@ -266,7 +267,7 @@ impl Serve {
     }
 
     /// Turns a listener that was shut down into a session that is only bound.
-    fn stop_listening(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
+    pub(super) fn stop_listening(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         let Self { apps, by_listener, bound, ports, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
         let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
@@ -290,10 +291,9 @@ impl Serve {
         let Some(session) = application.remove_session(number) else { return };
         let resets = application.slot(session.place).is_some_and(Session::wants_reset);
         let (id, user) = (application.id, application.user);
-        self.descriptors.give(user, descriptors::SESSION);
-        let (place, port, ours, what) = session.into_parts();
+        let (place, port, ours, charge, what) = session.into_parts();
         if let Some(ours) = ours.and_then(pair::close_plain) {
-            self.errands.close(user, ours);
+            self.errands.close(user, (ours, charge));
         }
         self.ports.remove(port, app, number);
         self.bound.remove(port, app, number);
@@ -333,11 +333,13 @@ impl Serve {
         // The process may have died in the middle of a call.
         application.request_full_scan();
         if let Some(process) = application.remove_process(number) {
-            self.descriptors.give(user, descriptors::PROCESS);
-            self.close_socket(app, process.channel);
-            if let Some(descriptor) = process.asked.and_then(|asked| asked.descriptor) {
-                self.errands.close(user, descriptor);
+            if let Some(channel) = &process.channel {
+                self.watch.remove(user, channel.as_fd());
             }
+            self.errands.run(user, move || {
+                shut_down(process.channel.iter());
+                drop(process);
+            });
         }
         self.look = true;
         self.end_when_over(app, calls);
@@ -346,8 +348,8 @@ impl Serve {
     /// Closes the socket of a process.
     pub(super) fn close_socket(&mut self, app: usize, channel: Option<OwnedFd>) {
         if let (Some(channel), Some(user)) = (channel, self.app(app).map(|app| app.user)) {
-            self.watch.remove(channel.as_fd());
-            self.errands.close_socket(user, channel);
+            self.watch.remove(user, channel.as_fd());
+            self.errands.close_socket(user, channel, None);
         }
     }
 
@@ -373,37 +375,53 @@ impl Serve {
         }
     }
 
+    /// Closes the next session of an application that ends, or ends the application after its last session.
+    pub(super) fn proceed_with_end(&mut self, app: usize, number: Option<u32>, calls: &mut Calls<'_>) {
+        match number {
+            Some(number) => self.close_at_once(app, number, calls),
+            None => self.end_application(app, calls),
+        }
+    }
+
+    /// Closes a session of an application whose processes may still be running.
+    fn close_at_once(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
+        let session = self.app(app).and_then(|app| app.session(number));
+        session.and_then(Session::ours).inspect(|ours| pair::stop_receiving(*ours));
+        self.close(app, number, calls);
+    }
+
     /// Ends an application and all its sessions.
     pub(super) fn end_application(&mut self, app: usize, calls: &mut Calls<'_>) {
         let numbers = self.app(app).map(|app| app.numbers()).unwrap_or_default();
         for number in numbers {
-            // Processes may still be running.
-            let session = self.app(app).and_then(|app| app.session(number));
-            session.and_then(Session::ours).inspect(|ours| pair::stop_receiving(*ours));
-            self.close(app, number, calls);
+            self.close_at_once(app, number, calls);
         }
         let Some(mut application) = self.apps.get_mut(app).and_then(Option::take) else { return };
-        let used =
-            descriptors::of_application(self.config.memory) + application.living() * descriptors::PROCESS;
-        self.descriptors.give(application.user, used);
+        let user = application.user;
         self.awake.remove(app);
         self.by_id.remove(&application.id);
-        self.watch.remove(application.event.as_fd());
-        for channel in application.take_channels() {
-            self.watch.remove(channel.as_fd());
-            self.errands.close_socket(application.user, channel);
+        self.watch.remove(user, application.event.as_fd());
+        for channel in application.channels() {
+            self.watch.remove(user, channel.as_fd());
         }
         if let Some(mut acceptor) = application.acceptor.take() {
-            self.watch.remove(acceptor.as_fd());
+            self.watch.remove(user, acceptor.as_fd());
             match acceptor.end(calls.now, &mut self.errands) {
-                true => self.errands.close(acceptor.user, acceptor),
+                true => self.errands.close(user, acceptor),
                 false => self.ending.push(acceptor),
             }
         }
         calls.stack.remove_app(application.id);
         if let Some(share) = application.share.take() {
-            self.feed.leave(application.user, Arc::clone(&application.memory), share);
+            self.feed.leave(user, Arc::clone(&application.memory), share);
         }
-        self.errands.close(application.user, application);
+        self.errands.run(user, move || shut_down(application.channels()));
+    }
+}
+
+/// Shuts sockets of processes down, whose other ends have any number of waiters.
+fn shut_down<'a>(channels: impl Iterator<Item = &'a OwnedFd>) {
+    for channel in channels {
+        let _ = shutdown(channel, Shutdown::Both);
     }
 }

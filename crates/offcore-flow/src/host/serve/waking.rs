@@ -87,6 +87,13 @@ impl Waking {
         self.before.0.saturating_sub(processor).saturating_sub(all.saturating_sub(ticks)).min(ticks)
     }
 
+    /// Returns the time since TSC value `from` in ticks. If it is longer than `limit`, the time when other threads had the
+    /// CPU is excluded.
+    pub(super) fn spent(&mut self, from: u64, limit: u64) -> u64 {
+        let ticks = tsc::now().saturating_sub(from);
+        if ticks > limit { self.taken(ticks) } else { ticks }
+    }
+
     /// Charges a user for a slow wake-up of `ticks`, at TSC value `now`. Returns whether the user is barred.
     fn charge(&mut self, user: u32, ticks: u64, now: u64) -> bool {
         let account = self.users.entry(user).or_default();
@@ -176,8 +183,8 @@ impl Serve {
         // The ends are closed in a thread of the user, so that no worker waits for it.
         let ends = application.take_ends();
         self.errands.run(user, move || ends.into_iter().for_each(close));
-        self.apps_to_end.push((app, application.id));
-        self.look = true;
+        application.begin_end();
+        self.wake_application(app);
     }
 }
 
