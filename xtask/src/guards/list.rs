@@ -335,6 +335,13 @@ pub(super) const LIST: &[Guard] = &[
         package: FLOW, executable: "serve", test: "listeners_at_a_port_are_limited",
     },
     Guard {
+        name: "half-open connections of a user",
+        file: "crates/offcore-tcp/src/proto/listeners.rs",
+        code: "user.half_open < HALVES / self.users.len()",
+        without: "self.users.values().map(|user| user.half_open).sum::<usize>() < HALVES",
+        package: TCP, executable: "stack", test: "users_share_half_open_connections",
+    },
+    Guard {
         name: "groups of a user",
         file: "crates/offcore-tcp/src/proto/memberships.rs",
         code: "count >= OF_USER", without: "count >= OF_USER * 100",

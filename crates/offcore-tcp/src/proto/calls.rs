@@ -70,7 +70,7 @@ impl Stack {
     pub fn unlisten(&mut self, now: u64, listener: u32, out: &mut Out) {
         let Some(gone) = self.listeners.remove(listener) else { return };
         // The next listener may get the same number.
-        self.drop_halves(listener);
+        self.drop_halves(listener, gone.half_open);
         for id in gone.accept {
             self.abort(now, id, out);
         }

@@ -29,6 +29,17 @@ pub(super) struct Listener {
     pub options: ConnOptions,
 }
 
+/// Maximum number of half-open connections. Users with listeners get equal shares. If a share shrinks, its existing
+/// connections stay.
+const HALVES: usize = 1 << 16;
+
+/// A user that has listeners.
+#[derive(Debug, Default)]
+struct User {
+    listeners: usize,
+    half_open: usize,
+}
+
 /// The wildcards of each family, which overlap with the wildcard of both families.
 const ALL_OF_ONE: [Option<IpAddr>; 2] =
     [Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), Some(IpAddr::V6(Ipv6Addr::UNSPECIFIED))];
@@ -39,6 +50,8 @@ pub(super) struct Listeners {
     /// Several listeners at one address and port all allow sharing.
     by_address: HashMap<(Option<IpAddr>, u16), Vec<u32>>,
     all: Vec<Option<Listener>>,
+    /// The users of all listeners.
+    users: HashMap<Option<u32>, User>,
 }
 
 impl Listeners {
@@ -69,6 +82,7 @@ impl Listeners {
             self.all.len() - 1
         });
         here.push(index as u32);
+        self.users.entry(listener.user).or_default().listeners += 1;
         self.all[index] = Some(listener);
         Some(index as u32)
     }
@@ -82,7 +96,38 @@ impl Listeners {
                 self.by_address.remove(&key);
             }
         }
+        if let Some(user) = self.users.get_mut(&listener.user) {
+            user.listeners -= 1;
+            user.half_open -= listener.half_open;
+            if user.listeners == 0 {
+                self.users.remove(&listener.user);
+            }
+        }
         Some(listener)
+    }
+
+    /// Returns whether a listener may have one more half-open connection: its queue has room, and its user has less
+    /// than an equal share.
+    pub(super) fn may_half_open(&self, index: u32) -> bool {
+        let Some(listener) = self.get(index) else { return false };
+        let Some(user) = self.users.get(&listener.user) else { return false };
+        listener.half_open < listener.backlog && user.half_open < HALVES / self.users.len()
+    }
+
+    /// Counts a new half-open connection of a listener.
+    pub(super) fn enter_half(&mut self, index: u32) {
+        self.count_half(index, |half_open| *half_open += 1);
+    }
+
+    /// Counts the end of a half-open connection. The listener may no longer exist.
+    pub(super) fn leave_half(&mut self, index: u32) {
+        self.count_half(index, |half_open| *half_open -= 1);
+    }
+
+    fn count_half(&mut self, index: u32, count: impl Fn(&mut usize)) {
+        let Some(Some(listener)) = self.all.get_mut(index as usize) else { return };
+        count(&mut listener.half_open);
+        self.users.get_mut(&listener.user).into_iter().for_each(|user| count(&mut user.half_open));
     }
 
     /// Returns the listener for connections to an address. A listener of the address has precedence over a wildcard of

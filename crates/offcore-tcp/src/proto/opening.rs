@@ -25,8 +25,6 @@ use super::windows;
 
 /// Number of SYNs after which an unresolved next hop is given up.
 const HOP_TRIES: u8 = 2;
-/// Maximum number of half-open connections of all listeners.
-const HALVES: usize = 1 << 16;
 
 impl Stack {
     /// Processes a segment for a connection in SYN-SENT (RFC 9293, 3.10.7.3).
@@ -266,12 +264,11 @@ impl Stack {
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
         let key = half.both.key;
-        let listener = self.listeners.get_mut(half.listener).ok_or(DropReason::NoConnection)?;
+        let listener = self.listeners.get(half.listener).ok_or(DropReason::NoConnection)?;
         if listener.accept.len() >= listener.backlog {
             return Err(DropReason::Backlog);
         }
-        let full = self.halves.len() - self.free_halves.len() >= HALVES;
-        let full = full || listener.half_open >= listener.backlog;
+        let full = !self.listeners.may_half_open(half.listener);
         if let Some(index) = ended {
             // A cookie is not necessarily beyond the old sequence numbers. Timestamps must then distinguish old and new
             // segments.
@@ -283,9 +280,7 @@ impl Stack {
         if full {
             return self.answer_by_cookie(now, &half, out);
         }
-        if let Some(listener) = self.listeners.get_mut(half.listener) {
-            listener.half_open += 1;
-        }
+        self.listeners.enter_half(half.listener);
         let fields = half.answer(now, &self.local_parameters_of(&half));
         let (due, wanted) = (half.due, half.both.options);
         let index = match self.free_halves.pop() {
@@ -312,17 +307,19 @@ impl Stack {
         self.free_halves.push(index);
         self.half_wheel.cancel(index);
         self.flows.leave(&half.both.key, Entry::Half(index));
-        if let Some(listener) = self.listeners.get_mut(half.listener) {
-            listener.half_open = listener.half_open.saturating_sub(1);
-        }
+        self.listeners.leave_half(half.listener);
         Some(half)
     }
 
-    /// Removes the half-open connections of a listener that no longer exists.
-    pub(super) fn drop_halves(&mut self, listener: u32) {
+    /// Removes the `left` half-open connections of a listener that no longer exists.
+    pub(super) fn drop_halves(&mut self, listener: u32, mut left: usize) {
         for index in 0..self.halves.len() {
+            if left == 0 {
+                return;
+            }
             if self.halves[index].as_ref().is_some_and(|half| half.listener == listener) {
                 self.drop_half(index as u32);
+                left -= 1;
             }
         }
     }

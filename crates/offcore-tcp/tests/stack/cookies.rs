@@ -1,9 +1,10 @@
 //! SYN cookies, which are used when a listener has too many half-open connections.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use offcore_stats::SplitMix;
-use offcore_tcp::proto::{Cause, Config, ConnId, CookieCounts, DropReason, Out};
+use offcore_tcp::proto::{AppMemory, Cause, Config, ConnId, CookieCounts, DropReason, Out};
 use offcore_wire::{TcpFlags, TcpHeader, TcpOptions};
 
 use crate::frame::{self, Seen};
@@ -238,6 +239,49 @@ fn syn_flood_spares_honest_clients() {
     // All half-open connections have timed out.
     world.run(120 * SECOND);
     assert_eq!(world.hosts[1].stack.flows(), 10);
+}
+
+/// Sends SYNs to a port of host 1, from different endpoints. Returns the numbers of half-open connections and of SYN
+/// cookies that they cause.
+fn send_syns(world: &mut World, like: &[u8], to: u16, count: u32) -> (u64, u64) {
+    let counts = |world: &mut World| {
+        let counts = world.hosts[1].stack.counts();
+        (counts.half_open, counts.cookies_sent)
+    };
+    let before = counts(world);
+    for number in 0..count {
+        let header = TcpHeader { dst_port: to, ..header(number as u16, 5, 0, TcpFlags::SYN) };
+        let from = Ipv4Addr::from(0xc0a8_0000 + (number >> 16));
+        world.hosts[1].receive(SECOND, &mut [frame::forge(like, from, &header, &TcpOptions::NONE)]);
+        world.hosts[1].frames.clear();
+    }
+    let after = counts(world);
+    (after.0 - before.0, after.1 - before.1)
+}
+
+#[test]
+fn users_share_half_open_connections() {
+    const ALL: u64 = 1 << 16;
+    let mut world = World::new(1, 1500, Config::default());
+    let like = syn(&mut world);
+    let listen = |world: &mut World, user, port| {
+        let stack = &mut world.hosts[1].stack;
+        let app = stack.add_app(AppMemory::new(1 << 20, Arc::default()).unwrap());
+        stack.set_user(app, user);
+        stack.listen(app, None, port, usize::MAX, false).unwrap()
+    };
+    let listeners = [7, 8].map(|port| listen(&mut world, 1, port));
+    assert_eq!(send_syns(&mut world, &like, 7, 40_000), (40_000, 0));
+    assert_eq!(send_syns(&mut world, &like, 8, 40_000), (ALL - 40_000, 80_000 - ALL), "of one user");
+    listen(&mut world, 2, 9);
+    assert_eq!(send_syns(&mut world, &like, 9, 40_000), (ALL / 2, 40_000 - ALL / 2), "of another user");
+    // The first user's new connections get half.
+    for listener in listeners {
+        world.hosts[1].stack.unlisten(SECOND, listener, &mut Out::default());
+    }
+    assert_eq!(world.hosts[1].stack.counts().half_open, ALL / 2);
+    listen(&mut world, 1, 10);
+    assert_eq!(send_syns(&mut world, &like, 10, 40_000), (ALL / 2, 40_000 - ALL / 2));
 }
 
 #[test]
