@@ -342,6 +342,12 @@ pub(super) const LIST: &[Guard] = &[
         package: TCP, executable: "stack", test: "users_share_half_open_connections",
     },
     Guard {
+        name: "connections reset at once",
+        file: "crates/offcore-tcp/src/proto/apps.rs",
+        code: ".take(ABORTED).collect::<ArrayVec<ConnId, ABORTED>>()", without: ".collect::<Vec<_>>()",
+        package: TCP, executable: "stack", test: "abort_gone_resets_few_connections_per_call",
+    },
+    Guard {
         name: "groups of a user",
         file: "crates/offcore-tcp/src/proto/memberships.rs",
         code: "count >= OF_USER", without: "count >= OF_USER * 100",

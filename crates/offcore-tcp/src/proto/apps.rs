@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use offcore_session::{Memory, Segment, Wanted};
 
 use super::addr::{AppId, ConnId};
@@ -9,6 +10,9 @@ use super::conns::Conn;
 use super::memory::AppMemory;
 use super::packet::Out;
 use super::stack::Stack;
+
+/// Maximum number of connections that one call resets.
+const ABORTED: usize = 256;
 
 impl Stack {
     /// Adds an application of another process. Its memory grows only by [`add_memory`](Self::add_memory).
@@ -45,14 +49,39 @@ impl Stack {
         self.arenas.remove(app);
     }
 
-    /// Resets the remaining connections of an application of this memory that has [gone](Self::remove_app). Scans all
-    /// connections.
+    /// Resets remaining connections of an application of this memory that has [gone](Self::remove_app), up to 256 per
+    /// call. They end within a second.
     pub fn abort_gone(&mut self, now: u64, memory: &Arc<Memory>, out: &mut Out) {
         let Some(app) = self.arenas.find_removed_app(memory) else { return };
-        let of = |(id, conn): (ConnId, &Conn)| (conn.app == app && !conn.tcb.resets).then_some(id);
-        for conn in self.conns.iter().filter_map(of).collect::<Vec<_>>() {
+        let Self { arenas, conns, .. } = self;
+        let open = |index: &u32| conns.at(*index).filter(|(_, conn)| !conn.tcb.resets).map(|(id, _)| id);
+        let listed = arenas.app(app).conns.iter();
+        for conn in listed.filter_map(open).take(ABORTED).collect::<ArrayVec<ConnId, ABORTED>>() {
             self.abort(now, conn, out);
         }
+    }
+
+    /// Counts a new connection, and adds it to the list of its application.
+    pub(super) fn enter_conn(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        self.arenas.enter(conn.app);
+        let listed = &mut self.arenas.app(conn.app).conns;
+        conn.listed = listed.len() as u32;
+        listed.push(id.index);
+    }
+
+    /// Frees the memory of a connection that was [entered](Self::enter_conn) and has been removed.
+    pub(super) fn leave_conn(&mut self, conn: Box<Conn>) {
+        let (app, at) = (conn.app, conn.listed);
+        let this = self.arenas.app(app);
+        conn.free_memory(&mut this.arena);
+        this.conns.swap_remove(at as usize);
+        // The last connection of the list has replaced it.
+        let moved = this.conns.get(at as usize).and_then(|moved| self.conns.at(*moved));
+        if let Some((_, moved)) = moved {
+            moved.listed = at;
+        }
+        self.arenas.leave(app);
     }
 
     /// Returns the memory of an application's FIFOs, which it needs in addition to a [`slot`](Self::slot).

@@ -17,6 +17,8 @@ use super::shortage::{AGAIN, MemoryWaiters};
 #[derive(Debug)]
 pub(super) struct App {
     pub arena: Arena,
+    /// The numbers of its connections.
+    pub conns: Vec<u32>,
     /// Its connections that wait for memory.
     pub shortage: MemoryWaiters,
     /// The number of its connections, sockets and listeners, including those left behind, and the limit.
@@ -38,6 +40,7 @@ impl App {
     fn new(arena: Arena, fed: bool) -> Box<Self> {
         Box::new(Self {
             arena,
+            conns: Vec::new(),
             shortage: MemoryWaiters::default(),
             users: 0,
             limit: usize::MAX,

@@ -21,6 +21,8 @@ pub(super) struct Conn {
     pub tcb: Tcb,
     /// The application whose memory it uses.
     pub app: AppId,
+    /// Its index in the application's list of connections.
+    pub listed: u32,
     /// The application's memory, without a lookup of the application.
     pub memory: Arc<Memory>,
     /// The slot that it shares with the application.
@@ -55,6 +57,7 @@ impl Conn {
         Some(Box::new(Self {
             tcb,
             app,
+            listed: 0,
             memory: Arc::clone(arena.memory()),
             slot,
             rx,

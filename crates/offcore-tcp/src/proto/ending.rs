@@ -37,9 +37,7 @@ impl Stack {
             && let Some(mut conn) = self.conns.remove(id)
         {
             self.counts.recovered(conn.tcb.sender.recovery.take_unreported());
-            let app = conn.app;
-            conn.free_memory(&mut self.arenas[app]);
-            self.arenas.leave(app);
+            self.leave_conn(conn);
         }
     }
 

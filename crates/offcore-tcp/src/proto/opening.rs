@@ -490,7 +490,7 @@ impl Stack {
             }
             return None;
         }
-        self.arenas.enter(app);
+        self.enter_conn(id);
         Some(id)
     }
 

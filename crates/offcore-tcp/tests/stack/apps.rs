@@ -396,3 +396,28 @@ fn abort_gone_ends_orphaned_connections() {
     let after = world.hosts[0].stack.counts().memory;
     assert_eq!(after, before - (4 << 20), "one was ended, and the other one still sends");
 }
+
+#[test]
+fn abort_gone_resets_few_connections_per_call() {
+    let mut world = world();
+    listen(&mut world.hosts[1], AppId::OWN, 7);
+    let [gone, other] = [(); 2]
+        .map(|()| world.hosts[0].stack.add_app(AppMemory::new(64 * MEGABYTE, Arc::default()).unwrap()));
+    let conns: Vec<ConnId> = (0..310).map(|_| connect(&mut world, gone, 7)[0]).collect();
+    let kept = connect(&mut world, other, 7)[0];
+    let now = world.now;
+    let Host { stack, out, .. } = &mut world.hosts[0];
+    conns.iter().step_by(31).for_each(|conn| stack.abort(now, *conn, out));
+    world.run(3 * SECOND);
+    let memory = Arc::clone(world.hosts[0].stack.memory(gone));
+    world.hosts[0].stack.remove_app(gone);
+    for left in [300, 300 - 256, 0] {
+        let of_gone = |conn: &&ConnId| world.hosts[0].stack.info(**conn).is_some();
+        assert_eq!(conns.iter().filter(of_gone).count(), left);
+        let now = world.now;
+        let Host { stack, out, .. } = &mut world.hosts[0];
+        stack.abort_gone(now, &memory, out);
+        world.run(3 * SECOND);
+    }
+    assert!(world.hosts[0].stack.info(kept).is_some());
+}
