@@ -348,6 +348,18 @@ pub(super) const LIST: &[Guard] = &[
         package: TCP, executable: "stack", test: "abort_gone_resets_few_connections_per_call",
     },
     Guard {
+        name: "private memory of a user",
+        file: "crates/offcore-tcp/src/proto/arenas.rs",
+        code: "if this.users == this.paid && this.charge.take(1) {", without: "if this.users == this.paid {",
+        package: TCP, executable: "stack", test: "budget_pays_for_connections",
+    },
+    Guard {
+        name: "connections of a user",
+        file: "crates/offcore-tcp/src/proto/arenas.rs",
+        code: "count >= *most / users", without: "of_users.values().sum::<usize>() / users.min(1) >= *most",
+        package: TCP, executable: "stack", test: "users_share_connections",
+    },
+    Guard {
         name: "groups of a user",
         file: "crates/offcore-tcp/src/proto/memberships.rs",
         code: "count >= OF_USER", without: "count >= OF_USER * 100",

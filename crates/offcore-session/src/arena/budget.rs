@@ -40,7 +40,7 @@ impl Charge {
     }
 
     /// Takes `blocks` large blocks, all or none. Returns `false` if the budget does not have as many.
-    pub(super) fn take(&self, blocks: usize) -> bool {
+    pub fn take(&self, blocks: usize) -> bool {
         let less = |left: usize| left.checked_sub(blocks);
         let taken = self.budget.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok();
         if taken {

@@ -32,12 +32,15 @@ impl Stack {
     }
 
     /// Limits the number of an application's connections, datagram sockets, listeners, and addresses without any of
-    /// them. Connections that are not accepted or still ending count. The stack's own process has no limit.
+    /// them. Connections that are not accepted or still ending count. All
+    /// applications of a user have a limit, too ([`Config::connections`](super::config::Config::connections)), and
+    /// its budget is charged with 4 KiB for each of these.
     pub fn limit_app(&mut self, app: AppId, most: usize) {
         self.arenas.limit(app, most);
     }
 
-    /// Sets the user of an application. Applications of one user may share an address and port (`SO_REUSEPORT`).
+    /// Sets the user of an application that has opened nothing yet. Applications of one user may share an address and
+    /// port (`SO_REUSEPORT`).
     pub fn set_user(&mut self, app: AppId, user: u32) {
         self.arenas.set_user(app, user);
     }

@@ -3,20 +3,34 @@
 //! Connections of an application that has gone may still send, and copies may be in flight. The memory stays until the
 //! last of them has ended.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
 use offcore_mem::mapping::MemoryError;
-use offcore_session::{Arena, Memory, Segment, Wanted};
+use offcore_session::layout::LARGE;
+use offcore_session::{Arena, Charge, Memory, Segment, Wanted};
 
 use super::addr::AppId;
+use super::conns::Conn;
 use super::memory::{self, AppMemory};
 use super::shortage::{AGAIN, MemoryWaiters};
+use super::sockets::Socket;
+
+/// The charge in bytes for the private memory of a connection, socket or listener: its state, its entries in tables,
+/// and its session in the server.
+const PRIVATE: usize = 4096;
+
+const _: () = assert!(size_of::<Conn>() <= PRIVATE / 2 && size_of::<Socket>() <= PRIVATE / 2);
 
 /// An application.
 #[derive(Debug)]
 pub(super) struct App {
     pub arena: Arena,
+    /// The account for private memory, and the number of connections, sockets and listeners that are paid for.
+    charge: Arc<Charge>,
+    paid: usize,
     /// The numbers of its connections.
     pub conns: Vec<u32>,
     /// Its connections that wait for memory.
@@ -37,9 +51,11 @@ pub(super) struct App {
 }
 
 impl App {
-    fn new(arena: Arena, fed: bool) -> Box<Self> {
+    fn new(arena: Arena, charge: Arc<Charge>, fed: bool) -> Box<Self> {
         Box::new(Self {
             arena,
+            charge,
+            paid: 0,
             conns: Vec::new(),
             shortage: MemoryWaiters::default(),
             users: 0,
@@ -79,17 +95,23 @@ pub(super) struct Arenas {
     apps: Vec<Option<Box<App>>>,
     /// Applications whose memory has changed or is short.
     changed: Vec<usize>,
+    /// The number of connections, sockets and listeners of each user that has any, and the limit of a user that alone
+    /// has some. Several users have equal shares of it. If a share shrinks, its existing connections stay.
+    of_users: HashMap<Option<u32>, usize>,
+    most: usize,
 }
 
 impl Arenas {
-    /// Creates the list with up to `memory` bytes for the stack's own process.
-    pub(super) fn new(memory: usize) -> Result<Self, MemoryError> {
-        Ok(Self { apps: vec![Some(App::new(memory::arena(memory)?, false))], changed: vec![0] })
+    /// Creates the list with up to `memory` bytes for the stack's own process, and up to `most` connections, sockets
+    /// and listeners of a single user.
+    pub(super) fn new(memory: usize, most: usize) -> Result<Self, MemoryError> {
+        let own = App::new(memory::arena(memory)?, Arc::default(), false);
+        Ok(Self { apps: vec![Some(own)], changed: vec![0], of_users: HashMap::new(), most })
     }
 
     /// Adds an application.
     pub(super) fn add(&mut self, memory: AppMemory) -> AppId {
-        let app = App::new(memory.0, true);
+        let app = App::new(memory.arena, memory.charge, true);
         let free = self.apps.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
             self.apps.push(None);
@@ -117,7 +139,7 @@ impl Arenas {
     /// short.
     #[inline]
     pub(super) fn visit_changed_apps(&mut self, mut keeps: impl FnMut(&mut App) -> bool) {
-        let Self { apps, changed } = self;
+        let Self { apps, changed, .. } = self;
         changed.retain(|&index| {
             let Some(app) = apps.get_mut(index).and_then(Option::as_deref_mut) else { return false };
             app.changed = keeps(app);
@@ -148,7 +170,7 @@ impl Arenas {
     }
 
     pub(super) fn set_user(&mut self, app: AppId, user: u32) {
-        if let Some(this) = self.place(app) {
+        if let Some(this) = self.place(app).filter(|this| this.users == 0) {
             this.user = Some(user);
         }
     }
@@ -171,20 +193,42 @@ impl Arenas {
         }
     }
 
-    /// Returns whether the application is below its limit.
-    pub(super) fn may_enter(&self, app: AppId) -> bool {
-        let this = self.apps.get(app.number() as usize).and_then(Option::as_deref);
-        this.is_some_and(|this| this.users < this.limit)
+    /// Returns whether the application may have one more connection, socket or listener: it is below its limit, its user
+    /// is below its share, and the user's budget has room for the private memory. A block pays for several of them,
+    /// until the application ends.
+    pub(super) fn may_enter(&mut self, app: AppId) -> bool {
+        let Self { apps, of_users, most, .. } = self;
+        let Some(Some(this)) = apps.get_mut(app.number() as usize) else { return false };
+        let count = of_users.get(&this.user).copied().unwrap_or(0);
+        let users = of_users.len() + usize::from(count == 0);
+        if this.users >= this.limit || count >= *most / users {
+            return false;
+        }
+        if this.users == this.paid && this.charge.take(1) {
+            this.paid += LARGE / PRIVATE;
+        }
+        this.users < this.paid
     }
 
     /// Counts a new connection, socket or listener.
     pub(super) fn enter(&mut self, app: AppId) {
-        self.app(app).users += 1;
+        let this = self.app(app);
+        this.users += 1;
+        let user = this.user;
+        *self.of_users.entry(user).or_default() += 1;
     }
 
     /// Counts the end of a connection, socket or listener whose memory has been freed.
     pub(super) fn leave(&mut self, app: AppId) {
-        self.app(app).users -= 1;
+        let this = self.app(app);
+        this.users -= 1;
+        let user = this.user;
+        if let Entry::Occupied(mut count) = self.of_users.entry(user) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
         self.free_when_left(app);
     }
 

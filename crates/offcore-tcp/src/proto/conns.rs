@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use offcore_session::{Arena, Fifo, Memory, Misuse, Place, Rx, Tx};
 
-use super::addr::{AppId, ConnId};
+use super::addr::{AppId, ConnId, SOCKETS};
 use super::ahead::Ahead;
 use super::arenas::Arenas;
 use super::config::{Buffers, Config, ONE_WRITE, Room};
@@ -239,14 +239,9 @@ struct Slot {
 pub(super) struct Conns {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    limit: u32,
 }
 
 impl Conns {
-    pub(super) fn new(limit: u32) -> Self {
-        Self { limit, ..Self::default() }
-    }
-
     /// Returns the number of connections.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
@@ -257,11 +252,11 @@ impl Conns {
         self.slots.len()
     }
 
-    /// Adds a connection, or returns it if the limit is reached.
+    /// Adds a connection, or returns it if all numbers are in use.
     pub(super) fn insert(&mut self, conn: Box<Conn>) -> Result<ConnId, Box<Conn>> {
         let index = match self.free.pop() {
             Some(index) => index,
-            None if self.slots.len() < self.limit as usize => {
+            None if self.slots.len() < SOCKETS as usize - 1 => {
                 self.slots.push(Slot { generation: 0, conn: None });
                 self.slots.len() as u32 - 1
             }

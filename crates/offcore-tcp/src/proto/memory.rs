@@ -17,9 +17,13 @@ const SPECULATIVE_PART: usize = 4;
 /// Slow peers get less memory when only one part in this many is left.
 const SCARCE: usize = 8;
 
-/// FIFO memory for an application of another process, with a limit in bytes.
+/// FIFO memory for an application of another process, with a limit in bytes. The private memory of its connections and
+/// sockets is charged, too.
 #[derive(Debug)]
-pub struct AppMemory(pub(super) Arena);
+pub struct AppMemory {
+    pub(super) arena: Arena,
+    pub(super) charge: Arc<Charge>,
+}
 
 impl AppMemory {
     /// Maps the first 64 MiB, or all if it is less. The kernel allocates pages on first use, which `charge` counts.
@@ -27,7 +31,8 @@ impl AppMemory {
     /// # Errors
     /// Fails if there is not enough memory, or if the budget of `charge` is used up.
     pub fn new(memory: usize, charge: Arc<Charge>) -> Result<Self, MemoryError> {
-        Ok(Self(reserved(Arena::shared(memory, charge)?, memory)))
+        let arena = reserved(Arena::shared(memory, Arc::clone(&charge))?, memory);
+        Ok(Self { arena, charge })
     }
 }
 

@@ -260,10 +260,6 @@ impl Sockets {
         !self.ready.is_empty()
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
-
     pub(super) fn id(&self, index: u32) -> ConnId {
         ConnId { index: index + SOCKETS, generation: self.slots[index as usize].generation }
     }

@@ -9,7 +9,7 @@ use offcore_mem::mapping::MemoryError;
 use offcore_session::Place as Slot;
 use offcore_wire::IpProtocol;
 
-use super::addr::{ConnId, FlowKey, SOCKETS};
+use super::addr::{ConnId, FlowKey};
 use super::arenas::{App, Arenas};
 use super::config::Config;
 use super::conns::{Conn, Conns};
@@ -96,8 +96,8 @@ impl Stack {
             cookies: Cookies::new(&config.secret),
             net: Net::new(config.neighbours, config.share, seed),
             steering: Steering::new(&config.secret, config.share),
-            arenas: Arenas::new(config.memory)?,
-            conns: Conns::new(config.connections.min(SOCKETS - 1)),
+            arenas: Arenas::new(config.memory, config.connections as usize)?,
+            conns: Conns::default(),
             flows: Flows::new(&config.secret, config.connections.min(1 << 16) as usize),
             halves: Vec::new(),
             free_halves: Vec::new(),

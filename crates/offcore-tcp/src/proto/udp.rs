@@ -24,8 +24,6 @@ use super::stack::Stack;
 use super::steering::Share;
 use super::to_many::GROUP_HOPS;
 
-/// Maximum number of sockets.
-const MOST: usize = 1 << 16;
 /// Maximum number of bytes of one socket in copies.
 const COPYING: u64 = 256 << 10;
 /// The maximum number of segments of a datagram (`UDP_MAX_SEGMENTS` of Linux).
@@ -85,7 +83,7 @@ impl Stack {
             port if self.udp.is_taken(address, port, &reuse) => return Err(CallError::InUse),
             port => port,
         };
-        if self.udp.len() >= MOST || !self.arenas.may_enter(app) {
+        if !self.arenas.may_enter(app) {
             return Err(CallError::TooMany);
         }
         let arena = &mut self.arenas[app];

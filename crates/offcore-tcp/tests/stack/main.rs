@@ -5,6 +5,7 @@
 mod answers;
 mod apps;
 mod attacks;
+mod budgets;
 mod buffers;
 mod cookies;
 mod endings;
