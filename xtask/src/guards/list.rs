@@ -362,7 +362,7 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "groups of a user",
         file: "crates/offcore-tcp/src/proto/memberships.rs",
-        code: "count >= OF_USER", without: "count >= OF_USER * 100",
+        code: "count >= OF_USER.min(OF_ALL / users)", without: "count >= OF_USER.max(OF_ALL / users)",
         package: TCP, executable: "network", test: "group_memberships_are_limited",
     },
     Guard {

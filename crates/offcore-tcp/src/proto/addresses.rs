@@ -7,7 +7,6 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use offcore_wire::ipv6;
 
-use super::call_error::CallError;
 use super::iface::{AddressLifetime, AddressState, OwnAddress, Prefix};
 use super::net::{DETECTION, Net, solicitation};
 use super::packet::{Event, Out};
@@ -15,16 +14,13 @@ use super::tcb::Tcb;
 
 impl Net {
     /// Adds an address to an interface, and detects whether another host has it (RFC 4862, 5.4; RFC 5227).
-    ///
-    /// # Errors
-    /// [`CallError::TooMany`] if the interface is in too many groups.
     pub(super) fn add_address(
         &mut self,
         now: u64,
         number: u8,
         (prefix, life): (Prefix, AddressLifetime),
         out: &mut Out,
-    ) -> Result<(), CallError> {
+    ) {
         let runs_neighbour_protocols = self.runs_neighbour_protocols();
         let iface = &mut self.ifaces[usize::from(number)];
         let mut own = OwnAddress::new(prefix, life);
@@ -34,7 +30,7 @@ impl Net {
                 own.standing = AddressState::Tentative { until: now + DETECTION };
                 if runs_neighbour_protocols {
                     // The group is reported before the solicitation, so that answers pass a snooping switch.
-                    iface.groups.join(now, ipv6::solicited_node(address).into())?;
+                    iface.groups.join(now, ipv6::solicited_node(address).into());
                     iface.groups.timers(now, iface.sender(number), out);
                     out.controls.push(solicitation(number, iface.mac, Ipv6Addr::UNSPECIFIED, address, None));
                 }
@@ -42,7 +38,6 @@ impl Net {
         }
         iface.addresses.retain(|own| own.prefix.address != prefix.address);
         iface.addresses.push(own);
-        Ok(())
     }
 
     /// Removes an address of an interface.

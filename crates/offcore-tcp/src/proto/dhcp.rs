@@ -300,10 +300,9 @@ impl Net {
                 let lease = lease_of(now, reply, station).filter(|lease| lease.prefix.address == offered);
                 let Some(lease) = lease.filter(|_| !self.has(offered)) else { return };
                 let address = (lease.prefix, AddressLifetime::permanent(Origin::Dhcp));
-                if self.add_address(now, number, address, out).is_ok() {
-                    dhcp.lease = Some(lease);
-                    dhcp.enter(State::Probing, now + LOOK);
-                }
+                self.add_address(now, number, address, out);
+                dhcp.lease = Some(lease);
+                dhcp.enter(State::Probing, now + LOOK);
             }
             (State::Requesting, DhcpKind::Nak) if asked.is_some() => {
                 dhcp.lease = None;

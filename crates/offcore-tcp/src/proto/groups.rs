@@ -17,7 +17,8 @@ use super::call_error::CallError;
 use super::ip::{ETHERNET, Envelope};
 use super::packet::{Control, Out};
 
-/// Maximum number of groups per interface.
+/// Number of groups per interface from which on a new group takes the place of one that was left. The members limit
+/// the number of other groups: each user has a share, and each own address has one group.
 const MOST: usize = 1024;
 /// Number of reports of a change (the robustness variable): the default and the maximum.
 const ROBUSTNESS: u8 = 2;
@@ -122,14 +123,11 @@ impl Groups {
     }
 
     /// Adds a user of a group. The first user causes reports.
-    pub(crate) fn join(&mut self, now: u64, group: IpAddr) -> Result<(), CallError> {
-        if !group.is_multicast() {
-            return Err(CallError::NotOurs);
-        }
+    pub(crate) fn join(&mut self, now: u64, group: IpAddr) {
         if self.groups.len() >= MOST && !self.groups.contains_key(&group) {
-            // A group that was left makes room. Its last reports are lost.
+            // The last reports of the group that was left are lost.
             let left = self.groups.iter().find(|(_, entry)| entry.users == 0).map(|(group, _)| *group);
-            self.groups.remove(&left.ok_or(CallError::TooMany)?);
+            left.and_then(|left| self.groups.remove(&left));
         }
         let entry = self.groups.entry(group).or_default();
         entry.users += 1;
@@ -137,7 +135,6 @@ impl Groups {
             (entry.changes, entry.due) = (self.robustness, Some(now));
             self.look();
         }
-        Ok(())
     }
 
     /// Removes a user of a group. The last user causes reports.

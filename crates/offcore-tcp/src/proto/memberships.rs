@@ -16,8 +16,10 @@ use super::stack::Stack;
 
 /// Maximum number of IPv4 groups per socket (`igmp_max_memberships` of Linux).
 const OF_SOCKET: usize = 20;
-/// Maximum number of joins per user.
+/// Maximum number of joins of a user, and the number of which all users with joins have equal shares. If a share
+/// shrinks, its existing joins stay.
 const OF_USER: u32 = 512;
+const OF_ALL: u32 = 1024;
 /// Maximum number of sockets that receive one datagram, and of additional copies caused by one burst of packets.
 const RECEIVERS: usize = 64;
 const COPIES: usize = 256;
@@ -53,10 +55,11 @@ impl Stack {
         }
         let of_family = groups.iter().filter(|(_, joined)| joined.is_ipv4()).count();
         let count = self.udp.joins.get(&user).copied().unwrap_or(0);
-        if group.is_ipv4() && of_family >= OF_SOCKET || count >= OF_USER {
+        let users = self.udp.joins.len() as u32 + u32::from(count == 0);
+        if group.is_ipv4() && of_family >= OF_SOCKET || count >= OF_USER.min(OF_ALL / users) {
             return Err(CallError::TooMany);
         }
-        self.net.join(now, iface, group)?;
+        self.net.join(now, iface, group);
         self.udp.joins.insert(user, count + 1);
         if let Some(found) = self.udp.get_mut(socket) {
             found.joined.groups.push((iface, group));

@@ -78,9 +78,9 @@ impl Net {
             .filter_map(|own| v6_of(own.prefix.address))
             .filter(|_| runs_neighbour_protocols);
         for address in v6 {
-            // This cannot fail: the interface has no other groups yet. The groups are reported before neighbour
-            // discovery starts, so that answers pass a snooping switch (RFC 4862, 5.4.2).
-            let _ = iface.groups.join(now, ipv6::solicited_node(address).into());
+            // The groups are reported before neighbour discovery starts, so that answers pass a snooping switch (RFC
+            // 4862, 5.4.2).
+            iface.groups.join(now, ipv6::solicited_node(address).into());
         }
         iface.groups.timers(now, iface.sender(number), out);
         for own in &mut iface.addresses {
@@ -100,9 +100,10 @@ impl Net {
     }
 
     /// Joins a multicast group on interface `iface`. Each join needs a [`leave`](Self::leave).
-    pub(crate) fn join(&mut self, now: u64, iface: u8, group: IpAddr) -> Result<(), CallError> {
-        let iface = self.ifaces.get_mut(usize::from(iface)).ok_or(CallError::NoRoute)?;
-        iface.groups.join(now, group)
+    pub(crate) fn join(&mut self, now: u64, iface: u8, group: IpAddr) {
+        if let Some(iface) = self.ifaces.get_mut(usize::from(iface)) {
+            iface.groups.join(now, group);
+        }
     }
 
     /// Leaves a group on interface `iface`.

@@ -316,9 +316,13 @@ fn group_memberships_are_limited() {
     join(&mut station, one, v6(all)).unwrap();
     let more: u16 =
         (1000..).find(|number| join(&mut station, other, v6(*number)) == Err(CallError::TooMany)).unwrap();
-    assert!((500..=512).contains(&(more - 1000)), "{more}");
-    // A group that others have joined already needs no additional room.
-    assert_eq!(join(&mut station, third, v6(5)), Ok(()));
+    assert_eq!(more - 1000, 512);
+    // The shares of three users are smaller.
+    let more: u16 =
+        (2000..).find(|number| join(&mut station, third, v6(*number)) == Err(CallError::TooMany)).unwrap();
+    assert_eq!(more - 2000, 1024 / 3);
+    leave(&mut station, other, v6(1000)).unwrap();
+    assert_eq!(join(&mut station, other, v6(1000)), Err(CallError::TooMany));
     station.close(one);
     assert_eq!(join(&mut station, third, v6(5000)), Ok(()));
 }
