@@ -360,6 +360,12 @@ pub(super) const LIST: &[Guard] = &[
         package: TCP, executable: "stack", test: "users_share_connections",
     },
     Guard {
+        name: "runs of single bytes",
+        file: "crates/offcore-tcp/src/proto/recovery/runs.rs",
+        code: ".clamp(FEW, MOST - RESERVED)", without: ".max(MOST - RESERVED)",
+        package: TCP, executable: "--lib", test: "single_bytes_take_few_runs",
+    },
+    Guard {
         name: "groups of a user",
         file: "crates/offcore-tcp/src/proto/memberships.rs",
         code: "count >= OF_USER.min(OF_ALL / users)", without: "count >= OF_USER.max(OF_ALL / users)",

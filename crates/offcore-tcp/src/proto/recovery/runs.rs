@@ -11,6 +11,10 @@ use super::delivery::{Delivery, Newest, Sent};
 
 /// Maximum number of runs.
 pub(super) const MOST: usize = 4096;
+/// Number of runs that are always kept. More are kept while they have [`LEAST`] bytes on average, so that a program that
+/// sends single bytes gets little memory.
+const FEW: usize = 64;
+const LEAST: u64 = 64;
 /// Runs reserved for retransmissions. Without them, losses could not be repaired.
 const RESERVED: usize = 256;
 /// Adjacent runs are merged periodically once there are this many.
@@ -160,18 +164,28 @@ impl Runs {
                 last.end = run.end;
                 return;
             }
-            if self.runs.len() >= MOST - RESERVED {
+            if self.runs.len() >= FEW && self.is_full() {
                 return self.push_merged(run);
             }
         }
         self.runs.push_back(run);
     }
 
+    /// Returns the maximum number of runs without retransmissions.
+    fn most(&self) -> usize {
+        let bytes = self.published - self.una;
+        ((bytes / LEAST) as usize).clamp(FEW, MOST - RESERVED)
+    }
+
+    fn is_full(&self) -> bool {
+        self.runs.len() >= self.most()
+    }
+
     /// Adds a run when there are too many: it is merged into the last run, which takes the newer time.
     #[cold]
     fn push_merged(&mut self, run: Run) {
         self.merge();
-        let many = self.runs.len() >= MOST - RESERVED;
+        let many = self.is_full();
         match self.runs.back_mut() {
             Some(last) if many && last.is_in_flight() => {
                 last.absorb(&run);
@@ -234,7 +248,8 @@ impl Runs {
         if from >= to {
             return;
         }
-        let (Some(_), Some(first)) = (self.cut(to, MOST - RESERVED), self.cut(from, MOST - RESERVED)) else {
+        let most = self.most();
+        let (Some(_), Some(first)) = (self.cut(to, most), self.cut(from, most)) else {
             return;
         };
         let mut start = from;
@@ -527,7 +542,7 @@ impl Runs {
     /// Merges adjacent runs that do not differ. If there are too many runs, also merges pairs with different send
     /// times.
     fn merge(&mut self) {
-        let many = self.runs.len() >= MOST - RESERVED;
+        let many = self.is_full();
         let (mut kept, mut paired) = (0, false);
         for at in 1..self.runs.len() {
             let next = self.runs[at];

@@ -211,6 +211,19 @@ fn new_data_merges_at_run_limit() {
 }
 
 #[test]
+fn single_bytes_take_few_runs() {
+    let mut runs = Runs::default();
+    for time in 1..=4000 {
+        runs.push(time, time, MSS);
+        assert!(runs.len() <= FEW);
+    }
+    for at in (1..4000).step_by(2) {
+        sack(&mut runs, at, at + 1);
+    }
+    assert!(runs.len() <= FEW + 1, "{} runs", runs.len());
+}
+
+#[test]
 fn adjacent_losses_are_retransmitted_together() {
     let mut runs = Runs::default();
     (1..=6).for_each(|small| runs.push(small, small * 3, MSS));
