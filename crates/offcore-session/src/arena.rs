@@ -195,15 +195,18 @@ impl Arena {
     /// Returns the properties of its next segment, or `None` if the limit is reached or the budget is used up.
     pub fn wanted(&self) -> Option<Wanted> {
         let len = SEGMENT.min(self.limit - self.len);
-        (len > 0 && self.room() > 0).then_some(Wanted { len, pages_of: self.pages_of })
+        let left = self.charge.left().saturating_sub(self.unused());
+        (len > 0 && left > private_blocks(len)).then_some(Wanted { len, pages_of: self.pages_of })
     }
 
-    /// Adds a segment that was created with the [wanted](Self::wanted) properties.
+    /// Adds a segment that was created with the [wanted](Self::wanted) properties. Its lists in private memory are
+    /// charged immediately.
     ///
     /// # Errors
-    /// The segment, if it has another length.
+    /// The segment, if it has another length, or if the budget is used up.
     pub fn add(&mut self, segment: Segment) -> Result<(), Segment> {
-        if self.wanted().is_none_or(|wanted| wanted.len != segment.len) {
+        let is_wanted = self.wanted().is_some_and(|wanted| wanted.len == segment.len);
+        if !is_wanted || !self.charge.take(private_blocks(segment.len)) {
             return Err(segment);
         }
         let Segment { len, mapping, fd } = segment;
@@ -469,6 +472,11 @@ impl Arena {
             self.give_small(block);
         }
     }
+}
+
+/// Returns the size, in large blocks, of the lists in private memory for a segment of `len` bytes.
+fn private_blocks(len: usize) -> usize {
+    len / SMALL * Cuts::PER_UNIT / LARGE
 }
 
 // Page numbers of whole large blocks, and places, fit into 32 bits.

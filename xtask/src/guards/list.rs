@@ -299,6 +299,12 @@ pub(super) const LIST: &[Guard] = &[
         package: SESSION, executable: "--lib", test: "arenas_share_a_budget",
     },
     Guard {
+        name: "lists of a segment",
+        file: "crates/offcore-session/src/arena.rs",
+        code: " || !self.charge.take(private_blocks(segment.len))", without: "",
+        package: SESSION, executable: "--lib", test: "lists_of_segments_are_charged",
+    },
+    Guard {
         name: "descriptors of a user",
         file: "crates/offcore-flow/src/host/serve/descriptors.rs",
         code: "if !self.has_room(user, count) {", without: "if !self.has_room(user, count / usize::MAX) {",

@@ -39,6 +39,9 @@ pub(super) struct Cuts {
 }
 
 impl Cuts {
+    /// The size of a unit's entry in bytes.
+    pub(super) const PER_UNIT: usize = size_of::<Cut>();
+
     /// Makes room for `n` more units.
     pub(super) fn add(&mut self, n: usize) {
         self.wholes.resize(self.wholes.len() + n, Cut::default());

@@ -157,6 +157,19 @@ fn arenas_share_a_budget() {
 }
 
 #[test]
+fn lists_of_segments_are_charged() {
+    let budget = Arc::new(Budget::new(8 * LARGE));
+    let new = || Arena::shared(64 * MIB, Arc::new(Charge::new(Arc::clone(&budget))));
+    // Three blocks pay for the lists of a segment of 64 MiB, and one is block 0.
+    let mut first = new().unwrap();
+    let second = new().unwrap();
+    assert!(new().is_err());
+    assert!(first.take_large().is_none());
+    drop(second);
+    assert_eq!(all(|| first.take_large()).len(), 4);
+}
+
+#[test]
 fn blocks_are_paid_together() {
     let budget = Arc::new(Budget::new(5 * LARGE));
     let mut arena = Arena::shared(MIB, Arc::new(Charge::new(Arc::clone(&budget)))).unwrap();
