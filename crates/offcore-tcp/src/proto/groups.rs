@@ -17,8 +17,8 @@ use super::call_error::CallError;
 use super::ip::{ETHERNET, Envelope};
 use super::packet::{Control, Out};
 
-/// Number of groups per interface from which on a new group takes the place of one that was left. The members limit
-/// the number of other groups: each user has a share, and each own address has one group.
+/// If an interface has this many groups, a new group replaces one that was left. The number of other groups is limited,
+/// because each user has a share of the joins, and each own address joins one group.
 const MOST: usize = 1024;
 /// Number of reports of a change (the robustness variable): the default and the maximum.
 const ROBUSTNESS: u8 = 2;

@@ -16,9 +16,9 @@ use super::stack::Stack;
 
 /// Maximum number of IPv4 groups per socket (`igmp_max_memberships` of Linux).
 const OF_SOCKET: usize = 20;
-/// Maximum number of joins of a user, and the number of which all users with joins have equal shares. If a share
-/// shrinks, its existing joins stay.
+/// Maximum number of joins of a user.
 const OF_USER: u32 = 512;
+/// Users with joins have equal shares of this number. If a share shrinks, its existing joins stay.
 const OF_ALL: u32 = 1024;
 /// Maximum number of sockets that receive one datagram, and of additional copies caused by one burst of packets.
 const RECEIVERS: usize = 64;

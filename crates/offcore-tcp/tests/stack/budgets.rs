@@ -6,6 +6,7 @@ use offcore_session::{Budget, Charge};
 use offcore_tcp::proto::{AppId, AppMemory, CallError, Config, ConnId, DropReason, Stack};
 
 use crate::host::Host;
+use crate::streams::content;
 use crate::world::World;
 
 const SECOND: u64 = 1_000_000;
@@ -94,4 +95,33 @@ fn users_share_connections() {
     assert_eq!(open_all(&mut world, other).len(), 32);
     end(&mut world, one, &conns);
     assert_eq!(open_all(&mut world, same).len(), 32);
+}
+
+/// A window promises memory without a charge. Segments that find none are dropped, and sent again.
+#[test]
+fn promised_window_survives_used_up_budget() {
+    const LEN: usize = 200_000;
+    let mut world = world();
+    let budget = Arc::new(Budget::new(4 * MEGABYTE));
+    let [server, greedy] = [(); 2].map(|()| add_app(&mut world.hosts[1].stack, &budget));
+    world.hosts[1].stack.listen(server, None, 7, 64, false).unwrap();
+    let now = world.now;
+    let conns = [(); 8].map(|()| world.hosts[0].connect(now, "10.0.0.2:7"));
+    assert!(world.run_until(SECOND, |hosts| hosts[1].accepted.len() == conns.len()));
+    let accepted = world.hosts[1].accepted.clone();
+    accepted.iter().for_each(|conn| world.hosts[1].sessions.get_mut(conn).unwrap().appetite = 0);
+    open_all(&mut world, greedy);
+    let now = world.now;
+    conns.iter().for_each(|conn| world.hosts[0].send(now, *conn, &content(1, LEN)));
+    world.run(5 * SECOND);
+    assert!(world.hosts[1].stack.drops().get(DropReason::NoSpace) > 0, "the windows were open");
+    let now = world.now;
+    for conn in &accepted {
+        world.hosts[1].sessions.get_mut(conn).unwrap().appetite = usize::MAX;
+        world.hosts[1].read(now, *conn);
+    }
+    let all =
+        |hosts: &mut [Host; 2]| accepted.iter().all(|conn| hosts[1].sessions[conn].received.len() == LEN);
+    assert!(world.run_until(600 * SECOND, all), "although the other application keeps its memory");
+    assert!(accepted.iter().all(|conn| world.hosts[1].sessions[conn].received == content(1, LEN)));
 }
