@@ -372,6 +372,12 @@ pub(super) const LIST: &[Guard] = &[
         package: TCP, executable: "--lib", test: "single_bytes_take_few_runs",
     },
     Guard {
+        name: "queue of a listener",
+        file: "crates/offcore-tcp/src/proto/calls.rs",
+        code: "backlog.clamp(1, BACKLOG)", without: "backlog.clamp(1, BACKLOG * 16)",
+        package: TCP, executable: "stack", test: "listener_info_reports_state",
+    },
+    Guard {
         name: "groups of a user",
         file: "crates/offcore-tcp/src/proto/memberships.rs",
         code: "count >= OF_USER.min(OF_ALL / users)", without: "count >= OF_USER.max(OF_ALL / users)",

@@ -19,10 +19,15 @@ use super::stack::Stack;
 use super::steering::{Owner, Share};
 use super::tcb::{CLOSED_WINDOW, FIN_TIMEOUT, ORPHAN_RATE, RESET_CHECK, RESET_TIMEOUT, State, SynTimer, Tcb};
 
+/// Maximum number of half-open connections of a listener, and of connections that wait in its queue (`somaxconn` of
+/// Linux). The call that removes a listener resets all of them.
+const BACKLOG: usize = 4096;
+
 impl Stack {
     /// Opens a listener for connections to `port`, at one address of this host or at all addresses (0.0.0.0: all IPv4
-    /// addresses, `::`: all IPv6 addresses). Returns the listener's number. For port 0 the stack selects an unused
-    /// port, which [`listener_info`](Self::listener_info) reports. The connections belong to `app` and use its memory.
+    /// addresses, `::`: all IPv6 addresses). The maximum of `backlog` is 4,096. Returns the listener's number. For port
+    /// 0 the stack selects an unused port, which [`listener_info`](Self::listener_info) reports. The connections belong
+    /// to `app` and use its memory.
     ///
     /// Listeners of one application, or of one [user](Self::set_user), may have the same address and port if all of
     /// them set `reuse_port`. Connections are spread over them by a keyed hash of both endpoints.
@@ -47,7 +52,7 @@ impl Stack {
         if !self.arenas.may_enter(app) {
             return Err(CallError::TooMany);
         }
-        let backlog = backlog.clamp(1, u16::MAX.into());
+        let backlog = backlog.clamp(1, BACKLOG);
         let port = match port {
             0 => {
                 let from = self.fragment_ident();

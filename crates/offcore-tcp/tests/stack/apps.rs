@@ -285,6 +285,8 @@ fn listener_info_reports_state() {
     assert!(info.iter().all(|info| info.address == address && (32768..=60999).contains(&info.port)));
     assert_ne!(info[0].port, info[1].port);
     assert_eq!((info[0].app, info[0].waiting, info[0].backlog), (AppId::OWN, 0, 3));
+    let longest = stack.listen(AppId::OWN, address, 0, usize::MAX, false).unwrap();
+    assert_eq!(stack.listener_info(longest).unwrap().backlog, 4096);
     let to = std::net::SocketAddr::from(([10, 0, 0, 2], info[0].port));
     let now = world.now;
     world.hosts[0].connect(now, &to.to_string());

@@ -1,6 +1,7 @@
 //! SYN cookies, which are used when a listener has too many half-open connections.
 
 use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use offcore_stats::SplitMix;
@@ -241,17 +242,17 @@ fn syn_flood_spares_honest_clients() {
     assert_eq!(world.hosts[1].stack.flows(), 10);
 }
 
-/// Sends SYNs to a port of host 1, from different endpoints. Returns the numbers of half-open connections and of SYN
-/// cookies that they cause.
-fn send_syns(world: &mut World, like: &[u8], to: u16, count: u32) -> (u64, u64) {
+/// Sends 4,000 SYNs from different endpoints to each of the ports of host 1. Returns the numbers of half-open
+/// connections and of SYN cookies that they cause.
+fn send_syns(world: &mut World, like: &[u8], ports: RangeInclusive<u16>) -> (u64, u64) {
     let counts = |world: &mut World| {
         let counts = world.hosts[1].stack.counts();
         (counts.half_open, counts.cookies_sent)
     };
     let before = counts(world);
-    for number in 0..count {
-        let header = TcpHeader { dst_port: to, ..header(number as u16, 5, 0, TcpFlags::SYN) };
-        let from = Ipv4Addr::from(0xc0a8_0000 + (number >> 16));
+    for (to, number) in ports.flat_map(|to| (1..=4000).map(move |number| (to, number))) {
+        let header = TcpHeader { dst_port: to, ..header(number, 5, 0, TcpFlags::SYN) };
+        let from = [192, 168, 0, 1].into();
         world.hosts[1].receive(SECOND, &mut [frame::forge(like, from, &header, &TcpOptions::NONE)]);
         world.hosts[1].frames.clear();
     }
@@ -264,24 +265,23 @@ fn users_share_half_open_connections() {
     const ALL: u64 = 1 << 16;
     let mut world = World::new(1, 1500, Config::default());
     let like = syn(&mut world);
-    let listen = |world: &mut World, user, port| {
+    let listen = |world: &mut World, user, ports: RangeInclusive<u16>| {
         let stack = &mut world.hosts[1].stack;
         let app = stack.add_app(AppMemory::new(1 << 20, Arc::default()).unwrap());
         stack.set_user(app, user);
-        stack.listen(app, None, port, usize::MAX, false).unwrap()
+        ports.map(|port| stack.listen(app, None, port, 4096, false).unwrap()).collect::<Vec<_>>()
     };
-    let listeners = [7, 8].map(|port| listen(&mut world, 1, port));
-    assert_eq!(send_syns(&mut world, &like, 7, 40_000), (40_000, 0));
-    assert_eq!(send_syns(&mut world, &like, 8, 40_000), (ALL - 40_000, 80_000 - ALL), "of one user");
-    listen(&mut world, 2, 9);
-    assert_eq!(send_syns(&mut world, &like, 9, 40_000), (ALL / 2, 40_000 - ALL / 2), "of another user");
+    let listeners = listen(&mut world, 1, 1..=20);
+    assert_eq!(send_syns(&mut world, &like, 1..=20), (ALL, 80_000 - ALL), "of one user");
+    listen(&mut world, 2, 21..=30);
+    assert_eq!(send_syns(&mut world, &like, 21..=30), (ALL / 2, 40_000 - ALL / 2), "of another user");
     // The first user's new connections get half.
     for listener in listeners {
         world.hosts[1].stack.unlisten(SECOND, listener, &mut Out::default());
     }
     assert_eq!(world.hosts[1].stack.counts().half_open, ALL / 2);
-    listen(&mut world, 1, 10);
-    assert_eq!(send_syns(&mut world, &like, 10, 40_000), (ALL / 2, 40_000 - ALL / 2));
+    listen(&mut world, 1, 31..=40);
+    assert_eq!(send_syns(&mut world, &like, 31..=40), (ALL / 2, 40_000 - ALL / 2));
 }
 
 #[test]
