@@ -179,10 +179,14 @@ fn daemonized_child_keeps_the_stack() {
 }
 
 /// Runs a command on its own terminal, sends Ctrl-C once it has printed `ready`, and exits with the command's status.
+/// With NOFLSH the terminal keeps the output that has not been read at Ctrl-C.
 const TERMINAL: &str = r"
-import os, pty, sys
+import os, pty, sys, termios
 pid, terminal = pty.fork()
 if pid == 0:
+    mode = termios.tcgetattr(0)
+    mode[3] |= termios.NOFLSH
+    termios.tcsetattr(0, termios.TCSANOW, mode)
     os.execvp(sys.argv[1], sys.argv[1:])
 said, pressed = b'', False
 while True:
