@@ -64,19 +64,24 @@ impl Far<'_> {
 
     /// Waits for the first bytes and for the run-in time. Returns the data moved and the core times afterwards.
     fn watch(self, counted: &AtomicU64, phase: &Phase, length: Duration) -> Result<Window> {
-        let (since, first) = (Instant::now(), counted.load(Ordering::Relaxed));
-        while counted.load(Ordering::Relaxed) == first {
-            ensure!(since.elapsed() < STALLED, "nothing has moved for {STALLED:?}");
-            thread::sleep(Duration::from_millis(1));
-        }
-        thread::sleep(self.settle);
         let read = || counted.load(Ordering::Relaxed);
+        let wait_for_more = |than: u64| {
+            let since = Instant::now();
+            while read() == than {
+                ensure!(since.elapsed() < STALLED, "nothing has moved for {STALLED:?}");
+                thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        };
+        wait_for_more(read())?;
+        thread::sleep(self.settle);
         let times = || Ok::<_, anyhow::Error>([CoreTime::of(self.near_lcore)?, CoreTime::of(self.lcore)?]);
         phase.count();
         let (ticks, bytes, before) = (tsc::now(), read(), times()?);
         thread::sleep(length);
+        // If other programs use the cores, the window is longer.
+        wait_for_more(bytes)?;
         let (ticks, bytes, after) = (tsc::now() - ticks, read() - bytes, times()?);
-        ensure!(bytes > 0, "nothing has moved in {length:?}");
         let share = |core: usize| {
             let of =
                 |time: fn(&CoreTime) -> u64| time(&after[core]).saturating_sub(time(&before[core])) as f64;
