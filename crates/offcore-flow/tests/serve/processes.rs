@@ -259,19 +259,24 @@ fn many_processes_attach_concurrently() {
     }
     assert_eq!(world.app.counts().applications, 1);
     // Excess silent processes are turned away, but not processes that are already waiting.
+    let refused = world.app.counts().refused;
     let silent: Vec<_> = (0..40).map(|_| knock(&path)).collect();
     world.run(0.1);
+    assert_eq!(world.app.counts().refused - refused, 8);
     // The sockets are closed in real time, not in the virtual time of the world.
-    let gone = |socket: &&OwnedFd| {
+    let is_closed = |socket: &OwnedFd, seconds| {
         let event = PollFd::from_borrowed_fd(socket.as_fd(), Bits::IN);
-        poll(&mut [event], Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 })).unwrap() > 0
+        poll(&mut [event], Some(&Timespec { tv_sec: seconds, tv_nsec: 0 })).unwrap() > 0
     };
-    assert_eq!(silent.iter().filter(gone).count(), 8);
-    assert!(!gone(&&silent[0]) && gone(&&silent[39]));
+    let (waiting, excess) = silent.split_at(32);
+    assert!(excess.iter().all(|socket| is_closed(socket, 30)));
+    assert!(!waiting.iter().any(|socket| is_closed(socket, 0)));
     world.run(2.0);
     let late = knock(&path);
     world.run(0.1);
-    assert!(gone(&&silent[0]) && !gone(&&late), "it has been silent for long");
+    assert!(is_closed(&silent[0], 30), "it has been silent for long");
+    assert!(!is_closed(&late, 0));
+    assert_eq!(world.app.counts().refused - refused, 8);
 }
 
 #[test]

@@ -355,14 +355,16 @@ fn share_of_each_port_is_counted() {
 #[test]
 fn long_round_enables_turn_accounting() {
     let mut turns = Turns::private();
+    // The test moves times by two hours instead of waiting, so that it does not depend on the machine's speed.
+    let [hour, two_hours] = [1, 2].map(|hours| tsc::ticks(Duration::from_secs(hours * 3600)));
+    (turns.long, turns.measured) = (hour, hour);
+    (turns.ahead, turns.asked, turns.looks) = (hour, hour, hour);
     turns.began = tsc::now();
-    let [long, measured] = [20, 50].map(|ms| tsc::ticks(Duration::from_millis(ms)));
-    (turns.long, turns.measured) = (long, measured);
     assert!(!turns.begin());
-    std::thread::sleep(Duration::from_millis(25));
+    turns.began = tsc::now().wrapping_sub(two_hours);
     turns.slept();
     assert!(!turns.begin(), "that was no round");
-    std::thread::sleep(Duration::from_millis(25));
+    turns.began = tsc::now().wrapping_sub(two_hours);
     assert!(turns.begin());
     let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
     let (mut mover, mut clock) = (Mover::new(), StageClock::private());
@@ -373,10 +375,9 @@ fn long_round_enables_turn_accounting() {
     };
     assert_eq!(turns.round(&mut all), 12);
     assert_eq!(turns.parties.len(), 2, "a port is one party, however many queues it has");
-    turns.long = long;
-    assert!(turns.begin());
-    std::thread::sleep(Duration::from_millis(60));
-    turns.slept();
+    turns.long = hour;
+    assert!(turns.begin(), "turns are measured for an hour");
+    turns.until = turns.until.map(|until| until.wrapping_sub(two_hours));
     assert!(turns.begin());
     turns.round(&mut all);
     assert!(!turns.begin(), "rounds have been short since");
