@@ -82,11 +82,11 @@ pub(crate) struct ConfigureArgs {
     pub wqs: Option<usize>,
 
     /// Their mode: d (dedicated) or s (shared) [default: d]
-    #[arg(short, long, value_name = "MODE", value_parser = configure::mode(), requires = "wqs")]
+    #[arg(short, long, value_name = "MODE", value_parser = configure::mode(), requires = "wqs", conflicts_with = "disable")]
     pub mode: Option<offcore_dsa::WqMode>,
 
     /// DSA engines of the group [default: all]
-    #[arg(short, long, value_name = "N", requires = "wqs")]
+    #[arg(short, long, value_name = "N", requires = "wqs", conflicts_with = "disable")]
     pub engines: Option<usize>,
 
     /// Take the device's work queues and the device out of service

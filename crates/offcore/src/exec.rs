@@ -70,7 +70,7 @@ pub(crate) struct ExecArgs {
     pub ports: Vec<String>,
 
     /// With --port: congestion control of connections, unless a program sets another one (TCP_CONGESTION) [default: cubic]
-    #[arg(long, value_name = "NAME", requires = "ports", value_parser = congestion())]
+    #[arg(long, value_name = "NAME", requires = "ports", conflicts_with = "stack", value_parser = congestion())]
     pub congestion: Option<Algorithm>,
 
     /// Sockets that use the stack, as tcp[:PORT,...] or udp[:PORT,...]; once or more [default: all TCP sockets, and UDP sockets that send]
@@ -330,7 +330,9 @@ mod tests {
         let both = "offcore exec --stack /s --port tap:tap0,addr=10.0.0.2/24 -- true";
         assert!(command(both).unwrap_err().contains("cannot be used with"));
         assert!(command("offcore exec --port tap:tap0 -- true").unwrap_err().contains("no address"));
-        let served = "offcore exec --congestion bbr -- true";
-        assert!(command(served).unwrap_err().contains("--port"), "the stack of --stack has its own");
+        for stack in ["", "--stack /s"] {
+            let error = command(&format!("offcore exec {stack} --congestion bbr -- true")).unwrap_err();
+            assert!(error.contains("--congestion") || error.contains("--port"), "{error}");
+        }
     }
 }

@@ -28,6 +28,10 @@ const APP_MEMORY: u32 = 256;
 /// sessions.
 const APP_CONNECTIONS: u32 = 65_536;
 
+/// The flags for applications in other processes. The parser does not check `requires = "serve"` beside `--app`, which
+/// excludes `--serve`.
+const SERVING: [&str; 5] = ["serve", "allow_uid", "app_memory", "app_connections", "parent"];
+
 /// The examples of `offcore tcp --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -88,7 +92,7 @@ pub(crate) struct TcpArgs {
     pub engines: EngineArgs,
 
     /// The service: echo, sink, source or http:DIR, optionally with a colon and another port [ports: 7, 9, 19, 80]
-    #[arg(long, value_name = "APP", default_value = "echo", conflicts_with = "serve")]
+    #[arg(long, value_name = "APP", default_value = "echo", conflicts_with_all = SERVING)]
     pub app: AppArg,
 
     /// Instead of --app: serves applications in other processes, which attach to a socket at this path
@@ -240,6 +244,7 @@ pub(crate) fn host(
     let ports: Vec<PortSpec> = ports.iter().map(|port| port.spec.clone()).collect();
     plan::check_duplicates(&ports)?;
     let dma = plan::dma_map(engines.dma.clone(), &ports)?;
+    plan::check_mode(mode, &dma)?;
     let mapped = !dma.entries.is_empty();
     let lcores = match &run.lcores {
         Some(_) => plan::lcores(run.lcores.as_ref(), &engines.dsa_sims, &dma)?,
@@ -314,6 +319,11 @@ mod tests {
             ("--app-memory 64", "--serve"),
             ("--serve /run/s --app-memory 1", "4..=65536"),
             ("--app-connections 9", "--serve"),
+            ("--app echo --allow-uid 33", "'--app <APP>' cannot be used with"),
+            ("--app echo --app-memory 64", "'--app <APP>' cannot be used with"),
+            ("--app echo --app-connections 9", "'--app <APP>' cannot be used with"),
+            ("--mode offload", "--mode offload needs --dma"),
+            ("--mode auto --serve /run/s", "--mode auto needs --dma"),
             ("--serve /run/s --app-connections 0", "1..=1048576"),
             ("--serve /run/s --lcores 0,1", "served by one lcore"),
         ] {

@@ -282,6 +282,8 @@ mod tests {
             ("vhost -d dsa3", &["dsa3", "found dsa0"]),
             ("-w 99", &["-w 99", "1 to 8"]),
             ("-w 1 -e 9", &["-e 9", "1 to 4"]),
+            ("--disable -m s", &["--mode", "cannot be used with", "--disable"]),
+            ("--disable -e 1", &["--engines", "cannot be used with", "--disable"]),
             (&file, &["2 rules", "total-wq-size", "at most 128", "wq-priority", "1 to 15"]),
             ("-c /no/file", &["/no/file"]),
         ] {

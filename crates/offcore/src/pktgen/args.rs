@@ -60,6 +60,14 @@ const LCORES: &str =
     "The lcores: one for all, or one for what sends and one for what receives [default: the first two]";
 const DURATION: &str = "Stop after sending for this time; with --rfc2544, of each trial [default there: 5]";
 
+// The parser does not check `requires` if a given flag excludes the required one. Flags of a capture or a search therefore
+// exclude the same flags as the capture or the search.
+const NOT_OF_CAPTURE: [&str; 13] = [
+    "src_mac", "dst_mac", "vlan", "src_ip", "dst_ip", "src_port", "dst_port", "proto", "flows", "vary",
+    "size", "burst", "rfc2544",
+];
+const NOT_OF_SEARCH: [&str; 4] = ["size", "count", "pcap", "no_start"];
+
 const COUNT: &str = "expected a number of packets, 1 or more";
 const SPEED: &str = "expected a factor such as 2 or 0.5";
 const LOSS: &str = "expected percent such as 0 or 0.01, less than 100";
@@ -102,47 +110,47 @@ pub(crate) struct PktgenArgs {
     pub bidirectional: bool,
 
     /// Source MAC address [default: the sending port's]
-    #[arg(long, value_name = "MAC", conflicts_with = "pcap")]
+    #[arg(long, value_name = "MAC")]
     pub src_mac: Option<MacAddr>,
 
     /// Destination MAC address [default: the receiving port's]
-    #[arg(long, value_name = "MAC", conflicts_with = "pcap")]
+    #[arg(long, value_name = "MAC")]
     pub dst_mac: Option<MacAddr>,
 
     /// Id of an 802.1Q tag
-    #[arg(long, value_name = "ID", value_parser = within(0..=4094), conflicts_with = "pcap")]
+    #[arg(long, value_name = "ID", value_parser = within(0..=4094))]
     pub vlan: Option<usize>,
 
     /// Source address, IPv4 or IPv6 [default: 198.18.0.1]
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "pcap")]
+    #[arg(long, value_name = "ADDRESS")]
     pub src_ip: Option<IpAddr>,
 
     /// Destination address [default: 198.18.0.2, or its like for IPv6]
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "pcap")]
+    #[arg(long, value_name = "ADDRESS")]
     pub dst_ip: Option<IpAddr>,
 
     /// Source port [default: 9]
-    #[arg(long, value_name = "PORT", conflicts_with = "pcap")]
+    #[arg(long, value_name = "PORT")]
     pub src_port: Option<u16>,
 
     /// Destination port [default: 9]
-    #[arg(long, value_name = "PORT", conflicts_with = "pcap")]
+    #[arg(long, value_name = "PORT")]
     pub dst_port: Option<u16>,
 
     /// UDP or TCP [default: udp]
-    #[arg(long, value_name = "PROTOCOL", conflicts_with = "pcap")]
+    #[arg(long, value_name = "PROTOCOL")]
     pub proto: Option<Proto>,
 
     /// Flows, which take turns; each has its own numbers [default: 1]
-    #[arg(long, value_name = "N", value_parser = within(1..=MAX_FLOWS as usize), conflicts_with = "pcap")]
+    #[arg(long, value_name = "N", value_parser = within(1..=MAX_FLOWS as usize))]
     pub flows: Option<usize>,
 
     /// What differs from flow to flow [default: src-ip,src-port]
-    #[arg(long, value_name = "FIELDS", value_delimiter = ',', conflicts_with = "pcap")]
+    #[arg(long, value_name = "FIELDS", value_delimiter = ',')]
     pub vary: Vec<Field>,
 
     /// Sizes of packets, FCS included [default: 64, or the least that headers leave]
-    #[arg(long, value_name = "SIZES", conflicts_with_all = ["pcap", "rfc2544"])]
+    #[arg(long, value_name = "SIZES", conflicts_with = "rfc2544")]
     pub size: Option<Sizes>,
 
     /// How fast [default: max; of a capture, its own time]
@@ -154,7 +162,7 @@ pub(crate) struct PktgenArgs {
     pub link: Option<f64>,
 
     /// Packets that are due together, at a rate
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=65536), conflicts_with = "pcap")]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=65536))]
     pub burst: usize,
 
     /// Stop after so many packets, of each sending port
@@ -174,15 +182,16 @@ pub(crate) struct PktgenArgs {
     pub verify: usize,
 
     /// Send a capture's packets, byte for byte
-    #[arg(long, value_name = "FILE", conflicts_with = "rfc2544")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = NOT_OF_CAPTURE)]
     pub pcap: Option<PathBuf>,
 
     /// Send the capture so many times as fast as it was [default: 1]
-    #[arg(long, value_name = "X", value_parser = number(1e-6..=1e6, SPEED), requires = "pcap", conflicts_with = "rate")]
+    #[arg(long, value_name = "X", value_parser = number(1e-6..=1e6, SPEED), requires = "pcap", conflicts_with = "rate",
+        conflicts_with_all = NOT_OF_CAPTURE)]
     pub speed: Option<f64>,
 
     /// Send the capture again and again
-    #[arg(long = "loop", requires = "pcap")]
+    #[arg(long = "loop", requires = "pcap", conflicts_with_all = NOT_OF_CAPTURE)]
     pub repeat: bool,
 
     /// Do not send before the command `start`
@@ -199,19 +208,23 @@ pub(crate) struct PktgenArgs {
     pub rfc2544: bool,
 
     /// Percent of packets that may be lost [default: 0]
-    #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = number(0.0..100.0, LOSS), requires = "rfc2544")]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = number(0.0..100.0, LOSS), requires = "rfc2544",
+        conflicts_with_all = NOT_OF_SEARCH)]
     pub loss: Vec<f64>,
 
     /// How exact the throughput is to be, in percent of the highest rate [default: 1]
-    #[arg(long, value_name = "PERCENT", value_parser = number(0.001..=50.0, RESOLUTION), requires = "rfc2544")]
+    #[arg(long, value_name = "PERCENT", value_parser = number(0.001..=50.0, RESOLUTION), requires = "rfc2544",
+        conflicts_with_all = NOT_OF_SEARCH)]
     pub resolution: Option<f64>,
 
     /// Sizes to search for [default: 64,128,256,512,1024,1280,1518]
-    #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = within(64..=65535), requires = "rfc2544")]
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = within(64..=65535), requires = "rfc2544",
+        conflicts_with_all = NOT_OF_SEARCH)]
     pub frame: Vec<usize>,
 
     /// Draw the throughputs
-    #[arg(long, value_name = "FILE.svg", requires = "rfc2544", value_parser = plot_file)]
+    #[arg(long, value_name = "FILE.svg", requires = "rfc2544", value_parser = plot_file,
+        conflicts_with_all = NOT_OF_SEARCH)]
     pub plot: Option<PathBuf>,
 }
 

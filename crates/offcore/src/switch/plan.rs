@@ -24,13 +24,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
     check_duplicates(&ports)?;
     let dma = dma_map(args.engines.dma.clone(), &ports)?;
     let mapped = !dma.entries.is_empty();
-    if let Some(mode @ (Mode::Offload | Mode::Auto)) = args.mode
-        && !mapped
-    {
-        return Err(format!(
-            "--mode {mode} needs --dma, or dmas=[...] on a vhost --port: no queue has a channel"
-        ));
-    }
+    check_mode(args.mode, &dma)?;
     if args.max_latency.is_some() && args.mode != Some(Mode::Auto) {
         return Err(
             "--max-latency is for --mode auto, which alone can leave the engine to the core: add it".into()
@@ -180,6 +174,16 @@ pub(crate) fn dma_map(dma: Option<DmaMap>, ports: &[PortSpec]) -> Result<DmaMap,
         }
     }
     Ok(map)
+}
+
+/// Checks that a queue has a channel if the mode needs one.
+pub(crate) fn check_mode(mode: Option<Mode>, dma: &DmaMap) -> Result<(), String> {
+    match mode {
+        Some(mode @ (Mode::Offload | Mode::Auto)) if dma.entries.is_empty() => {
+            Err(format!("--mode {mode} needs --dma, or dmas=[...] on a vhost --port: no queue has a channel"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_forward(args: &SwitchArgs) -> Result<(), String> {
