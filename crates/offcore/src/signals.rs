@@ -5,11 +5,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 /// Maximum time of a clean stop before another signal may end the process.
 const CLEANING: Duration = Duration::from_secs(2);
+
+/// Other signals that would end the process, unless the parent has set them to be ignored. An example is SIGHUP under
+/// `nohup`: the process should outlive its terminal.
+const UNLESS_IGNORED: [i32; 11] = [
+    SIGHUP,
+    SIGQUIT,
+    SIGUSR1,
+    SIGUSR2,
+    libc::SIGALRM,
+    libc::SIGVTALRM,
+    libc::SIGPROF,
+    libc::SIGIO,
+    libc::SIGPWR,
+    libc::SIGSTKFLT,
+    libc::SIGXCPU,
+];
 
 /// Whether a signal has told this process to stop.
 static STOPPING: AtomicBool = AtomicBool::new(false);
@@ -19,14 +35,13 @@ pub(crate) fn is_stopping() -> bool {
     STOPPING.load(Ordering::Relaxed)
 }
 
-/// Returns a flag that SIGINT, SIGTERM and SIGHUP set. A further signal ends the process after a time for cleaning up.
+/// Returns a flag that every signal sets that would end the process, except for SIGKILL and signals of program errors.
+/// A further signal ends the process after a time for cleaning up.
 pub(crate) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    // If the parent has set it to be ignored (nohup), the process should outlive its terminal.
-    if ignored_signals()? & 1 << (SIGHUP - 1) == 0 {
-        signals.add_signal(SIGHUP)?;
-    }
+    let ignored = ignored_signals()?;
+    let taken = UNLESS_IGNORED.into_iter().filter(|number| ignored & 1 << (number - 1) == 0);
+    let mut signals = Signals::new(taken.chain([SIGINT, SIGTERM]))?;
     // If a capture exceeds the file size limit (ulimit -f), the write fails and is reported. Otherwise the signal would
     // end the process.
     signal_hook::flag::register(libc::SIGXFSZ, Arc::default())?;

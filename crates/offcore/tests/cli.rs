@@ -209,6 +209,11 @@ fn signals_end_with_final_report() {
     for (signal, format, expected) in [
         (Signal::INT, "--format=json", "\"stopped_by\":\"signal\""),
         (Signal::TERM, "--format=json", "\"stopped_by\":\"signal\""),
+        (Signal::HUP, "--format=json", "\"stopped_by\":\"signal\""),
+        (Signal::QUIT, "--format=json", "\"stopped_by\":\"signal\""),
+        (Signal::USR1, "--format=json", "\"stopped_by\":\"signal\""),
+        (Signal::USR2, "--format=json", "\"stopped_by\":\"signal\""),
+        (Signal::ALARM, "--format=json", "\"stopped_by\":\"signal\""),
         (Signal::INT, "--format=table", "s in all"),
     ] {
         let _turn = turn();
