@@ -21,7 +21,7 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 use crate::Failure;
 use crate::args::congestion;
-use crate::args::host_port::HostPortArg;
+use crate::args::host_port::{HostPortArg, check_addresses};
 use crate::output::say;
 use crate::switch::plan;
 use program::{Program, ProgramError};
@@ -160,8 +160,9 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
 /// Starts a stack and the program. Returns when the program and all its processes have ended, with the program's exit
 /// code.
 fn run_both(args: &ExecArgs) -> Result<(), Failure> {
-    let ports = args.ports.iter().filter_map(|port| Some(port.parse::<HostPortArg>().ok()?.spec));
-    plan::check_duplicates(&ports.collect::<Vec<_>>())?;
+    let ports: Vec<HostPortArg> = args.ports.iter().filter_map(|port| port.parse().ok()).collect();
+    plan::check_duplicates(&ports.iter().map(|port| port.spec.clone()).collect::<Vec<_>>())?;
+    check_addresses(&ports)?;
     // Refuse an unsuitable program before anything starts.
     let program = program(args)?;
     command(args, &program, Path::new(""))?;

@@ -17,7 +17,7 @@ use offcore_tcp::proto::Algorithm;
 use rustix::process::Pid;
 
 use crate::args::flags::by_flag;
-use crate::args::host_port::HostPortArg;
+use crate::args::host_port::{HostPortArg, check_addresses};
 use crate::args::{EngineArgs, RunArgs, congestion, idle, mode};
 use crate::switch::{Watching, plan, report, run_switch};
 use crate::{Failure, home};
@@ -240,6 +240,7 @@ pub(crate) fn host(
     engines: &EngineArgs,
     mode: Option<Mode>,
 ) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+    check_addresses(ports)?;
     let ifaces = ports.iter().map(|port| port.iface.clone()).collect();
     let ports: Vec<PortSpec> = ports.iter().map(|port| port.spec.clone()).collect();
     plan::check_duplicates(&ports)?;
@@ -322,6 +323,10 @@ mod tests {
             ("--app echo --allow-uid 33", "'--app <APP>' cannot be used with"),
             ("--app echo --app-memory 64", "'--app <APP>' cannot be used with"),
             ("--app echo --app-connections 9", "'--app <APP>' cannot be used with"),
+            (
+                "--port tap:tap1,addr=10.0.0.2/16",
+                "--port tap:tap0 and --port tap:tap1: both have addr=10.0.0.2",
+            ),
             ("--mode offload", "--mode offload needs --dma"),
             ("--mode auto --serve /run/s", "--mode auto needs --dma"),
             ("--serve /run/s --app-connections 0", "1..=1048576"),

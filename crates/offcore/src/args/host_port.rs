@@ -83,6 +83,23 @@ impl FromStr for HostPortArg {
     }
 }
 
+/// Checks that no two ports of a host have the same address. Link-local IPv6 addresses belong to their link.
+pub(crate) fn check_addresses(ports: &[HostPortArg]) -> Result<(), String> {
+    for (index, HostPortArg { spec, iface }) in ports.iter().enumerate() {
+        for Prefix { address, .. } in &iface.addresses {
+            let is_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+            let has = |other: &&HostPortArg| other.iface.addresses.iter().any(|own| own.address == *address);
+            if let Some(other) = ports[..index].iter().find(has).filter(|_| !is_local) {
+                return Err(format!(
+                    "--port {} and --port {spec}: both have addr={address}; expected a different address for each",
+                    other.spec
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Checks an interface's options against each other.
 fn check(iface: &HostIface) -> Result<(), String> {
     if let Some(mtu) = iface.mtu.filter(|mtu| *mtu < 1280)
@@ -258,6 +275,17 @@ mod tests {
         let [one, same, other] = ["tap:tap0,addr=dhcp", "tap:tap0,addr=dhcp", "tap:tap1,addr=dhcp"]
             .map(|text| text.parse::<HostPortArg>().unwrap().iface.mac.unwrap());
         assert!(one == same && one != other && one.is_unicast());
+    }
+
+    #[test]
+    fn ports_of_a_host_differ_in_their_addresses() {
+        let checked = |texts: [&str; 2]| check_addresses(&texts.map(|text| text.parse().unwrap()));
+        let error =
+            checked(["tap:a,addr=10.0.0.2/24,addr=fd00::2/64", "tap:b,addr=10.0.1.2/24,addr=fd00::2/48"])
+                .unwrap_err();
+        assert!(error.starts_with("--port tap:a and --port tap:b: both have addr=fd00::2;"), "{error}");
+        checked(["tap:a,addr=10.0.0.2/24,addr=fe80::2/64", "tap:b,addr=10.0.0.3/24,addr=fe80::2/64"])
+            .unwrap();
     }
 
     #[test]
