@@ -36,7 +36,7 @@ pub trait App: std::fmt::Debug + Send {
     /// Returns the error of a call that the stack refuses.
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError>;
 
-    /// Handles an event of the stack.
+    /// Handles an event of the stack. The host itself logs address conflicts.
     fn event(&mut self, event: Event, calls: &mut Calls<'_>);
 
     /// Called in every round, before packets are sent.
@@ -319,12 +319,23 @@ impl Host {
         self.path.take_events(&mut events);
         let any = !events.is_empty();
         for event in events.drain(..) {
-            if let Event::Address { iface, address, held } = event {
-                match held {
-                    true => tracing::info!("port{iface} has the address {address} from the network"),
-                    false if self.released => tracing::info!("port{iface} gives {address} back"),
-                    false => tracing::warn!("port{iface} has lost {address}: its lease has ended"),
+            match event {
+                Event::Address { iface, address, held: true } => {
+                    tracing::info!("port{iface} has the address {address} from the network");
                 }
+                Event::Address { iface, address, .. } if self.released => {
+                    tracing::info!("port{iface} gives {address} back");
+                }
+                Event::Address { iface, address, .. } => {
+                    tracing::warn!("port{iface} has lost {address}: its lease has ended");
+                }
+                Event::AddressConflict { iface, address, mac } => {
+                    tracing::warn!(
+                        "port{iface} does not use its address {address}: the host {mac} on its link uses it"
+                    );
+                    continue;
+                }
+                _ => {}
             }
             let (stack, out) = self.path.call();
             self.app.event(event, &mut Calls { stack, out, now });

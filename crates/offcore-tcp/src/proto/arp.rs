@@ -84,7 +84,7 @@ impl Net {
         own.standing = AddressState::Duplicated;
         (own.left, own.next) = (0, Some(now + RETRY));
         self.conflicts += u64::from(self.runs_neighbour_protocols());
-        out.events.push(Event::AddressConflict { iface: number, address: claimed });
+        out.events.push(Event::AddressConflict { iface: number, address: claimed, mac: message.sender_mac });
         true
     }
 }

@@ -285,7 +285,7 @@ impl Net {
             if src.is_unspecified() && ip.src_mac != iface.mac {
                 own.standing = AddressState::Duplicated;
                 self.conflicts += u64::from(runs_neighbour_protocols);
-                out.events.push(Event::AddressConflict { iface: number, address: target });
+                out.events.push(Event::AddressConflict { iface: number, address: target, mac: ip.src_mac });
             }
             return Verdict::Consumed;
         }
@@ -338,7 +338,11 @@ impl Net {
                 self.conflicts += u64::from(runs_neighbour_protocols);
                 if matches!(own.standing, AddressState::Tentative { .. }) {
                     own.standing = AddressState::Duplicated;
-                    out.events.push(Event::AddressConflict { iface: number, address: target });
+                    out.events.push(Event::AddressConflict {
+                        iface: number,
+                        address: target,
+                        mac: ip.src_mac,
+                    });
                 }
             }
             return Verdict::Consumed;

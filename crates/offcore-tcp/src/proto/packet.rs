@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::ops::Range;
 
-use offcore_wire::Sum;
+use offcore_wire::{MacAddr, Sum};
 
 use super::addr::{ConnId, SOCKETS};
 use super::joined::MulticastDatagram;
@@ -240,8 +240,8 @@ pub enum Event {
     Closed(ConnId, Cause),
     /// An ICMP error about a datagram, as a Linux `errno`. The socket stays open.
     Failed(ConnId, u16),
-    /// Another host uses an address of this host. The address is not used here.
-    AddressConflict { iface: u8, address: IpAddr },
+    /// Another host, with this Ethernet address, uses an address of this host. The address is not used here.
+    AddressConflict { iface: u8, address: IpAddr, mac: MacAddr },
     /// The network has assigned an address to the host (DHCP or a router advertisement), or the address has expired.
     Address { iface: u8, address: IpAddr, held: bool },
 }

@@ -75,7 +75,7 @@ fn duplicate_address_is_not_used() {
         let mut station = probing();
         station.run_to(50_000);
         station.receive(&conflict);
-        let told = Event::AddressConflict { iface: 0, address: IpAddr::V4(OWN) };
+        let told = Event::AddressConflict { iface: 0, address: IpAddr::V4(OWN), mac: PEER_MAC };
         assert_eq!(station.out.events, [told]);
         station.run_to(SECOND);
         assert!(requests(&mut station).iter().all(|(_, is_probe)| *is_probe), "nothing is announced");

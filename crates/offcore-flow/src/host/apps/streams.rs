@@ -207,11 +207,7 @@ impl App for Streams {
                     calls.close(conn);
                 }
             }
-            Event::Failed(..) => {}
-            Event::AddressConflict { address, .. } => {
-                tracing::warn!(%address, "another host uses this address: it stays unused");
-            }
-            Event::Address { .. } => {}
+            Event::Failed(..) | Event::AddressConflict { .. } | Event::Address { .. } => {}
         }
     }
 
