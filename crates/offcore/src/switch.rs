@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use offcore_flow::report::{QueueReport, Report, Reporter};
-use offcore_flow::switch::{Devices, start_with};
+use offcore_flow::switch::{Devices, HostIface, Run, start_with};
 use offcore_flow::{Running, SwitchConfig, SwitchError, check_lcores};
 use offcore_port::Port;
 use offcore_port::spec::PortSpec;
@@ -88,6 +88,11 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
     let devices = Devices::open(config, pool).map_err(SwitchError::from)?;
     let opened = ports::open(watching.ports, pool, devices.memory());
     let (ports, observed) = opened.map_err(SwitchError::from)?;
+    let ifaces = match &config.run {
+        Run::Host(hosting) => hosting.ifaces.clone(),
+        _ => Vec::new(),
+    };
+    advice::warn_kernel_addresses(watching.ports, &ifaces);
     let running = start_with(config, ports, pool, devices)?;
     running.notes().iter().for_each(|note| say(note));
     if config.rt_priority.is_some() && lcore::available().is_ok_and(|all| all.len() <= config.lcores.len()) {
@@ -98,8 +103,20 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
     let last = running.reporter().map_err(anyhow::Error::new)?;
     let statuses = watching.ports.iter().map(|_| StatusReporter::default()).collect();
     let advice = Advice::new(running.reporter().map_err(anyhow::Error::new)?);
-    let mut watch =
-        Watch { watching, running, observed, interrupted, statuses, last, advice, measurement: None };
+    let addresses_due =
+        ifaces.iter().any(HostIface::is_configured).then(|| Instant::now() + advice::ADDRESS_TIMEOUT);
+    let mut watch = Watch {
+        watching,
+        running,
+        observed,
+        interrupted,
+        statuses,
+        last,
+        advice,
+        ifaces,
+        addresses_due,
+        measurement: None,
+    };
     let stopped_by = watch.until_stopped()?;
     watch.finish(stopped_by)
 }
@@ -168,6 +185,10 @@ struct Watch<'a> {
     /// packet to the last.
     last: Reporter,
     advice: Advice,
+    /// The interfaces of a host.
+    ifaces: Vec<HostIface>,
+    /// When missing addresses of the network are reported; `None` afterwards.
+    addresses_due: Option<Instant>,
     /// The finished measurement.
     measurement: Option<Measurement>,
 }
@@ -192,6 +213,7 @@ impl Watch<'_> {
             self.last.look()?;
             report_changes(self.running.ports(), &mut self.statuses, |port| self.observed.has_link(port));
             self.advice.look(now)?;
+            self.report_missing_addresses(now)?;
             if self.interrupted.load(Ordering::Relaxed) {
                 return Ok(StoppedBy::Signal);
             }
@@ -232,6 +254,18 @@ impl Watch<'_> {
             let until_next = next.map_or(TICK, |at| at.saturating_duration_since(now));
             std::thread::sleep(until_next.min(if measuring.is_some() { MEASURING_TICK } else { TICK }));
         }
+    }
+
+    /// Reports once to which interfaces the network has assigned no address in time.
+    fn report_missing_addresses(&mut self, now: Instant) -> anyhow::Result<()> {
+        if self.addresses_due.is_some_and(|due| now >= due) {
+            self.addresses_due = None;
+            let report = self.running.reporter()?.report("interval")?;
+            advice::missing_addresses(self.watching.ports, &self.ifaces, &report)
+                .iter()
+                .for_each(|text| say(text));
+        }
+        Ok(())
     }
 
     /// Returns whether the parent has ended and no application is served any more.

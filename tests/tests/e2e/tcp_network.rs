@@ -1,5 +1,6 @@
 //! `offcore tcp` behind the gateways, switches and routers of cloud networks.
 
+mod conflicts;
 mod dhcp;
 mod gateway;
 mod groups;
