@@ -164,7 +164,8 @@ Examples:
   What a packet costs the core with the core copying and with an engine
   copying; needs no root, hugepages or hardware:
     offcore switch --demo
-  It takes about 20 seconds; --quick is shorter and rougher.
+  It takes about 20 seconds on an idle machine, and shows its progress.
+  --quick is shorter and rougher.
 
   Two generators that check each other's packets, for two seconds:
     offcore switch --port gen:size=64 --port gen:size=1518 --duration 2

@@ -38,7 +38,8 @@ Examples:
   Measure the cost of a segment, with copies by the core and by an engine. No
   root, hugepages or hardware needed:
     offcore tcp --demo
-  It takes about 20 seconds; --quick is shorter and less accurate.
+  It takes about 20 seconds on an idle machine, and shows its progress.
+  --quick is shorter and less accurate.
 
   Run a host with an echo service. The kernel reaches it through the new
   interface tap0; as root:

@@ -281,12 +281,14 @@ impl<S: Subject> Alternating<S> {
         let (mut counted, started) = (0, Instant::now());
         let most = self.steadiness.rejected + blocks;
         while counted < blocks {
-            if counted >= fewest && limit.is_some_and(|limit| started.elapsed() > limit) {
+            let is_late = limit.is_some_and(|limit| started.elapsed() > limit);
+            if counted >= fewest && is_late {
                 progress.steps(blocks - counted);
                 break;
             }
             let (turns, steady) = self.block(bursts, other, clock)?;
-            if !self.steadiness.counts(steady, most) {
+            // After the time limit no block is repeated.
+            if !self.steadiness.counts(steady, if is_late { 0 } else { most }) {
                 continue;
             }
             for ((_, blocks), turns) in self.subjects.iter_mut().zip(turns) {
@@ -415,6 +417,18 @@ mod tests {
         let mut row = Row::default();
         cell.iter().next().unwrap().1.enter(&mut row, 1_000_000_000);
         assert_eq!((row.mean, row.median), (Some(12.5), 12.5));
+    }
+
+    #[test]
+    fn no_block_is_repeated_after_time_limit() {
+        let other = OtherCore::start(None).unwrap();
+        let mut cell = Alternating::new();
+        cell.add(Noted { ticks: 10, windows: 0 });
+        let limit = Some(Duration::ZERO);
+        let schedule = Schedule { blocks: 1000, bursts: TURN_BURSTS, limit, fewest: 100 };
+        cell.measure(schedule, &other, &mut ClockCheck::new(), &Progress::hidden()).unwrap();
+        let (_, blocks) = cell.iter().next().unwrap();
+        assert_eq!((blocks.core.len(), cell.steadiness.rejected), (100, 0));
     }
 
     #[test]

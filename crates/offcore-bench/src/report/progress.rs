@@ -41,10 +41,15 @@ impl Progress {
     /// Shows `what` as the current activity.
     pub fn say(&self, what: &str) {
         self.bar.set_message(what.to_string());
+        self.write_line();
+    }
+
+    /// Writes a line if one is due.
+    fn write_line(&self) {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         if line.is_some_and(|last| last.elapsed() >= LINE_EVERY) {
             let percent = 100 * self.bar.position() / self.bar.length().unwrap_or(0).max(1);
-            eprintln!("{percent} %: {what}");
+            eprintln!("{percent} %: {}", self.bar.message());
             *line = Some(Instant::now());
         }
     }
@@ -52,6 +57,7 @@ impl Progress {
     /// Advances by one step.
     pub fn step(&self) {
         self.bar.inc(1);
+        self.write_line();
     }
 
     /// Sets the number of steps that are done or skipped.
