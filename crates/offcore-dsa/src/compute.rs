@@ -1,9 +1,7 @@
 //! Operations computed by the CPU core: for the software fallback of [`ops`](crate::ops), and for the simulated device.
 
-mod crc;
 mod pattern;
 
-pub use crc::Crc;
 pub use pattern::Pattern;
 
 /// Returns the offset of the first byte that differs, within the length of the shorter slice.

@@ -1,15 +1,14 @@
-//! Operations of a work queue: copy, fill, compare, CRC32C, copy with CRC32C, dualcast. The CPU core computes what the
-//! device does not support.
+//! Operations of a work queue: copy, fill, compare, CRC32C. The CPU core computes what the device does not support.
 //!
 //! An [`Operation`] is passed to [`Engine::run`], which waits for it, or to [`Engine::submit`]; then [`Engine::poll`]
 //! returns its result. The result is a [`Done`].
 //!
 //! ```
-//! use offcore_dsa::ops::{Crc, DoneBy, Engine, Operation, Why};
+//! use offcore_dsa::ops::{DoneBy, Engine, Operation, Why};
 //!
 //! let mut engine = Engine::core();
 //! let src = b"123456789"[..].into();
-//! let done = engine.run(Operation::Crc { src, crc: Crc::default(), seed: 0 })?;
+//! let done = engine.run(Operation::Crc { src, seed: 0 })?;
 //! assert_eq!(done.crc, 0xe306_9283);
 //! assert_eq!(done.done_by, DoneBy::Core(Why::NoDevice));
 //! # Ok::<(), offcore_dsa::ops::OpsError>(())
@@ -20,7 +19,7 @@ mod operation;
 mod outcome;
 mod progress;
 
-pub use crate::compute::{Crc, Pattern};
+pub use crate::compute::Pattern;
 pub use engine::{Completion, Engine, Options, Ticket};
 pub use operation::{Destination, Operation, Source};
 pub use outcome::{Done, DoneBy, OpsError, Why};

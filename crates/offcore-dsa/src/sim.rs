@@ -5,8 +5,6 @@
 
 mod arbiter;
 mod checks;
-mod delta;
-mod dif;
 mod engine;
 mod execute;
 mod faults;

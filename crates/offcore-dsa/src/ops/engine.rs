@@ -132,7 +132,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Different lengths, overlapping memory, a full queue.
+    /// Different lengths, a full queue.
     pub fn submit(&mut self, operation: Operation<'static>) -> Result<Ticket, OpsError> {
         operation.check()?;
         let (progress, ticket) = (Progress::new(&operation), Ticket(self.tickets));
@@ -153,8 +153,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Different lengths, overlapping memory, an overlapping copy that failed half way, or a simulated device that no
-    /// other thread steps. A full queue is not an error: this function waits for it.
+    /// Different lengths, an overlapping copy that failed half way, or a simulated device that no other thread steps. A
+    /// full queue is not an error: this function waits for it.
     pub fn run(&mut self, operation: Operation<'_>) -> Result<Done, OpsError> {
         self.check_stepper()?;
         while self.slots.iter().all(Option::is_some) {

@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use crate::descriptor::Opcode;
 
 use super::outcome::OpsError;
-use crate::compute::{Crc, Pattern};
+use crate::compute::Pattern;
 
 /// Memory that an operation reads: a slice, or memory described to [`Source::new`].
 #[derive(Clone, Copy, Debug)]
@@ -88,12 +88,8 @@ pub enum Operation<'a> {
     Fill { pattern: Pattern, dst: Destination<'a> },
     /// Finds the first difference.
     Compare { first: Source<'a>, second: Source<'a> },
-    /// Copies to two destinations.
-    Dualcast { src: Source<'a>, first: Destination<'a>, second: Destination<'a> },
     /// Computes the CRC32C, continued from `seed`, which is 0 at the start.
-    Crc { src: Source<'a>, crc: Crc, seed: u32 },
-    /// Copies and computes the CRC32C.
-    CopyCrc { src: Source<'a>, dst: Destination<'a>, crc: Crc, seed: u32 },
+    Crc { src: Source<'a>, seed: u32 },
 }
 
 /// A part of an operation's memory.
@@ -126,28 +122,19 @@ impl Operation<'_> {
             Self::Copy { .. } => Opcode::MemoryMove,
             Self::Fill { .. } => Opcode::Fill,
             Self::Compare { .. } => Opcode::Compare,
-            Self::Dualcast { .. } => Opcode::Dualcast,
             Self::Crc { .. } => Opcode::CrcGeneration,
-            Self::CopyCrc { .. } => Opcode::CopyCrc,
         }
     }
 
     /// Returns the memory that the operation reads and writes.
-    pub(super) fn memory(&self) -> ArrayVec<Memory, 3> {
+    pub(super) fn memory(&self) -> ArrayVec<Memory, 2> {
         let (read, written) = (Memory::read, Memory::written);
         match self {
-            Self::Copy { src, dst } | Self::CopyCrc { src, dst, .. } => {
-                ArrayVec::from_iter([read("source", src), written("destination", dst)])
-            }
+            Self::Copy { src, dst } => ArrayVec::from([read("source", src), written("destination", dst)]),
             Self::Fill { dst, .. } => ArrayVec::from_iter([written("destination", dst)]),
             Self::Compare { first, second } => {
-                ArrayVec::from_iter([read("source", first), read("second source", second)])
+                ArrayVec::from([read("source", first), read("second source", second)])
             }
-            Self::Dualcast { src, first, second } => ArrayVec::from([
-                read("source", src),
-                written("destination", first),
-                written("second destination", second),
-            ]),
             Self::Crc { src, .. } => ArrayVec::from_iter([read("source", src)]),
         }
     }
@@ -169,16 +156,14 @@ impl Operation<'_> {
         matches!(self, Self::Copy { src, dst } if dst.ptr.cast_const() > src.ptr) && self.overlaps()
     }
 
-    /// Checks that all lengths are equal and that nothing overlaps except the memory of a copy.
+    /// Checks that all lengths are equal.
     pub(super) fn check(&self) -> Result<(), OpsError> {
         let (operation, expected) = (self.opcode(), self.len());
-        if let Some(Memory { what, len, .. }) = self.memory().iter().find(|memory| memory.len != expected) {
-            return Err(OpsError::Length { operation, what, found: *len, expected });
-        }
-        match self {
-            Self::Copy { .. } => Ok(()),
-            _ if self.overlaps() => Err(OpsError::Overlap { operation }),
-            _ => Ok(()),
+        match self.memory().iter().find(|memory| memory.len != expected) {
+            Some(&Memory { what, len: found, .. }) => {
+                Err(OpsError::Length { operation, what, found, expected })
+            }
+            None => Ok(()),
         }
     }
 }

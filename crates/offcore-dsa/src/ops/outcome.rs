@@ -8,7 +8,7 @@ use crate::descriptor::Opcode;
 pub struct Done {
     /// Compare: the offset of the first difference; `None` if the memory is equal.
     pub difference: Option<usize>,
-    /// CRC32C and copy with CRC32C: the CRC; 0 for other operations.
+    /// CRC32C: the CRC; 0 for other operations.
     pub crc: u32,
     pub done_by: DoneBy,
     /// Number of descriptors that the device accepted for the operation: one per piece of at most the queue's maximum
@@ -59,8 +59,6 @@ pub enum Why {
 pub enum OpsError {
     /// {operation}: {what} has {found} bytes, expected {expected}
     Length { operation: Opcode, what: &'static str, found: usize, expected: usize },
-    /// {operation}: buffers overlap; only a plain copy may
-    Overlap { operation: Opcode },
     /// {limit} operations are in flight already, all that work queue {wq} holds: poll first
     Full { wq: String, limit: usize },
     /// work queue {wq} is of a simulated device that only the calling thread steps, so nothing would complete while it waits:

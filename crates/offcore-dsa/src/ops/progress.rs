@@ -54,11 +54,6 @@ pub(super) fn refusal(operation: &Operation<'_>, wq: &WqInfo) -> Option<Why> {
         Operation::Fill { pattern, .. } if lacks(FILL_16) && pattern.words().0 != pattern.words().1 => {
             Some(Why::Form("a pattern of 16 bytes"))
         }
-        Operation::Dualcast { ref first, ref second, .. }
-            if (first.address(0) ^ second.address(0)) & 0xfff != 0 =>
-        {
-            Some(Why::Form("destinations whose addresses differ in bits 11:0"))
-        }
         _ => None,
     }
 }
@@ -70,7 +65,7 @@ impl Progress {
     /// Returns the initial state, with no bytes done.
     pub(super) fn new(operation: &Operation<'_>) -> Self {
         let crc = match *operation {
-            Operation::Crc { seed, .. } | Operation::CopyCrc { seed, .. } => seed,
+            Operation::Crc { seed, .. } => seed,
             _ => 0,
         };
         Self { start: 0, end: operation.len(), crc, difference: None, resolved_fault: None }
@@ -89,7 +84,7 @@ impl Progress {
         let at = self.place(operation, size as usize);
         let mut descriptor = Descriptor { size, ..Descriptor::new(operation.opcode(), Flags::empty()) };
         match operation {
-            Operation::Copy { src, dst } | Operation::CopyCrc { src, dst, .. } => {
+            Operation::Copy { src, dst } => {
                 (descriptor.src, descriptor.dst) = (src.address(at), dst.address(at));
             }
             Operation::Fill { pattern, dst } => {
@@ -104,15 +99,9 @@ impl Progress {
             Operation::Compare { first, second } => {
                 (descriptor.src, descriptor.dst) = (first.address(at), second.address(at));
             }
-            Operation::Dualcast { src, first, second } => {
-                (descriptor.src, descriptor.dst) = (src.address(at), first.address(at));
-                descriptor.specific[0] = second.address(at);
+            Operation::Crc { src, .. } => {
+                (descriptor.src, descriptor.specific[0]) = (src.address(at), self.crc.into());
             }
-            Operation::Crc { src, .. } => descriptor.src = src.address(at),
-        }
-        if let Operation::Crc { crc, .. } | Operation::CopyCrc { crc, .. } = operation {
-            descriptor.specific[0] = self.crc.into();
-            descriptor = descriptor.with_flags(crc.flags());
         }
         descriptor
     }
@@ -194,7 +183,7 @@ impl Progress {
     }
 
     fn take_crc(&mut self, operation: &Operation<'_>, record: &Completed) {
-        if let Operation::Crc { .. } | Operation::CopyCrc { .. } = operation {
+        if let Operation::Crc { .. } = operation {
             self.crc = record.specific[0] as u32;
         }
     }
@@ -210,15 +199,14 @@ impl Progress {
         if len == 0 {
             return;
         }
-        // SAFETY: the range is within the memory, which is valid. Nothing writes it while the slice lives:
-        // `Operation::check` verified that written memory is disjoint from it.
+        // SAFETY: the range is within the memory, which is valid. Nothing writes it while the slice lives: compare and CRC
+        // write no memory.
         let bytes = |src: &Source<'_>| unsafe { from_raw_parts(src.ptr.add(start), len) };
-        // SAFETY: both ranges are within the operation's memory; `std::ptr::copy` allows overlap.
-        let copy = |src: &Source<'_>, dst: *mut u8| unsafe {
-            std::ptr::copy(src.ptr.add(start), dst.add(start), len)
-        };
         match operation {
-            Operation::Copy { src, dst } => copy(src, dst.ptr),
+            // SAFETY: both ranges are within the operation's memory; `std::ptr::copy` allows overlap.
+            Operation::Copy { src, dst } => unsafe {
+                std::ptr::copy(src.ptr.add(start), dst.ptr.add(start), len);
+            },
             Operation::Fill { pattern, dst } => {
                 // SAFETY: the range is within the memory, which is valid and not used by anything else.
                 let dst = unsafe { from_raw_parts_mut(dst.ptr.add(start), len) };
@@ -227,15 +215,7 @@ impl Progress {
             Operation::Compare { first, second } => {
                 self.difference = crate::compute::compare(bytes(first), bytes(second)).map(|at| start + at);
             }
-            Operation::Dualcast { src, first, second } => {
-                copy(src, first.ptr);
-                copy(src, second.ptr);
-            }
-            Operation::Crc { src, crc, .. } => self.crc = crc.of(bytes(src), self.crc),
-            Operation::CopyCrc { src, dst, crc, .. } => {
-                copy(src, dst.ptr);
-                self.crc = crc.of(bytes(src), self.crc);
-            }
+            Operation::Crc { src, .. } => self.crc = crc32c::crc32c_append(self.crc, bytes(src)),
         }
         self.start = self.end;
     }

@@ -4,10 +4,9 @@
 //! page fault and report its progress.
 
 mod data;
-mod records;
 
 use super::checks::{Limits, Refused};
-use super::memory::{self, Fault};
+use super::memory::Fault;
 use crate::completion::{Completed, Status};
 use crate::descriptor::{Descriptor, Flags, Opcode};
 
@@ -45,14 +44,9 @@ pub(super) enum Injected {
     Hardware { after: u64 },
 }
 
-/// The reason why an operation stopped early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
-    /// A page fault: the bytes done before it, its address, whether it was a write, and the operand.
-    Page(Fault, Operand),
-    /// Another reason, with this status.
-    Status(Status),
-}
+/// The page fault at which an operation stopped early: the bytes done before it, its address, whether it was a write, and
+/// the operand.
+type Stop = (Fault, Operand);
 
 /// The operand that faulted (Table 8-13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +55,6 @@ pub(super) enum Operand {
     Source = 1,
     Source2 = 2,
     Destination = 3,
-    Destination2 = 4,
 }
 
 /// An operation in execution, with its limit of bytes.
@@ -75,9 +68,9 @@ pub(super) struct Operation<'a> {
 }
 
 impl Operation<'_> {
-    /// Returns the number of bytes of `size` to process before an injected fault or the end, in multiples of `unit`.
-    fn bytes(&self, size: u64, unit: u64) -> u64 {
-        self.budget.map_or(size, |budget| budget.min(size) / unit * unit)
+    /// Returns the number of bytes of `size` to process before an injected fault or the end.
+    fn bytes(&self, size: u64) -> u64 {
+        self.budget.map_or(size, |budget| budget.min(size))
     }
 
     /// Returns the injected fault after `done` bytes, if it is before `size`.
@@ -86,7 +79,7 @@ impl Operation<'_> {
         match self.budget {
             Some(_) if done < size => {
                 let address = base.wrapping_add(done);
-                Err(Stop::Page(Fault { done: done as usize, address, write }, operand))
+                Err((Fault { done: done as usize, address, write }, operand))
             }
             _ => Ok(()),
         }
@@ -119,20 +112,14 @@ pub(super) unsafe fn execute(
     let mut operation = Operation { descriptor, scratch, budget, record };
     // SAFETY: the descriptor's addresses are client memory or unmapped, as the caller guarantees.
     let outcome = unsafe { operation.run(backwards, write) };
-    let mut record = operation.record;
+    let record = operation.record;
     match (injected, outcome) {
-        (Injected::Hardware { after }, Ok(()) | Err(Stop::Page(..))) => {
+        (Injected::Hardware { after }, _) => {
             // The count is undefined for this status, so it gets a useless value.
             Completed { completed: after as u32 ^ 0x5a, ..Completed::of(Status::HARDWARE) }
         }
         (_, Ok(())) => record,
-        (_, Err(Stop::Status(status))) => {
-            record.status = status;
-            record
-        }
-        (_, Err(Stop::Page(fault, operand))) => {
-            page_fault(record, fault, operand, limits, injected, descriptor)
-        }
+        (_, Err((fault, operand))) => page_fault(record, fault, operand, limits, injected, descriptor),
     }
 }
 
@@ -171,63 +158,9 @@ impl Operation<'_> {
                 Some(Opcode::MemoryMove) => self.memory_move(backwards, write),
                 Some(Opcode::Fill) => self.fill(),
                 Some(Opcode::Compare) => self.compare(),
-                Some(Opcode::ComparePattern) => self.compare_pattern(),
-                Some(Opcode::Dualcast) => self.dualcast(write),
-                Some(Opcode::CrcGeneration) => self.crc(None),
-                Some(Opcode::CopyCrc) => self.crc(Some(self.descriptor.dst)),
-                Some(Opcode::CreateDelta) => self.create_delta(),
-                Some(Opcode::ApplyDelta) => self.apply_delta(),
-                Some(
-                    op @ (Opcode::DifCheck
-                    | Opcode::DifInsert
-                    | Opcode::DifStrip
-                    | Opcode::DifUpdate
-                    | Opcode::DixGenerate),
-                ) => self.dif(op),
-                Some(Opcode::CacheFlush) => self.translate(self.descriptor.dst, 4096, Operand::Destination),
-                Some(Opcode::TranslationFetch) => {
-                    let strided = self.descriptor.flags().contains(Flags::OP_0);
-                    let stride = if strided { self.descriptor.specific[1] as u32 } else { 4096 };
-                    self.translate(self.descriptor.src, u64::from(stride), Operand::Source)
-                }
-                Some(Opcode::Drain) => self.readback(),
+                Some(Opcode::CrcGeneration) => self.crc(),
                 _ => Ok(()),
             }
         }
-    }
-
-    /// Looks up the page at every `stride` bytes of the range.
-    ///
-    /// # Safety
-    /// As [`execute`].
-    unsafe fn translate(&mut self, base: u64, stride: u64, operand: Operand) -> Result<(), Stop> {
-        let size = u64::from(self.descriptor.size);
-        let bytes = self.bytes(size, 1);
-        let mut at = 0;
-        while at < bytes {
-            // SAFETY: the address is client memory or unmapped, as the caller guarantees.
-            unsafe { memory::read(base.wrapping_add(at), &mut self.scratch.first[..1]) }
-                .map_err(|fault| Stop::Page(Fault { done: at as usize, ..fault }, operand))?;
-            // Advances to the next page or by the stride.
-            at += stride - if stride == 4096 { base.wrapping_add(at) % 4096 } else { 0 };
-        }
-        self.injected(bytes, size, (base, false, operand))
-    }
-
-    /// Reads the readback addresses of a drain.
-    ///
-    /// # Safety
-    /// As [`execute`].
-    unsafe fn readback(&mut self) -> Result<(), Stop> {
-        let flags = self.descriptor.flags();
-        let addresses = [(Flags::OP_0, self.descriptor.src), (Flags::OP_1, self.descriptor.dst)];
-        for (_, address) in addresses.into_iter().filter(|(valid, _)| flags.contains(*valid)) {
-            // SAFETY: the address is client memory or unmapped, as the caller guarantees.
-            if let Err(fault) = unsafe { memory::read(address, &mut self.scratch.first[..1]) } {
-                self.record.fault_address = fault.address & !0xfff;
-                return Err(Stop::Status(Status::DRAIN_READBACK));
-            }
-        }
-        Ok(())
     }
 }

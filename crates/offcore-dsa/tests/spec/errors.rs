@@ -7,35 +7,14 @@ use offcore_dsa::wq::gen_cap;
 use offcore_dsa::{Descriptor, Flags, Opcode, Status};
 
 #[test]
-fn generation_lacks_operations() {
-    let mut first = Rig::plain();
-    let later = [
-        Opcode::TranslationFetch,
-        Opcode::DixGenerate,
-        Opcode::TypeConversion,
-        Opcode::Reduce,
-        Opcode::ReduceDualcast,
-        Opcode::GatherReduce,
-        Opcode::GatherCopy,
-        Opcode::ScatterCopy,
-        Opcode::ScatterFill,
-        Opcode::UpdateWindow,
-        Opcode::InterDomainCopy,
-        Opcode::InterDomainFill,
-        Opcode::InterDomainCompare,
-        Opcode::InterDomainComparePattern,
-    ];
-    for op in later {
-        assert_eq!(first.run(Descriptor::new(op, Flags::empty())).status, Status::BAD_OPCODE, "{op:?}");
+fn operations_outside_the_model_are_refused() {
+    let modelled = [0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x10];
+    for mut rig in [Rig::plain(), Rig::new(second_generation(layout(&[dedicated()], 1)))] {
+        for code in (0..=0xff).filter(|code| !modelled.contains(code)) {
+            let unknown = Descriptor { flags_opcode: code << 24, ..noop() };
+            assert_eq!(rig.run(unknown).status, Status::BAD_OPCODE, "{code:#x}");
+        }
     }
-    let mut unknown = noop();
-    unknown.flags_opcode |= 0xff00_0000;
-    assert_eq!(first.run(unknown).status, Status::BAD_OPCODE);
-    // The second generation supports domains, but this process has no domain.
-    let mut second = Rig::new(second_generation(layout(&[dedicated()], 1)));
-    let copy = operation(Opcode::InterDomainCopy, 64, 128, 64).with_flags(Flags::OP_0);
-    assert_eq!(second.run(copy).status, Status(0x29));
-    assert!(is_error(&second.run(Descriptor::new(Opcode::UpdateWindow, Flags::empty()))));
 }
 
 #[test]
@@ -79,7 +58,7 @@ fn foreign_flags_are_invalid_and_named() {
 fn results_need_a_requested_record() {
     let mut rig = Rig::plain();
     let data = pattern(64, 1);
-    for op in [Opcode::Compare, Opcode::ComparePattern, Opcode::CrcGeneration, Opcode::DifCheck] {
+    for op in [Opcode::Compare, Opcode::CrcGeneration] {
         let mut descriptor = operation(op, data.as_ptr() as u64, 0, 64).with_flags(Flags::CRAV);
         descriptor.completion = rig.place(5);
         rig.record(5).clear();
@@ -124,26 +103,4 @@ fn reserved_fields_must_be_zero() {
     }
     assert_eq!(rig.run(Descriptor { src: 1, ..noop() }).status, Status::NONZERO_RESERVED);
     assert_eq!(dst, [0; 64]);
-}
-
-#[test]
-fn wrong_fields_are_errors() {
-    let mut rig = Rig::plain();
-    let words = vec![0_u64; 1024];
-    let base = words.as_ptr() as u64;
-    let create = |src, dst, size, record: u64, most| {
-        let mut create = operation(Opcode::CreateDelta, src, dst, size);
-        create.specific = [record, most, 0];
-        create
-    };
-    assert_eq!(rig.run(create(base + 4, base + 1024, 512, base + 4096, 80)).status, Status::MISALIGNED);
-    assert_eq!(rig.run(create(base, base + 1024, 512, base + 4096, 79)).status, Status::FIELD_VALUE);
-    assert_eq!(rig.run(create(base, base + 1024, 512, base + 1100, 80)).status, Status::OVERLAP);
-    assert_eq!(rig.run(create(base, base, 0x8_0008, base, 80)).status, Status::BAD_TRANSFER_SIZE);
-    let mut apply = operation(Opcode::ApplyDelta, base, base + 4096, 512);
-    apply.specific[0] = 9;
-    assert_eq!(rig.run(apply).status, Status::FIELD_VALUE);
-    let crc = operation(Opcode::CopyCrc, base, base + 100, 512);
-    assert_eq!(rig.run(crc).status, Status::OVERLAP);
-    assert!(words.iter().all(|&word| word == 0));
 }

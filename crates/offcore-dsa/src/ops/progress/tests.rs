@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::descriptor::Opcode;
-use crate::ops::{Crc, Destination, Pattern};
+use crate::ops::{Destination, Pattern};
 use crate::wq::OpSet;
 
 fn queue() -> WqInfo {
@@ -18,7 +18,7 @@ fn queue() -> WqInfo {
 /// The descriptor's memory is valid, and nothing else uses it.
 unsafe fn device(descriptor: &Descriptor, stop: usize) -> Completed {
     let size = descriptor.size as usize;
-    let (src, dst, second) = (descriptor.src, descriptor.dst, descriptor.specific[0]);
+    let (src, dst, upper) = (descriptor.src, descriptor.dst, descriptor.specific[0]);
     let done = stop.min(size);
     // SAFETY: the caller guarantees that the descriptor's memory is valid; `at` is one of its addresses.
     let bytes = |at: u64| unsafe { from_raw_parts(at as *const u8, done) };
@@ -39,23 +39,16 @@ unsafe fn device(descriptor: &Descriptor, stop: usize) -> Completed {
         }
         Opcode::Fill => {
             let wide = descriptor.flags().contains(Flags::OP_2);
-            Pattern::of_16(src, if wide { second } else { src }).fill(bytes_mut(dst));
+            Pattern::of_16(src, if wide { upper } else { src }).fill(bytes_mut(dst));
         }
         Opcode::Compare => {
             if let Some(at) = crate::compute::compare(bytes(src), bytes(dst)) {
                 record = Completed { result: 1, completed: at as u32, ..Completed::of(Status::SUCCESS) };
             }
         }
-        Opcode::Dualcast => {
-            bytes_mut(dst).copy_from_slice(bytes(src));
-            bytes_mut(second).copy_from_slice(bytes(src));
-        }
-        opcode => {
-            let crc = Crc::from_flags(descriptor.flags()).of(bytes(src), second as u32);
+        _ => {
+            let crc = crc32c::crc32c_append(upper as u32, bytes(src));
             record.specific[0] = if done > 0 { crc.into() } else { 0xdead_beef };
-            if opcode == Opcode::CopyCrc {
-                bytes_mut(dst).copy_from_slice(bytes(src));
-            }
         }
     }
     record
@@ -95,32 +88,17 @@ fn by_core(operation: &Operation<'_>) -> Outcome {
     (progress.difference, progress.crc)
 }
 
-/// Returns an operation, selected by `which`, on two sources and two destinations.
-fn operations<'a>(
-    [src, other]: [&'a [u8]; 2],
-    [dst, dst2]: [&'a mut [u8]; 2],
-    which: usize,
-    bypass: u8,
-) -> Operation<'a> {
-    let crc = Crc { bypass_inversion: bypass & 1 != 0, bypass_reflection: bypass & 2 != 0 };
+/// Returns an operation, selected by `which`, on two sources and a destination.
+fn operations<'a>([src, other]: [&'a [u8]; 2], dst: &'a mut [u8], which: usize, upper: u64) -> Operation<'a> {
     let (src, dst) = (Source::from(src), Destination::from(dst));
     match which {
         0 => Operation::Copy { src, dst },
         1 => Operation::Fill { pattern: Pattern::of_8(0x1122_3344_5566_7788), dst },
-        2 => Operation::Fill { pattern: Pattern::of_16(0x0102_0304_0506_0708, u64::from(bypass)), dst },
+        2 => Operation::Fill { pattern: Pattern::of_16(0x0102_0304_0506_0708, upper), dst },
         3 => Operation::Compare { first: src, second: other.into() },
         4 => Operation::Compare { first: src, second: src },
-        5 => Operation::Dualcast { src, first: dst, second: dst2.into() },
-        6 => Operation::Crc { src, crc, seed: 7 },
-        _ => Operation::CopyCrc { src, dst, crc, seed: 0 },
+        _ => Operation::Crc { src, seed: 7 },
     }
-}
-
-/// Returns memory of `len` bytes plus a page, and the offset of the first page boundary in it.
-fn pages(len: usize) -> (Vec<u8>, usize) {
-    let vec = vec![0; len + 4096];
-    let at = vec.as_ptr().align_offset(4096);
-    (vec, at)
 }
 
 proptest! {
@@ -130,18 +108,15 @@ proptest! {
     fn stopped_operation_ends_the_same(
         len in 1..20_000_usize, most in 5_000..12_000_u64,
         stops in prop::collection::vec(prop_oneof![Just(0), 0..9_000_usize], 0..6),
-        differs: prop::sample::Index, bypass in 0..4_u8, seed: u8,
+        differs: prop::sample::Index, upper: u64, seed: u8,
     ) {
         let src: Vec<u8> = (0..len).map(|at| (at * 31 + at / 256) as u8 ^ seed).collect();
         let mut other = src.clone();
         other[differs.index(len)..].iter_mut().for_each(|byte| *byte ^= 4);
-        for which in 0..8 {
+        for which in 0..6 {
             let run = |by: &dyn Fn(&Operation<'_>) -> Outcome| {
-                // Both destinations of a dualcast must have the same offset in their pages.
-                let ((mut dst, at), (mut dst2, at2)) = (pages(len), pages(len));
-                let written = [&mut dst[at..at + len], &mut dst2[at2..at2 + len]];
-                let outcome = by(&operations([&src, &other], written, which, bypass));
-                (outcome, dst[at..at + len].to_vec(), dst2[at2..at2 + len].to_vec())
+                let mut dst = vec![0; len];
+                (by(&operations([&src, &other], &mut dst, which, upper)), dst)
             };
             let by_device = run(&|operation| drive(operation, most, &stops));
             prop_assert!(by_device == run(&by_core), "operation {which}: {:?}", by_device.0);
@@ -189,17 +164,6 @@ fn unsupported_operations_run_on_core() {
     assert_eq!(fill(2, &wq), None);
     assert_eq!(fill(2, &plain), Some(Why::Form("a pattern of 16 bytes")));
     assert_eq!(fill(1, &plain), None, "it is a pattern of 8 bytes");
-    let mut dualcast = |second: usize| {
-        let (first, rest) = memory[100..].split_at_mut(4096);
-        let dst = (&mut first[..64], &mut rest[second..second + 64]);
-        refusal(
-            &Operation::Dualcast { src: b"".as_slice().into(), first: dst.0.into(), second: dst.1.into() },
-            &wq,
-        )
-    };
-    assert_eq!(dualcast(4096), None);
-    let why = Why::Form("destinations whose addresses differ in bits 11:0");
-    assert_eq!(dualcast(4096 + 64), Some(why));
 }
 
 #[test]
@@ -246,11 +210,6 @@ fn descriptors_match_byte_for_byte() {
     is(fill(SRC), 0x04, 0, &[(16, &SRC), (24, &DST)]);
     is(fill(SECOND), 0x04, 4, &[(16, &SRC), (24, &DST), (40, &SECOND)]);
     is(Operation::Compare { first: src(SRC), second: src(DST) }, 0x05, 0, &[(16, &SRC), (24, &DST)]);
-    let dualcast = Operation::Dualcast { src: src(SRC), first: dst(DST), second: dst(SECOND) };
-    is(dualcast, 0x09, 0, &[(16, &SRC), (24, &DST), (40, &SECOND)]);
-    let (crc, seed) = (Crc::default(), 0x0102_0304);
-    is(Operation::Crc { src: src(SRC), crc, seed }, 0x10, 0, &[(16, &SRC), (40, &[4, 3, 2, 1])]);
-    let crc = Crc { bypass_inversion: true, bypass_reflection: true };
-    let copy_crc = Operation::CopyCrc { src: src(SRC), dst: dst(DST), crc, seed };
-    is(copy_crc, 0x11, 6, &[(16, &SRC), (24, &DST), (40, &[4, 3, 2, 1])]);
+    let crc = Operation::Crc { src: src(SRC), seed: 0x0102_0304 };
+    is(crc, 0x10, 0, &[(16, &SRC), (40, &[4, 3, 2, 1])]);
 }

@@ -1,14 +1,14 @@
-//! Operations on plain bytes: move, fill, compare, dualcast, CRC.
+//! The operations on bytes: move, fill, compare, CRC.
 
 use super::{CHUNK, Operand, Operation, Stop};
 use crate::completion::Status;
-use crate::compute::{self, Crc, Pattern};
+use crate::compute::{self, Pattern};
 use crate::descriptor::Flags;
 use crate::sim::memory::{self, Fault};
 
 /// Returns the same fault, after `before` more bytes of the operation.
 fn at(fault: Fault, before: u64, operand: Operand) -> Stop {
-    Stop::Page(Fault { done: fault.done + before as usize, ..fault }, operand)
+    (Fault { done: fault.done + before as usize, ..fault }, operand)
 }
 
 /// Returns the faulting operand of an access that reads the source and writes the destination.
@@ -17,7 +17,7 @@ fn side(fault: &Fault) -> Operand {
 }
 
 /// Splits `bytes` into pieces of at most `most` bytes: offset and length.
-pub(super) fn chunks(bytes: u64, most: usize) -> impl Iterator<Item = (u64, usize)> {
+fn chunks(bytes: u64, most: usize) -> impl Iterator<Item = (u64, usize)> {
     (0..bytes).step_by(most).map(move |start| (start, (bytes - start).min(most as u64) as usize))
 }
 
@@ -27,7 +27,7 @@ impl Operation<'_> {
     pub(super) unsafe fn memory_move(&mut self, backwards: bool, write: bool) -> Result<(), Stop> {
         let (src, dst) = (self.descriptor.src, self.descriptor.dst);
         let size = u64::from(self.descriptor.size);
-        let bytes = self.bytes(size, 1);
+        let bytes = self.bytes(size);
         let overlaps_above = dst > src && dst - src < size;
         if overlaps_above || (backwards && bytes < size) {
             self.record.result = 1;
@@ -38,7 +38,7 @@ impl Operation<'_> {
             if self.budget.is_some() && bytes < size {
                 let base = if write { dst } else { src };
                 let fault = Fault { done: bytes as usize, address: base + skip - 1, write };
-                return Err(Stop::Page(fault, side(&fault)));
+                return Err((fault, side(&fault)));
             }
             // Only a partial completion reports a direction.
             self.record.result = 0;
@@ -59,7 +59,7 @@ impl Operation<'_> {
         let pattern =
             if wide { Pattern::of_16(lower, self.descriptor.specific[0]) } else { Pattern::of_8(lower) };
         let size = u64::from(self.descriptor.size);
-        let bytes = self.bytes(size, 1);
+        let bytes = self.bytes(size);
         // The chunk size is a multiple of the pattern size, so every piece begins with the start of the pattern.
         let piece = (bytes as usize).min(CHUNK);
         pattern.fill(&mut self.scratch.first[..piece]);
@@ -76,7 +76,7 @@ impl Operation<'_> {
     pub(super) unsafe fn compare(&mut self) -> Result<(), Stop> {
         let (first, second) = (self.descriptor.src, self.descriptor.dst);
         let size = u64::from(self.descriptor.size);
-        let bytes = self.bytes(size, 1);
+        let bytes = self.bytes(size);
         for (start, len) in chunks(bytes, CHUNK) {
             let (a, b) = (&mut self.scratch.first[..len], &mut self.scratch.second[..len]);
             // SAFETY: both sources are client memory or unmapped, as the caller guarantees.
@@ -100,28 +100,6 @@ impl Operation<'_> {
         self.compared(None)
     }
 
-    /// # Safety
-    /// As [`super::execute`].
-    pub(super) unsafe fn compare_pattern(&mut self) -> Result<(), Stop> {
-        let (src, pattern) = (self.descriptor.src, Pattern::of_8(self.descriptor.dst));
-        let size = u64::from(self.descriptor.size);
-        let bytes = self.bytes(size, 1);
-        // As in a fill, every piece begins with the start of the pattern.
-        pattern.fill(&mut self.scratch.second[..(bytes as usize).min(CHUNK)]);
-        for (start, len) in chunks(bytes, CHUNK) {
-            let data = &mut self.scratch.first[..len];
-            // SAFETY: the source is client memory or unmapped, as the caller guarantees.
-            let read = unsafe { memory::read(src.wrapping_add(start), data) };
-            let there = read.as_ref().err().map_or(len, |fault| fault.done);
-            if let Some(different) = compute::compare(&data[..there], &self.scratch.second) {
-                return self.compared(Some(start + different as u64));
-            }
-            read.map_err(|fault| at(fault, start, Operand::Source))?;
-        }
-        self.injected(bytes, size, (src, false, Operand::Source))?;
-        self.compared(None)
-    }
-
     /// Records the result of a comparison (Table 8-17).
     fn compared(&mut self, different: Option<u64>) -> Result<(), Stop> {
         self.record.result = u8::from(different.is_some());
@@ -136,59 +114,18 @@ impl Operation<'_> {
 
     /// # Safety
     /// As [`super::execute`].
-    pub(super) unsafe fn dualcast(&mut self, write: bool) -> Result<(), Stop> {
-        let (src, first, second) = (self.descriptor.src, self.descriptor.dst, self.descriptor.specific[0]);
+    pub(super) unsafe fn crc(&mut self) -> Result<(), Stop> {
+        let src = self.descriptor.src;
+        let mut value = self.descriptor.specific[0] as u32;
         let size = u64::from(self.descriptor.size);
-        let bytes = self.bytes(size, 1);
+        let bytes = self.bytes(size);
         for (start, len) in chunks(bytes, CHUNK) {
             let data = &mut self.scratch.first[..len];
             // SAFETY: the source is client memory or unmapped, as the caller guarantees.
             let read = unsafe { memory::read(src.wrapping_add(start), data) };
             let there = read.as_ref().err().map_or(len, |fault| fault.done);
-            // Both destinations receive the counted bytes. Additional bytes in the first destination are not counted.
-            for (dst, operand) in [(first, Operand::Destination), (second, Operand::Destination2)] {
-                // SAFETY: the destination is client memory or unmapped, as the caller guarantees.
-                unsafe { memory::write(dst.wrapping_add(start), &data[..there]) }
-                    .map_err(|fault| at(fault, start, operand))?;
-            }
-            read.map_err(|fault| at(fault, start, Operand::Source))?;
-        }
-        let (base, operand) = if write { (second, Operand::Destination2) } else { (src, Operand::Source) };
-        self.injected(bytes, size, (base, write, operand))
-    }
-
-    /// Executes CRC generation and, if a destination is given, the copy.
-    ///
-    /// # Safety
-    /// As [`super::execute`].
-    pub(super) unsafe fn crc(&mut self, dst: Option<u64>) -> Result<(), Stop> {
-        let flags = self.descriptor.flags();
-        let src = self.descriptor.src;
-        let crc = Crc::from_flags(flags);
-        let mut value = self.descriptor.specific[0] as u32;
-        if flags.contains(Flags::OP_0) {
-            let mut seed = [0; 4];
-            // SAFETY: the seed's address is client memory or unmapped, as the caller guarantees.
-            unsafe { memory::read(self.descriptor.specific[1], &mut seed) }
-                .map_err(|fault| Stop::Page(Fault { done: 0, ..fault }, Operand::Source2))?;
-            value = u32::from_le_bytes(seed);
-        }
-        let size = u64::from(self.descriptor.size);
-        let bytes = self.bytes(size, 1);
-        for (start, len) in chunks(bytes, CHUNK) {
-            let data = &mut self.scratch.first[..len];
-            // SAFETY: the source is client memory or unmapped, as the caller guarantees.
-            let read = unsafe { memory::read(src.wrapping_add(start), data) };
-            let mut there = read.as_ref().err().map_or(len, |fault| fault.done);
-            let written = match dst {
-                // SAFETY: the destination is client memory or unmapped, as the caller guarantees.
-                Some(dst) => unsafe { memory::write(dst.wrapping_add(start), &data[..there]) },
-                None => Ok(()),
-            };
-            there = written.as_ref().err().map_or(there, |fault| fault.done);
-            value = crc.of(&data[..there], value);
+            value = crc32c::crc32c_append(value, &data[..there]);
             self.record.specific[0] = u64::from(value);
-            written.map_err(|fault| at(fault, start, Operand::Destination))?;
             read.map_err(|fault| at(fault, start, Operand::Source))?;
         }
         self.record.specific[0] = u64::from(value);
