@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::{
     error::{Layer, WireError},
-    field::{be16, bytes, put},
+    field::{be16, bytes, getters, put},
 };
 
 pub use mac::{MacAddr, ParseMacError};
@@ -99,28 +99,15 @@ impl<'a> EthernetFrame<'a> {
         }
     }
 
-    /// Destination address.
-    #[inline]
-    pub fn dst(&self) -> MacAddr {
-        MacAddr(bytes(self.header, field::DST))
-    }
-
-    /// Source address.
-    #[inline]
-    pub fn src(&self) -> MacAddr {
-        MacAddr(bytes(self.header, field::SRC))
-    }
-
-    /// Protocol of the payload. A value below 0x0600 is a length (802.3).
-    #[inline]
-    pub fn ethertype(&self) -> EtherType {
-        EtherType(be16(self.header, field::ETHERTYPE))
-    }
-
-    /// Everything after the header, including the padding of short frames.
-    #[inline]
-    pub fn payload(&self) -> &'a [u8] {
-        self.payload
+    getters! { self:
+        /// Destination address.
+        dst: MacAddr = MacAddr(bytes(self.header, field::DST));
+        /// Source address.
+        src: MacAddr = MacAddr(bytes(self.header, field::SRC));
+        /// Protocol of the payload. A value below 0x0600 is a length (802.3).
+        ethertype: EtherType = EtherType(be16(self.header, field::ETHERTYPE));
+        /// Everything after the header, including the padding of short frames.
+        payload: &'a [u8] = self.payload;
     }
 }
 
@@ -151,12 +138,6 @@ impl<'a> EthernetFrameMut<'a> {
         EthernetFrame { header: self.header, payload: self.payload }
     }
 
-    /// Everything after the header.
-    #[inline]
-    pub fn payload_mut(&mut self) -> &mut [u8] {
-        self.payload
-    }
-
     /// Sets the destination address.
     #[inline]
     pub fn set_dst(&mut self, dst: MacAddr) {
@@ -167,12 +148,6 @@ impl<'a> EthernetFrameMut<'a> {
     #[inline]
     pub fn set_src(&mut self, src: MacAddr) {
         put(self.header, field::SRC, src.0);
-    }
-
-    /// Sets the protocol of the payload.
-    #[inline]
-    pub fn set_ethertype(&mut self, ethertype: EtherType) {
-        put(self.header, field::ETHERTYPE, ethertype.0.to_be_bytes());
     }
 
     /// Swaps the source and destination addresses, as the forwarding mode `macswap` does.
@@ -210,33 +185,14 @@ impl<'a> VlanTag<'a> {
         }
     }
 
-    /// Priority code point, 0 to 7.
-    #[inline]
-    pub fn priority(&self) -> u8 {
-        self.tag[0] >> 5
-    }
-
-    /// Drop eligible indicator.
-    #[inline]
-    pub fn drop_eligible(&self) -> bool {
-        self.tag[0] & 0x10 != 0
-    }
-
-    /// VLAN identifier, 0 to 4095. 0 means a priority tag.
-    #[inline]
-    pub fn id(&self) -> u16 {
-        be16(self.tag, 0) & 0x0fff
-    }
-
-    /// Protocol of the payload behind the tag.
-    #[inline]
-    pub fn ethertype(&self) -> EtherType {
-        EtherType(be16(self.tag, 2))
-    }
-
-    /// The bytes after the tag.
-    #[inline]
-    pub fn payload(&self) -> &'a [u8] {
-        self.payload
+    getters! { self:
+        /// Priority code point, 0 to 7.
+        priority: u8 = self.tag[0] >> 5;
+        /// VLAN identifier, 0 to 4095. 0 means a priority tag.
+        id: u16 = be16(self.tag, 0) & 0x0fff;
+        /// Protocol of the payload behind the tag.
+        ethertype: EtherType = EtherType(be16(self.tag, 2));
+        /// The bytes after the tag.
+        payload: &'a [u8] = self.payload;
     }
 }

@@ -2,6 +2,18 @@
 //!
 //! Callers pass constants as `at`. After inlining, the compiler knows that they are in range, and removes the checks.
 
+/// Defines getters of a view: each with its documentation, its type and its value.
+macro_rules! getters {
+    ($self:ident: $($(#[doc = $doc:literal])+ $name:ident: $type:ty = $value:expr;)+) => {
+        $($(#[doc = $doc])+
+        #[inline]
+        pub fn $name(&$self) -> $type {
+            $value
+        })+
+    };
+}
+pub(crate) use getters;
+
 /// Returns the `N` bytes at offset `at`.
 #[inline(always)]
 pub(crate) fn bytes<const N: usize, const LEN: usize>(header: &[u8; LEN], at: usize) -> [u8; N] {

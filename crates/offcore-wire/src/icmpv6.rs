@@ -42,8 +42,6 @@ pub const ECHO_REPLY: u8 = 129;
 
 /// Code of [`DESTINATION_UNREACHABLE`]: the port is closed.
 pub const PORT_UNREACHABLE: u8 = 4;
-/// Code of [`PARAMETER_PROBLEM`]: the next header is unknown.
-pub const UNRECOGNIZED_NEXT_HEADER: u8 = 1;
 
 /// A message. An error quotes the packet that caused it, from its IPv6 header on. The quotation may be truncated
 /// anywhere.

@@ -3,10 +3,10 @@
 use std::net::Ipv4Addr;
 
 use crate::{
-    checksum::{self, Sum},
+    checksum::Sum,
     error::{Layer, WireError},
     ethernet::MacAddr,
-    field::{be16, bytes, put},
+    field::{be16, bytes, getters, put},
     ip::IpProtocol,
 };
 
@@ -136,100 +136,39 @@ impl<'a> Ipv4Packet<'a> {
         Ok(Self { header, options, payload: &rest[..lengths.payload.min(rest.len())] })
     }
 
-    /// Header length with options, 20 to 60 bytes.
-    #[inline]
-    pub fn header_len(&self) -> usize {
-        HEADER_LEN + self.options.len()
-    }
-
-    /// Length of the header and the payload in bytes.
-    #[inline]
-    pub fn total_len(&self) -> u16 {
-        be16(self.header, field::TOTAL_LEN)
-    }
-
-    /// DSCP, 0 to 63.
-    #[inline]
-    pub fn dscp(&self) -> u8 {
-        self.header[field::DSCP_ECN] >> 2
-    }
-
-    /// ECN codepoint, 0 to 3.
-    #[inline]
-    pub fn ecn(&self) -> u8 {
-        self.header[field::DSCP_ECN] & 0x03
-    }
-
-    /// Identification.
-    #[inline]
-    pub fn ident(&self) -> u16 {
-        be16(self.header, field::IDENT)
-    }
-
-    /// Returns whether the packet must not be fragmented.
-    #[inline]
-    pub fn dont_fragment(&self) -> bool {
-        be16(self.header, field::FLAGS_OFFSET) & 0x4000 != 0
-    }
-
-    /// Returns whether more fragments follow.
-    #[inline]
-    pub fn more_fragments(&self) -> bool {
-        be16(self.header, field::FLAGS_OFFSET) & 0x2000 != 0
-    }
-
-    /// Offset of this fragment's payload in the packet, in bytes.
-    #[inline]
-    pub fn fragment_offset(&self) -> u16 {
-        (be16(self.header, field::FLAGS_OFFSET) & 0x1fff) << 3
-    }
-
-    /// Returns whether this is a fragment. Its payload may lack the transport header.
-    #[inline]
-    pub fn is_fragment(&self) -> bool {
-        be16(self.header, field::FLAGS_OFFSET) & 0x3fff != 0
-    }
-
-    /// Time to live, in hops.
-    #[inline]
-    pub fn ttl(&self) -> u8 {
-        self.header[field::TTL]
-    }
-
-    /// Protocol of the payload.
-    #[inline]
-    pub fn protocol(&self) -> IpProtocol {
-        IpProtocol(self.header[field::PROTOCOL])
-    }
-
-    /// The checksum field.
-    #[inline]
-    pub fn checksum(&self) -> u16 {
-        be16(self.header, field::CHECKSUM)
-    }
-
-    /// Source address.
-    #[inline]
-    pub fn src(&self) -> Ipv4Addr {
-        Ipv4Addr::from(bytes::<4, _>(self.header, field::SRC))
-    }
-
-    /// Destination address.
-    #[inline]
-    pub fn dst(&self) -> Ipv4Addr {
-        Ipv4Addr::from(bytes::<4, _>(self.header, field::DST))
-    }
-
-    /// The options, 0 to 40 bytes, unparsed.
-    #[inline]
-    pub fn options(&self) -> &'a [u8] {
-        self.options
-    }
-
-    /// The bytes after the header, up to the total length.
-    #[inline]
-    pub fn payload(&self) -> &'a [u8] {
-        self.payload
+    getters! { self:
+        /// Header length with options, 20 to 60 bytes.
+        header_len: usize = HEADER_LEN + self.options.len();
+        /// Length of the header and the payload in bytes.
+        total_len: u16 = be16(self.header, field::TOTAL_LEN);
+        /// DSCP, 0 to 63.
+        dscp: u8 = self.header[field::DSCP_ECN] >> 2;
+        /// ECN codepoint, 0 to 3.
+        ecn: u8 = self.header[field::DSCP_ECN] & 0x03;
+        /// Identification.
+        ident: u16 = be16(self.header, field::IDENT);
+        /// Returns whether the packet must not be fragmented.
+        dont_fragment: bool = be16(self.header, field::FLAGS_OFFSET) & 0x4000 != 0;
+        /// Returns whether more fragments follow.
+        more_fragments: bool = be16(self.header, field::FLAGS_OFFSET) & 0x2000 != 0;
+        /// Offset of this fragment's payload in the packet, in bytes.
+        fragment_offset: u16 = (be16(self.header, field::FLAGS_OFFSET) & 0x1fff) << 3;
+        /// Returns whether this is a fragment. Its payload may lack the transport header.
+        is_fragment: bool = be16(self.header, field::FLAGS_OFFSET) & 0x3fff != 0;
+        /// Time to live, in hops.
+        ttl: u8 = self.header[field::TTL];
+        /// Protocol of the payload.
+        protocol: IpProtocol = IpProtocol(self.header[field::PROTOCOL]);
+        /// The checksum field.
+        checksum: u16 = be16(self.header, field::CHECKSUM);
+        /// Source address.
+        src: Ipv4Addr = Ipv4Addr::from(bytes::<4, _>(self.header, field::SRC));
+        /// Destination address.
+        dst: Ipv4Addr = Ipv4Addr::from(bytes::<4, _>(self.header, field::DST));
+        /// The options, 0 to 40 bytes, unparsed.
+        options: &'a [u8] = self.options;
+        /// The bytes after the header, up to the total length.
+        payload: &'a [u8] = self.payload;
     }
 
     /// Returns whether the header checksum is right.
@@ -239,84 +178,6 @@ impl<'a> Ipv4Packet<'a> {
         let sum: u64 = words.iter().map(|word| u64::from(u32::from_be_bytes(*word))).sum();
         let sum = Sum::from(sum);
         if self.options.is_empty() { sum.is_valid() } else { (sum + Sum::of(self.options)).is_valid() }
-    }
-}
-
-/// A mutable view of an IPv4 packet. Setters of single fields update the checksum.
-#[derive(Debug)]
-pub struct Ipv4PacketMut<'a> {
-    header: &'a mut [u8; HEADER_LEN],
-    options: &'a mut [u8],
-    payload: &'a mut [u8],
-}
-
-impl<'a> Ipv4PacketMut<'a> {
-    /// Creates a view of the payload of an Ethernet frame. Bytes beyond the total length (padding) are ignored.
-    ///
-    /// # Errors
-    /// The same as for [`Ipv4Packet::new_checked`].
-    #[inline]
-    pub fn new_checked(bytes: &'a mut [u8]) -> Result<Self, WireError> {
-        let found = bytes.len();
-        let Some((header, rest)) = bytes.split_first_chunk_mut() else { return Err(too_short(found)) };
-        let lengths = Lengths::checked(header, rest.len())?;
-        // Both lengths were checked against `rest`, so the empty defaults are never used.
-        let rest = rest.get_mut(..lengths.options + lengths.payload).unwrap_or_default();
-        let (options, payload) = rest.split_at_mut_checked(lengths.options).unwrap_or_default();
-        Ok(Self { header, options, payload })
-    }
-
-    /// Returns a read-only view of the same packet.
-    #[inline]
-    pub fn as_view(&self) -> Ipv4Packet<'_> {
-        Ipv4Packet { header: self.header, options: self.options, payload: self.payload }
-    }
-
-    /// The bytes after the header, up to the total length.
-    #[inline]
-    pub fn payload_mut(&mut self) -> &mut [u8] {
-        self.payload
-    }
-
-    /// Sets the identification.
-    #[inline]
-    pub fn set_ident(&mut self, ident: u16) {
-        self.update(field::IDENT, ident.to_be_bytes());
-    }
-
-    /// Sets the time to live, in hops.
-    #[inline]
-    pub fn set_ttl(&mut self, ttl: u8) {
-        self.update(field::TTL, [ttl, self.header[field::PROTOCOL]]);
-    }
-
-    /// Sets the source address. The transport checksum, which covers it, too, is not updated.
-    #[inline]
-    pub fn set_src(&mut self, src: Ipv4Addr) {
-        self.update(field::SRC, src.octets());
-    }
-
-    /// Sets the destination address. The transport checksum, which covers it, too, is not updated.
-    #[inline]
-    pub fn set_dst(&mut self, dst: Ipv4Addr) {
-        self.update(field::DST, dst.octets());
-    }
-
-    /// Recomputes the header checksum.
-    #[inline]
-    pub fn fill_checksum(&mut self) {
-        put(self.header, field::CHECKSUM, [0, 0]);
-        let sum = Sum::of(self.header) + Sum::of(self.options);
-        put(self.header, field::CHECKSUM, sum.checksum().to_be_bytes());
-    }
-
-    /// Writes an even number of bytes at an even offset, and updates the checksum.
-    #[inline]
-    fn update<const N: usize>(&mut self, at: usize, value: [u8; N]) {
-        let old = Sum::of(&bytes::<N, _>(self.header, at));
-        put(self.header, at, value);
-        let updated = checksum::update(be16(self.header, field::CHECKSUM), old, Sum::of(&value));
-        put(self.header, field::CHECKSUM, updated.to_be_bytes());
     }
 }
 

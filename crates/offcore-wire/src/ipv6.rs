@@ -4,7 +4,7 @@ use std::net::Ipv6Addr;
 
 use crate::{
     error::{Layer, WireError},
-    field::{be16, be32, bytes, put},
+    field::{be16, be32, bytes, getters, put},
     ip::IpProtocol,
 };
 
@@ -101,52 +101,23 @@ impl<'a> Ipv6Packet<'a> {
         Ok(Self { header, payload: &rest[..payload_len.min(rest.len())] })
     }
 
-    /// Traffic class.
-    #[inline]
-    pub fn traffic_class(&self) -> u8 {
-        (self.header[0] << 4) | (self.header[1] >> 4)
-    }
-
-    /// Flow label, 20 bits.
-    #[inline]
-    pub fn flow_label(&self) -> u32 {
-        be32(self.header, field::VERSION_CLASS_LABEL) & FLOW_LABEL
-    }
-
-    /// Length of everything after the fixed header, in bytes.
-    #[inline]
-    pub fn payload_len(&self) -> u16 {
-        be16(self.header, field::PAYLOAD_LEN)
-    }
-
-    /// First header of the payload: a transport protocol or an extension header.
-    #[inline]
-    pub fn next_header(&self) -> IpProtocol {
-        IpProtocol(self.header[field::NEXT_HEADER])
-    }
-
-    /// Hop limit.
-    #[inline]
-    pub fn hop_limit(&self) -> u8 {
-        self.header[field::HOP_LIMIT]
-    }
-
-    /// Source address.
-    #[inline]
-    pub fn src(&self) -> Ipv6Addr {
-        Ipv6Addr::from(bytes::<16, _>(self.header, field::SRC))
-    }
-
-    /// Destination address.
-    #[inline]
-    pub fn dst(&self) -> Ipv6Addr {
-        Ipv6Addr::from(bytes::<16, _>(self.header, field::DST))
-    }
-
-    /// The bytes after the fixed header, up to the payload length, including extension headers.
-    #[inline]
-    pub fn payload(&self) -> &'a [u8] {
-        self.payload
+    getters! { self:
+        /// Traffic class.
+        traffic_class: u8 = (self.header[0] << 4) | (self.header[1] >> 4);
+        /// Flow label, 20 bits.
+        flow_label: u32 = be32(self.header, field::VERSION_CLASS_LABEL) & FLOW_LABEL;
+        /// Length of everything after the fixed header, in bytes.
+        payload_len: u16 = be16(self.header, field::PAYLOAD_LEN);
+        /// First header of the payload: a transport protocol or an extension header.
+        next_header: IpProtocol = IpProtocol(self.header[field::NEXT_HEADER]);
+        /// Hop limit.
+        hop_limit: u8 = self.header[field::HOP_LIMIT];
+        /// Source address.
+        src: Ipv6Addr = Ipv6Addr::from(bytes::<16, _>(self.header, field::SRC));
+        /// Destination address.
+        dst: Ipv6Addr = Ipv6Addr::from(bytes::<16, _>(self.header, field::DST));
+        /// The bytes after the fixed header, up to the payload length, including extension headers.
+        payload: &'a [u8] = self.payload;
     }
 
     /// Returns the content behind the extension headers: hop-by-hop options, which must be the first header, and up to

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     checksum::Sum,
     error::{Layer, WireError},
-    field::{be16, be32, put},
+    field::{be16, be32, getters, put},
     ip::IpProtocol,
 };
 
@@ -164,70 +164,29 @@ impl<'a> TcpSegment<'a> {
         }
     }
 
-    /// Source port.
-    #[inline]
-    pub fn src_port(&self) -> u16 {
-        be16(self.header, field::SRC_PORT)
-    }
-
-    /// Destination port.
-    #[inline]
-    pub fn dst_port(&self) -> u16 {
-        be16(self.header, field::DST_PORT)
-    }
-
-    /// Sequence number of the first byte of the payload.
-    #[inline]
-    pub fn seq(&self) -> u32 {
-        be32(self.header, field::SEQ)
-    }
-
-    /// The next sequence number that the sender expects. Only valid with [`TcpFlags::ACK`].
-    #[inline]
-    pub fn ack(&self) -> u32 {
-        be32(self.header, field::ACK)
-    }
-
-    /// The control bits.
-    #[inline]
-    pub fn flags(&self) -> TcpFlags {
-        TcpFlags(self.header[field::FLAGS])
-    }
-
-    /// The receive window on the wire, without scaling.
-    #[inline]
-    pub fn window(&self) -> u16 {
-        be16(self.header, field::WINDOW)
-    }
-
-    /// The checksum field.
-    #[inline]
-    pub fn checksum(&self) -> u16 {
-        be16(self.header, field::CHECKSUM)
-    }
-
-    /// The urgent pointer. Only valid with [`TcpFlags::URG`].
-    #[inline]
-    pub fn urgent(&self) -> u16 {
-        be16(self.header, field::URGENT)
-    }
-
-    /// Header length with options, 20 to 60 bytes.
-    #[inline]
-    pub fn header_len(&self) -> usize {
-        HEADER_LEN + self.options.len()
-    }
-
-    /// The options, 0 to 40 bytes, for [`TcpOptions::read`].
-    #[inline]
-    pub fn options(&self) -> &'a [u8] {
-        self.options
-    }
-
-    /// The bytes after the header.
-    #[inline]
-    pub fn payload(&self) -> &'a [u8] {
-        self.payload
+    getters! { self:
+        /// Source port.
+        src_port: u16 = be16(self.header, field::SRC_PORT);
+        /// Destination port.
+        dst_port: u16 = be16(self.header, field::DST_PORT);
+        /// Sequence number of the first byte of the payload.
+        seq: u32 = be32(self.header, field::SEQ);
+        /// The next sequence number that the sender expects. Only valid with [`TcpFlags::ACK`].
+        ack: u32 = be32(self.header, field::ACK);
+        /// The control bits.
+        flags: TcpFlags = TcpFlags(self.header[field::FLAGS]);
+        /// The receive window on the wire, without scaling.
+        window: u16 = be16(self.header, field::WINDOW);
+        /// The checksum field.
+        checksum: u16 = be16(self.header, field::CHECKSUM);
+        /// The urgent pointer. Only valid with [`TcpFlags::URG`].
+        urgent: u16 = be16(self.header, field::URGENT);
+        /// Header length with options, 20 to 60 bytes.
+        header_len: usize = HEADER_LEN + self.options.len();
+        /// The options, 0 to 40 bytes, for [`TcpOptions::read`].
+        options: &'a [u8] = self.options;
+        /// The bytes after the header.
+        payload: &'a [u8] = self.payload;
     }
 
     /// Returns whether the checksum is right between these IPv4 addresses.

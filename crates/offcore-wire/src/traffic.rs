@@ -159,13 +159,6 @@ impl HeaderTemplate {
         self.len
     }
 
-    /// Returns the maximum length of a frame with these headers, in bytes without FCS.
-    pub fn max_frame_len(&self) -> usize {
-        // The IPv6 length field does not include the IPv6 header.
-        let counted = if matches!(self.addresses, Addresses::V4(..)) { self.ip } else { self.transport };
-        counted + usize::from(u16::MAX)
-    }
-
     /// Returns whether the packets have a checksum that covers the payload. If so, [`write`](Self::write) needs the sum
     /// of the payload.
     #[inline]
@@ -174,8 +167,8 @@ impl HeaderTemplate {
     }
 
     /// Writes the headers of a packet of flow `flow` to the start of `frame`, which may be only the first part of the
-    /// packet. The packet is `frame_len` bytes long, without FCS, at most [`max_frame_len`](Self::max_frame_len).
-    /// `number` is used for the TCP sequence number. `payload` is the sum of the payload, if it is needed.
+    /// packet. The packet is `frame_len` bytes long, without FCS, at most what the length fields hold. `number` is used
+    /// for the TCP sequence number. `payload` is the sum of the payload, if it is needed.
     ///
     /// # Panics
     /// If `frame` is shorter than the headers.

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use crate::{
     checksum::Sum,
     error::{Layer, WireError},
-    field::{be16, put},
+    field::{be16, getters, put},
     ip::IpProtocol,
 };
 
@@ -63,34 +63,17 @@ impl<'a> UdpDatagram<'a> {
         }
     }
 
-    /// Source port.
-    #[inline]
-    pub fn src_port(&self) -> u16 {
-        be16(self.header, field::SRC_PORT)
-    }
-
-    /// Destination port.
-    #[inline]
-    pub fn dst_port(&self) -> u16 {
-        be16(self.header, field::DST_PORT)
-    }
-
-    /// Length of the header and the payload in bytes.
-    #[inline]
-    pub fn length(&self) -> u16 {
-        be16(self.header, field::LENGTH)
-    }
-
-    /// The checksum field. Over IPv4, 0 means that the sender did not compute one.
-    #[inline]
-    pub fn checksum(&self) -> u16 {
-        be16(self.header, field::CHECKSUM)
-    }
-
-    /// The bytes after the header, up to the length.
-    #[inline]
-    pub fn payload(&self) -> &'a [u8] {
-        self.payload
+    getters! { self:
+        /// Source port.
+        src_port: u16 = be16(self.header, field::SRC_PORT);
+        /// Destination port.
+        dst_port: u16 = be16(self.header, field::DST_PORT);
+        /// Length of the header and the payload in bytes.
+        length: u16 = be16(self.header, field::LENGTH);
+        /// The checksum field. Over IPv4, 0 means that the sender did not compute one.
+        checksum: u16 = be16(self.header, field::CHECKSUM);
+        /// The bytes after the header, up to the length.
+        payload: &'a [u8] = self.payload;
     }
 
     /// Returns whether the checksum is right between these IPv4 addresses, or was not computed.
@@ -110,69 +93,6 @@ impl<'a> UdpDatagram<'a> {
     #[inline]
     fn sum(&self) -> Sum {
         Sum::of(self.header) + Sum::of(self.payload)
-    }
-}
-
-/// A mutable view of a UDP datagram. Setters do not update the checksum.
-#[derive(Debug)]
-pub struct UdpDatagramMut<'a> {
-    header: &'a mut [u8; HEADER_LEN],
-    payload: &'a mut [u8],
-}
-
-impl<'a> UdpDatagramMut<'a> {
-    /// Creates a view of the payload of an IP packet. Bytes beyond the datagram's length are ignored.
-    ///
-    /// # Errors
-    /// The same as for [`UdpDatagram::new_checked`].
-    #[inline]
-    pub fn new_checked(bytes: &'a mut [u8]) -> Result<Self, WireError> {
-        let found = bytes.len();
-        let Some((header, rest)) = bytes.split_first_chunk_mut() else { return Err(too_short(found)) };
-        match payload_len(header).and_then(|len| rest.get_mut(..len)) {
-            Some(payload) => Ok(Self { header, payload }),
-            None => Err(bad_length(header, found)),
-        }
-    }
-
-    /// Returns a read-only view of the same datagram.
-    #[inline]
-    pub fn as_view(&self) -> UdpDatagram<'_> {
-        UdpDatagram { header: self.header, payload: self.payload }
-    }
-
-    /// The bytes after the header, up to the length.
-    #[inline]
-    pub fn payload_mut(&mut self) -> &mut [u8] {
-        self.payload
-    }
-
-    /// Sets the source port.
-    #[inline]
-    pub fn set_src_port(&mut self, port: u16) {
-        put(self.header, field::SRC_PORT, port.to_be_bytes());
-    }
-
-    /// Sets the destination port.
-    #[inline]
-    pub fn set_dst_port(&mut self, port: u16) {
-        put(self.header, field::DST_PORT, port.to_be_bytes());
-    }
-
-    /// Sets the checksum field. Over IPv4, 0 stands for a missing checksum.
-    #[inline]
-    pub fn set_checksum(&mut self, checksum: u16) {
-        put(self.header, field::CHECKSUM, checksum.to_be_bytes());
-    }
-
-    /// Computes the checksum for these IPv4 addresses.
-    #[inline]
-    pub fn fill_checksum_v4(&mut self, src: Ipv4Addr, dst: Ipv4Addr) {
-        self.set_checksum(0);
-        let view = self.as_view();
-        let pseudo = Sum::pseudo_v4(src, dst, IpProtocol::UDP, view.length());
-        let checksum = (pseudo + view.sum()).checksum_nonzero();
-        self.set_checksum(checksum);
     }
 }
 

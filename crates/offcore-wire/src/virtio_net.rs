@@ -17,8 +17,6 @@ pub const HEADER_LEN: usize = 12;
 pub const VIRTIO_NET_HDR_F_NEEDS_CSUM: u8 = 1;
 /// `flags`: the checksum has been verified.
 pub const VIRTIO_NET_HDR_F_DATA_VALID: u8 = 2;
-/// `flags`: `csum_start` and `csum_offset` contain segment counts of a receive-coalesced packet.
-pub const VIRTIO_NET_HDR_F_RSC_INFO: u8 = 4;
 
 /// `gso_type`: an ordinary packet.
 pub const VIRTIO_NET_HDR_GSO_NONE: u8 = 0;

@@ -3,15 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::Ipv6Addr;
 
 use etherparse::{
     EtherPayloadSlice, Ethernet2Slice, IpHeaders, IpNumber, Ipv4HeaderSlice, Ipv4Options, Ipv6HeaderSlice,
     PacketBuilder, SingleVlanSlice, TcpHeader, TcpSlice, UdpSlice,
 };
 use offcore_wire::{
-    EtherType, EthernetFrame, EthernetFrameMut, IpProtocol, Ipv4Packet, Ipv4PacketMut, Ipv6Packet, Layer,
-    MacAddr, TcpFlags, TcpSegment, UdpDatagram, UdpDatagramMut, VlanTag, WireError, checksum,
+    EtherType, EthernetFrame, EthernetFrameMut, IpProtocol, Ipv4Packet, Ipv6Packet, Layer, MacAddr, TcpFlags,
+    TcpSegment, UdpDatagram, VlanTag, WireError, checksum,
 };
 use proptest::{prelude::*, sample::Index};
 
@@ -192,9 +192,7 @@ proptest! {
         prop_assert_eq!((frame.as_view().dst(), frame.as_view().src()), (old_src, old_dst));
         frame.set_dst(MacAddr(dst));
         frame.set_src(MacAddr(src));
-        frame.set_ethertype(EtherType::LLDP);
-        frame.payload_mut().fill(7);
-        let expected = [&dst[..], &src, &[0x88, 0xcc], &vec![7; bytes.len() - 14]].concat();
+        let expected = [&dst[..], &src, &bytes[12..]].concat();
         prop_assert_eq!(changed, expected);
     }
 
@@ -205,7 +203,6 @@ proptest! {
         prop_assert_eq!(ours.is_ok(), theirs.is_ok());
         let Ok((ours, theirs)) = ours.map(|ours| (ours, theirs.unwrap())) else { return Ok(()) };
         prop_assert_eq!(ours.priority(), theirs.priority_code_point().value());
-        prop_assert_eq!(ours.drop_eligible(), theirs.drop_eligible_indicator());
         prop_assert_eq!(ours.id(), theirs.vlan_identifier().value());
         prop_assert_eq!(ours.ethertype().0, theirs.ether_type().0);
         let EtherPayloadSlice { payload, .. } = theirs.payload();
@@ -263,9 +260,8 @@ proptest! {
 
     #[test]
     fn ipv4_damaged(ip in ipv4_headers(), transport in transports(), payload in payloads(), damage in damage()) {
-        let mut bytes = damaged(ip_packet(ip, transport, &payload), damage);
+        let bytes = damaged(ip_packet(ip, transport, &payload), damage);
         let takes = etherparse_takes_ipv4(&bytes);
-        prop_assert_eq!(Ipv4PacketMut::new_checked(&mut bytes).is_ok(), takes);
         match Ipv4Packet::new_checked(&bytes) {
             Ok(packet) => {
                 prop_assert!(takes);
@@ -302,64 +298,13 @@ proptest! {
             Transport::Udp { src_port, dst_port },
             &payload,
         );
-        let mut bytes = damaged(packet[20..].to_vec(), damage);
+        let bytes = damaged(packet[20..].to_vec(), damage);
         // A length of 0, which etherparse accepts as the length of a jumbogram, is refused here.
         let zero = bytes.get(4..6) == Some(&[0, 0]);
         match (UdpDatagram::new_checked(&bytes), UdpSlice::from_slice(&bytes)) {
             (Ok(ours), Ok(theirs)) => same_udp(&ours, &theirs)?,
             (ours, theirs) => prop_assert_eq!(ours.is_ok(), theirs.is_ok() && !zero),
         }
-        let taken = UdpDatagram::new_checked(&bytes).is_ok();
-        prop_assert_eq!(UdpDatagramMut::new_checked(&mut bytes).is_ok(), taken);
-    }
-
-    #[test]
-    fn ipv4_setters_keep_the_checksum(
-        ip in ipv4_headers(),
-        transport in transports(),
-        ident: u16,
-        ttl: u8,
-        src: [u8; 4],
-        dst: [u8; 4],
-    ) {
-        let mut bytes = ip_packet(ip, transport, b"payload");
-        let (src, dst) = (Ipv4Addr::from(src), Ipv4Addr::from(dst));
-        let mut packet = Ipv4PacketMut::new_checked(&mut bytes).unwrap();
-        packet.set_ident(ident);
-        packet.set_ttl(ttl);
-        packet.set_src(src);
-        packet.set_dst(dst);
-        let view = packet.as_view();
-        prop_assert_eq!((view.ident(), view.ttl(), view.src(), view.dst()), (ident, ttl, src, dst));
-        let incremental = view.checksum();
-        packet.fill_checksum();
-        prop_assert_eq!(packet.as_view().checksum(), incremental);
-        prop_assert!(packet.payload_mut().ends_with(b"payload"));
-        same_ipv4(&Ipv4Packet::new_checked(&bytes).unwrap(), &bytes)?;
-    }
-
-    #[test]
-    fn udp_setters(
-        src: [u8; 4],
-        dst: [u8; 4],
-        old: [u16; 2],
-        new: [u16; 2],
-        payload in payloads(),
-    ) {
-        let build = |[src_port, dst_port]: [u16; 2]| {
-            let ip = etherparse::Ipv4Header::new(0, 64, IpNumber::UDP, src, dst).unwrap();
-            ip_packet(IpHeaders::Ipv4(ip, Default::default()), Transport::Udp { src_port, dst_port }, &payload)
-        };
-        let mut bytes = build(old);
-        let mut datagram = UdpDatagramMut::new_checked(&mut bytes[20..]).unwrap();
-        prop_assert_eq!(datagram.payload_mut(), &payload[..]);
-        datagram.set_src_port(new[0]);
-        datagram.set_dst_port(new[1]);
-        datagram.set_checksum(0);
-        prop_assert!(datagram.as_view().verify_checksum_v4(src.into(), dst.into()), "no checksum is right");
-        prop_assert!(!datagram.as_view().verify_checksum_v6(Ipv6Addr::LOCALHOST, Ipv6Addr::LOCALHOST));
-        datagram.fill_checksum_v4(src.into(), dst.into());
-        prop_assert_eq!(bytes, build(new));
     }
 
     #[test]
@@ -384,6 +329,13 @@ proptest! {
             UdpDatagram::new_checked(&bytes).unwrap().verify_checksum_v4(src.into(), dst.into())
         };
         prop_assert!(!valid);
+        if !is_tcp {
+            // Only over IPv4, no checksum is right.
+            bytes[6..8].fill(0);
+            let datagram = UdpDatagram::new_checked(&bytes).unwrap();
+            prop_assert!(datagram.verify_checksum_v4(src.into(), dst.into()));
+            prop_assert!(!datagram.verify_checksum_v6(Ipv6Addr::LOCALHOST, Ipv6Addr::LOCALHOST));
+        }
     }
 
     /// The packet of a guest with checksum offload: the field contains the sum of the pseudo header, and the device
