@@ -1,8 +1,17 @@
 //! Operations computed by the CPU core: for the software fallback of [`ops`](crate::ops), and for the simulated device.
 
-mod pattern;
+/// Fills `dst` with a pattern of 8 bytes, the least significant byte first (section 8.3.5).
+pub(crate) fn fill(dst: &mut [u8], pattern: u64) {
+    let bytes = pattern.to_le_bytes();
+    for chunk in dst.chunks_mut(bytes.len()) {
+        chunk.copy_from_slice(&bytes[..chunk.len()]);
+    }
+}
 
-pub use pattern::Pattern;
+/// Returns a pattern as it continues `offset` bytes after its start.
+pub(crate) const fn continued(pattern: u64, offset: usize) -> u64 {
+    pattern.rotate_right((offset % 8 * 8) as u32)
+}
 
 /// Returns the offset of the first byte that differs, within the length of the shorter slice.
 pub(crate) fn compare(first: &[u8], second: &[u8]) -> Option<usize> {
@@ -20,6 +29,18 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #[test]
+        fn chunked_fill_matches_whole_fill(len in 0..300_usize, cut in 0..300_usize, pattern: u64) {
+            let cut = cut.min(len);
+            let (mut whole, mut parts) = (vec![0; len], vec![0; len]);
+            fill(&mut whole, pattern);
+            let (head, tail) = parts.split_at_mut(cut);
+            fill(head, pattern);
+            fill(tail, continued(pattern, cut));
+            prop_assert_eq!(&whole, &parts);
+            prop_assert!(whole.iter().eq(pattern.to_le_bytes().iter().cycle().take(len)));
+        }
+
         #[test]
         fn the_first_difference_is_found(
             bytes in prop::collection::vec(any::<u8>(), 1..400), at: prop::sample::Index,

@@ -19,7 +19,6 @@ mod operation;
 mod outcome;
 mod progress;
 
-pub use crate::compute::Pattern;
 pub use engine::{Completion, Engine, Options, Ticket};
 pub use operation::{Destination, Operation, Source};
 pub use outcome::{Done, DoneBy, OpsError, Why};

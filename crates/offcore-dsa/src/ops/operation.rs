@@ -7,7 +7,6 @@ use arrayvec::ArrayVec;
 use crate::descriptor::Opcode;
 
 use super::outcome::OpsError;
-use crate::compute::Pattern;
 
 /// Memory that an operation reads: a slice, or memory described to [`Source::new`].
 #[derive(Clone, Copy, Debug)]
@@ -84,8 +83,8 @@ impl<'a> From<&'a mut [u8]> for Destination<'a> {
 pub enum Operation<'a> {
     /// Copies; source and destination may overlap.
     Copy { src: Source<'a>, dst: Destination<'a> },
-    /// Fills with a pattern.
-    Fill { pattern: Pattern, dst: Destination<'a> },
+    /// Fills with a pattern of 8 bytes, the least significant byte first.
+    Fill { pattern: u64, dst: Destination<'a> },
     /// Finds the first difference.
     Compare { first: Source<'a>, second: Source<'a> },
     /// Computes the CRC32C, continued from `seed`, which is 0 at the start.

@@ -7,6 +7,7 @@
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 use crate::completion::{Completed, Status};
+use crate::compute::{compare, continued, fill};
 use crate::descriptor::{Descriptor, Flags};
 use crate::wq::{WqInfo, gen_cap};
 
@@ -51,15 +52,9 @@ pub(super) fn refusal(operation: &Operation<'_>, wq: &WqInfo) -> Option<Why> {
         Operation::Copy { .. } if lacks(gen_cap::OVERLAP) && operation.overlaps() => {
             Some(Why::Form("a copy onto itself"))
         }
-        Operation::Fill { pattern, .. } if lacks(FILL_16) && pattern.words().0 != pattern.words().1 => {
-            Some(Why::Form("a pattern of 16 bytes"))
-        }
         _ => None,
     }
 }
-
-/// GENCAP bit 10: fill supports patterns of 16 bytes.
-const FILL_16: u64 = 1 << 10;
 
 impl Progress {
     /// Returns the initial state, with no bytes done.
@@ -88,13 +83,7 @@ impl Progress {
                 (descriptor.src, descriptor.dst) = (src.address(at), dst.address(at));
             }
             Operation::Fill { pattern, dst } => {
-                let (lower, upper) = pattern.from_offset(at).words();
-                (descriptor.src, descriptor.dst) = (lower, dst.address(at));
-                // Not every device supports 16-byte patterns.
-                if lower != upper {
-                    descriptor.specific[0] = upper;
-                    descriptor = descriptor.with_flags(Flags::OP_2);
-                }
+                (descriptor.src, descriptor.dst) = (continued(*pattern, at), dst.address(at));
             }
             Operation::Compare { first, second } => {
                 (descriptor.src, descriptor.dst) = (first.address(at), second.address(at));
@@ -210,10 +199,10 @@ impl Progress {
             Operation::Fill { pattern, dst } => {
                 // SAFETY: the range is within the memory, which is valid and not used by anything else.
                 let dst = unsafe { from_raw_parts_mut(dst.ptr.add(start), len) };
-                pattern.from_offset(start).fill(dst);
+                fill(dst, continued(*pattern, start));
             }
             Operation::Compare { first, second } => {
-                self.difference = crate::compute::compare(bytes(first), bytes(second)).map(|at| start + at);
+                self.difference = compare(bytes(first), bytes(second)).map(|at| start + at);
             }
             Operation::Crc { src, .. } => self.crc = crc32c::crc32c_append(self.crc, bytes(src)),
         }

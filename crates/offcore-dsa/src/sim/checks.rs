@@ -32,7 +32,7 @@ impl Limits {
         self.gen_cap & capability != 0
     }
 
-    /// Whether the device has the functions of the second generation: 16-byte patterns, fault information.
+    /// Whether the device has the function of the second generation: fault information.
     pub(super) fn second_generation(&self) -> bool {
         self.version >= 0x200
     }
@@ -94,7 +94,7 @@ fn form_of(op: Opcode) -> Option<Form> {
         Opcode::Batch => form(Flags::ADDR1_TC | Flags::OP_0, none, &[24..32, 38..64]),
         Opcode::Drain => form(none, none, &[16..36, 38..64]),
         Opcode::MemoryMove => form(WRITES | ADDR_1_2, none, REST),
-        Opcode::Fill => form(WRITES | Flags::ADDR2_TC | Flags::OP_2, none, &[38..40, 48..64]),
+        Opcode::Fill => form(WRITES | Flags::ADDR2_TC, none, REST),
         Opcode::Compare => form(bof | Flags::CHECK_RESULT | ADDR_1_2, RECORD, &[38..40, 41..64]),
         Opcode::CrcGeneration => form(bof | Flags::ADDR1_TC, RECORD, &[24..32, 38..40, 44..64]),
         _ => return None,
@@ -113,7 +113,7 @@ pub(super) fn check(descriptor: &Descriptor, limits: &Limits, member: bool) -> R
         // The kernel grants handles by a command that is not available to user programs, so every handle is invalid.
         return Err(Refused::with(Status::INTERRUPT_HANDLE));
     }
-    reserved_fields(descriptor, op, &form)?;
+    reserved_fields(descriptor, &form)?;
     traffic_classes(descriptor, &form, limits)?;
     sizes(descriptor, op, limits)?;
     addresses(descriptor, op, limits)
@@ -161,10 +161,8 @@ fn flags(
     if !flags.contains(Flags::CRAV) {
         allowed.remove(Flags::RCR | Flags::CR_TC);
     }
-    match op {
-        Opcode::Batch if !limits.has(gen_cap::BATCH_CONTINUATION) => allowed.remove(Flags::OP_0),
-        Opcode::Fill if !limits.second_generation() => allowed.remove(Flags::OP_2),
-        _ => {}
+    if op == Opcode::Batch && !limits.has(gen_cap::BATCH_CONTINUATION) {
+        allowed.remove(Flags::OP_0);
     }
     let mut wrong = (flags - allowed) | (form.required - flags);
     if op == Opcode::Drain && !flags.intersects(Flags::RCR | Flags::RCI) {
@@ -177,13 +175,10 @@ fn flags(
     }
 }
 
-fn reserved_fields(descriptor: &Descriptor, op: Opcode, form: &Form) -> Result<(), Refused> {
+fn reserved_fields(descriptor: &Descriptor, form: &Form) -> Result<(), Refused> {
     let bytes = descriptor.bytes();
     let zero = |range: Range<usize>| bytes[range].iter().all(|&byte| byte == 0);
-    let narrow_fill = op == Opcode::Fill && !descriptor.flags().contains(Flags::OP_2);
-    let clear = form.reserved.iter().all(|range| zero(range.clone()))
-        && descriptor.interrupt == 0
-        && (!narrow_fill || zero(40..48));
+    let clear = form.reserved.iter().all(|range| zero(range.clone())) && descriptor.interrupt == 0;
     if clear { Ok(()) } else { Err(Refused::with(Status::NONZERO_RESERVED)) }
 }
 

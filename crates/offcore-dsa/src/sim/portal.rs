@@ -105,29 +105,6 @@ impl SimPortal {
         Submitted::Accepted
     }
 
-    /// Executes a 64-byte posted store to the portal, whatever the queue's mode is. A shared queue ignores it.
-    ///
-    /// # Safety
-    /// As [`SimPortal::submit`].
-    pub unsafe fn store(&mut self, descriptor: &Descriptor) {
-        if !self.cell.shared {
-            // The result of a posted store is not visible to the CPU.
-            // SAFETY: the memory that the descriptor names stays valid and unused until completion, as the caller
-            // guarantees.
-            let _ = unsafe { self.submit(descriptor) };
-        }
-    }
-
-    /// Executes ENQCMD to the portal, whatever the queue's mode is. A dedicated queue answers [`Submitted::Retry`].
-    ///
-    /// # Safety
-    /// As [`SimPortal::submit`].
-    pub unsafe fn enqcmd(&mut self, descriptor: &Descriptor) -> Submitted {
-        // SAFETY: the memory that the descriptor names stays valid and unused until completion, as the caller
-        // guarantees.
-        if self.cell.shared { unsafe { self.submit(descriptor) } } else { Submitted::Retry }
-    }
-
     /// Submits to a shared queue, or to a device with injected submission faults.
     #[inline(never)]
     fn submit_special(&mut self, descriptor: &Descriptor) -> Submitted {

@@ -1,7 +1,7 @@
 //! Without a device, the core executes operations and reports that.
 
 use offcore_dsa::Opcode;
-use offcore_dsa::ops::{Done, DoneBy, Engine, Operation, OpsError, Pattern, Source, Why};
+use offcore_dsa::ops::{Done, DoneBy, Engine, Operation, OpsError, Source, Why};
 
 use super::{copy, unbounded};
 
@@ -23,7 +23,7 @@ fn every_operation_has_its_result() {
     dst[7] = 0;
     let different = Done { difference: Some(7), ..DONE };
     assert_eq!(engine.run(Operation::Compare { first: src, second: dst[..].into() }), Ok(different));
-    let pattern = Pattern::of_8(0x0807_0605_0403_0201);
+    let pattern = 0x0807_0605_0403_0201;
     assert_eq!(engine.run(Operation::Fill { pattern, dst: dst[..].as_mut().into() }), Ok(DONE));
     assert_eq!(dst, [1, 2, 3, 4, 5, 6, 7, 8, 1]);
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use offcore_dsa::ops::{Done, DoneBy, Engine, Operation, OpsError, Options, Pattern, Why};
+use offcore_dsa::ops::{Done, DoneBy, Engine, Operation, OpsError, Options, Why};
 use offcore_dsa::sim::{SimDevice, SimEngine, SimOptions};
 use offcore_dsa::{Opcode, Portal, Status, WqInfo};
 
@@ -65,7 +65,7 @@ fn everything(engine: &mut Engine, len: usize) -> Vec<(Opcode, Done, Vec<u8>)> {
             let (src, dst) = (data[..].into(), memory[..].as_mut().into());
             let operation = match which {
                 0 => Operation::Copy { src, dst },
-                1 => Operation::Fill { pattern: Pattern::of_8(0x0123_4567_89ab_cdef), dst },
+                1 => Operation::Fill { pattern: 0x0123_4567_89ab_cdef, dst },
                 2 => Operation::Compare { first: src, second: other[..].into() },
                 3 => Operation::Compare { first: src, second: src },
                 _ => Operation::Crc { src, seed: 5 },

@@ -54,24 +54,12 @@ pub(crate) fn second_generation(config: DeviceConfig) -> SimOptions {
 /// Submissions of tests. Their memory stays valid until the device has stopped.
 pub(crate) trait Submit {
     fn send(&mut self, descriptor: &Descriptor) -> Submitted;
-    fn send_by_store(&mut self, descriptor: &Descriptor);
-    fn send_by_enqcmd(&mut self, descriptor: &Descriptor) -> Submitted;
 }
 
 impl Submit for SimPortal {
     fn send(&mut self, descriptor: &Descriptor) -> Submitted {
         // SAFETY: the tests keep the descriptor's memory valid until the device has stopped.
         unsafe { self.submit(descriptor) }
-    }
-
-    fn send_by_store(&mut self, descriptor: &Descriptor) {
-        // SAFETY: the tests keep the descriptor's memory valid until the device has stopped.
-        unsafe { self.store(descriptor) }
-    }
-
-    fn send_by_enqcmd(&mut self, descriptor: &Descriptor) -> Submitted {
-        // SAFETY: the tests keep the descriptor's memory valid until the device has stopped.
-        unsafe { self.enqcmd(descriptor) }
     }
 }
 

@@ -101,37 +101,6 @@ fn rule_9_halted_device_answers_retry() {
 }
 
 #[test]
-fn rule_9_shared_queue_ignores_stores() {
-    let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
-    let descriptor = rig.with_record(noop(), 0);
-    (0..100).for_each(|_| rig.portal.send_by_store(&descriptor));
-    rig.engine.run_until_idle();
-    assert!(rig.record(0).read().is_none());
-    assert_eq!((rig.device.stats().arrived, rig.device.errors().first), (0, None));
-    // It used no entry, and ENQCMD is accepted.
-    assert!((0..48).all(|_| rig.portal.send_by_enqcmd(&descriptor) == Submitted::Accepted));
-    assert_eq!(rig.portal.send_by_enqcmd(&descriptor), Submitted::Retry);
-    rig.engine.run_until_idle();
-    assert!(rig.record(0).is_plain_success());
-    assert_eq!(rig.device.stats().completed, 48);
-}
-
-#[test]
-fn rule_9_dedicated_queue_retries_enqcmd() {
-    let mut rig = Rig::plain();
-    let descriptor = rig.with_record(noop(), 0);
-    assert!((0..100).all(|_| rig.portal.send_by_enqcmd(&descriptor) == Submitted::Retry));
-    rig.engine.run_until_idle();
-    assert!(rig.record(0).read().is_none());
-    assert_eq!((rig.device.stats().arrived, rig.device.errors().first), (0, None));
-    // A posted store is accepted.
-    rig.portal.send_by_store(&descriptor);
-    rig.engine.run_until_idle();
-    assert!(rig.record(0).is_plain_success());
-    assert_eq!(rig.device.stats().completed, 1);
-}
-
-#[test]
 fn rule_9_misaligned_record_is_in_swerror() {
     let mut rig = Rig::plain();
     let mut descriptor = rig.with_record(noop(), 0);

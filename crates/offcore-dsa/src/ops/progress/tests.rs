@@ -4,11 +4,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::descriptor::Opcode;
-use crate::ops::{Destination, Pattern};
+use crate::ops::Destination;
 use crate::wq::OpSet;
 
 fn queue() -> WqInfo {
-    WqInfo { ops: OpSet([u64::MAX, 0, 0, 0]), gen_cap: gen_cap::OVERLAP | FILL_16, ..WqInfo::default() }
+    WqInfo { ops: OpSet([u64::MAX, 0, 0, 0]), gen_cap: gen_cap::OVERLAP, ..WqInfo::default() }
 }
 
 /// Executes a descriptor, or stops at a page fault before the byte `stop`.
@@ -18,7 +18,7 @@ fn queue() -> WqInfo {
 /// The descriptor's memory is valid, and nothing else uses it.
 unsafe fn device(descriptor: &Descriptor, stop: usize) -> Completed {
     let size = descriptor.size as usize;
-    let (src, dst, upper) = (descriptor.src, descriptor.dst, descriptor.specific[0]);
+    let (src, dst) = (descriptor.src, descriptor.dst);
     let done = stop.min(size);
     // SAFETY: the caller guarantees that the descriptor's memory is valid; `at` is one of its addresses.
     let bytes = |at: u64| unsafe { from_raw_parts(at as *const u8, done) };
@@ -37,17 +37,14 @@ unsafe fn device(descriptor: &Descriptor, stop: usize) -> Completed {
             // SAFETY: both ranges are within the descriptor's memory, which is valid as the caller guarantees.
             unsafe { std::ptr::copy((src as *const u8).add(from), (dst as *mut u8).add(from), done) };
         }
-        Opcode::Fill => {
-            let wide = descriptor.flags().contains(Flags::OP_2);
-            Pattern::of_16(src, if wide { upper } else { src }).fill(bytes_mut(dst));
-        }
+        Opcode::Fill => fill(bytes_mut(dst), src),
         Opcode::Compare => {
-            if let Some(at) = crate::compute::compare(bytes(src), bytes(dst)) {
+            if let Some(at) = compare(bytes(src), bytes(dst)) {
                 record = Completed { result: 1, completed: at as u32, ..Completed::of(Status::SUCCESS) };
             }
         }
         _ => {
-            let crc = crc32c::crc32c_append(upper as u32, bytes(src));
+            let crc = crc32c::crc32c_append(descriptor.specific[0] as u32, bytes(src));
             record.specific[0] = if done > 0 { crc.into() } else { 0xdead_beef };
         }
     }
@@ -89,14 +86,13 @@ fn by_core(operation: &Operation<'_>) -> Outcome {
 }
 
 /// Returns an operation, selected by `which`, on two sources and a destination.
-fn operations<'a>([src, other]: [&'a [u8]; 2], dst: &'a mut [u8], which: usize, upper: u64) -> Operation<'a> {
+fn operations<'a>([src, other]: [&'a [u8]; 2], dst: &'a mut [u8], which: usize) -> Operation<'a> {
     let (src, dst) = (Source::from(src), Destination::from(dst));
     match which {
         0 => Operation::Copy { src, dst },
-        1 => Operation::Fill { pattern: Pattern::of_8(0x1122_3344_5566_7788), dst },
-        2 => Operation::Fill { pattern: Pattern::of_16(0x0102_0304_0506_0708, upper), dst },
-        3 => Operation::Compare { first: src, second: other.into() },
-        4 => Operation::Compare { first: src, second: src },
+        1 => Operation::Fill { pattern: 0x1122_3344_5566_7788, dst },
+        2 => Operation::Compare { first: src, second: other.into() },
+        3 => Operation::Compare { first: src, second: src },
         _ => Operation::Crc { src, seed: 7 },
     }
 }
@@ -108,15 +104,15 @@ proptest! {
     fn stopped_operation_ends_the_same(
         len in 1..20_000_usize, most in 5_000..12_000_u64,
         stops in prop::collection::vec(prop_oneof![Just(0), 0..9_000_usize], 0..6),
-        differs: prop::sample::Index, upper: u64, seed: u8,
+        differs: prop::sample::Index, seed: u8,
     ) {
         let src: Vec<u8> = (0..len).map(|at| (at * 31 + at / 256) as u8 ^ seed).collect();
         let mut other = src.clone();
         other[differs.index(len)..].iter_mut().for_each(|byte| *byte ^= 4);
-        for which in 0..6 {
+        for which in 0..5 {
             let run = |by: &dyn Fn(&Operation<'_>) -> Outcome| {
                 let mut dst = vec![0; len];
-                (by(&operations([&src, &other], &mut dst, which, upper)), dst)
+                (by(&operations([&src, &other], &mut dst, which)), dst)
             };
             let by_device = run(&|operation| drive(operation, most, &stops));
             prop_assert!(by_device == run(&by_core), "operation {which}: {:?}", by_device.0);
@@ -156,14 +152,6 @@ fn unsupported_operations_run_on_core() {
     assert_eq!(refusal(&copy(base, 0, 64, 64), &plain), None);
     let less = WqInfo { ops: wq.ops.without(Opcode::MemoryMove), ..wq.clone() };
     assert_eq!(refusal(&copy(base, 0, 64, 64), &less), Some(Why::Unsupported));
-    let mut dst = [0; 64];
-    let mut fill = |upper, wq| {
-        let pattern = Pattern::of_16(1, upper);
-        refusal(&Operation::Fill { pattern, dst: dst[..].as_mut().into() }, wq)
-    };
-    assert_eq!(fill(2, &wq), None);
-    assert_eq!(fill(2, &plain), Some(Why::Form("a pattern of 16 bytes")));
-    assert_eq!(fill(1, &plain), None, "it is a pattern of 8 bytes");
 }
 
 #[test]
@@ -186,7 +174,6 @@ fn core_redoes_a_piece_unless_overlapping() {
 fn descriptors_match_byte_for_byte() {
     const SRC: [u8; 8] = [0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18];
     const DST: [u8; 8] = [0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28];
-    const SECOND: [u8; 8] = [0x41, 0x42, 0x43, 0x44, 0x45, 0x46, 0x47, 0x48];
     const SIZE: [u8; 4] = [0x31, 0x32, 0x33, 0x34];
     let len = u32::from_le_bytes(SIZE) as usize;
     // SAFETY: the memory is never accessed.
@@ -203,12 +190,8 @@ fn descriptors_match_byte_for_byte() {
         assert_eq!(Progress::new(&operation).piece(&operation, u64::MAX).bytes(), &bytes, "{operation:?}");
     };
     is(Operation::Copy { src: src(SRC), dst: dst(DST) }, 0x03, 0, &[(16, &SRC), (24, &DST)]);
-    let fill = |upper| {
-        let pattern = Pattern::of_16(u64::from_le_bytes(SRC), u64::from_le_bytes(upper));
-        Operation::Fill { pattern, dst: dst(DST) }
-    };
-    is(fill(SRC), 0x04, 0, &[(16, &SRC), (24, &DST)]);
-    is(fill(SECOND), 0x04, 4, &[(16, &SRC), (24, &DST), (40, &SECOND)]);
+    let fill = Operation::Fill { pattern: u64::from_le_bytes(SRC), dst: dst(DST) };
+    is(fill, 0x04, 0, &[(16, &SRC), (24, &DST)]);
     is(Operation::Compare { first: src(SRC), second: src(DST) }, 0x05, 0, &[(16, &SRC), (24, &DST)]);
     let crc = Operation::Crc { src: src(SRC), seed: 0x0102_0304 };
     is(crc, 0x10, 0, &[(16, &SRC), (40, &[4, 3, 2, 1])]);

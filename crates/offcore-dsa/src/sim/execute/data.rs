@@ -2,7 +2,7 @@
 
 use super::{CHUNK, Operand, Operation, Stop};
 use crate::completion::Status;
-use crate::compute::{self, Pattern};
+use crate::compute;
 use crate::descriptor::Flags;
 use crate::sim::memory::{self, Fault};
 
@@ -54,15 +54,11 @@ impl Operation<'_> {
     /// As [`super::execute`].
     pub(super) unsafe fn fill(&mut self) -> Result<(), Stop> {
         let dst = self.descriptor.dst;
-        let wide = self.descriptor.flags().contains(Flags::OP_2);
-        let lower = self.descriptor.src;
-        let pattern =
-            if wide { Pattern::of_16(lower, self.descriptor.specific[0]) } else { Pattern::of_8(lower) };
         let size = u64::from(self.descriptor.size);
         let bytes = self.bytes(size);
         // The chunk size is a multiple of the pattern size, so every piece begins with the start of the pattern.
         let piece = (bytes as usize).min(CHUNK);
-        pattern.fill(&mut self.scratch.first[..piece]);
+        compute::fill(&mut self.scratch.first[..piece], self.descriptor.src);
         for (start, len) in chunks(bytes, CHUNK) {
             // SAFETY: the destination is client memory or unmapped, as the caller guarantees.
             unsafe { memory::write(dst.wrapping_add(start), &self.scratch.first[..len]) }
