@@ -3,6 +3,7 @@
 //! Data passes through FIFOs in shared memory. [`offcore_session`] documents the protocol: the shared words, the
 //! messages, and what `poll` reports on the application's end of a session. This module implements the stack's side:
 //!
+//! * `owners`: the parts of the server's state
 //! * `door`: the socket at which processes attach; `attach`: their identity and admission
 //! * `application`: the processes and sessions of an application; `feed`: its memory; `ports`: sessions by port
 //! * `calls`: requests of processes; `datagrams`: requests for datagram sockets; `addresses`: permitted addresses and
@@ -39,6 +40,7 @@ mod errands;
 mod feed;
 mod key;
 mod listening;
+mod owners;
 mod pair;
 mod peers;
 mod ports;
@@ -50,40 +52,25 @@ mod turns;
 mod waking;
 mod wire;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use offcore_port::{Context, Wake};
-use offcore_session::message::KEY;
 use offcore_stats::page::Block;
 use offcore_stats::tsc;
-use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
+use offcore_tcp::proto::{CallError, Event};
 use offcore_vhost::connection::SocketError;
 use rustix::event::epoll::EventFlags;
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
-use rustix::thread::{CpuSet, sched_getaffinity};
 
 use crate::host::{App, Calls};
 use crate::worker::task::Wakes;
-use acceptor::Acceptor;
 use application::{Application, Queue};
-use awake::Awake;
 pub use counts::ServeCounts;
-use counts::WarningLimit;
-use descriptors::{DescriptorCharge, Descriptors};
-use door::{LONGEST, ServeSocket};
-use errands::Errands;
-use feed::Feed;
-use key::{AT_ONCE, KernelEvent, Key, Source, Watch};
+use descriptors::Descriptors;
+use door::LONGEST;
+use key::{KernelEvent, Key, Source};
+use owners::{Acceptors, Entry, Helpers, Polling, PortTable, Registry, Schedule, SessionIndex, Tally};
 use pair::Pairs;
-use peers::Peers;
-use ports::Ports;
-use turns::Turns;
-use waking::Waking;
 
 /// Interval between polls of the kernel, in microseconds.
 const LOOK: u64 = 1000;
@@ -133,79 +120,21 @@ pub enum ServeError {
     Pair,
 }
 
-/// A process that has connected but has not identified itself yet.
-#[derive(Debug)]
-struct Guest {
-    generation: u32,
-    /// The user of the process. A constant of `attach` stands for all users that may not attach.
-    user: u32,
-    socket: OwnedFd,
-    charge: DescriptorCharge,
-    /// When the process connected, in microseconds.
-    since: u64,
-    /// A process of an application of this user has requested the socket for a child process, whose own user need not
-    /// be allowed to attach.
-    invited: bool,
-    /// The process has sent its hello, and memory for the application with this key is being created.
-    waits: Option<[u8; KEY]>,
-}
-
 /// Serves applications in other processes.
 #[derive(Debug)]
 pub struct Serve {
     config: ServeConfig,
-    door: Option<ServeSocket>,
-    /// The effective user of this process.
-    user: u32,
     pairs: Pairs,
-    peers: Peers,
-    watch: Watch,
-    apps: Vec<Option<Box<Application>>>,
-    /// Applications whose marks are read in each round, and indices of applications by the stack's identifier.
-    awake: Awake,
-    by_id: HashMap<AppId, usize>,
-    /// Application and session number by connection or datagram socket, and by listener.
-    by_conn: HashMap<ConnId, (usize, u32)>,
-    by_listener: HashMap<u32, (usize, u32)>,
-    guests: VecDeque<Guest>,
-    /// The generation assigned last to a session, process or guest.
-    generation: u32,
-    /// Sessions that are announced at the end of the turn.
-    announced: Vec<(usize, u32)>,
-    /// The broadcast addresses that were reported to applications.
-    broadcasts: Vec<Ipv4Addr>,
-    /// Listeners and datagram sockets by port, and sessions that are only bound.
-    ports: Ports,
-    bound: Ports,
-    /// The CPUs that threads outside the workers may use.
-    cpus: CpuSet,
-    errands: Errands,
-    feed: Feed,
     descriptors: Descriptors,
-    ending: Vec<Acceptor>,
-    /// Applications whose acceptor threads have more results than one round handles.
-    late: Vec<usize>,
-    /// Guests whose messages are still unread, and whether processes wait to be accepted.
-    talking: Vec<(u32, Key)>,
-    connecting: bool,
-    /// The user whose process was refused last.
-    refused: Option<u32>,
-    /// Programs no longer wait for the host's addresses.
-    has_address: bool,
-    /// When the kernel was last polled, and whether the next round polls it.
-    looked: u64,
-    look: bool,
-    /// The order in which applications are served, and whether work is left for the next round.
-    turns: Turns,
-    behind: bool,
-    /// The cost of waking applications.
-    waking: Waking,
-    events: Vec<KernelEvent>,
-    counts: ServeCounts,
-    stats: Block,
-    refusals: WarningLimit,
-    misuses: WarningLimit,
-    losses: WarningLimit,
+    entry: Entry,
+    registry: Registry,
+    index: SessionIndex,
+    ports: PortTable,
+    acceptors: Acceptors,
+    helpers: Helpers,
+    schedule: Schedule,
+    polling: Polling,
+    tally: Tally,
 }
 
 impl Serve {
@@ -218,95 +147,54 @@ impl Serve {
     /// Panics if the block has another number of counters.
     pub fn open(config: ServeConfig, stats: Block) -> Result<Self, ServeError> {
         assert_eq!(stats.len(), ServeCounts::NAMES.len(), "the block is made with ServeCounts::NAMES");
-        let user = rustix::process::geteuid().as_raw();
         let pairs = Pairs::calibrate()?;
-        let watch = Watch::new().map_err(|source| ServeError::System { what: "epoll", source })?;
-        let door = ServeSocket::open(&config.path, &config.allow)?;
-        watch
-            .add_own(door.as_fd(), Source::ServeSocket)
-            .map_err(|source| ServeError::System { what: "watching the socket", source })?;
-        let helpers = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .and_then(|helpers| watch.add_own(helpers.as_fd(), Source::Helpers).map(|()| Arc::new(helpers)))
-            .map_err(|source| ServeError::System { what: "an eventfd", source })?;
-        // All users that may attach.
-        let users = config.allow.iter().copied().chain([user, 0]).collect::<BTreeSet<_>>().len();
-        let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+        let polling = Polling::new()?;
+        let entry = Entry::open(&config)?;
+        if let Some(door) = &entry.door {
+            let watched = polling.watch.add_own(door.as_fd(), Source::ServeSocket);
+            watched.map_err(|source| ServeError::System { what: "watching the socket", source })?;
+        }
+        let (users, acceptors) = (entry.users(&config), Acceptors::new());
         Ok(Self {
-            descriptors: Descriptors::new(users),
-            config,
-            door: Some(door),
-            user,
             pairs,
-            peers: Peers::new(Arc::clone(&helpers)),
-            watch,
-            apps: Vec::new(),
-            awake: Awake::default(),
-            by_id: HashMap::new(),
-            by_conn: HashMap::new(),
-            by_listener: HashMap::new(),
-            guests: VecDeque::new(),
-            generation: 0,
-            announced: Vec::new(),
-            broadcasts: Vec::new(),
-            ports: Ports::new(),
-            bound: Ports::new(),
-            cpus,
-            feed: Feed::new(users, Arc::clone(&helpers)),
-            errands: Errands::new(cpus, helpers),
-            ending: Vec::new(),
-            late: Vec::new(),
-            talking: Vec::new(),
-            connecting: false,
-            refused: None,
-            has_address: false,
-            looked: 0,
-            look: true,
-            turns: Turns::new(),
-            behind: false,
-            waking: Waking::new(),
-            events: Vec::with_capacity(AT_ONCE),
-            counts: ServeCounts::default(),
-            stats,
-            refusals: WarningLimit::default(),
-            misuses: WarningLimit::default(),
-            losses: WarningLimit::default(),
+            descriptors: Descriptors::new(users),
+            registry: Registry::default(),
+            index: SessionIndex::default(),
+            ports: PortTable::new(),
+            helpers: Helpers::new(users, acceptors.cpus, &polling.watch)?,
+            schedule: Schedule::new(),
+            tally: Tally::new(stats),
+            acceptors,
+            polling,
+            entry,
+            config,
         })
     }
 
     /// The current counters.
     pub fn counts(&self) -> ServeCounts {
-        let apps = self.apps.iter().flatten();
+        let apps = self.registry.apps.iter().flatten();
         let (processes, sessions) = apps.clone().fold((0, 0), |(processes, sessions), app| {
             (processes + app.living() as u64, sessions + app.len() as u64)
         });
-        let (applications, awake) = (apps.count() as u64, self.awake.len() as u64);
-        ServeCounts { applications, processes, sessions, awake, ..self.counts }
-    }
-
-    /// Returns a generation that has not been used for a long time; never 0.
-    fn next_generation(&mut self) -> u32 {
-        // Generations of processes have 21 bits, see `Owner`.
-        self.generation = self.generation % offcore_session::control::Owner::GENERATIONS + 1;
-        self.generation
+        let (applications, awake) = (apps.count() as u64, self.registry.awake.len() as u64);
+        ServeCounts { applications, processes, sessions, awake, ..self.tally.counts }
     }
 
     fn app(&mut self, app: usize) -> Option<&mut Application> {
-        self.apps.get_mut(app)?.as_deref_mut()
+        self.registry.app(app)
     }
 
     /// Handles the events that the kernel reports.
     fn tend(&mut self, calls: &mut Calls<'_>) {
-        self.waking.begin();
+        self.schedule.waking.begin();
         self.tell_broadcasts(calls);
-        let mut events = std::mem::take(&mut self.events);
-        self.look = self.watch.take(&mut events);
-        self.looked = calls.now;
-        for app in self.awake.iter() {
-            let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { continue };
-            application.make_all_due();
-        }
+        let mut events = std::mem::take(&mut self.polling.events);
+        self.polling.look = self.polling.watch.take(&mut events);
+        self.polling.looked = calls.now;
+        self.registry.visit_awake(Application::make_all_due);
         self.handle_peer_answers(calls);
-        for (user, key) in std::mem::take(&mut self.talking) {
+        for (user, key) in std::mem::take(&mut self.entry.talking) {
             let from = tsc::now();
             self.read_guest_message(key, calls);
             self.charge_time(user, from);
@@ -318,25 +206,24 @@ impl Serve {
                 self.charge_time(user, from);
             }
         }
-        self.events = events;
-        let Self { door, errands, .. } = self;
-        if let Some(door) = door {
-            door.retain_barred(|user| errands.are_full(user));
+        self.polling.events = events;
+        if let Some(door) = &mut self.entry.door {
+            door.retain_barred(|user| self.helpers.errands.are_full(user));
         }
         // A program cannot connect until address probing is complete, so it waits. It also waits for addresses from the
         // network, but only for a limited time.
-        if self.connecting && calls.stack.is_probing() {
-            self.look = true;
-        } else if self.connecting && !self.awaits_address(calls) {
+        if self.entry.connecting && calls.stack.is_probing() {
+            self.polling.look = true;
+        } else if self.entry.connecting && !self.awaits_address(calls) {
             self.accept_processes(calls.now);
         }
-        for app in std::mem::take(&mut self.late) {
-            let (user, from) = (self.user_of(app), tsc::now());
+        for app in std::mem::take(&mut self.acceptors.late) {
+            let (user, from) = (self.registry.user_of(app), tsc::now());
             self.take_accept_results(app, calls);
             if let Some(user) = user {
                 self.charge_time(user, from);
             }
-            self.look = true;
+            self.polling.look = true;
         }
         self.tend_applications(calls);
     }
@@ -344,12 +231,12 @@ impl Serve {
     fn take_event(&mut self, key: Key, flags: EventFlags, calls: &mut Calls<'_>) {
         let app = usize::from(key.app);
         match key.source {
-            Source::ServeSocket => self.connecting = true,
+            Source::ServeSocket => self.entry.connecting = true,
             Source::Guest => self.read_guest_message(key, calls),
             Source::Channel => self.queue_request(key, Queue::push),
             Source::Process => self.process_ended(app, key.number, key.generation, calls),
             Source::Event => {
-                self.counts.woken += 1;
+                self.tally.counts.woken += 1;
                 self.wake_application(app);
             }
             Source::Kernel => self.take_accept_results(app, calls),
@@ -357,7 +244,7 @@ impl Serve {
             // round.
             Source::Helpers => {
                 self.take_created_memory(calls);
-                self.look = true;
+                self.polling.look = true;
             }
             Source::User => {}
             Source::End if !flags.contains(EventFlags::HUP) => {
@@ -372,40 +259,40 @@ impl Serve {
 
     /// Stores the broadcast addresses for all applications when the addresses change.
     fn tell_broadcasts(&mut self, calls: &Calls<'_>) {
-        if !calls.stack.broadcasts().eq(self.broadcasts.iter().copied()) {
-            self.broadcasts = calls.stack.broadcasts().collect();
-            for application in self.apps.iter().flatten() {
-                application.shared.processes().set_broadcasts(self.broadcasts.iter().copied());
+        if !calls.stack.broadcasts().eq(self.registry.broadcasts.iter().copied()) {
+            self.registry.broadcasts = calls.stack.broadcasts().collect();
+            for application in self.registry.apps.iter().flatten() {
+                application.shared.processes().set_broadcasts(self.registry.broadcasts.iter().copied());
             }
         }
     }
 
     /// Whether programs still wait for the host's addresses.
     fn awaits_address(&mut self, calls: &Calls<'_>) -> bool {
-        let iface = calls.stack.awaits_address().filter(|_| !self.has_address);
+        let iface = calls.stack.awaits_address().filter(|_| !self.entry.has_address);
         let Some(iface) = iface else { return false };
-        self.has_address = calls.now >= ADDRESS_WAIT;
-        if self.has_address {
+        self.entry.has_address = calls.now >= ADDRESS_WAIT;
+        if self.entry.has_address {
             let seconds = ADDRESS_WAIT / 1_000_000;
             tracing::warn!(
                 "port{iface} has got no address from the network within {seconds} s and still tries: programs begin without it"
             );
         }
-        !self.has_address
+        !self.entry.has_address
     }
 
     /// Does the periodic work for applications in each round.
     fn tend_applications(&mut self, calls: &mut Calls<'_>) {
         self.ask_for_memory(calls);
         self.fall_asleep(calls.now);
-        let Self { apps, awake, errands, ending, feed, .. } = self;
-        feed.unmap(errands);
-        for app in awake.iter() {
-            let application = apps.get_mut(app).and_then(Option::as_deref_mut);
-            if let Some(acceptor) = application.and_then(|app| app.acceptor.as_mut()) {
+        self.helpers.feed.unmap(&mut self.helpers.errands);
+        let errands = &mut self.helpers.errands;
+        self.registry.visit_awake(|app| {
+            if let Some(acceptor) = &mut app.acceptor {
                 acceptor.interrupt_blocked_accept(calls.now, errands);
             }
-        }
+        });
+        let ending = &mut self.acceptors.ending;
         let ended: Vec<_> = ending.extract_if(.., |acceptor| acceptor.end(calls.now, errands)).collect();
         for acceptor in ended {
             errands.close(acceptor.user, acceptor);
@@ -414,8 +301,8 @@ impl Serve {
 
     /// Counts an invalid input of an application and logs a rate-limited warning.
     fn misuse(&mut self, what: &'static str, app: usize, now: u64) {
-        self.counts.misused += 1;
-        if self.misuses.may(now) {
+        self.tally.counts.misused += 1;
+        if self.tally.misuses.may(now) {
             tracing::warn!(application = app, "{what}");
         }
     }
@@ -429,7 +316,7 @@ impl App for Serve {
     fn event(&mut self, event: Event, calls: &mut Calls<'_>) {
         match event {
             Event::Incoming { listener } => {
-                if let Some(&(app, number)) = self.by_listener.get(&listener) {
+                if let Some(&(app, number)) = self.index.by_listener.get(&listener) {
                     self.queue_listener(app, number, None);
                 }
             }
@@ -443,7 +330,7 @@ impl App for Serve {
                 tracing::warn!(%address, "another host uses this address: it stays unused");
             }
             // Programs may be waiting for the address.
-            Event::Address { .. } => self.look = true,
+            Event::Address { .. } => self.polling.look = true,
         }
     }
 
@@ -453,19 +340,19 @@ impl App for Serve {
 
     fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
         // Sessions whose announcement was deferred to this turn.
-        if !self.announced.is_empty() {
+        if !self.index.announced.is_empty() {
             self.announce();
         }
         self.scan_for_marks(calls.now);
-        let often = if self.awake.all_are() { LOOK } else { LOOK_ASLEEP };
-        if self.look || calls.now >= self.looked + often {
+        let often = if self.registry.awake.all_are() { LOOK } else { LOOK_ASLEEP };
+        if self.polling.look || calls.now >= self.polling.looked + often {
             self.tend(calls);
         }
-        self.behind = self.work_some(calls) || !self.announced.is_empty();
+        self.schedule.behind = self.work_some(calls) || !self.index.announced.is_empty();
     }
 
     fn publish(&mut self) {
-        self.stats.set(self.counts().values());
+        self.tally.stats.set(self.counts().values());
     }
 
     fn wakes(&mut self) -> Option<&mut dyn Wakes> {
@@ -473,15 +360,15 @@ impl App for Serve {
     }
 
     fn is_busy(&self) -> bool {
-        self.look || self.behind
+        self.polling.look || self.schedule.behind
     }
 
     fn stop(&mut self, calls: &mut Calls<'_>) {
-        self.door = None;
-        for guest in std::mem::take(&mut self.guests) {
-            self.errands.close_socket(guest.user, guest.socket, Some(guest.charge));
+        self.entry.door = None;
+        for guest in std::mem::take(&mut self.entry.guests) {
+            self.helpers.errands.close_socket(guest.user, guest.socket, Some(guest.charge));
         }
-        for app in 0..self.apps.len() {
+        for app in 0..self.registry.apps.len() {
             self.end_application(app, calls);
         }
     }
@@ -489,20 +376,20 @@ impl App for Serve {
 
 impl Wakes for Serve {
     fn arm(&mut self) -> Wake<'_> {
-        let busy = self.look || self.behind;
+        let busy = self.polling.look || self.schedule.behind;
         // All awake applications. An application that marks a session after this wakes the worker. An event reports when
         // the user of a waiting process may have errands again.
-        let awake = self.awake.iter().filter_map(|app| self.apps.get(app)?.as_deref());
+        let awake = self.registry.awake.iter().filter_map(|app| self.registry.apps.get(app)?.as_deref());
         let marked = awake.fold(busy, |any, app| {
-            let asks = !app.talking.is_empty() && !self.errands.are_full(app.user);
+            let asks = !app.talking.is_empty() && !self.helpers.errands.are_full(app.user);
             app.shared.control().arm() | asks | any
         });
-        if marked { Wake::Now } else { Wake::Event(self.watch.as_fd()) }
+        if marked { Wake::Now } else { Wake::Event(self.polling.watch.as_fd()) }
     }
 
     fn disarm(&mut self) {
-        self.look = true;
-        for app in self.awake.iter().filter_map(|app| self.apps.get(app)?.as_deref()) {
+        self.polling.look = true;
+        for app in self.registry.awake.iter().filter_map(|app| self.registry.apps.get(app)?.as_deref()) {
             app.shared.control().disarm();
         }
     }

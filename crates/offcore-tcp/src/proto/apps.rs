@@ -32,9 +32,9 @@ impl Stack {
     }
 
     /// Limits the number of an application's connections, datagram sockets, listeners, and addresses without any of
-    /// them. Connections that are not accepted or still ending count. All
-    /// applications of a user have a limit, too ([`Config::connections`](super::config::Config::connections)), and
-    /// its budget is charged with 4 KiB for each of these.
+    /// them. Connections that are not accepted or still ending count. All applications of a user together have a limit,
+    /// too ([`Config::connections`](super::config::Config::connections)). The user's budget pays 4 KiB for each of
+    /// these.
     pub fn limit_app(&mut self, app: AppId, most: usize) {
         self.arenas.limit(app, most);
     }

@@ -13,16 +13,8 @@ use offcore_session::layout::LARGE;
 use offcore_session::{Arena, Charge, Memory, Segment, Wanted};
 
 use super::addr::AppId;
-use super::conns::Conn;
-use super::memory::{self, AppMemory};
+use super::memory::{self, AppMemory, PRIVATE};
 use super::shortage::{AGAIN, MemoryWaiters};
-use super::sockets::Socket;
-
-/// The charge in bytes for the private memory of a connection, socket or listener: its state, its entries in tables,
-/// and its session in the server.
-const PRIVATE: usize = 4096;
-
-const _: () = assert!(size_of::<Conn>() <= PRIVATE / 2 && size_of::<Socket>() <= PRIVATE / 2);
 
 /// An application.
 #[derive(Debug)]

@@ -15,6 +15,8 @@ use super::tcb::{State, Tcb};
 /// Time without a segment after which data behind holes is discarded.
 const HOLE_TIMEOUT: u64 = 60_000_000;
 
+const _: () = assert!(size_of::<Conn>() <= memory::PRIVATE / 2);
+
 /// A connection and its FIFOs.
 #[derive(Debug)]
 pub(super) struct Conn {

@@ -17,8 +17,8 @@ use super::call_error::CallError;
 use super::ip::{ETHERNET, Envelope};
 use super::packet::{Control, Out};
 
-/// If an interface has this many groups, a new group replaces one that was left. The number of other groups is limited,
-/// because each user has a share of the joins, and each own address joins one group.
+/// When an interface has this many groups, each new group removes a group without users. The number of groups with
+/// users is limited by the shares of [`Stack::join_group`](super::stack::Stack::join_group).
 const MOST: usize = 1024;
 /// Number of reports of a change (the robustness variable): the default and the maximum.
 const ROBUSTNESS: u8 = 2;

@@ -9,6 +9,9 @@ use offcore_mem::mapping::MemoryError;
 use offcore_session::layout::LARGE;
 use offcore_session::{Arena, Charge};
 
+/// The charge in bytes for the private memory of a connection, socket or listener: its state, its entries in tables,
+/// and its session in the server.
+pub(super) const PRIVATE: usize = 4096;
 /// Maximum number of reserved blocks, and their maximum share: one block in `RESERVE_SHARE`.
 const RESERVE: usize = 64;
 const RESERVE_SHARE: usize = 8;

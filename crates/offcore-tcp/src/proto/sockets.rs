@@ -82,6 +82,8 @@ pub(super) struct Errors {
     pub queue: VecDeque<Undelivered>,
 }
 
+const _: () = assert!(size_of::<Socket>() <= memory::PRIVATE / 2);
+
 /// A socket and its FIFOs.
 #[derive(Debug)]
 pub(super) struct Socket {

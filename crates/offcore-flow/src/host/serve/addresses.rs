@@ -26,15 +26,16 @@ impl Serve {
     /// Checks whether an application may use a port. Ports below 1024 are reserved for root, as in the kernel, and for
     /// the stack's own user. The number of ports per user is limited, so that other users find free ports.
     pub(super) fn may_bind(&self, app: usize, port: u16) -> Result<(), Errno> {
-        let user = self.user_of(app);
-        let may =
-            port == 0 || port >= UNPRIVILEGED || user.is_some_and(|user| user == 0 || user == self.user);
+        let user = self.registry.user_of(app);
+        let may = port == 0
+            || port >= UNPRIVILEGED
+            || user.is_some_and(|user| user == 0 || user == self.entry.user);
         if !may {
             return Err(Errno::ACCESS);
         }
-        let same = (0..self.apps.len()).filter(|app| self.user_of(*app) == user);
-        let has: usize = same.map(|app| self.ports.count(app) + self.bound.count(app)).sum();
-        let mut here = self.ports.at(port).filter(|(app, _)| self.user_of(*app) == user);
+        let same = (0..self.registry.apps.len()).filter(|app| self.registry.user_of(*app) == user);
+        let has: usize = same.map(|app| self.ports.used.count(app) + self.ports.bound.count(app)).sum();
+        let mut here = self.ports.used.at(port).filter(|(app, _)| self.registry.user_of(*app) == user);
         if has >= OF_USER || here.nth(AT_PORT - 1).is_some() { Err(Errno::NOBUFS) } else { Ok(()) }
     }
 
@@ -47,7 +48,7 @@ impl Serve {
         port: u16,
         listens: Option<(bool, u64)>,
     ) -> Result<u16, Errno> {
-        let user = self.user_of(app);
+        let user = self.registry.user_of(app);
         if port != 0 {
             // Several sessions may be bound to the port; the first that listens gets it. As in Linux, only sessions of
             // the same user can share it. Processes that share a kernel listener share its port.
@@ -57,11 +58,11 @@ impl Serve {
             };
             let has = |(other, what): (usize, &What)| {
                 matches!(what, What::Listener(listener) if overlap(listener.address, address)
-                    && !(shared(listener) && self.user_of(other) == user))
+                    && !(shared(listener) && self.registry.user_of(other) == user))
             };
             return if self.at(port).any(has) { Err(Errno::ADDRINUSE) } else { Ok(port) };
         }
-        let bound = |port| self.bound.at(port).filter_map(|(app, number)| self.what(app, number));
+        let bound = |port| self.ports.bound.at(port).filter_map(|(app, number)| self.what(app, number));
         self.any_port(|port| {
             self.at(port).map(|(_, what)| what).chain(bound(port)).any(|what| match what {
                 What::Bound(other, _) => overlap(*other, address),
@@ -86,23 +87,19 @@ impl Serve {
         let mut bytes = [0; 4];
         getrandom(&mut bytes, GetRandomFlags::NONBLOCK)?;
         let from = u32::from_ne_bytes(bytes) as usize % ANY.len();
-        if let Some(port) = self.ports.free(&self.bound, ANY.start() + from as u16) {
+        if let Some(port) = self.ports.used.free(&self.ports.bound, ANY.start() + from as u16) {
             return Ok(port);
         }
         ANY.cycle().skip(from).take(TRIES).find(|port| !taken(*port)).ok_or(Errno::ADDRINUSE)
     }
 
-    pub(super) fn user_of(&self, app: usize) -> Option<u32> {
-        self.apps.get(app)?.as_deref().map(|app| app.user)
-    }
-
     /// Listeners and datagram sockets at a port, with the index of their application.
     fn at(&self, port: u16) -> impl Iterator<Item = (usize, &What)> {
-        self.ports.at(port).filter_map(|(app, number)| Some((app, self.what(app, number)?)))
+        self.ports.used.at(port).filter_map(|(app, number)| Some((app, self.what(app, number)?)))
     }
 
     fn what(&self, app: usize, number: u32) -> Option<&What> {
-        let application = self.apps.get(app)?.as_deref()?;
+        let application = self.registry.apps.get(app)?.as_deref()?;
         application.session(number).map(|session| &session.what)
     }
 }

@@ -20,8 +20,9 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::application::{Application, Process};
 use super::feed::{Made, Share};
 use super::key::{Key, Source};
+use super::owners::Guest;
 use super::session::number;
-use super::{Guest, Serve, descriptors, errands, wire};
+use super::{Serve, descriptors, errands, wire};
 use crate::host::Calls;
 
 /// The maximum number of guests per user, that is of processes that have connected but not identified themselves; and
@@ -46,18 +47,18 @@ impl Serve {
     /// Accepts waiting processes, up to [`AT_ONCE`] of them.
     pub(super) fn accept_processes(&mut self, now: u64) {
         // The event is edge-triggered: processes that stay in the queue are not reported again.
-        self.connecting = true;
+        self.entry.connecting = true;
         for _ in 0..AT_ONCE {
-            let Some(door) = &self.door else { return };
+            let Some(door) = &self.entry.door else { return };
             // Each accepted socket must be closed some time, which is an errand.
-            if self.refused.is_some_and(|user| self.errands.count(user) >= MOST_ERRANDS) {
+            if self.entry.refused.is_some_and(|user| self.helpers.errands.count(user) >= MOST_ERRANDS) {
                 return;
             }
             let socket = match door.accept() {
                 Ok(socket) => socket,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(Errno::AGAIN) => {
-                    self.connecting = false;
+                    self.entry.connecting = false;
                     return;
                 }
                 Err(error) => return self.refuse(now, "a process waits to attach", UNKNOWN_USER, error),
@@ -67,10 +68,10 @@ impl Serve {
             let _ = set_socket_send_buffer_size(&socket, CHANNEL_BUFFER);
             if let Err((error, socket)) = self.take_guest(user, socket, now, false) {
                 self.refuse(now, "a process was refused and must attach again", user, error);
-                self.errands.close_socket(user, socket, None);
-                self.refused = Some(user);
-                if self.errands.are_full(user)
-                    && let Some(door) = &mut self.door
+                self.helpers.errands.close_socket(user, socket, None);
+                self.entry.refused = Some(user);
+                if self.helpers.errands.are_full(user)
+                    && let Some(door) = &mut self.entry.door
                 {
                     door.bar(user);
                 }
@@ -88,28 +89,28 @@ impl Serve {
         since: u64,
         invited: bool,
     ) -> Result<(), (Errno, OwnedFd)> {
-        if self.errands.are_full(user) {
+        if self.helpers.errands.are_full(user) {
             return Err((Errno::AGAIN, socket));
         }
         let is_silent = |other: &Guest| other.user == user && other.waits.is_none();
-        if self.guests.iter().filter(|other| is_silent(other)).count() >= GUESTS_OF_USER {
-            let oldest = self.guests.iter().position(is_silent);
-            let goes = oldest.filter(|at| since >= self.guests[*at].since + SILENT);
-            let Some(goes) = goes.and_then(|at| self.guests.remove(at)) else {
+        if self.entry.guests.iter().filter(|other| is_silent(other)).count() >= GUESTS_OF_USER {
+            let oldest = self.entry.guests.iter().position(is_silent);
+            let goes = oldest.filter(|at| since >= self.entry.guests[*at].since + SILENT);
+            let Some(goes) = goes.and_then(|at| self.entry.guests.remove(at)) else {
                 return Err((Errno::AGAIN, socket));
             };
             self.close_guest_socket(goes);
         }
-        let generation = self.next_generation();
+        let generation = self.registry.next_generation();
         let key = Key::new(Source::Guest, 0, 0, generation);
         let charge = self.descriptors.take(user, descriptors::PROCESS);
         let added = charge.and_then(|charge| {
-            self.watch.add(user, socket.as_fd(), key, EventFlags::IN)?;
+            self.polling.watch.add(user, socket.as_fd(), key, EventFlags::IN)?;
             Ok(charge)
         });
         match added {
             Ok(charge) => {
-                self.guests.push_back(Guest {
+                self.entry.guests.push_back(Guest {
                     generation,
                     user,
                     socket,
@@ -126,21 +127,21 @@ impl Serve {
 
     /// Closes the socket of a guest as an errand, because unread messages may contain descriptors.
     fn close_guest_socket(&mut self, guest: Guest) {
-        self.watch.remove(guest.user, guest.socket.as_fd());
-        self.errands.close_socket(guest.user, guest.socket, Some(guest.charge));
+        self.polling.watch.remove(guest.user, guest.socket.as_fd());
+        self.helpers.errands.close_socket(guest.user, guest.socket, Some(guest.charge));
     }
 
     /// Closes unexpected descriptors that processes of a user have sent.
     pub(super) fn discard(&mut self, user: u32, descriptors: Vec<OwnedFd>) {
         for descriptor in descriptors {
-            self.errands.close(user, descriptor);
+            self.helpers.errands.close(user, descriptor);
         }
     }
 
     /// Counts and logs a process of a user that was refused, or a connection that had to be reset.
     pub(super) fn refuse(&mut self, now: u64, what: &'static str, user: u32, error: Errno) {
-        self.counts.refused += 1;
-        if self.refusals.may(now) {
+        self.tally.counts.refused += 1;
+        if self.tally.refusals.may(now) {
             let remedy = self.remedy(user, error);
             tracing::warn!(user, %error, "{what}{remedy}");
         }
@@ -155,10 +156,13 @@ impl Serve {
                 self.descriptors.most()
             ),
             Errno::USERS => {
-                format!(": user {user} has {} applications, the maximum", self.feed.applications())
+                format!(": user {user} has {} applications, the maximum", self.helpers.feed.applications())
             }
             Errno::NOMEM => {
-                format!(": the applications of user {user} may use {} MiB in total", self.feed.share() >> 20)
+                format!(
+                    ": the applications of user {user} may use {} MiB in total",
+                    self.helpers.feed.share() >> 20
+                )
             }
             Errno::ACCESS => ": admit its user with --allow-uid".into(),
             _ => String::new(),
@@ -167,8 +171,8 @@ impl Serve {
 
     /// Counts and logs a process that was refused, with its process and user numbers and a remedy.
     fn refuse_process(&mut self, socket: &OwnedFd, now: u64, error: Errno) {
-        self.counts.refused += 1;
-        if self.refusals.may(now) {
+        self.tally.counts.refused += 1;
+        if self.tally.refusals.may(now) {
             let (process, user) = credentials(socket).map_or((0, UNKNOWN_USER), |who| (who.pid(), who.uid()));
             let remedy = self.remedy(user, error);
             tracing::warn!(process, user, %error, "a process could not attach{remedy}");
@@ -177,20 +181,20 @@ impl Serve {
 
     /// Reads the first message of a guest.
     pub(super) fn read_guest_message(&mut self, key: Key, calls: &mut Calls<'_>) {
-        let Some(at) = self.guests.iter().position(|guest| guest.generation == key.generation) else {
+        let Some(at) = self.entry.guests.iter().position(|guest| guest.generation == key.generation) else {
             return;
         };
-        if self.guests[at].waits.is_some() {
+        if self.entry.guests[at].waits.is_some() {
             return;
         }
-        let user = self.guests[at].user;
-        if self.errands.are_full(user) {
-            if !self.talking.contains(&(user, key)) {
-                self.talking.push((user, key));
+        let user = self.entry.guests[at].user;
+        if self.helpers.errands.are_full(user) {
+            if !self.entry.talking.contains(&(user, key)) {
+                self.entry.talking.push((user, key));
             }
             return;
         }
-        let guest = &self.guests[at];
+        let guest = &self.entry.guests[at];
         let who = match guest.invited {
             true => wire::sender(guest.socket.as_fd()).and_then(|who| {
                 set_socket_passcred(&guest.socket, false)?;
@@ -203,12 +207,12 @@ impl Serve {
         }
         // The message of another version may be longer.
         let (mut bytes, mut descriptors) = ([0; 256], Vec::new());
-        let received = wire::receive(self.guests[at].socket.as_fd(), &mut bytes, &mut descriptors);
-        self.discard(self.guests[at].user, descriptors);
+        let received = wire::receive(self.entry.guests[at].socket.as_fd(), &mut bytes, &mut descriptors);
+        self.discard(self.entry.guests[at].user, descriptors);
         if matches!(received, Err(Errno::AGAIN)) {
             return;
         }
-        let Some(guest) = self.guests.remove(at) else { return };
+        let Some(guest) = self.entry.guests.remove(at) else { return };
         let len = received.map_or(0, |received| received.len);
         match Hello::from_bytes(&bytes[..len]) {
             Some(hello) => self.read_hello(&hello, who, guest, calls),
@@ -253,38 +257,38 @@ impl Serve {
     /// complete.
     fn begin_app(&mut self, mut key: [u8; KEY], guest: Guest, calls: &mut Calls<'_>) {
         let user = guest.user;
-        let waiting = || self.guests.iter().filter(|other| other.user == user && other.waits.is_some());
+        let waiting = || self.entry.guests.iter().filter(|other| other.user == user && other.waits.is_some());
         let (all, is_begun) = (waiting().count(), waiting().any(|other| other.waits == Some(key)));
         let ours = key == [0; KEY];
         if ours && getrandom(&mut key, GetRandomFlags::NONBLOCK).ok() != Some(KEY) || all >= WAITING {
             return self.refuse_guest(guest, Errno::AGAIN, calls.now);
         }
         if ours || !is_begun {
-            if !self.feed.has_room(user) {
+            if !self.helpers.feed.has_room(user) {
                 let error = self.abort_oldest_orphaned(user, calls);
                 return self.refuse_guest(guest, error, calls.now);
             }
             if !self.descriptors.has_room(user, descriptors::of_application(self.config.memory)) {
                 return self.refuse_guest(guest, Errno::MFILE, calls.now);
             }
-            self.feed.begin(user, key, self.config.memory, &mut self.errands);
+            self.helpers.feed.begin(user, key, self.config.memory, &mut self.helpers.errands);
         }
         // No message is expected until then.
-        self.watch.remove(user, guest.socket.as_fd());
-        self.guests.push_back(Guest { waits: Some(key), ..guest });
+        self.polling.watch.remove(user, guest.socket.as_fd());
+        self.entry.guests.push_back(Guest { waits: Some(key), ..guest });
     }
 
     /// Frees memory of a user that has too many applications: aborts the remaining connections of the application that
     /// ended first. Returns `EAGAIN` in that case, because there will be room soon.
     fn abort_oldest_orphaned(&mut self, user: u32, calls: &mut Calls<'_>) -> Errno {
-        let Some(memory) = self.feed.oldest_orphaned(user) else { return Errno::USERS };
+        let Some(memory) = self.helpers.feed.oldest_orphaned(user) else { return Errno::USERS };
         calls.stack.abort_gone(calls.now, memory, calls.out);
         Errno::AGAIN
     }
 
     /// Handles memory that was created, for new and existing applications.
     pub(super) fn take_created_memory(&mut self, calls: &mut Calls<'_>) {
-        while let Some(made) = self.feed.next() {
+        while let Some(made) = self.helpers.feed.next() {
             let (user, from) = (made.user(), tsc::now());
             match made {
                 Made::More { app, user, memory, segment } => {
@@ -297,7 +301,7 @@ impl Serve {
                         None => segment,
                     };
                     // The thread that created the memory also unmaps it, and the rest of the application's memory.
-                    self.errands.close(user, (rest, memory));
+                    self.helpers.errands.close(user, (rest, memory));
                 }
                 Made::New { user, key, memory, share } => {
                     self.create_admitted_app(user, key, memory, share, calls)
@@ -321,8 +325,8 @@ impl Serve {
             None => Err(Errno::NOMEM),
         };
         let is_one = |guest: &Guest| guest.user == user && guest.waits == Some(key);
-        while let Some(at) = self.guests.iter().position(is_one) {
-            let Some(guest) = self.guests.remove(at) else { return };
+        while let Some(at) = self.entry.guests.iter().position(is_one) {
+            let Some(guest) = self.entry.guests.remove(at) else { return };
             match self.may_attach(&guest.socket) {
                 Ok(who) => self.enter(app, who, guest, calls),
                 Err(error) => self.refuse_guest(guest, error, calls.now),
@@ -336,13 +340,18 @@ impl Serve {
 
     /// Requests memory for applications that are short of it.
     pub(super) fn ask_for_memory(&mut self, calls: &mut Calls<'_>) {
-        let Self { apps, by_id, feed, errands, .. } = self;
         for (id, wanted) in calls.stack.wanted_memory() {
-            let Some(&app) = by_id.get(&id) else { continue };
-            let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+            let Some(&app) = self.registry.by_id.get(&id) else { continue };
+            let application = self.registry.app(app);
             if let Some(application) = application.filter(|app| !app.growing) {
                 application.growing = true;
-                feed.go_on(app, application.user, Arc::clone(&application.memory), wanted, errands);
+                self.helpers.feed.go_on(
+                    app,
+                    application.user,
+                    Arc::clone(&application.memory),
+                    wanted,
+                    &mut self.helpers.errands,
+                );
             }
         }
     }
@@ -370,14 +379,14 @@ impl Serve {
     /// Finds the application of a user by its key.
     fn find_app(&self, key: [u8; KEY], user: u32) -> Option<usize> {
         let known = |app: &Application| app.key == key && app.user == user;
-        self.apps.iter().position(|app| app.as_deref().is_some_and(known))
+        self.registry.apps.iter().position(|app| app.as_deref().is_some_and(known))
     }
 
     /// Returns the credentials of the process at the other end of a socket, if its user may attach.
     fn may_attach(&self, socket: &OwnedFd) -> Result<UnixCredentials, Errno> {
         let who = credentials(socket)?;
         let user = who.uid();
-        let may = user == 0 || user == self.user || self.config.allow.contains(&user);
+        let may = user == 0 || user == self.entry.user || self.config.allow.contains(&user);
         if may { Ok(who) } else { Err(Errno::ACCESS) }
     }
 
@@ -389,36 +398,36 @@ impl Serve {
         (memory, share): (AppMemory, Share),
         calls: &mut Calls<'_>,
     ) -> Result<usize, Errno> {
-        let at = self.apps.iter().position(Option::is_none).unwrap_or(self.apps.len());
+        let at = self.registry.apps.iter().position(Option::is_none).unwrap_or(self.registry.apps.len());
         let mut instance = [0; 8];
         if getrandom(&mut instance, GetRandomFlags::NONBLOCK)? < instance.len() {
             return Err(Errno::AGAIN);
         }
         let shared = Shared::new().map_err(|_| Errno::NOMEM)?;
-        shared.processes().set_broadcasts(self.broadcasts.iter().copied());
+        shared.processes().set_broadcasts(self.registry.broadcasts.iter().copied());
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let charge = self.descriptors.take(user, descriptors::of_application(self.config.memory))?;
-        self.watch.add(user, event.as_fd(), Key::new(Source::Event, at, 0, 0), EventFlags::IN)?;
+        self.polling.watch.add(user, event.as_fd(), Key::new(Source::Event, at, 0, 0), EventFlags::IN)?;
         let id = calls.stack.add_app(memory);
         calls.stack.set_user(id, user);
         calls.stack.limit_app(id, self.config.connections);
         let memory = Arc::clone(calls.stack.memory(id));
         let name = (key, u64::from_ne_bytes(instance));
-        if at == self.apps.len() {
-            self.apps.push(None);
+        if at == self.registry.apps.len() {
+            self.registry.apps.push(None);
         }
         let application = Application::new(id, name, user, (memory, share), shared, (event, charge));
-        self.apps[at] = Some(Box::new(application));
-        self.awake.add(at);
-        self.by_id.insert(id, at);
+        self.registry.apps[at] = Some(Box::new(application));
+        self.registry.awake.add(at);
+        self.registry.by_id.insert(id, at);
         Ok(at)
     }
 
     /// Adds a process to an application.
     fn admit(&mut self, app: usize, who: UnixCredentials, socket: &OwnedFd) -> Result<Attached, Errno> {
-        let generation = self.next_generation();
+        let generation = self.registry.next_generation();
         let pid = who.pid();
-        let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else {
+        let Some(application) = self.registry.app(app) else {
             return Err(Errno::BADF);
         };
         let (user, visible) = (application.user, Pid::from_raw(pid));
@@ -438,14 +447,15 @@ impl Serve {
         let process = application.process(number as u32, generation);
         let watched = process
             .and_then(|process| process.pidfd.as_ref())
-            .map_or(Ok(()), |pidfd| self.watch.add(user, pidfd.as_fd(), key, EventFlags::IN));
+            .map_or(Ok(()), |pidfd| self.polling.watch.add(user, pidfd.as_fd(), key, EventFlags::IN));
         // The socket of a guest is already watched; a socket that came with a message is not.
         let key = Key { source: Source::Channel, ..key };
-        let watched =
-            watched.and_then(|()| match self.watch.change(user, socket.as_fd(), key, EventFlags::IN) {
-                Err(Errno::NOENT) => self.watch.add(user, socket.as_fd(), key, EventFlags::IN),
+        let watched = watched.and_then(|()| {
+            match self.polling.watch.change(user, socket.as_fd(), key, EventFlags::IN) {
+                Err(Errno::NOENT) => self.polling.watch.add(user, socket.as_fd(), key, EventFlags::IN),
                 result => result,
-            });
+            }
+        });
         if let Err(error) = watched {
             application.remove_process(number as u32);
             return Err(error);
@@ -491,13 +501,13 @@ impl Serve {
         };
         match theirs {
             // The stack did not create this socket, so operations on it may block and run as an errand.
-            Ok(theirs) => self.errands.run(user, move || {
+            Ok(theirs) => self.helpers.errands.run(user, move || {
                 let answer = Answer { descriptors: 1, ..Answer::of(0) };
                 let _ = wire::send(answer_to.as_fd(), &answer.to_bytes(), &[theirs.as_fd()]);
             }),
             Err(error) => {
                 self.refuse(calls.now, "a child process could not attach", user, error);
-                self.errands.close(user, answer_to);
+                self.helpers.errands.close(user, answer_to);
             }
         }
     }

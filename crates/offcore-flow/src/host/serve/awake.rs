@@ -7,6 +7,7 @@
 
 use super::Serve;
 use super::application::Application;
+use super::owners::Registry;
 
 /// Number of applications that stay awake without work.
 const KEPT: usize = 16;
@@ -50,42 +51,42 @@ impl Awake {
 impl Serve {
     /// Checks the awake applications for marks.
     pub(super) fn scan_for_marks(&mut self, now: u64) {
-        for app in self.awake.iter() {
-            let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { continue };
+        let look = &mut self.polling.look;
+        self.registry.visit_awake(|application| {
             application.scan_for_marks();
-            self.look |= application.shared.control().take_look();
+            *look |= application.shared.control().take_look();
             if application.has_due_work() {
                 application.worked = now;
             }
-        }
+        });
     }
 
     /// Wakes an application that has or may have work.
     pub(super) fn wake_application(&mut self, app: usize) {
-        let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
-        application.worked = self.looked;
+        let Some(application) = self.registry.app(app) else { return };
+        application.worked = self.polling.looked;
         if !std::mem::replace(&mut application.awake, true) {
             application.shared.control().disarm();
             // This check must follow `disarm`. The next round finds later marks.
             application.scan_for_marks();
-            self.look |= application.shared.control().take_look();
-            self.awake.apps.push(app);
-            self.awake.asleep -= 1;
+            self.polling.look |= application.shared.control().take_look();
+            self.registry.awake.apps.push(app);
+            self.registry.awake.asleep -= 1;
         }
     }
 
     /// Puts applications without recent work to sleep, down to [`KEPT`] awake applications.
     pub(super) fn fall_asleep(&mut self, now: u64) {
-        let Self { apps, awake, .. } = self;
-        let mut surplus = awake.apps.len().saturating_sub(KEPT);
+        let Registry { apps, awake: Awake { apps: awake, asleep }, .. } = &mut self.registry;
+        let mut surplus = awake.len().saturating_sub(KEPT);
         if surplus == 0 {
             return;
         }
-        awake.apps.retain(|&app| {
+        awake.retain(|&app| {
             let application = apps.get_mut(app).and_then(Option::as_deref_mut);
             let falls = surplus > 0 && application.is_some_and(|application| application.falls_asleep(now));
             surplus -= usize::from(falls);
-            awake.asleep += usize::from(falls);
+            *asleep += usize::from(falls);
             !falls
         });
     }

@@ -73,17 +73,17 @@ impl Serve {
         }
         // A kernel socket that occupies the port is usually closed by the end of this wait.
         let binds = matches!(question.call, Call::Bind | Call::Listen);
-        if binds && self.errands.has_some(user) && calls.now < since + CLOSE_TIMEOUT {
+        if binds && self.helpers.errands.has_some(user) && calls.now < since + CLOSE_TIMEOUT {
             if let Some(process) = self.app(app).and_then(|app| app.process(key.number, key.generation)) {
                 process.asked = Some(Box::new(Asked { question, descriptor, lost, since }));
             }
-            self.look = true;
+            self.polling.look = true;
             return self.queue_request(key, Queue::push_waiting);
         }
         let begins = matches!(question.call, Call::Bind | Call::Connect | Call::Listen);
         let reply = match lost {
             true => Err(Errno::MFILE),
-            _ if begins && self.waking.is_barred(user) => Err(Errno::ACCESS),
+            _ if begins && self.schedule.waking.is_barred(user) => Err(Errno::ACCESS),
             false => self.answer(app, &question, &mut descriptor, calls),
         };
         let done = self.reply(key, &question, reply);
@@ -100,7 +100,7 @@ impl Serve {
         let user = application.user;
         let process = application.process(key.number, key.generation)?;
         process.talks = false;
-        if self.errands.are_full(user) {
+        if self.helpers.errands.are_full(user) {
             self.queue_request(key, Queue::push_waiting);
             return None;
         }
@@ -331,8 +331,8 @@ impl Serve {
                 write_addresses(slot, Some(local), Some(to));
                 slot.set_state(state::CONNECTING);
                 session.what = What::Stream(conn);
-                self.by_conn.insert(conn, (app, question.number));
-                self.bound.remove(port, app, question.number);
+                self.index.by_conn.insert(conn, (app, question.number));
+                self.ports.bound.remove(port, app, question.number);
             }
             What::Stream(_) | What::Datagrams(_) | What::Gone => return Err(Errno::ISCONN),
             What::Listener(_) => return Err(Errno::INVAL),
@@ -403,7 +403,7 @@ impl Serve {
                 let reply = self.made(app, begin, calls)?;
                 let slot = self.app(app).and_then(|app| app.slot(place));
                 slot.into_iter().for_each(|slot| slot.kept.set_numbers(&question.options));
-                let number = self.by_listener.get(&listener).map_or(NONE, |(_, number)| *number);
+                let number = self.index.by_listener.get(&listener).map_or(NONE, |(_, number)| *number);
                 (number, reply)
             }
         };
@@ -417,7 +417,7 @@ impl Serve {
 
     /// Stores the initial options of a connection in its slot.
     fn keep_options(&mut self, conn: ConnId, options: &[u32; OPTIONS], kept: ConnOptions, usual: Algorithm) {
-        let Some((app, number)) = self.by_conn.get(&conn).copied() else { return };
+        let Some((app, number)) = self.index.by_conn.get(&conn).copied() else { return };
         if let Some((session, slot)) = self.app(app).and_then(|app| app.both(number)) {
             slot.kept.set_numbers(options);
             name_congestion(slot, usual);
@@ -426,13 +426,12 @@ impl Serve {
     }
 
     fn become_listener(&mut self, app: usize, number: u32, what: What) -> Result<(u32, Reply), Errno> {
-        let Self { apps, by_listener, bound, ports, .. } = self;
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
+        let application = self.registry.app(app).ok_or(Errno::BADF)?;
         let (session, slot) = application.both(number).ok_or(Errno::BADF)?;
         if let What::Listener(listener) = &what {
-            by_listener.insert(listener.id, (app, number));
-            bound.remove(listener.port, app, number);
-            ports.add(listener.port, app, number);
+            self.index.by_listener.insert(listener.id, (app, number));
+            self.ports.bound.remove(listener.port, app, number);
+            self.ports.used.add(listener.port, app, number);
         }
         session.what = what;
         slot.set_state(state::LISTENING);
@@ -457,7 +456,7 @@ impl Serve {
         if let Some(kernel) = kernel
             && let Err(error) = self.add_kernel(app, number, kernel)
         {
-            let user = self.user_of(app).unwrap_or_default();
+            let user = self.registry.user_of(app).unwrap_or_default();
             self.refuse(calls.now, KERNEL_ACCEPT_WARNING, user, error);
             self.stop_listening(app, number, calls);
             return Err(error);

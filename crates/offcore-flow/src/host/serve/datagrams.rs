@@ -30,7 +30,7 @@ impl Serve {
             0 => self.datagram_port(address, calls)?,
             port => port,
         };
-        let application = self.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
+        let application = self.registry.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
         let has = |bit| question.value & bit != 0;
         let reuse = Reuse { address: has(SHARE_ADDRESS), port: has(SHARE_PORT), user: application.user };
         let opened = calls.stack.open_reused_datagrams(application.id, address, port, reuse);
@@ -130,11 +130,10 @@ impl Serve {
 
     /// Calls `with` with the session of a datagram socket, if it has one.
     fn with_datagrams(&mut self, conn: ConnId, with: impl FnOnce(&mut Session, &Slot, &mut ServeCounts)) {
-        let Self { apps, by_conn, counts, .. } = self;
-        let Some(&(app, number)) = by_conn.get(&conn) else { return };
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some(&(app, number)) = self.index.by_conn.get(&conn) else { return };
+        let application = self.registry.app(app);
         if let Some((session, slot)) = application.and_then(|app| app.both(number)) {
-            with(session, slot, counts);
+            with(session, slot, &mut self.tally.counts);
         }
     }
 }

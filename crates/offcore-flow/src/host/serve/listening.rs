@@ -63,7 +63,7 @@ impl Serve {
         if let Some(application) = self.app(app) {
             application.listening.push((number, generation));
         }
-        self.behind = true;
+        self.schedule.behind = true;
     }
 
     /// Serves a listener in its turn.
@@ -89,7 +89,7 @@ impl Serve {
         if held.is_some_and(|held| !self.pass(app, number, held)) {
             return;
         }
-        let Some(user) = self.user_of(app) else { return };
+        let Some(user) = self.registry.user_of(app) else { return };
         let mut left = ACCEPTED;
         while left > 0 {
             if !self.descriptors.has_room(user, SESSION) {
@@ -144,14 +144,15 @@ impl Serve {
                 // Failures are reported before this queue.
                 Some(AcceptResult::Failed(_)) => {}
                 Some(AcceptResult::Done) => {
-                    let Self { apps, errands, .. } = self;
-                    let Some(application) = apps.get(app).and_then(Option::as_deref) else { return false };
+                    let Some(application) = self.registry.apps.get(app).and_then(Option::as_deref) else {
+                        return false;
+                    };
                     let session = application.session(number);
                     if let Some(What::Listener(Listener { kernel: Some(kernel), .. })) =
                         session.map(|session| &session.what)
                         && let Some(acceptor) = &application.acceptor
                     {
-                        acceptor.go_on(kernel, errands);
+                        acceptor.go_on(kernel, &mut self.helpers.errands);
                     }
                 }
             }
@@ -161,22 +162,21 @@ impl Serve {
     /// Adds a kernel listener to a session.
     pub(super) fn add_kernel(&mut self, app: usize, number: u32, kernel: OwnedFd) -> Result<(), Errno> {
         let acceptor = self.acceptor(app);
-        let Self { apps, errands, descriptors, .. } = self;
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
+        let application = self.registry.app(app).ok_or(Errno::BADF)?;
         let generation = application.session(number).map(|session| session.generation);
         let (Ok(()), Some(generation), Some(acceptor)) = (acceptor, generation, &mut application.acceptor)
         else {
-            errands.close(application.user, kernel);
+            self.helpers.errands.close(application.user, kernel);
             return Err(acceptor.err().unwrap_or(Errno::BADF));
         };
-        let charge = match descriptors.take(application.user, KERNEL) {
+        let charge = match self.descriptors.take(application.user, KERNEL) {
             Ok(charge) => charge,
             Err(error) => {
-                errands.close(application.user, kernel);
+                self.helpers.errands.close(application.user, kernel);
                 return Err(error);
             }
         };
-        let kernel = acceptor.add(kernel, Name { number, generation }, charge, errands)?;
+        let kernel = acceptor.add(kernel, Name { number, generation }, charge, &mut self.helpers.errands)?;
         if let Some(What::Listener(listener)) =
             application.session_mut(number).map(|session| &mut session.what)
         {
@@ -187,16 +187,16 @@ impl Serve {
 
     /// Starts the acceptor thread of an application, if it is not running.
     fn acceptor(&mut self, app: usize) -> Result<(), Errno> {
-        let Self { apps, watch, cpus, ending, .. } = self;
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
+        let application = self.registry.app(app).ok_or(Errno::BADF)?;
         if application.acceptor.is_none() {
-            let same = ending.iter().filter(|acceptor| acceptor.user == application.user).count();
+            let same =
+                self.acceptors.ending.iter().filter(|acceptor| acceptor.user == application.user).count();
             if same >= ENDING {
                 return Err(Errno::AGAIN);
             }
-            let acceptor = Acceptor::new(application.user, *cpus)?;
+            let acceptor = Acceptor::new(application.user, self.acceptors.cpus)?;
             let key = Key::new(Source::Kernel, app, 0, 0);
-            watch.add(application.user, acceptor.as_fd(), key, EventFlags::IN)?;
+            self.polling.watch.add(application.user, acceptor.as_fd(), key, EventFlags::IN)?;
             application.acceptor = Some(acceptor);
         }
         Ok(())
@@ -205,16 +205,15 @@ impl Serve {
     /// Releases the kernel listener of a session that no longer listens.
     pub(super) fn end_kernel(&mut self, app: usize, listener: Listener) {
         self.wake_application(app);
-        let Self { apps, errands, .. } = self;
-        let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let Some(application) = self.registry.app(app) else { return };
         let Listener { kernel, come, held, .. } = listener;
         // Ends of sessions are closed immediately.
         let held = held.filter(is_kernel_connection);
         if !come.is_empty() || held.is_some() {
-            errands.close(application.user, (come, held, kernel.as_ref().map(Kernel::charge)));
+            self.helpers.errands.close(application.user, (come, held, kernel.as_ref().map(Kernel::charge)));
         }
         if let (Some(kernel), Some(acceptor)) = (kernel, &mut application.acceptor) {
-            acceptor.remove(kernel, errands);
+            acceptor.remove(kernel, &mut self.helpers.errands);
         }
     }
 
@@ -238,11 +237,11 @@ impl Serve {
                     }
                 }
                 // The listener has ended in the meantime.
-                _ => self.errands.close(user, come),
+                _ => self.helpers.errands.close(user, come),
             }
         }
         // No event reports the remaining results.
-        self.late.push(app);
+        self.acceptors.late.push(app);
     }
 
     /// Creates a session for an incoming connection.
@@ -318,7 +317,7 @@ impl Serve {
         }
         let passed = (accepted, end);
         if is_kernel_connection(&passed) {
-            self.errands.close(user, passed);
+            self.helpers.errands.close(user, passed);
         }
         // After another error the listener is closed, and its hang-up follows. The session of the connection ends with
         // its own end.
@@ -327,7 +326,7 @@ impl Serve {
 
     /// Pauses a listener that lacks descriptors. Each pause is twice as long as the previous one.
     fn delay(&mut self, app: usize, number: u32) {
-        let now = self.looked;
+        let now = self.polling.looked;
         if let Some(listener) = self.listener(app, number) {
             listener.delay = (2 * listener.delay).clamp(DELAY, LONGEST_DELAY);
             listener.due = now + listener.delay;
@@ -348,8 +347,7 @@ impl Serve {
 
     /// Selects whether the listener's end reports an event when its queue has room again.
     fn set_armed(&mut self, app: usize, number: u32, on: bool) {
-        let Self { apps, watch, .. } = self;
-        let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let Some(application) = self.registry.app(app) else { return };
         let user = application.user;
         let Some(session) = application.session_mut(number) else { return };
         let key = Key::new(Source::End, app, number, session.generation);
@@ -358,7 +356,7 @@ impl Serve {
             && let Some(ours) = session.ours()
         {
             let wanted = if on { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
-            let _ = watch.change(user, ours, key, wanted);
+            let _ = self.polling.watch.change(user, ours, key, wanted);
         }
     }
 }

@@ -230,7 +230,7 @@ impl Serve {
 
     /// Sends some of the data in a session's pair.
     fn relay(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> Relayed {
-        let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else {
+        let Some(application) = self.registry.app(app) else {
             return Relayed::All;
         };
         let (memory, nobody) = (Arc::clone(&application.memory), application.living() == 0);
@@ -250,7 +250,7 @@ impl Serve {
         let bytes = bytes[..there].get(1..).unwrap_or_default();
         let sorted = Sorted::new(bytes, session.gates(slot));
         if sorted.data.is_empty() {
-            session.make_room(slot, calls, &mut self.counts);
+            session.make_room(slot, calls, &mut self.tally.counts);
             return Relayed::All;
         }
         let (taken, done) = match to(session, slot) {
@@ -285,9 +285,9 @@ impl Serve {
         };
         let data = sorted.ends.iter().filter(|end| usize::from(**end) <= taken).count();
         session.count_gates((taken - data) as u32);
-        self.counts.relayed += done as u64;
-        self.counts.unsent += (data - done) as u64;
-        if data > done && self.losses.may(calls.now) {
+        self.tally.counts.relayed += done as u64;
+        self.tally.counts.unsent += (data - done) as u64;
+        if data > done && self.tally.losses.may(calls.now) {
             tracing::warn!(
                 application = app,
                 session = number,

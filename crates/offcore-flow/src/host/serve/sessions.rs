@@ -49,11 +49,11 @@ impl Serve {
     /// Fails with `EMFILE` if the application has the maximum number of sessions, or with the error of a system call.
     /// On failure the caller still owns the connection and its slot.
     pub(super) fn make(&mut self, app: usize, begin: InitialState) -> Result<Made, Errno> {
-        let user = self.user_of(app).ok_or(Errno::BADF)?;
+        let user = self.registry.user_of(app).ok_or(Errno::BADF)?;
         let charge = self.descriptors.take(user, descriptors::SESSION)?;
         let InitialState { place, what, state, local, remote } = begin;
-        let generation = self.next_generation();
-        let application = self.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
+        let generation = self.registry.next_generation();
+        let application = self.registry.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
         // Sessions whose connections are gone count until they are closed.
         let few = application.len() < self.config.connections;
         let number = application.next_number().filter(|_| few).ok_or(Errno::MFILE)?;
@@ -64,7 +64,7 @@ impl Serve {
         let pair = self.pairs.pair(closed)?;
         let cookie = socket_cookie(&pair.app)?;
         let key = Key::new(Source::End, app, number, generation);
-        self.watch.add(user, pair.ours.as_fd(), key, EventFlags::IN)?;
+        self.polling.watch.add(user, pair.ours.as_fd(), key, EventFlags::IN)?;
         let identity = &slot.identity;
         identity.number.store(number, Ordering::Relaxed);
         identity.generation.store(generation, Ordering::Relaxed);
@@ -74,18 +74,20 @@ impl Serve {
         identity.error.store(0, Ordering::Relaxed);
         slot.set_flags(0);
         slot.set_state(state);
-        match &what {
-            What::Stream(conn) | What::Datagrams(conn) => drop(self.by_conn.insert(*conn, (app, number))),
-            What::Listener(listener) => drop(self.by_listener.insert(listener.id, (app, number))),
-            What::Bound(..) | What::Gone => {}
-        }
+        let at = (app, number);
+        let _ = match &what {
+            What::Stream(conn) | What::Datagrams(conn) => self.index.by_conn.insert(*conn, at),
+            What::Listener(listener) => self.index.by_listener.insert(listener.id, at),
+            What::Bound(..) | What::Gone => None,
+        };
         let port = match &what {
             What::Bound(_, port) => *port,
             What::Listener(listener) => listener.port,
             What::Datagrams(_) => local.map_or(0, |local| local.port()),
             What::Stream(_) | What::Gone => 0,
         };
-        let ports = if matches!(what, What::Bound(..)) { &mut self.bound } else { &mut self.ports };
+        let ports =
+            if matches!(what, What::Bound(..)) { &mut self.ports.bound } else { &mut self.ports.used };
         ports.add(port, app, number);
         let session = Session::new(place, generation, cookie, (what, port), (pair.ours, charge, gates));
         let application = self.app(app).ok_or(Errno::BADF)?;
@@ -95,10 +97,9 @@ impl Serve {
 
     /// Handles a session that the application has marked.
     pub(super) fn process_session(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
-        let Self { apps, counts, .. } = self;
-        let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let Some(application) = self.registry.app(app) else { return };
         let Some((session, slot)) = application.both(number) else { return };
-        if session.look(slot, calls, counts).is_err() {
+        if session.look(slot, calls, &mut self.tally.counts).is_err() {
             self.reset(app, number, calls.now);
         }
         self.settle(app, number);
@@ -107,61 +108,57 @@ impl Serve {
     /// Ends a session after its application has stored an invalid value. The stack has already released the connection.
     fn reset(&mut self, app: usize, number: u32, now: u64) {
         self.misuse("a session was reset: its application stored an invalid index", app, now);
-        let Self { apps, counts, watch, by_conn, peers, errands, .. } = self;
-        let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let Some(application) = self.registry.app(app) else { return };
         let user = application.user;
         let Some((session, slot)) = application.both(number) else { return };
         if let Some(conn) = session.conn() {
-            by_conn.remove(&conn);
+            self.index.by_conn.remove(&conn);
         }
-        let ending = session.over(slot, Cause::Aborted, peers.are_known(), counts);
+        let ending =
+            session.over(slot, Cause::Aborted, self.helpers.peers.are_known(), &mut self.tally.counts);
         session.what = What::Gone;
         let key = Key::new(Source::Pipe, app, number, session.generation);
         if let (Ending::Reset(left), Some(pipe)) = (ending, session.pipe()) {
-            let _ = watch.add(user, pipe, key, EventFlags::empty());
-            left.into_iter().for_each(|left| errands.close(user, left));
+            let _ = self.polling.watch.add(user, pipe, key, EventFlags::empty());
+            left.into_iter().for_each(|left| self.helpers.errands.close(user, left));
         }
     }
 
     /// Queues an announcement of data. It is made once, at the end of the turn.
     pub(super) fn readable(&mut self, conn: ConnId) {
-        let Self { apps, by_conn, announced, .. } = self;
-        let Some(&(app, number)) = by_conn.get(&conn) else { return };
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some(&(app, number)) = self.index.by_conn.get(&conn) else { return };
+        let application = self.registry.app(app);
         let Some(session) = application.and_then(|app| app.session_mut(number)) else { return };
         if !std::mem::replace(&mut session.queued, true) {
-            announced.push((app, number));
+            self.index.announced.push((app, number));
         }
     }
 
     pub(super) fn writable(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
-        let Self { apps, by_conn, counts, .. } = self;
-        let Some(&(app, number)) = by_conn.get(&conn) else { return };
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some(&(app, number)) = self.index.by_conn.get(&conn) else { return };
+        let application = self.registry.app(app);
         if let Some((session, slot)) = application.and_then(|app| app.both(number)) {
-            session.make_room(slot, calls, counts);
+            session.make_room(slot, calls, &mut self.tally.counts);
         }
         self.settle(app, number);
     }
 
     pub(super) fn connected(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
-        let Self { apps, by_conn, counts, .. } = self;
-        let Some(&(app, number)) = by_conn.get(&conn) else { return };
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some(&(app, number)) = self.index.by_conn.get(&conn) else { return };
+        let application = self.registry.app(app);
         let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
         if let Some(info) = calls.stack.info(conn) {
             write_addresses(slot, Some(info.local), Some(info.remote));
         }
-        session.connected(slot, counts);
+        session.connected(slot, &mut self.tally.counts);
         self.process_session(app, number, calls);
     }
 
     pub(super) fn peer_ended(&mut self, conn: ConnId) {
-        let Self { apps, by_conn, counts, .. } = self;
-        let Some(&(app, number)) = by_conn.get(&conn) else { return };
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some(&(app, number)) = self.index.by_conn.get(&conn) else { return };
+        let application = self.registry.app(app);
         if let Some((session, slot)) = application.and_then(|app| app.both(number)) {
-            session.peer_ended(slot, counts);
+            session.peer_ended(slot, &mut self.tally.counts);
         }
         self.settle(app, number);
     }
@@ -169,21 +166,20 @@ impl Serve {
     /// Ends a connection, or a datagram socket after invalid data. The memory of a connection stays allocated until the
     /// application closes the session.
     pub(super) fn over(&mut self, conn: ConnId, cause: Cause) {
-        let Self { apps, by_conn, counts, watch, peers, errands, .. } = self;
-        let Some(&(app, number)) = by_conn.get(&conn) else { return };
-        let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let Some(&(app, number)) = self.index.by_conn.get(&conn) else { return };
+        let Some(application) = self.registry.app(app) else { return };
         let user = application.user;
         let Some((session, slot)) = application.both(number) else { return };
-        let ending = session.over(slot, cause, peers.are_known(), counts);
+        let ending = session.over(slot, cause, self.helpers.peers.are_known(), &mut self.tally.counts);
         if matches!(session.what, What::Datagrams(_)) {
             // The stack has already released the socket and its slot.
-            by_conn.remove(&conn);
+            self.index.by_conn.remove(&conn);
             session.what = What::Gone;
         }
         let key = Key::new(Source::Pipe, app, number, session.generation);
         if let (Ending::Reset(left), Some(pipe)) = (ending, session.pipe()) {
-            let _ = watch.add(user, pipe, key, EventFlags::empty());
-            left.into_iter().for_each(|left| errands.close(user, left));
+            let _ = self.polling.watch.add(user, pipe, key, EventFlags::empty());
+            left.into_iter().for_each(|left| self.helpers.errands.close(user, left));
         }
         self.settle(app, number);
     }
@@ -191,8 +187,7 @@ impl Serve {
     /// Handles a hang-up: the application has closed its last descriptor of the session, or both directions were shut
     /// down.
     pub(super) fn hung_up(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
-        let Self { apps, peers, errands, .. } = self;
-        let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let Some(application) = self.registry.app(app) else { return };
         let user = application.user;
         let Some((session, slot)) = application.both(number) else { return };
         if session.generation != generation {
@@ -205,7 +200,8 @@ impl Serve {
         }
         let key = Key::new(Source::End, app, number, generation);
         let ours = session.ours().filter(|_| session.may_show_early_hang_up(slot));
-        session.asked = ours.is_some_and(|ours| peers.ask(user, key, ours, errands));
+        session.asked =
+            ours.is_some_and(|ours| self.helpers.peers.ask(user, key, ours, &mut self.helpers.errands));
         if !session.asked {
             self.has_closed(app, number, calls);
         }
@@ -214,12 +210,14 @@ impl Serve {
     /// Handles the answers to queries whether the other ends of sessions are still open.
     pub(super) fn handle_peer_answers(&mut self, calls: &mut Calls<'_>) {
         for _ in 0..ANSWERS {
-            let Some((user, (key, lives))) = self.peers.next(&mut self.errands) else { return };
+            let Some((user, (key, lives))) = self.helpers.peers.next(&mut self.helpers.errands) else {
+                return;
+            };
             let from = tsc::now();
             self.handle_peer_answer(key, lives, calls);
             self.charge_time(user, from);
         }
-        self.look = true;
+        self.polling.look = true;
     }
 
     fn handle_peer_answer(&mut self, key: Key, lives: Option<bool>, calls: &mut Calls<'_>) {
@@ -252,11 +250,11 @@ impl Serve {
     /// requested the port again.
     pub(super) fn end_closed_at(&mut self, port: u16, calls: &mut Calls<'_>) {
         let named = |(app, number): (usize, u32)| {
-            let session = self.apps.get(app)?.as_deref()?.session(number)?;
+            let session = self.registry.apps.get(app)?.as_deref()?.session(number)?;
             Some((app, number, session))
         };
         // Sessions that are only bound do not conflict.
-        let all = self.ports.at(port).take(ENDED).filter_map(named);
+        let all = self.ports.used.at(port).take(ENDED).filter_map(named);
         let closed: ArrayVec<_, ENDED> = all
             .filter(|(_, _, session)| session.has_hung_up())
             .map(|(app, number, session)| (app, number, session.generation))
@@ -268,13 +266,12 @@ impl Serve {
 
     /// Turns a listener that was shut down into a session that is only bound.
     pub(super) fn stop_listening(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
-        let Self { apps, by_listener, bound, ports, .. } = self;
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let application = self.registry.app(app);
         let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
         let What::Listener(listener) = &session.what else { return };
-        by_listener.remove(&listener.id);
-        ports.remove(listener.port, app, number);
-        bound.add(listener.port, app, number);
+        self.index.by_listener.remove(&listener.id);
+        self.ports.used.remove(listener.port, app, number);
+        self.ports.bound.add(listener.port, app, number);
         calls.stack.unlisten(calls.now, listener.id, calls.out);
         let bound = What::Bound(listener.address, listener.port);
         slot.set_state(state::BOUND);
@@ -287,19 +284,19 @@ impl Serve {
     pub(super) fn close(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         // Data written just before the close is sent as well.
         self.process_session(app, number, calls);
-        let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let Some(application) = self.registry.app(app) else { return };
         let Some(session) = application.remove_session(number) else { return };
         let resets = application.slot(session.place).is_some_and(Session::wants_reset);
         let (id, user) = (application.id, application.user);
         let (place, port, ours, charge, what) = session.into_parts();
         if let Some(ours) = ours.and_then(pair::close_plain) {
-            self.errands.close(user, (ours, charge));
+            self.helpers.errands.close(user, (ours, charge));
         }
-        self.ports.remove(port, app, number);
-        self.bound.remove(port, app, number);
+        self.ports.used.remove(port, app, number);
+        self.ports.bound.remove(port, app, number);
         match what {
             What::Stream(conn) => {
-                self.by_conn.remove(&conn);
+                self.index.by_conn.remove(&conn);
                 if resets {
                     calls.stack.abort(calls.now, conn, calls.out);
                 } else {
@@ -307,11 +304,11 @@ impl Serve {
                 }
             }
             What::Datagrams(conn) => {
-                self.by_conn.remove(&conn);
+                self.index.by_conn.remove(&conn);
                 calls.close(conn);
             }
             What::Listener(listener) => {
-                self.by_listener.remove(&listener.id);
+                self.index.by_listener.remove(&listener.id);
                 calls.stack.unlisten(calls.now, listener.id, calls.out);
                 self.end_kernel(app, listener);
                 calls.stack.give_slot(id, place);
@@ -334,22 +331,22 @@ impl Serve {
         application.request_full_scan();
         if let Some(process) = application.remove_process(number) {
             if let Some(channel) = &process.channel {
-                self.watch.remove(user, channel.as_fd());
+                self.polling.watch.remove(user, channel.as_fd());
             }
-            self.errands.run(user, move || {
+            self.helpers.errands.run(user, move || {
                 shut_down(process.channel.iter());
                 drop(process);
             });
         }
-        self.look = true;
+        self.polling.look = true;
         self.end_when_over(app, calls);
     }
 
     /// Closes the socket of a process.
     pub(super) fn close_socket(&mut self, app: usize, channel: Option<OwnedFd>) {
         if let (Some(channel), Some(user)) = (channel, self.app(app).map(|app| app.user)) {
-            self.watch.remove(user, channel.as_fd());
-            self.errands.close_socket(user, channel, None);
+            self.polling.watch.remove(user, channel.as_fd());
+            self.helpers.errands.close_socket(user, channel, None);
         }
     }
 
@@ -358,12 +355,11 @@ impl Serve {
     pub(super) fn process_after_exit(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         self.process_session(app, number, calls);
         self.queue_pair_read(app, number);
-        let Self { apps, counts, .. } = self;
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let application = self.registry.app(app);
         let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
-        session.announce_again(slot, counts);
+        session.announce_again(slot, &mut self.tally.counts);
         if session.is_open(slot) {
-            session.open_with_room(slot, calls, counts);
+            session.open_with_room(slot, calls, &mut self.tally.counts);
         }
         self.settle(app, number);
     }
@@ -396,26 +392,26 @@ impl Serve {
         for number in numbers {
             self.close_at_once(app, number, calls);
         }
-        let Some(mut application) = self.apps.get_mut(app).and_then(Option::take) else { return };
+        let Some(mut application) = self.registry.apps.get_mut(app).and_then(Option::take) else { return };
         let user = application.user;
-        self.awake.remove(app);
-        self.by_id.remove(&application.id);
-        self.watch.remove(user, application.event.as_fd());
+        self.registry.awake.remove(app);
+        self.registry.by_id.remove(&application.id);
+        self.polling.watch.remove(user, application.event.as_fd());
         for channel in application.channels() {
-            self.watch.remove(user, channel.as_fd());
+            self.polling.watch.remove(user, channel.as_fd());
         }
         if let Some(mut acceptor) = application.acceptor.take() {
-            self.watch.remove(user, acceptor.as_fd());
-            match acceptor.end(calls.now, &mut self.errands) {
-                true => self.errands.close(user, acceptor),
-                false => self.ending.push(acceptor),
+            self.polling.watch.remove(user, acceptor.as_fd());
+            match acceptor.end(calls.now, &mut self.helpers.errands) {
+                true => self.helpers.errands.close(user, acceptor),
+                false => self.acceptors.ending.push(acceptor),
             }
         }
         calls.stack.remove_app(application.id);
         if let Some(share) = application.share.take() {
-            self.feed.leave(user, Arc::clone(&application.memory), share);
+            self.helpers.feed.leave(user, Arc::clone(&application.memory), share);
         }
-        self.errands.run(user, move || shut_down(application.channels()));
+        self.helpers.errands.run(user, move || shut_down(application.channels()));
     }
 }
 

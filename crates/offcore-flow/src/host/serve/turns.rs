@@ -68,8 +68,8 @@ impl Turns {
 impl Serve {
     /// Charges a user for the time since TSC value `from`.
     pub(super) fn charge_time(&mut self, user: u32, from: u64) {
-        let ticks = self.waking.spent(from, self.turns.round);
-        self.turns.add(user, ticks);
+        let ticks = self.schedule.waking.spent(from, self.schedule.turns.round);
+        self.schedule.turns.add(user, ticks);
     }
 
     /// Works for applications until the time of a round is used up. Returns whether work is left.
@@ -77,12 +77,12 @@ impl Serve {
         let began = tsc::now();
         let mut now = began;
         loop {
-            let waiting = self.awake.iter().filter_map(|number| {
-                let app = self.apps.get(number)?.as_deref().filter(|app| app.has_due_work())?;
+            let waiting = self.registry.awake.iter().filter_map(|number| {
+                let app = self.registry.apps.get(number)?.as_deref().filter(|app| app.has_due_work())?;
                 Some((number, app.user, app.slice))
             });
-            let Some(app) = self.turns.next(waiting) else { return false };
-            if now - began >= self.turns.round {
+            let Some(app) = self.schedule.turns.next(waiting) else { return false };
+            if now - began >= self.schedule.turns.round {
                 return true;
             }
             let Some(user) = self.app(app).map(|app| app.user) else { return false };
@@ -91,12 +91,12 @@ impl Serve {
                 // A search without a result is charged as well.
                 let worked = self.work(app, calls);
                 now = tsc::now();
-                if !worked || now - from >= self.turns.slice {
+                if !worked || now - from >= self.schedule.turns.slice {
                     break;
                 }
             }
-            let ticks = self.waking.spent(from, self.turns.round);
-            let slice = self.turns.charge(user, ticks);
+            let ticks = self.schedule.waking.spent(from, self.schedule.turns.round);
+            let slice = self.schedule.turns.charge(user, ticks);
             if let Some(application) = self.app(app) {
                 application.slice = slice;
             }

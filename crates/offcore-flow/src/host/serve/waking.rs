@@ -118,30 +118,29 @@ impl Serve {
     /// Makes the announcements of a turn. After a long wake-up, the remaining announcements of that user wait for the
     /// next turn.
     pub(super) fn announce(&mut self) {
-        let mut announced = std::mem::take(&mut self.announced);
+        let mut announced = std::mem::take(&mut self.index.announced);
         let mut long: ArrayVec<(u32, usize, u64), USERS> = ArrayVec::new();
-        let Self { apps, counts, waking, .. } = self;
         announced.retain(|&(app, number)| {
-            let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return false };
+            let Some(application) = self.registry.app(app) else { return false };
             let user = application.user;
             if !long.is_empty() && (long.is_full() || long.iter().any(|(other, ..)| *other == user)) {
                 return true;
             }
             let Some((session, slot)) = application.both(number) else { return false };
             if std::mem::take(&mut session.queued) {
-                session.alarm(slot, counts);
-                session.announce(slot, counts);
+                session.alarm(slot, &mut self.tally.counts);
+                session.announce(slot, &mut self.tally.counts);
                 let ticks = session.take_long();
                 // The woken thread may have run on this core in between.
-                let taken = if ticks > 0 { waking.taken(ticks) } else { 0 };
+                let taken = if ticks > 0 { self.schedule.waking.taken(ticks) } else { 0 };
                 if taken >= LONG {
                     long.push((user, app, taken));
                 }
             }
             false
         });
-        self.behind |= !announced.is_empty();
-        self.announced = announced;
+        self.schedule.behind |= !announced.is_empty();
+        self.index.announced = announced;
         for (_, app, taken) in long {
             self.took(app, taken);
         }
@@ -160,8 +159,8 @@ impl Serve {
     /// Charges an application for a wake-up of `ticks`, if it was slow.
     #[inline]
     pub(super) fn woke(&mut self, app: usize, ticks: u64) {
-        if ticks >= self.waking.slow {
-            let taken = self.waking.taken(ticks);
+        if ticks >= self.schedule.waking.slow {
+            let taken = self.schedule.waking.taken(ticks);
             self.took(app, taken);
         }
     }
@@ -169,9 +168,9 @@ impl Serve {
     /// Charges an application for `taken` ticks of CPU time, and ends it when its user is barred.
     #[cold]
     fn took(&mut self, app: usize, taken: u64) {
-        let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let Some(application) = self.registry.app(app) else { return };
         let user = application.user;
-        if taken < self.waking.slow || !self.waking.charge(user, taken, tsc::now()) {
+        if taken < self.schedule.waking.slow || !self.schedule.waking.charge(user, taken, tsc::now()) {
             return;
         }
         tracing::warn!(
@@ -182,7 +181,7 @@ impl Serve {
         );
         // The ends are closed in a thread of the user, so that no worker waits for it.
         let ends = application.take_ends();
-        self.errands.run(user, move || ends.into_iter().for_each(close));
+        self.helpers.errands.run(user, move || ends.into_iter().for_each(close));
         application.begin_end();
         self.wake_application(app);
     }
