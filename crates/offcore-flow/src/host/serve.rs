@@ -240,8 +240,7 @@ impl Serve {
                 self.wake_application(app);
             }
             Source::Kernel => self.take_accept_results(app, calls),
-            // Answers about other ends, and processes of users who may have errands again, are handled in the next
-            // round.
+            // The next round handles answers about other ends, and waiting processes whose user has room for errands.
             Source::Helpers => {
                 self.take_created_memory(calls);
                 self.polling.look = true;

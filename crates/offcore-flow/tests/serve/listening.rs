@@ -7,7 +7,7 @@ use crate::process::{End, Process};
 const PORT: u16 = 80;
 const BACKLOG: u32 = 16;
 const CLIENTS: usize = 60;
-/// The number of connections that get a session at least.
+/// Minimum number of connections with a session.
 const PASSED: usize = 64;
 
 /// Number of bytes of messages in a listener's queue.

@@ -34,7 +34,7 @@ pub(super) struct ServeSocket {
     path: PathBuf,
     /// Device and inode of the socket's file, so that no other file is removed.
     file: Option<(u64, u64)>,
-    /// The other users, and those of them who may not connect at present.
+    /// The other users that are admitted, and those that are barred.
     others: Vec<u32>,
     barred: Vec<u32>,
     /// Held as long as the socket exists.

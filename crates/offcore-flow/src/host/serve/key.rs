@@ -92,9 +92,9 @@ pub(super) struct KernelEvent {
     pub(super) flags: epoll::EventFlags,
 }
 
-/// An edge-triggered epoll set for each user, so that a user with many events does not delay those of others, and a set
-/// that contains these and the descriptors of the stack itself. The handler of an event must process everything that is
-/// pending.
+/// Epoll sets. Each user has an edge-triggered set, so a user with many events does not delay the events of others. One
+/// more set contains these sets and the descriptors of the stack itself. The handler of an event must process everything
+/// that is pending.
 #[derive(Debug)]
 pub(super) struct Watch {
     stack: OwnedFd,

@@ -118,7 +118,7 @@ impl Registry {
     }
 }
 
-/// Sessions by what they belong to, as application and session number.
+/// Indices of sessions. A session is identified by the index of its application and its number.
 #[derive(Debug, Default)]
 pub(super) struct SessionIndex {
     /// By connection or datagram socket, and by listener.
@@ -217,7 +217,7 @@ impl Polling {
     }
 }
 
-/// Counters, and limits of the warnings about what they count.
+/// Counters, and rate limits of warnings.
 #[derive(Debug)]
 pub(super) struct Tally {
     pub(super) counts: ServeCounts,
