@@ -155,13 +155,25 @@ impl Serve {
             watched.map_err(|source| ServeError::System { what: "watching the socket", source })?;
         }
         let (users, acceptors) = (entry.users(&config), Acceptors::new());
+        let (descriptors, helpers) =
+            (Descriptors::new(users), Helpers::new(users, acceptors.cpus, &polling.watch)?);
+        tracing::info!(
+            users,
+            descriptors = descriptors.most(),
+            memory_mib = helpers.feed.share() >> 20,
+            applications = helpers.feed.applications(),
+            "programs of these users may attach at {:?}: root, {} and {:?}; the other numbers are limits per user",
+            config.path,
+            entry.user,
+            config.allow
+        );
         Ok(Self {
             pairs,
-            descriptors: Descriptors::new(users),
+            descriptors,
             registry: Registry::default(),
             index: SessionIndex::default(),
             ports: PortTable::new(),
-            helpers: Helpers::new(users, acceptors.cpus, &polling.watch)?,
+            helpers,
             schedule: Schedule::new(),
             tally: Tally::new(stats),
             acceptors,

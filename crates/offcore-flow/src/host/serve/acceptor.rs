@@ -24,11 +24,9 @@ use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_protocol, so
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, ipproto, shutdown};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::descriptors::DescriptorCharge;
+use super::descriptors::{ACCEPTED, DescriptorCharge};
 use super::errands::{Errands, Pending, notify};
 
-/// Maximum number of connections accepted from a listener at a time.
-pub(super) const AT_ONCE: usize = 16;
 /// Maximum number of listeners per application, including listeners that have ended but are still open in the thread.
 const LISTENERS: usize = 1024;
 /// Stack size of the thread, in bytes.
@@ -305,7 +303,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Accepts up to [`AT_ONCE`] connections of a listener.
+    /// Accepts up to [`ACCEPTED`] connections of a listener.
     fn take(
         &self,
         listener: BorrowedFd<'_>,
@@ -313,7 +311,7 @@ impl Shared {
         come: &Sender<(Name, AcceptResult)>,
     ) -> Result<(), SendError<(Name, AcceptResult)>> {
         self.accepting.store(name.word(), Ordering::Relaxed);
-        for _ in 0..AT_ONCE {
+        for _ in 0..ACCEPTED {
             // The application may clear the flag again before the call of `accept`.
             let _ = fcntl_setfl(listener, OFlags::NONBLOCK);
             self.calls.fetch_add(1, Ordering::Release);

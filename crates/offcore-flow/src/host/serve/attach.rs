@@ -22,7 +22,7 @@ use super::feed::{Made, Share};
 use super::key::{Key, Source};
 use super::owners::Guest;
 use super::session::number;
-use super::{Serve, descriptors, errands, wire};
+use super::{Serve, descriptors, wire};
 use crate::host::Calls;
 
 /// The maximum number of guests per user, that is of processes that have connected but not identified themselves; and
@@ -38,7 +38,7 @@ const UNKNOWN_USER: u32 = u32::MAX;
 const AT_ONCE: usize = 16;
 /// The number of a user's errands at which no process is accepted. It is reached only if the user cannot be
 /// [barred](super::door::ServeSocket::bar).
-const MOST_ERRANDS: usize = 2 * errands::MOST;
+const MOST_ERRANDS: usize = 2 * descriptors::CLOSING;
 /// The requested size of the send buffer of a process's socket, in bytes. The kernel raises it to its minimum, which
 /// holds a few answers. A process that does not read its answers thus keeps few descriptors in flight.
 const CHANNEL_BUFFER: usize = 1;

@@ -7,7 +7,6 @@
 
 use super::Serve;
 use super::application::Application;
-use super::owners::Registry;
 
 /// Number of applications that stay awake without work.
 const KEPT: usize = 16;
@@ -77,7 +76,8 @@ impl Serve {
 
     /// Puts applications without recent work to sleep, down to [`KEPT`] awake applications.
     pub(super) fn fall_asleep(&mut self, now: u64) {
-        let Registry { apps, awake: Awake { apps: awake, asleep }, .. } = &mut self.registry;
+        let registry = &mut self.registry;
+        let (apps, Awake { apps: awake, asleep }) = (&mut registry.apps, &mut registry.awake);
         let mut surplus = awake.len().saturating_sub(KEPT);
         if surplus == 0 {
             return;

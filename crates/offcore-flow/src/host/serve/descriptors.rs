@@ -9,12 +9,14 @@ use offcore_session::place::SEGMENT;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use super::acceptor::AT_ONCE;
-use super::errands;
-
 /// Descriptors reserved for the stack itself, for example for ports and threads. With a low limit, a quarter of the
-/// limit is reserved. For files that are about to be closed, [`errands::MOST`] descriptors per user are reserved as well.
+/// limit is reserved.
 const RESERVED: u64 = 2048;
+/// Descriptors per user that are reserved for files about to be closed. A user with as many of them is at the limit of
+/// errands.
+pub(super) const CLOSING: usize = 256;
+/// Maximum number of connections accepted from a kernel listener at a time.
+pub(super) const ACCEPTED: usize = 16;
 /// The minimum share of a user. With a lower limit the kernel refuses descriptors first.
 const LEAST: usize = 64;
 /// Descriptors of an application with one segment of memory, without its processes and sessions: shared memory, the
@@ -25,7 +27,7 @@ pub(super) const PROCESS: usize = 3;
 pub(super) const SESSION: usize = 1;
 /// Descriptors of a kernel listener: the listener, the connections accepted from it at a time, and a connection that
 /// waits for room in the listener's queue.
-pub(super) const KERNEL: usize = AT_ONCE + 2;
+pub(super) const KERNEL: usize = ACCEPTED + 2;
 
 /// Descriptors of an application that may use `memory` bytes.
 pub(super) fn of_application(memory: usize) -> usize {
@@ -62,7 +64,7 @@ impl Descriptors {
     fn share(limit: u64, users: usize) -> Self {
         let most = usize::try_from(limit - RESERVED.min(limit / 4)).unwrap_or(usize::MAX) / users;
         // With a low limit, pending closes have half of the share.
-        let most = most - errands::MOST.min(most / 2);
+        let most = most - CLOSING.min(most / 2);
         Self { most: most.max(LEAST), used: HashMap::new() }
     }
 
@@ -101,7 +103,7 @@ mod tests {
 
     #[test]
     fn users_have_equal_shares() {
-        let mut descriptors = Descriptors::share(RESERVED + 2 * errands::MOST as u64 + 20_000, 2);
+        let mut descriptors = Descriptors::share(RESERVED + 2 * CLOSING as u64 + 20_000, 2);
         assert_eq!(descriptors.take(1, 10_001).err(), Some(Errno::MFILE));
         let mut charges: Vec<_> = [9_990, 10].map(|count| descriptors.take(1, count).unwrap()).into();
         assert_eq!(descriptors.take(1, 1).err(), Some(Errno::MFILE));

@@ -16,10 +16,10 @@ use std::thread::Builder;
 use rustix::net::{Shutdown, shutdown};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::descriptors::DescriptorCharge;
+use super::descriptors::{CLOSING, DescriptorCharge};
 
 /// The number of pending errands of a user at which the stack stops receiving from the user's processes.
-pub(super) const MOST: usize = 256;
+const MOST: usize = CLOSING;
 /// Stack size of a thread, in bytes.
 const STACK: usize = 64 << 10;
 
