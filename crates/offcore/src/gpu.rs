@@ -206,7 +206,12 @@ fn check_timeout(working: &Working) -> Result<(), String> {
 
 fn split_at(args: &PipelineArgs) -> Result<Option<usize>, String> {
     if args.split_at.is_none() && !args.split {
-        return Ok(None);
+        return match args.skip {
+            Some(_) if args.work == WorkKind::Swap => Err(
+                "--skip is for --work crc32c, checksum or match, which read payload: add one, or leave --skip out".into(),
+            ),
+            _ => Ok(None),
+        };
     }
     if args.skip.is_some() {
         return Err("--skip and --split: the payload begins where packets are split; leave --skip out".into());

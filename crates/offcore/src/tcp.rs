@@ -247,6 +247,12 @@ pub(crate) fn host(
     plan::check_duplicates(&ports)?;
     let dma = plan::dma_map(engines.dma.clone(), &ports)?;
     plan::check_mode(mode, &dma)?;
+    if let Some(port) = dma.entries.iter().find_map(|entry| entry.port.filter(|port| *port > 0)) {
+        return Err(format!(
+            "--dma, or dmas=[...] on --port: found a queue of port {port}, expected rxqN or txqN without a port: they name the \
+             copies of the host's Nth lcore, whatever the port"
+        ));
+    }
     let mapped = !dma.entries.is_empty();
     let lcores = match &run.lcores {
         Some(_) => plan::lcores(run.lcores.as_ref(), &engines.dsa_sims, &dma)?,
@@ -329,6 +335,8 @@ mod tests {
                 "--port tap:tap0 and --port tap:tap1: both have addr=10.0.0.2",
             ),
             ("--mode offload", "--mode offload needs --dma"),
+            ("--port tap:b,addr=10.0.1.2/24 --dma 1.txq0@core:1", "found a queue of port 1"),
+            ("--port vhost:/s,addr=10.0.1.2/24,dmas=[txq0@core:1]", "found a queue of port 1"),
             ("--mode auto --serve /run/s", "--mode auto needs --dma"),
             ("--serve /run/s --app-connections 0", "1..=1048576"),
             ("--serve /run/s --lcores 0,1", "served by one lcore"),

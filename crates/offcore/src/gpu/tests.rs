@@ -132,6 +132,7 @@ fn contradictions_are_refused_by_name() {
         ("--work match --patterns p --on-match drop --steer tap:t", "found drop"),
         ("--work match --patterns p --mark 4", "is for --on-match mark"),
         ("-s --skip 4", "leave --skip out"),
+        ("--skip 4", "--skip is for --work crc32c, checksum or match"),
         ("--port pcap:a.pcap -p 2", "has one queue"),
         ("-z 5", "--packets"),
         ("-w kernel --blocks 4", "is for --workload persistent or graph"),
