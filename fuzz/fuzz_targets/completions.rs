@@ -9,9 +9,10 @@ mod fixture;
 #[path = "../script.rs"]
 mod script;
 
+use offcore_dsa::completion::CompletionRecord;
 use offcore_dsa::descriptor::Descriptor;
 use offcore_dsa::driver::Roots;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    completions::play(input);
+    completions::play(input, &mut completions::Outcome::default());
 });

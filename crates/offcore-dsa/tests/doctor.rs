@@ -10,7 +10,7 @@ use offcore_dsa::doctor::{System, examine};
 use offcore_stats::finding::{Finding, Report, Verdict};
 
 fn look(tree: &Tree) -> Report {
-    examine(&System::under(&tree.root))
+    examine(&System::under(&tree.0))
 }
 
 fn list(report: &Report, verdict: Verdict) -> Vec<(&str, &str)> {
@@ -335,18 +335,18 @@ fn proc_config_is_read_too() {
     let config = tree.get(&path);
     tree.remove(&path);
     tree.set("proc/config", &config);
-    let packed = std::process::Command::new("gzip").arg(tree.path("proc/config")).status();
+    let packed = std::process::Command::new("gzip").arg(tree.file("proc/config")).status();
     assert!(packed.is_ok_and(|status| status.success()), "gzip is needed");
-    std::fs::rename(tree.path("proc/config.gz"), tree.path("proc/config.gz.tmp")).unwrap();
+    std::fs::rename(tree.file("proc/config.gz"), tree.file("proc/config.gz.tmp")).unwrap();
     assert_eq!(says(&look(&tree), "kernel-config", &[]).verdict, Verdict::NotApplicable);
-    std::fs::rename(tree.path("proc/config.gz.tmp"), tree.path("proc/config.gz")).unwrap();
+    std::fs::rename(tree.file("proc/config.gz.tmp"), tree.file("proc/config.gz")).unwrap();
     assert_eq!(says(&look(&tree), "kernel-config", &["/proc/config.gz has"]).verdict, Verdict::Ok);
 }
 
 #[test]
 fn doctor_handles_any_sysfs_tree() {
     let tree = Tree::healthy();
-    let mut files = vec![tree.root.clone()];
+    let mut files = vec![tree.0.clone()];
     let mut at = 0;
     while at < files.len() {
         if files[at].is_dir() && !files[at].is_symlink() {

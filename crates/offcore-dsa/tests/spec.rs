@@ -16,6 +16,8 @@ mod faults;
 mod operations;
 #[path = "spec/order.rs"]
 mod order;
+#[path = "spec/pages.rs"]
+mod pages;
 #[path = "spec/partial.rs"]
 mod partial;
 #[path = "spec/rig.rs"]

@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn healthy_machine_has_no_warning() {
-        let mut fake = Fake::good("good");
+        let mut fake = Fake::good();
         fake.cuda().driver_version = 13_030;
         let report = fake.report().1;
         let bad: Vec<_> = report.findings.iter().filter(|f| f.verdict >= Verdict::Warning).collect();
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn findings_have_advice_and_reason() {
-        let fakes = [Fake::good("reasons"), Fake::empty("reasons-none"), Fake::rubbish("reasons-rubbish")];
+        let fakes = [Fake::good(), Fake::empty(), Fake::rubbish()];
         for fake in fakes {
             for finding in fake.report().1.findings {
                 assert!(!finding.found.is_empty() && !finding.wanted.is_empty(), "{finding:?}");
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn empty_sysfs_reports_no_gpu() {
-        let fake = Fake::empty("empty");
+        let fake = Fake::empty();
         let (facts, report) = fake.report();
         assert!(facts.gpus.is_empty() && facts.nics.is_empty());
         let problems: Vec<_> = report.findings.iter().filter(|f| f.verdict == Verdict::Problem).collect();
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn invalid_sysfs_content_is_tolerated() {
-        let fake = Fake::rubbish("rubbish");
+        let fake = Fake::rubbish();
         let (facts, report) = fake.report();
         assert_eq!(facts.gpus.len(), 1, "vendor and class were left alone");
         let gpu = &facts.gpus[0];
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn json_names_are_stable() {
-        let fake = Fake::good("json");
+        let fake = Fake::good();
         let json = serde_json::to_value(fake.report().0).unwrap();
         assert_eq!(json["gpus"][0]["address"], GPU);
         assert_eq!(json["nics"][0]["address"], NIC);
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn two_gpus_have_separate_findings() {
-        let fake = Fake::good("two");
+        let fake = Fake::good();
         fake.second_gpu();
         let (facts, report) = fake.report();
         assert_eq!((facts.gpus.len(), facts.pairs.len()), (2, 2));

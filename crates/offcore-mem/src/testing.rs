@@ -1,6 +1,8 @@
 //! Helpers for tests: guest memory, in ordinary pages filled with zeros, and temporary directories.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,7 +37,7 @@ impl TempDir {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("offcore-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).unwrap();
+        fs::create_dir(&path).unwrap();
         Self(path)
     }
 
@@ -43,10 +45,44 @@ impl TempDir {
     pub fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
+
+    /// Returns a file's text without white space around it.
+    pub fn get(&self, name: &str) -> String {
+        fs::read_to_string(self.file(name)).unwrap().trim().to_owned()
+    }
+
+    /// Writes a file; missing directories are created.
+    pub fn set(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.file(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// Sets the permissions of a file.
+    pub fn mode(&self, name: &str, mode: u32) {
+        fs::set_permissions(self.file(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    /// Creates or replaces a symbolic link; missing directories are created.
+    pub fn link(&self, name: &str, target: &str) {
+        let path = self.file(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let _ = fs::remove_file(&path);
+        symlink(target, path).unwrap();
+    }
+
+    /// Removes a file, a link, or a directory with its contents.
+    pub fn remove(&self, name: &str) {
+        let path = self.file(name);
+        let is_directory = path.is_dir() && !path.is_symlink();
+        let result = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        result.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
 }
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.0);
     }
 }

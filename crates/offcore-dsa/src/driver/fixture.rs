@@ -4,23 +4,17 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{Descriptor, Roots};
+use offcore_mem::testing::TempDir;
 
-static NUMBER: AtomicU32 = AtomicU32::new(0);
+use super::{CompletionRecord, Descriptor, Roots};
 
-pub(super) struct Tree {
-    root: PathBuf,
-}
+pub(super) struct Tree(TempDir);
 
 impl Tree {
     /// Creates a device with a dedicated queue wq0.0 and a shared queue wq0.1, in the same group as two DSA engines.
     pub(super) fn new() -> Self {
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let root = std::env::temp_dir().join(format!("offcore-dsa-{}-{number}", std::process::id()));
-        let tree = Self { root };
+        let tree = Self(TempDir::new());
         let device = [
             ("version", "0x100"),
             ("gen_cap", "0x40915f0107"),
@@ -59,22 +53,16 @@ impl Tree {
     }
 
     pub(super) fn roots(&self) -> Roots {
-        Roots { sysfs: self.root.join("sysfs"), dev: self.root.join("dev") }
+        Roots { sysfs: self.0.file("sysfs"), dev: self.0.file("dev") }
     }
 
     /// Writes a file of the device, such as `version` or `wq0.0/state`.
     pub(super) fn set(&self, name: &str, text: &str) {
-        let path = self.path(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, format!("{text}\n")).unwrap();
+        self.0.set(&format!("sysfs/dsa0/{name}"), format!("{text}\n"));
     }
 
     pub(super) fn remove(&self, name: &str) {
-        fs::remove_file(self.path(name)).unwrap();
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.roots().sysfs.join("dsa0").join(name)
+        self.0.remove(&format!("sysfs/dsa0/{name}"));
     }
 
     /// Returns the device's end of a work queue.
@@ -82,12 +70,6 @@ impl Tree {
         let mut open = OpenOptions::new();
         open.read(true).custom_flags(libc::O_NONBLOCK);
         DeviceEnd { file: open.open(self.roots().device_node(wq)).unwrap() }
-    }
-}
-
-impl Drop for Tree {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
     }
 }
 
@@ -106,4 +88,26 @@ impl DeviceEnd {
         }
         descriptors
     }
+}
+
+/// Returns the completion record of a descriptor.
+pub(super) fn record(descriptor: &Descriptor) -> &'static CompletionRecord {
+    // SAFETY: the address is the address of a record of the channel under test, which outlives the use.
+    unsafe { &*std::ptr::with_exposed_provenance(descriptor.completion as usize) }
+}
+
+/// Returns the descriptors of a batch.
+pub(super) fn members(batch: &Descriptor) -> Vec<Descriptor> {
+    assert_eq!(batch.src % 64, 0);
+    let list = std::ptr::with_exposed_provenance::<Descriptor>(batch.src as usize);
+    // SAFETY: the list is in the channel's ring, which does not change while the device has the batch.
+    unsafe { std::slice::from_raw_parts(list, batch.size as usize) }.to_vec()
+}
+
+/// Copies some bytes of a descriptor's range.
+pub(super) fn copy(descriptor: &Descriptor, range: std::ops::Range<usize>) {
+    let src = std::ptr::with_exposed_provenance::<u8>(descriptor.src as usize);
+    let dst = std::ptr::with_exposed_provenance_mut::<u8>(descriptor.dst as usize);
+    // SAFETY: source and destination are parts of the test's buffers.
+    unsafe { dst.add(range.start).copy_from_nonoverlapping(src.add(range.start), range.len()) };
 }

@@ -191,16 +191,14 @@ mod tests {
 
     #[test]
     fn a_file_is_fitted_to_the_device() {
-        let path = std::env::temp_dir().join(format!("offcore-sim-profile-{}.json", std::process::id()));
         // accel-config's template for users, which leaves sizes and engines open.
         let template = r#"[ { "dev":"dsa0", "groups":[ { "dev":"group0.0", "grouped_workqueues":[
             { "dev":"wq0.0", "mode":"shared", "group_id":0, "priority":10, "block_on_fault":1,
               "name":"user_default_wq", "ats_disable":0, "prs_disable":1 } ] } ] } ]"#;
-        std::fs::write(&path, template).unwrap();
+        let dir = offcore_mem::testing::TempDir::new();
+        let path = dir.set("profile.json", template);
         let options: SimOptions = format!("profile={}", path.display()).parse().unwrap();
-        let laid_out = layout(&options, "dsa-sim3");
-        std::fs::remove_file(&path).unwrap();
-        let laid_out = laid_out.unwrap();
+        let laid_out = layout(&options, "dsa-sim3").unwrap();
         assert_eq!((laid_out.wq_name(0).as_str(), laid_out.engines_in(0)), ("wq3.0", 4));
         assert!(laid_out.wqs[0].size > 0 && !laid_out.wqs[0].prs_disable);
     }

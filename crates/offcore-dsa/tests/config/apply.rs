@@ -221,8 +221,8 @@ fn older_kernels_have_fewer_attributes() {
     for group in 0..4 {
         let dir = format!("{dir}/group0.{group}");
         std::fs::rename(
-            tree.path(&format!("{dir}/read_buffers_allowed")),
-            tree.path(&format!("{dir}/tokens_allowed")),
+            tree.file(&format!("{dir}/read_buffers_allowed")),
+            tree.file(&format!("{dir}/tokens_allowed")),
         )
         .unwrap();
     }

@@ -7,11 +7,11 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use offcore_dma::channel::{Channel, Completions, CopyOp, Reset};
-use offcore_dsa::completion::{Completed, CompletionRecord, Status};
+use offcore_dsa::completion::{Completed, Status};
 use offcore_dsa::descriptor::{Descriptor, Flags, Opcode};
 use offcore_dsa::driver::{DsaChannel, DsaDevice, Options};
 
-use crate::fixture::{DeviceEnd, Tree};
+use crate::fixture::{DeviceEnd, Tree, copy, members, record};
 use crate::script::Script;
 
 /// Number and size of the slots for copies. A slot has twice the maximum size of a descriptor.
@@ -39,11 +39,11 @@ pub(crate) struct Outcome {
     pub(crate) resumed: usize,
 }
 
-/// Runs a script.
+/// Runs a script and adds its outcome.
 ///
 /// # Panics
 /// If the driver handles the device's behaviour incorrectly.
-pub(crate) fn play(script: &[u8]) -> Outcome {
+pub(crate) fn play(script: &[u8], outcome: &mut Outcome) {
     let (tree, source) = KEPT.take().unwrap_or_else(|| {
         let tree = Tree::new();
         tree.set("wq0.0/max_transfer_size", "512");
@@ -76,7 +76,7 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
         next: 0,
         pending: Vec::new(),
         lies: kind & 8 != 0,
-        outcome: Outcome::default(),
+        outcome: *outcome,
     };
     for _ in 0..MAX_STEPS {
         if script.0.is_empty() {
@@ -85,9 +85,8 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
         rig.step(&mut script);
     }
     rig.finish();
-    let Rig { source, outcome, .. } = rig;
-    KEPT.set(Some((tree, source)));
-    outcome
+    *outcome = rig.outcome;
+    KEPT.set(Some((tree, rig.source)));
 }
 
 struct Rig {
@@ -372,18 +371,6 @@ fn any(script: &mut Script<'_>) -> Completed {
     Completed { completed, result, fault_was_write, ..Completed::of(status) }
 }
 
-fn record(descriptor: &Descriptor) -> &'static CompletionRecord {
-    // SAFETY: the address is the address of a record of the channel, which outlives the use.
-    unsafe { &*std::ptr::with_exposed_provenance(descriptor.completion as usize) }
-}
-
-fn members(batch: &Descriptor) -> Vec<Descriptor> {
-    assert_eq!(batch.src % 64, 0);
-    let list = std::ptr::with_exposed_provenance::<Descriptor>(batch.src as usize);
-    // SAFETY: the list is in the channel's ring, which does not change while the device has the batch.
-    unsafe { std::slice::from_raw_parts(list, batch.size as usize) }.to_vec()
-}
-
 /// Executes a descriptor and writes a success record.
 fn run(descriptor: &Descriptor) {
     match descriptor.opcode().unwrap() {
@@ -394,12 +381,4 @@ fn run(descriptor: &Descriptor) {
     if descriptor.flags().contains(Flags::RCR) {
         record(descriptor).write(&Completed::of(Status::SUCCESS));
     }
-}
-
-/// Copies some bytes of a descriptor's range.
-fn copy(descriptor: &Descriptor, range: std::ops::Range<usize>) {
-    let src = std::ptr::with_exposed_provenance::<u8>(descriptor.src as usize);
-    let dst = std::ptr::with_exposed_provenance_mut::<u8>(descriptor.dst as usize);
-    // SAFETY: source and destination are within the rig's buffers: every descriptor was checked on arrival.
-    unsafe { dst.add(range.start).copy_from_nonoverlapping(src.add(range.start), range.len()) };
 }

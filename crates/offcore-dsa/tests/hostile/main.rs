@@ -11,22 +11,15 @@ mod replay;
 #[path = "../../../../fuzz/script.rs"]
 mod script;
 
+use offcore_dsa::completion::CompletionRecord;
 use offcore_dsa::descriptor::Descriptor;
 use offcore_dsa::driver::Roots;
 
 #[test]
 fn any_completion_is_accounted_for() {
     let mut sum = completions::Outcome::default();
-    let mut play = |script: &[u8]| {
-        let one = completions::play(script);
-        sum.done += one.done;
-        sum.failed += one.failed;
-        sum.taken_out += one.taken_out;
-        sum.batches += one.batches;
-        sum.resumed += one.resumed;
-    };
-    replay::play_any(1000, 400, &mut play);
-    replay::corpus("completions").iter().for_each(|script| play(script));
+    replay::play_any(1000, 400, |script| completions::play(script, &mut sum));
+    replay::corpus("completions").iter().for_each(|script| completions::play(script, &mut sum));
     // Checks that the scripts reach all outcomes often enough.
     assert!(sum.done.min(sum.failed).min(sum.taken_out).min(sum.batches).min(sum.resumed) > 100, "{sum:?}");
 }

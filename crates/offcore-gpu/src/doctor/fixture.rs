@@ -1,9 +1,9 @@
 //! Synthetic machines for tests.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::ops::Deref;
 
+use offcore_mem::testing::TempDir;
 use offcore_stats::finding::{Finding, Report};
 
 use super::{CudaDevice, CudaFacts, Facts, Given, Ptx, examine};
@@ -15,30 +15,29 @@ pub(super) const NIC: &str = "0000:04:00.0";
 const GPU_WAY: &str = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0";
 const NIC_WAY: &str = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0";
 
-/// A tree of files and the caller's input. It is removed when the test ends.
+/// A tree of files, which is removed when the test ends, and the caller's input.
 pub(super) struct Fake {
-    pub(super) root: PathBuf,
+    pub(super) dir: TempDir,
     pub(super) given: Given,
 }
 
-impl Drop for Fake {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
+impl Deref for Fake {
+    type Target = TempDir;
+
+    fn deref(&self) -> &TempDir {
+        &self.dir
     }
 }
 
 impl Fake {
-    /// Creates an empty machine. `name` must be unique to the test.
-    pub(super) fn empty(name: &str) -> Self {
-        let root = std::env::temp_dir().join(format!("offcore-gpu-doctor-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
-        fs::create_dir_all(&root).unwrap();
-        Self { root, given: Given { has_host_device: true, ..Given::default() } }
+    /// Creates an empty machine.
+    pub(super) fn empty() -> Self {
+        Self { dir: TempDir::new(), given: Given { has_host_device: true, ..Given::default() } }
     }
 
     /// Creates a well-configured machine with one GPU and one network card.
-    pub(super) fn good(name: &str) -> Self {
-        let mut fake = Self::empty(name);
+    pub(super) fn good() -> Self {
+        let mut fake = Self::empty();
         fake.machine();
         fake.device(GPU, GPU_WAY, "0x030200", "0x10de", "nvidia");
         let bars = "0x0000020000000000 0x0000020000ffffff 0x000000000014220c\n\
@@ -94,17 +93,16 @@ impl Fake {
         self.set("proc/self/limits", "Max locked memory  unlimited  unlimited  bytes\n");
         for file in ["nvidia0", "nvidiactl", "nvidia-uvm"] {
             self.set(&format!("dev/{file}"), "");
-            let mode = fs::Permissions::from_mode(0o666);
-            fs::set_permissions(self.root.join("dev").join(file), mode).unwrap();
+            self.mode(&format!("dev/{file}"), 0o666);
         }
         self.set("sys/devices/system/node/node0/distance", "10 21\n");
         self.set("sys/devices/system/node/node1/distance", "21 10\n");
     }
 
     /// Creates a machine whose files all contain garbage, except the ones that make a GPU and a network card exist.
-    pub(super) fn rubbish(name: &str) -> Self {
-        let fake = Self::good(name);
-        let mut left = vec![fake.root.clone()];
+    pub(super) fn rubbish() -> Self {
+        let fake = Self::good();
+        let mut left = vec![fake.0.clone()];
         let mut number = 0;
         while let Some(dir) = left.pop() {
             for entry in fs::read_dir(dir).unwrap().flatten() {
@@ -168,9 +166,9 @@ impl Fake {
     /// Moves a function to another path.
     pub(super) fn move_device(&self, address: &str, way: &str) {
         let link = format!("sys/bus/pci/devices/{address}");
-        let from = fs::canonicalize(self.root.join(&link)).unwrap();
+        let from = fs::canonicalize(self.file(&link)).unwrap();
         let dir = format!("sys/devices/{way}/{address}");
-        let to = self.root.join(&dir);
+        let to = self.file(&dir);
         fs::create_dir_all(to.parent().unwrap()).unwrap();
         fs::rename(from, to).unwrap();
         self.on_bus(address, &dir);
@@ -185,32 +183,8 @@ impl Fake {
         format!("sys/devices/{NIC_WAY}/{NIC}/{file}")
     }
 
-    pub(super) fn set(&self, path: &str, text: &str) {
-        let path = self.root.join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    }
-
-    /// Creates or replaces a symbolic link.
-    pub(super) fn link(&self, path: &str, target: &str) {
-        let path = self.root.join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        let _ = fs::remove_file(&path);
-        symlink(Path::new(target), path).unwrap();
-    }
-
-    /// Removes a file, a link, or a directory tree.
-    pub(super) fn remove(&self, path: &str) {
-        let path = self.root.join(path);
-        if path.is_dir() && !path.is_symlink() {
-            fs::remove_dir_all(path).unwrap();
-        } else {
-            fs::remove_file(path).unwrap();
-        }
-    }
-
     pub(super) fn report(&self) -> (Facts, Report) {
-        examine(&self.root, &self.given)
+        examine(&self.dir.0, &self.given)
     }
 
     /// Returns the finding of a check at a place.

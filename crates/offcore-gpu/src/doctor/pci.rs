@@ -169,12 +169,12 @@ mod tests {
     use crate::doctor::fixture::{Fake, GPU};
 
     fn gpu(fake: &Fake) -> PciFunction {
-        functions(&Tree::new(&fake.root), 0x03).remove(0)
+        functions(&Tree::new(&fake.0), 0x03).remove(0)
     }
 
     #[test]
     fn function_has_link_and_path() {
-        let fake = Fake::good("pci-read");
+        let fake = Fake::good();
         let gpu = gpu(&fake);
         assert_eq!((gpu.address.as_str(), gpu.vendor, gpu.driver.as_deref()), (GPU, NVIDIA, Some("nvidia")));
         assert_eq!((gpu.link.generation, gpu.link.width), (Some(5), Some(16)));
@@ -184,19 +184,19 @@ mod tests {
 
     #[test]
     fn virtual_function_inherits_its_link() {
-        let fake = Fake::good("pci-virtual");
+        let fake = Fake::good();
         fake.set(&fake.nic("current_link_speed"), "Unknown");
         fake.link(&fake.nic("physfn"), "/nowhere");
-        let nic = || functions(&Tree::new(&fake.root), 0x02).remove(0);
+        let nic = || functions(&Tree::new(&fake.0), 0x02).remove(0);
         assert_eq!(nic().link.generation, None);
-        let gpu = fake.root.join("sys/bus/pci/devices").join(GPU);
+        let gpu = fake.file("sys/bus/pci/devices").join(GPU);
         fake.link(&fake.nic("physfn"), gpu.to_str().unwrap());
         assert_eq!(nic().link.generation, Some(5));
     }
 
     #[test]
     fn unknown_links_stay_unknown() {
-        let fake = Fake::good("pci-unknown-link");
+        let fake = Fake::good();
         fake.set(&fake.gpu("current_link_speed"), "Unknown");
         fake.set(&fake.gpu("current_link_width"), "255");
         fake.set(&fake.gpu("max_link_width"), "0");
@@ -208,8 +208,8 @@ mod tests {
 
     #[test]
     fn largest_bar_is_the_memory_bar() {
-        let fake = Fake::good("pci-bar");
-        let tree = Tree::new(&fake.root);
+        let fake = Fake::good();
+        let tree = Tree::new(&fake.0);
         let bar = largest_bar(&tree, GPU).unwrap();
         assert_eq!((bar.number, bar.bytes), (2, 256 << 30));
         fake.set(&fake.gpu("resource"), "0x0 0xffffffffffffffff 0x200\n0x5 0x1 0x200\nx\n");

@@ -101,9 +101,9 @@ mod tests {
 
     #[test]
     fn only_files_are_read_and_cleaned() {
-        let fake = Fake::empty("tree-text");
+        let fake = Fake::empty();
         fake.set("a/b", "\x1b[31mred\u{7}\n");
-        let tree = Tree::new(&fake.root);
+        let tree = Tree::new(&fake.0);
         assert_eq!(tree.text("a"), None);
         assert_eq!(tree.line("/a/b").as_deref(), Some("[31mred"));
     }

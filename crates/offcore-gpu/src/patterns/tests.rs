@@ -1,3 +1,4 @@
+use offcore_mem::testing::TempDir;
 use proptest::prelude::*;
 
 use super::*;
@@ -12,23 +13,6 @@ fn list(text: &[u8]) -> Vec<Vec<u8>> {
 
 fn error(text: &[u8]) -> PatternsError {
     parse(text).unwrap_err()
-}
-
-/// A temporary file of this process.
-struct TempFile(std::path::PathBuf);
-
-impl TempFile {
-    fn new(name: &str, content: &[u8]) -> Self {
-        let path = std::env::temp_dir().join(format!("offcore-patterns-{}-{name}", std::process::id()));
-        std::fs::write(&path, content).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for TempFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 #[test]
@@ -55,8 +39,8 @@ fn equal_patterns_are_kept() {
 
 #[test]
 fn a_file_is_read() {
-    let file = TempFile::new("read", b"one\r\n# two\nthr\\x65e\n");
-    let patterns = Patterns::read(&file.0).unwrap();
+    let dir = TempDir::new();
+    let patterns = Patterns::read(&dir.set("read", b"one\r\n# two\nthr\\x65e\n")).unwrap();
     assert_eq!(patterns.iter().collect::<Vec<_>>(), [&b"one"[..], b"three"]);
 }
 
@@ -82,9 +66,10 @@ fn a_file_without_a_pattern_is_refused() {
     for (text, count) in [(&b""[..], 0), (b"\n\r\n", 2), (b"# only\n#comments\n\n", 3)] {
         assert!(matches!(error(text), PatternsError::NoPattern { lines, .. } if lines == count));
     }
-    let file = TempFile::new("empty", b"");
-    let text = Patterns::read(&file.0).unwrap_err().to_string();
-    assert!(text.contains(&*file.0.to_string_lossy()) && text.contains("one pattern a line"), "{text}");
+    let dir = TempDir::new();
+    let path = dir.set("empty", "");
+    let text = Patterns::read(&path).unwrap_err().to_string();
+    assert!(text.contains(&*path.to_string_lossy()) && text.contains("one pattern a line"), "{text}");
 }
 
 #[test]

@@ -169,53 +169,34 @@ pub(super) fn numa_node(at: &Path) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use offcore_mem::testing::TempDir;
     use std::path::PathBuf;
 
-    /// A temporary tree, removed when the test ends.
-    struct Tree(PathBuf);
-
-    impl Tree {
-        fn new(name: &str) -> Self {
-            let root = std::env::temp_dir().join(format!("offcore-pci-{name}-{}", std::process::id()));
-            fs::create_dir_all(root.join("bus/pci/devices")).unwrap();
-            Self(root)
+    /// Adds a device to a tree.
+    fn device(tree: &TempDir, address: &str, class: &str, vendor: &str, driver: Option<&str>) -> PathBuf {
+        let at = format!("bus/pci/devices/{address}");
+        for (file, text) in [("class", class), ("vendor", vendor), ("device", "0x1592"), ("numa_node", "1")] {
+            tree.set(&format!("{at}/{file}"), format!("{text}\n"));
         }
-
-        fn device(&self, address: &str, class: &str, vendor: &str, driver: Option<&str>) -> PathBuf {
-            let at = self.0.join("bus/pci/devices").join(address);
-            fs::create_dir_all(&at).unwrap();
-            for (file, text) in
-                [("class", class), ("vendor", vendor), ("device", "0x1592"), ("numa_node", "1")]
-            {
-                fs::write(at.join(file), format!("{text}\n")).unwrap();
-            }
-            if let Some(driver) = driver {
-                symlink(format!("../../drivers/{driver}"), at.join("driver")).unwrap();
-            }
-            at
+        if let Some(driver) = driver {
+            tree.link(&format!("{at}/driver"), &format!("../../drivers/{driver}"));
         }
-    }
-
-    impl Drop for Tree {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
+        tree.file(&at)
     }
 
     #[test]
     fn devices_list_their_uses() {
-        let tree = Tree::new("listed");
-        let nic = tree.device("0000:43:00.0", "0x020000", "0x8086", Some("ice"));
+        let tree = TempDir::new();
+        let nic = device(&tree, "0000:43:00.0", "0x020000", "0x8086", Some("ice"));
         let elsewhere = devices(&tree.0, &[]).unwrap()[0].notes();
         assert!(elsewhere[0].contains("another network namespace"), "{elsewhere:?}");
         fs::create_dir_all(nic.join("net/eth0")).unwrap();
-        let bound = tree.device("0000:43:00.1", "0x020000", "0x8086", Some("vfio-pci"));
+        let bound = device(&tree, "0000:43:00.1", "0x020000", "0x8086", Some("vfio-pci"));
         fs::create_dir_all(bound.join("iommu_group")).unwrap();
-        tree.device("0000:5e:00.0", "0x020000", "0x15b3", Some("mlx5_core"));
-        tree.device("0000:6a:01.0", "0x088000", "0x8086", Some("idxd"));
-        tree.device("0000:6a:02.0", "0x088000", "0x8086", None);
-        tree.device("0000:00:1f.0", "0x060100", "0x8086", None);
+        device(&tree, "0000:5e:00.0", "0x020000", "0x15b3", Some("mlx5_core"));
+        device(&tree, "0000:6a:01.0", "0x088000", "0x8086", Some("idxd"));
+        device(&tree, "0000:6a:02.0", "0x088000", "0x8086", None);
+        device(&tree, "0000:00:1f.0", "0x060100", "0x8086", None);
         let all = devices(&tree.0, &[]).unwrap();
         let uses: Vec<_> =
             all.iter().map(|device| (device.address.as_str(), device.uses().join(" "))).collect();
@@ -237,8 +218,8 @@ mod tests {
 
     #[test]
     fn devices_in_use_are_left_alone() {
-        let tree = Tree::new("used");
-        let nic = tree.device("0000:00:03.0", "0x020000", "0x1af4", Some("virtio-pci"));
+        let tree = TempDir::new();
+        let nic = device(&tree, "0000:00:03.0", "0x020000", "0x1af4", Some("virtio-pci"));
         fs::create_dir_all(nic.join("virtio0/net/lo")).unwrap();
         let mut interfaces = super::super::interfaces(&tree.0).unwrap();
         for (uses, note) in [
@@ -256,10 +237,10 @@ mod tests {
 
     #[test]
     fn damaged_entries_are_left_out() {
-        let tree = Tree::new("damaged");
-        let at = tree.device("0000:01:00.0", "0x020000", "0x8086", None);
+        let tree = TempDir::new();
+        let at = device(&tree, "0000:01:00.0", "0x020000", "0x8086", None);
         fs::write(at.join("class"), "what?").unwrap();
-        let at = tree.device("0000:02:00.0", "0x020000", "0x8086", None);
+        let at = device(&tree, "0000:02:00.0", "0x020000", "0x8086", None);
         fs::write(at.join("numa_node"), "-1\n").unwrap();
         let all = devices(&tree.0, &[]).unwrap();
         assert_eq!(all.len(), 1);

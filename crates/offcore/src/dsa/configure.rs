@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn saved_configuration_loads_back() {
         let tree = Tree::healthy();
-        let file = tree.path("saved.conf");
+        let file = tree.file("saved.conf");
         configure(&tree, &format!("--save {}", file.display())).unwrap();
         let loaded = json::load(&file).unwrap();
         assert_eq!((loaded.ignored.len(), loaded.devices[0].wqs[1].size), (0, 64));
@@ -257,7 +257,7 @@ mod tests {
             assert_eq!(std::fs::read(&file).unwrap(), saved);
         }
         // Nothing is saved for a layout that does not exist.
-        let new = tree.path("new.conf");
+        let new = tree.file("new.conf");
         configure(&tree, &format!("-c /nonexistent --save {}", new.display())).unwrap_err();
         assert!(!new.exists());
         for line in ["net --print", "-w 2 -m s -e 2 --print", "vhost -d dsa9 --print"] {
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn impossible_layout_changes_nothing() {
         let tree = Tree::healthy();
-        let bad = tree.path("bad.conf");
+        let bad = tree.file("bad.conf");
         let text = r#"[{"dev":"dsa0","groups":[{"dev":"group0.0","grouped_workqueues":[
             {"dev":"wq0.0","size":200,"name":"a","priority":0}],
             "grouped_engines":[{"dev":"engine0.0"}]}]}]"#;

@@ -218,7 +218,7 @@ mod tests {
         let table = text(&rows(&devices, &devices, &watched), Format::Table).unwrap();
         let line = table.lines().find(|line| line.contains("wq0.1")).unwrap();
         assert!(line.contains(" -  ") && line.contains("driver_name"), "{table}");
-        assert!(events(&tree.path("sys/bus/event_source/devices"), &devices).contains("perf stat"));
-        assert!(events(&tree.path("nowhere"), &devices).contains("PERFMON"));
+        assert!(events(&tree.file("sys/bus/event_source/devices"), &devices).contains("perf stat"));
+        assert!(events(&tree.file("nowhere"), &devices).contains("PERFMON"));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::completion::{Completed, Status};
-use crate::driver::fixture::{DeviceEnd, Tree};
+use crate::driver::fixture::{DeviceEnd, Tree, copy, members, record};
 use crate::driver::{DsaDevice, Options};
 use crate::sim::{Faults, SimDevice, SimOptions};
 use offcore_dma::channel::{Device, Failure};
@@ -73,16 +73,11 @@ impl Rig {
     }
 }
 
-fn record(descriptor: &Descriptor) -> &'static CompletionRecord {
-    // SAFETY: the address is the address of a record of the channel under test, which outlives the use.
-    unsafe { &*std::ptr::with_exposed_provenance(descriptor.completion as usize) }
-}
-
 /// Executes a descriptor and writes its record.
 fn run(descriptor: &Descriptor) {
     assert!(record(descriptor).read().is_none(), "a record is zero when its descriptor arrives");
     match descriptor.opcode().unwrap() {
-        Opcode::MemoryMove => partly(descriptor, 0..descriptor.size as usize),
+        Opcode::MemoryMove => copy(descriptor, 0..descriptor.size as usize),
         Opcode::Batch => members(descriptor).iter().for_each(run),
         Opcode::Drain => {}
         other => panic!("{other:?} was not asked for"),
@@ -90,26 +85,6 @@ fn run(descriptor: &Descriptor) {
     if descriptor.flags().contains(Flags::RCR) {
         record(descriptor).write(&Completed::of(Status::SUCCESS));
     }
-}
-
-/// Copies some bytes of a descriptor's range.
-fn partly(descriptor: &Descriptor, range: std::ops::Range<usize>) {
-    let src = std::ptr::with_exposed_provenance::<u8>(descriptor.src as usize);
-    let dst = std::ptr::with_exposed_provenance_mut::<u8>(descriptor.dst as usize);
-    // SAFETY: source and destination are parts of the rig's buffers.
-    unsafe { dst.add(range.start).copy_from_nonoverlapping(src.add(range.start), range.len()) };
-}
-
-fn members(batch: &Descriptor) -> Vec<Descriptor> {
-    assert_eq!(batch.src % 64, 0);
-    // SAFETY: the list is in the channel's ring, which does not change while the device has the batch.
-    let list = unsafe {
-        std::slice::from_raw_parts(
-            std::ptr::with_exposed_provenance::<Descriptor>(batch.src as usize),
-            batch.size as usize,
-        )
-    };
-    list.to_vec()
 }
 
 fn fault(completed: u32, backwards: bool) -> Completed {
@@ -202,12 +177,12 @@ fn copy_resumes_after_faults_both_ways() {
         let mut rig = rig();
         rig.submit(0..1);
         let first = rig.device.submitted()[0];
-        partly(&first, 0..20);
+        copy(&first, 0..20);
         record(&first).write(&fault(20, false));
         assert!(rig.poll().is_empty());
         let second = rig.device.submitted()[0];
         assert_eq!((second.src - first.src, second.dst - first.dst, second.size), (20, 20, 44));
-        partly(&second, 34..44);
+        copy(&second, 34..44);
         record(&second).write(&fault(10, true));
         rig.poll();
         let third = rig.device.submitted()[0];

@@ -3,45 +3,20 @@ use crate::completion::{CompletionRecord, Status};
 
 const PAGE: usize = 4096;
 
-/// Two pages; the second has the access rights `protection`.
-struct Pages(*mut u8);
+#[path = "../../../tests/spec/pages.rs"]
+#[allow(dead_code, reason = "the specification suite uses the rest")]
+mod pages;
+use pages::Pages;
 
-impl Pages {
-    fn new(protection: libc::c_int) -> Self {
-        install();
-        // SAFETY: this creates a new anonymous mapping.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                2 * PAGE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        assert_ne!(base, libc::MAP_FAILED);
-        let pages = Self(base.cast());
-        // SAFETY: this is the second page of the mapping created above.
-        assert_eq!(unsafe { libc::mprotect(pages.0.add(PAGE).cast(), PAGE, protection) }, 0);
-        pages
-    }
-
-    fn at(&self, offset: usize) -> u64 {
-        self.0 as u64 + offset as u64
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: this value owns the mapping, and nothing uses it any more.
-        unsafe { libc::munmap(self.0.cast(), 2 * PAGE) };
-    }
+/// Returns two pages; the second has the access rights `protection`.
+fn two_pages(protection: libc::c_int) -> Pages {
+    install();
+    Pages::protected(2, 1..2, protection)
 }
 
 #[test]
 fn a_copy_stops_at_the_byte_that_faults() {
-    let pages = Pages::new(libc::PROT_NONE);
+    let pages = two_pages(libc::PROT_NONE);
     let mut private = [7_u8; 300];
     // SAFETY: the test owns the pages and the array.
     unsafe {
@@ -64,7 +39,7 @@ fn a_copy_stops_at_the_byte_that_faults() {
 
 #[test]
 fn a_read_only_page_faults_for_writing() {
-    let pages = Pages::new(libc::PROT_READ);
+    let pages = two_pages(libc::PROT_READ);
     // SAFETY: the test owns the pages.
     unsafe {
         assert_eq!(
@@ -76,7 +51,7 @@ fn a_read_only_page_faults_for_writing() {
 
 #[test]
 fn a_backward_copy_stops_from_the_other_end() {
-    let pages = Pages::new(libc::PROT_NONE);
+    let pages = two_pages(libc::PROT_NONE);
     let private = [3_u8; 64];
     // SAFETY: the test owns the pages and the array.
     unsafe {
@@ -86,8 +61,8 @@ fn a_backward_copy_stops_from_the_other_end() {
             Err(Fault { done: 0, address: pages.at(PAGE + 31), write: true })
         );
         // The reverse case: the inaccessible page is below.
-        assert_eq!(libc::mprotect(pages.0.cast(), PAGE, libc::PROT_NONE), 0);
-        assert_eq!(libc::mprotect(pages.0.add(PAGE).cast(), PAGE, libc::PROT_READ | libc::PROT_WRITE), 0);
+        pages.protect(0..1, libc::PROT_NONE);
+        pages.protect(1..2, libc::PROT_READ | libc::PROT_WRITE);
         assert_eq!(
             copy_backwards(pages.at(PAGE - 32), from, 64),
             Err(Fault { done: 32, address: pages.at(PAGE - 1), write: true })
@@ -126,7 +101,7 @@ fn unmapped_addresses_fault() {
 
 #[test]
 fn record_write_faults_are_returned() {
-    let pages = Pages::new(libc::PROT_NONE);
+    let pages = two_pages(libc::PROT_NONE);
     let record = CompletionRecord::default();
     let written = Completed {
         status: Status::PAGE_FAULT,

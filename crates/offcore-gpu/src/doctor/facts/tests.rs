@@ -1,18 +1,16 @@
 //! Facts from synthetic trees.
 
-use std::os::unix::fs::PermissionsExt;
-
 use super::*;
 use crate::doctor::fixture::{Fake, GPU, NIC};
 use crate::doctor::pci::IommuGroup;
 
 fn facts(fake: &Fake) -> Facts {
-    Facts::read(&Tree::new(&fake.root), &fake.given)
+    Facts::read(&Tree::new(&fake.0), &fake.given)
 }
 
 #[test]
 fn healthy_machine_facts_are_read() {
-    let fake = Fake::good("facts-good");
+    let fake = Fake::good();
     let facts = facts(&fake);
     assert_eq!(facts.driver, Some(Driver { version: Some("580.65.06".into()), open: true }));
     assert_eq!(facts.kernel.as_deref(), Some("6.8.0-60-generic"));
@@ -27,7 +25,7 @@ fn healthy_machine_facts_are_read() {
 
 #[test]
 fn driver_versions_are_found() {
-    let fake = Fake::good("facts-version");
+    let fake = Fake::good();
     let line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version:";
     fake.set("proc/driver/nvidia/version", line);
     assert_eq!(facts(&fake).driver, Some(Driver { version: Some("535.104.05".into()), open: false }));
@@ -37,13 +35,12 @@ fn driver_versions_are_found() {
 
 #[test]
 fn device_file_access_follows_its_mode() {
-    let fake = Fake::good("facts-files");
+    let fake = Fake::good();
     let status =
         "Uid:\t77777\t77777\t77777\t77777\nGid:\t77777\t77777\t77777\t77777\nGroups:\t5\nCapEff:\t0\n";
     fake.set("proc/self/status", status);
     let mode = |mode| {
-        let path = fake.root.join("dev/nvidia0");
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        fake.mode("dev/nvidia0", mode);
         facts(&fake).device_file("/dev/nvidia0").unwrap().usable
     };
     assert_eq!((mode(0o666), mode(0o660), mode(0o664)), (true, false, false));
@@ -52,27 +49,24 @@ fn device_file_access_follows_its_mode() {
 
 #[test]
 fn common_bridge_of_two_paths() {
-    let meeting_with = |name: &str, way: &str| {
-        let fake = Fake::good(name);
+    let meeting_with = |way: &str| {
+        let fake = Fake::good();
         fake.move_device(NIC, way);
         facts(&fake).pairs[0].meeting.clone()
     };
     assert_eq!(
-        meeting_with("facts-bridge", "pci0000:00/0000:00:01.0/0000:05:00.0/0000:06:00.0"),
+        meeting_with("pci0000:00/0000:00:01.0/0000:05:00.0/0000:06:00.0"),
         Meeting::Bridge("0000:00:01.0".into())
     );
-    assert_eq!(
-        meeting_with("facts-root", "pci0000:00/0000:00:02.0"),
-        Meeting::RootComplex("pci0000:00".into())
-    );
-    assert_eq!(meeting_with("facts-flat", "pci0000:00"), Meeting::RootComplex("pci0000:00".into()));
-    assert_eq!(meeting_with("facts-apart", "pci0000:80/0000:80:01.0"), Meeting::Nowhere);
-    assert_eq!(meeting_with("facts-strange", "vmbus/x"), Meeting::NotKnown);
+    assert_eq!(meeting_with("pci0000:00/0000:00:02.0"), Meeting::RootComplex("pci0000:00".into()));
+    assert_eq!(meeting_with("pci0000:00"), Meeting::RootComplex("pci0000:00".into()));
+    assert_eq!(meeting_with("pci0000:80/0000:80:01.0"), Meeting::Nowhere);
+    assert_eq!(meeting_with("vmbus/x"), Meeting::NotKnown);
 }
 
 #[test]
 fn only_named_cards_are_checked() {
-    let mut fake = Fake::good("facts-meant");
+    let mut fake = Fake::good();
     fake.device("0000:e1:00.0", "pci0000:e0", "0x020000", "0x8086", "ice");
     assert_eq!(facts(&fake).nics.len(), 2);
     fake.given.nics = vec!["eth0".into()];
@@ -85,7 +79,7 @@ fn only_named_cards_are_checked() {
 
 #[test]
 fn virtio_interfaces_are_found() {
-    let fake = Fake::good("facts-virtio");
+    let fake = Fake::good();
     fake.device("0000:e1:00.0", "pci0000:e0", "0x020000", "0x1af4", "virtio-pci");
     fake.set("sys/devices/pci0000:e0/0000:e1:00.0/virtio3/net/ens4/mtu", "8896");
     let nic = facts(&fake).nics.remove(1);

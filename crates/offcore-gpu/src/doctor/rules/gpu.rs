@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn gpu_bound_elsewhere_is_a_problem() {
-        let fake = Fake::good("gpu-driver");
+        let fake = Fake::good();
         assert_eq!(fake.finding("driver-binding", GPU).verdict, Verdict::Ok);
         for (driver, remedy) in [("vfio-pci", "unbind"), ("nouveau", "blacklist nouveau")] {
             fake.link(&fake.gpu("driver"), &format!("/sys/bus/pci/drivers/{driver}"));
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn gpu_refused_by_the_driver_is_a_problem() {
-        let mut fake = Fake::good("gpu-not-taken");
+        let mut fake = Fake::good();
         fake.remove(&fake.gpu("driver"));
         assert_eq!(fake.finding("driver-binding", GPU).verdict, Verdict::Ok, "CUDA has it");
         fake.given.cuda = None;
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn cuda_device_properties_are_reported() {
-        let mut fake = Fake::good("gpu-cuda");
+        let mut fake = Fake::good();
         fake.cuda().devices[0].host_pointers = false;
         let finding = fake.finding("cuda-device", GPU);
         assert!(finding.found.contains("139 GiB") && finding.found.contains("of its own"), "{finding:?}");
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn gpu_older_than_the_ptx_is_a_problem() {
-        let mut fake = Fake::good("gpu-target");
+        let mut fake = Fake::good();
         assert_eq!(fake.finding("ptx-target", GPU).verdict, Verdict::Ok);
         fake.cuda().devices[0].compute_capability = (6, 1);
         let finding = fake.finding("ptx-target", GPU);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn limit_on_kernels_is_a_warning() {
-        let mut fake = Fake::good("gpu-display");
+        let mut fake = Fake::good();
         assert_eq!(fake.finding("kernel-time", GPU).verdict, Verdict::Ok);
         fake.cuda().devices[0].kernel_timeout = true;
         let finding = fake.finding("kernel-time", GPU);
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn small_bar_is_a_warning() {
-        let mut fake = Fake::good("gpu-window");
+        let mut fake = Fake::good();
         let small = "0xf0000000 0xf0ffffff 0x40200\n0xe0000000 0xefffffff 0x14220c\n";
         fake.set(&fake.gpu("resource"), small);
         let finding = fake.finding("memory-window", GPU);
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn translating_iommu_is_a_warning() {
-        let fake = Fake::good("gpu-iommu");
+        let fake = Fake::good();
         let kind = "sys/kernel/iommu_groups/7/type";
         fake.set(kind, "DMA-FQ\n");
         let finding = fake.finding("iommu", GPU);

@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn slow_link_is_a_warning_with_its_cause() {
-        let fake = Fake::good("link-low");
+        let fake = Fake::good();
         assert_eq!(fake.finding("pcie-link", GPU).found, "generation 5, 16 lanes, 63.0 GB/s each way");
         fake.set(&fake.gpu("current_link_speed"), "2.5 GT/s PCIe");
         let idle = fake.finding("pcie-link", GPU);
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn unknown_link_is_no_warning() {
-        let fake = Fake::good("link-unknown");
+        let fake = Fake::good();
         fake.set(&fake.gpu("current_link_speed"), "Unknown");
         fake.set("proc/cpuinfo", "flags : fpu hypervisor\n");
         let finding = fake.finding("pcie-link", GPU);

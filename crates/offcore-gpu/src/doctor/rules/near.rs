@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn card_on_another_node_is_a_warning() {
-        let fake = Fake::good("near-node");
+        let fake = Fake::good();
         assert_eq!(fake.finding("numa-node", GPU).found, "node 0; 0000:04:00.0 too");
         fake.set(&fake.nic("numa_node"), "1");
         let finding = fake.finding("numa-node", GPU);
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn unknown_node_matters_with_several_nodes() {
-        let fake = Fake::good("near-unknown");
+        let fake = Fake::good();
         fake.set(&fake.nic("numa_node"), "-1");
         assert_eq!(fake.finding("numa-node", GPU).verdict, Verdict::NotKnown);
         fake.set(&fake.gpu("numa_node"), "-1");
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn no_common_bridge_is_a_warning() {
-        let fake = Fake::good("near-bridge");
+        let fake = Fake::good();
         assert_eq!(fake.finding("common-bridge", GPU).verdict, Verdict::Ok);
         fake.move_device(NIC, "pci0000:00/0000:00:02.0");
         let finding = fake.finding("common-bridge", GPU);
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn one_near_card_of_several_is_enough() {
-        let fake = Fake::good("near-one");
+        let fake = Fake::good();
         fake.device("0000:e1:00.0", "pci0000:e0", "0x020000", "0x8086", "ice");
         fake.set("sys/bus/pci/devices/0000:e1:00.0/numa_node", "1");
         for check in ["numa-node", "common-bridge"] {
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn without_a_card_nothing_is_compared() {
-        let fake = Fake::good("near-none");
+        let fake = Fake::good();
         fake.remove("sys/bus/pci/devices/0000:04:00.0");
         for check in ["numa-node", "common-bridge"] {
             assert_eq!(fake.finding(check, GPU).verdict, Verdict::NotApplicable);
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn missing_named_card_is_a_problem() {
-        let mut fake = Fake::good("near-named");
+        let mut fake = Fake::good();
         fake.set("sys/class/net/veth0/mtu", "1500");
         fake.given.nics = ["veth0", "eth0", "../veth0"].map(String::from).to_vec();
         let missing = fake.finding("nic", "../veth0");

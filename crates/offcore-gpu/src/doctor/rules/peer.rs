@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn slots_depend_on_dma_buf_mapping() {
-        let mut fake = Fake::good("peer-slots");
+        let mut fake = Fake::good();
         fake.cuda().driver_version = 13_030;
         assert_eq!(fake.finding("slots", "system").verdict, Verdict::Ok);
         fake.cuda().driver_version = 12_080;
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn gpudirect_needs_peermem_or_dma_buf() {
-        let mut fake = Fake::good("peer-direct");
+        let mut fake = Fake::good();
         assert_eq!(fake.finding("gpudirect", "system").found, "nvidia_peermem is loaded");
         fake.remove("sys/module/nvidia_peermem");
         assert_eq!(fake.finding("gpudirect", "system").found, "the driver exports dma-bufs");
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn gpudirect_needs_gpu_and_card_support() {
-        let mut fake = Fake::good("peer-device");
+        let mut fake = Fake::good();
         fake.cuda().devices[0].gpudirect_rdma = Some(false);
         let finding = fake.finding("gpudirect", "system");
         assert!(finding.verdict == Verdict::Warning && finding.found.contains("NVIDIA H200"), "{finding:?}");

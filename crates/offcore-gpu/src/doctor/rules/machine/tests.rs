@@ -1,7 +1,5 @@
 //! The machine's rules on synthetic machines.
 
-use std::os::unix::fs::PermissionsExt;
-
 use offcore_stats::finding::Verdict;
 
 use crate::doctor::Ptx;
@@ -10,7 +8,7 @@ use crate::doctor::fixture::Fake;
 
 #[test]
 fn no_gpu_is_a_problem() {
-    let mut fake = Fake::empty("machine-none");
+    let mut fake = Fake::empty();
     let finding = fake.finding("gpu", "system");
     assert!(finding.verdict == Verdict::Problem && finding.advice.contains("the device host"), "{finding:?}");
     fake.given.has_host_device = false;
@@ -21,7 +19,7 @@ fn no_gpu_is_a_problem() {
 
 #[test]
 fn unreadable_pci_bus_is_not_known() {
-    let fake = Fake::good("machine-hidden");
+    let fake = Fake::good();
     fake.remove("sys/bus/pci");
     assert_eq!(fake.finding("gpu", "system").verdict, Verdict::NotKnown);
     assert_eq!(fake.finding("cuda", "system").verdict, Verdict::Ok);
@@ -30,7 +28,7 @@ fn unreadable_pci_bus_is_not_known() {
 
 #[test]
 fn no_kernel_driver_is_one_problem() {
-    let mut fake = Fake::good("machine-driver");
+    let mut fake = Fake::good();
     fake.given.cuda = None;
     fake.remove("proc/driver/nvidia");
     fake.remove(&fake.gpu("driver"));
@@ -42,7 +40,7 @@ fn no_kernel_driver_is_one_problem() {
 
 #[test]
 fn device_files_must_be_accessible() {
-    let mut fake = Fake::good("machine-files");
+    let mut fake = Fake::good();
     fake.given.cuda = None;
     let finding = fake.finding("device-files", "system");
     assert_eq!(finding.found, "/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia0");
@@ -50,8 +48,7 @@ fn device_files_must_be_accessible() {
     let finding = fake.finding("device-files", "system");
     assert!(finding.verdict == Verdict::Warning && finding.found.contains("/dev/nvidia0"), "{finding:?}");
     fake.set("dev/nvidia0", "");
-    let mode = std::fs::Permissions::from_mode(0o660);
-    std::fs::set_permissions(fake.root.join("dev/nvidia0"), mode).unwrap();
+    fake.mode("dev/nvidia0", 0o660);
     fake.set("proc/self/status", "Uid:\t77777\t77777\t77777\t77777\nGid:\t77777\t77777\nCapEff:\t0\n");
     let finding = fake.finding("device-files", "system");
     assert!(
@@ -62,7 +59,7 @@ fn device_files_must_be_accessible() {
 
 #[test]
 fn cuda_init_failure_is_explained() {
-    let mut fake = Fake::good("machine-cuda");
+    let mut fake = Fake::good();
     fake.cuda().devices.clear();
     assert!(fake.finding("cuda", "system").advice.contains("CUDA_VISIBLE_DEVICES"));
     fake.given.cuda = None;
@@ -74,7 +71,7 @@ fn cuda_init_failure_is_explained() {
 
 #[test]
 fn cuda_start_failure_is_one_problem() {
-    let mut fake = Fake::good("machine-cuda-cause");
+    let mut fake = Fake::good();
     fake.given.cuda = None;
     fake.given.cuda_error = Some("no CUDA driver was found".into());
     let problems = |fake: &Fake| -> Vec<&'static str> {
@@ -90,7 +87,7 @@ fn cuda_start_failure_is_one_problem() {
 
 #[test]
 fn ptx_newer_than_the_driver_is_a_problem() {
-    let mut fake = Fake::good("machine-ptx");
+    let mut fake = Fake::good();
     fake.given.ptx = Some(Ptx { version: (9, 5), target: (7, 5) });
     let finding = fake.finding("ptx-version", "system");
     assert_eq!((finding.verdict, finding.found.as_str()), (Verdict::Problem, "the driver has CUDA 13.0"));
@@ -108,9 +105,9 @@ fn ptx_newer_than_the_driver_is_a_problem() {
 
 #[test]
 fn low_memlock_limit_is_a_warning() {
-    let fake = Fake::good("machine-memlock");
+    let fake = Fake::good();
     let limit =
-        |soft: &str| fake.set("proc/self/limits", &format!("Max locked memory  {soft}  unlimited  bytes\n"));
+        |soft: &str| fake.set("proc/self/limits", format!("Max locked memory  {soft}  unlimited  bytes\n"));
     assert_eq!(fake.finding("locked-memory", "system").found, "there is no limit");
     limit("8388608");
     assert_eq!(fake.report().0.locked_memory, Some(LockedMemory::Bytes(8 << 20)), "the soft one");
