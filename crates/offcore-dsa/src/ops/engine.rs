@@ -47,7 +47,7 @@ impl Default for Options {
 pub struct Ticket(u64);
 
 /// A completed operation: its ticket and its result.
-pub type Completion = (Ticket, Result<Done, OpsError>);
+pub type Completion = (Ticket, Done);
 
 /// Operations on a work queue, with the core as a fallback.
 ///
@@ -153,8 +153,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Different lengths, an overlapping copy that failed half way, or a simulated device that no other thread steps. A
-    /// full queue is not an error: this function waits for it.
+    /// Different lengths, or a simulated device that no other thread steps. A full queue is not an error: this function
+    /// waits for it.
     pub fn run(&mut self, operation: Operation<'_>) -> Result<Done, OpsError> {
         self.check_stepper()?;
         while self.slots.iter().all(Option::is_some) {
@@ -166,17 +166,17 @@ impl Engine {
         // completed, or the portal was closed, after which the device accesses no memory, and the core has completed
         // it. The function does not unwind in between.
         let operation = unsafe { std::mem::transmute::<Operation<'_>, Operation<'static>>(operation) };
-        let result = self.submit(operation).and_then(|ticket| self.wait(ticket));
+        let result = self.submit(operation).map(|ticket| self.wait(ticket));
         std::mem::forget(unwinding);
         result
     }
 
-    fn wait(&mut self, ticket: Ticket) -> Result<Done, OpsError> {
+    fn wait(&mut self, ticket: Ticket) -> Done {
         loop {
             if let Some(at) = self.done.iter().position(|(done, _)| *done == ticket)
-                && let Some((_, result)) = self.done.remove(at)
+                && let Some((_, done)) = self.done.remove(at)
             {
-                return result;
+                return done;
             }
             self.collect();
             spin_loop();
@@ -242,16 +242,8 @@ impl Engine {
         let Some(record) = self.records[slot].read() else { return false };
         let Some(mut work) = self.slots[slot].take() else { return false };
         let left = work.progress.left();
-        // SAFETY: the memory is valid as `Source::new` and `Destination::new` require. The device has finished with the
-        // piece, because it has written the record.
-        let step = unsafe { work.progress.absorb(&work.operation, work.piece, &record) };
-        match step {
-            Step::Done => {
-                let resolved_fault =
-                    work.progress.resolved_fault.map(|address| DoneBy::Both(Why::PageFault { address }));
-                self.tell(&work, Ok(resolved_fault.unwrap_or(DoneBy::Device)));
-            }
-            Step::Damaged(why) => self.tell(&work, Err(OpsError::Damaged { why })),
+        match work.progress.absorb(&work.operation, work.piece, &record) {
+            Step::Done => self.tell(&work, DoneBy::Device),
             Step::Core(why) => self.finish(work, why),
             Step::Next => self.next_piece(slot, work),
             Step::Faulted(address) => {
@@ -319,13 +311,12 @@ impl Engine {
         // operation. The device does not work on it: its last piece completed, was never accepted, or was aborted when
         // the portal was closed.
         unsafe { work.progress.finish(&work.operation) };
-        self.tell(&work, Ok(if work.descriptors > 0 { DoneBy::Both(why) } else { DoneBy::Core(why) }));
+        self.tell(&work, if work.descriptors > 0 { DoneBy::Both(why) } else { DoneBy::Core(why) });
     }
 
-    fn tell(&mut self, work: &InFlight, done_by: Result<DoneBy, OpsError>) {
+    fn tell(&mut self, work: &InFlight, done_by: DoneBy) {
         let InFlight { ticket, progress: Progress { difference, crc, .. }, descriptors, resumed, .. } = *work;
-        let result = done_by.map(|done_by| Done { difference, crc, done_by, descriptors, resumed });
-        self.done.push_back((ticket, result));
+        self.done.push_back((ticket, Done { difference, crc, done_by, descriptors, resumed }));
     }
 
     /// Closes the queue, which aborts the operations that the device has, and finishes them.
@@ -338,12 +329,7 @@ impl Engine {
                 continue;
             }
             let Some(work) = self.slots[slot].take() else { continue };
-            // A device that stopped within a piece may have overwritten source bytes that are still to be read.
-            if work.operation.overlaps() {
-                self.tell(&work, Err(OpsError::Damaged { why: Why::Lost }));
-            } else {
-                self.finish(work, Why::Lost);
-            }
+            self.finish(work, Why::Lost);
         }
         self.quiet = Quiet::default();
     }

@@ -81,7 +81,7 @@ impl<'a> From<&'a mut [u8]> for Destination<'a> {
 /// An operation. All of its memory has the same length, which may exceed the maximum size of a descriptor.
 #[derive(Debug)]
 pub enum Operation<'a> {
-    /// Copies; source and destination may overlap.
+    /// Copies; source and destination may overlap, which leaves the copy to the core.
     Copy { src: Source<'a>, dst: Destination<'a> },
     /// Fills with a pattern of 8 bytes, the least significant byte first.
     Fill { pattern: u64, dst: Destination<'a> },
@@ -106,11 +106,6 @@ impl Memory {
 
     fn written(what: &'static str, dst: &Destination<'_>) -> Self {
         Self { what, ptr: dst.ptr, len: dst.len, written: true }
-    }
-
-    fn overlaps(&self, other: &Self) -> bool {
-        let (ours, theirs) = (self.ptr as usize, other.ptr as usize);
-        ours < theirs.saturating_add(other.len) && theirs < ours.saturating_add(self.len)
     }
 }
 
@@ -143,16 +138,11 @@ impl Operation<'_> {
         self.memory()[0].len
     }
 
-    /// Whether the operation writes bytes that it also uses elsewhere.
+    /// Whether it is a copy whose source and destination share bytes.
     pub(super) fn overlaps(&self) -> bool {
-        let memory = self.memory();
-        let shared = |one: &Memory, other: &Memory| (one.written || other.written) && one.overlaps(other);
-        memory.iter().enumerate().any(|(at, one)| memory[..at].iter().any(|other| shared(one, other)))
-    }
-
-    /// Whether it is an overlapping copy to higher addresses, which runs from the end to the start.
-    pub(super) fn goes_backwards(&self) -> bool {
-        matches!(self, Self::Copy { src, dst } if dst.ptr.cast_const() > src.ptr) && self.overlaps()
+        let Self::Copy { src, dst } = self else { return false };
+        let (from, to) = (src.ptr as usize, dst.ptr as usize);
+        from < to.saturating_add(dst.len) && to < from.saturating_add(src.len)
     }
 
     /// Checks that all lengths are equal.

@@ -38,8 +38,8 @@ pub enum Why {
     NoDevice,
     /// the work queue does not have the operation
     Unsupported,
-    /// the device does not take {0}
-    Form(&'static str),
+    /// the device is not given a copy onto itself
+    Overlap,
     /// the shared work queue stayed full
     QueueFull,
     // The address is the address of the last fault.
@@ -64,6 +64,4 @@ pub enum OpsError {
     /// work queue {wq} is of a simulated device that only the calling thread steps, so nothing would complete while it waits:
     /// submit, step the device and poll, or step it in another thread
     Stepped { wq: String },
-    /// a copy onto itself failed half way ({why}): source and destination are undefined
-    Damaged { why: Why },
 }

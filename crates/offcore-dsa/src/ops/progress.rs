@@ -9,7 +9,7 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 use crate::completion::{Completed, Status};
 use crate::compute::{compare, continued, fill};
 use crate::descriptor::{Descriptor, Flags};
-use crate::wq::{WqInfo, gen_cap};
+use crate::wq::WqInfo;
 
 use super::operation::{Operation, Source};
 use super::outcome::Why;
@@ -19,14 +19,12 @@ use super::outcome::Why;
 pub(super) struct Progress {
     /// Number of bytes done at the start.
     pub(super) start: usize,
-    /// The end of the remaining range; less than the length if bytes at the end are done.
+    /// The length of the operation.
     end: usize,
     /// The CRC of the bytes done.
     pub(super) crc: u32,
     /// The first difference, if it has been found.
     pub(super) difference: Option<usize>,
-    /// The address of a page fault after which the core completed a piece.
-    pub(super) resolved_fault: Option<u64>,
 }
 
 /// The effect of a completion record on the operation.
@@ -40,19 +38,17 @@ pub(super) enum Step {
     Faulted(u64),
     /// The core must do the rest.
     Core(Why),
-    /// The source may have been overwritten.
-    Damaged(Why),
 }
 
 /// Returns the reason why the device cannot execute the operation, if any.
 pub(super) fn refusal(operation: &Operation<'_>, wq: &WqInfo) -> Option<Why> {
-    let lacks = |capability| wq.gen_cap & capability == 0;
-    match *operation {
-        _ if !wq.ops.contains(operation.opcode()) => Some(Why::Unsupported),
-        Operation::Copy { .. } if lacks(gen_cap::OVERLAP) && operation.overlaps() => {
-            Some(Why::Form("a copy onto itself"))
-        }
-        _ => None,
+    if !wq.ops.contains(operation.opcode()) {
+        Some(Why::Unsupported)
+    } else if operation.overlaps() {
+        // A device that fails within such a copy may have overwritten source bytes that are still to be read.
+        Some(Why::Overlap)
+    } else {
+        None
     }
 }
 
@@ -63,7 +59,7 @@ impl Progress {
             Operation::Crc { seed, .. } => seed,
             _ => 0,
         };
-        Self { start: 0, end: operation.len(), crc, difference: None, resolved_fault: None }
+        Self { start: 0, end: operation.len(), crc, difference: None }
     }
 
     /// Returns the number of remaining bytes.
@@ -76,7 +72,7 @@ impl Progress {
     pub(super) fn piece(&self, operation: &Operation<'_>, most: u64) -> Descriptor {
         // A transfer size is a 32-bit field.
         let size = (self.left() as u64).min(most.min(1 << 31)) as u32;
-        let at = self.place(operation, size as usize);
+        let at = self.start;
         let mut descriptor = Descriptor { size, ..Descriptor::new(operation.opcode(), Flags::empty()) };
         match operation {
             Operation::Copy { src, dst } => {
@@ -95,23 +91,8 @@ impl Progress {
         descriptor
     }
 
-    /// Returns the offset of the next piece of `len` bytes.
-    fn place(&self, operation: &Operation<'_>, len: usize) -> usize {
-        if operation.goes_backwards() { self.end - len } else { self.start }
-    }
-
     /// Applies the record of the piece of `len` bytes.
-    ///
-    /// # Safety
-    ///
-    /// The operation's memory is valid as `Source::new` and `Destination::new` require, and the device has finished
-    /// with the piece.
-    pub(super) unsafe fn absorb(
-        &mut self,
-        operation: &Operation<'_>,
-        len: usize,
-        record: &Completed,
-    ) -> Step {
+    pub(super) fn absorb(&mut self, operation: &Operation<'_>, len: usize, record: &Completed) -> Step {
         let done = record.completed as usize;
         match record.status {
             Status::SUCCESS if record.result == 1 && matches!(operation, Operation::Compare { .. }) => {
@@ -120,54 +101,23 @@ impl Progress {
             }
             Status::SUCCESS => {
                 self.take_crc(operation, record);
-                self.advance(operation, len);
+                self.start += len;
                 if self.left() == 0 { Step::Done } else { Step::Next }
             }
             Status::PAGE_FAULT | Status::PAGE_REQUEST_INVALID if done <= len => {
-                // SAFETY: the caller guarantees the conditions of this function, which are the same.
-                unsafe { self.partly(operation, len, record) }
+                // The device copied from the end: the core copies the piece again.
+                if record.result == 1 && matches!(operation, Operation::Copy { .. }) {
+                    return Step::Core(Why::PageFault { address: record.fault_address });
+                }
+                if done > 0 {
+                    self.take_crc(operation, record);
+                }
+                self.start += done;
+                if self.left() == 0 { Step::Done } else { Step::Faulted(record.fault_address) }
             }
             // The checks of section 5.4 failed: nothing was done.
             status if (0x10..0x1f).contains(&status.0) => Step::Core(Why::Refused(status)),
-            status if operation.overlaps() => Step::Damaged(Why::Failed(status)),
             status => Step::Core(Why::Failed(status)),
-        }
-    }
-
-    /// # Safety
-    ///
-    /// As [`Self::absorb`].
-    unsafe fn partly(&mut self, operation: &Operation<'_>, len: usize, record: &Completed) -> Step {
-        let done = record.completed as usize;
-        if done > 0 {
-            self.take_crc(operation, record);
-        }
-        let at = self.place(operation, len);
-        match operation {
-            Operation::Copy { src, dst } if (record.result == 1) != operation.goes_backwards() => {
-                // The device copied in the other direction than expected. If the operation overlaps, or more bytes
-                // follow the piece, a remaining range cannot describe the state, so the core completes the piece. The
-                // device has not overwritten source bytes that it has not copied.
-                let rest = if record.result == 1 { at..at + len - done } else { at + done..at + len };
-                if operation.overlaps() || at + len < self.end {
-                    // SAFETY: both ranges are within the operation's memory; `std::ptr::copy` allows overlap.
-                    unsafe { std::ptr::copy(src.ptr.add(rest.start), dst.ptr.add(rest.start), rest.len()) };
-                    self.resolved_fault = Some(record.fault_address);
-                    self.advance(operation, len);
-                } else {
-                    self.end -= done;
-                }
-            }
-            _ => self.advance(operation, done),
-        }
-        if self.left() == 0 { Step::Done } else { Step::Faulted(record.fault_address) }
-    }
-
-    fn advance(&mut self, operation: &Operation<'_>, len: usize) {
-        if operation.goes_backwards() {
-            self.end -= len;
-        } else {
-            self.start += len;
         }
     }
 

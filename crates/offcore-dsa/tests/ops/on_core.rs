@@ -52,15 +52,6 @@ fn lengths_are_checked_first() {
 }
 
 #[test]
-fn a_copy_may_overlap_itself() {
-    let mut engine = Engine::core();
-    let mut bytes: Vec<u8> = (0..64).collect();
-    let base = bytes.as_mut_ptr();
-    engine.run(unbounded(base, base.wrapping_add(8), 32)).unwrap();
-    assert!(bytes[8..40].iter().copied().eq(0..32));
-}
-
-#[test]
 fn work_of_the_core_is_polled_in_order() {
     let mut engine = Engine::core();
     let (src, mut dst) = ([9; 8], [0; 8]);
