@@ -1,4 +1,5 @@
 //! A script: bytes that decide, one choice after another; zeroes when they are over.
+#![allow(dead_code, reason = "each user needs its own part")]
 
 pub(crate) struct Script<'a>(pub(crate) &'a [u8]);
 
@@ -19,6 +20,10 @@ impl Script<'_> {
 
     pub(crate) fn u16(&mut self) -> u16 {
         u16::from_le_bytes(self.bytes())
+    }
+
+    pub(crate) fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.bytes())
     }
 
     /// A number below `n`.

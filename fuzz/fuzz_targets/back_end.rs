@@ -7,5 +7,5 @@ mod back_end;
 mod script;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    back_end::play(input);
+    back_end::play(input, &mut back_end::Outcome::default());
 });

@@ -1,6 +1,8 @@
 //! A hostile front end and its guest at a real socket, against a running worker. The input is a script for them.
 #![no_main]
 
+#[path = "../script.rs"]
+mod bytes;
 #[path = "../../crates/offcore-vhost/tests/hostile_guest/live.rs"]
 mod live;
 #[path = "../../crates/offcore-vhost/tests/hostile_guest/live_script.rs"]
@@ -9,5 +11,5 @@ mod live_script;
 mod neighbour;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    live_script::play(input);
+    live_script::play(input, &mut live_script::Outcome::default());
 });

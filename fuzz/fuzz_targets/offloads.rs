@@ -7,5 +7,5 @@ mod offloads;
 mod script;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    offloads::play(input);
+    offloads::play(input, &mut offloads::Outcome::default());
 });

@@ -7,5 +7,5 @@ mod pcap;
 mod script;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    pcap::play(input);
+    pcap::play(input, &mut pcap::Outcome::default());
 });

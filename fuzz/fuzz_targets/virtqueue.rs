@@ -3,6 +3,8 @@
 
 #[path = "../../crates/offcore-vhost/tests/hostile_guest/arena.rs"]
 mod arena;
+#[path = "../script.rs"]
+mod bytes;
 #[path = "../../crates/offcore-vhost/tests/hostile_guest/neighbour.rs"]
 mod neighbour;
 #[path = "../../crates/offcore-vhost/tests/hostile_guest/rig.rs"]
@@ -11,5 +13,5 @@ mod rig;
 mod script;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    script::play(input);
+    script::play(input, &mut script::Outcome::default());
 });

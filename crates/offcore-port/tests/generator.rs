@@ -12,10 +12,8 @@ use offcore_port::{Port, RxQueue, TxQueue};
 use offcore_wire::{Ipv4Packet, MacAddr, probe};
 
 fn spec(text: &str) -> GenSpec {
-    match text.parse().unwrap() {
-        PortSpec::Gen(spec) => spec,
-        other => panic!("{other}"),
-    }
+    let PortSpec::Gen(spec) = text.parse().unwrap() else { panic!("{text}") };
+    spec
 }
 
 /// A generator between whose first queues a test forwards packets.

@@ -17,10 +17,8 @@ use offcore_wire::{Ipv4Packet, MacAddr, UdpDatagram, UdpEndpoint, UdpFlow, UdpTe
 const STATION: &str = "02:00:00:00:00:22";
 
 fn spec(text: &str) -> TapSpec {
-    match text.parse().unwrap() {
-        PortSpec::Tap(spec) => spec,
-        other => panic!("{other}"),
-    }
+    let PortSpec::Tap(spec) = text.parse().unwrap() else { panic!("{text}") };
+    spec
 }
 
 /// A port whose interface has address 10.77.0.1. The kernel has a neighbor entry for the port's side, 10.77.0.2.

@@ -28,10 +28,7 @@ impl Tap {
     fn new(text: &str) -> Self {
         let pool = pool(512);
         let mut worker = Worker::new(pool);
-        let spec = match text.parse().unwrap() {
-            PortSpec::Tap(spec) => spec,
-            other => panic!("{other}"),
-        };
+        let PortSpec::Tap(spec) = text.parse().unwrap() else { panic!("{text}") };
         let mut port = TapPort::open(&spec, pool).unwrap_or_else(|e| panic!("{e}"));
         let rx = worker.rx_queue(&mut port, 0).unwrap();
         let tx = worker.tx_queue(&mut port, 0).unwrap();

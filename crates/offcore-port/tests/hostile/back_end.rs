@@ -57,11 +57,11 @@ pub(crate) struct Outcome {
     pub(crate) broken: usize,
 }
 
-/// Runs a script.
+/// Runs a script and adds its outcome.
 ///
 /// # Panics
 /// If the back end has broken an invariant.
-pub(crate) fn play(script: &[u8]) -> Outcome {
+pub(crate) fn play(script: &[u8], outcome: &mut Outcome) {
     let mut kept = KEPT.take().unwrap_or_else(|| {
         let dir = TempDir::new();
         let backend = Backend::start(BackendConfig::new(dir.file("s")), Box::new(())).unwrap();
@@ -77,9 +77,8 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
         }
         rig.step(&mut script);
     }
-    let outcome = rig.finish();
+    rig.finish(outcome);
     KEPT.set(Some(kept));
-    outcome
 }
 
 /// A connected port, its queues' worker state, and the device sides of its virtqueues.
@@ -166,7 +165,7 @@ impl<'a> Rig<'a> {
         ctx.cache.free_all(burst);
     }
 
-    fn finish(self) -> Outcome {
+    fn finish(self, outcome: &mut Outcome) {
         let Self { port, mut rx, mut tx, mut cache, mut mover, clock, .. } = self;
         let mut ctx = Context { mover: &mut mover, cache: &mut cache, clock, burst: BURST };
         let mut burst = Burst::new();
@@ -174,19 +173,16 @@ impl<'a> Rig<'a> {
         tx.stop(&mut ctx);
         ctx.cache.free_all(burst);
         let (received, sent) = (rx.counters(), tx.counters());
-        let outcome = Outcome {
-            received: received.packets(),
-            dropped: received.dropped_total(),
-            sent: sent.packets(),
-            broken: port.broken().len(),
-        };
+        outcome.received += received.packets();
+        outcome.dropped += received.dropped_total();
+        outcome.sent += sent.packets();
+        outcome.broken += port.broken().len();
         drop((rx, tx, port));
         let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
         assert_eq!(all.len(), CHUNKS, "packet buffers are missing");
         let places: HashSet<_> = all.iter().map(|packet| packet.data().as_ptr() as usize / 2048).collect();
         assert_eq!(places.len(), CHUNKS, "packet buffers were given out twice");
         cache.free_all(all);
-        outcome
     }
 }
 

@@ -75,18 +75,18 @@ impl TxQueue for Sink {
     }
 }
 
-/// Runs a script.
+/// Runs a script and adds its outcome.
 ///
 /// # Panics
 /// If the output is wrong.
-pub(crate) fn play(script: &[u8]) -> Outcome {
+pub(crate) fn play(script: &[u8], outcome: &mut Outcome) {
     let (pool, mut clock, counters) = KEPT.take().unwrap_or_else(|| {
         let pool = Pool::new(CHUNKS, 2048, Hugepages::None).unwrap();
         (pool, StageClock::private(), TxCounters::private())
     });
     let mut script = Script(script);
     let accepts = accepts(script.u8());
-    let (mut cache, mut mover, mut outcome) = (pool.cache(), Mover::new(), Outcome::default());
+    let (mut cache, mut mover) = (pool.cache(), Mover::new());
     let frames: Vec<(Frame, u16)> = (0..1 + script.below(PACKETS)).map(|_| frame(&mut script)).collect();
     let mut send = |frames: &[(Frame, u16)]| {
         let mut sink = Sink { accepts, sent: Vec::new(), counters: counters.clone() };
@@ -101,7 +101,7 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
     let (mut all, mut dropped) = (Vec::new(), 0);
     for frame in &frames {
         let (sent, drops) = send(std::slice::from_ref(frame));
-        judge(&frame.0, accepts, &sent, drops, &mut outcome);
+        judge(&frame.0, accepts, &sent, drops, outcome);
         all.extend(sent);
         dropped += drops;
     }
@@ -110,7 +110,6 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
     assert_eq!(chunks.len(), CHUNKS, "packet buffers are missing");
     cache.free_all(chunks);
     KEPT.set(Some((pool, clock, counters)));
-    outcome
 }
 
 fn accepts(bits: u8) -> Accepts {

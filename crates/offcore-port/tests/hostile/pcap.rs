@@ -44,23 +44,25 @@ pub(crate) struct Outcome {
 /// A packet: timestamp, bytes, and original length.
 type Record = (u64, Vec<u8>, u32);
 
-/// Runs a script.
+/// Runs a script and adds its outcome.
 ///
 /// # Panics
 /// If the packets read differ from those in the file.
-pub(crate) fn play(script: &[u8]) -> Outcome {
+pub(crate) fn play(script: &[u8], outcome: &mut Outcome) {
     let mut script = Script(script);
     let (options, file) = (script.u8(), file(&mut script));
     let Some((records, whole)) = records(&file) else {
         let error = PcapReader::new(&file[..]).unwrap_err();
         assert!(!error.to_string().is_empty());
         assert!(open(&file, false, |_| ()).is_none(), "{error}");
-        return Outcome { refused: 1, ..Outcome::default() };
+        outcome.refused += 1;
+        return;
     };
     read(&file, &records, whole);
     write(&records);
-    let received = receive(&file, &records, whole, options & 1 != 0);
-    Outcome { records: records.len(), damaged: usize::from(!whole), received, ..Outcome::default() }
+    outcome.received += receive(&file, &records, whole, options & 1 != 0);
+    outcome.records += records.len();
+    outcome.damaged += usize::from(!whole);
 }
 
 /// Generates a file that is usually a capture file.
@@ -238,6 +240,7 @@ fn receive(file: &[u8], records: &[Record], whole: bool, repeat: bool) -> usize 
             assert!((short..=short + end).contains(&counters.dropped(DropReason::Malformed)));
             assert!((too_big..=too_big + end).contains(&counters.dropped(DropReason::TooBig)));
         }
+        assert_eq!(rx.counters().packets(), received as u64);
         assert!(!port.status().is_empty());
         received
     });

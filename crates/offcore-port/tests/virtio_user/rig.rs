@@ -113,10 +113,8 @@ impl Played {
 }
 
 pub(crate) fn spec(text: &str) -> VirtioUserSpec {
-    match text.parse().unwrap() {
-        PortSpec::VirtioUser(spec) => spec,
-        other => panic!("{other}"),
-    }
+    let PortSpec::VirtioUser(spec) = text.parse().unwrap() else { panic!("{text}") };
+    spec
 }
 
 pub(crate) fn start(dir: &TempDir, features: Option<u64>, queue_pairs: u16) -> Backend {

@@ -15,6 +15,8 @@ use offcore_ring::packed::{FRESH_BASE, Layout, VIRTQ_DESC_F_AVAIL, VIRTQ_DESC_F_
 use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 use offcore_ring::testing::single;
 
+use crate::bytes::Script;
+
 const DRIVER_EVENT: usize = 0x100;
 const DEVICE_EVENT: usize = 0x200;
 const RING: usize = 0x300;
@@ -39,30 +41,19 @@ pub(crate) struct Outcome {
     pub(crate) disowned: usize,
 }
 
-impl Outcome {
-    pub(crate) fn and(self, other: Self) -> Self {
-        Self {
-            taken: self.taken + other.taken,
-            refused: self.refused + other.refused,
-            popped: self.popped + other.popped,
-            disowned: self.disowned + other.disowned,
-        }
-    }
-}
-
-/// Plays a script.
+/// Plays a script and adds its outcome.
 ///
 /// # Panics
 /// Panics if the other side has broken an invariant.
-pub(crate) fn play(script: &[u8]) -> Outcome {
+pub(crate) fn play(script: &[u8], outcome: &mut Outcome) {
     let mut script = Script(script);
     let options = script.u8();
     let size = [1, 2, 3, 8, 37, 64, 70, 100][usize::from(options & 7)];
     let memory = Memory::new(size);
     if options & 8 != 0 {
-        driver_side(script, &memory, options)
+        driver_side(script, &memory, options, outcome)
     } else {
-        device_side(script, &memory, options)
+        device_side(script, &memory, options, outcome)
     }
 }
 
@@ -106,7 +97,7 @@ enum Write {
 }
 
 /// Plays a hostile driver.
-fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome {
+fn device_side(mut script: Script<'_>, memory: &Memory, options: u8, outcome: &mut Outcome) {
     let direction = if options & 16 != 0 { Direction::Writable } else { Direction::Readable };
     let size = memory.size;
     let start = |base| device::Queue::new(memory.layout(), base, options & 32 != 0, options & 64 != 0);
@@ -115,7 +106,6 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
     let mut held: Vec<Chain> = Vec::new();
     // Numbers of descriptors that the driver does not own: taken, and returned but not published.
     let (mut out, mut unpublished) = (0u32, 0u32);
-    let mut outcome = Outcome::default();
     while !script.0.is_empty() {
         match script.driver_op(size, !held.is_empty()) {
             DriverOp::Offer(descriptors) => {
@@ -138,7 +128,7 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
                 Err(error) => outcome.refused += usize::from(!error.to_string().is_empty()),
             },
             DriverOp::Take(chains) => {
-                let ahead = take(&mut queue, chains, memory, direction, &mut held, &mut outcome);
+                let ahead = take(&mut queue, chains, memory, direction, &mut held, outcome);
                 out += u32::from(ahead);
                 assert!(out <= size.into(), "{out} of {size} descriptors are out");
                 queue.consume(ahead);
@@ -174,7 +164,6 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
         }
     }
     memory.check_unwritten(DEVICE_EVENT);
-    outcome
 }
 
 /// Takes up to `chains` chains into `held`. Returns the number of their entries.
@@ -218,12 +207,11 @@ fn take(
 }
 
 /// Plays a hostile device.
-fn driver_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome {
+fn driver_side(mut script: Script<'_>, memory: &Memory, options: u8, outcome: &mut Outcome) {
     let size = memory.size;
     let mut queue = driver::Queue::new(memory.layout(), options & 32 != 0);
     let mut in_flight = HashSet::new();
     let (mut serial, mut used, mut wrap) = (0u64, 0u16, true);
-    let mut outcome = Outcome::default();
     while !script.0.is_empty() {
         match script.device_op(size) {
             DeviceOp::Add(buffers) => {
@@ -266,7 +254,6 @@ fn driver_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
     let left: HashSet<_> = queue.take_in_flight().collect();
     assert_eq!(left, in_flight);
     memory.check_unwritten(DRIVER_EVENT);
-    outcome
 }
 
 /// Memory of both sides: two regions that are adjacent in guest addresses but not in host addresses.
@@ -348,21 +335,9 @@ impl Memory {
     }
 }
 
-struct Script<'a>(&'a [u8]);
-
 impl Script<'_> {
-    fn u8(&mut self) -> u8 {
-        let Some((&first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        first
-    }
-
-    fn u16(&mut self) -> u16 {
-        u16::from_le_bytes([self.u8(), self.u8()])
-    }
-
     fn u128(&mut self) -> u128 {
-        u128::from_le_bytes(std::array::from_fn(|_| self.u8()))
+        u128::from_le_bytes(self.bytes())
     }
 
     fn driver_op(&mut self, size: u16, holds: bool) -> DriverOp {

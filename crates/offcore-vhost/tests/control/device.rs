@@ -10,8 +10,7 @@ use offcore_vhost::{Backend, BackendConfig};
 use crate::peer::*;
 
 fn jumbo_backend(dir: &Dir) -> Backend {
-    let config = BackendConfig { max_mtu: 9000, ..BackendConfig::new(dir.file("vhost.sock")) };
-    Backend::start(config, Box::new(())).unwrap()
+    start(BackendConfig { max_mtu: 9000, ..BackendConfig::new(dir.file("vhost.sock")) })
 }
 
 #[test]

@@ -14,7 +14,7 @@ use offcore_vhost::connection::Role;
 use offcore_vhost::frontend::FrontEndError;
 use offcore_vhost::{Backend, BackendConfig, FrontEnd, FrontEndConfig, MemoryFd, features};
 
-use crate::peer::{Dir, last_error, until};
+use crate::peer::{Dir, backend, last_error, start, until};
 
 struct Memory {
     mapping: Mapping,
@@ -39,11 +39,7 @@ fn config(dir: &Dir) -> FrontEndConfig {
 #[test]
 fn virtqueues_start_and_stop() {
     let dir = Dir::new();
-    let backend = Backend::start(
-        BackendConfig { queue_pairs: 4, ..BackendConfig::new(dir.file("vhost.sock")) },
-        Box::new(()),
-    )
-    .unwrap();
+    let backend = start(BackendConfig { queue_pairs: 4, ..BackendConfig::new(dir.file("vhost.sock")) });
     let memory = Memory::new();
     let config = FrontEndConfig { queue_pairs: 3, queue_size: 1024, ..config(&dir) };
     let mut front_end = FrontEnd::connect(&config, &[memory.region()]).unwrap();
@@ -112,11 +108,7 @@ fn eight_queue_pairs_run() {
 /// Starts and stops eight queue pairs with `feature`, and checks each of them.
 pub(crate) fn eight_queue_pairs(feature: u64, format: &str) {
     let dir = Dir::new();
-    let backend = Backend::start(
-        BackendConfig { queue_pairs: 8, ..BackendConfig::new(dir.file("vhost.sock")) },
-        Box::new(()),
-    )
-    .unwrap();
+    let backend = start(BackendConfig { queue_pairs: 8, ..BackendConfig::new(dir.file("vhost.sock")) });
     let memory = Memory::new();
     let config = FrontEndConfig { queue_pairs: 8, features: config(&dir).features | feature, ..config(&dir) };
     let mut front_end = FrontEnd::connect(&config, &[memory.region()]).unwrap();
@@ -157,11 +149,7 @@ fn status_of(backend: &Backend) -> (usize, u64) {
 #[test]
 fn back_end_may_refuse_the_mtu() {
     let dir = Dir::new();
-    let backend = Backend::start(
-        BackendConfig { max_mtu: 1500, ..BackendConfig::new(dir.file("vhost.sock")) },
-        Box::new(()),
-    )
-    .unwrap();
+    let backend = start(BackendConfig { max_mtu: 1500, ..BackendConfig::new(dir.file("vhost.sock")) });
     let connect = |mtu| FrontEnd::connect(&FrontEndConfig { mtu, ..config(&dir) }, &[]);
     let mut front_end = connect(Some(1500)).unwrap();
     assert_ne!(front_end.features() & features::VIRTIO_NET_F_MTU, 0);
@@ -180,7 +168,7 @@ fn back_end_may_refuse_the_mtu() {
 #[test]
 fn both_sides_see_the_same_ring() {
     let dir = Dir::new();
-    let backend = Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap();
+    let backend = backend(&dir);
     let memory = Memory::new();
     let mut front_end = FrontEnd::connect(&config(&dir), &[memory.region()]).unwrap();
     let event_idx = front_end.features() & features::VIRTIO_F_EVENT_IDX != 0;
@@ -225,7 +213,7 @@ fn a_front_end_can_be_the_server() {
 #[test]
 fn front_end_detects_back_end_restart() {
     let dir = Dir::new();
-    let start = || Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap();
+    let start = || backend(&dir);
     let memory = Memory::new();
     let mut backend = start();
     for _ in 0..3 {
@@ -253,7 +241,7 @@ fn connect_errors_name_the_cause() {
         FrontEndError::Pairs { .. }
     ));
 
-    let backend = Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap();
+    let backend = backend(&dir);
     let error = connect(&FrontEndConfig { queue_pairs: 2, ..short.clone() });
     assert!(error.to_string().contains("does not offer NET_MQ (feature 22)"), "{error}");
     let memory = Memory::new();

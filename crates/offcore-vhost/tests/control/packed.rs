@@ -140,10 +140,7 @@ fn front_end_begins_packed_rings() {
     // If packed rings are not offered, split rings are negotiated, with a size that is valid for them.
     let split = Dir::new();
     let offered = features::OFFERED & !VIRTIO_F_RING_PACKED;
-    let _backend = Backend::start(
-        BackendConfig { features: offered, ..BackendConfig::new(split.file("vhost.sock")) },
-        Box::new(()),
-    );
+    let _backend = start(BackendConfig { features: offered, ..BackendConfig::new(split.file("vhost.sock")) });
     let config = FrontEndConfig { path: split.file("vhost.sock"), ..config };
     let error = FrontEnd::connect(&config, &[]).unwrap_err();
     assert!(error.to_string().contains("queue size 100"), "{error}");

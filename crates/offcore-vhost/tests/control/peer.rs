@@ -171,7 +171,11 @@ impl Peer {
 
 /// Starts a back end with one queue pair.
 pub(crate) fn backend(dir: &Dir) -> Backend {
-    Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap()
+    start(BackendConfig::new(dir.file("vhost.sock")))
+}
+
+pub(crate) fn start(config: BackendConfig) -> Backend {
+    Backend::start(config, Box::new(())).unwrap()
 }
 
 /// Returns a back end, and a front end that has negotiated features.

@@ -9,8 +9,7 @@ use offcore_vhost::{Backend, BackendConfig, features};
 use crate::peer::*;
 
 fn backend_of(dir: &Dir, queue_pairs: u16) -> Backend {
-    let config = BackendConfig { queue_pairs, ..BackendConfig::new(dir.file("vhost.sock")) };
-    Backend::start(config, Box::new(())).unwrap()
+    start(BackendConfig { queue_pairs, ..BackendConfig::new(dir.file("vhost.sock")) })
 }
 
 fn ring(backend: &Backend, index: usize) -> RingState {

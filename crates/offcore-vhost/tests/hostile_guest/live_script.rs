@@ -12,6 +12,7 @@ use offcore_vhost::message::{
 use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
 
+use crate::bytes::Script;
 use crate::live::{BUFFERS, EVERYTHING, LOG, Live, MEMORY, PATHS, PHYSICAL, SIZE, USER, addresses};
 
 /// Longer scripts are cut off, so that every case ends soon.
@@ -36,11 +37,11 @@ pub(crate) struct Outcome {
     pub(crate) refused: u64,
 }
 
-/// Plays a script.
+/// Plays a script and adds its outcome.
 ///
 /// # Panics
 /// Panics if the hostile front end has broken an invariant.
-pub(crate) fn play(script: &[u8]) -> Outcome {
+pub(crate) fn play(script: &[u8], outcome: &mut Outcome) {
     let mut live = LIVE.take().unwrap_or_else(Live::new);
     let mut script = Script(script);
     let before = live.backend.device().status();
@@ -57,18 +58,16 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
         }
         step(&mut script, &mut live, &mut events);
     }
-    let ((packets, dropped), broken) = (live.counts(), [0, 1].map(|queue| live.broken(queue).is_some()));
+    let (packets, dropped) = live.counts();
+    outcome.packets += packets;
+    outcome.dropped += dropped;
+    outcome.broken += [0, 1].into_iter().filter(|&queue| live.broken(queue).is_some()).count();
     let after = live.backend.device().status();
     drop(events);
     live.finish();
     LIVE.set(Some(live));
-    Outcome {
-        packets,
-        dropped,
-        broken: broken.into_iter().map(usize::from).sum(),
-        messages: after.messages - before.messages,
-        refused: after.refused - before.refused,
-    }
+    outcome.messages += after.messages - before.messages;
+    outcome.refused += after.refused - before.refused;
 }
 
 fn event() -> OwnedFd {
@@ -86,7 +85,7 @@ fn features(script: &mut Script<'_>) -> u64 {
 }
 
 fn step(script: &mut Script<'_>, live: &mut Live, events: &mut [OwnedFd; 2]) {
-    let (op, queue) = script.op();
+    let (op, queue) = op(script);
     match op {
         0..12 => message(script, live, events, queue as u32),
         12..26 => offer(script, live, queue),
@@ -153,7 +152,7 @@ fn offer(script: &mut Script<'_>, live: &mut Live, queue: usize) {
     let mut buffers: Vec<(u64, u32, u16)> = (0..entries)
         .map(|_| {
             let flags = if script.u8() < 250 { write } else { script.u16() };
-            (script.address(), script.len(), flags)
+            (address(script), len(script), flags)
         })
         .collect();
     if script.u8() >= 220 {
@@ -278,48 +277,30 @@ fn raw(script: &mut Script<'_>, live: &mut Live) {
     live.turn();
 }
 
-struct Script<'a>(&'a [u8]);
+/// Returns the next operation and its virtqueue.
+fn op(script: &mut Script<'_>) -> (u8, usize) {
+    let byte = script.u8();
+    (byte & 0x7f, usize::from(byte >> 7))
+}
 
-impl Script<'_> {
-    fn u8(&mut self) -> u8 {
-        let Some((&first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        first
+fn address(script: &mut Script<'_>) -> u64 {
+    let near = u64::from(script.u8());
+    match script.u8() {
+        0..230 => PHYSICAL + BUFFERS + (near & 31) * 4096 + (near >> 5),
+        230..240 => PHYSICAL + MEMORY - near,
+        240..248 => PHYSICAL + near * 16,
+        _ => script.u64(),
     }
+}
 
-    fn u16(&mut self) -> u16 {
-        u16::from_le_bytes([self.u8(), self.u8()])
-    }
-
-    fn u64(&mut self) -> u64 {
-        u64::from_le_bytes(std::array::from_fn(|_| self.u8()))
-    }
-
-    /// Returns the next operation and its virtqueue.
-    fn op(&mut self) -> (u8, usize) {
-        let byte = self.u8();
-        (byte & 0x7f, usize::from(byte >> 7))
-    }
-
-    fn address(&mut self) -> u64 {
-        let near = u64::from(self.u8());
-        match self.u8() {
-            0..230 => PHYSICAL + BUFFERS + (near & 31) * 4096 + (near >> 5),
-            230..240 => PHYSICAL + MEMORY - near,
-            240..248 => PHYSICAL + near * 16,
-            _ => self.u64(),
-        }
-    }
-
-    fn len(&mut self) -> u32 {
-        let near = u32::from(self.u8());
-        match self.u8() {
-            0..128 => near * 8 + 14,
-            128..160 => near,
-            160..200 => 12 + near % 64,
-            200..220 => 65535 + near,
-            220..230 => u32::MAX - near,
-            _ => 1526,
-        }
+fn len(script: &mut Script<'_>) -> u32 {
+    let near = u32::from(script.u8());
+    match script.u8() {
+        0..128 => near * 8 + 14,
+        128..160 => near,
+        160..200 => 12 + near % 64,
+        200..220 => 65535 + near,
+        220..230 => u32::MAX - near,
+        _ => 1526,
     }
 }

@@ -4,6 +4,8 @@
 
 mod arbitrary;
 mod arena;
+#[path = "../../../../fuzz/script.rs"]
+mod bytes;
 mod checklist;
 mod live;
 mod live_script;

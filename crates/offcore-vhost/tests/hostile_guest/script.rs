@@ -10,6 +10,7 @@ use offcore_vhost::features::{
 };
 
 use crate::arena::{BUFFERS, END, RX, Ring, SEAM, START, TX, desc};
+use crate::bytes::Script;
 use crate::rig::{ENGINES, Memories, Rig, Setup};
 
 /// Longer scripts are cut off, so that every case ends soon.
@@ -33,11 +34,11 @@ pub(crate) struct Outcome {
     pub(crate) broken: usize,
 }
 
-/// Plays a script.
+/// Plays a script and adds its outcome.
 ///
 /// # Panics
 /// Panics if the hostile guest has broken an invariant.
-pub(crate) fn play(script: &[u8]) -> Outcome {
+pub(crate) fn play(script: &[u8], outcome: &mut Outcome) {
     let memories = MEMORIES.take().unwrap_or_else(Memories::new);
     let mut script = Script(script);
     let (setup, base) = script.setup();
@@ -47,18 +48,16 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
         memories.arena.write_u16(ring.used + 2, used);
     }
     let mut rig = Rig::new(memories, setup, base);
-    let mut outcome = Outcome::default();
     for _ in 0..MAX_STEPS {
         if script.0.is_empty() {
             break;
         }
-        step(&mut script, &mut rig, &mut outcome);
+        step(&mut script, &mut rig, outcome);
     }
-    outcome.dequeued = rig.dequeued.packets;
-    outcome.dropped = rig.dequeued.malformed + rig.dequeued.too_big;
-    outcome.enqueued = rig.enqueued;
+    outcome.dequeued += rig.dequeued.packets;
+    outcome.dropped += rig.dequeued.malformed + rig.dequeued.too_big;
+    outcome.enqueued += rig.enqueued;
     MEMORIES.set(Some(rig.finish()));
-    outcome
 }
 
 /// Next step of the guest or the worker. Steps of the guest apply to its RX (0) or TX (1) virtqueue.
@@ -190,23 +189,7 @@ fn ring_of(queue: usize) -> Ring {
     [RX, TX][queue]
 }
 
-struct Script<'a>(&'a [u8]);
-
 impl Script<'_> {
-    fn u8(&mut self) -> u8 {
-        let Some((&first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        first
-    }
-
-    fn u16(&mut self) -> u16 {
-        u16::from_le_bytes([self.u8(), self.u8()])
-    }
-
-    fn u64(&mut self) -> u64 {
-        u64::from_le_bytes(std::array::from_fn(|_| self.u8()))
-    }
-
     fn setup(&mut self) -> (Setup, u16) {
         let options = self.u8();
         let mut features = VIRTIO_F_VERSION_1;
