@@ -65,9 +65,6 @@ pub struct AfPacketPort {
     state: Arc<State>,
     rx: Vec<Arc<Cell<Ring>>>,
     tx: Vec<Arc<Cell<Sender>>>,
-    /// Which queues are in use.
-    taken_rx: Vec<bool>,
-    taken_tx: Vec<bool>,
     /// The fanout group that further receiving queues join.
     group: Option<libc::c_int>,
     link: Link,
@@ -110,8 +107,6 @@ impl AfPacketPort {
             state: Arc::new(State { is_up: AtomicBool::new(false), mtu: AtomicUsize::new(mtu) }),
             rx: cells.clone().map(|_| Arc::new(Cell::new())).collect(),
             tx: cells.map(|_| Arc::new(Cell::new())).collect(),
-            taken_rx: vec![false; spec.queues.into()],
-            taken_tx: vec![false; spec.queues.into()],
             group: None,
             link: netdev.link(),
             netdev,
@@ -136,10 +131,10 @@ impl AfPacketPort {
         self.group = None;
         let (mut receivers, mut senders) = (Vec::new(), Vec::new());
         for queue in 0..self.rx.len() {
-            if queue == 0 || self.taken_rx[queue] {
+            if queue == 0 || self.base.rx[queue] {
                 receivers.push((queue, self.receiver(queue)?));
             }
-            if queue == 0 || self.taken_tx[queue] {
+            if queue == 0 || self.base.tx[queue] {
                 senders.push((queue, self.sender()?));
             }
         }
@@ -242,7 +237,6 @@ impl Port for AfPacketPort {
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
         let counters = self.base.take_rx(index, &setup)?;
         let queue = usize::from(index);
-        self.taken_rx[queue] = true;
         if self.joins(queue) {
             let ring = self.receiver(queue).map_err(|refusal| self.refused(refusal))?;
             self.rx[queue].publish(Some(ring));
@@ -254,7 +248,6 @@ impl Port for AfPacketPort {
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
         let counters = self.base.take_tx(index, &setup)?;
         let queue = usize::from(index);
-        self.taken_tx[queue] = true;
         if self.joins(queue) {
             let sender = self.sender().map_err(|refusal| self.refused(refusal))?;
             self.tx[queue].publish(Some(sender));

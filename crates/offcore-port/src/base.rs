@@ -14,8 +14,8 @@ pub struct PortBase {
     /// The port as written on the command line.
     pub name: String,
     pub mac: MacAddr,
-    rx: Vec<bool>,
-    tx: Vec<bool>,
+    pub(crate) rx: Vec<bool>,
+    pub(crate) tx: Vec<bool>,
 }
 
 impl PortBase {

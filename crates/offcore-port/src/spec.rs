@@ -176,6 +176,10 @@ fn unless<T: fmt::Display + PartialEq>(
     if value == default { Ok(()) } else { write!(f, ",{key}={value}") }
 }
 
+fn given(f: &mut fmt::Formatter<'_>, key: &str, value: Option<impl fmt::Display>) -> fmt::Result {
+    value.map_or(Ok(()), |value| write!(f, ",{key}={value}"))
+}
+
 /// Returns the comma-separated fields of `text`. Commas within brackets do not separate fields.
 ///
 /// # Errors

@@ -4,7 +4,7 @@ use std::fmt;
 
 use offcore_stats::named;
 
-use super::{Options, first, flag, interface_name, narrow, unless};
+use super::{Options, first, flag, given, interface_name, narrow, unless};
 
 /// Default number of packets that an RX or TX ring holds.
 const RING_SIZE: u32 = 1024;
@@ -82,9 +82,7 @@ impl fmt::Display for AfXdpSpec {
         unless(f, "first", self.first, 0)?;
         unless(f, "mode", self.mode, XdpMode::Auto)?;
         unless(f, "ring_size", self.ring_size, RING_SIZE)?;
-        if let Some(budget) = self.busy_poll {
-            write!(f, ",busy_poll={budget}")?;
-        }
+        given(f, "busy_poll", self.busy_poll)?;
         f.write_str(flag(!self.need_wakeup, ",need_wakeup=off"))?;
         f.write_str(flag(!self.promiscuous, ",promisc=off"))?;
         f.write_str(flag(self.force, ",force"))

@@ -4,7 +4,7 @@ use std::fmt;
 
 use offcore_stats::named;
 
-use super::{Options, first, inner, narrow, unless};
+use super::{Options, first, flag, given, inner, narrow, unless};
 
 /// `dpdk:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,9 +82,9 @@ impl fmt::Display for DpdkSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "dpdk:{}", self.device)?;
         unless(f, "queues", self.queues, 1)?;
-        for (key, value) in [("mtu", self.mtu), ("rx_desc", self.rx_desc), ("tx_desc", self.tx_desc)] {
-            unless(f, key, value.unwrap_or(0), 0)?;
-        }
+        given(f, "mtu", self.mtu)?;
+        given(f, "rx_desc", self.rx_desc)?;
+        given(f, "tx_desc", self.tx_desc)?;
         match self.rss.as_deref() {
             None => {}
             Some([]) => f.write_str(",rss=off")?,
@@ -93,13 +93,8 @@ impl fmt::Display for DpdkSpec {
                 write!(f, ",rss=[{}]", names.join(","))?;
             }
         }
-        if !self.promisc {
-            f.write_str(",promisc=off")?;
-        }
-        match &self.args {
-            None => Ok(()),
-            Some(args) => write!(f, ",args=[{args}]"),
-        }
+        f.write_str(flag(!self.promisc, ",promisc=off"))?;
+        self.args.as_ref().map_or(Ok(()), |args| write!(f, ",args=[{args}]"))
     }
 }
 
@@ -107,41 +102,5 @@ impl DpdkSpec {
     /// Returns the interface of the kernel that the device's driver uses, as net_af_packet does.
     pub fn interface(&self) -> Option<&str> {
         self.args.as_deref()?.split(',').find_map(|argument| argument.trim().strip_prefix("iface="))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::spec::PortSpec;
-
-    #[test]
-    fn dpdk_specs_round_trip() {
-        for text in [
-            "dpdk:0000:43:00.0",
-            "dpdk:net_null0,queues=2,mtu=9000,rx_desc=512,tx_desc=2048",
-            "dpdk:net_ring0,rss=off,promisc=off",
-            "dpdk:43:00.1,queues=4,rss=[ip,tcp]",
-            "dpdk:net_af_packet0,args=[iface=eth0,qpairs=2]",
-        ] {
-            let spec: PortSpec = text.parse().unwrap();
-            assert_eq!(spec.to_string(), text);
-            assert_eq!(spec.to_string().parse::<PortSpec>().unwrap(), spec);
-        }
-    }
-
-    #[test]
-    fn invalid_spec_is_named() {
-        for (text, expected) in [
-            ("dpdk:", "as in dpdk:0000:43:00.0"),
-            ("dpdk:net_null0,mtu=9", "mtu=9: expected a number from 68"),
-            ("dpdk:net_null0,rx_desc=1", "rx_desc=1: expected a number from 16"),
-            ("dpdk:net_null0,rss=[ip,all]", "rss=[ip,all]: expected off, or some of ip, tcp"),
-            ("dpdk:net_null0,promisc=maybe", "promisc=maybe: expected on or off"),
-            ("dpdk:net_null0,args=[]", "'args' has no value"),
-            ("dpdk:net_null0,speed=1", "key 'speed' is not known"),
-        ] {
-            let error = text.parse::<PortSpec>().unwrap_err().to_string();
-            assert!(error.contains(expected), "{text}: {error}");
-        }
     }
 }

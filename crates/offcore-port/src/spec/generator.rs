@@ -4,7 +4,7 @@ use std::fmt;
 
 use offcore_wire::{probe, template};
 
-use super::{FCS, MAX_FLOWS, Options, narrow, unless};
+use super::{FCS, MAX_FLOWS, Options, given, narrow, unless};
 
 /// `gen:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,12 +47,8 @@ impl GenSpec {
 impl fmt::Display for GenSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "gen:size={}", self.size)?;
-        if let Some(count) = self.count {
-            write!(f, ",count={count}")?;
-        }
-        if let Some(rate) = self.rate {
-            write!(f, ",rate={rate}")?;
-        }
+        given(f, "count", self.count)?;
+        given(f, "rate", self.rate)?;
         unless(f, "flows", self.flows, 1)?;
         match self.verify {
             0 => f.write_str(",verify=off")?,

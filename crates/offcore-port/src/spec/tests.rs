@@ -155,18 +155,6 @@ fn every_af_xdp_key_is_parsed() {
         ..plain
     };
     assert_eq!(parse(text), PortSpec::AfXdp(spec));
-    for text in ["af_xdp:eth0", text, "af_xdp:eth0,mode=copy", "af_xdp:eth0,mode=skb"] {
-        assert_eq!(parse(text).to_string(), text);
-    }
-    for (text, part) in [
-        ("af_xdp:", "expected the interface's name"),
-        ("af_xdp:e,mode=fast", "mode=fast: expected auto, zc, copy or skb"),
-        ("af_xdp:e,ring_size=100", "ring_size=100: expected a power of two"),
-        ("af_xdp:e,ring_size=32", "expected a number from 64 to 32768"),
-        ("af_xdp:e,busy_poll", "busy_poll=: expected a number"),
-    ] {
-        assert!(error(text).contains(part), "'{text}' gives: {}", error(text));
-    }
 }
 
 #[test]
@@ -184,36 +172,6 @@ fn impairments_come_before_their_port() {
     let PortSpec::Impair(plain) = parse("impair:gen:rate=7") else { panic!("no impair port") };
     assert_eq!((plain.loss, plain.delay, plain.rate, plain.seed), (Share(0), Duration::ZERO, None, 1));
     assert_eq!(*parse("impair:loss=100%,gen:size=64").bare(), parse("gen:size=64"));
-    for text in [
-        "impair:gen:size=64",
-        "impair:loss=0.05%,tap:t,queues=2",
-        "impair:loss=1%,reorder=12.5%,duplicate=100%,corrupt=0.0001%,delay=1500us,jitter=2ms,rate=1000,seed=0,pcap:a,b",
-        "impair:delay=1000ms,vhost:/x,dmas=[txq0@wq0.0;rxq0@wq0.1]",
-    ] {
-        assert_eq!(parse(text).to_string(), text);
-    }
-    for (text, part) in [
-        ("impair:", "names no port"),
-        ("impair:loss=1%", "'loss=1%' names no port, expected one behind the keys"),
-        ("impair:loss=1%,", "names no port"),
-        ("impair:los=1%,tap:t", "key 'los' is not known, expected loss, reorder,"),
-        ("impair:tap:t,loss=1%", "port 'tap:t,loss=1%': key 'loss' is not known, expected queues"),
-        ("impair:loss=1%,tpa:t", "port 'tpa:t': kind 'tpa' is not known"),
-        ("impair:loss=1,tap:t", "loss=1: expected a percentage from 0% to 100%"),
-        ("impair:loss,tap:t", "loss=: expected a percentage"),
-        ("impair:loss=101%,tap:t", "loss=101%: expected"),
-        ("impair:loss=0.00001%,tap:t", "in steps of 0.0001%"),
-        ("impair:loss=-1%,tap:t", "loss=-1%: expected"),
-        ("impair:delay=5,tap:t", "delay=5: expected a time from 0us to 10s"),
-        ("impair:delay=11s,tap:t", "delay=11s: expected a time"),
-        ("impair:delay=ms,tap:t", "delay=ms: expected a time"),
-        ("impair:rate=1,tap:t", "rate=1: expected a number from 1000"),
-        ("impair:loss=1%,loss=2%,tap:t", "'loss' is given twice"),
-        ("impair:impair:tap:t", "it impairs 'impair:tap:t', expected a port of another kind"),
-    ] {
-        let message = error(text);
-        assert!(message.contains(part), "'{text}' gives: {message}");
-    }
 }
 
 #[test]
@@ -227,6 +185,19 @@ fn written_form_round_trips() {
         "pcap:-,b",
         "af_packet:eth0",
         "af_packet:eth0,queues=4,fanout=qm,slots=4096,promisc=off,qdisc_bypass",
+        "af_xdp:eth0",
+        "af_xdp:eth0,queues=4,first=2,mode=zc,ring_size=512,busy_poll=64,need_wakeup=off,promisc=off,force",
+        "af_xdp:eth0,mode=copy",
+        "af_xdp:eth0,mode=skb",
+        "dpdk:0000:43:00.0",
+        "dpdk:net_null0,queues=2,mtu=9000,rx_desc=512,tx_desc=2048",
+        "dpdk:net_ring0,rss=off,promisc=off",
+        "dpdk:43:00.1,queues=4,rss=[ip,tcp]",
+        "dpdk:net_af_packet0,args=[iface=eth0,qpairs=2]",
+        "impair:gen:size=64",
+        "impair:loss=0.05%,tap:t,queues=2",
+        "impair:loss=1%,reorder=12.5%,duplicate=100%,corrupt=0.0001%,delay=1500us,jitter=2ms,rate=1000,seed=0,pcap:a,b",
+        "impair:delay=1000ms,vhost:/x,dmas=[txq0@wq0.0;rxq0@wq0.1]",
         "tap:tap0",
         "tap:tap0,queues=4",
         "tap:tap0,offloads=off",
@@ -239,6 +210,90 @@ fn written_form_round_trips() {
         assert_eq!(parse(text).to_string(), text);
     }
 }
+
+/// Wrong specifications, and a part of the error of each.
+const WRONG: &[(&str, &str)] = &[
+    ("", "expected KIND:ARGS"),
+    ("vhost:", "expected the socket's path"),
+    ("vhost:queues=2", "begins with 'queues=2'"),
+    ("vhost:/x,", "key '' is not known"),
+    ("vhost:/x,mrg=yes", "mrg=yes: expected on or off"),
+    ("vhost:/x,client,client", "'client' is given twice"),
+    ("vhost:/x,group=no/such", "group=no/such: there is no such group"),
+    ("vhost:/x,owner=4294967295", "there is no such user"),
+    ("vhost:/x,mode=0680", "mode=0680: expected permissions in octal"),
+    ("vhost:/x,mode=1777", "mode=1777: expected permissions in octal"),
+    ("vhost:/x,max_memory=4k", "max_memory=4k: expected MiB from 1 on, or such as 512M or 4G"),
+    ("vhost:/x,max_memory=0G", "max_memory=0G: expected"),
+    ("vhost:/x,max_memory=+1G", "max_memory=+1G: expected"),
+    ("vhost:/x,max_memory=4194304G", "max_memory=4194304G: expected"),
+    ("vhost:/x,max_memory", "max_memory=: expected"),
+    ("vhost:/x,client,mode=0660", "mode= is of a socket that the port makes"),
+    ("virtio-user:/x,peer", "peer=: there is no such user"),
+    ("af_xdp:", "expected the interface's name"),
+    ("af_xdp:e,mode=fast", "mode=fast: expected auto, zc, copy or skb"),
+    ("af_xdp:e,ring_size=100", "ring_size=100: expected a power of two"),
+    ("af_xdp:e,ring_size=32", "expected a number from 64 to 32768"),
+    ("af_xdp:e,busy_poll", "busy_poll=: expected a number"),
+    ("dpdk:", "as in dpdk:0000:43:00.0"),
+    ("dpdk:net_null0,mtu=9", "mtu=9: expected a number from 68"),
+    ("dpdk:net_null0,rx_desc=1", "rx_desc=1: expected a number from 16"),
+    ("dpdk:net_null0,rss=[ip,all]", "rss=[ip,all]: expected off, or some of ip, tcp"),
+    ("dpdk:net_null0,promisc=maybe", "promisc=maybe: expected on or off"),
+    ("dpdk:net_null0,args=[]", "'args' has no value"),
+    ("dpdk:net_null0,speed=1", "key 'speed' is not known"),
+    ("impair:", "names no port"),
+    ("impair:loss=1%", "'loss=1%' names no port, expected one behind the keys"),
+    ("impair:loss=1%,", "names no port"),
+    ("impair:los=1%,tap:t", "key 'los' is not known, expected loss, reorder,"),
+    ("impair:tap:t,loss=1%", "port 'tap:t,loss=1%': key 'loss' is not known, expected queues"),
+    ("impair:loss=1%,tpa:t", "port 'tpa:t': kind 'tpa' is not known"),
+    ("impair:loss=1,tap:t", "loss=1: expected a percentage from 0% to 100%"),
+    ("impair:loss,tap:t", "loss=: expected a percentage"),
+    ("impair:loss=101%,tap:t", "loss=101%: expected"),
+    ("impair:loss=0.00001%,tap:t", "in steps of 0.0001%"),
+    ("impair:loss=-1%,tap:t", "loss=-1%: expected"),
+    ("impair:delay=5,tap:t", "delay=5: expected a time from 0us to 10s"),
+    ("impair:delay=11s,tap:t", "delay=11s: expected a time"),
+    ("impair:delay=ms,tap:t", "delay=ms: expected a time"),
+    ("impair:rate=1,tap:t", "rate=1: expected a number from 1000"),
+    ("impair:loss=1%,loss=2%,tap:t", "'loss' is given twice"),
+    ("impair:impair:tap:t", "it impairs 'impair:tap:t', expected a port of another kind"),
+    ("vhost:/x,dmas=[txq0@wq0.0", "'[' is not closed"),
+    ("vhost:/x,dmas=[[a]]", "'[' is not expected"),
+    ("vhost:/x,dmas=a]", "']' is not expected"),
+    ("vhost:/x,dmas", "'dmas' has no value"),
+    ("vhost:/x,dmas=[]", "'dmas' has no value"),
+    ("virtio-user:/x,queue_size=100", "queue_size=100: expected a power of two"),
+    ("virtio-user:/x,queue_size=65536", "queue_size=65536: expected a number from 2 to 32768"),
+    ("virtio-user:/x,mac=1:2", "has 2 parts"),
+    ("virtio-user:/x,mac", "mac: ''"),
+    ("virtio-user:/x,mac=ff:ff:ff:ff:ff:ff", "expected the address of one station"),
+    ("af_packet:eth0,fanout=all", "fanout=all: expected one of hash, lb, cpu, rollover, rnd, qm"),
+    ("af_packet:eth0,fanout", "fanout=: expected one of"),
+    ("af_packet:eth0,slots=63", "slots=63: expected a number from 64 to 65536"),
+    ("tap:", "expected the interface's name"),
+    ("tap:sixteen-letters-", "has 16 bytes, expected at most 15"),
+    ("tap:a/b", "expected one without '/'"),
+    ("tap:..", "expected one without '/'"),
+    ("tap:t,queues=129", "queues=129: expected a number from 1 to 128"),
+    ("tap:t,queues", "queues=: expected a number"),
+    ("pcap:", "names no file"),
+    ("pcap:-,-", "names no file"),
+    ("pcap:-,b,loop", "'loop' is given without an input"),
+    ("pcap:a,a", "the same file"),
+    ("pcap:a,b,c", "key 'c' is not known, expected loop, overwrite"),
+    ("pcap:a,overwrite", "'overwrite' is given without an output"),
+    ("gen:64", "key '64' is not known, expected size"),
+    ("gen:size=63", "size=63: expected a number from 64 to 65553"),
+    ("gen:size=+64", "size=+64: expected a number"),
+    ("gen:count=0", "count=0: expected a number from 1"),
+    ("gen:count=99999999999G", "expected a number"),
+    ("gen:flows=65537", "flows=65537: expected a number from 1 to 65536"),
+    ("gen:rate=k", "rate=k: expected a number"),
+    ("gen:verify=0", "verify=0: expected a number from 1"),
+    ("gen:size=é", "size=é: expected a number"),
+];
 
 #[test]
 fn errors_name_found_and_expected() {
@@ -258,59 +313,7 @@ fn errors_name_found_and_expected() {
          mode, packed, in_order, mrg, indirect, event_idx, offloads, max_memory, dmas"
     );
     assert_eq!(error("tap:t,queues=0"), "port 'tap:t,queues=0': queues=0: expected a number from 1 to 128");
-    for (text, part) in [
-        ("", "expected KIND:ARGS"),
-        ("vhost:", "expected the socket's path"),
-        ("vhost:queues=2", "begins with 'queues=2'"),
-        ("vhost:/x,", "key '' is not known"),
-        ("vhost:/x,mrg=yes", "mrg=yes: expected on or off"),
-        ("vhost:/x,client,client", "'client' is given twice"),
-        ("vhost:/x,group=no/such", "group=no/such: there is no such group"),
-        ("vhost:/x,owner=4294967295", "there is no such user"),
-        ("vhost:/x,mode=0680", "mode=0680: expected permissions in octal"),
-        ("vhost:/x,mode=1777", "mode=1777: expected permissions in octal"),
-        ("vhost:/x,max_memory=4k", "max_memory=4k: expected MiB from 1 on, or such as 512M or 4G"),
-        ("vhost:/x,max_memory=0G", "max_memory=0G: expected"),
-        ("vhost:/x,max_memory=+1G", "max_memory=+1G: expected"),
-        ("vhost:/x,max_memory=4194304G", "max_memory=4194304G: expected"),
-        ("vhost:/x,max_memory", "max_memory=: expected"),
-        ("vhost:/x,client,mode=0660", "mode= is of a socket that the port makes"),
-        ("virtio-user:/x,peer", "peer=: there is no such user"),
-        ("vhost:/x,dmas=[txq0@wq0.0", "'[' is not closed"),
-        ("vhost:/x,dmas=[[a]]", "'[' is not expected"),
-        ("vhost:/x,dmas=a]", "']' is not expected"),
-        ("vhost:/x,dmas", "'dmas' has no value"),
-        ("vhost:/x,dmas=[]", "'dmas' has no value"),
-        ("virtio-user:/x,queue_size=100", "queue_size=100: expected a power of two"),
-        ("virtio-user:/x,queue_size=65536", "queue_size=65536: expected a number from 2 to 32768"),
-        ("virtio-user:/x,mac=1:2", "has 2 parts"),
-        ("virtio-user:/x,mac", "mac: ''"),
-        ("virtio-user:/x,mac=ff:ff:ff:ff:ff:ff", "expected the address of one station"),
-        ("af_packet:eth0,fanout=all", "fanout=all: expected one of hash, lb, cpu, rollover, rnd, qm"),
-        ("af_packet:eth0,fanout", "fanout=: expected one of"),
-        ("af_packet:eth0,slots=63", "slots=63: expected a number from 64 to 65536"),
-        ("tap:", "expected the interface's name"),
-        ("tap:sixteen-letters-", "has 16 bytes, expected at most 15"),
-        ("tap:a/b", "expected one without '/'"),
-        ("tap:..", "expected one without '/'"),
-        ("tap:t,queues=129", "queues=129: expected a number from 1 to 128"),
-        ("tap:t,queues", "queues=: expected a number"),
-        ("pcap:", "names no file"),
-        ("pcap:-,-", "names no file"),
-        ("pcap:-,b,loop", "'loop' is given without an input"),
-        ("pcap:a,a", "the same file"),
-        ("pcap:a,b,c", "key 'c' is not known, expected loop, overwrite"),
-        ("pcap:a,overwrite", "'overwrite' is given without an output"),
-        ("gen:64", "key '64' is not known, expected size"),
-        ("gen:size=63", "size=63: expected a number from 64 to 65553"),
-        ("gen:size=+64", "size=+64: expected a number"),
-        ("gen:count=0", "count=0: expected a number from 1"),
-        ("gen:count=99999999999G", "expected a number"),
-        ("gen:flows=65537", "flows=65537: expected a number from 1 to 65536"),
-        ("gen:rate=k", "rate=k: expected a number"),
-        ("gen:verify=0", "verify=0: expected a number from 1"),
-        ("gen:size=é", "size=é: expected a number"),
-    ] {
+    for (text, part) in WRONG {
         let message = error(text);
         assert!(message.contains(part), "'{text}' gives: {message}");
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::{Options, first, flag, inner, socket_path, unless};
+use super::{Options, first, flag, given, inner, socket_path, unless};
 
 /// `vhost:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,9 +100,8 @@ impl fmt::Display for VhostSpec {
         write!(f, "vhost:{}", self.path.display())?;
         unless(f, "queues", self.queues, 1)?;
         f.write_str(flag(self.client, ",client"))?;
-        for (key, id) in [("owner", self.owner), ("group", self.group)] {
-            id.map_or(Ok(()), |id| write!(f, ",{key}={id}"))?;
-        }
+        given(f, "owner", self.owner)?;
+        given(f, "group", self.group)?;
         self.mode.map_or(Ok(()), |mode| write!(f, ",mode={mode:04o}"))?;
         f.write_str(flag(!self.packed, ",packed=off"))?;
         f.write_str(flag(!self.in_order, ",in_order=off"))?;
@@ -110,12 +109,7 @@ impl fmt::Display for VhostSpec {
         f.write_str(flag(!self.indirect, ",indirect=off"))?;
         f.write_str(flag(!self.event_idx, ",event_idx=off"))?;
         f.write_str(flag(!self.offloads, ",offloads=off"))?;
-        if let Some(memory) = self.max_memory {
-            write!(f, ",max_memory={memory}")?;
-        }
-        match &self.dmas {
-            None => Ok(()),
-            Some(dmas) => write!(f, ",dmas=[{dmas}]"),
-        }
+        given(f, "max_memory", self.max_memory)?;
+        self.dmas.as_ref().map_or(Ok(()), |dmas| write!(f, ",dmas=[{dmas}]"))
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use offcore_vhost::backend::MIN_MTU;
 use offcore_wire::ethernet::MacAddr;
 
-use super::{Options, first, flag, narrow, socket_path, unless};
+use super::{Options, first, flag, given, narrow, socket_path, unless};
 
 /// `virtio-user:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,16 +57,11 @@ impl VirtioUserSpec {
         if !queue_size.is_power_of_two() {
             return Err(format!("queue_size={queue_size}: expected a power of two from 2 to 32768"));
         }
-        let mac = match options.find("mac") {
-            None => None,
-            Some(value) => {
-                let mac: MacAddr = value.unwrap_or_default().parse().map_err(|e| format!("mac: {e}"))?;
-                if !mac.is_unicast() {
-                    return Err(format!("mac={mac}: expected the address of one station"));
-                }
-                Some(mac)
-            }
-        };
+        let mac = options.find("mac").map(|value| value.unwrap_or_default().parse::<MacAddr>());
+        let mac = mac.transpose().map_err(|e| format!("mac: {e}"))?;
+        if let Some(mac) = mac.filter(|mac| !mac.is_unicast()) {
+            return Err(format!("mac={mac}: expected the address of one station"));
+        }
         Ok(Self {
             path: socket_path(path)?,
             queues: options.queues()?,
@@ -93,10 +88,8 @@ impl fmt::Display for VirtioUserSpec {
         f.write_str(flag(!self.mrg, ",mrg=off"))?;
         f.write_str(flag(!self.event_idx, ",event_idx=off"))?;
         f.write_str(flag(!self.offloads, ",offloads=off"))?;
-        if let Some(mtu) = self.mtu {
-            write!(f, ",mtu={mtu}")?;
-        }
-        self.mac.map_or(Ok(()), |mac| write!(f, ",mac={mac}"))?;
-        self.peer.map_or(Ok(()), |user| write!(f, ",peer={user}"))
+        given(f, "mtu", self.mtu)?;
+        given(f, "mac", self.mac)?;
+        given(f, "peer", self.peer)
     }
 }
