@@ -32,7 +32,7 @@ mod tests {
     use crate::dsa::fixtures::Tree;
 
     fn doctor(tree: &Tree) -> Result<(), Failure> {
-        run(&DoctorArgs { root: Some(tree.0.0.clone()), all: false, format: Format::Json })
+        run(&DoctorArgs { root: Some(tree.file("")), all: false, format: Format::Json })
     }
 
     #[test]
