@@ -296,8 +296,9 @@ impl Serve {
     fn tend_applications(&mut self, calls: &mut Calls<'_>) {
         self.ask_for_memory(calls);
         self.fall_asleep(calls.now);
-        self.helpers.feed.unmap(&mut self.helpers.errands);
         let errands = &mut self.helpers.errands;
+        // While the stack ends, the processes are still alive, and need the addresses of their datagram sockets.
+        self.helpers.feed.unmap(errands, self.entry.door.is_some());
         self.registry.visit_awake(|app| {
             if let Some(acceptor) = &mut app.acceptor {
                 acceptor.interrupt_blocked_accept(calls.now, errands);

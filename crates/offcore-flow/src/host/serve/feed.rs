@@ -123,14 +123,17 @@ impl Feed {
         self.left.iter().find(|left| left.user == user).map(|left| &left.memory)
     }
 
-    /// Unmaps memory that is no longer used elsewhere.
-    pub(super) fn unmap(&mut self, errands: &mut Errands) {
+    /// Unmaps memory that is no longer used elsewhere. `frees`: its pages are freed, although processes may still have
+    /// mapped them.
+    pub(super) fn unmap(&mut self, errands: &mut Errands, frees: bool) {
         for OrphanedMemory { user, memory, share } in
             self.left.extract_if(.., |left| Arc::strong_count(&left.memory) == 1)
         {
             // The memory must be dropped before its share.
             errands.run_unawaited(user, move || {
-                memory.free_pages();
+                if frees {
+                    memory.free_pages();
+                }
                 drop((memory, share));
             });
         }
