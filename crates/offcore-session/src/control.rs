@@ -2,7 +2,8 @@
 //! attention.
 //!
 //! Two pages are shared. [`Control`] is written by both sides. [`Processes`] is written by the stack, and an
-//! application can only map it for reading. It says which of the application's processes are alive.
+//! application can only map it for reading. It says which of the application's processes are alive, and whether the
+//! stack has ended.
 //!
 //! **Marks.** An application marks a session after it has written, read, or changed its wishes. A mark is a bit and not
 //! an entry in a ring, so a process that is killed between two instructions does not block others. The stack takes all
@@ -24,6 +25,8 @@ pub const PROCESSES: usize = 1 << 10;
 /// Maximum number of broadcast addresses that an application knows.
 pub const BROADCASTS: usize = 64;
 const WORDS: usize = SESSIONS / 64;
+/// The kernel sets this bit in a robust futex when the thread that holds it ends (`FUTEX_OWNER_DIED`).
+const OWNER_DIED: u32 = 1 << 30;
 
 /// The pages that both sides write.
 #[derive(Debug)]
@@ -145,15 +148,32 @@ impl Control {
 /// Lists an application's processes that are alive. The stack gives a process a number and a generation. While the
 /// process is alive, the entry of that number is the generation. The page also contains the broadcast addresses of the
 /// stack's IPv4 networks: sending to one requires `SO_BROADCAST`.
+///
+/// The stack's worker holds a robust mutex in the page. The kernel changes its word when the worker ends, even if the
+/// stack is killed, and before it closes the stack's descriptors. It does so for 2,048 applications. The processes of
+/// others notice the end when a call waits.
 #[derive(Debug)]
-#[repr(C)]
+#[repr(C, align(8))]
 pub struct Processes {
     generations: [AtomicU32; PROCESSES],
     /// The first 0 ends the list.
     broadcasts: [AtomicU32; BROADCASTS],
+    /// A `pthread_mutex_t` of the stack. Its first word is the futex.
+    pub(crate) worker: [AtomicU32; 16],
 }
 
 impl Processes {
+    /// Returns whether the stack has ended, or has ended all sessions of the application.
+    #[inline]
+    pub fn has_stack_ended(&self) -> bool {
+        self.worker[0].load(Ordering::Acquire) & OWNER_DIED != 0
+    }
+
+    /// Stores, for the stack, that it ends all sessions of the application.
+    pub(crate) fn end(&self) {
+        self.worker[0].store(OWNER_DIED, Ordering::Release);
+    }
+
     /// Stores, for the stack, that process `number` has started, or (with generation 0) has ended.
     pub fn set(&self, number: usize, generation: u32) {
         self.generations[number % PROCESSES].store(generation, Ordering::Release);

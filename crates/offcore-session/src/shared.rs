@@ -1,6 +1,8 @@
 //! The stack's side of the pages that it shares with an application.
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr;
 
 use offcore_mem::mapping::MemoryError;
 use offcore_mem::{Hugepages, Mapping};
@@ -13,6 +15,8 @@ use crate::control::{Control, Processes};
 pub struct Shared {
     control: (Mapping, OwnedFd),
     processes: (Mapping, OwnedFd),
+    /// A thread has called [`Shared::hold`].
+    held: bool,
 }
 
 impl Shared {
@@ -33,7 +37,36 @@ impl Shared {
                 source,
             })?;
         }
-        Ok(Self { control, processes: (mapping, fd) })
+        Ok(Self { control, processes: (mapping, fd), held: false })
+    }
+
+    /// Makes the end of this thread visible to the application ([`Processes::has_stack_ended`]). The same thread must
+    /// call [`Shared::end`] or drop `self`, unless it ends before.
+    pub fn hold(&mut self) {
+        let mut attributes = MaybeUninit::uninit();
+        let mutex = self.worker();
+        // SAFETY: `attributes` is initialized first. The mutex is aligned memory of sufficient length, which stays
+        // mapped until `end` has removed the mutex from this thread's list, and no other thread uses it.
+        let held = unsafe {
+            libc::pthread_mutexattr_init(attributes.as_mut_ptr()) == 0
+                && libc::pthread_mutexattr_setrobust(attributes.as_mut_ptr(), libc::PTHREAD_MUTEX_ROBUST) == 0
+                && libc::pthread_mutex_init(mutex, attributes.as_ptr()) == 0
+                && libc::pthread_mutex_lock(mutex) == 0
+        };
+        self.held = held;
+    }
+
+    /// Tells the application that the stack ends all its sessions.
+    pub fn end(&mut self) {
+        if std::mem::take(&mut self.held) {
+            // SAFETY: `hold` has initialized and locked the mutex. The call fails if the thread of `hold` has ended.
+            unsafe { libc::pthread_mutex_unlock(self.worker()) };
+        }
+        self.processes().end();
+    }
+
+    fn worker(&self) -> *mut libc::pthread_mutex_t {
+        ptr::from_ref(&self.processes().worker).cast_mut().cast()
     }
 
     /// Returns the pages that both sides write.
@@ -56,6 +89,18 @@ impl Shared {
         [self.control.1.as_fd(), self.processes.1.as_fd()]
     }
 }
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+// The mutex fits into its place in the page.
+const _: () = {
+    let place = size_of::<[u32; 16]>();
+    assert!(size_of::<libc::pthread_mutex_t>() <= place && align_of::<libc::pthread_mutex_t>() <= 8);
+};
 
 #[cfg(all(test, not(loom)))]
 #[allow(clippy::unwrap_used, reason = "tests may")]
@@ -132,6 +177,20 @@ mod tests {
         assert_eq!(Owner::from_word(owner.word()), Some(owner));
         assert!(Owner::new(0, 0).is_none() && Owner::new(0, Owner::GENERATIONS + 1).is_none());
         assert!(Owner::new(0, Owner::GENERATIONS).unwrap().word() < 1 << 31);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "the kernel changes the word")]
+    fn end_of_worker_is_visible() {
+        let mut shared = Shared::new().unwrap();
+        shared.hold();
+        assert!(!shared.processes().has_stack_ended());
+        shared.end();
+        assert!(shared.processes().has_stack_ended());
+        // A thread that ends without a call has the same effect.
+        let mut shared = Shared::new().unwrap();
+        std::thread::scope(|scope| scope.spawn(|| shared.hold()).join()).unwrap();
+        assert!(shared.processes().has_stack_ended());
     }
 
     #[test]

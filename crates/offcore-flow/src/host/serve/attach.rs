@@ -403,7 +403,7 @@ impl Serve {
         if getrandom(&mut instance, GetRandomFlags::NONBLOCK)? < instance.len() {
             return Err(Errno::AGAIN);
         }
-        let shared = Shared::new().map_err(|_| Errno::NOMEM)?;
+        let mut shared = Shared::new().map_err(|_| Errno::NOMEM)?;
         shared.processes().set_broadcasts(self.registry.broadcasts.iter().copied());
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let charge = self.descriptors.take(user, descriptors::of_application(self.config.memory))?;
@@ -416,6 +416,7 @@ impl Serve {
         if at == self.registry.apps.len() {
             self.registry.apps.push(None);
         }
+        shared.hold();
         let application = Application::new(id, name, user, (memory, share), shared, (event, charge));
         self.registry.apps[at] = Some(Box::new(application));
         self.registry.awake.add(at);

@@ -388,7 +388,9 @@ impl Serve {
 
     /// Ends an application and all its sessions.
     pub(super) fn end_application(&mut self, app: usize, calls: &mut Calls<'_>) {
-        let numbers = self.app(app).map(|app| app.numbers()).unwrap_or_default();
+        let Some(application) = self.app(app) else { return };
+        application.shared.end();
+        let numbers = application.numbers();
         for number in numbers {
             self.close_at_once(app, number, calls);
         }
