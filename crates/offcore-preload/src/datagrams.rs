@@ -41,8 +41,6 @@ const MOST_BYTES: usize = 65_535;
 /// attempts.
 const GROWTH: i128 = 100_000_000;
 const RETRY: u64 = 1;
-/// Number of bytes that the stack has not consumed after which a call checks whether the stack is still alive.
-const LATE: u64 = 4096;
 
 /// Returns the peer of a connected socket.
 pub(crate) fn peer(session: &Session) -> Option<SocketAddr> {
@@ -120,8 +118,12 @@ unsafe fn receive_here(
         if received.is_some() {
             return Ok(received);
         }
-        if how & libc::MSG_DONTWAIT != 0 {
-            return Err(if session.is_orphan() { again::GONE } else { libc::EAGAIN });
+        let waits = how & libc::MSG_DONTWAIT == 0;
+        if (!waits || link::has_stack_ended()) && session.is_orphan() {
+            return Err(again::GONE);
+        }
+        if !waits {
+            return Err(libc::EAGAIN);
         }
         *hides |= session.hide_errors();
         let comes = session.wait_readable();
@@ -185,6 +187,10 @@ unsafe fn take_once(session: &Session, buffers: Buffers<'_>, how: c_int) -> Resu
     }
     // SAFETY: the caller guarantees that the buffers are writable.
     let copied = unsafe { buffers.fill(0, part(reader.spans(), HEADER_LEN, len)) };
+    if copied < len.min(buffers.len()) && link::has_stack_ended() {
+        // The stack has freed a part of this memory at its end.
+        return Ok(Some(Taken::Nothing));
+    }
     let mut received = Received { copied, len, header, segment: None };
     let mut taken = whole;
     if options::bits(session) & options::bit::GRO != 0 && copied == len {
@@ -298,7 +304,8 @@ pub(crate) unsafe fn send(
     to: Option<SocketAddr>,
     control: &Control,
 ) -> Result<usize, Errno> {
-    let session = if session.is_lost() { again::now(session.fd)? } else { *session };
+    let lost = session.is_lost() || link::has_stack_ended() && session.is_orphan();
+    let session = if lost { again::now(session.fd)? } else { *session };
     // SAFETY: the caller guarantees that the buffers are readable.
     match unsafe { send_here(&session, buffers, how, to, control) } {
         Err(again::GONE) => {
@@ -386,12 +393,6 @@ unsafe fn send_whole(
         header.more.segment = 0;
     }
     header.len = len as u16;
-    let (tail, edge) = session.slot.sent();
-    // A stack that consumes nothing may be gone. The kernel is asked once per 4 KB.
-    let asks = tail - edge.min(tail) >= LATE && tail / LATE != (tail + record_len(header.len) as u64) / LATE;
-    if asks && session.is_orphan() {
-        return Err(again::GONE);
-    }
     let mut fails_at = None;
     loop {
         // SAFETY: the caller guarantees that the buffers are readable.

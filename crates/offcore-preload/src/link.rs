@@ -138,6 +138,13 @@ pub(crate) fn lives(owner: Owner) -> bool {
     unsafe { PROCESSES.load(Ordering::Acquire).as_ref() }.is_some_and(|processes| processes.lives(owner))
 }
 
+/// Returns whether the stack of the present sessions has ended.
+#[inline]
+pub(crate) fn has_stack_ended() -> bool {
+    // SAFETY: the pointer is null, or points to pages that are never unmapped and consist of atomics.
+    unsafe { PROCESSES.load(Ordering::Acquire).as_ref() }.is_some_and(Processes::has_stack_ended)
+}
+
 /// Returns whether an address is 255.255.255.255 or the broadcast address of a network of the stack.
 pub(crate) fn is_broadcast(address: IpAddr) -> bool {
     let IpAddr::V4(address) = address else { return false };

@@ -1,9 +1,11 @@
 //! Sessions of this process, and the descriptors that stand for them.
 
+mod end;
+
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
-use offcore_session::slot::{Slot, flags, number, state, wish};
+use offcore_session::slot::{Slot, number, state, wish};
 use offcore_session::wake::{ALARM, TOKENS};
 use offcore_session::{Place, Segments, app};
 
@@ -100,23 +102,11 @@ impl Session {
         self.entry.kind == Kind::Lost
     }
 
-    /// Returns whether the stack has closed the other end of a socket that is not over. This happens when the stack
-    /// ends.
-    pub(crate) fn is_orphan(&self) -> bool {
-        let ended = self.wants(wish::END) && self.wants(wish::NO_READ) || self.is_over();
-        !sys::is_sandboxed() && !ended && sys::has_hung_up(self.fd)
-    }
-
     /// Records in the slot that the program's socket has the family `AF_INET6`, for processes that adopt it.
     pub(crate) fn note_family(&self) {
         if self.entry.v6 {
             self.slot.wishes.told.fetch_or(wish::V6, Ordering::AcqRel);
         }
-    }
-
-    /// Returns whether both sides have ended their streams.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.wants(wish::END) && self.slot.flags() & flags::ENDED != 0
     }
 
     /// Returns its entry according to the slot.
@@ -141,16 +131,6 @@ impl Session {
         self.slot.state() == state::OPEN
     }
 
-    /// Returns whether it is over.
-    pub(crate) fn is_over(&self) -> bool {
-        self.slot.flags() & flags::OVER != 0
-    }
-
-    /// Returns whether the stack has closed the other end of a listener's descriptor.
-    pub(crate) fn is_cut_off(&self) -> bool {
-        sys::has_hung_up(self.fd)
-    }
-
     /// Returns whether an option bit of the application is set.
     pub(crate) fn wants(&self, bit: u32) -> bool {
         self.slot.wishes.options.load(Ordering::Relaxed) & bit != 0
@@ -167,35 +147,6 @@ impl Session {
         if before & bit != if on { bit } else { 0 } {
             self.mark();
         }
-    }
-
-    /// Takes the error that ended the session, which is reported once. A datagram socket may have other errors before.
-    pub(crate) fn take_error(&self) -> Option<Errno> {
-        if self.is_datagrams() {
-            return self.take_failure();
-        }
-        if !self.is_over() {
-            return None;
-        }
-        let error = self.slot.identity.error.load(Ordering::Relaxed);
-        let told = self.slot.wishes.told.fetch_or(wish::ERROR_TOLD, Ordering::AcqRel);
-        if told & wish::ERROR_TOLD != 0 {
-            return None;
-        }
-        // This also clears the error that `poll` reports.
-        if !sys::is_sandboxed() {
-            let _ = sys::int_option(self.fd, libc::SOL_SOCKET, libc::SO_ERROR);
-        }
-        (error != 0).then_some(error as Errno)
-    }
-
-    fn take_failure(&self) -> Option<Errno> {
-        let error = self.slot.identity.take_failure().filter(|_| !self.is_lost())?;
-        if self.is_over() {
-            let _ = sys::int_option(self.fd, libc::SOL_SOCKET, libc::SO_ERROR);
-        }
-        self.settle_errors();
-        Some(error as Errno)
     }
 
     /// Takes the bytes that announced a reported error of a datagram socket, unless there is data or another error.
@@ -325,7 +276,7 @@ impl Session {
         let mut reader = app::Reader::new(Mapped, self.place).ok_or(libc::EIO)?;
         self.stop_at_urgent(&mut reader);
         let there: usize = reader.spans().map(|span| span.len()).sum();
-        if there < reader.available() {
+        if there < reader.available() && !link::has_stack_ended() {
             link::map_all();
         }
         Ok(reader)

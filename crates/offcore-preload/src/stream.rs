@@ -65,7 +65,7 @@ pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int
         match session.wait_readable() {
             Ok(true) => {}
             // The stack sets these flags before it shows the end. Without a flag, the stack is gone.
-            Ok(false) if session.slot.flags() & (flags::ENDED | flags::OVER) != 0 => {}
+            Ok(false) if session.slot.flags() & flags::ENDED != 0 || session.is_over() => {}
             Err(libc::ECONNRESET) if session.is_over() => {}
             Ok(false) => return Ok(done),
             Err(_) if done > 0 => return Ok(done),
@@ -167,11 +167,11 @@ unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_in
     let mut nonblocking = (how & libc::MSG_DONTWAIT != 0).then_some(true);
     let mut signals = None;
     loop {
-        let is_open = match may_send(session, how) {
-            Ok(is_open) => is_open,
-            Err(_) if done > 0 => return Ok(done),
-            Err(error) => return Err(error),
-        };
+        // As on Linux, the next call reports the end.
+        if done > 0 && (session.is_over() || session.wants(wish::END)) {
+            return Ok(done);
+        }
+        let is_open = may_send(session, how)?;
         let mut ended = false;
         if is_open {
             // SAFETY: the caller guarantees that buffers in `source` are readable.

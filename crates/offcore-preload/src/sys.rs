@@ -338,7 +338,7 @@ fn stat(fd: c_int) -> Option<libc::stat> {
 }
 
 /// Waits until a descriptor is writable or has hung up, with the signal mask before `signals` were blocked, or with the
-/// present mask. `EINTR` if a signal arrives or has arrived, `EAGAIN` after the timeout.
+/// present mask. `EINTR` if a signal arrives or has arrived, `EAGAIN` after the timeout, `EPIPE` after a hang-up.
 pub(crate) fn wait_for_room(
     fd: c_int,
     signals: Option<&Blocked>,
@@ -351,6 +351,7 @@ pub(crate) fn wait_for_room(
     // SAFETY: the entry, the time and the mask live until the call returns.
     match result(unsafe { call(libc::SYS_ppoll, args) })? {
         0 => Err(libc::EAGAIN),
+        _ if poll.revents & (libc::POLLHUP | libc::POLLERR) != 0 => Err(libc::EPIPE),
         _ => Ok(()),
     }
 }

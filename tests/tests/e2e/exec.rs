@@ -2,6 +2,7 @@
 //! kernel's stack at the other end of a TAP interface.
 
 mod alone;
+mod ended;
 mod explain;
 mod home;
 mod iperf;

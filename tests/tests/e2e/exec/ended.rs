@@ -1,0 +1,180 @@
+//! Sockets whose stack has ended: streams end as if they were reset, and datagram sockets move to the next stack.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+use std::time::Duration;
+
+use offcore_bench::peer::process::Process;
+use peers::offcore::Signal;
+use peers::{Need, one_core, require};
+
+use super::{KERNEL, NEEDS, STACK, Stage, TIMEOUT, until};
+
+/// Uses six connections after their stack has ended. Two of them are in the middle of a call when it ends.
+const STREAMS: &str = "
+import errno, os, select, signal, socket, sys, threading, time
+address, port, go = sys.argv[1:]
+signals = []
+signal.signal(signal.SIGPIPE, lambda *_: signals.append('SIGPIPE'))
+def connect(kind):
+    s = socket.create_connection((address, int(port)))
+    s.send(kind)
+    return s
+def result(call, *arguments):
+    try: return call(*arguments)
+    except OSError as error: return errno.errorcode[error.errno]
+def write():
+    while type(sent := result(writing.send, bytes(1 << 20))) is int: pass
+    results['write'] = sent, result(writing.send, b'more')
+def read():
+    results['read'] = result(reading.recv, 10), result(reading.recv, 10)
+writing, reading, idle, quick, arrived, closed = (connect(kind) for kind in (b'-', b'-', b'-', b'-', b'd', b'c'))
+results = {}
+calls = [threading.Thread(target=call) for call in (write, read)]
+for call in calls: call.start()
+arrived.recv(1, socket.MSG_PEEK)
+poll = select.poll()
+poll.register(closed, select.POLLRDHUP)
+poll.poll()
+print('ready', flush=True)
+while not os.path.exists(go): time.sleep(0.01)
+for call in calls: call.join()
+signals.clear()
+results['idle'] = result(idle.send, bytes(20000)), result(idle.send, b'more', socket.MSG_NOSIGNAL)
+results['quiet'] = list(signals)
+results['loud'] = result(idle.send, b'more')
+while not signals: time.sleep(0.01)
+results['signals'] = list(signals)
+quick.setblocking(False)
+results['quick'] = result(quick.send, b'few'), result(quick.send, bytes(1 << 20))
+results['arrived'] = [result(arrived.recv, 10) for _ in range(3)]
+results['closed'] = [result(closed.recv, 10) for _ in range(2)], result(closed.send, b'few')
+for name, found in sorted(results.items()): print(name, found)
+";
+
+const RESULTS: &str = "ready
+arrived [b'data', 'ECONNRESET', b'']
+closed ([b'data', b''], 'EPIPE')
+idle ('ECONNRESET', 'EPIPE')
+loud EPIPE
+quick ('ECONNRESET', 'EPIPE')
+quiet []
+read ('ECONNRESET', b'')
+signals ['SIGPIPE']
+write ('ECONNRESET', 'EPIPE')
+";
+
+/// Accepts the program's connections, in the order of their names, and does as their first bytes say.
+fn accept_all(listener: &TcpListener) -> Vec<TcpStream> {
+    let accepted = (0..6).map(|_| {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut kind = [0];
+        stream.read_exact(&mut kind).unwrap();
+        match &kind {
+            b"d" => stream.write_all(b"data").unwrap(),
+            b"c" => {
+                stream.write_all(b"data").unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+            }
+            _ => {}
+        }
+        stream
+    });
+    accepted.collect()
+}
+
+fn end_stack(stage: &mut Stage, signal: Signal) {
+    let mut stack = stage.stack.take().unwrap();
+    stack.signal(signal).unwrap();
+    until("the stack's end", || stack.has_ended(), String::new);
+}
+
+/// The program's results do not depend on the signal that ends the stack.
+#[test]
+fn streams_are_reset_when_their_stack_ends() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
+    let _core = one_core();
+    for signal in [Signal::TERM, Signal::KILL] {
+        let mut stage = Stage::new();
+        let (script, go) = (stage.write("streams.py", STREAMS), stage.path("go"));
+        let listener = stage.netns.within(|| Ok(TcpListener::bind((KERNEL, 0))?)).unwrap();
+        let port = listener.local_addr().unwrap().port().to_string();
+        let mut program = stage.start_apart(&["python3", &script, KERNEL, &port, &go]);
+        let accepted = thread::spawn(move || accept_all(&listener));
+        until("all connections", || program.stdout_from(0).contains("ready"), || program.tail());
+        let accepted = accepted.join().unwrap();
+        // The program most likely fills the send buffer in this time. If it does not, the results are the same.
+        thread::sleep(Duration::from_millis(300));
+        end_stack(&mut stage, signal);
+        fs::write(&go, "").unwrap();
+        let status = program.wait_for_exit(TIMEOUT).unwrap();
+        assert!(status.success(), "{status}: {}", program.tail());
+        assert_eq!(program.stdout_from(0), RESULTS, "{signal:?}: {}", program.tail());
+        drop(accepted);
+    }
+}
+
+/// Echo servers that answer with their own address. `idle` makes no call between the stack's end and the next start.
+const ECHOES: &str = "
+import os, select, socket, sys, time
+mode, port, go = sys.argv[1:]
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(('0.0.0.0' if mode == 'wildcard' else '10.77.0.2', int(port)))
+s.setblocking(mode != 'poll')
+poll = select.poll()
+poll.register(s, select.POLLIN)
+while True:
+    if mode == 'idle' and not os.path.exists(go):
+        time.sleep(0.01)
+        continue
+    if mode == 'poll': poll.poll()
+    try: data, peer = s.recvfrom(100)
+    except BlockingIOError: continue
+    s.sendto(('%s %d' % s.getsockname()).encode(), peer)
+";
+
+/// The stack is stopped in order, twice.
+#[test]
+fn datagram_sockets_survive_orderly_restart() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
+    let _core = one_core();
+    let mut stage = Stage::new();
+    let (script, go) = (stage.write("echoes.py", ECHOES), stage.path("go"));
+    let socket = stage.netns.within(|| Ok(UdpSocket::bind("0.0.0.0:0")?)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let wanted = [
+        ("blocks", 9001, "10.77.0.2 9001"),
+        ("poll", 9002, "10.77.0.2 9002"),
+        ("wildcard", 9003, "0.0.0.0 9003"),
+        ("idle", 9004, "10.77.0.2 9004"),
+    ];
+    let servers = wanted.map(|(mode, port, _)| {
+        let words = ["python3", &script, mode, &port.to_string(), &go];
+        Process::spawn("python3", stage.on_stack(&stage.netns, &["tcp", "udp"], &words)).unwrap()
+    });
+    let answers = |at: usize| {
+        let (_, port, answer) = wanted[at];
+        let mut bytes = [0; 100];
+        let all = || {
+            socket.send_to(b"?", (STACK[0], port)).unwrap();
+            socket.recv(&mut bytes).is_ok_and(|len| bytes[..len] == *answer.as_bytes())
+        };
+        until("an answer", all, || servers[at].tail());
+    };
+    fs::write(&go, "").unwrap();
+    (0..wanted.len()).for_each(answers);
+    for _ in 0..2 {
+        fs::remove_file(&go).unwrap();
+        // The idle server returns from its last call.
+        socket.send_to(b"?", (STACK[0], 9004)).unwrap();
+        thread::sleep(Duration::from_millis(300));
+        end_stack(&mut stage, Signal::TERM);
+        thread::sleep(Duration::from_millis(300));
+        stage.start_stack();
+        fs::write(&go, "").unwrap();
+        (0..wanted.len()).for_each(answers);
+    }
+    stage.stop();
+}
