@@ -28,6 +28,7 @@ use crate::table::{self, Entry, Kind, open};
 
 /// The reason why a socket does not use the stack.
 const NO_STACK: &str = "the stack cannot be reached";
+const RESERVED: &str = "ports below 1024 need root or the stack's user";
 
 /// A constant of `linux/in6.h` that the crate libc lacks.
 const IPV6_FREEBIND: c_int = 78;
@@ -275,6 +276,9 @@ fn kind_of_datagrams(fd: c_int, entry: Entry) -> u32 {
 /// `--fallback kernel` permits to use the kernel.
 fn no_stack(call: &str, fd: c_int, entry: Entry, to: SocketAddr, error: Errno) -> Result<Decided, Errno> {
     if error != libc::ENETDOWN {
+        if error == libc::EACCES && (1..1024).contains(&to.port()) && matches!(call, "bind" | "listen") {
+            explain::say(call, entry.kind, to, SocketDecision::Nowhere(RESERVED));
+        }
         return Err(error);
     }
     if !environment::falls_back() {

@@ -11,9 +11,10 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
+use crate::address;
 use crate::decide;
 use crate::environment;
-use crate::kernel_listeners;
+use crate::kernel_listeners::{self, Kept};
 use crate::link;
 use crate::polled;
 use crate::report;
@@ -100,7 +101,9 @@ fn make(fd: c_int) -> Result<Made, Errno> {
     let entry = kept.rename().unwrap_or(entry);
     let made = match there {
         Ok(()) => decide::listen_again(kept.kernel.load(Ordering::Relaxed), entry.v6),
-        Err((Step::Connect | Step::Welcome, error @ (libc::EACCES | libc::EPROTO))) => give_up(error),
+        Err((Step::Connect | Step::Welcome, error @ (libc::EACCES | libc::EPROTO))) => {
+            give_up(error, port_of(kept))
+        }
         Err(_) => Err(libc::ENETDOWN),
     };
     match made {
@@ -114,7 +117,7 @@ fn make(fd: c_int) -> Result<Made, Errno> {
             Ok(Made::There)
         }
         Err(error @ (libc::EADDRINUSE | libc::EADDRNOTAVAIL | libc::EACCES | libc::EOPNOTSUPP)) => {
-            give_up(error)
+            give_up(error, port_of(kept))
         }
         Err(_) => {
             wait_by_timer(fd, entry);
@@ -123,10 +126,15 @@ fn make(fd: c_int) -> Result<Made, Errno> {
     }
 }
 
+/// Returns the port of a listener's kernel socket.
+fn port_of(kept: &Kept) -> u16 {
+    address::of_kernel(kept.kernel.load(Ordering::Relaxed)).map_or(0, |local| local.port())
+}
+
 /// Ends a process that may not have its address on the new stack. Its supervisor sees the exit code. The pause limits
 /// the rate of a supervisor that restarts the process at once.
-pub(crate) fn give_up(error: Errno) -> ! {
-    report::report_refused_listener(error);
+pub(crate) fn give_up(error: Errno, port: u16) -> ! {
+    report::report_refused_listener(error, port);
     sys::sleep(1000);
     sys::exit(1)
 }

@@ -63,7 +63,11 @@ fn why(step: Step, error: Errno) -> Option<&'static [u8]> {
             b"access denied for this user: see --allow-uid of `offcore tcp`"
         }
         (Step::Welcome, libc::EUSERS) => b"too many programs of this user on this stack: end some",
-        (Step::Welcome, libc::EMFILE) => b"too many processes of this program on this stack: end some",
+        (Step::Welcome, libc::EMFILE) => {
+            b"this program has 1023 processes there, or its user's share of the stack's descriptors (ulimit -Hn) is used: end some"
+        }
+        (Step::Welcome, libc::ENOMEM) => b"the stack has no memory left for programs of this user: end some",
+        (_, libc::ENOMEM) => b"the system has no memory left for the stack's buffers",
         (Step::Welcome | Step::Message, libc::ECONNRESET | libc::EPIPE) | (Step::Welcome, libc::EAGAIN) => {
             b"the stack is busy: too many programs start at once"
         }
@@ -112,17 +116,18 @@ pub(crate) fn lost() {
     once(&SAID, &[b"offcore: the stack at ", environment::stack(), rest]);
 }
 
-/// Reports that a new stack refuses a process's listener, and that the process exits.
-pub(crate) fn report_refused_listener(error: Errno) {
+/// Reports that a new stack refuses a process's listener at this port, and that the process exits.
+pub(crate) fn report_refused_listener(error: Errno, port: u16) {
     static SAID: AtomicBool = AtomicBool::new(false);
     let number = Digits::new(error as u32);
     let (why, number): (&[u8], &[u8]) = match error {
         libc::EADDRINUSE => (b"another program listens on this address", b""),
         libc::EADDRNOTAVAIL => (b"the stack does not have this address", b""),
-        libc::EACCES => (
-            b"access denied for this user: see --allow-uid of `offcore tcp`; ports below 1024 need root",
+        libc::EACCES if port < 1024 => (
+            b"access denied for this user: see --allow-uid of `offcore tcp`; ports below 1024 need root or the stack's user",
             b"",
         ),
+        libc::EACCES => (b"access denied for this user: see --allow-uid of `offcore tcp`", b""),
         _ => (b"errno ", number.as_bytes()),
     };
     let begin = b"offcore: this process cannot listen again on the stack at ";

@@ -78,7 +78,7 @@ fn make(fd: c_int) -> Result<Option<Session>, Errno> {
     match made {
         Ok(session) => Ok(Some(session)),
         Err(error @ (libc::EADDRINUSE | libc::EADDRNOTAVAIL | libc::EACCES | libc::EPROTO)) if serves => {
-            listeners::give_up(error)
+            listeners::give_up(error, address::of(slot, End::Ours).port())
         }
         Err(_) => {
             listeners::wait_by_timer(fd, entry);

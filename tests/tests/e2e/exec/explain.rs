@@ -99,6 +99,26 @@ except OSError: pass"
     stage.stop();
 }
 
+/// The kernel permits the port, and the stack does not.
+#[test]
+fn reserved_port_is_explained() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::with_options(&["--idle", "sleep", "--allow-uid", "1234"]);
+    stage.netns.run("sysctl", &["-qw", "net.ipv4.ip_unprivileged_port_start=0"]).unwrap();
+    let script = "os.setresuid(1234, 1234, 1234)
+for address in ('0.0.0.0', 80), ('0.0.0.0', 8000):
+    try: kept = listen(address)
+    except PermissionError: pass";
+    let output = told(&stage, &stage.netns, &[], script).output().unwrap();
+    let expected = [
+        "listen tcp 0.0.0.0:80: fails (ports below 1024 need root or the stack's user)",
+        "listen tcp 0.0.0.0:8000: stack, and kernel (all addresses)",
+    ];
+    assert_eq!(lines(&output), expected);
+    stage.stop();
+}
+
 /// The library does not write to a program's own file or connection that has the number of standard error. Programs
 /// that it starts are reported normally.
 #[test]
