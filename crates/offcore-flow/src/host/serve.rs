@@ -338,9 +338,8 @@ impl App for Serve {
             Event::EndOfStream(conn) => self.peer_ended(conn),
             Event::Closed(conn, cause) => self.over(conn, cause),
             Event::Failed(conn, errno) => self.failed(conn, errno),
-            Event::AddressConflict { address, .. } => {
-                tracing::warn!(%address, "another host uses this address: it stays unused");
-            }
+            // The host reports it.
+            Event::AddressConflict { .. } => {}
             // Programs may be waiting for the address.
             Event::Address { .. } => self.polling.look = true,
         }

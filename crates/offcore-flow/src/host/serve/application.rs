@@ -322,6 +322,7 @@ impl Application {
     /// Ends the application: its sessions are closed in its turns.
     pub(super) fn begin_end(&mut self) {
         self.ends = true;
+        self.shared.end();
         self.request_full_scan();
     }
 
