@@ -8,7 +8,7 @@ pub(crate) fn fill(dst: &mut [u8], pattern: u64) {
     }
 }
 
-/// Returns a pattern as it continues `offset` bytes after its start.
+/// Returns the pattern rotated so that it starts at its byte `offset`.
 pub(crate) const fn continued(pattern: u64, offset: usize) -> u64 {
     pattern.rotate_right((offset % 8 * 8) as u32)
 }

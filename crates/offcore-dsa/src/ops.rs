@@ -1,4 +1,5 @@
-//! Operations of a work queue: copy, fill, compare, CRC32C. The CPU core computes what the device does not support.
+//! Operations of a work queue: copy, fill, compare, CRC32C. The CPU core executes operations that the device does not
+//! support.
 //!
 //! An [`Operation`] is passed to [`Engine::run`], which waits for it, or to [`Engine::submit`]; then [`Engine::poll`]
 //! returns its result. The result is a [`Done`].

@@ -324,7 +324,7 @@ impl Host {
                     tracing::info!("port{iface} has the address {address} from the network");
                 }
                 Event::Address { iface, address, .. } if self.released => {
-                    tracing::info!("port{iface} gives {address} back");
+                    tracing::info!("port{iface} releases {address}");
                 }
                 Event::Address { iface, address, .. } => {
                     tracing::warn!("port{iface} has lost {address}: its lease has ended");

@@ -46,7 +46,7 @@ impl TempDir {
         self.0.join(name)
     }
 
-    /// Returns a file's text without white space around it.
+    /// Returns the text of a file without leading and trailing white space.
     pub fn get(&self, name: &str) -> String {
         fs::read_to_string(self.file(name)).unwrap().trim().to_owned()
     }

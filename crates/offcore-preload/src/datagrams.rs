@@ -188,7 +188,7 @@ unsafe fn take_once(session: &Session, buffers: Buffers<'_>, how: c_int) -> Resu
     // SAFETY: the caller guarantees that the buffers are writable.
     let copied = unsafe { buffers.fill(0, part(reader.spans(), HEADER_LEN, len)) };
     if copied < len.min(buffers.len()) && link::has_stack_ended() {
-        // The stack has freed a part of this memory at its end.
+        // The stack has ended and has freed a part of this memory.
         return Ok(Some(Taken::Nothing));
     }
     let mut received = Received { copied, len, header, segment: None };

@@ -138,7 +138,7 @@ pub(crate) fn lives(owner: Owner) -> bool {
     unsafe { PROCESSES.load(Ordering::Acquire).as_ref() }.is_some_and(|processes| processes.lives(owner))
 }
 
-/// Returns whether the stack of the present sessions has ended.
+/// Returns whether the stack of the current sessions has ended.
 #[inline]
 pub(crate) fn has_stack_ended() -> bool {
     // SAFETY: the pointer is null, or points to pages that are never unmapped and consist of atomics.

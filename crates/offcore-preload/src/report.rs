@@ -64,7 +64,7 @@ fn why(step: Step, error: Errno) -> Option<&'static [u8]> {
         }
         (Step::Welcome, libc::EUSERS) => b"too many programs of this user on this stack: end some",
         (Step::Welcome, libc::EMFILE) => {
-            b"this program has 1023 processes there, or its user's share of the stack's descriptors (ulimit -Hn) is used: end some"
+            b"this program has 1023 processes on the stack, or its user's share of the stack's descriptors (ulimit -Hn) is used up: end some"
         }
         (Step::Welcome, libc::ENOMEM) => b"the stack has no memory left for programs of this user: end some",
         (_, libc::ENOMEM) => b"the system has no memory left for the stack's buffers",

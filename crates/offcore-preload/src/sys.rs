@@ -338,7 +338,8 @@ fn stat(fd: c_int) -> Option<libc::stat> {
 }
 
 /// Waits until a descriptor is writable or has hung up, with the signal mask before `signals` were blocked, or with the
-/// present mask. `EINTR` if a signal arrives or has arrived, `EAGAIN` after the timeout, `EPIPE` after a hang-up.
+/// current mask. Fails with `EINTR` if a signal arrives or has arrived, `EAGAIN` after the timeout, `EPIPE` after a
+/// hang-up.
 pub(crate) fn wait_for_room(
     fd: c_int,
     signals: Option<&Blocked>,

@@ -150,8 +150,9 @@ impl Control {
 /// stack's IPv4 networks: sending to one requires `SO_BROADCAST`.
 ///
 /// The stack's worker holds a robust mutex in the page. The kernel changes its word when the worker ends, even if the
-/// stack is killed, and before it closes the stack's descriptors. It does so for 2,048 applications. The processes of
-/// others notice the end when a call waits.
+/// stack is killed, and before it closes the stack's descriptors. It does so for at most 2,048 mutexes of a thread
+/// (`ROBUST_LIST_LIMIT`), and therefore for 2,048 applications. The processes of other applications notice the end when
+/// a call waits.
 #[derive(Debug)]
 #[repr(C, align(8))]
 pub struct Processes {

@@ -2,7 +2,7 @@
 //!
 //! Callers pass constants as `at`. After inlining, the compiler knows that they are in range, and removes the checks.
 
-/// Defines getters of a view: each with its documentation, its type and its value.
+/// Defines the getters of a view. Each entry has documentation, a type and a value.
 macro_rules! getters {
     ($self:ident: $($(#[doc = $doc:literal])+ $name:ident: $type:ty = $value:expr;)+) => {
         $($(#[doc = $doc])+

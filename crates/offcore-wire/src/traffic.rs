@@ -167,8 +167,8 @@ impl HeaderTemplate {
     }
 
     /// Writes the headers of a packet of flow `flow` to the start of `frame`, which may be only the first part of the
-    /// packet. The packet is `frame_len` bytes long, without FCS, at most what the length fields hold. `number` is used
-    /// for the TCP sequence number. `payload` is the sum of the payload, if it is needed.
+    /// packet. `frame_len` is the length of the packet in bytes, without FCS. The length fields limit it. `number` is
+    /// used for the TCP sequence number. `payload` is the sum of the payload, if it is needed.
     ///
     /// # Panics
     /// If `frame` is shorter than the headers.

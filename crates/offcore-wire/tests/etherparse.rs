@@ -330,7 +330,7 @@ proptest! {
         };
         prop_assert!(!valid);
         if !is_tcp {
-            // Only over IPv4, no checksum is right.
+            // A datagram without a checksum is valid only over IPv4.
             bytes[6..8].fill(0);
             let datagram = UdpDatagram::new_checked(&bytes).unwrap();
             prop_assert!(datagram.verify_checksum_v4(src.into(), dst.into()));

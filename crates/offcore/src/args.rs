@@ -154,7 +154,7 @@ pub(crate) struct EngineArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
-    /// Show what offloading saves here, all in this process: about 20 seconds on an idle machine, nothing needed
+    /// Show what offloading saves here, in one process: takes about 20 seconds on an idle machine, and needs no setup
     #[arg(long, required = true)]
     demo: bool,
 

@@ -165,7 +165,7 @@ Examples:
   copying; needs no root, hugepages or hardware:
     offcore switch --demo
   It takes about 20 seconds on an idle machine, and shows its progress.
-  --quick is shorter and rougher.
+  --quick is shorter and less accurate.
 
   Two generators that check each other's packets, for two seconds:
     offcore switch --port gen:size=64 --port gen:size=1518 --duration 2

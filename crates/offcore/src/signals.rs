@@ -11,8 +11,8 @@ use signal_hook::iterator::Signals;
 /// Maximum time of a clean stop before another signal may end the process.
 const CLEANING: Duration = Duration::from_secs(2);
 
-/// Other signals that would end the process, unless the parent has set them to be ignored. An example is SIGHUP under
-/// `nohup`: the process should outlive its terminal.
+/// Other signals that stop the process, unless its parent has ignored them. For example, `nohup` ignores SIGHUP so that
+/// the process outlives its terminal.
 const UNLESS_IGNORED: [i32; 11] = [
     SIGHUP,
     SIGQUIT,
@@ -35,8 +35,8 @@ pub(crate) fn is_stopping() -> bool {
     STOPPING.load(Ordering::Relaxed)
 }
 
-/// Returns a flag that every signal sets that would end the process, except for SIGKILL and signals of program errors.
-/// A further signal ends the process after a time for cleaning up.
+/// Returns a flag. Every signal that would end the process sets it, except SIGKILL and signals of program errors. If
+/// the stop takes longer than `CLEANING`, a further signal ends the process.
 pub(crate) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let ignored = ignored_signals()?;

@@ -187,7 +187,7 @@ struct Watch<'a> {
     advice: Advice,
     /// The interfaces of a host.
     ifaces: Vec<HostIface>,
-    /// When missing addresses of the network are reported; `None` afterwards.
+    /// When addresses that the network has not assigned are reported; `None` afterwards.
     addresses_due: Option<Instant>,
     /// The finished measurement.
     measurement: Option<Measurement>,
@@ -256,7 +256,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Reports once to which interfaces the network has assigned no address in time.
+    /// Reports once the interfaces to which the network has assigned no address within [`advice::ADDRESS_TIMEOUT`].
     fn report_missing_addresses(&mut self, now: Instant) -> anyhow::Result<()> {
         if self.addresses_due.is_some_and(|due| now >= due) {
             self.addresses_due = None;

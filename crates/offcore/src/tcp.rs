@@ -28,8 +28,8 @@ const APP_MEMORY: u32 = 256;
 /// sessions.
 const APP_CONNECTIONS: u32 = 65_536;
 
-/// The flags for applications in other processes. The parser does not check `requires = "serve"` beside `--app`, which
-/// excludes `--serve`.
+/// The flags for applications in other processes. The parser ignores `requires = "serve"` if `--app` is given, because
+/// `--app` conflicts with `--serve`.
 const SERVING: [&str; 5] = ["serve", "allow_uid", "app_memory", "app_connections", "parent"];
 
 /// The examples of `offcore tcp --help`. A test parses each line that begins with `offcore`.
@@ -249,8 +249,8 @@ pub(crate) fn host(
     plan::check_mode(mode, &dma)?;
     if let Some(port) = dma.entries.iter().find_map(|entry| entry.port.filter(|port| *port > 0)) {
         return Err(format!(
-            "--dma, or dmas=[...] on --port: found a queue of port {port}, expected rxqN or txqN without a port: they name the \
-             copies of the host's Nth lcore, whatever the port"
+            "--dma, or dmas=[...] on --port: found a queue of port {port}, expected rxqN or txqN without a port, which \
+             stands for the copies of the host's Nth lcore on all ports"
         ));
     }
     let mapped = !dma.entries.is_empty();

@@ -331,7 +331,7 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "applications of a user",
         file: "crates/offcore-flow/src/host/serve/attach.rs",
-        code: "if !self.feed.has_room(user) {", without: "if !self.feed.has_room(user) && user > u32::MAX / 2 {",
+        code: "if !self.helpers.feed.has_room(user) {", without: "if !self.helpers.feed.has_room(user) && user > u32::MAX / 2 {",
         package: FLOW, executable: "serve", test: "applications_of_a_user_are_limited",
     },
     Guard {

@@ -287,7 +287,7 @@ impl<S: Subject> Alternating<S> {
                 break;
             }
             let (turns, steady) = self.block(bursts, other, clock)?;
-            // After the time limit no block is repeated.
+            // No block is repeated after the time limit.
             if !self.steadiness.counts(steady, if is_late { 0 } else { most }) {
                 continue;
             }

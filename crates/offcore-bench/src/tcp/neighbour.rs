@@ -251,8 +251,8 @@ fn distance(a: f64, b: f64) -> f64 {
     a.max(b) / a.min(b) - 1.0
 }
 
-/// Returns the noise floor: how far from 1 the ratio of the first half to the second half of a phase is, in the phase
-/// before or after the attack, whichever is larger. The ratio of the two phases is a result, not noise.
+/// Returns the noise floor: the deviation from 1 of the ratio between the two halves of a phase. It is the larger one
+/// of the deviations before and after the attack. The ratio between the two phases is a result, not noise.
 fn noise(before: &[Window], after: &[Window]) -> f64 {
     let halves = [before, after].map(|windows| {
         let (first, second) = windows.split_at(windows.len() / 2);

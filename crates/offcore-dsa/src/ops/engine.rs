@@ -132,7 +132,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Different lengths, a full queue.
+    /// Fails if lengths differ or the queue is full.
     pub fn submit(&mut self, operation: Operation<'static>) -> Result<Ticket, OpsError> {
         operation.check()?;
         let (progress, ticket) = (Progress::new(&operation), Ticket(self.tickets));
@@ -153,8 +153,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Different lengths, or a simulated device that no other thread steps. A full queue is not an error: this function
-    /// waits for it.
+    /// Fails if lengths differ, or if no other thread steps the simulated device. If the queue is full, this function
+    /// waits.
     pub fn run(&mut self, operation: Operation<'_>) -> Result<Done, OpsError> {
         self.check_stepper()?;
         while self.slots.iter().all(Option::is_some) {

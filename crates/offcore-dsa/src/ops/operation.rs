@@ -81,7 +81,7 @@ impl<'a> From<&'a mut [u8]> for Destination<'a> {
 /// An operation. All of its memory has the same length, which may exceed the maximum size of a descriptor.
 #[derive(Debug)]
 pub enum Operation<'a> {
-    /// Copies; source and destination may overlap, which leaves the copy to the core.
+    /// Copies. If source and destination overlap, the core makes the copy.
     Copy { src: Source<'a>, dst: Destination<'a> },
     /// Fills with a pattern of 8 bytes, the least significant byte first.
     Fill { pattern: u64, dst: Destination<'a> },
@@ -138,7 +138,7 @@ impl Operation<'_> {
         self.memory()[0].len
     }
 
-    /// Whether it is a copy whose source and destination share bytes.
+    /// Returns whether this is a copy whose source and destination overlap.
     pub(super) fn overlaps(&self) -> bool {
         let Self::Copy { src, dst } = self else { return false };
         let (from, to) = (src.ptr as usize, dst.ptr as usize);

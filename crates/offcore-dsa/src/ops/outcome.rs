@@ -38,7 +38,7 @@ pub enum Why {
     NoDevice,
     /// the work queue does not have the operation
     Unsupported,
-    /// the device is not given a copy onto itself
+    /// source and destination overlap
     Overlap,
     /// the shared work queue stayed full
     QueueFull,

@@ -45,7 +45,8 @@ pub(super) fn refusal(operation: &Operation<'_>, wq: &WqInfo) -> Option<Why> {
     if !wq.ops.contains(operation.opcode()) {
         Some(Why::Unsupported)
     } else if operation.overlaps() {
-        // A device that fails within such a copy may have overwritten source bytes that are still to be read.
+        // A device that fails during such a copy may already have overwritten source bytes that the core must still
+        // read.
         Some(Why::Overlap)
     } else {
         None
@@ -138,8 +139,8 @@ impl Progress {
         if len == 0 {
             return;
         }
-        // SAFETY: the range is within the memory, which is valid. Nothing writes it while the slice lives: compare and CRC
-        // write no memory.
+        // SAFETY: the range is within the memory, which is valid. Nothing writes it while the slice lives: compare and
+        // CRC only read memory.
         let bytes = |src: &Source<'_>| unsafe { from_raw_parts(src.ptr.add(start), len) };
         match operation {
             // SAFETY: both ranges are within the operation's memory; `std::ptr::copy` allows overlap.

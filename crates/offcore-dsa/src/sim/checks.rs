@@ -32,7 +32,7 @@ impl Limits {
         self.gen_cap & capability != 0
     }
 
-    /// Whether the device has the function of the second generation: fault information.
+    /// Returns whether the device reports fault information, as devices of the second generation do.
     pub(super) fn second_generation(&self) -> bool {
         self.version >= 0x200
     }
@@ -85,7 +85,7 @@ const fn form(allowed: Flags, required: Flags, reserved: &'static [Range<usize>]
     Form { allowed, required, reserved }
 }
 
-/// Returns the form of an operation; `None` for operations outside the model, which are refused regardless of OPCAP.
+/// Returns the form of an operation. Returns `None`, regardless of OPCAP, for operations that the simulator refuses.
 fn form_of(op: Opcode) -> Option<Form> {
     let bof = Flags::BLOCK_ON_FAULT;
     let none = Flags::empty();

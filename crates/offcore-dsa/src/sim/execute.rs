@@ -44,8 +44,8 @@ pub(super) enum Injected {
     Hardware { after: u64 },
 }
 
-/// The page fault at which an operation stopped early: the bytes done before it, its address, whether it was a write, and
-/// the operand.
+/// The page fault that stopped an operation: the bytes done before it, its address, whether it was a write, and the
+/// operand.
 type Stop = (Fault, Operand);
 
 /// The operand that faulted (Table 8-13).

@@ -39,7 +39,7 @@ pub(crate) struct Outcome {
     pub(crate) resumed: usize,
 }
 
-/// Runs a script and adds its outcome.
+/// Runs a script and adds its results to `outcome`.
 ///
 /// # Panics
 /// If the driver handles the device's behaviour incorrectly.

@@ -130,7 +130,7 @@ fn device_resumes_to_the_same_result() {
         let resumed: u32 = done.iter().map(|(_, done)| done.resumed).sum();
         assert!(resumed > 10, "{done:?}");
         for (opcode, done) in done {
-            // The core completes pieces that ran backwards.
+            // The core completes pieces that the device copied backwards.
             let faulted = matches!(done.done_by, DoneBy::Both(Why::PageFault { .. }));
             assert!(done.done_by == DoneBy::Device || faulted, "{opcode:?} {done:?}");
         }

@@ -15,7 +15,7 @@ fn a_fill_repeats_its_pattern() {
     let mut rig = Rig::new(second_generation(layout(&[dedicated()], 1)));
     assert_eq!(rig.run(fill).status, Status::SUCCESS);
     assert_eq!(dst, b"abcdefghabcdefghabcdefghabcdefghabcde");
-    // Patterns of 16 bytes are outside the model.
+    // The simulator does not support patterns of 16 bytes.
     assert_eq!(rig.run(fill.with_flags(Flags::OP_2)).status, Status::INVALID_FLAGS);
 }
 
@@ -63,7 +63,7 @@ fn crc_is_crc32c_with_seed() {
     assert_eq!(rig.run(crc(0, 9, 0)).specific[0], 0xe306_9283);
     let part = rig.run(crc(0, 4, 0)).specific[0] as u32;
     assert_eq!(rig.run(crc(4, 5, part)).specific[0], 0xe306_9283);
-    // A seed in memory, and a CRC without inversion or reflection, are outside the model.
+    // The simulator does not support a seed in memory, or a CRC without inversion or reflection.
     for flag in [Flags::OP_0, Flags::OP_1, Flags::OP_2] {
         assert_eq!(rig.run(crc(0, 9, 0).with_flags(flag)).status, Status::INVALID_FLAGS);
     }

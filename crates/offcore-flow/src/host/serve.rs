@@ -3,7 +3,7 @@
 //! Data passes through FIFOs in shared memory. [`offcore_session`] documents the protocol: the shared words, the
 //! messages, and what `poll` reports on the application's end of a session. This module implements the stack's side:
 //!
-//! * `owners`: the parts of the server's state
+//! * `owners`: the server's state, divided by subject
 //! * `door`: the socket at which processes attach; `attach`: their identity and admission
 //! * `application`: the processes and sessions of an application; `feed`: its memory; `ports`: sessions by port
 //! * `calls`: requests of processes; `datagrams`: requests for datagram sockets; `addresses`: permitted addresses and
@@ -252,7 +252,8 @@ impl Serve {
                 self.wake_application(app);
             }
             Source::Kernel => self.take_accept_results(app, calls),
-            // The next round handles answers about other ends, and waiting processes whose user has room for errands.
+            // The next round handles answers about other ends, and processes that wait until their user is below the
+            // limit of errands.
             Source::Helpers => {
                 self.take_created_memory(calls);
                 self.polling.look = true;
@@ -297,7 +298,8 @@ impl Serve {
         self.ask_for_memory(calls);
         self.fall_asleep(calls.now);
         let errands = &mut self.helpers.errands;
-        // While the stack ends, the processes are still alive, and need the addresses of their datagram sockets.
+        // Pages are kept while the stack ends: the processes are still alive and need the addresses of their datagram
+        // sockets.
         self.helpers.feed.unmap(errands, self.entry.door.is_some());
         self.registry.visit_awake(|app| {
             if let Some(acceptor) = &mut app.acceptor {
@@ -338,7 +340,7 @@ impl App for Serve {
             Event::EndOfStream(conn) => self.peer_ended(conn),
             Event::Closed(conn, cause) => self.over(conn, cause),
             Event::Failed(conn, errno) => self.failed(conn, errno),
-            // The host reports it.
+            // The host logs address conflicts.
             Event::AddressConflict { .. } => {}
             // Programs may be waiting for the address.
             Event::Address { .. } => self.polling.look = true,
@@ -377,7 +379,7 @@ impl App for Serve {
     fn stop(&mut self, calls: &mut Calls<'_>) {
         self.entry.door = None;
         for guest in std::mem::take(&mut self.entry.guests) {
-            self.helpers.errands.close_socket(guest.user, guest.socket, Some(guest.charge));
+            self.helpers.errands.close_socket(guest.user, guest.socket, guest.charge);
         }
         for app in 0..self.registry.apps.len() {
             self.end_application(app, calls);
@@ -388,8 +390,8 @@ impl App for Serve {
 impl Wakes for Serve {
     fn arm(&mut self) -> Wake<'_> {
         let busy = self.polling.look || self.schedule.behind;
-        // All awake applications. An application that marks a session after this wakes the worker. An event reports when
-        // the user of a waiting process may have errands again.
+        // Arms all awake applications. An application that marks a session after this wakes the worker. An event
+        // reports when the user of a waiting process is below the limit of errands again.
         let awake = self.registry.awake.iter().filter_map(|app| self.registry.apps.get(app)?.as_deref());
         let marked = awake.fold(busy, |any, app| {
             let asks = !app.talking.is_empty() && !self.helpers.errands.are_full(app.user);

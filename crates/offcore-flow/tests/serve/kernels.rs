@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 
 use offcore_flow::host::serve::Serve;
 use offcore_session::message::{Accepted, Session};
-use offcore_tcp::proto::Config;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 
 use crate::process::{Process, listen, receive};
-use crate::setup::{path, serve_also, world};
+use crate::setup::{world, world_of_many_users};
 use crate::world::World;
 
 #[test]
@@ -177,13 +176,10 @@ fn blocking_listener_stalls_no_application() {
     assert!(!hung.load(Ordering::Relaxed), "the worker waits for a connection");
 }
 
-/// A kernel listener counts as the descriptors that its connections may occupy in the stack.
+/// The charge for a kernel listener includes the descriptors that its connections may occupy in the stack.
 #[test]
 fn kernel_listeners_count_their_connections() {
-    let path = path();
-    // With thousands of users the share of each is small.
-    let users: Vec<u32> = (100_000..104_000).collect();
-    let mut world = World::new(serve_also(&path, &users).unwrap(), Config::default());
+    let (mut world, path) = world_of_many_users();
     let process = Process::attach(&mut world, &path);
     let too_many = Errno::MFILE.raw_os_error() as u32;
     let all = |world: &mut World<Serve>, kernel: Option<&TcpListener>| {
@@ -205,7 +201,7 @@ fn kernel_listeners_count_their_connections() {
     let few = mixed.len();
     drop(mixed);
     process.look();
-    // The charge ends with the listeners, which a thread closes.
+    // A thread closes the listeners, which ends their charge.
     let start = Instant::now();
     let mut plain = 0;
     while plain < 10 * few {

@@ -81,7 +81,7 @@ fn lingering_close_blocks_no_worker() {
         }
     }
     send(&process, &Question::new(Call::Fork, NONE, 0), passed(), 1);
-    // As a kernel listener, which it is not.
+    // A socket that does not listen, passed as a kernel listener.
     send(&process, &listen(81, 16), passed(), 1);
     assert_eq!(error(&mut world, &process), Errno::INVAL.raw_os_error() as u32);
     // In the queues of closed sockets: a session's and a child's.
@@ -127,7 +127,7 @@ fn close_detection_blocks_no_worker() {
     reading.join().unwrap().unwrap();
 }
 
-/// A user at the limit of errands cannot attach processes, and other users can.
+/// A user at the limit of errands cannot attach processes, but other users can.
 #[test]
 fn blocked_user_leaves_socket_open() {
     const OTHER: u32 = 54_321;
@@ -140,14 +140,14 @@ fn blocked_user_leaves_socket_open() {
     let (fd, peer) = lingering();
     send(&blocked, &Question::new(Call::Segments, NONE, 0), fd, 1);
     assert_eq!(error(&mut world, &blocked), 0);
-    // Each file of a message that needs none is an errand.
+    // Closing each file of a message that needs none is an errand.
     let file = || OwnedFd::from(File::open("/dev/null").unwrap());
     for _ in 0..13 {
         send(&blocked, &Question::new(Call::Segments, NONE, 0), file(), 20);
         assert_eq!(error(&mut world, &blocked), 0);
     }
     world.run(0.01);
-    // Processes are refused, and then the kernel refuses the user.
+    // The stack refuses processes, and then the kernel refuses connections of the user.
     let mut refused = Vec::new();
     while let Ok(socket) = knock_as(&path, OTHER) {
         world.run(0.002);

@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use crate::process::{
     Process, bind, bits, connect_to, greet, hear, knock, knock_as, listen, receive, send_with,
 };
-use crate::setup::{path, serve, serve_also, world, world_of_few, world_of_small};
+use crate::setup::{path, serve, serve_also, world, world_of_few, world_of_many_users, world_of_small};
 use crate::world::World;
 
 #[test]
@@ -125,6 +125,28 @@ fn refused_process_gets_error() {
     assert_eq!((welcome.version, welcome.error, descriptors.len()), (VERSION, 0, 0));
     let counts = world.app.counts();
     assert_eq!((counts.applications, counts.refused, counts.misused), (0, 2, 1));
+}
+
+#[test]
+fn process_beyond_share_gets_error() {
+    let (mut world, path) = world_of_many_users();
+    let first = Process::attach(&mut world, &path);
+    let hello = Hello { version: VERSION, key: first.welcome.key }.to_bytes();
+    let mut ends = Vec::new();
+    let error = loop {
+        match first.open(&mut world, &bind(2, "0.0.0.0:0".parse().unwrap())) {
+            Ok(end) => ends.push(end),
+            Err(error) => break error,
+        }
+        assert!(ends.len() < 1000, "the share has no limit");
+    };
+    assert_eq!(error, number(Errno::MFILE));
+    let (welcome, descriptors) = greet(&mut world, &knock(&path), &hello).unwrap();
+    assert_eq!((welcome.error, descriptors.len()), (number(Errno::MFILE), 0));
+    ends.clear();
+    first.look();
+    world.run(0.1);
+    assert_eq!(greet(&mut world, &knock(&path), &hello).unwrap().0.error, 0);
 }
 
 fn number(error: Errno) -> u32 {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use offcore_flow::host::serve::{Serve, ServeConfig, ServeCounts, ServeError};
 use offcore_stats::page::Block;
 use offcore_tcp::proto::Config;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::world::World;
 
@@ -48,4 +49,13 @@ pub(crate) fn world_of_small(memory: usize) -> (World<Serve>, PathBuf) {
 pub(crate) fn world() -> (World<Serve>, PathBuf) {
     let path = path();
     (World::new(serve(&path).unwrap(), Config::default()), path)
+}
+
+/// A peer, and a stack that admits thousands of users, so that the share of each is at most a few hundred descriptors.
+pub(crate) fn world_of_many_users() -> (World<Serve>, PathBuf) {
+    let limit = getrlimit(Resource::Nofile);
+    let current = Some(limit.current.unwrap_or(u64::MAX).min(20_000));
+    setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+    let (path, users): (_, Vec<u32>) = (path(), (100_000..104_000).collect());
+    (World::new(serve_also(&path, &users).unwrap(), Config::default()), path)
 }

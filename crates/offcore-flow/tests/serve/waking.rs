@@ -44,7 +44,7 @@ fn slow_wakeups_end_only_their_application() {
             add(set, copy, EventData::new_u64(0), EventFlags::IN | EventFlags::ET).unwrap();
         }
     }
-    // Its other sessions are closed in its turns.
+    // The other sessions of the application are closed in its turns.
     let others: Vec<_> = (0..SESSIONS)
         .map(|_| process.open(&mut world, &bind(DATAGRAM, "0.0.0.0:0".parse().unwrap())).unwrap())
         .collect();

@@ -15,7 +15,7 @@ pub(super) const NIC: &str = "0000:04:00.0";
 const GPU_WAY: &str = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0";
 const NIC_WAY: &str = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0";
 
-/// A tree of files, which is removed when the test ends, and the caller's input.
+/// A tree of files, and the caller's input. The tree is removed on drop.
 pub(super) struct Fake {
     pub(super) dir: TempDir,
     pub(super) given: Given,

@@ -211,7 +211,7 @@ fn written_form_round_trips() {
     }
 }
 
-/// Wrong specifications, and a part of the error of each.
+/// Invalid specifications, and a part of the error of each.
 const WRONG: &[(&str, &str)] = &[
     ("", "expected KIND:ARGS"),
     ("vhost:", "expected the socket's path"),

@@ -57,7 +57,7 @@ pub(crate) struct Outcome {
     pub(crate) broken: usize,
 }
 
-/// Runs a script and adds its outcome.
+/// Runs a script and adds its results to `outcome`.
 ///
 /// # Panics
 /// If the back end has broken an invariant.

@@ -75,7 +75,7 @@ impl TxQueue for Sink {
     }
 }
 
-/// Runs a script and adds its outcome.
+/// Runs a script and adds its results to `outcome`.
 ///
 /// # Panics
 /// If the output is wrong.

@@ -44,7 +44,7 @@ pub(crate) struct Outcome {
 /// A packet: timestamp, bytes, and original length.
 type Record = (u64, Vec<u8>, u32);
 
-/// Runs a script and adds its outcome.
+/// Runs a script and adds its results to `outcome`.
 ///
 /// # Panics
 /// If the packets read differ from those in the file.

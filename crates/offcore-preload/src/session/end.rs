@@ -10,7 +10,7 @@ use crate::link;
 use crate::sys::{self, Errno};
 
 impl Session {
-    /// Returns whether it is over. The connections of a stack that has ended are over, too.
+    /// Returns whether the session is over. A connection is also over when its stack has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.slot.flags() & flags::OVER != 0 || self.has_lost_stack()
     }
@@ -30,7 +30,7 @@ impl Session {
     /// Returns whether the stack has closed the other end of a socket that is not over. This happens when the stack
     /// ends.
     pub(crate) fn is_orphan(&self) -> bool {
-        // Before it closes the other end of a session that is over, the stack sets the flag.
+        // The stack sets the flag before it closes the other end of a session that is over.
         let hung_up = !sys::is_sandboxed() && sys::has_hung_up(self.fd);
         hung_up && !(self.wants(wish::END) && self.wants(wish::NO_READ) || self.is_over())
     }

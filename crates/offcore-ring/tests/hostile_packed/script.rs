@@ -41,7 +41,7 @@ pub(crate) struct Outcome {
     pub(crate) disowned: usize,
 }
 
-/// Plays a script and adds its outcome.
+/// Runs a script and adds its results to `outcome`.
 ///
 /// # Panics
 /// Panics if the other side has broken an invariant.

@@ -160,7 +160,7 @@ fn arenas_share_a_budget() {
 fn lists_of_segments_are_charged() {
     let budget = Arc::new(Budget::new(8 * LARGE));
     let new = || Arena::shared(64 * MIB, Arc::new(Charge::new(Arc::clone(&budget))));
-    // Three blocks pay for the lists of a segment of 64 MiB, and one is block 0.
+    // The lists of a segment of 64 MiB take three blocks, and block 0 takes one more.
     let mut first = new().unwrap();
     let second = new().unwrap();
     assert!(new().is_err());

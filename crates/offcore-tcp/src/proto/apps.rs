@@ -32,9 +32,9 @@ impl Stack {
     }
 
     /// Limits the number of an application's connections, datagram sockets, listeners, and addresses without any of
-    /// them. Connections that are not accepted or still ending count. All applications of a user together have a limit,
-    /// too ([`Config::connections`](super::config::Config::connections)). The user's budget pays 4 KiB for each of
-    /// these.
+    /// them. Connections that are not accepted yet, or are still ending, also count. All applications of a user
+    /// together have a limit, too ([`Config::connections`](super::config::Config::connections)). Each connection,
+    /// socket and listener takes 4 KiB of the user's budget.
     pub fn limit_app(&mut self, app: AppId, most: usize) {
         self.arenas.limit(app, most);
     }
@@ -52,8 +52,8 @@ impl Stack {
         self.arenas.remove(app);
     }
 
-    /// Resets remaining connections of an application of this memory that has [gone](Self::remove_app), up to 256 per
-    /// call. They end within a second.
+    /// Resets up to 256 remaining connections of the [removed](Self::remove_app) application that owns this memory.
+    /// They end within a second.
     pub fn abort_gone(&mut self, now: u64, memory: &Arc<Memory>, out: &mut Out) {
         let Some(app) = self.arenas.find_removed_app(memory) else { return };
         let Self { arenas, conns, .. } = self;

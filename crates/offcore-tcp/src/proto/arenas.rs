@@ -20,7 +20,7 @@ use super::shortage::{AGAIN, MemoryWaiters};
 #[derive(Debug)]
 pub(super) struct App {
     pub arena: Arena,
-    /// The account for private memory, and the number of connections, sockets and listeners that are paid for.
+    /// The charge for private memory, and the number of connections, sockets and listeners that it covers.
     charge: Arc<Charge>,
     paid: usize,
     /// The numbers of its connections.
@@ -87,15 +87,15 @@ pub(super) struct Arenas {
     apps: Vec<Option<Box<App>>>,
     /// Applications whose memory has changed or is short.
     changed: Vec<usize>,
-    /// The number of connections, sockets and listeners of each user that has any, and the limit of a user that alone
-    /// has some. Several users have equal shares of it. If a share shrinks, its existing connections stay.
+    /// The number of connections, sockets and listeners of each user that has any, and the limit that these users share
+    /// equally. If a share shrinks, its existing connections stay.
     of_users: HashMap<Option<u32>, usize>,
     most: usize,
 }
 
 impl Arenas {
     /// Creates the list with up to `memory` bytes for the stack's own process, and up to `most` connections, sockets
-    /// and listeners of a single user.
+    /// and listeners, which the users share equally.
     pub(super) fn new(memory: usize, most: usize) -> Result<Self, MemoryError> {
         let own = App::new(memory::arena(memory)?, Arc::default(), false);
         Ok(Self { apps: vec![Some(own)], changed: vec![0], of_users: HashMap::new(), most })
@@ -185,9 +185,9 @@ impl Arenas {
         }
     }
 
-    /// Returns whether the application may have one more connection, socket or listener: it is below its limit, its user
-    /// is below its share, and the user's budget has room for the private memory. A block pays for several of them,
-    /// until the application ends.
+    /// Returns whether the application may have one more connection, socket or listener: it is below its limit, its
+    /// user is below its share, and the user's budget has room for the private memory. A charged block covers several
+    /// of them and stays charged until the application ends.
     pub(super) fn may_enter(&mut self, app: AppId) -> bool {
         let Self { apps, of_users, most, .. } = self;
         let Some(Some(this)) = apps.get_mut(app.number() as usize) else { return false };

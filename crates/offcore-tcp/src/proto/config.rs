@@ -15,8 +15,8 @@ pub struct Config {
     /// Must be kept secret: it prevents peers from guessing sequence numbers and from causing hash collisions.
     pub secret: [u8; 16],
     pub share: Share,
-    /// Maximum number of connections, datagram sockets and listeners. Users that have some get equal shares. The
-    /// stack's own process counts as a user.
+    /// Maximum number of connections, datagram sockets and listeners. Users that have any get equal shares. The stack's
+    /// own process counts as a user.
     pub connections: u32,
     pub neighbours: usize,
     /// Total FIFO memory in bytes of all connections of the stack's own process.

@@ -125,7 +125,7 @@ impl Groups {
     /// Adds a user of a group. The first user causes reports.
     pub(crate) fn join(&mut self, now: u64, group: IpAddr) {
         if self.groups.len() >= MOST && !self.groups.contains_key(&group) {
-            // The last reports of the group that was left are lost.
+            // The pending reports of the removed group are discarded.
             let left = self.groups.iter().find(|(_, entry)| entry.users == 0).map(|(group, _)| *group);
             left.and_then(|left| self.groups.remove(&left));
         }

@@ -97,7 +97,7 @@ fn users_share_connections() {
     assert_eq!(open_all(&mut world, same).len(), 32);
 }
 
-/// A window promises memory without a charge. Segments that find none are dropped, and sent again.
+/// A window promises memory that is not charged yet. Segments without memory are dropped and retransmitted.
 #[test]
 fn promised_window_survives_used_up_budget() {
     const LEN: usize = 200_000;

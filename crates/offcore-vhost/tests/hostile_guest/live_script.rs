@@ -37,7 +37,7 @@ pub(crate) struct Outcome {
     pub(crate) refused: u64,
 }
 
-/// Plays a script and adds its outcome.
+/// Runs a script and adds its results to `outcome`.
 ///
 /// # Panics
 /// Panics if the hostile front end has broken an invariant.

@@ -27,8 +27,8 @@ pub(crate) fn decode(bytes: &[u8]) -> usize {
                 accepted += 1;
                 let sent_fds = fds;
                 let (again, fds) = request.clone().encode(header.need_reply);
-                assert!(fds.iter().copied().eq(0..sent_fds), "no file descriptor gets lost");
-                // Padding is not kept.
+                assert!(fds.iter().copied().eq(0..sent_fds), "no file descriptor is lost");
+                // Decoding drops padding.
                 let padded = matches!(
                     header.code,
                     Code::SET_MEM_TABLE

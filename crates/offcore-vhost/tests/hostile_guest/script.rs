@@ -34,7 +34,7 @@ pub(crate) struct Outcome {
     pub(crate) broken: usize,
 }
 
-/// Plays a script and adds its outcome.
+/// Runs a script and adds its results to `outcome`.
 ///
 /// # Panics
 /// Panics if the hostile guest has broken an invariant.

@@ -14,7 +14,7 @@ fn probe(len: usize, header: ProbeHeader) -> Vec<u8> {
     frame
 }
 
-/// Computes the checksum of a datagram that has none.
+/// Fills in the checksum of a datagram that has none.
 fn fill_checksum(udp: &mut [u8], src: Ipv4Addr, dst: Ipv4Addr) {
     let pseudo = Sum::pseudo_v4(src, dst, IpProtocol::UDP, udp.len() as u16);
     let checksum = (pseudo + Sum::of(udp)).checksum_nonzero();
@@ -81,7 +81,7 @@ fn changed_byte_is_found() {
 #[test]
 fn rewritten_ip_header_passes() {
     let mut frame = probe(124, ProbeHeader { fill: 9, sequence: 5 });
-    // Another time to live, with the checksum to match.
+    // Changes the time to live, and updates the checksum.
     let ttl = u16::from(frame[22]);
     frame[22] = 3;
     let checksum = u16::from_be_bytes([frame[24], frame[25]]);

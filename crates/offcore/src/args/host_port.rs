@@ -83,7 +83,8 @@ impl FromStr for HostPortArg {
     }
 }
 
-/// Checks that no two ports of a host have the same address. Link-local IPv6 addresses belong to their link.
+/// Checks that no two ports of a host have the same address. Link-local IPv6 addresses must be unique only on their
+/// link.
 pub(crate) fn check_addresses(ports: &[HostPortArg]) -> Result<(), String> {
     for (index, HostPortArg { spec, iface }) in ports.iter().enumerate() {
         for Prefix { address, .. } in &iface.addresses {

@@ -60,8 +60,8 @@ const LCORES: &str =
     "The lcores: one for all, or one for what sends and one for what receives [default: the first two]";
 const DURATION: &str = "Stop after sending for this time; with --rfc2544, of each trial [default there: 5]";
 
-// The parser does not check `requires` if a given flag excludes the required one. Flags of a capture or a search therefore
-// exclude the same flags as the capture or the search.
+// The parser ignores `requires` if a given flag conflicts with the required flag. Therefore, flags that require a
+// capture or a search conflict with the same flags as the capture or the search.
 const NOT_OF_CAPTURE: [&str; 13] = [
     "src_mac", "dst_mac", "vlan", "src_ip", "dst_ip", "src_port", "dst_port", "proto", "flows", "vary",
     "size", "burst", "rfc2544",

@@ -16,7 +16,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Time within which a network usually assigns addresses.
 pub(super) const ADDRESS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Warns about addresses of a host that the kernel has, too.
+/// Warns about addresses of a host that the kernel also has.
 pub(super) fn warn_kernel_addresses(ports: &[PortSpec], ifaces: &[HostIface]) {
     for text in shared_addresses(ports, ifaces, || interfaces(Path::new("/sys")).unwrap_or_default()) {
         say(&text);

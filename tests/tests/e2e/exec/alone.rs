@@ -179,7 +179,7 @@ fn daemonized_child_keeps_the_stack() {
 }
 
 /// Runs a command on its own terminal, sends Ctrl-C once it has printed `ready`, and exits with the command's status.
-/// With NOFLSH the terminal keeps the output that has not been read at Ctrl-C.
+/// With NOFLSH, Ctrl-C does not discard output that has not been read.
 const TERMINAL: &str = r"
 import os, pty, sys, termios
 pid, terminal = pty.fork()

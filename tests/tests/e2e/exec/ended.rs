@@ -66,7 +66,7 @@ signals ['SIGPIPE']
 write ('ECONNRESET', 'EPIPE')
 ";
 
-/// Accepts the program's connections, in the order of their names, and does as their first bytes say.
+/// Accepts the program's connections. The first byte of each selects the data that it gets.
 fn accept_all(listener: &TcpListener) -> Vec<TcpStream> {
     let accepted = (0..6).map(|_| {
         let (mut stream, _) = listener.accept().unwrap();
@@ -116,7 +116,7 @@ fn streams_are_reset_when_their_stack_ends() {
     }
 }
 
-/// Echo servers that answer with their own address. `idle` makes no call between the stack's end and the next start.
+/// An echo server that answers with its own address. In mode `idle` it makes no call while there is no stack.
 const ECHOES: &str = "
 import os, select, socket, sys, time
 mode, port, go = sys.argv[1:]
@@ -135,7 +135,7 @@ while True:
     s.sendto(('%s %d' % s.getsockname()).encode(), peer)
 ";
 
-/// The stack is stopped in order, twice.
+/// Shuts down the stack cleanly, twice.
 #[test]
 fn datagram_sockets_survive_orderly_restart() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
@@ -167,7 +167,7 @@ fn datagram_sockets_survive_orderly_restart() {
     (0..wanted.len()).for_each(answers);
     for _ in 0..2 {
         fs::remove_file(&go).unwrap();
-        // The idle server returns from its last call.
+        // Makes the idle server return from its last call.
         socket.send_to(b"?", (STACK[0], 9004)).unwrap();
         thread::sleep(Duration::from_millis(300));
         end_stack(&mut stage, Signal::TERM);

@@ -99,7 +99,7 @@ except OSError: pass"
     stage.stop();
 }
 
-/// The kernel permits the port, and the stack does not.
+/// The kernel permits the port, but the stack does not.
 #[test]
 fn reserved_port_is_explained() {
     let Some(()) = needs() else { return };

@@ -1,4 +1,4 @@
-//! Addresses of a host that another host, or the kernel of the same machine, has, too.
+//! Addresses that a host shares with another host or with the kernel of the same machine.
 
 use peers::{Offcore, one_core, require};
 

@@ -28,7 +28,7 @@ const UNACCEPTED: usize = 45;
 const TRIED: usize = 80;
 /// Number of ports of the stack that a user may have.
 const PORTS: u64 = 14_115;
-/// Number of descriptors of the stack for a listener that is also a listener of the kernel.
+/// Number of the stack's descriptors for a listener that also listens in the kernel.
 const OF_LISTENER: u64 = 19;
 /// Number of applications that claim marks.
 const CLAIMING: usize = 64;

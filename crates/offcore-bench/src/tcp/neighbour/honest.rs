@@ -41,8 +41,8 @@ impl Window {
     }
 }
 
-/// Returns the duration in nanoseconds that a share of the requests of all windows did not exceed. A failed request
-/// counts as the maximum time without progress.
+/// Returns the latency in nanoseconds that the given share of the requests of all windows did not exceed. A failed
+/// request counts as the maximum time without progress.
 pub(super) fn percentile(windows: &[Window], share: f64) -> Option<f64> {
     let failed = windows.iter().map(|window| window.failed as usize).sum();
     let answers = windows.iter().flat_map(|window| &window.latencies);

@@ -141,7 +141,7 @@ while True:
         printed = time.monotonic()
 ";
 
-/// Runs without a pause and without system calls, except for its reports.
+/// Uses CPU time without a pause, and makes system calls only for its reports.
 pub(super) const SPINNING: &str = "
 import time
 print('ready', flush=True)

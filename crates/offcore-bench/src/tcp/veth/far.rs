@@ -79,7 +79,7 @@ impl Far<'_> {
         phase.count();
         let (ticks, bytes, before) = (tsc::now(), read(), times()?);
         thread::sleep(length);
-        // If other programs use the cores, the window is longer.
+        // Extends the window until data has moved, because other programs may use the cores.
         wait_for_more(bytes)?;
         let (ticks, bytes, after) = (tsc::now() - ticks, read() - bytes, times()?);
         let share = |core: usize| {

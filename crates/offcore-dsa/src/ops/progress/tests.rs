@@ -11,8 +11,7 @@ fn queue() -> WqInfo {
     WqInfo { ops: OpSet([u64::MAX, 0, 0, 0]), ..WqInfo::default() }
 }
 
-/// Executes a descriptor, or stops at a page fault before the byte `stop`. A copy that stops at an odd byte runs from the
-/// end.
+/// Executes a descriptor up to a page fault at byte `stop`. A copy that stops at an odd byte runs backwards.
 ///
 /// # Safety
 ///
@@ -165,7 +164,7 @@ fn core_redoes_a_piece() {
     assert_eq!(after(Status::HARDWARE, 10), Step::Core(Why::Failed(Status::HARDWARE)));
     assert_eq!(after(Status::MISALIGNED, 10), Step::Core(Why::Refused(Status::MISALIGNED)));
     assert_eq!(after(Status::TRANSLATION, 10), Step::Core(Why::Failed(Status::TRANSLATION)));
-    assert_eq!(after(Status::PAGE_FAULT, 65), Step::Core(Why::Failed(Status::PAGE_FAULT)), "absurd");
+    assert_eq!(after(Status::PAGE_FAULT, 65), Step::Core(Why::Failed(Status::PAGE_FAULT)), "65 of 64");
 }
 
 /// Descriptors according to section 8.3, written by hand.

@@ -55,12 +55,12 @@ pub(super) enum AcceptResult {
 pub(super) struct Kernel {
     listener: Arc<OwnedFd>,
     name: Name,
-    /// For the listener and the connections accepted from it, until all of them are closed.
+    /// The charge for the listener and for the connections accepted from it, until all of them are closed.
     charge: Arc<DescriptorCharge>,
 }
 
 impl Kernel {
-    /// A reference to the charge, to be held as long as an accepted connection.
+    /// Returns a reference to the charge. The caller holds it as long as an accepted connection.
     pub(super) fn charge(&self) -> Arc<DescriptorCharge> {
         Arc::clone(&self.charge)
     }

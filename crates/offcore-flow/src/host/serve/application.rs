@@ -37,7 +37,7 @@ pub(super) struct Application {
     pub(super) shared: Shared,
     /// Wakes the stack. The eventfd is never read: each write is an event.
     pub(super) event: OwnedFd,
-    /// For the descriptors of the application without its processes and sessions.
+    /// The charge for the descriptors of the application, without those of its processes and sessions.
     _charge: DescriptorCharge,
     /// The thread that accepts from the application's kernel listeners, if it has any.
     pub(super) acceptor: Option<Acceptor>,
@@ -86,7 +86,7 @@ pub(super) enum Work {
     Raw(u32, u32),
     /// A listener of this generation may have connections to pass on.
     Listener(u32, u32),
-    /// The application ends: the session with this number, which may be unused, is closed, and after the last one the
+    /// The application is ending: the session with this number, which may be unused, is closed. `None` ends the
     /// application itself.
     End(Option<u32>),
 }
@@ -319,7 +319,7 @@ impl Application {
         })
     }
 
-    /// Ends the application: its sessions are closed in its turns.
+    /// Begins to end the application. Its sessions are closed in its turns.
     pub(super) fn begin_end(&mut self) {
         self.ends = true;
         self.shared.end();

@@ -61,7 +61,7 @@ impl Serve {
                     self.entry.connecting = false;
                     return;
                 }
-                Err(error) => return self.refuse(now, "a process waits to attach", UNKNOWN_USER, error),
+                Err(error) => return self.refuse(now, "a process cannot be accepted", UNKNOWN_USER, error),
             };
             let from = tsc::now();
             let user = self.may_attach(&socket).map_or(UNKNOWN_USER, |who| who.uid());
@@ -103,32 +103,18 @@ impl Serve {
         }
         let generation = self.registry.next_generation();
         let key = Key::new(Source::Guest, 0, 0, generation);
-        let charge = self.descriptors.take(user, descriptors::PROCESS);
-        let added = charge.and_then(|charge| {
-            self.polling.watch.add(user, socket.as_fd(), key, EventFlags::IN)?;
-            Ok(charge)
-        });
-        match added {
-            Ok(charge) => {
-                self.entry.guests.push_back(Guest {
-                    generation,
-                    user,
-                    socket,
-                    charge,
-                    since,
-                    invited,
-                    waits: None,
-                });
-                Ok(())
-            }
-            Err(error) => Err((error, socket)),
+        if let Err(error) = self.polling.watch.add(user, socket.as_fd(), key, EventFlags::IN) {
+            return Err((error, socket));
         }
+        let charge = self.descriptors.take(user, descriptors::PROCESS).ok();
+        self.entry.guests.push_back(Guest { generation, user, socket, charge, since, invited, waits: None });
+        Ok(())
     }
 
     /// Closes the socket of a guest as an errand, because unread messages may contain descriptors.
     fn close_guest_socket(&mut self, guest: Guest) {
         self.polling.watch.remove(guest.user, guest.socket.as_fd());
-        self.helpers.errands.close_socket(guest.user, guest.socket, Some(guest.charge));
+        self.helpers.errands.close_socket(guest.user, guest.socket, guest.charge);
     }
 
     /// Closes unexpected descriptors that processes of a user have sent.
@@ -147,20 +133,23 @@ impl Serve {
         }
     }
 
-    /// The limit that a user has reached, and what to do about it.
+    /// Returns the limit that a user has reached, and a remedy.
     fn remedy(&self, user: u32, error: Errno) -> String {
         match error {
             Errno::MFILE => format!(
-                ": the share of user {user} is {} descriptors; raise the limit of open files (ulimit -n), or admit fewer \
-                 users",
+                ": the share of user {user} is {} descriptors; raise the limit of open files (ulimit -Hn), or admit \
+                 fewer users",
                 self.descriptors.most()
             ),
             Errno::USERS => {
-                format!(": user {user} has {} applications, the maximum", self.helpers.feed.applications())
+                format!(
+                    ": user {user} has the maximum of {} applications: end some",
+                    self.helpers.feed.applications()
+                )
             }
             Errno::NOMEM => {
                 format!(
-                    ": the applications of user {user} may use {} MiB in total",
+                    ": the limit for all applications of user {user} is {} MiB: end some",
                     self.helpers.feed.share() >> 20
                 )
             }
@@ -241,6 +230,7 @@ impl Serve {
             return self.close_guest_socket(guest);
         }
         let who = who.and_then(|who| if hello.version == VERSION { Ok(who) } else { Err(Errno::PROTO) });
+        let who = who.and_then(|who| if guest.charge.is_some() { Ok(who) } else { Err(Errno::MFILE) });
         let who = match who {
             Ok(who) => who,
             Err(error) => return self.refuse_guest(guest, error, calls.now),
@@ -486,7 +476,7 @@ impl Serve {
         // If the message cannot be sent, the process has ended or will soon.
         let _ = wire::send(guest.socket.as_fd(), &welcome.to_bytes(), &descriptors);
         if let Some(process) = application.process(number, generation) {
-            (process.channel, process.charge) = (Some(guest.socket), Some(guest.charge));
+            (process.channel, process.charge) = (Some(guest.socket), guest.charge);
         }
         if let Some((number, generation)) = before {
             self.process_ended(app, number, generation, calls);

@@ -439,8 +439,8 @@ impl Serve {
         Ok((number, Reply::of(named, None)))
     }
 
-    /// Sets the length of the queue, and adds the kernel's listener to the acceptor. If that fails, the session is only
-    /// bound.
+    /// Sets the length of the queue, and adds the kernel's listener to the acceptor. If that fails, the session is
+    /// bound but does not listen.
     fn begin_to_listen(
         &mut self,
         app: usize,

@@ -12,8 +12,8 @@ use rustix::process::{Resource, getrlimit};
 /// Descriptors reserved for the stack itself, for example for ports and threads. With a low limit, a quarter of the
 /// limit is reserved.
 const RESERVED: u64 = 2048;
-/// Descriptors per user that are reserved for files about to be closed. A user with as many of them is at the limit of
-/// errands.
+/// Descriptors per user that are reserved for files about to be closed. A user with this many files to close is at the
+/// limit of errands.
 pub(super) const CLOSING: usize = 256;
 /// Maximum number of connections accepted from a kernel listener at a time.
 pub(super) const ACCEPTED: usize = 16;
@@ -42,7 +42,7 @@ pub(super) struct Descriptors {
     used: HashMap<u32, Arc<AtomicUsize>>,
 }
 
-/// A charge to a user, until it is dropped together with the descriptors.
+/// A charge to a user for descriptors. It is dropped together with them.
 #[derive(Debug)]
 pub(super) struct DescriptorCharge {
     used: Arc<AtomicUsize>,

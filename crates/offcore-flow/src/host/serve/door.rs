@@ -34,7 +34,7 @@ pub(super) struct ServeSocket {
     path: PathBuf,
     /// Device and inode of the socket's file, so that no other file is removed.
     file: Option<(u64, u64)>,
-    /// The other users that are admitted, and those that are barred.
+    /// The users that are admitted in addition to root and the stack's own user, and those of them that are barred.
     others: Vec<u32>,
     barred: Vec<u32>,
     /// Held as long as the socket exists.
@@ -97,7 +97,7 @@ impl ServeSocket {
         }
     }
 
-    /// Lets users connect again, except those for whom `stays` holds.
+    /// Lets barred users connect again, except those for whom `stays` returns true.
     pub(super) fn retain_barred(&mut self, stays: impl Fn(u32) -> bool) {
         let before = self.barred.len();
         self.barred.retain(|user| stays(*user));
@@ -109,7 +109,7 @@ impl ServeSocket {
     fn update_barred(&self) {
         let others: Vec<_> = self.others.iter().copied().filter(|user| !self.barred.contains(user)).collect();
         if let Err(error) = self.admit(&others) {
-            tracing::warn!(%error, "the users who may attach could not be changed");
+            tracing::warn!(%error, "the access rights of the socket could not be changed");
         }
     }
 

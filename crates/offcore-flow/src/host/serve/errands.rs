@@ -111,7 +111,7 @@ impl Errands {
     }
 
     /// Whether the number of a user's errands is at the limit. The stack then stops receiving from the user's
-    /// processes, and an event follows when it is below the limit again.
+    /// processes. An event reports when the number is below the limit again.
     pub(super) fn are_full(&self, user: u32) -> bool {
         self.count(user) >= MOST
     }

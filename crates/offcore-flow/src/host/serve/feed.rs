@@ -123,8 +123,8 @@ impl Feed {
         self.left.iter().find(|left| left.user == user).map(|left| &left.memory)
     }
 
-    /// Unmaps memory that is no longer used elsewhere. `frees`: its pages are freed, although processes may still have
-    /// mapped them.
+    /// Unmaps memory that is no longer used elsewhere. If `frees` is set, its pages are freed, although processes may
+    /// still map them.
     pub(super) fn unmap(&mut self, errands: &mut Errands, frees: bool) {
         for OrphanedMemory { user, memory, share } in
             self.left.extract_if(.., |left| Arc::strong_count(&left.memory) == 1)

@@ -30,10 +30,10 @@ pub(super) enum Source {
     Pipe,
     /// The thread that accepts from an application's kernel listeners.
     Kernel,
-    /// Results of threads outside the workers: created memory, answers about the other ends of sessions, and users who
-    /// may have errands again.
+    /// Results of threads outside the workers: created memory, answers about the other ends of sessions, and users that
+    /// are below the limit of errands again.
     Helpers,
-    /// The epoll set of a user, whose index is the generation.
+    /// The epoll set of a user. The generation is the index of the set.
     User,
 }
 
@@ -93,8 +93,8 @@ pub(super) struct KernelEvent {
 }
 
 /// Epoll sets. Each user has an edge-triggered set, so a user with many events does not delay the events of others. One
-/// more set contains these sets and the descriptors of the stack itself. The handler of an event must process everything
-/// that is pending.
+/// more set contains these sets and the descriptors of the stack itself. The handler of an event must process
+/// everything that is pending.
 #[derive(Debug)]
 pub(super) struct Watch {
     stack: OwnedFd,
@@ -125,7 +125,7 @@ impl Watch {
             None => {
                 let (set, at) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, self.users.len());
                 let data = epoll::EventData::new_u64(Key::new(Source::User, 0, 0, at as u32).word());
-                // Level-triggered: events beyond a round's part are reported again.
+                // Level-triggered: events beyond the user's part of a round are reported again.
                 epoll::add(&self.stack, &set, data, epoll::EventFlags::IN)?;
                 self.users.push((user, set));
                 at
@@ -192,7 +192,7 @@ impl Watch {
     }
 }
 
-/// Takes the pending events of an epoll set. After an interruption by a signal, the next call returns them.
+/// Takes the pending events of an epoll set. If a signal interrupts the call, the next call returns them.
 fn take_from<'a>(set: &OwnedFd, space: &'a mut [MaybeUninit<epoll::Event>]) -> &'a [epoll::Event] {
     epoll::wait(set, space, Some(&Timespec::default())).map_or(&[], |(events, _)| events)
 }

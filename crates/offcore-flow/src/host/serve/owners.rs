@@ -1,4 +1,4 @@
-//! The parts of a server's state, by subject.
+//! The state of a server, divided by subject.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::Ipv4Addr;
@@ -34,7 +34,9 @@ pub(super) struct Guest {
     /// The user of the process. A constant of `attach` stands for all users that may not attach.
     pub(super) user: u32,
     pub(super) socket: OwnedFd,
-    pub(super) charge: DescriptorCharge,
+    /// The charge for the process, or `None` if the share of its user is used up. Such a process is refused after its
+    /// hello.
+    pub(super) charge: Option<DescriptorCharge>,
     /// When the process connected, in microseconds.
     pub(super) since: u64,
     /// A process of an application of this user has requested the socket for a child process, whose own user need not

@@ -417,7 +417,7 @@ impl Serve {
     }
 }
 
-/// Shuts sockets of processes down, whose other ends have any number of waiters.
+/// Shuts down sockets of processes. This wakes all waiters at their other ends, which may be many.
 fn shut_down<'a>(channels: impl Iterator<Item = &'a OwnedFd>) {
     for channel in channels {
         let _ = shutdown(channel, Shutdown::Both);

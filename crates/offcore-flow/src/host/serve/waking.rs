@@ -87,8 +87,8 @@ impl Waking {
         self.before.0.saturating_sub(processor).saturating_sub(all.saturating_sub(ticks)).min(ticks)
     }
 
-    /// Returns the time since TSC value `from` in ticks. If it is longer than `limit`, the time when other threads had the
-    /// CPU is excluded.
+    /// Returns the time since TSC value `from` in ticks. If it is longer than `limit`, the time when other threads had
+    /// the CPU is excluded.
     pub(super) fn spent(&mut self, from: u64, limit: u64) -> u64 {
         let ticks = tsc::now().saturating_sub(from);
         if ticks > limit { self.taken(ticks) } else { ticks }

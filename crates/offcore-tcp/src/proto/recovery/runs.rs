@@ -11,8 +11,8 @@ use super::delivery::{Delivery, Newest, Sent};
 
 /// Maximum number of runs.
 pub(super) const MOST: usize = 4096;
-/// Number of runs that are always kept. More are kept while they have [`LEAST`] bytes on average, so that a program that
-/// sends single bytes gets little memory.
+/// Number of runs that are always allowed. More are allowed while runs have at least [`LEAST`] bytes on average, so
+/// that a program that sends single bytes uses little memory.
 const FEW: usize = 64;
 const LEAST: u64 = 64;
 /// Runs reserved for retransmissions. Without them, losses could not be repaired.
