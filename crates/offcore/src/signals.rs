@@ -9,11 +9,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 /// Maximum time of a clean stop before another signal may end the process.
-const CLEANING: Duration = Duration::from_secs(2);
+const CLEANUP_TIME: Duration = Duration::from_secs(2);
 
 /// Other signals that stop the process, unless its parent has ignored them. For example, `nohup` ignores SIGHUP so that
 /// the process outlives its terminal.
-const UNLESS_IGNORED: [i32; 11] = [
+const STOP_SIGNALS_UNLESS_IGNORED: [i32; 11] = [
     SIGHUP,
     SIGQUIT,
     SIGUSR1,
@@ -36,11 +36,11 @@ pub(crate) fn is_stopping() -> bool {
 }
 
 /// Returns a flag. Every signal that would end the process sets it, except SIGKILL and signals of program errors. If
-/// the stop takes longer than `CLEANING`, a further signal ends the process.
+/// the stop takes longer than `CLEANUP_TIME`, a further signal ends the process.
 pub(crate) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let ignored = ignored_signals()?;
-    let taken = UNLESS_IGNORED.into_iter().filter(|number| ignored & 1 << (number - 1) == 0);
+    let taken = STOP_SIGNALS_UNLESS_IGNORED.into_iter().filter(|number| ignored & 1 << (number - 1) == 0);
     let mut signals = Signals::new(taken.chain([SIGINT, SIGTERM]))?;
     // If a capture exceeds the file size limit (ulimit -f), the write fails and is reported. Otherwise the signal would
     // end the process.
@@ -51,7 +51,7 @@ pub(crate) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
         for _ in signals.forever() {
             STOPPING.store(true, Ordering::Relaxed);
             stop.store(true, Ordering::Relaxed);
-            if first.get_or_insert_with(Instant::now).elapsed() > CLEANING {
+            if first.get_or_insert_with(Instant::now).elapsed() > CLEANUP_TIME {
                 signal_hook::low_level::exit(1);
             }
         }

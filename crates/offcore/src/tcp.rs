@@ -30,7 +30,7 @@ const APP_CONNECTIONS: u32 = 65_536;
 
 /// The flags for applications in other processes. The parser ignores `requires = "serve"` if `--app` is given, because
 /// `--app` conflicts with `--serve`.
-const SERVING: [&str; 5] = ["serve", "allow_uid", "app_memory", "app_connections", "parent"];
+const SERVE_FLAGS: [&str; 5] = ["serve", "allow_uid", "app_memory", "app_connections", "parent"];
 
 /// The examples of `offcore tcp --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -93,7 +93,7 @@ pub(crate) struct TcpArgs {
     pub engines: EngineArgs,
 
     /// The service: echo, sink, source or http:DIR, optionally with a colon and another port [ports: 7, 9, 19, 80]
-    #[arg(long, value_name = "APP", default_value = "echo", conflicts_with_all = SERVING)]
+    #[arg(long, value_name = "APP", default_value = "echo", conflicts_with_all = SERVE_FLAGS)]
     pub app: AppArg,
 
     /// Instead of --app: serves applications in other processes, which attach to a socket at this path

@@ -314,13 +314,20 @@ pub(super) const LIST: &[Guard] = &[
         name: "descriptors of a kernel listener",
         file: "crates/offcore-flow/src/host/serve/listening.rs",
         code: "descriptors.take(application.user, KERNEL)", without: "descriptors.take(application.user, KERNEL / 18)",
-        package: FLOW, executable: "serve", test: "kernel_listeners_count_their_connections",
+        package: FLOW, executable: "serve", test: "kernel_listener_charges_connections",
     },
     Guard {
         name: "sessions before accept",
         file: "crates/offcore-flow/src/host/serve/calls.rs",
-        code: "backlog.min(PASSED)", without: "backlog.min(PASSED * 1000)",
-        package: FLOW, executable: "serve", test: "unaccepted_connections_wait_without_sessions",
+        code: "backlog.min(MAX_UNACCEPTED_SESSIONS)", without: "backlog.min(MAX_UNACCEPTED_SESSIONS * 1000)",
+        package: FLOW, executable: "serve", test: "unaccepted_connections_have_no_sessions",
+    },
+    Guard {
+        name: "kernel connections of a blocked user",
+        file: "crates/offcore-flow/src/host/serve/listening.rs",
+        code: "Some(AcceptResult::Done) if self.is_full(app) => {",
+        without: "Some(AcceptResult::Done) if self.is_full(app) && app > usize::MAX / 2 => {",
+        package: FLOW, executable: "serve", test: "blocked_user_gets_few_kernel_connections",
     },
     Guard {
         name: "events of a user",
@@ -350,14 +357,14 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "connections reset at once",
         file: "crates/offcore-tcp/src/proto/apps.rs",
-        code: ".take(ABORTED).collect::<ArrayVec<ConnId, ABORTED>>()", without: ".collect::<Vec<_>>()",
-        package: TCP, executable: "stack", test: "abort_gone_resets_few_connections_per_call",
+        code: ".take(MAX_ABORTS_PER_CALL).collect::<ArrayVec<ConnId, MAX_ABORTS_PER_CALL>>()", without: ".collect::<Vec<_>>()",
+        package: TCP, executable: "stack", test: "abort_removed_is_bounded",
     },
     Guard {
         name: "private memory of a user",
         file: "crates/offcore-tcp/src/proto/arenas.rs",
         code: "if this.users == this.paid && this.charge.take(1) {", without: "if this.users == this.paid {",
-        package: TCP, executable: "stack", test: "budget_pays_for_connections",
+        package: TCP, executable: "stack", test: "budget_limits_connections",
     },
     Guard {
         name: "connections of a user",
@@ -369,7 +376,7 @@ pub(super) const LIST: &[Guard] = &[
         name: "runs of single bytes",
         file: "crates/offcore-tcp/src/proto/recovery/runs.rs",
         code: ".clamp(FEW, MOST - RESERVED)", without: ".max(MOST - RESERVED)",
-        package: TCP, executable: "--lib", test: "single_bytes_take_few_runs",
+        package: TCP, executable: "--lib", test: "single_bytes_use_few_runs",
     },
     Guard {
         name: "queue of a listener",
@@ -380,7 +387,7 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "groups of a user",
         file: "crates/offcore-tcp/src/proto/memberships.rs",
-        code: "count >= OF_USER.min(OF_ALL / users)", without: "count >= OF_USER.max(OF_ALL / users)",
+        code: "count >= OF_USER.min(MAX_JOINS / users)", without: "count >= OF_USER.max(MAX_JOINS / users)",
         package: TCP, executable: "network", test: "group_memberships_are_limited",
     },
     Guard {

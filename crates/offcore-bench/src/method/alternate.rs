@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn no_block_is_repeated_after_time_limit() {
+    fn time_limit_stops_repetitions() {
         let other = OtherCore::start(None).unwrap();
         let mut cell = Alternating::new();
         cell.add(Noted { ticks: 10, windows: 0 });

@@ -337,14 +337,14 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_within_a_phase() {
+    fn noise_is_measured_per_phase() {
         let (steady, unsteady) = (windows([75.0; 4], 1), windows([50.0, 50.0, 100.0, 100.0], 1));
         assert_eq!((noise(&steady, &unsteady), noise(&unsteady, &steady)), (1.0, 1.0));
         assert_eq!(noise(&windows([50.0; 4], 1), &steady), 0.0);
     }
 
     #[test]
-    fn failed_requests_are_slow_requests() {
+    fn failed_requests_count_as_slow() {
         let mut during = windows([60.0; 4], 3);
         assert_eq!(honest::percentile(&during, 0.99), Some(3e6));
         during[0].failed = 1;

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_list_is_parsed() {
+    fn fault_list_is_parsed() {
         let text = "page:0.001+hw:0.0001+drop:0.5+late:0.01:200+retry:0.1:8+halt:5000+weak";
         let faults: Faults = text.parse().unwrap();
         assert_eq!((faults.page, faults.hardware, faults.drop), (0.001, 0.0001, 0.5));

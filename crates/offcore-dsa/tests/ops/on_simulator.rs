@@ -167,7 +167,7 @@ fn core_redoes_a_piece_after_an_error() {
 }
 
 #[test]
-fn core_copies_memory_onto_itself() {
+fn core_makes_overlapping_copies() {
     let device = Device::new("gen=spr,fault=hw:1");
     let mut engine = device.engine(Options::default());
     let mut memory = bytes(4096, 9);

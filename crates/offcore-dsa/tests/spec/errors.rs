@@ -7,7 +7,7 @@ use offcore_dsa::wq::gen_cap;
 use offcore_dsa::{Descriptor, Flags, Opcode, Status};
 
 #[test]
-fn operations_outside_the_model_are_refused() {
+fn unsupported_operations_are_refused() {
     let modelled = [0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x10];
     for mut rig in [Rig::plain(), Rig::new(second_generation(layout(&[dedicated()], 1)))] {
         for code in (0..=0xff).filter(|code| !modelled.contains(code)) {

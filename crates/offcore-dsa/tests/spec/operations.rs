@@ -9,7 +9,7 @@ fn a_noop_completes() {
 }
 
 #[test]
-fn a_fill_repeats_its_pattern() {
+fn fill_repeats_pattern() {
     let mut dst = vec![0; 37];
     let fill = operation(Opcode::Fill, u64::from_le_bytes(*b"abcdefgh"), dst.as_mut_ptr() as u64, 37);
     let mut rig = Rig::new(second_generation(layout(&[dedicated()], 1)));

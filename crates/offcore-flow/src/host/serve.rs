@@ -151,7 +151,7 @@ impl Serve {
         let polling = Polling::new()?;
         let entry = Entry::open(&config)?;
         if let Some(door) = &entry.door {
-            let watched = polling.watch.add_own(door.as_fd(), Source::ServeSocket);
+            let watched = polling.watch.add_stack_descriptor(door.as_fd(), Source::ServeSocket);
             watched.map_err(|source| ServeError::System { what: "watching the socket", source })?;
         }
         let (users, acceptors) = (entry.users(&config), Acceptors::new());
@@ -209,18 +209,26 @@ impl Serve {
         for (user, key) in std::mem::take(&mut self.entry.talking) {
             let from = tsc::now();
             self.read_guest_message(key, calls);
+            self.woke_guest(user, from);
             self.charge_time(user, from);
         }
         for KernelEvent { user, key, flags } in events.drain(..) {
             let from = tsc::now();
+            // A descriptor of an ended application may be reported late.
+            if user.is_some_and(|user| !self.belongs_to(key, user)) {
+                continue;
+            }
             self.take_event(key, flags, calls);
             if let Some(user) = user {
+                if key.source == Source::Guest {
+                    self.woke_guest(user, from);
+                }
                 self.charge_time(user, from);
             }
         }
         self.polling.events = events;
         if let Some(door) = &mut self.entry.door {
-            door.retain_barred(|user| self.helpers.errands.are_full(user));
+            door.retain_barred(calls.now, |user| self.helpers.errands.are_full(user));
         }
         // A program cannot connect until address probing is complete, so it waits. It also waits for addresses from the
         // network, but only for a limited time.
@@ -238,6 +246,17 @@ impl Serve {
             self.polling.look = true;
         }
         self.tend_applications(calls);
+    }
+
+    /// Whether the object that a key identifies belongs to a user.
+    fn belongs_to(&self, key: Key, user: u32) -> bool {
+        match key.source {
+            Source::Guest => {
+                let guests = &self.entry.guests;
+                guests.iter().any(|guest| guest.generation == key.generation && guest.user == user)
+            }
+            _ => self.registry.user_of(key.app.into()) == Some(user),
+        }
     }
 
     fn take_event(&mut self, key: Key, flags: EventFlags, calls: &mut Calls<'_>) {

@@ -178,7 +178,7 @@ fn blocking_listener_stalls_no_application() {
 
 /// The charge for a kernel listener includes the descriptors that its connections may occupy in the stack.
 #[test]
-fn kernel_listeners_count_their_connections() {
+fn kernel_listener_charges_connections() {
     let (mut world, path) = world_of_many_users();
     let process = Process::attach(&mut world, &path);
     let too_many = Errno::MFILE.raw_os_error() as u32;

@@ -8,14 +8,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use offcore_flow::host::serve::Serve;
-use offcore_session::message::{ASK, Call, Hello, KEY, NONE, Question};
+use offcore_session::message::{ASK, Accepted, Call, Hello, KEY, NONE, Question};
 use offcore_session::slot::wish;
 use offcore_tcp::proto::Config;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{Shutdown, shutdown};
 
-use crate::process::{Process, connect_to, knock, knock_as, listen, send_with};
+use crate::process::{Process, connect_to, knock, knock_as, listen, receive, send_with};
 use crate::setup::{path, serve_also, world};
 use crate::world::World;
 
@@ -129,10 +129,10 @@ fn close_detection_blocks_no_worker() {
 
 /// A user at the limit of errands cannot attach processes, but other users can.
 #[test]
-fn blocked_user_leaves_socket_open() {
+fn blocked_user_spares_other_users() {
     const OTHER: u32 = 54_321;
     if !rustix::process::geteuid().is_root() {
-        return println!("SKIP: blocked_user_leaves_socket_open: needs root");
+        return println!("SKIP: blocked_user_spares_other_users: needs root");
     }
     let path = path();
     let mut world = World::new(serve_also(&path, &[OTHER]).unwrap(), Config::default());
@@ -152,7 +152,7 @@ fn blocked_user_leaves_socket_open() {
     while let Ok(socket) = knock_as(&path, OTHER) {
         world.run(0.002);
         refused.push(socket);
-        assert!(refused.len() < 100, "the user can still connect");
+        assert!(refused.len() < 1000, "the user can still connect");
     }
     assert!(!refused.is_empty());
     let honest = Process::attach(&mut world, &path);
@@ -163,6 +163,49 @@ fn blocked_user_leaves_socket_open() {
     while knock_as(&path, OTHER).is_err() {
         assert!(start.elapsed() < Duration::from_secs(60), "the user stays barred");
         world.turn();
+    }
+    reading.join().unwrap().unwrap();
+}
+
+/// The stack closes its copy of each connection that it passes. While closes of the user block, it passes a limited
+/// number of them.
+#[test]
+fn blocked_user_gets_few_kernel_connections() {
+    const LIMIT: usize = 400;
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let (fd, peer) = lingering();
+    send(&process, &Question::new(Call::Segments, NONE, 0), fd, 1);
+    assert_eq!(error(&mut world, &process), 0);
+    let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = kernel.local_addr().unwrap();
+    let (answer, mut descriptors) = process.ask(&mut world, &listen(80, 16), &[kernel.as_fd()]);
+    assert_eq!(answer.error, 0);
+    let listener = process.end(answer.session, descriptors.pop().unwrap());
+    let mut passes = || {
+        // Fails while the kernel's queue is full.
+        drop(TcpStream::connect_timeout(&to, Duration::from_millis(1)));
+        world.turn();
+        let passed = receive(listener.fd.as_fd(), &mut [0; Accepted::LEN]).is_ok();
+        if !passed {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        passed
+    };
+    let (mut passed, mut failed) = (0, 0);
+    while failed < 200 {
+        match passes() {
+            true => (passed, failed) = (passed + 1, 0),
+            false => failed += 1,
+        }
+        assert!(passed < LIMIT, "each one occupies a descriptor");
+    }
+    // The peer reads everything, which ends the blocking close.
+    let reading = std::thread::spawn(move || std::io::copy(&mut { peer }, &mut std::io::sink()));
+    let start = Instant::now();
+    while passed < LIMIT {
+        passed += usize::from(passes());
+        assert!(start.elapsed() < Duration::from_secs(60), "{passed} connections");
     }
     reading.join().unwrap().unwrap();
 }

@@ -8,7 +8,7 @@ const PORT: u16 = 80;
 const BACKLOG: u32 = 16;
 const CLIENTS: usize = 60;
 /// Minimum number of connections with a session.
-const PASSED: usize = 64;
+const MIN_SESSIONS: usize = 64;
 
 /// Number of bytes of messages in a listener's queue.
 fn queued(listener: &End) -> u64 {
@@ -43,7 +43,7 @@ fn full_queue_waits_for_room() {
 /// A peer in the network cannot use up the descriptors of a user: only a part of the connections gets a session before
 /// the program accepts them.
 #[test]
-fn unaccepted_connections_wait_without_sessions() {
+fn unaccepted_connections_have_no_sessions() {
     const MANY: usize = 400;
     let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
@@ -51,7 +51,7 @@ fn unaccepted_connections_wait_without_sessions() {
     let _clients: Vec<_> = (0..MANY).map(|_| world.connect(PORT)).collect();
     world.run(1.0);
     let sessions = world.app.counts().sessions as usize;
-    assert!((PASSED..MANY / 2).contains(&sessions), "{sessions} sessions");
+    assert!((MIN_SESSIONS..MANY / 2).contains(&sessions), "{sessions} sessions");
     let mut accepted = Vec::new();
     for _ in 0..MANY {
         accepted.extend(std::iter::from_fn(|| process.accept(&listener)));

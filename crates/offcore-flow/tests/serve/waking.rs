@@ -4,14 +4,14 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use offcore_session::message::{Call, NONE, Question};
+use offcore_session::message::{Call, Hello, KEY, NONE, Question, VERSION};
 use offcore_session::slot::state;
 use offcore_tcp::proto::Config;
 use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use crate::process::{Process, bind, listen};
+use crate::process::{Process, bind, greet, knock_as, listen};
 use crate::setup::{path, serve_also};
 use crate::world::World;
 
@@ -33,6 +33,7 @@ fn slow_wakeups_end_only_their_application() {
     let honest = Process::attach(&mut world, &path);
     let theirs = honest.listen(&mut world, 81, 8);
     let process = Process::attach_as(&mut world, &path, OTHER);
+    let second = Process::attach_as(&mut world, &path, OTHER);
     let listener = process.listen(&mut world, 8080, 8);
     let mut client = world.connect(8080);
     world.run(0.1);
@@ -49,7 +50,7 @@ fn slow_wakeups_end_only_their_application() {
         .map(|_| process.open(&mut world, &bind(DATAGRAM, "0.0.0.0:0".parse().unwrap())).unwrap())
         .collect();
     let (mut tokens, mut most) = (0, 0);
-    while world.app.counts().applications == 2 {
+    while world.app.counts().applications == 3 {
         let (before, until) = (world.app.counts().tokens, world.now + 50_000);
         if !world.is_closed(&client) {
             world.write(&mut client, b"x");
@@ -73,9 +74,11 @@ fn slow_wakeups_end_only_their_application() {
         world.run(0.1);
     }
     // The user must wait before it can begin new sessions; other users need not.
-    let again = Process::attach_as(&mut world, &path, OTHER);
     let refused = Some(Errno::ACCESS.raw_os_error() as u32);
-    assert_eq!(again.open(&mut world, &listen(8081, 1)).err(), refused);
+    assert_eq!(second.open(&mut world, &listen(8081, 1)).err(), refused);
+    let hello = Hello { version: VERSION, key: [0; KEY] }.to_bytes();
+    let socket = knock_as(&path, OTHER).unwrap();
+    assert!(greet(&mut world, &socket, &hello).is_none(), "its processes must try again");
     assert_eq!(theirs.slot().state(), state::LISTENING);
     let (answer, _) = honest.ask(&mut world, &Question::new(Call::Segments, NONE, 0), &[]);
     assert_eq!(answer.error, 0);

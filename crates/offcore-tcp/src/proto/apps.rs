@@ -12,7 +12,7 @@ use super::packet::Out;
 use super::stack::Stack;
 
 /// Maximum number of connections that one call resets.
-const ABORTED: usize = 256;
+const MAX_ABORTS_PER_CALL: usize = 256;
 
 impl Stack {
     /// Adds an application of another process. Its memory grows only by [`add_memory`](Self::add_memory).
@@ -54,12 +54,16 @@ impl Stack {
 
     /// Resets up to 256 remaining connections of the [removed](Self::remove_app) application that owns this memory.
     /// They end within a second.
-    pub fn abort_gone(&mut self, now: u64, memory: &Arc<Memory>, out: &mut Out) {
+    pub fn abort_removed(&mut self, now: u64, memory: &Arc<Memory>, out: &mut Out) {
         let Some(app) = self.arenas.find_removed_app(memory) else { return };
         let Self { arenas, conns, .. } = self;
         let open = |index: &u32| conns.at(*index).filter(|(_, conn)| !conn.tcb.resets).map(|(id, _)| id);
         let listed = arenas.app(app).conns.iter();
-        for conn in listed.filter_map(open).take(ABORTED).collect::<ArrayVec<ConnId, ABORTED>>() {
+        for conn in listed
+            .filter_map(open)
+            .take(MAX_ABORTS_PER_CALL)
+            .collect::<ArrayVec<ConnId, MAX_ABORTS_PER_CALL>>()
+        {
             self.abort(now, conn, out);
         }
     }

@@ -19,7 +19,7 @@ const OF_SOCKET: usize = 20;
 /// Maximum number of joins of a user.
 const OF_USER: u32 = 512;
 /// Users with joins have equal shares of this number. If a share shrinks, its existing joins stay.
-const OF_ALL: u32 = 1024;
+const MAX_JOINS: u32 = 1024;
 /// Maximum number of sockets that receive one datagram, and of additional copies caused by one burst of packets.
 const RECEIVERS: usize = 64;
 const COPIES: usize = 256;
@@ -56,7 +56,7 @@ impl Stack {
         let of_family = groups.iter().filter(|(_, joined)| joined.is_ipv4()).count();
         let count = self.udp.joins.get(&user).copied().unwrap_or(0);
         let users = self.udp.joins.len() as u32 + u32::from(count == 0);
-        if group.is_ipv4() && of_family >= OF_SOCKET || count >= OF_USER.min(OF_ALL / users) {
+        if group.is_ipv4() && of_family >= OF_SOCKET || count >= OF_USER.min(MAX_JOINS / users) {
             return Err(CallError::TooMany);
         }
         self.net.join(now, iface, group);

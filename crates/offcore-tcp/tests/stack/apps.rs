@@ -387,20 +387,20 @@ fn abort_gone_ends_orphaned_connections() {
         let Host { stack, out, .. } = &mut world.hosts[0];
         memory.push(Arc::clone(stack.memory(app)));
         // The application still exists, so nothing is aborted.
-        stack.abort_gone(world.now, memory.last().unwrap(), out);
+        stack.abort_removed(world.now, memory.last().unwrap(), out);
         stack.close(world.now, here, out);
         stack.remove_app(app);
     }
     let Host { stack, out, .. } = &mut world.hosts[0];
     let before = stack.counts().memory;
-    stack.abort_gone(world.now, &memory[0], out);
+    stack.abort_removed(world.now, &memory[0], out);
     world.run(3 * SECOND);
     let after = world.hosts[0].stack.counts().memory;
     assert_eq!(after, before - (4 << 20), "one was ended, and the other one still sends");
 }
 
 #[test]
-fn abort_gone_resets_few_connections_per_call() {
+fn abort_removed_is_bounded() {
     let mut world = world();
     listen(&mut world.hosts[1], AppId::OWN, 7);
     let [gone, other] = [(); 2]
@@ -418,7 +418,7 @@ fn abort_gone_resets_few_connections_per_call() {
         assert_eq!(conns.iter().filter(of_gone).count(), left);
         let now = world.now;
         let Host { stack, out, .. } = &mut world.hosts[0];
-        stack.abort_gone(now, &memory, out);
+        stack.abort_removed(now, &memory, out);
         world.run(3 * SECOND);
     }
     assert!(world.hosts[0].stack.info(kept).is_some());

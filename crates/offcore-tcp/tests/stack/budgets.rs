@@ -48,7 +48,7 @@ fn end(world: &mut World, app: AppId, conns: &[ConnId]) {
 }
 
 #[test]
-fn budget_pays_for_connections() {
+fn budget_limits_connections() {
     let mut world = world();
     let [budget, other] = [(); 2].map(|()| Arc::new(Budget::new(4 * MEGABYTE)));
     let apps = [(); 2].map(|()| add_app(&mut world.hosts[1].stack, &budget));
@@ -99,7 +99,7 @@ fn users_share_connections() {
 
 /// A window promises memory that is not charged yet. Segments without memory are dropped and retransmitted.
 #[test]
-fn promised_window_survives_used_up_budget() {
+fn promised_window_survives_full_budget() {
     const LEN: usize = 200_000;
     let mut world = world();
     let budget = Arc::new(Budget::new(4 * MEGABYTE));

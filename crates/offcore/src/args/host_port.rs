@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_a_host_differ_in_their_addresses() {
+    fn duplicate_host_addresses_are_refused() {
         let checked = |texts: [&str; 2]| check_addresses(&texts.map(|text| text.parse().unwrap()));
         let error =
             checked(["tap:a,addr=10.0.0.2/24,addr=fd00::2/64", "tap:b,addr=10.0.1.2/24,addr=fd00::2/48"])

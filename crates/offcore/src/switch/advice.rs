@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_the_kernel_are_named() {
+    fn kernel_addresses_are_reported() {
         // The loopback interface has this address in every network namespace.
         let (ports, mut ifaces) = host(&[
             "af_packet:lo,addr=10.0.0.2/24",
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_network_addresses_are_named() {
+    fn missing_addresses_are_reported() {
         let (ports, ifaces) = host(&["tap:a,addr=dhcp,addr=slaac", "tap:b,addr=10.0.0.2/24"]);
         let found = |origins: &[&'static str]| IfaceReport {
             port: "port0".into(),

@@ -93,7 +93,7 @@ fn end_stack(stage: &mut Stage, signal: Signal) {
 
 /// The program's results do not depend on the signal that ends the stack.
 #[test]
-fn streams_are_reset_when_their_stack_ends() {
+fn stack_end_resets_streams() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
     let _core = one_core();
     for signal in [Signal::TERM, Signal::KILL] {
@@ -117,7 +117,7 @@ fn streams_are_reset_when_their_stack_ends() {
 }
 
 /// An echo server that answers with its own address. In mode `idle` it makes no call while there is no stack.
-const ECHOES: &str = "
+const ECHO_SERVER: &str = "
 import os, select, socket, sys, time
 mode, port, go = sys.argv[1:]
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -141,7 +141,7 @@ fn datagram_sockets_survive_orderly_restart() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
     let _core = one_core();
     let mut stage = Stage::new();
-    let (script, go) = (stage.write("echoes.py", ECHOES), stage.path("go"));
+    let (script, go) = (stage.write("echoes.py", ECHO_SERVER), stage.path("go"));
     let socket = stage.netns.within(|| Ok(UdpSocket::bind("0.0.0.0:0")?)).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let wanted = [

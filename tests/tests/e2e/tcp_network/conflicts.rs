@@ -6,7 +6,7 @@ use crate::tcp::{OURS, stop};
 use crate::tcp_veth::{NEEDS, PEER, PORT, Veth};
 
 #[test]
-fn other_users_of_an_address_are_named() {
+fn address_conflicts_are_reported() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let veth = Veth::new(1500);

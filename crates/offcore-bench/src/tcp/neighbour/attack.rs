@@ -29,7 +29,7 @@ const TRIED: usize = 80;
 /// Number of ports of the stack that a user may have.
 const PORTS: u64 = 14_115;
 /// Number of the stack's descriptors for a listener that also listens in the kernel.
-const OF_LISTENER: u64 = 19;
+const DESCRIPTORS_PER_LISTENER: u64 = 19;
 /// Number of applications that claim marks.
 const CLAIMING: usize = 64;
 /// Size of the hostile peers' receive buffers in bytes.
@@ -198,7 +198,7 @@ impl Running {
             Attack::Spinning => Strength::of(sample.advanced(last), 1, "programs that run"),
             Attack::Descriptors => {
                 let churns = sample.advanced(last) > 0;
-                let target = PORTS.min(descriptors() / OF_LISTENER);
+                let target = PORTS.min(descriptors() / DESCRIPTORS_PER_LISTENER);
                 let open = Strength::of(last.open().min(sample.open()), target, "open listeners");
                 Strength { is_enough: open.is_enough && churns, ..open }
             }

@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn core_copies_memory_onto_itself(
+    fn core_makes_overlapping_copies(
         len in 1..5_000_usize, from in 0..3_000_usize, to in 0..3_000_usize,
     ) {
         let mut bytes: Vec<u8> = (0..8_000_u32).map(|at| (at * 31 + at / 256) as u8).collect();
@@ -155,7 +155,7 @@ fn unsupported_operations_run_on_core() {
 }
 
 #[test]
-fn core_redoes_a_piece() {
+fn core_repeats_failed_piece() {
     let mut memory = [1_u8; 256];
     let operation = copy(memory.as_mut_ptr(), 0, 128, 64);
     let after = |status, completed| {

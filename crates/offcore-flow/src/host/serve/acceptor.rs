@@ -56,13 +56,13 @@ pub(super) struct Kernel {
     listener: Arc<OwnedFd>,
     name: Name,
     /// The charge for the listener and for the connections accepted from it, until all of them are closed.
-    charge: Arc<DescriptorCharge>,
+    charge: DescriptorCharge,
 }
 
 impl Kernel {
     /// Returns a reference to the charge. The caller holds it as long as an accepted connection.
-    pub(super) fn charge(&self) -> Arc<DescriptorCharge> {
-        Arc::clone(&self.charge)
+    pub(super) fn charge(&self) -> DescriptorCharge {
+        self.charge.clone()
     }
 
     /// Duplicates the descriptor of the kernel's listener, for a process that adopts the session.
@@ -126,6 +126,7 @@ struct Leaving {
 pub(super) struct Acceptor {
     /// The user of the application.
     pub(super) user: u32,
+    _charge: DescriptorCharge,
     shared: Arc<Shared>,
     come: Receiver<(Name, AcceptResult)>,
     changes: Sender<Change>,
@@ -137,8 +138,8 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Starts the thread on the CPUs `cpus`.
-    pub(super) fn new(user: u32, cpus: CpuSet) -> Result<Self, Errno> {
+    /// Starts the thread on the CPUs `cpus`. `charge` covers its descriptors.
+    pub(super) fn new(user: u32, charge: DescriptorCharge, cpus: CpuSet) -> Result<Self, Errno> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let (notify_thread, told) = (eventfd(0, flags)?, eventfd(0, flags)?);
@@ -161,7 +162,16 @@ impl Acceptor {
             theirs.run(&come_to, &changes_from);
         });
         let thread = thread.map_err(|_| Errno::AGAIN)?;
-        Ok(Self { user, shared, come, changes, listeners: Vec::new(), leaving: Vec::new(), thread })
+        Ok(Self {
+            user,
+            _charge: charge,
+            shared,
+            come,
+            changes,
+            listeners: Vec::new(),
+            leaving: Vec::new(),
+            thread,
+        })
     }
 
     /// An event is pending when [`next`](Self::next) has results.
@@ -187,7 +197,7 @@ impl Acceptor {
         let listener = Arc::new(fd);
         self.listeners.push(Arc::downgrade(&listener));
         self.tell(Change::New(name, Arc::clone(&listener)), errands);
-        Ok(Kernel { listener, name, charge: Arc::new(charge) })
+        Ok(Kernel { listener, name, charge })
     }
 
     /// Requests more results of a listener after the worker has handled all previous ones.
@@ -381,6 +391,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::time::{Duration, Instant};
 
+    use super::super::descriptors::Descriptors;
     use super::*;
 
     /// The test simulates calls of `accept` by the shared counters. The thread itself waits for events.
@@ -388,7 +399,8 @@ mod tests {
     fn blocked_accept_closes_listener() {
         let helpers = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
         let mut errands = Errands::new(CpuSet::new(), helpers);
-        let mut acceptor = Acceptor::new(0, CpuSet::new()).unwrap();
+        let charge = Descriptors::new(1).take(0, 3).unwrap();
+        let mut acceptor = Acceptor::new(0, charge, CpuSet::new()).unwrap();
         let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = kernel.local_addr().unwrap();
         let [name, other] = [1, 2].map(|number| Name { number, generation: 1 });

@@ -38,7 +38,7 @@ pub(super) struct Application {
     /// Wakes the stack. The eventfd is never read: each write is an event.
     pub(super) event: OwnedFd,
     /// The charge for the descriptors of the application, without those of its processes and sessions.
-    _charge: DescriptorCharge,
+    pub(super) charge: DescriptorCharge,
     /// The thread that accepts from the application's kernel listeners, if it has any.
     pub(super) acceptor: Option<Acceptor>,
     processes: Vec<Option<Process>>,
@@ -168,7 +168,7 @@ impl Application {
         (event, charge): (OwnedFd, DescriptorCharge),
     ) -> Self {
         Self {
-            _charge: charge,
+            charge,
             id,
             key,
             instance,
@@ -255,6 +255,11 @@ impl Application {
         Some(process)
     }
 
+    /// Returns the watched descriptors of all processes.
+    pub(super) fn process_descriptors(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.processes.iter().flatten().flat_map(|process| process.channel.iter().chain(&process.pidfd))
+    }
+
     /// The sockets of all processes.
     pub(super) fn channels(&self) -> impl Iterator<Item = &OwnedFd> {
         self.processes.iter().flatten().filter_map(|process| process.channel.as_ref())
@@ -320,15 +325,23 @@ impl Application {
     }
 
     /// Begins to end the application. Its sessions are closed in its turns.
-    pub(super) fn begin_end(&mut self) {
+    pub(super) fn start_ending(&mut self) {
+        self.request_full_scan();
         self.ends = true;
         self.shared.end();
-        self.request_full_scan();
     }
 
     /// Requests that all sessions are handled.
     pub(super) fn request_full_scan(&mut self) {
-        self.rest.1 = self.sessions.len() as u32;
+        // A scan that ends the application is not repeated.
+        if !self.ends {
+            self.rest.1 = self.sessions.len() as u32;
+        }
+    }
+
+    /// Whether all sessions are being closed.
+    pub(super) fn is_ending(&self) -> bool {
+        self.ends
     }
 
     /// The next session number of such a request, which may be unused; `None` after the last one.
@@ -393,8 +406,10 @@ impl Application {
     }
 
     /// Takes the stack's ends of all sessions.
-    pub(super) fn take_ends(&mut self) -> Vec<OwnedFd> {
-        self.sessions.iter_mut().flatten().flat_map(|session| session.take_ends()).collect()
+    pub(super) fn take_ends(&mut self) -> Vec<(OwnedFd, DescriptorCharge)> {
+        let sessions = self.sessions.iter_mut().flatten();
+        let ends = sessions.flat_map(|session| session.take_ends().map(|end| (end, session.charge.clone())));
+        ends.collect()
     }
 
     /// The numbers of all sessions.

@@ -36,8 +36,10 @@ const WAITING: usize = 256;
 const UNKNOWN_USER: u32 = u32::MAX;
 /// The maximum number of processes accepted at a time.
 const AT_ONCE: usize = 16;
-/// The number of a user's errands at which no process is accepted. It is reached only if the user cannot be
-/// [barred](super::door::ServeSocket::bar).
+/// The number of a user's errands at which the user is [barred](super::door::ServeSocket::bar). A user at the limit of
+/// errands is only asked to try again, because the limit may be reached for a moment.
+const BARRED: usize = descriptors::CLOSING / 2 * 3;
+/// The number of errands of a user that cannot be barred, at which no process is accepted.
 const MOST_ERRANDS: usize = 2 * descriptors::CLOSING;
 /// The requested size of the send buffer of a process's socket, in bytes. The kernel raises it to its minimum, which
 /// holds a few answers. A process that does not read its answers thus keeps few descriptors in flight.
@@ -69,11 +71,9 @@ impl Serve {
             if let Err((error, socket)) = self.take_guest(user, socket, now, false) {
                 self.refuse(now, "a process was refused and must attach again", user, error);
                 self.helpers.errands.close_socket(user, socket, None);
-                self.entry.refused = Some(user);
-                if self.helpers.errands.are_full(user)
-                    && let Some(door) = &mut self.entry.door
-                {
-                    door.bar(user);
+                let door = self.entry.door.as_mut().filter(|_| self.helpers.errands.count(user) >= BARRED);
+                if let Some(door) = door {
+                    self.entry.refused = Some(user).filter(|user| !door.bar(*user, now));
                 }
             }
             self.charge_time(user, from);
@@ -89,7 +89,7 @@ impl Serve {
         since: u64,
         invited: bool,
     ) -> Result<(), (Errno, OwnedFd)> {
-        if self.helpers.errands.are_full(user) {
+        if self.helpers.errands.are_full(user) || self.schedule.waking.is_barred(user) {
             return Err((Errno::AGAIN, socket));
         }
         let is_silent = |other: &Guest| other.user == user && other.waits.is_none();
@@ -272,7 +272,7 @@ impl Serve {
     /// ended first. Returns `EAGAIN` in that case, because there will be room soon.
     fn abort_oldest_orphaned(&mut self, user: u32, calls: &mut Calls<'_>) -> Errno {
         let Some(memory) = self.helpers.feed.oldest_orphaned(user) else { return Errno::USERS };
-        calls.stack.abort_gone(calls.now, memory, calls.out);
+        calls.stack.abort_removed(calls.now, memory, calls.out);
         Errno::AGAIN
     }
 
@@ -418,9 +418,10 @@ impl Serve {
     fn admit(&mut self, app: usize, who: UnixCredentials, socket: &OwnedFd) -> Result<Attached, Errno> {
         let generation = self.registry.next_generation();
         let pid = who.pid();
-        let Some(application) = self.registry.app(app) else {
-            return Err(Errno::BADF);
-        };
+        let Some(application) = self.registry.app(app) else { return Err(Errno::BADF) };
+        if application.is_ending() {
+            return Err(Errno::AGAIN);
+        }
         let (user, visible) = (application.user, Pid::from_raw(pid));
         // A process with the same number has executed another program: its previous entry no longer holds locks.
         let before = visible.and_then(|_| application.find_process(pid));
@@ -474,10 +475,13 @@ impl Serve {
             segments: (descriptors.len() - 3) as u32,
         };
         // If the message cannot be sent, the process has ended or will soon.
+        let from = tsc::now();
         let _ = wire::send(guest.socket.as_fd(), &welcome.to_bytes(), &descriptors);
+        let ticks = tsc::now().saturating_sub(from);
         if let Some(process) = application.process(number, generation) {
             (process.channel, process.charge) = (Some(guest.socket), guest.charge);
         }
+        self.woke(app, ticks);
         if let Some((number, generation)) = before {
             self.process_ended(app, number, generation, calls);
         }

@@ -18,7 +18,7 @@ use rustix::net::sockopt::socket_cookie;
 
 use super::application::{Asked, Queue};
 use super::key::Key;
-use super::listening::{KERNEL_ACCEPT_WARNING, PASSED};
+use super::listening::{KERNEL_ACCEPT_WARNING, MAX_UNACCEPTED_SESSIONS};
 use super::session::{DATAGRAM, Listener, STREAM, What, number as error_number, write_addresses};
 use super::sessions::InitialState;
 use super::stream_options::{conn_options, name_congestion};
@@ -110,7 +110,10 @@ impl Serve {
         }
         let channel = process.channel.as_ref()?.as_fd();
         let (mut bytes, mut descriptors) = ([0; Question::LEN + 1], Vec::new());
+        let from = tsc::now();
         let received = wire::receive(channel, &mut bytes, &mut descriptors);
+        // The sender's socket has room again, which wakes all waiters on it.
+        self.woke(key.app.into(), tsc::now().saturating_sub(from));
         let descriptor = (!descriptors.is_empty()).then(|| descriptors.remove(0));
         self.discard(user, descriptors);
         let question = match &received {
@@ -451,7 +454,7 @@ impl Serve {
     ) -> Result<(), Errno> {
         let session = self.app(app).and_then(|app| app.session(number)).ok_or(Errno::BADF)?;
         if let Some(ours) = session.ours() {
-            super::pair::set_backlog(ours, backlog.min(PASSED));
+            super::pair::set_backlog(ours, backlog.min(MAX_UNACCEPTED_SESSIONS));
         }
         if let Some(kernel) = kernel
             && let Err(error) = self.add_kernel(app, number, kernel)

@@ -12,9 +12,11 @@ use rustix::process::{Resource, getrlimit};
 /// Descriptors reserved for the stack itself, for example for ports and threads. With a low limit, a quarter of the
 /// limit is reserved.
 const RESERVED: u64 = 2048;
-/// Descriptors per user that are reserved for files about to be closed. A user with this many files to close is at the
-/// limit of errands.
+/// A user with this many files to close is at the limit of errands.
 pub(super) const CLOSING: usize = 256;
+/// Maximum number of files about to be closed after a message has exceeded that limit: a message has up to 253 files, as
+/// `SCM_MAX_FD` of Linux.
+const RECEIVED: usize = CLOSING + 253;
 /// Maximum number of connections accepted from a kernel listener at a time.
 pub(super) const ACCEPTED: usize = 16;
 /// The minimum share of a user. With a lower limit the kernel refuses descriptors first.
@@ -42,14 +44,17 @@ pub(super) struct Descriptors {
     used: HashMap<u32, Arc<AtomicUsize>>,
 }
 
-/// A charge to a user for descriptors. It is dropped together with them.
+/// A charge to a user. It ends when the last clone is dropped; each is kept with a descriptor that the charge covers.
+#[derive(Clone, Debug)]
+pub(super) struct DescriptorCharge(#[expect(dead_code, reason = "it is counted")] Arc<Charged>);
+
 #[derive(Debug)]
-pub(super) struct DescriptorCharge {
+struct Charged {
     used: Arc<AtomicUsize>,
     count: usize,
 }
 
-impl Drop for DescriptorCharge {
+impl Drop for Charged {
     fn drop(&mut self) {
         self.used.fetch_sub(self.count, Ordering::Relaxed);
     }
@@ -64,7 +69,7 @@ impl Descriptors {
     fn share(limit: u64, users: usize) -> Self {
         let most = usize::try_from(limit - RESERVED.min(limit / 4)).unwrap_or(usize::MAX) / users;
         // With a low limit, pending closes have half of the share.
-        let most = most - CLOSING.min(most / 2);
+        let most = most - RECEIVED.min(most / 2);
         Self { most: most.max(LEAST), used: HashMap::new() }
     }
 
@@ -93,7 +98,7 @@ impl Descriptors {
         }
         let used = Arc::clone(self.of(user));
         used.fetch_add(count, Ordering::Relaxed);
-        Ok(DescriptorCharge { used, count })
+        Ok(DescriptorCharge(Arc::new(Charged { used, count })))
     }
 }
 
@@ -103,7 +108,7 @@ mod tests {
 
     #[test]
     fn users_have_equal_shares() {
-        let mut descriptors = Descriptors::share(RESERVED + 2 * CLOSING as u64 + 20_000, 2);
+        let mut descriptors = Descriptors::share(RESERVED + 2 * RECEIVED as u64 + 20_000, 2);
         assert_eq!(descriptors.take(1, 10_001).err(), Some(Errno::MFILE));
         let mut charges: Vec<_> = [9_990, 10].map(|count| descriptors.take(1, count).unwrap()).into();
         assert_eq!(descriptors.take(1, 1).err(), Some(Errno::MFILE));

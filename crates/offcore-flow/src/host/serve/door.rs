@@ -24,6 +24,8 @@ const BACKLOG: i32 = 128;
 pub(super) const LONGEST: usize = 107;
 /// Maximum length of a process number and a newline, in bytes.
 const NUMBER: usize = 11;
+/// The time after which a failed change of the access rights is repeated, in microseconds.
+const RETRY: u64 = 100_000;
 /// Number of attempts to take the lock while its file is removed concurrently.
 const TRIES: usize = 16;
 
@@ -37,6 +39,9 @@ pub(super) struct ServeSocket {
     /// The users that are admitted in addition to root and the stack's own user, and those of them that are barred.
     others: Vec<u32>,
     barred: Vec<u32>,
+    /// The file has an access control list. It is changed again at `retry`, because the last change failed.
+    has_list: bool,
+    retry: Option<u64>,
     /// Held as long as the socket exists.
     _lock: Lock,
 }
@@ -63,54 +68,74 @@ impl ServeSocket {
         // The mode is set before the socket has a name, so that the file never has another mode.
         fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(failed("restricting"))?;
         bind(&socket, &address).map_err(failed("binding"))?;
-        let door = Self {
+        let mut door = Self {
             socket,
             path: path.to_owned(),
             file: file_of(path),
             others: others.to_vec(), // copy-ok: the numbers of users
             barred: Vec::new(),
+            has_list: false,
+            retry: None,
             _lock: lock,
         };
         if !others.is_empty() {
-            door.admit(others)?;
+            door.admit()?;
         }
         listen(&door.socket, BACKLOG).map_err(failed("listening at"))?;
         Ok(door)
     }
 
-    /// Lets other users connect. If a user of the directory has replaced the file, the replacement is not changed.
-    fn admit(&self, others: &[u32]) -> Result<(), ServeError> {
-        let file = SocketFile::open(&self.path, self.file)?;
-        if setxattr(file.name(), ACL, &access_list(others), XattrFlags::empty()).is_err() {
+    /// Lets other users connect. On a file system without access control lists, all users can connect.
+    fn admit(&mut self) -> Result<(), ServeError> {
+        self.has_list = self.set_access_list().is_ok();
+        if !self.has_list {
+            let file = SocketFile::open(&self.path, self.file)?;
             let failed = |source| ServeError::Path { what: "opening", path: self.path.clone(), source };
             rustix::fs::chmod(file.name(), Mode::from_raw_mode(0o666)).map_err(failed)?;
         }
         Ok(())
     }
 
-    /// Prevents a user from connecting, unless it is root or the stack's own user, or the file system has no access
-    /// control lists.
-    pub(super) fn bar(&mut self, user: u32) {
+    /// Admits the other users except the barred ones. If a user of the directory has replaced the file, the replacement
+    /// is not changed.
+    fn set_access_list(&self) -> Result<(), ServeError> {
+        let file = SocketFile::open(&self.path, self.file)?;
+        let admitted: Vec<_> =
+            self.others.iter().copied().filter(|user| !self.barred.contains(user)).collect();
+        let failed =
+            |source| ServeError::Path { what: "admitting users to", path: self.path.clone(), source };
+        setxattr(file.name(), ACL, &access_list(&admitted), XattrFlags::empty()).map_err(failed)
+    }
+
+    /// Prevents a user from connecting. Returns whether that is possible. It is not for root and the stack's own user,
+    /// and on a file system without access control lists.
+    pub(super) fn bar(&mut self, user: u32, now: u64) -> bool {
         if self.others.contains(&user) && !self.barred.contains(&user) {
             self.barred.push(user);
-            self.update_barred();
+            self.update(now);
         }
+        self.has_list && self.retry.is_none() && self.barred.contains(&user)
     }
 
     /// Lets barred users connect again, except those for whom `stays` returns true.
-    pub(super) fn retain_barred(&mut self, stays: impl Fn(u32) -> bool) {
+    pub(super) fn retain_barred(&mut self, now: u64, stays: impl Fn(u32) -> bool) {
         let before = self.barred.len();
         self.barred.retain(|user| stays(*user));
-        if self.barred.len() < before {
-            self.update_barred();
+        if self.barred.len() < before || self.retry.is_some_and(|retry| now >= retry) {
+            self.update(now);
         }
     }
 
-    fn update_barred(&self) {
-        let others: Vec<_> = self.others.iter().copied().filter(|user| !self.barred.contains(user)).collect();
-        if let Err(error) = self.admit(&others) {
+    /// Changes the access rights of the socket. After a failure they are changed later.
+    fn update(&mut self, now: u64) {
+        if !self.has_list {
+            return;
+        }
+        let result = self.set_access_list();
+        if let (Err(error), None) = (&result, self.retry) {
             tracing::warn!(%error, "the access rights of the socket could not be changed");
         }
+        self.retry = result.is_err().then_some(now + RETRY);
     }
 
     /// Accepts the next process that wants to attach.

@@ -10,6 +10,7 @@ use offcore_session::message::KEY;
 use offcore_session::{Budget, Charge, Memory, Segment, Wanted};
 use offcore_tcp::proto::AppMemory;
 
+use super::descriptors::DescriptorCharge;
 use super::errands::{Errands, notify};
 use super::key::APPLICATIONS;
 
@@ -44,6 +45,8 @@ struct OrphanedMemory {
     user: u32,
     memory: Arc<Memory>,
     share: Share,
+    /// The charge for the descriptors of the memory.
+    charge: DescriptorCharge,
 }
 
 /// Creates and unmaps memory of applications.
@@ -114,8 +117,8 @@ impl Feed {
     }
 
     /// Takes over the memory of an application that has ended.
-    pub(super) fn leave(&mut self, user: u32, memory: Arc<Memory>, share: Share) {
-        self.left.push(OrphanedMemory { user, memory, share });
+    pub(super) fn leave(&mut self, user: u32, memory: Arc<Memory>, share: Share, charge: DescriptorCharge) {
+        self.left.push(OrphanedMemory { user, memory, share, charge });
     }
 
     /// Returns the memory of the user's application that ended first, among those whose data the stack still sends.
@@ -126,7 +129,7 @@ impl Feed {
     /// Unmaps memory that is no longer used elsewhere. If `frees` is set, its pages are freed, although processes may
     /// still map them.
     pub(super) fn unmap(&mut self, errands: &mut Errands, frees: bool) {
-        for OrphanedMemory { user, memory, share } in
+        for OrphanedMemory { user, memory, share, charge } in
             self.left.extract_if(.., |left| Arc::strong_count(&left.memory) == 1)
         {
             // The memory must be dropped before its share.
@@ -134,7 +137,7 @@ impl Feed {
                 if frees {
                     memory.free_pages();
                 }
-                drop((memory, share));
+                drop((memory, share, charge));
             });
         }
     }

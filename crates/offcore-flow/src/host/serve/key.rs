@@ -113,7 +113,7 @@ impl Watch {
     }
 
     /// Adds a descriptor of the stack itself.
-    pub(super) fn add_own(&self, fd: BorrowedFd<'_>, source: Source) -> Result<(), Errno> {
+    pub(super) fn add_stack_descriptor(&self, fd: BorrowedFd<'_>, source: Source) -> Result<(), Errno> {
         let data = epoll::EventData::new_u64(Key::new(source, 0, 0, 0).word());
         epoll::add(&self.stack, fd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
     }

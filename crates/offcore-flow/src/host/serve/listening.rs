@@ -26,7 +26,7 @@ const KERNELS: usize = 64;
 const ACCEPTED: usize = 64;
 /// Maximum number of connections of a listener that have a session before the application accepts them. Others wait
 /// without descriptors in the stack's queue, so that a peer cannot use up the descriptors of a user.
-pub(super) const PASSED: usize = 64;
+pub(super) const MAX_UNACCEPTED_SESSIONS: usize = 64;
 
 /// The first and the longest pause of a listener without free descriptors, in microseconds.
 const DELAY: u64 = 1_000;
@@ -143,6 +143,14 @@ impl Serve {
                 }
                 // Failures are reported before this queue.
                 Some(AcceptResult::Failed(_)) => {}
+                // Each passed connection is closed here by an errand.
+                Some(AcceptResult::Done) if self.is_full(app) => {
+                    if let Some(listener) = self.listener(app, number) {
+                        listener.come.push_front(AcceptResult::Done);
+                    }
+                    self.delay(app, number);
+                    return false;
+                }
                 Some(AcceptResult::Done) => {
                     let Some(application) = self.registry.apps.get(app).and_then(Option::as_deref) else {
                         return false;
@@ -194,7 +202,7 @@ impl Serve {
             if same >= ENDING {
                 return Err(Errno::AGAIN);
             }
-            let acceptor = Acceptor::new(application.user, self.acceptors.cpus)?;
+            let acceptor = Acceptor::new(application.user, application.charge.clone(), self.acceptors.cpus)?;
             let key = Key::new(Source::Kernel, app, 0, 0);
             self.polling.watch.add(application.user, acceptor.as_fd(), key, EventFlags::IN)?;
             application.acceptor = Some(acceptor);
@@ -322,6 +330,11 @@ impl Serve {
         // After another error the listener is closed, and its hang-up follows. The session of the connection ends with
         // its own end.
         sent.is_ok()
+    }
+
+    /// Whether the user of an application is at the limit of errands.
+    fn is_full(&self, app: usize) -> bool {
+        self.registry.user_of(app).is_some_and(|user| self.helpers.errands.are_full(user))
     }
 
     /// Pauses a listener that lacks descriptors. Each pause is twice as long as the previous one.

@@ -175,7 +175,9 @@ impl Helpers {
     /// Creates the helpers for `users` users.
     pub(super) fn new(users: usize, cpus: CpuSet, watch: &Watch) -> Result<Self, ServeError> {
         let results = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .and_then(|results| watch.add_own(results.as_fd(), Source::Helpers).map(|()| Arc::new(results)))
+            .and_then(|results| {
+                watch.add_stack_descriptor(results.as_fd(), Source::Helpers).map(|()| Arc::new(results))
+            })
             .map_err(|source| ServeError::System { what: "an eventfd", source })?;
         Ok(Self {
             feed: Feed::new(users, Arc::clone(&results)),

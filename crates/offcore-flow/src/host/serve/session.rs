@@ -83,7 +83,7 @@ pub(super) struct Session {
     port: u16,
     /// The stack's end; `None` after a reset.
     ours: Option<OwnedFd>,
-    charge: DescriptorCharge,
+    pub(super) charge: DescriptorCharge,
     /// After a reset, this end of a pipe hangs up when the application closes its last descriptor.
     pipe: Option<OwnedFd>,
     /// Options that are in effect, including the values of keep-alive, `TCP_USER_TIMEOUT` and `TCP_SYNCNT`.
@@ -367,7 +367,7 @@ impl Session {
     }
 
     /// Takes the stack's end, and the pipe of a session that was reset. The session has neither afterwards.
-    pub(super) fn take_ends(&mut self) -> impl Iterator<Item = OwnedFd> {
+    pub(super) fn take_ends(&mut self) -> impl Iterator<Item = OwnedFd> + use<> {
         self.ours.take().into_iter().chain(self.pipe.take())
     }
 

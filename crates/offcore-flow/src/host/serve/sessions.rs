@@ -120,7 +120,8 @@ impl Serve {
         let key = Key::new(Source::Pipe, app, number, session.generation);
         if let (Ending::Reset(left), Some(pipe)) = (ending, session.pipe()) {
             let _ = self.polling.watch.add(user, pipe, key, EventFlags::empty());
-            left.into_iter().for_each(|left| self.helpers.errands.close(user, left));
+            let charge = session.charge.clone();
+            left.into_iter().for_each(|left| self.helpers.errands.close(user, (left, charge.clone())));
         }
     }
 
@@ -179,7 +180,8 @@ impl Serve {
         let key = Key::new(Source::Pipe, app, number, session.generation);
         if let (Ending::Reset(left), Some(pipe)) = (ending, session.pipe()) {
             let _ = self.polling.watch.add(user, pipe, key, EventFlags::empty());
-            left.into_iter().for_each(|left| self.helpers.errands.close(user, left));
+            let charge = session.charge.clone();
+            left.into_iter().for_each(|left| self.helpers.errands.close(user, (left, charge.clone())));
         }
         self.settle(app, number);
     }
@@ -214,7 +216,9 @@ impl Serve {
                 return;
             };
             let from = tsc::now();
-            self.handle_peer_answer(key, lives, calls);
+            if self.registry.user_of(key.app.into()) == Some(user) {
+                self.handle_peer_answer(key, lives, calls);
+            }
             self.charge_time(user, from);
         }
         self.polling.look = true;
@@ -372,15 +376,15 @@ impl Serve {
     }
 
     /// Closes the next session of an application that ends, or ends the application after its last session.
-    pub(super) fn proceed_with_end(&mut self, app: usize, number: Option<u32>, calls: &mut Calls<'_>) {
+    pub(super) fn continue_ending(&mut self, app: usize, number: Option<u32>, calls: &mut Calls<'_>) {
         match number {
-            Some(number) => self.close_at_once(app, number, calls),
+            Some(number) => self.close_immediately(app, number, calls),
             None => self.end_application(app, calls),
         }
     }
 
     /// Closes a session of an application whose processes may still be running.
-    fn close_at_once(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
+    fn close_immediately(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         let session = self.app(app).and_then(|app| app.session(number));
         session.and_then(Session::ours).inspect(|ours| pair::stop_receiving(*ours));
         self.close(app, number, calls);
@@ -392,15 +396,15 @@ impl Serve {
         application.shared.end();
         let numbers = application.numbers();
         for number in numbers {
-            self.close_at_once(app, number, calls);
+            self.close_immediately(app, number, calls);
         }
         let Some(mut application) = self.registry.apps.get_mut(app).and_then(Option::take) else { return };
         let user = application.user;
         self.registry.awake.remove(app);
         self.registry.by_id.remove(&application.id);
         self.polling.watch.remove(user, application.event.as_fd());
-        for channel in application.channels() {
-            self.polling.watch.remove(user, channel.as_fd());
+        for descriptor in application.process_descriptors() {
+            self.polling.watch.remove(user, descriptor.as_fd());
         }
         if let Some(mut acceptor) = application.acceptor.take() {
             self.polling.watch.remove(user, acceptor.as_fd());
@@ -411,7 +415,8 @@ impl Serve {
         }
         calls.stack.remove_app(application.id);
         if let Some(share) = application.share.take() {
-            self.helpers.feed.leave(user, Arc::clone(&application.memory), share);
+            let charge = application.charge.clone();
+            self.helpers.feed.leave(user, Arc::clone(&application.memory), share, charge);
         }
         self.helpers.errands.run(user, move || shut_down(application.channels()));
     }

@@ -112,7 +112,7 @@ impl Serve {
             Work::Question(key) => self.hear(key, calls),
             Work::Raw(number, generation) => self.relay_next(app, number, generation, calls),
             Work::Listener(number, generation) => self.serve_listener(app, number, generation, calls),
-            Work::End(number) => self.proceed_with_end(app, number, calls),
+            Work::End(number) => self.continue_ending(app, number, calls),
         }
         true
     }

@@ -165,6 +165,15 @@ impl Serve {
         }
     }
 
+    /// Charges a user for wake-ups of a process that is attaching, since TSC value `from`.
+    pub(super) fn woke_guest(&mut self, user: u32, from: u64) {
+        let waking = &mut self.schedule.waking;
+        let ticks = tsc::now().saturating_sub(from);
+        if ticks >= waking.slow && waking.taken(ticks) >= waking.slow {
+            waking.charge(user, ticks, tsc::now());
+        }
+    }
+
     /// Charges an application for `taken` ticks of CPU time, and ends it when its user is barred.
     #[cold]
     fn took(&mut self, app: usize, taken: u64) {
@@ -181,14 +190,14 @@ impl Serve {
         );
         // The ends are closed in a thread of the user, so that no worker waits for it.
         let ends = application.take_ends();
-        self.helpers.errands.run(user, move || ends.into_iter().for_each(close));
-        application.begin_end();
+        self.helpers.errands.run(user, move || ends.iter().for_each(|(end, _)| close(end)));
+        application.start_ending();
         self.wake_application(app);
     }
 }
 
-fn close(end: OwnedFd) {
-    let _ = shutdown(&end, Shutdown::Both);
+fn close(end: &OwnedFd) {
+    let _ = shutdown(end, Shutdown::Both);
 }
 
 #[cfg(test)]

@@ -211,7 +211,7 @@ fn new_data_merges_at_run_limit() {
 }
 
 #[test]
-fn single_bytes_take_few_runs() {
+fn single_bytes_use_few_runs() {
     let mut runs = Runs::default();
     for time in 1..=4000 {
         runs.push(time, time, MSS);
