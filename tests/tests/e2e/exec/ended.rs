@@ -116,7 +116,7 @@ fn stack_end_resets_streams() {
     }
 }
 
-/// An echo server that answers with its own address. In mode `idle` it makes no call while there is no stack.
+/// An echo server that answers with its own address. In mode `idle`, it makes no call until the stack runs again.
 const ECHO_SERVER: &str = "
 import os, select, socket, sys, time
 mode, port, go = sys.argv[1:]

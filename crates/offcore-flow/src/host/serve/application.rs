@@ -37,7 +37,7 @@ pub(super) struct Application {
     pub(super) shared: Shared,
     /// Wakes the stack. The eventfd is never read: each write is an event.
     pub(super) event: OwnedFd,
-    /// The charge for the descriptors of the application, without those of its processes and sessions.
+    /// The charge for the descriptors of the application. Processes and sessions have their own charges.
     pub(super) charge: DescriptorCharge,
     /// The thread that accepts from the application's kernel listeners, if it has any.
     pub(super) acceptor: Option<Acceptor>,

@@ -36,7 +36,7 @@ pub(super) struct ServeSocket {
     path: PathBuf,
     /// Device and inode of the socket's file, so that no other file is removed.
     file: Option<(u64, u64)>,
-    /// The users that are admitted in addition to root and the stack's own user, and those of them that are barred.
+    /// The users of `--allow-uid`, and the barred ones among them.
     others: Vec<u32>,
     barred: Vec<u32>,
     /// The file has an access control list. It is changed again at `retry`, because the last change failed.
