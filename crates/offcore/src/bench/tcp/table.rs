@@ -149,12 +149,12 @@ fn neighbours(rows: &[&Row]) -> String {
     text + "alone/s, beside/s: files of 32 KB a second before and during the attack, by 4 clients, each file on a new connection;\n\
             attackers: the smallest number during the attack of their connection attempts a second (zero-windows,\n\
             half-requests: the server defends itself by resets), established connections (full-queues), programs\n\
-            (claimed-marks) or listeners (descriptors); kept: the rate during the attack over the rate before it, or over the\n\
-            mean of the rates before and after it if the latter is higher; after: the rate from 5 s after its end over the rate\n\
-            before it; noise: how far from 1 the ratio of the rates before and after is, or of halves of these windows, whichever\n\
-            is larger; failed: requests of all phases without a complete answer, or without progress for 2 s; verified: files\n\
-            of which every byte was compared. !: others used more than 5 % of a core. Attackers share the core of the clients,\n\
-            which counts against the stack.\n"
+            (claimed-marks, spinning) or listeners (descriptors); kept: the rate during the attack over the rate before or\n\
+            after it, whichever is higher; after: the rate from 5 s after its end over the rate before it; noise: how far\n\
+            from 1 the ratio of the halves of the windows before or after the attack is, whichever is larger; p99: a failed\n\
+            request counts as 2 s; failed: requests of all phases without a complete answer, or without progress for 2 s;\n\
+            verified: files of which every byte was compared. !: others used more than 5 % of a core. Attackers share the\n\
+            core of the clients, which counts against the stack.\n"
 }
 
 /// Formats the cost of requested files by copying engine.
