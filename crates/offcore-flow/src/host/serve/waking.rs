@@ -87,11 +87,11 @@ impl Waking {
         self.before.0.saturating_sub(processor).saturating_sub(all.saturating_sub(ticks)).min(ticks)
     }
 
-    /// Returns the time since TSC value `from` in ticks. If it is longer than `limit`, the time when other threads had
-    /// the CPU is excluded.
+    /// Returns the time since TSC value `from` in ticks. Beyond `limit`, the time when other threads had the CPU is
+    /// excluded, and the time before a wake-up that was measured meanwhile.
     pub(super) fn spent(&mut self, from: u64, limit: u64) -> u64 {
         let ticks = tsc::now().saturating_sub(from);
-        if ticks > limit { self.taken(ticks) } else { ticks }
+        if ticks > limit { self.taken(ticks).max(limit) } else { ticks }
     }
 
     /// Charges a user for a slow wake-up of `ticks`, at TSC value `now`. Returns whether the user is barred.
@@ -169,8 +169,9 @@ impl Serve {
     pub(super) fn woke_guest(&mut self, user: u32, from: u64) {
         let waking = &mut self.schedule.waking;
         let ticks = tsc::now().saturating_sub(from);
-        if ticks >= waking.slow && waking.taken(ticks) >= waking.slow {
-            waking.charge(user, ticks, tsc::now());
+        let taken = if ticks >= waking.slow { waking.taken(ticks) } else { 0 };
+        if taken >= waking.slow {
+            waking.charge(user, taken, tsc::now());
         }
     }
 
