@@ -109,6 +109,9 @@ void say(const char *label, const char *format, ...)
     int error = errno;
     print(label, text);
     doing(label);
+    // The peer has no watchdog.
+    if (alarm(0))
+        watchdog();
     errno = error;
 }
 

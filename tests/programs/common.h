@@ -36,14 +36,14 @@ struct place {
     socklen_t len;
 };
 
-// Reads `CONTROL HERE4 PEER4 HERE6 PEER6`, connects to the peer's control socket and starts the watchdog: after 30 s
-// the program prints its current activity and exits with 3. Further arguments are in `extra`.
+// Reads `CONTROL HERE4 PEER4 HERE6 PEER6`, connects to the peer's control socket and starts the watchdog: 30 s after the
+// last line of output the program prints its current activity and exits with 3. Further arguments are in `extra`.
 void begin(int argc, char **argv);
 extern char **extra;
 extern char **all_arguments;
 // Prints `end` and exits.
 _Noreturn void end(void);
-// Starts the watchdog.
+// Starts or restarts the watchdog.
 void watchdog(void);
 // Forks a child with its own watchdog, because a child inherits none.
 pid_t forked(void);
