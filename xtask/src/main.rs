@@ -32,45 +32,45 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Install the programs that tests run against, and reserve hugepages; without root, say what is missing
+    /// Install the programs that tests need and reserve hugepages; without root, list missing ones
     Setup,
-    /// Build what figures are compared with
+    /// Build the peers of benchmarks
     Peers {
         /// DPDK from Debian's source package, for this machine's CPU; kept in the user's cache directory
         #[arg(long, required = true)]
         native: bool,
     },
-    /// Run every test that a commit must pass
+    /// Run all tests that a commit must pass
     Test {
-        /// Also run the soaks and the long forms of tests
+        /// Also run soaks and the long variants of tests
         #[arg(long)]
         full: bool,
     },
-    /// What CI runs: format, clippy, rustdoc, kernels, then `test`
+    /// Run all steps of CI: format, clippy, rustdoc, kernels, then `test`
     Ci,
     /// Check the sources against the project's own rules
     Lint,
-    /// Take each guard against other parties out of a copy of the sources, and see its test fail
+    /// Remove each guard against other parties from a copy of the sources, and check that its test fails
     Guards {
-        /// Only those whose names contain this
+        /// Only guards whose names contain this
         #[arg(default_value = "")]
         only: String,
     },
     /// Count the instructions of the hot functions and compare them with counts.toml
     Counts {
-        /// Write what was counted to counts.toml
+        /// Write the counts to counts.toml
         #[arg(long)]
         update: bool,
     },
     /// Run each fuzz target with AddressSanitizer: needs a nightly toolchain and cargo-fuzz
     Fuzz {
-        /// How long each of them runs
+        /// Seconds per target
         #[arg(long, default_value_t = suite::FUZZ_SECONDS)]
         seconds: u32,
     },
-    /// Compile the GPU kernels and compare the PTX with the one that is checked in
+    /// Compile the GPU kernels and compare the PTX with the checked-in file
     Kernels {
-        /// Write what was compiled to kernels.ptx
+        /// Write the PTX to kernels.ptx
         #[arg(long)]
         update: bool,
     },

@@ -17,7 +17,7 @@ use crate::ffi;
 
 pub(crate) use log::{forget, said};
 
-/// Why DPDK cannot be used.
+/// A failed initialization of DPDK.
 #[derive(Clone, Debug, displaydoc::Display, thiserror::Error)]
 pub enum EalError {
     /// --eal '{found}': {expected}
@@ -26,7 +26,7 @@ pub enum EalError {
     Init {
         arguments: String,
         reason: String,
-        /// What it printed and logged, after a "; ", or nothing.
+        /// Its output and log, after a "; ", or empty.
         said: String,
     },
     /// --eal '{found}': the EAL of this process runs already, expected its arguments before the first device

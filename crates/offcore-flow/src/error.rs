@@ -69,13 +69,13 @@ pub(crate) fn counted(ports: usize) -> String {
     }
 }
 
-/// Why a switch cannot be put together.
+/// A configuration error of a switch.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum SwitchError {
     /// {field:?}: {text}
     Config {
         field: Field,
-        /// What was found, and what was expected.
+        /// The found and the expected value.
         text: String,
     },
     /// {0}

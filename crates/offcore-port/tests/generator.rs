@@ -1,6 +1,6 @@
 //! Tests the generator port: the packets that it generates, and that its sink detects every kind of damage.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod common;
 

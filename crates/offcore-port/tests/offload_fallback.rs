@@ -1,6 +1,6 @@
 //! Tests packets with offload requests and several buffers on queues that accept them, some of them, or none of them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod common;
 

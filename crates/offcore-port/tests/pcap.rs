@@ -1,6 +1,6 @@
 //! Tests the pcap port: written packets are read back, and invalid files are refused or counted.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod common;
 

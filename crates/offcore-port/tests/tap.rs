@@ -1,6 +1,6 @@
 //! Tests the TAP port against the kernel's IP stack, in separate network namespaces.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod common;
 

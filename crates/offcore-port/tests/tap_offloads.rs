@@ -1,7 +1,7 @@
 //! Tests offloads between a TAP port and the kernel: partial checksums, unsegmented packets, and packets longer than a
 //! packet buffer. Two ports are connected by a bridge in a separate network namespace.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod common;
 

@@ -1,7 +1,7 @@
 //! Tests the virtio-user port against dpdk-testpmd's net_vhost: generated packets are sent to it, come back, and are
 //! checked.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Errors of a queue.
 
-/// What is wrong with a queue. The queue that shows it is broken; nothing else is.
+/// An error that breaks a queue. Other queues are not affected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum RingError {
     /// queue size {0}: expected a power of two from 1 to 32768
@@ -18,7 +18,7 @@ pub enum RingError {
     Index { ring: &'static str, found: u16, expected: u16, size: u16 },
     /// descriptor {index} was made available again before it was returned
     Taken { index: u16 },
-    /// chain at descriptor {head} goes on in a descriptor that was not made available
+    /// chain at descriptor {head} continues in a descriptor that was not made available
     PartialChain { head: u16 },
     /// descriptor {found} of a table of {size}
     Descriptor { found: u32, size: u32 },
@@ -37,8 +37,8 @@ pub enum RingError {
     Direction { head: u16 },
     /// used element names chain {0}, which is not in flight
     NotInFlight(u32),
-    /// the region for descriptors in flight is of another ring, or another back end: version {version}, features {features:#x},
-    /// {found} descriptors, expected those of this ring of {size}, at most {room}
+    /// the in-flight region belongs to another ring or back end: version {version}, features {features:#x}, {found}
+    /// descriptors, expected the {size} of this ring, at most {room}
     Inflight { version: u16, features: u64, found: u16, room: u16, size: u16 },
     /// a file of the guest's memory was truncated while the queue used it
     Vanished,

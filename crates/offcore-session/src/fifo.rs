@@ -41,7 +41,7 @@ use crate::place::{Block, Place, Segments};
 use crate::slot::{Half, Map, Slot};
 use crate::table::Table;
 
-/// What an application has stored in its slot and must not have: its session is to be reset.
+/// An invalid value that an application has stored in its slot. Its session must be reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum Misuse {
     /// head {found} of the receive direction: expected {from} to {to}

@@ -31,7 +31,7 @@ pub enum Layer {
     Vlan, // IEEE 802.1Q
 }
 
-/// Why bytes are not the packet they were taken for.
+/// A reason for rejecting bytes as a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum WireError {
     /// IPv6 packet has {found}, an extension header that is not known or not where it may be

@@ -357,7 +357,7 @@ fn read_up_to(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// What is wrong with a capture file. Records are counted from 1, times are nanoseconds since 1970.
+/// An error in a capture file. Records are counted from 1, times are nanoseconds since 1970.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum PcapError {
     /// record {record} has {expected} bytes, more than a packet buffer holds ({found})

@@ -45,13 +45,12 @@ pub(crate) struct SwitchArgs {
     #[command(flatten)]
     pub engines: EngineArgs,
 
-    /// What is done with packets; the modes are testpmd's, l2 is a learning switch between all ports, and copy what
-    /// `offcore copy` does
+    /// Forwarding mode: those of testpmd; l2, a learning switch between all ports; or copy, the mode of `offcore copy`
     #[arg(long, value_name = "MODE", default_value = "io", help_heading = FORWARDING)]
     pub forward: ForwardArg,
 
-    /// Where a port's packets go: to its neighbour (0 and 1, 2 and 3), to the next one, or back; not with l2, which
-    /// learns that [default: paired]
+    /// Output port of a port's packets: its neighbour (0 and 1, 2 and 3), the next port, or the same port; not with l2
+    /// [default: paired]
     #[arg(long, value_name = "TOPOLOGY", value_parser = topology(), help_heading = FORWARDING)]
     pub port_topology: Option<Topology>,
 
@@ -61,29 +60,29 @@ pub(crate) struct SwitchArgs {
     #[command(flatten)]
     pub bridge: BridgeArgs,
 
-    /// Sends what is received from PORT and sent to it to another port, too, as PORT[:rx|tx|both]=SPEC, such as
+    /// Copies packets that PORT receives or sends to another port, as PORT[:rx|tx|both]=SPEC, such as
     /// 0=pcap:-,capture.pcap; once for each mirror
     #[arg(long = "mirror", value_name = "MIRROR", value_parser = mirror, help_heading = PORTS)]
     pub mirrors: Vec<MirrorArg>,
 
-    /// Destination address of what is sent on PORT by mac, copy, txonly and flowgen [default: 02:00:00:00:00:PORT]
+    /// Destination address of packets that mac, copy, txonly and flowgen send on PORT [default: 02:00:00:00:00:PORT]
     #[arg(long = "eth-peer", value_name = "PORT,MAC", value_parser = eth_peer, help_heading = FORWARDING)]
     pub eth_peers: Vec<(usize, MacAddr)>,
 
-    /// Who makes the copies of the mapped queues; auto chooses by what it measures [default: offload where a queue is
-    /// mapped, cpu elsewhere]
+    /// Copies of mapped queues: by the core (cpu), by the engine (offload), or by the cheaper of both as measured (auto)
+    /// [default: offload if a queue is mapped, else cpu]
     #[arg(long, value_name = "MODE", value_parser = mode(), help_heading = COPIES)]
     pub mode: Option<Mode>,
 
-    /// Packets taken from a queue at a time, 1 to 64
+    /// Maximum packets per burst: 1 to 64
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = within(1..=offcore_mem::BURST), help_heading = WORKERS)]
     pub burst: usize,
 
-    /// Bytes of the packets of txonly and flowgen, FCS included (testpmd's --txpkts plus 4) [default: 64]
+    /// Length in bytes of packets of txonly and flowgen, including FCS (testpmd's --txpkts plus 4) [default: 64]
     #[arg(long, value_name = "BYTES", value_parser = within(46..=65553), help_heading = FORWARDING)]
     pub txpkts: Option<usize>,
 
-    /// Application work per received packet in nanoseconds: what copies by an engine hide behind
+    /// Simulated application work per received packet, in nanoseconds
     #[arg(long, value_name = "N", value_parser = within(1..=1_000_000_000), help_heading = WORKERS)]
     pub work_ns: Option<usize>,
 
@@ -91,32 +90,32 @@ pub(crate) struct SwitchArgs {
     #[arg(long, value_name = "N", value_parser = within(1..=99), help_heading = WORKERS)]
     pub rt_priority: Option<usize>,
 
-    /// What an idle worker does: keep polling, or sleep until packets arrive
+    /// Behaviour of an idle worker: poll, or sleep until packets arrive
     #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle(), help_heading = WORKERS)]
     pub idle: Idle,
 
-    /// With --mode auto: microseconds that a packet may take through an engine, from submission to publication; the core
-    /// copies where they take longer
+    /// With --mode auto: maximum microseconds from the submission of a copy to the publication of its packet; the core
+    /// copies if the engine takes longer
     #[arg(long, value_name = "MICROSECONDS", value_parser = within(1..=1_000_000), help_heading = COPIES)]
     pub max_latency: Option<usize>,
 
-    /// Stop when nothing has moved for a second: for ports whose packets end, such as pcap and gen with a count
+    /// Stop after a second without packets: for ports whose packets end, such as pcap and gen with a count
     #[arg(long, help_heading = REPORTS)]
     pub until_idle: bool,
 }
 
-/// The ports of a command that has them as they are.
+/// The ports of a command whose ports have no addresses.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PortArgs {
-    /// A port, as KIND:ARGS (see `offcore switch --help`); once for each port, they are counted from 0
+    /// A port, as KIND:ARGS (see `offcore switch --help`); once for each port; the first is port 0
     #[arg(long = "port", value_name = "SPEC", value_parser = port, required = true, help_heading = PORTS)]
     pub ports: Vec<PortSpec>,
 }
 
-/// What every command that has ports understands beside them.
+/// Flags that all commands with ports share.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RunArgs {
-    /// The lcores of the workers, such as 0,2-3 [default: the first that no channel uses]
+    /// Lcores of the workers, such as 0,2-3 [default: the first lcore that no channel uses]
     #[arg(long, value_name = "LIST", value_parser = lcores, help_heading = WORKERS)]
     pub lcores: Option<Lcores>,
 
@@ -126,23 +125,23 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub eal: EalArgs,
 
-    /// Seconds between two reports; 0: only the last one
+    /// Seconds between two reports; 0: only the final report
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval, help_heading = REPORTS)]
     pub stats_interval: Duration,
 
-    /// Reports for people, or JSON with one object a line
+    /// Reports as tables, or as JSON with one object per line
     #[arg(long, value_name = "FORMAT", default_value = "table", help_heading = REPORTS)]
     pub format: Format,
 
-    /// Stop after this time
+    /// Stop after this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = duration, help_heading = REPORTS)]
     pub duration: Option<Duration>,
 }
 
-/// Who copies in a switch.
+/// Copy engines of a switch.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EngineArgs {
-    /// Which channels make the copies of which queues: `[PORT.]txqN[*WEIGHT]@CH[+CH];...` or `rxqN@...`
+    /// Channels for the copies of queues: `[PORT.]txqN[*WEIGHT]@CH[+CH];...` or `rxqN@...`
     #[arg(long, value_name = "MAP", help_heading = COPIES)]
     pub dma: Option<DmaMap>,
 
@@ -154,20 +153,20 @@ pub(crate) struct EngineArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
-    /// Show what offloading saves here, in one process: takes about 20 seconds on an idle machine, and needs no setup
+    /// Measure the benefit of offloading on this machine, in one process: about 20 seconds, without setup
     #[arg(long, required = true)]
     demo: bool,
 
-    /// A shorter, rougher demo
+    /// A shorter, less accurate demo
     #[arg(long)]
     pub quick: bool,
 
-    /// Results for people, or JSON with one object a line
+    /// Results as tables, or as JSON with one object per line
     #[arg(long, value_name = "FORMAT", default_value = "table", help_heading = REPORTS)]
     pub format: Format,
 }
 
-/// What is done with packets.
+/// Forwarding mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ForwardArg {
     Io,
@@ -189,12 +188,11 @@ impl fmt::Display for ForwardArg {
 /// Whether copying updates addresses.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct MacArgs {
-    /// Copied packets get the TX port's address as their source and 02:00:00:00:00:PORT as their destination; so it is
-    /// by default
+    /// Set the source address of copied packets to the TX port's, the destination to 02:00:00:00:00:PORT (the default)
     #[arg(long, overrides_with = "no_mac_updating", help_heading = FORWARDING)]
     mac_updating: bool,
 
-    /// Copied packets keep their addresses
+    /// Keep the addresses of copied packets
     #[arg(long, overrides_with = "mac_updating", help_heading = FORWARDING)]
     no_mac_updating: bool,
 }
@@ -205,30 +203,30 @@ impl MacArgs {
     }
 }
 
-/// What `--forward l2` is told.
+/// Flags of `--forward l2`.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct BridgeArgs {
-    /// With l2: seconds after which a station that sends nothing is forgotten; 0: none is learned, all is flooded
+    /// With l2: seconds after which the entry of a silent station is removed; 0: learn nothing, flood all packets
     /// [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = ageing, help_heading = LEARNING)]
     pub ageing: Option<Duration>,
 
-    /// With l2: addresses that can be known at the same time [default: 16384]
+    /// With l2: maximum number of addresses in the forwarding table [default: 16384]
     #[arg(long, value_name = "N", value_parser = within(1..=1 << 20), help_heading = LEARNING)]
     pub fdb_size: Option<usize>,
 
-    /// With l2: packets a second that one port may have sent to all others (broadcast, multicast, unknown stations); more
-    /// are dropped
+    /// With l2: maximum packets per second of one port that are flooded (broadcast, multicast, unknown destinations); the
+    /// others are dropped
     #[arg(long, value_name = "PPS", value_parser = within(1..=1_000_000_000), help_heading = LEARNING)]
     pub flood_limit: Option<usize>,
 
-    /// With l2: PORT=access:VLAN or PORT=trunk:VLAN,FIRST-LAST,...[,native=VLAN]; once for each port. A port without is in
-    /// every VLAN, and tags stay as they are
+    /// With l2: PORT=access:VLAN or PORT=trunk:VLAN,FIRST-LAST,...[,native=VLAN]; once for each port. A port without a rule
+    /// is in every VLAN, and its packets keep their tags
     #[arg(long = "vlan", value_name = "RULE", help_heading = LEARNING)]
     pub vlans: Vec<VlanRule>,
 
-    /// With l2: `PORT=MAC,MAC,...[,locked]`, addresses that are the port's and no other one's (`bridge fdb add MAC dev PORT
-    /// master static`); locked: packets from any other address are dropped; once for each port
+    /// With l2: `PORT=MAC,MAC,...[,locked]`, static addresses of a port (`bridge fdb add MAC dev PORT master static`);
+    /// locked: packets from other addresses are dropped; once for each port
     #[arg(long = "fdb", value_name = "RULE", help_heading = LEARNING)]
     pub stations: Vec<StationRule>,
 }
@@ -247,15 +245,15 @@ pub(crate) struct MirrorArg {
 /// The packet buffers of a command that has ports.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct PoolArgs {
-    /// Packet buffers in the pool
+    /// Number of packet buffers in the pool
     #[arg(long, value_name = "N", default_value_t = 16384, value_parser = within(64..=1 << 24), help_heading = PORTS)]
     pub mbufs: usize,
 
-    /// Bytes of a packet buffer, 256 of headroom included: a power of two from 2048 to 32768
+    /// Size of a packet buffer in bytes, including 256 bytes of headroom: a power of two from 2048 to 32768
     #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = mbuf_size, help_heading = PORTS)]
     pub mbuf_size: usize,
 
-    /// Page size of the packet buffers: auto takes the largest available, none ordinary pages
+    /// Page size of the packet buffers: auto selects the largest available, none selects ordinary pages
     #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages(), help_heading = PORTS)]
     pub hugepages: Hugepages,
 }
@@ -276,12 +274,12 @@ impl PoolArgs {
     }
 }
 
-/// How results are written to stdout.
+/// Format of results on standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// Tables.
     Table,
-    /// One object a line.
+    /// One object per line.
     Json,
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct Cli {
     pub verbose: u8,
     #[command(subcommand)]
     pub command: Command,
-    /// The words that led to it, for messages about its flags.
+    /// The names of the subcommands, for messages about flags.
     #[arg(skip)]
     pub names: Vec<String>,
 }
@@ -29,7 +29,7 @@ pub(crate) enum Command {
     /// Switch packets between ports, testpmd-like; --demo needs no other flag
     #[command(after_help = MORE, after_long_help = SWITCH_EXAMPLES, override_usage = SWITCH_USAGE)]
     Switch(Box<SwitchArgs>),
-    /// Show what offloading saves here: in-process guests, nothing needed
+    /// Measure the benefit of offloading for in-process guests, without setup
     #[command(name = SWITCH_DEMO, hide = true, override_usage = SWITCH_USAGE)]
     Demo(DemoArgs),
     /// The packet-copy forwarder, dpdk-dma-like: receive, copy, update addresses, send
@@ -49,7 +49,7 @@ pub(crate) enum Command {
     /// A TCP/IP host on ports, with a small application: echo, sink, source or files by HTTP; --demo needs no other flag
     #[command(after_help = MORE, after_long_help = crate::tcp::EXAMPLES, override_usage = TCP_USAGE)]
     Tcp(Box<crate::tcp::TcpArgs>),
-    /// Show what offloading saves a TCP host: two of them in this process, nothing needed
+    /// Measure the benefit of offloading for two TCP hosts in this process, without setup
     #[command(name = TCP_DEMO, hide = true, override_usage = TCP_USAGE)]
     TcpDemo(DemoArgs),
     /// Stream chunks to a TCP sink, as in the mTCP guide, with copies into the send buffer and into packets by the core or an engine
@@ -161,8 +161,8 @@ fn alone(error: clap::Error) -> clap::Error {
 
 pub(crate) const SWITCH_EXAMPLES: &str = "\
 Examples:
-  What a packet costs the core with the core copying and with an engine
-  copying; needs no root, hugepages or hardware:
+  Measure the core's cost per packet, with copies by the core and by an engine.
+  No root, hugepages or hardware needed:
     offcore switch --demo
   It takes about 20 seconds on an idle machine, and shows its progress.
   --quick is shorter and less accurate.
@@ -170,11 +170,11 @@ Examples:
   Two generators that check each other's packets, for two seconds:
     offcore switch --port gen:size=64 --port gen:size=1518 --duration 2
 
-  Two guests, whose packets a helper thread on lcore 1 copies:
+  Two guests, with copies by a helper thread on lcore 1:
     offcore switch --port vhost:/tmp/vm1.sock --port vhost:/tmp/vm2.sock \\
       --dma 'txq0@core:1;rxq0@core:1'
 
-  The same on a simulated DSA device, core or device by what is cheaper:
+  The same with a simulated DSA device, if it is cheaper than the core:
     offcore switch --port vhost:/tmp/vm1.sock --port vhost:/tmp/vm2.sock \\
       --dsa-sim 0:profile=vhost --dma 'txq0@dsa-sim0:wq0.0;rxq0@dsa-sim0:wq0.1' \\
       --mode auto
@@ -183,20 +183,20 @@ Examples:
     offcore switch --port tap:tap0 \\
       --port 'vhost:/tmp/vm1.sock,dmas=[txq0@core:1;rxq0@core:1]'
 
-  Every packet of a capture with new addresses, into another one:
+  Copy all packets of a capture into another one, with new addresses:
     offcore switch --port pcap:in.pcap --port pcap:-,out.pcap \\
       --forward mac --eth-peer 1,02:00:00:00:00:09 --until-idle
 
-  Every packet copied by a helper thread before it is sent, whatever the ports:
+  Copy all packets between two ports, by a helper thread:
     offcore switch --port gen:size=1518 --port gen:size=64 --forward copy \\
       --dma rxq0@core:1 --duration 2
 
-  Traffic for the guest behind another switch, one JSON object a second:
+  Generate traffic for the guest of another switch, with JSON reports:
     offcore switch --port virtio-user:/tmp/vm1.sock --forward txonly \\
       --txpkts 1518 --format json
 
-  A learning switch of two guests, in VLANs 10 and 20, and the host's network,
-  which has both, tagged; and a capture of all that the first guest does:
+  A learning switch between two guests in VLANs 10 and 20 and the host's network,
+  which gets both VLANs tagged; packets of the first guest are captured:
     offcore switch --forward l2 --port vhost:/tmp/vm1.sock \\
       --port vhost:/tmp/vm2.sock --port tap:tap0 --vlan 0=access:10 \\
       --vlan 1=access:20 --vlan 2=trunk:10,20 --mirror 0=pcap:-,vm1.pcap
@@ -210,41 +210,41 @@ Ports:
         event_idx=off,offloads=off,mtu=N,mac=MAC,peer=USER]
   af_xdp:INTERFACE[,queues=N,first=N,mode=auto|zc|copy|skb,ring_size=N,
         busy_poll=N,need_wakeup=off,promisc=off,force]
-                             force: also an interface that is in use
+                             force: use an interface even if it is in use
   af_packet:INTERFACE[,queues=N,fanout=hash|lb|cpu|rollover|rnd|qm,
         slots=N,promisc=off,qdisc_bypass]
   tap:NAME[,queues=N,offloads=off]
   dpdk:DEVICE[,queues=N,mtu=N,rx_desc=N,tx_desc=N,rss=off,
        rss=[ip,tcp,udp,sctp],promisc=off,args=[KEY=VALUE,...]]
-                             DEVICE: a PCI address, or net_null0 and its like
+                             DEVICE: a PCI address, or a name such as net_null0
   pcap:IN[,OUT][,loop,overwrite]
-                             '-' or nothing for a file that is not wanted
+                             IN or OUT may be '-' or missing
   gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]
   impair:[loss=P%,reorder=P%,duplicate=P%,corrupt=P%,delay=TIME,
          jitter=TIME,rate=N,seed=N,]PORT
-                             any port above, whose packets are impaired; TIME
-                             as in 200us, 5ms or 1s, rate in bit/s
+                             impairs the packets of any port above; TIME such
+                             as 200us, 5ms or 1s; rate in bit/s
 
 Channels:
-  Of a vhost port both halves of a queue make copies. With --forward copy any
-  port's rxqN has the channels of the copy stage behind it.
-  cpu             the core itself
+  Both directions of a vhost port's queues make copies. With --forward copy, rxqN
+  of any port names the copies of that queue's packets.
+  cpu             the worker's core
   core:N          a helper thread on lcore N
-  dsa:wqN.M       work queue M of DSA device N; wqN.M is the same
-  dsa:auto        every work queue that is enabled for users, those of the
-                  packet buffers' NUMA node if there are any
+  dsa:wqN.M       work queue M of DSA device N; short: wqN.M
+  dsa:auto        all work queues that are enabled for users; only those on the
+                  NUMA node of the packet buffers if there are any
   dsa-simN:wqN.M  a work queue of the simulated device N (--dsa-sim)
   dmadev:NAME     a DMA device of DPDK: a PCI address, or dma_skeleton
-  A work queue's name may be followed by /direct (no batch descriptors),
-  /memory (copies are not put into the cache), /block (the device waits for
-  page faults).
-  A work queue that several workers use is shared: a dedicated one by a lock.
+  Suffixes of a work queue: /direct (no batch descriptors), /memory (copies are
+  not written to the cache), /block (the device waits for page faults).
+  Several workers can share a work queue; a lock protects a dedicated one.
 
 Simulated devices:
   N[:profile=NAME|FILE,gen=spr|dsa2,seed=N,fault=...,lcore=N]
 
-Ctrl-C, SIGTERM or SIGHUP stops it: what is in flight is finished, a last
-report follows. Another one ends it, two seconds after the first or later.";
+Ctrl-C, SIGTERM or SIGHUP stops the switch: packets in flight are completed, and
+a final report follows. Another signal, at least two seconds after the first,
+ends it immediately.";
 
 /// Helpers for command lines in tests.
 #[cfg(test)]

@@ -32,24 +32,23 @@ Examples:
       --dma rxq0@dsa-sim0:wq0.0 --duration 2
 
   Two interfaces, one lcore that receives and copies and one that sends, as
-  dpdk-dma -l 0-2 -- -p 0x3 -q 1 -c hw (every DSA work queue there is):
+  dpdk-dma -l 0-2 -- -p 0x3 -q 1 -c hw (with all DSA work queues):
     offcore copy --port af_xdp:eth0 --port af_xdp:eth1 --lcores 0,1 \\
       -p 0x3 -q 1 -c hw
 
-  Copied by the core or by the device, whichever is cheaper for the size:
+  Copies by the core or the device, whichever is cheaper for the length:
     offcore copy --port tap:tap0 --dma rxq0@wq0.0 --mode auto
 
-  Every packet of a capture into another one, addresses as they were:
+  Copy all packets of a capture into another one, with the same addresses:
     offcore copy --port pcap:in.pcap,out.pcap --no-mac-updating --until-idle
 
-A port's packets go back to that port, as dpdk-dma has it, unless
---port-topology says otherwise. Ports, channels and simulated devices are
-those of `offcore switch --help`; here rxqN of any port names the copies
-of that queue's packets.
+Without --port-topology a port's packets are sent back on that port, as in
+dpdk-dma. `offcore switch --help` describes ports, channels and simulated
+devices; rxqN of a port names the copies of that queue's packets.
 
-Where dpdk-dma's options mean something else here: --max-frame drops longer
-packets, where dpdk-dma sets the port's MTU; --ring-size may be any number up
-to 32768; a port's queue N sends on its queue N, not all of them on queue 0.";
+Differences from dpdk-dma: --max-frame drops longer packets instead of setting
+the port's MTU; --ring-size may be any number up to 32768; packets of a port's
+queue N are sent on queue N, not all on queue 0.";
 
 #[derive(Args, Debug)]
 #[command(mut_arg("stats_interval", |arg| arg.short('i')))]
@@ -63,48 +62,48 @@ pub(crate) struct CopyArgs {
     #[command(flatten)]
     pub engines: EngineArgs,
 
-    /// The ports that take part, a hexadecimal number with one bit each [default: all]
+    /// Mask of the ports to use, in hexadecimal [default: all ports]
     #[arg(short = 'p', long, value_name = "MASK", value_parser = portmask)]
     pub portmask: Option<u64>,
 
-    /// Queues of each port [default: what its description says]
+    /// Queues of each port [default: as in the port's SPEC]
     #[arg(short = 'q', long, visible_alias = "nb-queue", value_name = "N",
         value_parser = within(1..=MAX_QUEUES as usize))]
     pub queues: Option<usize>,
 
-    /// Who copies: cpu (or sw) the core, offload (or hw) the channels of --dma, or dsa:auto without it; auto whoever is
-    /// cheaper, by what it measures [default: offload with --dma, else cpu]
+    /// Copies by the core (cpu or sw), by the channels of --dma, by default dsa:auto (offload or hw), or by the cheaper of
+    /// both as measured (auto) [default: offload with --dma, else cpu]
     #[arg(short = 'c', long, visible_alias = "copy-type", value_name = "MODE",
         value_parser = choice::<Mode>(["cpu", "offload", "auto", "sw", "hw"]))]
     pub mode: Option<Mode>,
 
-    /// Packets in flight in the copies of a queue, and packets that the ring between two lcores has room for
+    /// Maximum packets in flight per queue, and size of the ring between two lcores
     #[arg(short = 's', long, value_name = "N", default_value_t = 2048, value_parser = within(1..=32768))]
     pub ring_size: usize,
 
     #[command(flatten)]
     pub mac: MacArgs,
 
-    /// Packets whose copies are submitted together, 1 to 64
+    /// Packets per submitted batch of copies: 1 to 64
     #[arg(short = 'b', long, visible_alias = "dma-batch-size", value_name = "N", default_value_t = 32,
         value_parser = within(1..=offcore_mem::BURST))]
     pub dma_batch: usize,
 
-    /// Bytes of a packet, FCS included; longer ones are dropped and counted [default: any]
+    /// Maximum packet length in bytes, including FCS; longer packets are dropped and counted [default: unlimited]
     #[arg(short = 'f', long, visible_alias = "max-frame-size", value_name = "BYTES",
         value_parser = within(64..=65_561))]
     pub max_frame: Option<usize>,
 
-    /// Packets with fewer bytes, FCS included, are copied by the core, whoever copies the others
+    /// Minimum packet length in bytes, including FCS, for copies by an engine; the core copies shorter packets
     #[arg(long, visible_alias = "min-copy-size", value_name = "BYTES", default_value_t = 0,
         value_parser = within(0..=65_561))]
     pub min_copy: usize,
 
-    /// Copies at least so many bytes even of a shorter packet: what follows it in its buffer is copied and not sent
+    /// Minimum number of bytes copied per packet; bytes behind the packet in its buffer are copied and not sent
     #[arg(short = 'm', long, value_name = "BYTES", default_value_t = 0, value_parser = within(0..=32768))]
     pub force_min_copy_size: usize,
 
-    /// Where a port's packets go: back, to its neighbour (0 and 1, 2 and 3), or to the next one
+    /// Output port of a port's packets: the same port, its neighbour (0 and 1, 2 and 3), or the next port
     #[arg(long, value_name = "TOPOLOGY", default_value = "loop", value_parser = topology())]
     pub port_topology: Topology,
 
@@ -113,12 +112,12 @@ pub(crate) struct CopyArgs {
     #[arg(long, value_name = "N", value_parser = within(1..=2))]
     pub lcores_per_port: Option<usize>,
 
-    /// Stop when nothing has moved for a second: for ports whose packets end, such as pcap and gen with a count
+    /// Stop after a second without packets: for ports whose packets end, such as pcap and gen with a count
     #[arg(long)]
     pub until_idle: bool,
 }
 
-/// Copies packets until something stops it.
+/// Copies packets until it is stopped.
 pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let (config, ports) = plan(args)?;
     run_switch(&config, Watching::new(&ports, &args.run, args.until_idle, report::tables))

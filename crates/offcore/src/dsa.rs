@@ -24,16 +24,16 @@ pub(crate) enum DsaCommand {
     /// Show devices, groups, work queues and DSA engines
     #[command(after_help = list::EXAMPLES)]
     List(ListArgs),
-    /// Lay a device out, or show or save how it is
+    /// Configure a device, or show or save its configuration
     #[command(after_help = configure::EXAMPLES)]
     Configure(Box<ConfigureArgs>),
-    /// Say what keeps DSA from being used here, and what to do about it
+    /// Diagnose obstacles to the use of DSA on this machine
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(DoctorArgs),
     /// Watch work queues: occupancy, clients, errors
     #[command(after_help = perf::EXAMPLES)]
     Perf(PerfArgs),
-    /// Say what a status code or a completion record means
+    /// Explain a status code or a completion record
     #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain(ExplainArgs),
 }
@@ -43,10 +43,10 @@ Examples:
   A status, as a driver or another program reports it:
     offcore dsa explain 0x83
 
-  A completion record of 32 bytes, as they stand in memory:
+  A completion record of 32 bytes, in memory order:
     offcore dsa explain 03000000 00100000 00705634 127f0000 00000000 00000000 00000000 00000000
 
-  What a device's cmd_status says:
+  The cmd_status of a device:
     offcore dsa explain 0x80200000";
 
 #[derive(Args, Debug)]
@@ -58,7 +58,7 @@ pub(crate) struct ListArgs {
     #[command(flatten)]
     pub roots: RootArgs,
 
-    /// A table for people, or JSON with one device a line
+    /// A table, or JSON with one device per line
     #[arg(long, value_name = "FORMAT", default_value = "table")]
     pub format: Format,
 }
@@ -73,7 +73,7 @@ pub(crate) struct ConfigureArgs {
     #[arg(short = 'c', long = "config", value_name = "FILE", conflicts_with_all = ["wqs", "mode", "engines", "disable"])]
     pub file: Option<PathBuf>,
 
-    /// The device [default: the one that the layout names, dsa0 for a built-in one]
+    /// The device [default: the device in the layout, or dsa0 for a built-in layout]
     #[arg(short, long, value_name = "DEVICE")]
     pub device: Option<String>,
 
@@ -81,7 +81,7 @@ pub(crate) struct ConfigureArgs {
     #[arg(short, long, value_name = "N", conflicts_with = "disable")]
     pub wqs: Option<usize>,
 
-    /// Their mode: d (dedicated) or s (shared) [default: d]
+    /// Mode of the work queues: d (dedicated) or s (shared) [default: d]
     #[arg(short, long, value_name = "MODE", value_parser = configure::mode(), requires = "wqs", conflicts_with = "disable")]
     pub mode: Option<offcore_dsa::WqMode>,
 
@@ -89,19 +89,19 @@ pub(crate) struct ConfigureArgs {
     #[arg(short, long, value_name = "N", requires = "wqs", conflicts_with = "disable")]
     pub engines: Option<usize>,
 
-    /// Take the device's work queues and the device out of service
+    /// Disable the device and its work queues
     #[arg(long, conflicts_with = "print")]
     pub disable: bool,
 
-    /// Print accel-config's commands for the layout, and change nothing
+    /// Print accel-config commands for the layout without changing the device
     #[arg(long)]
     pub print: bool,
 
-    /// Write the present layout as accel-config's JSON before anything is changed; - for stdout
+    /// Write the current layout as accel-config JSON before a change; - for standard output
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
 
-    /// Change a device that programs are using
+    /// Change a device even if programs use it
     #[arg(long)]
     pub force: bool,
 
@@ -111,15 +111,15 @@ pub(crate) struct ConfigureArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// The directory with proc, sys, dev and boot: a copy of another machine's
+    /// A directory with copies of another machine's proc, sys, dev and boot
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
 
-    /// Everything that was looked at, not only what is not well
+    /// Show all checks, not only the failed ones
     #[arg(short, long)]
     pub all: bool,
 
-    /// Lines for people, or JSON with one object a line
+    /// Lines of text, or JSON with one object per line
     #[arg(long, value_name = "FORMAT", default_value = "table")]
     pub format: Format,
 }

@@ -70,11 +70,11 @@ pub(crate) struct EppingArgs {
     #[arg(short = 'c', long = "connect", value_name = "ADDRESS:PORT", required_unless_present = "file", value_parser = address)]
     pub to: Option<SocketAddr>,
 
-    /// Bytes of a chunk, as 256K
+    /// Length of a chunk in bytes, such as 256K
     #[arg(short = 'l', long = "length", value_name = "SIZE", default_value = "256K", value_parser = size(64..=1 << 30))]
     pub chunk: usize,
 
-    /// Buffers of one chunk each, sent in turn [default: 128 MiB in all]
+    /// Number of chunk buffers, sent in turn [default: 128 MiB in total]
     #[arg(short = 'n', long = "buffers", value_name = "N", value_parser = crate::args::within(1..=1 << 24))]
     pub buffers: Option<usize>,
 
@@ -86,7 +86,7 @@ pub(crate) struct EppingArgs {
     #[arg(short = 'u')]
     pub offload_segments: bool,
 
-    /// Most bytes of payload in a packet
+    /// Maximum payload of a packet in bytes
     #[arg(short = 'm', value_name = "SIZE", value_parser = crate::args::within(64..=8192))]
     pub segment: Option<usize>,
 

@@ -58,7 +58,7 @@ Exit codes: the program's; with --port 128 plus the signal's number if a signal
 ended it; 127 program not found, 126 program cannot be run, 1 other failures,
 2 usage.";
 
-/// What `offcore exec` understands.
+/// The flags of `offcore exec`.
 #[derive(Args, Debug)]
 pub(crate) struct ExecArgs {
     /// Socket of the stack, as in `offcore tcp --serve`

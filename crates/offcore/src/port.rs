@@ -17,7 +17,7 @@ use crate::output::write;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PortCommand {
-    /// Show network interfaces and PCI devices, what each could be opened as, and what is missing
+    /// Show network interfaces and PCI devices, the port types that can open them, and unmet requirements
     #[command(after_help = EXAMPLES)]
     List(ListArgs),
 }
@@ -32,11 +32,11 @@ A copied tree of another machine's devices:
 
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
-    /// Where the kernel's tree of devices is
+    /// Directory of the kernel's device tree
     #[arg(long, value_name = "DIR", default_value = "/sys")]
     pub sysfs: PathBuf,
 
-    /// A table for people, or JSON with one device a line
+    /// A table, or JSON with one device per line
     #[arg(long, value_name = "FORMAT", default_value = "table")]
     pub format: Format,
 }

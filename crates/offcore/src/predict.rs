@@ -25,54 +25,54 @@ const QUICK_BLOCKS: usize = 40;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  What one DSA would give this machine, a core and a 100G port:
+  Predict the gain from one DSA device for one core and a 100G port:
     offcore predict
 
-  A larger one, at two packet sizes:
+  The same for a larger machine, with two packet sizes:
     offcore predict --cores 8 --ports 2 --devices 2 --frame 512,1518
 
-  Data that is in no cache, as objects:
+  Uncached data, with results as JSON:
     offcore predict --temperature cold --quick --format json
 
-  The guides' own machines: their tables beside the prediction:
+  The machines of the guides, with published figures beside the prediction:
     offcore predict --machine guide
 
-What a packet costs the core is measured here, with the simulated device behind
-the real driver; how fast the device is comes from its model, on the virtual
-clock. So everything but 'cpu' is a model's word, not a measurement.";
+The core's cost per packet is measured on this machine, with the real driver and
+a simulated device. The device's speed comes from a model with a virtual clock,
+so only the figures of 'cpu' are measurements.";
 
 #[derive(Args, Debug)]
 #[command(mut_arg("quick", |arg| arg.help("Fewer blocks: a few seconds")))]
 pub(crate) struct PredictArgs {
-    /// Whose machine: this one, or the guides', whose tables are known
+    /// This machine, or the machines of the guides
     #[arg(long, value_name = "MACHINE", default_value = "here")]
     pub machine: Whose,
 
-    /// Cores that forward, all like the one that is measured
+    /// Number of forwarding cores, each with the measured performance
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=1024))]
     pub cores: usize,
 
-    /// Ports
+    /// Number of ports
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=64))]
     pub ports: usize,
 
-    /// Gbit/s of a port
+    /// Speed of a port in Gbit/s
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = within(1..=1000))]
     pub port_gbps: usize,
 
-    /// DSA devices
+    /// Number of DSA devices
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=64))]
     pub devices: usize,
 
-    /// DSA engines of each device
+    /// Number of DSA engines per device
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = within(1..=4))]
     pub engines: usize,
 
-    /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518]
+    /// Frame lengths in bytes, including FCS [default: 64,128,256,512,1024,1280,1518]
     #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = within(FRAME))]
     pub frames: Vec<usize>,
 
-    /// Where the data is: in this core's cache, in the other's, in none
+    /// Location of the data: in this core's cache (hot), in the other core's (remote), or in none (cold)
     #[arg(long, value_name = "WHERE", default_value = "remote", value_parser = temperature())]
     pub temperature: Temperature,
 
@@ -82,9 +82,9 @@ pub(crate) struct PredictArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Whose {
-    /// This one, as it is measured.
+    /// This machine, as measured.
     Here,
-    /// The guides', from what they publish.
+    /// The machines of the guides, from published figures.
     Guide,
 }
 
@@ -127,7 +127,7 @@ fn of_this_machine(args: &PredictArgs) -> Result<(), String> {
     ];
     match given.into_iter().find(|(given, _)| *given) {
         Some((_, flag)) => {
-            Err(format!("{flag} goes with --machine here: the guides' machines are what they are"))
+            Err(format!("{flag} requires --machine here: the guides' machines are fixed"))
         }
         None => Ok(()),
     }

@@ -77,7 +77,7 @@ receive buffers and from send buffers to packets. Each flow belongs to one
 lcore. For a port without multi-buffer packets a segment's payload fills one
 buffer: more than 1792 bytes need a larger --mbuf-size.";
 
-/// What `offcore tcp` understands.
+/// The flags of `offcore tcp`.
 #[derive(Args, Debug)]
 pub(crate) struct TcpArgs {
     /// A port with its addresses, as KIND:ARGS,addr=10.0.0.2/24[,gw=10.0.0.1]; once for each port
@@ -104,11 +104,11 @@ pub(crate) struct TcpArgs {
     #[arg(long, value_name = "UID", requires = "serve", value_parser = uid)]
     pub allow_uid: Vec<u32>,
 
-    /// Most MiB of memory for the data of one application's connections [default: 256]
+    /// Maximum memory in MiB for the data of one application's connections [default: 256]
     #[arg(long, value_name = "MIB", requires = "serve", value_parser = clap::value_parser!(u32).range(4..=65_536))]
     pub app_memory: Option<u32>,
 
-    /// Most connections, datagram sockets and listeners of one application [default: 65536]
+    /// Maximum number of connections, datagram sockets and listeners of one application [default: 65536]
     #[arg(long, value_name = "N", requires = "serve", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     pub app_connections: Option<u32>,
 

@@ -1,5 +1,5 @@
 //! Tests a hostile device and configuration files of any content by random scripts and by those in `fuzz/corpus`.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod completions;
 mod configuration;

@@ -1,5 +1,5 @@
 //! Stations that send arbitrary frames to a bridge, from generated scripts and the scripts in `fuzz/corpus`.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod bridge;
 #[path = "../../../../fuzz/replay.rs"]

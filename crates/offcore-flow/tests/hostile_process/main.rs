@@ -1,6 +1,6 @@
 //! A hostile process of an application: random scripts, and the scripts in `fuzz/corpus`. The test forks, so it has a
 //! separate executable: a child briefly has a copy of each descriptor.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod hostile;
 #[allow(dead_code, reason = "other tests need more of it")]

@@ -1,7 +1,7 @@
 //! The test worker, and functions that the tests share.
 
 #![allow(dead_code, reason = "each test file uses a part")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 pub(crate) mod tcp;
 pub(crate) mod udp;

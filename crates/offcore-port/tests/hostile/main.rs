@@ -1,5 +1,5 @@
 //! Tests arbitrary input from other parties: random scripts, and those in `fuzz/corpus`.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod back_end;
 mod offloads;

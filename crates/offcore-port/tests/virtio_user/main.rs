@@ -1,7 +1,7 @@
 //! Tests the virtio-user port against a back end whose data path is part of the test, so that it can misbehave in ways
 //! that a real back end does not.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 #[path = "../common/mod.rs"]
 mod common;

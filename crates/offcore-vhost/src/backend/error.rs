@@ -12,7 +12,7 @@ use crate::connection::ConnectionError;
 use crate::features;
 use crate::message::{Code, MessageError};
 
-/// What a front end did that the device cannot follow, or what went wrong in serving it. `guest` is a guest physical address.
+/// An error of a front end, or of the device while it serves the front end. `guest` is a guest physical address.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum ControlError {
     /// {0}
@@ -61,7 +61,7 @@ pub enum ControlError {
     NotASocket { code: Code },
     /// {code}: region {guest:#x}+{size:#x} at file offset {mmap_offset:#x} is empty or wraps around
     Region { code: Code, guest: u64, size: u64, mmap_offset: u64 },
-    /// {code}: {found} MiB of guest memory, expected at most {most}: max_memory= of the port lets it have more
+    /// {code}: {found} MiB of guest memory, expected at most {most}: max_memory= of the port raises the limit
     TooMuch { code: Code, found: u64, most: u64 },
     /// {code}: {found} MiB of log and region in flight, expected at most {most}
     NonGuestLimit { code: Code, found: u64, most: u64 },
@@ -80,16 +80,16 @@ pub enum ControlError {
     NoRegion { guest: u64, size: u64, user: u64 },
     /// {code}: {queues} virtqueues of {queue_size} descriptors, expected 1 to {vrings}, of 1 to {MAX_SIZE:?}
     InflightQueues { code: Code, queues: u16, queue_size: u16, vrings: usize },
-    /// SET_INFLIGHT_FD: {size} bytes at {offset:#x}, expected at least {expected}, at a multiple of 8: only a region that
-    /// GET_INFLIGHT_FD has made is of use
+    /// SET_INFLIGHT_FD: {size} bytes at {offset:#x}, expected at least {expected}, at a multiple of 8: send a region from
+    /// GET_INFLIGHT_FD
     InflightArea { size: u64, offset: u64, expected: usize },
-    /// {code}: what is written shall be logged (VHOST_F_LOG_ALL), but there is no log; send SET_LOG_BASE first
+    /// {code}: VHOST_F_LOG_ALL requires a log; send SET_LOG_BASE first
     NoLog { code: Code },
     /// {code}: the log of dirty pages ends at guest address {log_end:#x}, expected at least {expected:#x}
     LogTooShort { code: Code, log_end: u64, expected: u64 },
-    /// {left} file descriptors of this port's front ends are not closed yet: whoever holds them keeps us waiting
+    /// {left} file descriptors of this port's front ends are still being closed: their file systems or sockets block the close
     Errands { left: usize },
-    /// GET_INFLIGHT_FD: another region, expected at most {REGIONS:?} for a connection
+    /// GET_INFLIGHT_FD: too many regions, expected at most {REGIONS:?} per connection
     Regions,
     /// {0}
     WorkerTimeout(#[from] WorkerTimeout),
@@ -97,7 +97,7 @@ pub enum ControlError {
     Vanished,
     /// virtqueue {queue} is broken until the guest resets it: {source}
     Broken { queue: u16, source: RingError },
-    /// virtqueue {queue} is copied by the core, and not by whom it is mapped to: {source}
+    /// virtqueue {queue} is copied by the core, because its channel cannot be used: {source}
     Refused { queue: u16, source: MoverError },
 }
 

@@ -444,7 +444,7 @@ fn control_thread_reports_refused_binding() {
     until("seen", || backend.device().status().last_error.is_some());
     assert_eq!(
         backend.device().status().last_error.unwrap().to_string(),
-        "virtqueue 0 is copied by the core, and not by whom it is mapped to: channel 7 is not this worker's"
+        "virtqueue 0 is copied by the core, because its channel cannot be used: channel 7 is not this worker's"
     );
 }
 

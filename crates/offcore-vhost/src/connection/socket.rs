@@ -52,11 +52,11 @@ pub struct SocketAccess {
 /// Why a socket cannot be had.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum SocketError {
-    /// {path}: in use: a process is listening on it; stop that process or choose another path; one that was killed may take some time to end
+    /// {path}: in use: a process is listening on it; stop that process or choose another path; a killed process may take some time to end
     InUse { path: PathBuf },
     /// {path}: exists and is not a socket; remove it or choose another path
     NotASocket { path: PathBuf },
-    /// {path}: somebody has put another file there; choose a directory that only this user may write to
+    /// {path}: another file has replaced the socket; choose a directory that only this user can write to
     Replaced { path: PathBuf },
     /// {path}: {found} bytes are too long for a socket's path, at most 107 are possible
     TooLong { path: PathBuf, found: usize },

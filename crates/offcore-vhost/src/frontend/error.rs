@@ -12,7 +12,7 @@ use crate::connection::{ConnectionError, SocketError};
 use crate::message::{Code, MessageError, Reply, VringState};
 use crate::passed::PassedFd;
 
-/// Why a front end cannot be, or cannot go on.
+/// An error of the front end.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum FrontEndError {
     /// {0}
@@ -21,10 +21,10 @@ pub enum FrontEndError {
     NoBackEnd { source: SocketError },
     /// {path}: no back end connected within {waited:?}
     AcceptTimedOut { path: PathBuf, waited: Duration },
-    /// {path}: the other end is of user {found}, expected root or {own}: a back end can write to all packets; peer={found} of the
-    /// port lets it
+    /// {path}: the back end belongs to user {found}, expected root or {own}: a back end can write to all packets; to permit
+    /// it, add peer={found} to the port
     WrongUser { path: PathBuf, found: u32, own: u32 },
-    /// {left} file descriptors of this port's back ends are not closed yet: whoever holds them keeps us waiting
+    /// {left} file descriptors of this port's back ends are still being closed: their file systems or sockets block the close
     Errands { left: usize },
     /// {0}
     Connection(#[from] ConnectionError),
@@ -34,7 +34,7 @@ pub enum FrontEndError {
     NoReply { code: Code, waited: Duration },
     /// {code}: refused by the back end; its log says why
     Refused { code: Code, reply: Reply<PassedFd> },
-    /// the back end offers {offered:#x} without VIRTIO_F_VERSION_1 (bit 32); only modern ones are used
+    /// the back end offers {offered:#x} without VIRTIO_F_VERSION_1 (bit 32); only modern back ends are supported
     Legacy { offered: u64 },
     /// the back end offers {found} queue pairs, expected at least {expected}
     QueuePairs { found: u64, expected: u16 },
@@ -47,7 +47,7 @@ pub enum FrontEndError {
     /// SET_FEATURES {features:#x}: the back end does not accept them (device status {found:#x})
     FeaturesRefused { features: u64, found: u64 },
     /// another back end, with features {found:#x}, expected {features:#x} and INFLIGHT_SHMFD (protocol feature 12): the virtqueues
-    /// cannot go on
+    /// cannot continue
     Other { features: u64, found: u64 },
     /// the back end does not offer RESET_DEVICE (protocol feature 13): close the connection instead
     NoReset,

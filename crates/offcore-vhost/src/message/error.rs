@@ -2,7 +2,7 @@
 
 use super::{Code, MAX_PAYLOAD, MAX_REGIONS, VERSION};
 
-/// What is wrong with a message, whatever the state of the device.
+/// An invalid message, independent of the state of the device.
 #[derive(Clone, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum MessageError {
     /// {code}: protocol version {found}, expected {VERSION:?}
@@ -13,7 +13,7 @@ pub enum MessageError {
     Oversize { code: Code, found: u32 },
     /// {code}: a reply, expected a request
     Reply { code: Code },
-    /// {found} ({kind}) where the reply to {expected} is due
+    /// {found} ({kind}), expected the reply to {expected}
     NoReply {
         expected: Code,
         found: Code,
@@ -24,7 +24,7 @@ pub enum MessageError {
     Payload { code: Code, found: usize, expected: usize },
     /// {code}: {found} file descriptors, expected {expected}
     Fds { code: Code, found: usize, expected: usize },
-    /// {code}: file descriptors were lost: this process may open no more (ulimit -n)
+    /// {code}: file descriptors were lost: this process has reached its limit (ulimit -n)
     FdsLost { code: Code },
     /// SET_MEM_TABLE: {found} regions, expected 1 to {MAX_REGIONS:?}
     Regions { found: u32 },

@@ -393,7 +393,7 @@ fn unclosed_descriptors_are_limited() {
         peer.try_raw(&[SET_OWNER, 1, 0].map(u32::to_ne_bytes).concat(), &[reader.as_fd()]);
     }
     peer.closed();
-    wait_for_error(backend.device(), "file descriptors of this port's front ends are not closed yet");
+    wait_for_error(backend.device(), "file descriptors of this port's front ends are still being closed");
     drop(receiver);
     assert_serves(&backend);
 }

@@ -32,7 +32,7 @@ fn inflight_regions_per_connection_are_limited() {
     (0..8).for_each(|_| drop(region(&mut peer)));
     peer.send(Request::GetInflightFd(ASKED));
     peer.closed();
-    wait_for_error(backend.device(), "GET_INFLIGHT_FD: another region, expected at most 8 for a connection");
+    wait_for_error(backend.device(), "GET_INFLIGHT_FD: too many regions, expected at most 8 per connection");
     assert_serves(&backend);
 }
 
@@ -140,7 +140,7 @@ fn foreign_inflight_region_is_refused() {
     assert_eq!(peer.ask(Request::SetVringBase(state(1, 0))), 0);
     assert_eq!(peer.ask(Request::SetVringAddr(addresses(1))), 0);
     let kick = Request::SetVringKick(offcore_vhost::message::VringFd { index: 1, fd: None });
-    refused(&backend, &mut peer, kick, "is of another ring, or another back end: version 1, features 0x0");
+    refused(&backend, &mut peer, kick, "belongs to another ring or back end: version 1, features 0x0");
     assert_eq!(peer.base(0), 0);
 }
 

@@ -55,8 +55,8 @@ Examples:
   Check what this machine has for packets on a GPU, and what is missing:
     offcore gpu doctor
 
-A port's packets go back to that port, as in l2fwd-nv, unless
---port-topology says otherwise. Ports are those of `offcore switch --help`.
+Without --port-topology a port's packets are sent back on that port, as in
+l2fwd-nv. `offcore switch --help` describes ports.
 
 Differences from l2fwd-nv: without -v it runs until it is stopped; an unknown
 -w is refused; -t 0 is no forced time; -b has no gap of four packets, and a
@@ -75,13 +75,13 @@ pub(crate) struct GpuArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum GpuCommand {
-    /// Check what this machine has for packets on a GPU, what is missing, and what to do
+    /// Check the requirements for packets on a GPU on this machine
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(DoctorArgs),
-    /// Check what a device does, step by step: every workload type with every packet verified, faults, figures
+    /// Test a device step by step: all workload types with all packets verified, faults, performance
     #[command(after_help = check::EXAMPLES)]
     Check(CheckArgs),
-    /// Measure what a GPU's reads of host memory and launches take
+    /// Measure the time of a GPU's reads of host memory and of kernel launches
     #[command(after_help = costs::EXAMPLES)]
     Costs(CostsArgs),
 }
@@ -113,7 +113,7 @@ pub(crate) struct PipelineArgs {
     #[arg(short = 'g', long = "device", visible_alias = "gpu", value_name = "LIST")]
     pub devices: Option<DeviceList>,
 
-    /// Where a device processes packets: in host memory (host or 0), in a copy in GPU memory (gpu or 1), or in GPU
+    /// Memory in which a device processes packets: in host memory (host or 0), in a copy in GPU memory (gpu or 1), or in GPU
     /// memory that network cards access (direct or 2: GPUDirect RDMA, untested; only ports dpdk:, so a build with
     /// --features dpdk) [default: host; gpu on a GPU with a --work that reads payloads]
     #[arg(short, long, visible_alias = "mempool", value_name = "TYPE", value_parser = memory)]
@@ -140,7 +140,7 @@ pub(crate) struct PipelineArgs {
         value_parser = within(0..=MAX_PACKET_TIME))]
     pub packet_time: usize,
 
-    /// Stop after measuring this many received packets, after those of --warm-up; 0: do not stop
+    /// Stop after this many measured packets (received after those of --warm-up); 0: do not stop
     #[arg(short = 'v', long, visible_alias = "performance-packets", value_name = "N", default_value_t = 0)]
     pub packets: u64,
 
@@ -155,8 +155,8 @@ pub(crate) struct PipelineArgs {
     )]
     pub warm_up: u64,
 
-    /// What processes packets: nothing (none or 0), the CPU of the sending lcore (cpu, 1), a kernel per burst (kernel,
-    /// 2), a persistent kernel (persistent, 3), graphs of kernels (graph, 4)
+    /// Processing of packets: none (none or 0), on the CPU of the sending lcore (cpu, 1), by a kernel per burst (kernel,
+    /// 2), by a persistent kernel (persistent, 3), by graphs of kernels (graph, 4)
     #[arg(short, long, visible_alias = "workload-type", value_name = "TYPE", default_value = "cpu",
         value_parser = workload)]
     pub workload: Workload,
@@ -178,7 +178,7 @@ pub(crate) struct PipelineArgs {
     #[arg(long, value_name = "BYTES", value_parser = within(0..=65_535))]
     pub skip: Option<usize>,
 
-    /// What happens to packets with a match [default: pass, or steer with --steer]
+    /// Action for packets with a match [default: pass, or steer with --steer]
     #[arg(long, value_name = "WHAT")]
     pub on_match: Option<OnMatch>,
 
@@ -208,11 +208,11 @@ pub(crate) struct PipelineArgs {
     #[arg(long, value_name = "MS", value_parser = within(1..=3_600_000))]
     pub timeout: Option<usize>,
 
-    /// Where a port's packets go: back, to its neighbour (0 and 1, 2 and 3), or to the next port
+    /// Output port of a port's packets: the same port, its neighbour (0 and 1, 2 and 3), or the next port
     #[arg(long, value_name = "TOPOLOGY", default_value = "loop", value_parser = topology())]
     pub port_topology: Topology,
 
-    /// Stop when no packet has moved for a second: for ports that end, such as pcap and gen with a count
+    /// Stop after a second without packets: for ports that end, such as pcap and gen with a count
     #[arg(long)]
     pub until_idle: bool,
 
@@ -244,7 +244,7 @@ pub(crate) enum WorkKind {
     Match,
 }
 
-/// What happens to packets with a match.
+/// Action for packets with a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnMatch {
     /// Forward and count them.

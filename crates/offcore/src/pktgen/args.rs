@@ -15,19 +15,20 @@ use crate::bench::plot_file;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  A million packets a second of mixed sizes out of one interface and in at
-  another, with what was lost, late or changed and how long they took, as root:
+  Send a million packets per second of mixed sizes on one interface, receive
+  them on another, and report loss, order, content and latency; as root:
     offcore pktgen --port af_packet:eth0 --port af_packet:eth1 --rate 1M \\
       --size imix --flows 64 --duration 10
 
-  What a switch with macswap behind a vhost-user socket sends back, as JSON:
+  Check the packets that a switch with macswap returns over a vhost-user
+  socket, with JSON reports:
     offcore pktgen --port virtio-user:/tmp/vm1.sock --rate 100k \\
       --count 1000000 --format json
 
-  A capture byte for byte, ten times as fast as it was:
+  Send a capture at ten times its original speed:
     offcore pktgen --port tap:tap0 --pcap in.pcap --speed 10
 
-  The throughput of what is behind two ports without loss, and with little:
+  Search for the throughput of a device between two ports, for three loss rates:
     offcore pktgen --port af_xdp:eth0 --port af_xdp:eth1 --rfc2544 \\
       --loss 0,0.01,0.1 --frame 64,512,1518 --plot throughput.svg
 
@@ -35,30 +36,31 @@ Examples:
     (echo 'set rate 10k'; echo start; sleep 2; echo stats; echo quit) |
     offcore pktgen --port tap:tap0 --no-start
 
-While it runs it reads commands, one a line:
-  start, stop       send, or do not: a count begins anew
-  set rate RATE     as --rate; in the same way: size, flows, burst, count
-  stats             a report now
-  clear             count from 0 again
+A run reads commands from standard input, one per line:
+  start, stop       start or stop sending; start resets the count of --count
+  set rate RATE     like --rate; also: set size, flows, burst, count
+  stats             print a report
+  clear             reset the counters
   help, quit
-The end of input ends a run only if nothing is being sent.
+At the end of input a run stops only if it is not sending.
 
-Sizes are with FCS: 64; 64-1518; 64:7,594:4,1518:1; imix (which is that).
-Packets longer than a packet buffer take several.
-Rates: 10k, 1.5M (packets a second), 2Gbps (bits of frames with FCS), 50%
-(of the link with preambles and gaps), max. Of two ports, each has that rate.
+Sizes include the FCS: 64; 64-1518; 64:7,594:4,1518:1; imix (the same as the
+previous one). A packet longer than a packet buffer uses several buffers.
+Rates: 10k, 1.5M (packets per second), 2Gbps (bits of frames including FCS),
+50% (of the link, including preambles and gaps), max. With --bidirectional the
+rate applies to each port.
 
-A packet has a number, and the time it was due, behind its headers. Latencies
-count from then, whether it could be sent then or not; at rate max, from when
-it was made. A run that sends to a port the kernel is behind compares its counts with the
-interface's, and says what differs.";
+A packet carries a number and its due time behind its headers. Latency is
+measured from the due time, even if the packet is sent later; at rate max, from
+its creation. If the kernel is behind a sending port, the run compares its
+counters with those of the interface and reports differences.";
 
 const PORTS: &str = "\
-A port, as KIND:ARGS (see `offcore switch --help`): sends on it and receives from it; of two, sends on the first and \
-receives from the second. Packets go to a port's first queue and come from all";
-const LCORES: &str =
-    "The lcores: one for all, or one for what sends and one for what receives [default: the first two]";
-const DURATION: &str = "Stop after sending for this time; with --rfc2544, of each trial [default there: 5]";
+A port, as KIND:ARGS (see `offcore switch --help`); once or twice. One port sends and receives; with two ports, the \
+first sends and the second receives. Packets are sent on a port's first queue and received from all queues";
+const LCORES: &str = "Lcores: one for everything, or one for sending and one for receiving [default: the first two]";
+const DURATION: &str =
+    "Stop after sending for this many seconds; with --rfc2544, the duration of each trial [default: 5]";
 
 // The parser ignores `requires` if a given flag conflicts with the required flag. Therefore, flags that require a
 // capture or a search conflict with the same flags as the capture or the search.
@@ -77,7 +79,7 @@ const RESOLUTION: &str = "expected percent from 0.001 to 50";
 pub(crate) enum Proto {
     /// UDP.
     Udp,
-    /// TCP segments of no connection.
+    /// TCP segments without a connection.
     Tcp,
 }
 
@@ -105,7 +107,7 @@ pub(crate) struct PktgenArgs {
     #[command(flatten)]
     pub run: RunArgs,
 
-    /// With two ports: each sends to the other
+    /// With two ports: send in both directions
     #[arg(long)]
     pub bidirectional: bool,
 
@@ -117,7 +119,7 @@ pub(crate) struct PktgenArgs {
     #[arg(long, value_name = "MAC")]
     pub dst_mac: Option<MacAddr>,
 
-    /// Id of an 802.1Q tag
+    /// VLAN ID of an 802.1Q tag
     #[arg(long, value_name = "ID", value_parser = within(0..=4094))]
     pub vlan: Option<usize>,
 
@@ -125,7 +127,7 @@ pub(crate) struct PktgenArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub src_ip: Option<IpAddr>,
 
-    /// Destination address [default: 198.18.0.2, or its like for IPv6]
+    /// Destination address [default: 198.18.0.2, or its equivalent for IPv6]
     #[arg(long, value_name = "ADDRESS")]
     pub dst_ip: Option<IpAddr>,
 
@@ -141,60 +143,60 @@ pub(crate) struct PktgenArgs {
     #[arg(long, value_name = "PROTOCOL")]
     pub proto: Option<Proto>,
 
-    /// Flows, which take turns; each has its own numbers [default: 1]
+    /// Number of flows, used in turn; each has its own packet numbers [default: 1]
     #[arg(long, value_name = "N", value_parser = within(1..=MAX_FLOWS as usize))]
     pub flows: Option<usize>,
 
-    /// What differs from flow to flow [default: src-ip,src-port]
+    /// Fields that differ between flows [default: src-ip,src-port]
     #[arg(long, value_name = "FIELDS", value_delimiter = ',')]
     pub vary: Vec<Field>,
 
-    /// Sizes of packets, FCS included [default: 64, or the least that headers leave]
+    /// Packet sizes, including FCS [default: 64, or the minimum for the headers]
     #[arg(long, value_name = "SIZES", conflicts_with = "rfc2544")]
     pub size: Option<Sizes>,
 
-    /// How fast [default: max; of a capture, its own time]
+    /// Rate [default: max; with --pcap, the times of the capture]
     #[arg(long, value_name = "RATE")]
     pub rate: Option<Rate>,
 
-    /// Speed of the link that a rate in percent is a share of, such as 10Gbps [default: what the interface says]
+    /// Link speed for a rate in percent, such as 10Gbps [default: the interface's]
     #[arg(long, value_name = "RATE", value_parser = link)]
     pub link: Option<f64>,
 
-    /// Packets that are due together, at a rate
+    /// With --rate: number of packets that are due together
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=65536))]
     pub burst: usize,
 
-    /// Stop after so many packets, of each sending port
+    /// Stop after this many packets per sending port
     #[arg(long, value_name = "N", value_parser = number(1u64.., COUNT), conflicts_with = "rfc2544")]
     pub count: Option<u64>,
 
-    /// How long to wait for packets that have not come, in the end and after each trial
+    /// Seconds to wait for missing packets, at the end and after each trial
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = interval)]
     pub wait: Duration,
 
-    /// What decides on sizes: the same ones with the same seed
+    /// Seed of random packet sizes
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 
-    /// Look at the content of one packet in N, byte for byte; 0: of none. Numbers and lengths are looked at in all
+    /// Compare all bytes of one in N packets; 0: of none. Numbers and lengths of all packets are checked
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(0..=1 << 30))]
     pub verify: usize,
 
-    /// Send a capture's packets, byte for byte
+    /// Send the packets of a capture
     #[arg(long, value_name = "FILE", conflicts_with_all = NOT_OF_CAPTURE)]
     pub pcap: Option<PathBuf>,
 
-    /// Send the capture so many times as fast as it was [default: 1]
+    /// Speed relative to the times of the capture [default: 1]
     #[arg(long, value_name = "X", value_parser = number(1e-6..=1e6, SPEED), requires = "pcap", conflicts_with = "rate",
         conflicts_with_all = NOT_OF_CAPTURE)]
     pub speed: Option<f64>,
 
-    /// Send the capture again and again
+    /// Repeat the capture
     #[arg(long = "loop", requires = "pcap", conflicts_with_all = NOT_OF_CAPTURE)]
     pub repeat: bool,
 
-    /// Do not send before the command `start`
+    /// Wait for the command `start` before sending
     #[arg(long, conflicts_with_all = ["no_interactive", "rfc2544"])]
     pub no_start: bool,
 
@@ -202,27 +204,27 @@ pub(crate) struct PktgenArgs {
     #[arg(long)]
     pub no_interactive: bool,
 
-    /// Search for the throughput at a loss (RFC 2544, 26.1); --rate is the highest that is tried [default: what can be
-    /// sent]
+    /// Search for the highest rate within the permitted loss (RFC 2544, 26.1), up to --rate [default: the highest rate at
+    /// which the port can send]
     #[arg(long)]
     pub rfc2544: bool,
 
-    /// Percent of packets that may be lost [default: 0]
+    /// Permitted loss in percent [default: 0]
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = number(0.0..100.0, LOSS), requires = "rfc2544",
         conflicts_with_all = NOT_OF_SEARCH)]
     pub loss: Vec<f64>,
 
-    /// How exact the throughput is to be, in percent of the highest rate [default: 1]
+    /// Resolution of the throughput, in percent of the highest rate [default: 1]
     #[arg(long, value_name = "PERCENT", value_parser = number(0.001..=50.0, RESOLUTION), requires = "rfc2544",
         conflicts_with_all = NOT_OF_SEARCH)]
     pub resolution: Option<f64>,
 
-    /// Sizes to search for [default: 64,128,256,512,1024,1280,1518]
+    /// Packet sizes of the search [default: 64,128,256,512,1024,1280,1518]
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = within(64..=65535), requires = "rfc2544",
         conflicts_with_all = NOT_OF_SEARCH)]
     pub frame: Vec<usize>,
 
-    /// Draw the throughputs
+    /// Plot the throughput
     #[arg(long, value_name = "FILE.svg", requires = "rfc2544", value_parser = plot_file,
         conflicts_with_all = NOT_OF_SEARCH)]
     pub plot: Option<PathBuf>,

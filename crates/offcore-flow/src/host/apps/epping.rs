@@ -324,7 +324,7 @@ impl App for Epping {
     }
 }
 
-/// Why there is no source.
+/// An error in the set-up of the source.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum EppingError {
     /// the buffers: {0}
