@@ -28,6 +28,7 @@ use crate::table::{self, Entry, Kind, open};
 
 /// The reason why a socket does not use the stack.
 const NO_STACK: &str = "the stack cannot be reached";
+const NO_ADDRESS: &str = "the network has assigned no address to the stack";
 const RESERVED: &str = "ports below 1024 need root or the stack's user";
 
 /// A constant of `linux/in6.h` that the crate libc lacks.
@@ -178,7 +179,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
                 "bind",
                 entry.kind,
                 to,
-                SocketDecision::Kernel("until it sends: no --only rule matches"),
+                SocketDecision::Kernel("until it sends to a destination of the stack"),
             );
         }
         return Ok(Decided::Kernel);
@@ -272,20 +273,24 @@ fn kind_of_datagrams(fd: c_int, entry: Entry) -> u32 {
         | only_v6
 }
 
-/// Handles an error of the stack, or a stack that cannot be reached (`ENETDOWN`). The call fails, unless
-/// `--fallback kernel` permits to use the kernel.
+/// Handles an error of the stack, a stack that cannot be reached (`ENETDOWN`), or one that has no address yet (`ENONET`).
+/// The call fails. In the last two cases it uses the kernel instead if `--fallback kernel` permits it.
 fn no_stack(call: &str, fd: c_int, entry: Entry, to: SocketAddr, error: Errno) -> Result<Decided, Errno> {
-    if error != libc::ENETDOWN {
-        if error == libc::EACCES && (1..1024).contains(&to.port()) && matches!(call, "bind" | "listen") {
-            explain::say(call, entry.kind, to, SocketDecision::Nowhere(RESERVED));
+    let (error, why) = match error {
+        libc::ENETDOWN => (error, NO_STACK),
+        libc::ENONET => (libc::ENETUNREACH, NO_ADDRESS),
+        _ => {
+            if error == libc::EACCES && (1..1024).contains(&to.port()) && matches!(call, "bind" | "listen") {
+                explain::say(call, entry.kind, to, SocketDecision::Nowhere(RESERVED));
+            }
+            return Err(error);
         }
-        return Err(error);
-    }
+    };
     if !environment::falls_back() {
-        explain::say(call, entry.kind, to, SocketDecision::Nowhere(NO_STACK));
+        explain::say(call, entry.kind, to, SocketDecision::Nowhere(why));
         return Err(error);
     }
-    explain::say(call, entry.kind, to, SocketDecision::Kernel(NO_STACK));
+    explain::say(call, entry.kind, to, SocketDecision::Kernel(why));
     leave(fd, entry);
     Ok(Decided::Kernel)
 }

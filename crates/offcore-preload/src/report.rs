@@ -57,14 +57,17 @@ fn why(step: Step, error: Errno) -> Option<&'static [u8]> {
     Some(match (step, error) {
         (Step::Page, _) => b"this process may not use madvise(MADV_WIPEONFORK): allow it in the sandbox",
         (Step::Connect, libc::ECONNREFUSED | libc::ENOENT) => {
-            b"no stack serves this path: start `offcore tcp ... --serve PATH`"
+            b"nothing listens there: start a stack with `offcore tcp --port SPEC --serve` and this path"
         }
         (Step::Connect | Step::Welcome, libc::EACCES) => {
             b"access denied for this user: see --allow-uid of `offcore tcp`"
         }
         (Step::Welcome, libc::EUSERS) => b"too many programs of this user on this stack: end some",
         (Step::Welcome, libc::EMFILE) => {
-            b"this program has 1023 processes on the stack, or its user's share of the stack's descriptors (ulimit -Hn) is used up: end some"
+            b"the user's share of the stack's descriptors (ulimit -Hn) is used up: end some programs"
+        }
+        (Step::Welcome, libc::ENOBUFS) => {
+            b"this program has 1023 processes on the stack, the maximum: end some"
         }
         (Step::Welcome, libc::ENOMEM) => b"the stack has no memory left for programs of this user: end some",
         (_, libc::ENOMEM) => b"the system has no memory left for the stack's buffers",

@@ -15,7 +15,7 @@ use crate::control::{Control, Processes};
 pub struct Shared {
     control: (Mapping, OwnedFd),
     processes: (Mapping, OwnedFd),
-    /// A thread has called [`Shared::hold`].
+    /// A thread has called [`Shared::lock_for_thread`].
     held: bool,
 }
 
@@ -42,7 +42,7 @@ impl Shared {
 
     /// Makes the end of this thread visible to the application ([`Processes::has_stack_ended`]). The same thread must
     /// call [`Shared::end`] or drop `self`, unless it ends before.
-    pub fn hold(&mut self) {
+    pub fn lock_for_thread(&mut self) {
         let mut attributes = MaybeUninit::uninit();
         let mutex = self.worker();
         // SAFETY: `attributes` is initialized first. The mutex is aligned memory of sufficient length, which stays
@@ -183,13 +183,13 @@ mod tests {
     #[cfg_attr(miri, ignore = "the kernel changes the word")]
     fn end_of_worker_is_visible() {
         let mut shared = Shared::new().unwrap();
-        shared.hold();
+        shared.lock_for_thread();
         assert!(!shared.processes().has_stack_ended());
         shared.end();
         assert!(shared.processes().has_stack_ended());
         // A thread that ends without a call has the same effect.
         let mut shared = Shared::new().unwrap();
-        std::thread::scope(|scope| scope.spawn(|| shared.hold()).join()).unwrap();
+        std::thread::scope(|scope| scope.spawn(|| shared.lock_for_thread()).join()).unwrap();
         assert!(shared.processes().has_stack_ended());
     }
 

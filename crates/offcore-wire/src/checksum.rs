@@ -141,20 +141,12 @@ impl fmt::Debug for Sum {
     }
 }
 
-/// Adds the carries until 16 bits are left. Only 0 folds to 0.
+/// Adds the four 16-bit words of `sum` with end-around carries. Only 0 folds to 0.
 #[inline]
 fn fold(sum: u64) -> u16 {
-    let sum = (sum & 0xffff_ffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    #[allow(
-        clippy::cast_possible_truncation,
-        reason = "the third fold leaves at most 0x10000, the last 16 bits"
-    )]
-    {
-        sum as u16
-    }
+    // The upper half of x + rotated x is the sum of both halves of x, including the carry out of the lower half.
+    let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;
+    (sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
 }
 
 /// Returns the checksum after covered bytes have changed. `old` is their sum before the change and `new` after it. The

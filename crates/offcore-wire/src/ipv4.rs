@@ -174,10 +174,15 @@ impl<'a> Ipv4Packet<'a> {
     /// Returns whether the header checksum is right.
     #[inline]
     pub fn verify_checksum(&self) -> bool {
-        let (words, _) = self.header.as_chunks::<4>();
-        let sum: u64 = words.iter().map(|word| u64::from(u32::from_be_bytes(*word))).sum();
-        let sum = Sum::from(sum);
-        if self.options.is_empty() { sum.is_valid() } else { (sum + Sum::of(self.options)).is_valid() }
+        if !self.options.is_empty() {
+            return (Sum::of(self.header) + Sum::of(self.options)).is_valid();
+        }
+        // The sum of a valid header is 0xffff in any byte order and for any width of words (RFC 1071, 2).
+        let (&[first, second], last) = self.header.as_chunks::<8>() else { return false };
+        let last = last.first_chunk().map_or(0, |last| u32::from_ne_bytes(*last));
+        let (sum, carry) = u64::from_ne_bytes(first).overflowing_add(u64::from_ne_bytes(second));
+        let (sum, again) = sum.overflowing_add(u64::from(last) + u64::from(carry));
+        Sum::from(sum + u64::from(again)).is_valid()
     }
 }
 

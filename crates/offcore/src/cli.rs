@@ -151,9 +151,9 @@ impl Cli {
 fn alone(error: clap::Error) -> clap::Error {
     match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(flag)) if error.kind() == ErrorKind::UnknownArgument => {
-            let text =
-                format!("{flag} does not go with --demo: expected --quick, --format or nothing beside it");
-            Cli::command().error(ErrorKind::ArgumentConflict, text)
+            let text = format!("{flag} cannot be used with --demo: expected only --quick and --format");
+            let usage = "offcore switch|tcp --demo [--quick] [--format <FORMAT>]";
+            Cli::command().override_usage(usage).error(ErrorKind::ArgumentConflict, text)
         }
         _ => error,
     }

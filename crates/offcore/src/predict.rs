@@ -126,9 +126,7 @@ fn of_this_machine(args: &PredictArgs) -> Result<(), String> {
         (args.bench.quick, "--quick"),
     ];
     match given.into_iter().find(|(given, _)| *given) {
-        Some((_, flag)) => {
-            Err(format!("{flag} requires --machine here: the guides' machines are fixed"))
-        }
+        Some((_, flag)) => Err(format!("{flag} requires --machine here: the guides' machines are fixed")),
         None => Ok(()),
     }
 }

@@ -313,7 +313,7 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "descriptors of a kernel listener",
         file: "crates/offcore-flow/src/host/serve/listening.rs",
-        code: "descriptors.take(application.user, KERNEL)", without: "descriptors.take(application.user, KERNEL / 18)",
+        code: "descriptors.take(application.user, KERNEL_LISTENER)", without: "descriptors.take(application.user, KERNEL_LISTENER / 18)",
         package: FLOW, executable: "serve", test: "kernel_listener_charges_connections",
     },
     Guard {

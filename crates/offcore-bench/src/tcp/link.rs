@@ -507,7 +507,10 @@ impl Subject for Link {
                 return Ok(cost);
             }
         }
-        bail!("segments were sent again, or packets dropped, in {TRIES} windows in a row")
+        bail!(
+            "segments were retransmitted or dropped in {TRIES} windows in a row; if other programs use these cores, stop \
+             them and try again"
+        )
     }
 }
 

@@ -69,7 +69,7 @@ pub use counts::ServeCounts;
 use descriptors::Descriptors;
 use door::LONGEST;
 use key::{KernelEvent, Key, Source};
-use owners::{Acceptors, Entry, Helpers, Polling, PortTable, Registry, Schedule, SessionIndex, Tally};
+use owners::{Acceptors, Admission, Helpers, Polling, PortTable, Registry, Schedule, SessionIndex, Tally};
 use pair::Pairs;
 
 /// Interval between polls of the kernel, in microseconds.
@@ -105,7 +105,7 @@ pub enum ServeError {
     InUse { path: PathBuf },
     /// {path:?} exists and is not a socket: choose another path, or remove the file if nothing needs it
     NoSocket { path: PathBuf },
-    /// {path:?} exists and is not a stack's lock file, which is empty or has a process number: remove it, or choose another path
+    /// {path:?} exists and is not a stack's lock file (a file of this user with mode 0600, empty or with a process number): remove it, or choose another path
     NoLock { path: PathBuf },
     /// {path:?}: a path of {found} bytes, expected 1 to {LONGEST:?}: choose a shorter one
     Length { path: PathBuf, found: usize },
@@ -126,7 +126,7 @@ pub struct Serve {
     config: ServeConfig,
     pairs: Pairs,
     descriptors: Descriptors,
-    entry: Entry,
+    admission: Admission,
     registry: Registry,
     index: SessionIndex,
     ports: PortTable,
@@ -149,12 +149,12 @@ impl Serve {
         assert_eq!(stats.len(), ServeCounts::NAMES.len(), "the block is made with ServeCounts::NAMES");
         let pairs = Pairs::calibrate()?;
         let polling = Polling::new()?;
-        let entry = Entry::open(&config)?;
-        if let Some(door) = &entry.door {
+        let admission = Admission::open(&config)?;
+        if let Some(door) = &admission.door {
             let watched = polling.watch.add_stack_descriptor(door.as_fd(), Source::ServeSocket);
             watched.map_err(|source| ServeError::System { what: "watching the socket", source })?;
         }
-        let (users, acceptors) = (entry.users(&config), Acceptors::new());
+        let (users, acceptors) = (admission.users(&config), Acceptors::new());
         let (descriptors, helpers) =
             (Descriptors::new(users), Helpers::new(users, acceptors.cpus, &polling.watch)?);
         tracing::info!(
@@ -164,7 +164,7 @@ impl Serve {
             applications = helpers.feed.applications(),
             "programs of these users may attach at {:?}: root, {} and {:?}; the other numbers are limits per user",
             config.path,
-            entry.user,
+            admission.user,
             config.allow
         );
         Ok(Self {
@@ -178,7 +178,7 @@ impl Serve {
             tally: Tally::new(stats),
             acceptors,
             polling,
-            entry,
+            admission,
             config,
         })
     }
@@ -206,7 +206,7 @@ impl Serve {
         self.polling.looked = calls.now;
         self.registry.visit_awake(Application::make_all_due);
         self.handle_peer_answers(calls);
-        for (user, key) in std::mem::take(&mut self.entry.talking) {
+        for (user, key) in std::mem::take(&mut self.admission.talking) {
             let from = tsc::now();
             self.read_guest_message(key, calls);
             self.woke_guest(user, from);
@@ -227,14 +227,14 @@ impl Serve {
             }
         }
         self.polling.events = events;
-        if let Some(door) = &mut self.entry.door {
+        if let Some(door) = &mut self.admission.door {
             door.retain_barred(calls.now, |user| self.helpers.errands.are_full(user));
         }
         // A program cannot connect until address probing is complete, so it waits. It also waits for addresses from the
         // network, but only for a limited time.
-        if self.entry.connecting && calls.stack.is_probing() {
+        if self.admission.connecting && calls.stack.is_probing() {
             self.polling.look = true;
-        } else if self.entry.connecting && !self.awaits_address(calls) {
+        } else if self.admission.connecting && !self.awaits_address(calls) {
             self.accept_processes(calls.now);
         }
         for app in std::mem::take(&mut self.acceptors.late) {
@@ -252,7 +252,7 @@ impl Serve {
     fn belongs_to(&self, key: Key, user: u32) -> bool {
         match key.source {
             Source::Guest => {
-                let guests = &self.entry.guests;
+                let guests = &self.admission.guests;
                 guests.iter().any(|guest| guest.generation == key.generation && guest.user == user)
             }
             _ => self.registry.user_of(key.app.into()) == Some(user),
@@ -262,7 +262,7 @@ impl Serve {
     fn take_event(&mut self, key: Key, flags: EventFlags, calls: &mut Calls<'_>) {
         let app = usize::from(key.app);
         match key.source {
-            Source::ServeSocket => self.entry.connecting = true,
+            Source::ServeSocket => self.admission.connecting = true,
             Source::Guest => self.read_guest_message(key, calls),
             Source::Channel => self.queue_request(key, Queue::push),
             Source::Process => self.process_ended(app, key.number, key.generation, calls),
@@ -300,16 +300,16 @@ impl Serve {
 
     /// Whether programs still wait for the host's addresses.
     fn awaits_address(&mut self, calls: &Calls<'_>) -> bool {
-        let iface = calls.stack.awaits_address().filter(|_| !self.entry.has_address);
+        let iface = calls.stack.awaits_address().filter(|_| !self.admission.has_address);
         let Some(iface) = iface else { return false };
-        self.entry.has_address = calls.now >= ADDRESS_WAIT;
-        if self.entry.has_address {
+        self.admission.has_address = calls.now >= ADDRESS_WAIT;
+        if self.admission.has_address {
             let seconds = ADDRESS_WAIT / 1_000_000;
             tracing::warn!(
                 "port{iface} has got no address from the network within {seconds} s and still tries: programs begin without it"
             );
         }
-        !self.entry.has_address
+        !self.admission.has_address
     }
 
     /// Does the periodic work for applications in each round.
@@ -319,7 +319,7 @@ impl Serve {
         let errands = &mut self.helpers.errands;
         // Pages are kept while the stack ends: the processes are still alive and need the addresses of their datagram
         // sockets.
-        self.helpers.feed.unmap(errands, self.entry.door.is_some());
+        self.helpers.feed.unmap(errands, self.admission.door.is_some());
         self.registry.visit_awake(|app| {
             if let Some(acceptor) = &mut app.acceptor {
                 acceptor.interrupt_blocked_accept(calls.now, errands);
@@ -396,8 +396,8 @@ impl App for Serve {
     }
 
     fn stop(&mut self, calls: &mut Calls<'_>) {
-        self.entry.door = None;
-        for guest in std::mem::take(&mut self.entry.guests) {
+        self.admission.door = None;
+        for guest in std::mem::take(&mut self.admission.guests) {
             self.helpers.errands.close_socket(guest.user, guest.socket, guest.charge);
         }
         for app in 0..self.registry.apps.len() {

@@ -16,7 +16,7 @@ use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{Shutdown, shutdown};
 
 use crate::process::{Process, connect_to, knock, knock_as, listen, receive, send_with};
-use crate::setup::{path, serve_also, world};
+use crate::setup::{path, serve_also, world, world_of_many_users};
 use crate::world::World;
 
 /// How long a close blocks.
@@ -114,7 +114,7 @@ fn close_detection_blocks_no_worker() {
     shutdown(&end.fd, Shutdown::Both).unwrap();
     drop(end);
     world.run(0.5);
-    assert_eq!(world.app.counts().sessions, 2, "nobody knows yet");
+    assert_eq!(world.app.counts().sessions, 2, "the session is kept until the answer");
     let question = Question::new(Call::Info, other.number(), 0);
     assert_eq!(process.ask(&mut world, &question, &[]).0.error, 0);
     // The peer reads everything, which ends the blocking close.
@@ -206,6 +206,50 @@ fn blocked_user_gets_few_kernel_connections() {
     while passed < LIMIT {
         passed += usize::from(passes());
         assert!(start.elapsed() < Duration::from_secs(60), "{passed} connections");
+    }
+    reading.join().unwrap().unwrap();
+}
+
+/// A reset session leaves its queue, with the descriptors in it, to the user's thread. They stay charged until the
+/// thread has closed them.
+#[test]
+fn queue_of_reset_session_is_charged() {
+    const LIMIT: usize = 200;
+    let (mut world, path) = world_of_many_users();
+    let process = Process::attach(&mut world, &path);
+    let listener = process.listen(&mut world, 80, 16);
+    let (fd, peer) = lingering();
+    send(&process, &Question::new(Call::Segments, NONE, 0), fd, 1);
+    assert_eq!(error(&mut world, &process), 0);
+    let file = File::open("/dev/null").unwrap();
+    let resets = |world: &mut World<Serve>| {
+        let client = world.connect(80);
+        world.run(0.1);
+        let end = process.accept(&listener);
+        if let Some(end) = &end {
+            send_with(end.fd.as_fd(), b"x", &[file.as_fd()]);
+        }
+        let now = world.now;
+        let (stack, out) = world.client.path.call();
+        stack.abort(now, client.conn, out);
+        world.run(0.1);
+        let accepted = end.is_some();
+        drop(end);
+        process.look();
+        world.run(0.1);
+        accepted
+    };
+    let mut count = 0;
+    while resets(&mut world) {
+        count += 1;
+        assert!(count < LIMIT, "each one occupies a descriptor");
+    }
+    assert!(count > 0);
+    // The peer reads everything, which ends the blocking close.
+    let reading = std::thread::spawn(move || std::io::copy(&mut { peer }, &mut std::io::sink()));
+    let start = Instant::now();
+    while !resets(&mut world) {
+        assert!(start.elapsed() < Duration::from_secs(60), "the descriptors stay charged");
     }
     reading.join().unwrap().unwrap();
 }

@@ -1,8 +1,9 @@
 //! Calls about a stack's interfaces: their addresses and their MTU.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::addr::any_like;
+use super::call_error::CallError;
 use super::iface::{Iface, IfaceConfig};
 use super::net::NO_STATION;
 use super::packet::DropReason;
@@ -30,6 +31,16 @@ impl Stack {
     pub fn awaits_address(&self) -> Option<u8> {
         let client = self.net.clients.iter().find(|client| !client.has_served);
         client.map(|client| client.iface).or_else(|| self.net.awaits_advertised_address())
+    }
+
+    /// Returns whether there is no route to `to` because an interface has not been assigned an address of this family by
+    /// the network, or because that address has expired. A route may exist once it has one.
+    pub fn awaits_route(&self, to: IpAddr) -> bool {
+        let lacks_address = match to {
+            IpAddr::V4(_) => self.net.clients.iter().any(|client| !client.has_address()),
+            IpAddr::V6(_) => self.net.awaits_advertised_address().is_some(),
+        };
+        lacks_address && self.source_to(to) == Err(CallError::NoRoute)
     }
 
     /// Sets the MTU of interface `iface`. A smaller MTU shortens the segments of its connections. A larger MTU applies

@@ -82,6 +82,11 @@ impl Client {
         }
     }
 
+    /// Returns whether the interface has the address of a lease.
+    pub(super) fn has_address(&self) -> bool {
+        matches!(self.state, State::Bound | State::Renewing | State::Rebinding)
+    }
+
     pub(super) fn enter(&mut self, state: State, due: u64) {
         (self.state, self.due, self.tries) = (state, due, 0);
     }

@@ -125,6 +125,7 @@ fn lease_is_requested_probed_and_used() {
     assert_eq!((discover.kind, discover.station), (1, [0xff; 6]));
     assert_eq!(discover.from_to, [Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST]);
     assert_eq!(station.stack.awaits_address(), Some(0), "programs wait for the address");
+    assert!(station.stack.awaits_route(address("192.0.2.1")));
     station.receive(&reply(2, discover.xid, "255.255.255.255", &OPTIONS));
     station.run_to(2);
     let request = asked(&mut station).pop().unwrap();
@@ -183,8 +184,11 @@ fn address_expires_with_its_lease() {
     let by_broadcast = requests.iter().find(|asked| asked.station == [0xff; 6]).unwrap();
     assert!(by_broadcast.at >= 524 * SECOND && by_broadcast.client == YIADDR, "{by_broadcast:?}");
     assert!(answers(&mut station));
+    assert!(!station.stack.awaits_route(address("2001:db8::1")));
+    assert!(!station.stack.awaits_route(address("192.0.2.1")));
     station.run_to(602 * SECOND);
     assert!(!answers(&mut station));
+    assert!(station.stack.awaits_route(address("192.0.2.1")), "the next lease may have a router");
     assert_eq!(station.out.events, [Event::Address { iface: 0, address: IpAddr::from(YIADDR), held: false }]);
     assert_eq!(asked(&mut station).pop().unwrap().kind, 1, "it begins again");
 }

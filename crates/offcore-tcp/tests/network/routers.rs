@@ -132,7 +132,9 @@ fn next_hop(station: &mut Station, to: &str) -> Option<IpAddr> {
 #[test]
 fn slaac_forms_address() {
     let mut station = asking();
+    let elsewhere = address("2001:db8:2::1");
     assert_eq!(station.stack.awaits_address(), Some(0));
+    assert!(station.stack.awaits_route(elsewhere) && !station.stack.awaits_route(address("192.0.2.1")));
     let asked = sent(&mut station);
     let (_, from_to, solicit) = asked.iter().find(|(.., message)| message[0] == 133).unwrap();
     assert_eq!(from_to.map(IpAddr::V6), [address(LINK_LOCAL), address("ff02::2")]);
@@ -144,6 +146,7 @@ fn slaac_forms_address() {
     assert!(!answers(&mut station, OURS) && station.stack.awaits_address().is_some());
     station.run_to(3 * SECOND);
     assert!(answers(&mut station, OURS) && station.stack.awaits_address().is_none());
+    assert!(!station.stack.awaits_route(elsewhere));
     assert_eq!(station.out.events, [Event::Address { iface: 0, address: address(OURS), held: true }]);
     assert_eq!(info(&station).gateways, [address(ROUTER)]);
     assert!(station.stack.interfaces(station.now)[0].addresses.iter().all(|own| own.state == "preferred"));

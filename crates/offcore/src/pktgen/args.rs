@@ -58,7 +58,8 @@ counters with those of the interface and reports differences.";
 const PORTS: &str = "\
 A port, as KIND:ARGS (see `offcore switch --help`); once or twice. One port sends and receives; with two ports, the \
 first sends and the second receives. Packets are sent on a port's first queue and received from all queues";
-const LCORES: &str = "Lcores: one for everything, or one for sending and one for receiving [default: the first two]";
+const LCORES: &str =
+    "Lcores: one for everything, or one for sending and one for receiving [default: the first two]";
 const DURATION: &str =
     "Stop after sending for this many seconds; with --rfc2544, the duration of each trial [default: 5]";
 

@@ -64,7 +64,7 @@ w = udp(); w.bind(('{ours}', 5301))"
         &format!("connect tcp {ours}:9009: kernel (by loopback: an address of the stack)"),
         "connect tcp 10.77.0.9:80: stack",
         "connect tcp 192.0.2.1:80: kernel (the stack has no route)",
-        "bind udp 0.0.0.0:5300: kernel (until it sends: no --only rule matches)",
+        "bind udp 0.0.0.0:5300: kernel (until it sends to a destination of the stack)",
         "send udp 10.77.0.9:53: stack",
         &format!("bind udp {ours}:5301: stack"),
     ];

@@ -140,6 +140,8 @@ fn program_begins_without_address() {
     let Some(()) = require(&[Need::Python]) else { return };
     let _core = one_core();
     let veth = Veth::new(1500);
+    // The kernel can reach the destination. Nevertheless the program must not use the kernel's network.
+    veth.ours().ip(&["addr", "add", "10.77.0.2/24", "dev", PORT]).unwrap();
     let mut program = start(&veth);
     assert!(program.wait_for_exit(PROGRAM).unwrap().success(), "{}", program.tail());
     assert_eq!(program.stdout_from(0), "ENETUNREACH\n", "{}", program.tail());

@@ -29,7 +29,7 @@ impl Serve {
         let user = self.registry.user_of(app);
         let may = port == 0
             || port >= UNPRIVILEGED
-            || user.is_some_and(|user| user == 0 || user == self.entry.user);
+            || user.is_some_and(|user| user == 0 || user == self.admission.user);
         if !may {
             return Err(Errno::ACCESS);
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{UnixCredentials, getsockopt};
+use offcore_session::control::PROCESSES;
 use offcore_session::message::{ASK, Answer, Hello, KEY, MOST_DESCRIPTORS, VERSION, Welcome};
 use offcore_session::shared::Shared;
 use offcore_stats::tsc;
@@ -38,9 +39,9 @@ const UNKNOWN_USER: u32 = u32::MAX;
 const AT_ONCE: usize = 16;
 /// The number of a user's errands at which the user is [barred](super::door::ServeSocket::bar). A user at the limit of
 /// errands is only asked to try again, because the limit may be reached for a moment.
-const BARRED: usize = descriptors::CLOSING / 2 * 3;
+const BARRED: usize = descriptors::MAX_PENDING_CLOSES / 2 * 3;
 /// The number of errands of a user that cannot be barred, at which no process is accepted.
-const MOST_ERRANDS: usize = 2 * descriptors::CLOSING;
+const MOST_ERRANDS: usize = 2 * descriptors::MAX_PENDING_CLOSES;
 /// The requested size of the send buffer of a process's socket, in bytes. The kernel raises it to its minimum, which
 /// holds a few answers. A process that does not read its answers thus keeps few descriptors in flight.
 const CHANNEL_BUFFER: usize = 1;
@@ -49,31 +50,34 @@ impl Serve {
     /// Accepts waiting processes, up to [`AT_ONCE`] of them.
     pub(super) fn accept_processes(&mut self, now: u64) {
         // The event is edge-triggered: processes that stay in the queue are not reported again.
-        self.entry.connecting = true;
+        self.admission.connecting = true;
         for _ in 0..AT_ONCE {
-            let Some(door) = &self.entry.door else { return };
+            let Some(door) = &self.admission.door else { return };
             // Each accepted socket must be closed some time, which is an errand.
-            if self.entry.refused.is_some_and(|user| self.helpers.errands.count(user) >= MOST_ERRANDS) {
+            if self.admission.refused.is_some_and(|user| self.helpers.errands.count(user) >= MOST_ERRANDS) {
                 return;
             }
             let socket = match door.accept() {
                 Ok(socket) => socket,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(Errno::AGAIN) => {
-                    self.entry.connecting = false;
+                    self.admission.connecting = false;
                     return;
                 }
-                Err(error) => return self.refuse(now, "a process cannot be accepted", UNKNOWN_USER, error),
+                Err(error) => {
+                    return self.count_refusal(now, "a process cannot be accepted", UNKNOWN_USER, error);
+                }
             };
             let from = tsc::now();
             let user = self.may_attach(&socket).map_or(UNKNOWN_USER, |who| who.uid());
             let _ = set_socket_send_buffer_size(&socket, CHANNEL_BUFFER);
             if let Err((error, socket)) = self.take_guest(user, socket, now, false) {
-                self.refuse(now, "a process was refused and must attach again", user, error);
+                self.count_refusal(now, "a process was refused and must attach again", user, error);
                 self.helpers.errands.close_socket(user, socket, None);
-                let door = self.entry.door.as_mut().filter(|_| self.helpers.errands.count(user) >= BARRED);
+                let door =
+                    self.admission.door.as_mut().filter(|_| self.helpers.errands.count(user) >= BARRED);
                 if let Some(door) = door {
-                    self.entry.refused = Some(user).filter(|user| !door.bar(*user, now));
+                    self.admission.refused = Some(user).filter(|user| !door.block_user(*user, now));
                 }
             }
             self.charge_time(user, from);
@@ -93,13 +97,13 @@ impl Serve {
             return Err((Errno::AGAIN, socket));
         }
         let is_silent = |other: &Guest| other.user == user && other.waits.is_none();
-        if self.entry.guests.iter().filter(|other| is_silent(other)).count() >= GUESTS_OF_USER {
-            let oldest = self.entry.guests.iter().position(is_silent);
-            let goes = oldest.filter(|at| since >= self.entry.guests[*at].since + SILENT);
-            let Some(goes) = goes.and_then(|at| self.entry.guests.remove(at)) else {
+        if self.admission.guests.iter().filter(|other| is_silent(other)).count() >= GUESTS_OF_USER {
+            let oldest = self.admission.guests.iter().position(is_silent);
+            let silent = oldest.filter(|at| since >= self.admission.guests[*at].since + SILENT);
+            let Some(silent) = silent.and_then(|at| self.admission.guests.remove(at)) else {
                 return Err((Errno::AGAIN, socket));
             };
-            self.close_guest_socket(goes);
+            self.close_guest_socket(silent);
         }
         let generation = self.registry.next_generation();
         let key = Key::new(Source::Guest, 0, 0, generation);
@@ -107,7 +111,15 @@ impl Serve {
             return Err((error, socket));
         }
         let charge = self.descriptors.take(user, descriptors::PROCESS).ok();
-        self.entry.guests.push_back(Guest { generation, user, socket, charge, since, invited, waits: None });
+        self.admission.guests.push_back(Guest {
+            generation,
+            user,
+            socket,
+            charge,
+            since,
+            invited,
+            waits: None,
+        });
         Ok(())
     }
 
@@ -125,7 +137,7 @@ impl Serve {
     }
 
     /// Counts and logs a process of a user that was refused, or a connection that had to be reset.
-    pub(super) fn refuse(&mut self, now: u64, what: &'static str, user: u32, error: Errno) {
+    pub(super) fn count_refusal(&mut self, now: u64, what: &'static str, user: u32, error: Errno) {
         self.tally.counts.refused += 1;
         if self.tally.refusals.may(now) {
             let remedy = self.remedy(user, error);
@@ -154,6 +166,14 @@ impl Serve {
                 )
             }
             Errno::ACCESS => ": admit its user with --allow-uid".into(),
+            Errno::AGAIN if self.helpers.errands.are_full(user) => {
+                format!(": {} files of user {user} are still being closed", descriptors::MAX_PENDING_CLOSES)
+            }
+            Errno::AGAIN if self.schedule.waking.is_barred(user) => {
+                format!(": wake-ups of user {user} took too long")
+            }
+            Errno::AGAIN => format!(": too many processes of user {user} attach at once"),
+            Errno::NOBUFS => format!(": its program has the maximum of {} processes", PROCESSES - 1),
             _ => String::new(),
         }
     }
@@ -170,20 +190,21 @@ impl Serve {
 
     /// Reads the first message of a guest.
     pub(super) fn read_guest_message(&mut self, key: Key, calls: &mut Calls<'_>) {
-        let Some(at) = self.entry.guests.iter().position(|guest| guest.generation == key.generation) else {
+        let Some(at) = self.admission.guests.iter().position(|guest| guest.generation == key.generation)
+        else {
             return;
         };
-        if self.entry.guests[at].waits.is_some() {
+        if self.admission.guests[at].waits.is_some() {
             return;
         }
-        let user = self.entry.guests[at].user;
+        let user = self.admission.guests[at].user;
         if self.helpers.errands.are_full(user) {
-            if !self.entry.talking.contains(&(user, key)) {
-                self.entry.talking.push((user, key));
+            if !self.admission.talking.contains(&(user, key)) {
+                self.admission.talking.push((user, key));
             }
             return;
         }
-        let guest = &self.entry.guests[at];
+        let guest = &self.admission.guests[at];
         let who = match guest.invited {
             true => wire::sender(guest.socket.as_fd()).and_then(|who| {
                 set_socket_passcred(&guest.socket, false)?;
@@ -196,12 +217,12 @@ impl Serve {
         }
         // The message of another version may be longer.
         let (mut bytes, mut descriptors) = ([0; 256], Vec::new());
-        let received = wire::receive(self.entry.guests[at].socket.as_fd(), &mut bytes, &mut descriptors);
-        self.discard(self.entry.guests[at].user, descriptors);
+        let received = wire::receive(self.admission.guests[at].socket.as_fd(), &mut bytes, &mut descriptors);
+        self.discard(self.admission.guests[at].user, descriptors);
         if matches!(received, Err(Errno::AGAIN)) {
             return;
         }
-        let Some(guest) = self.entry.guests.remove(at) else { return };
+        let Some(guest) = self.admission.guests.remove(at) else { return };
         let len = received.map_or(0, |received| received.len);
         match Hello::from_bytes(&bytes[..len]) {
             Some(hello) => self.read_hello(&hello, who, guest, calls),
@@ -247,7 +268,8 @@ impl Serve {
     /// complete.
     fn begin_app(&mut self, mut key: [u8; KEY], guest: Guest, calls: &mut Calls<'_>) {
         let user = guest.user;
-        let waiting = || self.entry.guests.iter().filter(|other| other.user == user && other.waits.is_some());
+        let waiting =
+            || self.admission.guests.iter().filter(|other| other.user == user && other.waits.is_some());
         let (all, is_begun) = (waiting().count(), waiting().any(|other| other.waits == Some(key)));
         let ours = key == [0; KEY];
         if ours && getrandom(&mut key, GetRandomFlags::NONBLOCK).ok() != Some(KEY) || all >= WAITING {
@@ -265,7 +287,7 @@ impl Serve {
         }
         // No message is expected until then.
         self.polling.watch.remove(user, guest.socket.as_fd());
-        self.entry.guests.push_back(Guest { waits: Some(key), ..guest });
+        self.admission.guests.push_back(Guest { waits: Some(key), ..guest });
     }
 
     /// Frees memory of a user that has too many applications: aborts the remaining connections of the application that
@@ -315,8 +337,8 @@ impl Serve {
             None => Err(Errno::NOMEM),
         };
         let is_one = |guest: &Guest| guest.user == user && guest.waits == Some(key);
-        while let Some(at) = self.entry.guests.iter().position(is_one) {
-            let Some(guest) = self.entry.guests.remove(at) else { return };
+        while let Some(at) = self.admission.guests.iter().position(is_one) {
+            let Some(guest) = self.admission.guests.remove(at) else { return };
             match self.may_attach(&guest.socket) {
                 Ok(who) => self.enter(app, who, guest, calls),
                 Err(error) => self.refuse_guest(guest, error, calls.now),
@@ -376,7 +398,7 @@ impl Serve {
     fn may_attach(&self, socket: &OwnedFd) -> Result<UnixCredentials, Errno> {
         let who = credentials(socket)?;
         let user = who.uid();
-        let may = user == 0 || user == self.entry.user || self.config.allow.contains(&user);
+        let may = user == 0 || user == self.admission.user || self.config.allow.contains(&user);
         if may { Ok(who) } else { Err(Errno::ACCESS) }
     }
 
@@ -406,7 +428,7 @@ impl Serve {
         if at == self.registry.apps.len() {
             self.registry.apps.push(None);
         }
-        shared.hold();
+        shared.lock_for_thread();
         let application = Application::new(id, name, user, (memory, share), shared, (event, charge));
         self.registry.apps[at] = Some(Box::new(application));
         self.registry.awake.add(at);
@@ -434,7 +456,7 @@ impl Serve {
         };
         let process =
             Process { generation, pid, channel: None, charge: None, asked: None, talks: false, pidfd };
-        let (number, owner) = application.add_process(process).ok_or(Errno::MFILE)?;
+        let (number, owner) = application.add_process(process).ok_or(Errno::NOBUFS)?;
         let key = Key::new(Source::Process, app, number as u32, generation);
         let process = application.process(number as u32, generation);
         let watched = process
@@ -501,7 +523,7 @@ impl Serve {
                 let _ = wire::send(answer_to.as_fd(), &answer.to_bytes(), &[theirs.as_fd()]);
             }),
             Err(error) => {
-                self.refuse(calls.now, "a child process could not attach", user, error);
+                self.count_refusal(calls.now, "a child process could not attach", user, error);
                 self.helpers.errands.close(user, answer_to);
             }
         }

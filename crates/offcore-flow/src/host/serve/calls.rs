@@ -208,6 +208,12 @@ impl Serve {
         descriptor: &mut Option<OwnedFd>,
         calls: &mut Calls<'_>,
     ) -> Result<Reply, Errno> {
+        if let (NONE, Some(to)) = (question.number, question.remote)
+            && calls.stack.awaits_route(to.ip())
+        {
+            // The library does not leave the destination to the kernel, as it does without a route.
+            return Err(Errno::NONET);
+        }
         match question.call {
             Call::Segments | Call::Fork => Ok(Reply::of(Named::default(), None)),
             Call::Bind => self.bind(app, question, calls),
@@ -460,7 +466,7 @@ impl Serve {
             && let Err(error) = self.add_kernel(app, number, kernel)
         {
             let user = self.registry.user_of(app).unwrap_or_default();
-            self.refuse(calls.now, KERNEL_ACCEPT_WARNING, user, error);
+            self.count_refusal(calls.now, KERNEL_ACCEPT_WARNING, user, error);
             self.stop_listening(app, number, calls);
             return Err(error);
         }

@@ -13,10 +13,10 @@ use rustix::process::{Resource, getrlimit};
 /// limit is reserved.
 const RESERVED: u64 = 2048;
 /// A user with this many files to close is at the limit of errands.
-pub(super) const CLOSING: usize = 256;
+pub(super) const MAX_PENDING_CLOSES: usize = 256;
 /// Maximum number of files about to be closed after a message has exceeded that limit: a message has up to 253 files, as
 /// `SCM_MAX_FD` of Linux.
-const RECEIVED: usize = CLOSING + 253;
+const RECEIVED: usize = MAX_PENDING_CLOSES + 253;
 /// Maximum number of connections accepted from a kernel listener at a time.
 pub(super) const ACCEPTED: usize = 16;
 /// The minimum share of a user. With a lower limit the kernel refuses descriptors first.
@@ -29,7 +29,7 @@ pub(super) const PROCESS: usize = 3;
 pub(super) const SESSION: usize = 1;
 /// Descriptors of a kernel listener: the listener, the connections accepted from it at a time, and a connection that
 /// waits for room in the listener's queue.
-pub(super) const KERNEL: usize = ACCEPTED + 2;
+pub(super) const KERNEL_LISTENER: usize = ACCEPTED + 2;
 
 /// Descriptors of an application that may use `memory` bytes.
 pub(super) fn of_application(memory: usize) -> usize {

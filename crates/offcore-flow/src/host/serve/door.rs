@@ -109,7 +109,7 @@ impl ServeSocket {
 
     /// Prevents a user from connecting. Returns whether that is possible. It is not for root and the stack's own user,
     /// and on a file system without access control lists.
-    pub(super) fn bar(&mut self, user: u32, now: u64) -> bool {
+    pub(super) fn block_user(&mut self, user: u32, now: u64) -> bool {
         if self.others.contains(&user) && !self.barred.contains(&user) {
             self.barred.push(user);
             self.update(now);

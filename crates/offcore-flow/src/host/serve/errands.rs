@@ -16,10 +16,10 @@ use std::thread::Builder;
 use rustix::net::{Shutdown, shutdown};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::descriptors::{CLOSING, DescriptorCharge};
+use super::descriptors::{DescriptorCharge, MAX_PENDING_CLOSES};
 
 /// The number of pending errands of a user at which the stack stops receiving from the user's processes.
-const MOST: usize = CLOSING;
+const MOST: usize = MAX_PENDING_CLOSES;
 /// Stack size of a thread, in bytes.
 const STACK: usize = 64 << 10;
 

@@ -11,7 +11,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use super::acceptor::{AcceptResult, Acceptor, Kernel, Name};
-use super::descriptors::{KERNEL, SESSION};
+use super::descriptors::{KERNEL_LISTENER, SESSION};
 use super::key::{Key, Source};
 use super::session::{Listener, What};
 use super::sessions::InitialState;
@@ -106,7 +106,7 @@ impl Serve {
                 }
                 Err(error) => {
                     calls.stack.abort(calls.now, conn, calls.out);
-                    self.refuse(
+                    self.count_refusal(
                         calls.now,
                         "a connection was reset: no session could be created",
                         user,
@@ -177,7 +177,7 @@ impl Serve {
             self.helpers.errands.close(application.user, kernel);
             return Err(acceptor.err().unwrap_or(Errno::BADF));
         };
-        let charge = match self.descriptors.take(application.user, KERNEL) {
+        let charge = match self.descriptors.take(application.user, KERNEL_LISTENER) {
             Ok(charge) => charge,
             Err(error) => {
                 self.helpers.errands.close(application.user, kernel);
@@ -233,7 +233,7 @@ impl Serve {
             let come = application.acceptor.as_ref().and_then(Acceptor::next);
             let Some((Name { number, generation }, come)) = come else { return };
             if let AcceptResult::Failed(error) = come {
-                self.refuse(calls.now, KERNEL_ACCEPT_WARNING, user, error);
+                self.count_refusal(calls.now, KERNEL_ACCEPT_WARNING, user, error);
                 continue;
             }
             let session = application.session_mut(number).filter(|session| session.generation == generation);

@@ -48,7 +48,7 @@ pub(super) struct Guest {
 
 /// The socket at which processes attach, and the processes that are attaching.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct Admission {
     /// `None` once the server stops.
     pub(super) door: Option<ServeSocket>,
     /// The effective user of this process.
@@ -63,7 +63,7 @@ pub(super) struct Entry {
     pub(super) has_address: bool,
 }
 
-impl Entry {
+impl Admission {
     pub(super) fn open(config: &ServeConfig) -> Result<Self, ServeError> {
         Ok(Self {
             door: Some(ServeSocket::open(&config.path, &config.allow)?),

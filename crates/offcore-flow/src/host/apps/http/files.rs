@@ -64,7 +64,8 @@ impl Root {
     pub fn open(path: &Path) -> io::Result<Self> {
         let with_path = |error: Errno| {
             let error = io::Error::from(error);
-            io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+            let expected = "expected a directory that exists and can be read";
+            io::Error::new(error.kind(), format!("{}: {error}; {expected}", path.display()))
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let this = Self(fs::open(path, flags, Mode::empty()).map_err(with_path)?);
