@@ -4,6 +4,7 @@
 //! the middle of a message blocks no other work. If the peer then closes the connection, the error differs from a close
 //! between messages.
 
+mod directory;
 mod socket;
 
 use std::io::{IoSlice, IoSliceMut};
@@ -21,6 +22,7 @@ use rustix::net::{
 use crate::message::{HEADER, Header, MAX_FDS, MessageError, Reply, Request};
 use crate::passed::{Errands, PassedFd};
 
+pub use directory::{Directory, FileId};
 pub(crate) use socket::{Listener, connect, peer_user};
 pub use socket::{Role, SocketAccess, SocketError, SocketFile};
 

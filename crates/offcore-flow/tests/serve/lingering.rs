@@ -8,12 +8,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use offcore_flow::host::serve::Serve;
+use offcore_session::control::Owner;
 use offcore_session::message::{ASK, Accepted, Call, Hello, KEY, NONE, Question};
 use offcore_session::slot::wish;
 use offcore_tcp::proto::Config;
 use rustix::io::Errno;
-use rustix::net::sockopt::set_socket_linger;
-use rustix::net::{Shutdown, shutdown};
+use rustix::net::sockopt::{set_socket_linger, set_socket_send_buffer_size};
+use rustix::net::{SendFlags, Shutdown, send as send_bytes, shutdown};
 
 use crate::process::{Process, connect_to, knock, knock_as, listen, receive, send_with};
 use crate::setup::{path, serve_also, world, world_of_many_users};
@@ -84,12 +85,21 @@ fn lingering_close_blocks_no_worker() {
     // A socket that does not listen, passed as a kernel listener.
     send(&process, &listen(81, 16), passed(), 1);
     assert_eq!(error(&mut world, &process), Errno::INVAL.raw_os_error() as u32);
-    // In the queues of closed sockets: a session's and a child's.
-    let end = process.open(&mut world, &connect_to(SocketAddr::from(([10, 0, 0, 2], 80)))).unwrap();
-    send_with(end.fd.as_fd(), b"x", &[passed().as_fd()]);
-    world.run(0.01);
-    drop(end);
-    process.look();
+    // In the queues of closed sockets: a session's and a child's. An out-of-band byte hides what follows it from a peek.
+    for is_hidden in [false, true] {
+        let end = process.open(&mut world, &connect_to(SocketAddr::from(([10, 0, 0, 2], 80)))).unwrap();
+        if is_hidden {
+            send_bytes(&end.fd, b"o", SendFlags::OOB).unwrap();
+        }
+        send_with(end.fd.as_fd(), b"x", &[passed().as_fd()]);
+        // The stack opens a gate that it takes for closed.
+        end.slot().wishes.gates.store(1000, Ordering::Relaxed);
+        process.mark(&end);
+        world.run(0.01);
+        drop(end);
+        process.look();
+        world.run(0.01);
+    }
     send_with(child.as_fd(), b"nonsense", &[]);
     send_with(child.as_fd(), b"nonsense", &[passed().as_fd()]);
     drop(child);
@@ -252,4 +262,34 @@ fn queue_of_reset_session_is_charged() {
         assert!(start.elapsed() < Duration::from_secs(60), "the descriptors stay charged");
     }
     reading.join().unwrap().unwrap();
+}
+
+/// An application whose sessions hold their own ends in their queues is removed after its last process has ended.
+#[test]
+fn ends_in_own_queues_are_closed() {
+    let (mut world, path) = world();
+    let (process, mut child) = Process::attach_as_child(&mut world, &path);
+    // Plain, hidden behind an out-of-band byte, behind more data than one turn relays, and behind a forged lock.
+    for case in 0..4 {
+        let end = process.open(&mut world, &connect_to(SocketAddr::from(([10, 0, 0, 9], 80)))).unwrap();
+        match case {
+            1 => assert_eq!(send_bytes(&end.fd, b"o", SendFlags::OOB).unwrap(), 1),
+            2 => {
+                set_socket_send_buffer_size(&end.fd, 100_000).unwrap();
+                assert_eq!(send_bytes(&end.fd, &[b'd'; 5000], SendFlags::empty()).unwrap(), 5000);
+            }
+            3 => end.slot().wishes.writing.store(u64::from(Owner::STACK.word()) << 1, Ordering::Relaxed),
+            _ => {}
+        }
+        send_with(end.fd.as_fd(), b"x", &[end.fd.as_fd()]);
+    }
+    assert_eq!(world.app.counts().sessions, 4);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(process);
+    let start = Instant::now();
+    while world.app.counts().applications > 0 {
+        assert!(start.elapsed() < Duration::from_secs(30), "{} sessions", world.app.counts().sessions);
+        world.run(0.01);
+    }
 }

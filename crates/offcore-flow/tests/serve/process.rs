@@ -4,7 +4,9 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
@@ -148,6 +150,18 @@ impl Process {
         let hello = Hello { version: VERSION, key };
         let (welcome, descriptors) = greet(world, &socket, &hello.to_bytes()).unwrap();
         Self::new(socket, welcome, descriptors)
+    }
+
+    /// Attaches an application whose only process is the returned child, which has connected the socket.
+    pub(crate) fn attach_as_child(world: &mut World<Serve>, path: &Path) -> (Self, Child) {
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let (own, address) = (socket.try_clone().unwrap(), SocketAddrUnix::new(path).unwrap());
+        let mut command = Command::new("sleep");
+        command.arg("1000");
+        // SAFETY: between fork and exec, the child makes one system call and allocates nothing.
+        let child = unsafe { command.pre_exec(move || Ok(connect(&own, &address)?)) }.spawn().unwrap();
+        (Self::greeted(world, socket, [0; KEY]), child)
     }
 
     /// Attaches a forked child, with a socket requested over this process's socket.

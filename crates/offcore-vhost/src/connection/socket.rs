@@ -12,6 +12,8 @@ use rustix::fs::{FileType, FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::directory::{Directory, FileId};
+
 /// Which side of the socket one is. Either side of the protocol can be either.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, displaydoc::Display)]
 pub enum Role {
@@ -133,7 +135,7 @@ impl SocketFile {
     ///
     /// # Errors
     /// [`SocketError::Replaced`] if the path refers to another file.
-    pub fn open(path: &Path, bound: Option<(u64, u64)>) -> Result<Self, SocketError> {
+    pub fn open(path: &Path, bound: Option<FileId>) -> Result<Self, SocketError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(fail(path, "open"))?;
         let found = rustix::fs::fstat(&file).map_err(fail(path, "stat"))?;
@@ -156,8 +158,9 @@ impl SocketFile {
 pub(crate) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode number, so that no other process's socket is removed.
-    file: Option<(u64, u64)>,
+    /// The directory and the identity of its file, so that no other file is removed.
+    directory: Directory,
+    file: Option<FileId>,
 }
 
 impl Listener {
@@ -165,6 +168,7 @@ impl Listener {
     /// terminate.
     pub(crate) fn bind(path: &Path, access: SocketAccess, timeout: Duration) -> Result<Self, SocketError> {
         let address = address(path)?;
+        let directory = Directory::of(path).map_err(fail(path, "opening the directory"))?;
         let socket = new_socket(path)?;
         // Set before the socket has a path, so that the file never has more permissions.
         let mode = Mode::from_raw_mode(access.mode.unwrap_or(PRIVATE));
@@ -173,13 +177,14 @@ impl Listener {
         let _turn = turn(path, timeout);
         let bound = match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => {
-                remove_once_stale(path, timeout)?;
+                remove_once_stale(&directory, path, timeout)?;
                 rustix::net::bind(&socket, &address)
             }
             result => result,
         };
         bound.map_err(fail(path, "bind"))?;
-        let listener = Self { socket, path: path.to_owned(), file: file_of(path) };
+        let file = directory.socket(path);
+        let listener = Self { socket, path: path.to_owned(), directory, file };
         // Set before any client can connect.
         listener.grant(access)?;
         rustix::net::listen(&listener.socket, 16).map_err(fail(path, "listen"))?;
@@ -220,10 +225,8 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if self.file.is_some() && file_of(&self.path) == self.file {
-            // If another process has removed the file first, nothing is left to do.
-            let _ = rustix::fs::unlink(&self.path);
-        }
+        // If another process has removed the file first, nothing is left to do.
+        let _ = self.directory.remove(&self.path, self.file);
     }
 }
 
@@ -245,10 +248,10 @@ fn turn(path: &Path, timeout: Duration) -> Option<OwnedFd> {
 }
 
 /// Like [`remove_stale`], but waits up to `timeout` for a process that may be about to terminate.
-fn remove_once_stale(path: &Path, timeout: Duration) -> Result<(), SocketError> {
+fn remove_once_stale(directory: &Directory, path: &Path, timeout: Duration) -> Result<(), SocketError> {
     let end = Instant::now() + timeout;
     loop {
-        match remove_stale(path) {
+        match remove_stale(directory, path) {
             Err(SocketError::InUse { .. }) if Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -258,14 +261,15 @@ fn remove_once_stale(path: &Path, timeout: Duration) -> Result<(), SocketError> 
 }
 
 /// Removes the socket at `path` if no process listens on it.
-fn remove_stale(path: &Path) -> Result<(), SocketError> {
-    let stat = rustix::fs::lstat(path).map_err(fail(path, "stat"))?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+fn remove_stale(directory: &Directory, path: &Path) -> Result<(), SocketError> {
+    directory.stat(path).map_err(fail(path, "stat"))?;
+    let file = directory.socket(path);
+    if file.is_none() {
         return Err(SocketError::NotASocket { path: path.to_owned() });
     }
     match connect(path) {
         Err(SocketError::System { source: Errno::CONNREFUSED, .. }) => {
-            rustix::fs::unlink(path).map_err(fail(path, "removing a stale socket"))
+            directory.remove(path, file).map_err(fail(path, "removing a stale socket"))
         }
         // Connected, or the accept queue is full: a process is listening.
         Ok(_) | Err(SocketError::System { source: Errno::AGAIN, .. }) => {
@@ -273,8 +277,4 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
         }
         Err(error) => Err(error),
     }
-}
-
-fn file_of(path: &Path) -> Option<(u64, u64)> {
-    rustix::fs::lstat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }

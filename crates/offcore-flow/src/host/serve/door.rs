@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use offcore_vhost::connection::SocketFile;
-use rustix::fs::{FlockOperation, Mode, OFlags, XattrFlags, fchmod, flock, fstat, open, setxattr};
+use offcore_vhost::connection::{Directory, FileId, SocketFile};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat, XattrFlags, fchmod, flock, fstat, setxattr};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
@@ -34,8 +34,8 @@ const TRIES: usize = 16;
 pub(super) struct ServeSocket {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode of the socket's file, so that no other file is removed.
-    file: Option<(u64, u64)>,
+    /// The identity of the socket's file, so that no other file is removed.
+    file: Option<FileId>,
     /// The users of `--allow-uid`, and the barred ones among them.
     others: Vec<u32>,
     barred: Vec<u32>,
@@ -43,7 +43,7 @@ pub(super) struct ServeSocket {
     has_list: bool,
     retry: Option<u64>,
     /// Held as long as the socket exists.
-    _lock: Lock,
+    lock: Lock,
 }
 
 impl ServeSocket {
@@ -59,7 +59,7 @@ impl ServeSocket {
             if is_listened_at(path) {
                 return Err(ServeError::InUse { path: path.to_owned() });
             }
-            fs::remove_file(path).map_err(|error| failed("removing")(errno(&error)))?;
+            lock.directory.remove(path, lock.directory.socket(path)).map_err(failed("removing"))?;
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -71,12 +71,12 @@ impl ServeSocket {
         let mut door = Self {
             socket,
             path: path.to_owned(),
-            file: file_of(path),
+            file: lock.directory.socket(path),
             others: others.to_vec(), // copy-ok: the numbers of users
             barred: Vec::new(),
             has_list: false,
             retry: None,
-            _lock: lock,
+            lock,
         };
         if !others.is_empty() {
             door.admit()?;
@@ -152,14 +152,8 @@ impl Drop for ServeSocket {
     fn drop(&mut self) {
         // Another file may have replaced the socket. The lock is released after the removal, so its next holder finds
         // neither file.
-        if self.file.is_some() && self.file == file_of(&self.path) {
-            let _ = fs::remove_file(&self.path);
-        }
+        let _ = self.lock.directory.remove(&self.path, self.file);
     }
-}
-
-fn file_of(path: &Path) -> Option<(u64, u64)> {
-    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Whether a process listens on the socket at a path. Sockets of any type refuse connections only if no process
@@ -208,15 +202,13 @@ fn access_list(users: &[u32]) -> Vec<u8> {
     list
 }
 
-fn errno(error: &std::io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
-}
-
 /// The lock of a socket: a file next to it, which is removed on drop.
 #[derive(Debug)]
 struct Lock {
     file: File,
+    id: Option<FileId>,
     path: PathBuf,
+    directory: Directory,
 }
 
 impl Lock {
@@ -226,13 +218,15 @@ impl Lock {
         path.push(".lock");
         let path = PathBuf::from(path);
         let failed = |source| ServeError::Path { what: "locking", path: path.clone(), source };
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let directory = Directory::of(&path).map_err(failed)?;
         for _ in 0..TRIES {
-            let other = fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file());
-            let file = match other {
-                true => return Err(ServeError::NoLock { path }),
-                false => File::from(open(&path, flags, Mode::from_raw_mode(0o600)).map_err(failed)?),
-            };
+            let is_file = |found: Stat| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+            if directory.stat(&path).is_ok_and(|found| !is_file(found)) {
+                return Err(ServeError::NoLock { path });
+            }
+            let file = directory.open(&path, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
+            let file = File::from(file);
             if !is_lock(&file) {
                 return Err(ServeError::NoLock { path });
             }
@@ -243,9 +237,9 @@ impl Lock {
             }
             // The previous holder may have removed the file in between. The lock would then have no effect.
             let held = fstat(&file).map_err(failed)?;
-            let found = fs::symlink_metadata(&path);
-            if found.is_ok_and(|found| (found.dev(), found.ino()) == (held.st_dev, held.st_ino)) {
-                let mut lock = Self { file, path };
+            let id = Some((held.st_dev, held.st_ino));
+            if directory.file(&path) == id {
+                let mut lock = Self { file, id, path, directory };
                 // The process number is informational: the error message of another stack names this process. A failed
                 // write is harmless.
                 let _ = lock
@@ -263,7 +257,7 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         // The file is still locked, so no other process uses it.
-        let _ = fs::remove_file(&self.path);
+        let _ = self.directory.remove(&self.path, self.id);
     }
 }
 

@@ -153,7 +153,7 @@ pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Op
     };
     // The application counts bytes before it writes them.
     if left > gates() as usize
-        || look(ours, &mut bytes[..=left]).is_ok_and(|(_, has_descriptors)| has_descriptors)
+        || !look(ours, &mut bytes[..=left]).is_ok_and(|found| found == (left + 1, false))
     {
         return None;
     }
@@ -171,14 +171,16 @@ pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Op
 }
 
 /// Peeks at the bytes that the application has sent, up to the length of `bytes`. Returns the number of bytes, and
-/// whether descriptors are among them.
+/// whether descriptors may be among them or behind them.
 pub(super) fn look(ours: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, bool), Errno> {
+    let wanted = usize::try_from(ioctl_fionread(ours)?).unwrap_or(usize::MAX).min(bytes.len());
     let parts = &mut [IoSliceMut::new(bytes)];
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     let message = recvmsg(ours, parts, &mut RecvAncillaryBuffer::default(), flags)?;
     // The buffer has no room for descriptors, and the kernel reports the truncation. A peek leaves descriptors in the
     // queue.
-    Ok((message.bytes, message.flags.contains(ReturnFlags::CTRUNC)))
+    // A peek ends at an out-of-band byte (`MSG_OOB`), which hides everything behind it.
+    Ok((message.bytes, message.flags.contains(ReturnFlags::CTRUNC) || message.bytes < wanted))
 }
 
 /// Stops the reception of further bytes.
@@ -186,19 +188,20 @@ pub(super) fn stop_receiving(ours: BorrowedFd<'_>) {
     let _ = shutdown(ours, Shutdown::Read);
 }
 
+/// Whether descriptors may be in the queue of the stack's end. Closing it may then take a while, and the application's
+/// end may be among them.
+pub(super) fn may_hold_descriptors(ours: BorrowedFd<'_>) -> bool {
+    let Some(there) = ioctl_fionread(ours).ok().and_then(|there| usize::try_from(there).ok()) else {
+        return true;
+    };
+    // The first byte was written by the stack.
+    there > 1 && !look(ours, &mut vec![0; there]).is_ok_and(|found| found == (there, false))
+}
+
 /// Closes the stack's end, to which no process can send any more. If its queue may contain descriptors, it is returned
 /// instead: they are closed with the queue, which may take a while.
 pub(super) fn close_plain(ours: OwnedFd) -> Option<OwnedFd> {
-    let there = ioctl_fionread(&ours);
-    // The first byte was written by the stack.
-    if there.is_ok_and(|there| there <= 1) {
-        return None;
-    }
-    let mut bytes = [0; MOST];
-    match look(ours.as_fd(), &mut bytes) {
-        Ok((len, false)) if len < MOST => None,
-        _ => Some(ours),
-    }
+    may_hold_descriptors(ours.as_fd()).then_some(ours)
 }
 
 /// Sets the length of a listener's queue to about `messages` messages, within the limits of this process.

@@ -101,19 +101,21 @@ fn write_datagram(turn: &Turn<Arc<Memory>>, peer: SocketAddr, data: &[u8]) -> us
     data.len()
 }
 
-/// The holder of a lock.
-fn holder(word: u64) -> Option<Owner> {
-    Owner::from_word(word as u32 >> 1)
+/// Whether a living process holds a lock. The stack holds a lock only during [`Serve::relay`]. Otherwise its number in
+/// the word was written by the application.
+fn is_held(word: u64, processes: &Processes) -> bool {
+    let holder = Owner::from_word(word as u32 >> 1).filter(|holder| *holder != Owner::STACK);
+    holder.is_some_and(|holder| processes.lives(holder))
 }
 
 /// An application's lock, held by the stack.
 struct Held<'a>(&'a AtomicU64);
 
 impl<'a> Held<'a> {
-    /// Takes the lock, unless a living process holds it.
+    /// Takes the lock, unless a living process holds it. The caller must not hold it.
     fn new(word: &'a AtomicU64, processes: &Processes) -> Option<Self> {
         let found = word.load(Ordering::Relaxed);
-        let free = found == 0 || !holder(found).is_some_and(|holder| processes.lives(holder));
+        let free = found == 0 || !is_held(found, processes);
         // A waiter sees that the bit in the word is cleared and sets it again, or checks the lock after 10 ms.
         let mine = u64::from(Owner::STACK.word()) << 1 | found & 1;
         let taken = free && word.compare_exchange(found, mine, Ordering::Acquire, Ordering::Relaxed).is_ok();
@@ -225,7 +227,7 @@ impl Serve {
     /// Whether a living process holds the lock for writing.
     fn is_locked(&mut self, app: usize, number: u32) -> bool {
         let Some((_, slot, processes)) = self.app(app).and_then(|app| app.all(number)) else { return false };
-        holder(slot.wishes.writing.load(Ordering::Relaxed)).is_some_and(|holder| processes.lives(holder))
+        is_held(slot.wishes.writing.load(Ordering::Relaxed), processes)
     }
 
     /// Sends some of the data in a session's pair.
@@ -233,15 +235,15 @@ impl Serve {
         let Some(application) = self.registry.app(app) else {
             return Relayed::All;
         };
-        let (memory, nobody) = (Arc::clone(&application.memory), application.living() == 0);
+        let (memory, is_left) = (Arc::clone(&application.memory), application.living() == 0);
         let Some((session, slot, processes)) = application.all(number) else { return Relayed::All };
         let Some(ours) = session.ours() else { return Relayed::All };
         let mut bytes = [0; CHUNK];
         let (there, has_descriptors) = pair::look(ours, &mut bytes).unwrap_or_default();
-        if has_descriptors {
+        if has_descriptors || is_left && pair::may_hold_descriptors(ours) {
             // The descriptors stay in the pair. If no process is left, the session's end may be held only by its own
             // queue, and would never be closed.
-            if nobody {
+            if is_left {
                 self.close(app, number, calls);
                 self.end_when_over(app, calls);
             }
@@ -321,8 +323,9 @@ mod tests {
         assert!(Held::new(&word, shared.processes()).is_none());
         shared.processes().set(3, 0);
         let held = Held::new(&word, shared.processes()).unwrap();
-        assert!(Held::new(&word, shared.processes()).is_none(), "the stack lives");
         drop(held);
         assert_eq!(word.load(Ordering::Relaxed), 0);
+        let forged = AtomicU64::new(u64::from(Owner::STACK.word()) << 1);
+        assert!(Held::new(&forged, shared.processes()).is_some());
     }
 }
