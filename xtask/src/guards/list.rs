@@ -317,6 +317,18 @@ pub(super) const LIST: &[Guard] = &[
         package: FLOW, executable: "serve", test: "kernel_listener_charges_connections",
     },
     Guard {
+        name: "descriptors behind an out-of-band byte",
+        file: "crates/offcore-flow/src/host/serve/pair.rs",
+        code: "message.bytes < wanted", without: "message.bytes > wanted",
+        package: FLOW, executable: "serve", test: "ends_in_own_queues_are_closed",
+    },
+    Guard {
+        name: "lock word of the stack",
+        file: "crates/offcore-flow/src/host/serve/raw.rs",
+        code: "*holder != Owner::STACK", without: "holder.word() > 0",
+        package: FLOW, executable: "serve", test: "ends_in_own_queues_are_closed",
+    },
+    Guard {
         name: "sessions before accept",
         file: "crates/offcore-flow/src/host/serve/calls.rs",
         code: "backlog.min(MAX_UNACCEPTED_SESSIONS)", without: "backlog.min(MAX_UNACCEPTED_SESSIONS * 1000)",

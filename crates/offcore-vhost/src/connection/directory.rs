@@ -68,3 +68,33 @@ impl Directory {
         path.file_name().map(Path::new).ok_or(Errno::ISDIR)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn replaced_path_removes_no_other_file() {
+        let root = std::env::temp_dir().join(format!("offcore-directory-{}", std::process::id()));
+        let [own, other, moved] = ["own", "other", "moved"].map(|name| root.join(name));
+        for directory in [&own, &other] {
+            fs::create_dir_all(directory).unwrap();
+            fs::write(directory.join("file"), "").unwrap();
+        }
+        let path = own.join("file");
+        let directory = Directory::of(&path).unwrap();
+        let file = directory.file(&path);
+        assert!(file.is_some() && directory.socket(&path).is_none());
+        fs::rename(&own, &moved).unwrap();
+        symlink(&other, &own).unwrap();
+        directory.remove(&path, Directory::of(&path).unwrap().file(&path)).unwrap();
+        assert!(moved.join("file").exists(), "it is not the file that was named");
+        directory.remove(&path, file).unwrap();
+        assert!(!moved.join("file").exists() && other.join("file").exists());
+        fs::remove_dir_all(root).unwrap();
+    }
+}
