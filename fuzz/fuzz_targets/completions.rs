@@ -9,9 +9,9 @@ mod fixture;
 #[path = "../script.rs"]
 mod script;
 
-use offcore_dsa::completion::CompletionRecord;
-use offcore_dsa::descriptor::Descriptor;
+use offcore_dsa::completion::Completed;
 use offcore_dsa::driver::Roots;
+use offcore_dsa::{CompletionRecord, Descriptor, Flags, Opcode, Status};
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     completions::play(input, &mut completions::Outcome::default());

@@ -14,7 +14,7 @@ mod way;
 
 pub use crate::config::sysfs::Roots;
 #[cfg(test)]
-use crate::{completion::CompletionRecord, descriptor::Descriptor};
+use crate::{CompletionRecord, Descriptor, Flags, Opcode, Status, completion::Completed};
 pub use channel::{Credits, DsaChannel};
 pub use device::DsaDevice;
 pub use discover::WqError;

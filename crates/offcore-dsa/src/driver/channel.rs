@@ -5,6 +5,7 @@
 //! descriptor with one completion record to poll. Without batches, every descriptor has its own record. The order of a
 //! submission is always: zero the records (when they are read, or when they are created), fence, doorbell.
 
+mod entries;
 mod outcome;
 mod reap;
 mod reset;
@@ -19,60 +20,33 @@ use std::sync::Arc;
 use offcore_dma::channel::{
     Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Ledger, Reset,
 };
-use offcore_stats::tsc;
 
-use crate::completion::CompletionRecord;
-use crate::descriptor::{Descriptor, Flags, Opcode};
+use crate::descriptor::Flags;
 use crate::driver::way::{Share, Way};
-use crate::portal::{Portal, SubmitBy, Submitted};
+use crate::portal::{Portal, SubmitBy};
 use crate::wq::gen_cap;
-use reset::Resetting;
-use ring::{Fields, Ring, Unit, Units, address, describe};
-use side::{Ended, Side};
+pub use entries::Credits;
+use entries::Entries;
+use reset::{Drain, Reopening};
+use ring::{Format, Ring, Units};
+use side::Side;
 
 /// Maximum number of operations of a ring.
 pub(super) const MAX_RING: usize = 1 << 16;
-/// Accounting of work queue entries. A descriptor holds an entry from its submission until its completion record has
-/// been read or a reset has proved that the device no longer has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Credits {
-    /// Number of entries that this channel may use at present.
-    pub limit: usize,
-    pub used: usize,
-}
 
 /// A channel to a DSA work queue.
 pub struct DsaChannel {
-    // Hot fields, used by copies and polls.
     ring: Ring,
     units: Units,
     portal: Option<Portal>,
-    direct: bool,
-    /// Maximum number of descriptors of a batch; 1 after the device has refused a batch.
-    max_batch: usize,
-    max_transfer: u32,
-    /// Flags and opcode of a copy in the ring.
-    copy_word: u32,
-    /// Number of units and pieces that the device has.
-    used: usize,
-    limit: usize,
+    format: Format,
+    entries: Entries,
     in_flight: usize,
-    /// Number of operations in flight that are not in the ring.
-    aside: usize,
     ledger: Ledger,
-    // Cold fields, used in exceptional cases.
     side: Side,
-    ended: Ended,
-    copy_flags: Flags,
-    resetting: Resetting,
-    drain_record: Box<CompletionRecord>,
-    drain_limit: u64,
-    can_drain: bool,
-    reopen_every: u64,
-    reopen_at: u64,
+    drain: Drain,
+    reopening: Reopening,
     info: ChannelInfo,
-    way: Arc<Way>,
-    share: Share,
     /// Test switch: omits fences, to show that they are needed.
     #[cfg(test)]
     fences: bool,
@@ -103,7 +77,6 @@ impl DsaChannel {
         let (info, options) = (&way.info, &way.options);
         let max_transfer = u32::try_from(info.max_transfer_size).unwrap_or(u32::MAX).max(1);
         let max_batch = if options.batch && portal.allows_batch() { info.max_batch_size as usize } else { 1 };
-        let direct = max_batch < 2;
         let mut flags = Flags::CRAV;
         if options.block_on_fault && info.block_on_fault {
             flags |= Flags::BLOCK_ON_FAULT;
@@ -111,37 +84,24 @@ impl DsaChannel {
         if options.cache_control && info.gen_cap & gen_cap::CACHE_CONTROL_MEMORY != 0 {
             flags |= Flags::CACHE_CONTROL_1;
         }
-        let in_ring = if direct { flags | Flags::RCR } else { flags };
         let capabilities = Capabilities {
             out_of_order: true,
             synchronous: false,
             simulated: portal.kind() == SubmitBy::Simulator,
         };
+        let (name, units) = (way.name.clone(), Units::new(ring_size, max_batch));
         Ok(Self {
             ring: Ring::new(ring_size),
-            units: Units::new(ring_size, direct),
-            direct,
-            max_batch: max_batch.max(1),
-            max_transfer,
-            copy_word: Descriptor::new(Opcode::MemoryMove, in_ring).flags_opcode,
-            used: 0,
-            limit: share.places(),
+            format: Format::new(max_transfer, flags, units.is_direct()),
+            units,
+            portal: Some(portal),
+            entries: Entries::new(share),
             in_flight: 0,
-            aside: 0,
             ledger: Ledger::default(),
             side: Side::new(max_transfer),
-            ended: Ended::default(),
-            copy_flags: flags | Flags::RCR,
-            resetting: Resetting::No,
-            drain_record: Box::default(),
-            drain_limit: tsc::ticks(options.drain_limit),
-            can_drain: info.ops.contains(Opcode::Drain),
-            reopen_every: tsc::ticks(options.reopen_every),
-            reopen_at: 0,
-            info: ChannelInfo { name: way.name.clone(), ring_size, max_len: u32::MAX, capabilities },
-            portal: Some(portal),
-            way,
-            share,
+            drain: Drain::new(&way),
+            reopening: Reopening::new(way),
+            info: ChannelInfo { name, ring_size, max_len: u32::MAX, capabilities },
             #[cfg(test)]
             fences: true,
         })
@@ -154,21 +114,10 @@ impl DsaChannel {
 
     /// Returns the accounting of work queue entries.
     pub fn credits(&self) -> Credits {
-        Credits { limit: self.share.places(), used: self.used }
+        self.entries.credits()
     }
 
     // ---- submission ----
-
-    /// Accepts a copy that is empty or longer than a descriptor allows.
-    #[cold]
-    fn write_odd(&mut self, copy: CopyOp) {
-        if copy.len == 0 {
-            self.ended.done.push(copy);
-        } else {
-            self.side.add_long(copy);
-        }
-        self.aside += 1;
-    }
 
     #[inline(always)]
     fn fence(&mut self) {
@@ -184,112 +133,45 @@ impl DsaChannel {
     /// Submits the copies for which the doorbell was rung, up to the number of free entries.
     #[inline]
     fn push(&mut self) {
-        self.limit = self.share.places();
-        if self.used >= self.limit || self.resetting != Resetting::No {
+        self.entries.update_limit();
+        if self.entries.is_full() || !self.drain.allows_submission() {
             return;
         }
-        if !self.side.is_empty() {
+        if self.side.has_work() {
             self.push_side();
         }
-        if self.ring.requested == self.ring.submitted {
+        if self.ring.waiting() == 0 {
             return;
         }
         self.fence();
-        if self.direct {
-            self.push_direct();
-        } else {
-            self.push_units();
-        }
-    }
-
-    #[inline(always)]
-    fn push_direct(&mut self) {
-        let Self { ring, units, portal: Some(portal), .. } = self else { return };
-        let wanted = (ring.requested - ring.submitted).min(self.limit - self.used);
-        let (from, to) = (ring.submitted, ring.submitted + wanted);
-        let run = ring.run(from, to);
-        // SAFETY: the descriptors are in the ring and refer to records of this channel. Their buffers stay valid until
-        // the copies are completed, as the caller of `Channel::copy` guarantees.
-        let mut taken = unsafe { portal.submit_burst(run) };
-        if taken == run.len() && taken < wanted {
-            // SAFETY: as for the first part of the run.
-            taken += unsafe { portal.submit_burst(ring.run(from + taken, to)) };
-        }
-        ring.submitted += taken;
-        units.next += taken;
-        self.used += taken;
-    }
-
-    #[inline(always)]
-    fn push_units(&mut self) {
-        let Self { ring, units, portal: Some(portal), .. } = self else { return };
-        while ring.submitted != ring.requested && self.used < self.limit && units.room() > 0 {
-            let first = ring.submitted;
-            let count = (ring.requested - first).min(self.max_batch).min(ring.size() - ring.slot(first));
-            let completion = address(&units.records[units.index(units.next)]);
-            let batch = count > 1;
-            let descriptor = if batch {
-                Descriptor {
-                    completion,
-                    src: ring.descriptor_address(first),
-                    size: count as u32,
-                    ..Descriptor::new(Opcode::Batch, Flags::CRAV | Flags::RCR)
-                }
+        let Self { ring, units, entries, portal: Some(portal), .. } = self else { return };
+        // SAFETY: the buffers stay valid until the copies are completed, as the caller of `Channel::copy` guarantees.
+        unsafe {
+            if units.is_direct() {
+                entries.take(units.submit_direct(ring, portal, entries.free()));
             } else {
-                let alone = ring.descriptor(first);
-                Descriptor { completion, ..alone.with_flags(alone.flags() | Flags::RCR) }
-            };
-            // SAFETY: as in `push_direct`. The batch list is in the ring, and its descriptors stay there until the
-            // batch is completed.
-            if unsafe { portal.submit(&descriptor) } == Submitted::Retry {
-                break;
+                while !entries.is_full() && units.submit_unit(ring, portal) {
+                    entries.take(1);
+                }
             }
-            units.push(Unit { first, count, batch });
-            ring.submitted += count;
-            self.used += 1;
         }
     }
 
     #[cold]
     fn push_side(&mut self) {
-        self.side.issue();
-        if self.side.pieces.iter().all(|piece| piece.in_flight) {
+        if !self.side.prepare() {
             return;
         }
         self.fence();
-        let Self { side, portal: Some(portal), .. } = self else { return };
-        for piece in side.pieces.iter_mut().filter(|piece| !piece.in_flight) {
-            let descriptor = Descriptor {
-                completion: address(&side.records[piece.record]),
-                ..describe(&piece.rest, self.copy_flags)
-            };
-            // SAFETY: as in `push_direct`: a piece is the rest of a copy in the ring.
-            if self.used == self.limit || unsafe { portal.submit(&descriptor) } == Submitted::Retry {
-                break;
-            }
-            piece.in_flight = true;
-            self.used += 1;
-        }
-    }
-
-    // ---- accounting ----
-
-    /// Returns the unreported operations in the ring.
-    fn in_ring(&self) -> impl Iterator<Item = usize> {
-        let Self { ring, units, .. } = self;
-        let with_device = (units.oldest..units.next).filter(|&at| !units.is_done(at)).flat_map(|at| {
-            let unit = units.unit(at);
-            unit.first..unit.first + unit.count
-        });
-        with_device.chain(ring.submitted..ring.written)
+        let Self { side, entries, format, portal: Some(portal), .. } = self else { return };
+        // SAFETY: as in `push`.
+        unsafe { side.submit(portal, entries, *format) };
     }
 
     /// Returns all unreported operations.
     fn outstanding(&self) -> impl Iterator<Item = CopyOp> {
-        let Self { side, ended, .. } = self;
-        let in_ring = self.in_ring().map(|at| self.ring.copy(at));
-        let failed = ended.failed.iter().map(|failed| failed.copy);
-        in_ring.chain(side.copies()).chain(ended.done.iter().copied()).chain(failed)
+        let in_ring = self.units.unreported().chain(self.ring.not_submitted());
+        in_ring.map(|at| self.ring.copy(at)).chain(self.side.copies())
     }
 }
 
@@ -300,10 +182,10 @@ impl Channel for DsaChannel {
 
     #[inline]
     fn room(&self) -> usize {
-        if self.portal.is_none() && !self.is_reopening_due() {
+        if self.portal.is_none() && !self.reopening.is_due() {
             return 0;
         }
-        self.ring.size().saturating_sub(self.ring.written - self.ring.oldest + self.aside)
+        self.ring.size().saturating_sub(self.ring.occupied() + self.side.unreported())
     }
 
     #[inline]
@@ -316,21 +198,11 @@ impl Channel for DsaChannel {
             return 0;
         }
         let n = ops.len().min(self.room());
-        let (max, flags_opcode) = (self.max_transfer, self.copy_word);
-        let fields = |op: &CopyOp| Fields {
-            flags_opcode,
-            src: op.src.expose_provenance() as u64,
-            dst: op.dst.expose_provenance() as u64,
-            size: op.len,
-            token: op.token,
-        };
-        // Whether the copy is neither empty nor longer than the queue allows.
-        let is_plain = |op: &CopyOp| op.len.wrapping_sub(1) < max;
         let mut rest = &ops[..n];
         loop {
-            let written = self.ring.write(rest, |op| is_plain(op).then(|| fields(op)));
+            let written = self.ring.write(rest, self.format);
             let [odd, others @ ..] = &rest[written..] else { break };
-            self.write_odd(*odd);
+            self.side.add(*odd);
             rest = others;
         }
         self.ledger.accept(n, ops[..n].iter().map(|op| u64::from(op.len)).sum());
@@ -340,10 +212,8 @@ impl Channel for DsaChannel {
 
     #[inline]
     fn submit(&mut self) {
-        self.ring.requested = self.ring.written;
-        if self.resetting == Resetting::Done {
-            self.resetting = Resetting::No;
-        }
+        self.ring.ring_doorbell();
+        self.drain.resume_use();
         self.push();
     }
 
@@ -354,14 +224,14 @@ impl Channel for DsaChannel {
         }
         let reported = self.reap_in_order(completions);
         self.in_flight -= reported;
-        if self.units.oldest != self.units.next {
+        if !self.units.is_empty() {
             self.reap_out_of_order(completions);
         }
-        if self.aside != 0 {
-            self.reap_side();
-            self.report_ended(completions);
+        if self.side.unreported() != 0 {
+            self.side.reap(&mut self.entries);
+            self.in_flight -= self.side.report(completions, &mut self.ledger);
         }
-        if self.ring.requested != self.ring.submitted || !self.side.is_empty() {
+        if self.ring.waiting() != 0 || self.side.has_work() {
             self.push();
         }
     }
@@ -374,8 +244,6 @@ impl Channel for DsaChannel {
         let first = outstanding.len();
         outstanding.extend(self.outstanding());
         self.ledger.fail(&outstanding[first..]);
-        self.side.clear();
-        self.ended = Ended::default();
         self.forget();
     }
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use offcore_mem::testing::TempDir;
 
-use super::{CompletionRecord, Descriptor, Roots};
+use super::{Completed, CompletionRecord, Descriptor, Flags, Opcode, Roots, Status};
 
 pub(super) struct Tree(TempDir);
 
@@ -110,4 +110,17 @@ pub(super) fn copy(descriptor: &Descriptor, range: std::ops::Range<usize>) {
     let dst = std::ptr::with_exposed_provenance_mut::<u8>(descriptor.dst as usize);
     // SAFETY: source and destination are parts of the test's buffers.
     unsafe { dst.add(range.start).copy_from_nonoverlapping(src.add(range.start), range.len()) };
+}
+
+/// Executes a descriptor and writes its record, if one is requested.
+pub(super) fn complete(descriptor: &Descriptor) {
+    match descriptor.opcode().unwrap() {
+        Opcode::MemoryMove => copy(descriptor, 0..descriptor.size as usize),
+        Opcode::Batch => members(descriptor).iter().for_each(complete),
+        Opcode::Drain | Opcode::Noop => {}
+        other => panic!("{other:?} was not asked for"),
+    }
+    if descriptor.flags().contains(Flags::RCR) {
+        record(descriptor).write(&Completed::of(Status::SUCCESS));
+    }
 }

@@ -11,7 +11,7 @@ use offcore_dsa::completion::{Completed, Status};
 use offcore_dsa::descriptor::{Descriptor, Flags, Opcode};
 use offcore_dsa::driver::{DsaChannel, DsaDevice, Options};
 
-use crate::fixture::{DeviceEnd, Tree, copy, members, record};
+use crate::fixture::{DeviceEnd, Tree, complete, copy, members, record};
 use crate::script::Script;
 
 /// Number and size of the slots for copies. A slot has twice the maximum size of a descriptor.
@@ -354,7 +354,7 @@ impl Rig {
             self.channel.submit();
             self.take_submitted();
             for descriptor in std::mem::take(&mut self.pending) {
-                run(&descriptor);
+                complete(&descriptor);
             }
             self.poll();
         }
@@ -369,16 +369,4 @@ fn any(script: &mut Script<'_>) -> Completed {
         if script.u8() < 128 { u32::from(script.u8()) } else { u32::from_le_bytes(script.bytes()) };
     let (fault_was_write, result) = (script.u8() & 1 != 0, script.u8() & 3);
     Completed { completed, result, fault_was_write, ..Completed::of(status) }
-}
-
-/// Executes a descriptor and writes a success record.
-fn run(descriptor: &Descriptor) {
-    match descriptor.opcode().unwrap() {
-        Opcode::MemoryMove => copy(descriptor, 0..descriptor.size as usize),
-        Opcode::Batch => members(descriptor).iter().for_each(run),
-        _ => {}
-    }
-    if descriptor.flags().contains(Flags::RCR) {
-        record(descriptor).write(&Completed::of(Status::SUCCESS));
-    }
 }

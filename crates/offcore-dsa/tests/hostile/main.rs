@@ -11,9 +11,9 @@ mod replay;
 #[path = "../../../../fuzz/script.rs"]
 mod script;
 
-use offcore_dsa::completion::CompletionRecord;
-use offcore_dsa::descriptor::Descriptor;
+use offcore_dsa::completion::Completed;
 use offcore_dsa::driver::Roots;
+use offcore_dsa::{CompletionRecord, Descriptor, Flags, Opcode, Status};
 
 #[test]
 fn any_completion_is_accounted_for() {

@@ -41,28 +41,3 @@ pub(super) fn failure(status: Status) -> Failure {
         _ => Failure::Refused,
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_status_has_an_outcome() {
-        let of = |status| outcome(&Completed::of(status), 100);
-        assert_eq!(of(Status::SUCCESS), Outcome::Done);
-        assert_eq!(of(Status::PAGE_FAULT), Outcome::Partial { bytes: 0, backwards: false });
-        for status in [Status::HARDWARE, Status::HARDWARE_READBACK, Status::TRANSLATION] {
-            assert_eq!(of(status), Outcome::Failed(Failure::Hardware));
-        }
-        for code in 0x10..=0x1e {
-            assert_eq!(of(Status(code)), Outcome::Failed(Failure::Refused), "{code:#x}");
-        }
-    }
-
-    #[test]
-    fn partial_completion_counts_fewer_bytes() {
-        let record = Completed { completed: 40, result: 1, ..Completed::of(Status::PAGE_FAULT) };
-        assert_eq!(outcome(&record, 100), Outcome::Partial { bytes: 40, backwards: true });
-        assert_eq!(outcome(&record, 40), Outcome::Partial { bytes: 0, backwards: true });
-    }
-}

@@ -10,11 +10,13 @@
 //! order. A slot of the ring is free again after its unit and all older units are done.
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 
-use offcore_dma::channel::{CopyOp, Token};
+use offcore_dma::channel::{Completions, CopyOp, Token};
 
 use crate::completion::CompletionRecord;
 use crate::descriptor::{Descriptor, Flags, Opcode};
+use crate::portal::{Portal, Submitted};
 
 /// Maximum number of units of a ring with batches; no work queue holds more.
 const UNITS: usize = 512;
@@ -24,21 +26,49 @@ pub(super) struct Ring {
     descriptors: Box<[UnsafeCell<Descriptor>]>,
     /// One per descriptor. In direct mode these are polled. For members of a batch, the device writes them only on
     /// failure.
-    pub(super) records: Box<[CompletionRecord]>,
-    pub(super) tokens: Box<[Token]>,
-    pub(super) oldest: usize,
-    pub(super) submitted: usize,
-    pub(super) requested: usize,
-    pub(super) written: usize,
+    records: Box<[CompletionRecord]>,
+    tokens: Box<[Token]>,
+    oldest: usize,
+    submitted: usize,
+    requested: usize,
+    written: usize,
 }
 
-/// The fields that differ between the descriptors of a ring.
-pub(super) struct Fields {
-    pub(super) flags_opcode: u32,
-    pub(super) src: u64,
-    pub(super) dst: u64,
-    pub(super) size: u32,
-    pub(super) token: Token,
+/// The form of descriptors that make copies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Format {
+    max_transfer: u32,
+    /// Flags and opcode of a copy in the ring.
+    in_ring: u32,
+    /// Flags of a copy outside the ring.
+    flags: Flags,
+}
+
+impl Format {
+    /// Creates the form for copies of at most `max_transfer` bytes with these flags. Copies in the ring of a channel in
+    /// direct mode have their own completion records.
+    pub(super) fn new(max_transfer: u32, flags: Flags, direct: bool) -> Self {
+        let in_ring = if direct { flags | Flags::RCR } else { flags };
+        let in_ring = Descriptor::new(Opcode::MemoryMove, in_ring).flags_opcode;
+        Self { max_transfer, in_ring, flags: flags | Flags::RCR }
+    }
+
+    /// Whether a copy is neither empty nor longer than the queue allows.
+    #[inline(always)]
+    fn fits(self, op: &CopyOp) -> bool {
+        op.len.wrapping_sub(1) < self.max_transfer
+    }
+
+    /// Returns the descriptor of a copy outside the ring.
+    pub(super) fn describe(self, copy: &CopyOp, record: &CompletionRecord) -> Descriptor {
+        Descriptor {
+            completion: address(record),
+            src: copy.src.expose_provenance() as u64,
+            dst: copy.dst.expose_provenance() as u64,
+            size: copy.len,
+            ..Descriptor::new(Opcode::MemoryMove, self.flags)
+        }
+    }
 }
 
 impl Ring {
@@ -72,25 +102,80 @@ impl Ring {
         at & (self.tokens.len() - 1)
     }
 
-    /// Writes descriptors for `ops`, starting with the first, until `describe` returns `None`. Returns the number
+    /// Returns the number of occupied slots.
+    #[inline(always)]
+    pub(super) fn occupied(&self) -> usize {
+        self.written - self.oldest
+    }
+
+    /// Returns the number of descriptors that wait for room in the queue.
+    #[inline(always)]
+    pub(super) fn waiting(&self) -> usize {
+        self.requested - self.submitted
+    }
+
+    /// Returns the positions of descriptors that the device does not have.
+    pub(super) fn not_submitted(&self) -> Range<usize> {
+        self.submitted..self.written
+    }
+
+    /// Makes all written descriptors wait for submission.
+    #[inline(always)]
+    pub(super) fn ring_doorbell(&mut self) {
+        self.requested = self.written;
+    }
+
+    /// Makes no descriptor wait for submission.
+    pub(super) fn cancel_doorbell(&mut self) {
+        self.requested = self.submitted;
+    }
+
+    /// Frees the slots before position `oldest`.
+    #[inline(always)]
+    pub(super) fn free_before(&mut self, oldest: usize) {
+        self.oldest = oldest;
+    }
+
+    #[inline(always)]
+    pub(super) fn record(&self, at: usize) -> &CompletionRecord {
+        &self.records[self.slot(at)]
+    }
+
+    /// Returns the token in a slot.
+    #[inline(always)]
+    pub(super) fn token(&self, slot: usize) -> Token {
+        self.tokens[slot]
+    }
+
+    /// Adds the tokens of `n` descriptors to the list, which has room for them. They are contiguous: a unit does not
+    /// wrap.
+    #[inline(always)]
+    pub(super) fn report(&self, first: usize, n: usize, completions: &mut Completions) {
+        let slot = self.slot(first);
+        let _ = completions.tokens.try_extend_from_slice(&self.tokens[slot..slot + n]);
+    }
+
+    /// Writes descriptors for `ops`, starting with the first, until one does not fit a descriptor. Returns the number
     /// written. The ring must have room for all of them.
     #[inline(always)]
-    pub(super) fn write(&mut self, ops: &[CopyOp], describe: impl Fn(&CopyOp) -> Option<Fields>) -> usize {
+    pub(super) fn write(&mut self, ops: &[CopyOp], format: Format) -> usize {
         let (descriptors, mask) = (&*self.descriptors, self.tokens.len() - 1);
         let tokens = &mut *self.tokens;
         let mut at = self.written;
         for op in ops {
-            let Some(fields) = describe(op) else { break };
+            if !format.fits(op) {
+                break;
+            }
             let descriptor = descriptors[at & mask].get();
             // SAFETY: the slot is free, so the device does not read it, and `&mut self` excludes other accesses by this
             // process.
             unsafe {
-                (*descriptor).flags_opcode = fields.flags_opcode;
-                (*descriptor).src = fields.src;
-                (*descriptor).dst = fields.dst;
-                (*descriptor).size = fields.size;
+                (*descriptor).flags_opcode = format.in_ring;
+                (*descriptor).src = op.src.expose_provenance() as u64;
+                (*descriptor).dst = op.dst.expose_provenance() as u64;
+                (*descriptor).size = op.len;
             }
-            tokens[at & mask] = fields.token;
+            tokens[at & mask] = op.token;
             at += 1;
         }
         let n = at - self.written;
@@ -98,22 +183,15 @@ impl Ring {
         n
     }
 
-    /// Returns a descriptor of the ring.
     #[inline(always)]
-    pub(super) fn descriptor(&self, at: usize) -> Descriptor {
+    fn descriptor(&self, at: usize) -> Descriptor {
         // SAFETY: descriptors are only written through `&mut self`; the device reads them and never writes them.
         unsafe { *self.descriptors[self.slot(at)].get() }
     }
 
-    /// Returns the address of a descriptor, for the list of a batch.
-    #[inline(always)]
-    pub(super) fn descriptor_address(&self, at: usize) -> u64 {
-        self.descriptors[self.slot(at)].get().addr() as u64
-    }
-
     /// Returns the descriptors from `from` to `to`, up to the end of the ring's memory.
     #[inline(always)]
-    pub(super) fn run(&self, from: usize, to: usize) -> &[Descriptor] {
+    fn run(&self, from: usize, to: usize) -> &[Descriptor] {
         let slot = self.slot(from);
         let n = (to - from).min(self.size() - slot);
         let run = &self.descriptors[slot..slot + n];
@@ -139,16 +217,6 @@ impl Ring {
     }
 }
 
-/// Returns the descriptor of a copy.
-pub(super) fn describe(copy: &CopyOp, flags: Flags) -> Descriptor {
-    Descriptor {
-        src: copy.src.expose_provenance() as u64,
-        dst: copy.dst.expose_provenance() as u64,
-        size: copy.len,
-        ..Descriptor::new(Opcode::MemoryMove, flags)
-    }
-}
-
 /// Returns the address of a completion record for use in a descriptor.
 pub(super) fn address(record: &CompletionRecord) -> u64 {
     std::ptr::from_ref(record).expose_provenance() as u64
@@ -167,21 +235,28 @@ pub(super) struct Unit {
 /// The units that the device has, oldest first.
 #[derive(Debug)]
 pub(super) struct Units {
+    /// Whether every descriptor is a unit.
+    direct: bool,
+    /// Maximum number of descriptors of a batch; 1 after the device has refused a batch.
+    max_batch: usize,
     /// Empty in direct mode, where unit N is descriptor N.
     table: Box<[Unit]>,
     /// Whether a unit was reported before an older one.
     done: Box<[bool]>,
     /// Polled records if batches are used. In direct mode the ring's records are polled.
-    pub(super) records: Box<[CompletionRecord]>,
-    pub(super) oldest: usize,
-    pub(super) next: usize,
+    records: Box<[CompletionRecord]>,
+    oldest: usize,
+    next: usize,
 }
 
 impl Units {
-    /// Creates the units for a ring of `size` descriptors.
-    pub(super) fn new(size: usize, direct: bool) -> Self {
+    /// Creates the units for a ring of `size` descriptors, with batches of at most `max_batch`.
+    pub(super) fn new(size: usize, max_batch: usize) -> Self {
+        let direct = max_batch < 2;
         let (units, batches) = if direct { (size, 0) } else { (size.min(UNITS), size.min(UNITS)) };
         Self {
+            direct,
+            max_batch: max_batch.max(1),
             table: vec![Unit::default(); batches].into(),
             done: vec![false; units].into(),
             records: (0..batches).map(|_| CompletionRecord::default()).collect(),
@@ -191,12 +266,49 @@ impl Units {
     }
 
     #[inline(always)]
-    pub(super) fn index(&self, at: usize) -> usize {
-        at & (self.done.len() - 1)
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Submits single descriptors from now on.
+    pub(super) fn disable_batches(&mut self) {
+        self.max_batch = 1;
     }
 
     #[inline(always)]
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn is_empty(&self) -> bool {
+        self.oldest == self.next
+    }
+
+    #[inline(always)]
+    pub(super) fn oldest(&self) -> usize {
+        self.oldest
+    }
+
+    #[inline(always)]
+    pub(super) fn next(&self) -> usize {
+        self.next
+    }
+
+    #[inline(always)]
+    fn index(&self, at: usize) -> usize {
+        at & (self.done.len() - 1)
+    }
+
+    /// Returns the polled record of a unit.
+    #[inline(always)]
+    pub(super) fn record<'a>(&'a self, at: usize, ring: &'a Ring) -> &'a CompletionRecord {
+        if self.direct { ring.record(at) } else { self.batch_record(at) }
+    }
+
+    /// As `record`, for a channel with batches.
+    #[inline(always)]
+    pub(super) fn batch_record(&self, at: usize) -> &CompletionRecord {
+        &self.records[self.index(at)]
+    }
+
+    #[inline(always)]
+    fn room(&self) -> usize {
         self.done.len() - (self.next - self.oldest)
     }
 
@@ -209,12 +321,67 @@ impl Units {
         }
     }
 
-    /// Adds a unit to a ring with batches.
+    /// Submits waiting descriptors of a channel in direct mode. Returns the number of entries used, at most `free`.
+    ///
+    /// # Safety
+    /// The buffers of the descriptors stay valid until the copies are completed.
     #[inline(always)]
-    pub(super) fn push(&mut self, unit: Unit) {
+    pub(super) unsafe fn submit_direct(
+        &mut self,
+        ring: &mut Ring,
+        portal: &mut Portal,
+        free: usize,
+    ) -> usize {
+        let wanted = ring.waiting().min(free);
+        let (from, to) = (ring.submitted, ring.submitted + wanted);
+        let run = ring.run(from, to);
+        // SAFETY: the descriptors are in the ring and refer to records of the channel. The caller guarantees that their
+        // buffers stay valid.
+        let mut taken = unsafe { portal.submit_burst(run) };
+        if taken == run.len() && taken < wanted {
+            // SAFETY: as for the first part of the run.
+            taken += unsafe { portal.submit_burst(ring.run(from + taken, to)) };
+        }
+        ring.submitted += taken;
+        self.next += taken;
+        taken
+    }
+
+    /// Submits a unit of waiting descriptors of a channel with batches. Returns whether it was accepted; `false` also
+    /// if no descriptor waits.
+    ///
+    /// # Safety
+    /// As [`Self::submit_direct`].
+    #[inline(always)]
+    pub(super) unsafe fn submit_unit(&mut self, ring: &mut Ring, portal: &mut Portal) -> bool {
+        let first = ring.submitted;
+        if first == ring.requested || self.room() == 0 {
+            return false;
+        }
+        let count = ring.waiting().min(self.max_batch).min(ring.size() - ring.slot(first));
         let index = self.index(self.next);
-        self.table[index] = unit;
+        let completion = address(&self.records[index]);
+        let batch = count > 1;
+        let descriptor = if batch {
+            Descriptor {
+                completion,
+                src: ring.descriptors[ring.slot(first)].get().addr() as u64,
+                size: count as u32,
+                ..Descriptor::new(Opcode::Batch, Flags::CRAV | Flags::RCR)
+            }
+        } else {
+            let alone = ring.descriptor(first);
+            Descriptor { completion, ..alone.with_flags(alone.flags() | Flags::RCR) }
+        };
+        // SAFETY: as in `submit_direct`. The batch list is in the ring, and its descriptors stay there until the batch
+        // is completed.
+        if unsafe { portal.submit(&descriptor) } == Submitted::Retry {
+            return false;
+        }
+        self.table[index] = Unit { first, count, batch };
         self.next += 1;
+        ring.submitted += count;
+        true
     }
 
     /// Records that the first `n` descriptors of a unit have been reported.
@@ -239,6 +406,12 @@ impl Units {
         self.done[index] = true;
     }
 
+    /// Removes the units before position `oldest`. They were not recorded as done.
+    #[inline(always)]
+    pub(super) fn remove_before(&mut self, oldest: usize) {
+        self.oldest = oldest;
+    }
+
     /// Removes the oldest units up to the first incomplete one.
     #[inline(always)]
     pub(super) fn advance(&mut self) {
@@ -247,5 +420,28 @@ impl Units {
             self.done[index] = false;
             self.oldest += 1;
         }
+    }
+
+    /// Returns the positions of unreported descriptors that the device has.
+    pub(super) fn unreported(&self) -> impl Iterator<Item = usize> {
+        (self.oldest..self.next).filter(|&at| !self.is_done(at)).flat_map(|at| {
+            let unit = self.unit(at);
+            unit.first..unit.first + unit.count
+        })
+    }
+
+    /// Forgets all units and the descriptors in the ring, and clears their records.
+    pub(super) fn forget(&mut self, ring: &mut Ring) {
+        (ring.oldest..ring.submitted).for_each(|at| ring.record(at).clear());
+        for at in self.oldest..self.next {
+            self.record(at, ring).clear();
+            self.set_done(at);
+        }
+        self.advance();
+        if self.direct {
+            // Unit N is descriptor N: descriptors that were never submitted are skipped in both.
+            (self.oldest, self.next) = (ring.written, ring.written);
+        }
+        (ring.oldest, ring.submitted, ring.requested) = (ring.written, ring.written, ring.written);
     }
 }

@@ -2,27 +2,30 @@
 //! parts of a copy that is longer than a descriptor allows.
 
 use arrayvec::ArrayVec;
-use offcore_dma::channel::{CopyOp, Failed, Failure};
+use offcore_dma::channel::{Completions, CopyOp, Failed, Failure, Ledger};
 
-use super::outcome::Outcome;
+use super::entries::Entries;
+use super::outcome::{Outcome, outcome};
+use super::ring::Format;
 use crate::completion::CompletionRecord;
+use crate::portal::{Portal, Submitted};
 
 /// Maximum number of descriptors outside the ring.
-pub(super) const PIECES: usize = 32;
+const PIECES: usize = 32;
 /// Number of times that a rest is submitted again after page faults.
 const TRIES: u8 = 2;
 
 /// A part of a copy that fits a descriptor.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+struct Piece {
     /// The bytes not yet copied.
-    pub(super) rest: CopyOp,
+    rest: CopyOp,
     owner: Owner,
     /// Offset of the rest in the owner's copy.
     from: u32,
     tries: u8,
-    pub(super) record: usize,
-    pub(super) in_flight: bool,
+    record: usize,
+    in_flight: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,21 +46,20 @@ struct Long {
     failed: Option<(Failure, u32)>,
 }
 
-/// Copies that have ended, until the next poll reports them.
-#[derive(Debug, Default)]
-pub(super) struct Ended {
-    pub(super) done: Vec<CopyOp>,
-    pub(super) failed: Vec<Failed>,
-}
-
+/// The copies outside the ring.
 #[derive(Debug)]
 pub(super) struct Side {
-    pub(super) pieces: ArrayVec<Piece, PIECES>,
-    pub(super) records: Box<[CompletionRecord]>,
+    pieces: ArrayVec<Piece, PIECES>,
+    records: Box<[CompletionRecord]>,
     free_records: ArrayVec<usize, PIECES>,
     long: Vec<Option<Long>>,
     longs: usize,
     max_transfer: u32,
+    /// Number of copies outside the ring that are not reported yet.
+    unreported: usize,
+    /// Copies that have ended, until the next poll reports them.
+    done: Vec<CopyOp>,
+    failed: Vec<Failed>,
 }
 
 impl Side {
@@ -69,16 +71,32 @@ impl Side {
             long: Vec::new(),
             longs: 0,
             max_transfer,
+            unreported: 0,
+            done: Vec::new(),
+            failed: Vec::new(),
         }
     }
 
+    /// Returns the number of copies outside the ring that are not reported yet.
     #[inline(always)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.pieces.is_empty() && self.longs == 0
+    pub(super) fn unreported(&self) -> usize {
+        self.unreported
     }
 
-    /// Adds a copy that is longer than a descriptor allows.
-    pub(super) fn add_long(&mut self, copy: CopyOp) {
+    /// Whether any copy has bytes that are not copied yet.
+    #[inline(always)]
+    pub(super) fn has_work(&self) -> bool {
+        !self.pieces.is_empty() || self.longs != 0
+    }
+
+    /// Accepts a copy that is empty or longer than a descriptor allows.
+    #[cold]
+    pub(super) fn add(&mut self, copy: CopyOp) {
+        self.unreported += 1;
+        if copy.len == 0 {
+            self.done.push(copy);
+            return;
+        }
         let long = Some(Long { copy, issued: 0, pieces: 0, failed: None });
         match self.long.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = long,
@@ -87,22 +105,78 @@ impl Side {
         self.longs += 1;
     }
 
-    /// Adds a copy that met a page fault, so that the rest is done. Without a free record, the copy ends with a
-    /// failure.
-    pub(super) fn resume(&mut self, copy: CopyOp, outcome: Outcome, ended: &mut Ended) {
-        let piece = Piece {
-            rest: copy,
-            owner: Owner::Whole(copy),
-            from: 0,
-            tries: 0,
-            record: usize::MAX,
-            in_flight: false,
-        };
-        self.settle(piece, outcome, ended);
+    /// Takes over a copy from the ring that did not complete in the usual way. After a page fault, the rest is
+    /// submitted again. Without a free record, the copy ends with a failure.
+    #[cold]
+    pub(super) fn take_over(&mut self, copy: CopyOp, outcome: Outcome) {
+        self.unreported += 1;
+        let (owner, record) = (Owner::Whole(copy), usize::MAX);
+        self.settle(Piece { rest: copy, owner, from: 0, tries: 0, record, in_flight: false }, outcome);
+    }
+
+    /// Creates pieces of long copies. Returns whether any piece waits for submission.
+    #[cold]
+    pub(super) fn prepare(&mut self) -> bool {
+        self.issue();
+        self.pieces.iter().any(|piece| !piece.in_flight)
+    }
+
+    /// Submits the waiting pieces, up to the number of free entries.
+    ///
+    /// # Safety
+    /// The buffers of the copies stay valid until the copies are completed.
+    #[cold]
+    pub(super) unsafe fn submit(&mut self, portal: &mut Portal, entries: &mut Entries, format: Format) {
+        for piece in self.pieces.iter_mut().filter(|piece| !piece.in_flight) {
+            let descriptor = format.describe(&piece.rest, &self.records[piece.record]);
+            // SAFETY: a piece is a part of a copy, whose buffers are valid as the caller guarantees.
+            if entries.is_full() || unsafe { portal.submit(&descriptor) } == Submitted::Retry {
+                break;
+            }
+            piece.in_flight = true;
+            entries.take(1);
+        }
+    }
+
+    /// Handles completed pieces, and releases their entries.
+    #[cold]
+    pub(super) fn reap(&mut self, entries: &mut Entries) {
+        let mut at = 0;
+        while at < self.pieces.len() {
+            let piece = self.pieces[at];
+            match self.records[piece.record].read() {
+                Some(completed) if piece.in_flight => {
+                    entries.release(1);
+                    let piece = self.pieces.swap_remove(at);
+                    self.settle(piece, outcome(&completed, piece.rest.len));
+                }
+                _ => at += 1,
+            }
+        }
+    }
+
+    /// Moves ended copies to the list of completions, up to its capacity. Returns their number.
+    #[cold]
+    pub(super) fn report(&mut self, completions: &mut Completions, ledger: &mut Ledger) -> usize {
+        let before = self.unreported;
+        while let Some(copy) = self.done.last()
+            && completions.tokens.try_push(copy.token).is_ok()
+        {
+            self.done.pop();
+            self.unreported -= 1;
+        }
+        while let Some(&failed) = self.failed.last()
+            && completions.failed.try_push(failed).is_ok()
+        {
+            self.failed.pop();
+            ledger.fail([&failed.copy]);
+            self.unreported -= 1;
+        }
+        before - self.unreported
     }
 
     /// Creates pieces of the long copies, limited by the free records.
-    pub(super) fn issue(&mut self) {
+    fn issue(&mut self) {
         if self.longs == 0 {
             return;
         }
@@ -127,7 +201,7 @@ impl Side {
     }
 
     /// Handles the end of a piece: continues with the rest, or records the outcome of its copy.
-    pub(super) fn settle(&mut self, mut piece: Piece, outcome: Outcome, ended: &mut Ended) {
+    fn settle(&mut self, mut piece: Piece, outcome: Outcome) {
         let given_up = match outcome {
             Outcome::Done => None,
             Outcome::Failed(failure) => Some(failure),
@@ -151,8 +225,8 @@ impl Side {
         self.release(piece.record);
         let failed = given_up.map(|failure| (failure, piece.from));
         match piece.owner {
-            Owner::Whole(copy) => end(copy, failed, ended),
-            Owner::Part(index) => self.end_part(index, failed, ended),
+            Owner::Whole(copy) => self.end(copy, failed),
+            Owner::Part(index) => self.end_part(index, failed),
         }
     }
 
@@ -174,7 +248,7 @@ impl Side {
         }
     }
 
-    fn end_part(&mut self, index: usize, failed: Option<(Failure, u32)>, ended: &mut Ended) {
+    fn end_part(&mut self, index: usize, failed: Option<(Failure, u32)>) {
         let Some(long) = self.long[index].as_mut() else { return };
         long.pieces -= 1;
         // The core starts at the first missing byte, so the failed part with the lowest offset counts.
@@ -191,31 +265,35 @@ impl Side {
             let Long { copy, failed, .. } = *long;
             self.long[index] = None;
             self.longs -= 1;
-            end(copy, failed, ended);
+            self.end(copy, failed);
         }
     }
 
-    /// Returns the copies that this list holds.
+    fn end(&mut self, copy: CopyOp, failed: Option<(Failure, u32)>) {
+        match failed {
+            None => self.done.push(copy),
+            Some((failure, done)) => self.failed.push(Failed { copy, failure, done }),
+        }
+    }
+
+    /// Returns the unreported copies.
     pub(super) fn copies(&self) -> impl Iterator<Item = CopyOp> {
         let whole = self.pieces.iter().filter_map(|piece| match piece.owner {
             Owner::Whole(copy) => Some(copy),
             Owner::Part(_) => None,
         });
-        whole.chain(self.long.iter().flatten().map(|long| long.copy))
+        let long = self.long.iter().flatten().map(|long| long.copy);
+        let failed = self.failed.iter().map(|failed| failed.copy);
+        whole.chain(long).chain(self.done.iter().copied()).chain(failed)
     }
 
-    /// Removes all pieces and copies. The device must no longer access their memory.
+    /// Forgets all copies. The device must no longer access their memory.
     pub(super) fn clear(&mut self) {
         self.free_records.extend(self.pieces.drain(..).map(|piece| piece.record));
         self.long.clear();
-        self.longs = 0;
-    }
-}
-
-fn end(copy: CopyOp, failed: Option<(Failure, u32)>, ended: &mut Ended) {
-    match failed {
-        None => ended.done.push(copy),
-        Some((failure, done)) => ended.failed.push(Failed { copy, failure, done }),
+        self.done.clear();
+        self.failed.clear();
+        (self.longs, self.unreported) = (0, 0);
     }
 }
 
@@ -239,75 +317,48 @@ mod tests {
     }
 
     #[test]
-    fn a_rest_is_resumed_in_either_direction() {
-        let (mut side, mut ended) = (Side::new(1 << 20), Ended::default());
-        side.resume(copy(100), Outcome::Partial { bytes: 30, backwards: false }, &mut ended);
-        let piece = side.pieces.pop().unwrap();
-        assert_eq!(fields(&piece.rest), (0x101e, 0x901e, 70), "forwards: addresses move");
-        side.settle(piece, Outcome::Partial { bytes: 20, backwards: true }, &mut ended);
-        let piece = side.pieces.pop().unwrap();
-        assert_eq!(fields(&piece.rest), (0x101e, 0x901e, 50), "backwards: only the size shrinks");
-        side.settle(piece, Outcome::Done, &mut ended);
-        assert_eq!(fields(&ended.done[0]), (0x1000, 0x9000, 100), "reported as it was asked for");
-        assert!(side.is_empty() && side.free_records.len() == PIECES);
-    }
-
-    #[test]
-    fn repeated_faults_fail_the_copy() {
-        let (mut side, mut ended) = (Side::new(1 << 20), Ended::default());
-        side.resume(copy(100), Outcome::Partial { bytes: 10, backwards: false }, &mut ended);
-        for bytes in [5, 0] {
-            let piece = side.pieces.pop().unwrap();
-            side.settle(piece, Outcome::Partial { bytes, backwards: false }, &mut ended);
-        }
-        assert!(side.is_empty());
-        let failed = ended.failed[0];
-        assert_eq!((failed.failure, failed.done, failed.copy.len), (Failure::PageFault, 15, 100));
-    }
-
-    #[test]
     fn bytes_done_from_the_end_are_not_counted() {
-        let (mut side, mut ended) = (Side::new(1 << 20), Ended::default());
-        side.resume(copy(100), Outcome::Partial { bytes: 60, backwards: true }, &mut ended);
+        let mut side = Side::new(1 << 20);
+        side.take_over(copy(100), Outcome::Partial { bytes: 60, backwards: true });
         let piece = side.pieces.pop().unwrap();
-        side.settle(piece, Outcome::Failed(Failure::Hardware), &mut ended);
-        assert_eq!((ended.failed[0].failure, ended.failed[0].done), (Failure::Hardware, 0));
+        side.settle(piece, Outcome::Failed(Failure::Hardware));
+        assert_eq!((side.failed[0].failure, side.failed[0].done), (Failure::Hardware, 0));
     }
 
     #[test]
     fn long_copy_fails_from_its_first_gap() {
-        let (mut side, mut ended) = (Side::new(64), Ended::default());
+        let mut side = Side::new(64);
         for fails in [false, true] {
-            side.add_long(copy(64 * 3 + 10));
+            side.add(copy(64 * 3 + 10));
             side.issue();
             let mut pieces: Vec<Piece> = side.pieces.drain(..).collect();
             assert_eq!(pieces.iter().map(|p| p.rest.len).collect::<Vec<_>>(), [64, 64, 64, 10]);
             assert!(pieces.iter().zip(0..).all(|(p, i)| fields(&p.rest).0 == 0x1000 + 64 * i));
             pieces.rotate_left(2);
             for (i, piece) in pieces.into_iter().enumerate() {
-                assert_eq!((ended.done.len(), ended.failed.len()), (usize::from(fails), 0));
+                assert_eq!((side.done.len(), side.failed.len()), (usize::from(fails), 0));
                 // The parts at the offsets 192 and 64 fail.
                 let outcome =
                     if fails && i % 2 == 1 { Outcome::Failed(Failure::Hardware) } else { Outcome::Done };
-                side.settle(piece, outcome, &mut ended);
+                side.settle(piece, outcome);
             }
-            assert!(side.is_empty() && side.free_records.len() == PIECES);
+            assert!(!side.has_work() && side.free_records.len() == PIECES);
         }
-        assert_eq!(ended.done.len(), 1);
-        assert_eq!((ended.failed[0].copy.len, ended.failed[0].done), (202, 64));
+        assert_eq!(side.done.len(), 1);
+        assert_eq!((side.failed[0].copy.len, side.failed[0].done), (202, 64));
     }
 
     #[test]
     fn parts_wait_for_free_records() {
-        let (mut side, mut ended) = (Side::new(16), Ended::default());
-        side.add_long(copy(16 * 100));
+        let mut side = Side::new(16);
+        side.add(copy(16 * 100));
         let mut parts = 0;
-        while !side.is_empty() {
+        while side.has_work() {
             side.issue();
             let piece = side.pieces.remove(0);
-            side.settle(piece, Outcome::Done, &mut ended);
+            side.settle(piece, Outcome::Done);
             parts += 1;
         }
-        assert_eq!((parts, ended.done.len()), (100, 1));
+        assert_eq!((parts, side.done.len()), (100, 1));
     }
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::completion::{Completed, Status};
-use crate::driver::fixture::{DeviceEnd, Tree, copy, members, record};
+use crate::descriptor::{Descriptor, Opcode};
+use crate::driver::fixture::{DeviceEnd, Tree, complete, copy, members, record};
 use crate::driver::{DsaDevice, Options};
 use crate::sim::{Faults, SimDevice, SimOptions};
 use offcore_dma::channel::{Device, Failure};
@@ -68,23 +69,22 @@ impl Rig {
         self.seen.tokens.to_vec()
     }
 
+    /// Takes out the outstanding copies. Returns their tokens.
+    fn take(&mut self) -> Vec<u32> {
+        let mut outstanding = Vec::new();
+        self.channel.take_outstanding(&mut outstanding);
+        outstanding.iter().map(|op| op.token).collect()
+    }
+
     fn used(&self) -> usize {
         self.channel.credits().used
     }
 }
 
-/// Executes a descriptor and writes its record.
+/// Executes a descriptor, whose record is zero, as the device.
 fn run(descriptor: &Descriptor) {
     assert!(record(descriptor).read().is_none(), "a record is zero when its descriptor arrives");
-    match descriptor.opcode().unwrap() {
-        Opcode::MemoryMove => copy(descriptor, 0..descriptor.size as usize),
-        Opcode::Batch => members(descriptor).iter().for_each(run),
-        Opcode::Drain => {}
-        other => panic!("{other:?} was not asked for"),
-    }
-    if descriptor.flags().contains(Flags::RCR) {
-        record(descriptor).write(&Completed::of(Status::SUCCESS));
-    }
+    complete(descriptor);
 }
 
 fn fault(completed: u32, backwards: bool) -> Completed {
@@ -295,9 +295,7 @@ fn drain_completes_the_reset() {
         run(&drain);
         assert_eq!(rig.channel.reset(), Reset::Done);
         assert_eq!(rig.poll(), [1]);
-        let mut outstanding = Vec::new();
-        rig.channel.take_outstanding(&mut outstanding);
-        assert_eq!(outstanding.iter().map(|op| op.token).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(rig.take(), [0, 2]);
         assert_eq!((rig.channel.in_flight(), rig.used(), rig.channel.room()), (0, 0, 64));
         rig.submit(3..9);
         rig.device.submitted().iter().for_each(run);
@@ -334,9 +332,7 @@ fn reset_returns_only_drained_copies() {
     assert_eq!(rig.poll(), [0]);
     assert_eq!((rig.channel.reset(), rig.poll().len()), (Reset::Done, 0));
     assert!(rig.device.submitted().is_empty(), "it would land after it was made by the core");
-    let mut outstanding = Vec::new();
-    rig.channel.take_outstanding(&mut outstanding);
-    assert_eq!(outstanding.iter().map(|op| op.token).collect::<Vec<_>>(), [1]);
+    assert_eq!(rig.take(), [1]);
     rig.submit(2..4);
     rig.device.submitted().iter().for_each(run);
     assert_eq!(rig.poll(), [2, 3]);
@@ -351,9 +347,7 @@ fn gone_device_is_closed_and_probed() {
     rig.tree.set("wq0.0/state", "disabled");
     assert_eq!(rig.channel.reset(), Reset::Done, "closing proves that nothing lands any more");
     assert_eq!((rig.channel.room(), rig.channel.submit_by()), (0, None));
-    let mut outstanding = Vec::new();
-    rig.channel.take_outstanding(&mut outstanding);
-    assert_eq!(outstanding.len(), 20);
+    assert_eq!(rig.take().len(), 20);
     assert_eq!((rig.channel.in_flight(), rig.used()), (0, 0));
     std::thread::sleep(pause);
     assert_eq!(rig.channel.room(), 64, "time to try");
@@ -378,9 +372,7 @@ fn slow_drain_times_out() {
     std::thread::sleep(Duration::from_millis(2));
     assert_eq!(rig.channel.reset(), Reset::Done);
     assert_eq!(rig.channel.room(), 64 - 20, "open again at once");
-    let mut outstanding = Vec::new();
-    rig.channel.take_outstanding(&mut outstanding);
-    assert_eq!((outstanding.len(), rig.used()), (20, 0));
+    assert_eq!((rig.take().len(), rig.used()), (20, 0));
 }
 
 #[test]
