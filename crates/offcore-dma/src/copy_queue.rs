@@ -95,7 +95,7 @@ impl<T> CopyQueue<T> {
     /// Sets the time in TSC ticks after which an incomplete copy of this queue counts as lost. It overrides the mover's
     /// value.
     pub fn set_lost_after(&mut self, mover: &mut Mover, ticks: u64) {
-        mover.parts(self.id).0.lost_after = Some(ticks);
+        mover.parts(self.id).0.watch.lost_after = Some(ticks);
     }
 
     /// Returns the number of packets in flight.

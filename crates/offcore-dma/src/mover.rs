@@ -44,6 +44,7 @@ use channels::Slot;
 use choice::Choice;
 use health::{BackOff, Health};
 use latency::Latency;
+use queue::Turns;
 use tally::Tally;
 
 /// Maximum number of channels that a queue can use.
@@ -202,8 +203,8 @@ impl Mover {
         let too_many = |_| MoverError::TooManyChannels(channels.len());
         let list = ArrayVec::try_from(channels.as_slice()).map_err(too_many)?;
         let queue = self.queue(queue);
-        (queue.mode, queue.channels, queue.turn) = (*mode, list, 0);
-        queue.weight = (*weight).max(1);
+        (queue.mode, queue.channels) = (*mode, Turns::new(list));
+        queue.share.set_weight(*weight);
         // Costs measured with other channels do not apply.
         (queue.choice, queue.tally, queue.unavailable) = (Choice::new(), Tally::default(), None);
         queue.latency = Latency::new();

@@ -74,13 +74,11 @@ impl Channels {
 
     fn plan_offload(&mut self, queue: &mut Queue, packets: usize, from: u32) -> Plan {
         let auto = queue.mode == Mode::Auto;
-        let n = queue.channels.len();
-        let left = queue.share.saturating_sub(queue.outstanding);
+        let left = queue.share.left(queue.outstanding);
         let mut best = (0, None);
         let mut in_service = false;
-        for i in 0..n {
-            let turn = queue.turn + i;
-            let candidate = queue.channels[if turn < n { turn } else { turn - n }];
+        for ahead in 0..queue.channels.all().len() {
+            let candidate = queue.channels.ahead(ahead);
             let slot = &mut self.slots[candidate.index()];
             if slot.resetting {
                 continue;
@@ -105,7 +103,7 @@ impl Channels {
                 best = (room, Some(candidate));
             }
         }
-        queue.turn = if queue.turn + 1 < n { queue.turn + 1 } else { 0 };
+        queue.channels.advance();
         if !queue.faults.is_in() && queue.outstanding == 0 {
             queue.faults.settled();
         }
@@ -234,9 +232,7 @@ impl Channels {
     /// Records that a queue has work for its channels, whether or not they accept it.
     #[inline(always)]
     fn note_work(&mut self, queue: &mut Queue) {
-        queue.worked = true;
-        if !queue.active {
-            queue.active = true;
+        if queue.share.note_work() {
             self.shares_stale = true;
         }
     }

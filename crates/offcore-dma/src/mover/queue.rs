@@ -5,6 +5,8 @@ use arrayvec::ArrayVec;
 use super::choice::Choice;
 use super::health::Health;
 use super::latency::Latency;
+use super::recovery::Watch;
+use super::shares::Share;
 use super::stats::Reason;
 use super::tally::Tally;
 use super::{ChannelId, MAX_CHANNELS_PER_QUEUE, Mode};
@@ -16,8 +18,7 @@ use crate::reorder::ReorderRing;
 pub(crate) struct Queue {
     pub(crate) ring: ReorderRing,
     pub(super) mode: Mode,
-    pub(super) channels: ArrayVec<ChannelId, MAX_CHANNELS_PER_QUEUE>,
-    pub(super) turn: usize,
+    pub(super) channels: Turns,
     pub(super) copier: Copier,
     /// In mode `auto`: the choice between core and engine, its statistics, and the reason why a chosen engine is
     /// presently not used.
@@ -26,22 +27,44 @@ pub(crate) struct Queue {
     pub(super) unavailable: Option<Reason>,
     /// Used in mode `auto` with a latency limit.
     pub(super) latency: Latency,
-    pub(super) weight: u16,
     /// Number of copies in flight in channels.
     pub(super) outstanding: usize,
     /// Number of copies given to channels so far.
     pub(super) by_engine: u64,
-    /// Number of copies that may be in flight in channels.
-    pub(super) share: usize,
-    /// Whether the queue had work for its channels in the previous period, and in the present one.
-    pub(super) active: bool,
-    pub(super) worked: bool,
+    pub(super) share: Share,
     /// Counts failures because its guest's memory was inaccessible.
     pub(super) faults: Health,
-    /// TSC ticks after which a copy counts as lost, if they differ from the mover's.
-    pub(crate) lost_after: Option<u64>,
-    /// The oldest outstanding packet at the last check, and the time since when it has been the oldest.
-    pub(super) watched: Option<(u32, u64)>,
+    pub(crate) watch: Watch,
+}
+
+/// The channels of a queue, used in turn.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    channels: ArrayVec<ChannelId, MAX_CHANNELS_PER_QUEUE>,
+    turn: usize,
+}
+
+impl Turns {
+    pub(super) fn new(channels: ArrayVec<ChannelId, MAX_CHANNELS_PER_QUEUE>) -> Self {
+        Self { channels, turn: 0 }
+    }
+
+    #[inline(always)]
+    pub(super) fn all(&self) -> &[ChannelId] {
+        &self.channels
+    }
+
+    /// Returns the channel `ahead` turns after the next one; `ahead` is less than the number of channels.
+    #[inline(always)]
+    pub(super) fn ahead(&self, ahead: usize) -> ChannelId {
+        let (n, turn) = (self.channels.len(), self.turn + ahead);
+        self.channels[if turn < n { turn } else { turn - n }]
+    }
+
+    #[inline(always)]
+    pub(super) fn advance(&mut self) {
+        self.turn = if self.turn + 1 < self.channels.len() { self.turn + 1 } else { 0 };
+    }
 }
 
 impl Queue {
@@ -50,28 +73,23 @@ impl Queue {
         Self {
             ring: ReorderRing::new(packets),
             mode: Mode::Cpu,
-            channels: ArrayVec::new(),
-            turn: 0,
+            channels: Turns::default(),
             copier,
             choice: Choice::new(),
             tally: Tally::default(),
             unavailable: None,
             latency: Latency::new(),
-            weight: 1,
             outstanding: 0,
             by_engine: 0,
-            share: 0,
-            active: false,
-            worked: false,
+            share: Share::default(),
             faults: Health::new(),
-            lost_after: None,
-            watched: None,
+            watch: Watch::default(),
         }
     }
 
     /// Whether mode `auto` has a choice for this queue.
     pub(super) fn is_auto(&self) -> bool {
-        self.mode == Mode::Auto && !self.channels.is_empty()
+        self.mode == Mode::Auto && !self.channels.all().is_empty()
     }
 
     /// Records the completions at the start of `tokens` that belong to this queue (the first does). Returns their

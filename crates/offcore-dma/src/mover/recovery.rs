@@ -9,9 +9,36 @@ use offcore_stats::tsc;
 use super::health;
 use super::{Mover, QueueId};
 use crate::channel::{CopyOp, Failed, Failure, Reset};
+use crate::reorder::ReorderRing;
 
 /// Number of polls between two checks for lost copies.
 pub(super) const LOST_CHECK: u32 = 256;
+
+/// The search for lost copies of a queue.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    /// TSC ticks after which a copy counts as lost, if they differ from the mover's.
+    pub(crate) lost_after: Option<u64>,
+    /// The oldest outstanding packet at the last check, and the time since when it has been the oldest.
+    oldest: Option<(u32, u64)>,
+}
+
+impl Watch {
+    /// Whether the oldest outstanding packet has waited for more than `lost_after` ticks.
+    fn is_late(&mut self, ring: &mut ReorderRing, now: u64, lost_after: u64) -> bool {
+        let passed = ring.passed().first().copied();
+        if passed.is_none() && (ring.in_flight() == 0 || ring.ready() != 0) {
+            self.oldest = None;
+            return false;
+        }
+        let waiting = passed.unwrap_or(ring.oldest());
+        let since = self.oldest.filter(|&(oldest, _)| oldest == waiting).map_or(now, |(_, since)| since);
+        let late = now.wrapping_sub(since) > self.lost_after.unwrap_or(lost_after);
+        // The reset gets the same time to complete. Other channels are not reset again meanwhile.
+        self.oldest = Some((waiting, if late { now } else { since }));
+        late
+    }
+}
 
 impl Mover {
     /// Completes the copies that the channel at `index` failed, and charges the channel or the queue that caused the
@@ -58,19 +85,7 @@ impl Mover {
         let now = tsc::now();
         let mut late = false;
         for queue in &mut self.queues {
-            let passed = queue.ring.passed().first().copied();
-            let waits = passed.is_some() || (queue.ring.in_flight() > 0 && queue.ring.ready() == 0);
-            let waiting = passed.unwrap_or(queue.ring.oldest());
-            queue.watched = match queue.watched {
-                _ if !waits => None,
-                Some((oldest, since)) if oldest == waiting => {
-                    let lost = now.wrapping_sub(since) > queue.lost_after.unwrap_or(self.lost_after);
-                    late |= lost;
-                    // The reset gets the same time to complete. Other channels are not reset again meanwhile.
-                    Some((oldest, if lost { now } else { since }))
-                }
-                _ => Some((waiting, now)),
-            };
+            late |= queue.watch.is_late(&mut queue.ring, now, self.lost_after);
         }
         if !late {
             return;
