@@ -70,28 +70,6 @@ fn routine_names_differ() {
     println!("available: {:?}", available().map(Routine::name).collect::<Vec<_>>());
 }
 
-#[test]
-fn copier_names_an_available_routine() {
-    let (source, mut destination) = buffers(64 * 2048);
-    let (src, dst) = (source.as_ptr(), destination.as_mut_ptr());
-    let mut copier = Copier::default();
-    for len in [64, 1526] {
-        let list: Vec<CopyOp> = (0..64)
-            .map(|i| CopyOp {
-                src: src.wrapping_add(i * 2048),
-                dst: dst.wrapping_add(i * 2048),
-                len,
-                token: 0,
-            })
-            .collect();
-        for _ in 0..1000 {
-            // SAFETY: every copy has its own 2048 bytes in both buffers.
-            unsafe { copier.copy_burst(&list) };
-            assert!(copier.routine().is_available());
-        }
-    }
-}
-
 /// A deterministic test cannot show the necessity of a fence. It can show that the bytes are there after a burst of
 /// every routine: the thread that waits for the flag finds them.
 #[test]

@@ -174,12 +174,6 @@ impl Latency {
         }
     }
 
-    /// Whether the engine is declined or being tried.
-    #[cfg(test)]
-    pub(super) fn declines(&self) -> bool {
-        self.state != State::In
-    }
-
     /// Returns the approximate longest recent latency in ticks, the number of late packets, and how often the engine
     /// was declined.
     pub(super) fn report(&self) -> (u64, u64, u64) {
@@ -259,7 +253,7 @@ mod tests {
         assert_eq!(story.latency.report().2, used);
         let gaps: Vec<u64> = story.by_engine.windows(2).map(|two| two[1] - two[0]).collect();
         assert!(gaps.is_sorted() && gaps[0] > 4000, "{gaps:?}");
-        assert!(story.latency.declines());
+        assert!(story.latency.state != State::In);
     }
 
     #[test]
@@ -268,7 +262,7 @@ mod tests {
         story.bursts(50_000, |_| 10 * MOST);
         let used = story.bursts(400_000, |_| MOST / 2);
         assert!(used > 300_000, "{used}");
-        assert!(!story.latency.declines());
+        assert!(story.latency.state == State::In);
     }
 
     #[test]
@@ -304,9 +298,9 @@ mod tests {
         latency.stamp(8, 100);
         assert!(!latency.wants_stamp(), "there is one on its way");
         latency.look(7, MOST, || 100 + MOST);
-        assert!(!latency.declines());
+        assert!(latency.state == State::In);
         latency.look(7, MOST, || 101 + MOST);
-        assert!(latency.declines() && latency.is_waiting());
+        assert!(latency.state != State::In && latency.is_waiting());
         latency.look(8, MOST, || 500 + MOST);
         assert_eq!((latency.report().1, latency.is_waiting()), (1, false));
     }

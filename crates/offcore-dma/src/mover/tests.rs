@@ -216,6 +216,49 @@ fn a_lost_copy_counts_against_the_channel() {
     assert_eq!(lane.submit(&mut mover, 4), 0);
 }
 
+/// Polls often enough for the mover to check for lost copies.
+fn poll_long(mover: &mut Mover) {
+    (0..1000).for_each(|_| mover.poll(&mut StageClock::private()));
+}
+
+#[test]
+fn new_copies_are_not_lost_at_once() {
+    // The TSC of a machine that has been up for a day exceeds the first limit. The second one is longer than 1000 polls
+    // take, even if another process has the core for a while.
+    for (limit, pause) in [(60_000, 0), (300, 300)] {
+        let (mut mover, channels, mut stepper) = sound(1);
+        mover.set_lost_after(tsc::ticks(Duration::from_millis(limit)));
+        let mut lane = Lane::new(&mut mover, Mode::Offload, &channels);
+        for _ in 0..4 {
+            lane.submit(&mut mover, 1);
+            poll_long(&mut mover);
+            assert_eq!(mover.stats().resets, 0);
+            drain(&mut mover, &mut lane, &mut stepper);
+            std::thread::sleep(Duration::from_millis(pause));
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_is_not_answered_is_lost() {
+    let (short, long) = (Duration::from_millis(1), Duration::from_secs(60));
+    // The queue's limit takes precedence over the mover's.
+    for (movers, queues) in [(short, None), (long, Some(tsc::ticks(short)))] {
+        let (mut mover, channels, mut stepper) = sound(1);
+        mover.set_lost_after(tsc::ticks(movers));
+        let mut lane = Lane::new(&mut mover, Mode::Offload, &channels);
+        if let Some(limit) = queues {
+            lane.queue.set_lost_after(&mut mover, limit);
+        }
+        lane.submit(&mut mover, 1);
+        poll_long(&mut mover);
+        std::thread::sleep(short);
+        poll_long(&mut mover);
+        assert_eq!(mover.stats().resets, 1);
+        drain(&mut mover, &mut lane, &mut stepper);
+    }
+}
+
 /// Returns the percentage of a channel's copies that belong to the second queue, while the first queue floods the
 /// channel. Both always have work; the engine makes as many copies as its ring holds.
 fn part_of_the_other(mover: &mut Mover, lanes: &mut [Lane; 2], stepper: &mut Stepper) -> usize {
@@ -233,24 +276,19 @@ fn part_of_the_other(mover: &mut Mover, lanes: &mut [Lane; 2], stepper: &mut Ste
 }
 
 #[test]
-fn flooding_queue_leaves_a_half() {
+fn flooding_queue_leaves_its_share() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lanes = [0, 1].map(|_| Lane::new(&mut mover, Mode::Offload, &channels));
-    assert!(part_of_the_other(&mut mover, &mut lanes, &mut stepper) >= 45);
+    for (weight, expected) in [(3, 20..=30), (1, 45..=100)] {
+        let binding = Binding { weight, ..Binding::new(Mode::Offload, channels.clone()) };
+        lanes[0].queue.bind(&mut mover, &binding).unwrap();
+        let part = part_of_the_other(&mut mover, &mut lanes, &mut stepper);
+        assert!(expected.contains(&part), "{part} %");
+    }
     // The test fails without shares.
     mover.switch_off_shares();
     let part = part_of_the_other(&mut mover, &mut lanes, &mut stepper);
     assert!(part < 45, "{part} % without shares");
-}
-
-#[test]
-fn weights_share_the_copies() {
-    let (mut mover, channels, mut stepper) = sound(1);
-    let mut lanes = [0, 1].map(|_| Lane::new(&mut mover, Mode::Offload, &channels));
-    let binding = Binding { weight: 3, ..Binding::new(Mode::Offload, channels) };
-    lanes[0].queue.bind(&mut mover, &binding).unwrap();
-    let part = part_of_the_other(&mut mover, &mut lanes, &mut stepper);
-    assert!((20..=30).contains(&part), "{part} %");
 }
 
 #[test]
