@@ -27,7 +27,6 @@ const MAX_INDIRECT: u32 = super::MAX_SIZE as u32;
 #[derive(Debug)]
 pub struct Queue {
     layout: Layout,
-    event_idx: bool,
     indirect: bool,
     /// Next available entry to take.
     next_avail: u16,
@@ -41,13 +40,46 @@ pub struct Queue {
     /// Difference between the positions of available entries and of the used elements that return them. It is 0, unless
     /// the driver started the queue at an entry of its choice.
     lead: u16,
+    signals: Signals,
+    region: RegionCache,
+    tables: RegionCache,
+    found: Found,
+    level: Level,
+}
+
+/// The notifications of the driver.
+#[derive(Debug)]
+struct Signals {
+    event_idx: bool,
     /// Used index at the last check for a notification.
     signalled: u16,
     /// Whether no check was made yet. The driver may have been waiting since before this device started the queue.
-    first_signal: bool,
-    region: RegionCache,
-    tables: RegionCache,
-    /// Heads of the chains that were read by `look`: `known` of them, from `next_avail` on.
+    first: bool,
+}
+
+impl Signals {
+    /// Whether the driver wants a notification about the used index `new`.
+    #[inline(always)]
+    fn is_wanted(&mut self, layout: &Layout, new: u16) -> bool {
+        let old = self.signalled;
+        if old == new {
+            return false;
+        }
+        full_barrier();
+        self.signalled = new;
+        let first = std::mem::take(&mut self.first);
+        if self.event_idx {
+            first || need_event(layout.used_event().load(Ordering::Relaxed), new, old)
+        } else {
+            layout.avail_flags().load(Ordering::Relaxed) & VIRTQ_AVAIL_F_NO_INTERRUPT == 0
+        }
+    }
+}
+
+/// The chains that [`DeviceQueue::look`] has found.
+#[derive(Debug)]
+struct Found {
+    /// Heads of the chains: `known` of them, from the next available entry on.
     heads: Box<[u16; LOOK]>,
     known: u16,
     /// Descriptors of these chains up to `read`, and the singles found among them, as read by [`DeviceQueue::singles`].
@@ -57,7 +89,27 @@ pub struct Queue {
     entries: Box<[Entry; LOOK]>,
     singles: Box<[Single; LOOK]>,
     doubles: Box<[Double; LOOK]>,
-    level: Level,
+}
+
+impl Found {
+    fn new() -> Self {
+        Self {
+            heads: Box::new([0; LOOK]),
+            known: 0,
+            read: 0,
+            entries: Box::new([Entry::default(); LOOK]),
+            singles: Box::new([Single::NONE; LOOK]),
+            doubles: Box::new([Double::NONE; LOOK]),
+        }
+    }
+
+    /// Returns the range of up to `most` chains from `ahead` on.
+    #[inline(always)]
+    fn range(&self, ahead: u16, most: u16) -> Range<usize> {
+        let known = usize::from(self.known).min(LOOK);
+        let from = usize::from(ahead).min(known);
+        from..known.min(from + usize::from(most))
+    }
 }
 
 // SAFETY: the layout's memory may be used from any thread. The region cache belongs to the memory table that it is used
@@ -71,23 +123,16 @@ impl Queue {
         let used = layout.used_idx().load(Ordering::Acquire);
         Self {
             layout,
-            event_idx,
             indirect,
             next_avail: base,
             avail_idx: base,
             next_used: used.into(),
             published: used,
             lead: base.wrapping_sub(used),
-            signalled: used,
-            first_signal: true,
+            signals: Signals { event_idx, signalled: used, first: true },
             region: RegionCache::empty(),
             tables: RegionCache::empty(),
-            heads: Box::new([0; LOOK]),
-            known: 0,
-            read: 0,
-            entries: Box::new([Entry::default(); LOOK]),
-            singles: Box::new([Single::NONE; LOOK]),
-            doubles: Box::new([Double::NONE; LOOK]),
+            found: Found::new(),
             level: Level::detect(),
         }
     }
@@ -148,20 +193,16 @@ impl Queue {
     /// Like [`Queue::head`], but uses the value read by `look` if possible.
     #[inline(always)]
     fn looked_at(&self, ahead: u16) -> Result<u16, RingError> {
-        if ahead < self.known { Ok(self.heads[usize::from(ahead) % LOOK]) } else { self.head(ahead) }
+        if ahead < self.found.known {
+            Ok(self.found.heads[usize::from(ahead) % LOOK])
+        } else {
+            self.head(ahead)
+        }
     }
 
     #[inline(always)]
     fn next_used(&self) -> u16 {
         self.next_used as u16
-    }
-
-    /// Returns the range of up to `most` entries from `ahead` on that [`DeviceQueue::look`] has found.
-    #[inline(always)]
-    fn looked_at_from(&self, ahead: u16, most: u16) -> Range<usize> {
-        let known = usize::from(self.known).min(LOOK);
-        let from = usize::from(ahead).min(known);
-        from..known.min(from + usize::from(most))
     }
 }
 
@@ -179,12 +220,12 @@ impl DeviceQueue for Queue {
     fn look(&mut self, wanted: usize) -> Result<usize, RingError> {
         let wanted = wanted.min(LOOK);
         let known = usize::from(self.available(wanted as u16)?).min(wanted);
-        (self.known, self.read) = (0, 0);
+        (self.found.known, self.found.read) = (0, 0);
         let mut done = 0;
         while done < known {
             let position = self.next_avail.wrapping_add(done as u16);
             let run = (known - done).min(self.layout.before_wrap(position));
-            let heads = &mut self.heads[done..done + run];
+            let heads = &mut self.found.heads[done..done + run];
             // SAFETY: `run` entries follow before the end of the available ring, which stays mapped as long as the
             // layout and is aligned to 2. The CPU supports the level.
             let found = unsafe {
@@ -197,7 +238,7 @@ impl DeviceQueue for Queue {
             heads.iter().for_each(|&head| prefetch::read(self.layout.desc_at(head)));
             done += run;
         }
-        self.known = known as u16;
+        self.found.known = known as u16;
         Ok(known)
     }
 
@@ -208,21 +249,22 @@ impl DeviceQueue for Queue {
 
     #[inline(always)]
     fn singles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &mut [Single] {
-        let Range { start: from, end: to } = self.looked_at_from(ahead, most);
+        let Self { found, region, level, .. } = self;
+        let Range { start: from, end: to } = found.range(ahead, most);
         // Until the next look, `ahead` only increases, so all entries below `read` were read.
-        let unread = usize::from(self.read).clamp(from, to);
-        self.read = self.read.max(to as u16);
-        let heads = &self.heads[unread..to];
+        let unread = usize::from(found.read).clamp(from, to);
+        found.read = found.read.max(to as u16);
+        let heads = &found.heads[unread..to];
         // SAFETY: `look` has compared the heads with the size, so each descriptor is in the table, which is aligned to
         // 16 and stays mapped as long as the layout. The CPU supports the level.
         unsafe {
-            let unread = &mut self.entries[unread..to];
-            lines::read_descriptors(self.level, self.layout.desc_at(0), heads, unread);
+            let unread = &mut found.entries[unread..to];
+            lines::read_descriptors(*level, self.layout.desc_at(0), heads, unread);
         }
-        let entries = &self.entries[from..to];
-        let singles = &mut self.singles[from..to];
-        let found = resolve(self.level, entries, singles, memory, wanted, &mut self.region);
-        &mut singles[..found]
+        let entries = &found.entries[from..to];
+        let singles = &mut found.singles[from..to];
+        let resolved = resolve(*level, entries, singles, memory, wanted, region);
+        &mut singles[..resolved]
     }
 
     fn doubles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &[Double] {
@@ -230,13 +272,13 @@ impl DeviceQueue for Queue {
             return &[];
         }
         // Uses the entries that `singles` has read, beginning where it stopped.
-        let Range { start: from, end: to } = self.looked_at_from(ahead, most);
-        let to = to.min(self.read.into()).max(from);
-        let Self { region: buffers, tables, .. } = self;
+        let Self { region: buffers, tables, found, .. } = self;
+        let Range { start: from, end: to } = found.range(ahead, most);
+        let to = to.min(found.read.into()).max(from);
         let mut tables = Tables { order: Order::Linked, memory, wanted, buffers, tables };
-        let doubles = &mut self.doubles[from..to];
-        let found = tables.resolve(&self.entries[from..to], &mut self.singles[from..to], doubles);
-        &doubles[..found]
+        let doubles = &mut found.doubles[from..to];
+        let resolved = tables.resolve(&found.entries[from..to], &mut found.singles[from..to], doubles);
+        &doubles[..resolved]
     }
 
     fn walk(
@@ -288,7 +330,7 @@ impl DeviceQueue for Queue {
     fn consume(&mut self, entries: u16) {
         debug_assert!(entries <= self.avail_idx.wrapping_sub(self.next_avail));
         self.next_avail = self.next_avail.wrapping_add(entries);
-        self.known = 0;
+        self.found.known = 0;
     }
 
     #[inline(always)]
@@ -305,7 +347,7 @@ impl DeviceQueue for Queue {
             Direction::Readable => 0,
             Direction::Writable => u32::MAX,
         };
-        let found = self.singles.get(usize::from(ahead)..).unwrap_or_default();
+        let found = self.found.singles.get(usize::from(ahead)..).unwrap_or_default();
         let mut singles = &found[..usize::from(count)];
         while !singles.is_empty() {
             let room = self.layout.before_wrap(self.next_used());
@@ -330,22 +372,11 @@ impl DeviceQueue for Queue {
 
     #[inline(always)]
     fn needs_notification(&mut self) -> bool {
-        let (old, new) = (self.signalled, self.published);
-        if old == new {
-            return false;
-        }
-        full_barrier();
-        self.signalled = new;
-        let first = std::mem::take(&mut self.first_signal);
-        if self.event_idx {
-            first || need_event(self.layout.used_event().load(Ordering::Relaxed), new, old)
-        } else {
-            self.layout.avail_flags().load(Ordering::Relaxed) & VIRTQ_AVAIL_F_NO_INTERRUPT == 0
-        }
+        self.signals.is_wanted(&self.layout, self.published)
     }
 
     fn set_notification(&mut self, wanted: bool) {
-        if self.event_idx {
+        if self.signals.event_idx {
             // The preceding index is almost 65536 entries ahead, so a busy driver kicks only once per 65536 chains.
             let event = if wanted { self.next_avail } else { self.next_avail.wrapping_sub(1) };
             self.layout.avail_event().store(event, Ordering::Relaxed);
