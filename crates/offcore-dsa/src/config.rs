@@ -1,7 +1,6 @@
 //! The layout of a device: groups, work queues and DSA engines, with accel-config's names.
 //!
-//! * [`DeviceConfig`]: a layout. [`profile`] and [`preset`] return built-in layouts, [`one_line`] parses a one-line
-//!   form,
+//! * [`DeviceConfig`]: a layout. [`profile`] returns a built-in layout, [`one_line`] parses a one-line form,
 //! * [`Capabilities`]: the limits of a device's layout; [`check`]: every rule of the specification by name,
 //! * [`json`]: accel-config's files; [`commands`]: accel-config's command lines,
 //! * [`sysfs`]: the present layout as the kernel reports it; [`apply`]: changes of the layout.
@@ -18,7 +17,7 @@ pub mod sysfs;
 use std::path::PathBuf;
 
 pub use capabilities::Capabilities;
-pub use layouts::{BUILT_IN, OneLine, built_in, one_line, preset, profile};
+pub use layouts::{BUILT_IN, OneLine, built_in, one_line, profile};
 pub use rules::{Rule, RuleBroken, check};
 
 use crate::wq::{OpSet, WqMode};

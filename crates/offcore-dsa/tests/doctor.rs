@@ -5,7 +5,7 @@
 mod fixtures;
 
 use fixtures::{PCI, RELEASE, Tree};
-use offcore_dsa::config::{Capabilities, built_in, preset, profile};
+use offcore_dsa::config::{Capabilities, built_in, profile};
 use offcore_dsa::doctor::{System, examine};
 use offcore_stats::finding::{Finding, Report, Verdict};
 
@@ -247,7 +247,7 @@ fn broken_12_nothing_is_configured() {
     tree.remove(DSA0);
     tree.remove("dev/dsa");
     let caps = Capabilities::spr();
-    let mut empty = preset("vhost").unwrap();
+    let mut empty = profile("vhost").unwrap();
     empty.wqs.iter_mut().for_each(|wq| *wq = Default::default());
     tree.device(&empty, &caps);
     let expected = [("device-state", "dsa0"), ("layout", "dsa0"), ("user-queues", "system")];

@@ -6,8 +6,6 @@
 
 #[path = "spec/batches.rs"]
 mod batches;
-#[path = "spec/configuration.rs"]
-mod configuration;
 #[path = "spec/errors.rs"]
 mod errors;
 #[path = "spec/faults.rs"]

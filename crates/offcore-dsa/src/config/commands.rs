@@ -1,6 +1,8 @@
 //! A layout as accel-config command lines: the output of `configure --print`, and text for scripts.
 
-use super::{Capabilities, DeviceConfig, Group, WqConfig, json};
+use serde_json::Value;
+
+use super::{Capabilities, DeviceConfig, WqConfig, json};
 use crate::wq::WqMode;
 
 /// Returns the commands in the order in which they must be given, for a disabled device.
@@ -15,9 +17,9 @@ pub fn commands(config: &DeviceConfig, device: &Capabilities) -> Vec<String> {
         settings.push(format!("--event-log-size={size}"));
     }
     line(&mut lines, format!("accel-config config-device {name}"), &settings);
-    for (number, group) in config.groups.iter().enumerate() {
+    for number in 0..config.groups.len() {
         let command = format!("accel-config config-group {name}/{}", config.group_name(number));
-        line(&mut lines, command, &group_settings(group, device));
+        line(&mut lines, command, &group_settings(config, number, device));
     }
     for (number, group) in config.engines.iter().enumerate() {
         if let Some(group) = group {
@@ -27,7 +29,7 @@ pub fn commands(config: &DeviceConfig, device: &Capabilities) -> Vec<String> {
     }
     for (number, wq) in config.used_wqs() {
         let command = format!("accel-config config-wq {name}/{}", config.wq_name(number));
-        line(&mut lines, command, &wq_settings(wq));
+        line(&mut lines, command, &wq_settings(config, number, wq));
     }
     lines.push(format!("accel-config enable-device {name}"));
     let enable = config.used_wqs();
@@ -48,59 +50,30 @@ fn line(lines: &mut Vec<String>, command: String, settings: &[String]) {
     }
 }
 
-fn group_settings(group: &Group, device: &Capabilities) -> Vec<String> {
-    let mut settings = Vec::new();
-    let mut set = |name: &str, value: u32| settings.push(format!("--{name}={value}"));
-    if group.use_read_buffer_limit {
-        set("use-read-buffer-limit", 1);
-    }
-    if group.read_buffers_reserved > 0 {
-        set("read-buffers-reserved", group.read_buffers_reserved);
-    }
-    if let Some(allowed) = group.read_buffers_allowed {
-        set("read-buffers-allowed", allowed);
-    }
-    // accel-config refuses to set traffic classes of version 1 devices.
-    if device.version >= 0x200 {
-        if let Some(class) = group.traffic_class_a {
-            set("traffic-class-a", class);
-        }
-        if let Some(class) = group.traffic_class_b {
-            set("traffic-class-b", class);
-        }
-    }
-    if group.desc_progress_limit > 0 {
-        set("desc-progress-limit", group.desc_progress_limit);
-    }
-    if group.batch_progress_limit > 0 {
-        set("batch-progress-limit", group.batch_progress_limit);
-    }
-    settings
+/// Returns the options for the settings in an object of accel-config's file that `is_given` selects.
+fn settings(object: &Value, is_given: impl Fn(&str, &Value) -> bool) -> Vec<String> {
+    let fields = object.as_object().into_iter().flatten();
+    let scalars = fields.filter(|(key, value)| *key != "dev" && !value.is_array() && is_given(key, value));
+    let option = |(key, value): (&String, &Value)| {
+        let name = if key == "size" { "wq-size".into() } else { key.replace('_', "-") };
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        format!("--{name}={}", if value.is_null() { "-1" } else { &text })
+    };
+    scalars.map(option).collect()
 }
 
-fn wq_settings(wq: &WqConfig) -> Vec<String> {
-    let mut settings = vec![
-        format!("--group-id={}", wq.group.map_or("-1".into(), |group| group.to_string())),
-        format!("--mode={}", wq.mode),
-        format!("--wq-size={}", wq.size),
-        format!("--priority={}", wq.priority),
-        format!("--type={}", wq.kind.name()),
-        format!("--name={}", wq.label),
-        format!("--driver-name={}", wq.driver_name),
-        format!("--block-on-fault={}", u8::from(wq.block_on_fault)),
-        format!("--max-batch-size={}", wq.max_batch_size),
-        format!("--max-transfer-size={}", wq.max_transfer_size),
-    ];
-    if wq.mode == WqMode::Shared {
-        settings.push(format!("--threshold={}", wq.threshold));
-    }
-    for (name, on) in [("ats-disable", wq.ats_disable), ("prs-disable", wq.prs_disable)] {
-        if on {
-            settings.push(format!("--{name}=1"));
-        }
-    }
-    if let Some(ops) = &wq.op_config {
-        settings.push(format!("--op-config={}", json::op_text(ops)));
-    }
-    settings
+fn group_settings(config: &DeviceConfig, number: usize, device: &Capabilities) -> Vec<String> {
+    settings(&json::group_json(config, number), |key, value| match key {
+        // accel-config refuses to set traffic classes of version 1 devices.
+        "traffic_class_a" | "traffic_class_b" => device.version >= 0x200,
+        _ => value != 0,
+    })
+}
+
+fn wq_settings(config: &DeviceConfig, number: usize, wq: &WqConfig) -> Vec<String> {
+    settings(&json::wq_json(config, number, wq), |key, value| match key {
+        "threshold" => wq.mode == WqMode::Shared,
+        "ats_disable" | "prs_disable" => value == 1,
+        _ => true,
+    })
 }

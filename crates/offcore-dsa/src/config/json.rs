@@ -58,9 +58,9 @@ pub fn parse(text: &str) -> Result<Loaded, ConfigError> {
             "expected an array of devices: [ { \"dev\": \"dsa0\", \"groups\": [ … ] } ]",
         ));
     };
-    let mut reader = Reader { loaded: Loaded::default(), broken: Vec::new() };
+    let mut reader = Reader::default();
     for device in devices {
-        reader.device(object(device, "a device")?)?;
+        reader.device(device)?;
     }
     match reader.broken.is_empty() {
         true => Ok(reader.loaded),
@@ -70,13 +70,6 @@ pub fn parse(text: &str) -> Result<Loaded, ConfigError> {
 
 fn wrong(place: impl Display, problem: impl Into<String>) -> ConfigError {
     ConfigError::Json { place: place.to_string(), problem: problem.into() }
-}
-
-fn object(value: Value, place: &str) -> Result<Map<String, Value>, ConfigError> {
-    match value {
-        Value::Object(map) => Ok(map),
-        other => Err(wrong(place, format!("found {other}, expected an object"))),
-    }
 }
 
 /// Replaces commas before a closing bracket by spaces, so that line and column numbers stay the same.
@@ -107,50 +100,60 @@ fn without_trailing_commas(text: &str) -> String {
     String::from_utf8(bytes).unwrap_or_else(|_| text.into())
 }
 
+#[derive(Default)]
 struct Reader {
     loaded: Loaded,
     broken: Vec<RuleBroken>,
+    /// The device that is being read.
+    config: DeviceConfig,
 }
 
 impl Reader {
-    fn device(&mut self, mut map: Map<String, Value>) -> Result<(), ConfigError> {
-        let name = take_name(&mut map, "dev", "a device", "dsa")?;
+    fn device(&mut self, device: Value) -> Result<(), ConfigError> {
+        let mut fields = Fields::of(device, "a device".into(), "dsa")?;
+        let name = fields.place.clone();
         if !name.starts_with("dsa") {
             self.loaded.ignored.push(format!("{name}: no DSA device"));
             return Ok(());
         }
-        let number = device_number(&name);
-        let mut config = DeviceConfig { name: name.clone(), ..DeviceConfig::default() };
-        let mut fields = Fields { place: name.clone(), map };
-        config.read_buffer_limit = fields.number(&["read_buffer_limit", "token_limit"])?.unwrap_or(0);
-        config.event_log_size = fields.number(&["event_log_size"])?.filter(|size| *size > 0);
+        self.config = DeviceConfig {
+            name,
+            read_buffer_limit: fields.number(&["read_buffer_limit", "token_limit"])?.unwrap_or(0),
+            event_log_size: fields.number(&["event_log_size"])?.filter(|size| *size > 0),
+            ..DeviceConfig::default()
+        };
         let groups = fields.array("groups")?;
-        let loose = [fields.array("ungrouped_workqueues")?, fields.array("ungrouped_engines")?];
-        self.rest(fields, DEVICE_FACTS);
+        let parts = [fields.array("ungrouped_workqueues")?, fields.array("ungrouped_engines")?];
+        let place = self.rest(fields, DEVICE_FACTS);
         for group in groups {
-            self.group(object(group, &format!("{name}: a group"))?, &mut config, number)?;
+            self.group(group)?;
         }
-        let [wqs, engines] = loose;
-        for wq in wqs {
-            self.wq(object(wq, &format!("{name}: a work queue"))?, &mut config, number, None)?;
-        }
-        for engine in engines {
-            self.engine(object(engine, &format!("{name}: an engine"))?, &mut config, number, None)?;
-        }
-        self.loaded.devices.push(config);
+        self.parts(&place, parts, None)?;
+        self.loaded.devices.push(std::mem::take(&mut self.config));
         Ok(())
     }
 
-    fn group(
+    /// Reads work queues and engines, which are in a group or not.
+    fn parts(
         &mut self,
-        mut map: Map<String, Value>,
-        config: &mut DeviceConfig,
-        device: Option<u32>,
+        place: &str,
+        parts: [Vec<Value>; 2],
+        group: Option<usize>,
     ) -> Result<(), ConfigError> {
-        let name = take_name(&mut map, "dev", &format!("{}: a group", config.name), "group0.")?;
-        let index = index(&name, "group", device)?;
-        let mut fields = Fields { place: name, map };
-        let group = Group {
+        let [wqs, engines] = parts;
+        for wq in wqs {
+            self.wq(Fields::of(wq, format!("{place}: a work queue"), "wq0.")?, group)?;
+        }
+        for engine in engines {
+            self.engine(Fields::of(engine, format!("{place}: an engine"), "engine0.")?, group)?;
+        }
+        Ok(())
+    }
+
+    fn group(&mut self, group: Value) -> Result<(), ConfigError> {
+        let mut fields = Fields::of(group, format!("{}: a group", self.config.name), "group0.")?;
+        let index = self.index(&fields.place, "group")?;
+        *at(&mut self.config.groups, index) = Group {
             // accel-config writes -1 for a value that the device does not report.
             traffic_class_a: fields.number(&["traffic_class_a"])?,
             traffic_class_b: fields.number(&["traffic_class_b"])?,
@@ -164,31 +167,14 @@ impl Reader {
             desc_progress_limit: fields.number(&["desc_progress_limit"])?.unwrap_or_default(),
             batch_progress_limit: fields.number(&["batch_progress_limit"])?.unwrap_or_default(),
         };
-        let (wqs, engines) = (fields.array("grouped_workqueues")?, fields.array("grouped_engines")?);
-        let place = fields.place.clone();
-        self.rest(fields, "");
-        *at(&mut config.groups, index) = group;
-        for wq in wqs {
-            let map = object(wq, &format!("{place}: a work queue"))?;
-            self.wq(map, config, device, Some(index))?;
-        }
-        for engine in engines {
-            let map = object(engine, &format!("{place}: an engine"))?;
-            self.engine(map, config, device, Some(index))?;
-        }
-        Ok(())
+        let parts = [fields.array("grouped_workqueues")?, fields.array("grouped_engines")?];
+        let place = self.rest(fields, "");
+        self.parts(&place, parts, Some(index))
     }
 
-    fn wq(
-        &mut self,
-        mut map: Map<String, Value>,
-        config: &mut DeviceConfig,
-        device: Option<u32>,
-        in_group: Option<usize>,
-    ) -> Result<(), ConfigError> {
-        let name = take_name(&mut map, "dev", &format!("{}: a work queue", config.name), "wq0.")?;
-        let index = index(&name, "wq", device)?;
-        let mut fields = Fields { place: name.clone(), map };
+    fn wq(&mut self, mut fields: Fields, in_group: Option<usize>) -> Result<(), ConfigError> {
+        let name = fields.place.clone();
+        let index = self.index(&name, "wq")?;
         let default = WqConfig::default();
         let kind = fields
             .word("type", &[("user", WqType::User), ("kernel", WqType::Kernel), ("none", WqType::None)])?;
@@ -200,18 +186,11 @@ impl Reader {
                 .unwrap_or_default(),
             size: fields.number(&["size"])?.unwrap_or_default(),
             threshold: fields.number(&["threshold"])?.unwrap_or_default(),
-            group: self.group_of(&name, in_group, said, config),
+            group: self.group_of(&name, in_group, said),
             priority: fields.number(&["priority"])?.unwrap_or(default.priority),
             block_on_fault: fields.switch(&["block_on_fault"])?,
-            // 0 means the device's own value.
-            max_batch_size: fields
-                .number::<u32>(&["max_batch_size"])?
-                .filter(|size| *size > 0)
-                .unwrap_or(default.max_batch_size),
-            max_transfer_size: fields
-                .number::<u64>(&["max_transfer_size"])?
-                .filter(|size| *size > 0)
-                .unwrap_or(default.max_transfer_size),
+            max_batch_size: fields.maximum("max_batch_size")?.unwrap_or(default.max_batch_size),
+            max_transfer_size: fields.maximum("max_transfer_size")?.unwrap_or(default.max_transfer_size),
             kind,
             label: fields.text("name")?.unwrap_or_default(),
             // Files written for Linux before 6.7 do not name the driver. Each type of queue had only one then.
@@ -228,79 +207,74 @@ impl Reader {
             op_config: fields.op_config()?,
         };
         self.rest(fields, WQ_FACTS);
-        let slot = at(&mut config.wqs, index);
-        if let (Some(first), Some(second)) = (slot.group, wq.group)
-            && first != second
-        {
-            self.two_groups(Rule::WqInOneGroup, name, first, second, "exactly one group");
-        }
-        *at(&mut config.wqs, index) = wq;
+        let (group, slot) = (wq.group, at(&mut self.config.wqs, index));
+        let earlier = std::mem::replace(slot, wq).group;
+        self.one_group(Rule::WqInOneGroup, name, [earlier, group], "exactly one group");
         Ok(())
     }
 
-    fn engine(
-        &mut self,
-        mut map: Map<String, Value>,
-        config: &mut DeviceConfig,
-        device: Option<u32>,
-        in_group: Option<usize>,
-    ) -> Result<(), ConfigError> {
-        let name = take_name(&mut map, "dev", &format!("{}: an engine", config.name), "engine0.")?;
-        let index = index(&name, "engine", device)?;
-        let mut fields = Fields { place: name.clone(), map };
+    fn engine(&mut self, mut fields: Fields, in_group: Option<usize>) -> Result<(), ConfigError> {
+        let name = fields.place.clone();
+        let index = self.index(&name, "engine")?;
         let said = fields.integer(&["group_id"])?;
         self.rest(fields, "");
-        let group = self.group_of(&name, in_group, said, config);
-        let slot = at(&mut config.engines, index);
-        if let (Some(first), Some(second)) = (*slot, group)
-            && first != second
-        {
-            self.two_groups(Rule::EngineInOneGroup, name, first, second, "one group at most");
-        }
-        *at(&mut config.engines, index) = group;
+        let group = self.group_of(&name, in_group, said);
+        let earlier = std::mem::replace(at(&mut self.config.engines, index), group);
+        self.one_group(Rule::EngineInOneGroup, name, [earlier, group], "one group at most");
         Ok(())
     }
 
     /// Returns the group of a queue or engine: its own `group_id`, or else the group that contains it in the file.
-    fn group_of(
-        &mut self,
-        name: &str,
-        in_group: Option<usize>,
-        said: Option<i64>,
-        config: &mut DeviceConfig,
-    ) -> Option<usize> {
-        let group = match (in_group, said) {
-            (Some(outer), Some(said)) if said >= 0 && said as usize != outer => {
+    fn group_of(&mut self, name: &str, in_group: Option<usize>, said: Option<i64>) -> Option<usize> {
+        let said_group = said.and_then(|said| usize::try_from(said).ok());
+        let group = match (in_group, said_group) {
+            (Some(outer), Some(_)) => {
                 let rule = if name.starts_with("wq") { Rule::WqInOneGroup } else { Rule::EngineInOneGroup };
-                self.two_groups(
+                self.one_group(
                     rule,
                     name.into(),
-                    outer,
-                    said as usize,
+                    [in_group, said_group],
                     "the group_id of the group it stands in",
                 );
-                return Some(outer);
+                Some(outer)
             }
-            (_, Some(said)) if said >= 0 => Some(said as usize),
-            (Some(outer), None) => Some(outer),
-            _ => None,
+            (None, Some(said)) => Some(said),
+            (outer, None) => outer.filter(|_| said.is_none()),
         };
         if let Some(group) = group.filter(|group| *group < LARGEST) {
-            at(&mut config.groups, group);
+            at(&mut self.config.groups, group);
         }
         group
     }
 
-    fn two_groups(&mut self, rule: Rule, place: String, first: usize, second: usize, allowed: &str) {
-        let found = format!("groups {first} and {second}");
-        self.broken.push(RuleBroken { rule, place, found, allowed: allowed.into() });
+    /// Reports a violation of a rule if two different groups are given.
+    fn one_group(&mut self, rule: Rule, place: String, groups: [Option<usize>; 2], allowed: &str) {
+        if let [Some(first), Some(second)] = groups
+            && first != second
+        {
+            let found = format!("groups {first} and {second}");
+            self.broken.push(RuleBroken { rule, place, found, allowed: allowed.into() });
+        }
     }
 
-    /// Reports the fields that were not read.
-    fn rest(&mut self, fields: Fields, facts: &str) {
-        let place = &fields.place;
-        let unknown = fields.map.keys().filter(|key| !facts.split(' ').any(|fact| fact == *key));
+    /// Reports the fields that were not read. Returns the object's name.
+    fn rest(&mut self, fields: Fields, facts: &str) -> String {
+        let Fields { place, map } = fields;
+        let unknown = map.keys().filter(|key| !facts.split(' ').any(|fact| fact == *key));
         self.loaded.ignored.extend(unknown.map(|key| format!("{place}: key '{key}' is not known")));
+        place
+    }
+
+    /// Returns the index: 1 for `wq0.1` of device 0.
+    fn index(&self, name: &str, kind: &str) -> Result<usize, ConfigError> {
+        let device = self.config.number();
+        let numbers = name.strip_prefix(kind).and_then(|rest| rest.split_once('.'));
+        let index = numbers.filter(|(number, _)| number.parse().ok() == device);
+        let index = index.and_then(|(_, index)| index.parse().ok()).filter(|index| *index < LARGEST);
+        index.ok_or_else(|| {
+            let device = device.unwrap_or_default();
+            wrong(name, format!("expected a name from {kind}{device}.0 to {kind}{device}.{}", LARGEST - 1))
+        })
     }
 }
 
@@ -315,34 +289,6 @@ fn at<T: Default + Clone>(list: &mut Vec<T>, index: usize) -> &mut T {
     &mut list[index]
 }
 
-/// Takes a name such as `dsa0`.
-fn take_name(
-    map: &mut Map<String, Value>,
-    key: &str,
-    place: &str,
-    example: &str,
-) -> Result<String, ConfigError> {
-    match map.remove(key) {
-        Some(Value::String(name)) if device_number(&name).is_some() => Ok(name),
-        Some(other) => {
-            Err(wrong(place, format!("\"dev\": found {other}, expected a name such as \"{example}0\"")))
-        }
-        None => Err(wrong(place, format!("no \"dev\": expected a name such as \"{example}0\""))),
-    }
-}
-
-/// Returns the index: 1 for `wq0.1` of device 0.
-fn index(name: &str, kind: &str, device: Option<u32>) -> Result<usize, ConfigError> {
-    let numbers = name.strip_prefix(kind).and_then(|rest| rest.split_once('.'));
-    let index = numbers.and_then(|(number, index)| {
-        (number.parse().ok() == device).then(|| index.parse().ok()).flatten().filter(|index| *index < LARGEST)
-    });
-    index.ok_or_else(|| {
-        let device = device.unwrap_or_default();
-        wrong(name, format!("expected a name from {kind}{device}.0 to {kind}{device}.{}", LARGEST - 1))
-    })
-}
-
 /// The fields of an object, taken one by one.
 struct Fields {
     place: String,
@@ -350,12 +296,33 @@ struct Fields {
 }
 
 impl Fields {
+    /// Returns the fields of the object `value`, whose name is like `example`.
+    fn of(value: Value, place: String, example: &str) -> Result<Self, ConfigError> {
+        let mut map = match value {
+            Value::Object(map) => map,
+            other => return Err(wrong(place, format!("found {other}, expected an object"))),
+        };
+        let problem = match map.remove("dev") {
+            Some(Value::String(name)) if device_number(&name).is_some() => {
+                return Ok(Self { place: name, map });
+            }
+            Some(other) => format!("\"dev\": found {other}"),
+            None => "no \"dev\"".into(),
+        };
+        Err(wrong(place, format!("{problem}: expected a name such as \"{example}0\"")))
+    }
+
+    /// Returns the place of a field, for errors.
+    fn at(&self, key: &str) -> String {
+        format!("{}: \"{key}\"", self.place)
+    }
+
     /// Takes the value of the first of these keys that exists. Later keys are older names of the same setting.
     fn take(&mut self, keys: &[&str]) -> Option<(String, Value)> {
         let mut found = None;
         for key in keys {
             if let Some(value) = self.map.remove(*key) {
-                found = found.or(Some((format!("{}: \"{key}\"", self.place), value)));
+                found = found.or(Some((self.at(key), value)));
             }
         }
         found
@@ -378,12 +345,17 @@ impl Fields {
         if number == -1 {
             return Ok(None);
         }
-        T::try_from(number).map(Some).map_err(|_| {
-            wrong(
-                format!("{}: \"{}\"", self.place, keys[0]),
-                format!("found {number}, which is out of range"),
-            )
-        })
+        T::try_from(number)
+            .map(Some)
+            .map_err(|_| wrong(self.at(keys[0]), format!("found {number}, which is out of range")))
+    }
+
+    /// Takes a maximum. 0 means the device's own value.
+    fn maximum<T: TryFrom<i64> + Default + PartialEq>(
+        &mut self,
+        key: &str,
+    ) -> Result<Option<T>, ConfigError> {
+        Ok(self.number(&[key])?.filter(|maximum| *maximum != T::default()))
     }
 
     /// Takes a switch: 0 or 1.
@@ -391,10 +363,7 @@ impl Fields {
         match self.number::<u64>(keys)? {
             None | Some(0) => Ok(false),
             Some(1) => Ok(true),
-            Some(found) => Err(wrong(
-                format!("{}: \"{}\"", self.place, keys[0]),
-                format!("found {found}, expected 0 or 1"),
-            )),
+            Some(found) => Err(wrong(self.at(keys[0]), format!("found {found}, expected 0 or 1"))),
         }
     }
 
@@ -412,7 +381,7 @@ impl Fields {
         known.map(|(_, value)| Some(*value)).ok_or_else(|| {
             let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
             let problem = format!("found \"{found}\", expected one of {}", names.join(", "));
-            wrong(format!("{}: \"{key}\"", self.place), problem)
+            wrong(self.at(key), problem)
         })
     }
 
@@ -420,7 +389,7 @@ impl Fields {
         let Some(text) = self.text("op_config")? else { return Ok(None) };
         op_set(&text).map(Some).ok_or_else(|| {
             let problem = format!("found \"{text}\", expected hexadecimal digits in groups of 8 with commas");
-            wrong(format!("{}: \"op_config\"", self.place), problem)
+            wrong(self.at("op_config"), problem)
         })
     }
 
@@ -428,9 +397,7 @@ impl Fields {
         match self.map.remove(key) {
             None => Ok(Vec::new()),
             Some(Value::Array(list)) => Ok(list),
-            Some(other) => {
-                Err(wrong(format!("{}: \"{key}\"", self.place), format!("found {other}, expected an array")))
-            }
+            Some(other) => Err(wrong(self.at(key), format!("found {other}, expected an array"))),
         }
     }
 }
@@ -480,7 +447,7 @@ pub fn device_json(config: &DeviceConfig) -> Value {
     device
 }
 
-fn group_json(config: &DeviceConfig, number: usize) -> Value {
+pub(super) fn group_json(config: &DeviceConfig, number: usize) -> Value {
     let group = &config.groups[number];
     let mut json = json!({
         "dev": config.group_name(number),
@@ -505,7 +472,7 @@ fn group_json(config: &DeviceConfig, number: usize) -> Value {
     json
 }
 
-fn wq_json(config: &DeviceConfig, number: usize, wq: &WqConfig) -> Value {
+pub(super) fn wq_json(config: &DeviceConfig, number: usize, wq: &WqConfig) -> Value {
     let mut json = json!({
         "dev": config.wq_name(number),
         "mode": wq.mode.to_string(),

@@ -30,16 +30,6 @@ pub fn profile(name: &str) -> Result<DeviceConfig, ConfigError> {
     Ok(loaded.devices.swap_remove(0))
 }
 
-/// Returns a layout of the guides, for a device of the first generation.
-///
-/// # Errors
-/// [`ConfigError::UnknownName`].
-pub fn preset(name: &str) -> Result<DeviceConfig, ConfigError> {
-    let known = ["vhost", "vpp", "mtcp", "dpdk"].contains(&name);
-    let config = if known { built_in(name, &Capabilities::spr()) } else { None };
-    config.ok_or_else(|| ConfigError::UnknownName { found: name.into() })
-}
-
 /// Returns the layout of this name for a device with these capabilities; `None` for an unknown name.
 pub fn built_in(name: &str, device: &Capabilities) -> Option<DeviceConfig> {
     let layout = Layout::new(device);
