@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use offcore_dsa::Portal;
-use offcore_dsa::ops::{DoneBy, Engine, Operation, Options};
+use offcore_dsa::ops::{DoneBy, Engine, Operation};
 use offcore_dsa::sim::SimDevice;
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::host::HostDevice;
@@ -64,7 +64,7 @@ fn by_dsa(call: impl FnOnce(&mut Engine)) {
         });
         let wq = device.work_queues().remove(0);
         let portal = Portal::from(device.open(&wq.name).unwrap());
-        call(&mut Engine::new(portal, wq, Options::default()));
+        call(&mut Engine::new(portal, wq, Duration::from_secs(10)));
         stop.store(true, Ordering::Relaxed);
     });
 }
@@ -76,7 +76,7 @@ fn core_dsa_and_kernels_agree() {
     by_dsa(|dsa| {
         for (bytes, result) in &by_core {
             let payload = &bytes[SKIP..];
-            let done = dsa.run(Operation::Crc { src: payload.into(), seed: 0 }).unwrap();
+            let done = dsa.run(Operation::Crc { src: payload, seed: 0 }).unwrap();
             // The device does not process an operation of zero bytes.
             assert!(payload.is_empty() || done.done_by == DoneBy::Device, "{:?}", done.done_by);
             assert_eq!(done.crc, *result, "{} bytes", payload.len());

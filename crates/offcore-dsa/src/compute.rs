@@ -40,16 +40,5 @@ mod tests {
             prop_assert_eq!(&whole, &parts);
             prop_assert!(whole.iter().eq(pattern.to_le_bytes().iter().cycle().take(len)));
         }
-
-        #[test]
-        fn the_first_difference_is_found(
-            bytes in prop::collection::vec(any::<u8>(), 1..400), at: prop::sample::Index,
-        ) {
-            let at = at.index(bytes.len());
-            let mut other = bytes.clone();
-            prop_assert_eq!(compare(&bytes, &other), None);
-            other[at..].iter_mut().for_each(|byte| *byte ^= 0x80);
-            prop_assert_eq!(compare(&bytes, &other), Some(at));
-        }
     }
 }

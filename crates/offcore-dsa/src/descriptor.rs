@@ -130,14 +130,6 @@ bitflags! {
         const OP_1 = 1 << 17;
         /// Operation-specific flag 2 (fill: 16-byte pattern, …).
         const OP_2 = 1 << 18;
-        /// Operation-specific flag 3.
-        const OP_3 = 1 << 19;
-        /// Operation-specific flag 4.
-        const OP_4 = 1 << 20;
-        /// Operation-specific flag 5.
-        const OP_5 = 1 << 21;
-        /// Operation-specific flag 6.
-        const OP_6 = 1 << 22;
         /// Operation-specific flag 7.
         const OP_7 = 1 << 23;
         const _ = !0;

@@ -11,7 +11,6 @@ use std::path::PathBuf;
 use crate::descriptor::Descriptor;
 pub use crate::descriptor::Submitted;
 use crate::sim::SimPortal;
-use crate::sim::Stepper;
 
 pub use instructions::Instructions;
 pub(crate) use ways::{Page, Writer};
@@ -134,14 +133,6 @@ impl Portal {
     pub fn prepare(&self, n: usize) {
         if let Door::Sim(portal) = &self.door {
             portal.prepare(n);
-        }
-    }
-
-    /// Returns the thread that steps a simulated device. Hardware needs no steps.
-    pub(crate) fn stepper(&self) -> Stepper {
-        match &self.door {
-            Door::Sim(portal) => portal.stepper(),
-            _ => Stepper::Other,
         }
     }
 

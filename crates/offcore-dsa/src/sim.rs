@@ -19,8 +19,7 @@ pub use engine::SimEngine;
 pub use faults::Faults;
 pub use options::{Generation, Profile, SimOptions};
 pub use portal::SimPortal;
-pub(crate) use portal::Stepper;
-pub use stats::{SimStats, SoftwareError, SoftwareErrors};
+pub use stats::SimStats;
 pub use timing::Timing;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -245,18 +244,7 @@ impl SimDevice {
         // The device is enabled last: if a halted device were enabled before the engine has aborted everything, it
         // would continue with it.
         shared.notify_and_wait();
-        shared.clear_errors();
         shared.set_state(DeviceState::Enabled);
-    }
-
-    /// Returns the present contents of SWERROR and the event log.
-    pub fn errors(&self) -> SoftwareErrors {
-        self.shared().errors()
-    }
-
-    /// Clears SWERROR and the event log.
-    pub fn clear_errors(&self) {
-        self.shared().clear_errors();
     }
 
     /// Returns the statistics of the device.

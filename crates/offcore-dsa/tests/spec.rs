@@ -22,5 +22,7 @@ mod partial;
 mod rig;
 #[path = "spec/submission.rs"]
 mod submission;
+#[path = "spec/timing.rs"]
+mod timing;
 #[path = "spec/visibility.rs"]
 mod visibility;

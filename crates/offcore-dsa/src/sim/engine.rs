@@ -15,8 +15,6 @@ mod batch;
 mod clients;
 mod complete;
 mod pipeline;
-#[cfg(test)]
-mod tests;
 
 use std::collections::VecDeque;
 use std::mem;
@@ -26,9 +24,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::arbiter::Arbiter;
 use super::checks::{self, Refused};
 use super::execute::{Injected, Scratch};
-use super::shared::{Client, Shared, this_thread};
+use super::shared::{Client, Shared};
 use super::stats::Counters;
-use super::{DeviceState, Faults, SimOptions, SoftwareError, Timing};
+use super::{DeviceState, Faults, SimOptions, Timing};
 use crate::completion::Completed;
 use crate::descriptor::{Descriptor, Flags, Opcode};
 use offcore_stats::SplitMix;
@@ -192,7 +190,6 @@ impl SimEngine {
     /// Marks the beginning of a step, applies changes by other threads, and takes in descriptors.
     fn begin(&mut self) {
         self.shared.stepping.swap(true, Ordering::SeqCst);
-        self.shared.stepper.store(this_thread(), Ordering::Relaxed);
         self.look();
         self.accept_submissions();
     }
@@ -333,25 +330,12 @@ impl SimEngine {
         } else if full {
             // Portals also update this counter.
             self.shared.counters.overflowed.fetch_add(1, Ordering::Relaxed);
-            self.report(job, None, 0);
             self.leave_queue(job);
         } else {
             self.count(|counters| &counters.arrived, 1);
             self.queues[queue].waiting.push_back(job);
             self.changed = true;
         }
-    }
-
-    /// Reports an error that no completion record contains.
-    fn report(&self, job: usize, status: Option<crate::completion::Status>, address: u64) {
-        let job = self.job(job);
-        self.shared.report(SoftwareError {
-            status,
-            wq: self.shared.layout.queues[job.queue].number as u32,
-            opcode: job.descriptor.code(),
-            batch_member: job.batch.map(|(_, index)| index),
-            address,
-        });
     }
 
     /// Dispatches descriptors to the DSA engines of a group that have free slots, one per engine in turn.

@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 use offcore_ring::spsc::Producer;
 use offcore_stats::SplitMix;
 
-use super::shared::{Occupancy, PortalCell, lock, this_thread};
-use super::{Faults, SimDevice, SoftwareError};
+use super::shared::{Occupancy, PortalCell, lock};
+use super::{Faults, SimDevice};
 use crate::descriptor::{Descriptor, Flags, Submitted};
 
 /// Number of slots to prefetch ahead of the current one, in steps of [`PREPARED_EVERY`].
@@ -32,17 +32,6 @@ pub struct SimPortal {
     epoch: u64,
     device: SimDevice,
     orders: Orders,
-}
-
-/// The thread that executed the last step of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stepper {
-    /// No thread has stepped it yet.
-    Unstepped,
-    /// The calling thread: nothing completes while it waits.
-    Caller,
-    /// Another thread.
-    Other,
 }
 
 /// The state for injected submission faults.
@@ -100,7 +89,7 @@ impl SimPortal {
             self.ring.prefetch(PREPARED);
         }
         if self.ring.push(*descriptor).is_err() {
-            self.overflow(descriptor);
+            self.overflow();
         }
         Submitted::Accepted
     }
@@ -120,7 +109,7 @@ impl SimPortal {
                 self.cell.free_entry(&self.occupancy);
                 return Submitted::Retry;
             }
-            self.overflow(descriptor);
+            self.overflow();
         }
         Submitted::Accepted
     }
@@ -161,19 +150,11 @@ impl SimPortal {
 
     /// Handles a full queue: a posted store has no answer.
     #[cold]
-    fn overflow(&self, descriptor: &Descriptor) {
+    fn overflow(&self) {
         let shared = self.device.shared();
-        if !shared.is_alive(self.epoch) {
-            return;
+        if shared.is_alive(self.epoch) {
+            shared.counters.overflowed.fetch_add(1, Ordering::Relaxed);
         }
-        shared.counters.overflowed.fetch_add(1, Ordering::Relaxed);
-        shared.report(SoftwareError {
-            status: None,
-            wq: shared.layout.queues[self.queue].number as u32,
-            opcode: descriptor.code(),
-            batch_member: None,
-            address: 0,
-        });
     }
 
     /// Records that earlier stores of this thread are ordered before later submissions, as SFENCE does.
@@ -187,15 +168,6 @@ impl SimPortal {
     #[inline(always)]
     pub fn prepare(&self, n: usize) {
         self.ring.prefetch(n);
-    }
-
-    /// Returns the thread that steps the device.
-    pub(crate) fn stepper(&self) -> Stepper {
-        match self.device.shared().stepper.load(Ordering::Relaxed) {
-            0 => Stepper::Unstepped,
-            thread if thread == this_thread() => Stepper::Caller,
-            _ => Stepper::Other,
-        }
     }
 
     /// Whether the device has neither halted nor been reset since the queue was opened.

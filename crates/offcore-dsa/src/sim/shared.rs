@@ -1,6 +1,6 @@
 //! State shared by the control side, the portals and the engine of a simulated device.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
@@ -8,19 +8,10 @@ use offcore_ring::spsc::Consumer;
 
 use super::checks::Limits;
 use super::stats::Counters;
-use super::{DeviceState, Faults, SimOptions, SoftwareError, SoftwareErrors};
+use super::{DeviceState, Faults, SimOptions};
 use crate::config::{Capabilities, DeviceConfig, Group, WqConfig};
 use crate::descriptor::Descriptor;
 use crate::wq::{WqInfo, WqMode};
-
-/// Number of entries of the event log. A device without an event log stores none.
-const EVENT_LOG: usize = 64;
-
-/// Returns a number of the calling thread that is unique among living threads and never 0.
-pub(super) fn this_thread() -> usize {
-    thread_local!(static HERE: u8 = const { 0 });
-    HERE.with(|here| std::ptr::from_ref(here).addr())
-}
 
 /// A client, as passed to the engine.
 #[derive(Debug)]
@@ -68,7 +59,6 @@ pub(super) struct Queue {
     pub(super) info: WqInfo,
     pub(super) limits: Limits,
     pub(super) config: WqConfig,
-    pub(super) number: usize,
     /// Its group, as an index among the used groups.
     pub(super) group: usize,
 }
@@ -134,7 +124,7 @@ fn queue(
         version: device.version,
         traffic_classes: [classes.traffic_class_a, classes.traffic_class_b].map(|class| class.unwrap_or(0)),
     };
-    Queue { info, limits, config: wq.clone(), number, group }
+    Queue { info, limits, config: wq.clone(), group }
 }
 
 /// Requests of the control side to the engine.
@@ -167,8 +157,6 @@ pub(super) struct Shared {
     pub(super) acknowledged: CachePadded<AtomicU64>,
     /// Whether the engine is in a step.
     pub(super) stepping: CachePadded<AtomicBool>,
-    /// The thread that executed the last step, by [`this_thread`]; 0 before the first step.
-    pub(super) stepper: AtomicUsize,
     /// Cleared when the engine is dropped.
     pub(super) alive: AtomicBool,
     state: AtomicU8,
@@ -178,7 +166,6 @@ pub(super) struct Shared {
     pub(super) opened: Mutex<Opened>,
     pub(super) faults: Mutex<Faults>,
     pub(super) counters: Counters,
-    errors: Mutex<SoftwareErrors>,
 }
 
 /// Locks a mutex. Poisoning is ignored, because no critical section leaves its value inconsistent.
@@ -201,7 +188,6 @@ impl Shared {
             generation: CachePadded::default(),
             acknowledged: CachePadded::default(),
             stepping: CachePadded::default(),
-            stepper: AtomicUsize::new(0),
             alive: AtomicBool::new(true),
             state: AtomicU8::new(0),
             epoch: AtomicU64::new(0),
@@ -209,7 +195,6 @@ impl Shared {
             opened: Mutex::new(opened),
             faults: Mutex::new(options.faults),
             counters: Counters::default(),
-            errors: Mutex::default(),
         }
     }
 
@@ -236,32 +221,6 @@ impl Shared {
         while self.stepping.load(Ordering::SeqCst) && self.acknowledged.load(Ordering::Acquire) < generation {
             std::hint::spin_loop();
         }
-    }
-
-    /// Reports an error that no completion record contains.
-    #[cold]
-    pub(super) fn report(&self, error: SoftwareError) {
-        let mut errors = lock(&self.errors);
-        if self.layout.capabilities.event_log && error.status.is_some() {
-            // The log stores errors until it is full. Later errors set SWERROR's overflow bit.
-            if errors.log.len() < EVENT_LOG {
-                errors.log.push(error);
-                return;
-            }
-        }
-        if errors.first.is_some() {
-            errors.overflow = true;
-        } else {
-            errors.first = Some(error);
-        }
-    }
-
-    pub(super) fn errors(&self) -> SoftwareErrors {
-        lock(&self.errors).clone()
-    }
-
-    pub(super) fn clear_errors(&self) {
-        *lock(&self.errors) = SoftwareErrors::default();
     }
 
     /// Whether a portal opened in `epoch` still belongs to a working device.

@@ -1,30 +1,6 @@
-//! The counters of a simulated device, and errors that cannot be reported in a completion record.
+//! The counters of a simulated device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use crate::completion::Status;
-
-/// An error that no completion record contains (sections 5.4 and 5.9).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SoftwareError {
-    /// The error; `None` for a descriptor that was dropped because the dedicated queue was full.
-    pub status: Option<Status>,
-    pub wq: u32,
-    pub opcode: u8,
-    pub batch_member: Option<u32>,
-    pub address: u64,
-}
-
-/// SWERROR and, if the device has one, the event log.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SoftwareErrors {
-    /// SWERROR: the first error since the device was reset or the register cleared.
-    pub first: Option<SoftwareError>,
-    /// SWERROR's overflow bit: further errors occurred.
-    pub overflow: bool,
-    /// The event log, oldest first; empty if the device has none.
-    pub log: Vec<SoftwareError>,
-}
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {

@@ -7,38 +7,27 @@ use offcore_dsa::wq::gen_cap;
 use offcore_dsa::{Descriptor, Flags, Opcode, Status};
 
 #[test]
-fn rule_6_read_fault_stops_at_the_page() {
+fn rule_6_fault_stops_at_the_page() {
     let mut rig = Rig::plain();
-    let pages = Pages::with_holes(2, 1..2);
-    pages.put(0, &pattern(4096, 3));
-    let mut dst = vec![0; 1000];
-    let descriptor = operation(Opcode::MemoryMove, pages.at(4096 - 300), dst.as_mut_ptr() as u64, 1000);
-    let record = rig.run(descriptor);
-    assert_eq!((record.status, record.completed, record.result), (Status::PAGE_FAULT, 300, 0));
-    assert!(!record.fault_was_write);
-    assert_eq!(record.fault_address & !0xfff, pages.at(4096));
-    assert_eq!(dst[..300], pages.bytes(4096 - 300, 300));
-    assert!(dst[300..].iter().all(|&byte| byte == 0));
-}
-
-#[test]
-fn rule_6_write_fault_sets_write_bit() {
-    let mut rig = Rig::plain();
-    let pages = Pages::with_holes(2, 1..2);
-    let src = pattern(1000, 3);
-    let record = rig.run(operation(Opcode::MemoryMove, src.as_ptr() as u64, pages.at(4096 - 77), 1000));
-    assert_eq!((record.status, record.completed), (Status::PAGE_FAULT, 77));
-    assert!(record.fault_was_write);
-    assert_eq!(pages.bytes(4096 - 77, 77), src[..77]);
-}
-
-#[test]
-fn rule_6_read_only_page_faults() {
-    let mut rig = Rig::plain();
-    let pages = Pages::protected(1, 0..1, libc::PROT_READ);
-    let src = pattern(100, 3);
-    let record = rig.run(operation(Opcode::MemoryMove, src.as_ptr() as u64, pages.at(0), 100));
-    assert_eq!((record.status, record.completed, record.fault_was_write), (Status::PAGE_FAULT, 0, true));
+    let data = pattern(1000, 3);
+    // The second page is not accessible, or not writable.
+    for (protection, write, before) in
+        [(libc::PROT_NONE, false, 300), (libc::PROT_NONE, true, 77), (libc::PROT_READ, true, 0)]
+    {
+        let pages = Pages::protected(2, 1..2, protection);
+        let mut dst = vec![0; 1000];
+        let at = pages.at(4096 - before);
+        let (from, to) = match write {
+            true => (data.as_ptr() as u64, at),
+            false => (at, dst.as_mut_ptr() as u64),
+        };
+        pages.put(4096 - before, &data[..before]);
+        let record = rig.run(operation(Opcode::MemoryMove, from, to, 1000));
+        assert_eq!((record.status, record.completed, record.result), (Status::PAGE_FAULT, before as u32, 0));
+        assert_eq!((record.fault_was_write, record.fault_address & !0xfff), (write, pages.at(4096)));
+        let copied = if write { pages.bytes(4096 - before, before) } else { dst[..before].to_vec() };
+        assert!(copied == data[..before] && dst[before..].iter().all(|&byte| byte == 0));
+    }
 }
 
 /// Continues after every page fault as the specification describes, until the copy is complete. Returns the directions.

@@ -21,21 +21,6 @@ fn rule_8_nothing_changes_before_completion() {
     assert_eq!(dst, src);
 }
 
-#[test]
-fn rule_8_submission_alone_moves_nothing() {
-    let mut rig = Rig::plain();
-    let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
-    rig.submit(copy(&src, &mut dst), 0);
-    std::thread::sleep(std::time::Duration::from_millis(20));
-    assert_eq!((dst[0], rig.record(0).read()), (0, None));
-    // A clock that stops before the completion has no effect either.
-    rig.engine.run_until(100);
-    assert_eq!((rig.engine.now(), rig.record(0).read()), (100, None));
-    assert!(dst.iter().all(|&byte| byte == 0));
-    rig.engine.run_until(1_000_000);
-    assert_eq!((dst, rig.engine.now()), (src, 1_000_000));
-}
-
 /// This test runs a device on its own thread. It takes some seconds on a machine with a single core.
 #[test]
 fn rule_8_data_is_visible_before_its_record() {

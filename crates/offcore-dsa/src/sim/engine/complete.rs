@@ -90,7 +90,7 @@ impl SimEngine {
             || unsafe { memory::read(descriptor.completion, &mut byte) }.is_ok()
     }
 
-    /// Writes the record, or reports an error that cannot be written to a record.
+    /// Counts a descriptor, and writes its record if it has a usable one.
     pub(super) fn conclude(&mut self, job: usize, record: &Completed) {
         if self.is_dead(job) {
             return;
@@ -108,27 +108,21 @@ impl SimEngine {
         let flags = descriptor.flags();
         let no_record = self.job(job).refused.is_some_and(|refused| refused.no_record);
         let usual = status.is_success() || status == Status::BATCH_FAILED;
-        if no_record || status == Status::CR_ADDRESS_FAULT || (!flags.contains(Flags::CRAV) && !usual) {
-            self.report(job, Some(status), descriptor.completion);
-        } else if flags.contains(Flags::CRAV) && (flags.contains(Flags::RCR) || !usual) {
-            if status == Status::INTERRUPT_HANDLE {
-                self.report(job, Some(status), 0);
-            }
+        let unusable = no_record || status == Status::CR_ADDRESS_FAULT;
+        if !unusable && flags.contains(Flags::CRAV) && (flags.contains(Flags::RCR) || !usual) {
             if lost {
                 self.count(|counters| &counters.injected_lost, 1);
             } else {
-                self.write_record(job, descriptor.completion, record, late_store);
+                self.write_record(descriptor.completion, record, late_store);
             }
         }
         self.count_towards_halt();
     }
 
-    fn write_record(&mut self, job: usize, place: u64, record: &Completed, late_store: bool) {
+    fn write_record(&mut self, place: u64, record: &Completed, late_store: bool) {
         // SAFETY: the client gave the record to the device until the operation is completed; its alignment is checked.
         let written = unsafe { memory::write_record(place, record) };
-        if let Err(fault) = written {
-            self.report(job, Some(Status::CR_ADDRESS_FAULT), fault.address);
-        } else if late_store {
+        if written.is_ok() && late_store {
             self.count(|counters| &counters.injected_overwritten, 1);
             // SAFETY: as for the record. A fault would already have occurred.
             let _ = unsafe { memory::write(place, &[0]) };

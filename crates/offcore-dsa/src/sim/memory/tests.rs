@@ -38,52 +38,6 @@ fn a_copy_stops_at_the_byte_that_faults() {
 }
 
 #[test]
-fn a_read_only_page_faults_for_writing() {
-    let pages = two_pages(libc::PROT_READ);
-    // SAFETY: the test owns the pages.
-    unsafe {
-        assert_eq!(
-            copy(pages.at(PAGE - 9), pages.at(PAGE), 64),
-            Err(Fault { done: 9, address: pages.at(PAGE), write: true })
-        );
-    }
-}
-
-#[test]
-fn a_backward_copy_stops_from_the_other_end() {
-    let pages = two_pages(libc::PROT_NONE);
-    let private = [3_u8; 64];
-    // SAFETY: the test owns the pages and the array.
-    unsafe {
-        let from = private.as_ptr() as u64;
-        assert_eq!(
-            copy_backwards(pages.at(PAGE - 32), from, 64),
-            Err(Fault { done: 0, address: pages.at(PAGE + 31), write: true })
-        );
-        // The reverse case: the inaccessible page is below.
-        pages.protect(0..1, libc::PROT_NONE);
-        pages.protect(1..2, libc::PROT_READ | libc::PROT_WRITE);
-        assert_eq!(
-            copy_backwards(pages.at(PAGE - 32), from, 64),
-            Err(Fault { done: 32, address: pages.at(PAGE - 1), write: true })
-        );
-        let mut back = [0_u8; 32];
-        assert_eq!(read(pages.at(PAGE), &mut back), Ok(()));
-        assert_eq!(back, [3; 32]);
-    }
-}
-
-#[test]
-fn overlapping_ranges_move_backwards() {
-    install();
-    let mut bytes: Vec<u8> = (0..200).collect();
-    let base = bytes.as_mut_ptr() as u64;
-    // SAFETY: both ranges are within the vector.
-    unsafe { copy_backwards(base + 3, base, 197) }.unwrap();
-    assert!(bytes[3..].iter().zip(0..).all(|(&byte, at)| byte == at), "{bytes:?}");
-}
-
-#[test]
 fn unmapped_addresses_fault() {
     install();
     let mut private = [0_u8; 16];
