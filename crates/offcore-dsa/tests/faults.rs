@@ -1,16 +1,15 @@
 //! A simulated device that fails in every possible way, behind the mover: every copy's bytes are correct, packets come
-//! out in order, no late writes occur, and all credits of the channel are free in the end. The device is stepped, on a
-//! virtual clock.
+//! out in order, no late writes occur, and the channel's ring is empty in the end. The device is stepped, on a virtual
+//! clock.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use offcore_dma::channel::{Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Device, Reset};
+use offcore_dma::channel::{Channel, Device};
 use offcore_dma::{Batch, Begun, Binding, CopyQueue, Mode, Mover};
 use offcore_dsa::config::{Capabilities, OneLine, one_line};
-use offcore_dsa::driver::{Credits, DsaChannel, DsaDevice, Options};
+use offcore_dsa::driver::{DsaDevice, Options};
 use offcore_dsa::sim::{DeviceState, Faults, Profile, SimDevice, SimEngine, SimOptions};
 use offcore_dsa::wq::WqMode;
 use offcore_stats::{SplitMix, StageClock};
@@ -23,53 +22,6 @@ const STEP: u64 = 200;
 /// The contents of a slot with no copy in flight.
 const IDLE: u8 = 0x5a;
 
-/// The channel, with a second handle to check its credits.
-#[derive(Clone, Debug)]
-struct Watched(Arc<Mutex<DsaChannel>>, ChannelInfo);
-
-impl Watched {
-    fn with<R>(&self, f: impl FnOnce(&mut DsaChannel) -> R) -> R {
-        f(&mut self.0.lock().unwrap())
-    }
-
-    fn credits(&self) -> Credits {
-        self.with(|channel| channel.credits())
-    }
-}
-
-impl Channel for Watched {
-    fn info(&self) -> &ChannelInfo {
-        &self.1
-    }
-    fn room(&self) -> usize {
-        self.with(|channel| channel.room())
-    }
-    fn in_flight(&self) -> usize {
-        self.with(|channel| channel.in_flight())
-    }
-    unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
-        // SAFETY: the memory of `ops` stays valid until the copies are completed, as the caller guarantees.
-        self.with(|channel| unsafe { channel.copy(ops) })
-    }
-    fn submit(&mut self) {
-        self.with(DsaChannel::submit);
-    }
-    fn poll(&mut self, completions: &mut Completions) {
-        self.with(|channel| channel.poll(completions));
-        let Credits { limit, used } = self.credits();
-        assert!(used <= limit, "{used} places of {limit} in use");
-    }
-    fn reset(&mut self) -> Reset {
-        self.with(DsaChannel::reset)
-    }
-    fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
-        self.with(|channel| channel.take_outstanding(outstanding));
-    }
-    fn stats(&self) -> ChannelStats {
-        self.with(|channel| channel.stats())
-    }
-}
-
 #[derive(Clone, Copy, Debug, Default)]
 struct Packet {
     slot: usize,
@@ -80,7 +32,6 @@ struct Packet {
 struct Rig {
     device: SimDevice,
     engine: SimEngine,
-    channel: Watched,
     mover: Mover,
     queue: CopyQueue<Packet>,
     clock: StageClock,
@@ -106,15 +57,12 @@ impl Rig {
             Options { batch, drain_limit: pause, reopen_every: Duration::ZERO, ..Options::default() };
         let opened = DsaDevice::simulated(&device, "wq0.0", options).unwrap();
         assert_eq!(opened.name(), "dsa-sim0:wq0.0");
-        let channel = opened.open_dsa_channel(PACKETS).unwrap();
-        let info = channel.info().clone();
-        let channel = Watched(Arc::new(Mutex::new(channel)), info);
         let mut mover = Mover::new();
         // A copy that is still pending at the mover's second check is lost.
         mover.set_lost_after(1);
         // A channel that failed too often is tried again at once.
         mover.set_back_off(1, 1);
-        let id = mover.add_channel(Box::new(channel.clone()));
+        let id = mover.add_channel(opened.open_channel(PACKETS).unwrap());
         let mut queue = CopyQueue::open(&mut mover, PACKETS);
         queue.bind(&mut mover, &Binding::new(Mode::Offload, vec![id])).unwrap();
         let mut random = SplitMix::new(11);
@@ -122,7 +70,6 @@ impl Rig {
         Self {
             device,
             engine,
-            channel,
             mover,
             queue,
             clock: StageClock::private(),
@@ -133,6 +80,10 @@ impl Rig {
             verified: 0,
             now: 0,
         }
+    }
+
+    fn channel(&self) -> &dyn Channel {
+        self.mover.channels().next().unwrap().1
     }
 
     fn submit(&mut self) {
@@ -179,22 +130,21 @@ impl Rig {
             self.submit();
             self.poll();
             idle = if self.verified == before { idle + 1 } else { 0 };
-            assert!(idle < 1_000_000, "no progress: {:?}", self.channel);
+            assert!(idle < 1_000_000, "no progress: {:?}", self.channel());
         }
     }
 
     /// Waits until everything in flight has come out, and checks the accounting.
     fn finish(&mut self) {
         for _ in 0..1_000_000 {
-            if self.sent == self.verified && self.channel.in_flight() == 0 {
+            if self.sent == self.verified && self.channel().in_flight() == 0 {
                 break;
             }
             self.poll();
         }
-        assert_eq!((self.sent - self.verified, self.channel.in_flight()), (0, 0));
-        assert_eq!(self.channel.credits().used, 0, "every place has come back");
-        assert_eq!(self.channel.room(), PACKETS);
-        let stats = self.channel.stats();
+        assert_eq!((self.sent - self.verified, self.channel().in_flight()), (0, 0));
+        assert_eq!(self.channel().room(), PACKETS);
+        let stats = self.channel().stats();
         assert_eq!(stats.submitted, stats.completed + stats.failed);
         assert_eq!(self.device.stats().overflowed, 0, "a dedicated queue was never overfilled");
     }
@@ -254,18 +204,15 @@ fn survives(mode: WqMode, faults: [Faults; 2], batch: bool) -> Rig {
     assert!(device.injected_drops > 0 && device.injected_late > 0 && device.injected_lost > 0, "{device:?}");
     assert!(mover.fallbacks > 0 && mover.resets > 0 && mover.quarantined > 0, "{mover:?}");
     // The device remains in use for the channel: it makes most copies.
-    assert!(rig.channel.stats().completed > COPIES as u64 / 2, "{:?}", rig.channel.stats());
+    assert!(rig.channel().stats().completed > COPIES as u64 / 2, "{:?}", rig.channel().stats());
     rig
 }
 
 #[test]
-fn batches_survive_every_fault_but_a_halt() {
-    survives(WqMode::Dedicated, everything(true), true);
-}
-
-#[test]
-fn singles_survive_every_fault_but_a_halt() {
-    survives(WqMode::Dedicated, everything(false), false);
+fn dedicated_queue_survives_every_fault_but_a_halt() {
+    for batch in [true, false] {
+        survives(WqMode::Dedicated, everything(batch), batch);
+    }
 }
 
 #[test]
@@ -295,18 +242,14 @@ fn halted_device_is_closed_and_reopened() {
         let mut rig = Rig::new(WqMode::Dedicated, batch, faults);
         rig.run(10_000);
         assert_eq!(rig.device.state(), DeviceState::Halted);
-        assert_eq!(rig.channel.with(|channel| channel.submit_by()), None, "closed");
-        let by_device = rig.channel.stats().completed;
+        let by_device = rig.channel().stats().completed;
         rig.run(20_000);
-        assert_eq!(rig.channel.stats().completed, by_device, "the core copies while the device is gone");
+        assert_eq!(rig.channel().stats().completed, by_device, "the core copies while the device is gone");
         rig.device.set_faults(Faults::default());
         rig.device.reset();
         rig.run(40_000);
-        let completed = rig.channel.stats().completed;
-        assert!(
-            completed > by_device + 5_000,
-            "{completed} copies by the device, {by_device} before it halted"
-        );
+        let completed = rig.channel().stats().completed;
+        assert!(completed > by_device + 5_000, "{completed} copies, {by_device} before the halt");
         rig.finish();
     }
 }

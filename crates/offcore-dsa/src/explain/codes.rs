@@ -74,8 +74,7 @@ const SOFTWARE: Codes = codes! {
     0x53 "dedicated queue overflow"
         "A descriptor was submitted to a dedicated work queue that had no room, and was dropped."
         "Count descriptors in flight, at most the queue's size; nobody else may submit to a dedicated queue.";
-    0x54 "event log"
-        "The device could not append to the event log."
+    0x54 "event log" "The device could not append to the event log."
         "Enlarge event_log_size, and look for what fills it.";
 };
 
@@ -130,66 +129,35 @@ pub fn kernel_error(code: u32) -> Option<Explanation> {
 }
 
 const KERNEL: Codes = codes! {
-    0x8000_0010 "DEV_ENABLED"
-        "The device is enabled already."
+    0x8000_0010 "DEV_ENABLED" "The device is enabled already."
         "Disable it first, to change its configuration.";
-    0x8000_0020 "DEV_NOT_ENABLED"
-        "The device is not enabled."
+    0x8000_0020 "DEV_NOT_ENABLED" "The device is not enabled."
         "Enable the device before its work queues (accel-config enable-device).";
-    0x8000_0021 "WQ_ENABLED"
-        "The work queue is enabled already."
-        "";
-    0x8002_0000 "DEV_DMA_ERR"
-        "Registering the device as DMA engine failed."
-        "See dmesg.";
-    0x8003_0000 "WQ_NO_GRP"
-        "The work queue is in no group."
-        "Write its group_id.";
-    0x8004_0000 "WQ_NO_NAME"
-        "The work queue has no name."
-        "Write a name; DPDK looks for dpdk_…";
-    0x8005_0000 "WQ_NO_SVM"
-        "A user work queue needs shared virtual memory, and the device has none."
+    0x8000_0021 "WQ_ENABLED" "The work queue is enabled already." "";
+    0x8002_0000 "DEV_DMA_ERR" "Registering the device as DMA engine failed." "See dmesg.";
+    0x8003_0000 "WQ_NO_GRP" "The work queue is in no group." "Write its group_id.";
+    0x8004_0000 "WQ_NO_NAME" "The work queue has no name." "Write a name; DPDK looks for dpdk_…";
+    0x8005_0000 "WQ_NO_SVM" "A user work queue needs shared virtual memory, and the device has none."
         "Boot with intel_iommu=on,sm_on and enable VT-d in the BIOS; see dmesg for 'Unable to turn on user SVA'.";
-    0x8006_0000 "WQ_NO_THRESH"
-        "A shared work queue needs a threshold."
+    0x8006_0000 "WQ_NO_THRESH" "A shared work queue needs a threshold."
         "Write its threshold, at most its size.";
-    0x8007_0000 "WQ_PORTAL_ERR"
-        "The portal could not be mapped."
-        "See dmesg.";
-    0x8008_0000 "WQ_RES_ALLOC_ERR"
-        "Memory for the work queue's descriptors could not be had."
+    0x8007_0000 "WQ_PORTAL_ERR" "The portal could not be mapped." "See dmesg.";
+    0x8008_0000 "WQ_RES_ALLOC_ERR" "Memory for the work queue's descriptors could not be had."
         "Free memory, or make the queue smaller.";
-    0x8009_0000 "PERCPU_ERR"
-        "A per-CPU counter could not be set up."
-        "See dmesg.";
-    0x800a_0000 "DMA_CHAN_ERR"
-        "Registering the DMA channel failed."
-        "See dmesg.";
-    0x800b_0000 "CDEV_ERR"
-        "The character device /dev/dsa/wqN.M could not be made."
-        "See dmesg.";
-    0x800c_0000 "WQ_NO_SWQ_SUPPORT"
-        "Shared work queues are not available: no PASID."
+    0x8009_0000 "PERCPU_ERR" "A per-CPU counter could not be set up." "See dmesg.";
+    0x800a_0000 "DMA_CHAN_ERR" "Registering the DMA channel failed." "See dmesg.";
+    0x800b_0000 "CDEV_ERR" "The character device /dev/dsa/wqN.M could not be made." "See dmesg.";
+    0x800c_0000 "WQ_NO_SWQ_SUPPORT" "Shared work queues are not available: no PASID."
         "Boot with intel_iommu=on,sm_on, or make the queue dedicated.";
-    0x800d_0000 "WQ_NONE_CONFIGURED"
-        "No work queue is configured."
+    0x800d_0000 "WQ_NONE_CONFIGURED" "No work queue is configured."
         "Give at least one work queue a size and a group.";
-    0x800e_0000 "WQ_NO_SIZE"
-        "The work queue has size 0."
-        "Write its size.";
-    0x800f_0000 "WQ_NO_PRIV"
-        "A kernel work queue needs privileged mode, which is not available."
+    0x800e_0000 "WQ_NO_SIZE" "The work queue has size 0." "Write its size.";
+    0x800f_0000 "WQ_NO_PRIV" "A kernel work queue needs privileged mode, which is not available."
         "Boot with intel_iommu=on,sm_on, or use a user queue.";
-    0x8010_0000 "WQ_IRQ_ERR"
-        "The work queue's interrupt could not be set up."
-        "See dmesg.";
-    0x8011_0000 "WQ_USER_NO_IOMMU"
-        "A user work queue needs the IOMMU with shared virtual memory."
+    0x8010_0000 "WQ_IRQ_ERR" "The work queue's interrupt could not be set up." "See dmesg.";
+    0x8011_0000 "WQ_USER_NO_IOMMU" "A user work queue needs the IOMMU with shared virtual memory."
         "Boot with intel_iommu=on,sm_on; without it only kernel queues work.";
-    0x8012_0000 "DEV_EVL_ERR"
-        "The event log could not be set up."
-        "See dmesg; check event_log_size.";
+    0x8012_0000 "DEV_EVL_ERR" "The event log could not be set up." "See dmesg; check event_log_size.";
     0x8020_0000 "WQ_NO_DRV_NAME"
         "The work queue's driver_name is not the driver that binds it (kernel 6.7 and later)."
         "Write driver_name: user for user queues, dmaengine for the kernel's.";

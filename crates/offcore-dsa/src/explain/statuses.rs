@@ -26,13 +26,10 @@ fn words(status: Status) -> Words {
 const UNUSED: Words = ("unused status code", "The specification (revision 3.0) does not use this code.", "");
 
 const CODES: Codes = codes! {
-    0x00 "no status"
-        "The device has written nothing here."
+    0x00 "no status" "The device has written nothing here."
         "If it never does: a dedicated queue drops a descriptor that has no room without a word (count descriptors \
          in flight), and errors with the record's own address go to the device's error log (dmesg, SWERROR).";
-    0x01 "success"
-        "The operation is complete."
-        "";
+    0x01 "success" "The operation is complete." "";
     0x02 "success with false predicate"
         "The operation is complete; its result is not the one that the descriptor expected (check result). In a \
          batch, a later fence stops here."
@@ -68,12 +65,10 @@ const CODES: Codes = codes! {
          window)."
         "Compare with the device's op_cap and the queue's op_config in sysfs. Kernels hide Batch on version 1 \
          devices from unprivileged users.";
-    0x11 "invalid flags"
-        "A flag is set that is reserved here, or one that is required is not set."
+    0x11 "invalid flags" "A flag is set that is reserved here, or one that is required is not set."
         "A fence is only valid in a batch; block on fault only where the work queue enables it. The record's bytes \
          16 to 18 have the flags' bits.";
-    0x12 "reserved field not zero"
-        "A field that this operation does not use is not zero."
+    0x12 "reserved field not zero" "A field that this operation does not use is not zero."
         "Clear the whole descriptor before filling it.";
     0x13 "invalid transfer size"
         "The transfer size is 0, or more than the work queue's max_transfer_size (delta records: more than 512 KiB)."
@@ -86,17 +81,13 @@ const CODES: Codes = codes! {
         "A field has a value that the operation does not take: a maximum delta record size below 80 or above the \
          maximum transfer size, a delta record below 10 bytes, a data or compute type."
         "Check the operation's fields against section 8.3 of the specification.";
-    0x16 "overlapping buffers"
-        "The destination overlaps a source or another destination."
+    0x16 "overlapping buffers" "The destination overlaps a source or another destination."
         "Only a memory move may, and only where gen_cap bit 1 is set; let the core do it.";
-    0x17 "dualcast destinations differ"
-        "Bits 11:0 of the two destination addresses must be the same."
+    0x17 "dualcast destinations differ" "Bits 11:0 of the two destination addresses must be the same."
         "Give both destinations the same offset in their pages.";
-    0x18 "misaligned descriptor list"
-        "The address of a batch's descriptors must be a multiple of 64."
+    0x18 "misaligned descriptor list" "The address of a batch's descriptors must be a multiple of 64."
         "Align the array to 64 bytes.";
-    0x19 "invalid interrupt handle"
-        "The completion interrupt handle is not one of this queue's."
+    0x19 "invalid interrupt handle" "The completion interrupt handle is not one of this queue's."
         "Do not request completion interrupts from user mode, or take the handle from the kernel.";
     0x1a "page fault on the completion record"
         "The completion record's page was not there. This goes to SWERROR or the event log, never to a record."
@@ -114,23 +105,19 @@ const CODES: Codes = codes! {
         "The descriptor asks for privilege on a shared queue of a device that does not have it enabled. This goes to \
          SWERROR or the event log, never to a record."
         "Leave bit 31 of the first word 0.";
-    0x1e "traffic class"
-        "The selected traffic class is not enabled on a virtual channel."
+    0x1e "traffic class" "The selected traffic class is not enabled on a virtual channel."
         "Set traffic_class_a and traffic_class_b of the group to one that is; on older devices the kernel module \
          needs tc_override=1 to change them.";
-    0x1f "page fault on a drain's readback address"
-        "A readback address of the drain was not in memory."
+    0x1f "page fault on a drain's readback address" "A readback address of the drain was not in memory."
         "Touch it, or drain without readback addresses.";
     0x20 "hardware error"
         "A read failed: an unsupported request, a completer abort, a time-out or a parity error; without ATS also an \
          address that has no translation."
         "Do it on the core, and look for PCIe AER messages in dmesg. If it keeps coming, reset the device \
          (accel-config disable-device, enable-device).";
-    0x21 "hardware error on a write"
-        "A write or a readback of the destination failed."
+    0x21 "hardware error on a write" "A write or a readback of the destination failed."
         "Do it on the core, and look for PCIe AER messages in dmesg.";
-    0x22 "translation error"
-        "The IOMMU answered an address translation with an error, or not at all."
+    0x22 "translation error" "The IOMMU answered an address translation with an error, or not at all."
         "Look for DMAR faults in dmesg; check that intel_iommu=on,sm_on is on the kernel's command line.";
     0x26 "possible page fault on completion records before a drain"
         "Only in the event log: descriptors before the drain may have lost their completion records."
@@ -138,17 +125,14 @@ const CODES: Codes = codes! {
     0x27 "possible page fault on completion records of a batch"
         "Only in the event log: descriptors of the batch may have lost their completion records."
         "Their records are in the event log, which the kernel copies to their addresses.";
-    0x28 "inter-domain operation without PASID"
-        "The work queue has PASID disabled."
+    0x28 "inter-domain operation without PASID" "The work queue has PASID disabled."
         "Inter-domain operations need a work queue with shared virtual memory.";
     0x29 "invalid inter-domain handle"
         "The handle's entry is invalid, not usable, of another type, or not for this submitter."
         "Ask the owner of the memory for a handle for this process.";
-    0x2a "inter-domain permission"
-        "The entry does not permit this read or write."
+    0x2a "inter-domain permission" "The entry does not permit this read or write."
         "Ask the owner of the window for the permission.";
-    0x2b "outside of the inter-domain window"
-        "The range is not inside of the entry's window."
+    0x2b "outside of the inter-domain window" "The range is not inside of the entry's window."
         "Check address, length and whether the window counts from its base (offset mode).";
     0x2c "window not modifiable"
         "The entry of an update window is invalid, not modifiable, or not owned by the submitter."
@@ -156,7 +140,5 @@ const CODES: Codes = codes! {
     0x2d "invalid window fields"
         "Offset mode without a window, a window of size 0, or one past the end of the address space."
         "Check flags, base and size of the update.";
-    0x2e "domain gone"
-        "The other domain was taken away while the operation ran."
-        "Its owner has closed it.";
+    0x2e "domain gone" "The other domain was taken away while the operation ran." "Its owner has closed it.";
 };
