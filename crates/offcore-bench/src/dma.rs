@@ -308,6 +308,7 @@ pub(crate) fn percentile(sorted: &[f64], share: f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
 
     fn options(subjects: Vec<Subject>) -> Options {
         Options {
@@ -332,6 +333,7 @@ mod tests {
         run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
         assert_eq!(rows.len(), options.subjects.len() * 4);
         for row in rows {
+            golden::check("dma", &row);
             assert!(row.verified >= (row.window * FEWEST) as u64, "{row:?}");
             assert!(row.gigabytes_per_s > Some(0.0) && row.p50_ns <= row.p99_ns, "{row:?}");
             assert_eq!(row.simulated, row.engine.starts_with("dsa-sim"), "{row:?}");

@@ -66,6 +66,15 @@ fn row(point: &Point, found: f64) -> Row {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
+
+    #[test]
+    fn rows_name_their_source() {
+        for point in &POINTS {
+            let kind = if point.target.limits().1.is_some() { "model" } else { "model, lower bound" };
+            golden::check(kind, &row(point, 1.0));
+        }
+    }
 
     #[test]
     fn every_point_is_met() {

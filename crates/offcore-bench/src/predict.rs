@@ -140,8 +140,14 @@ fn row(case: &str, frame: usize, mode: Mode, estimate: Estimate) -> Row {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
 
     const MACHINE: Machine = Machine { cores: 1, ports: 1, port_gbps: 100.0, devices: 1, engines: 4 };
+
+    #[test]
+    fn rows_have_an_estimate() {
+        golden::check("predict", &row("forward", 64, Mode::Auto, Estimate::default()));
+    }
 
     #[test]
     fn the_smallest_rate_is_the_bound() {

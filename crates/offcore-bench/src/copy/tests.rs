@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::method::copier::Copier;
+use crate::report::golden;
 
 fn options(temperature: Temperature) -> Options {
     let lcores = offcore_stats::lcore::available().unwrap();
@@ -40,6 +41,9 @@ fn copied_packet_rows_are_complete() {
         assert_eq!(rows.len(), if temperature == Temperature::Hot { 2 * 8 } else { 6 });
         let blocks = if temperature == Temperature::Cold { 2 } else { 4 };
         for row in rows {
+            let known = if row.published.is_some() { ", published" } else { "" };
+            let beside = if row.background { ", background" } else { "" };
+            golden::check(&format!("copy, {}{known}{beside}", row.mode), &row);
             assert_eq!((row.bench, row.arrangement, row.ring), ("copy", "core-cost", "none"));
             assert_eq!((row.metric, row.unit), ("core_cost", "tsc_cycles_per_packet"));
             // Four warm-up blocks and the counted blocks, with two windows each.

@@ -240,6 +240,7 @@ impl Meeting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
 
     #[test]
     fn two_workers_share_in_every_way() {
@@ -255,6 +256,7 @@ mod tests {
         };
         let mut rows = Vec::new();
         run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+        rows.iter().for_each(|row| golden::check("dma, sharing", row));
         let names: Vec<_> = rows.iter().filter_map(|row| row.sharing).collect();
         assert_eq!(names, ["lock", "lock", "swq", "swq", "bound", "bound"]);
         assert!(rows.iter().all(|row| row.verified == 2 * 20 * 32 && row.simulated), "{rows:?}");

@@ -98,8 +98,15 @@ fn burst(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
     use offcore_dma::Device;
     use offcore_dma::core::CoreDevice;
+
+    #[test]
+    fn rows_have_both_parts() {
+        let row = run(Copier::Helper, 64, 1, &OtherCore::start(None).unwrap()).unwrap();
+        golden::check("vhost, submit-reap", &row);
+    }
 
     #[test]
     fn copies_of_other_bytes_are_noticed() {

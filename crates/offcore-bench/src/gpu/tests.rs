@@ -7,6 +7,7 @@ use offcore_stats::lcore;
 
 use super::session::Place;
 use super::*;
+use crate::report::golden;
 
 fn options(case: Case) -> Options {
     let lcores = lcore::available().unwrap();
@@ -35,6 +36,7 @@ fn measured(options: &Options) -> Result<Vec<Row>> {
 /// Checks the columns that every row has.
 fn is_complete(row: &Row, options: &Options) {
     let gpu = row.gpu.as_ref().unwrap();
+    golden::check(&format!("gpu, {}, {}", row.case, gpu.workload), row);
     assert_eq!((row.bench, row.ring, gpu.pipelines), ("gpu", "none", usize::from(gpu.workload != "core")));
     let by_device = !["none", "cpu", "core"].contains(&gpu.workload);
     assert_eq!(row.simulated, by_device, "{row:?}");

@@ -131,10 +131,12 @@ impl Guide {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
 
     #[test]
     fn fitted_cells_and_path_cost_are_met() {
         for guide in GUIDES {
+            guide.rows().unwrap().iter().for_each(|row| golden::check("predict, guide", row));
             for row in guide.rows().unwrap().iter().filter(|row| row.role == Some("fitted")) {
                 let error = row.error.unwrap();
                 assert!(error.abs() < 1e-6, "{} {} {}: {error}", guide.name, row.frame, row.mode);

@@ -214,6 +214,7 @@ impl Cell {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
 
     #[test]
     fn rows_compare_flows() {
@@ -222,6 +223,7 @@ mod tests {
             flows: (1..=100).map(|i| f64::from(i) * seconds / 100.0).collect(),
         };
         let row = CELLS[0].row(&[vec![of(2.0); 4], vec![of(1.0); 4]]);
+        golden::check("tcp, flows", &row);
         assert_eq!((row.peer_ratio, row.verified, row.noise_floor), (Some(0.5), 400, Some(0.0)));
         assert_eq!((row.p99_ns, row.peer_p99_ns), (Some(1.98e9), Some(0.99e9)));
         assert_eq!(CELLS[2].to_string(), "100 Mbit/s, 20 ms, 2 % loss");

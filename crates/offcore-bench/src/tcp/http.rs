@@ -263,6 +263,7 @@ impl Cell {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
 
     #[test]
     fn http_rows_compare_rate_and_cost() {
@@ -279,6 +280,7 @@ mod tests {
         let theirs = Window { requests: 14_500, server: 1.0, client: 0.4, ..ours };
         let row = Cell::all()[0].row(&[ours; 4], &[theirs; 4]);
         let near = |a: Option<f64>, b: f64| assert!((a.unwrap() / b - 1.0).abs() < 1e-9, "{a:?} {b}");
+        golden::check("tcp, http", &row);
         near(row.peer_ratio, 2.0);
         near(Some(row.median), 0.0145);
         near(row.peer_median, 0.00725);

@@ -309,6 +309,7 @@ fn row(attack: Attack, measured: &Measured) -> Row {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
 
     fn windows(rates: [f64; 4], ms: u64) -> Vec<Window> {
         let of = |rate| Window { rate, latencies: vec![Duration::from_millis(ms); 10], failed: 0 };
@@ -324,6 +325,7 @@ mod tests {
     #[test]
     fn rows_compare_windows() {
         let row = row(Attack::HalfRequests, &measured([100.0; 4], [80.0; 4]));
+        golden::check("tcp, neighbour", &row);
         assert_eq!((row.beside_over_alone, row.after_over_alone), (Some(0.6), Some(0.8)));
         assert_eq!((row.p99_ns, row.peer_p99_ns), (Some(3e6), Some(1e6)));
         assert_eq!((row.verified, row.lost, row.rejected, row.unsteady), (120, 7, 2, 1));

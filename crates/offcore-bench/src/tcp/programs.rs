@@ -175,10 +175,12 @@ fn row(load: Load, connections: usize, ours: &[f64], theirs: &[f64]) -> Row {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
 
     #[test]
     fn ratios_are_of_paired_windows() {
         let row = row(Load::Ab, 500, &[90.0, 180.0, 270.0, 360.0], &[100.0, 200.0, 300.0, 400.0]);
+        golden::check("tcp, programs", &row);
         assert_eq!((row.peer_ratio, row.median, row.peer_median), (Some(0.9), 225.0, Some(250.0)));
         assert_eq!((row.case.as_str(), row.connections, row.runs), ("nginx, ab", Some(500), 4));
     }

@@ -1,6 +1,7 @@
 //! Tests of the cases: that they run and that their rows describe the measurement.
 
 use super::*;
+use crate::report::golden;
 
 fn options(setups: &[Setup], temperatures: &[Temperature], connections: usize) -> Options {
     let lcores = offcore_stats::lcore::available().unwrap();
@@ -39,6 +40,7 @@ fn ratios_stand_beside_a_noise_floor() {
     let rows = measured(run, &options(&[Setup::CPU, Setup::HELPER], &temperatures, 1));
     assert_eq!(rows.len(), 2 * 2 * 2);
     for row in &rows {
+        golden::check(&format!("tcp, {}, {}", row.case, row.mode), row);
         assert!(row.verified > 0 && row.verified == row.received && row.lost == 0, "{row:?}");
         assert!(row.cycles_per_packet > 0.0 && row.noise_floor.is_some(), "{row:?}");
         let ratios = [row.offload_over_cpu, row.offload_over_cpu_median, row.offload_over_cpu_lower];
@@ -75,6 +77,7 @@ fn one_connection_beside_idle_ones() {
     let idle: Vec<_> = rows.iter().map(|row| (row.connections, row.idle_connections)).collect();
     assert_eq!(idle, [(Some(1), Some(0)), (Some(1), Some(300))]);
     for (row, beside) in rows.iter().zip([false, true]) {
+        golden::check(if beside { "tcp, idle, beside" } else { "tcp, idle, alone" }, row);
         // A window has 64 chunks with at least three segments each.
         assert!(row.verified >= 64 * 3 && row.verified == row.received, "{row:?}");
         assert!(row.noise_floor.is_some(), "{row:?}");
@@ -90,6 +93,7 @@ fn connections_opened_used_and_closed() {
     let hosts: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
     assert_eq!(hosts, ["open-close client", "open-close server"]);
     for row in rows {
+        golden::check("tcp, open-close", &row);
         assert_eq!((row.connections, row.unit), (Some(70), "tsc_cycles_per_connection"));
         // Four warm-up blocks and one counted block, with two turns of two windows each.
         assert!(row.verified >= 5 * 4 * 70 && row.verified % (4 * 70) == 0, "{row:?}");

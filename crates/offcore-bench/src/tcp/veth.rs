@@ -320,6 +320,7 @@ pub(super) fn compare_with_kernel(ours: &[f64], theirs: &[f64]) -> Row {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
 
     #[test]
     fn cost_includes_both_cores() {
@@ -330,6 +331,8 @@ mod tests {
         near(window.cost(), 1e6 / 1024.0 * 0.5);
         near(window.both_cost(), 1e6 / 1024.0 * 1.45);
         let row = Cell { side: Side::Send, under: Under::AfXdp }.row(&[window; 4], &[window; 4]);
+        golden::check("tcp, veth", &row);
+        golden::check("tcp, paths", &Row { path: Some(String::new()), ..row.clone() });
         assert_eq!((row.fe_bound, row.noise_floor), (Some(true), Some(0.0)));
         near(row.both_ns_per_kib.unwrap(), row.ns_per_kib.unwrap() + row.far_ns_per_kib.unwrap());
         let floor = |ours: &[f64], theirs: &[f64]| noise(ours, theirs).unwrap().noise_floor();

@@ -344,3 +344,48 @@ fn published(workload: &Workload, mode: Mode) -> Option<f64> {
         Mode::Auto => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::guests::workload::{GuestKind, Ring};
+    use crate::method::temperature::Temperature;
+    use crate::report::golden;
+    use crate::report::progress::Progress;
+    use offcore_mem::Hugepages;
+
+    #[test]
+    fn rows_name_their_variant() {
+        let lcores = offcore_stats::lcore::available().unwrap();
+        let options = Options {
+            route: Route::Loop,
+            rings: vec![Ring::Split],
+            guests: vec![GuestKind::Simple],
+            one_copy: true,
+            frames: vec![64],
+            imix: false,
+            temperatures: vec![Temperature::Remote],
+            setups: Setup::combine(&[Mode::Cpu, Mode::Offload, Mode::Auto], &[Copier::Core, Copier::Helper]),
+            background: true,
+            breakdown: false,
+            dpdk_lib: false,
+            noise_floor: true,
+            blocks: 2,
+            bursts: 1,
+            timeout: Some(Duration::ZERO),
+            hugepages: Hugepages::None,
+            lcore: lcores[0],
+            other_lcore: lcores.get(1).copied(),
+        };
+        let mut rows = Vec::new();
+        crate::vhost::run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+        assert_eq!(rows.len(), 5);
+        for row in &rows {
+            let beside = if row.background { ", background" } else { "" };
+            let idle = if row.idle_channel.is_some() { ", idle channel" } else { "" };
+            golden::check(&format!("vhost, core-cost, {}{beside}{idle}", row.mode), row);
+        }
+    }
+}

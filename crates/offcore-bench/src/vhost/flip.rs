@@ -219,6 +219,7 @@ fn over_oracle(auto: &Variant, cpu: &Variant, offload: &Variant) -> Option<SumRa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
     use offcore_mem::Hugepages;
 
     #[test]
@@ -232,6 +233,13 @@ mod tests {
             turns: vec![[hot, cold].map(|ticks| Cost { packets: 10, core: 10 * ticks, guest: 0 }); 5],
         };
         // The core is better for hot data, the engine for cold data: (100 + 200) / (150 + 250).
+        let cell = [Mode::Cpu, Mode::Offload, Mode::Auto].map(|mode| {
+            let copier = if mode == Mode::Cpu { Setup::CPU.copier } else { Setup::HELPER.copier };
+            Variant { setup: Setup { mode, copier }, ..variant(100, 200) }
+        });
+        for (index, name) in [(0, "cpu"), (2, "auto")] {
+            golden::check(&format!("vhost, flip, {name}"), &row(&cell[index], &cell, Ring::Split, 64));
+        }
         let ratio = over_oracle(&variant(150, 250), &variant(100, 1000), &variant(300, 200)).unwrap();
         assert!((ratio.sums - 300.0 / 400.0).abs() < 1e-9, "{ratio:?}");
     }

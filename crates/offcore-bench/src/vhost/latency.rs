@@ -260,6 +260,18 @@ fn row(frame: usize, arrangement: Arrangement, capacity: &[f64], load: f64, at_l
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
+
+    #[test]
+    fn rows_have_percentiles() {
+        let mut at_load = AtLoad { offered: vec![1.0], copies: [1, 1], ..AtLoad::new() };
+        at_load.latencies.record(1000);
+        for (max_latency, kind) in [(None, ""), (Some(Duration::from_micros(20)), ", bounded")] {
+            let arrangement = Arrangement { mode: Mode::Auto, max_latency };
+            let row = row(64, arrangement, &[2.0], 0.5, &at_load);
+            golden::check(&format!("vhost, latency{kind}"), &row);
+        }
+    }
 
     #[test]
     fn every_arrangement_counts_packets() {

@@ -221,6 +221,7 @@ impl Cell {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::golden;
 
     #[test]
     fn every_attack_is_survived_and_counted() {
@@ -242,6 +243,7 @@ mod tests {
         let names: Vec<&str> = possible.map(Attack::name).collect();
         assert_eq!(rows.iter().filter_map(|row| row.attack).collect::<Vec<_>>(), names);
         for row in &rows {
+            golden::check("vhost, neighbour", row);
             assert!(row.received > 0 && row.verified > 0 && row.verified <= row.received, "{row:?}");
             assert!(row.mpps > 0.0 && row.capacity_mpps > Some(0.0) && row.median > 0.0, "{row:?}");
             assert_eq!(row.lost, 0, "{row:?}");

@@ -89,3 +89,21 @@ fn row(
     }
     row
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::golden;
+    use offcore_mem::Hugepages;
+
+    #[test]
+    fn rows_state_their_work() {
+        let memory = RunMemory::new(Need::of(Route::Loop, &[Temperature::Remote]), Hugepages::None).unwrap();
+        let workload = Workload::table8(Temperature::Remote, 64);
+        let bed = Testbed::new(&memory, &workload).unwrap();
+        let mut variant = OwnVariant::new(&bed, (Setup::CPU.mode, None)).unwrap();
+        let row = row(&mut variant, &Seen::default(), Setup::CPU, &workload, 50, &[100.0; 4]);
+        golden::check("vhost, work", &row);
+        assert_eq!((row.work_ns, row.bound), (50, Some("core")));
+    }
+}

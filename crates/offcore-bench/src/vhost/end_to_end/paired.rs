@@ -103,7 +103,7 @@ pub(crate) struct Schedule {
 }
 
 /// Results of a cell over all restarts.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Gathered {
     peer: &'static str,
     ours: Vec<f64>,
@@ -199,5 +199,25 @@ impl Gathered {
             row.peer_cycles_per_packet = median(&self.their_cycles);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::golden;
+
+    #[test]
+    fn rows_compare_paired_windows() {
+        let alone = Gathered { ours: vec![2.0; 4], our_cycles: vec![100.0], ..Gathered::beside("testpmd") };
+        let beside = Gathered { theirs: vec![1.0; 4], their_cycles: vec![200.0], ..alone.clone() };
+        let rows = [alone, beside].map(|gathered| {
+            let mut row = Row::default();
+            gathered.enter(&mut row).unwrap();
+            row
+        });
+        golden::check("rates, alone", &rows[0]);
+        golden::check("rates, peer", &rows[1]);
+        assert_eq!((rows[1].peer_ratio, rows[1].peer_cycles_per_packet), (Some(2.0), Some(200.0)));
     }
 }

@@ -2,6 +2,7 @@
 
 use super::paired::{Load, SETTLE};
 use super::*;
+use crate::report::golden;
 
 /// Creates a back end in forwarding mode `mode`, and a front end with frames of 64 bytes.
 pub(crate) fn pair(dir: &TempDir, mode: Forward) -> (Ours, RoundTrips) {
@@ -38,6 +39,7 @@ fn round_trips_are_counted() {
     result.unwrap();
     assert_eq!(rows.iter().map(|row| row.frame).collect::<Vec<_>>(), options.frames);
     for row in &rows {
+        golden::check("vhost, end-to-end", row);
         assert_eq!((row.arrangement, row.metric, row.unit, row.runs), ("end-to-end", "rate", "mpps", 2));
         assert_eq!((row.lost, row.peer.as_deref(), row.peer_ratio), (0, None, None));
         // Every packet of the first rounds and every 64th of the rest.
