@@ -25,17 +25,20 @@ fn benchmark_alternates_with_ovs() {
     };
     let mut rows = Vec::new();
     run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
-    assert_eq!(rows.iter().map(|row| row.ring).collect::<Vec<_>>(), ["split", "packed"]);
+    assert_eq!(rows.iter().map(|row| row.head.ring).collect::<Vec<_>>(), ["split", "packed"]);
     for row in &rows {
         assert_eq!(
-            (row.peer.as_deref(), row.forward, row.runs, row.lost),
+            (row.peer.peer.as_deref(), row.ends.forward, row.figures.spread.runs, row.counts.lost),
             (Some("ovs-dpdk"), Some("l2"), 2, 0)
         );
-        assert!(row.verified >= 4096 && row.verified <= row.received, "{row:?}");
-        assert!(row.peer_median.unwrap() > 0.0 && row.peer_cycles_per_packet.unwrap() > 0.0, "{row:?}");
-        let about = &row.about_peer;
+        assert!(row.counts.verified >= 4096 && row.counts.verified <= row.counts.received, "{row:?}");
+        assert!(
+            row.peer.peer_median.unwrap() > 0.0 && row.ends.peer_cycles_per_packet.unwrap() > 0.0,
+            "{row:?}"
+        );
+        let about = &row.ends.about_peer;
         assert!(about.peer_version.as_ref().unwrap().starts_with("Open vSwitch "), "{row:?}");
-        assert_eq!(about.peer_features.as_ref().unwrap().contains("RING_PACKED"), row.ring == "packed");
+        assert_eq!(about.peer_features.as_ref().unwrap().contains("RING_PACKED"), row.head.ring == "packed");
     }
 }
 

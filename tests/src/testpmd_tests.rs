@@ -170,12 +170,15 @@ fn benchmark_alternates_with_testpmd() {
     let mut rows = Vec::new();
     run(&options, &offcore_bench::progress::Progress::hidden(), &mut |row| rows.push(row)).unwrap();
     let [row] = &rows[..] else { panic!("{rows:?}") };
-    assert_eq!((row.peer.as_deref(), row.runs, row.lost), (Some("dpdk-testpmd"), 2, 0));
-    assert!(row.verified > 0 && row.verified <= row.received, "{row:?}");
-    let about = &row.about_peer;
+    assert_eq!(
+        (row.peer.peer.as_deref(), row.figures.spread.runs, row.counts.lost),
+        (Some("dpdk-testpmd"), 2, 0)
+    );
+    assert!(row.counts.verified > 0 && row.counts.verified <= row.counts.received, "{row:?}");
+    let about = &row.ends.about_peer;
     assert!(about.peer_features.as_ref().unwrap().contains("MRG_RXBUF"), "{row:?}");
     assert!(about.peer_page_bytes.unwrap() >= 4096, "{row:?}");
-    let (ratio, lower) = (row.peer_ratio.unwrap(), row.peer_ratio_lower.unwrap());
+    let (ratio, lower) = (row.peer.peer_ratio.unwrap(), row.peer.peer_ratio_lower.unwrap());
     assert!(lower > 0.0 && lower <= ratio, "{row:?}");
-    assert!(row.peer_median.unwrap() > 0.0 && row.peer_cycles_per_packet.unwrap() > 0.0, "{row:?}");
+    assert!(row.peer.peer_median.unwrap() > 0.0 && row.ends.peer_cycles_per_packet.unwrap() > 0.0, "{row:?}");
 }

@@ -2,6 +2,7 @@
 //! interfaces.
 
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use offcore_bench::peer::process::TIMEOUT;
 use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
 use offcore_bench::tcp;
+use offcore_mem::Hugepages;
 
 use crate::netns::checked;
 use crate::offcore::{Offcore, Signal};
@@ -41,15 +43,18 @@ fn every_direction_is_measured() {
     assert_eq!(rows.len(), 2 * 3 * 2);
     for row in &rows {
         assert_eq!(
-            (row.bench, row.arrangement, row.metric, row.unit),
+            (row.head.bench, row.head.arrangement, row.figures.metric, row.figures.unit),
             ("copy", "end-to-end", "rate", "mpps")
         );
-        assert!(row.median > 0.0 && row.received > 0 && row.fe_bound.is_some(), "{row:?}");
-        assert!(row.busy_cycles_per_packet > Some(0.0) && row.peer.is_none(), "{row:?}");
+        assert!(
+            row.figures.spread.median > 0.0 && row.counts.received > 0 && row.ends.fe_bound.is_some(),
+            "{row:?}"
+        );
+        assert!(row.ends.busy_cycles_per_packet > Some(0.0) && row.peer.peer.is_none(), "{row:?}");
         // Forwarded and generated packets are checked before the measurement. Received packets are only counted.
-        assert_eq!((row.verified > 2000, row.lost), (row.case != "rxonly", 0), "{row:?}");
+        assert_eq!((row.counts.verified > 2000, row.counts.lost), (row.head.case != "rxonly", 0), "{row:?}");
     }
-    let ports: Vec<_> = rows.iter().filter_map(|row| row.port).collect();
+    let ports: Vec<_> = rows.iter().filter_map(|row| row.head.port).collect();
     assert_eq!((&ports[..6], &ports[6..]), (&["af_xdp"; 6][..], &["af_packet"; 6][..]));
 }
 
@@ -92,8 +97,11 @@ fn veth_benchmark_alternates_with_testpmd() {
         };
         let rows = measured(&options);
         let [row] = &rows[..] else { panic!("{rows:?}") };
-        assert_eq!((row.runs, row.peer.as_deref(), row.lost), (2, Some("dpdk-testpmd"), 0));
-        assert!(row.peer_median > Some(0.0) && row.peer_ratio_lower > Some(0.0), "{row:?}");
+        assert_eq!(
+            (row.figures.spread.runs, row.peer.peer.as_deref(), row.counts.lost),
+            (2, Some("dpdk-testpmd"), 0)
+        );
+        assert!(row.peer.peer_median > Some(0.0) && row.peer.peer_ratio_lower > Some(0.0), "{row:?}");
     }
 }
 
@@ -147,23 +155,41 @@ fn kernel_sends_numbered_frames() {
 fn tcp_benchmark_compares_with_kernel() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
     let _cores = exclusive();
-    let quick = tcp::veth::VethOptions::new(true, 0, Some(1));
-    let options = tcp::veth::VethOptions { pairs: 2, window: Duration::from_millis(50), ..quick };
+    let options = tcp::kernel::KernelOptions {
+        binary: PathBuf::new(),
+        quick: true,
+        sides: tcp::Side::ALL.into(),
+        hugepages: Hugepages::None,
+        lcore: 0,
+        other_lcore: Some(1),
+    };
     let mut rows = Vec::new();
     tcp::veth::run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
     assert_eq!(rows.len(), 3 * 2);
     for row in &rows {
-        assert_eq!((row.bench, row.arrangement, row.peer.as_deref()), ("tcp", "end-to-end", Some("kernel")));
-        assert!(row.received > 0 && row.received == row.verified && row.lost == 0, "{row:?}");
-        // The kernel's clock may not tick within a short window.
-        assert!(row.ns_per_kib.is_some() && row.peer_ratio > Some(0.0), "{row:?}");
-        // The cost on both cores is at least the cost on one.
-        assert!(row.both_ns_per_kib >= row.ns_per_kib && row.peer_both_ns_per_kib.is_some(), "{row:?}");
+        assert_eq!(
+            (row.head.bench, row.head.arrangement, row.peer.peer.as_deref()),
+            ("tcp", "end-to-end", Some("kernel"))
+        );
         assert!(
-            row.far_ns_per_kib.is_some() && row.fe_bound.is_some() && row.noise_floor.is_some(),
+            row.counts.received > 0 && row.counts.received == row.counts.verified && row.counts.lost == 0,
+            "{row:?}"
+        );
+        // The kernel's clock may not tick within a short window.
+        assert!(row.tcp.per_kib.ns_per_kib.is_some() && row.peer.peer_ratio > Some(0.0), "{row:?}");
+        // The cost on both cores is at least the cost on one.
+        assert!(
+            row.tcp.per_kib.both_ns_per_kib >= row.tcp.per_kib.ns_per_kib
+                && row.tcp.per_kib.peer_both_ns_per_kib.is_some(),
+            "{row:?}"
+        );
+        assert!(
+            row.tcp.per_kib.far_ns_per_kib.is_some()
+                && row.ends.fe_bound.is_some()
+                && row.ratios.noise.noise_floor.is_some(),
             "{row:?}"
         );
     }
-    let offloads: Vec<_> = rows.iter().filter_map(|row| row.offloads).collect();
+    let offloads: Vec<_> = rows.iter().filter_map(|row| row.tcp.offloads).collect();
     assert_eq!(offloads, [true, true, false, false, false, false]);
 }

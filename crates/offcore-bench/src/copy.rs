@@ -13,23 +13,21 @@ mod variant;
 pub mod veth;
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use offcore_dma::Mode;
-use offcore_mem::{Hugepages, Pool};
+use offcore_mem::Pool;
 use offcore_stats::tsc;
 use offcore_wire::ethernet::FCS_LEN;
 
 use crate::BURST;
 use crate::guests::memory::{page_name, pages_for};
-use crate::method::alternate::{Against, Alternating, FEWEST, Schedule};
+use crate::method::alternate::{Alternating, Extent};
 use crate::method::copier::Setup;
-use crate::method::lockstep::OtherCore;
 use crate::method::temperature::Temperature;
 use crate::model::rate::DeviceRate;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
+use crate::report::row::{AutoRatios, Counts, OffloadRatio, Published, Row};
 use crate::report::sample::{ClockCheck, SumRatio};
 use nic::Nic;
 use variant::{Variant, counterpart, is};
@@ -62,17 +60,7 @@ pub struct Options {
     pub setups: Vec<Setup>,
     /// Whether the variant of mode `cpu` is measured a second time with an equal-rate copier on the other core.
     pub background: bool,
-    /// Number of A B B A blocks per cell.
-    pub blocks: usize,
-    /// Minimum number of timed bursts per turn: [`TURN_BURSTS`](crate::method::alternate::TURN_BURSTS).
-    pub bursts: usize,
-    /// Time limit of a cell. When it is reached, the cell ends with fewer blocks, but never with fewer than ten.
-    pub timeout: Option<Duration>,
-    /// Page size of the packet buffers.
-    pub hugepages: Hugepages,
-    pub lcore: usize,
-    /// The other core, which runs the network card and the engine.
-    pub other_lcore: Option<usize>,
+    pub extent: Extent,
 }
 
 /// Measures everything that `options` selects and passes each finished row to `emit`.
@@ -80,29 +68,25 @@ pub struct Options {
 /// # Errors
 /// If something cannot be set up, or a packet is lost or changed.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
-    offcore_stats::lcore::pin(options.lcore)?;
-    let other = OtherCore::start(options.other_lcore)?;
+    let other = options.extent.start()?;
     let buffers = options.temperatures.iter().map(|&temperature| nic::buffers(temperature)).max();
     let buffers = buffers.unwrap_or(0).max(BURST);
     // Two MiB more than needed, because the rest of the last page is also allocated.
-    let hugepages = pages_for(options.hugepages, ((buffers * BUFFER) >> 20) + 2)?;
+    let hugepages = pages_for(options.extent.hugepages, ((buffers * BUFFER) >> 20) + 2)?;
     let pool = Pool::new(buffers, BUFFER, hugepages)?;
     let mut clock = ClockCheck::new();
-    progress.begin(options.temperatures.len() * options.frames.len() * options.blocks);
+    progress.begin(options.temperatures.len() * options.frames.len() * options.extent.blocks);
     for &temperature in &options.temperatures {
         for &frame in &options.frames {
             progress.say(&format!("copy, {temperature}, {frame} B"));
-            let cold = temperature == Temperature::Cold;
-            let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
             let mut cell = cell(options, pool, temperature, frame)?;
-            let schedule =
-                Schedule { blocks, bursts: options.bursts, limit: options.timeout, fewest: FEWEST };
+            let schedule = options.extent.schedule(temperature);
             cell.measure(schedule, &other, &mut clock, progress)
                 .with_context(|| format!("{temperature}, {frame} B"))?;
-            progress.steps(options.blocks - blocks);
+            progress.steps(options.extent.blocks - schedule.blocks);
             for mut row in rows(&mut cell, temperature, frame)? {
-                row.pages = Some(page_name(pool.page_size()));
-                row.bursts_per_turn = Some(options.bursts);
+                row.peer.pages = Some(page_name(pool.page_size()));
+                row.figures.bursts_per_turn = Some(options.extent.bursts);
                 emit(row);
             }
         }
@@ -139,38 +123,26 @@ fn rows(cell: &mut Alternating<Variant>, temperature: Temperature, frame: usize)
         .map(|(variant, blocks)| match variant.setup.mode {
             Mode::Auto => {
                 let of = |mode| cell.blocks_of(is(counterpart(variant.setup, mode)));
-                Against::new(blocks, of(Mode::Cpu), of(Mode::Offload))
+                AutoRatios::new(blocks, of(Mode::Cpu), of(Mode::Offload))
             }
-            Mode::Cpu | Mode::Offload => Against::default(),
+            Mode::Cpu | Mode::Offload => AutoRatios::default(),
         })
         .collect();
     let mut rows = Vec::new();
     for ((variant, blocks), against) in cell.iter_mut().zip(against) {
         let setup = variant.setup;
-        let mut row = Row {
-            bench: "copy",
-            case: "forward".into(),
-            arrangement: "core-cost",
-            frame,
-            mode: setup.mode.to_string(),
-            engine: setup.copier.name().into(),
-            ring: "none",
-            burst: BURST,
-            temperature: temperature.name().into(),
-            window: temperature.window(),
-            simulated: setup.copier.simulated(),
-            received: variant.packets(),
-            verified: variant.packets(),
-            published: published(frame, setup.mode),
-            empty_poll_cycles: Some(variant.empty_poll()),
-            background: variant.background_copies().is_some(),
-            background_copies_per_packet: variant.background_copies(),
-            copied_bytes_per_packet: Some(variant.copied_bytes()),
-            ..Row::default()
-        };
+        let mut row = Row::new("copy", "forward", "core-cost");
+        setup.describe(&mut row);
+        row.head.frame = frame;
+        (row.head.temperature, row.head.window) = (temperature.name().into(), temperature.window());
+        row.counts = Counts::all_of(variant.packets());
+        row.published = Published::new(published(frame, setup.mode), PUBLISHED_UNIT);
+        row.core.empty_poll_cycles = Some(variant.empty_poll());
+        row.core.background = variant.background_copies().is_some();
+        row.core.background_copies_per_packet = variant.background_copies();
+        row.core.copied_bytes_per_packet = Some(variant.copied_bytes());
         blocks.enter(&mut row, hz);
-        steadiness.enter(&mut row);
-        row.published_unit = row.published.map(|_| PUBLISHED_UNIT);
+        row.clock = steadiness;
         let engine_ns = match setup.copier.simulated() {
             // Windows are too short to keep a device busy, so its rate under full load is measured separately.
             true => {
@@ -186,11 +158,9 @@ fn rows(cell: &mut Alternating<Variant>, temperature: Temperature, frame: usize)
         if setup.mode == Mode::Offload
             && let Some(core) = &core
         {
-            let ratio = SumRatio::of(&core.core, &blocks.core);
-            row.offload_over_cpu = ratio.map(|ratio| ratio.sums);
-            row.offload_over_cpu_lower = ratio.map(|ratio| ratio.lower);
+            row.ratios.offload = OffloadRatio::new(SumRatio::of(&core.core, &blocks.core));
         }
-        against.enter(&mut row);
+        row.ratios.auto = against;
         rows.push(row);
     }
     Ok(rows)

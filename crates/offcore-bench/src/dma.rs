@@ -25,7 +25,7 @@ use crate::method::copier::{CHANNEL, Copier, Engine};
 use crate::method::lockstep::{OtherCore, lock};
 use crate::method::temperature::Temperature;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
+use crate::report::row::{Counts, Row};
 use crate::report::sample::{ClockCheck, Spread};
 use copies::{Copies, WARM};
 
@@ -270,31 +270,18 @@ impl Cell {
         let both: Vec<_> = samples.submit.iter().zip(&samples.reap).map(|(a, b)| a + b).collect();
         let mut sorted = samples.latencies.clone();
         sorted.sort_by(f64::total_cmp);
-        let mut row = Row {
-            bench: "dma",
-            case: "copy".into(),
-            arrangement: "core-cost",
-            frame: self.size,
-            mode: if self.subject.by_core() { "cpu" } else { "offload" }.into(),
-            engine: self.subject.name().into(),
-            ring: "none",
-            burst: self.batch,
-            temperature: self.temperature.name().into(),
-            window: self.depth,
-            simulated: matches!(self.subject, Subject::Copier(copier) if copier.simulated()),
-            rejected: samples.rejected,
-            received: samples.verified,
-            verified: samples.verified,
-            ..Row::default()
-        };
-        row.set_cycles(Spread::of(&both), tsc::hz());
-        (row.metric, row.unit) = ("submit_and_reap", "tsc_cycles_per_copy");
-        row.submit_cycles = Some(Spread::of(&samples.submit).median);
-        row.reap_cycles = Some(Spread::of(&samples.reap).median);
-        row.gigabytes_per_s = Some(Spread::of(&samples.bandwidth).median);
-        row.p50_ns = percentile(&sorted, 0.5);
-        row.p90_ns = percentile(&sorted, 0.9);
-        row.p99_ns = percentile(&sorted, 0.99);
+        let mut row = Row::new("dma", "copy", "core-cost");
+        (row.head.frame, row.head.burst, row.head.window) = (self.size, self.batch, self.depth);
+        row.head.mode = if self.subject.by_core() { "cpu" } else { "offload" }.into();
+        row.head.engine = self.subject.name().into();
+        row.head.temperature = self.temperature.name().into();
+        row.figures.simulated = matches!(self.subject, Subject::Copier(copier) if copier.simulated());
+        (row.clock.rejected, row.counts) = (samples.rejected, Counts::all_of(samples.verified));
+        row.set_submit_and_reap(&both, [&samples.submit, &samples.reap]);
+        row.dma.gigabytes_per_s = Some(Spread::of(&samples.bandwidth).median);
+        row.latency.p50_ns = percentile(&sorted, 0.5);
+        row.latency.p90_ns = percentile(&sorted, 0.9);
+        row.latency.p99_ns = percentile(&sorted, 0.99);
         row
     }
 }
@@ -334,9 +321,12 @@ mod tests {
         assert_eq!(rows.len(), options.subjects.len() * 4);
         for row in rows {
             golden::check("dma", &row);
-            assert!(row.verified >= (row.window * FEWEST) as u64, "{row:?}");
-            assert!(row.gigabytes_per_s > Some(0.0) && row.p50_ns <= row.p99_ns, "{row:?}");
-            assert_eq!(row.simulated, row.engine.starts_with("dsa-sim"), "{row:?}");
+            assert!(row.counts.verified >= (row.head.window * FEWEST) as u64, "{row:?}");
+            assert!(
+                row.dma.gigabytes_per_s > Some(0.0) && row.latency.p50_ns <= row.latency.p99_ns,
+                "{row:?}"
+            );
+            assert_eq!(row.figures.simulated, row.head.engine.starts_with("dsa-sim"), "{row:?}");
         }
     }
 

@@ -152,6 +152,18 @@ impl WorkKind {
     }
 }
 
+/// Windows of a measurement.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    /// Number of windows of a cell.
+    pub count: usize,
+    pub length: Duration,
+    /// Warm-up time of a window, in which packets circulate.
+    pub warm_up: Duration,
+    /// Time limit of the whole run. If it would be exceeded, cells have fewer windows, but at least one.
+    pub limit: Duration,
+}
+
 /// Options of a measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -172,12 +184,7 @@ pub struct Options {
     pub blocks: Option<u32>,
     /// Threads per block.
     pub threads: u32,
-    pub windows: usize,
-    pub window: Duration,
-    /// Warm-up time of a window, in which packets circulate.
-    pub warm_up: Duration,
-    /// Time limit of the whole run. If it would be exceeded, cells have fewer windows, but at least one.
-    pub limit: Duration,
+    pub windows: Windows,
     /// Maximum number of packets in flight per pipeline, or two bursts if that is more.
     pub on_their_way: usize,
     /// Whether to measure fewer cells.
@@ -219,10 +226,12 @@ impl Options {
             slots: 64,
             blocks: if stand_in && lcores.len() < 8 { Some(1) } else { None },
             threads: 256,
-            windows: if quick { 2 } else { 4 },
-            window: Duration::from_millis(200),
-            warm_up: Duration::from_millis(30),
-            limit: Duration::from_secs(if quick { 50 } else { 210 }),
+            windows: Windows {
+                count: if quick { 2 } else { 4 },
+                length: Duration::from_millis(200),
+                warm_up: Duration::from_millis(30),
+                limit: Duration::from_secs(if quick { 50 } else { 210 }),
+            },
             // Packets in flight have to return after each window, and the replacement for a GPU is slow.
             on_their_way: if stand_in { 1024 } else { 32_768 },
             quick,
@@ -248,7 +257,7 @@ impl Options {
         range("--slots", self.slots, 2, 4096)?;
         ensure!(self.slots.is_power_of_two(), "--slots {}: expected a power of two", self.slots);
         ensure!(!self.memories.is_empty(), "no memory is asked for: expected host, gpu or both");
-        ensure!(self.windows > 0 && !self.window.is_zero(), "no window is measured");
+        ensure!(self.windows.count > 0 && !self.windows.length.is_zero(), "no window is measured");
         Ok(())
     }
 }

@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use offcore_dsa::sim::Timing;
 
 use crate::report::progress::Progress;
-use crate::report::row::Row;
+use crate::report::row::{ModelColumns, Published, Row};
+use crate::report::sample::Spread;
 use points::{POINTS, Point, Target};
 
 /// Tolerated relative error of a judged figure.
@@ -35,32 +36,22 @@ pub fn run(progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
 
 fn row(point: &Point, found: f64) -> Row {
     let (low, high) = point.target.limits();
-    Row {
-        bench: "model",
-        case: point.name.into(),
-        arrangement: "virtual-clock",
-        frame: point.bytes as usize,
-        mode: "offload".into(),
-        engine: "dsa-sim".into(),
-        ring: "none",
-        simulated: true,
-        metric: "model",
-        unit: point.unit,
-        runs: 1,
-        min: found,
-        median: found,
-        max: found,
-        published: Some(low),
+    let mut row = Row::new("model", point.name, "virtual-clock");
+    (row.head.mode, row.head.engine) = ("offload".into(), "dsa-sim".into());
+    (row.head.frame, row.head.burst, row.head.temperature) = (point.bytes as usize, 0, String::new());
+    row.figures.simulated = true;
+    row.set_spread("model", point.unit, Spread::of(&[found]));
+    row.published = Published::new(Some(low), point.unit);
+    row.model = ModelColumns {
         published_high: high,
-        published_unit: Some(point.unit),
-        role: Some(point.role.name()),
+        at_least: Some(matches!(point.target, Target::AtLeast(_))),
         source: Some(point.source),
+        role: Some(point.role.name()),
         software_ns: Some(point.software_ns),
         error: Some(point.target.error(found)),
         pass: Some(point.target.is_met(found)),
-        at_least: Some(matches!(point.target, Target::AtLeast(_))),
-        ..Row::default()
-    }
+    };
+    row
 }
 
 #[cfg(test)]
@@ -80,8 +71,8 @@ mod tests {
     fn every_point_is_met() {
         let mut missed = Vec::new();
         run(&Progress::hidden(), &mut |row| {
-            if row.pass != Some(true) {
-                missed.push(format!("{}: {} {}", row.case, row.median, row.unit));
+            if row.model.pass != Some(true) {
+                missed.push(format!("{}: {} {}", row.head.case, row.figures.spread.median, row.figures.unit));
             }
         })
         .unwrap();

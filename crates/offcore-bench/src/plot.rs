@@ -37,9 +37,9 @@ impl Series {
 
     /// Returns the series of a row.
     fn of(row: &Row) -> Option<Self> {
-        match (row.engine.as_str(), row.mode.as_str()) {
+        match (row.head.engine.as_str(), row.head.mode.as_str()) {
             // Rows with a background copier are not drawn.
-            _ if row.background => None,
+            _ if row.core.background => None,
             ("dpdk-lib", _) => Some(Self::DpdkLib),
             (_, "cpu") => Some(Self::Cpu),
             (_, "offload") => Some(Self::Offload),
@@ -97,17 +97,22 @@ struct Words {
 /// If no row belongs to the core-cost arrangement with case `loop` or `guest-to-guest`, or the file cannot be written.
 pub fn core_cost(rows: &[Row], path: &Path) -> Result<()> {
     let cases = [Route::Loop, Route::GuestToGuest].map(Route::name);
-    let wanted = |row: &&Row| row.arrangement == "core-cost" && cases.contains(&row.case.as_str());
+    let wanted = |row: &&Row| row.head.arrangement == "core-cost" && cases.contains(&row.head.case.as_str());
     let rows: Vec<_> = rows.iter().filter(wanted).collect();
-    let kinds = distinct(rows.iter().map(|row| (row.case.as_str(), row.ring)));
+    let kinds = distinct(rows.iter().map(|row| (row.head.case.as_str(), row.head.ring)));
     let panels = kinds.iter().flat_map(|&kind| Temperature::ALL.map(|temperature| (kind, temperature)));
     let panels = panels.filter_map(|(kind, temperature)| {
-        let of = |row: &&&Row| (row.case.as_str(), row.ring) == kind && row.temperature == temperature.name();
+        let of = |row: &&&Row| {
+            (row.head.case.as_str(), row.head.ring) == kind && row.head.temperature == temperature.name()
+        };
         let title = match kinds.len() {
             1 => temperature_title(temperature),
             _ => format!("{}, {}, {}", kind.0, kind.1, temperature_title(temperature)),
         };
-        panel(title, rows.iter().filter(of).map(|row| (*row, row.frame as f64, row.cycles_per_packet)))
+        panel(
+            title,
+            rows.iter().filter(of).map(|row| (*row, row.head.frame as f64, row.figures.cycles_per_packet)),
+        )
     });
     let words = Words {
         title: "What forwarding a guest's packet costs the core",
@@ -125,15 +130,15 @@ pub fn core_cost(rows: &[Row], path: &Path) -> Result<()> {
 /// If no row belongs to the core-cost arrangement, or the file cannot be written.
 pub fn packet_copy(rows: &[Row], path: &Path) -> Result<()> {
     let rows: Vec<_> =
-        rows.iter().filter(|row| row.arrangement == "core-cost" && row.case == "forward").collect();
+        rows.iter().filter(|row| row.head.arrangement == "core-cost" && row.head.case == "forward").collect();
     let panels = Temperature::ALL.into_iter().filter_map(|temperature| {
-        let of = |row: &&&Row| row.temperature == temperature.name();
-        let ours = rows.iter().filter(of).map(|row| (*row, row.frame as f64, row.gbps));
+        let of = |row: &&&Row| row.head.temperature == temperature.name();
+        let ours = rows.iter().filter(of).map(|row| (*row, row.head.frame as f64, row.figures.gbps));
         let mut panel = panel(temperature_title(temperature), ours)?;
         for (series, mode) in [(Series::GuideCore, "cpu"), (Series::GuideDsa, "offload")] {
-            let theirs = rows.iter().filter(of).filter(|row| row.mode == mode);
+            let theirs = rows.iter().filter(of).filter(|row| row.head.mode == mode);
             let mut points: Vec<_> =
-                theirs.filter_map(|row| Some((row.frame as f64, row.published?))).collect();
+                theirs.filter_map(|row| Some((row.head.frame as f64, row.published.published?))).collect();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             points.dedup();
             if !points.is_empty() {
@@ -157,14 +162,16 @@ pub fn packet_copy(rows: &[Row], path: &Path) -> Result<()> {
 /// # Errors
 /// If no row belongs to case `work`, or the file cannot be written.
 pub fn work_sweep(rows: &[Row], path: &Path) -> Result<()> {
-    let rows: Vec<_> = rows.iter().filter(|row| row.case == "work").collect();
-    let mut kinds = distinct(rows.iter().map(|row| (row.ring, row.frame)));
+    let rows: Vec<_> = rows.iter().filter(|row| row.head.case == "work").collect();
+    let mut kinds = distinct(rows.iter().map(|row| (row.head.ring, row.head.frame)));
     // Split before packed, as in other outputs.
     kinds.sort_by_key(|&(ring, frame)| (std::cmp::Reverse(ring), frame));
     let formats = distinct(kinds.iter().map(|&(ring, _)| ring)).len();
     let panels = kinds.into_iter().filter_map(|(ring, frame)| {
-        let rows = rows.iter().filter(|row| (row.ring, row.frame) == (ring, frame));
-        let points = rows.map(|row| (*row, row.work_ns as f64, row.sustained_mpps.unwrap_or(row.mpps)));
+        let rows = rows.iter().filter(|row| (row.head.ring, row.head.frame) == (ring, frame));
+        let points = rows.map(|row| {
+            (*row, row.figures.work_ns as f64, row.core.sustained_mpps.unwrap_or(row.figures.mpps))
+        });
         panel(if formats > 1 { format!("{ring}, {frame} bytes") } else { format!("{frame} bytes") }, points)
     });
     let words = Words {
@@ -310,17 +317,12 @@ mod tests {
     use crate::peer::tempdir::TempDir;
 
     fn row(case: &str, temperature: Temperature, engine: &str, frame: usize, cycles: f64) -> Row {
-        Row {
-            case: case.into(),
-            arrangement: "core-cost",
-            ring: "split",
-            mode: if engine == "core:1" { "offload" } else { "cpu" }.into(),
-            engine: engine.into(),
-            temperature: temperature.name().into(),
-            frame,
-            cycles_per_packet: cycles,
-            ..Row::default()
-        }
+        let mut row = Row::new("vhost", case, "core-cost");
+        (row.head.ring, row.head.frame) = ("split", frame);
+        row.head.mode = if engine == "core:1" { "offload" } else { "cpu" }.into();
+        (row.head.engine, row.head.temperature) = (engine.into(), temperature.name().into());
+        row.figures.cycles_per_packet = cycles;
+        row
     }
 
     #[test]
@@ -343,9 +345,10 @@ mod tests {
         // Nine points and one mark in the legend.
         assert_eq!(svg.matches("<circle").count(), 10);
         // Another format has separate panels, and rows with a background copier are not drawn.
-        let packed = rows.iter().map(|row| Row { ring: "packed", ..row.clone() });
-        let beside = rows.iter().map(|row| Row { background: true, ..row.clone() });
-        let both: Vec<_> = rows.iter().cloned().chain(packed).chain(beside).collect();
+        let (mut packed, mut beside) = (rows.clone(), rows.clone());
+        packed.iter_mut().for_each(|row| row.head.ring = "packed");
+        beside.iter_mut().for_each(|row| row.core.background = true);
+        let both = [&rows[..], &packed, &beside].concat();
         let path = dir.file("packed.svg");
         core_cost(&both, &path).unwrap();
         let svg = std::fs::read_to_string(&path).unwrap();
@@ -367,7 +370,7 @@ mod tests {
         for (frame, software, dsa) in [(64, 18.0, 12.0), (1024, 44.0, 200.0)] {
             for (engine, published) in [("cpu", software), ("core:1", dsa)] {
                 let mut row = row("forward", Temperature::Remote, engine, frame, 100.0);
-                (row.gbps, row.published) = (frame as f64 / 10.0, Some(published));
+                (row.figures.gbps, row.published.published) = (frame as f64 / 10.0, Some(published));
                 rows.push(row);
             }
         }
@@ -389,8 +392,9 @@ mod tests {
         let mut rows = Vec::new();
         for frame in [512, 1518] {
             for work_ns in [0, 400, 1600] {
-                let cpu = row("work", Temperature::Remote, "cpu", frame, 300.0);
-                rows.push(Row { work_ns, mpps: 1e3 / (150.0 + work_ns as f64), ..cpu });
+                let mut cpu = row("work", Temperature::Remote, "cpu", frame, 300.0);
+                (cpu.figures.work_ns, cpu.figures.mpps) = (work_ns, 1e3 / (150.0 + work_ns as f64));
+                rows.push(cpu);
             }
         }
         work_sweep(&rows, &path).unwrap();

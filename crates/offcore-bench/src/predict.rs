@@ -13,6 +13,7 @@ use crate::model::TOLERANCE;
 pub(crate) use crate::model::rate::BATCH;
 pub use crate::model::rate::{Bound, DeviceRate};
 use crate::report::row::Row;
+use crate::report::sample::Spread;
 
 pub use guides::{GUIDES, Guide};
 pub use measure::{Options, run};
@@ -112,29 +113,15 @@ pub fn auto(cpu: Estimate, offload: Estimate) -> Estimate {
 /// Returns the row of a prediction.
 fn row(case: &str, frame: usize, mode: Mode, estimate: Estimate) -> Row {
     let Interval { low, mid, high } = estimate.mpps;
-    let bits = mid * 8.0 / 1e3;
-    Row {
-        bench: "predict",
-        case: case.into(),
-        arrangement: "model",
-        frame,
-        mode: mode.to_string(),
-        engine: if mode == Mode::Cpu { "cpu" } else { "dsa-sim" }.into(),
-        ring: "split",
-        burst: BATCH,
-        simulated: mode != Mode::Cpu,
-        metric: "model",
-        unit: "mpps",
-        runs: 1,
-        min: low,
-        median: mid,
-        max: high,
-        mpps: mid,
-        gbps: bits * frame as f64,
-        gbps_l1: bits * (frame + 20) as f64,
-        bound: Some(estimate.bound.name()),
-        ..Row::default()
-    }
+    let mut row = Row::new("predict", case, "model");
+    (row.head.frame, row.head.ring, row.head.burst) = (frame, "split", BATCH);
+    (row.head.mode, row.head.temperature) = (mode.to_string(), String::new());
+    row.head.engine = if mode == Mode::Cpu { "cpu" } else { "dsa-sim" }.into();
+    row.figures.simulated = mode != Mode::Cpu;
+    row.set_spread("model", "mpps", Spread { runs: 1, min: low, median: mid, max: high });
+    row.set_mpps(mid);
+    row.core.bound = Some(estimate.bound.name());
+    row
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ mod cores;
 pub mod flows;
 pub mod http;
 pub mod idle;
+pub mod kernel;
 mod link;
 pub mod neighbour;
 pub mod open_close;
@@ -26,22 +27,19 @@ pub mod veth;
 mod visits;
 mod wire;
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use offcore_dma::Mode;
-use offcore_mem::{Hugepages, Pool};
+use offcore_mem::Pool;
 use offcore_stats::tsc;
 
-use crate::BURST;
 use crate::guests::memory::{page_name, pages_for};
-use crate::method::alternate::{Against, Alternating, Blocks, FEWEST, Schedule, Steadiness, mean};
+use crate::method::alternate::{Alternating, Blocks, Extent, Schedule, mean};
 use crate::method::copier::Setup;
 use crate::method::lockstep::OtherCore;
 use crate::method::temperature::Temperature;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
-use crate::report::sample::{ClockCheck, SumRatio};
+use crate::report::row::{AutoRatios, Counts, OffloadRatio, Published, Row};
+use crate::report::sample::{ClockCheck, Steadiness, SumRatio};
 use link::{Link, Load, Moved, Traffic};
 
 pub use link::Side;
@@ -91,26 +89,16 @@ pub struct Options {
     pub asks: bool,
     /// Whether to first measure the core against itself, to get the noise floor of all ratios.
     pub noise_floor: bool,
-    /// Number of A B B A blocks per cell.
-    pub blocks: usize,
-    /// Minimum number of timed bursts per turn.
-    pub bursts: usize,
-    /// Time limit of a cell. When it is reached, the cell ends with fewer blocks, but never with fewer than ten.
-    pub timeout: Option<Duration>,
-    pub hugepages: Hugepages,
-    pub lcore: usize,
-    /// The other core, which runs the far host, the applications and the engine.
-    pub other_lcore: Option<usize>,
+    pub extent: Extent,
 }
 
 impl Options {
     /// Returns the schedule of a cell.
     fn schedule(&self, load: Load, segment: usize) -> Schedule {
-        let cold = load.temperature == Temperature::Cold;
-        let blocks = if cold { self.blocks.div_ceil(2) } else { self.blocks };
         // The counted units are segments, or requests with several segments each.
         let segments = if self.asks { load.chunk.div_ceil(segment) } else { 1 };
-        Schedule { blocks, bursts: self.bursts.div_ceil(segments), limit: self.timeout, fewest: FEWEST }
+        let schedule = self.extent.schedule(load.temperature);
+        Schedule { bursts: schedule.bursts.div_ceil(segments), ..schedule }
     }
 
     /// Returns the loads that take turns on each wire.
@@ -145,11 +133,10 @@ struct Rig {
 
 impl Rig {
     fn new(options: &Options, pools: usize) -> Result<Self> {
-        offcore_stats::lcore::pin(options.lcore)?;
-        let other = OtherCore::start(options.other_lcore)?;
+        let other = options.extent.start()?;
         let short = options.segments.iter().all(|&segment| segment <= SEGMENT);
         let buffer = if short { BUFFER } else { LONG_BUFFER };
-        let hugepages = pages_for(options.hugepages, pools * (((BUFFERS * buffer) >> 20) + 2))?;
+        let hugepages = pages_for(options.extent.hugepages, pools * (((BUFFERS * buffer) >> 20) + 2))?;
         let pools: Result<Vec<_>, _> = (0..pools).map(|_| Pool::new(BUFFERS, buffer, hugepages)).collect();
         Ok(Self { other, clock: ClockCheck::new(), pools: pools? })
     }
@@ -195,8 +182,9 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             cell.measure(schedule, &rig.other, &mut rig.clock, progress)
                 .with_context(|| format!("{side}, {temperature}, chunks of {chunk} bytes"))?;
             for mut row in rows(&cell, traffic, load) {
-                row.set_noise(noise);
-                emit(Row { pages, bursts_per_turn: Some(schedule.bursts), ..row });
+                row.ratios.noise = noise.into();
+                (row.peer.pages, row.figures.bursts_per_turn) = (pages, Some(schedule.bursts));
+                emit(row);
             }
         }
     }
@@ -218,27 +206,28 @@ fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, load: Load) -> Vec<Row>
                 if traffic.asks { moved.bytes as f64 / load.chunk as f64 } else { moved.segments as f64 };
             row.set_engine(ns, moved.segments as f64 / units.max(1.0));
         }
-        row.copy_routine = link.copy_routine();
-        row.share_copy = link.copy_share();
-        row.share_switching = row.share_copy.map(|copy| 1.0 - copy);
+        row.core.copy_routine = link.copy_routine();
+        row.shares.share_copy = link.copy_share();
+        row.shares.share_switching = row.shares.share_copy.map(|copy| 1.0 - copy);
         if traffic.asks && setup.mode == Mode::Offload && load.chunk >= GAINS_FROM {
-            (row.published, row.published_unit) = (Some(GAIN.0), Some(GAIN.1));
+            row.published = Published::new(Some(GAIN.0), GAIN.1);
         }
         if traffic.side == Side::Receive && setup.mode == Mode::Cpu {
-            (row.published, row.published_unit) = (Some(PUBLISHED.0), Some(PUBLISHED.1));
+            row.published = Published::new(Some(PUBLISHED.0), PUBLISHED.1);
         }
         match (setup.mode, core) {
             (Mode::Offload, Some(core)) => {
                 let ratio = SumRatio::of(&core.core, &blocks.core);
-                row.offload_over_cpu = ratio.map(|ratio| ratio.sums);
-                row.offload_over_cpu_median = ratio.map(|ratio| ratio.median);
-                row.offload_over_cpu_lower = ratio.map(|ratio| ratio.lower);
-                row.offload_over_cpu_both =
-                    SumRatio::of(&core.both(), &blocks.both()).map(|ratio| ratio.sums);
+                let both = SumRatio::of(&core.both(), &blocks.both());
+                row.ratios.offload = OffloadRatio {
+                    offload_over_cpu_median: ratio.map(|ratio| ratio.median),
+                    offload_over_cpu_both: both.map(|both| both.sums),
+                    ..OffloadRatio::new(ratio)
+                };
             }
             (Mode::Auto, core) => {
                 let offload = of(Setup { mode: Mode::Offload, ..setup });
-                Against::new(blocks, core, offload).enter(&mut row);
+                row.ratios.auto = AutoRatios::new(blocks, core, offload);
             }
             _ => {}
         }
@@ -255,42 +244,29 @@ fn row(
     (blocks, steadiness): (&Blocks, Steadiness),
     moved: Moved,
 ) -> Row {
-    let mut row = Row {
-        bench: "tcp",
-        case: traffic.side.name().into(),
-        arrangement: "core-cost",
-        frame: traffic.segment + HEADERS,
-        mode: setup.mode.to_string(),
-        engine: setup.copier.name().into(),
-        ring: "none",
-        burst: BURST,
-        temperature: load.temperature.name().into(),
-        chunk: Some(load.chunk),
-        connections: Some(traffic.connections),
-        simulated: setup.copier.simulated(),
-        received: moved.segments,
-        verified: moved.segments,
-        windows_again: Some(moved.again),
-        ..Row::default()
-    };
+    let mut row = Row::new("tcp", traffic.side, "core-cost");
+    setup.describe(&mut row);
+    (row.head.frame, row.head.temperature) = (traffic.segment + HEADERS, load.temperature.name().into());
+    (row.tcp.chunk, row.tcp.connections) = (Some(load.chunk), Some(traffic.connections));
+    row.counts = Counts::all_of(moved.segments);
+    row.tcp.payload.windows_again = Some(moved.again);
     blocks.enter(&mut row, tsc::hz());
-    steadiness.enter(&mut row);
+    row.clock = steadiness;
     let ns = |samples: &[f64]| mean(samples).map(|ticks| ticks * 1e9 / tsc::hz() as f64);
-    row.guest_ns_per_packet = ns(&blocks.guest);
-    row.both_ns_per_packet = ns(&blocks.both());
+    row.core.guest_ns_per_packet = ns(&blocks.guest);
+    row.core.both_ns_per_packet = ns(&blocks.both());
     // Not all segments are full: the last segment of a chunk, and segments that are limited by the window.
     let segment = moved.bytes as f64 / moved.segments.max(1) as f64;
     let payload = if traffic.asks { load.chunk as f64 } else { segment };
-    row.payload_per_packet = Some(payload);
-    let gbps = payload * 8.0 / row.ns_per_packet;
-    row.payload_gbps = Some(gbps);
-    row.gbps = gbps * (segment + HEADERS as f64) / segment;
-    row.gbps_l1 = gbps * (segment + HEADERS as f64 + 20.0) / segment;
+    row.tcp.payload.payload_per_packet = Some(payload);
+    let gbps = payload * 8.0 / row.figures.ns_per_packet;
+    row.tcp.payload.payload_gbps = Some(gbps);
+    row.figures.gbps = gbps * (segment + HEADERS as f64) / segment;
+    row.figures.gbps_l1 = gbps * (segment + HEADERS as f64 + 20.0) / segment;
     if traffic.asks {
-        (row.case, row.unit) = ("requests".into(), "tsc_cycles_per_request");
-        row.window = link::chunks_per_window(load.chunk, (true, traffic.connections));
-        row.verified = moved.bytes / load.chunk as u64;
-        row.received = row.verified;
+        (row.head.case, row.figures.unit) = ("requests".into(), "tsc_cycles_per_request");
+        row.head.window = link::chunks_per_window(load.chunk, (true, traffic.connections));
+        row.counts = Counts::all_of(moved.bytes / load.chunk as u64);
     }
     row
 }

@@ -13,8 +13,6 @@ pub mod neighbour;
 mod round_trips;
 pub mod work_sweep;
 
-use std::time::Duration;
-
 #[cfg(feature = "dpdk")]
 use anyhow::Context;
 use anyhow::Result;
@@ -22,9 +20,8 @@ use offcore_mem::Hugepages;
 
 use crate::guests::memory::{Need, RunMemory, Testbed, page_name};
 use crate::guests::workload::{GuestKind, IMIX_MEAN, Ring, Route, Workload};
-use crate::method::alternate::{FEWEST, Schedule};
+use crate::method::alternate::Extent;
 use crate::method::copier::Setup;
-use crate::method::lockstep::OtherCore;
 use crate::method::temperature::Temperature;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
@@ -71,16 +68,7 @@ pub struct Options {
     pub dpdk_lib: bool,
     /// Whether to first measure the core against itself, to get the noise floor of all ratios.
     pub noise_floor: bool,
-    /// A B B A blocks per cell.
-    pub blocks: usize,
-    /// Minimum number of timed bursts per turn: [`TURN_BURSTS`](crate::method::alternate::TURN_BURSTS).
-    pub bursts: usize,
-    /// Time limit of a cell. When it is reached, the cell ends with fewer blocks, but never with fewer than ten.
-    pub timeout: Option<Duration>,
-    /// Page size for guests and packet buffers.
-    pub hugepages: Hugepages,
-    pub lcore: usize,
-    pub other_lcore: Option<usize>,
+    pub extent: Extent,
 }
 
 impl Options {
@@ -106,15 +94,14 @@ impl Options {
 /// # Errors
 /// If something cannot be set up, or a packet is lost or changed.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
-    offcore_stats::lcore::pin(options.lcore)?;
-    let other = OtherCore::start(options.other_lcore)?;
+    let other = options.extent.start()?;
     let need = Need { peer_mib: Peers::mib(options), ..Need::of(options.route, &options.temperatures) };
-    let mut memory = RunMemory::new(need, options.hugepages)?;
+    let mut memory = RunMemory::new(need, options.extent.hugepages)?;
     let peers = Peers::open(options, memory.hugepages)?;
     let mut clock = ClockCheck::new();
     let workloads = options.workloads();
     let kinds = Kind::all(options);
-    progress.begin(workloads.len() * kinds.len() * options.blocks);
+    progress.begin(workloads.len() * kinds.len() * options.extent.blocks);
     for workload in &workloads {
         let mut noise = None;
         for &kind in &kinds {
@@ -124,36 +111,29 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
                 Testbed::new(&memory, workload)
             };
             let mut cell = Cell::new(kind, options, &peers, &anew()?)?;
-            let schedule = schedule(options, workload).part_of(kind.parts());
+            let schedule = options.extent.schedule(workload.temperature).part_of(kind.parts());
             for part in 0..kind.parts() {
                 if part > 0 {
                     cell.renew(&peers, &anew()?)?;
                 }
                 cell.variants.measure(schedule, &other, &mut clock, progress)?;
             }
-            progress.steps(options.blocks.saturating_sub(schedule.blocks * kind.parts()));
+            progress.steps(options.extent.blocks.saturating_sub(schedule.blocks * kind.parts()));
             if kind == Kind::Noise {
                 noise = cell.variants.noise();
                 continue;
             }
             let breakdown = (options.breakdown && kind == Kind::Modes).then_some(&other);
             for mut row in cell.rows(workload, breakdown)? {
-                row.set_noise(noise);
-                row.bursts_per_turn = Some(options.bursts);
-                row.pages = Some(page_name(memory.page_size()));
+                row.ratios.noise = noise.into();
+                row.figures.bursts_per_turn = Some(options.extent.bursts);
+                row.peer.pages = Some(page_name(memory.page_size()));
                 emit(row);
             }
         }
     }
     progress.end();
     Ok(())
-}
-
-/// Returns the schedule of a cell.
-fn schedule(options: &Options, workload: &Workload) -> Schedule {
-    let cold = workload.temperature == Temperature::Cold;
-    let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
-    Schedule { blocks, bursts: options.bursts, limit: options.timeout, fewest: FEWEST }
 }
 
 /// State of the peers that is set up once per process.
@@ -176,7 +156,7 @@ impl Peers {
     fn open(options: &Options, hugepages: Hugepages) -> Result<Self> {
         use crate::peer::dpdk_lib::{DpdkConfig, DpdkLib, Pages};
         let pages = if hugepages == Hugepages::None { Pages::Ordinary } else { Pages::Huge };
-        let config = DpdkConfig { pages, lcore: options.lcore, mbufs: Self::MBUFS };
+        let config = DpdkConfig { pages, lcore: options.extent.lcore, mbufs: Self::MBUFS };
         let dpdk =
             options.dpdk_lib.then(|| DpdkLib::open(&config)).transpose().context("opening librte_vhost")?;
         Ok(Self { dpdk: dpdk.map(std::rc::Rc::new) })

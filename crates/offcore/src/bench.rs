@@ -8,6 +8,7 @@
 //! * [`tcp`]: `offcore bench tcp`
 
 pub(crate) mod cells;
+mod columns;
 mod copy;
 mod dma;
 mod end_to_end;
@@ -160,7 +161,8 @@ impl Rows {
     }
 
     pub(crate) fn push(&mut self, mut row: Row) {
-        (row.schema, row.cpu, row.commit) = (SCHEMA, cpu_model(), option_env!("OFFCORE_COMMIT"));
+        (row.head.schema, row.head.cpu) = (SCHEMA, cpu_model());
+        row.head.commit = option_env!("OFFCORE_COMMIT");
         if self.format == Format::Json && matches!(self.written, Ok(true)) {
             self.written =
                 serde_json::to_string(&row).map_err(Into::into).and_then(|json| write(&(json + "\n")));
@@ -183,11 +185,6 @@ impl Rows {
         }
         Ok(())
     }
-}
-
-/// Formats the numbers of checked and sent packets.
-fn verified(row: &Row) -> String {
-    format!("{}/{}", row.verified, row.received + row.lost)
 }
 
 /// Returns Linux's name of the CPU.
@@ -278,16 +275,18 @@ fn csv(rows: &[Row]) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use offcore_bench::row::Head;
 
     #[test]
     fn rows_become_csv() {
-        let row = Row {
+        let head = Head {
             bench: "vhost",
             case: "a, \"quoted\" case".into(),
             frame: 64,
             engine: "core:1".into(),
-            ..Row::default()
+            ..Head::default()
         };
+        let row = Row { head, ..Row::default() };
         let text = csv(&[row.clone(), row]).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);

@@ -161,15 +161,19 @@ fn here(rows: &[Row], options: &Options) -> String {
     let measured = if cores > 1 { "measured, scaled" } else { "measured" };
     let cells = rows.iter().map(|row| {
         [
-            row.frame.to_string(),
-            row.mode.clone(),
-            format!("{:.2}", row.mpps),
-            format!("{:.2}-{:.2}", row.min, row.max),
-            format!("{:.1}", row.gbps),
-            or_dash(row.bound),
-            if row.ns_per_packet > 0.0 { format!("{:.1}", row.ns_per_packet) } else { "-".into() },
-            digits(row.engine_ns_per_copy, 1),
-            if row.simulated { "model" } else { measured }.into(),
+            row.head.frame.to_string(),
+            row.head.mode.clone(),
+            format!("{:.2}", row.figures.mpps),
+            format!("{:.2}-{:.2}", row.figures.spread.min, row.figures.spread.max),
+            format!("{:.1}", row.figures.gbps),
+            or_dash(row.core.bound),
+            if row.figures.ns_per_packet > 0.0 {
+                format!("{:.1}", row.figures.ns_per_packet)
+            } else {
+                "-".into()
+            },
+            digits(row.core.engine_ns_per_copy, 1),
+            if row.figures.simulated { "model" } else { measured }.into(),
         ]
     });
     text += &columns("frame|<mode|Mpps|from-to|Gbit/s|<bottleneck|core ns|device ns|<source", cells);
@@ -181,16 +185,16 @@ fn here(rows: &[Row], options: &Options) -> String {
 }
 
 fn guide(guide: &Guide, rows: &[Row]) -> String {
-    let rows = rows.iter().filter(|row| row.case == guide.name);
+    let rows = rows.iter().filter(|row| row.head.case == guide.name);
     let cells = rows.map(|row| {
         [
-            row.frame.to_string(),
-            row.mode.clone(),
-            digits(row.published, 2),
-            format!("{:.2}", row.mpps),
-            or_dash(row.error.map(|error| format!("{:+.1} %", error * 100.0))),
-            or_dash(row.bound),
-            match row.role {
+            row.head.frame.to_string(),
+            row.head.mode.clone(),
+            digits(row.published.published, 2),
+            format!("{:.2}", row.figures.mpps),
+            or_dash(row.model.error.map(|error| format!("{:+.1} %", error * 100.0))),
+            or_dash(row.core.bound),
+            match row.model.role {
                 Some("fitted") => "fitted".into(),
                 _ => "model".into(),
             },

@@ -26,18 +26,9 @@ pub fn run(core: usize, rounds: usize, emit: &mut dyn FnMut(Row)) -> Result<()> 
         }
     }
     for (case, samples) in ["conversion", "net_null port", "net_null calls"].into_iter().zip(&samples) {
-        let mut row = Row {
-            bench: "copy",
-            case: case.into(),
-            arrangement: "core-cost",
-            frame: 64,
-            mode: "cpu".into(),
-            engine: "none".into(),
-            ring: "none",
-            burst: 32,
-            temperature: "hot".into(),
-            ..Row::default()
-        };
+        let mut row = Row::new("copy", case, "core-cost");
+        (row.head.frame, row.head.burst) = (64, 32);
+        (row.head.engine, row.head.temperature) = ("none".into(), "hot".into());
         row.set_cycles(Spread::of(samples), tsc::hz());
         emit(row);
     }

@@ -31,7 +31,6 @@ use offcore_mem::{Hugepages, Pool};
 use offcore_stats::{lcore, named};
 use offcore_wire::ethernet::FCS_LEN;
 
-use crate::BURST;
 use crate::peer::netns::{self, Netns};
 use crate::report::progress::Progress;
 use crate::report::row::Row;
@@ -177,18 +176,9 @@ impl Cell {
                 gathered.restart(ours, theirs, schedule, progress)
             })?;
         }
-        let mut row = Row {
-            bench: "copy",
-            case: self.direction.name().into(),
-            port: Some(self.port.name()),
-            frame: self.frame,
-            mode: "cpu".into(),
-            engine: "cpu".into(),
-            ring: "none",
-            burst: BURST,
-            temperature: "remote".into(),
-            ..Row::default()
-        };
+        let mut row = Row::new("copy", self.direction, "end-to-end");
+        (row.head.port, row.head.frame) = (Some(self.port.name()), self.frame);
+        row.head.temperature = "remote".into();
         gathered.enter(&mut row)?;
         Ok(row)
     }

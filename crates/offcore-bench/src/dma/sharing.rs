@@ -22,8 +22,7 @@ use crate::method::lockstep::lock;
 use crate::method::temperature::Temperature;
 use crate::model::load::layout;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
-use crate::report::sample::Spread;
+use crate::report::row::{Counts, Row};
 
 /// Total number of entries of all work queues of the simulated device.
 const QUEUE_SPACE: u32 = 256;
@@ -141,30 +140,15 @@ fn cell(options: &Options, sharing: Sharing, size: usize, batch: usize) -> Resul
         samples.append(&mut result?);
     }
     let both: Vec<_> = samples.iter().map(|(submit, reap)| submit + reap).collect();
-    let part =
-        |of: fn(&(f64, f64)) -> f64| Some(Spread::of(&samples.iter().map(of).collect::<Vec<_>>()).median);
-    let mut row = Row {
-        bench: "dma",
-        case: "sharing".into(),
-        arrangement: "core-cost",
-        frame: size,
-        mode: "offload".into(),
-        engine: "dsa-sim".into(),
-        ring: "none",
-        burst: batch,
-        temperature: Temperature::Hot.name().into(),
-        window: options.depth,
-        simulated: true,
-        sharing: Some(sharing.name()),
-        workers: Some(workers),
-        submit_cycles: part(|sample| sample.0),
-        reap_cycles: part(|sample| sample.1),
-        received: (both.len() * options.depth) as u64,
-        verified: (both.len() * options.depth) as u64,
-        ..Row::default()
-    };
-    row.set_cycles(Spread::of(&both), tsc::hz());
-    (row.metric, row.unit) = ("submit_and_reap", "tsc_cycles_per_copy");
+    let (submits, reaps): (Vec<_>, Vec<_>) = samples.into_iter().unzip();
+    let mut row = Row::new("dma", "sharing", "core-cost");
+    (row.head.mode, row.head.engine) = ("offload".into(), "dsa-sim".into());
+    (row.head.frame, row.head.burst, row.head.window) = (size, batch, options.depth);
+    row.head.temperature = Temperature::Hot.name().into();
+    row.figures.simulated = true;
+    row.set_submit_and_reap(&both, [&submits, &reaps]);
+    (row.dma.sharing, row.dma.workers) = (Some(sharing.name()), Some(workers));
+    row.counts = Counts::all_of((both.len() * options.depth) as u64);
     Ok(row)
 }
 
@@ -257,9 +241,12 @@ mod tests {
         let mut rows = Vec::new();
         run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
         rows.iter().for_each(|row| golden::check("dma, sharing", row));
-        let names: Vec<_> = rows.iter().filter_map(|row| row.sharing).collect();
+        let names: Vec<_> = rows.iter().filter_map(|row| row.dma.sharing).collect();
         assert_eq!(names, ["lock", "lock", "swq", "swq", "bound", "bound"]);
-        assert!(rows.iter().all(|row| row.verified == 2 * 20 * 32 && row.simulated), "{rows:?}");
+        assert!(
+            rows.iter().all(|row| row.counts.verified == 2 * 20 * 32 && row.figures.simulated),
+            "{rows:?}"
+        );
         let many = Options { depth: 128, ..options };
         assert!(
             run(&many, &Progress::hidden(), &mut |_| ()).unwrap_err().to_string().contains("at most 128")

@@ -4,13 +4,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
+use offcore_dma::Mode;
 use offcore_dma::cost::{BURST, SubmitReap};
-use offcore_stats::tsc;
 
-use crate::method::copier::Copier;
+use crate::method::copier::{Copier, Setup};
 use crate::method::lockstep::OtherCore;
-use crate::report::row::Row;
-use crate::report::sample::{ClockCheck, Spread};
+use crate::report::row::{Counts, Row};
+use crate::report::sample::ClockCheck;
 
 /// Number of uncounted bursts.
 const WARM_UP: usize = 200;
@@ -41,28 +41,12 @@ pub fn run(copier: Copier, len: u32, bursts: usize, other: &OtherCore) -> Result
             rejected += usize::from(!steady);
         }
     }
-    let mut row = Row {
-        bench: "vhost",
-        case: "submit_reap".into(),
-        arrangement: "core-cost",
-        frame: len as usize,
-        mode: "offload".into(),
-        engine: copier.name().into(),
-        simulated: copier.simulated(),
-        ring: "none",
-        burst: BURST,
-        temperature: "remote".into(),
-        window: BURST,
-        rejected,
-        ..Row::default()
-    };
-    row.set_cycles(Spread::of(&samples), tsc::hz());
-    (row.submit_cycles, row.reap_cycles) =
-        (Some(Spread::of(&submits).median), Some(Spread::of(&reaps).median));
-    row.metric = "submit_and_reap";
-    row.unit = "tsc_cycles_per_copy";
-    row.received = (samples.len() * BURST) as u64;
-    row.verified = row.received;
+    let mut row = Row::new("vhost", "submit_reap", "core-cost");
+    Setup { mode: Mode::Offload, copier }.describe(&mut row);
+    (row.head.frame, row.head.burst, row.head.window) = (len as usize, BURST, BURST);
+    row.head.temperature = "remote".into();
+    row.set_submit_and_reap(&samples, [&submits, &reaps]);
+    (row.clock.rejected, row.counts) = (rejected, Counts::all_of((samples.len() * BURST) as u64));
     Ok(row)
 }
 

@@ -51,7 +51,7 @@ fn subject(
 
 /// Returns the number of windows for cases with many cells.
 fn fewer(options: &Options) -> usize {
-    options.windows.div_ceil(2).max(2).min(options.windows)
+    options.windows.count.div_ceil(2).max(2).min(options.windows.count)
 }
 
 fn io_groups(options: &Options) -> Vec<Group> {
@@ -63,7 +63,7 @@ fn io_groups(options: &Options) -> Vec<Group> {
             // A device has to move the packets there.
             subjects.push(of((Workload::Device(Launch::Persistent), Memory::Gpu)));
         }
-        Group { name: format!("io, {frame} B"), subjects, each: 1, windows: options.windows }
+        Group { name: format!("io, {frame} B"), subjects, each: 1, windows: options.windows.count }
     };
     options.sizes.iter().map(group).collect()
 }
@@ -75,7 +75,7 @@ fn workload_groups(options: &Options) -> Vec<Group> {
         for &memory in &options.memories {
             subjects.extend(Workload::DEVICE.map(|workload| of((workload, memory))));
         }
-        Group { name: format!("workload, burst {burst}"), subjects, each: 1, windows: options.windows }
+        Group { name: format!("workload, burst {burst}"), subjects, each: 1, windows: options.windows.count }
     };
     options.bursts_or(&BURSTS, &QUICK_BURSTS).into_iter().map(group).collect()
 }

@@ -40,7 +40,7 @@ pub(super) fn groups(options: &Options) -> Vec<Group> {
             bursts: vec![burst],
             blocks: options.few_blocks(),
         };
-        let windows = options.windows.div_ceil(2);
+        let windows = options.windows.count.div_ceil(2);
         let subjects = workloads.map(subject).collect();
         Group { name: format!("latency, burst {burst}"), subjects, each: WINDOWS, windows }
     };
@@ -75,14 +75,14 @@ fn one_turn(rig: &mut Rig<'_>, subject: &Subject, loads: &mut [Samples], progres
     rig.in_session(subject, |rig, session| {
         let every_one = rig.every_one(session, subject, burst)?;
         let closed = subject.plan(burst, options, Traffic::Closed);
-        let capacity = session.measure(closed, options.warm_up, options.window)?.mpps;
+        let capacity = session.measure(closed, options.windows.warm_up, options.windows.length)?.mpps;
         rig.step(progress);
         for (load, samples) in LOADS.into_iter().zip(&mut *loads) {
             let mpps = capacity * load / options.pipelines as f64;
             let interval = tsc::hz() as f64 / (mpps * 1e6);
             let traffic = Traffic::Paced { interval, timeout: tsc::ticks(TIMEOUT) };
             let plan = subject.plan(burst, options, traffic);
-            samples.add(&session.measure(plan, options.warm_up, options.window)?);
+            samples.add(&session.measure(plan, options.windows.warm_up, options.windows.length)?);
             rig.step(progress);
         }
         if let Some(first) = loads.first_mut() {

@@ -46,11 +46,13 @@ pub fn draw(rows: &[Row], path: &Path) -> Result<()> {
     let columns = panels.len().min(COLUMNS);
     let size =
         (PANEL.0 * u32::try_from(columns)?, HEAD + PANEL.1 * u32::try_from(panels.len().div_ceil(columns))?);
-    let title = match rows.iter().find(|(row, _)| row.mode == "offload") {
-        Some((row, _)) if row.simulated => "Packets through a GPU's stand-in on threads (no GPU)".into(),
+    let title = match rows.iter().find(|(row, _)| row.head.mode == "offload") {
+        Some((row, _)) if row.figures.simulated => {
+            "Packets through a GPU's stand-in on threads (no GPU)".into()
+        }
         Some((_, gpu)) => {
-            let device = gpu.device_name.as_ref().unwrap_or(&gpu.device);
-            format!("Packets through {device}, {} pipelines", gpu.pipelines)
+            let device = gpu.setup.device_name.as_ref().unwrap_or(&gpu.setup.device);
+            format!("Packets through {device}, {} pipelines", gpu.setup.pipelines)
         }
         None => "Packets through pipelines without a device".into(),
     };
@@ -67,15 +69,16 @@ pub fn draw(rows: &[Row], path: &Path) -> Result<()> {
 type GpuRow<'a> = (&'a Row, &'a GpuColumns);
 
 fn panels(rows: &[GpuRow<'_>]) -> Vec<Panel> {
-    let of = |case: Case| rows.iter().copied().filter(|(row, _)| row.case == case.name()).collect::<Vec<_>>();
+    let of =
+        |case: Case| rows.iter().copied().filter(|(row, _)| row.head.case == case.name()).collect::<Vec<_>>();
     let (burst, gbps) = ("packets of a burst", "Gbit/s");
     let mut panels = Vec::new();
     let (io, workload) = (of(Case::Io), of(Case::Workload));
     for (title, x, rows) in
         [("Forwarding", "frame length in bytes, FCS included", &io), ("MAC swap", burst, &workload)]
     {
-        let at = |row: &Row| if title == "Forwarding" { row.frame } else { row.burst } as f64;
-        let mut lines = lines(rows, |row, gpu| (name(gpu), (at(row), row.gbps)));
+        let at = |row: &Row| if title == "Forwarding" { row.head.frame } else { row.head.burst } as f64;
+        let mut lines = lines(rows, |row, gpu| (name(gpu), (at(row), row.figures.gbps)));
         lines.extend(published(rows, at));
         panels.push(Panel { title: title.into(), x, y: gbps, lines });
     }
@@ -83,7 +86,7 @@ fn panels(rows: &[GpuRow<'_>]) -> Vec<Panel> {
         let rows = of(case);
         let kind = |gpu: &GpuColumns| match case {
             Case::Forced => gpu.forced_ns_per_packet.map(|ns| format!("{ns} ns a packet")),
-            _ => Some(gpu.work.into()),
+            _ => Some(gpu.setup.work.into()),
         };
         let mut kinds: Vec<_> = rows.iter().filter_map(|(_, gpu)| kind(gpu)).collect();
         kinds.dedup();
@@ -91,7 +94,10 @@ fn panels(rows: &[GpuRow<'_>]) -> Vec<Panel> {
             let rows: Vec<_> =
                 rows.iter().copied().filter(|(_, gpu)| kind(gpu).as_ref() == Some(title)).collect();
             let lines = lines(&rows, |row, gpu| {
-                (name(gpu), (row.burst as f64, if y == gbps { row.gbps } else { row.mpps }))
+                (
+                    name(gpu),
+                    (row.head.burst as f64, if y == gbps { row.figures.gbps } else { row.figures.mpps }),
+                )
             });
             panels.push(Panel { title: title.clone(), x: burst, y, lines });
         }
@@ -102,9 +108,9 @@ fn panels(rows: &[GpuRow<'_>]) -> Vec<Panel> {
 
 /// Returns the name of a line.
 fn name(gpu: &GpuColumns) -> String {
-    match gpu.device.as_str() {
-        "none" => gpu.workload.into(),
-        _ => format!("{}, memory {}", gpu.workload, gpu.memory),
+    match gpu.setup.device.as_str() {
+        "none" => gpu.setup.workload.into(),
+        _ => format!("{}, memory {}", gpu.setup.workload, gpu.setup.memory),
     }
 }
 
@@ -124,15 +130,15 @@ fn lines(rows: &[GpuRow<'_>], point: impl Fn(&Row, &GpuColumns) -> (String, (f64
 
 /// Returns the published figures for `rows`.
 fn published(rows: &[GpuRow<'_>], at: impl Fn(&Row) -> f64) -> Vec<Line> {
-    let with: Vec<_> = rows.iter().copied().filter(|(row, _)| row.published.is_some()).collect();
+    let with: Vec<_> = rows.iter().copied().filter(|(row, _)| row.published.published.is_some()).collect();
     let mut lines = lines(&with, |row, gpu| {
-        let name = match gpu.memory {
+        let name = match gpu.setup.memory {
             // The first table compares memories, the second compares workloads.
-            "host" if row.case == Case::Io.name() => "published, CPU memory".into(),
-            _ if row.case == Case::Io.name() => "published, A100 memory".into(),
-            _ => format!("published, {}", gpu.workload),
+            "host" if row.head.case == Case::Io.name() => "published, CPU memory".into(),
+            _ if row.head.case == Case::Io.name() => "published, A100 memory".into(),
+            _ => format!("published, {}", gpu.setup.workload),
         };
-        (name, (at(row), row.published.unwrap_or_default()))
+        (name, (at(row), row.published.published.unwrap_or_default()))
     });
     lines.iter_mut().for_each(|line| line.points.dedup());
     lines
@@ -189,27 +195,19 @@ fn draw_panel(panel: &Panel, area: &Area<'_>) -> Result<()> {
 mod tests {
     use super::*;
     use crate::peer::tempdir::TempDir;
+    use crate::report::row::GpuSetup;
 
     fn row(case: Case, workload: &'static str, burst: usize, gbps: f64) -> Row {
         let device = if workload == "none" { "none" } else { "host" };
-        Row {
-            case: case.name().into(),
-            mode: if device == "none" { "cpu" } else { "offload" }.into(),
-            simulated: device == "host",
-            frame: 1024,
-            burst,
-            gbps,
-            mpps: gbps / 8.192,
-            published: (workload == "graph").then_some(90.0),
-            gpu: Some(GpuColumns {
-                workload,
-                work: "match",
-                memory: "gpu",
-                device: device.into(),
-                ..GpuColumns::default()
-            }),
-            ..Row::default()
-        }
+        let mut row = Row::new("gpu", case, "end-to-end");
+        row.head.mode = if device == "none" { "cpu" } else { "offload" }.into();
+        (row.head.frame, row.head.burst) = (1024, burst);
+        (row.figures.simulated, row.figures.gbps, row.figures.mpps) = (device == "host", gbps, gbps / 8.192);
+        row.published.published = (workload == "graph").then_some(90.0);
+        let gpu =
+            GpuSetup { workload, work: "match", memory: "gpu", device: device.into(), ..GpuSetup::default() };
+        row.gpu = Some(GpuColumns { setup: gpu, ..GpuColumns::default() });
+        row
     }
 
     #[test]

@@ -174,7 +174,7 @@ impl<'a> Rig<'a> {
             results: HashMap::new(),
             notes: Vec::new(),
             failures: Vec::new(),
-            pace: Pace::new(steps, options.limit),
+            pace: Pace::new(steps, options.windows.limit),
             keeper: None,
         };
         if !rig.is_simulated() {
@@ -292,7 +292,11 @@ impl<'a> Rig<'a> {
                     samples.seen.add(&rig.every_one(session, subject, burst)?);
                 }
                 let plan = subject.plan(burst, rig.options, Traffic::Closed);
-                samples.add(&session.measure(plan, rig.options.warm_up, rig.options.window)?);
+                samples.add(&session.measure(
+                    plan,
+                    rig.options.windows.warm_up,
+                    rig.options.windows.length,
+                )?);
                 rig.step(progress);
             }
             Ok(())
@@ -376,7 +380,7 @@ impl<'a> Rig<'a> {
                 (&work, check),
                 (self.pool, &mut self.packets[used..]),
                 plan,
-                (lcore, self.options.window),
+                (lcore, self.options.windows.length),
             )?;
             samples.add(&seen);
             self.step(progress);

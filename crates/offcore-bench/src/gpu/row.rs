@@ -8,7 +8,7 @@ use super::published::{self, MODEL, Published, UNIT};
 use super::rig::{Rig, Samples, Subject};
 use super::{Case, Workload};
 use crate::method::temperature::Temperature;
-use crate::report::row::{GpuColumns, Row};
+use crate::report::row::{self, Counts, GpuColumns, GpuSetup, GpuTimes, Latency, Row};
 use crate::report::sample::Spread;
 
 /// Share of the rate of the ends alone, from which the ends count as the bottleneck.
@@ -88,39 +88,38 @@ fn row(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples) -> Row {
         Workload::Cpu | Workload::Core => "cpu",
         Workload::Device(_) => rig.device(),
     };
-    Row {
-        bench: "gpu",
-        case: case.name().into(),
-        arrangement: "end-to-end",
-        frame: subject.frame,
-        mode: if device { "offload" } else { "cpu" }.into(),
-        engine: name.into(),
-        ring: "none",
-        burst,
-        temperature: temperature(device || two, subject.circulating(burst, options)).into(),
-        window: slots * burst,
-        simulated: device && rig.is_simulated(),
-        received: seen.received,
-        verified: seen.verified,
-        gpu: Some(GpuColumns {
-            workload: subject.workload.name(),
-            work: subject.work.name(),
-            memory: subject.memory.name(),
-            device: if device { rig.device().into() } else { "none".into() },
-            device_name: device.then(|| rig.device_name.clone()),
-            pipelines,
-            lcores_per_pipeline: if two { 2 } else { 1 },
-            slots,
-            blocks,
-            threads,
-            submit_ns_per_burst: each(seen.submits.0, seen.submits.1),
-            collect_ns_per_burst: each(seen.collects, seen.bursts),
-            forced_ns_per_packet: forced,
-            forced_ns_per_burst: forced.map(per_burst),
-            ..GpuColumns::default()
-        }),
-        ..Row::default()
-    }
+    let mut row = Row::new("gpu", case, "end-to-end");
+    (row.head.frame, row.head.burst, row.head.window) = (subject.frame, burst, slots * burst);
+    (row.head.mode, row.head.engine) = (if device { "offload" } else { "cpu" }.into(), name.into());
+    row.head.temperature = temperature(device || two, subject.circulating(burst, options)).into();
+    row.figures.simulated = device && rig.is_simulated();
+    row.counts = Counts { received: seen.received, verified: seen.verified, lost: 0 };
+    let setup = GpuSetup {
+        workload: subject.workload.name(),
+        work: subject.work.name(),
+        memory: subject.memory.name(),
+        device: if device { rig.device().into() } else { "none".into() },
+        device_name: device.then(|| rig.device_name.clone()),
+        pipelines,
+        lcores_per_pipeline: if two { 2 } else { 1 },
+        slots,
+        blocks,
+        threads,
+    };
+    let times = GpuTimes {
+        submit_ns_per_burst: each(seen.submits.0, seen.submits.1),
+        collect_ns_per_burst: each(seen.collects, seen.bursts),
+        ..GpuTimes::default()
+    };
+    let forced_ns_per_burst = forced.map(per_burst);
+    row.gpu = Some(GpuColumns {
+        setup,
+        times,
+        forced_ns_per_packet: forced,
+        forced_ns_per_burst,
+        ..GpuColumns::default()
+    });
+    row
 }
 
 /// Returns a row with the packet rate. `ends` is the rate of the ends alone, in million packets per second.
@@ -129,20 +128,20 @@ pub(super) fn rate(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples, ends: Optio
     row.set_rate(Spread::of(&samples.mpps), tsc::hz());
     let workload = cell.subject.workload;
     if workload == Workload::Core {
-        row.arrangement = "core-cost";
+        row.head.arrangement = "core-cost";
     } else {
-        row.set_latencies(samples);
+        row.latency = Latency::of(&samples.seen.latencies);
     }
-    row.bound = Some(match workload {
+    row.core.bound = Some(match workload {
         Workload::Core | Workload::Cpu => "core",
         Workload::None => "generator",
-        Workload::Device(_) if ends.is_some_and(|ends| row.mpps >= AS_FAST * ends) => "generator",
+        Workload::Device(_) if ends.is_some_and(|ends| row.figures.mpps >= AS_FAST * ends) => "generator",
         Workload::Device(_) => "device",
     });
-    let mpps = row.mpps;
+    let mpps = row.figures.mpps;
     row.set_gpu(|gpu| {
-        gpu.ends_mpps = ends.filter(|_| workload != Workload::Core);
-        gpu.kbursts_per_s = mpps * 1e3 / cell.burst as f64;
+        gpu.times.ends_mpps = ends.filter(|_| workload != Workload::Core);
+        gpu.times.kbursts_per_s = mpps * 1e3 / cell.burst as f64;
     });
     row
 }
@@ -151,19 +150,13 @@ pub(super) fn rate(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples, ends: Optio
 pub(super) fn latency(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples, (load, capacity): (f64, f64)) -> Row {
     let mut row = row(rig, cell, samples);
     row.set_mpps(Spread::of(&samples.mpps).median);
-    row.set_latencies(samples);
-    let latencies = &samples.seen.latencies;
-    row.arrangement = "open-loop";
-    (row.metric, row.unit) = ("latency", "ns");
-    row.runs = latencies.values() as usize;
-    (row.min, row.max) = (tsc::to_ns(latencies.min()), tsc::to_ns(latencies.max()));
-    row.median = row.p50_ns.unwrap_or_default();
-    row.tsc_hz = tsc::hz();
-    (row.load, row.capacity_mpps) = (Some(load), Some(capacity));
-    let (mpps, bursts) = (row.mpps, samples.seen.bursts.max(1));
+    row.set_latency(&samples.seen.latencies);
+    row.head.arrangement = "open-loop";
+    (row.load.load, row.load.capacity_mpps) = (Some(load), Some(capacity));
+    let (mpps, bursts) = (row.figures.mpps, samples.seen.bursts.max(1));
     // Bursts that were sent because of the timeout had fewer packets.
     let per_burst = samples.seen.latencies.values() as f64 / bursts as f64;
-    row.set_gpu(|gpu| gpu.kbursts_per_s = mpps * 1e3 / per_burst.max(1.0));
+    row.set_gpu(|gpu| gpu.times.kbursts_per_s = mpps * 1e3 / per_burst.max(1.0));
     row
 }
 
@@ -179,38 +172,31 @@ impl Row {
         enter(self.gpu.get_or_insert_default());
     }
 
-    /// Sets the percentiles.
-    fn set_latencies(&mut self, samples: &Samples) {
-        let latencies = &samples.seen.latencies;
-        let percentile = |part| (latencies.values() > 0).then(|| tsc::to_ns(latencies.percentile(part)));
-        (self.p50_ns, self.p90_ns) = (percentile(0.5), percentile(0.9));
-        (self.p99_ns, self.p999_ns) = (percentile(0.99), percentile(0.999));
-    }
-
     /// Sets a published figure, if given.
     pub(super) fn set_published(&mut self, published: Option<Published>) {
         let Some(Published { gbps, v100 }) = published else { return };
-        (self.published, self.published_unit) = (Some(gbps), Some(UNIT));
-        self.set_gpu(|gpu| gpu.published_v100 = v100);
+        self.published = row::Published::new(Some(gbps), UNIT);
+        self.set_gpu(|gpu| gpu.model.published_v100 = v100);
     }
 
     /// Sets the result of the model, if given.
     pub(super) fn set_model(&mut self, gbps: Option<f64>) {
-        self.set_gpu(|gpu| (gpu.model_gbps, gpu.model) = (gbps, gbps.map(|_| MODEL)));
+        self.set_gpu(|gpu| (gpu.model.model_gbps, gpu.model.model) = (gbps, gbps.map(|_| MODEL)));
     }
 
     /// Sets the baseline, `core` million packets per second, and the burst size from which a pipeline is faster.
     pub(super) fn set_baseline(&mut self, subject: &Subject, core: f64, burst: Option<usize>) {
-        let (device, mpps) = (subject.workload.is_device(), self.mpps);
+        let (device, mpps) = (subject.workload.is_device(), self.figures.mpps);
         self.set_gpu(|gpu| {
             if core > 0.0 && (device || subject.workload == Workload::Core) {
-                gpu.baseline = Some(subject.work.baseline());
-                gpu.baseline_mpps = Some(core);
-                gpu.over_baseline = Some(mpps / core);
+                gpu.break_even.baseline = Some(subject.work.baseline());
+                gpu.break_even.baseline_mpps = Some(core);
+                gpu.break_even.over_baseline = Some(mpps / core);
             }
             if core > 0.0 && device {
-                gpu.break_even_burst = burst;
-                gpu.model_break_even_burst = published::model_break_even(subject.workload, 1e3 / core);
+                gpu.break_even.break_even_burst = burst;
+                gpu.break_even.model_break_even_burst =
+                    published::model_break_even(subject.workload, 1e3 / core);
             }
         });
     }

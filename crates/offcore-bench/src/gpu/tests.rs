@@ -14,11 +14,13 @@ fn options(case: Case) -> Options {
     Options {
         cases: vec![case],
         sizes: vec![64, 1518],
-        windows: 2,
-        window: Duration::from_millis(8),
-        warm_up: Duration::from_millis(2),
+        windows: Windows {
+            count: 2,
+            length: Duration::from_millis(8),
+            warm_up: Duration::from_millis(2),
+            limit: Duration::from_secs(3600),
+        },
         slots: 4,
-        limit: Duration::from_secs(3600),
         hugepages: Hugepages::None,
         ..Options::new(STAND_IN, true, &lcores)
     }
@@ -36,31 +38,49 @@ fn measured(options: &Options) -> Result<Vec<Row>> {
 /// Checks the columns that every row has.
 fn is_complete(row: &Row, options: &Options) {
     let gpu = row.gpu.as_ref().unwrap();
-    golden::check(&format!("gpu, {}, {}", row.case, gpu.workload), row);
-    assert_eq!((row.bench, row.ring, gpu.pipelines), ("gpu", "none", usize::from(gpu.workload != "core")));
-    let by_device = !["none", "cpu", "core"].contains(&gpu.workload);
-    assert_eq!(row.simulated, by_device, "{row:?}");
-    assert_eq!(gpu.device, if by_device { "host" } else { "none" });
-    assert_eq!(gpu.device_name.as_ref().is_some_and(|name| name.contains("stand in for a GPU")), by_device);
-    assert_eq!(gpu.threads, by_device.then_some(options.threads), "{row:?}");
-    assert_eq!(gpu.blocks.is_some_and(|blocks| blocks > 0), gpu.workload == "persistent", "{row:?}");
-    assert!(row.verified > 0 && row.received >= row.verified && row.lost == 0, "{row:?}");
-    assert!(row.mpps > 0.0 && row.gbps > 0.0 && gpu.kbursts_per_s > 0.0, "{row:?}");
-    assert_eq!(gpu.submit_ns_per_burst.is_some(), gpu.workload != "core", "{row:?}");
-    if row.metric == "rate" {
-        assert!(row.runs == options.windows && row.min <= row.median && row.median <= row.max, "{row:?}");
-        assert!(row.bound.is_some() && gpu.collect_ns_per_burst.is_some(), "{row:?}");
-        assert_eq!(gpu.ends_mpps.is_some(), gpu.workload != "core", "{row:?}");
+    golden::check(&format!("gpu, {}, {}", row.head.case, gpu.setup.workload), row);
+    assert_eq!(
+        (row.head.bench, row.head.ring, gpu.setup.pipelines),
+        ("gpu", "none", usize::from(gpu.setup.workload != "core"))
+    );
+    let by_device = !["none", "cpu", "core"].contains(&gpu.setup.workload);
+    assert_eq!(row.figures.simulated, by_device, "{row:?}");
+    assert_eq!(gpu.setup.device, if by_device { "host" } else { "none" });
+    assert_eq!(
+        gpu.setup.device_name.as_ref().is_some_and(|name| name.contains("stand in for a GPU")),
+        by_device
+    );
+    assert_eq!(gpu.setup.threads, by_device.then_some(options.threads), "{row:?}");
+    assert_eq!(
+        gpu.setup.blocks.is_some_and(|blocks| blocks > 0),
+        gpu.setup.workload == "persistent",
+        "{row:?}"
+    );
+    assert!(
+        row.counts.verified > 0 && row.counts.received >= row.counts.verified && row.counts.lost == 0,
+        "{row:?}"
+    );
+    assert!(row.figures.mpps > 0.0 && row.figures.gbps > 0.0 && gpu.times.kbursts_per_s > 0.0, "{row:?}");
+    assert_eq!(gpu.times.submit_ns_per_burst.is_some(), gpu.setup.workload != "core", "{row:?}");
+    if row.figures.metric == "rate" {
+        assert!(
+            row.figures.spread.runs == options.windows.count
+                && row.figures.spread.min <= row.figures.spread.median
+                && row.figures.spread.median <= row.figures.spread.max,
+            "{row:?}"
+        );
+        assert!(row.core.bound.is_some() && gpu.times.collect_ns_per_burst.is_some(), "{row:?}");
+        assert_eq!(gpu.times.ends_mpps.is_some(), gpu.setup.workload != "core", "{row:?}");
     }
-    if gpu.workload != "core" {
-        let [p50, p99] = [row.p50_ns, row.p99_ns].map(Option::unwrap);
+    if gpu.setup.workload != "core" {
+        let [p50, p99] = [row.latency.p50_ns, row.latency.p99_ns].map(Option::unwrap);
         assert!(0.0 <= p50 && p50 <= p99, "{row:?}");
     }
 }
 
 fn workloads(rows: &[Row]) -> Vec<(&'static str, &'static str, usize)> {
-    let named = rows.iter().map(|row| (row.gpu.as_ref().unwrap(), row.burst));
-    named.map(|(gpu, burst)| (gpu.workload, gpu.memory, burst)).collect()
+    let named = rows.iter().map(|row| (row.gpu.as_ref().unwrap(), row.head.burst));
+    named.map(|(gpu, burst)| (gpu.setup.workload, gpu.setup.memory, burst)).collect()
 }
 
 #[test]
@@ -72,7 +92,7 @@ fn the_published_tables_are_complete() {
     let rows = measured(&options).unwrap();
     rows.iter().for_each(|row| is_complete(row, &options));
     assert_eq!(workloads(&rows), [[("none", "host", 64), ("persistent", "gpu", 64)]; 2].concat());
-    let published: Vec<_> = rows.iter().map(|row| (row.frame, row.published)).collect();
+    let published: Vec<_> = rows.iter().map(|row| (row.head.frame, row.published.published)).collect();
     assert_eq!(published, [(64, Some(18.0)), (64, Some(19.0)), (1518, None), (1518, None)]);
 
     let options = Options { cases: vec![Case::Workload], bursts: vec![16, 7], ..options };
@@ -85,11 +105,11 @@ fn the_published_tables_are_complete() {
     );
     for row in &rows {
         let gpu = row.gpu.as_ref().unwrap();
-        let device = gpu.device == "host";
-        assert_eq!(gpu.model_gbps.is_some() && gpu.model.is_some(), device, "{row:?}");
+        let device = gpu.setup.device == "host";
+        assert_eq!(gpu.model.model_gbps.is_some() && gpu.model.model.is_some(), device, "{row:?}");
         assert_eq!(
-            row.published.is_some() && gpu.published_v100.is_some(),
-            device && row.burst == 16 && gpu.memory == "gpu",
+            row.published.published.is_some() && gpu.model.published_v100.is_some(),
+            device && row.head.burst == 16 && gpu.setup.memory == "gpu",
             "{row:?}"
         );
     }
@@ -106,7 +126,7 @@ fn forced_rows_state_their_time() {
     for row in &rows {
         is_complete(row, &options);
         let gpu = row.gpu.as_ref().unwrap();
-        let burst = match (gpu.workload, row.burst) {
+        let burst = match (gpu.setup.workload, row.head.burst) {
             ("none", _) => None,
             ("cpu", burst) => Some(burst as u64 * 1000),
             (_, burst) => Some(burst.div_ceil(256) as u64 * 1000),
@@ -129,16 +149,20 @@ fn every_work_is_measured_beside_a_core() {
     for row in &rows {
         is_complete(row, &options);
         let gpu = row.gpu.as_ref().unwrap();
-        assert_eq!(gpu.baseline_mpps.is_some(), !["none", "cpu"].contains(&gpu.workload), "{row:?}");
-        assert_eq!(gpu.model_break_even_burst.is_some(), gpu.device == "host", "{row:?}");
-        if gpu.work == "match" && gpu.workload != "none" {
-            assert_eq!(gpu.baseline, Some("aho-corasick crate, interleaved"));
+        assert_eq!(
+            gpu.break_even.baseline_mpps.is_some(),
+            !["none", "cpu"].contains(&gpu.setup.workload),
+            "{row:?}"
+        );
+        assert_eq!(gpu.break_even.model_break_even_burst.is_some(), gpu.setup.device == "host", "{row:?}");
+        if gpu.setup.work == "match" && gpu.setup.workload != "none" {
+            assert_eq!(gpu.break_even.baseline, Some("aho-corasick crate, interleaved"));
         }
         // A payload of 1 KiB.
-        assert_eq!(row.frame, 1070);
+        assert_eq!(row.head.frame, 1070);
     }
-    let of_match = rows.iter().filter(|row| row.gpu.as_ref().unwrap().work == "match");
-    let bursts: Vec<_> = of_match.map(|row| row.burst).collect();
+    let of_match = rows.iter().filter(|row| row.gpu.as_ref().unwrap().setup.work == "match");
+    let bursts: Vec<_> = of_match.map(|row| row.head.burst).collect();
     assert_eq!(bursts, [[5, 64]; 4].concat());
 }
 
@@ -152,9 +176,19 @@ fn paced_packets_have_latencies() {
     assert_eq!(rows.len(), 4 * 3);
     for row in &rows {
         is_complete(row, &options);
-        assert_eq!((row.metric, row.unit, row.arrangement), ("latency", "ns", "open-loop"));
-        assert!(row.load.is_some() && row.capacity_mpps.is_some_and(|mpps| mpps > 0.0), "{row:?}");
-        let parts = [Some(row.min), row.p50_ns, row.p90_ns, row.p99_ns, row.p999_ns, Some(row.max)];
+        assert_eq!(
+            (row.figures.metric, row.figures.unit, row.head.arrangement),
+            ("latency", "ns", "open-loop")
+        );
+        assert!(row.load.load.is_some() && row.load.capacity_mpps.is_some_and(|mpps| mpps > 0.0), "{row:?}");
+        let parts = [
+            Some(row.figures.spread.min),
+            row.latency.p50_ns,
+            row.latency.p90_ns,
+            row.latency.p99_ns,
+            row.latency.p999_ns,
+            Some(row.figures.spread.max),
+        ];
         assert!(parts.is_sorted_by(|a, b| a <= b), "{row:?}");
     }
 }
@@ -204,11 +238,12 @@ fn short_time_means_fewer_windows() {
     if !kernel::BUILT {
         return;
     }
-    let options = Options { limit: Duration::ZERO, bursts: vec![16], ..options(Case::Latency) };
+    let mut options = Options { bursts: vec![16], ..options(Case::Latency) };
+    options.windows.limit = Duration::ZERO;
     let options = Options { cases: vec![Case::Workload, Case::Latency], ..options };
     let rows = measured(&options).unwrap();
     assert_eq!(rows.len(), 8 + 4 * 3);
-    assert!(rows.iter().filter(|row| row.metric == "rate").all(|row| row.runs == 1));
+    assert!(rows.iter().filter(|row| row.figures.metric == "rate").all(|row| row.figures.spread.runs == 1));
 }
 
 #[test]
@@ -227,7 +262,7 @@ fn generator_and_verifier_use_separate_lcores() {
     assert_eq!(rows.len(), 8);
     for row in &rows {
         is_complete(row, &options);
-        assert_eq!(row.gpu.as_ref().unwrap().lcores_per_pipeline, 2);
+        assert_eq!(row.gpu.as_ref().unwrap().setup.lcores_per_pipeline, 2);
     }
 }
 
@@ -242,7 +277,7 @@ fn invalid_options_are_refused_by_name() {
         (Options { sizes: vec![1519], ..base.clone() }, "--sizes 1519: expected 64 to 1518"),
         (Options { slots: 48, ..base.clone() }, "--slots 48: expected a power of two"),
         (Options { pipelines: base.lcores.len() + 1, ..base.clone() }, "expected one for each pipeline"),
-        (Options { windows: 0, ..base.clone() }, "no window"),
+        (Options { windows: Windows { count: 0, ..base.windows }, ..base.clone() }, "no window"),
         (Options { threads: 2000, bursts: vec![16], ..base.clone() }, "2000 threads per block"),
     ] {
         let error = format!("{:#}", measured(&options).unwrap_err());

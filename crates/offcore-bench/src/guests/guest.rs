@@ -18,6 +18,7 @@ use offcore_wire::MacAddr;
 use crate::guests::workload::GuestKind;
 use crate::method::lockstep::lock;
 use crate::method::temperature::{BUFFER, Temperature};
+use crate::report::row::Counts;
 use traffic::{Buffers, GROUP, TABLE};
 pub use traffic::{Traffic, buffers_len};
 
@@ -37,6 +38,13 @@ pub struct Seen {
     pub received: u64,
     /// Packets among these whose content was checked byte by byte.
     pub verified: u64,
+}
+
+impl Seen {
+    /// Returns the counters of a row in which every packet that has not arrived is lost.
+    pub(crate) fn counts(self) -> Counts {
+        Counts { received: self.received, verified: self.verified, lost: self.sent - self.received }
+    }
 }
 
 impl AddAssign for Seen {

@@ -11,12 +11,14 @@ use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use offcore_mem::Hugepages;
 
 use crate::BURST;
 use crate::method::lockstep::OtherCore;
+use crate::method::temperature::Temperature;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
-use crate::report::sample::{Bounds, ClockCheck, Spread, SumRatio};
+use crate::report::row::{AutoRatios, Row};
+use crate::report::sample::{Bounds, ClockCheck, Spread, Steadiness, SumRatio};
 
 /// Minimum number of timed bursts per turn in every measurement; tests use shorter turns.
 pub const TURN_BURSTS: usize = 256;
@@ -134,13 +136,54 @@ impl Blocks {
     /// Enters the cost of the blocks into `row`.
     pub(crate) fn enter(&self, row: &mut Row, tsc_hz: u64) {
         row.set_cycles(Spread::of(&self.core), tsc_hz);
-        row.mean = mean(&self.core);
+        row.figures.mean = mean(&self.core);
     }
 }
 
 /// Returns the mean of `samples`, or `None` if the slice is empty.
 pub(crate) fn mean(samples: &[f64]) -> Option<f64> {
     (!samples.is_empty()).then(|| samples.iter().sum::<f64>() / samples.len() as f64)
+}
+
+/// Extent of a measurement, and the resources of the machine that it uses.
+#[derive(Clone, Debug)]
+pub struct Extent {
+    /// A B B A blocks per cell.
+    pub blocks: usize,
+    /// Minimum number of timed bursts per turn: [`TURN_BURSTS`].
+    pub bursts: usize,
+    /// Time limit of a cell. When it is reached, the cell ends with fewer blocks, but never with fewer than ten.
+    pub timeout: Option<Duration>,
+    /// Page size for guests and packet buffers.
+    pub hugepages: Hugepages,
+    /// The measured core.
+    pub lcore: usize,
+    /// The core of everything that is not measured: guests, network card, far host, applications and engine.
+    pub other_lcore: Option<usize>,
+}
+
+impl Extent {
+    /// Returns a short measurement for tests, without hugepages.
+    #[cfg(test)]
+    pub(crate) fn short(blocks: usize) -> Self {
+        let lcores = offcore_stats::lcore::available().unwrap();
+        let (lcore, other_lcore) = (lcores[0], lcores.get(1).copied());
+        let (timeout, hugepages) = (Some(Duration::ZERO), Hugepages::None);
+        Self { blocks, bursts: 1, timeout, hugepages, lcore, other_lcore }
+    }
+
+    /// Pins this thread to the measured core and starts the other core's thread.
+    pub(crate) fn start(&self) -> Result<OtherCore> {
+        offcore_stats::lcore::pin(self.lcore)?;
+        OtherCore::start(self.other_lcore)
+    }
+
+    /// Returns the schedule of a cell. Blocks of cold data take longer, so half as many have to do.
+    pub(crate) fn schedule(&self, temperature: Temperature) -> Schedule {
+        let cold = temperature == Temperature::Cold;
+        let blocks = if cold { self.blocks.div_ceil(2) } else { self.blocks };
+        Schedule { blocks, bursts: self.bursts, limit: self.timeout, fewest: FEWEST }
+    }
 }
 
 /// Extent of the measurement of a cell.
@@ -165,38 +208,6 @@ impl Schedule {
             fewest: self.fewest.div_ceil(parts),
             ..self
         }
-    }
-}
-
-/// Stability of the core's clock during a cell.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Steadiness {
-    /// Blocks that were discarded because the clock had changed.
-    rejected: usize,
-    /// Blocks that were counted although the clock had changed, because too many had already been discarded.
-    unsteady: usize,
-    core_cycles_per_tick: f64,
-}
-
-impl Steadiness {
-    /// Returns whether a block counts. A block during which the clock changed is discarded and repeated, until `most`
-    /// blocks have been discarded. From then on every block counts.
-    pub(crate) fn counts(&mut self, steady: bool, most: usize) -> bool {
-        let rejected = !steady && self.rejected < most;
-        self.rejected += usize::from(rejected);
-        self.unsteady += usize::from(!steady && !rejected);
-        !rejected
-    }
-
-    /// Records the clock at the end of the measurement.
-    pub(crate) fn note(&mut self, clock: &ClockCheck) {
-        self.core_cycles_per_tick = clock.core_cycles_per_tick();
-    }
-
-    /// Enters the stability figures into `row`.
-    pub(crate) fn enter(self, row: &mut Row) {
-        (row.rejected, row.unsteady) = (self.rejected, self.unsteady);
-        row.core_cycles_per_tick = Some(self.core_cycles_per_tick);
     }
 }
 
@@ -324,16 +335,7 @@ impl<S: Subject> Alternating<S> {
     }
 }
 
-/// Speed ratios of `auto` to the modes that alternated with it, over all blocks and over the settling blocks.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Against {
-    cpu: Option<SumRatio>,
-    offload: Option<SumRatio>,
-    better: Option<SumRatio>,
-    settling: Option<f64>,
-}
-
-impl Against {
+impl AutoRatios {
     /// Computes the ratios from the blocks of `auto` and of those other modes that were measured.
     pub(crate) fn new(auto: &Blocks, cpu: Option<&Blocks>, offload: Option<&Blocks>) -> Self {
         let ratio = |theirs: Option<&Blocks>| SumRatio::of(&theirs?.whole(), &auto.whole());
@@ -343,21 +345,14 @@ impl Against {
         let better = both.iter().filter_map(|(ratio, settling)| Some(((*ratio)?, *settling)));
         let better = better.min_by(|a, b| a.0.sums.total_cmp(&b.0.sums));
         Self {
-            cpu: both[0].0,
-            offload: both[1].0,
-            better: better.map(|(ratio, _)| ratio),
-            settling: better.and_then(|(_, settling)| settling),
+            auto_over_cpu: both[0].0.map(|ratio| ratio.sums),
+            auto_over_offload: both[1].0.map(|ratio| ratio.sums),
+            auto_over_better: better.map(|(ratio, _)| ratio.sums),
+            auto_over_better_median: better.map(|(ratio, _)| ratio.median),
+            auto_over_better_lower: better.map(|(ratio, _)| ratio.lower),
+            auto_settling_over_better: better.and_then(|(_, settling)| settling),
+            ..Self::default()
         }
-    }
-
-    /// Enters the ratios into `row`.
-    pub(crate) fn enter(self, row: &mut Row) {
-        row.auto_over_cpu = self.cpu.map(|ratio| ratio.sums);
-        row.auto_over_offload = self.offload.map(|ratio| ratio.sums);
-        row.auto_over_better = self.better.map(|ratio| ratio.sums);
-        row.auto_over_better_median = self.better.map(|ratio| ratio.median);
-        row.auto_over_better_lower = self.better.map(|ratio| ratio.lower);
-        row.auto_settling_over_better = self.settling;
     }
 }
 
@@ -416,7 +411,7 @@ mod tests {
         assert_eq!((noise.lower, noise.upper), (0.5, 15.0 / 25.0), "a half, and then not a half");
         let mut row = Row::default();
         cell.iter().next().unwrap().1.enter(&mut row, 1_000_000_000);
-        assert_eq!((row.mean, row.median), (Some(12.5), 12.5));
+        assert_eq!((row.figures.mean, row.figures.spread.median), (Some(12.5), 12.5));
     }
 
     #[test]
@@ -433,29 +428,22 @@ mod tests {
 
     #[test]
     fn unsteady_clock_is_reported() {
-        let mut steadiness = Steadiness { core_cycles_per_tick: 1.5, ..Steadiness::default() };
+        let mut steadiness = Steadiness::default();
         let counted = [true, false, false, false, true].map(|steady| steadiness.counts(steady, 2));
         assert_eq!(counted, [true, false, false, true, true], "the third that is unsteady has to do");
-        let mut row = Row::default();
-        steadiness.enter(&mut row);
-        assert_eq!((row.rejected, row.unsteady, row.core_cycles_per_tick), (2, 1, Some(1.5)));
+        assert_eq!((steadiness.rejected, steadiness.unsteady), (2, 1));
     }
 
     #[test]
     fn auto_is_compared_with_better_mode() {
         // The time that `auto` spends on trials at the starts of turns counts.
         let auto = blocks(19.0, 7.0, 10.0);
-        let against = Against::new(&auto, Some(&blocks(20.0, 1.0, 20.0)), Some(&blocks(9.0, 1.0, 9.0)));
-        let mut row = Row::default();
-        against.enter(&mut row);
+        let ratios = AutoRatios::new(&auto, Some(&blocks(20.0, 1.0, 20.0)), Some(&blocks(9.0, 1.0, 9.0)));
         let spent = 4.0 * 19.0 + 9.0 * 10.0;
         let near = |ratio: Option<f64>, expected: f64| assert!((ratio.unwrap() - expected).abs() < 1e-9);
-        near(row.auto_over_cpu, 13.0 * 20.0 / spent);
-        near(row.auto_over_better, 13.0 * 9.0 / spent);
-        near(row.auto_over_better_median, 0.9);
-        near(row.auto_settling_over_better, 9.0 / 19.0);
-        let mut row = Row::default();
-        Against::default().enter(&mut row);
-        assert_eq!(row.auto_over_better, None);
+        near(ratios.auto_over_cpu, 13.0 * 20.0 / spent);
+        near(ratios.auto_over_better, 13.0 * 9.0 / spent);
+        near(ratios.auto_over_better_median, 0.9);
+        near(ratios.auto_settling_over_better, 9.0 / 19.0);
     }
 }

@@ -13,6 +13,7 @@ use offcore_stats::tsc;
 
 use crate::model::load::layout;
 use crate::model::rate::BATCH;
+use crate::report::row::Row;
 use crate::report::sample::Spread;
 
 /// Maximum number of copies that an engine makes between two polls of the measured core, unless a single step of the
@@ -151,6 +152,12 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// Sets mode and engine of a row.
+    pub(crate) fn describe(self, row: &mut Row) {
+        (row.head.mode, row.head.engine) = (self.mode.to_string(), self.copier.name().into());
+        row.figures.simulated = self.copier.simulated();
+    }
+
     /// The core copies.
     pub const CPU: Self = Self { mode: Mode::Cpu, copier: Copier::Core };
     /// A helper core copies.

@@ -25,7 +25,7 @@ const REACH: f64 = 0.3;
 /// # Errors
 /// If `rows` has no row of the model, or the file cannot be written.
 pub fn errors(rows: &[Row], path: &Path) -> Result<()> {
-    let points: Vec<_> = rows.iter().filter_map(|row| Some((row, row.error?))).collect();
+    let points: Vec<_> = rows.iter().filter_map(|row| Some((row, row.model.error?))).collect();
     ensure!(!points.is_empty(), "there is nothing to draw: no row is of the model");
     let lines = u32::try_from(points.len())?;
     svg::write(path, (WIDTH, HEAD + LINE * lines + 50), |root| draw(&points, root))
@@ -50,12 +50,12 @@ fn draw(points: &[(&Row, f64)], root: &Area<'_>) -> Result<()> {
     for (index, (row, error)) in points.iter().enumerate() {
         let y = f64::from(lines) - 0.5 - index as f64;
         let x = error.clamp(-REACH, REACH) * 100.0;
-        let role = row.role.unwrap_or_default();
+        let role = row.model.role.unwrap_or_default();
         let colour = if role == "judged" { RGBColor(213, 94, 0) } else { RGBColor(90, 90, 90) };
         chart.draw_series([PathElement::new([(0.0, y), (x, y)], colour.stroke_width(3))])?;
         chart.draw_series([Circle::new((x, y), 4, colour.filled())])?;
         let at = (16, HEAD as i32 - 6 + (LINE * u32::try_from(index)?) as i32);
-        root.draw_text(&format!("{} ({role})", row.case), &text(12), at)?;
+        root.draw_text(&format!("{} ({role})", row.head.case), &text(12), at)?;
     }
     Ok(())
 }
@@ -69,11 +69,10 @@ mod tests {
     fn points_are_drawn_and_named() {
         let dir = TempDir::new().unwrap();
         let path = dir.file("model.svg");
-        let row = |case: &str, error| Row {
-            case: case.into(),
-            error: Some(error),
-            role: Some("judged"),
-            ..Row::default()
+        let row = |case: &str, error| {
+            let mut row = Row::new("model", case, "virtual-clock");
+            (row.model.error, row.model.role) = (Some(error), Some("judged"));
+            row
         };
         errors(&[row("1 MiB", 0.01), row("32 KiB", -0.5)], &path).unwrap();
         let svg = std::fs::read_to_string(&path).unwrap();

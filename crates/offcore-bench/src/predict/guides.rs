@@ -9,7 +9,7 @@ use anyhow::Result;
 use offcore_dma::Mode;
 
 use super::{Bound, DeviceRate, Estimate, Interval, Machine, estimate, row};
-use crate::report::row::Row;
+use crate::report::row::{ModelColumns, Published, Row};
 
 /// A guide's table.
 #[derive(Clone, Copy, Debug)]
@@ -103,16 +103,16 @@ impl Guide {
                     _ => (self.offload_ns(), Some((device, self.copies)), frame == self.fitted_offload),
                 };
                 let found = self.at_port(frame, estimate(&machine, frame, Interval::exact(ns), engine));
-                rows.push(Row {
-                    published: Some(published),
+                let model = ModelColumns {
                     published_high: Some(published),
-                    published_unit: Some("mpps"),
                     source: Some(self.name),
                     role: Some(if fitted { "fitted" } else { "judged" }),
                     software_ns: Some(ns),
                     error: Some(found.mpps.mid / published - 1.0),
-                    ..row(self.name, frame, mode, found)
-                });
+                    ..ModelColumns::default()
+                };
+                let published = Published::new(Some(published), "mpps");
+                rows.push(Row { model, published, ..row(self.name, frame, mode, found) });
             }
         }
         Ok(rows)
@@ -137,9 +137,9 @@ mod tests {
     fn fitted_cells_and_path_cost_are_met() {
         for guide in GUIDES {
             guide.rows().unwrap().iter().for_each(|row| golden::check("predict, guide", row));
-            for row in guide.rows().unwrap().iter().filter(|row| row.role == Some("fitted")) {
-                let error = row.error.unwrap();
-                assert!(error.abs() < 1e-6, "{} {} {}: {error}", guide.name, row.frame, row.mode);
+            for row in guide.rows().unwrap().iter().filter(|row| row.model.role == Some("fitted")) {
+                let error = row.model.error.unwrap();
+                assert!(error.abs() < 1e-6, "{} {} {}: {error}", guide.name, row.head.frame, row.head.mode);
             }
         }
         assert!((GUIDES[0].offload_cycles() - 392.0).abs() < 1.0);
@@ -147,11 +147,15 @@ mod tests {
 
     #[test]
     fn offloaded_cells_are_predicted() {
-        for row in GUIDES[0].rows().unwrap().iter().filter(|row| row.mode == "offload") {
-            assert!(row.error.unwrap().abs() < 0.05 && row.bound == Some("core"), "{row:?}");
+        for row in GUIDES[0].rows().unwrap().iter().filter(|row| row.head.mode == "offload") {
+            assert!(row.model.error.unwrap().abs() < 0.05 && row.core.bound == Some("core"), "{row:?}");
         }
         let dpdk = GUIDES[1].rows().unwrap();
-        let long: Vec<_> = dpdk.iter().filter(|row| row.mode == "offload" && row.frame >= 1024).collect();
-        assert!(long.iter().all(|row| row.bound == Some("port rate") && row.error.unwrap().abs() < 0.01));
+        let long: Vec<_> =
+            dpdk.iter().filter(|row| row.head.mode == "offload" && row.head.frame >= 1024).collect();
+        assert!(
+            long.iter()
+                .all(|row| row.core.bound == Some("port rate") && row.model.error.unwrap().abs() < 0.01)
+        );
     }
 }

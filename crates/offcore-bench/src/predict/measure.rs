@@ -62,15 +62,15 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             (Mode::Auto, None, auto(of_cpu, of_offload)),
         ] {
             let mut row = row("here", frame, mode, estimate);
-            row.temperature = options.temperature.name().into();
-            row.window = options.temperature.window();
-            row.tsc_hz = tsc::hz();
+            row.head.temperature = options.temperature.name().into();
+            row.head.window = options.temperature.window();
+            row.figures.tsc_hz = tsc::hz();
             if let Some(ns) = ns {
-                row.ns_per_packet = ns.mid;
-                row.cycles_per_packet = ns.mid * tsc::hz() as f64 / 1e9;
+                row.figures.ns_per_packet = ns.mid;
+                row.figures.cycles_per_packet = ns.mid * tsc::hz() as f64 / 1e9;
             }
             if mode != Mode::Cpu {
-                row.engine_ns_per_copy = Some(1e3 / device.mcopies);
+                row.core.engine_ns_per_copy = Some(1e3 / device.mcopies);
             }
             emit(row);
         }

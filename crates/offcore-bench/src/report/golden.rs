@@ -10,7 +10,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use super::row::Row;
 
 const LIST: &str = include_str!("fields.txt");
-/// Sections with all names: those of every row, and the additional ones of `offcore bench gpu`.
+/// Sections with all names: the names of every row, and the additional names of `offcore bench gpu`.
 const ALL: [&str; 2] = ["every row", "rows of gpu"];
 
 /// Names of a JSON object in their order, each with whether its value is null.
@@ -52,7 +52,7 @@ pub(crate) fn check(kind: &str, row: &Row) {
     let json = serde_json::to_string(row).unwrap();
     let Fields(fields) = serde_json::from_str(&json).unwrap();
     let names: Vec<&str> = fields.iter().map(|(name, _)| name.as_str()).collect();
-    let sections = if row.bench == "gpu" { &ALL[..] } else { &ALL[..1] };
+    let sections = if row.head.bench == "gpu" { &ALL[..] } else { &ALL[..1] };
     let all: Vec<&str> = sections.iter().flat_map(|name| section(name)).collect();
     assert_eq!(names, all, "{kind}: names and their order");
     let listed = section(kind);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::hint::black_box;
 
 use offcore_stats::{SplitMix, tsc};
+use serde::Serialize;
 
 /// Iterations of the loop that measures the core's clock, and repetitions per sample. The fastest repetition counts, so
 /// that interrupts do not distort the sample.
@@ -19,8 +20,8 @@ const RESAMPLES: usize = 2000;
 /// machine last longer than one sample.
 const RUN: usize = 4;
 
-/// Minimum, median and maximum.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// Minimum, median and maximum of a number of samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spread {
     pub runs: usize,
     pub min: f64,
@@ -211,6 +212,36 @@ fn dependent_loop() -> u64 {
     }
     black_box(x);
     tsc::now() - start
+}
+
+/// Stability of the machine during a cell, as in a row: of the core's clock, or for TCP end to end, of the share of the
+/// cores that other processes used.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Steadiness {
+    /// Blocks, rounds or windows that were discarded because the clock had changed or other processes had used the
+    /// cores.
+    pub rejected: usize,
+    /// Blocks that were counted although they were disturbed, because too many had already been discarded. If not 0,
+    /// the row is unreliable.
+    pub unsteady: usize,
+    /// Core cycles per TSC tick, measured with a calibrated loop.
+    pub core_cycles_per_tick: Option<f64>,
+}
+
+impl Steadiness {
+    /// Returns whether a block counts. A block during which the clock changed is discarded and repeated, until `most`
+    /// blocks have been discarded. From then on every block counts.
+    pub(crate) fn counts(&mut self, steady: bool, most: usize) -> bool {
+        let rejected = !steady && self.rejected < most;
+        self.rejected += usize::from(rejected);
+        self.unsteady += usize::from(!steady && !rejected);
+        !rejected
+    }
+
+    /// Records the clock at the end of the measurement.
+    pub(crate) fn note(&mut self, clock: &ClockCheck) {
+        self.core_cycles_per_tick = Some(clock.core_cycles_per_tick());
+    }
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::machine::CoreTime;
 
-/// Maximum share of a core that other processes may use in a window.
-const OTHERS: f64 = 0.05;
+/// Maximum share of a core that other processes may use in a window. Otherwise the window is repeated.
+pub(super) const OTHERS: f64 = 0.05;
 
 /// CPU time of the two cores at the start of a window.
 #[derive(Debug)]
@@ -40,33 +40,6 @@ impl Cores {
 
 fn times([first, second]: [usize; 2]) -> Result<[CoreTime; 2]> {
     Ok([CoreTime::of(first)?, CoreTime::of(second)?])
-}
-
-/// Decides which windows count. Disturbed windows are repeated, up to a maximum number of repetitions.
-#[derive(Debug)]
-pub(super) struct Repeats {
-    most: usize,
-    /// Number of windows that were discarded.
-    pub(super) rejected: usize,
-    /// Number of disturbed windows that count because the maximum was reached.
-    pub(super) unsteady: usize,
-}
-
-impl Repeats {
-    pub(super) fn new(most: usize) -> Self {
-        Self { most, rejected: 0, unsteady: 0 }
-    }
-
-    /// Returns whether a window counts in which other processes used the share `others` of a core.
-    pub(super) fn counts(&mut self, others: f64) -> bool {
-        let is_disturbed = others > OTHERS;
-        if is_disturbed && self.rejected < self.most {
-            self.rejected += 1;
-            return false;
-        }
-        self.unsteady += usize::from(is_disturbed);
-        true
-    }
 }
 
 /// Converts ticks of the kernel's clock to seconds.
@@ -108,14 +81,6 @@ pub(super) fn seconds_of_softirqs(lcore: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn disturbed_windows_are_repeated_up_to_a_maximum() {
-        let mut repeats = Repeats::new(2);
-        let counted = [0.01, 0.06, 0.05, 0.07, 0.08].map(|others| repeats.counts(others));
-        assert_eq!(counted, [true, false, true, false, true]);
-        assert_eq!((repeats.rejected, repeats.unsteady), (2, 1));
-    }
 
     #[test]
     fn cpu_time_of_this_process_is_read() {

@@ -27,18 +27,18 @@ mod load;
 pub(super) mod server;
 
 use std::fmt;
-use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use offcore_stats::named;
 
-use super::cores::Repeats;
-use super::veth::{FAR_BOUND, compare_with_kernel, congestion_control, pair};
-use crate::peer::netns::{self, Netns};
+use super::cores::OTHERS;
+use super::kernel::{KernelOptions, connect};
+use super::veth::{FAR_BOUND, compare_with_kernel, median};
+use crate::peer::netns::Netns;
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
-use crate::report::sample::Spread;
+use crate::report::row::{CostPerRequest, Latency, Row};
+use crate::report::sample::Steadiness;
 use load::Load;
 use server::{Server, Site};
 
@@ -66,65 +66,34 @@ named! {
     }
 }
 
-/// Options of the measurement.
-#[derive(Clone, Debug)]
-pub struct HttpOptions {
-    /// Path of this program: `offcore`.
-    pub binary: PathBuf,
-    /// Number of pairs of windows per cell. A pair consists of a window with our stack and a window with the kernel's
-    /// stack.
-    pub pairs: usize,
-    /// Length of a window in seconds.
-    pub window: u64,
-    /// The core of the stack and nginx.
-    pub lcore: usize,
-    /// The core of wrk.
-    pub other_lcore: Option<usize>,
-}
-
-impl HttpOptions {
-    /// Returns options with 12 pairs of windows of 2 s in each cell, or 6 of 1 s with `quick`.
-    pub fn new(quick: bool, binary: PathBuf, lcore: usize, other_lcore: Option<usize>) -> Self {
-        let (pairs, window) = if quick { (6, 1) } else { (12, 2) };
-        Self { binary, pairs, window, lcore, other_lcore }
-    }
-
-    /// Returns a missing requirement of this machine, if any.
-    pub fn missing(&self) -> Option<String> {
-        netns::missing((self.lcore, self.other_lcore), &PROGRAMS).or_else(server::missing)
-    }
+/// Returns the number of pairs of windows of a cell, and the length of a window in seconds. A pair consists of a window
+/// with our stack and a window with the kernel's stack.
+pub(super) const fn extent(quick: bool) -> (usize, u64) {
+    if quick { (6, 1) } else { (12, 2) }
 }
 
 /// Measures all cells and passes each finished row to `emit`.
 ///
 /// # Errors
-/// If something is missing ([`HttpOptions::missing`]) or cannot be set up, a request is not answered, or a byte is
-/// wrong.
-pub fn run(options: &HttpOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
-    if let Some(missing) = options.missing() {
-        bail!("nginx over veth: {missing}");
-    }
-    Netns::sweep()?;
-    let other_lcore = options.other_lcore.context("end to end needs two lcores")?;
+/// If a requirement is missing or something cannot be set up, a request is not answered, or a byte is wrong.
+pub fn run(options: &KernelOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    let other_lcore = options.start("nginx over veth", &PROGRAMS, server::missing)?;
+    let (pairs, window) = extent(options.quick);
     let (ours, theirs, far) = (Netns::new()?, Netns::new()?, Netns::new()?);
-    pair("ours", Some("10.77.0.1/24"), &ours, &far, true)?;
-    pair("theirs", Some("10.78.0.1/24"), &theirs, &far, true)?;
-    theirs.configure("theirs0", "10.78.0.2/24")?;
-    congestion_control((&theirs, "theirs0"), (&far, ["theirs1", "ours1"]), "cubic")?;
+    let [interface, _] = connect([&ours, &theirs], None, &far, true, "cubic")?;
     let version = server::version()?;
     let dir = TempDir::new()?;
     let site = Site::new(&dir, options.lcore, &far)?;
-    let ours = Server::ours(&site, (&ours, "ours0"), &options.binary)?;
+    let ours = Server::ours(&site, (&ours, &interface), &options.binary)?;
     let theirs = Server::kernels(&site, &theirs)?;
     let cells = Cell::all();
-    progress.begin(cells.len() * options.pairs);
+    progress.begin(cells.len() * pairs);
     for cell in cells {
         progress.say(&format!("http, {cell}"));
-        let load = Load::new(cell, &site, &dir, (&far, other_lcore), options.window)?;
-        let mut row = cell
-            .measure(&load, [&ours, &theirs], options.pairs, progress)
-            .with_context(|| cell.to_string())?;
-        row.about_peer.peer_version = Some(version.clone());
+        let load = Load::new(cell, &site, &dir, (&far, other_lcore), window)?;
+        let row = cell.measure(&load, [&ours, &theirs], pairs, progress);
+        let mut row = row.with_context(|| cell.to_string())?;
+        row.ends.about_peer.peer_version = Some(version.clone());
         emit(row);
     }
     progress.end();
@@ -209,7 +178,7 @@ impl Cell {
         progress: &Progress,
     ) -> Result<Row> {
         let mut windows = [Vec::new(), Vec::new()];
-        let mut repeats = Repeats::new(pairs);
+        let mut repeats = Steadiness::default();
         for server in servers {
             load.first(server)?;
         }
@@ -217,7 +186,7 @@ impl Cell {
             let pair = windows[0].len();
             let first = load.window(servers[pair % 2])?;
             let second = load.window(servers[1 - pair % 2])?;
-            if !repeats.counts(first.others.max(second.others)) {
+            if !repeats.counts(first.others.max(second.others) <= OTHERS, pairs) {
                 continue;
             }
             windows[pair % 2].push(first);
@@ -225,41 +194,36 @@ impl Cell {
             progress.step();
         }
         let [ours, theirs] = &windows;
-        Ok(Row { rejected: repeats.rejected, unsteady: repeats.unsteady, ..self.row(ours, theirs) })
+        Ok(Row { clock: repeats, ..self.row(ours, theirs) })
     }
 
     fn row(self, ours: &[Window], theirs: &[Window]) -> Row {
-        let all = |windows: &[Window], of: fn(&Window) -> f64| windows.iter().map(of).collect::<Vec<_>>();
-        let median = |windows: &[Window], of| Spread::of(&all(windows, of)).median;
-        let (our_rates, their_rates) = (all(ours, Window::rate), all(theirs, Window::rate));
-        let row = compare_with_kernel(&our_rates, &their_rates);
-        let mut row = Row {
-            case: format!("http {}", self.how),
-            port: Some("af_packet"),
-            offloads: Some(true),
-            chunk: Some(self.size),
-            connections: Some(self.connections),
-            unit: "million_requests_per_s",
-            payload_gbps: Some(row.median * self.size as f64 * 8.0 / 1e3),
-            ..row
+        let rates = [ours, theirs].map(|windows| windows.iter().map(Window::rate).collect::<Vec<_>>());
+        let case = format!("http {}", self.how);
+        let mut row = compare_with_kernel(case, "million_requests_per_s", [&rates[0], &rates[1]]);
+        (row.head.port, row.tcp.offloads) = (Some("af_packet"), Some(true));
+        (row.tcp.chunk, row.tcp.connections) = (Some(self.size), Some(self.connections));
+        row.tcp.payload.payload_gbps = Some(row.figures.spread.median * self.size as f64 * 8.0 / 1e3);
+        row.counts.received = ours.iter().map(Window::answers).sum();
+        row.counts.verified = ours.iter().map(|window| window.compared).sum();
+        let medians = |of: fn(&Window) -> f64| [ours, theirs].map(|windows| median(windows, of));
+        let [server_us_per_request, peer_server_us_per_request] = medians(Window::cost);
+        let [both_us_per_request, peer_both_us_per_request] = medians(Window::both_cost);
+        row.tcp.per_request = CostPerRequest {
+            server_us_per_request,
+            peer_server_us_per_request,
+            both_us_per_request,
+            peer_both_us_per_request,
         };
-        row.received = ours.iter().map(Window::answers).sum();
-        row.verified = ours.iter().map(|window| window.compared).sum();
-        row.server_us_per_request = Some(median(ours, Window::cost));
-        row.peer_server_us_per_request = Some(median(theirs, Window::cost));
-        let ns = |windows, of| Some(median(windows, of) * 1e3);
-        (row.p50_ns, row.p99_ns) = (ns(ours, |window| window.p50), ns(ours, |window| window.p99));
-        (row.peer_p50_ns, row.peer_p99_ns) =
-            (ns(theirs, |window| window.p50), ns(theirs, |window| window.p99));
-        row.both_us_per_request = Some(median(ours, Window::both_cost));
-        row.peer_both_us_per_request = Some(median(theirs, Window::both_cost));
-        let far = [ours, theirs].map(|windows| median(windows, Window::far_busy));
-        (row.far_busy, row.peer_far_busy) = (Some(far[0]), Some(far[1]));
-        row.fe_bound = Some(far[0] > FAR_BOUND || far[1] > FAR_BOUND);
+        let [p50_ns, peer_p50_ns] = medians(|window| window.p50 * 1e3);
+        let [p99_ns, peer_p99_ns] = medians(|window| window.p99 * 1e3);
+        row.latency = Latency { p50_ns, p99_ns, peer_p50_ns, peer_p99_ns, ..Latency::default() };
+        let far = medians(Window::far_busy);
+        [row.tcp.payload.far_busy, row.tcp.payload.peer_far_busy] = far;
+        row.ends.fe_bound = Some(far.iter().flatten().any(|&busy| busy > FAR_BOUND));
         row
     }
 }
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,14 +245,17 @@ mod tests {
         let row = Cell::all()[0].row(&[ours; 4], &[theirs; 4]);
         let near = |a: Option<f64>, b: f64| assert!((a.unwrap() / b - 1.0).abs() < 1e-9, "{a:?} {b}");
         golden::check("tcp, http", &row);
-        near(row.peer_ratio, 2.0);
-        near(Some(row.median), 0.0145);
-        near(row.peer_median, 0.00725);
+        near(row.peer.peer_ratio, 2.0);
+        near(Some(row.figures.spread.median), 0.0145);
+        near(row.peer.peer_median, 0.00725);
         // Per answer, including the compared ones.
-        near(row.server_us_per_request, 30.0);
-        near(row.peer_server_us_per_request, 1e6 / 15_500.0);
-        near(row.peer_both_us_per_request, 1.4e6 / 15_500.0);
-        near(row.p99_ns, 9e6);
-        assert_eq!((row.received, row.verified, row.noise_floor), (120_000, 4000, Some(0.0)));
+        near(row.tcp.per_request.server_us_per_request, 30.0);
+        near(row.tcp.per_request.peer_server_us_per_request, 1e6 / 15_500.0);
+        near(row.tcp.per_request.peer_both_us_per_request, 1.4e6 / 15_500.0);
+        near(row.latency.p99_ns, 9e6);
+        assert_eq!(
+            (row.counts.received, row.counts.verified, row.ratios.noise.noise_floor),
+            (120_000, 4000, Some(0.0))
+        );
     }
 }

@@ -7,7 +7,7 @@ use super::pair::{self, Pair};
 use super::{Options, PAIR, Rig, row};
 use crate::method::copier::Setup;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
+use crate::report::row::{BesideRatio, Row};
 use crate::report::sample::SumRatio;
 
 /// Default number of idle connections.
@@ -39,9 +39,9 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             let pairs =
                 pair::measure(&mut rig, wanted.map(|traffic| (setup, traffic)), &loads, options, progress)?;
             for ((pair, &load), &noise) in pairs.iter().zip(&loads).zip(&noise) {
-                for row in rows(pair, (setup, wanted), load) {
-                    let mut row = Row { pages, bursts_per_turn: Some(options.bursts), ..row };
-                    row.set_noise(noise);
+                for mut row in rows(pair, (setup, wanted), load) {
+                    (row.peer.pages, row.figures.bursts_per_turn) = (pages, Some(options.extent.bursts));
+                    row.ratios.noise = noise.into();
                     emit(row);
                 }
             }
@@ -58,7 +58,7 @@ fn rows(pair: &Pair, (setup, wanted): (Setup, [Traffic; 2]), load: Load) -> Vec<
     let mut alone = None;
     for (((link, blocks), traffic), moved) in pair.turns.iter().zip(wanted).zip(pair.moved) {
         let mut row = row(setup, traffic, load, (blocks, steadiness), moved);
-        row.idle_connections = Some(traffic.idle);
+        row.tcp.idle_connections = Some(traffic.idle);
         if let Some(ns) = link.borrow().engine_ns_per_copy() {
             row.set_engine(ns, 1.0);
         }
@@ -66,9 +66,7 @@ fn rows(pair: &Pair, (setup, wanted): (Setup, [Traffic; 2]), load: Load) -> Vec<
             None => alone = Some(blocks),
             Some(alone) => {
                 let ratio = SumRatio::of(&alone.core, &blocks.core);
-                row.beside_over_alone = ratio.map(|ratio| ratio.sums);
-                row.beside_over_alone_median = ratio.map(|ratio| ratio.median);
-                row.beside_over_alone_lower = pair.turns.bounds(alone, blocks).map(|bounds| bounds.lower);
+                row.tcp.beside = BesideRatio::new(ratio, pair.turns.bounds(alone, blocks));
             }
         }
         rows.push(row);

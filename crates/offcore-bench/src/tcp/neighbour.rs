@@ -21,18 +21,18 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
-use super::cores::{Cores, Repeats, seconds_of, seconds_of_softirqs, ticks};
+use super::cores::{Cores, OTHERS, seconds_of, seconds_of_softirqs, ticks};
 use super::http::server::{self, PORT, Server, Site};
-use super::veth::pair;
-use crate::BURST;
-use crate::peer::netns::{self, Netns};
+use super::kernel::{KernelOptions, pair};
+
+use crate::peer::netns::Netns;
 use crate::peer::process::Process;
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
-use crate::report::sample::Spread;
+use crate::report::row::{Counts, Load, Row};
+use crate::report::sample::{Spread, Steadiness};
 use attack::{Attack, Running};
 use honest::{Client, Window};
 
@@ -45,6 +45,8 @@ const HONEST: &str = "10.77.0.1/24";
 const HOSTILE: [&str; 3] = ["10.77.0.10", "10.77.0.11", "10.77.0.12"];
 /// Size of the honest clients' file in bytes.
 const SIZE: usize = 32 << 10;
+/// Length of a window.
+const WINDOW: Duration = Duration::from_secs(1);
 /// Time without an attack before the last windows.
 const REST: Duration = Duration::from_secs(5);
 /// User ID of hostile programs.
@@ -52,46 +54,21 @@ const USER: &str = "65534";
 const PROGRAMS: [(&str, &str); 4] =
     [("nginx", "nginx"), ("taskset", "util-linux"), ("setpriv", "util-linux"), ("python3", "python3")];
 
-/// Parameters of a measurement.
-#[derive(Clone, Debug)]
-pub struct NeighbourOptions {
-    /// Path of this program: `offcore`.
-    pub binary: PathBuf,
-    /// Number of windows in each phase: without an attack, during it, and after it.
-    pub windows: usize,
-    pub window: Duration,
-    /// The core of the stack and nginx.
-    pub lcore: usize,
-    /// The core of the clients and the attackers.
-    pub other_lcore: Option<usize>,
-}
-
-impl NeighbourOptions {
-    /// Returns options with 10 windows of 1 s each, or 4 with `quick`.
-    pub fn new(quick: bool, binary: PathBuf, lcore: usize, other_lcore: Option<usize>) -> Self {
-        let windows = if quick { 4 } else { 10 };
-        Self { binary, windows, window: Duration::from_secs(1), lcore, other_lcore }
-    }
-
-    /// Returns a missing requirement of this machine, if any.
-    pub fn missing(&self) -> Option<String> {
-        netns::missing((self.lcore, self.other_lcore), &PROGRAMS).or_else(server::missing)
-    }
+/// Returns the number of windows in each phase: without an attack, during it, and after it.
+const fn windows_of_phase(quick: bool) -> usize {
+    if quick { 4 } else { 10 }
 }
 
 /// Measures all attacks and passes each finished row to `emit`.
 ///
 /// # Errors
-/// A missing requirement ([`NeighbourOptions::missing`]), a failed setup, or a wrong byte.
-pub fn run(options: &NeighbourOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
-    if let Some(missing) = options.missing() {
-        bail!("neighbours on a stack: {missing}");
-    }
-    Netns::sweep()?;
-    progress.begin(3 * Attack::ALL.len() * options.windows);
+/// A missing requirement, a failed setup, or a wrong byte.
+pub fn run(options: &KernelOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    let other_lcore = options.start("neighbours on a stack", &PROGRAMS, server::missing)?;
+    progress.begin(3 * Attack::ALL.len() * windows_of_phase(options.quick));
     for attack in Attack::ALL {
         progress.say(&format!("neighbour, {attack}"));
-        emit(measure(attack, options, progress).with_context(|| attack.to_string())?);
+        emit(measure(attack, (options, other_lcore), progress).with_context(|| attack.to_string())?);
     }
     progress.end();
     Ok(())
@@ -105,7 +82,7 @@ struct Stack {
 }
 
 impl Stack {
-    fn start(site: &Site<'_>, near: &Netns, attack: Attack, options: &NeighbourOptions) -> Result<Self> {
+    fn start(site: &Site<'_>, near: &Netns, attack: Attack, options: &KernelOptions) -> Result<Self> {
         let socket = site.dir.file("stack");
         let mut command = site.command(near, &options.binary);
         command.args(["tcp", "--lcores", &options.lcore.to_string(), "--stats-interval", "0"]);
@@ -143,23 +120,15 @@ struct Meter<'a> {
     /// Number of windows in each phase.
     windows: usize,
     progress: &'a Progress,
-    totals: Totals,
-}
-
-/// Numbers over all phases.
-#[derive(Clone, Copy, Debug, Default)]
-struct Totals {
-    /// Number of requests without a complete answer, those in repeated windows included.
+    /// Number of requests without a complete answer in all phases, those in repeated windows included.
     failed: u64,
-    /// Number of windows that were repeated, and of disturbed windows that count.
-    rejected: usize,
-    unsteady: usize,
+    repeats: Steadiness,
 }
 
 impl Meter<'_> {
     /// Measures the windows of a phase, beside an attack if there is one.
     fn phase(&mut self, mut attack: Option<&mut Running>) -> Result<Vec<Window>> {
-        let (mut windows, mut repeats) = (Vec::new(), Repeats::new(self.windows));
+        let (mut windows, most) = (Vec::new(), self.repeats.rejected + self.windows);
         while windows.len() < self.windows {
             let (cores, before) = (Cores::watch(self.lcores)?, self.used(attack.as_deref())?);
             let window = self.client.window()?;
@@ -168,14 +137,12 @@ impl Meter<'_> {
             if let Some(attack) = &mut attack {
                 attack.observe()?;
             }
-            self.totals.failed += window.failed;
-            if repeats.counts(others) {
+            self.failed += window.failed;
+            if self.repeats.counts(others <= OTHERS, most) {
                 windows.push(window);
                 self.progress.step();
             }
         }
-        self.totals.rejected += repeats.rejected;
-        self.totals.unsteady += repeats.unsteady;
         Ok(windows)
     }
 
@@ -193,13 +160,17 @@ struct Measured {
     before: Vec<Window>,
     during: Vec<Window>,
     after: Vec<Window>,
-    totals: Totals,
+    failed: u64,
+    repeats: Steadiness,
     /// The smallest number of attackers during the attack.
     attackers: Option<u64>,
 }
 
-fn measure(attack: Attack, options: &NeighbourOptions, progress: &Progress) -> Result<Row> {
-    let other_lcore = options.other_lcore.context("neighbours need two lcores")?;
+fn measure(
+    attack: Attack,
+    (options, other_lcore): (&KernelOptions, usize),
+    progress: &Progress,
+) -> Result<Row> {
     let (near, far, dir) = (Netns::new()?, Netns::new()?, TempDir::new()?);
     pair("ours", Some(HONEST), &near, &far, true)?;
     for address in HOSTILE {
@@ -213,7 +184,7 @@ fn measure(attack: Attack, options: &NeighbourOptions, progress: &Progress) -> R
         address: format!("{ADDRESS}:{PORT}").parse()?,
         name: site.add(SIZE)?,
         content: site.content(SIZE),
-        window: options.window,
+        window: WINDOW,
     };
     let measured = far.within(|| {
         offcore_stats::lcore::pin(other_lcore)?;
@@ -222,9 +193,10 @@ fn measure(attack: Attack, options: &NeighbourOptions, progress: &Progress) -> R
             client: &client,
             stack: &stack,
             lcores: [options.lcore, other_lcore],
-            windows: options.windows,
+            windows: windows_of_phase(options.quick),
             progress,
-            totals: Totals::default(),
+            failed: 0,
+            repeats: Steadiness::default(),
         };
         client.window()?;
         let before = meter.phase(None)?;
@@ -233,7 +205,8 @@ fn measure(attack: Attack, options: &NeighbourOptions, progress: &Progress) -> R
         let attackers = running.stop()?;
         thread::sleep(REST);
         let after = meter.phase(None)?;
-        Ok(Measured { before, during, after, totals: meter.totals, attackers })
+        let Meter { failed, repeats, .. } = meter;
+        Ok(Measured { before, during, after, failed, repeats, attackers })
     });
     let ended = stack.process.exit_status(Duration::ZERO);
     ensure!(ended.is_none(), "the stack has ended: {ended:?}\n{}", stack.process.tail());
@@ -262,48 +235,31 @@ fn noise(before: &[Window], after: &[Window]) -> f64 {
 }
 
 fn row(attack: Attack, measured: &Measured) -> Row {
-    let Measured { before, during, after, totals, attackers } = measured;
+    let Measured { before, during, after, failed, repeats, attackers } = measured;
     let (alone, recovered) = (mean(before), mean(after));
     // A rate before the attack that was too low by chance must not hide a loss.
     let baseline = alone.max(recovered);
     let kept: Vec<f64> = during.iter().map(|window| window.rate / baseline).collect();
-    let kept = Spread::of(&kept);
     let answers = [before, during, after].into_iter().flatten().map(Window::answers).sum();
-    Row {
-        bench: "tcp",
-        case: "neighbour".into(),
-        arrangement: "end-to-end",
-        mode: "cpu".into(),
-        engine: "cpu".into(),
-        ring: "none",
-        burst: BURST,
-        temperature: "none".into(),
-        port: Some("af_packet"),
-        offloads: Some(true),
-        chunk: Some(SIZE),
-        connections: Some(honest::CLIENTS),
+    let mut row = Row::new("tcp", "neighbour", "end-to-end");
+    (row.head.port, row.tcp.offloads) = (Some("af_packet"), Some(true));
+    (row.tcp.chunk, row.tcp.connections) = (Some(SIZE), Some(honest::CLIENTS));
+    row.set_spread("kept", UNIT, Spread::of(&kept));
+    row.figures.mpps = mean(during) / 1e6;
+    row.tcp.beside.beside_over_alone = Some(mean(during) / baseline);
+    row.load = Load {
         attack: Some(attack.name()),
         attackers: *attackers,
-        metric: "kept",
-        unit: UNIT,
-        runs: kept.runs,
-        min: kept.min,
-        median: kept.median,
-        max: kept.max,
-        beside_over_alone: Some(mean(during) / baseline),
         after_over_alone: Some(recovered / alone),
-        noise_floor: Some(noise(before, after)),
         capacity_mpps: Some(alone / 1e6),
-        mpps: mean(during) / 1e6,
-        p99_ns: honest::percentile(during, 0.99),
-        peer_p99_ns: honest::percentile(before, 0.99),
-        received: answers,
-        verified: answers,
-        lost: totals.failed,
-        rejected: totals.rejected,
-        unsteady: totals.unsteady,
-        ..Row::default()
-    }
+        ..Load::default()
+    };
+    row.ratios.noise.noise_floor = Some(noise(before, after));
+    row.latency.p99_ns = honest::percentile(during, 0.99);
+    row.latency.peer_p99_ns = honest::percentile(before, 0.99);
+    row.counts = Counts { received: answers, verified: answers, lost: *failed };
+    row.clock = *repeats;
+    row
 }
 
 #[cfg(test)]
@@ -317,25 +273,29 @@ mod tests {
     }
 
     fn measured(before: [f64; 4], after: [f64; 4]) -> Measured {
-        let totals = Totals { failed: 7, rejected: 2, unsteady: 1 };
-        let during = windows([60.0; 4], 3);
-        Measured { before: windows(before, 1), during, after: windows(after, 1), totals, attackers: Some(5) }
+        let repeats = Steadiness { rejected: 2, unsteady: 1, ..Steadiness::default() };
+        let [before, during, after] =
+            [(before, 1), ([60.0; 4], 3), (after, 1)].map(|(rates, ms)| windows(rates, ms));
+        Measured { before, during, after, failed: 7, repeats, attackers: Some(5) }
     }
 
     #[test]
     fn rows_compare_windows() {
         let row = row(Attack::HalfRequests, &measured([100.0; 4], [80.0; 4]));
         golden::check("tcp, neighbour", &row);
-        assert_eq!((row.beside_over_alone, row.after_over_alone), (Some(0.6), Some(0.8)));
-        assert_eq!((row.p99_ns, row.peer_p99_ns), (Some(3e6), Some(1e6)));
-        assert_eq!((row.verified, row.lost, row.rejected, row.unsteady), (120, 7, 2, 1));
-        assert_eq!((row.noise_floor, row.attackers), (Some(0.0), Some(5)));
+        assert_eq!((row.tcp.beside.beside_over_alone, row.load.after_over_alone), (Some(0.6), Some(0.8)));
+        assert_eq!((row.latency.p99_ns, row.latency.peer_p99_ns), (Some(3e6), Some(1e6)));
+        assert_eq!(
+            (row.counts.verified, row.counts.lost, row.clock.rejected, row.clock.unsteady),
+            (120, 7, 2, 1)
+        );
+        assert_eq!((row.ratios.noise.noise_floor, row.load.attackers), (Some(0.0), Some(5)));
     }
 
     #[test]
     fn a_low_rate_before_the_attack_does_not_flatter() {
         let row = row(Attack::HalfRequests, &measured([80.0; 4], [120.0; 4]));
-        assert_eq!((row.beside_over_alone, row.after_over_alone), (Some(0.5), Some(1.5)));
+        assert_eq!((row.tcp.beside.beside_over_alone, row.load.after_over_alone), (Some(0.5), Some(1.5)));
     }
 
     #[test]

@@ -17,14 +17,12 @@ use super::link::{SMALL_FIFO, STALLED, Side, address, worker};
 use super::visits::{SharedTally, Tally, Visits};
 use super::wire::{WireEnd, wire};
 use super::{Options, PAIR, Rig, SEGMENT};
-use crate::BURST;
 use crate::method::alternate::{Alternating, Cost, Schedule, Subject};
-use crate::method::copier::Setup;
 use crate::method::lockstep::{OtherCore, lock};
 use crate::method::temperature::Temperature;
 use crate::method::timed_worker::TimedWorker;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
+use crate::report::row::{Counts, Row};
 
 /// Default number of concurrently open connections.
 pub const OPEN: usize = 10_000;
@@ -43,7 +41,7 @@ const ROUNDS: usize = 64;
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     let mut rig = Rig::new(options, PAIR)?;
     let pages = rig.pages();
-    let blocks = options.blocks.div_ceil(PART);
+    let blocks = options.extent.blocks.div_ceil(PART);
     progress.begin(options.connections.len() * blocks);
     for &connections in &options.connections {
         progress.say(&format!("tcp, {connections} connections opened and closed"));
@@ -52,30 +50,17 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
         for (&side, pool) in options.sides.iter().zip(&rig.pools) {
             cell.add(Site::open(side, connections, options.checksums, pool)?);
         }
-        let schedule =
-            Schedule { blocks, bursts: options.bursts, limit: options.timeout, fewest: FEWEST.min(blocks) };
+        let all = options.extent.schedule(Temperature::Remote);
+        let schedule = Schedule { blocks, fewest: FEWEST.min(blocks), ..all };
         cell.measure(schedule, &rig.other, &mut rig.clock, progress)
             .with_context(|| format!("{connections} connections opened and closed"))?;
         for (site, blocks) in cell.iter() {
-            let mut row = Row {
-                bench: "tcp",
-                case: format!("open-close {}", role(site.side)),
-                arrangement: "core-cost",
-                mode: Setup::CPU.mode.to_string(),
-                engine: Setup::CPU.copier.name().into(),
-                ring: "none",
-                burst: BURST,
-                temperature: "none".into(),
-                connections: Some(connections),
-                received: site.visited,
-                verified: site.visited,
-                bursts_per_turn: Some(options.bursts),
-                pages,
-                ..Row::default()
-            };
+            let mut row = Row::new("tcp", format!("open-close {}", role(site.side)), "core-cost");
+            (row.tcp.connections, row.counts) = (Some(connections), Counts::all_of(site.visited));
+            (row.peer.pages, row.figures.bursts_per_turn) = (pages, Some(options.extent.bursts));
             blocks.enter(&mut row, tsc::hz());
-            row.unit = "tsc_cycles_per_connection";
-            cell.steadiness().enter(&mut row);
+            row.figures.unit = "tsc_cycles_per_connection";
+            row.clock = cell.steadiness();
             emit(row);
         }
     }

@@ -17,16 +17,16 @@
 //! slow start early by chance, in about a third of the connections over 200 ms, independent of the receiver.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use offcore_mem::{Hugepages, Pool};
+use anyhow::{Context, Result};
+use offcore_mem::Pool;
 
+use super::kernel::{KernelOptions, connect};
 use super::link::Side;
-use super::veth::{self, Far, Host, Kernel, Under, congestion_control, pair};
+use super::veth::{self, Far, Under};
 use super::{BUFFER, BUFFERS};
-use crate::peer::netns::{self, Netns};
+use crate::peer::netns::Netns;
 use crate::peer::process::Process;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
@@ -75,8 +75,9 @@ impl Path {
 
     /// Returns the number of pairs of windows. Random losses make the rates of windows differ, so that a lossy path
     /// needs more pairs.
-    fn pairs(self, options: &PathOptions) -> usize {
-        options.pairs * if self.loss > 0 { 3 } else { 1 }
+    fn pairs(self, quick: bool) -> usize {
+        let pairs = if quick { 2 } else { 5 };
+        pairs * if self.loss > 0 { 3 } else { 1 }
     }
 
     /// Returns the number of packets that one direction of the relay holds: in flight, and queued in front of the rate
@@ -99,53 +100,19 @@ impl fmt::Display for Path {
     }
 }
 
-/// Parameters of a measurement.
-#[derive(Clone, Debug)]
-pub struct PathOptions {
-    /// This program, which is also the relay: `offcore`.
-    pub binary: PathBuf,
-    /// Whether the measured host sends or receives.
-    pub sides: Vec<Side>,
-    /// Number of pairs of windows per cell. A pair consists of a window with our stack and a window with the kernel's
-    /// stack. A lossy path has three times as many.
-    pub pairs: usize,
-    pub window: Duration,
-    pub hugepages: Hugepages,
-    pub lcore: usize,
-    /// The core of the relay and the other end.
-    pub other_lcore: Option<usize>,
-}
-
-impl PathOptions {
-    /// Returns options with 5 pairs of windows of 8 s in each cell, or 2 of 4 s with `quick`.
-    pub fn new(quick: bool, binary: PathBuf, lcore: usize, other_lcore: Option<usize>) -> Self {
-        let (pairs, seconds) = if quick { (2, 4) } else { (5, 8) };
-        let (sides, window, hugepages) = (Side::ALL.into(), Duration::from_secs(seconds), Hugepages::Auto);
-        Self { binary, sides, pairs, window, hugepages, lcore, other_lcore }
-    }
-
-    /// Returns a missing requirement of this machine, if any.
-    pub fn missing(&self) -> Option<String> {
-        netns::missing((self.lcore, self.other_lcore), &[])
-    }
-}
-
 /// Measures all cells of `options` and passes each finished row to `emit`.
 ///
 /// # Errors
-/// A missing requirement ([`PathOptions::missing`]), a failed setup, or a lost or changed byte.
-pub fn run(options: &PathOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
-    if let Some(missing) = options.missing() {
-        bail!("streams over paths: {missing}");
-    }
-    Netns::sweep()?;
+/// A missing requirement, a failed setup, or a lost or changed byte.
+pub fn run(options: &KernelOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    let other_lcore = options.start("streams over paths", &[], || None)?;
     let pool = Pool::new(BUFFERS, BUFFER, options.hugepages)?;
-    let pairs: usize = Path::ALL.iter().map(|path| path.pairs(options)).sum();
+    let pairs: usize = Path::ALL.iter().map(|path| path.pairs(options.quick)).sum();
     progress.begin(pairs * options.sides.len());
     for path in Path::ALL {
         for &side in &options.sides {
             progress.say(&format!("tcp over {path}, {side}"));
-            let row = measure(path, side, options, pool, progress);
+            let row = measure(path, side, (options, other_lcore), pool, progress);
             emit(row.with_context(|| format!("{path}, {side}"))?);
         }
     }
@@ -156,18 +123,12 @@ pub fn run(options: &PathOptions, progress: &Progress, emit: &mut dyn FnMut(Row)
 fn measure(
     path: Path,
     side: Side,
-    options: &PathOptions,
+    (options, lcore): (&KernelOptions, usize),
     pool: &'static Pool,
     progress: &Progress,
 ) -> Result<Row> {
-    let other_lcore = options.other_lcore.context("streams over paths need two lcores")?;
     let (near, relay, far) = (Netns::new()?, Netns::new()?, Netns::new()?);
-    for (name, address) in [("ours", "10.77.0.1/24"), ("theirs", "10.78.0.1/24")] {
-        pair(&format!("{name}a"), None, &near, &relay, false)?;
-        pair(&format!("{name}b"), Some(address), &relay, &far, false)?;
-    }
-    near.configure("theirsa0", "10.78.0.2/24")?;
-    congestion_control((&near, "theirsa0"), (&far, ["theirsb1", "oursb1"]), algorithm(side))?;
+    let [interface, _] = connect([&near, &near], Some(&relay), &far, false, algorithm(side))?;
     for netns in [&near, &far] {
         // The same limits for buffers as ours.
         let limits =
@@ -176,29 +137,16 @@ fn measure(
             netns.run("sysctl", &["-qw", &format!("net.ipv4.{limit}")])?;
         }
     }
-    let relays = ["ours", "theirs"].map(|name| start_relay(path, name, &relay, &options.binary, other_lcore));
-    let relays = relays.into_iter().collect::<Result<Vec<_>>>()?;
+    let relays = start_relays(path, &relay, &options.binary, lcore)?;
     let cell = veth::Cell { side, under: Under::AfPacket };
-    let mut ours = Host::open(cell, &near, "oursa0", pool)?;
-    let mut theirs = Kernel::listen(side, &near)?;
-    let (settle, drain) = (Duration::ZERO, DRAIN);
-    let far = Far { netns: &far, side, near_lcore: options.lcore, lcore: other_lcore, settle, drain };
-    // A stream that passes shows that the relays have started.
+    let (near_lcore, settle) = (options.lcore, Duration::ZERO);
+    let far = Far { netns: &far, side, near_lcore, lcore, settle, drain: DRAIN };
+    let lengths = [WARM_UP, Duration::from_secs(if options.quick { 4 } else { 8 })];
+    let windows = cell.windows((&near, &interface), far, pool, lengths, path.pairs(options.quick), progress);
     let said = || relays.iter().map(Process::tail).collect::<String>();
-    far.window(&mut ours, WARM_UP).with_context(said)?;
-    far.window(&mut theirs, WARM_UP).with_context(said)?;
-    let (mut our_windows, mut their_windows) = (Vec::new(), Vec::new());
-    for pair in 0..path.pairs(options) {
-        // Each host is first in half of the pairs.
-        for turn in [pair % 2, 1 - pair % 2] {
-            match turn {
-                0 => our_windows.push(far.window(&mut ours, options.window)?),
-                _ => their_windows.push(far.window(&mut theirs, options.window)?),
-            }
-        }
-        progress.step();
-    }
-    Ok(Row { path: Some(path.to_string()), ..cell.row(&our_windows, &their_windows) })
+    let mut row = cell.row(&windows.with_context(said)?);
+    row.tcp.path = Some(path.to_string());
+    Ok(row)
 }
 
 /// Returns the congestion control of the kernels.
@@ -209,21 +157,23 @@ fn algorithm(side: Side) -> &'static str {
     }
 }
 
-/// Starts the relay between NAMEa1 and NAMEb0.
-pub(super) fn start_relay(
+/// Starts the relays of both sides, between NAMEa1 and NAMEb0.
+pub(super) fn start_relays(
     path: Path,
-    name: &str,
     netns: &Netns,
     binary: &std::path::Path,
     lcore: usize,
-) -> Result<Process> {
-    let mut command = netns.command(binary);
-    // A quarter of the buffers is shared by the two directions.
-    command.args(["switch", "--forward", "io", "--idle", "sleep", "--stats-interval", "0"]);
-    command.args(["--lcores", &lcore.to_string(), "--mbufs", &(8 * path.held()).to_string()]);
-    command.args(["--port", &path.port(&format!("{name}a1"))]);
-    command.args(["--port", &format!("af_packet:{name}b0")]);
-    Process::spawn("offcore switch", command)
+) -> Result<[Process; 2]> {
+    let start = |name: &str| {
+        let mut command = netns.command(binary);
+        // A quarter of the buffers is shared by the two directions.
+        command.args(["switch", "--forward", "io", "--idle", "sleep", "--stats-interval", "0"]);
+        command.args(["--lcores", &lcore.to_string(), "--mbufs", &(8 * path.held()).to_string()]);
+        command.args(["--port", &path.port(&format!("{name}a1"))]);
+        command.args(["--port", &format!("af_packet:{name}b0")]);
+        Process::spawn("offcore switch", command)
+    };
+    Ok([start("ours")?, start("theirs")?])
 }
 
 #[cfg(test)]

@@ -17,17 +17,17 @@
 mod clients;
 mod hosts;
 
-use std::path::PathBuf;
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use offcore_stats::named;
 
+use super::http::extent;
 use super::http::server::{self, Site};
+use super::kernel::{KernelOptions, alternate};
 use super::veth::compare_with_kernel;
-use crate::peer::netns::{self, Netns};
+use crate::peer::netns::Netns;
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
+use crate::report::row::{Counts, Row};
 use clients::Client;
 use hosts::{Hosts, Programs, postgres_directory};
 
@@ -73,55 +73,24 @@ const CELLS: [(Load, usize); 8] = [
     (Load::Php, 16),
 ];
 
-/// Parameters of a measurement.
-#[derive(Clone, Debug)]
-pub struct ProgramOptions {
-    /// This program, which is also the relay: `offcore`.
-    pub binary: PathBuf,
-    /// Number of pairs of windows per cell.
-    pub pairs: usize,
-    /// Length of a window in seconds.
-    pub window: u64,
-    /// The core of the programs, the stack and the relay.
-    pub lcore: usize,
-    /// The core of the clients.
-    pub other_lcore: Option<usize>,
-}
-
-impl ProgramOptions {
-    /// Returns options with 12 pairs of windows of 2 s in each cell, or 6 of 1 s with `quick`.
-    pub fn new(quick: bool, binary: PathBuf, lcore: usize, other_lcore: Option<usize>) -> Self {
-        let (pairs, window) = if quick { (6, 1) } else { (12, 2) };
-        Self { binary, pairs, window, lcore, other_lcore }
-    }
-
-    /// Returns a missing requirement of this machine, if any.
-    pub fn missing(&self) -> Option<String> {
-        let postgres = || postgres_directory().err().map(|error| error.to_string());
-        netns::missing((self.lcore, self.other_lcore), &PROGRAMS).or_else(server::missing).or_else(postgres)
-    }
-}
-
 /// Measures all cells and passes each finished row to `emit`.
 ///
 /// # Errors
-/// A missing requirement ([`ProgramOptions::missing`]), a failed setup, an error that a client reports, or a wrong
-/// byte.
-pub fn run(options: &ProgramOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
-    if let Some(missing) = options.missing() {
-        bail!("programs behind a TAP: {missing}");
-    }
-    Netns::sweep()?;
-    let other_lcore = options.other_lcore.context("programs behind a TAP need two lcores")?;
+/// A missing requirement, a failed setup, an error that a client reports, or a wrong byte.
+pub fn run(options: &KernelOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    let postgres = || postgres_directory().err().map(|error| error.to_string());
+    let missing = || server::missing().or_else(postgres);
+    let other_lcore = options.start("programs behind a TAP", &PROGRAMS, missing)?;
+    let (pairs, window) = extent(options.quick);
     let (client, kernel, dir) = (Netns::new()?, Netns::new()?, TempDir::new()?);
     let site = Site::new(&dir, options.lcore, &client)?;
     let hosts = Hosts::open(&site, options, [&client, &kernel])?;
     let programs = Programs::start(&site, &hosts, options)?;
-    let client = Client { netns: &client, lcore: other_lcore, window: options.window, site: &site };
-    progress.begin(CELLS.len() * options.pairs);
+    let client = Client { netns: &client, lcore: other_lcore, window, site: &site };
+    progress.begin(CELLS.len() * pairs);
     for (load, connections) in CELLS {
         progress.say(&format!("programs, {load}, {connections} connections"));
-        let row = measure(load, connections, &client, options.pairs, progress);
+        let row = measure(load, connections, &client, pairs, progress);
         let said = || format!("{load}, {connections} connections\n{}{}", hosts.tail(), programs.tail());
         emit(row.with_context(said)?);
     }
@@ -139,37 +108,29 @@ fn measure(
     pairs: usize,
     progress: &Progress,
 ) -> Result<Row> {
-    let mut rates = [Vec::new(), Vec::new()];
     let mut verified = 0;
     for address in ADDRESSES {
         client.prepare(load, address)?;
         client.window(load, connections, address)?;
     }
-    for pair in 0..pairs {
-        for turn in [pair % 2, 1 - pair % 2] {
-            // The sums of pgbench's accounts cover all windows. They are checked at the end.
-            if load != Load::TpcB {
-                verified += client.verify(load, ADDRESSES[turn])?;
-            }
-            rates[turn].push(client.window(load, connections, ADDRESSES[turn])?);
+    let [ours, theirs] = alternate(pairs, progress, |turn| {
+        // The sums of pgbench's accounts cover all windows. They are checked at the end.
+        if load != Load::TpcB {
+            verified += client.verify(load, ADDRESSES[turn])?;
         }
-        progress.step();
-    }
+        client.window(load, connections, ADDRESSES[turn])
+    })?;
     for address in ADDRESSES {
         verified += client.verify(load, address)?;
     }
-    let [ours, theirs] = rates;
-    Ok(Row { verified, received: verified, ..row(load, connections, &ours, &theirs) })
+    let counts = Counts::all_of(verified);
+    Ok(Row { counts, ..row(load, connections, &ours, &theirs) })
 }
 
 fn row(load: Load, connections: usize, ours: &[f64], theirs: &[f64]) -> Row {
-    Row {
-        case: load.to_string(),
-        port: Some("tap"),
-        connections: Some(connections),
-        unit: UNIT,
-        ..compare_with_kernel(ours, theirs)
-    }
+    let mut row = compare_with_kernel(load, UNIT, [ours, theirs]);
+    (row.head.port, row.tcp.connections) = (Some("tap"), Some(connections));
+    row
 }
 
 #[cfg(test)]
@@ -181,7 +142,13 @@ mod tests {
     fn ratios_are_of_paired_windows() {
         let row = row(Load::Ab, 500, &[90.0, 180.0, 270.0, 360.0], &[100.0, 200.0, 300.0, 400.0]);
         golden::check("tcp, programs", &row);
-        assert_eq!((row.peer_ratio, row.median, row.peer_median), (Some(0.9), 225.0, Some(250.0)));
-        assert_eq!((row.case.as_str(), row.connections, row.runs), ("nginx, ab", Some(500), 4));
+        assert_eq!(
+            (row.peer.peer_ratio, row.figures.spread.median, row.peer.peer_median),
+            (Some(0.9), 225.0, Some(250.0))
+        );
+        assert_eq!(
+            (row.head.case.as_str(), row.tcp.connections, row.figures.spread.runs),
+            ("nginx, ab", Some(500), 4)
+        );
     }
 }

@@ -21,8 +21,8 @@ pub(super) const PORT: u16 = 5001;
 const PERIOD: usize = 1_048_573;
 /// Distance in the pattern between the start positions of connections with consecutive ports, in bytes.
 const APART: u64 = 4099;
-/// Maximum number of connections that are being opened at a time.
-const AT_A_TIME: usize = 256;
+/// Maximum number of connections that are being opened, used or closed at a time, limited by queues and packet buffers.
+pub(super) const AT_A_TIME: usize = 256;
 
 /// The pattern of every stream, repeated twice.
 static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
@@ -155,6 +155,18 @@ pub(super) struct Shared {
     pub(super) in_flight: Arc<AtomicUsize>,
 }
 
+/// Returns the ends of a connection's FIFOs.
+pub(super) fn fifos(conn: ConnId, calls: &Calls<'_>) -> Option<(Reader, Writer)> {
+    let (memory, slot) = (calls.stack.memory(AppId::OWN), calls.stack.slot(conn)?);
+    Some((Reader::new(Arc::clone(memory), slot)?, Writer::new(Arc::clone(memory), slot)?))
+}
+
+/// Returns the client's port of a connection.
+pub(super) fn client_port(conn: ConnId, is_client: bool, calls: &Calls<'_>) -> Option<u16> {
+    let info = calls.stack.info(conn)?;
+    Some(if is_client { info.local.port() } else { info.remote.port() })
+}
+
 /// Opens or accepts connections, and notifies the stack of writes and reads.
 #[derive(Debug)]
 pub(super) struct Ends {
@@ -176,11 +188,8 @@ impl Ends {
     }
 
     fn open(&mut self, conn: ConnId, calls: &mut Calls<'_>) -> Option<()> {
-        let info = calls.stack.info(conn)?;
-        let (memory, slot) = (calls.stack.memory(AppId::OWN), calls.stack.slot(conn)?);
-        let reader = Reader::new(Arc::clone(memory), slot)?;
-        let writer = Writer::new(Arc::clone(memory), slot)?;
-        let port = if self.client.is_some() { info.local.port() } else { info.remote.port() };
+        let (reader, writer) = fifos(conn, calls)?;
+        let port = client_port(conn, self.client.is_some(), calls)?;
         let stream = Stream {
             conn,
             reader,

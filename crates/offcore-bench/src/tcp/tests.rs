@@ -4,7 +4,6 @@ use super::*;
 use crate::report::golden;
 
 fn options(setups: &[Setup], temperatures: &[Temperature], connections: usize) -> Options {
-    let lcores = offcore_stats::lcore::available().unwrap();
     Options {
         sides: vec![Side::Send, Side::Receive],
         chunks: vec![4096],
@@ -17,12 +16,7 @@ fn options(setups: &[Setup], temperatures: &[Temperature], connections: usize) -
         past_caches: false,
         asks: false,
         noise_floor: true,
-        blocks: 2,
-        bursts: 1,
-        timeout: Some(Duration::ZERO),
-        hugepages: Hugepages::None,
-        lcore: lcores[0],
-        other_lcore: lcores.get(1).copied(),
+        extent: Extent::short(2),
     }
 }
 
@@ -40,20 +34,31 @@ fn ratios_stand_beside_a_noise_floor() {
     let rows = measured(run, &options(&[Setup::CPU, Setup::HELPER], &temperatures, 1));
     assert_eq!(rows.len(), 2 * 2 * 2);
     for row in &rows {
-        golden::check(&format!("tcp, {}, {}", row.case, row.mode), row);
-        assert!(row.verified > 0 && row.verified == row.received && row.lost == 0, "{row:?}");
-        assert!(row.cycles_per_packet > 0.0 && row.noise_floor.is_some(), "{row:?}");
-        let ratios = [row.offload_over_cpu, row.offload_over_cpu_median, row.offload_over_cpu_lower];
-        assert!(ratios.iter().all(|ratio| ratio.is_some() == (row.mode == "offload")), "{row:?}");
-        assert_eq!(row.offload_over_cpu_both.is_some(), row.mode == "offload");
+        golden::check(&format!("tcp, {}, {}", row.head.case, row.head.mode), row);
+        assert!(
+            row.counts.verified > 0 && row.counts.verified == row.counts.received && row.counts.lost == 0,
+            "{row:?}"
+        );
+        assert!(row.figures.cycles_per_packet > 0.0 && row.ratios.noise.noise_floor.is_some(), "{row:?}");
+        let ratios = [
+            row.ratios.offload.offload_over_cpu,
+            row.ratios.offload.offload_over_cpu_median,
+            row.ratios.offload.offload_over_cpu_lower,
+        ];
+        assert!(ratios.iter().all(|ratio| ratio.is_some() == (row.head.mode == "offload")), "{row:?}");
+        assert_eq!(row.ratios.offload.offload_over_cpu_both.is_some(), row.head.mode == "offload");
         // Two full segments and the rest of a chunk, or the combined rests of several chunks.
-        let payload = row.payload_per_packet.unwrap();
+        let payload = row.tcp.payload.payload_per_packet.unwrap();
         assert!((4096.0 / 3.0..=SEGMENT as f64).contains(&payload), "{row:?}");
-        assert!((row.payload_gbps.unwrap() - payload * 8.0 / row.ns_per_packet).abs() < 1e-6, "{row:?}");
-        assert!(row.guest_ns_per_packet > Some(0.0), "{row:?}");
-        assert!(row.both_ns_per_packet > row.guest_ns_per_packet, "{row:?}");
+        assert!(
+            (row.tcp.payload.payload_gbps.unwrap() - payload * 8.0 / row.figures.ns_per_packet).abs() < 1e-6,
+            "{row:?}"
+        );
+        assert!(row.core.guest_ns_per_packet > Some(0.0), "{row:?}");
+        assert!(row.core.both_ns_per_packet > row.core.guest_ns_per_packet, "{row:?}");
     }
-    let data: Vec<_> = rows.iter().map(|row| (row.case.as_str(), row.temperature.as_str())).collect();
+    let data: Vec<_> =
+        rows.iter().map(|row| (row.head.case.as_str(), row.head.temperature.as_str())).collect();
     for side in ["send", "receive"] {
         assert!(data.contains(&(side, "remote")) && data.contains(&(side, "cold")), "{data:?}");
     }
@@ -74,14 +79,18 @@ fn one_connection_beside_idle_ones() {
     let mut options = options(&[Setup::CPU], &[Temperature::Remote], 300);
     options.sides = vec![Side::Receive];
     let rows = measured(idle::run, &options);
-    let idle: Vec<_> = rows.iter().map(|row| (row.connections, row.idle_connections)).collect();
+    let idle: Vec<_> = rows.iter().map(|row| (row.tcp.connections, row.tcp.idle_connections)).collect();
     assert_eq!(idle, [(Some(1), Some(0)), (Some(1), Some(300))]);
     for (row, beside) in rows.iter().zip([false, true]) {
         golden::check(if beside { "tcp, idle, beside" } else { "tcp, idle, alone" }, row);
         // A window has 64 chunks with at least three segments each.
-        assert!(row.verified >= 64 * 3 && row.verified == row.received, "{row:?}");
-        assert!(row.noise_floor.is_some(), "{row:?}");
-        let ratios = [row.beside_over_alone, row.beside_over_alone_median, row.beside_over_alone_lower];
+        assert!(row.counts.verified >= 64 * 3 && row.counts.verified == row.counts.received, "{row:?}");
+        assert!(row.ratios.noise.noise_floor.is_some(), "{row:?}");
+        let ratios = [
+            row.tcp.beside.beside_over_alone,
+            row.tcp.beside.beside_over_alone_median,
+            row.tcp.beside.beside_over_alone_lower,
+        ];
         assert!(ratios.iter().all(|ratio| ratio.is_some() == beside), "{row:?}");
     }
 }
@@ -90,13 +99,13 @@ fn one_connection_beside_idle_ones() {
 fn connections_opened_used_and_closed() {
     let options = options(&[Setup::CPU], &[Temperature::Remote], 70);
     let rows = measured(open_close::run, &options);
-    let hosts: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
+    let hosts: Vec<&str> = rows.iter().map(|row| row.head.case.as_str()).collect();
     assert_eq!(hosts, ["open-close client", "open-close server"]);
     for row in rows {
         golden::check("tcp, open-close", &row);
-        assert_eq!((row.connections, row.unit), (Some(70), "tsc_cycles_per_connection"));
+        assert_eq!((row.tcp.connections, row.figures.unit), (Some(70), "tsc_cycles_per_connection"));
         // Four warm-up blocks and one counted block, with two turns of two windows each.
-        assert!(row.verified >= 5 * 4 * 70 && row.verified % (4 * 70) == 0, "{row:?}");
-        assert!(row.cycles_per_packet > 0.0 && row.verified == row.received, "{row:?}");
+        assert!(row.counts.verified >= 5 * 4 * 70 && row.counts.verified % (4 * 70) == 0, "{row:?}");
+        assert!(row.figures.cycles_per_packet > 0.0 && row.counts.verified == row.counts.received, "{row:?}");
     }
 }

@@ -24,23 +24,23 @@ mod stream;
 use std::fmt;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use offcore_mem::{Hugepages, Pool};
+use anyhow::{Context, Result};
+use offcore_mem::Pool;
 use offcore_stats::{named, tsc};
 
+use super::kernel::{KernelOptions, alternate, connect};
 use super::link::Side;
 use super::{BUFFER, BUFFERS, HEADERS, SEGMENT};
-use crate::BURST;
-use crate::peer::netns::{self, Netns};
+use crate::peer::netns::Netns;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
-use crate::report::sample::{Bounds, Spread, paired_ratio};
+use crate::report::row::{CostPerKib, Counts, PeerRatio, Row};
+use crate::report::sample::{Bounds, Spread};
 pub(super) use far::Far;
-pub(super) use hosts::{Host, Kernel};
+use hosts::{Host, Kernel, Near};
 use stream::SETTLE;
 
-/// MTU of the pairs, which yields segments of [`SEGMENT`] bytes.
-const MTU: &str = "1500";
+/// Length of a window.
+const WINDOW: Duration = Duration::from_millis(400);
 /// Time between windows.
 const DRAIN: Duration = Duration::from_millis(20);
 /// If the far end's core is busy for a larger share of the time, it is the bottleneck.
@@ -72,57 +72,26 @@ impl Under {
     }
 }
 
-/// Options of the measurement.
-#[derive(Clone, Debug)]
-pub struct VethOptions {
-    /// Whether the near end, our host or the kernel, sends or receives.
-    pub sides: Vec<Side>,
-    /// Number of pairs of windows per cell. A pair consists of a window with our stack and a window with the kernel's
-    /// stack.
-    pub pairs: usize,
-    pub window: Duration,
-    pub hugepages: Hugepages,
-    pub lcore: usize,
-    /// The core of the other end.
-    pub other_lcore: Option<usize>,
-}
-
-impl VethOptions {
-    /// Returns options with 24 pairs of windows of 0.4 s in each cell, or 4 with `quick`.
-    pub fn new(quick: bool, lcore: usize, other_lcore: Option<usize>) -> Self {
-        Self {
-            sides: Side::ALL.into(),
-            pairs: if quick { 4 } else { 24 },
-            window: Duration::from_millis(400),
-            hugepages: Hugepages::Auto,
-            lcore,
-            other_lcore,
-        }
-    }
-
-    /// Returns a missing requirement of this machine, if any.
-    pub fn missing(&self) -> Option<String> {
-        netns::missing((self.lcore, self.other_lcore), &[])
-    }
+/// Returns the number of pairs of windows of a cell. A pair consists of a window with our stack and a window with the
+/// kernel's stack.
+const fn pairs(quick: bool) -> usize {
+    if quick { 4 } else { 24 }
 }
 
 /// Measures everything that `options` selects and passes each finished row to `emit`.
 ///
 /// # Errors
-/// If something is missing ([`VethOptions::missing`]) or cannot be set up, or a byte is lost or changed.
-pub fn run(options: &VethOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
-    if let Some(missing) = options.missing() {
-        bail!("end to end over veth: {missing}");
-    }
-    Netns::sweep()?;
+/// If a requirement is missing or something cannot be set up, or a byte is lost or changed.
+pub fn run(options: &KernelOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    let other_lcore = options.start("end to end over veth", &[], || None)?;
     let pool = Pool::new(BUFFERS, BUFFER, options.hugepages)?;
     let cells =
         Under::ALL.iter().flat_map(|&under| options.sides.iter().map(move |&side| Cell { side, under }));
     let cells: Vec<_> = cells.collect();
-    progress.begin(cells.len() * options.pairs);
+    progress.begin(cells.len() * pairs(options.quick));
     for cell in cells {
         progress.say(&format!("tcp over veth, {cell}"));
-        emit(cell.measure(options, pool, progress).with_context(|| cell.to_string())?);
+        emit(cell.measure(options, other_lcore, pool, progress).with_context(|| cell.to_string())?);
     }
     progress.end();
     Ok(())
@@ -179,103 +148,74 @@ impl Window {
 }
 
 impl Cell {
-    fn measure(self, options: &VethOptions, pool: &'static Pool, progress: &Progress) -> Result<Row> {
-        let other_lcore = options.other_lcore.context("end to end needs two lcores")?;
+    fn measure(
+        self,
+        options: &KernelOptions,
+        lcore: usize,
+        pool: &'static Pool,
+        progress: &Progress,
+    ) -> Result<Row> {
         let (near, far) = (Netns::new()?, Netns::new()?);
-        pair("ours", Some("10.77.0.1/24"), &near, &far, self.under.offloads())?;
-        pair("theirs", Some("10.78.0.1/24"), &near, &far, self.under.offloads())?;
-        near.configure("theirs0", "10.78.0.2/24")?;
-        congestion_control((&near, "theirs0"), (&far, ["theirs1", "ours1"]), "cubic")?;
-        let mut ours = Host::open(self, &near, "ours0", pool)?;
-        let mut theirs = Kernel::listen(self.side, &near)?;
+        let [interface, _] = connect([&near, &near], None, &far, self.under.offloads(), "cubic")?;
         let (side, near_lcore) = (self.side, options.lcore);
-        let far = Far { netns: &far, side, near_lcore, lcore: other_lcore, settle: SETTLE, drain: DRAIN };
-        let (mut our_windows, mut their_windows) = (Vec::new(), Vec::new());
-        // Warm-up, with duplicate address detection and neighbour discovery.
-        far.window(&mut ours, options.window)?;
-        far.window(&mut theirs, options.window)?;
-        for pair in 0..options.pairs {
-            let theirs_first = pair % 2 == 1;
-            if theirs_first {
-                their_windows.push(far.window(&mut theirs, options.window)?);
-            }
-            our_windows.push(far.window(&mut ours, options.window)?);
-            if !theirs_first {
-                their_windows.push(far.window(&mut theirs, options.window)?);
-            }
-            progress.step();
-        }
-        Ok(self.row(&our_windows, &their_windows))
+        let far = Far { netns: &far, side, near_lcore, lcore, settle: SETTLE, drain: DRAIN };
+        let lengths = [WINDOW, WINDOW];
+        let windows =
+            self.windows((&near, &interface), far, pool, lengths, pairs(options.quick), progress)?;
+        Ok(self.row(&windows))
     }
 
-    pub(super) fn row(self, ours: &[Window], theirs: &[Window]) -> Row {
-        let rates = |windows: &[Window]| windows.iter().map(Window::mpps).collect::<Vec<_>>();
-        let median = |windows: &[Window], of: fn(&Window) -> f64| {
-            Spread::of(&windows.iter().map(of).collect::<Vec<_>>()).median
+    /// Measures pairs of windows, after a warm-up of each near end with duplicate address detection and neighbour
+    /// discovery. `lengths` are the length of the warm-up and the length of a window.
+    pub(super) fn windows(
+        self,
+        (near, interface): (&Netns, &str),
+        far: Far<'_>,
+        pool: &'static Pool,
+        [warm_up, length]: [Duration; 2],
+        pairs: usize,
+        progress: &Progress,
+    ) -> Result<[Vec<Window>; 2]> {
+        let mut ours = Host::open(self, near, interface, pool)?;
+        let mut theirs = Kernel::listen(self.side, near)?;
+        let mut ends: [&mut dyn Near; 2] = [&mut ours, &mut theirs];
+        for end in &mut ends {
+            far.window(&mut **end, warm_up)?;
+        }
+        alternate(pairs, progress, |turn| far.window(&mut *ends[turn], length))
+    }
+
+    pub(super) fn row(self, [ours, theirs]: &[Vec<Window>; 2]) -> Row {
+        let rates = [ours, theirs].map(|windows| windows.iter().map(Window::mpps).collect::<Vec<_>>());
+        let [our_rates, their_rates] = &rates;
+        let mut row = compare_with_kernel(self.side, "mpps", [our_rates, their_rates]);
+        (row.head.port, row.tcp.offloads) = (Some(self.under.port()), Some(self.under.offloads()));
+        (row.head.frame, row.head.temperature) = (SEGMENT + HEADERS, "remote".into());
+        row.tcp.connections = Some(1);
+        row.set_rate(Spread::of(our_rates), tsc::hz());
+        row.tcp.payload.payload_gbps = Some(row.figures.mpps * SEGMENT as f64 * 8.0 / 1e3);
+        row.counts = Counts::all_of(ours.iter().map(|window| window.bytes / SEGMENT as u64).sum());
+        let medians = |of: fn(&Window) -> f64| [ours, theirs].map(|windows| median(windows, of));
+        let [ns_per_kib, peer_ns_per_kib] = medians(Window::cost);
+        let [far_ns_per_kib, peer_far_ns_per_kib] = medians(Window::far_cost);
+        let [both_ns_per_kib, peer_both_ns_per_kib] = medians(Window::both_cost);
+        row.tcp.per_kib = CostPerKib {
+            ns_per_kib,
+            peer_ns_per_kib,
+            far_ns_per_kib,
+            peer_far_ns_per_kib,
+            both_ns_per_kib,
+            peer_both_ns_per_kib,
         };
-        let (our_rates, their_rates) = (rates(ours), rates(theirs));
-        let mut row = Row {
-            case: self.side.name().into(),
-            port: Some(self.under.port()),
-            offloads: Some(self.under.offloads()),
-            frame: SEGMENT + HEADERS,
-            temperature: "remote".into(),
-            connections: Some(1),
-            ..compare_with_kernel(&our_rates, &their_rates)
-        };
-        row.set_rate(Spread::of(&our_rates), tsc::hz());
-        row.payload_gbps = Some(row.mpps * SEGMENT as f64 * 8.0 / 1e3);
-        row.received = ours.iter().map(|window| window.bytes / SEGMENT as u64).sum();
-        row.verified = row.received;
-        row.ns_per_kib = Some(median(ours, Window::cost));
-        row.peer_ns_per_kib = Some(median(theirs, Window::cost));
-        row.far_ns_per_kib = Some(median(ours, Window::far_cost));
-        row.peer_far_ns_per_kib = Some(median(theirs, Window::far_cost));
-        row.both_ns_per_kib = Some(median(ours, Window::both_cost));
-        row.peer_both_ns_per_kib = Some(median(theirs, Window::both_cost));
-        let far = [ours, theirs].map(|windows| median(windows, |window| window.far_busy));
-        (row.far_busy, row.peer_far_busy) = (Some(far[0]), Some(far[1]));
-        row.fe_bound = Some(far[0] > FAR_BOUND);
+        [row.tcp.payload.far_busy, row.tcp.payload.peer_far_busy] = medians(|window| window.far_busy);
+        row.ends.fe_bound = row.tcp.payload.far_busy.map(|busy| busy > FAR_BOUND);
         row
     }
 }
 
-/// Creates a veth pair NAME0 and NAME1, and sets the address of its far end.
-pub(super) fn pair(
-    name: &str,
-    address: Option<&str>,
-    near: &Netns,
-    far: &Netns,
-    offloads: bool,
-) -> Result<()> {
-    let ends = [format!("{name}0"), format!("{name}1")];
-    near.veth(&ends[0], far, &ends[1])?;
-    for (netns, end) in [near, far].into_iter().zip(&ends) {
-        // The kernel must not send packets by itself.
-        netns.ip(&["link", "set", end, "mtu", MTU, "addrgenmode", "none"])?;
-        netns.ip(&["link", "set", end, "up"])?;
-        match offloads {
-            true => netns.enable_offloads(end)?,
-            false => netns.disable_offloads(end)?,
-        }
-    }
-    address.map_or(Ok(()), |address| far.configure(&ends[1], address))
-}
-
-/// Sets the congestion control `name` of the kernel at 10.78.0.2 and of the far kernel. Our stack has CUBIC.
-pub(super) fn congestion_control(
-    (theirs, interface): (&Netns, &str),
-    (far, [to_theirs, to_ours]): (&Netns, [&str; 2]),
-    name: &str,
-) -> Result<()> {
-    for (netns, interface, network, address) in [
-        (theirs, interface, "10.78.0.0/24", "10.78.0.2"),
-        (far, to_theirs, "10.78.0.0/24", "10.78.0.1"),
-        (far, to_ours, "10.77.0.0/24", "10.77.0.1"),
-    ] {
-        netns.ip(&["route", "change", network, "dev", interface, "src", address, "congctl", name])?;
-    }
-    Ok(())
+/// Returns the median of a figure of windows.
+pub(super) fn median<W>(windows: &[W], of: impl Fn(&W) -> f64) -> Option<f64> {
+    Some(Spread::of(&windows.iter().map(of).collect::<Vec<_>>()).median)
 }
 
 /// Returns the wider noise interval of both sides, each measured by its own windows: the deviation of a ratio from 1
@@ -289,31 +229,17 @@ pub(super) fn noise(ours: &[f64], theirs: &[f64]) -> Option<Bounds> {
     Some(Bounds { lower: ours.lower.min(theirs.lower), upper: ours.upper.max(theirs.upper) })
 }
 
-/// Returns a row of rates. The peer is the kernel's stack at the near end.
-pub(super) fn compare_with_kernel(ours: &[f64], theirs: &[f64]) -> Row {
-    let pairs: Vec<_> = ours.iter().copied().zip(theirs.iter().copied()).collect();
-    let (ratio, rates) = (paired_ratio(&pairs), Spread::of(ours));
-    let mut row = Row {
-        bench: "tcp",
-        arrangement: "end-to-end",
-        mode: "cpu".into(),
-        engine: "cpu".into(),
-        ring: "none",
-        burst: BURST,
-        temperature: "none".into(),
-        metric: "rate",
-        tsc_hz: tsc::hz(),
-        runs: rates.runs,
-        min: rates.min,
-        median: rates.median,
-        max: rates.max,
-        peer: Some("kernel".into()),
-        peer_median: Some(Spread::of(theirs).median),
-        peer_ratio: ratio.map(|ratio| ratio.median),
-        peer_ratio_lower: ratio.map(|ratio| ratio.lower),
-        ..Row::default()
-    };
-    row.set_noise(noise(ours, theirs));
+/// Returns a row of rates in `unit`. The peer is the kernel's stack at the near end.
+pub(super) fn compare_with_kernel(
+    case: impl fmt::Display,
+    unit: &'static str,
+    [ours, theirs]: [&[f64]; 2],
+) -> Row {
+    let mut row = Row::new("tcp", case, "end-to-end");
+    row.set_spread("rate", unit, Spread::of(ours));
+    row.figures.tsc_hz = tsc::hz();
+    row.peer = PeerRatio::of_windows("kernel", ours, theirs);
+    row.ratios.noise = noise(ours, theirs).into();
     row
 }
 
@@ -330,11 +256,16 @@ mod tests {
         let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 0.01, "{a} {b}");
         near(window.cost(), 1e6 / 1024.0 * 0.5);
         near(window.both_cost(), 1e6 / 1024.0 * 1.45);
-        let row = Cell { side: Side::Send, under: Under::AfXdp }.row(&[window; 4], &[window; 4]);
+        let row = Cell { side: Side::Send, under: Under::AfXdp }.row(&[vec![window; 4], vec![window; 4]]);
         golden::check("tcp, veth", &row);
-        golden::check("tcp, paths", &Row { path: Some(String::new()), ..row.clone() });
-        assert_eq!((row.fe_bound, row.noise_floor), (Some(true), Some(0.0)));
-        near(row.both_ns_per_kib.unwrap(), row.ns_per_kib.unwrap() + row.far_ns_per_kib.unwrap());
+        let mut path = row.clone();
+        path.tcp.path = Some(String::new());
+        golden::check("tcp, paths", &path);
+        assert_eq!((row.ends.fe_bound, row.ratios.noise.noise_floor), (Some(true), Some(0.0)));
+        near(
+            row.tcp.per_kib.both_ns_per_kib.unwrap(),
+            row.tcp.per_kib.ns_per_kib.unwrap() + row.tcp.per_kib.far_ns_per_kib.unwrap(),
+        );
         let floor = |ours: &[f64], theirs: &[f64]| noise(ours, theirs).unwrap().noise_floor();
         let (steady, other) = ([1.0; 8], [1.0, 0.5, 1.0, 0.5, 1.0, 0.5, 1.0, 0.5]);
         assert_eq!((floor(&steady, &steady), floor(&steady, &other)), (0.0, 1.0));

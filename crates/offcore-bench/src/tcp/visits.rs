@@ -10,14 +10,13 @@ use offcore_session::{Reader, Writer};
 use offcore_stats::SplitMix;
 use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
 
+use super::streams::{AT_A_TIME, client_port, fifos};
 use crate::method::lockstep::lock;
 
 /// Ports on which the server listens. More ports allow more connections in TIME-WAIT before a client port is reused.
 const PORTS: [u16; 8] = [5001, 5002, 5003, 5004, 5005, 5006, 5007, 5008];
 /// Size of a request and of an answer in bytes.
 const MESSAGE: usize = 64;
-/// Maximum number of connections that are being opened, used or closed at a time, limited by queues and packet buffers.
-const AT_A_TIME: usize = 256;
 
 /// Source of the bytes of requests and answers.
 static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
@@ -63,15 +62,8 @@ struct Visit {
 
 impl Visit {
     fn new(conn: ConnId, client: bool, calls: &Calls<'_>) -> Option<Self> {
-        let info = calls.stack.info(conn)?;
-        let (memory, slot) = (calls.stack.memory(AppId::OWN), calls.stack.slot(conn)?);
-        Some(Self {
-            conn,
-            reader: Reader::new(Arc::clone(memory), slot)?,
-            writer: Writer::new(Arc::clone(memory), slot)?,
-            port: if client { info.local.port() } else { info.remote.port() },
-            used: false,
-        })
+        let (reader, writer) = fifos(conn, calls)?;
+        Some(Self { conn, reader, writer, port: client_port(conn, client, calls)?, used: false })
     }
 
     /// Writes the request or the answer.

@@ -13,20 +13,20 @@ use offcore_dma::Mode;
 use offcore_stats::{named, tsc};
 
 use super::{Options, PUBLISHED, Peers};
-use crate::BURST;
 use crate::guests::guest::Seen;
 use crate::guests::memory::Testbed;
 use crate::guests::workload::{Route, Workload};
-use crate::method::alternate::{Against, Alternating, Blocks, Cost, Subject, mean};
+use crate::method::alternate::{Alternating, Blocks, Cost, Subject, mean};
 use crate::method::copier::{Copier, Setup};
 use crate::method::lockstep::OtherCore;
 use crate::model::rate::DeviceRate;
 use crate::peer::about::feature_names;
-use crate::report::row::AboutPeer;
-use crate::report::row::Row;
-use crate::report::sample::SumRatio;
+use crate::report::row::{AboutPeer, AutoRatios, OffloadRatio, PeerRatio, Published, Row, Shares};
+use crate::report::sample::{Spread, SumRatio};
 use crate::vhost::core_cost::OwnVariant;
 
+/// System on which Table 8 was measured.
+const PUBLISHED_UNIT: &str = "mpps, Xeon 8471N 1.8 GHz, whole forwarding core";
 /// Number of windows over which the shares of Figure 3 are measured.
 const BREAKDOWN: usize = 192;
 
@@ -213,7 +213,7 @@ impl Cell {
 
     /// Returns the columns that compare several variants.
     fn ratios(&self, variant: &Variant, blocks: &Blocks) -> Row {
-        let mut row = Row::default();
+        let mut row = Row::new("vhost", "", "core-cost");
         let (mode, copier) = match variant {
             Variant::Ours { setup: Setup { mode, copier }, .. } => (mode, copier),
             #[cfg(feature = "dpdk")]
@@ -222,23 +222,25 @@ impl Cell {
         let cpu = self.blocks(Mode::Cpu, Copier::Core);
         let over_cpu = cpu.and_then(|cpu| SumRatio::of(&cpu.core, &blocks.core));
         match (mode, copier) {
-            (Mode::Auto, _) => Against::new(blocks, cpu, self.blocks(Mode::Offload, *copier)).enter(&mut row),
-            (Mode::Offload, _) => {
-                row.offload_over_cpu = over_cpu.map(|ratio| ratio.sums);
-                row.offload_over_cpu_lower = over_cpu.map(|ratio| ratio.lower);
+            (Mode::Auto, _) => {
+                row.ratios.auto = AutoRatios::new(blocks, cpu, self.blocks(Mode::Offload, *copier));
             }
+            (Mode::Offload, _) => row.ratios.offload = OffloadRatio::new(over_cpu),
             (Mode::Cpu, Copier::Core) => {}
-            (Mode::Cpu, _) => row.idle_channel_over_cpu = over_cpu.map(|ratio| ratio.sums),
+            (Mode::Cpu, _) => row.core.idle_channel_over_cpu = over_cpu.map(|ratio| ratio.sums),
         }
         let peer = self.variants.iter().find_map(|(variant, blocks)| Some((variant.peer_name()?, blocks)));
         if let Some((name, theirs)) = peer {
             let ratio = SumRatio::of(&theirs.core, &blocks.core);
-            row.peer = Some(name.into());
-            row.peer_median = Some(crate::report::sample::Spread::of(&theirs.core).median);
-            row.peer_ratio = ratio.map(|ratio| ratio.sums);
-            row.peer_ratio_median = ratio.map(|ratio| ratio.median);
-            row.peer_ratio_lower = self.variants.bounds(theirs, blocks).map(|bounds| bounds.lower);
-            row.peer_both_ratio = SumRatio::of(&theirs.both(), &blocks.both()).map(|ratio| ratio.sums);
+            row.peer = PeerRatio {
+                peer: Some(name.into()),
+                peer_median: Some(Spread::of(&theirs.core).median),
+                peer_ratio: ratio.map(|ratio| ratio.sums),
+                peer_ratio_median: ratio.map(|ratio| ratio.median),
+                peer_ratio_lower: self.variants.bounds(theirs, blocks).map(|bounds| bounds.lower),
+                ..PeerRatio::default()
+            };
+            row.core.peer_both_ratio = SumRatio::of(&theirs.both(), &blocks.both()).map(|ratio| ratio.sums);
         }
         row
     }
@@ -252,38 +254,28 @@ impl Cell {
         let about_peer = self.about_peer()?;
         let (names, steadiness) = (names.join(", "), self.variants.steadiness());
         let mut rows = Vec::new();
-        for (((variant, blocks), ratios), mut seen) in
+        for (((variant, blocks), mut row), mut seen) in
             self.variants.iter_mut().zip(ratios).zip(self.earlier.iter().copied())
         {
             seen += variant.seen();
             let &Workload { ring, temperature, frame, guest, .. } = workload;
-            let mut row = Row {
-                bench: "vhost",
-                case: workload.case().into(),
-                arrangement: "core-cost",
-                frame,
-                ring: ring.name(),
-                guest: Some(guest.name()),
-                burst: BURST,
-                temperature: temperature.name().into(),
-                window: temperature.window(),
-                variants: Some(names.clone()),
-                ..ratios
-            };
-            if row.peer.is_some() {
-                row.about_peer = about_peer.clone();
+            row.head.case = workload.case().into();
+            (row.head.frame, row.head.ring, row.head.guest) = (frame, ring.name(), Some(guest.name()));
+            (row.head.temperature, row.head.window) = (temperature.name().into(), temperature.window());
+            row.peer.variants = Some(names.clone());
+            if row.peer.peer.is_some() {
+                row.ends.about_peer = about_peer.clone();
             }
             blocks.enter(&mut row, hz);
-            steadiness.enter(&mut row);
-            row.guest_ns_per_packet = mean(&blocks.guest).map(tsc_ns);
-            row.both_ns_per_packet = mean(&blocks.both()).map(tsc_ns);
+            row.clock = steadiness;
+            row.core.guest_ns_per_packet = mean(&blocks.guest).map(tsc_ns);
+            row.core.both_ns_per_packet = mean(&blocks.both()).map(tsc_ns);
             variant.enter(&mut row, workload)?;
-            (row.received, row.verified, row.lost) =
-                (seen.received, seen.verified, seen.sent - seen.received);
+            row.counts = seen.counts();
             if let (Variant::Ours { variant, .. }, Some(other)) = (variant, breakdown) {
-                let [switching, virtqueue, copy] = variant.breakdown(other, BREAKDOWN)?;
-                (row.share_switching, row.share_virtqueue) = (Some(switching), Some(virtqueue));
-                row.share_copy = Some(copy);
+                let [share_switching, share_virtqueue, share_copy] =
+                    variant.breakdown(other, BREAKDOWN)?.map(Some);
+                row.shares = Shares { share_switching, share_virtqueue, share_copy };
             }
             rows.push(row);
         }
@@ -298,15 +290,13 @@ impl Variant {
             Self::Ours { setup: Setup { mode, copier }, background, variant } => {
                 let idle = *mode == Mode::Cpu && *copier != Copier::Core;
                 let copier = if idle { Copier::Core } else { *copier };
-                row.empty_poll_cycles = Some(variant.empty_poll());
-                (row.mode, row.engine) = (mode.to_string(), copier.name().into());
-                row.simulated = copier.simulated();
-                row.background = *background;
-                row.background_copies_per_packet = variant.background_copies();
-                row.copied_bytes_per_packet = Some(variant.copied_bytes());
-                row.copy_routine = variant.copy_routine();
-                row.published = published(workload, *mode).filter(|_| !idle);
-                row.published_unit = row.published.map(|_| "mpps, Xeon 8471N 1.8 GHz, whole forwarding core");
+                row.core.empty_poll_cycles = Some(variant.empty_poll());
+                Setup { mode: *mode, copier }.describe(row);
+                row.core.background = *background;
+                row.core.background_copies_per_packet = variant.background_copies();
+                row.core.copied_bytes_per_packet = Some(variant.copied_bytes());
+                row.core.copy_routine = variant.copy_routine();
+                row.published = Published::new(published(workload, *mode).filter(|_| !idle), PUBLISHED_UNIT);
                 let engine_ns = match copier.simulated() {
                     // Windows are too short to keep a device busy, so its rate under full load is measured separately.
                     true => Some(1e3 / DeviceRate::of(workload.frame, (1, 1, 4), copier.batch())?.mcopies),
@@ -315,16 +305,16 @@ impl Variant {
                 if let Some(ns) = engine_ns {
                     row.set_engine(ns, variant.copies());
                 }
-                row.features = Some(feature_names(workload.features()));
+                row.head.features = Some(feature_names(workload.features()));
             }
             #[cfg(feature = "dpdk")]
             Self::DpdkLib(variant) => {
-                (row.mode, row.engine) = ("cpu".into(), "dpdk-lib".into());
-                row.features = Some(feature_names(variant.features()));
+                (row.head.mode, row.head.engine) = ("cpu".into(), "dpdk-lib".into());
+                row.head.features = Some(feature_names(variant.features()));
             }
         }
         if let Self::Ours { setup: Setup { mode: Mode::Cpu, copier }, .. } = self {
-            row.idle_channel = (*copier != Copier::Core).then(|| copier.name());
+            row.core.idle_channel = (*copier != Copier::Core).then(|| copier.name());
         }
         Ok(())
     }
@@ -347,18 +337,15 @@ fn published(workload: &Workload, mode: Mode) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::guests::workload::{GuestKind, Ring};
+    use crate::method::alternate::Extent;
     use crate::method::temperature::Temperature;
     use crate::report::golden;
     use crate::report::progress::Progress;
-    use offcore_mem::Hugepages;
 
     #[test]
     fn rows_name_their_variant() {
-        let lcores = offcore_stats::lcore::available().unwrap();
         let options = Options {
             route: Route::Loop,
             rings: vec![Ring::Split],
@@ -372,20 +359,15 @@ mod tests {
             breakdown: false,
             dpdk_lib: false,
             noise_floor: true,
-            blocks: 2,
-            bursts: 1,
-            timeout: Some(Duration::ZERO),
-            hugepages: Hugepages::None,
-            lcore: lcores[0],
-            other_lcore: lcores.get(1).copied(),
+            extent: Extent::short(2),
         };
         let mut rows = Vec::new();
         crate::vhost::run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
         assert_eq!(rows.len(), 5);
         for row in &rows {
-            let beside = if row.background { ", background" } else { "" };
-            let idle = if row.idle_channel.is_some() { ", idle channel" } else { "" };
-            golden::check(&format!("vhost, core-cost, {}{beside}{idle}", row.mode), row);
+            let beside = if row.core.background { ", background" } else { "" };
+            let idle = if row.core.idle_channel.is_some() { ", idle channel" } else { "" };
+            golden::check(&format!("vhost, core-cost, {}{beside}{idle}", row.head.mode), row);
         }
     }
 }

@@ -7,7 +7,7 @@ use offcore_mem::Hugepages;
 use serde::Serialize;
 
 use crate::guests::workload::{GuestKind, Ring, Route};
-use crate::method::alternate::TURN_BURSTS;
+use crate::method::alternate::{Extent, TURN_BURSTS};
 use crate::method::copier::Setup;
 use crate::method::temperature::Temperature;
 use crate::report::progress::Progress;
@@ -82,12 +82,14 @@ pub fn run(options: &Options, progress: &Progress) -> Result<DemoResult> {
         breakdown: false,
         dpdk_lib: false,
         noise_floor: false,
-        blocks: if options.quick { QUICK_BLOCKS } else { BLOCKS },
-        bursts: TURN_BURSTS,
-        timeout: Some(TIMEOUT),
-        hugepages: options.hugepages,
-        lcore: options.lcore,
-        other_lcore: options.other_lcore,
+        extent: Extent {
+            blocks: if options.quick { QUICK_BLOCKS } else { BLOCKS },
+            bursts: TURN_BURSTS,
+            timeout: Some(TIMEOUT),
+            hugepages: options.hugepages,
+            lcore: options.lcore,
+            other_lcore: options.other_lcore,
+        },
     };
     let mut result = DemoResult { rows: Vec::new(), tsc_hz: offcore_stats::tsc::hz() };
     vhost::run(&measure, progress, &mut |row| result.add(&row))?;
@@ -96,19 +98,20 @@ pub fn run(options: &Options, progress: &Progress) -> Result<DemoResult> {
 
 impl DemoResult {
     fn add(&mut self, row: &Row) {
-        if self.rows.last().is_none_or(|last| last.frame != row.frame) {
-            self.rows.push(DemoRow { frame: row.frame, ..DemoRow::default() });
+        if self.rows.last().is_none_or(|last| last.frame != row.head.frame) {
+            self.rows.push(DemoRow { frame: row.head.frame, ..DemoRow::default() });
         }
         let Some(demo) = self.rows.last_mut() else { return };
-        demo.verified += row.verified;
-        demo.lost += row.lost;
-        if row.mode == "cpu" {
-            (demo.cpu_cycles, demo.cpu_ns) = (row.cycles_per_packet, row.ns_per_packet);
+        demo.verified += row.counts.verified;
+        demo.lost += row.counts.lost;
+        if row.head.mode == "cpu" {
+            (demo.cpu_cycles, demo.cpu_ns) = (row.figures.cycles_per_packet, row.figures.ns_per_packet);
         } else {
-            (demo.offload_cycles, demo.offload_ns) = (row.cycles_per_packet, row.ns_per_packet);
-            demo.engine_ns_per_copy = row.engine_ns_per_copy.unwrap_or_default();
-            demo.sustained_mpps = row.sustained_mpps.unwrap_or_default();
-            demo.bound = row.bound.unwrap_or_default();
+            (demo.offload_cycles, demo.offload_ns) =
+                (row.figures.cycles_per_packet, row.figures.ns_per_packet);
+            demo.engine_ns_per_copy = row.core.engine_ns_per_copy.unwrap_or_default();
+            demo.sustained_mpps = row.core.sustained_mpps.unwrap_or_default();
+            demo.bound = row.core.bound.unwrap_or_default();
         }
     }
 }

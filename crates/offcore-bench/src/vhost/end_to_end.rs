@@ -28,7 +28,6 @@ use offcore_flow::Forward;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::{lcore, named};
 
-use crate::BURST;
 use crate::guests::guest::{PEER_MAC, PORT_MAC};
 use crate::guests::workload::{Ring, Route};
 use crate::machine::{self, find_program, free_hugepage_mib};
@@ -226,20 +225,11 @@ fn cell(
         }
         gathered.restart(ours, theirs, schedule, progress)?;
     }
-    let mut row = Row {
-        bench: "vhost",
-        case: link.route.name().into(),
-        frame: link.frame,
-        mode: "cpu".into(),
-        engine: "cpu".into(),
-        ring: link.ring.name(),
-        burst: BURST,
-        temperature: "remote".into(),
-        window: WINDOW,
-        forward: Some(if forward(options).is_none() { "l2" } else { "mac" }),
-        about_peer,
-        ..Row::default()
-    };
+    let mut row = Row::new("vhost", link.route.name(), "end-to-end");
+    (row.head.frame, row.head.ring, row.head.window) = (link.frame, link.ring.name(), WINDOW);
+    row.head.temperature = "remote".into();
+    row.ends.forward = Some(if forward(options).is_none() { "l2" } else { "mac" });
+    row.ends.about_peer = about_peer;
     gathered.enter(&mut row)?;
     Ok(row)
 }

@@ -7,16 +7,15 @@ use anyhow::{Context, Result, bail};
 use offcore_dma::Mode;
 use offcore_stats::tsc;
 
-use crate::BURST;
 use crate::guests::memory::{Need, RunMemory, Testbed, page_name};
 use crate::guests::workload::{Ring, Route, Workload};
-use crate::method::alternate::{Cost, FEWEST, Steadiness, Subject, mean};
+use crate::method::alternate::{Cost, FEWEST, Subject, mean};
 use crate::method::copier::Setup;
 use crate::method::lockstep::OtherCore;
 use crate::method::temperature::Temperature;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
-use crate::report::sample::{Bounds, ClockCheck, Spread, SumRatio};
+use crate::report::sample::{Bounds, ClockCheck, Spread, Steadiness, SumRatio};
 use crate::vhost::Options;
 use crate::vhost::core_cost::OwnVariant;
 
@@ -87,11 +86,10 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             "case flip compares mode auto with the two others: leave out --mode, and give engine cpu and another"
         );
     }
-    offcore_stats::lcore::pin(options.lcore)?;
-    let other = OtherCore::start(options.other_lcore)?;
-    let memory = RunMemory::new(Need::of(Route::Loop, &PHASES), options.hugepages)?;
+    let other = options.extent.start()?;
+    let memory = RunMemory::new(Need::of(Route::Loop, &PHASES), options.extent.hugepages)?;
     let mut clock = ClockCheck::new();
-    let blocks = options.blocks.div_ceil(SHORTER).max(FEWEST);
+    let blocks = options.extent.blocks.div_ceil(SHORTER).max(FEWEST);
     progress.begin(options.rings.len() * options.frames.len() * blocks);
     for (&ring, &frame) in options.rings.iter().flat_map(|ring| options.frames.iter().map(move |f| (ring, f)))
     {
@@ -107,9 +105,9 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
         let (variants, steadiness) = (&cell.variants[..options.setups.len()], cell.steadiness);
         for variant in variants {
             let mut row = row(variant, variants, ring, frame);
-            row.pages = Some(page_name(memory.page_size()));
-            row.set_noise(noise);
-            steadiness.enter(&mut row);
+            row.peer.pages = Some(page_name(memory.page_size()));
+            row.ratios.noise = noise.into();
+            row.clock = steadiness;
             emit(row);
         }
     }
@@ -168,34 +166,22 @@ fn row(variant: &Variant, all: &[Variant], ring: Ring, frame: usize) -> Row {
     let Setup { mode, copier } = variant.setup;
     let seen = variant.variant.seen();
     let names: Vec<_> = all.iter().map(|variant| variant.setup.to_string()).collect();
-    let mut row = Row {
-        bench: "vhost",
-        case: "flip".into(),
-        arrangement: "core-cost",
-        frame,
-        mode: mode.to_string(),
-        engine: copier.name().into(),
-        simulated: copier.simulated(),
-        ring: ring.name(),
-        guest: Some("simple"),
-        burst: BURST,
-        temperature: "hot, cold".into(),
-        variants: Some(names.join(", ")),
-        copy_routine: variant.variant.copy_routine(),
-        received: seen.received,
-        verified: seen.verified,
-        lost: seen.sent - seen.received,
-        ..Row::default()
-    };
+    let mut row = Row::new("vhost", "flip", "core-cost");
+    variant.setup.describe(&mut row);
+    (row.head.frame, row.head.ring, row.head.guest) = (frame, ring.name(), Some("simple"));
+    row.head.temperature = "hot, cold".into();
+    row.peer.variants = Some(names.join(", "));
+    row.core.copy_routine = variant.variant.copy_routine();
+    row.counts = seen.counts();
     let samples = variant.samples();
     row.set_cycles(Spread::of(&samples), tsc::hz());
-    row.mean = mean(&samples);
+    row.figures.mean = mean(&samples);
     if mode == Mode::Auto {
         let of = |setup: Setup| all.iter().find(|variant| variant.setup == setup);
         let both = of(Setup::CPU).zip(of(Setup { mode: Mode::Offload, copier }));
         let ratio = both.and_then(|(cpu, offload)| over_oracle(variant, cpu, offload));
-        row.auto_over_oracle = ratio.map(|ratio| ratio.sums);
-        row.auto_over_oracle_lower = ratio.map(|ratio| ratio.lower);
+        row.ratios.auto.auto_over_oracle = ratio.map(|ratio| ratio.sums);
+        row.ratios.auto.auto_over_oracle_lower = ratio.map(|ratio| ratio.lower);
     }
     row
 }

@@ -24,11 +24,10 @@ use offcore_dma::Mode;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::{Histogram, lcore, tsc};
 
-use crate::BURST;
 use crate::guests::guest::Seen;
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
+use crate::report::row::{Counts, Load, Row};
 use back_end::BackEnd;
 use front_end::Paced;
 
@@ -219,40 +218,21 @@ impl Gathered {
 
 fn row(frame: usize, arrangement: Arrangement, capacity: &[f64], load: f64, at_load: &AtLoad) -> Row {
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
-    let latencies = &at_load.latencies;
-    let percentile = |part| tsc::to_ns(latencies.percentile(part));
     let [by_core, by_engine] = at_load.copies;
     let engine = if arrangement.mode == Mode::Cpu { "cpu" } else { ENGINE };
-    let mut row = Row {
-        bench: "vhost",
-        case: "latency".into(),
-        arrangement: "open-loop",
-        frame,
-        mode: arrangement.mode.to_string(),
-        engine: engine.into(),
-        ring: "split",
-        burst: BURST,
-        temperature: "remote".into(),
-        metric: "latency",
-        unit: "ns",
-        runs: latencies.values() as usize,
-        min: tsc::to_ns(latencies.min()),
-        median: percentile(0.5),
-        max: tsc::to_ns(latencies.max()),
-        tsc_hz: tsc::hz(),
-        p50_ns: Some(percentile(0.5)),
-        p90_ns: Some(percentile(0.9)),
-        p99_ns: Some(percentile(0.99)),
-        p999_ns: Some(percentile(0.999)),
+    let mut row = Row::new("vhost", "latency", "open-loop");
+    (row.head.mode, row.head.engine) = (arrangement.mode.to_string(), engine.into());
+    (row.head.frame, row.head.ring, row.head.temperature) = (frame, "split", "remote".into());
+    row.set_latency(&at_load.latencies);
+    row.load = Load {
         load: Some(load),
         capacity_mpps: Some(mean(capacity)),
         max_latency_us: arrangement.max_latency.map(|most| most.as_secs_f64() * 1e6),
         engine_share: (by_core + by_engine > 0).then(|| by_engine as f64 / (by_core + by_engine) as f64),
-        received: at_load.seen.received,
-        verified: at_load.seen.verified,
-        lost: at_load.lost,
-        ..Row::default()
+        ..Load::default()
     };
+    let Seen { received, verified, .. } = at_load.seen;
+    row.counts = Counts { received, verified, lost: at_load.lost };
     row.set_mpps(mean(&at_load.offered));
     row
 }
@@ -290,7 +270,7 @@ mod tests {
         }
         result.unwrap();
         let named: Vec<_> =
-            rows.iter().map(|row| (row.mode.as_str(), row.max_latency_us, row.load)).collect();
+            rows.iter().map(|row| (row.head.mode.as_str(), row.load.max_latency_us, row.load.load)).collect();
         let expected = [("cpu", None), ("offload", None), ("auto", None), ("auto", Some(20.0))];
         let expected: Vec<_> = expected
             .into_iter()
@@ -298,11 +278,28 @@ mod tests {
             .collect();
         assert_eq!(named, expected);
         for row in &rows {
-            assert_eq!((row.metric, row.unit, row.arrangement), ("latency", "ns", "open-loop"));
-            assert!(row.received > 0 && row.verified > 0 && row.verified <= row.received, "{row:?}");
-            let [p50, p99, p999] = [row.p50_ns, row.p99_ns, row.p999_ns].map(Option::unwrap);
-            assert!(row.min <= p50 && p50 <= p99 && p99 <= p999 && p999 <= row.max, "{row:?}");
-            assert!(row.min > 0.0 && row.mpps > 0.0 && row.mpps < row.capacity_mpps.unwrap(), "{row:?}");
+            assert_eq!(
+                (row.figures.metric, row.figures.unit, row.head.arrangement),
+                ("latency", "ns", "open-loop")
+            );
+            assert!(
+                row.counts.received > 0
+                    && row.counts.verified > 0
+                    && row.counts.verified <= row.counts.received,
+                "{row:?}"
+            );
+            let [p50, p99, p999] =
+                [row.latency.p50_ns, row.latency.p99_ns, row.latency.p999_ns].map(Option::unwrap);
+            assert!(
+                row.figures.spread.min <= p50 && p50 <= p99 && p99 <= p999 && p999 <= row.figures.spread.max,
+                "{row:?}"
+            );
+            assert!(
+                row.figures.spread.min > 0.0
+                    && row.figures.mpps > 0.0
+                    && row.figures.mpps < row.load.capacity_mpps.unwrap(),
+                "{row:?}"
+            );
         }
     }
 }

@@ -22,12 +22,11 @@ use offcore_stats::tsc;
 
 use super::latency::back_end::BackEnd;
 use super::round_trips::{RoundTrips, WINDOW, Way};
-use crate::BURST;
 use crate::guests::guest::PORT_MAC;
 use crate::guests::workload::Ring;
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
+use crate::report::row::{Counts, Row};
 use crate::report::sample::Spread;
 pub use bad_guest::Attack;
 use bad_guest::BadGuest;
@@ -131,11 +130,9 @@ impl Cell {
             "none of the bad guest's packets came back: it has had nothing done"
         );
         let [longest, ..] = back_end.turns()?;
-        let row = Row {
-            longest_turn_us: Some(tsc::to_ns(longest) / 1e3),
-            core_share: (turns[1] > 0).then(|| turns[0] as f64 / turns[1] as f64),
-            ..cell.row(frame, attack, &alone, &beside)
-        };
+        let mut row = cell.row(frame, attack, &alone, &beside);
+        row.load.longest_turn_us = Some(tsc::to_ns(longest) / 1e3);
+        row.load.core_share = (turns[1] > 0).then(|| turns[0] as f64 / turns[1] as f64);
         drop(cell);
         match back_end.stop()? {
             0 => Ok(row),
@@ -186,33 +183,15 @@ impl Cell {
         let kept: Vec<f64> = pairs(beside).iter().zip(pairs(alone)).map(|(b, a)| b / a).collect();
         // Noise: the deviation from 1 of the ratio of the two windows alone in each block, which differ in nothing.
         let same: Vec<f64> = alone.chunks_exact(2).map(|pair| (pair[0] / pair[1] - 1.0).abs()).collect();
-        let (seen, kept) = (self.honest.seen(), Spread::of(&kept));
-        let mut row = Row {
-            bench: "vhost",
-            case: "neighbour".into(),
-            arrangement: "end-to-end",
-            frame,
-            mode: Mode::Cpu.to_string(),
-            engine: "cpu".into(),
-            ring: "split",
-            burst: BURST,
-            temperature: "remote".into(),
-            attack: Some(attack.name()),
-            metric: "kept",
-            unit: "ratio",
-            runs: kept.runs,
-            min: kept.min,
-            median: kept.median,
-            max: kept.max,
-            beside_over_alone: Some(sum(beside) / sum(alone)),
-            noise_floor: Some(Spread::of(&same).median),
-            capacity_mpps: Some(mpps(alone)),
-            tsc_hz: tsc::hz(),
-            received: seen.received,
-            verified: seen.verified,
-            lost: self.honest.lost(),
-            ..Row::default()
-        };
+        let seen = self.honest.seen();
+        let mut row = Row::new("vhost", "neighbour", "end-to-end");
+        (row.head.frame, row.head.ring, row.head.temperature) = (frame, "split", "remote".into());
+        (row.load.attack, row.load.capacity_mpps) = (Some(attack.name()), Some(mpps(alone)));
+        row.set_spread("kept", "ratio", Spread::of(&kept));
+        row.tcp.beside.beside_over_alone = Some(sum(beside) / sum(alone));
+        row.ratios.noise.noise_floor = Some(Spread::of(&same).median);
+        row.figures.tsc_hz = tsc::hz();
+        row.counts = Counts { received: seen.received, verified: seen.verified, lost: self.honest.lost() };
         row.set_mpps(mpps(beside));
         row
     }
@@ -241,12 +220,22 @@ mod tests {
         result.unwrap();
         let possible = Attack::ALL.into_iter().filter(|attack| attack.is_possible());
         let names: Vec<&str> = possible.map(Attack::name).collect();
-        assert_eq!(rows.iter().filter_map(|row| row.attack).collect::<Vec<_>>(), names);
+        assert_eq!(rows.iter().filter_map(|row| row.load.attack).collect::<Vec<_>>(), names);
         for row in &rows {
             golden::check("vhost, neighbour", row);
-            assert!(row.received > 0 && row.verified > 0 && row.verified <= row.received, "{row:?}");
-            assert!(row.mpps > 0.0 && row.capacity_mpps > Some(0.0) && row.median > 0.0, "{row:?}");
-            assert_eq!(row.lost, 0, "{row:?}");
+            assert!(
+                row.counts.received > 0
+                    && row.counts.verified > 0
+                    && row.counts.verified <= row.counts.received,
+                "{row:?}"
+            );
+            assert!(
+                row.figures.mpps > 0.0
+                    && row.load.capacity_mpps > Some(0.0)
+                    && row.figures.spread.median > 0.0,
+                "{row:?}"
+            );
+            assert_eq!(row.counts.lost, 0, "{row:?}");
         }
     }
 }

@@ -6,16 +6,14 @@
 use anyhow::Result;
 use offcore_stats::tsc;
 
-use crate::BURST;
 use crate::guests::guest::Seen;
 use crate::guests::memory::{Need, RunMemory, Testbed};
 use crate::guests::workload::{Route, Workload};
 use crate::method::alternate::turn;
 use crate::method::copier::Setup;
-use crate::method::lockstep::OtherCore;
 use crate::method::temperature::Temperature;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
+use crate::report::row::{Counts, Row};
 use crate::report::sample::Spread;
 use crate::vhost::Options;
 use crate::vhost::core_cost::OwnVariant;
@@ -27,10 +25,9 @@ pub const WORK_NS: [u64; 8] = [0, 50, 100, 200, 400, 800, 1200, 1600];
 /// # Errors
 /// If something cannot be set up, or a packet is lost or changed.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
-    offcore_stats::lcore::pin(options.lcore)?;
-    let other = OtherCore::start(options.other_lcore)?;
-    let memory = RunMemory::new(Need::of(Route::Loop, &[Temperature::Remote]), options.hugepages)?;
-    let turns = options.blocks.div_ceil(25).max(4);
+    let other = options.extent.start()?;
+    let memory = RunMemory::new(Need::of(Route::Loop, &[Temperature::Remote]), options.extent.hugepages)?;
+    let turns = options.extent.blocks.div_ceil(25).max(4);
     progress.begin(options.rings.len() * options.frames.len() * options.setups.len() * WORK_NS.len());
     for (&ring, &frame) in options.rings.iter().flat_map(|ring| options.frames.iter().map(move |f| (ring, f)))
     {
@@ -42,7 +39,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
                 progress.say(&format!("{workload}, {work_ns} ns of work"));
                 variant.set_work(work_ns)?;
                 let before = variant.seen();
-                let turn = |_| Ok(turn(&mut variant, options.bursts, &other)?.timed.core_per_packet());
+                let turn = |_| Ok(turn(&mut variant, options.extent.bursts, &other)?.timed.core_per_packet());
                 let samples = (0..turns).map(turn).collect::<Result<Vec<_>>>()?;
                 emit(row(&mut variant, &before, setup, &workload, work_ns, &samples));
                 progress.step();
@@ -64,28 +61,18 @@ fn row(
 ) -> Row {
     let seen = variant.seen();
     let received = seen.received - before.received;
-    let mut row = Row {
-        bench: "vhost",
-        case: "work".into(),
-        arrangement: "core-cost",
-        frame: workload.frame,
-        mode: setup.mode.to_string(),
-        engine: setup.copier.name().into(),
-        simulated: setup.copier.simulated(),
-        ring: workload.ring.name(),
-        burst: BURST,
-        temperature: Temperature::Remote.name().into(),
-        window: Temperature::Remote.window(),
-        work_ns,
-        received,
-        verified: seen.verified - before.verified,
-        lost: seen.sent - before.sent - received,
-        ..Row::default()
-    };
+    let mut row = Row::new("vhost", "work", "core-cost");
+    setup.describe(&mut row);
+    (row.head.frame, row.head.ring) = (workload.frame, workload.ring.name());
+    row.head.temperature = Temperature::Remote.name().into();
+    row.head.window = Temperature::Remote.window();
+    row.figures.work_ns = work_ns;
+    let (verified, lost) = (seen.verified - before.verified, seen.sent - before.sent - received);
+    row.counts = Counts { received, verified, lost };
     row.set_cycles(Spread::of(samples), tsc::hz());
     match variant.engine_ns_per_copy() {
         Some(ns) => row.set_engine(ns, variant.copies()),
-        None => (row.sustained_mpps, row.bound) = (Some(row.mpps), Some("core")),
+        None => (row.core.sustained_mpps, row.core.bound) = (Some(row.figures.mpps), Some("core")),
     }
     row
 }
@@ -104,6 +91,6 @@ mod tests {
         let mut variant = OwnVariant::new(&bed, (Setup::CPU.mode, None)).unwrap();
         let row = row(&mut variant, &Seen::default(), Setup::CPU, &workload, 50, &[100.0; 4]);
         golden::check("vhost, work", &row);
-        assert_eq!((row.work_ns, row.bound), (50, Some("core")));
+        assert_eq!((row.figures.work_ns, row.core.bound), (50, Some("core")));
     }
 }

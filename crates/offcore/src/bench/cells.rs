@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::TypedValueParser;
+use offcore_bench::alternate::{Extent, TURN_BURSTS};
 use offcore_bench::copier::{Copier, Setup};
 use offcore_bench::temperature::Temperature;
 use offcore_dma::Mode;
 use offcore_mem::Hugepages;
 
-use super::{FRAME, Format, plot_file};
+use super::{FRAME, Format, plot_file, two_lcores};
+use crate::Failure;
 use crate::args::{Lcores, choice, hugepages, lcores, mode, one_of, within};
 
 /// A B B A blocks of a cell, as the design requires.
@@ -110,26 +112,23 @@ pub(super) fn setups(modes: &[Mode], engines: &[Copier]) -> Result<Vec<Setup>, S
     }
 }
 
-/// Returns the number of blocks of a cell.
-pub(super) fn blocks(quick: bool) -> usize {
-    if quick { QUICK_BLOCKS } else { BLOCKS }
-}
-
-/// Returns the time limit of a cell. `None` is no limit.
-pub(super) fn timeout(quick: bool) -> Option<Duration> {
-    quick.then_some(QUICK_TIMEOUT)
+impl BenchArgs {
+    /// Returns the extent of a core cost measurement.
+    pub(super) fn extent(&self) -> Result<Extent, Failure> {
+        let (lcore, other_lcore) = two_lcores(self.lcores.as_ref())?;
+        Ok(Extent {
+            blocks: if self.quick { QUICK_BLOCKS } else { BLOCKS },
+            bursts: TURN_BURSTS,
+            timeout: self.quick.then_some(QUICK_TIMEOUT),
+            hugepages: self.hugepages,
+            lcore,
+            other_lcore,
+        })
+    }
 }
 
 impl CellArgs {
     pub(super) fn setups(&self) -> Result<Vec<Setup>, String> {
         setups(&self.modes, &self.engines)
-    }
-
-    pub(super) fn blocks(&self) -> usize {
-        blocks(self.bench.quick)
-    }
-
-    pub(super) fn timeout(&self) -> Option<Duration> {
-        timeout(self.bench.quick)
     }
 }

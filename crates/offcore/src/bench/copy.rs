@@ -2,7 +2,6 @@
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
-use offcore_bench::alternate::TURN_BURSTS;
 use offcore_bench::copy::veth::{self, Direction, PortKind, VethOptions};
 use offcore_bench::copy::{self, FRAMES};
 use offcore_bench::plot;
@@ -11,10 +10,11 @@ use offcore_bench::row::Row;
 use offcore_bench::temperature::Temperature;
 
 use super::cells::{CellArgs, check_flag_cases, or};
-use super::{Rows, end_to_end, two_lcores, verified};
+use super::columns::*;
+use super::{Rows, end_to_end};
 use crate::Failure;
 use crate::args::one_of;
-use crate::output::table::{columns, digits, or_dash, times};
+use crate::output::table::digits;
 
 /// Rounds of 32768 packets in case conversion.
 #[cfg(feature = "dpdk")]
@@ -146,7 +146,7 @@ fn measure(
 #[cfg(feature = "dpdk")]
 fn conversion(args: &CopyArgs, options: &copy::Options, emit: &mut dyn FnMut(Row)) -> anyhow::Result<()> {
     let rounds = if args.cells.bench.quick { QUICK_ROUNDS } else { ROUNDS };
-    copy::conversion::run(options.lcore, rounds, emit)
+    copy::conversion::run(options.extent.lcore, rounds, emit)
 }
 
 #[cfg(not(feature = "dpdk"))]
@@ -156,71 +156,64 @@ fn conversion(_: &CopyArgs, _: &copy::Options, _: &mut dyn FnMut(Row)) -> anyhow
 
 fn options(args: &CopyArgs) -> Result<copy::Options, Failure> {
     let cells = &args.cells;
-    let (lcore, other_lcore) = two_lcores(cells.bench.lcores.as_ref())?;
     Ok(copy::Options {
         frames: or(&cells.frames, &FRAMES),
         temperatures: or(&cells.temperatures, &Temperature::ALL),
         setups: cells.setups()?,
         background: cells.background,
-        blocks: cells.blocks(),
-        bursts: TURN_BURSTS,
-        timeout: cells.timeout(),
-        hugepages: cells.bench.hugepages,
-        lcore,
-        other_lcore,
+        extent: cells.bench.extent()?,
     })
 }
 
 fn veth_options(args: &CopyArgs, options: &copy::Options) -> VethOptions {
     let frames = or(&args.cells.frames, &veth::FRAMES);
-    let mut veth = VethOptions::new(&frames, args.cells.bench.quick, options.lcore, options.other_lcore);
+    let mut veth =
+        VethOptions::new(&frames, args.cells.bench.quick, options.extent.lcore, options.extent.other_lcore);
     veth.ports = or(&args.ports, &PortKind::ALL);
     veth.directions = or(&args.directions, &Direction::ALL);
     veth.testpmd = args.peer == Some(Peer::Dpdk);
-    veth.hugepages = options.hugepages;
+    veth.hugepages = options.extent.hugepages;
     veth
 }
 
 fn table(rows: &[Row]) -> String {
-    let of = |arrangement: &str| rows.iter().filter(|row| row.arrangement == arrangement).collect::<Vec<_>>();
+    let of =
+        |arrangement: &str| rows.iter().filter(|row| row.head.arrangement == arrangement).collect::<Vec<_>>();
     let counted = "by the far interface's counter or, with rxonly, the port's own";
     let tables = [core_costs(&of("core-cost")), end_to_end::table(&of("end-to-end"), counted, "sender")];
     tables.into_iter().filter(|table| !table.is_empty()).collect::<Vec<_>>().join("\n")
 }
 
 fn core_costs(rows: &[&Row]) -> String {
-    if rows.is_empty() {
-        return String::new();
-    }
-    let cells = rows.iter().map(|row| {
-        [
-            row.case.clone(),
-            row.temperature.clone(),
-            row.frame.to_string(),
-            row.mode.clone(),
-            format!("{}{}", row.engine, if row.background { " +copier" } else { "" }),
-            format!("{:.0}", row.cycles_per_packet),
-            format!("{:.0}-{:.0}", row.min, row.max),
-            format!("{:.1}", row.ns_per_packet),
-            format!("{:.2}", row.mpps),
-            format!("{:.1}", row.gbps),
-            digits(row.sustained_mpps, 2),
-            or_dash(row.bound),
-            times(row.offload_over_cpu),
-            times(row.auto_over_better),
-            digits(row.published, 0),
-            verified(row),
-        ]
-    });
-    columns(
-        "<case|<data|frame|<mode|<engine|cycles|min-max|ns|Mpps|Gbit/s|reaches|<bottleneck|over cpu|\
-             auto|guide's|verified",
-        cells,
-    ) + "cycles, ns, Mpps, Gbit/s: what a packet costs the core alone, no network card's driver in it; reaches: Mpps of\n\
-           core and engine together; +copier: another one on the other core beside; over cpu: offloaded over copied by\n\
-           the core, auto: over the better of the two, which alternated with it; guide's: Gbit/s of a whole lcore of a\n\
-           Xeon Gold 6438N, software for mode cpu, DSA for offload; verified: of the packets sent, those whose content\n\
-           and order were checked.\n"
+    let list: &[Column] = &[
+        CASE,
+        DATA,
+        FRAME,
+        MODE,
+        ("<engine", |row| {
+            format!("{}{}", row.head.engine, if row.core.background { " +copier" } else { "" })
+        }),
+        ("cycles", |row| format!("{:.0}", row.figures.cycles_per_packet)),
+        SPREAD,
+        NS,
+        MPPS,
+        GBPS,
+        REACHES,
+        BOUND,
+        OVER_CPU,
+        AUTO,
+        ("guide's", |row| digits(row.published.published, 0)),
+        VERIFIED,
+    ];
+    listed(
+        rows,
+        list,
+        "cycles, ns, Mpps, Gbit/s: what a packet costs the core alone, no network card's driver in it; reaches: Mpps of\n\
+         core and engine together; +copier: another one on the other core beside; over cpu: offloaded over copied by\n\
+         the core, auto: over the better of the two, which alternated with it; guide's: Gbit/s of a whole lcore of a\n\
+         Xeon Gold 6438N, software for mode cpu, DSA for offload; verified: of the packets sent, those whose content\n\
+         and order were checked.\n",
+    )
 }
 
 #[cfg(test)]
@@ -230,6 +223,7 @@ mod tests {
     use crate::bench::BenchCommand;
     use crate::cli::Command;
     use crate::cli::lines::{command, examples};
+    use offcore_bench::row::{Counts, Head};
 
     fn parsed(flags: &str) -> Result<(CopyArgs, copy::Options), String> {
         parsed_line(&format!("offcore bench copy {flags}"))
@@ -246,7 +240,10 @@ mod tests {
     fn defaults_cover_the_whole_table() {
         let (args, options) = parsed("").unwrap();
         assert_eq!((options.frames.len(), options.temperatures.len(), options.setups.len()), (7, 3, 3));
-        assert_eq!((options.blocks, options.background, options.timeout), (BLOCKS, false, None));
+        assert_eq!(
+            (options.extent.blocks, options.background, options.extent.timeout),
+            (BLOCKS, false, None)
+        );
         assert_eq!(cases(&args).unwrap(), [Case::CoreCost]);
         let (args, options) = parsed("--peer dpdk --port af_xdp --direction rxonly,forward --quick").unwrap();
         assert_eq!(cases(&args).unwrap(), [Case::EndToEnd]);
@@ -283,22 +280,21 @@ mod tests {
 
     #[test]
     fn rows_become_two_tables() {
-        let cost = Row {
+        let head = Head {
             arrangement: "core-cost",
             case: "forward".into(),
             frame: 1024,
             mode: "offload".into(),
             engine: "core:1".into(),
             temperature: "remote".into(),
-            cycles_per_packet: 80.4,
-            gbps: 211.25,
-            published: Some(200.0),
-            offload_over_cpu: Some(5.25),
-            bound: Some("engine"),
-            received: 9,
-            verified: 9,
-            ..Row::default()
+            ..Head::default()
         };
+        let mut cost = Row { head, ..Row::default() };
+        (cost.figures.cycles_per_packet, cost.figures.gbps) = (80.4, 211.25);
+        cost.published.published = Some(200.0);
+        cost.ratios.offload.offload_over_cpu = Some(5.25);
+        cost.core.bound = Some("engine");
+        cost.counts = Counts { received: 9, verified: 9, lost: 0 };
         let text = table(std::slice::from_ref(&cost));
         let line = text.lines().nth(1).unwrap();
         assert!(line.trim_start().starts_with("forward  remote   1024  offload  core:1      80"), "{text}");
@@ -307,16 +303,10 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("peer"), "{text}");
-        let rate = Row {
-            arrangement: "end-to-end",
-            case: "forward".into(),
-            port: Some("af_xdp"),
-            frame: 64,
-            mpps: 1.5,
-            peer_ratio: Some(1.25),
-            fe_bound: Some(true),
-            ..Row::default()
-        };
+        let (case, port) = ("forward".into(), Some("af_xdp"));
+        let head = Head { arrangement: "end-to-end", case, port, frame: 64, ..Head::default() };
+        let mut rate = Row { head, ..Row::default() };
+        (rate.figures.mpps, rate.peer.peer_ratio, rate.ends.fe_bound) = (1.5, Some(1.25), Some(true));
         let text = table(&[cost, rate]);
         let line = text.lines().find(|line| line.trim_start().starts_with("af_xdp")).unwrap();
         assert!(line.contains("1.25x") && line.contains("sender"), "{text}");

@@ -13,11 +13,12 @@ use offcore_dma::share::Sharing;
 use offcore_stats::lcore;
 
 use super::cells::{BenchArgs, or, temperature};
+use super::columns::*;
 use super::{Rows, two_lcores};
 use crate::Failure;
 use crate::args::size;
 use crate::args::{Lcores, one_of, within};
-use crate::output::table::{columns, digits, or_dash};
+use crate::output::table::{digits, or_dash};
 
 /// Rounds of a combination, and its time limit.
 const ROUNDS: (usize, Duration) = (400, Duration::from_millis(500));
@@ -159,26 +160,27 @@ fn sharing_options(args: &DmaArgs) -> Result<sharing::Options, String> {
 }
 
 fn table(rows: &[Row]) -> String {
-    let cells = rows.iter().map(|row| {
-        [
-            row.temperature.clone(),
-            row.frame.to_string(),
-            row.engine.clone(),
-            or_dash(row.sharing),
-            row.burst.to_string(),
-            row.window.to_string(),
-            digits(row.submit_cycles, 1),
-            digits(row.reap_cycles, 1),
-            format!("{:.1}", row.ns_per_packet),
-            digits(row.gigabytes_per_s, 2),
-            digits(row.p50_ns, 0),
-            digits(row.p99_ns, 0),
-            row.verified.to_string(),
-        ]
-    });
-    columns("<data|bytes|<engine|<sharing|batch|in flight|submit|reap|ns|GB/s|p50 ns|p99 ns|verified", cells)
-        + "submit, reap: TSC cycles of the core a copy, ns both together; GB/s and latencies, from the first copy's\n\
-           submission on: by the clock of whoever copies, with dsa-sim the model's; verified: copies compared in full.\n"
+    let list: &[Column] = &[
+        DATA,
+        ("bytes", FRAME.1),
+        ENGINE,
+        ("<sharing", |row| or_dash(row.dma.sharing)),
+        ("batch", |row| row.head.burst.to_string()),
+        ("in flight", |row| row.head.window.to_string()),
+        ("submit", |row| digits(row.dma.submit_cycles, 1)),
+        ("reap", |row| digits(row.dma.reap_cycles, 1)),
+        NS,
+        ("GB/s", |row| digits(row.dma.gigabytes_per_s, 2)),
+        ("p50 ns", |row| digits(row.latency.p50_ns, 0)),
+        ("p99 ns", |row| digits(row.latency.p99_ns, 0)),
+        CHECKED,
+    ];
+    listed(
+        &rows.iter().collect::<Vec<_>>(),
+        list,
+        "submit, reap: TSC cycles of the core a copy, ns both together; GB/s and latencies, from the first copy's\n\
+         submission on: by the clock of whoever copies, with dsa-sim the model's; verified: copies compared in full.\n",
+    )
 }
 
 #[cfg(test)]
@@ -235,13 +237,9 @@ mod tests {
 
     #[test]
     fn rows_become_a_table() {
-        let row = Row {
-            frame: 4096,
-            engine: "dsa-sim".into(),
-            submit_cycles: Some(12.34),
-            gigabytes_per_s: Some(29.97),
-            ..Row::default()
-        };
+        let mut row = Row::default();
+        (row.head.frame, row.head.engine) = (4096, "dsa-sim".into());
+        (row.dma.submit_cycles, row.dma.gigabytes_per_s) = (Some(12.34), Some(29.97));
         let text = table(&[row]);
         assert!(text.contains("12.3") && text.contains("29.97"), "{text}");
     }

@@ -12,19 +12,19 @@ pub(super) fn table(rows: &[&Row], counted: &str, other: &str) -> String {
     }
     let cells = rows.iter().map(|row| {
         [
-            row.port.unwrap_or(row.ring).into(),
-            row.case.clone(),
-            row.frame.to_string(),
-            format!("{:.2}", row.mpps),
-            format!("{:.2}-{:.2}", row.min, row.max),
-            format!("{:.1}", row.gbps),
-            digits(row.busy_cycles_per_packet, 0),
-            digits(row.peer_median, 2),
-            digits(row.peer_cycles_per_packet, 0),
-            times(row.peer_ratio),
-            times(row.peer_ratio_lower),
-            or_dash(row.fe_bound.unwrap_or_default().then_some(other)),
-            row.verified.to_string(),
+            row.head.port.unwrap_or(row.head.ring).into(),
+            row.head.case.clone(),
+            row.head.frame.to_string(),
+            format!("{:.2}", row.figures.mpps),
+            format!("{:.2}-{:.2}", row.figures.spread.min, row.figures.spread.max),
+            format!("{:.1}", row.figures.gbps),
+            digits(row.ends.busy_cycles_per_packet, 0),
+            digits(row.peer.peer_median, 2),
+            digits(row.ends.peer_cycles_per_packet, 0),
+            times(row.peer.peer_ratio),
+            times(row.peer.peer_ratio_lower),
+            or_dash(row.ends.fe_bound.unwrap_or_default().then_some(other)),
+            row.counts.verified.to_string(),
         ]
     });
     columns(

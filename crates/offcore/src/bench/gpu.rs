@@ -12,11 +12,12 @@ use offcore_flow::check_lcores;
 use offcore_stats::lcore;
 
 use super::cells::{BenchArgs, check_flag_cases};
-use super::{FRAME, Rows, plot_file, verified};
+use super::columns::{self, *};
+use super::{FRAME, Rows, plot_file};
 use crate::Failure;
 use crate::args::{Lcores, one_of, within};
 use crate::output::say;
-use crate::output::table::{columns, digits, or_dash, times, us};
+use crate::output::table::{digits, or_dash, times, us};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -185,22 +186,20 @@ fn options(args: &GpuArgs, device: &str) -> Result<Options, Failure> {
 }
 
 fn table(rows: &[Row]) -> String {
-    let tables = Case::ALL.into_iter().filter_map(|case| {
-        let rows: Vec<_> = rows
-            .iter()
-            .filter(|row| row.case == case.name())
-            .filter_map(|row| Some((row, row.gpu.as_ref()?)))
-            .collect();
-        (!rows.is_empty()).then(|| match case {
-            Case::Io | Case::Workload => published(&rows),
-            Case::Forced => forced(&rows),
-            Case::BreakEven => break_even(&rows),
-            Case::Latency => latency(&rows),
-        })
+    let tables = Case::ALL.map(|case| {
+        let rows: Vec<_> = rows.iter().filter(|row| row.head.case == case.name()).collect();
+        let (list, note) = match case {
+            Case::Io | Case::Workload => (PUBLISHED, PUBLISHED_NOTE),
+            Case::Forced => (FORCED, FORCED_NOTE),
+            Case::BreakEven => (BREAK_EVEN, BREAK_EVEN_NOTE),
+            Case::Latency => (LATENCY, LATENCY_NOTE),
+        };
+        listed(&rows, list, note)
     });
-    let simulated = rows.iter().any(|row| row.simulated);
+    let tables: Vec<_> = tables.into_iter().filter(|table| !table.is_empty()).collect();
+    let simulated = rows.iter().any(|row| row.figures.simulated);
     let note = "device host is threads in place of a GPU: what they take says nothing of one.\n";
-    tables.collect::<Vec<_>>().join("\n") + if simulated { note } else { "" }
+    tables.join("\n") + if simulated { note } else { "" }
 }
 
 /// The text below the two published tables.
@@ -232,113 +231,91 @@ latency: from when a packet was due until it is back, packets sent at that share
 reaches; it waits for others of its burst for 100 us at most.
 ";
 
-type GpuRow<'a> = (&'a Row, &'a GpuColumns);
-
-/// Formats the cells of a table below their headings.
-fn lines<const N: usize>(
-    heads: &str,
-    rows: &[GpuRow<'_>],
-    cells: impl Fn(&Row, &GpuColumns) -> [String; N],
-) -> String {
-    columns(heads, rows.iter().map(|(row, gpu)| cells(row, gpu)))
+/// Formats a cell from the columns of this benchmark.
+fn of_gpu(row: &Row, cell: impl Fn(&GpuColumns) -> String) -> String {
+    row.gpu.as_ref().map(cell).unwrap_or_default()
 }
 
-/// Formats the two published tables.
-fn published(rows: &[GpuRow<'_>]) -> String {
-    let heads = "<case|frame|burst|<workload|<memory|<device|Gbit/s|Mpps|min-max|A100|V100|model|p50 us|\
-         p99|submit ns|collect|<bottleneck|verified";
-    lines(heads, rows, |row, gpu| {
-        [
-            row.case.clone(),
-            row.frame.to_string(),
-            row.burst.to_string(),
-            gpu.workload.into(),
-            gpu.memory.into(),
-            gpu.device.clone(),
-            format!("{:.1}", row.gbps),
-            format!("{:.2}", row.mpps),
-            format!("{:.2}-{:.2}", row.min, row.max),
-            digits(row.published, 0),
-            digits(gpu.published_v100, 0),
-            digits(gpu.model_gbps, 0),
-            us(row.p50_ns),
-            us(row.p99_ns),
-            digits(gpu.submit_ns_per_burst, 0),
-            digits(gpu.collect_ns_per_burst, 0),
-            or_dash(row.bound),
-            verified(row),
-        ]
-    }) + PUBLISHED_NOTE
-}
+const WORKLOAD: Column = ("<workload", |row| of_gpu(row, |gpu| gpu.setup.workload.into()));
+const MEMORY: Column = ("<memory", |row| of_gpu(row, |gpu| gpu.setup.memory.into()));
+const DEVICE: Column = ("<device", |row| of_gpu(row, |gpu| gpu.setup.device.clone()));
+const BURST: Column = ("burst", |row| row.head.burst.to_string());
+const SUBMIT: Column = ("submit ns", |row| of_gpu(row, |gpu| digits(gpu.times.submit_ns_per_burst, 0)));
+const COLLECT: Column = ("collect", |row| of_gpu(row, |gpu| digits(gpu.times.collect_ns_per_burst, 0)));
 
-fn forced(rows: &[GpuRow<'_>]) -> String {
-    let heads = "burst|ns/packet|<workload|<memory|<device|ns/burst|Mpps|Gbit/s|min-max|model|p50 us|p99|\
-         <bottleneck|verified";
-    lines(heads, rows, |row, gpu| {
-        [
-            row.burst.to_string(),
-            or_dash(gpu.forced_ns_per_packet),
-            gpu.workload.into(),
-            gpu.memory.into(),
-            gpu.device.clone(),
-            or_dash(gpu.forced_ns_per_burst),
-            format!("{:.2}", row.mpps),
-            format!("{:.1}", row.gbps),
-            format!("{:.2}-{:.2}", row.min, row.max),
-            digits(gpu.model_gbps, 1),
-            us(row.p50_ns),
-            us(row.p99_ns),
-            or_dash(row.bound),
-            verified(row),
-        ]
-    }) + FORCED_NOTE
-}
-
-fn break_even(rows: &[GpuRow<'_>]) -> String {
-    let heads = "<work|<workload|<memory|<device|burst|Mpps|min-max|Gbit/s|core's Mpps|over core|\
-         break-even|model's|submit ns|collect|<bottleneck|verified";
-    lines(heads, rows, |row, gpu| {
-        [
-            gpu.work.into(),
-            gpu.workload.into(),
-            gpu.memory.into(),
-            gpu.device.clone(),
-            row.burst.to_string(),
-            format!("{:.2}", row.mpps),
-            format!("{:.2}-{:.2}", row.min, row.max),
-            format!("{:.1}", row.gbps),
-            digits(gpu.baseline_mpps, 2),
-            times(gpu.over_baseline),
-            or_dash(gpu.break_even_burst),
-            or_dash(gpu.model_break_even_burst),
-            digits(gpu.submit_ns_per_burst, 0),
-            digits(gpu.collect_ns_per_burst, 0),
-            or_dash(row.bound),
-            verified(row),
-        ]
-    }) + BREAK_EVEN_NOTE
-}
-
-fn latency(rows: &[GpuRow<'_>]) -> String {
-    let heads = "burst|<workload|<memory|<device|load|Mpps|of Mpps|p50 us|p90|p99|p99.9|max|verified";
-    lines(heads, rows, |row, gpu| {
-        [
-            row.burst.to_string(),
-            gpu.workload.into(),
-            gpu.memory.into(),
-            gpu.device.clone(),
-            or_dash(row.load.map(|load| format!("{:.0} %", load * 100.0))),
-            format!("{:.3}", row.mpps),
-            digits(row.capacity_mpps, 3),
-            us(row.p50_ns),
-            us(row.p90_ns),
-            us(row.p99_ns),
-            us(row.p999_ns),
-            us(Some(row.max)),
-            verified(row),
-        ]
-    }) + LATENCY_NOTE
-}
+/// Columns of the two published tables.
+const PUBLISHED: &[Column] = &[
+    CASE,
+    columns::FRAME,
+    BURST,
+    WORKLOAD,
+    MEMORY,
+    DEVICE,
+    GBPS,
+    MPPS,
+    RATES,
+    ("A100", |row| digits(row.published.published, 0)),
+    ("V100", |row| of_gpu(row, |gpu| digits(gpu.model.published_v100, 0))),
+    ("model", |row| of_gpu(row, |gpu| digits(gpu.model.model_gbps, 0))),
+    P50_US,
+    P99_US,
+    SUBMIT,
+    COLLECT,
+    BOUND,
+    VERIFIED,
+];
+/// Columns of forced times.
+const FORCED: &[Column] = &[
+    BURST,
+    ("ns/packet", |row| of_gpu(row, |gpu| or_dash(gpu.forced_ns_per_packet))),
+    WORKLOAD,
+    MEMORY,
+    DEVICE,
+    ("ns/burst", |row| of_gpu(row, |gpu| or_dash(gpu.forced_ns_per_burst))),
+    MPPS,
+    GBPS,
+    RATES,
+    ("model", |row| of_gpu(row, |gpu| digits(gpu.model.model_gbps, 1))),
+    P50_US,
+    P99_US,
+    BOUND,
+    VERIFIED,
+];
+/// Columns of the break-even table.
+const BREAK_EVEN: &[Column] = &[
+    ("<work", |row| of_gpu(row, |gpu| gpu.setup.work.into())),
+    WORKLOAD,
+    MEMORY,
+    DEVICE,
+    BURST,
+    MPPS,
+    RATES,
+    GBPS,
+    ("core's Mpps", |row| of_gpu(row, |gpu| digits(gpu.break_even.baseline_mpps, 2))),
+    ("over core", |row| of_gpu(row, |gpu| times(gpu.break_even.over_baseline))),
+    ("break-even", |row| of_gpu(row, |gpu| or_dash(gpu.break_even.break_even_burst))),
+    ("model's", |row| of_gpu(row, |gpu| or_dash(gpu.break_even.model_break_even_burst))),
+    SUBMIT,
+    COLLECT,
+    BOUND,
+    VERIFIED,
+];
+/// Columns of latencies.
+const LATENCY: &[Column] = &[
+    BURST,
+    WORKLOAD,
+    MEMORY,
+    DEVICE,
+    ("load", |row| percent(row.load.load)),
+    ("Mpps", |row| format!("{:.3}", row.figures.mpps)),
+    ("of Mpps", |row| digits(row.load.capacity_mpps, 3)),
+    P50_US,
+    ("p90", |row| us(row.latency.p90_ns)),
+    P99_US,
+    ("p99.9", |row| us(row.latency.p999_ns)),
+    ("max", |row| us(Some(row.figures.spread.max))),
+    VERIFIED,
+];
 
 #[cfg(test)]
 mod tests {
@@ -346,6 +323,7 @@ mod tests {
     use crate::bench::BenchCommand;
     use crate::cli::Command;
     use crate::cli::lines::{command, examples};
+    use offcore_bench::row::GpuSetup;
 
     fn parsed(flags: &str) -> Result<(GpuArgs, Options), String> {
         parsed_line(&format!("offcore bench gpu {flags}"))
@@ -396,23 +374,17 @@ mod tests {
 
     #[test]
     fn every_case_has_a_table() {
-        let row = |case: Case| Row {
-            case: case.name().into(),
-            frame: 1024,
-            burst: 64,
-            simulated: true,
-            gbps: 12.34,
-            gpu: Some(GpuColumns {
-                workload: "kernel",
-                work: "swap",
-                memory: "gpu",
-                device: "host".into(),
-                forced_ns_per_packet: Some(100),
-                forced_ns_per_burst: Some(6400),
-                break_even_burst: Some(256),
-                ..GpuColumns::default()
-            }),
-            ..Row::default()
+        let row = |case: Case| {
+            let device = "host".into();
+            let setup =
+                GpuSetup { workload: "kernel", work: "swap", memory: "gpu", device, ..GpuSetup::default() };
+            let mut gpu = GpuColumns { setup, ..GpuColumns::default() };
+            (gpu.forced_ns_per_packet, gpu.forced_ns_per_burst) = (Some(100), Some(6400));
+            gpu.break_even.break_even_burst = Some(256);
+            let mut row = Row { gpu: Some(gpu), ..Row::default() };
+            (row.head.case, row.head.frame, row.head.burst) = (case.to_string(), 1024, 64);
+            (row.figures.simulated, row.figures.gbps) = (true, 12.34);
+            row
         };
         let text = table(&Case::ALL.map(row));
         for words in ["100  kernel    gpu     host        6400", "12.3", "256", "in place of a GPU", "load"] {

@@ -57,29 +57,29 @@ fn table(rows: &[Row]) -> String {
         ("bounded", "Lower bounds, which a faster model meets as well:"),
         ("judged", "Judged:"),
     ] {
-        let rows: Vec<_> = rows.iter().filter(|row| row.role == Some(role)).collect();
+        let rows: Vec<_> = rows.iter().filter(|row| row.model.role == Some(role)).collect();
         let cells = rows.iter().map(|row| {
             [
-                row.case.clone(),
+                row.head.case.clone(),
                 published(row),
-                figure(row.median),
-                row.unit.into(),
-                match row.error.unwrap_or_default() {
-                    0.0 if row.published != row.published_high => "-".into(),
+                figure(row.figures.spread.median),
+                row.figures.unit.into(),
+                match row.model.error.unwrap_or_default() {
+                    0.0 if row.published.published != row.model.published_high => "-".into(),
                     error => format!("{:+.1} %", error * 100.0),
                 },
-                if row.pass == Some(true) { "met" } else { "MISSED" }.into(),
-                match row.software_ns {
-                    Some(ns) if ns > 0.0 => format!("{} ({ns:.0} ns)", row.source.unwrap_or_default()),
-                    _ => row.source.unwrap_or_default().into(),
+                if row.model.pass == Some(true) { "met" } else { "MISSED" }.into(),
+                match row.model.software_ns {
+                    Some(ns) if ns > 0.0 => format!("{} ({ns:.0} ns)", row.model.source.unwrap_or_default()),
+                    _ => row.model.source.unwrap_or_default().into(),
                 },
             ]
         });
         let _ =
             write!(text, "{title}\n{}\n", columns("<figure|published|model|<unit|error|<|<source", cells,));
     }
-    let judged = rows.iter().filter(|row| row.role == Some("judged"));
-    let met = judged.clone().filter(|row| row.pass == Some(true)).count();
+    let judged = rows.iter().filter(|row| row.model.role == Some("judged"));
+    let met = judged.clone().filter(|row| row.model.pass == Some(true)).count();
     let _ = writeln!(
         text,
         "{met} of {} judged figures are met, at most {:.0} % off; only these could have come out otherwise.",
@@ -94,8 +94,8 @@ fn table(rows: &[Row]) -> String {
 }
 
 fn published(row: &Row) -> String {
-    let low = row.published.unwrap_or_default();
-    match row.published_high {
+    let low = row.published.published.unwrap_or_default();
+    match row.model.published_high {
         None => format!(">= {}", figure(low)),
         Some(high) if high > low => format!("{}-{}", figure(low), figure(high)),
         Some(_) => figure(low),
@@ -115,6 +115,7 @@ fn figure(value: f64) -> String {
 mod tests {
     use super::*;
     use crate::cli::lines::{command, examples};
+    use offcore_bench::row::ModelColumns;
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
@@ -123,18 +124,21 @@ mod tests {
 
     #[test]
     fn points_are_listed_by_role() {
-        let row = |case: &str, role, high, error| Row {
-            case: case.into(),
-            role: Some(role),
-            published: Some(10.0),
-            published_high: high,
-            median: 10.0 * (1.0 + error),
-            error: Some(error),
-            pass: Some(error.abs() < 0.15),
-            software_ns: Some(182.0),
-            source: Some("somebody"),
-            unit: "us",
-            ..Row::default()
+        let row = |case: &str, role, published_high, error: f64| {
+            let mut row = Row::default();
+            row.head.case = case.into();
+            row.published.published = Some(10.0);
+            (row.figures.unit, row.figures.spread.median) = ("us", 10.0 * (1.0 + error));
+            row.model = ModelColumns {
+                role: Some(role),
+                published_high,
+                error: Some(error),
+                pass: Some(error.abs() < 0.15),
+                software_ns: Some(182.0),
+                source: Some("somebody"),
+                ..ModelColumns::default()
+            };
+            row
         };
         let text = table(&[
             row("a", "fitted", Some(10.0), 0.0),

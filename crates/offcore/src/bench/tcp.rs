@@ -4,21 +4,18 @@ mod table;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use offcore_bench::alternate::TURN_BURSTS;
+use offcore_bench::alternate::Extent;
 use offcore_bench::copier::{Copier, Setup};
 use offcore_bench::progress::Progress;
-use offcore_bench::tcp::flows::{self, FlowOptions};
-use offcore_bench::tcp::http::{self, HttpOptions};
-use offcore_bench::tcp::neighbour::{self, NeighbourOptions};
-use offcore_bench::tcp::paths::{self, PathOptions};
-use offcore_bench::tcp::programs::{self, ProgramOptions};
-use offcore_bench::tcp::veth::{self, VethOptions};
-use offcore_bench::tcp::{self, CHUNKS, Options, SEGMENT, Side, idle, open_close};
+use offcore_bench::row::Row;
+use offcore_bench::tcp::kernel::KernelOptions;
+use offcore_bench::tcp::{self, CHUNKS, Options, SEGMENT, Side};
+use offcore_bench::tcp::{flows, http, idle, neighbour, open_close, paths, programs, veth};
 use offcore_bench::temperature::Temperature;
 use offcore_dma::Mode;
 
-use super::cells::{BenchArgs, blocks, check_flag_cases, or, setups, temperature, timeout};
-use super::{Rows, two_lcores};
+use super::Rows;
+use super::cells::{BenchArgs, check_flag_cases, or, setups, temperature};
 use crate::Failure;
 use crate::args::size;
 use crate::args::{choice, mode, one_of, within};
@@ -166,46 +163,25 @@ pub(crate) fn run(args: &TcpBenchArgs) -> Result<(), Failure> {
     Ok(run?)
 }
 
+/// Measures a case that compares our stack with the kernel's.
+type KernelCase = fn(&KernelOptions, &Progress, &mut dyn FnMut(Row)) -> anyhow::Result<()>;
+
 fn measure(args: &TcpBenchArgs, case: Case, options: Options, rows: &mut Rows) -> anyhow::Result<()> {
-    let (progress, quick) = (Progress::visible(), args.bench.quick);
-    let emit = &mut |row| rows.push(row);
-    match case {
-        Case::CoreCost | Case::Requests => tcp::run(&options, &progress, emit),
-        Case::Idle => idle::run(&options, &progress, emit),
-        Case::OpenClose => open_close::run(&options, &progress, emit),
-        Case::Veth => {
-            let Options { sides, hugepages, lcore, other_lcore, .. } = options;
-            let options = VethOptions { sides, hugepages, ..VethOptions::new(quick, lcore, other_lcore) };
-            veth::run(&options, &progress, emit)
-        }
-        Case::Paths => {
-            let Options { sides, hugepages, lcore, other_lcore, .. } = options;
-            let program = std::env::current_exe().context("this program")?;
-            let options =
-                PathOptions { sides, hugepages, ..PathOptions::new(quick, program, lcore, other_lcore) };
-            paths::run(&options, &progress, emit)
-        }
-        Case::Flows => {
-            let program = std::env::current_exe().context("this program")?;
-            let options = FlowOptions::new(quick, program, options.lcore, options.other_lcore);
-            flows::run(&options, &progress, emit)
-        }
-        Case::Neighbour => {
-            let program = std::env::current_exe().context("this program")?;
-            let options = NeighbourOptions::new(quick, program, options.lcore, options.other_lcore);
-            neighbour::run(&options, &progress, emit)
-        }
-        Case::Http => {
-            let program = std::env::current_exe().context("this program")?;
-            let options = HttpOptions::new(quick, program, options.lcore, options.other_lcore);
-            http::run(&options, &progress, emit)
-        }
-        Case::Programs => {
-            let program = std::env::current_exe().context("this program")?;
-            let options = ProgramOptions::new(quick, program, options.lcore, options.other_lcore);
-            programs::run(&options, &progress, emit)
-        }
-    }
+    let (progress, emit) = (Progress::visible(), &mut |row| rows.push(row));
+    let beside_kernel: KernelCase = match case {
+        Case::CoreCost | Case::Requests => return tcp::run(&options, &progress, emit),
+        Case::Idle => return idle::run(&options, &progress, emit),
+        Case::OpenClose => return open_close::run(&options, &progress, emit),
+        Case::Veth => veth::run,
+        Case::Paths => paths::run,
+        Case::Flows => flows::run,
+        Case::Neighbour => neighbour::run,
+        Case::Http => http::run,
+        Case::Programs => programs::run,
+    };
+    let Options { sides, extent: Extent { hugepages, lcore, other_lcore, .. }, .. } = options;
+    let (binary, quick) = (std::env::current_exe().context("this program")?, args.bench.quick);
+    beside_kernel(&KernelOptions { binary, quick, sides, hugepages, lcore, other_lcore }, &progress, emit)
 }
 
 /// Returns the cases with their options.
@@ -236,7 +212,6 @@ fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, Failure> {
 }
 
 fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, Failure> {
-    let (lcore, other_lcore) = two_lcores(args.bench.lcores.as_ref())?;
     let (connections, temperatures, chunks) = match case {
         Case::CoreCost => (1, &Temperature::ALL[..], &CHUNKS[..]),
         Case::Requests => (http::CONNECTIONS, &[Temperature::Remote][..], &http::SIZES[..]),
@@ -280,12 +255,7 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, Failure> {
         asks: case == Case::Requests,
         checksums: args.checksum == Checksum::Port,
         noise_floor: true,
-        blocks: blocks(args.bench.quick),
-        bursts: TURN_BURSTS,
-        timeout: timeout(args.bench.quick),
-        hugepages: args.bench.hugepages,
-        lcore,
-        other_lcore,
+        extent: args.bench.extent()?,
     })
 }
 

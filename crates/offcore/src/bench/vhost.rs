@@ -5,7 +5,6 @@ mod table;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use offcore_bench::alternate::TURN_BURSTS;
 use offcore_bench::copier::Copier;
 use offcore_bench::end_to_end::{self, EndToEndOptions};
 use offcore_bench::flip;
@@ -22,8 +21,8 @@ use offcore_bench::work_sweep;
 use offcore_bench::workload::{GuestKind, Ring, Route};
 use offcore_stats::lcore;
 
+use super::Rows;
 use super::cells::{CellArgs, check_flag_cases, or};
-use super::{Rows, two_lcores};
 use crate::Failure;
 use crate::args::{one_of, within};
 use table::table;
@@ -236,8 +235,8 @@ fn measure(
         }
         Case::WorkNs => work_sweep::run(options, &progress, emit),
         Case::SubmitReap => {
-            lcore::pin(options.lcore)?;
-            let other = OtherCore::start(options.other_lcore)?;
+            lcore::pin(options.extent.lcore)?;
+            let other = OtherCore::start(options.extent.other_lcore)?;
             let bursts = if args.cells.bench.quick { 2_000 } else { 20_000 };
             let mut copiers: Vec<_> = options.setups.iter().map(|setup| setup.copier).collect();
             copiers.dedup();
@@ -252,8 +251,8 @@ fn measure(
             let mut end_to_end = EndToEndOptions::new(
                 &options.frames,
                 args.cells.bench.quick,
-                options.lcore,
-                options.other_lcore,
+                options.extent.lcore,
+                options.extent.other_lcore,
             );
             end_to_end.route = if case == Case::EndToEnd { Route::Loop } else { Route::GuestToGuest };
             end_to_end.rings.clone_from(&options.rings);
@@ -263,17 +262,21 @@ fn measure(
                 Some(Peer::Ovs) => Some(end_to_end::Peer::Ovs),
                 Some(Peer::DpdkLib) | None => None,
             };
-            end_to_end.hugepages = options.hugepages;
+            end_to_end.hugepages = options.extent.hugepages;
             end_to_end::run(&end_to_end, &progress, emit)
         }
         Case::Latency => {
             let frames = or(&args.cells.frames, &latency::FRAMES);
-            let mut latency =
-                LatencyOptions::new(&frames, args.cells.bench.quick, options.lcore, options.other_lcore);
+            let mut latency = LatencyOptions::new(
+                &frames,
+                args.cells.bench.quick,
+                options.extent.lcore,
+                options.extent.other_lcore,
+            );
             if let Some(us) = args.max_latency {
                 latency.max_latency = Duration::from_micros(us as u64);
             }
-            latency.hugepages = options.hugepages;
+            latency.hugepages = options.extent.hugepages;
             if !args.cells.modes.is_empty() {
                 latency.modes.clone_from(&args.cells.modes);
             }
@@ -281,9 +284,13 @@ fn measure(
         }
         Case::Neighbour => {
             let frames = or(&args.cells.frames, &neighbour::FRAMES);
-            let mut neighbour =
-                NeighbourOptions::new(&frames, args.cells.bench.quick, options.lcore, options.other_lcore);
-            neighbour.hugepages = options.hugepages;
+            let mut neighbour = NeighbourOptions::new(
+                &frames,
+                args.cells.bench.quick,
+                options.extent.lcore,
+                options.extent.other_lcore,
+            );
+            neighbour.hugepages = options.extent.hugepages;
             neighbour::run(&neighbour, &progress, emit)
         }
     }
@@ -291,7 +298,6 @@ fn measure(
 
 fn options(args: &VhostArgs) -> Result<vhost::Options, Failure> {
     let cells = &args.cells;
-    let (lcore, other_lcore) = two_lcores(cells.bench.lcores.as_ref())?;
     Ok(vhost::Options {
         route: Route::Loop,
         one_copy: args.copies == 1,
@@ -305,12 +311,7 @@ fn options(args: &VhostArgs) -> Result<vhost::Options, Failure> {
         breakdown: true,
         dpdk_lib: args.peer == Some(Peer::DpdkLib),
         noise_floor: true,
-        blocks: cells.blocks(),
-        bursts: TURN_BURSTS,
-        timeout: cells.timeout(),
-        hugepages: cells.bench.hugepages,
-        lcore,
-        other_lcore,
+        extent: cells.bench.extent()?,
     })
 }
 
@@ -337,7 +338,7 @@ mod tests {
     fn defaults_cover_the_whole_table() {
         let all = bench("").unwrap();
         assert_eq!((all.frames.len(), all.temperatures.len(), all.setups.len()), (7, 3, 3));
-        assert_eq!((all.blocks, all.dpdk_lib), (BLOCKS, false));
+        assert_eq!((all.extent.blocks, all.dpdk_lib), (BLOCKS, false));
         assert_eq!((all.rings, all.background), (Ring::ALL.to_vec(), false));
         let one = bench(
             "--quick --frame 64,1518 --temperature cold --engine core:1 --mode offload --peer dpdk-lib",
@@ -345,7 +346,7 @@ mod tests {
         .unwrap();
         assert_eq!(one.frames, [64, 1518]);
         assert_eq!((one.temperatures, one.setups), (vec![Temperature::Cold], vec![Setup::HELPER]));
-        assert_eq!((one.blocks, one.dpdk_lib), (QUICK_BLOCKS, true));
+        assert_eq!((one.extent.blocks, one.dpdk_lib), (QUICK_BLOCKS, true));
         assert_eq!((one.rings, one.guests), (Ring::ALL.to_vec(), vec![GuestKind::Simple]));
         let packed =
             bench("--quick --case guest-to-guest --ring packed --background --peer dpdk-lib").unwrap();

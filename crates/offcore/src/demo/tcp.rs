@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::anyhow;
-use offcore_bench::alternate::TURN_BURSTS;
+use offcore_bench::alternate::{Extent, TURN_BURSTS};
 use offcore_bench::copier::Setup;
 use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
@@ -69,12 +69,14 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         past_caches: false,
         asks: false,
         noise_floor: false,
-        blocks: if args.quick { QUICK_BLOCKS } else { BLOCKS },
-        bursts: TURN_BURSTS,
-        timeout: Some(TIMEOUT),
-        hugepages: Hugepages::Auto,
-        lcore,
-        other_lcore,
+        extent: Extent {
+            blocks: if args.quick { QUICK_BLOCKS } else { BLOCKS },
+            bursts: TURN_BURSTS,
+            timeout: Some(TIMEOUT),
+            hugepages: Hugepages::Auto,
+            lcore,
+            other_lcore,
+        },
     };
     let mut rows = Vec::new();
     let result = tcp::run(&options, &Progress::visible(), &mut |row| add(&mut rows, &row));
@@ -87,11 +89,11 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
 }
 
 fn add(rows: &mut Vec<DemoRow>, row: &Row) {
-    let chunk = row.chunk.unwrap_or_default();
-    if rows.last().is_none_or(|last| (&last.side, last.chunk) != (&row.case, chunk)) {
+    let chunk = row.tcp.chunk.unwrap_or_default();
+    if rows.last().is_none_or(|last| (&last.side, last.chunk) != (&row.head.case, chunk)) {
         rows.push(DemoRow {
             report: "demo",
-            side: row.case.clone(),
+            side: row.head.case.clone(),
             chunk,
             cpu_ns: 0.0,
             offload_ns: 0.0,
@@ -101,12 +103,14 @@ fn add(rows: &mut Vec<DemoRow>, row: &Row) {
         });
     }
     let Some(demo) = rows.last_mut() else { return };
-    demo.verified += row.verified;
-    match row.engine_ns_per_copy {
-        None => demo.cpu_ns = row.ns_per_packet,
-        Some(ns) => (demo.offload_ns, demo.engine_ns_per_copy) = (row.ns_per_packet, ns),
+    demo.verified += row.counts.verified;
+    match row.core.engine_ns_per_copy {
+        None => demo.cpu_ns = row.figures.ns_per_packet,
+        Some(ns) => (demo.offload_ns, demo.engine_ns_per_copy) = (row.figures.ns_per_packet, ns),
     }
-    if let (Some(ratio), Some(lower)) = (row.offload_over_cpu, row.offload_over_cpu_lower) {
+    if let (Some(ratio), Some(lower)) =
+        (row.ratios.offload.offload_over_cpu, row.ratios.offload.offload_over_cpu_lower)
+    {
         demo.spread = 1.0 - lower / ratio;
     }
 }
@@ -184,16 +188,12 @@ mod tests {
             ("receive", 4096, 150.0, None),
             ("receive", 4096, 120.0, Some(310.0)),
         ] {
-            let row = Row {
-                case: side.into(),
-                chunk: Some(chunk),
-                ns_per_packet: ns,
-                engine_ns_per_copy: engine,
-                offload_over_cpu: ratio(engine, 1.2),
-                offload_over_cpu_lower: ratio(engine, 1.08),
-                verified: 7,
-                ..Row::default()
-            };
+            let mut row = Row::default();
+            (row.head.case, row.tcp.chunk) = (side.into(), Some(chunk));
+            (row.figures.ns_per_packet, row.core.engine_ns_per_copy) = (ns, engine);
+            row.ratios.offload.offload_over_cpu = ratio(engine, 1.2);
+            row.ratios.offload.offload_over_cpu_lower = ratio(engine, 1.08);
+            row.counts.verified = 7;
             add(&mut rows, &row);
         }
         let text = table(&rows);

@@ -7,11 +7,12 @@ use offcore_stats::named;
 use rustix::process::{Resource, Signal, getrlimit};
 
 use super::strength::{Report, Sample, Strength};
-use super::{ADDRESS, HOSTILE, NeighbourOptions, USER, source};
+use super::{ADDRESS, HOSTILE, USER, source};
 use crate::peer::netns::Netns;
 use crate::peer::process::{Process, TIMEOUT};
 use crate::tcp::cores::seconds_of_first_thread;
 use crate::tcp::http::server::{PORT, Site};
+use crate::tcp::kernel::KernelOptions;
 
 /// Size of the file that hostile peers request, in bytes.
 pub(super) const HOSTILE_SIZE: usize = 4 << 20;
@@ -111,7 +112,7 @@ impl Running {
         site: &Site<'_>,
         near: &Netns,
         socket: &Path,
-        options: &NeighbourOptions,
+        options: &KernelOptions,
     ) -> Result<Self> {
         let lcore = options.other_lcore.context("neighbours need two lcores")?.to_string();
         let mut running = Self { attack, processes: Vec::new(), last: None, weakest: None };

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
-use super::{ADDRESSES, BYTES, ProgramOptions};
+use super::{ADDRESSES, BYTES};
 use crate::machine::find_program;
 use crate::peer::netns::{Netns, checked};
 use crate::peer::process::{Process, TIMEOUT};
 use crate::tcp::http::server::{self, Server, Site};
-use crate::tcp::veth::congestion_control;
+use crate::tcp::kernel::KernelOptions;
+use crate::tcp::kernel::congestion_control;
 
 pub(super) const NGINX: u16 = server::PORT;
 pub(super) const PHP: u16 = 8081;
@@ -39,7 +40,7 @@ impl<'a> Hosts<'a> {
     /// Opens both sides in the client's namespace and the kernel's.
     pub(super) fn open(
         site: &Site<'_>,
-        options: &ProgramOptions,
+        options: &KernelOptions,
         [client, kernel]: [&'a Netns; 2],
     ) -> Result<Self> {
         let lcore = options.lcore.to_string();
@@ -80,7 +81,7 @@ impl<'a> Hosts<'a> {
     }
 
     /// Returns the commands that start a program of `user` on each side.
-    fn commands(&self, site: &Site<'_>, options: &ProgramOptions, user: &[&str]) -> [Command; 2] {
+    fn commands(&self, site: &Site<'_>, options: &KernelOptions, user: &[&str]) -> [Command; 2] {
         let mut ours = site.command(self.client, Path::new("env"));
         ours.args(user).arg(&options.binary).args(["exec", "--stack"]).arg(&self.socket).arg("--");
         let mut theirs = site.command(self.kernel, Path::new("env"));
@@ -102,7 +103,7 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    pub(super) fn start(site: &Site<'_>, hosts: &Hosts<'_>, options: &ProgramOptions) -> Result<Self> {
+    pub(super) fn start(site: &Site<'_>, hosts: &Hosts<'_>, options: &KernelOptions) -> Result<Self> {
         let [ours, theirs] = hosts.commands(site, options, &[]);
         let nginx = [
             Server::start(site, (ours, "ours"), ADDRESSES[0], None)?,

@@ -26,6 +26,7 @@ use super::stream::{CHUNK, Phase, Position, bound_waits, read, write};
 use super::{Cell, Under};
 use crate::peer::netns::Netns;
 use crate::tcp::link::{STALLED, Side};
+use crate::tcp::streams::fifos;
 
 /// A near end.
 pub(in crate::tcp) trait Near: Send {
@@ -265,12 +266,9 @@ impl App for Talk {
         match event {
             Event::Incoming { listener } => {
                 while let Some(conn) = calls.stack.accept(listener) {
-                    let memory = calls.stack.memory(AppId::OWN);
-                    self.stream = calls.stack.slot(conn).and_then(|slot| {
-                        let reader = Reader::new(Arc::clone(memory), slot)?;
-                        let writer = Writer::new(Arc::clone(memory), slot)?;
-                        Some(Stream { conn, reader, writer, at: Position::default() })
-                    });
+                    let at = Position::default();
+                    let stream = |(reader, writer)| Stream { conn, reader, writer, at };
+                    self.stream = fifos(conn, calls).map(stream);
                     self.serve(calls);
                 }
             }

@@ -11,8 +11,8 @@ use offcore_stats::tsc;
 use super::back_end::{BackEnd, Ours};
 use crate::guests::guest::Seen;
 use crate::report::progress::Progress;
-use crate::report::row::Row;
-use crate::report::sample::{Spread, paired_ratio};
+use crate::report::row::{Counts, PeerRatio, Row};
+use crate::report::sample::Spread;
 
 /// Run-in time of a window before it is counted.
 pub(crate) const SETTLE: Duration = Duration::from_millis(50);
@@ -182,21 +182,16 @@ impl Gathered {
         );
         let median = |samples: &[f64]| (!samples.is_empty()).then(|| Spread::of(samples).median);
         let fe_busy = [&self.fe_busy, &self.their_fe_busy].into_iter().filter_map(|busy| median(busy));
-        row.arrangement = "end-to-end";
-        (row.received, row.verified, row.lost) = (self.received, self.verified, self.lost);
-        row.rejected = self.rejected;
-        row.busy_cycles_per_packet = median(&self.our_cycles);
+        let &Self { received, verified, lost, .. } = self;
+        row.counts = Counts { received, verified, lost };
+        row.clock.rejected = self.rejected;
+        row.ends.busy_cycles_per_packet = median(&self.our_cycles);
         // The maximum of both sides: a peer that waits for its front end looks slower than it is.
-        row.fe_bound = Some(fe_busy.fold(0.0, f64::max) > FE_BOUND);
+        row.ends.fe_bound = Some(fe_busy.fold(0.0, f64::max) > FE_BOUND);
         row.set_rate(Spread::of(&self.ours), tsc::hz());
         if !self.theirs.is_empty() {
-            let pairs: Vec<_> = self.ours.iter().copied().zip(self.theirs.iter().copied()).collect();
-            let ratio = paired_ratio(&pairs);
-            row.peer = Some(self.peer.into());
-            row.peer_median = median(&self.theirs);
-            row.peer_ratio = ratio.map(|ratio| ratio.median);
-            row.peer_ratio_lower = ratio.map(|ratio| ratio.lower);
-            row.peer_cycles_per_packet = median(&self.their_cycles);
+            row.peer = PeerRatio::of_windows(self.peer, &self.ours, &self.theirs);
+            row.ends.peer_cycles_per_packet = median(&self.their_cycles);
         }
         Ok(())
     }
@@ -212,12 +207,12 @@ mod tests {
         let alone = Gathered { ours: vec![2.0; 4], our_cycles: vec![100.0], ..Gathered::beside("testpmd") };
         let beside = Gathered { theirs: vec![1.0; 4], their_cycles: vec![200.0], ..alone.clone() };
         let rows = [alone, beside].map(|gathered| {
-            let mut row = Row::default();
+            let mut row = Row::new("vhost", "loop", "end-to-end");
             gathered.enter(&mut row).unwrap();
             row
         });
         golden::check("rates, alone", &rows[0]);
         golden::check("rates, peer", &rows[1]);
-        assert_eq!((rows[1].peer_ratio, rows[1].peer_cycles_per_packet), (Some(2.0), Some(200.0)));
+        assert_eq!((rows[1].peer.peer_ratio, rows[1].ends.peer_cycles_per_packet), (Some(2.0), Some(200.0)));
     }
 }

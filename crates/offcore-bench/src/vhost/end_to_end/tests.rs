@@ -37,15 +37,20 @@ fn round_trips_are_counted() {
         return;
     }
     result.unwrap();
-    assert_eq!(rows.iter().map(|row| row.frame).collect::<Vec<_>>(), options.frames);
+    assert_eq!(rows.iter().map(|row| row.head.frame).collect::<Vec<_>>(), options.frames);
     for row in &rows {
         golden::check("vhost, end-to-end", row);
-        assert_eq!((row.arrangement, row.metric, row.unit, row.runs), ("end-to-end", "rate", "mpps", 2));
-        assert_eq!((row.lost, row.peer.as_deref(), row.peer_ratio), (0, None, None));
+        assert_eq!(
+            (row.head.arrangement, row.figures.metric, row.figures.unit, row.figures.spread.runs),
+            ("end-to-end", "rate", "mpps", 2)
+        );
+        assert_eq!((row.counts.lost, row.peer.peer.as_deref(), row.peer.peer_ratio), (0, None, None));
         // Every packet of the first rounds and every 64th of the rest.
-        assert!(row.verified >= 2 * 4096 && row.verified <= row.received, "{row:?}");
+        assert!(row.counts.verified >= 2 * 4096 && row.counts.verified <= row.counts.received, "{row:?}");
         assert!(
-            row.median > 0.0 && row.busy_cycles_per_packet.is_some() && row.fe_bound.is_some(),
+            row.figures.spread.median > 0.0
+                && row.ends.busy_cycles_per_packet.is_some()
+                && row.ends.fe_bound.is_some(),
             "{row:?}"
         );
     }
@@ -60,10 +65,13 @@ fn packets_of_one_guest_arrive_at_the_other() {
     }
     let mut rows = Vec::new();
     run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
-    assert_eq!(rows.iter().map(|row| row.ring).collect::<Vec<_>>(), ["split", "packed"]);
+    assert_eq!(rows.iter().map(|row| row.head.ring).collect::<Vec<_>>(), ["split", "packed"]);
     for row in &rows {
-        assert_eq!((row.case.as_str(), row.arrangement), ("guest-to-guest", "end-to-end"));
-        assert!(row.lost == 0 && row.verified >= 4096 && row.received > row.verified, "{row:?}");
+        assert_eq!((row.head.case.as_str(), row.head.arrangement), ("guest-to-guest", "end-to-end"));
+        assert!(
+            row.counts.lost == 0 && row.counts.verified >= 4096 && row.counts.received > row.counts.verified,
+            "{row:?}"
+        );
     }
 }
 

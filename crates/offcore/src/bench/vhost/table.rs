@@ -1,85 +1,86 @@
 //! The tables of `offcore bench vhost`.
 
 use offcore_bench::memory::page_name;
-use offcore_bench::row::Row;
+use offcore_bench::row::{Head, Row};
 
-use super::super::{end_to_end, latency as latency_table, neighbour as neighbour_table, verified};
+use super::super::columns::*;
+use super::super::{end_to_end, latency as latency_table, neighbour as neighbour_table};
 use crate::output::table::{columns, digits, or_dash, times};
+
+/// Columns of the core costs.
+const COSTS: &[Column] = &[
+    ("<case", |row| match row.figures.work_ns {
+        0 => row.head.case.clone(),
+        ns => format!("{} {ns} ns", row.head.case),
+    }),
+    ("<ring", |row| match row.head.guest {
+        Some("linux") => format!("{}, linux", row.head.ring),
+        _ => row.head.ring.into(),
+    }),
+    DATA,
+    FRAME,
+    MODE,
+    ("<engine", engine_name),
+    CYCLES,
+    SPREAD,
+    ("blocks", |row| format!("{}/{}", row.figures.spread.runs, row.figures.spread.runs + row.clock.rejected)),
+    NS,
+    ("guest", |row| digits(row.core.guest_ns_per_packet, 0)),
+    MPPS,
+    REACHES,
+    BOUND,
+    ("copied", |row| digits(row.core.copied_bytes_per_packet, 0)),
+    ("over cpu", |row| times(over_cpu(row))),
+    ("auto", |row| times(over_best(row))),
+    ("peer", |row| match row.peer.peer_ratio_lower {
+        Some(_) => bounded(row.peer.peer_ratio, row.peer.peer_ratio_lower),
+        None => times(row.peer.peer_ratio),
+    }),
+    ("with guest", |row| times(row.core.peer_both_ratio)),
+    ("noise", |row| noise(row, over_cpu(row).or(over_best(row)).or(row.peer.peer_ratio))),
+    ("guide's", |row| digits(row.published.published, 2)),
+    ("<pages", pages),
+    ("<routine", |row| or_dash(row.core.copy_routine.as_ref())),
+    VERIFIED,
+];
+const COSTS_NOTE: &str = "cycles, ns, Mpps: what a packet costs the core alone, the median; blocks: those that count, of those that were\n\
+    measured; guest: nanoseconds of the guests' core for a packet; reaches: Mpps of core and engine together;\n\
+    copied: bytes that core and engine copied for a packet; +copier: another one on the other core beside;\n\
+    idle: with an engine's channel that nothing is given to;\n\
+    over cpu: its speed over that of cpu; auto: over that of the better of cpu and offload, all that it spent on\n\
+    learning included, in case flip over that of who knows; peer: ours over that of --peer, and its lower bound at\n\
+    90 %; with guest: the same of core and guest together; all of them ratios of sums of what alternated.\n\
+    noise: how far from 1 the ratio of what two equal things cost the core was in this run;\n\
+    guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with DSA where an engine copies; pages: of all memory,\n\
+    or ours/the peer's packet buffers; routine: by which the core copied, out of the guest+into it; verified: of\n\
+    the packets sent, those whose content and order were checked.\n";
+
+fn over_cpu(row: &Row) -> Option<f64> {
+    row.ratios.offload.offload_over_cpu.or(row.core.idle_channel_over_cpu)
+}
+
+fn over_best(row: &Row) -> Option<f64> {
+    row.ratios.auto.auto_over_better.or(row.ratios.auto.auto_over_oracle)
+}
 
 pub(super) fn table(rows: &[Row]) -> String {
     let (far, near): (Vec<&Row>, Vec<&Row>) = rows
         .iter()
         .filter(|row| !latency_table::is_latency(row) && !neighbour_table::is_neighbour(row))
-        .partition(|row| row.arrangement == "end-to-end");
-    let costs = !near.is_empty();
-    let cells = near.into_iter().map(|row| {
-        let over_cpu = row.offload_over_cpu.or(row.idle_channel_over_cpu);
-        let over_best = row.auto_over_better.or(row.auto_over_oracle);
-        let ratio = over_cpu.or(over_best).or(row.peer_ratio);
-        [
-            match row.work_ns {
-                0 => row.case.clone(),
-                ns => format!("{} {ns} ns", row.case),
-            },
-            match row.guest {
-                Some("linux") => format!("{}, linux", row.ring),
-                _ => row.ring.into(),
-            },
-            row.temperature.clone(),
-            row.frame.to_string(),
-            row.mode.clone(),
-            engine_name(row),
-            format!("{:.0}{}", row.cycles_per_packet, if row.unsteady > 0 { "!" } else { "" }),
-            format!("{:.0}-{:.0}", row.min, row.max),
-            format!("{}/{}", row.runs, row.runs + row.rejected),
-            format!("{:.1}", row.ns_per_packet),
-            digits(row.guest_ns_per_packet, 0),
-            format!("{:.2}", row.mpps),
-            digits(row.sustained_mpps, 2),
-            or_dash(row.bound),
-            digits(row.copied_bytes_per_packet, 0),
-            times(over_cpu),
-            times(over_best),
-            match row.peer_ratio_lower {
-                Some(lower) => format!("{} >{lower:.2}", times(row.peer_ratio)),
-                None => times(row.peer_ratio),
-            },
-            times(row.peer_both_ratio),
-            or_dash(ratio.and(row.noise_floor).map(|share| format!("{:.1} %", share * 100.0))),
-            digits(row.published, 2),
-            pages(row),
-            or_dash(row.copy_routine.as_ref()),
-            verified(row),
-        ]
-    });
+        .partition(|row| row.head.arrangement == "end-to-end");
     let latencies = latency_table::table(rows) + &neighbour_table::table(rows);
     let far = end_to_end::table(&far, "at the far side", "front end");
-    if !costs {
+    if near.is_empty() {
         return [far, peers(rows), latencies].concat();
     }
-    let mut text = columns(
-        "<case|<ring|<data|frame|<mode|<engine|cycles|min-max|blocks|ns|guest|Mpps|reaches|<bottleneck|\
-             copied|over cpu|auto|peer|with guest|noise|guide's|<pages|<routine|verified",
-        cells,
-    );
-    text += "cycles, ns, Mpps: what a packet costs the core alone, the median; blocks: those that count, of those that were\n\
-             measured; guest: nanoseconds of the guests' core for a packet; reaches: Mpps of core and engine together;\n\
-             copied: bytes that core and engine copied for a packet; +copier: another one on the other core beside;\n\
-             idle: with an engine's channel that nothing is given to;\n\
-             over cpu: its speed over that of cpu; auto: over that of the better of cpu and offload, all that it spent on\n\
-             learning included, in case flip over that of who knows; peer: ours over that of --peer, and its lower bound at\n\
-             90 %; with guest: the same of core and guest together; all of them ratios of sums of what alternated.\n\
-             noise: how far from 1 the ratio of what two equal things cost the core was in this run;\n\
-             guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with DSA where an engine copies; pages: of all memory,\n\
-             or ours/the peer's packet buffers; routine: by which the core copied, out of the guest+into it; verified: of\n\
-             the packets sent, those whose content and order were checked.\n";
+    let text = listed(&near, COSTS, COSTS_NOTE);
     let blank = if far.is_empty() { "" } else { "\n" };
     text + &clock(rows) + &peers(rows) + &break_even(rows) + &breakdown(rows) + blank + &far + &latencies
 }
 
 fn pages(row: &Row) -> String {
-    let theirs = row.about_peer.peer_page_bytes.map(|bytes| page_name(bytes as usize));
-    match (row.pages, theirs) {
+    let theirs = row.ends.about_peer.peer_page_bytes.map(|bytes| page_name(bytes as usize));
+    match (row.peer.pages, theirs) {
         (None, _) => "-".into(),
         (Some(ours), Some(theirs)) if ours != theirs => format!("{ours}/{theirs}"),
         (Some(ours), _) => ours.into(),
@@ -88,10 +89,11 @@ fn pages(row: &Row) -> String {
 
 /// Describes the stability of the core's clock.
 fn clock(rows: &[Row]) -> String {
-    let Some(ratio) = rows.iter().filter_map(|row| row.core_cycles_per_tick).reduce(f64::max) else {
+    let Some(ratio) = rows.iter().filter_map(|row| row.clock.core_cycles_per_tick).reduce(f64::max) else {
         return String::new();
     };
-    let (rejected, unsteady): (Vec<_>, Vec<_>) = rows.iter().map(|row| (row.rejected, row.unsteady)).unzip();
+    let (rejected, unsteady): (Vec<_>, Vec<_>) =
+        rows.iter().map(|row| (row.clock.rejected, row.clock.unsteady)).unzip();
     let rejected = rejected.into_iter().max().unwrap_or(0);
     let marked = unsteady.into_iter().filter(|&unsteady| unsteady > 0).count();
     let mut text = format!(
@@ -107,12 +109,12 @@ fn clock(rows: &[Row]) -> String {
 /// Describes the peers with which rows were compared.
 fn peers(rows: &[Row]) -> String {
     let mut lines: Vec<String> = Vec::new();
-    for row in rows.iter().filter(|row| row.peer_ratio.is_some()) {
-        let about = &row.about_peer;
+    for row in rows.iter().filter(|row| row.peer.peer_ratio.is_some()) {
+        let about = &row.ends.about_peer;
         let or_unknown = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".into());
         let line = format!(
             "peer {}: {}, compiled for {}; {} B pages; features {}",
-            row.peer.as_deref().unwrap_or_default(),
+            row.peer.peer.as_deref().unwrap_or_default(),
             or_unknown(&about.peer_version),
             or_unknown(&about.peer_target),
             about.peer_page_bytes.map_or("? ".into(), |bytes| bytes.to_string()),
@@ -127,10 +129,10 @@ fn peers(rows: &[Row]) -> String {
 
 /// Returns the engine of a row, and whether a channel was idle.
 fn engine_name(row: &Row) -> String {
-    match row.idle_channel {
-        Some(engine) => format!("{} +{engine} idle", row.engine),
-        None if row.background => format!("{} +copier", row.engine),
-        None => row.engine.clone(),
+    match row.core.idle_channel {
+        Some(engine) => format!("{} +{engine} idle", row.head.engine),
+        None if row.core.background => format!("{} +copier", row.head.engine),
+        None => row.head.engine.clone(),
     }
 }
 
@@ -139,31 +141,35 @@ fn engine_name(row: &Row) -> String {
 fn break_even(rows: &[Row]) -> String {
     let mut text = String::new();
     // Packet processing would be in both modes, and submit-reap has no counterpart.
-    let rows = || rows.iter().filter(|row| ["loop", "guest-to-guest"].contains(&row.case.as_str()));
-    let of = |row: &Row| (row.case.clone(), row.ring, row.guest, row.temperature.clone());
+    let rows = || rows.iter().filter(|row| ["loop", "guest-to-guest"].contains(&row.head.case.as_str()));
+    let of = |row: &Row| (row.head.case.clone(), row.head.ring, row.head.guest, row.head.temperature.clone());
     let mut done = Vec::new();
-    for row in rows().filter(|row| row.mode == "offload") {
-        let key = (of(row), row.engine.as_str());
+    for row in rows().filter(|row| row.head.mode == "offload") {
+        let key = (of(row), row.head.engine.as_str());
         if done.contains(&key) {
             continue;
         }
         done.push(key);
-        let Row { case, ring, temperature, engine, .. } = row;
+        let Head { case, ring, temperature, engine, .. } = &row.head;
         let core = |frame| {
             let core = |other: &&Row| {
-                other.mode == "cpu"
-                    && other.engine == "cpu"
-                    && !other.background
-                    && other.idle_channel.is_none()
-                    && other.variants == row.variants
+                other.head.mode == "cpu"
+                    && other.head.engine == "cpu"
+                    && !other.core.background
+                    && other.core.idle_channel.is_none()
+                    && other.peer.variants == row.peer.variants
             };
-            rows().filter(core).find(|other| other.frame == frame && of(other) == of(row))
+            rows().filter(core).find(|other| other.head.frame == frame && of(other) == of(row))
         };
-        let same = rows()
-            .filter(|other| other.mode == "offload" && other.engine == row.engine && of(other) == of(row));
+        let same = rows().filter(|other| {
+            other.head.mode == "offload" && other.head.engine == row.head.engine && of(other) == of(row)
+        });
         // Ticks that the engine saves, by size.
         let saved = same.filter_map(|other| {
-            Some((other.frame, core(other.frame)?.cycles_per_packet - other.cycles_per_packet))
+            Some((
+                other.head.frame,
+                core(other.head.frame)?.figures.cycles_per_packet - other.figures.cycles_per_packet,
+            ))
         });
         let mut saved: Vec<(usize, f64)> = saved.collect();
         saved.sort_by_key(|&(frame, _)| frame);
@@ -190,11 +196,12 @@ fn break_even(rows: &[Row]) -> String {
 fn breakdown(rows: &[Row]) -> String {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
     let cells = rows.iter().filter_map(|row| {
-        let shares = [row.share_switching?, row.share_virtqueue?, row.share_copy?].map(percent);
+        let shares =
+            [row.shares.share_switching?, row.shares.share_virtqueue?, row.shares.share_copy?].map(percent);
         let [switching, virtqueue, copy] = shares;
-        let (case, ring, data) = (row.case.clone(), row.ring.into(), row.temperature.clone());
-        let (mode, engine) = (row.mode.clone(), engine_name(row));
-        Some([case, ring, data, row.frame.to_string(), mode, engine, switching, virtqueue, copy])
+        let (case, ring, data) = (row.head.case.clone(), row.head.ring.into(), row.head.temperature.clone());
+        let (mode, engine) = (row.head.mode.clone(), engine_name(row));
+        Some([case, ring, data, row.head.frame.to_string(), mode, engine, switching, virtqueue, copy])
     });
     let table = columns("<case|<ring|<data|frame|<mode|<engine|switching|virtqueue|copying", cells);
     if table.is_empty() {
@@ -210,19 +217,23 @@ fn breakdown(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use offcore_bench::row::AboutPeer;
+    use offcore_bench::row::{Counts, Shares};
+
+    fn row(ring: &'static str, temperature: &str, frame: usize, mode: &str) -> Row {
+        let engine = if mode == "cpu" { "cpu" } else { "core:1" }.into();
+        let (case, mode, temperature) = ("loop".into(), mode.into(), temperature.into());
+        Row {
+            head: Head { case, frame, mode, engine, ring, temperature, ..Head::default() },
+            ..Row::default()
+        }
+    }
 
     #[test]
     fn break_even_lies_between_two_sizes() {
-        let row = |frame, mode: &str, cycles_per_packet| Row {
-            case: "loop".into(),
-            ring: "split",
-            temperature: "hot".into(),
-            engine: if mode == "cpu" { "cpu" } else { "core:1" }.into(),
-            mode: mode.into(),
-            frame,
-            cycles_per_packet,
-            ..Row::default()
+        let row = |frame, mode: &str, cycles| {
+            let mut row = row("split", "hot", frame, mode);
+            row.figures.cycles_per_packet = cycles;
+            row
         };
         let mut rows = vec![row(64, "cpu", 80.0), row(64, "offload", 120.0)];
         assert!(break_even(&rows).contains("above 64 bytes only"), "{}", break_even(&rows));
@@ -235,30 +246,21 @@ mod tests {
         assert!(break_even(&rows[2..]).contains("at 164 bytes already"));
         assert!(break_even(&rows[..1]).is_empty());
         // Each format has its own break-even, and a copier in the background is not the core's cost.
-        rows.extend(rows.clone().into_iter().map(|row| Row { ring: "packed", ..row }));
-        rows.insert(0, Row { background: true, ..row(64, "cpu", 1e6) });
+        let mut packed = rows.clone();
+        packed.iter_mut().for_each(|row| row.head.ring = "packed");
+        rows.append(&mut packed);
+        rows.insert(0, row(64, "cpu", 1e6));
+        rows[0].core.background = true;
         let text = break_even(&rows);
         assert_eq!(text.lines().filter(|line| line.contains("from about 144 bytes on")).count(), 2, "{text}");
     }
 
     #[test]
     fn rows_become_a_table() {
-        let row = Row {
-            bench: "vhost",
-            case: "loop".into(),
-            ring: "packed",
-            frame: 64,
-            mode: "offload".into(),
-            engine: "core:1".into(),
-            temperature: "remote".into(),
-            cycles_per_packet: 80.4,
-            copied_bytes_per_packet: Some(144.0),
-            bound: Some("engine"),
-            received: 9,
-            verified: 9,
-            lost: 1,
-            ..Row::default()
-        };
+        let mut row = row("packed", "remote", 64, "offload");
+        row.figures.cycles_per_packet = 80.4;
+        (row.core.copied_bytes_per_packet, row.core.bound) = (Some(144.0), Some("engine"));
+        row.counts = Counts { received: 9, verified: 9, lost: 1 };
         let text = table(std::slice::from_ref(&row));
         let line = text.lines().nth(1).unwrap();
         assert!(
@@ -266,34 +268,31 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("Figure 3") && line.contains(" engine ") && line.contains(" 144"), "{text}");
-        let beside = table(&[Row { background: true, ..row.clone() }]);
-        assert!(beside.contains("core:1 +copier"), "{beside}");
-        let (min, max) = (3.4, 4.6);
-        let busy =
-            Row { arrangement: "end-to-end", mpps: 4.1, min, max, fe_bound: Some(true), ..row.clone() };
+        let mut beside = row.clone();
+        beside.core.background = true;
+        let text = table(&[beside]);
+        assert!(text.contains("core:1 +copier"), "{text}");
+        let mut busy = row.clone();
+        (busy.head.arrangement, busy.ends.fe_bound) = ("end-to-end", Some(true));
+        (busy.figures.mpps, busy.figures.spread.min, busy.figures.spread.max) = (4.1, 3.4, 4.6);
         let text = table(&[busy]);
         assert!(text.contains(" 4.10  3.40-4.60 ") && text.contains(" front end "), "{text}");
-        let doubtful = Row {
-            unsteady: 2,
-            runs: 7,
-            rejected: 2,
-            core_cycles_per_tick: Some(1.7),
-            pages: Some("2M"),
-            about_peer: AboutPeer { peer_page_bytes: Some(4096), ..AboutPeer::default() },
-            peer_ratio: Some(1.25),
-            peer_ratio_lower: Some(1.21),
-            noise_floor: Some(0.015),
-            ..row.clone()
-        };
+        let mut doubtful = row.clone();
+        doubtful.figures.spread.runs = 7;
+        (doubtful.clock.rejected, doubtful.clock.unsteady) = (2, 2);
+        doubtful.clock.core_cycles_per_tick = Some(1.7);
+        (doubtful.peer.pages, doubtful.ends.about_peer.peer_page_bytes) = (Some("2M"), Some(4096));
+        (doubtful.peer.peer_ratio, doubtful.peer.peer_ratio_lower) = (Some(1.25), Some(1.21));
+        doubtful.ratios.noise.noise_floor = Some(0.015);
         let text = table(std::slice::from_ref(&doubtful));
         for words in
             [" 80! ", " 7/9 ", "1.25x >1.21", "1.5 %", "2M/4K", "1.70 core cycles", "in 1 rows, marked !"]
         {
             assert!(text.contains(words), "{words}: {text}");
         }
-        let shares = [0.25, 0.15, 0.6].map(Some);
-        let [share_switching, share_virtqueue, share_copy] = shares;
-        let text = table(&[Row { share_switching, share_virtqueue, share_copy, ..row }]);
+        let [share_switching, share_virtqueue, share_copy] = [0.25, 0.15, 0.6].map(Some);
+        let shares = Shares { share_switching, share_virtqueue, share_copy };
+        let text = table(&[Row { shares, ..row }]);
         assert!(text.contains("Figure 3") && text.contains("25 %       15 %     60 %"), "{text}");
     }
 }
