@@ -24,6 +24,7 @@ mod feed;
 mod flows;
 pub(crate) mod fragment;
 mod groups;
+mod halves;
 mod handshake;
 mod icmp;
 mod iface;

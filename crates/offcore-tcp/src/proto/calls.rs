@@ -170,7 +170,7 @@ impl Stack {
             key,
             way,
             Receiver::new(0, 0, 0),
-            Sender::new(iss, 536, self.wishes.algorithm, false, false),
+            Sender::new(iss, 536, self.config.algorithm, false, false),
         );
         tcb.options = options;
         tcb.asking = Some(SynTimer { due: now, tries: 0, retries: SYN_RETRIES, since: now });
@@ -219,7 +219,7 @@ impl Stack {
             self.abort(now, conn, out);
             return Err(CallError::Misuse);
         }
-        self.touch(conn);
+        self.conns.touch(conn);
         self.settle(now, out);
         Ok(())
     }
@@ -277,7 +277,7 @@ impl Stack {
                 return Err(CallError::Misuse);
             }
         }
-        self.touch(conn);
+        self.conns.touch(conn);
         self.settle(now, out);
         Ok(())
     }
@@ -306,7 +306,7 @@ impl Stack {
     pub fn set_nodelay(&mut self, now: u64, conn: ConnId, on: bool, out: &mut Out) -> Result<(), CallError> {
         let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
         this.tcb.sender.no_delay = on;
-        self.touch(conn);
+        self.conns.touch(conn);
         self.settle(now, out);
         Ok(())
     }
@@ -330,7 +330,7 @@ impl Stack {
             // The timer of the last SYN may have been set without a limit.
             asking.due = asking.due.min(asking.since.saturating_add(tcb.user_timeout)).max(now);
         }
-        self.touch(conn);
+        self.conns.touch(conn);
         self.settle(now, out);
         Ok(())
     }
@@ -348,7 +348,7 @@ impl Stack {
     ) -> Result<(), CallError> {
         let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
         this.tcb.keeping = wanted.map(|wanted| Box::new(KeepaliveState::new(now, wanted)));
-        self.touch(conn);
+        self.conns.touch(conn);
         self.settle(now, out);
         Ok(())
     }
@@ -365,7 +365,7 @@ impl Stack {
             _ => return Err(CallError::NotOpen),
         };
         this.tcb.sender.close();
-        self.touch(conn);
+        self.conns.touch(conn);
         self.settle(now, out);
         Ok(())
     }
@@ -385,12 +385,12 @@ impl Stack {
         tcb.ends_by = now + FIN_TIMEOUT + CLOSED_WINDOW + transfer;
         if tcb.state == State::FinWait2 {
             tcb.give_up = Some(now + tcb.options.fin_timeout(FIN_TIMEOUT));
-            self.touch(conn);
+            self.conns.touch(conn);
             self.settle(now, out);
         } else {
             tcb.extend_orphan_timeout(now);
             // If both streams have ended already, this sets the timer.
-            self.touch(conn);
+            self.conns.touch(conn);
             if self.shutdown(now, conn, out).is_err() {
                 self.settle(now, out);
                 self.free_when_done(conn);
@@ -408,7 +408,7 @@ impl Stack {
             this.tcb.resets = true;
             this.tcb.ends_by = now + RESET_TIMEOUT;
             this.tcb.give_up = Some(now + RESET_CHECK);
-            self.touch(conn);
+            self.conns.touch(conn);
             return self.settle(now, out);
         }
         self.net.abort(now, &mut this.tcb, out);

@@ -11,6 +11,7 @@ use super::config::{Buffers, Config, ONE_WRITE, Room};
 use super::memory;
 use super::packet::{Event, Out};
 use super::tcb::{State, Tcb};
+use super::wheel::Wheel;
 
 /// Time without a segment after which data behind holes is discarded.
 const HOLE_TIMEOUT: u64 = 60_000_000;
@@ -236,14 +237,34 @@ struct Slot {
     conn: Option<Box<Conn>>,
 }
 
-/// Connections by number.
-#[derive(Debug, Default)]
+/// Connections by number, their timers, and lists of connections to check.
+#[derive(Debug)]
 pub(super) struct Conns {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    pub timers: Wheel,
+    /// Connections whose acknowledgements and timers are checked at the end of the call.
+    touched: Vec<u32>,
+    /// Connections that wait for address resolution, and the state of the neighbour cache at that time.
+    asking_hop: (Vec<u32>, (u32, u32)),
+    /// The connections that were last counted, and last checked for unused memory.
+    counted: u32,
+    reclaimed: u32,
 }
 
 impl Conns {
+    pub(super) fn new() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            timers: Wheel::new(0),
+            touched: Vec::new(),
+            asking_hop: Default::default(),
+            counted: 0,
+            reclaimed: 0,
+        }
+    }
+
     /// Returns the number of connections.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
@@ -260,6 +281,7 @@ impl Conns {
             Some(index) => index,
             None if self.slots.len() < SOCKETS as usize - 1 => {
                 self.slots.push(Slot { generation: 0, conn: None });
+                self.timers.reserve(self.slots.len() as u32);
                 self.slots.len() as u32 - 1
             }
             None => return Err(conn),
@@ -295,6 +317,76 @@ impl Conns {
         let slot = self.slots.get_mut(index as usize)?;
         let id = ConnId { index, generation: slot.generation };
         slot.conn.as_deref_mut().map(|conn| (id, conn))
+    }
+
+    /// As [`at`](Self::at), and marks the connection to be checked at the end of the call.
+    #[inline]
+    pub(super) fn at_touched(&mut self, index: u32) -> Option<(ConnId, &mut Conn)> {
+        let slot = self.slots.get_mut(index as usize)?;
+        let id = ConnId { index, generation: slot.generation };
+        let conn = slot.conn.as_deref_mut()?;
+        if !std::mem::replace(&mut conn.tcb.touched, true) {
+            self.touched.push(index);
+        }
+        Some((id, conn))
+    }
+
+    /// Marks a connection that may have something to send. It is checked at the end of the call.
+    pub(super) fn touch(&mut self, id: ConnId) {
+        if let Some(conn) = self.get_mut(id)
+            && !std::mem::replace(&mut conn.tcb.touched, true)
+        {
+            self.touched.push(id.index);
+        }
+    }
+
+    /// Checks marked connections of a held interface again.
+    pub(super) fn resume(&mut self, unacknowledged: &mut Vec<u32>) {
+        self.touched.append(unacknowledged);
+    }
+
+    /// Returns the next marked connection, if it still exists. `None` ends the list.
+    #[inline]
+    pub(super) fn next_touched(&mut self) -> Option<Option<(ConnId, &mut Conn)>> {
+        let index = self.touched.pop()?;
+        let mut next = self.at(index);
+        if let Some((_, conn)) = &mut next {
+            conn.tcb.touched = false;
+        }
+        Some(next)
+    }
+
+    /// Notes that a connection waits for address resolution. `seen` is the state of the neighbour cache.
+    pub(super) fn ask_hop(&mut self, index: u32, seen: (u32, u32)) {
+        self.asking_hop.0.push(index);
+        self.asking_hop.1 = seen;
+    }
+
+    /// Marks connections that wait for address resolution, after a change of the neighbour cache.
+    #[inline]
+    pub(super) fn on_neighbours(&mut self, seen: (u32, u32)) {
+        if !self.asking_hop.0.is_empty() && self.asking_hop.1 != seen {
+            self.resume_after_resolution();
+        }
+    }
+
+    #[cold]
+    fn resume_after_resolution(&mut self) {
+        for index in std::mem::take(&mut self.asking_hop.0) {
+            self.at_touched(index);
+        }
+    }
+
+    /// Returns the connection at which counting continues, if its slot is in use.
+    pub(super) fn next_to_count(&mut self) -> Option<&mut Conn> {
+        self.counted = (self.counted + 1) % self.slots.len() as u32;
+        self.at(self.counted).map(|(_, conn)| conn)
+    }
+
+    /// Returns the next connection to check for unused memory, if its slot is in use.
+    pub(super) fn next_to_reclaim(&mut self) -> Option<&mut Conn> {
+        self.reclaimed = (self.reclaimed + 1) % self.slots.len() as u32;
+        self.at(self.reclaimed).map(|(_, conn)| conn)
     }
 
     #[inline]

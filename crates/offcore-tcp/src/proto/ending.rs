@@ -27,7 +27,7 @@ impl Stack {
         // A connection that was not accepted will never be. The listener removes it when it reaches it.
         conn.tcb.orphan |= conn.listener.is_some();
         self.flows.leave(&key, Entry::Conn(id.index));
-        self.wheel.cancel(id.index);
+        self.conns.timers.cancel(id.index);
         self.free_when_done(id);
     }
 

@@ -45,8 +45,7 @@ impl Stack {
     #[cold]
     fn reclaim(&mut self) {
         for _ in 0..LOOKED_AT.min(self.conns.len()) {
-            self.reclaimed = (self.reclaimed + 1) % self.conns.slots() as u32;
-            let Some((_, conn)) = self.conns.at(self.reclaimed) else { continue };
+            let Some(conn) = self.conns.next_to_reclaim() else { continue };
             let arena = &mut self.arenas[conn.app];
             if conn.tcb.trim.is_none() && !memory::allows_speculative_use(arena) {
                 conn.tx.shrink(arena);
@@ -57,7 +56,7 @@ impl Stack {
     /// Gives memory to connections that wait for it, if their applications have free blocks.
     #[cold]
     fn feed(&mut self, out: &mut Out) {
-        let Self { arenas, conns, udp, config, touched, .. } = self;
+        let Self { arenas, conns, udp, config, .. } = self;
         arenas.visit_changed_apps(|app| {
             let most = if windows::has_spare(&app.arena) { AT_ONCE } else { FEW };
             for _ in 0..most.min(app.shortage.len()) {
@@ -69,11 +68,11 @@ impl Stack {
                     conn.fund(&mut app.arena, Some(app.shortage.len()));
                     conn.tcb.receiver.update_window();
                     let grown = conn.tcb.receiver.need() == AckNeed::Now;
-                    if grown && !std::mem::replace(&mut conn.tcb.touched, true) {
-                        touched.push(id.index);
-                    }
                     if waits || conn.lacks_window() {
                         app.shortage.wait(id, &mut conn.waits);
+                    }
+                    if grown {
+                        conns.touch(id);
                     }
                 } else if let Some(socket) = udp.get_mut(id) {
                     socket.waits = false;

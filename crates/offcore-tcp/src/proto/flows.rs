@@ -3,7 +3,7 @@
 use super::addr::FlowKey;
 use super::conns::Conns;
 use super::demux::{Demux, Full};
-use super::handshake::Half;
+use super::halves::Halves;
 use super::siphash::FlowHash;
 use super::timewait::TimeWait;
 
@@ -109,13 +109,13 @@ impl Flows {
 #[inline]
 pub(super) fn key_of<'a>(
     conns: &'a Conns,
-    halves: &'a [Option<Half>],
+    halves: &'a Halves,
     time_wait: &'a TimeWait,
     entry: Entry,
 ) -> Option<&'a FlowKey> {
     match entry {
         Entry::Conn(index) => conns.peek(index).map(|conn| &conn.tcb.key),
-        Entry::Half(index) => halves[index as usize].as_ref().map(|half| &half.both.key),
+        Entry::Half(index) => halves.get(index).map(|half| &half.both.key),
         Entry::TimeWait(index) => time_wait.get(index).map(|entry| &entry.key),
     }
 }

@@ -44,9 +44,11 @@ pub(super) struct LocalParameters {
 }
 
 impl LocalParameters {
-    /// Replaces the window by the receive buffer that an application has set.
-    pub(super) fn with(self, buffers: Buffers, config: &Config) -> Self {
-        Self { receive_window: buffers.window(config, || self.receive_window), ..self }
+    /// Returns the parameters for an application with these buffer sizes.
+    pub(super) fn of(config: &Config, buffers: Buffers) -> Self {
+        let &Config { largest_segment, algorithm, ecn, .. } = config;
+        let receive_window = buffers.window(config, || config.receive_window);
+        Self { receive_window, largest_segment, algorithm, ecn }
     }
 
     /// Returns the maximum window of a SYN.
@@ -198,6 +200,22 @@ pub(super) struct Half {
 }
 
 impl Half {
+    /// Creates the state after a SYN-ACK that is sent at `now` with the window `window`.
+    pub(super) fn new(now: u64, both: Both, listener: u32, window: u16) -> Self {
+        let due = now + SYN_TIMEOUT;
+        Self {
+            both,
+            listener,
+            due,
+            since: now,
+            tries: 0,
+            repeated: false,
+            deferred: false,
+            challenged: None,
+            window,
+        }
+    }
+
     /// Returns a challenge ACK, which acknowledges only the SYN (RFC 5961, 3.2).
     pub(super) fn acknowledgement(&self, now: u64, wishes: &LocalParameters) -> Fields {
         let answer = self.answer(now, wishes);

@@ -175,7 +175,7 @@ impl Stack {
     fn half_error(&mut self, quoted: Option<Quoted<'_>>, hard: bool, mtu: Option<u16>) {
         let Some(Quoted { key, seq, .. }) = quoted.and_then(Quoted::segment) else { return };
         let Some(Entry::Half(index)) = self.flows.find(&key, |entry| self.key_of(entry)) else { return };
-        let Some(Some(half)) = self.halves.get_mut(index as usize) else { return };
+        let Some(half) = self.halves.get_mut(index) else { return };
         if seq != half.both.iss {
             return;
         }
@@ -268,7 +268,7 @@ impl Stack {
         let headers = LEAST_V6 - payload_of(LEAST_V6, remote, conn.tcb.agreed.timestamps.is_some());
         let shorter = plateau(sender.mss() + headers).max(LEAST_V6);
         if conn.tcb.report_path(now, shorter) {
-            self.touch(id);
+            self.conns.touch(id);
         }
     }
 
@@ -283,7 +283,7 @@ impl Stack {
                 // This is the link's MTU, not an estimate of the path's, so longer packets are not probed later.
                 tcb.path = None;
                 tcb.sender.set_mss(mss);
-                self.touch(id);
+                self.conns.touch(id);
             }
         }
     }
@@ -294,7 +294,7 @@ impl Stack {
         if conn.tcb.report_path(now, mtu) {
             let to = conn.tcb.key.remote().ip();
             self.net.learn_path(now, to, mtu);
-            self.touch(id);
+            self.conns.touch(id);
         }
     }
 

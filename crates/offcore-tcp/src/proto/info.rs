@@ -75,16 +75,15 @@ impl Stack {
     /// call takes long. With many connections, the newest causes appear a few calls later.
     pub fn counts(&mut self) -> StackCounts {
         for _ in 0..LOOKED_AT.min(self.conns.len() as u32) {
-            if let Some((_, conn)) = self.conns.at(self.told) {
+            if let Some(conn) = self.conns.next_to_count() {
                 self.counts.recovered(conn.tcb.sender.recovery.take_unreported());
             }
-            self.told = if (self.told as usize) < self.conns.slots() { self.told + 1 } else { 0 };
         }
         let cookies = self.cookies();
         let (time_wait, time_wait_evicted) = self.time_wait();
         StackCounts {
             connections: self.conns.len() as u64,
-            half_open: (self.halves.len() - self.free_halves.len()) as u64,
+            half_open: self.halves.len() as u64,
             time_wait: time_wait as u64,
             neighbours: self.neighbours() as u64,
             memory_used: self.memory_used() as u64,

@@ -29,6 +29,8 @@ pub(super) const NO_STATION: MacAddr = MacAddr([0; 6]);
 #[derive(Debug)]
 pub(crate) struct Net {
     pub ifaces: Vec<Iface>,
+    /// The interface that sends first in the next call.
+    first: usize,
     /// The interface that returns packets to the host itself.
     pub(super) loopback: Option<u8>,
     pub neighbours: Neighbours,
@@ -52,6 +54,7 @@ impl Net {
     pub(crate) fn new(neighbours: usize, share: Share, seed: u64) -> Self {
         Self {
             ifaces: Vec::new(),
+            first: 0,
             loopback: None,
             neighbours: Neighbours::new(neighbours),
             paths: PathMtus::default(),
@@ -97,6 +100,14 @@ impl Net {
         }
         self.ifaces.push(iface);
         number
+    }
+
+    /// Returns the interfaces in the order in which they send in this call.
+    #[inline]
+    pub(super) fn turns(&mut self) -> impl Iterator<Item = usize> + use<> {
+        let (first, count) = (self.first, self.ifaces.len());
+        self.first = if first + 1 < count { first + 1 } else { 0 };
+        (first..count).chain(0..first)
     }
 
     /// Joins a multicast group on interface `iface`. Each join needs a [`leave`](Self::leave).

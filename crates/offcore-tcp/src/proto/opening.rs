@@ -10,7 +10,7 @@ use super::config::Buffers;
 use super::conns::Conn;
 use super::flows::Entry;
 use super::handshake::{
-    self, Both, Half, PeerSynOptions, SYN_ACK_RETRIES, SYN_DOUBLINGS, SYN_RETRIES, SYN_TIMEOUT,
+    self, Both, Half, LocalParameters, PeerSynOptions, SYN_DOUBLINGS, SYN_RETRIES, SYN_TIMEOUT,
     SYN_TIMEOUT_MAX,
 };
 use super::options::ConnOptions;
@@ -64,7 +64,7 @@ impl Stack {
             options: conn.tcb.options,
         };
         let asked = conn.tcb.asking.take();
-        let wishes = self.wishes.with(conn.buffers, &self.config);
+        let wishes = LocalParameters::of(&self.config, conn.buffers);
         let window = conn.tcb.receiver.syn_window();
         let mut tcb = handshake::connection(now, &both, &wishes, window);
         self.net.fit(now, &mut tcb);
@@ -91,18 +91,7 @@ impl Stack {
             tcb.state = State::SynReceived;
             let retries = asked.map_or(SYN_RETRIES, |asked| asked.retries);
             tcb.asking = Some(SynTimer { due: now + SYN_TIMEOUT, tries: 1, retries, since: now });
-            let half = Half {
-                both,
-                listener: 0,
-                due: 0,
-                since: now,
-                tries: 0,
-                repeated: false,
-                deferred: false,
-                challenged: None,
-                window,
-            };
-            let fields = half.answer(now, &wishes);
+            let fields = Half::new(now, both, 0, window).answer(now, &wishes);
             self.send_with(now, key, both.options, &fields, out);
         }
         let Some(conn) = self.conns.get_mut(id) else { return Err(DropReason::NoConnection) };
@@ -138,50 +127,42 @@ impl Stack {
         let deadline = conn.tcb.deadline();
         let key = conn.tcb.key;
         let app = self.arenas.app(conn.app);
-        let window = windows::of_syn(self.wishes.with(conn.buffers, &self.config), &app.arena, 0);
+        let window = windows::of_syn(LocalParameters::of(&self.config, conn.buffers), &app.arena, 0);
         let window = conn.tcb.receiver.announce_syn(window);
         conn.fund(&mut app.arena, None);
         let wanted = conn.tcb.options;
         let mtu = wanted.mtu(self.net.ifaces[usize::from(conn.tcb.way.iface)].mtu, key.remote().ip());
-        let offset = self.origins.timestamp_offset(&key);
-        let value = offset.wrapping_add((now / 1000) as u32);
-        let timestamps = Some(Timestamps { value, echo: 0 });
-        // An unanswered SYN may have met a host that rejects ECN's bits (RFC 3168, 6.1.1.1).
-        let ecn = if self.config.ecn && !again { TcpFlags::ECE | TcpFlags::CWR } else { TcpFlags(0) };
-        if let Some(deadline) = deadline {
-            self.wheel.set(id.index, deadline);
-        }
-        if conn.tcb.state != State::SynSent {
-            let tcb = &conn.tcb;
-            let (agreed, receiver) = (tcb.agreed, &tcb.receiver);
-            let timestamps =
-                agreed.timestamps.map(|_| Timestamps { value, echo: receiver.recent().unwrap_or(0) });
-            let fields = Fields {
-                src_port: key.local_port(),
-                dst_port: key.remote_port(),
-                seq: tcb.sender.seq(0).wrapping_sub(1),
-                ack: receiver.seq(0),
-                flags: TcpFlags::SYN | TcpFlags::ACK | if agreed.ecn { TcpFlags::ECE } else { TcpFlags(0) },
-                window,
-                options: handshake::offer(
-                    mtu,
-                    key.remote().ip(),
-                    timestamps,
-                    agreed.sack,
-                    receiver.scale > 0,
-                ),
-            };
-            return self.send_with(now, key, wanted, &fields, out);
-        }
+        let value = self.origins.timestamp_offset(&key).wrapping_add((now / 1000) as u32);
+        let Tcb { agreed, receiver, .. } = &conn.tcb;
+        let answers = conn.tcb.state != State::SynSent;
+        let (flags, options) = if answers {
+            let echo = receiver.recent().unwrap_or(0);
+            let timestamps = agreed.timestamps.map(|_| Timestamps { value, echo });
+            let scale = receiver.scale > 0;
+            (
+                TcpFlags::ACK | if agreed.ecn { TcpFlags::ECE } else { TcpFlags(0) },
+                handshake::offer(mtu, key.remote().ip(), timestamps, agreed.sack, scale),
+            )
+        } else {
+            // An unanswered SYN may have met a host that rejects ECN's bits (RFC 3168, 6.1.1.1).
+            let ecn = self.config.ecn && !again;
+            (
+                if ecn { TcpFlags::ECE | TcpFlags::CWR } else { TcpFlags(0) },
+                handshake::offer(mtu, key.remote().ip(), Some(Timestamps { value, echo: 0 }), true, true),
+            )
+        };
         let fields = Fields {
             src_port: key.local_port(),
             dst_port: key.remote_port(),
             seq: conn.tcb.sender.seq(0).wrapping_sub(1),
-            ack: 0,
-            flags: TcpFlags::SYN | ecn,
+            ack: if answers { receiver.seq(0) } else { 0 },
+            flags: TcpFlags::SYN | flags,
             window,
-            options: handshake::offer(mtu, key.remote().ip(), timestamps, true, true),
+            options,
         };
+        if let Some(deadline) = deadline {
+            self.conns.timers.set(id.index, deadline);
+        }
         self.send_with(now, key, wanted, &fields, out);
     }
 
@@ -231,7 +212,7 @@ impl Stack {
     fn half_of(&self, now: u64, listener: u32, key: FlowKey, segment: &Segment) -> Option<Half> {
         let way = self.net.way(key.remote().ip())?;
         let at = self.listeners.get(listener)?;
-        let wishes = self.wishes.with(at.buffers, &self.config);
+        let wishes = LocalParameters::of(&self.config, at.buffers);
         let both = Both {
             key,
             way,
@@ -242,17 +223,8 @@ impl Stack {
             timestamp_offset: self.origins.timestamp_offset(&key),
             options: at.options,
         };
-        Some(Half {
-            both,
-            listener,
-            due: now + SYN_TIMEOUT,
-            since: now,
-            tries: 0,
-            repeated: false,
-            deferred: false,
-            challenged: None,
-            window: windows::of_syn(wishes, &self.arenas[at.app], at.half_open),
-        })
+        let window = windows::of_syn(wishes, &self.arenas[at.app], at.half_open);
+        Some(Half::new(now, both, listener, window))
     }
 
     /// Answers a SYN. `ended` is the connection in TIME-WAIT that still has its flow.
@@ -282,63 +254,42 @@ impl Stack {
         }
         self.listeners.enter_half(half.listener);
         let fields = half.answer(now, &self.local_parameters_of(&half));
-        let (due, wanted) = (half.due, half.both.options);
-        let index = match self.free_halves.pop() {
-            Some(index) => index,
-            None => {
-                self.halves.push(None);
-                self.half_wheel.reserve(self.halves.len() as u32);
-                self.halves.len() as u32 - 1
-            }
-        };
-        self.halves[index as usize] = Some(half);
+        let wanted = half.both.options;
+        let index = self.halves.insert(half);
         if self.flows.enter(&key, Entry::Half(index)).is_err() {
             self.drop_half(index);
             return Err(DropReason::Backlog);
         }
-        self.half_wheel.set(index, due);
         self.send_with(now, key, wanted, &fields, out);
         Ok(Verdict::Consumed)
     }
 
     /// Removes a half-open connection.
     pub(super) fn drop_half(&mut self, index: u32) -> Option<Half> {
-        let half = self.halves.get_mut(index as usize)?.take()?;
-        self.free_halves.push(index);
-        self.half_wheel.cancel(index);
+        let half = self.halves.remove(index)?;
         self.flows.leave(&half.both.key, Entry::Half(index));
         self.listeners.leave_half(half.listener);
         Some(half)
     }
 
-    /// Removes the `left` half-open connections of a listener that no longer exists.
-    pub(super) fn drop_halves(&mut self, listener: u32, mut left: usize) {
-        for index in 0..self.halves.len() {
-            if left == 0 {
-                return;
-            }
-            if self.halves[index].as_ref().is_some_and(|half| half.listener == listener) {
-                self.drop_half(index as u32);
-                left -= 1;
-            }
+    /// Removes the `count` half-open connections of a listener that no longer exists.
+    pub(super) fn drop_halves(&mut self, listener: u32, count: usize) {
+        for index in self.halves.of_listener(listener).take(count).collect::<Vec<u32>>() {
+            self.drop_half(index);
         }
     }
 
     /// Handles a SYN-ACK that was not acknowledged in time.
     #[cold]
     pub(super) fn half_timer(&mut self, now: u64, index: u32, out: &mut Out) {
-        let Some(half) = self.halves.get_mut(index as usize).and_then(Option::as_mut) else { return };
-        if half.tries >= SYN_ACK_RETRIES {
+        let Some(half) = self.halves.back_off(now, index).cloned() else {
             self.drop_half(index);
             return;
-        }
-        half.tries += 1;
-        half.due = now + (SYN_TIMEOUT << half.tries);
-        let (both, due, half) = (half.both, half.due, half.clone());
+        };
+        let both = half.both;
         let fields = half.answer(now, &self.local_parameters_of(&half));
         // With TCP_DEFER_ACCEPT the peer already has the SYN-ACK. It is sent again only after the timeout.
         let silent = half.deferred && half.tries < both.options.defer;
-        self.half_wheel.set(index, due);
         if !silent {
             self.send_with(now, both.key, both.options, &fields, out);
         }
@@ -353,9 +304,7 @@ impl Stack {
         segment: &Segment,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        let Some(half) = self.halves.get(index as usize).and_then(Option::clone) else {
-            return Err(DropReason::NoConnection);
-        };
+        let Some(half) = self.halves.get(index).cloned() else { return Err(DropReason::NoConnection) };
         let Both { key, iss, irs, options, .. } = half.both;
         let next = irs.wrapping_add(1);
         let away = segment.seq.wrapping_sub(next);
@@ -375,7 +324,7 @@ impl Stack {
             // answer, which the peer resets if the SYN was genuine (RFC 9293, 3.10.7.4, RFC 5961, 4.2).
             let fields = half.answer(now, &self.local_parameters_of(&half));
             self.send_with(now, key, options, &fields, out);
-            if let Some(half) = self.halves.get_mut(index as usize).and_then(Option::as_mut) {
+            if let Some(half) = self.halves.get_mut(index) {
                 half.repeated = true;
             }
             return Ok(Verdict::Consumed);
@@ -408,8 +357,10 @@ impl Stack {
     /// Answers a possibly forged segment with a challenge ACK, unless one was sent recently (RFC 5961, 3.2 and 7).
     #[cold]
     fn challenge_half(&mut self, now: u64, index: u32, out: &mut Out) {
-        let half = self.halves.get_mut(index as usize).and_then(Option::as_mut);
-        let Some(half) = half.filter(|half| half.challenged.is_none_or(|last| now - last >= CHALLENGE))
+        let Some(half) = self
+            .halves
+            .get_mut(index)
+            .filter(|half| half.challenged.is_none_or(|last| now - last >= CHALLENGE))
         else {
             return;
         };
@@ -478,7 +429,6 @@ impl Stack {
                 return None;
             }
         };
-        self.wheel.reserve(id.index + 1);
         let new = Entry::Conn(id.index);
         let entered = match entry {
             Some(entry) => self.flows.change(&key, entry, new),

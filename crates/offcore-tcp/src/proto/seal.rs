@@ -37,7 +37,7 @@ impl Stack {
             // receive it.
             tcb.sender.published(now, &next);
             self.counts.no_station += 1;
-            self.touch(plan.conn);
+            self.conns.touch(plan.conn);
             return Sealed::Obsolete;
         };
         let iface = tcb.way.iface;
@@ -79,10 +79,10 @@ impl Stack {
         let (_, to) = to.split_last_chunk_mut().expect("headers fit what protocols see of a packet");
         template.write(to, &varying);
         let (headers, transport) = (template.header_len(), template.transport());
+        let mss = tcb.sender.mss();
         if let Some(deadline) = tcb.sender.deadline() {
-            self.wheel.set_earlier(plan.conn.index, deadline);
+            self.conns.timers.set_earlier(plan.conn.index, deadline);
         }
-        let mss = conn.tcb.sender.mss();
         let segment = if plan.len > u32::from(mss) { mss } else { 0 };
         Sealed::Send { iface, headers: headers as u8, transport: transport as u8, segment }
     }
@@ -97,6 +97,6 @@ impl Stack {
         if conn.tcb.state == State::Closed {
             return self.free_when_done(plan.conn);
         }
-        self.touch(plan.conn);
+        self.conns.touch(plan.conn);
     }
 }

@@ -32,7 +32,7 @@ impl Stack {
     /// Returns this side's parameters for a connection to a listener.
     pub(super) fn local_parameters_of(&self, half: &Half) -> LocalParameters {
         let buffers = self.listeners.get(half.listener).map_or_else(Buffers::default, |this| this.buffers);
-        self.wishes.with(buffers, &self.config)
+        LocalParameters::of(&self.config, buffers)
     }
 
     /// Returns the room of a connection or datagram socket.

@@ -47,7 +47,7 @@ impl Stack {
         let Some(this) = self.conns.get_mut(conn) else { return };
         if let AckNeed::By(_) = this.tcb.receiver.need() {
             this.tcb.receiver.ack_now();
-            self.touch(conn);
+            self.conns.touch(conn);
             self.settle(now, out);
         }
     }
@@ -73,7 +73,7 @@ impl Stack {
 
     /// Returns whether a half-open connection waits for data (`TCP_DEFER_ACCEPT`).
     pub(super) fn defers(&mut self, index: u32) -> bool {
-        let half = self.halves.get_mut(index as usize).and_then(Option::as_mut);
+        let half = self.halves.get_mut(index);
         let Some(half) = half.filter(|half| half.tries < half.both.options.defer) else { return false };
         half.deferred = true;
         true

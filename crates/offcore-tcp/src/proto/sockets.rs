@@ -232,6 +232,10 @@ pub(super) struct Sockets {
     /// The second in which the last error was sent, and the remaining number of errors in that second.
     errors: (u64, u32),
     pub joins: UserJoins,
+    /// The time in microseconds since 1970 when `now` was 0.
+    pub unix_time: u64,
+    /// Whether datagrams get the larger half of the budget.
+    larger_half: bool,
     /// The number of fragmented packets.
     fragmented: u64,
 }
@@ -452,6 +456,13 @@ impl Sockets {
         let index = id.index - SOCKETS;
         self.free.push(index);
         self.slots[index as usize].socket.take()
+    }
+
+    /// Returns the share of datagrams in a budget, because they have no congestion control. With an odd budget, each
+    /// half gets the last packet in turn.
+    pub(super) fn half(&mut self, budget: usize) -> usize {
+        self.larger_half ^= true;
+        (budget + usize::from(self.larger_half)) / 2
     }
 
     /// Returns whether an ICMP error may be sent now. The limit is random, with a new `chance` in each second, so that

@@ -16,7 +16,7 @@ use super::conns::{Conn, Conns};
 use super::cookie::Cookies;
 use super::counts::StackCounts;
 use super::flows::{Entry, Flows, key_of};
-use super::handshake::{Half, LocalParameters};
+use super::halves::Halves;
 use super::iface::IfaceConfig;
 use super::input::{Input, Outcome};
 use super::ip::{self, Frame, IpHeaders};
@@ -32,7 +32,6 @@ use super::sockets::Sockets;
 use super::steering::Steering;
 use super::tcb::State;
 use super::timewait::{MAX_ENTRIES, TimeWait};
-use super::wheel::Wheel;
 
 /// Maximum number of bytes of one connection that are planned in a row.
 const QUANTUM: u32 = 64 << 10;
@@ -43,7 +42,6 @@ const QUIET: u64 = 1_000_000;
 #[derive(Debug)]
 pub struct Stack {
     pub(super) config: Config,
-    pub(super) wishes: LocalParameters,
     pub(super) origins: Origins,
     pub(super) ports: Ports,
     pub(super) cookies: Cookies,
@@ -52,30 +50,14 @@ pub struct Stack {
     pub(super) arenas: Arenas,
     pub(super) conns: Conns,
     pub(super) flows: Flows,
-    pub(super) halves: Vec<Option<Half>>,
-    pub(super) free_halves: Vec<u32>,
+    pub(super) halves: Halves,
     pub(super) listeners: Listeners,
     pub(super) time_wait: TimeWait,
     pub(super) udp: Sockets,
-    /// The time in microseconds since 1970 when `now` was 0.
-    pub(super) unix_time: u64,
-    pub(super) wheel: Wheel,
-    pub(super) half_wheel: Wheel,
-    /// Connections whose acknowledgements and timers are checked at the end of the call.
-    pub(super) touched: Vec<u32>,
     /// The run that the next packet of a vector may continue.
     run: Option<Run>,
-    /// The interface that sends first in the next call.
-    first: usize,
-    /// Whether datagrams get the larger half of the budget.
-    datagrams_first: bool,
-    /// Connections that wait for address resolution, and the state of the neighbour cache at that time.
-    asking_hop: (Vec<u32>, (u32, u32)),
     pub(super) drops: Drops,
     pub(super) counts: StackCounts,
-    /// The connection at which [`counts`](Self::counts) continues, and the connection last checked for unused memory.
-    pub(super) told: u32,
-    pub(super) reclaimed: u32,
 }
 
 impl Stack {
@@ -84,38 +66,25 @@ impl Stack {
     /// # Errors
     /// Fails if there is not enough memory for the FIFOs.
     pub fn new(config: Config) -> Result<Self, MemoryError> {
-        let Config { receive_window, largest_segment, algorithm, ecn, .. } = config;
         let (first, second) = config.secret.split_at(size_of::<u64>());
         let half = |half: &[u8]| half.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
         let seed = half(first) ^ half(second).rotate_left(1);
-        let wishes = LocalParameters { receive_window, largest_segment, algorithm, ecn };
         Ok(Self {
-            wishes,
             origins: Origins::new(&config.secret),
             ports: Ports::new(&config.secret, config.ports.clone()),
             cookies: Cookies::new(&config.secret),
             net: Net::new(config.neighbours, config.share, seed),
             steering: Steering::new(&config.secret, config.share),
             arenas: Arenas::new(config.memory, config.connections as usize)?,
-            conns: Conns::default(),
+            conns: Conns::new(),
             flows: Flows::new(&config.secret, config.connections.min(1 << 16) as usize),
-            halves: Vec::new(),
-            free_halves: Vec::new(),
+            halves: Halves::new(),
             listeners: Listeners::default(),
             time_wait: TimeWait::new(MAX_ENTRIES),
             udp: Sockets::default(),
-            unix_time: 0,
-            wheel: Wheel::new(0),
-            half_wheel: Wheel::new(0),
-            touched: Vec::new(),
             run: None,
-            first: 0,
-            datagrams_first: false,
-            asking_hop: Default::default(),
             drops: Drops::default(),
             counts: StackCounts::default(),
-            told: 0,
-            reclaimed: 0,
             config,
         })
     }
@@ -141,7 +110,7 @@ impl Stack {
         let Some(iface) = self.net.ifaces.get_mut(usize::from(iface)) else { return };
         iface.held = held;
         if !held && !iface.unacknowledged.is_empty() {
-            self.touched.append(&mut iface.unacknowledged);
+            self.conns.resume(&mut iface.unacknowledged);
         }
     }
 
@@ -155,7 +124,7 @@ impl Stack {
 
     /// Sets the clock for timestamps of datagrams, in microseconds since 1970.
     pub fn set_unix_time(&mut self, now: u64, unix_time: u64) {
-        self.unix_time = unix_time.saturating_sub(now);
+        self.udp.unix_time = unix_time.saturating_sub(now);
     }
 
     /// Returns the slot that a connection shares with its application.
@@ -313,10 +282,7 @@ impl Stack {
         segment: &Segment,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        let Some((id, conn)) = self.conns.at(index) else { return Err(DropReason::NoConnection) };
-        if !std::mem::replace(&mut conn.tcb.touched, true) {
-            self.touched.push(index);
-        }
+        let Some((id, conn)) = self.conns.at_touched(index) else { return Err(DropReason::NoConnection) };
         if conn.tcb.state == State::SynSent {
             return self.syn_sent_segment(now, id, segment, out);
         }
@@ -334,23 +300,11 @@ impl Stack {
         Ok(verdict)
     }
 
-    /// Marks a connection that may have something to send. It is checked at the end of the call.
-    pub(super) fn touch(&mut self, id: ConnId) {
-        if let Some(conn) = self.conns.get_mut(id)
-            && !std::mem::replace(&mut conn.tcb.touched, true)
-        {
-            self.touched.push(id.index);
-        }
-    }
-
     /// Sends due acknowledgements, sets timers, and queues connections that may have something to send.
     pub(super) fn settle(&mut self, now: u64, out: &mut Out) {
-        if !self.asking_hop.0.is_empty() && self.asking_hop.1 != self.net.neighbours.seen() {
-            self.resume_after_resolution();
-        }
-        while let Some(index) = self.touched.pop() {
-            let Some((id, conn)) = self.conns.at(index) else { continue };
-            conn.tcb.touched = false;
+        self.conns.on_neighbours(self.net.neighbours.seen());
+        while let Some(next) = self.conns.next_touched() {
+            let Some((id, conn)) = next else { continue };
             if conn.tcb.state == State::Closed {
                 continue;
             }
@@ -369,23 +323,13 @@ impl Stack {
             let iface = &mut self.net.ifaces[usize::from(tcb.way.iface)];
             if iface.held && tcb.receiver.need() == AckNeed::Now && tcb.is_synchronized() {
                 tcb.touched = true;
-                iface.unacknowledged.push(index);
+                iface.unacknowledged.push(id.index);
             }
             if tcb.is_synchronized() && !std::mem::replace(&mut tcb.ready, true) {
-                iface.ready.push_back(index);
+                iface.ready.push_back(id.index);
             }
             if let Some(deadline) = tcb.deadline() {
-                self.wheel.set(index, deadline);
-            }
-        }
-    }
-
-    /// Resumes connections that waited for address resolution, after a change of the neighbour cache.
-    #[cold]
-    fn resume_after_resolution(&mut self) {
-        for index in std::mem::take(&mut self.asking_hop.0) {
-            if let Some((id, _)) = self.conns.at(index) {
-                self.touch(id);
+                self.conns.timers.set(id.index, deadline);
             }
         }
     }
@@ -395,25 +339,21 @@ impl Stack {
     pub fn tx(&mut self, now: u64, budget: usize, out: &mut Out) {
         if self.udp.has_ready() {
             let streams = self.net.ifaces.iter().any(|iface| !iface.held && !iface.ready.is_empty());
-            self.datagrams_first ^= true;
-            // Datagrams have no congestion control. With an odd budget, each half gets the last packet in turn.
-            let half = (budget + usize::from(self.datagrams_first)) / 2;
+            let half = self.udp.half(budget);
             self.plan_datagrams(now, if streams { half } else { budget }, out);
         }
         let mut left = budget.saturating_sub(out.plans.len());
-        let count = self.net.ifaces.len();
-        for iface in (self.first..count).chain(0..self.first) {
+        for iface in self.net.turns() {
             if left > 0 && !self.net.ifaces[iface].held {
                 left = self.tx_by(iface, now, left, out);
             }
         }
-        self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
     }
 
     /// Plans packets of one interface, and returns the rest of the budget.
     #[inline]
     fn tx_by(&mut self, iface: usize, now: u64, mut left: usize, out: &mut Out) -> usize {
-        let Self { net, conns, wheel, asking_hop, arenas, config, .. } = self;
+        let Self { net, conns, arenas, config, .. } = self;
         let at_most = net.ifaces[iface].segment_offload.min(QUANTUM);
         for _ in 0..net.ifaces[iface].ready.len() {
             if left == 0 {
@@ -431,8 +371,7 @@ impl Stack {
                 conn.tcb.link = None;
                 // Without a route the segment counts as lost.
                 if net.has_route(&mut conn.tcb) {
-                    asking_hop.0.push(index);
-                    asking_hop.1 = net.neighbours.seen();
+                    conns.ask_hop(index, net.neighbours.seen());
                     continue;
                 }
             }
@@ -452,7 +391,7 @@ impl Stack {
                 net.ifaces[iface].ready.push_back(index);
             }
             if let Some(deadline) = conn.tcb.deadline() {
-                wheel.set(index, deadline);
+                conns.timers.set(index, deadline);
             }
         }
         left

@@ -186,7 +186,7 @@ impl Stack {
             (IpAddr::V6(_), Some([high, low, ..])) => high << 4 | low >> 4,
             _ => 0,
         };
-        let time = self.unix_time + now;
+        let time = self.udp.unix_time + now;
         let index = self.net.ifaces.get(usize::from(iface)).map_or(0, |iface| iface.index);
         let more = More { hops: ip.hops, tos, index, time, ..More::default() };
         let header = Header { len: (len - udp::HEADER_LEN) as u16, peer, local: ip.dst, more };
@@ -559,8 +559,12 @@ impl Stack {
         let to_many = peer.ip().is_multicast() && !more.no_loop
             || self.net.ifaces[usize::from(way.iface)].is_broadcast(peer.ip());
         let loops = to_many && {
-            let more =
-                More { hops: envelope.hops, tos: more.tos, time: self.unix_time + now, ..More::default() };
+            let more = More {
+                hops: envelope.hops,
+                tos: more.tos,
+                time: self.udp.unix_time + now,
+                ..More::default()
+            };
             let from = SocketAddr::new(way.source, port);
             let header = Header { len: plan.len as u16, peer: from, local: peer.ip(), more };
             self.find_local_receivers(&way, header, peer.port(), headers.into(), out)

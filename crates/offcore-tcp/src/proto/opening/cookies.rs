@@ -65,17 +65,7 @@ impl Stack {
         let mtu = self.net.ifaces[usize::from(way.iface)].mtu;
         let options = self.listeners.get(listener).map(|listener| listener.options).unwrap_or_default();
         let both = Both { key, way, mtu, iss, irs, offered, timestamp_offset, options };
-        let mut half = Half {
-            both,
-            listener,
-            due: 0,
-            since: now,
-            tries: 1,
-            repeated: false,
-            deferred: false,
-            challenged: None,
-            window: 0,
-        };
+        let mut half = Half { due: 0, tries: 1, ..Half::new(now, both, listener, 0) };
         half.window = self.local_parameters_of(&half).syn_window();
         let id = self.establish(now, &half, segment, None, out)?;
         self.cookies.count_taken();

@@ -22,13 +22,13 @@ impl Stack {
     /// Runs the timers that are due by `now`, and returns the next deadline.
     pub fn timers(&mut self, now: u64, out: &mut Out) {
         let mut due = arrayvec::ArrayVec::<u32, EXPIRIES>::new();
-        self.wheel.expire(now, EXPIRIES, |index| due.push(index));
+        self.conns.timers.expire(now, EXPIRIES, |index| due.push(index));
         // By reference: moving the list costs more than its entries, usually none.
         for &index in &due {
             self.conn_timer(now, index, out);
         }
         due.clear();
-        self.half_wheel.expire(now, EXPIRIES, |index| due.push(index));
+        self.halves.expire(now, EXPIRIES, |index| due.push(index));
         for &index in &due {
             self.half_timer(now, index, out);
         }
@@ -43,8 +43,8 @@ impl Stack {
     /// Returns the next deadline known now. Packets planned, sealed or written later may set an earlier one.
     pub fn deadline(&self, now: u64) -> Option<u64> {
         let deadlines = [
-            self.wheel.next_deadline(),
-            self.half_wheel.next_deadline(),
+            self.conns.timers.next_deadline(),
+            self.halves.deadline(),
             self.time_wait.next_deadline(now),
             self.net.deadline(),
             self.arenas.deadline(now),
@@ -56,7 +56,7 @@ impl Stack {
     /// Returns a time before which no timer of a connection expires. It is not in the past after
     /// [`timers`](Self::timers).
     pub fn next_conn_timer(&self) -> Option<u64> {
-        self.wheel.next_deadline()
+        self.conns.timers.next_deadline()
     }
 
     fn conn_timer(&mut self, now: u64, index: u32, out: &mut Out) {
@@ -68,11 +68,11 @@ impl Stack {
         if tcb.give_up.is_some_and(|due| due <= now) {
             if tcb.resets && tcb.sender.may_send() && now < tcb.ends_by {
                 tcb.give_up = Some(now + RESET_CHECK);
-                return self.touch(id);
+                return self.conns.touch(id);
             }
             if tcb.orphan && !tcb.resets && tcb.sender.is_blocked_by_window() && now < tcb.ends_by {
                 tcb.extend_orphan_timeout(now);
-                return self.touch(id);
+                return self.conns.touch(id);
             }
             let cause = if tcb.resets { Cause::Aborted } else { Cause::TimedOut };
             if tcb.resets || tcb.state != State::FinWait2 {
@@ -84,7 +84,7 @@ impl Stack {
             tcb.trim = None;
             conn.trim(now, &mut self.arenas[conn.app], &self.config);
             if let Some(deadline) = conn.tcb.deadline() {
-                self.wheel.set(index, deadline);
+                self.conns.timers.set(index, deadline);
             }
             return;
         }
@@ -115,7 +115,7 @@ impl Stack {
             }
         }
         self.keep_alive(now, id, out);
-        self.touch(id);
+        self.conns.touch(id);
     }
 
     /// Sends a due keep-alive probe, or gives up a silent peer.
