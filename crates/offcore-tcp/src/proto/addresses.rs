@@ -63,7 +63,7 @@ impl Net {
     /// Returns whether a connection has a route.
     #[inline]
     pub(super) fn has_route(&self, tcb: &mut Tcb) -> bool {
-        tcb.routes == self.routes || self.refresh_route(tcb)
+        tcb.hop.is_current(self.routes) || self.refresh_route(tcb)
     }
 
     #[cold]
@@ -73,11 +73,7 @@ impl Net {
             return false;
         }
         let Some(way) = self.way(remote) else { return false };
-        // A connection keeps its interface.
-        if way.iface == tcb.way.iface && way.next_hop != tcb.way.next_hop {
-            (tcb.way.next_hop, tcb.link) = (way.next_hop, None);
-        }
-        tcb.routes = self.routes;
+        tcb.hop.refresh(self.routes, way);
         true
     }
 }

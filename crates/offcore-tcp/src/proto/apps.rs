@@ -57,7 +57,9 @@ impl Stack {
     pub fn abort_removed(&mut self, now: u64, memory: &Arc<Memory>, out: &mut Out) {
         let Some(app) = self.arenas.find_removed_app(memory) else { return };
         let Self { arenas, conns, .. } = self;
-        let open = |index: &u32| conns.at(*index).filter(|(_, conn)| !conn.tcb.resets).map(|(id, _)| id);
+        let open = |index: &u32| {
+            conns.at(*index).filter(|(_, conn)| !conn.tcb.close_timer.resets()).map(|(id, _)| id)
+        };
         let listed = arenas.app(app).conns.iter();
         for conn in listed
             .filter_map(open)

@@ -9,7 +9,7 @@ use super::call_error::CallError;
 use super::config::Buffers;
 use super::flows::{Entry, key_of};
 use super::handshake::SYN_RETRIES;
-use super::keepalive::{KeepAlive, KeepaliveState};
+use super::keepalive::KeepAlive;
 use super::listeners::Listener;
 use super::options::ConnOptions;
 use super::packet::{Cause, Out};
@@ -17,7 +17,7 @@ use super::receive::Receiver;
 use super::send::Sender;
 use super::stack::Stack;
 use super::steering::{Owner, Share};
-use super::tcb::{CLOSED_WINDOW, FIN_TIMEOUT, ORPHAN_RATE, RESET_CHECK, RESET_TIMEOUT, State, SynTimer, Tcb};
+use super::tcb::{State, SynTimer, Tcb};
 
 /// Maximum number of half-open connections of a listener, and of connections that wait in its queue (`somaxconn` of
 /// Linux). The call that removes a listener resets all of them.
@@ -172,7 +172,7 @@ impl Stack {
             Receiver::new(0, 0, 0),
             Sender::new(iss, 536, self.config.algorithm, false, false),
         );
-        tcb.options = options;
+        tcb.headers.set_options(options);
         tcb.asking = Some(SynTimer { due: now, tries: 0, retries: SYN_RETRIES, since: now });
         let id = self.add(app, tcb, None, waiting).ok_or(CallError::TooMany)?;
         if let Some(Entry::TimeWait(index)) = waiting {
@@ -324,11 +324,11 @@ impl Stack {
         out: &mut Out,
     ) -> Result<(), CallError> {
         let tcb = &mut self.conns.get_mut(conn).ok_or(CallError::Gone)?.tcb;
-        tcb.user_timeout = if user_timeout == 0 { u64::MAX } else { u64::from(user_timeout) * 1000 };
+        tcb.liveness.set_user_timeout(user_timeout);
         if let Some(asking) = &mut tcb.asking {
             asking.retries = if syn_retries == 0 { SYN_RETRIES } else { syn_retries };
             // The timer of the last SYN may have been set without a limit.
-            asking.due = asking.due.min(asking.since.saturating_add(tcb.user_timeout)).max(now);
+            asking.due = asking.due.min(asking.since.saturating_add(tcb.liveness.user_timeout())).max(now);
         }
         self.conns.touch(conn);
         self.settle(now, out);
@@ -347,7 +347,7 @@ impl Stack {
         out: &mut Out,
     ) -> Result<(), CallError> {
         let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
-        this.tcb.keeping = wanted.map(|wanted| Box::new(KeepaliveState::new(now, wanted)));
+        this.tcb.liveness.keep_alive(now, wanted);
         self.conns.touch(conn);
         self.settle(now, out);
         Ok(())
@@ -378,17 +378,16 @@ impl Stack {
         if tcb.state == State::SynSent || tcb.receiver.unread() > 0 {
             return self.abort(now, conn, out);
         }
-        tcb.orphan = true;
+        tcb.close_timer.orphan();
         this.promise(0, &mut self.arenas[this.app]);
         let tcb = &mut this.tcb;
-        let transfer = tcb.sender.unacknowledged() * 1_000_000 / ORPHAN_RATE;
-        tcb.ends_by = now + FIN_TIMEOUT + CLOSED_WINDOW + transfer;
+        tcb.close_timer.limit(now, tcb.sender.unacknowledged());
         if tcb.state == State::FinWait2 {
-            tcb.give_up = Some(now + tcb.options.fin_timeout(FIN_TIMEOUT));
+            tcb.close_timer.await_fin(now, tcb.headers.options());
             self.conns.touch(conn);
             self.settle(now, out);
         } else {
-            tcb.extend_orphan_timeout(now);
+            tcb.close_timer.extend(now);
             // If both streams have ended already, this sets the timer.
             self.conns.touch(conn);
             if self.shutdown(now, conn, out).is_err() {
@@ -403,11 +402,9 @@ impl Stack {
     /// reset.
     pub fn abort(&mut self, now: u64, conn: ConnId, out: &mut Out) {
         let Some(this) = self.conns.get_mut(conn) else { return };
-        this.tcb.orphan = true;
+        this.tcb.close_timer.orphan();
         if this.tcb.is_synchronized() && this.tcb.sender.may_send() {
-            this.tcb.resets = true;
-            this.tcb.ends_by = now + RESET_TIMEOUT;
-            this.tcb.give_up = Some(now + RESET_CHECK);
+            this.tcb.close_timer.reset_after_data(now);
             self.conns.touch(conn);
             return self.settle(now, out);
         }

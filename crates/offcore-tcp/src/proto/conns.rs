@@ -136,9 +136,9 @@ impl Conn {
     /// requests some.
     pub(super) fn trim(&mut self, now: u64, arena: &mut Arena, config: &Config) {
         self.tcb.sender.recovery.release();
-        if self.tcb.receiver.has_holes() && self.tcb.placing == 0 {
+        if self.tcb.receiver.has_holes() && !self.tcb.delivery.is_placing() {
             // After this time a peer that leaves a hole open will not fill it.
-            let until = self.tcb.heard + HOLE_TIMEOUT;
+            let until = self.tcb.liveness.heard() + HOLE_TIMEOUT;
             if until > now {
                 self.tcb.trim = Some(until);
             } else {
@@ -206,15 +206,15 @@ impl Conn {
     #[inline]
     pub(super) fn settle(&mut self, id: ConnId, out: &mut Out) {
         let tcb = &mut self.tcb;
-        if tcb.placing == 0 && !tcb.told_end && tcb.receiver.end() == Some(tcb.committed) {
-            tcb.told_end = true;
+        if tcb.delivery.tells_end(tcb.receiver.end()) {
             out.events.push(Event::EndOfStream(id));
         }
     }
 
     /// Returns whether nothing refers to it any more.
     pub(super) fn is_free(&self) -> bool {
-        self.tcb.orphan && self.tcb.state == State::Closed && self.tcb.placing == 0 && self.planned == 0
+        let Tcb { close_timer, state, delivery, .. } = &self.tcb;
+        close_timer.is_orphan() && *state == State::Closed && !delivery.is_placing() && self.planned == 0
     }
 }
 

@@ -16,16 +16,18 @@ impl Stack {
         }
         conn.tcb.state = State::Closed;
         conn.tcb.asking = None;
-        conn.tcb.give_up = None;
+        conn.tcb.close_timer.stop();
         conn.promise(0, &mut self.arenas[conn.app]);
         let key = conn.tcb.key;
         self.counts.ended(cause);
-        if !conn.tcb.orphan && conn.listener.is_none() {
-            conn.tcb.untold = Some(cause);
+        if !conn.tcb.close_timer.is_orphan() && conn.listener.is_none() {
+            conn.tcb.delivery.over(cause);
             conn.notify_closed(id, out);
         }
         // A connection that was not accepted will never be. The listener removes it when it reaches it.
-        conn.tcb.orphan |= conn.listener.is_some();
+        if conn.listener.is_some() {
+            conn.tcb.close_timer.orphan();
+        }
         self.flows.leave(&key, Entry::Conn(id.index));
         self.conns.timers.cancel(id.index);
         self.free_when_done(id);
@@ -54,9 +56,8 @@ impl Stack {
 impl Conn {
     /// Notifies the application of the end, after all earlier notifications.
     fn notify_closed(&mut self, id: ConnId, out: &mut Out) {
-        if self.tcb.placing == 0
-            && let Some(cause) = self.tcb.untold.take()
-            && !self.tcb.orphan
+        if let Some(cause) = self.tcb.delivery.take_cause()
+            && !self.tcb.close_timer.is_orphan()
         {
             out.events.push(Event::Closed(id, cause));
         }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use offcore_wire::{TcpFlags, TcpOptions, Timestamps};
 
 use super::addr::FlowKey;
+use super::challenge::ChallengeLimit;
 use super::config::{Buffers, Config};
 use super::cookie::{Offer, WithTimestamps};
 use super::iface::ResolvedRoute;
@@ -174,7 +175,7 @@ pub(super) fn connection(now: u64, both: &Both, wishes: &LocalParameters, window
     receiver.expect_segments(theirs);
     receiver.announce_syn(window);
     let mut tcb = Tcb::new(key, way, receiver, sender);
-    (tcb.agreed, tcb.options) = (agreed, wanted);
+    tcb.agreed = agreed;
     tcb.sender.scale = offered.scale.unwrap_or(0);
     tcb.sender.open_window(offered.window.into());
     tcb.state = State::Established;
@@ -193,8 +194,7 @@ pub(super) struct Half {
     pub repeated: bool,
     /// The peer has acknowledged the SYN-ACK, and the listener waits for its data (`TCP_DEFER_ACCEPT`).
     pub deferred: bool,
-    /// Time of the last challenge ACK.
-    pub challenged: Option<u64>,
+    pub challenges: ChallengeLimit,
     /// The window of our SYN-ACK.
     pub window: u16,
 }
@@ -211,7 +211,7 @@ impl Half {
             tries: 0,
             repeated: false,
             deferred: false,
-            challenged: None,
+            challenges: ChallengeLimit::default(),
             window,
         }
     }

@@ -279,7 +279,7 @@ impl Stack {
             let Some((id, conn)) = self.conns.at(index) else { continue };
             let tcb = &mut conn.tcb;
             let mss = payload_of(mtu, tcb.key.remote().ip(), tcb.agreed.timestamps.is_some());
-            if tcb.way.iface == iface && mss < tcb.sender.mss() {
+            if tcb.hop.iface() == iface && mss < tcb.sender.mss() {
                 // This is the link's MTU, not an estimate of the path's, so longer packets are not probed later.
                 tcb.path = None;
                 tcb.sender.set_mss(mss);

@@ -6,13 +6,13 @@ use super::addr::ConnId;
 use super::config::Config;
 use super::conns::Conn;
 use super::memory;
-use super::net::Net;
+use super::net::{NO_STATION, Net};
 use super::output;
 use super::packet::{Cause, DropReason, Event, Out, Place, Verdict};
 use super::run::Again;
 use super::segment::{Segment, range};
 use super::send::{Report, UnacceptableAck};
-use super::tcb::{FIN_TIMEOUT, State, Tcb};
+use super::tcb::{State, Tcb};
 
 /// The context in which a segment is processed.
 #[derive(Debug)]
@@ -107,7 +107,10 @@ impl Input<'_> {
         let tcb = &mut conn.tcb;
         let start = tcb.receiver.in_order_position(again.seq)?;
         let timed = tcb.agreed.timestamps.is_some();
-        if tcb.state != State::Established || tcb.orphan || timed != again.timestamps.is_some() {
+        if tcb.state != State::Established
+            || tcb.close_timer.is_orphan()
+            || timed != again.timestamps.is_some()
+        {
             return None;
         }
         let old = again.timestamps.is_some_and(|timestamps| tcb.receiver.is_old(self.now, timestamps));
@@ -182,7 +185,7 @@ impl Input<'_> {
     /// Sends a challenge ACK, unless one was sent recently.
     #[cold]
     fn challenge(&mut self, tcb: &mut Tcb) {
-        if tcb.may_challenge(self.now) {
+        if tcb.challenges.allows(self.now) {
             self.net.acknowledge(self.now, tcb, self.out);
         }
     }
@@ -260,9 +263,9 @@ impl Input<'_> {
         if acked.newly_acked == 0 {
             return Ok(Outcome::Open);
         }
-        self.net.neighbours.confirm(self.now, (tcb.way.iface, tcb.way.next_hop));
-        if tcb.orphan {
-            tcb.extend_orphan_timeout(self.now);
+        self.net.neighbours.confirm(self.now, tcb.hop.neighbour());
+        if tcb.close_timer.is_orphan() {
+            tcb.close_timer.extend(self.now);
         }
         tcb.validate_path_mtu(self.now, acked.newly_acked);
         conn.acknowledged(self.arena, self.id, self.config, self.out);
@@ -278,10 +281,7 @@ impl Input<'_> {
         match tcb.state {
             State::FinWait1 => {
                 tcb.state = State::FinWait2;
-                if !tcb.resets {
-                    let timeout = tcb.options.fin_timeout(FIN_TIMEOUT);
-                    tcb.give_up = tcb.orphan.then_some(now + timeout);
-                }
+                tcb.close_timer.await_fin(now, tcb.headers.options());
                 Outcome::Open
             }
             State::Closing => Outcome::TimeWait,
@@ -306,7 +306,7 @@ impl Input<'_> {
             tcb.receiver.ack_now();
             return Err(DropReason::OutOfWindow);
         }
-        if tcb.orphan && payload_len > 0 {
+        if tcb.close_timer.is_orphan() && payload_len > 0 {
             // The data will not be read, so the peer gets a reset (RFC 9293, 3.6.1).
             self.net.abort(self.now, tcb, self.out);
             return Ok((Verdict::Consumed, Outcome::Over(Cause::Aborted)));
@@ -330,7 +330,7 @@ impl Input<'_> {
         let verdict = if text.range.is_empty() {
             Verdict::Consumed
         } else {
-            tcb.placing += 1;
+            tcb.delivery.place();
             fifo.hold(text.range.start, (text.range.end - text.range.start) as usize);
             self.out.places.push(Place {
                 conn: self.id,
@@ -362,7 +362,7 @@ impl Net {
     /// Sends an acknowledgement of all received data. It may overtake data that is being copied, so its sequence number
     /// is the published edge. While the port is held, the acknowledgement stays due.
     pub(super) fn acknowledge(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) {
-        if self.ifaces[usize::from(tcb.way.iface)].held {
+        if self.ifaces[usize::from(tcb.hop.iface())].held {
             return tcb.receiver.ack_now();
         }
         let seq = tcb.sender.published_seq();
@@ -376,8 +376,8 @@ impl Net {
         if !self.has_route(tcb) {
             return;
         }
-        let envelope = tcb.envelope(offcore_wire::MacAddr([0; 6]), offcore_wire::MacAddr([0; 6]));
-        self.send(now, tcb.way, envelope, out, |bytes, envelope| {
+        let envelope = tcb.headers.envelope(&tcb.key, NO_STATION, NO_STATION);
+        self.send(now, tcb.hop.route(), envelope, out, |bytes, envelope| {
             let whole = output::TxChecksum::Payload(offcore_wire::Sum::ZERO);
             output::write(bytes, envelope, &fields, 0, whole).0
         });

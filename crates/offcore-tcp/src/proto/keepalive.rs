@@ -29,24 +29,81 @@ pub(super) enum KeepaliveAction {
     GiveUp,
 }
 
+/// Whether the peer of a connection is alive: the signs of life, and the timeouts without them.
+#[derive(Debug)]
+pub(crate) struct Liveness {
+    /// Time of the last accepted segment.
+    heard: u64,
+    /// `TCP_USER_TIMEOUT` in microseconds; `u64::MAX` for none.
+    user_timeout: u64,
+    /// State of keep-alive probes, if they are enabled.
+    keeping: Option<Box<KeepaliveState>>,
+}
+
+impl Default for Liveness {
+    fn default() -> Self {
+        Self { heard: 0, user_timeout: u64::MAX, keeping: None }
+    }
+}
+
+impl Liveness {
+    /// Records an accepted segment.
+    #[inline]
+    pub(crate) fn hear(&mut self, now: u64) {
+        self.heard = now;
+    }
+
+    pub(crate) fn heard(&self) -> u64 {
+        self.heard
+    }
+
+    #[inline]
+    pub(crate) fn user_timeout(&self) -> u64 {
+        self.user_timeout
+    }
+
+    /// Sets the user timeout in milliseconds. 0 means none.
+    pub(crate) fn set_user_timeout(&mut self, millis: u32) {
+        self.user_timeout = if millis == 0 { u64::MAX } else { u64::from(millis) * 1000 };
+    }
+
+    /// Sets or disables keep-alive probes.
+    pub(crate) fn keep_alive(&mut self, now: u64, wanted: Option<KeepAlive>) {
+        self.keeping = wanted.map(|wanted| Box::new(KeepaliveState::new(now, wanted)));
+    }
+
+    /// Returns the time of the keep-alive timer.
+    #[inline]
+    pub(crate) fn keepalive_due(&self) -> Option<u64> {
+        self.keeping.as_ref().map(|keeping| keeping.due)
+    }
+
+    /// Handles the keep-alive timer if it has expired. The connection is `idle` without data in flight.
+    pub(super) fn expire(&mut self, now: u64, idle: bool) -> KeepaliveAction {
+        let keeping = self.keeping.as_mut().filter(|keeping| keeping.due <= now);
+        keeping
+            .map_or(KeepaliveAction::Wait, |keeping| keeping.expire(now, self.heard, idle, self.user_timeout))
+    }
+}
+
 /// The keep-alive state of a connection.
 #[derive(Debug)]
-pub(crate) struct KeepaliveState {
+struct KeepaliveState {
     wanted: KeepAlive,
-    pub(crate) due: u64,
+    due: u64,
     /// Probes since the last segment of the peer, and the time of the last probe.
     sent: u8,
     last: u64,
 }
 
 impl KeepaliveState {
-    pub(crate) fn new(now: u64, wanted: KeepAlive) -> Self {
+    fn new(now: u64, wanted: KeepAlive) -> Self {
         Self { wanted, due: now + wanted.idle, sent: 0, last: 0 }
     }
 
     /// Handles the expired timer. `heard` is the time of the last segment. Data in flight serves as a probe; the
     /// connection is then not `idle`. A `user_timeout` replaces the number of probes, as on Linux.
-    pub(super) fn expire(&mut self, now: u64, heard: u64, idle: bool, user_timeout: u64) -> KeepaliveAction {
+    fn expire(&mut self, now: u64, heard: u64, idle: bool, user_timeout: u64) -> KeepaliveAction {
         if heard > self.last {
             self.sent = 0;
         }

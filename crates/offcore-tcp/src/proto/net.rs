@@ -17,12 +17,10 @@ use super::neighbour::{AdvertFlags, Ask, NeighbourKey, Neighbours};
 use super::packet::{Control, DropReason, Event, HEAD, Out, Verdict};
 use super::path_mtu::PathMtus;
 use super::steering::Share;
-use super::tcb::{Link, Tcb};
+use super::tcb::Tcb;
 
 /// Duration of duplicate address detection (RFC 4862: RetransTimer).
 pub(super) const DETECTION: u64 = 1_000_000;
-/// Time for which a connection uses the MAC address of its next hop without checking the cache.
-const LINK_AGE: u64 = 1_000_000;
 /// The Ethernet address of the loopback interface, as on Linux.
 pub(super) const NO_STATION: MacAddr = MacAddr([0; 6]);
 /// Interfaces and neighbours.
@@ -207,17 +205,14 @@ impl Net {
     /// Returns the MAC address of a connection's next hop, which the connection caches.
     #[inline]
     pub(crate) fn link(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) -> Option<MacAddr> {
-        if let Some(link) = tcb.link
-            && link.generation == self.neighbours.generation()
-            && now < link.until
-        {
-            return Some(link.mac);
+        if let Some(mac) = tcb.hop.mac(now, self.neighbours.generation()) {
+            return Some(mac);
         }
         if !self.has_route(tcb) {
             return None;
         }
-        let mac = self.station(now, (tcb.way.iface, tcb.way.next_hop), out)?;
-        tcb.link = Some(Link { mac, generation: self.neighbours.generation(), until: now + LINK_AGE });
+        let mac = self.station(now, tcb.hop.neighbour(), out)?;
+        tcb.hop.resolved(now, self.neighbours.generation(), mac);
         self.fit(now, tcb);
         Some(mac)
     }

@@ -13,13 +13,14 @@ use super::handshake::{
     self, Both, Half, LocalParameters, PeerSynOptions, SYN_DOUBLINGS, SYN_RETRIES, SYN_TIMEOUT,
     SYN_TIMEOUT_MAX,
 };
+use super::headers::Headers;
 use super::options::ConnOptions;
 use super::output::{self, Fields};
 use super::packet::{Cause, DropReason, Event, Out, Verdict};
 use super::receive::AckNeed;
 use super::segment::Segment;
 use super::stack::Stack;
-use super::tcb::{CHALLENGE, State, SynTimer, Tcb};
+use super::tcb::{State, SynTimer, Tcb};
 use super::timewait::{self, Action, Ended, Inserted};
 use super::windows;
 
@@ -37,7 +38,7 @@ impl Stack {
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
         let Some(conn) = self.conns.get_mut(id) else { return Err(DropReason::NoConnection) };
-        let (key, way, iss) = (conn.tcb.key, conn.tcb.way, conn.tcb.sender.seq(0).wrapping_sub(1));
+        let (key, way, iss) = (conn.tcb.key, conn.tcb.hop.route(), conn.tcb.sender.seq(0).wrapping_sub(1));
         let acknowledges = segment.has(TcpFlags::ACK);
         if acknowledges && segment.ack != iss.wrapping_add(1) {
             self.refuse(now, key, segment, out);
@@ -61,19 +62,21 @@ impl Stack {
             irs: segment.seq,
             offered: PeerSynOptions::of(segment, key.remote().ip()),
             timestamp_offset: self.origins.timestamp_offset(&key),
-            options: conn.tcb.options,
+            options: *conn.tcb.headers.options(),
         };
         let asked = conn.tcb.asking.take();
         let wishes = LocalParameters::of(&self.config, conn.buffers);
         let window = conn.tcb.receiver.syn_window();
         let mut tcb = handshake::connection(now, &both, &wishes, window);
         self.net.fit(now, &mut tcb);
-        tcb.flow_label = self.origins.flow_label(&key);
+        tcb.headers = Headers::new(both.options, self.origins.flow_label(&key));
         tcb.touched = conn.tcb.touched;
-        tcb.orphan = conn.tcb.orphan;
+        if conn.tcb.close_timer.is_orphan() {
+            tcb.close_timer.orphan();
+        }
         tcb.sender.no_delay = conn.tcb.sender.no_delay;
-        tcb.user_timeout = conn.tcb.user_timeout;
-        (tcb.keeping, tcb.heard) = (conn.tcb.keeping.take(), now);
+        tcb.liveness = std::mem::take(&mut conn.tcb.liveness);
+        tcb.liveness.hear(now);
         match asked {
             Some(asked) if asked.tries == 1 => tcb.sender.recovery.first_rtt(now, now - asked.since),
             _ => {
@@ -107,14 +110,14 @@ impl Stack {
     #[cold]
     pub(super) fn send_own_syn(&mut self, now: u64, id: ConnId, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        let user_timeout = conn.tcb.user_timeout;
+        let user_timeout = conn.tcb.liveness.user_timeout();
         let Some(asking) = &mut conn.tcb.asking else { return };
         let user_timeout_deadline = asking.since.saturating_add(user_timeout);
         if asking.tries > asking.retries || asking.tries > 0 && user_timeout_deadline <= now {
             return self.over(id, Cause::TimedOut, out);
         }
         // As on Linux, the next hop has three seconds to answer.
-        let (tries, hop) = (asking.tries, (conn.tcb.way.iface, conn.tcb.way.next_hop));
+        let (tries, hop) = (asking.tries, conn.tcb.hop.neighbour());
         if tries == HOP_TRIES && self.net.station(now, hop, out).is_none() {
             return self.over(id, Cause::Unreachable, out);
         }
@@ -130,8 +133,8 @@ impl Stack {
         let window = windows::of_syn(LocalParameters::of(&self.config, conn.buffers), &app.arena, 0);
         let window = conn.tcb.receiver.announce_syn(window);
         conn.fund(&mut app.arena, None);
-        let wanted = conn.tcb.options;
-        let mtu = wanted.mtu(self.net.ifaces[usize::from(conn.tcb.way.iface)].mtu, key.remote().ip());
+        let wanted = *conn.tcb.headers.options();
+        let mtu = wanted.mtu(self.net.ifaces[usize::from(conn.tcb.hop.iface())].mtu, key.remote().ip());
         let value = self.origins.timestamp_offset(&key).wrapping_add((now / 1000) as u32);
         let Tcb { agreed, receiver, .. } = &conn.tcb;
         let answers = conn.tcb.state != State::SynSent;
@@ -357,14 +360,10 @@ impl Stack {
     /// Answers a possibly forged segment with a challenge ACK, unless one was sent recently (RFC 5961, 3.2 and 7).
     #[cold]
     fn challenge_half(&mut self, now: u64, index: u32, out: &mut Out) {
-        let Some(half) = self
-            .halves
-            .get_mut(index)
-            .filter(|half| half.challenged.is_none_or(|last| now - last >= CHALLENGE))
-        else {
+        let Some(half) = self.halves.get_mut(index) else { return };
+        if !half.challenges.allows(now) {
             return;
-        };
-        half.challenged = Some(now);
+        }
         let half = half.clone();
         let (both, fields) = (half.both, half.acknowledgement(now, &self.local_parameters_of(&half)));
         self.send_with(now, both.key, both.options, &fields, out);
@@ -381,7 +380,7 @@ impl Stack {
     ) -> Result<ConnId, DropReason> {
         let mut tcb = handshake::connection(now, &half.both, &self.local_parameters_of(half), half.window);
         self.net.fit(now, &mut tcb);
-        tcb.flow_label = self.origins.flow_label(&half.both.key);
+        tcb.headers = Headers::new(half.both.options, self.origins.flow_label(&half.both.key));
         // A cookie has no record of retransmissions.
         if half.tries > 0 && half.due > 0 {
             tcb.sender.recovery.handshake_lost();

@@ -40,7 +40,7 @@ impl Stack {
             self.conns.touch(plan.conn);
             return Sealed::Obsolete;
         };
-        let iface = tcb.way.iface;
+        let iface = tcb.hop.iface();
         let src_mac = self.net.ifaces[usize::from(iface)].mac;
         let new_data = !next.again && plan.len > 0;
         let mut flags = TcpFlags::ACK | tcb.echo_congestion();

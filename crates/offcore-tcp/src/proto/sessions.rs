@@ -50,7 +50,7 @@ impl Stack {
 
     /// Returns whether the peer has ended its stream and all its data can be read.
     pub fn has_ended(&self, conn: ConnId) -> bool {
-        self.conns.get(conn).is_some_and(|conn| conn.tcb.told_end)
+        self.conns.get(conn).is_some_and(|conn| conn.tcb.delivery.has_told_end())
     }
 
     /// Returns whether the stack has the address, even if it is tentative.
@@ -84,7 +84,7 @@ impl Stack {
     /// application. Returns `false` if the connection has already been used, or no longer exists.
     pub fn set_slot(&mut self, conn: ConnId, slot: Place) -> bool {
         let Some(this) = self.conns.get_mut(conn) else { return false };
-        if this.planned > 0 || this.tcb.placing > 0 || this.tx.edge() > 0 || !this.rx.is_empty() {
+        if this.planned > 0 || this.tcb.delivery.is_placing() || this.tx.edge() > 0 || !this.rx.is_empty() {
             return false;
         }
         let app = this.app;

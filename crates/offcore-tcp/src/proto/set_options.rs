@@ -20,13 +20,13 @@ impl Stack {
     pub fn set_options(&mut self, conn: ConnId, options: ConnOptions) -> Result<(), CallError> {
         let tcb = &mut self.conns.get_mut(conn).ok_or(CallError::Gone)?.tcb;
         let algorithm = |options: &ConnOptions| options.algorithm.unwrap_or(self.config.algorithm);
-        if algorithm(&options) != algorithm(&tcb.options) {
+        if algorithm(&options) != algorithm(tcb.headers.options()) {
             tcb.sender.recovery.set_algorithm(algorithm(&options));
         }
-        if options.pacing_rate != tcb.options.pacing_rate {
+        if options.pacing_rate != tcb.headers.options().pacing_rate {
             tcb.sender.recovery.set_max_pacing_rate(options.pacing_rate.unwrap_or(u64::MAX));
         }
-        tcb.set_options(options);
+        tcb.headers.set_options(options);
         Ok(())
     }
 

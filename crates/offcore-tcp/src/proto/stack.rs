@@ -291,7 +291,7 @@ impl Stack {
         let mut input = Input { now, id, net, arena, config, out };
         let (verdict, outcome) = input.segment(conn, segment)?;
         // Dropped segments do not count as a sign of life, because anyone can send them.
-        conn.tcb.heard = now;
+        conn.tcb.liveness.hear(now);
         match outcome {
             Outcome::Open => {}
             Outcome::TimeWait => self.enter_time_wait(now, id, out),
@@ -320,7 +320,7 @@ impl Stack {
             if tcb.receiver.need() == AckNeed::Now && tcb.is_synchronized() {
                 self.net.acknowledge(now, tcb, out);
             }
-            let iface = &mut self.net.ifaces[usize::from(tcb.way.iface)];
+            let iface = &mut self.net.ifaces[usize::from(tcb.hop.iface())];
             if iface.held && tcb.receiver.need() == AckNeed::Now && tcb.is_synchronized() {
                 tcb.touched = true;
                 iface.unacknowledged.push(id.index);
@@ -367,8 +367,8 @@ impl Stack {
                 continue;
             }
             // A segment sent before the next hop is resolved again would be lost (RFC 1122, 2.3.2.2).
-            if conn.tcb.link.is_some() && net.link(now, &mut conn.tcb, out).is_none() {
-                conn.tcb.link = None;
+            if conn.tcb.hop.was_resolved() && net.link(now, &mut conn.tcb, out).is_none() {
+                conn.tcb.hop.forget_mac();
                 // Without a route the segment counts as lost.
                 if net.has_route(&mut conn.tcb) {
                     conns.ask_hop(index, net.neighbours.seen());
@@ -406,11 +406,10 @@ impl Stack {
     pub fn placed(&mut self, placed: Placed, out: &mut Out) {
         let Placed { conn, pos, len, copies, commit_to } = placed;
         let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_placed(placed, out) };
-        this.tcb.placing -= copies;
+        let more = this.tcb.delivery.placed(copies, commit_to);
         let arena = &mut self.arenas[this.app];
         this.rx.unhold(arena, pos, len as usize);
-        if commit_to > this.tcb.committed {
-            this.tcb.committed = commit_to;
+        if more {
             this.rx.commit(arena, commit_to);
             // One event covers all data that arrived together.
             if out.events.last() != Some(&Event::Readable(conn)) {
@@ -451,6 +450,6 @@ impl Conn {
         let len = (next.range.end - next.range.start) as u32;
         self.planned += 1;
         self.tx.hold(next.range.start, len as usize);
-        out.plans.push(Plan::new(conn, self.tcb.way.iface, &next));
+        out.plans.push(Plan::new(conn, self.tcb.hop.iface(), &next));
     }
 }

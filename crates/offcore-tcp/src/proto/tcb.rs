@@ -2,33 +2,23 @@
 
 use std::ops::Range;
 
-use offcore_wire::{IpProtocol, MacAddr, SackBlock, TcpFlags, TcpOptions, TcpTemplate, Timestamps};
+use offcore_wire::{SackBlock, TcpFlags, TcpOptions, TcpTemplate, Timestamps};
 
 use super::addr::FlowKey;
+use super::challenge::ChallengeLimit;
+use super::close_timer::CloseTimer;
+use super::delivery::Delivery;
+use super::headers::Headers;
+use super::hop::Hop;
 use super::iface::ResolvedRoute;
-use super::ip::Envelope;
-use super::keepalive::KeepaliveState;
-use super::options::ConnOptions;
-use super::output::{self, Fields, TxChecksum};
-use super::packet::{Cause, HEAD};
+use super::keepalive::Liveness;
+use super::output::{self, Fields};
 use super::receive::{AckNeed, Receiver};
 use super::segment::Segment;
 use super::send::Sender;
 
 /// Time in microseconds after which a reduced path MTU is probed again.
 const PATH_AGE: u64 = 600_000_000;
-/// Time that a connection closed by the application waits for the peer's FIN or for any progress (as Linux).
-pub(super) const FIN_TIMEOUT: u64 = 60_000_000;
-/// Maximum time that a reset waits for data that was written before, and the interval of checks, in microseconds.
-pub(super) const RESET_TIMEOUT: u64 = 1_000_000;
-pub(super) const RESET_CHECK: u64 = 1000;
-/// Extra time for a peer that keeps its window closed and answers probes. Linux gives up after a similar time.
-pub(super) const CLOSED_WINDOW: u64 = 240_000_000;
-/// Minimum average rate of the peer in that case, in bytes per second.
-pub(super) const ORPHAN_RATE: u64 = 1 << 10;
-
-/// Minimum interval of answers to segments outside the window (RFC 5961, 7; as Linux).
-pub(super) const CHALLENGE: u64 = 500_000;
 
 /// States of RFC 9293, 3.3.2. LISTEN is not a connection, and TIME-WAIT is stored elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,14 +61,6 @@ pub(crate) struct Agreed {
     pub ecn: bool,
 }
 
-/// The MAC address of the next hop, as last resolved.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Link {
-    pub mac: MacAddr,
-    pub generation: u32,
-    pub until: u64,
-}
-
 /// The state of path MTU reports.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PathMtu {
@@ -103,46 +85,21 @@ pub(crate) struct SynTimer {
 #[derive(Debug)]
 pub(crate) struct Tcb {
     pub key: FlowKey,
-    pub way: ResolvedRoute,
-    /// The generation of addresses and routes from which `way` was derived.
-    pub routes: u32,
-    pub link: Option<Link>,
-    /// The IPv6 flow label of its packets.
-    pub flow_label: u32,
-    template: Option<TcpTemplate>,
+    pub hop: Hop,
+    pub headers: Headers,
     pub state: State,
     pub agreed: Agreed,
-    pub options: ConnOptions,
     pub receiver: Receiver,
     pub sender: Sender,
     pub asking: Option<SynTimer>,
-    /// Position up to which the application may see data.
-    pub committed: u64,
-    /// Copies to the rx_fifo that have not been reported.
-    pub placing: u32,
-    /// Time at which a connection closed by the application is given up, and the upper limit of this time.
-    pub give_up: Option<u64>,
-    pub ends_by: u64,
+    pub delivery: Delivery,
+    pub close_timer: CloseTimer,
     /// State of ICMP reports about the path. `None` without reports.
     pub path: Option<Box<PathMtu>>,
-    /// Time of the last accepted segment.
-    pub heard: u64,
-    /// State of keep-alive probes, if they are enabled.
-    pub keeping: Option<Box<KeepaliveState>>,
-    /// `TCP_USER_TIMEOUT` in microseconds; `u64::MAX` for none.
-    pub user_timeout: u64,
+    pub liveness: Liveness,
     /// Time at which a quiet connection frees unneeded memory. `None` after that.
     pub trim: Option<u64>,
-    /// Time of the last challenge ACK.
-    challenged: Option<u64>,
-    /// The application has closed the connection. `resets`: a reset follows the written data.
-    pub orphan: bool,
-    pub resets: bool,
-    /// The application has been told that the stream has ended.
-    pub told_end: bool,
-    /// Why the connection has ended, if the application has not been notified because earlier bytes are still being
-    /// copied.
-    pub untold: Option<Cause>,
+    pub challenges: ChallengeLimit,
     /// In the list of connections whose acknowledgements and timers are checked at the end of the vector.
     pub touched: bool,
     /// In the list of connections that may have something to send.
@@ -153,31 +110,19 @@ impl Tcb {
     pub(crate) fn new(key: FlowKey, way: ResolvedRoute, receiver: Receiver, sender: Sender) -> Self {
         Self {
             key,
-            way,
-            routes: 0,
-            link: None,
-            flow_label: 0,
-            template: None,
+            hop: Hop::new(way),
+            headers: Headers::default(),
             state: State::SynSent,
             agreed: Agreed::default(),
-            options: ConnOptions::default(),
             receiver,
             sender,
             asking: None,
-            committed: 0,
-            placing: 0,
-            give_up: None,
-            ends_by: u64::MAX,
+            delivery: Delivery::default(),
+            close_timer: CloseTimer::new(),
             path: None,
-            heard: 0,
-            keeping: None,
-            user_timeout: u64::MAX,
+            liveness: Liveness::default(),
             trim: None,
-            challenged: None,
-            orphan: false,
-            resets: false,
-            told_end: false,
-            untold: None,
+            challenges: ChallengeLimit::default(),
             touched: false,
             ready: false,
         }
@@ -263,23 +208,6 @@ impl Tcb {
         }
     }
 
-    /// Extends the life of a closed connection after the peer has accepted more data. A peer that accepts nothing would
-    /// otherwise hold the memory (similar to Linux's limits of orphans).
-    pub(crate) fn extend_orphan_timeout(&mut self, now: u64) {
-        if !self.resets {
-            self.give_up = Some(self.ends_by.min(now + FIN_TIMEOUT));
-        }
-    }
-
-    /// Returns whether a challenge ACK may be sent now.
-    pub(crate) fn may_challenge(&mut self, now: u64) -> bool {
-        let may = self.challenged.is_none_or(|last| now - last >= CHALLENGE);
-        if may {
-            self.challenged = Some(now);
-        }
-        may
-    }
-
     /// Returns the timestamps of a segment that is sent now.
     #[inline]
     pub(crate) fn timestamps(&self, now: u64) -> Option<Timestamps> {
@@ -296,33 +224,7 @@ impl Tcb {
     /// Returns the header template for data, which contains all constant fields.
     #[inline]
     pub(crate) fn template(&mut self) -> &TcpTemplate {
-        if self.template.is_none() {
-            self.template = Some(self.make_template());
-        }
-        self.template.as_ref().expect("it has just been made")
-    }
-
-    /// Sets the options and discards the header template.
-    pub(crate) fn set_options(&mut self, options: ConnOptions) {
-        (self.options, self.template) = (options, None);
-    }
-
-    #[cold]
-    fn make_template(&self) -> TcpTemplate {
-        let none = MacAddr([0; 6]);
-        let mut headers = [0; HEAD];
-        let timestamps = self.agreed.timestamps.map(|_| Timestamps { value: 0, echo: 0 });
-        let fields = Fields {
-            src_port: self.key.local_port(),
-            dst_port: self.key.remote_port(),
-            seq: 0,
-            ack: 0,
-            flags: TcpFlags::ACK,
-            window: 0,
-            options: TcpOptions { timestamps, ..TcpOptions::default() },
-        };
-        let (len, _) = output::write(&mut headers, &self.envelope(none, none), &fields, 0, TxChecksum::Port);
-        TcpTemplate::new(&headers[..len]).expect("headers as they are written have a template")
+        self.headers.template(&self.key, self.agreed.timestamps.is_some())
     }
 
     /// Returns the header of a segment that is sent now, at `seq`. It acknowledges all received data.
@@ -351,14 +253,6 @@ impl Tcb {
         }
     }
 
-    /// Returns the addresses of the connection's packets.
-    #[inline]
-    pub(crate) fn envelope(&self, src_mac: MacAddr, dst_mac: MacAddr) -> Envelope {
-        let envelope = Envelope::new(self.key.local().ip(), self.key.remote().ip(), IpProtocol::TCP);
-        let (services, hops) = (self.options.services(), self.options.hops.unwrap_or(envelope.hops));
-        Envelope { src_mac, dst_mac, ecn: services, hops, flow_label: self.flow_label, ..envelope }
-    }
-
     /// Returns the time of the next timer.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let delayed = match self.receiver.need() {
@@ -367,9 +261,9 @@ impl Tcb {
         };
         let asking = self.asking.map(|asking| asking.due);
         // This runs after every segment, so it avoids a branch per timer.
-        let keeping = self.keeping.as_ref().map(|keeping| keeping.due);
-        let times = [delayed, asking, self.give_up, self.trim, self.sender.deadline(), keeping];
-        let user_timeout_deadline = self.sender.user_timeout_deadline(self.user_timeout);
+        let (closes, keeping) = (self.close_timer.due(), self.liveness.keepalive_due());
+        let times = [delayed, asking, closes, self.trim, self.sender.deadline(), keeping];
+        let user_timeout_deadline = self.sender.user_timeout_deadline(self.liveness.user_timeout());
         let first =
             times.into_iter().fold(user_timeout_deadline, |first, time| first.min(time.unwrap_or(u64::MAX)));
         (first != u64::MAX).then_some(first)

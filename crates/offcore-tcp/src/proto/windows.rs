@@ -73,7 +73,7 @@ impl Conn {
         let (wanted, granted, next) = (receiver.wanted(), receiver.granted(), receiver.next());
         let spare = spare(arena, if next == 0 { FRESH } else { ALL });
         let more = turn.map_or(0, |behind| (spare / (ONE + behind)).max(1).min(spare));
-        if more == 0 && granted < next + u64::from(LEAST) && self.tcb.placing == 0 {
+        if more == 0 && granted < next + u64::from(LEAST) && !self.tcb.delivery.is_placing() {
             // A FIFO without unread data needs no large block.
             self.rx.shrink(arena);
         }
@@ -93,7 +93,9 @@ impl Conn {
     /// Returns whether no more data can arrive: the peer's stream has ended, or the connection is closed here.
     #[inline]
     fn has_receive_ended(&self) -> bool {
-        self.tcb.orphan || self.tcb.state == State::Closed || self.tcb.receiver.end().is_some()
+        self.tcb.close_timer.is_orphan()
+            || self.tcb.state == State::Closed
+            || self.tcb.receiver.end().is_some()
     }
 
     /// Replaces the number of small blocks that the window promises.

@@ -9,7 +9,7 @@ use crate::proto::keepalive::KeepaliveAction;
 use crate::proto::packet::{Cause, Out};
 use crate::proto::receive::AckNeed;
 use crate::proto::send::Due;
-use crate::proto::tcb::{RESET_CHECK, State};
+use crate::proto::tcb::State;
 
 /// Maximum number of timers that expire in one call.
 const EXPIRIES: usize = 64;
@@ -65,17 +65,14 @@ impl Stack {
         if tcb.asking.is_some_and(|asking| asking.due <= now) {
             return self.send_own_syn(now, id, out);
         }
-        if tcb.give_up.is_some_and(|due| due <= now) {
-            if tcb.resets && tcb.sender.may_send() && now < tcb.ends_by {
-                tcb.give_up = Some(now + RESET_CHECK);
+        if tcb.close_timer.due().is_some_and(|due| due <= now) {
+            let (may_send, is_blocked) = (tcb.sender.may_send(), tcb.sender.is_blocked_by_window());
+            if tcb.close_timer.postpone(now, may_send, is_blocked) {
                 return self.conns.touch(id);
             }
-            if tcb.orphan && !tcb.resets && tcb.sender.is_blocked_by_window() && now < tcb.ends_by {
-                tcb.extend_orphan_timeout(now);
-                return self.conns.touch(id);
-            }
-            let cause = if tcb.resets { Cause::Aborted } else { Cause::TimedOut };
-            if tcb.resets || tcb.state != State::FinWait2 {
+            let resets = tcb.close_timer.resets();
+            let cause = if resets { Cause::Aborted } else { Cause::TimedOut };
+            if resets || tcb.state != State::FinWait2 {
                 self.net.abort(now, tcb, out);
             }
             return self.over(id, cause, out);
@@ -91,7 +88,7 @@ impl Stack {
         if matches!(tcb.receiver.need(), AckNeed::By(due) if due <= now) {
             tcb.receiver.ack_now();
         }
-        if tcb.sender.user_timeout_deadline(tcb.user_timeout) <= now {
+        if tcb.sender.user_timeout_deadline(tcb.liveness.user_timeout()) <= now {
             return self.over(id, Cause::TimedOut, out);
         }
         if tcb.sender.deadline().is_some_and(|due| due <= now) {
@@ -123,8 +120,7 @@ impl Stack {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let tcb = &mut conn.tcb;
         let idle = tcb.sender.is_idle() && tcb.is_synchronized();
-        let Some(keeping) = tcb.keeping.as_mut().filter(|keeping| keeping.due <= now) else { return };
-        match keeping.expire(now, tcb.heard, idle, tcb.user_timeout) {
+        match tcb.liveness.expire(now, idle) {
             KeepaliveAction::Wait => {}
             KeepaliveAction::Ask => {
                 let seq = tcb.sender.probe_seq();
