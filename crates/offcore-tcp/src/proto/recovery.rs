@@ -23,7 +23,10 @@ mod cc;
 mod delivery;
 mod episode;
 mod paced;
+mod phase;
+mod probe;
 mod prr;
+mod rack;
 mod rtt;
 mod runs;
 mod timer;
@@ -32,62 +35,24 @@ use std::ops::Range;
 
 pub(super) use ack::{Ack, Acked};
 pub use cc::Algorithm;
+pub use phase::State;
 pub(super) use timer::TimerAction;
 
 use cc::Congestion;
-use delivery::Newest;
 use episode::Episode;
 use paced::Paced;
+use phase::Phase;
+use probe::Probe;
+use rack::Rack;
 use rtt::Rtt;
 use runs::Runs;
 
 /// A deadline that never expires.
 const NEVER: u64 = u64::MAX;
-/// A position beyond all data.
-const NOWHERE: u64 = u64::MAX;
 /// Granularity of the peer's timestamps in microseconds: Linux counts milliseconds.
 const GRANULARITY: u64 = 1000;
 /// Minimum MSS: IPv4's minimum MTU of 68 leaves 28 bytes.
 const LEAST_MSS: u32 = 28;
-
-/// State of the sender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// No data is known to be lost.
-    Open,
-    /// Fast recovery, until all data sent before it is acknowledged.
-    Recovery,
-    /// After a timeout, until all data sent before it is acknowledged.
-    Loss,
-}
-
-/// State of the check for a spurious timeout (RFC 5682, section 3.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Check {
-    /// No check is in progress.
-    None,
-    /// The first segment was retransmitted and is not acknowledged yet.
-    Begun,
-    /// An acknowledgement has arrived. New data is sent next, and its acknowledgement decides.
-    NewData,
-}
-
-/// State of the tail loss probe (RFC 8985, section 7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Probe {
-    /// No probe is due or in flight.
-    None,
-    /// The timer has requested a probe.
-    Due,
-    /// A retransmission of the last segment is planned as the probe.
-    Planned,
-    /// New data is planned as the probe.
-    NewPlanned,
-    /// New data was sent as the probe.
-    New,
-    /// The last segment was retransmitted as the probe.
-    Again,
-}
 
 /// Statistics in segments unless stated otherwise, for reports like `tcp_info`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,43 +105,23 @@ pub(super) struct Recovery {
     planned: u64,
     cc: Congestion,
     rtt: Rtt,
-    /// RACK.xmit_ts and RACK.end_seq.
-    newest: Newest,
-    /// RACK.rtt.
-    newest_rtt: u64,
-    /// RACK.fack.
-    highest: u64,
-    /// Expiry times of the retransmission timeout, the probe, and the reordering wait.
-    timeout_at: u64,
-    probe_at: u64,
-    reorder_at: u64,
+    rack: Rack,
+    probe: Probe,
+    phase: Phase,
     /// Pacing holds data until this time.
     release_at: u64,
     /// The window limited transmission up to this position. The window may grow until ACKs reach it.
     limited: u64,
-    /// Losses up to this position cause no second reduction.
-    recover: u64,
-    /// TLP.end_seq.
-    probe_end: u64,
     /// Time of the last publication.
     last_sent: u64,
     /// State that only losses need. `None` before the first loss.
     episode: Option<Box<Episode>>,
     /// Pacing state. `None` without pacing.
     paced: Option<Box<Paced>>,
-    mss: u32,
     /// Without SACK: the number of duplicate ACKs that stand for segments which have left the network.
     duplicates: u32,
-    state: State,
-    probe: Probe,
-    check: Check,
-    /// Timeouts since an ACK advanced.
-    expired: u8,
     sack: bool,
     timestamps: bool,
-    cwr: bool,
-    /// RACK.reordering_seen.
-    reordering: bool,
 }
 
 impl Recovery {
@@ -190,29 +135,17 @@ impl Recovery {
             planned: 0,
             cc: Congestion::new(mss, algorithm),
             rtt: Rtt::new(),
-            newest: Newest::default(),
-            newest_rtt: 0,
-            highest: 0,
-            timeout_at: NEVER,
-            probe_at: NEVER,
-            reorder_at: NEVER,
+            rack: Rack::new(),
+            probe: Probe::new(),
+            phase: Phase::new(),
             release_at: NEVER,
             limited: 0,
-            recover: 0,
-            probe_end: NOWHERE,
             last_sent: 0,
             episode: None,
             paced: None,
-            mss,
             duplicates: 0,
-            state: State::Open,
-            probe: Probe::None,
-            check: Check::None,
-            expired: 0,
             sack,
             timestamps,
-            cwr: false,
-            reordering: false,
         };
         new.set_algorithm(algorithm);
         new
@@ -233,8 +166,7 @@ impl Recovery {
 
     /// Changes the segment size (RFC 1191, 4821).
     pub(super) fn set_mss(&mut self, mss: u32) {
-        self.mss = mss.clamp(LEAST_MSS, u32::from(u16::MAX));
-        self.cc.set_mss(self.mss);
+        self.cc.set_mss(mss.clamp(LEAST_MSS, u32::from(u16::MAX)));
     }
 
     /// Returns how many bytes of new data may be planned now. The caller applies the peer's window. Lost data takes
@@ -244,10 +176,12 @@ impl Recovery {
         let pipe = self.pipe();
         let cwnd = if pipe == 0 { self.cc.after_idle(self.idle(now), self.rtt.base()) } else { self.cc.cwnd };
         let room = u64::from(cwnd).saturating_sub(pipe);
-        match self.probe {
-            Probe::Due => room.max(u64::from(self.mss)),
-            _ if self.paced.is_some() => self.paced_room(room),
-            _ => room,
+        if self.probe.is_due() {
+            room.max(u64::from(self.cc.mss))
+        } else if self.paced.is_some() {
+            self.paced_room(room)
+        } else {
+            room
         }
     }
 
@@ -267,14 +201,12 @@ impl Recovery {
         let planned = self.planned.saturating_add(len).min(most);
         let len = planned - self.planned;
         self.planned = planned;
-        if self.probe == Probe::Due {
-            self.probe = Probe::NewPlanned;
-        }
+        self.probe.plan_new();
         self.count_out(len);
         // If another transmission does not fit the window, the window is the limit, not the application (RFC 7661,
         // section 4.2).
         let cwnd = u64::from(self.cc.cwnd);
-        if self.pipe() + len.min(cwnd / 4).max(u64::from(self.mss)) > cwnd {
+        if self.pipe() + len.min(cwnd / 4).max(u64::from(self.cc.mss)) > cwnd {
             self.limited = planned;
         }
     }
@@ -282,19 +214,19 @@ impl Recovery {
     /// Plans the next retransmission of at most `at_most` bytes, within the window, and returns its range. Returns
     /// `None` if nothing is lost or the window is full.
     pub(super) fn next_lost(&mut self, at_most: u32) -> Option<Range<u64>> {
-        if self.runs.lost == 0 || self.check == Check::NewData || self.is_held() {
+        if self.runs.lost == 0 || self.phase.wants_new_data() || self.is_held() {
             return None;
         }
         let room = u64::from(self.cc.cwnd).saturating_sub(self.pipe());
         let head = self.runs.head().is_some_and(runs::Run::waits);
         // The first segment is always sent, because all later data depends on it.
-        let room = if head && self.runs.replanned == 0 { room.max(u64::from(self.mss)) } else { room };
-        if room < u64::from(self.mss.min(self.runs.lost)) {
+        let room = if head && self.runs.replanned == 0 { room.max(u64::from(self.cc.mss)) } else { room };
+        if room < u64::from(self.cc.mss.min(self.runs.lost)) {
             return None;
         }
         let room = if self.paced.is_some() { self.paced_room(room) } else { room };
         let most = room.min(u64::from(at_most)) as u32;
-        let whole = if most > self.mss { most - most % self.mss } else { most };
+        let whole = if most > self.cc.mss { most - most % self.cc.mss } else { most };
         let range = self.runs.next_lost(whole)?;
         self.count_out(range.end - range.start);
         if self.paced.is_some() {
@@ -305,27 +237,22 @@ impl Recovery {
 
     /// Reports that no new data can be sent. Returns whether lost data waited for new data and may be sent now.
     pub(super) fn has_nothing_new(&mut self) -> bool {
-        let waited = self.check == Check::NewData && self.planned <= self.recover;
-        if waited {
-            self.check = Check::None;
-        }
-        waited
+        self.phase.has_nothing_new(self.planned)
     }
 
     /// Returns whether the timer has requested a probe.
     pub(super) fn probe_is_due(&self) -> bool {
-        self.probe == Probe::Due
+        self.probe.is_due()
     }
 
     /// Plans the retransmission of the last segment because a probe is due and no new data is available. Returns its
     /// range, or `None` if no data can be used as a probe.
     pub(super) fn next_probe(&mut self) -> Option<Range<u64>> {
-        if self.probe != Probe::Due {
+        if !self.probe.is_due() {
             return None;
         }
-        let range = self.runs.next_probe(self.mss);
-        self.probe = if range.is_some() { Probe::Planned } else { Probe::None };
-        self.probe_end = range.as_ref().map_or(NOWHERE, |range| range.end);
+        let range = self.runs.next_probe(self.cc.mss);
+        self.probe.plan_again(range.as_ref());
         range
     }
 
@@ -337,16 +264,14 @@ impl Recovery {
                 self.planned = range.start;
                 self.count_in(range.end - range.start);
             }
-            if self.probe == Probe::NewPlanned {
-                self.probe = Probe::Due;
-            }
+            self.probe.unplan_new();
             return;
         }
         let before = self.runs.replanned;
         self.runs.abandon(&range);
         self.count_in(u64::from(before - self.runs.replanned));
-        if self.probe == Probe::Planned && range.end == self.probe_end {
-            self.forget_probe();
+        if self.probe.is_planned(range.end) {
+            self.probe.forget();
         }
     }
 
@@ -358,17 +283,15 @@ impl Recovery {
             return self.published_again(now, range);
         }
         let idle = self.paced.is_some() && self.is_quiet_on_wire();
-        self.runs.push(now, range.end, self.mss);
+        self.runs.push(now, range.end, self.cc.mss);
         self.planned = self.planned.max(self.runs.published);
         if self.paced.is_some() {
             self.model_sent(now, idle);
         }
         self.last_sent = now;
-        if self.timeout_at == NEVER {
-            self.timeout_at = now + self.rtt.rto();
-        }
-        if matches!(self.probe, Probe::Due | Probe::NewPlanned) {
-            self.probed(now, Probe::New);
+        self.rtt.start(now);
+        if self.probe.is_next() {
+            self.probed(now, false);
         }
         self.arm_probe(now);
     }
@@ -381,12 +304,12 @@ impl Recovery {
 
     /// Returns whether the next new segment should set CWR, if ECN was negotiated (RFC 3168, section 6.1.2).
     pub(super) fn cwr_due(&self) -> bool {
-        self.cwr
+        self.phase.cwr_due()
     }
 
     /// Reports that a new segment was sent with CWR.
     pub(super) fn cwr_sent(&mut self) {
-        self.cwr = false;
+        self.phase.cwr_sent();
     }
 
     /// Returns the number of bytes in flight, including planned data: neither acknowledged, nor SACKed, nor lost (RFC
@@ -395,7 +318,7 @@ impl Recovery {
     pub(super) fn pipe(&self) -> u64 {
         let gone = u64::from(self.runs.sacked)
             + u64::from(self.runs.lost)
-            + u64::from(self.duplicates) * u64::from(self.mss);
+            + u64::from(self.duplicates) * u64::from(self.cc.mss);
         (self.planned - self.runs.una).saturating_sub(gone)
     }
 
@@ -416,7 +339,7 @@ impl Recovery {
 
     /// Returns the state of the sender.
     pub(super) fn state(&self) -> State {
-        self.state
+        self.phase.state()
     }
 
     /// Returns the smoothed round-trip time in microseconds, or 0 before the first sample.
@@ -452,7 +375,7 @@ impl Recovery {
     /// Returns the number of timeouts since an ACK advanced. The caller gives up at some number (RFC 1122, section
     /// 4.2.3.5).
     pub(super) fn backoffs(&self) -> u8 {
-        self.expired
+        self.rtt.expired()
     }
 
     /// Returns the statistics since the beginning.
@@ -474,7 +397,7 @@ impl Recovery {
     /// Counts planned bytes in fast recovery.
     #[inline]
     fn count_out(&mut self, bytes: u64) {
-        if self.state == State::Recovery
+        if self.phase.is_recovery()
             && let Some(episode) = &mut self.episode
         {
             episode.prr.on_send(bytes);
@@ -482,7 +405,7 @@ impl Recovery {
     }
 
     fn count_in(&mut self, bytes: u64) {
-        if self.state == State::Recovery
+        if self.phase.is_recovery()
             && let Some(episode) = &mut self.episode
         {
             episode.prr.on_unsend(bytes);
@@ -492,28 +415,29 @@ impl Recovery {
     /// Reports that the port has a retransmission.
     fn published_again(&mut self, now: u64, range: Range<u64>) {
         let head = range.start <= self.runs.una;
-        let probe = self.probe == Probe::Planned && range.end == self.probe_end;
+        let probe = self.probe.is_planned(range.end);
         let idle = self.paced.is_some() && self.is_quiet_on_wire();
-        let bytes = self.runs.transmit(now, range.clone(), self.mss);
+        let bytes = self.runs.transmit(now, range.clone(), self.cc.mss);
         if self.paced.is_some() {
             self.model_sent(now, idle);
         }
         if bytes == 0 {
             if probe {
-                self.forget_probe();
+                self.probe.forget();
             }
             return;
         }
         self.last_sent = now;
-        if head || self.timeout_at == NEVER {
-            self.timeout_at = now + self.rtt.rto();
+        if head {
+            self.rtt.restart(now);
         }
-        let segments = bytes.div_ceil(u64::from(self.mss)) as u32;
-        let state = self.state;
+        self.rtt.start(now);
+        let segments = bytes.div_ceil(u64::from(self.cc.mss)) as u32;
+        let state = self.phase.state();
         let episode = self.episode.get_or_insert_default();
         if probe {
             episode.stats.probes += segments;
-            return self.probed(now, Probe::Again);
+            return self.probed(now, true);
         }
         episode.undo.on_repeat(now, range);
         match state {
@@ -522,18 +446,10 @@ impl Recovery {
         }
     }
 
-    /// Records that a probe was published (RFC 8985, section 7.3).
-    fn probed(&mut self, now: u64, probe: Probe) {
-        self.probe = probe;
-        self.probe_end = self.runs.published;
-        self.probe_at = NEVER;
-        self.timeout_at = now + self.rtt.rto();
-    }
-
-    fn forget_probe(&mut self) {
-        self.probe = Probe::None;
-        self.probe_end = NOWHERE;
-        self.probe_at = NEVER;
+    /// Records that a probe was published.
+    fn probed(&mut self, now: u64, again: bool) {
+        self.probe.published(self.runs.published, again);
+        self.rtt.restart(now);
     }
 }
 

@@ -1,8 +1,9 @@
 //! Processing of ACKs.
 
 use super::cc::Progress;
-use super::delivery::{Delivery, Newest};
-use super::{Algorithm, Check, GRANULARITY, NEVER, NOWHERE, Probe, Recovery, State};
+use super::delivery::Delivery;
+use super::probe::ProbeAck;
+use super::{Algorithm, GRANULARITY, Recovery, State};
 
 /// Maximum number of SACK blocks processed per ACK: 4 fit into the options, or 3 beside timestamps (RFC 2018, section
 /// 3). Each splits at most two runs.
@@ -57,15 +58,11 @@ impl Recovery {
         }
         // Everything was sent once, so the send times are valid samples.
         let (first, last) = self.runs.advance_plain(ack.una);
-        let newest = Newest { time: last, end: ack.una };
         let rtt = now.saturating_sub(last);
-        if newest >= self.newest {
-            (self.newest, self.newest_rtt) = (newest, rtt);
-        }
-        self.highest = self.highest.max(ack.una);
+        self.rack.advance(ack.una, last, rtt);
         self.rtt.least(now, rtt);
         self.rtt.sample(now.saturating_sub(first));
-        self.expired = 0;
+        self.rtt.advanced();
         self.grow(now, before, ack.una - before, false);
         if self.paced.is_some() {
             self.model_ack(now, before, ack.una - before, true);
@@ -83,14 +80,10 @@ impl Recovery {
     /// Returns whether no data is lost or in doubt. An ACK then only advances the acknowledged position.
     #[inline]
     fn quiet(&self) -> bool {
-        self.state == State::Open
+        self.phase.is_open()
             && self.runs.sacked | self.runs.lost | self.runs.replanned | self.duplicates == 0
-            && matches!(self.probe, Probe::None | Probe::Due | Probe::NewPlanned)
+            && (self.probe.is_none() || self.probe.is_next())
             && !self.runs.repeats()
-    }
-
-    fn delivery(&self, now: u64, ack: &Ack) -> Delivery {
-        Delivery::new(now, self.newest, self.highest, self.echo(now, ack), self.rtt.min())
     }
 
     /// Returns the latest possible send time of the segment whose timestamp the ACK echoes.
@@ -104,10 +97,7 @@ impl Recovery {
         if let Some(rtt) = delivery.once {
             self.rtt.least(now, rtt);
         }
-        if let Some(rtt) = delivery.rtt {
-            (self.newest, self.newest_rtt) = (delivery.newest, rtt);
-        }
-        self.highest = delivery.highest;
+        self.rack.deliver(delivery);
         if delivery.acked == 0 {
             return;
         }
@@ -130,7 +120,7 @@ impl Recovery {
         let started = self.cc.cwnd >= self.cc.ssthresh;
         let limited = before < self.limited || (!started && u64::from(self.cc.cwnd) < 2 * flight);
         if limited || restart {
-            let progress = Progress { una: self.runs.una, sent: self.runs.published, rtt: self.newest_rtt };
+            let progress = Progress { una: self.runs.una, sent: self.runs.published, rtt: self.rack.rtt() };
             self.cc.on_ack(now, acked, self.rtt.srtt(), &progress);
         } else {
             self.cc.on_unlimited(now);
@@ -140,16 +130,14 @@ impl Recovery {
     /// Restarts or stops timers after an ACK.
     #[inline]
     fn rearm(&mut self, now: u64, advanced: bool) {
-        if matches!(self.probe, Probe::Due | Probe::NewPlanned) && advanced {
-            self.forget_probe();
+        if self.probe.is_next() && advanced {
+            self.probe.forget();
         }
         if self.runs.is_empty() {
-            (self.timeout_at, self.probe_at, self.reorder_at) = (NEVER, NEVER, NEVER);
-            return;
+            return self.stop_timers();
         }
         if advanced {
-            // RFC 6298, section 5.3.
-            self.timeout_at = now + self.rtt.rto();
+            self.rtt.restart(now);
         }
         if advanced || self.runs.sacked > 0 {
             self.arm_probe(now);
@@ -163,7 +151,7 @@ impl Recovery {
         if ack.una > self.runs.published {
             return Acked::default();
         }
-        let mut delivery = self.delivery(now, ack);
+        let mut delivery = self.rack.delivery(now, self.echo(now, ack), self.rtt.min());
         self.runs.advance(ack.una, &mut delivery);
         if self.sack {
             self.take_sacks(ack, &mut delivery);
@@ -171,10 +159,9 @@ impl Recovery {
         self.estimate(now, ack, &delivery);
         let advanced = delivery.acked > 0;
         if advanced {
-            self.expired = 0;
+            self.rtt.advanced();
         }
         if delivery.reordered {
-            self.reordering = true;
             self.episode.get_or_insert_default().stats.reordered += 1;
         }
         self.take_dsack(ack);
@@ -185,15 +172,15 @@ impl Recovery {
         };
         let mut spurious = self.detect_spurious_reduction(now, ack, &delivery);
         let reduced = self.take_probe_ack(now, ack, advanced);
-        let restart = self.state == State::Loss;
+        let restart = self.phase.state() == State::Loss;
         let (recovered, needless) = self.leave();
         spurious |= needless;
         let lost = self.find_lost(now, advanced);
-        if lost > 0 && self.state == State::Open {
+        if lost > 0 && self.phase.is_open() {
             self.enter(now, flight, delivered);
         }
         let marked = ack.ece && self.take_mark(now, flight);
-        match self.state {
+        match self.phase.state() {
             State::Recovery => self.reduce(delivered, advanced && lost == 0),
             // The window was just set.
             _ if recovered && !restart || spurious || reduced || marked || ack.ece => {}
@@ -203,7 +190,7 @@ impl Recovery {
                 let acked = match (restart, self.sack) {
                     (false, _) => delivery.acked,
                     (true, true) if advanced => delivered,
-                    (true, _) => delivery.acked.min(self.mss.into()),
+                    (true, _) => delivery.acked.min(self.cc.mss.into()),
                 };
                 self.grow(now, before, acked, restart);
             }
@@ -242,18 +229,18 @@ impl Recovery {
     /// Counts duplicate ACKs without SACK. Each stands for a segment that arrived (RFC 5681, section 2 and 3.2).
     /// Returns the number of bytes delivered according to them.
     fn take_duplicate(&mut self, ack: &Ack, advanced: bool, acked: u64) -> u64 {
-        let mss = u64::from(self.mss);
+        let mss = u64::from(self.cc.mss);
         if advanced {
             // One segment is the missing one. Duplicate ACKs have already counted the others.
             let others = u32::try_from((acked - 1) / mss).unwrap_or(u32::MAX);
             let known = self.duplicates.min(others);
-            self.duplicates = if self.state == State::Recovery { self.duplicates - known } else { 0 };
+            self.duplicates = if self.phase.is_recovery() { self.duplicates - known } else { 0 };
             return acked - u64::from(known) * mss;
         }
         let repeats = ack.una == self.runs.una && !ack.has_data && !ack.window_changed;
         // No more segments can have arrived than were sent. After a timeout, duplicate ACKs refer to earlier segments.
-        let most = match self.state {
-            State::Open if self.may_reduce_window() => THRESHOLD,
+        let most = match self.phase.state() {
+            State::Open if self.phase.may_reduce_window(self.runs.una) => THRESHOLD,
             State::Open => THRESHOLD - 1,
             State::Recovery => u32::MAX,
             State::Loss => 0,
@@ -266,33 +253,19 @@ impl Recovery {
         mss
     }
 
-    /// Returns whether a loss is outside the window that was already reduced (RFC 6582, section 4; RFC 3168, section
-    /// 6.1.2).
-    fn may_reduce_window(&self) -> bool {
-        self.recover == 0 || self.runs.una > self.recover
-    }
-
     /// Returns whether the ACK shows that the last reduction was spurious, and undoes it in that case (RFC 4015,
     /// section 3.2).
     fn detect_spurious_reduction(&mut self, now: u64, ack: &Ack, delivery: &Delivery) -> bool {
         let advanced = delivery.acked > 0;
         let echo = self.echo(now, ack);
-        let (state, una) = (self.state, self.runs.una);
+        let (open, una) = (self.phase.is_open(), self.runs.una);
         let Some(episode) = &mut self.episode else { return false };
         let twice = ack.dsack.is_some_and(|range| episode.undo.on_duplicate(range, una));
-        let late = advanced && state != State::Open && episode.undo.on_echo(echo);
-        // RFC 5682, section 3.1, step 3.b: some data that the timeout marked lost has arrived.
-        let arrived = self.check != Check::None && delivery.original <= self.recover;
-        if (twice || late || arrived) && self.undo() {
+        let late = advanced && !open && episode.undo.on_echo(echo);
+        if (twice || late || self.phase.is_refuted(delivery.original)) && self.undo() {
             return true;
         }
-        self.check = match self.check {
-            // Steps 2.b and 3.a: data that arrives after a hole confirms the hole.
-            Check::Begun if advanced && delivery.sacked == 0 => Check::NewData,
-            Check::NewData if advanced && delivery.sacked == 0 => Check::NewData,
-            Check::Begun if delivery.sacked == 0 => Check::Begun,
-            _ => Check::None,
-        };
+        self.phase.check_ack(advanced, delivery.sacked);
         false
     }
 
@@ -301,11 +274,11 @@ impl Recovery {
         let Some(episode) = &mut self.episode else { return false };
         let Some(before) = episode.undo.take() else { return false };
         episode.stats.spurious += 1;
-        let cwnd = self.cc.cwnd.max(before.cwnd);
+        let (cwnd, mss) = (self.cc.cwnd.max(before.cwnd), self.cc.mss);
         self.cc = before;
         self.cc.cwnd = cwnd;
-        self.cc.set_mss(self.mss);
-        (self.state, self.check) = (State::Open, Check::None);
+        self.cc.set_mss(mss);
+        self.phase.end();
         self.duplicates = 0;
         self.runs.find_all();
         self.model_recovered(true);
@@ -315,42 +288,35 @@ impl Recovery {
     /// Evaluates the probe (RFC 8985, section 7.4.2). Returns whether the probe repaired a loss, so that the window is
     /// reduced.
     fn take_probe_ack(&mut self, now: u64, ack: &Ack, advanced: bool) -> bool {
-        let una = self.runs.una;
-        if self.probe_end == NOWHERE || una < self.probe_end || self.probe == Probe::Planned {
-            return false;
-        }
         let repeats = !advanced && ack.sacks.is_empty() && !ack.has_data;
-        let twice = ack.dsack.is_some_and(|range| range.1 == self.probe_end);
-        if self.probe != Probe::Again || twice {
-            if twice {
+        match self.probe.on_ack(self.runs.una, ack.dsack.map(|range| range.1), repeats) {
+            ProbeAck::Nothing => false,
+            ProbeAck::Needless => {
                 self.note_spurious_probe();
+                false
             }
-            self.forget_probe();
-        } else if una > self.probe_end {
-            self.episode.get_or_insert_default().probe_wait = 0;
-            self.forget_probe();
-            self.model_mark(now);
-            self.cc.on_loss(u64::from(self.cc.cwnd));
-            self.cc.cwnd = self.cc.cwnd.min(self.cc.ssthresh);
-            (self.recover, self.cwr) = (self.runs.published, true);
-            return true;
-        } else if repeats {
-            self.forget_probe();
+            ProbeAck::Repaired => {
+                self.episode.get_or_insert_default().probe_wait = 0;
+                self.model_mark(now);
+                self.cc.on_loss(u64::from(self.cc.cwnd));
+                self.cc.cwnd = self.cc.cwnd.min(self.cc.ssthresh);
+                self.phase.reduced(self.runs.published);
+                true
+            }
         }
-        false
     }
 
     /// Ends recovery when all data sent before it is acknowledged. Returns whether recovery ended, and whether it was
     /// spurious.
     fn leave(&mut self) -> (bool, bool) {
-        if self.state == State::Open || self.runs.una < self.recover {
+        if !self.phase.is_over(self.runs.una) {
             return (false, false);
         }
         // BBR has no threshold.
-        if !self.model_recovered(false) && self.state == State::Recovery && self.cc.ssthresh < u32::MAX {
+        if !self.model_recovered(false) && self.phase.is_recovery() && self.cc.ssthresh < u32::MAX {
             self.cc.cwnd = self.cc.ssthresh;
         }
-        (self.state, self.check) = (State::Open, Check::None);
+        self.phase.end();
         self.duplicates = 0;
         let Some(episode) = &mut self.episode else { return (true, false) };
         episode.reordering.on_recovered();
@@ -360,13 +326,13 @@ impl Recovery {
 
     /// Marks lost data, and returns the number of bytes that were not lost before.
     pub(super) fn find_lost(&mut self, now: u64, advanced: bool) -> u64 {
-        let third = self.state == State::Open && self.duplicates >= THRESHOLD;
+        let third = self.phase.is_open() && self.duplicates >= THRESHOLD;
         // RFC 6582, section 3.2: a partial ACK indicates that the next segment is also lost.
-        let partial = self.state == State::Recovery && advanced;
+        let partial = self.phase.is_recovery() && advanced;
         let lost = if self.sack {
             self.find_overdue(now)
         } else if third || partial {
-            self.runs.mark_head_lost(self.mss)
+            self.runs.mark_head_lost(self.cc.mss)
         } else {
             0
         };
@@ -378,7 +344,9 @@ impl Recovery {
 
     /// Detects losses with RACK (RFC 8985, section 6.2, steps 4 and 5).
     fn find_overdue(&mut self, now: u64) -> u64 {
-        let eager = !self.reordering && (self.state != State::Open || self.runs.segments >= THRESHOLD);
+        // RACK.reordering_seen.
+        let reordering = self.episode.as_ref().is_some_and(|episode| episode.stats.reordered > 0);
+        let eager = !reordering && (!self.phase.is_open() || self.runs.segments >= THRESHOLD);
         let least = self.rtt.min().unwrap_or(0);
         let srtt = self.rtt.srtt();
         let window = match &self.episode {
@@ -386,24 +354,20 @@ impl Recovery {
             Some(episode) => episode.reordering.window(least, srtt),
             None => (least / 4).min(srtt),
         };
-        let wait = self.newest_rtt + window;
-        let (lost, waiting) = self.runs.detect(self.newest, now.checked_sub(wait));
-        self.reorder_at = waiting.map_or(NEVER, |sent| (sent + wait).max(now + 1));
-        lost
+        self.rack.detect(now, window, &mut self.runs)
     }
 
     /// Begins fast recovery. `flight`: unacknowledged bytes before this ACK. `delivered`: bytes that the ACK delivered.
     pub(super) fn enter(&mut self, now: u64, flight: u64, delivered: u64) {
         self.model_recovery(now);
-        let outside = u64::from(self.runs.sacked) + u64::from(self.duplicates) * u64::from(self.mss);
+        let outside = u64::from(self.runs.sacked) + u64::from(self.duplicates) * u64::from(self.cc.mss);
         let left = (self.runs.published - self.runs.una).saturating_sub(outside);
         let episode = self.episode.get_or_insert_default();
         episode.undo.begin(self.cc, self.runs.una);
         episode.prr = super::prr::Prr::new(left + delivered);
         self.cc.on_loss(flight);
-        self.state = State::Recovery;
-        (self.recover, self.cwr) = (self.runs.published, true);
-        self.forget_probe();
+        self.phase.recover(self.runs.published);
+        self.probe.forget();
     }
 
     /// Sets the window in fast recovery.
@@ -412,20 +376,20 @@ impl Recovery {
         // BBR's model sets the window.
         let is_bbr = self.cc.algorithm() == Algorithm::Bbr;
         let Some(episode) = self.episode.as_mut().filter(|_| !is_bbr) else { return };
-        let count = episode.prr.on_ack(delivered, pipe, ssthresh, u64::from(self.mss), safe);
+        let count = episode.prr.on_ack(delivered, pipe, ssthresh, u64::from(self.cc.mss), safe);
         // One segment is always allowed: with no data in flight, no ACK would open the window.
-        self.cc.set((pipe + count).max(u64::from(self.mss)));
+        self.cc.set((pipe + count).max(u64::from(self.cc.mss)));
     }
 
     /// Processes an ECN mark: one reduction per window (RFC 3168, section 6.1.2).
     fn take_mark(&mut self, now: u64, flight: u64) -> bool {
-        if self.state != State::Open || !self.may_reduce_window() {
+        if !self.phase.is_open() || !self.phase.may_reduce_window(self.runs.una) {
             return false;
         }
         self.model_mark(now);
         self.cc.on_loss(flight);
         self.cc.cwnd = self.cc.cwnd.min(self.cc.ssthresh);
-        (self.recover, self.cwr) = (self.runs.published, true);
+        self.phase.reduced(self.runs.published);
         let episode = self.episode.get_or_insert_default();
         episode.undo.take();
         episode.stats.marks += 1;

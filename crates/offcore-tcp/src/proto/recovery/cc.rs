@@ -48,7 +48,7 @@ enum Growth {
 pub(super) struct Congestion {
     pub(super) cwnd: u32,
     pub(super) ssthresh: u32,
-    mss: u32,
+    pub(super) mss: u32,
     growth: Growth,
 }
 

@@ -4,7 +4,7 @@
 //! Tail loss probes are not held.
 
 use super::bbr::{Bbr, Delivered, Flow, quantum};
-use super::{Algorithm, NEVER, Recovery, State};
+use super::{Algorithm, NEVER, Recovery};
 
 /// Maximum timer delay that the next quantum compensates, in nanoseconds.
 const LATE: u64 = 1_000_000;
@@ -85,7 +85,7 @@ impl Recovery {
     /// Returns the part of `room` that may be sent now: a quantum, or nothing.
     #[inline(never)]
     pub(super) fn paced_room(&self, room: u64) -> u64 {
-        if self.release_at != NEVER { 0 } else { room.min(quantum(self.pacing_rate(), self.mss.into())) }
+        if self.release_at != NEVER { 0 } else { room.min(quantum(self.pacing_rate(), self.cc.mss.into())) }
     }
 
     /// Prepares for the plan of `bytes` of new data.
@@ -156,11 +156,11 @@ impl Recovery {
     fn flow(&self, now: u64, before: u64) -> Flow {
         Flow {
             now,
-            mss: self.mss.into(),
+            mss: self.cc.mss.into(),
             cwnd: self.cc.cwnd.into(),
             inflight: self.pipe(),
             limited: before < self.limited,
-            recovering: self.state != State::Open,
+            recovering: !self.phase.is_open(),
             sack: self.sack,
         }
     }
@@ -187,7 +187,7 @@ impl Recovery {
     pub(super) fn model_ack(&mut self, now: u64, before: u64, bytes: u64, newest: bool) {
         self.release_due(now);
         let flow = self.flow(now, before);
-        let newest = newest.then_some((self.newest.time, self.newest_rtt));
+        let newest = newest.then_some(self.rack.sample());
         let delivered = Delivered { bytes, newest, least: self.rtt.min().unwrap_or(0) };
         if let Some(bbr) = self.bbr() {
             let cwnd = bbr.on_ack(&flow, &delivered);

@@ -1,5 +1,7 @@
 //! Round-trip times and the retransmission timeout (RFC 6298).
 
+use super::NEVER;
+
 /// Minimum contribution of the variance to the timeout in microseconds. RFC 6298 requires a timeout of a second. Linux
 /// uses 200 ms, the longest ACK delay of common receivers, and peers are designed for Linux senders.
 const LEAST: u64 = 200_000;
@@ -14,7 +16,7 @@ const MINIMUM_LASTS: u64 = 300_000_000;
 /// Larger samples are reduced to this value, so that sums fit 32 bits.
 const LARGEST_SAMPLE: u64 = 60_000_000;
 
-/// The estimates, in microseconds.
+/// The estimates and the timer, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rtt {
     /// The smoothed round-trip time times eight; 0 before the first sample.
@@ -25,12 +27,16 @@ pub(super) struct Rtt {
     min: u32,
     /// Number of doublings of the timeout. Reset by a sample that is not from a retransmission (Karn).
     backoff: u8,
+    /// Timeouts since an ACK advanced.
+    expired: u8,
     min_at: u64,
+    /// Expiry time of the timer.
+    pub(super) at: u64,
 }
 
 impl Rtt {
     pub(super) fn new() -> Self {
-        Self { srtt: 0, variation: 0, min: u32::MAX, backoff: 0, min_at: 0 }
+        Self { srtt: 0, variation: 0, min: u32::MAX, backoff: 0, expired: 0, min_at: 0, at: NEVER }
     }
 
     /// Records that the handshake timed out.
@@ -99,9 +105,35 @@ impl Rtt {
 
     /// Doubles the timeout (RFC 6298, section 5.5).
     pub(super) fn back_off(&mut self) {
+        self.expired = self.expired.saturating_add(1);
         if self.rto() < LONGEST {
             self.backoff += 1;
         }
+    }
+
+    /// Starts the timer again (RFC 6298, section 5.3).
+    #[inline]
+    pub(super) fn restart(&mut self, now: u64) {
+        self.at = now + self.rto();
+    }
+
+    /// Starts the timer if it is not running (RFC 6298, section 5.1).
+    #[inline]
+    pub(super) fn start(&mut self, now: u64) {
+        if self.at == NEVER {
+            self.restart(now);
+        }
+    }
+
+    /// Records that an ACK has advanced.
+    #[inline]
+    pub(super) fn advanced(&mut self) {
+        self.expired = 0;
+    }
+
+    /// Returns the number of timeouts since an ACK advanced.
+    pub(super) fn expired(&self) -> u8 {
+        self.expired
     }
 }
 

@@ -1,6 +1,6 @@
 //! Retransmission timeouts, probes, and the end of the reordering wait.
 
-use super::{Check, NEVER, Probe, Recovery, State};
+use super::{NEVER, Recovery, State};
 
 /// Assumed maximum ACK delay of receivers (RFC 8985, section 7.2: TLP.max_ack_delay), as on Linux.
 const ACK_DELAY: u64 = 200_000;
@@ -28,8 +28,14 @@ impl Recovery {
     /// Returns the time of the next [`Recovery::timer`] call. Every call on this structure may change it.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<u64> {
-        let first = self.timeout_at.min(self.probe_at).min(self.reorder_at).min(self.release_at);
+        let first = self.rtt.at.min(self.probe.at).min(self.rack.at).min(self.release_at);
         (first != NEVER).then_some(first)
+    }
+
+    /// Stops the timers of data in flight.
+    #[inline]
+    pub(super) fn stop_timers(&mut self) {
+        (self.rtt.at, self.probe.at, self.rack.at) = (NEVER, NEVER, NEVER);
     }
 
     /// Processes expired timers, one action per call. If the deadline is not in the future afterwards, it must be
@@ -37,25 +43,24 @@ impl Recovery {
     pub(crate) fn timer(&mut self, now: u64) -> TimerAction {
         self.release_due(now);
         if self.runs.is_empty() {
-            (self.timeout_at, self.probe_at, self.reorder_at) = (NEVER, NEVER, NEVER);
+            self.stop_timers();
             return TimerAction::None;
         }
-        if self.reorder_at <= now {
+        if self.rack.at <= now {
             return self.reorder_timeout(now);
         }
-        if self.probe_at <= now {
-            self.probe_at = NEVER;
-            self.probe = Probe::Due;
+        if self.probe.at <= now {
+            self.probe.expire();
             // The probe and the timeout may be due together; the probe has precedence (RFC 8985, section 7.2).
-            self.timeout_at = now + self.rtt.rto();
+            self.rtt.restart(now);
             return TimerAction::Probe;
         }
-        if self.timeout_at > now {
+        if self.rtt.at > now {
             return TimerAction::None;
         }
         if self.runs.head_planned() {
             // The retransmission is still being copied. Its timer starts when it is published.
-            self.timeout_at = now + self.rtt.rto();
+            self.rtt.restart(now);
             return TimerAction::None;
         }
         self.time_out(now);
@@ -68,10 +73,10 @@ impl Recovery {
         if lost == 0 {
             return TimerAction::None;
         }
-        if self.state == State::Open {
+        if self.phase.is_open() {
             self.enter(now, flight, 0);
         }
-        if self.state == State::Recovery {
+        if self.phase.is_recovery() {
             self.reduce(0, false);
         }
         TimerAction::Reorder
@@ -87,7 +92,7 @@ impl Recovery {
         self.model_recovery(now);
         let episode = self.episode.get_or_insert_default();
         episode.stats.timeouts += 1;
-        match self.state {
+        match self.phase.state() {
             State::Open => {
                 episode.undo.begin(self.cc, self.runs.una);
                 self.cc.on_loss(flight);
@@ -99,15 +104,12 @@ impl Recovery {
         self.cc.on_timeout();
         let lost = self.runs.mark_all_lost();
         self.model_lost(now, lost);
-        self.state = State::Loss;
-        self.check = if self.sack { Check::Begun } else { Check::None };
-        (self.recover, self.cwr) = (self.runs.published, true);
+        self.phase.time_out(self.runs.published, self.sack);
         self.duplicates = 0;
-        self.forget_probe();
-        self.reorder_at = NEVER;
-        self.expired = self.expired.saturating_add(1);
+        self.probe.forget();
+        self.rack.at = NEVER;
         self.rtt.back_off();
-        self.timeout_at = now + self.rtt.rto();
+        self.rtt.restart(now);
     }
 
     /// Records a needless probe: the next one waits four times as long. Linux delays the ACK of any number of segments
@@ -120,19 +122,18 @@ impl Recovery {
     /// Starts the timer of the next probe if a probe is useful (RFC 8985, section 7.2).
     #[inline]
     pub(super) fn arm_probe(&mut self, now: u64) {
-        let useful =
-            self.sack && self.state == State::Open && self.runs.sacked == 0 && self.probe == Probe::None;
+        let useful = self.sack && self.phase.is_open() && self.runs.sacked == 0 && self.probe.is_none();
         if !useful {
-            self.probe_at = NEVER;
+            self.probe.at = NEVER;
             return;
         }
-        let single = self.runs.published - self.runs.una <= u64::from(self.mss);
+        let single = self.runs.published - self.runs.una <= u64::from(self.cc.mss);
         let probe_wait = self.episode.as_ref().map_or(0, |episode| episode.probe_wait);
         let delay = if single { ACK_DELAY } else { probe_wait.max(SLACK) };
         let wait = match self.rtt.srtt() {
             0 => UNKNOWN,
             srtt => 2 * srtt + delay,
         };
-        self.probe_at = (now + wait).min(self.timeout_at);
+        self.probe.at = (now + wait).min(self.rtt.at);
     }
 }
