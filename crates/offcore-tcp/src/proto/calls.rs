@@ -305,7 +305,7 @@ impl Stack {
     /// [`CallError::Gone`].
     pub fn set_nodelay(&mut self, now: u64, conn: ConnId, on: bool, out: &mut Out) -> Result<(), CallError> {
         let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
-        this.tcb.sender.no_delay = on;
+        this.tcb.sender.nagle.no_delay = on;
         self.conns.touch(conn);
         self.settle(now, out);
         Ok(())

@@ -74,7 +74,7 @@ impl Stack {
         if conn.tcb.close_timer.is_orphan() {
             tcb.close_timer.orphan();
         }
-        tcb.sender.no_delay = conn.tcb.sender.no_delay;
+        tcb.sender.nagle.no_delay = conn.tcb.sender.nagle.no_delay;
         tcb.liveness = std::mem::take(&mut conn.tcb.liveness);
         tcb.liveness.hear(now);
         match asked {

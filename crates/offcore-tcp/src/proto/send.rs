@@ -1,18 +1,21 @@
 //! The sending half of a connection: the data that may be sent, the data in flight, and the peer's acknowledgements.
 
-use std::ops::Range;
+mod nagle;
+mod persist;
+mod window;
 
-use offcore_session::slot::CORKED;
+use std::ops::Range;
 
 use super::ahead::FIRST_GRANT;
 use super::packet::Next;
 use super::recovery::{Ack, Acked, Algorithm, Recovery, TimerAction};
 use super::segment::position;
+use nagle::Nagle;
+use persist::Persist;
+use window::PeerWindow;
 
 /// Maximum number of bytes of one connection in copies.
 const COPYING: u64 = 256 << 10;
-/// Maximum interval between two zero-window probes (RFC 9293, 3.8.6.1; as Linux).
-const PERSIST_MAX: u64 = 120_000_000;
 /// A position beyond all data.
 const NOWHERE: u64 = u64::MAX;
 
@@ -50,41 +53,21 @@ pub(crate) struct Report<'a> {
 pub(crate) struct Sender {
     /// Sequence number of position 0.
     first: u32,
-    /// Right edge of the peer's window.
-    edge: u64,
-    /// The position and the acknowledgement of the segment that last updated the window.
-    updated: (u64, u64),
-    /// Largest window that the peer has advertised, in bytes.
-    largest: u32,
+    window: PeerWindow,
     pub scale: u8,
     /// Position up to which the application has written.
     written: u64,
-    /// Short segments from this position on are held because of `MSG_MORE` or `TCP_CORK`.
-    held_from: u64,
-    corked: bool,
-    /// The end of the last sent short segment (Minshall).
-    short: u64,
+    pub nagle: Nagle,
     /// The position after the newest urgent byte; 0 without one.
     urgent: u64,
     /// The application has ended its stream.
     closing: bool,
     fin_planned: bool,
-    /// Small segments are sent immediately (RFC 9293, 3.7.4).
-    pub no_delay: bool,
     /// Maximum number of payload bytes per segment.
     mss: u16,
     /// Payload bytes of the longest acknowledged segment.
     largest_acked_payload: u16,
-    /// Time of the next probe of a closed or too small window.
-    persist: Option<u64>,
-    /// Window probes since the window was last open.
-    persist_tries: u8,
-    /// Window probes since the last segment of the peer.
-    unanswered: u8,
-    /// Timeouts that the peer answered with an acknowledgement and a closed window.
-    answered: u8,
-    /// Start of the current stall: the time when the data was sent or the window closed. [`NOWHERE`] after progress.
-    stalled: u64,
+    persist: Persist,
     /// State of the data in flight, including both edges.
     pub recovery: Recovery,
 }
@@ -94,25 +77,16 @@ impl Sender {
     pub(crate) fn new(iss: u32, mss: u16, algorithm: Algorithm, sack: bool, timestamps: bool) -> Self {
         Self {
             first: iss.wrapping_add(1),
-            edge: 0,
-            updated: (0, 0),
-            largest: 0,
+            window: PeerWindow::default(),
             scale: 0,
             written: 0,
-            held_from: NOWHERE,
-            corked: false,
-            short: 0,
+            nagle: Nagle::new(),
             urgent: 0,
             closing: false,
             fin_planned: false,
-            no_delay: false,
             mss,
             largest_acked_payload: 0,
-            persist: None,
-            persist_tries: 0,
-            unanswered: 0,
-            answered: 0,
-            stalled: NOWHERE,
+            persist: Persist::new(),
             recovery: Recovery::new(mss.into(), algorithm, sack, timestamps),
         }
     }
@@ -160,12 +134,12 @@ impl Sender {
     /// Returns whether the peer's window is closed.
     #[inline]
     fn is_zero_window(&self) -> bool {
-        self.edge <= self.una()
+        self.window.edge() <= self.una()
     }
 
     /// Returns the number of bytes that the network can carry within about two round trips.
     pub(crate) fn bytes_in_two_rtts(&self) -> u64 {
-        let now = self.edge.saturating_sub(self.una()).min(self.recovery.cwnd());
+        let now = self.window.edge().saturating_sub(self.una()).min(self.recovery.cwnd());
         // A small block is enough for a small window.
         if now <= FIRST_GRANT { now } else { 2 * now }
     }
@@ -178,7 +152,7 @@ impl Sender {
     /// Returns whether the application has written data that fits the peer's window and that the port does not have
     /// yet.
     pub(crate) fn may_send(&self) -> bool {
-        self.published_to() < self.written.min(self.edge)
+        self.published_to() < self.written.min(self.window.edge())
     }
 
     /// Returns the position of the FIN if it has been planned.
@@ -222,8 +196,7 @@ impl Sender {
 
     /// Sets the window from the last segment of the handshake.
     pub(crate) fn open_window(&mut self, window: u32) {
-        self.edge = u64::from(window);
-        self.largest = window;
+        self.window.open(window);
     }
 
     /// Records that the application has written up to `position`. Short segments from the start of `held` on are held
@@ -232,10 +205,7 @@ impl Sender {
         if self.closing {
             return;
         }
-        self.corked = held.end == CORKED;
-        // An acknowledgement ends the wait for the data announced by `MSG_MORE`.
-        let holds = self.corked || position > self.written || self.held_from != NOWHERE;
-        self.held_from = if holds && position <= held.end { held.start } else { NOWHERE };
+        self.nagle.written(self.written, position, held);
         self.written = self.written.max(position);
     }
 
@@ -261,7 +231,8 @@ impl Sender {
 
     /// Records that the application has ended its stream.
     pub(crate) fn close(&mut self) {
-        (self.closing, self.held_from) = (true, NOWHERE);
+        self.closing = true;
+        self.nagle.close();
     }
 
     /// Processes an acknowledgement and a window.
@@ -275,15 +246,12 @@ impl Sender {
         if ack > self.published_to() {
             return Err(UnacceptableAck::Unsent);
         }
-        if ack + u64::from(self.largest) < self.una() {
+        if ack + u64::from(self.window.largest()) < self.una() {
             return Err(UnacceptableAck::Ancient);
         }
-        // A peer that answers may keep the window closed for any time (RFC 9293, 3.8.6.1, MUST-37).
-        self.unanswered = 0;
-        if !self.corked {
-            self.held_from = NOWHERE;
-        }
-        let moved = self.update_window(ack, report);
+        self.persist.heard();
+        self.nagle.acknowledged();
+        let moved = self.window.update(una, report.at, ack, report.window);
         let advanced = ack > self.una();
         let acked = self.recovery.ack(
             now,
@@ -300,15 +268,8 @@ impl Sender {
         if acked.newly_acked >= self.mss.into() {
             self.largest_acked_payload = self.mss;
         }
-        // Retransmissions act as window probes if the window closed over data in flight.
-        self.answered = if self.is_zero_window() { self.recovery.backoffs() } else { 0 };
-        if advanced || self.edge > self.next() {
-            self.persist = None;
-            self.persist_tries = 0;
-            if self.recovery.backoffs() == 0 {
-                self.stalled = NOWHERE;
-            }
-        }
+        let progress = advanced || self.window.edge() > self.next();
+        self.persist.acknowledged(self.is_zero_window(), progress, self.recovery.backoffs());
         Ok(acked)
     }
 
@@ -320,33 +281,18 @@ impl Sender {
         if ack != self.seq(una) || !self.recovery.is_done() {
             return false;
         }
-        self.updated = (at, una);
+        self.window.repeat(at, una);
         true
     }
 
     /// Returns whether the peer's window has this size.
     pub(crate) fn has_window(&self, window: u32) -> bool {
-        self.edge == self.una() + u64::from(window)
+        self.window.edge() == self.una() + u64::from(window)
     }
 
     /// Returns whether the segment at position `at` set the window.
     pub(crate) fn has_window_of(&self, at: Option<u64>) -> bool {
-        at == Some(self.updated.0)
-    }
-
-    /// Updates the window from a newer segment (RFC 9293, 3.10.7.4). Returns whether it has changed.
-    #[inline]
-    fn update_window(&mut self, ack: u64, report: &Report<'_>) -> bool {
-        let newer = ack > self.una() || (report.at, ack) >= self.updated;
-        if ack < self.una() || !newer {
-            return false;
-        }
-        let edge = ack + u64::from(report.window);
-        let moved = edge != self.edge;
-        self.edge = edge;
-        self.updated = (report.at, ack);
-        self.largest = self.largest.max(report.window);
-        moved
+        self.window.is_of(at)
     }
 
     /// Plans the next packet of at most `at_most` bytes. Returns `None` if nothing can be sent now.
@@ -382,10 +328,10 @@ impl Sender {
     fn advance(&mut self, now: u64, len: u64, fin: bool) -> Next {
         let range = self.next()..self.next() + len;
         self.fin_planned |= fin;
-        self.persist = None;
+        self.persist.stop();
         let mss = u64::from(self.mss);
         if len != mss && !(len as u32).is_multiple_of(mss as u32) {
-            self.short = range.end;
+            self.nagle.send_short(range.end);
         }
         self.recovery.plan_new(now, len + u64::from(fin));
         Next { range, fin, again: false }
@@ -400,7 +346,7 @@ impl Sender {
         }
         let mss = u64::from(self.mss);
         let data = self.written - self.next();
-        let window = self.edge.saturating_sub(self.next());
+        let window = self.window.edge().saturating_sub(self.next());
         let copying = COPYING.saturating_sub(self.next() - self.published_to());
         let len = data.min(window).min(copying).min(self.recovery.window(now)).min(at_most.into());
         let whole = len == data;
@@ -415,8 +361,9 @@ impl Sender {
         let tail_goes = if tail == 0 {
             0
         } else if whole {
-            self.nagle_allowed_bytes(self.next() + len - tail, tail)
-        } else if len < mss && (now_or_never || len >= u64::from(self.largest / 2)) {
+            let (at, flight) = (self.next() + len - tail, self.una()..self.next());
+            self.nagle.allowed_bytes(at, tail, flight, self.is_urgent())
+        } else if len < mss && (now_or_never || len >= u64::from(self.window.largest() / 2)) {
             // Otherwise silly window avoidance holds it (3.8.6.2.1).
             tail
         } else {
@@ -426,23 +373,12 @@ impl Sender {
         (len > 0).then_some((len, false))
     }
 
-    /// Returns how many of the last `len` written bytes to send. These bytes begin at `at` and do not fill a segment.
-    /// They are held by a cork, or by Nagle's algorithm (RFC 9293, 3.7.4) in Minshall's variant as on Linux, while an
-    /// earlier short segment is unacknowledged.
-    #[inline]
-    fn nagle_allowed_bytes(&self, at: u64, len: u64) -> u64 {
-        let waits =
-            !self.no_delay && !self.is_urgent() && self.short > self.una() && self.short <= self.next();
-        if waits { 0 } else { len.min(self.held_from.saturating_sub(at)) }
-    }
-
     /// Starts the persist timer if the peer's window blocks transmission and no data is in flight whose acknowledgement
     /// could open it.
     fn watch_window(&mut self, now: u64) {
         let blocked = self.written > self.next() || self.closing && !self.fin_planned;
-        if blocked && self.next() == self.una() && self.persist.is_none() && !self.recovery.is_held() {
-            let wait = self.recovery.rto() << self.persist_tries.min(16);
-            self.persist = Some(now + wait.min(PERSIST_MAX));
+        if blocked && self.next() == self.una() && !self.recovery.is_held() {
+            self.persist.start(now, self.recovery.rto());
         }
     }
 
@@ -462,18 +398,14 @@ impl Sender {
 
     /// Returns the time of the next [`timer`](Self::timer) call.
     pub(crate) fn deadline(&self) -> Option<u64> {
-        [self.persist, self.recovery.deadline()].into_iter().flatten().min()
+        [self.persist.due(), self.recovery.deadline()].into_iter().flatten().min()
     }
 
     /// Processes expired timers.
     pub(crate) fn timer(&mut self, now: u64) -> Due {
         // A timer that expires for the first time was started one timeout ago.
         let since = now.saturating_sub(self.recovery.rto());
-        if self.persist.is_some_and(|due| due <= now) {
-            self.persist = None;
-            self.stalled = self.stalled.min(since);
-            self.persist_tries = self.persist_tries.saturating_add(1);
-            self.unanswered = self.unanswered.saturating_add(1);
+        if self.persist.expire(now, since) {
             return match self.usable(now, self.mss.into(), true) {
                 Some((len, fin)) => Due::Send(self.advance(now, len, fin)),
                 None => {
@@ -486,7 +418,7 @@ impl Sender {
             TimerAction::None => Due::Nothing,
             TimerAction::Probe | TimerAction::Reorder => Due::Plan,
             TimerAction::Retransmit => {
-                self.stalled = self.stalled.min(since);
+                self.persist.stall(since);
                 Due::Plan
             }
         }
@@ -494,12 +426,12 @@ impl Sender {
 
     /// Returns the time when a connection without progress ends, with a `TCP_USER_TIMEOUT` in microseconds.
     pub(crate) fn user_timeout_deadline(&self, user_timeout: u64) -> u64 {
-        self.stalled.saturating_add(user_timeout)
+        self.persist.stalled().saturating_add(user_timeout)
     }
 
     /// Returns the number of consecutive timeouts without an answer from the peer.
     pub(crate) fn timeouts(&self) -> u8 {
-        self.recovery.backoffs().saturating_sub(self.answered).max(self.unanswered)
+        self.persist.timeouts(self.recovery.backoffs())
     }
 }
 
