@@ -67,7 +67,7 @@ impl Stack {
                     let waits = feed_writer(id, conn, app, config, out);
                     conn.fund(&mut app.arena, Some(app.shortage.len()));
                     conn.tcb.receiver.update_window();
-                    let grown = conn.tcb.receiver.need() == AckNeed::Now;
+                    let grown = conn.tcb.receiver.ack.need() == AckNeed::Now;
                     if waits || conn.lacks_window() {
                         app.shortage.wait(id, &mut conn.waits);
                     }

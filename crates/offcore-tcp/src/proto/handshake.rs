@@ -171,8 +171,7 @@ pub(super) fn connection(now: u64, both: &Both, wishes: &LocalParameters, window
     if let Some(timestamp) = offered.timestamp {
         receiver.start_timestamps(now, timestamp);
     }
-    receiver.set_largest(payload_of(mtu, remote, false));
-    receiver.expect_segments(theirs);
+    receiver.ack.expect_segments(payload_of(mtu, remote, false), theirs);
     receiver.announce_syn(window);
     let mut tcb = Tcb::new(key, way, receiver, sender);
     tcb.agreed = agreed;

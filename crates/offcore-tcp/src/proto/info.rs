@@ -167,7 +167,7 @@ impl Stack {
             recovery: recovery.state(),
             stats: recovery.stats(),
             mss: tcb.sender.mss(),
-            peer_mss: tcb.receiver.peer_mss(),
+            peer_mss: tcb.receiver.ack.peer_mss(),
         })
     }
 

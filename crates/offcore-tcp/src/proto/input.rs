@@ -83,12 +83,12 @@ impl Input<'_> {
         }
         if outcome != Outcome::Open || segment.payload_len == 0 && !segment.has(TcpFlags::FIN) {
             if outcome == Outcome::TimeWait && segment.seq_len() > 0 {
-                conn.tcb.receiver.ack_now();
+                conn.tcb.receiver.ack.request();
             }
             return Ok((Verdict::Consumed, outcome));
         }
         if !acceptable {
-            conn.tcb.receiver.ack_now();
+            conn.tcb.receiver.ack.request();
             return Err(DropReason::OutOfWindow);
         }
         if segment.has(TcpFlags::URG)
@@ -171,7 +171,7 @@ impl Input<'_> {
     #[cold]
     fn unacceptable(&mut self, tcb: &mut Tcb, segment: &Segment, start: Option<u64>) {
         if segment.seq_len() > 0 {
-            tcb.receiver.ack_now();
+            tcb.receiver.ack.request();
             // Only data before the expected position is a duplicate. Data beyond the window has not been received.
             let end = start.map(|start| start + u64::from(segment.seq_len()));
             if let Some((start, end)) = start.zip(end).filter(|(_, end)| *end <= tcb.receiver.next()) {
@@ -303,7 +303,7 @@ impl Input<'_> {
         let tcb = &mut conn.tcb;
         if !matches!(tcb.state, State::Established | State::FinWait1 | State::FinWait2) {
             // The peer's stream has ended already, so this is a retransmission.
-            tcb.receiver.ack_now();
+            tcb.receiver.ack.request();
             return Err(DropReason::OutOfWindow);
         }
         if tcb.close_timer.is_orphan() && payload_len > 0 {
@@ -363,7 +363,7 @@ impl Net {
     /// is the published edge. While the port is held, the acknowledgement stays due.
     pub(super) fn acknowledge(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) {
         if self.ifaces[usize::from(tcb.hop.iface())].held {
-            return tcb.receiver.ack_now();
+            return tcb.receiver.ack.request();
         }
         let seq = tcb.sender.published_seq();
         self.bare(now, tcb, seq, TcpFlags::ACK, out);

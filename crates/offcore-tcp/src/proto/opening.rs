@@ -87,7 +87,7 @@ impl Stack {
             }
         }
         if acknowledges {
-            tcb.receiver.ack_now();
+            tcb.receiver.ack.request();
             out.events.push(Event::Connected(id));
         } else {
             // Simultaneous open (RFC 9293, 3.5, figure 7): the SYN is answered, and acknowledged later.
@@ -449,7 +449,7 @@ impl Stack {
         let tcb = &mut conn.tcb;
         let seq = tcb.sender.published_seq();
         // Acknowledges only if due. A superfluous ACK would reach a closed connection, whose reset would end TIME-WAIT.
-        if tcb.receiver.need() != AckNeed::No {
+        if tcb.receiver.ack.need() != AckNeed::No {
             self.net.bare(now, tcb, seq, TcpFlags::ACK, out);
         }
         let (rcv_nxt, window) = tcb.receiver.acknowledge();

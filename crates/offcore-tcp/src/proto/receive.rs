@@ -1,5 +1,6 @@
 //! The receiving half of a connection: expected data, received data, and pending acknowledgements.
 
+mod ack;
 mod growth;
 
 use std::ops::Range;
@@ -7,6 +8,8 @@ use std::ops::Range;
 use offcore_session::layout::SMALL;
 use offcore_wire::Timestamps;
 
+pub(crate) use ack::AckNeed;
+use ack::DelayedAck;
 use growth::Round;
 
 use super::packet::DropReason;
@@ -17,22 +20,6 @@ use super::segment::position;
 const TIMESTAMP_AGE: u64 = 24 * 24 * 3600 * 1_000_000;
 /// Minimum window when memory is short: a small block.
 pub(super) const LEAST: u16 = SMALL as u16;
-/// Maximum delay of an acknowledgement in microseconds (RFC 9293, 3.8.6.3: less than half a second; Linux's minimum is
-/// 40 ms).
-const DELAYED_ACK: u64 = 40_000;
-/// For this many segments at the beginning, every second one is acknowledged immediately so that the peer's window
-/// opens.
-const QUICK_SEGMENTS: u8 = 32;
-
-/// Whether an acknowledgement is due.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AckNeed {
-    No,
-    /// At this time.
-    By(u64),
-    Now,
-}
-
 /// The new part of a segment's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Text {
@@ -51,8 +38,7 @@ pub(crate) struct Receiver {
     next: u64,
     /// Right edge that has been advertised. It never moves left (RFC 9293, 3.8.6).
     announced: u64,
-    /// [`next`](Self::next) as last acknowledged.
-    acknowledged: u64,
+    pub ack: DelayedAck,
     /// Position up to which the application has read.
     consumed: u64,
     /// Maximum number of unread bytes, which the window promises.
@@ -62,13 +48,7 @@ pub(crate) struct Receiver {
     round: Round,
     /// Position of the peer's FIN if it has arrived. `next` is beyond it when all data before it has also arrived.
     fin: Option<u64>,
-    /// The peer's segment size, estimated as the largest segment seen, and the largest size that it may send. Longer
-    /// segments were merged on their way.
-    peer_mss: u16,
-    largest: u16,
     pub scale: u8,
-    quick: u8,
-    need: AckNeed,
     /// Newest timestamp of the peer, and its arrival time (RFC 7323, 4.3).
     recent: Option<(u32, u64)>,
     /// The range of duplicate data to report once (RFC 2883).
@@ -87,38 +67,19 @@ impl Receiver {
             first: irs.wrapping_add(1),
             next: 0,
             announced: 0,
-            acknowledged: 0,
+            ack: DelayedAck::new(),
             consumed: 0,
             promise,
             granted: u64::MAX,
             round: Round::default(),
             fin: None,
-            peer_mss: 536,
-            largest: u16::MAX,
             scale,
-            quick: QUICK_SEGMENTS,
-            need: AckNeed::No,
             recent: None,
             duplicate: None,
             islands: None,
             urgent: 0,
             echo_congestion: false,
         }
-    }
-
-    /// Sets the maximum payload per segment that the peer has been told.
-    pub(crate) fn set_largest(&mut self, largest: u16) {
-        self.largest = largest;
-    }
-
-    /// Uses the peer's MSS option as a first bound of its segment size.
-    pub(crate) fn expect_segments(&mut self, mss: u16) {
-        self.peer_mss = self.peer_mss.min(mss);
-    }
-
-    /// Returns the estimated payload size of the peer's segments.
-    pub(crate) fn peer_mss(&self) -> u16 {
-        self.peer_mss
     }
 
     /// Returns the next expected position.
@@ -180,7 +141,7 @@ impl Receiver {
     /// Stores the timestamp of an acceptable segment that begins at `start` (RFC 7323, 5.3 R3).
     #[inline]
     pub(crate) fn take_timestamp(&mut self, now: u64, start: Option<u64>, timestamps: Timestamps) {
-        if start.is_none_or(|start| start <= self.acknowledged) && self.recent.is_some() {
+        if start.is_none_or(|start| self.ack.covers(start)) && self.recent.is_some() {
             self.recent = Some((timestamps.value, now));
         }
     }
@@ -231,25 +192,25 @@ impl Receiver {
         }
         if wanted.is_empty() {
             self.finish();
-            self.need = AckNeed::Now;
+            self.ack.request();
             let commit_to = self.data_end();
             return Ok(Text { range: self.next..self.next, commit_to });
         }
         let in_order = wanted.start == self.next && self.islands.is_none();
         let range = if in_order { wanted } else { self.missing(wanted) };
         if range.is_empty() {
-            self.need = AckNeed::Now;
+            self.ack.request();
             return Ok(Text { commit_to: self.data_end(), range });
         }
         if !cover(range.clone()) {
-            self.need = AckNeed::Now;
+            self.ack.request();
             return Err(DropReason::NoSpace);
         }
         if in_order {
             self.next = range.end;
-            self.need_ack(now, range.end - range.start);
+            self.ack.arrived(now, range.end, range.end - range.start);
         } else {
-            self.need = AckNeed::Now;
+            self.ack.request();
             self.out_of_order(&range)?;
         }
         self.finish();
@@ -288,44 +249,19 @@ impl Receiver {
     fn finish(&mut self) {
         if self.fin == Some(self.next) {
             self.next += 1;
-            self.need = AckNeed::Now;
+            self.ack.request();
         }
     }
 
     pub(crate) fn note_duplicate(&mut self, range: Range<u64>) {
-        self.need = AckNeed::Now;
+        self.ack.request();
         self.duplicate = Some(range);
-    }
-
-    /// Records that `len` bytes of in-order data have arrived.
-    #[inline]
-    fn need_ack(&mut self, now: u64, len: u64) {
-        let due = self.next - self.acknowledged;
-        if len <= u64::from(self.largest) {
-            self.peer_mss = self.peer_mss.max(len as u16);
-        }
-        // At the beginning, every second segment is acknowledged. Later, a vector of segments gets one acknowledgement.
-        self.quick = self.quick.saturating_sub(1);
-        if due >= 2 * u64::from(self.peer_mss) {
-            self.need = AckNeed::Now;
-        } else if self.need == AckNeed::No {
-            self.need = AckNeed::By(now + DELAYED_ACK);
-        }
     }
 
     /// Returns whether an acknowledgement must be sent before more segments of the same vector are processed.
     #[inline]
     pub(crate) fn needs_immediate_ack(&self) -> bool {
-        self.need == AckNeed::Now && (self.quick > 0 || self.islands.is_some())
-    }
-
-    /// Requests an immediate acknowledgement.
-    pub(crate) fn ack_now(&mut self) {
-        self.need = AckNeed::Now;
-    }
-
-    pub(crate) fn need(&self) -> AckNeed {
-        self.need
+        self.ack.is_immediate(self.islands.is_some())
     }
 
     /// Records that the application has read up to `position`.
@@ -340,7 +276,7 @@ impl Receiver {
         let half = u64::from(self.promise / 2);
         let grows = edge > self.announced && edge - self.announced >= self.least_step(2);
         if self.fin.is_none() && left <= half && grows && edge.saturating_sub(self.next) >= 2 * left {
-            self.need = AckNeed::Now;
+            self.ack.request();
         }
     }
 
@@ -386,7 +322,7 @@ impl Receiver {
     /// Returns the minimum move of the right edge: `segments` segments, or less with a small buffer or little memory.
     #[inline]
     fn least_step(&self, segments: u64) -> u64 {
-        let least = u64::from(self.promise / 2).min(segments * u64::from(self.peer_mss));
+        let least = u64::from(self.promise / 2).min(segments * u64::from(self.ack.peer_mss()));
         if self.granted < self.wanted() { least.min(LEAST.into()) } else { least }
     }
 
@@ -395,8 +331,7 @@ impl Receiver {
     #[inline]
     pub(crate) fn acknowledge(&mut self) -> (u32, u16) {
         self.announced = self.edge();
-        self.acknowledged = self.next;
-        self.need = AckNeed::No;
+        self.ack.sent(self.next);
         let window = (self.announced.saturating_sub(self.next) >> self.scale).min(u64::from(u16::MAX));
         (self.seq(self.next), window as u16)
     }
@@ -446,6 +381,7 @@ impl Receiver {
 
 #[cfg(test)]
 mod tests {
+    use super::ack::DELAYED_ACK;
     use super::*;
 
     /// Creates a receiver of 64 KiB whose window has been advertised.
@@ -463,13 +399,12 @@ mod tests {
     fn every_second_segment_is_acknowledged() {
         // RFC 9293, 3.8.6.3 (SHLD-18, MUST-58).
         let mut receiver = receiver();
-        receiver.peer_mss = 1000;
         take(&mut receiver, 0..1000).unwrap();
-        assert_eq!(receiver.need(), AckNeed::By(DELAYED_ACK));
+        assert_eq!(receiver.ack.need(), AckNeed::By(DELAYED_ACK));
         take(&mut receiver, 1000..2000).unwrap();
-        assert_eq!(receiver.need(), AckNeed::Now);
+        assert_eq!(receiver.ack.need(), AckNeed::Now);
         assert_eq!(receiver.acknowledge(), (3000, 63_535));
-        assert_eq!(receiver.need(), AckNeed::No);
+        assert_eq!(receiver.ack.need(), AckNeed::No);
     }
 
     #[test]
@@ -498,7 +433,7 @@ mod tests {
         assert_eq!((first, second), (10_000, 6000));
         receiver.consumed(4000);
         receiver.update_window();
-        assert_eq!(receiver.need(), AckNeed::No, "more than half is left");
+        assert_eq!(receiver.ack.need(), AckNeed::No, "more than half is left");
         assert_eq!(receiver.acknowledge().1, 10_000);
         for start in [4000, 5000, 6000, 7000, 8000, 9000] {
             take(&mut receiver, start..start + 1000).unwrap();
@@ -506,7 +441,7 @@ mod tests {
         assert_eq!(receiver.acknowledge().1, 4000);
         receiver.consumed(10_000);
         receiver.update_window();
-        assert_eq!(receiver.need(), AckNeed::Now, "it has doubled");
+        assert_eq!(receiver.ack.need(), AckNeed::Now, "it has doubled");
         assert_eq!(receiver.acknowledge().1, 10_000);
     }
 
@@ -515,19 +450,20 @@ mod tests {
         // RFC 9293, 3.8.6.2.2: silly window avoidance.
         let mut receiver = Receiver::new(0, 10_000, 0);
         receiver.acknowledge();
-        take(&mut receiver, 0..4000).unwrap();
+        for start in [0, 1000, 2000, 3000] {
+            take(&mut receiver, start..start + 1000).unwrap();
+        }
         receiver.acknowledge();
-        receiver.peer_mss = 1000;
         receiver.consumed(100);
         receiver.update_window();
-        assert_eq!(receiver.need(), AckNeed::No);
+        assert_eq!(receiver.ack.need(), AckNeed::No);
     }
 
     #[test]
     fn filled_hole_commits_later_data() {
         let mut receiver = receiver();
         assert_eq!(take(&mut receiver, 100..200).unwrap(), Text { range: 100..200, commit_to: 0 });
-        assert_eq!(receiver.need(), AckNeed::Now);
+        assert_eq!(receiver.ack.need(), AckNeed::Now);
         assert_eq!(receiver.sack_ranges(3).first(), Some(&(100..200)));
         assert_eq!(take(&mut receiver, 0..100).unwrap(), Text { range: 0..100, commit_to: 200 });
         assert!(!receiver.has_sack());
@@ -549,7 +485,7 @@ mod tests {
         take(&mut receiver, 0..300).unwrap();
         receiver.acknowledge();
         assert!(take(&mut receiver, 100..200).unwrap().range.is_empty());
-        assert_eq!(receiver.need(), AckNeed::Now);
+        assert_eq!(receiver.ack.need(), AckNeed::Now);
         assert_eq!(receiver.sack_ranges(3).first(), Some(&(100..200)));
         assert!(receiver.sack_ranges(3).is_empty());
     }
@@ -574,7 +510,7 @@ mod tests {
     fn segment_without_memory_is_dropped() {
         let mut receiver = receiver();
         assert_eq!(receiver.text(0, 0..100, false, |_| false), Err(DropReason::NoSpace));
-        assert_eq!((receiver.next(), receiver.need()), (0, AckNeed::Now));
+        assert_eq!((receiver.next(), receiver.ack.need()), (0, AckNeed::Now));
     }
 
     #[test]

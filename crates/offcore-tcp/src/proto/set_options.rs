@@ -45,8 +45,8 @@ impl Stack {
     /// Sends a delayed acknowledgement now (`TCP_QUICKACK`).
     pub fn acknowledge_now(&mut self, now: u64, conn: ConnId, out: &mut Out) {
         let Some(this) = self.conns.get_mut(conn) else { return };
-        if let AckNeed::By(_) = this.tcb.receiver.need() {
-            this.tcb.receiver.ack_now();
+        if let AckNeed::By(_) = this.tcb.receiver.ack.need() {
+            this.tcb.receiver.ack.request();
             self.conns.touch(conn);
             self.settle(now, out);
         }

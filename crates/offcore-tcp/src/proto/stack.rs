@@ -317,11 +317,11 @@ impl Stack {
                 }
             }
             let tcb = &mut conn.tcb;
-            if tcb.receiver.need() == AckNeed::Now && tcb.is_synchronized() {
+            if tcb.receiver.ack.need() == AckNeed::Now && tcb.is_synchronized() {
                 self.net.acknowledge(now, tcb, out);
             }
             let iface = &mut self.net.ifaces[usize::from(tcb.hop.iface())];
-            if iface.held && tcb.receiver.need() == AckNeed::Now && tcb.is_synchronized() {
+            if iface.held && tcb.receiver.ack.need() == AckNeed::Now && tcb.is_synchronized() {
                 tcb.touched = true;
                 iface.unacknowledged.push(id.index);
             }

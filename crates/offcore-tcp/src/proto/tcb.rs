@@ -156,7 +156,7 @@ impl Tcb {
     #[inline]
     pub(crate) fn measure_arrival(&mut self, now: u64, timestamps: Option<Timestamps>, len: u32) {
         let Some(Timestamps { echo, .. }) = timestamps else { return };
-        if len >= self.receiver.peer_mss().into()
+        if len >= self.receiver.ack.peer_mss().into()
             && self.receiver.is_new_echo(echo)
             && let Some(sample) = self.since(now, echo)
         {
@@ -255,7 +255,7 @@ impl Tcb {
 
     /// Returns the time of the next timer.
     pub(crate) fn deadline(&self) -> Option<u64> {
-        let delayed = match self.receiver.need() {
+        let delayed = match self.receiver.ack.need() {
             AckNeed::By(due) => Some(due),
             AckNeed::Now | AckNeed::No => None,
         };

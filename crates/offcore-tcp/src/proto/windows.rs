@@ -86,7 +86,7 @@ impl Conn {
     #[inline]
     pub(super) fn lacks_window(&self) -> bool {
         let receiver = &self.tcb.receiver;
-        let enough = receiver.next() + u64::from(receiver.peer_mss().max(LEAST));
+        let enough = receiver.next() + u64::from(receiver.ack.peer_mss().max(LEAST));
         receiver.granted() < receiver.wanted().min(enough) && !self.has_receive_ended()
     }
 

@@ -85,8 +85,8 @@ impl Stack {
             }
             return;
         }
-        if matches!(tcb.receiver.need(), AckNeed::By(due) if due <= now) {
-            tcb.receiver.ack_now();
+        if matches!(tcb.receiver.ack.need(), AckNeed::By(due) if due <= now) {
+            tcb.receiver.ack.request();
         }
         if tcb.sender.user_timeout_deadline(tcb.liveness.user_timeout()) <= now {
             return self.over(id, Cause::TimedOut, out);
