@@ -11,22 +11,20 @@ mod loopback;
 mod many;
 mod queue;
 
-use std::collections::VecDeque;
 use std::mem;
-use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use offcore_dma::mover::MoverError;
-use offcore_dma::{Binding, Context, CopyQueue, Mover};
+use offcore_dma::{Binding, Context, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache};
 use offcore_ring::prefetch;
-use offcore_stats::{Stage, tsc};
+use offcore_stats::Stage;
 use offcore_wire::virtio_net::{
     self, NetHeader, Offloads, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
 };
 use offcore_wire::{EtherType, EthernetFrame, Sum, TcpFlags, TcpSegment, tcp, udp};
 
-use copies::submit;
+use copies::Copying;
 use fragments::Fragments;
 use links::Links;
 
@@ -37,9 +35,7 @@ use crate::proto::{
     Event, HEAD, Out, Owner, Place, Placed, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, sum_end,
 };
 
-/// Maximum number of packets in flight in each copy queue, and the share of the pool that they may hold (one buffer in
-/// `SHARE`). A stalled engine thus leaves buffers for other users.
-const IN_FLIGHT: usize = 1024;
+/// Packets of one direction may hold one pool buffer in this many. A stalled engine thus leaves buffers for other users.
 const SHARE: usize = 4;
 /// One turn plans to send at most one pool buffer in this many.
 const AT_ONCE_SHARE: usize = 8;
@@ -49,8 +45,6 @@ const ELSEWHERE_SHARE: usize = 16;
 const LONGEST: usize = 65_000;
 /// Such a packet may hold one pool buffer in this many.
 const LONGEST_SHARE: usize = 64;
-/// Time after which a copy counts as lost. It is well below the peer's retransmission timeout.
-const LOST_AFTER: Duration = Duration::from_millis(50);
 
 /// A packet whose payload is being copied to an rx_fifo. It owns the packet; the stack owns the FIFO's blocks.
 #[derive(Debug)]
@@ -146,17 +140,8 @@ pub struct Path {
     pool: &'static Pool,
     /// This worker's share of the pool in buffers.
     part: usize,
-    rx: CopyQueue<Option<Placing>>,
-    tx: CopyQueue<Option<Sending>>,
-    /// Packets that the copy queues have no room for yet.
-    to_place: VecDeque<Placing>,
-    to_fill: VecDeque<Sending>,
-    /// Packets that were complete on submission. Empty between calls.
-    placed: Vec<Placing>,
-    filled: Vec<Sending>,
-    /// Buffers of all these packets, including packets whose copies are in flight.
-    placing: usize,
-    filling: usize,
+    rx: Copying<Placing>,
+    tx: Copying<Sending>,
     fragments: Fragments,
     /// Reassembled packets. Empty between calls.
     whole: Vec<Packet>,
@@ -171,22 +156,13 @@ impl Path {
     /// Creates a path. `out` holds the pending requests of the stack; packets are allocated from `pool`. The core makes
     /// all copies until the path is [bound](Self::bind) to channels.
     pub fn new(stack: Stack, out: Out, mover: &mut Mover, pool: &'static Pool) -> Self {
-        let (mut rx, mut tx) = (CopyQueue::open(mover, IN_FLIGHT), CopyQueue::open(mover, IN_FLIGHT));
-        rx.set_lost_after(mover, tsc::ticks(LOST_AFTER));
-        tx.set_lost_after(mover, tsc::ticks(LOST_AFTER));
         let part = pool.chunks().div_ceil(stack.share().of as usize);
         Self {
             stack,
             out,
             pool,
-            rx,
-            tx,
-            to_place: VecDeque::new(),
-            to_fill: VecDeque::new(),
-            placed: Vec::new(),
-            filled: Vec::new(),
-            placing: 0,
-            filling: 0,
+            rx: Copying::new(mover),
+            tx: Copying::new(mover),
             fragments: Fragments::new(part),
             whole: Vec::new(),
             elsewhere: Vec::new(),
@@ -201,8 +177,8 @@ impl Path {
     /// # Errors
     /// Fails if a channel does not belong to this mover, or if there are too many channels.
     pub fn bind(&mut self, mover: &mut Mover, rx: &Binding, tx: &Binding) -> Result<(), MoverError> {
-        self.rx.bind(mover, rx)?;
-        self.tx.bind(mover, tx)
+        self.rx.queue.bind(mover, rx)?;
+        self.tx.queue.bind(mover, tx)
     }
 
     /// Sets the offloads of the port of interface `iface`, and whether the port accepts packets of several buffers.
@@ -222,7 +198,7 @@ impl Path {
     /// Returns whether [`receive`](Self::receive) accepts packets. It does not while copies of earlier packets wait for
     /// room or hold their share of the buffers.
     pub fn is_open(&self) -> bool {
-        self.to_place.is_empty() && self.placing < self.part.div_ceil(SHARE)
+        !self.rx.is_waiting() && self.rx.held < self.part.div_ceil(SHARE)
     }
 
     /// Gives access to the stack's calls and their requests. The next [`turn`](Self::turn) processes and clears `out`.
@@ -317,8 +293,8 @@ impl Path {
                 Verdict::Consumed | Verdict::Drop(_) => ctx.cache.free(packet),
                 Verdict::Place => {
                     let place = places.next().expect("each such verdict has a place");
-                    self.placing += buffers(&packet, pool);
-                    self.to_place.push_back(Placing { packet, place });
+                    let held = buffers(&packet, pool);
+                    self.rx.push(Placing { packet, place }, held);
                 }
                 Verdict::Reply => {
                     packet.set_offload(false);
@@ -348,11 +324,11 @@ impl Path {
         if self.links.has_waiting() {
             self.links.check_next_hops(now, &mut self.stack, &mut self.out, ctx.cache);
         }
-        if !self.to_place.is_empty() {
+        if self.rx.is_waiting() {
             self.submit_places(ctx);
         }
         let room = budget.min(self.packets(ctx.cache));
-        if self.to_fill.is_empty() && room > 0 {
+        if !self.tx.is_waiting() && room > 0 {
             self.stack.tx(now, room, &mut self.out);
         }
         // Time of a turn without work is not attributed to any packet stage.
@@ -364,7 +340,7 @@ impl Path {
     /// Returns how many packets of maximum length the free buffers allow to send.
     fn packets(&self, cache: &PoolCache) -> usize {
         let pool = self.pool;
-        let held = self.filling + self.links.fewest_queued();
+        let held = self.tx.held + self.links.fewest_queued();
         let share = self.part.div_ceil(SHARE).saturating_sub(held);
         let each = self.links.longest().div_ceil(pool.data_room());
         share.min(self.part / AT_ONCE_SHARE).min(cache.available() / 2) / each.max(1)
@@ -373,22 +349,22 @@ impl Path {
     /// Reports completed copies in order per connection. Received packets are freed, and packets to be sent are
     /// finished.
     fn finish(&mut self, ctx: &mut Context<'_>, now: u64) {
-        let Self { stack, out, pool, rx, tx, links, placing: held, filling, .. } = self;
+        let Self { stack, out, pool, rx, tx, links, .. } = self;
         let Context { mover, cache, .. } = ctx;
         let key = |placing: &Option<Placing>| placing.as_ref().map(|placing| placing.place.conn.order());
         // The holder's contents are read in place. Moving them out would stall on their recent stores for every packet.
         let mut done = None;
-        rx.take_by_key(mover, key, |holder| {
+        rx.queue.take_by_key(mover, key, |holder| {
             let Some(Placing { packet, place }) = holder else { return };
-            *held -= buffers(packet, pool);
+            rx.held -= buffers(packet, pool);
             report(&mut done, place, stack, out);
             cache.free_all(holder.take().map(|placing| placing.packet));
         });
         done.into_iter().for_each(|done| stack.placed(done, out));
         let key = |sending: &Option<Sending>| sending.as_ref().map(|sending| sending.plan.conn.order());
-        tx.take_by_key(mover, key, |holder| {
+        tx.queue.take_by_key(mover, key, |holder| {
             let Some(Sending { packet, plan }) = holder else { return };
-            *filling -= buffers(packet, pool);
+            tx.held -= buffers(packet, pool);
             let plan = *plan;
             if let Some(Sending { packet, .. }) = holder.take() {
                 Sending { packet, plan }.finish(stack, out, links, cache, now);
@@ -415,13 +391,13 @@ impl Path {
         let mut made = 0;
         for &plan in &plans {
             let Some(packet) = ctx.cache.take_chain(HEADROOM, plan.len as usize) else { break };
-            self.filling += buffers(&packet, self.pool);
             // Headers are written when the copy is complete. Another core may own these cache lines, so they are
             // prefetched.
             let data = packet.data().as_ptr();
             prefetch::write(data.wrapping_sub(prefetch::LINE));
             prefetch::write(data.wrapping_sub(2 * prefetch::LINE));
-            self.to_fill.push_back(Sending { packet, plan });
+            let held = buffers(&packet, self.pool);
+            self.tx.push(Sending { packet, plan }, held);
             made += 1;
         }
         // Last plan first: giving up the newest plan leaves no gap, and its data is planned again later.
@@ -431,18 +407,18 @@ impl Path {
         }
         plans.clear();
         self.out.plans = plans;
-        if !self.to_fill.is_empty() {
+        if self.tx.is_waiting() {
             ctx.clock.lap(Stage::Header);
             self.submit_fills(ctx, now);
         }
     }
 
     fn submit_places(&mut self, ctx: &mut Context<'_>) {
-        let Self { stack, out, rx, to_place, placed, .. } = self;
-        submit(rx, stack, to_place, ctx, placed);
+        let Self { stack, out, rx, .. } = self;
+        rx.submit(stack, ctx);
         let mut done = None;
-        for Placing { packet, place } in placed.drain(..) {
-            self.placing -= buffers(&packet, self.pool);
+        for Placing { packet, place } in rx.done.drain(..) {
+            rx.held -= buffers(&packet, self.pool);
             report(&mut done, &place, stack, out);
             ctx.cache.free(packet);
         }
@@ -450,10 +426,10 @@ impl Path {
     }
 
     fn submit_fills(&mut self, ctx: &mut Context<'_>, now: u64) {
-        let Self { stack, out, tx, to_fill, filled, links, .. } = self;
-        submit(tx, stack, to_fill, ctx, filled);
-        for sending in filled.drain(..) {
-            self.filling -= buffers(&sending.packet, self.pool);
+        let Self { stack, out, tx, links, .. } = self;
+        tx.submit(stack, ctx);
+        for sending in tx.done.drain(..) {
+            tx.held -= buffers(&sending.packet, self.pool);
             sending.finish(stack, out, links, ctx.cache, now);
         }
     }
@@ -470,8 +446,7 @@ impl Path {
 
     /// Returns the number of packets whose copies are in flight or wait for room.
     pub fn in_flight(&self, mover: &mut Mover) -> usize {
-        let waiting = self.to_place.len() + self.to_fill.len();
-        self.rx.in_flight(mover) + self.tx.in_flight(mover) + waiting
+        self.rx.in_flight(mover) + self.tx.in_flight(mover)
     }
 }
 

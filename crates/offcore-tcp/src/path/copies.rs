@@ -2,13 +2,19 @@
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
+use std::time::Duration;
 
-use offcore_dma::{Batch, Begun, Context, CopyQueue};
+use offcore_dma::{Batch, Begun, Context, CopyQueue, Mover};
 use offcore_mem::{Packet, Pool};
-use offcore_stats::StageClock;
+use offcore_stats::{StageClock, tsc};
 
 use super::{Placing, Sending};
 use crate::proto::Stack;
+
+/// Maximum number of packets in flight in a copy queue.
+const IN_FLIGHT: usize = 1024;
+/// Time after which a copy counts as lost. It is well below the peer's retransmission timeout.
+const LOST_AFTER: Duration = Duration::from_millis(50);
 
 /// A packet that is copied to or from a FIFO.
 pub(super) trait Copied {
@@ -91,31 +97,63 @@ fn pair(
     });
 }
 
-/// Enters packets from `waiting` while there is room and submits their copies. Packets that are complete on submission
-/// are moved to `done`.
-#[inline]
-pub(super) fn submit<T: Copied>(
-    queue: &mut CopyQueue<Option<T>>,
-    stack: &Stack,
-    waiting: &mut VecDeque<T>,
-    ctx: &mut Context<'_>,
-    done: &mut Vec<T>,
-) {
-    let pool = ctx.cache.pool();
-    let mut by_core = false;
-    while !waiting.is_empty() {
-        let mut plan = if by_core { queue.plan_by_core(ctx.mover) } else { queue.plan(ctx.mover) };
-        let before = waiting.len();
-        match queue.begin(ctx.mover, &mut plan) {
-            Begun::Immediate(batch) => enter(batch, stack, pool, waiting, ctx.clock, done),
-            Begun::Queued(batch) => enter(batch, stack, pool, waiting, ctx.clock, done),
+/// Packets whose payload is copied in one direction.
+#[derive(Debug)]
+pub(super) struct Copying<T: 'static> {
+    pub(super) queue: CopyQueue<Option<T>>,
+    /// Packets that the copy queue has no room for yet.
+    waiting: VecDeque<T>,
+    /// Packets that were complete on submission. Empty between calls.
+    pub(super) done: Vec<T>,
+    /// Buffers of all these packets, including packets whose copies are in flight.
+    pub(super) held: usize,
+}
+
+impl<T: Copied> Copying<T> {
+    pub(super) fn new(mover: &mut Mover) -> Self {
+        let mut queue = CopyQueue::open(mover, IN_FLIGHT);
+        queue.set_lost_after(mover, tsc::ticks(LOST_AFTER));
+        Self { queue, waiting: VecDeque::new(), done: Vec::new(), held: 0 }
+    }
+
+    /// Adds a packet of `buffers` buffers.
+    #[inline]
+    pub(super) fn push(&mut self, packet: T, buffers: usize) {
+        self.held += buffers;
+        self.waiting.push_back(packet);
+    }
+
+    /// Returns whether packets wait for room in the copy queue.
+    #[inline]
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Returns the number of packets whose copies are in flight or wait for room.
+    pub(super) fn in_flight(&self, mover: &mut Mover) -> usize {
+        self.queue.in_flight(mover) + self.waiting.len()
+    }
+
+    /// Enters packets while there is room and submits their copies.
+    #[inline]
+    pub(super) fn submit(&mut self, stack: &Stack, ctx: &mut Context<'_>) {
+        let Self { queue, waiting, done, .. } = self;
+        let pool = ctx.cache.pool();
+        let mut by_core = false;
+        while !waiting.is_empty() {
+            let mut plan = if by_core { queue.plan_by_core(ctx.mover) } else { queue.plan(ctx.mover) };
+            let before = waiting.len();
+            match queue.begin(ctx.mover, &mut plan) {
+                Begun::Immediate(batch) => enter(batch, stack, pool, waiting, ctx.clock, done),
+                Begun::Queued(batch) => enter(batch, stack, pool, waiting, ctx.clock, done),
+            }
+            let stuck = waiting.len() == before;
+            if stuck && by_core {
+                return;
+            }
+            // A packet may need more copies than a channel has room for.
+            by_core = stuck;
         }
-        let stuck = waiting.len() == before;
-        if stuck && by_core {
-            return;
-        }
-        // A packet may need more copies than a channel has room for.
-        by_core = stuck;
     }
 }
 

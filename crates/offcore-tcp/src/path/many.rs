@@ -12,7 +12,7 @@ impl Path {
     /// [`Out::to_many`](crate::proto::Out::to_many), in order.
     #[cold]
     pub(super) fn take_copies(&mut self, packets: Vec<Packet>, ctx: &mut Context<'_>) {
-        let Self { stack, out, pool, to_place, placing, .. } = self;
+        let Self { stack, out, pool, rx, .. } = self;
         let (mut all, mut sockets) = (mem::take(&mut out.to_many), mem::take(&mut out.receivers));
         let mut receivers = sockets.drain(..);
         for (packet, many) in packets.into_iter().zip(all.drain(..)) {
@@ -24,8 +24,8 @@ impl Path {
                 };
                 match (stack.copy_to(socket, &many, copy.is_some(), out), copy) {
                     (Some(place), Some(packet)) => {
-                        *placing += buffers(&packet, pool);
-                        to_place.push_back(Placing { packet, place });
+                        let held = buffers(&packet, pool);
+                        rx.push(Placing { packet, place }, held);
                     }
                     (_, unused) => ctx.cache.free_all(unused),
                 }

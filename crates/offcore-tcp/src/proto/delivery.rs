@@ -2,7 +2,7 @@
 
 use super::packet::Cause;
 
-/// The state of the delivery. Notifications of the end follow those of earlier data.
+/// The state of the delivery. The application is notified of the end after it has been notified of all data.
 #[derive(Debug, Default)]
 pub(crate) struct Delivery {
     /// Position up to which the application may see data.

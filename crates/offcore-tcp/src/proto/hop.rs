@@ -51,7 +51,7 @@ impl Hop {
         self.routes == routes
     }
 
-    /// Replaces the next hop by that of a newer generation. A connection keeps its interface.
+    /// Uses the next hop of the route `way` of a newer generation. A connection keeps its interface.
     pub(crate) fn refresh(&mut self, routes: u32, way: ResolvedRoute) {
         if way.iface == self.way.iface && way.next_hop != self.way.next_hop {
             (self.way.next_hop, self.link) = (way.next_hop, None);

@@ -40,7 +40,7 @@ impl Nagle {
         }
     }
 
-    /// Ends the wait for more data, because there is none.
+    /// Ends the wait for more data after the end of the stream.
     pub(super) fn close(&mut self) {
         self.held_from = NOWHERE;
     }
