@@ -102,11 +102,11 @@ fn feed_writer(id: ConnId, conn: &mut Conn, app: &mut App, config: &Config, out:
 
 /// Gives memory to a datagram socket's application that waits to write. Returns whether it is still waiting.
 fn feed_socket(id: ConnId, socket: &mut Socket, app: &mut App, config: &Config, out: &mut Out) -> bool {
-    let waits = socket.wants_room && !socket.closed;
+    let waits = socket.outbox.wants_room && !socket.closed;
     if !waits || !socket.release_asked(&mut app.arena, config) {
         return waits;
     }
-    socket.wants_room = false;
+    socket.outbox.wants_room = false;
     out.events.push(Event::Writable(id));
     false
 }

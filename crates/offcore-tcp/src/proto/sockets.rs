@@ -1,20 +1,24 @@
 //! Datagram sockets and their FIFOs.
 
+mod inbox;
+mod outbox;
+
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use offcore_session::datagram::{Header, More, PathMtu, record_len};
+use offcore_session::datagram::record_len;
 use offcore_session::undelivered::Undelivered;
 use offcore_session::{Arena, Fifo, Memory, Place as Slot, Rx, Tx};
 
 use super::addr::{AppId, ConnId, SOCKETS, any_like, overlap};
-use super::ahead::Ahead;
 use super::arenas::Arenas;
 use super::config::{Buffers, Config};
 use super::iface::ResolvedRoute;
 use super::joined::{Joined, UserJoins};
 use super::memory;
+pub(super) use inbox::Inbox;
+pub(super) use outbox::{Outbox, Outgoing, Record};
 
 /// Microseconds between two sweeps, and the number of sockets in one call.
 const QUIET: u64 = 1_000_000;
@@ -22,30 +26,11 @@ const TRIMMED: usize = 16;
 /// Maximum number of ICMP errors per second (RFC 1812, 4.3.2.8; as Linux).
 const ERRORS: u32 = 1000;
 
-/// A datagram that is being copied to a packet.
-#[derive(Debug)]
-pub(super) struct Outgoing {
-    /// Positions of its header, of its payload, and of the next datagram.
-    pub start: u64,
-    pub payload: u64,
-    pub peer: SocketAddr,
-    pub route: Route,
-    pub more: More,
-}
-
 /// A datagram's route, with the path MTU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Route {
     pub way: ResolvedRoute,
     pub mtu: u16,
-}
-
-/// A datagram that is sent in segments.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Record {
-    pub header: Header,
-    pub route: Route,
-    pub planned: usize,
 }
 
 /// `SO_REUSEADDR` and `SO_REUSEPORT` of Linux. Two sockets can have the same address and port if they belong to the
@@ -82,6 +67,18 @@ pub(super) struct Errors {
     pub queue: VecDeque<Undelivered>,
 }
 
+/// Whether sweeps check the memory of a socket.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Activity {
+    /// It holds no unneeded blocks.
+    #[default]
+    Quiet,
+    /// It is checked in the next sweep.
+    Watched,
+    /// It was used since the last sweep.
+    Used,
+}
+
 const _: () = assert!(size_of::<Socket>() <= memory::PRIVATE / 2);
 
 /// A socket and its FIFOs.
@@ -98,32 +95,13 @@ pub(super) struct Socket {
     /// A connected socket receives from its peer only.
     pub peer: Option<Peer>,
     pub slot: Slot,
-    pub rx: Fifo<Rx>,
-    pub tx: Fifo<Tx>,
+    pub inbox: Inbox,
+    pub outbox: Outbox,
     /// Buffer sizes set by the application.
     pub buffers: Buffers,
-    pub ahead: Ahead,
-    /// `touched`: used since the last sweep. `watched`: included in the next sweep.
-    pub touched: bool,
-    pub watched: bool,
-    /// Position of the next received datagram, and the application's read position.
-    pub next: u64,
-    pub consumed: u64,
-    /// Copies to the receive FIFO that have not been reported.
-    pub placing: u32,
-    /// The application's write position, and the position up to which datagrams are planned.
-    pub written: u64,
-    pub planned: u64,
-    /// The datagram at `planned`, while some of its segments are not planned yet.
-    pub record: Option<Record>,
-    /// The mode of the last datagram.
-    pub path_mtu: PathMtu,
-    /// Datagrams dropped because the FIFO was full.
-    pub lost: u32,
+    pub activity: Activity,
     pub errors: Errors,
     pub joined: Joined,
-    pub in_flight: VecDeque<Outgoing>,
-    pub wants_room: bool,
     /// It waits for memory, see [`MemoryWaiters`](super::shortage::Shortage).
     pub waits: bool,
     pub ready: bool,
@@ -136,42 +114,20 @@ impl Socket {
         self.peer.map_or(self.address, |peer| Some(peer.source))
     }
 
-    /// Returns the position up to which everything has been sent.
-    fn sent(&self) -> u64 {
-        self.in_flight.front().map_or(self.planned, |oldest| oldest.start)
-    }
-
-    /// Returns whether it lacks memory to which its application is entitled.
-    pub(super) fn is_short(&self) -> bool {
-        self.ahead.is_short(&self.tx)
-    }
-
     /// Frees sent datagrams, and grants blocks to write to. Returns `false` if the arena lacks blocks.
     pub(super) fn release(&mut self, arena: &mut Arena, config: &Config) -> bool {
-        self.free_sent(arena);
-        let buffer = self.send_buffer(config);
-        self.ahead.grant(&mut self.tx, arena, |_, _| buffer, || u64::MAX)
+        self.outbox.release(arena, self.send_buffer(config))
     }
 
     /// As [`release`](Self::release), with the blocks that the application requests.
     pub(super) fn release_asked(&mut self, arena: &mut Arena, config: &Config) -> bool {
-        self.free_sent(arena);
-        let buffer = self.send_buffer(config);
-        self.ahead.grant_asked(&mut self.tx, arena, |_, _| buffer, || u64::MAX)
-    }
-
-    fn free_sent(&mut self, arena: &mut Arena) {
-        let upto = self.sent();
-        if upto > self.tx.released() {
-            self.tx.acked(arena, upto);
-        }
+        self.outbox.release_asked(arena, self.send_buffer(config))
     }
 
     /// Sets the buffer sizes.
     pub(super) fn set_buffers(&mut self, buffers: Buffers, arena: &mut Arena, config: &Config) {
         self.buffers = buffers;
-        self.ahead.resize(self.send_buffer(config), &self.tx, arena);
-        self.release(arena, config);
+        self.outbox.resize(arena, self.send_buffer(config));
     }
 
     /// Returns the size of the send buffer. The longest datagram always fits, because Linux accepts any datagram into
@@ -188,23 +144,15 @@ impl Socket {
 
     /// Frees the blocks of an idle socket, except a small one to write to. Returns `false` if some are still in use.
     fn trim(&mut self, arena: &mut Arena, config: &Config) -> bool {
-        if let Ok(read) = self.rx.consumed(arena) {
-            self.consumed = read;
-        }
-        let done = self.placing == 0 && self.next == self.consumed && self.rx.shrink(arena);
-        let sent = self.planned == self.written && self.in_flight.is_empty() && self.tx.shrink(arena);
-        if sent {
-            self.ahead.shrink();
-            if memory::allows_speculative_use(arena) {
-                self.release(arena, config);
-            }
-        }
-        done && sent
+        // A misuse is handled when the application calls.
+        let _ = self.inbox.consumed(arena);
+        let read = self.inbox.trim(arena);
+        self.outbox.trim(arena, self.send_buffer(config)) && read
     }
 
     /// Returns whether the socket is closed and no work is left.
     fn is_done(&self) -> bool {
-        self.closed && self.placing == 0 && self.in_flight.is_empty() && self.planned == self.written
+        self.closed && !self.inbox.is_placing() && self.outbox.is_done()
     }
 }
 
@@ -254,12 +202,12 @@ impl Sockets {
     // Cold, to keep the path of connections short.
     #[cold]
     pub(super) fn rx(&self, id: ConnId) -> Option<(&Fifo<Rx>, &Arc<Memory>)> {
-        self.get(id).map(|socket| (&socket.rx, &socket.memory))
+        self.get(id).map(|socket| (socket.inbox.fifo(), &socket.memory))
     }
 
     #[cold]
     pub(super) fn tx(&self, id: ConnId) -> Option<(&Fifo<Tx>, &Arc<Memory>)> {
-        self.get(id).map(|socket| (&socket.tx, &socket.memory))
+        self.get(id).map(|socket| (socket.outbox.fifo(), &socket.memory))
     }
 
     pub(super) fn has_ready(&self) -> bool {
@@ -311,7 +259,7 @@ impl Sockets {
     /// Counts a datagram that was dropped for a socket.
     pub(super) fn count_lost(&mut self, id: ConnId) {
         if let Some(socket) = self.get_mut(id) {
-            socket.lost = socket.lost.wrapping_add(1);
+            socket.inbox.count_lost();
         }
     }
 
@@ -402,11 +350,10 @@ impl Sockets {
 
     /// Marks a socket as used, so that sweeps check its memory.
     pub(super) fn watch(&mut self, id: ConnId) {
-        if let Some(socket) = self.get_mut(id) {
-            socket.touched = true;
-            if !std::mem::replace(&mut socket.watched, true) {
-                self.holders.push_back(id.index - SOCKETS);
-            }
+        if let Some(socket) = self.get_mut(id)
+            && std::mem::replace(&mut socket.activity, Activity::Used) == Activity::Quiet
+        {
+            self.holders.push_back(id.index - SOCKETS);
         }
     }
 
@@ -423,9 +370,10 @@ impl Sockets {
             *left -= 1;
             let Some(index) = holders.pop_front() else { break };
             let Some(socket) = slots[index as usize].socket.as_deref_mut() else { continue };
-            let used = std::mem::take(&mut socket.touched);
-            socket.watched = used || !socket.trim(&mut arenas[socket.app], config);
-            if socket.watched {
+            let is_used = socket.activity == Activity::Used;
+            socket.activity = Activity::Quiet;
+            if is_used || !socket.trim(&mut arenas[socket.app], config) {
+                socket.activity = Activity::Watched;
                 holders.push_back(index);
             }
         }

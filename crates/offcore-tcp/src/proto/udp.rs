@@ -1,16 +1,14 @@
 //! UDP (RFC 768): sockets whose datagrams are stored in FIFOs, each behind a [`Header`].
 
-use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use offcore_session::Segments;
 use offcore_session::datagram::{HEADER_LEN, Header, More, PathMtu, record_len};
-use offcore_session::{Fifo, Segments};
 use offcore_wire::{IpProtocol, MacAddr, Sum, UdpHeader, dhcp, udp};
 
 use super::addr::{AppId, ConnId, FlowKey};
-use super::ahead::Ahead;
 use super::call_error::CallError;
 use super::config::Buffers;
 use super::ip::{self, Envelope, IpHeaders};
@@ -19,7 +17,7 @@ use super::one_peer::sends_from;
 use super::packet::{
     Cause, DropReason, Event, HEAD, Out, Place, Placed, Plan, RxChecksum, RxSeg, SealedDatagram, Verdict,
 };
-use super::sockets::{Errors, Outgoing, Record, Reuse, Route, Socket};
+use super::sockets::{Activity, Errors, Inbox, Outbox, Outgoing, Record, Reuse, Route, Socket};
 use super::stack::Stack;
 use super::steering::Share;
 use super::to_many::GROUP_HOPS;
@@ -96,24 +94,12 @@ impl Stack {
             reuse,
             peer: None,
             slot,
-            rx: Fifo::new(slot),
-            tx: Fifo::new(slot),
+            inbox: Inbox::new(slot),
+            outbox: Outbox::new(slot),
             buffers: Buffers::default(),
-            ahead: Ahead::default(),
-            touched: false,
-            watched: false,
-            next: 0,
-            consumed: 0,
-            placing: 0,
-            written: 0,
-            planned: 0,
-            record: None,
-            path_mtu: PathMtu::Ignore,
-            lost: 0,
+            activity: Activity::default(),
             errors: Errors::default(),
             joined: Joined::default(),
-            in_flight: VecDeque::new(),
-            wants_room: false,
             waits: false,
             ready: false,
             closed: false,
@@ -211,38 +197,26 @@ impl Stack {
     pub(super) fn take_datagram(
         &mut self,
         id: ConnId,
-        mut header: Header,
+        header: Header,
         skip: usize,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
         let Self { udp, arenas, config, .. } = self;
         let socket = udp.get_mut(id).ok_or(DropReason::NoConnection)?;
         let arena = &mut arenas[socket.app];
-        let (start, whole) = (socket.next, record_len(header.len));
-        let end = start + whole as u64;
         let most = socket.receive_buffer(config);
-        // As on Linux, an empty buffer takes any datagram.
-        let is_full = start > socket.consumed && end - socket.consumed > most;
-        if is_full || !socket.rx.cover(arena, start, whole) {
-            socket.lost = socket.lost.wrapping_add(1);
-            return Err(DropReason::NoSpace);
-        }
+        let (pos, end) = socket.inbox.add(arena, header, most).ok_or(DropReason::NoSpace)?;
+        let is_placing = socket.inbox.is_placing();
         udp.watch(id);
-        let socket = udp.get_mut(id).ok_or(DropReason::NoConnection)?;
-        header.more.lost = socket.lost;
-        socket.rx.put(arena, start, &header.to_bytes());
-        socket.next = end;
         self.counts.datagrams_received += 1;
-        let (pos, len) = (start + HEADER_LEN as u64, u32::from(header.len));
+        let len = u32::from(header.len);
         if len == 0 {
             // It becomes visible together with the datagrams that are being copied before it.
-            if socket.placing == 0 {
+            if !is_placing {
                 self.commit_datagrams(id, end, out);
             }
             return Ok(Verdict::Consumed);
         }
-        socket.rx.hold(pos, len as usize);
-        socket.placing += 1;
         out.places.push(Place { conn: id, pos, skip: skip as u32, len, commit_to: end });
         Ok(Verdict::Place)
     }
@@ -251,9 +225,7 @@ impl Stack {
     #[cold]
     pub(super) fn datagrams_placed(&mut self, placed: Placed, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(placed.conn) else { return };
-        socket.placing -= placed.copies;
-        socket.rx.unhold(&mut self.arenas[socket.app], placed.pos, placed.len as usize);
-        let upto = if socket.placing == 0 { socket.next } else { placed.commit_to };
+        let upto = socket.inbox.placed(&mut self.arenas[socket.app], &placed);
         self.commit_datagrams(placed.conn, upto, out);
         self.free_socket_when_done(placed.conn);
     }
@@ -261,7 +233,7 @@ impl Stack {
     /// Shows the application all datagrams before `upto`.
     fn commit_datagrams(&mut self, id: ConnId, upto: u64, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
-        socket.rx.commit(&self.arenas[socket.app], upto);
+        socket.inbox.commit(&self.arenas[socket.app], upto);
         if out.events.last() != Some(&Event::Readable(id)) {
             out.events.push(Event::Readable(id));
         }
@@ -272,19 +244,14 @@ impl Stack {
     pub(super) fn datagrams_moved(&mut self, now: u64, id: ConnId, out: &mut Out) -> Result<(), CallError> {
         let socket = self.udp.get_mut(id).filter(|socket| !socket.closed).ok_or(CallError::Gone)?;
         let arena = &mut self.arenas[socket.app];
-        let (read, written) = (socket.rx.consumed(arena), socket.tx.written(arena));
-        let (Ok(read), Ok(written)) = (read, written) else {
+        let (read, written) = (socket.inbox.consumed(arena), socket.outbox.written(arena));
+        let (Ok(()), Ok(more)) = (read, written) else {
             self.misused(now, id, out);
             return Err(CallError::Misuse);
         };
-        socket.consumed = read;
-        if read == socket.next && socket.placing == 0 {
-            socket.rx.shrink(arena);
-        }
         // Memory may have been short when the room became free.
         socket.release_asked(arena, &self.config);
-        if written > socket.written {
-            socket.written = written;
+        if more {
             self.udp.make_ready(id);
         }
         self.udp.watch(id);
@@ -294,12 +261,12 @@ impl Stack {
     /// Records that the application waits for room.
     pub(super) fn datagrams_want_room(&mut self, id: ConnId) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
-        socket.wants_room = true;
+        socket.outbox.wants_room = true;
         // Possibly no datagram is in flight whose completion would check again.
         let app = self.arenas.app(socket.app);
-        let end = socket.tx.end();
+        let end = socket.outbox.fifo().end();
         socket.release_asked(&mut app.arena, &self.config);
-        if socket.is_short() || socket.tx.end() > end {
+        if socket.outbox.is_short() || socket.outbox.fifo().end() > end {
             app.shortage.wait(id, &mut socket.waits);
         }
     }
@@ -314,9 +281,8 @@ impl Stack {
     /// Closes a socket. Datagrams that are already written are still sent.
     pub(super) fn close_datagrams(&mut self, now: u64, id: ConnId) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
-        if let Ok(written) = socket.tx.written(&self.arenas[socket.app]) {
-            socket.written = written;
-        }
+        // A socket whose application has written an invalid position sends the rest.
+        let _ = socket.outbox.written(&self.arenas[socket.app]);
         self.udp.make_ready(id);
         self.close_socket(now, id);
     }
@@ -324,8 +290,7 @@ impl Stack {
     /// Closes a socket whose application has written invalid data.
     fn misused(&mut self, now: u64, id: ConnId, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id) else { return };
-        socket.written = socket.planned;
-        socket.record = None;
+        socket.outbox.forget_unplanned();
         if !socket.closed {
             out.events.push(Event::Closed(id, Cause::Aborted));
         }
@@ -344,8 +309,8 @@ impl Stack {
     fn free_socket_when_done(&mut self, id: ConnId) {
         if let Some(mut socket) = self.udp.remove_done(id) {
             let arena = &mut self.arenas[socket.app];
-            socket.rx.discard(arena);
-            socket.tx.discard(arena);
+            socket.inbox.discard(arena);
+            socket.outbox.discard(arena);
             arena.give_slot(socket.slot);
             self.arenas.leave(socket.app);
         }
@@ -381,11 +346,10 @@ impl Stack {
     /// Plans the next datagram or segment of a socket, or refuses it. `None` if nothing is left to plan.
     fn plan_datagram(&mut self, now: u64, id: ConnId, out: &mut Out) -> Option<Planned> {
         let socket = self.udp.get_mut(id)?;
-        let start = socket.planned;
-        if start == socket.written || start - socket.tx.released() >= COPYING {
+        if !socket.outbox.may_plan(COPYING) {
             return None;
         }
-        let mut record = match socket.record.take() {
+        let record = match socket.outbox.take_record() {
             Some(record) => record,
             None => match self.read_record(now, id, out)? {
                 Ok(record) => record,
@@ -398,41 +362,26 @@ impl Stack {
         };
         let socket = self.udp.get_mut(id)?;
         if self.net.ifaces[usize::from(record.route.way.iface)].held {
-            socket.record = Some(record);
+            socket.outbox.keep_record(record);
             return Some(Planned::Held);
         }
-        let Record { header: Header { len, peer, more, .. }, route, planned } = record;
+        let Record { header: Header { len, more, .. }, route, planned } = record;
         let segment = if more.segment == 0 { len } else { more.segment };
         let bytes = (usize::from(len) - planned).min(segment.into());
-        let payload = start + (HEADER_LEN + planned) as u64;
         let headers = if route.way.source.is_ipv4() { 28 } else { 48 };
         let is_long = headers + bytes > usize::from(route.mtu);
-        socket.tx.hold(payload, bytes);
+        let payload = socket.outbox.plan(record, bytes);
         out.plans.push(Plan::datagram(id, route.way.iface, payload, bytes as u32, is_long));
-        socket.in_flight.push_back(Outgoing { start, payload, peer, route, more });
-        record.planned += bytes;
-        match record.planned < usize::from(len) {
-            true => socket.record = Some(record),
-            false => socket.planned = start + record_len(len) as u64,
-        }
         Some(Planned::Bytes(HEADER_LEN + bytes))
     }
 
     /// Reads the next datagram of a socket from its FIFO. The error is the length of a datagram that cannot be sent.
     fn read_record(&mut self, now: u64, id: ConnId, out: &mut Out) -> Option<Result<Record, usize>> {
         let socket = self.udp.get_mut(id)?;
-        let (start, left) = (socket.planned, socket.written - socket.planned);
-        let mut bytes = [0; HEADER_LEN];
-        let header = (left >= HEADER_LEN as u64).then(|| {
-            socket.tx.get(&self.arenas[socket.app], start, &mut bytes);
-            Header::from_bytes(&bytes)
-        });
-        let header = header.flatten().filter(|header| record_len(header.len) as u64 <= left);
-        let Some(header) = header else {
+        let Some(header) = socket.outbox.read(&self.arenas[socket.app]) else {
             self.misused(now, id, out);
             return None;
         };
-        socket.path_mtu = header.more.path_mtu();
         let (bound, is_connected) = (socket.address, socket.peer.is_some());
         let whole = record_len(header.len);
         match self.route_of_datagram(now, &header, bound) {
@@ -443,7 +392,7 @@ impl Stack {
                 Some(Ok(Record { header, route, planned: 0 }))
             }
             None => {
-                self.udp.get_mut(id)?.planned = start + whole as u64;
+                self.udp.get_mut(id)?.outbox.skip(whole);
                 Some(Err(whole))
             }
         }
@@ -491,11 +440,11 @@ impl Stack {
     fn release_datagrams(&mut self, id: ConnId, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id) else { return };
         socket.release(&mut self.arenas[socket.app], &self.config);
-        let told = !socket.closed && std::mem::take(&mut socket.wants_room);
+        let told = !socket.closed && std::mem::take(&mut socket.outbox.wants_room);
         if told {
             out.events.push(Event::Writable(id));
         }
-        if socket.planned < socket.written {
+        if socket.outbox.has_unplanned() {
             self.udp.make_ready(id);
         }
     }
@@ -503,9 +452,8 @@ impl Stack {
     /// Removes a planned datagram that is sent or given up, and returns its state.
     fn take_outgoing(&mut self, plan: &Plan, out: &mut Out) -> Option<(u16, Outgoing)> {
         let socket = self.udp.get_mut(plan.conn)?;
-        socket.tx.unhold(&mut self.arenas[socket.app], plan.pos, plan.len as usize);
-        let at = socket.in_flight.iter().position(|outgoing| outgoing.payload == plan.pos)?;
-        let outgoing = socket.in_flight.remove(at)?;
+        let arena = &mut self.arenas[socket.app];
+        let outgoing = socket.outbox.take_outgoing(arena, plan.pos, plan.len as usize)?;
         let port = socket.port;
         self.release_datagrams(plan.conn, out);
         self.free_socket_when_done(plan.conn);

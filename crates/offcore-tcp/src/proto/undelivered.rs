@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 
 use offcore_session::Segments;
-use offcore_session::datagram::PathMtu;
 use offcore_session::undelivered::{Origin, PAYLOAD, Undelivered};
 use offcore_wire::{IpProtocol, icmpv4, icmpv6};
 
@@ -88,7 +87,7 @@ impl Stack {
         };
         let Some(socket) = self.udp.get_mut(id) else { return };
         // A socket that allows fragmentation ignores the path MTU.
-        if errno == EMSGSIZE && socket.path_mtu == PathMtu::Ignore {
+        if errno == EMSGSIZE && socket.outbox.ignores_path_mtu() {
             return;
         }
         let hears = if error.v6 { socket.errors.v6 } else { socket.errors.v4 };
@@ -156,7 +155,7 @@ impl Stack {
     fn sender_of(&self, quoted: &Quoted<'_>) -> Option<(ConnId, SocketAddr)> {
         let (local, peer) = (quoted.key.local(), quoted.key.remote());
         let id = self.socket_of(local, peer)?;
-        self.udp.get(id).filter(|socket| socket.planned > 0)?;
+        self.udp.get(id).filter(|socket| socket.outbox.has_planned())?;
         Some((id, peer))
     }
 
