@@ -34,7 +34,9 @@ impl Delivery {
     pub(crate) fn placed(&mut self, copies: u32, commit_to: u64) -> bool {
         self.placing -= copies;
         let more = commit_to > self.committed;
-        self.committed = self.committed.max(commit_to);
+        if more {
+            self.committed = commit_to;
+        }
         more
     }
 
@@ -42,7 +44,9 @@ impl Delivery {
     #[inline]
     pub(crate) fn tells_end(&mut self, end: Option<u64>) -> bool {
         let tells = self.placing == 0 && !self.told_end && end == Some(self.committed);
-        self.told_end |= tells;
+        if tells {
+            self.told_end = true;
+        }
         tells
     }
 

@@ -1,9 +1,7 @@
 //! BBR and pacing over links in virtual time.
 
 use super::super::Algorithm::{Bbr, Cubic};
-use super::link::{Link, Peer, Report, Transfer};
-
-const MB: u64 = 1 << 20;
+use super::link::{Link, MB, Peer, Report, Transfer};
 
 fn run(link: Link, peer: Peer, bytes: u64) -> Report {
     Transfer::new(link, Peer { window: 64 * MB, ..peer }, bytes).run()
@@ -11,11 +9,6 @@ fn run(link: Link, peer: Peer, bytes: u64) -> Report {
 
 fn bbr() -> Peer {
     Peer { algorithm: Bbr, ..Peer::default() }
-}
-
-/// Bytes per second.
-fn rate(report: &Report, bytes: u64) -> f64 {
-    bytes as f64 * 1e6 / report.took as f64
 }
 
 /// 100 Mbit/s, 40 ms.
@@ -27,7 +20,7 @@ fn path() -> Link {
 #[test]
 fn random_loss_keeps_bbr_rate() {
     let link = Link { loss: 0.01, ..path() };
-    let rates = [Bbr, Cubic].map(|algorithm| rate(&run(link, Peer { algorithm, ..bbr() }, 60 * MB), 60 * MB));
+    let rates = [Bbr, Cubic].map(|algorithm| run(link, Peer { algorithm, ..bbr() }, 60 * MB).rate(60 * MB));
     assert!(rates[0] > 0.75 * 12.5e6 && rates[0] > 5.0 * rates[1], "{rates:?}");
 }
 
@@ -35,7 +28,7 @@ fn random_loss_keeps_bbr_rate() {
 fn bbr_fills_clean_path() {
     for (burst, copy) in [(1, 0), (44, 300)] {
         let report = run(path(), Peer { burst, copy, ..bbr() }, 60 * MB);
-        assert!(rate(&report, 60 * MB) > 0.88 * 12.5e6, "{} {report:?}", rate(&report, 60 * MB));
+        assert!(report.rate(60 * MB) > 0.88 * 12.5e6, "{} {report:?}", report.rate(60 * MB));
         assert_eq!(report.stats.timeouts, 0, "{report:?}");
     }
 }
@@ -44,7 +37,7 @@ fn bbr_fills_clean_path() {
 #[test]
 fn bbr_fills_path_with_shallow_buffer() {
     let report = run(Link { queue: 50_000, ..path() }, bbr(), 60 * MB);
-    assert!(rate(&report, 60 * MB) > 0.8 * 12.5e6, "{} {report:?}", rate(&report, 60 * MB));
+    assert!(report.rate(60 * MB) > 0.8 * 12.5e6, "{} {report:?}", report.rate(60 * MB));
     assert!(report.dropped < 1500, "{report:?}");
 }
 
@@ -53,7 +46,7 @@ fn bbr_fills_path_with_shallow_buffer() {
 fn deep_buffer_queue_stays_short() {
     let link = Link { queue: 16 * MB, ..path() };
     let report = run(link, bbr(), 60 * MB);
-    assert!(rate(&report, 60 * MB) > 0.88 * 12.5e6, "{} {report:?}", rate(&report, 60 * MB));
+    assert!(report.rate(60 * MB) > 0.88 * 12.5e6, "{} {report:?}", report.rate(60 * MB));
     assert!(report.most_queued < 700_000 && report.dropped == 0, "{report:?}");
 }
 
@@ -126,7 +119,7 @@ fn max_pacing_rate_limits_rate() {
         for pacing in [125_000, 1_250_000, 5_000_000] {
             let bytes = 4 * pacing;
             let report = run(Link { queue: 20_000, ..path() }, Peer { algorithm, pacing, ..bbr() }, bytes);
-            let rate = rate(&report, bytes) / pacing as f64;
+            let rate = report.rate(bytes) / pacing as f64;
             assert!((0.9..1.02).contains(&rate), "{algorithm:?} {pacing}: {rate} {report:?}");
             assert_eq!(report.dropped, 0, "{algorithm:?} {pacing}: {report:?}");
         }
@@ -138,5 +131,5 @@ fn max_pacing_rate_limits_rate() {
 fn ecn_marks_keep_queue_short() {
     let report = run(Link { marks: true, queue: 500_000, ..path() }, bbr(), 60 * MB);
     assert!(report.stats.marks > 0 && report.dropped < 100, "{report:?}");
-    assert!(rate(&report, 60 * MB) > 0.8 * 12.5e6, "{} {report:?}", rate(&report, 60 * MB));
+    assert!(report.rate(60 * MB) > 0.8 * 12.5e6, "{} {report:?}", report.rate(60 * MB));
 }

@@ -10,6 +10,8 @@ use offcore_stats::random::SplitMix;
 
 use super::super::*;
 
+pub(super) const MB: u64 = 1 << 20;
+
 /// The behaviour of the network. Times are microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
@@ -111,7 +113,7 @@ enum Event {
 }
 
 /// The result of a transfer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Report {
     pub(super) took: u64,
     pub(super) stats: Stats,
@@ -122,6 +124,13 @@ pub(super) struct Report {
     pub(super) most_runs: usize,
     /// Maximum queue length of the link in bytes, from one second after the start.
     pub(super) most_queued: u64,
+}
+
+impl Report {
+    /// Returns the rate of a transfer of `bytes` bytes, in bytes per second.
+    pub(super) fn rate(&self, bytes: u64) -> f64 {
+        bytes as f64 * 1e6 / self.took as f64
+    }
 }
 
 /// A receiver according to RFC 5681, with SACK and DSACK.
@@ -200,9 +209,7 @@ pub(super) struct Transfer {
     busy: Rc<Cell<u64>>,
     bytes: u64,
     written: u64,
-    dropped: u64,
-    most_runs: usize,
-    most_queued: u64,
+    report: Report,
     /// Numbers of the segments to drop, from 1.
     pub(super) victims: Vec<u64>,
     /// All segments sent in this period are lost, or with `pause`, delayed until its end.
@@ -228,9 +235,7 @@ impl Transfer {
             busy: Rc::default(),
             bytes,
             written: if peer.writes.1 == 0 { bytes } else { 0 },
-            dropped: 0,
-            most_runs: 0,
-            most_queued: 0,
+            report: Report::default(),
             victims: Vec::new(),
             outage: 0..0,
             pause: false,
@@ -310,10 +315,8 @@ impl Transfer {
         Report {
             took: self.now - begin,
             stats: self.sender.stats(),
-            dropped: self.dropped,
             useless: self.receiver.useless,
-            most_runs: self.most_runs,
-            most_queued: self.most_queued,
+            ..self.report
         }
     }
 
@@ -322,7 +325,7 @@ impl Transfer {
         assert!(sender.pipe() <= most);
         assert!(sender.una() <= sender.published_to() && sender.published_to() <= sender.planned_to());
         assert!(self.receiver.next >= sender.una());
-        self.most_runs = self.most_runs.max(sender.runs.len());
+        self.report.most_runs = self.report.most_runs.max(sender.runs.len());
     }
 
     fn act(&mut self) {
@@ -417,13 +420,13 @@ impl Transfer {
         self.sent += 1;
         let waiting = self.busy.get().saturating_sub(self.now) * self.link.rate / 1_000_000;
         if self.now > 2_000_000 {
-            self.most_queued = self.most_queued.max(waiting);
+            self.report.most_queued = self.report.most_queued.max(waiting);
         }
         let out = self.outage.contains(&self.now);
         let full = waiting + (range.1 - range.0) > self.link.queue && !(out && self.pause);
         let chance = self.random.happens(self.link.loss);
         if full || chance || self.victims.contains(&self.sent) || (out && !self.pause) {
-            self.dropped += 1;
+            self.report.dropped += 1;
             return;
         }
         if out {

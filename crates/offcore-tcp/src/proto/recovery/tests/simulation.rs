@@ -2,9 +2,7 @@
 
 use super::super::Algorithm::{Bbr, Cubic, NewReno};
 use super::super::{Ack, Recovery, TimerAction};
-use super::link::{Link, Peer, Report, Transfer};
-
-const MB: u64 = 1 << 20;
+use super::link::{Link, MB, Peer, Report, Transfer};
 
 /// Every combination of algorithm, SACK and timestamps.
 fn peers() -> impl Iterator<Item = Peer> {
@@ -22,11 +20,6 @@ fn run(link: Link, peer: Peer, bytes: u64) -> Report {
     Transfer::new(link, peer, bytes).run()
 }
 
-/// Bytes per second.
-fn rate(report: &Report, bytes: u64) -> f64 {
-    bytes as f64 * 1e6 / report.took as f64
-}
-
 #[test]
 fn pure_delay_retransmits_nothing() {
     for peer in peers() {
@@ -36,7 +29,7 @@ fn pure_delay_retransmits_nothing() {
             let stats = report.stats;
             assert_eq!((report.useless, report.dropped), (0, 0), "{peer:?} {report:?}");
             assert_eq!(stats.fast + stats.timeout + stats.probes + stats.timeouts, 0, "{report:?}");
-            assert!(rate(&report, 4 * MB) > 5e6, "{peer:?} {report:?}");
+            assert!(report.rate(4 * MB) > 5e6, "{peer:?} {report:?}");
         }
     }
 }
@@ -52,7 +45,7 @@ fn full_queue_keeps_link_busy() {
         assert!(report.stats.timeouts == 0 || may_time_out, "{peer:?} {report:?}");
         // Without SACK, one segment per round trip is repaired after slow start has overshot.
         let least = if peer.sack { 10e6 } else { 1.5e6 };
-        assert!(rate(&report, bytes) > least, "{peer:?}: {} {report:?}", rate(&report, bytes));
+        assert!(report.rate(bytes) > least, "{peer:?}: {} {report:?}", report.rate(bytes));
     }
 }
 
@@ -64,7 +57,7 @@ fn random_loss_rate_matches_mathis() {
         let bytes = 40 * MB;
         let report = run(link, peer, bytes);
         let theory = 1448.0 / 0.020 * 1.0 / 0.001_f64.sqrt();
-        let got = rate(&report, bytes) / theory;
+        let got = report.rate(bytes) / theory;
         assert!((0.6..3.0).contains(&got), "{got} {peer:?} {report:?}");
         assert_eq!(report.useless, u64::from(report.stats.probes).min(report.useless), "{report:?}");
     }
@@ -113,7 +106,7 @@ fn rack_adapts_to_reordering() {
         let report = run(link, peer, bytes);
         assert!(report.stats.reordered > 20, "{report:?}");
         assert!(report.useless < 30, "{report:?}");
-        assert!(rate(&report, bytes) > 5e6, "{} {report:?}", rate(&report, bytes));
+        assert!(report.rate(bytes) > 5e6, "{} {report:?}", report.rate(bytes));
     }
 }
 
@@ -124,7 +117,7 @@ fn ecn_marks_reduce_without_timeout() {
         let bytes = 40 * MB;
         let report = run(link, Peer { algorithm, ..Peer::default() }, bytes);
         assert!(report.stats.marks > 0 && report.stats.timeouts == 0, "{report:?}");
-        assert!(rate(&report, bytes) > 10e6, "{} {report:?}", rate(&report, bytes));
+        assert!(report.rate(bytes) > 10e6, "{} {report:?}", report.rate(bytes));
     }
 }
 
@@ -224,7 +217,7 @@ fn hystart_ends_slow_start_early() {
     let dropped = |algorithm| {
         let peer = Peer { algorithm, window: 64 * MB, ..Peer::default() };
         let report = run(link, peer, 8 * MB);
-        assert!(rate(&report, 8 * MB) > 9e6, "{algorithm:?} {report:?}");
+        assert!(report.rate(8 * MB) > 9e6, "{algorithm:?} {report:?}");
         report.dropped
     };
     let (without, with) = (dropped(NewReno), dropped(Cubic));
