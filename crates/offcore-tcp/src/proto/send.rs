@@ -324,7 +324,7 @@ impl Sender {
         Next { range: range.start..range.end - u64::from(fin), fin, again: true }
     }
 
-    #[inline]
+    #[inline(always)]
     fn advance(&mut self, now: u64, len: u64, fin: bool) -> Next {
         let range = self.next()..self.next() + len;
         self.fin_planned |= fin;
@@ -339,7 +339,7 @@ impl Sender {
 
     /// Returns the number of new bytes that may be sent, and whether the FIN is sent with them. With `now_or_never`,
     /// Nagle's algorithm, corks and silly window avoidance do not apply.
-    #[inline]
+    #[inline(always)]
     fn usable(&self, now: u64, at_most: u32, now_or_never: bool) -> Option<(u64, bool)> {
         if self.fin_planned {
             return None;
