@@ -283,7 +283,7 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "turns of users",
         file: "crates/offcore-flow/src/host/serve/turns.rs",
-        code: "(self.had(user), last, app)", without: "(self.had(user) / u64::MAX, last, app)",
+        code: "min_by_key(|account| account.had.max(least))", without: "min_by_key(|account| account.had / u64::MAX)",
         package: FLOW, executable: "--lib", test: "users_share_time_equally",
     },
     Guard {
@@ -343,9 +343,9 @@ pub(super) const LIST: &[Guard] = &[
     },
     Guard {
         name: "events of a user",
-        file: "crates/offcore-flow/src/host/serve/key.rs",
-        code: "AT_ONCE / users.max(1)", without: "AT_ONCE * users.min(1)",
-        package: FLOW, executable: "--lib", test: "busy_user_does_not_delay_events",
+        file: "crates/offcore-flow/src/host/serve/turns.rs",
+        code: "if self.competes(user) {", without: "if self.competes(user) && self.slice == 0 {",
+        package: FLOW, executable: "--lib", test: "events_beside_other_users_get_a_slice",
     },
     Guard {
         name: "applications of a user",

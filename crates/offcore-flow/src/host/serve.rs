@@ -54,6 +54,7 @@ mod wire;
 
 use std::path::PathBuf;
 
+use arrayvec::ArrayVec;
 use offcore_port::{Context, Wake};
 use offcore_stats::page::Block;
 use offcore_stats::tsc;
@@ -68,7 +69,7 @@ use application::{Application, Queue};
 pub use counts::ServeCounts;
 use descriptors::Descriptors;
 use door::LONGEST;
-use key::{KernelEvent, Key, Source};
+use key::{Key, Source};
 use owners::{Acceptors, Admission, Helpers, Polling, PortTable, Registry, Schedule, SessionIndex, Tally};
 use pair::Pairs;
 
@@ -201,8 +202,8 @@ impl Serve {
     fn tend(&mut self, calls: &mut Calls<'_>) {
         self.schedule.waking.begin();
         self.tell_broadcasts(calls);
-        let mut events = std::mem::take(&mut self.polling.events);
-        self.polling.look = self.polling.watch.take(&mut events);
+        let (mut events, mut users) = (std::mem::take(&mut self.polling.events), ArrayVec::new());
+        self.polling.look = self.polling.watch.take(&mut events, &mut users);
         self.polling.looked = calls.now;
         self.registry.visit_awake(Application::make_all_due);
         self.handle_peer_answers(calls);
@@ -212,21 +213,13 @@ impl Serve {
             self.woke_guest(user, from);
             self.charge_time(user, from);
         }
-        for KernelEvent { user, key, flags } in events.drain(..) {
-            let from = tsc::now();
-            // A descriptor of an ended application may be reported late.
-            if user.is_some_and(|user| !self.belongs_to(key, user)) {
-                continue;
-            }
-            self.take_event(key, flags, calls);
-            if let Some(user) = user {
-                if key.source == Source::Guest {
-                    self.woke_guest(user, from);
-                }
-                self.charge_time(user, from);
-            }
+        for key in events.drain(..) {
+            self.take_event(key, EventFlags::IN, calls);
         }
         self.polling.events = events;
+        for at in users {
+            self.take_user_events(at, calls);
+        }
         if let Some(door) = &mut self.admission.door {
             door.retain_barred(calls.now, |user| self.helpers.errands.are_full(user));
         }
@@ -246,6 +239,35 @@ impl Serve {
             self.polling.look = true;
         }
         self.tend_applications(calls);
+    }
+
+    /// Handles events of a user until the user's time for events is used up. The others stay in the user's set.
+    fn take_user_events(&mut self, at: usize, calls: &mut Calls<'_>) {
+        let mut events = std::mem::take(&mut self.polling.user_events);
+        let began = tsc::now();
+        loop {
+            let (user, more) = self.polling.watch.take_of_user(at, &mut events);
+            for (key, flags) in events.drain(..) {
+                // A descriptor of an ended application may be reported late.
+                if !self.belongs_to(key, user) {
+                    continue;
+                }
+                let from = tsc::now();
+                self.take_event(key, flags, calls);
+                if key.source == Source::Guest {
+                    self.woke_guest(user, from);
+                }
+                self.charge_time(user, from);
+            }
+            if !more {
+                break;
+            }
+            if tsc::now() - began >= self.schedule.turns.limit(user) {
+                self.polling.look = true;
+                break;
+            }
+        }
+        self.polling.user_events = events;
     }
 
     /// Whether the object that a key identifies belongs to a user.

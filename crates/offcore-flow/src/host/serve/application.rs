@@ -52,8 +52,8 @@ pub(super) struct Application {
     pub(super) growing: bool,
     /// All sessions are being closed, and the application ends after the last one.
     ends: bool,
-    /// The number of the application's last time slice.
-    pub(super) slice: u64,
+    /// The application is queued for a slice.
+    pub(super) ready: bool,
     /// Whether the marks are read in each round, and when the application last had work.
     pub(super) awake: bool,
     pub(super) worked: u64,
@@ -185,7 +185,7 @@ impl Application {
             by_cookie: HashMap::new(),
             growing: false,
             ends: false,
-            slice: 0,
+            ready: false,
             awake: true,
             worked: 0,
             talking: Queue::new(),

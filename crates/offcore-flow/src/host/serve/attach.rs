@@ -37,7 +37,7 @@ const WAITING: usize = 256;
 const UNKNOWN_USER: u32 = u32::MAX;
 /// The maximum number of processes accepted at a time.
 const AT_ONCE: usize = 16;
-/// The number of a user's errands at which the user is [barred](super::door::ServeSocket::bar). A user at the limit of
+/// The number of a user's errands at which the user is [barred](super::door::ServeSocket::block_user). A user at the limit of
 /// errands is only asked to try again, because the limit may be reached for a moment.
 const BARRED: usize = descriptors::MAX_PENDING_CLOSES / 2 * 3;
 /// The number of errands of a user that cannot be barred, at which no process is accepted.
@@ -51,7 +51,12 @@ impl Serve {
     pub(super) fn accept_processes(&mut self, now: u64) {
         // The event is edge-triggered: processes that stay in the queue are not reported again.
         self.admission.connecting = true;
-        for _ in 0..AT_ONCE {
+        let (began, limit) = (tsc::now(), self.schedule.turns.common_limit());
+        for at in 0..AT_ONCE {
+            if at > 0 && tsc::now() - began >= limit {
+                self.polling.look = true;
+                return;
+            }
             let Some(door) = &self.admission.door else { return };
             // Each accepted socket must be closed some time, which is an errand.
             if self.admission.refused.is_some_and(|user| self.helpers.errands.count(user) >= MOST_ERRANDS) {

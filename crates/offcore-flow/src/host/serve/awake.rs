@@ -5,6 +5,8 @@
 //! worker sleeps: an application that marks a session then writes to its eventfd. The kernel reports this event, and
 //! the application is awake again.
 
+use offcore_stats::tsc;
+
 use super::Serve;
 use super::application::Application;
 
@@ -18,6 +20,8 @@ const IDLE: u64 = 10_000;
 pub(super) struct Awake {
     apps: Vec<usize>,
     asleep: usize,
+    /// Number of scans.
+    scans: usize,
 }
 
 impl Awake {
@@ -32,6 +36,12 @@ impl Awake {
             Some(at) => drop(self.apps.swap_remove(at)),
             None => self.asleep -= 1,
         }
+    }
+
+    /// Returns one of the awake applications, each in turn.
+    fn next(&mut self) -> Option<usize> {
+        self.scans = self.scans.wrapping_add(1);
+        self.apps.get(self.scans % self.apps.len().max(1)).copied()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -50,7 +60,7 @@ impl Awake {
 impl Serve {
     /// Checks the awake applications for marks.
     pub(super) fn scan_for_marks(&mut self, now: u64) {
-        let look = &mut self.polling.look;
+        let (from, look) = (tsc::now(), &mut self.polling.look);
         self.registry.visit_awake(|application| {
             application.scan_for_marks();
             *look |= application.shared.control().take_look();
@@ -58,6 +68,11 @@ impl Serve {
                 application.worked = now;
             }
         });
+        // The users of the applications are charged for a scan in turn.
+        if let Some(user) = self.registry.awake.next().and_then(|app| self.registry.user_of(app)) {
+            let now = tsc::now();
+            self.schedule.turns.pay(user, now - from);
+        }
     }
 
     /// Wakes an application that has or may have work.
@@ -77,7 +92,7 @@ impl Serve {
     /// Puts applications without recent work to sleep, down to [`KEPT`] awake applications.
     pub(super) fn fall_asleep(&mut self, now: u64) {
         let registry = &mut self.registry;
-        let (apps, Awake { apps: awake, asleep }) = (&mut registry.apps, &mut registry.awake);
+        let (apps, Awake { apps: awake, asleep, .. }) = (&mut registry.apps, &mut registry.awake);
         let mut surplus = awake.len().saturating_sub(KEPT);
         if surplus == 0 {
             return;

@@ -3,11 +3,13 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use arrayvec::ArrayVec;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-/// Maximum number of events taken at a time.
+/// Maximum number of descriptors of the stack and of users with events taken at a time, and of events of a user.
 pub(super) const AT_ONCE: usize = 64;
+const OF_USER: usize = 8;
 
 /// The maximum number of applications.
 pub(super) const APPLICATIONS: usize = 1 << 12;
@@ -83,16 +85,8 @@ impl Key {
     }
 }
 
-/// An event of the kernel.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct KernelEvent {
-    /// The user of the application; `None` for descriptors of the stack itself.
-    pub(super) user: Option<u32>,
-    pub(super) key: Key,
-    pub(super) flags: epoll::EventFlags,
-}
-
-/// Epoll sets. Each user has an edge-triggered set, so a user with many events does not delay the events of others. One
+/// Epoll sets. Each user has an edge-triggered set, so the events of a user can wait
+/// while other users have work. One
 /// more set contains these sets and the descriptors of the stack itself. The handler of an event must process
 /// everything that is pending.
 #[derive(Debug)]
@@ -164,31 +158,27 @@ impl Watch {
         let _ = self.of(user).and_then(|set| epoll::delete(set, fd));
     }
 
-    /// Takes pending events, up to [`AT_ONCE`] and divided equally among the users that have any. Returns whether there
+    /// Takes the events of the stack's own descriptors, and the indices of users that have events. Returns whether there
     /// may be more.
-    pub(super) fn take(&self, into: &mut Vec<KernelEvent>) -> bool {
-        let (mut space, mut of_user) =
-            ([const { MaybeUninit::uninit() }; AT_ONCE], [const { MaybeUninit::uninit() }; AT_ONCE]);
-        let events = take_from(&self.stack, &mut space);
-        let mut more = events.len() >= AT_ONCE;
-        let keys = events.iter().map(|event| Key::from_word(event.data.u64()));
-        let users = keys.clone().filter(|key| key.source == Source::User).count();
-        let part = AT_ONCE / users.max(1);
-        for key in keys {
-            let Some((user, set)) =
-                self.users.get(key.generation as usize).filter(|_| key.source == Source::User)
-            else {
-                into.push(KernelEvent { user: None, key, flags: epoll::EventFlags::IN });
-                continue;
-            };
-            let events = take_from(set, &mut of_user[..part]);
-            more |= events.len() >= part;
-            into.extend(events.iter().map(|event| {
-                let key = Key::from_word(event.data.u64());
-                KernelEvent { user: Some(*user), key, flags: event.flags }
-            }));
+    pub(super) fn take(&self, events: &mut Vec<Key>, users: &mut ArrayVec<usize, AT_ONCE>) -> bool {
+        let mut space = [const { MaybeUninit::uninit() }; AT_ONCE];
+        let found = take_from(&self.stack, &mut space);
+        for key in found.iter().map(|event| Key::from_word(event.data.u64())) {
+            match key.source {
+                Source::User => users.push(key.generation as usize),
+                _ => events.push(key),
+            }
         }
-        more
+        found.len() >= AT_ONCE
+    }
+
+    /// Takes up to [`OF_USER`] events of the user with this index. Returns the user, and whether there may be more.
+    pub(super) fn take_of_user(&self, at: usize, events: &mut Vec<(Key, epoll::EventFlags)>) -> (u32, bool) {
+        let mut space = [const { MaybeUninit::uninit() }; OF_USER];
+        let Some((user, set)) = self.users.get(at) else { return (u32::MAX, false) };
+        let found = take_from(set, &mut space);
+        events.extend(found.iter().map(|event| (Key::from_word(event.data.u64()), event.flags)));
+        (*user, found.len() >= OF_USER)
     }
 }
 
@@ -224,11 +214,18 @@ mod tests {
         }
         let other = event();
         watch.add(2, other.as_fd(), Key::new(Source::End, 1, 0, 1), epoll::EventFlags::IN).unwrap();
-        let mut events = Vec::new();
-        assert!(watch.take(&mut events));
-        assert!(events.iter().any(|event| event.user == Some(2)), "after {} events of user 1", events.len());
-        assert!(events.len() <= AT_ONCE);
-        while watch.take(&mut events) {}
+        let (mut own, mut users, mut events) = (Vec::new(), ArrayVec::new(), Vec::new());
+        assert!(!watch.take(&mut own, &mut users));
+        assert!(own.is_empty() && users.len() == 2);
+        let taken: Vec<_> = users.iter().map(|at| watch.take_of_user(*at, &mut events)).collect();
+        assert_eq!((events.len(), taken), (OF_USER + 1, vec![(1, true), (2, false)]));
+        // Events that were not taken are reported again.
+        loop {
+            users.clear();
+            watch.take(&mut own, &mut users);
+            let Some(at) = users.first() else { break };
+            watch.take_of_user(*at, &mut events);
+        }
         assert_eq!(events.len(), many.len() + 1, "each edge is reported once");
     }
 }

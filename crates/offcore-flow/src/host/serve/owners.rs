@@ -9,6 +9,7 @@ use offcore_session::control::Owner;
 use offcore_session::message::KEY;
 use offcore_stats::page::Block;
 use offcore_tcp::proto::{AppId, ConnId};
+use rustix::event::epoll::EventFlags;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::{CpuSet, sched_getaffinity};
 
@@ -20,7 +21,7 @@ use super::descriptors::DescriptorCharge;
 use super::door::ServeSocket;
 use super::errands::Errands;
 use super::feed::Feed;
-use super::key::{AT_ONCE, KernelEvent, Key, Source, Watch};
+use super::key::{AT_ONCE, Key, Source, Watch};
 use super::peers::Peers;
 use super::ports::Ports;
 use super::turns::Turns;
@@ -210,14 +211,21 @@ pub(super) struct Polling {
     /// When the kernel was last polled, and whether the next round polls it.
     pub(super) looked: u64,
     pub(super) look: bool,
-    /// A buffer for events.
-    pub(super) events: Vec<KernelEvent>,
+    /// Buffers for events of the stack's own descriptors, and of a user's.
+    pub(super) events: Vec<Key>,
+    pub(super) user_events: Vec<(Key, EventFlags)>,
 }
 
 impl Polling {
     pub(super) fn new() -> Result<Self, ServeError> {
         let watch = Watch::new().map_err(|source| ServeError::System { what: "epoll", source })?;
-        Ok(Self { watch, looked: 0, look: true, events: Vec::with_capacity(AT_ONCE) })
+        Ok(Self {
+            watch,
+            looked: 0,
+            look: true,
+            events: Vec::with_capacity(AT_ONCE),
+            user_events: Vec::new(),
+        })
     }
 }
 

@@ -278,11 +278,17 @@ mod tests {
         let Pair { app, ours } = pairs.pair(true).unwrap();
         assert!(close_plain(ours).is_none());
         assert!(has_hung_up(app.as_fd()));
-        // A full read buffer cannot exclude that descriptors follow.
-        let Pair { app, ours } = pairs.pair(false).unwrap();
-        set_socket_send_buffer_size(&app, 1 << 20).unwrap();
-        assert_eq!(send(&app, &[0; MOST], SendFlags::DONTWAIT), Ok(MOST));
-        assert!(close_plain(ours).is_some());
+        // An out-of-band byte hides what follows it.
+        for is_hidden in [false, true] {
+            let Pair { app, ours } = pairs.pair(false).unwrap();
+            set_socket_send_buffer_size(&app, 1 << 20).unwrap();
+            assert_eq!(send(&app, &[0; MOST], SendFlags::DONTWAIT), Ok(MOST));
+            if is_hidden {
+                send(&app, &[0], SendFlags::OOB).unwrap();
+                send(&app, &[0], SendFlags::DONTWAIT).unwrap();
+            }
+            assert_eq!(close_plain(ours).is_some(), is_hidden);
+        }
         let Pair { app, ours } = pairs.pair(false).unwrap();
         wire::send(app.as_fd(), &[0; 100], &[app.as_fd(), app.as_fd()]).unwrap();
         assert_eq!(open_gate(ours.as_fd(), || 100), None);

@@ -211,7 +211,11 @@ impl Serve {
 
     /// Handles the answers to queries whether the other ends of sessions are still open.
     pub(super) fn handle_peer_answers(&mut self, calls: &mut Calls<'_>) {
-        for _ in 0..ANSWERS {
+        let (began, limit) = (tsc::now(), self.schedule.turns.common_limit());
+        for at in 0..ANSWERS {
+            if at > 0 && tsc::now() - began >= limit {
+                break;
+            }
             let Some((user, (key, lives))) = self.helpers.peers.next(&mut self.helpers.errands) else {
                 return;
             };

@@ -2,6 +2,7 @@
 //! independent of the load. The time is shared equally among users, and among the applications of a user. Excess work
 //! waits for the next round without delaying other users.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use offcore_stats::tsc;
@@ -14,54 +15,106 @@ use crate::host::Calls;
 const ROUND: Duration = Duration::from_micros(200);
 const SLICE: Duration = Duration::from_micros(25);
 
+/// A user that has worked within this time competes with the others.
+const RECENT: Duration = Duration::from_millis(10);
+
+/// The time that a user has used, and its applications with work.
+#[derive(Debug)]
+struct Account {
+    user: u32,
+    /// Ticks used.
+    had: u64,
+    /// TSC value at the end of the last work.
+    active: u64,
+    /// The indices of applications with work, the least recently served one first.
+    ready: VecDeque<usize>,
+}
+
 /// The time used by users, which determines the next application.
 #[derive(Debug)]
 pub(super) struct Turns {
-    /// [`ROUND`] and [`SLICE`] in ticks of the TSC.
+    /// [`ROUND`], [`SLICE`] and [`RECENT`] in ticks of the TSC.
     round: u64,
     slice: u64,
-    /// Ticks used, by user.
-    users: Vec<(u32, u64)>,
+    recent: u64,
+    users: Vec<Account>,
     /// The ticks used by the most recent user. A user that was idle starts from this value.
     least: u64,
-    /// Number of slices so far.
-    slices: u64,
 }
 
 impl Turns {
     pub(super) fn new() -> Self {
-        let [round, slice] = [ROUND, SLICE].map(tsc::ticks);
-        Self { round, slice, users: Vec::new(), least: 0, slices: 0 }
+        let [round, slice, recent] = [ROUND, SLICE, RECENT].map(tsc::ticks);
+        Self { round, slice, recent, users: Vec::new(), least: 0 }
     }
 
-    /// The ticks that a user has used.
-    fn had(&self, user: u32) -> u64 {
-        let had = self.users.iter().find(|(other, _)| *other == user).map_or(0, |(_, had)| *had);
-        had.max(self.least)
+    fn account(&mut self, user: u32) -> &mut Account {
+        let found = self.users.iter().position(|account| account.user == user);
+        let at = found.unwrap_or_else(|| {
+            self.users.push(Account { user, had: 0, active: 0, ready: VecDeque::new() });
+            self.users.len() - 1
+        });
+        &mut self.users[at]
     }
 
-    /// Selects the next application among those with work: the least recently served application of the user with the
-    /// least time used. Each is given as index, user, and number of its last slice.
-    fn next(&self, waiting: impl Iterator<Item = (usize, u32, u64)>) -> Option<usize> {
-        let by_user = waiting.map(|(app, user, last)| (self.had(user), last, app));
-        by_user.min().map(|(_, _, app)| app)
+    /// Adds an application with work.
+    fn add_ready(&mut self, user: u32, app: usize) {
+        self.account(user).ready.push_back(app);
     }
 
-    /// Charges a user for a slice and returns the number of the slice.
-    fn charge(&mut self, user: u32, ticks: u64) -> u64 {
-        self.least = self.had(user);
-        self.add(user, ticks);
-        self.slices += 1;
-        self.slices
+    /// Whether an application has work.
+    fn is_ready(&self) -> bool {
+        self.users.iter().any(|account| !account.ready.is_empty())
     }
 
-    /// Charges a user for time outside of its slices.
-    pub(super) fn add(&mut self, user: u32, ticks: u64) {
-        let had = self.had(user) + ticks;
-        match self.users.iter_mut().find(|(other, _)| *other == user) {
-            Some((_, of)) => *of = had,
-            None => self.users.push((user, had)),
-        }
+    /// Takes the next application with work: the least recently served one of the user with the least time used.
+    /// Returns it with its user.
+    fn next(&mut self) -> Option<(u32, usize)> {
+        let least = self.least;
+        let waiting = self.users.iter_mut().filter(|account| !account.ready.is_empty());
+        let account = waiting.min_by_key(|account| account.had.max(least))?;
+        account.ready.pop_front().map(|app| (account.user, app))
+    }
+
+    /// Charges a user for a slice that ended at TSC value `now`.
+    fn charge(&mut self, user: u32, ticks: u64, now: u64) {
+        let had = self.account(user).had;
+        self.least = self.least.max(had);
+        self.add(user, ticks, now);
+    }
+
+    /// Charges a user for time outside of its slices, which ended at TSC value `now`.
+    pub(super) fn add(&mut self, user: u32, ticks: u64, now: u64) {
+        self.pay(user, ticks);
+        self.account(user).active = now;
+    }
+
+    /// Charges a user for time in which no work was done for it.
+    pub(super) fn pay(&mut self, user: u32, ticks: u64) {
+        let least = self.least;
+        let account = self.account(user);
+        account.had = account.had.max(least) + ticks;
+    }
+
+    /// Returns the time in ticks that a round may spend on events of a user: a slice if other users have worked
+    /// recently. Otherwise these events would take the time of the other users.
+    pub(super) fn limit(&self, user: u32) -> u64 {
+        if self.competes(user) { self.slice } else { self.round }
+    }
+
+    /// Whether users other than `user` have worked recently.
+    pub(super) fn competes(&self, user: u32) -> bool {
+        self.recent_users().any(|other| other != user)
+    }
+
+    /// Returns the time in ticks that a round may spend on events whose user is not known yet.
+    pub(super) fn common_limit(&self) -> u64 {
+        if self.recent_users().nth(1).is_some() { self.slice } else { self.round }
+    }
+
+    fn recent_users(&self) -> impl Iterator<Item = u32> {
+        let since = tsc::now().saturating_sub(self.recent);
+        self.users.iter().filter(move |account| account.active > since).map(|account| account.user)
     }
 }
 
@@ -69,7 +122,7 @@ impl Serve {
     /// Charges a user for the time since TSC value `from`.
     pub(super) fn charge_time(&mut self, user: u32, from: u64) {
         let ticks = self.schedule.waking.spent(from, self.schedule.turns.round);
-        self.schedule.turns.add(user, ticks);
+        self.schedule.turns.add(user, ticks, tsc::now());
     }
 
     /// Works for applications until the time of a round is used up. Returns whether work is left.
@@ -77,15 +130,17 @@ impl Serve {
         let began = tsc::now();
         let mut now = began;
         loop {
-            let waiting = self.registry.awake.iter().filter_map(|number| {
-                let app = self.registry.apps.get(number)?.as_deref().filter(|app| app.has_due_work())?;
-                Some((number, app.user, app.slice))
-            });
-            let Some(app) = self.schedule.turns.next(waiting) else { return false };
+            if !self.schedule.turns.is_ready() && !self.queue_ready() {
+                return false;
+            }
             if now - began >= self.schedule.turns.round {
                 return true;
             }
-            let Some(user) = self.app(app).map(|app| app.user) else { return false };
+            let Some((user, app)) = self.schedule.turns.next() else { return false };
+            // The application may have ended, and another one may have its index.
+            let application = self.app(app).filter(|application| application.user == user);
+            let Some(application) = application.filter(|application| application.ready) else { continue };
+            application.ready = false;
             let from = now;
             loop {
                 // A search without a result is charged as well.
@@ -96,11 +151,27 @@ impl Serve {
                 }
             }
             let ticks = self.schedule.waking.spent(from, self.schedule.turns.round);
-            let slice = self.schedule.turns.charge(user, ticks);
-            if let Some(application) = self.app(app) {
-                application.slice = slice;
+            self.schedule.turns.charge(user, ticks, now);
+            if let Some(application) = self.app(app).filter(|application| application.has_due_work())
+                && !std::mem::replace(&mut application.ready, true)
+            {
+                self.schedule.turns.add_ready(user, app);
             }
         }
+    }
+
+    /// Queues the applications that have work and are not queued yet. Returns whether there are any.
+    fn queue_ready(&mut self) -> bool {
+        let turns = &mut self.schedule.turns;
+        for number in self.registry.awake.iter() {
+            let application = self.registry.apps.get_mut(number).and_then(Option::as_deref_mut);
+            if let Some(application) = application.filter(|application| application.has_due_work())
+                && !std::mem::replace(&mut application.ready, true)
+            {
+                turns.add_ready(application.user, number);
+            }
+        }
+        turns.is_ready()
     }
 
     /// Performs one unit of work. Returns `false` if the application has none.
@@ -126,13 +197,13 @@ mod tests {
     /// applications with unlimited work, the second one has one.
     fn slices(apps: usize, ticks: [u64; 2], count: usize) -> Vec<usize> {
         let mut turns = Turns::new();
-        let mut last = vec![0; apps + 1];
+        for app in 0..=apps {
+            turns.add_ready(u32::from(app == apps), app);
+        }
         let mut next = || {
-            let users = (0..=apps).map(|app| usize::from(app == apps));
-            let waiting = last.iter().zip(users.clone()).enumerate();
-            let app = turns.next(waiting.map(|(app, (last, user))| (app, user as u32, *last))).unwrap();
-            let user = users.clone().nth(app).unwrap();
-            last[app] = turns.charge(user as u32, ticks[user]);
+            let (user, app) = turns.next().unwrap();
+            turns.charge(user, ticks[user as usize], 0);
+            turns.add_ready(user, app);
             app
         };
         (0..count).map(|_| next()).collect()
@@ -150,32 +221,34 @@ mod tests {
         assert_eq!(had.iter().filter(|app| **app == 3).count(), 100);
     }
 
+    /// Serves the next user, 1 or 2, for `ticks`.
+    fn serve(turns: &mut Turns, ticks: u64) -> u32 {
+        for user in [1, 2] {
+            if turns.account(user).ready.is_empty() {
+                turns.add_ready(user, 0);
+            }
+        }
+        let (user, _) = turns.next().unwrap();
+        turns.charge(user, ticks, 0);
+        user
+    }
+
     #[test]
     fn events_are_charged() {
         let mut turns = Turns::new();
-        let both = || [(0, 1, 0), (1, 2, 1)].into_iter();
-        assert_eq!(turns.next(both()), Some(0));
         for _ in 0..3 {
-            turns.add(1, 10);
+            turns.add(1, 10, 0);
         }
-        let mut next = || {
-            let app = turns.next(both()).unwrap();
-            turns.charge(app as u32 + 1, 10);
-            app
-        };
-        assert_eq!([(); 4].map(|()| next()), [1, 1, 1, 0], "user 2 has the time first that user 1 had");
+        let users: Vec<_> = (0..4).map(|_| serve(&mut turns, 10)).collect();
+        assert_eq!(users, [2, 2, 2, 1], "user 2 has the time first that user 1 had");
     }
 
     #[test]
     fn long_call_is_charged_in_full() {
         let mut turns = Turns::new();
-        turns.charge(1, 100 * turns.round);
-        let both = || [(0, 1, 1), (1, 2, 0)].into_iter();
-        let others = (0..).take_while(|_| {
-            let app = turns.next(both()).unwrap();
-            turns.charge(app as u32 + 1, turns.round);
-            app == 1
-        });
+        let round = turns.round;
+        turns.charge(1, 100 * round, 0);
+        let others = (0..).take_while(|_| serve(&mut turns, round) == 2);
         assert!((100..=101).contains(&others.count()));
     }
 
@@ -183,15 +256,25 @@ mod tests {
     fn idle_user_accrues_no_credit() {
         let mut turns = Turns::new();
         for _ in 0..100 {
-            turns.charge(1, 10);
+            turns.charge(1, 10, 0);
         }
-        let both = || [(0, 1, 1), (1, 2, 0)].into_iter();
-        let mut of_second = 0;
-        for _ in 0..20 {
-            let app = turns.next(both()).unwrap();
-            of_second += app;
-            turns.charge(app as u32 + 1, 10);
-        }
+        let of_second = (0..20).filter(|_| serve(&mut turns, 10) == 2).count();
         assert!((9..=11).contains(&of_second), "{of_second}");
+    }
+
+    #[test]
+    fn events_beside_other_users_get_a_slice() {
+        let mut turns = Turns::new();
+        turns.add(1, 10, tsc::now());
+        turns.add(2, 10, tsc::now() - 2 * turns.recent);
+        assert_eq!(
+            (turns.limit(1), turns.limit(2), turns.common_limit()),
+            (turns.round, turns.slice, turns.round)
+        );
+        turns.add(2, 10, tsc::now());
+        assert_eq!(
+            (turns.limit(1), turns.limit(2), turns.common_limit()),
+            (turns.slice, turns.slice, turns.slice)
+        );
     }
 }

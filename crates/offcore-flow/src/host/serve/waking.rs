@@ -23,6 +23,8 @@ pub(super) const LONG: u64 = 100_000;
 /// Number of users with long wake-ups that are distinguished in a turn. When there are this many, the announcements of
 /// all users wait.
 const USERS: usize = 8;
+/// Number of announcements in a turn for a user beside other users.
+const ANNOUNCED: u64 = 16;
 /// The minimum CPU time of a wake-up that is charged: some thousand epoll sets wait, or a thousand threads.
 const SLOW: Duration = Duration::from_millis(2);
 /// The maximum debt of a user, the minimum number of slow wake-ups before the user is barred, and the part of the
@@ -116,16 +118,27 @@ impl Waking {
 
 impl Serve {
     /// Makes the announcements of a turn. After a long wake-up, the remaining announcements of that user wait for the
-    /// next turn.
+    /// next turn. So do those of a user that has had [`ANNOUNCED`] of them, while other users have work.
     pub(super) fn announce(&mut self) {
         let mut announced = std::mem::take(&mut self.index.announced);
         let mut long: ArrayVec<(u32, usize, u64), USERS> = ArrayVec::new();
+        let mut counts: ArrayVec<(u32, u64), USERS> = ArrayVec::new();
+        let from = tsc::now();
         announced.retain(|&(app, number)| {
             let Some(application) = self.registry.app(app) else { return false };
             let user = application.user;
             if !long.is_empty() && (long.is_full() || long.iter().any(|(other, ..)| *other == user)) {
                 return true;
             }
+            let found = counts.iter().position(|(other, _)| *other == user);
+            let Some(at) = found.or_else(|| counts.try_push((user, 0)).ok().map(|()| counts.len() - 1))
+            else {
+                return true;
+            };
+            if counts[at].1 >= ANNOUNCED && self.schedule.turns.competes(user) {
+                return true;
+            }
+            counts[at].1 += 1;
             let Some((session, slot)) = application.both(number) else { return false };
             if std::mem::take(&mut session.queued) {
                 session.alarm(slot, &mut self.tally.counts);
@@ -141,6 +154,10 @@ impl Serve {
         });
         self.schedule.behind |= !announced.is_empty();
         self.index.announced = announced;
+        let (now, all) = (tsc::now(), counts.iter().map(|(_, count)| count).sum::<u64>());
+        for (user, count) in counts {
+            self.schedule.turns.add(user, (now - from) * count / all.max(1), now);
+        }
         for (_, app, taken) in long {
             self.took(app, taken);
         }
