@@ -35,8 +35,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-use crate::Failure;
 use crate::args::Lcores;
+use crate::failure::Failure;
 use crate::output::{say, told, write};
 
 #[derive(Debug, Subcommand)]

@@ -12,9 +12,9 @@ use offcore_flow::switch::{Copying, EthPeers, Run};
 use offcore_flow::{DmaMap, SwitchConfig, Topology};
 use offcore_port::spec::{MAX_QUEUES, PortSpec};
 
-use crate::Failure;
 use crate::args::flags::by_flag;
 use crate::args::{EngineArgs, MacArgs, PortArgs, RunArgs, choice, topology, within};
+use crate::failure::Failure;
 use crate::switch::{Watching, plan, run_switch};
 
 /// Burst size of a queue, unless more packets are submitted together. It is dpdk-dma's default.

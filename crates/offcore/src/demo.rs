@@ -9,8 +9,8 @@ use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 use serde::Serialize;
 
-use crate::Failure;
 use crate::args::{DemoArgs, Format};
+use crate::failure::Failure;
 use crate::output::table::{columns, wrapped};
 use crate::output::{say, told, write};
 

@@ -7,8 +7,8 @@ use anyhow::{anyhow, bail};
 use offcore_stats::finding::{Finding, Report, Verdict};
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::Format;
+use crate::failure::Failure;
 use crate::output::write;
 
 /// Rejects a missing copy of a machine's directory tree, which would look like a machine without devices.

@@ -15,8 +15,8 @@ use clap::{Args, Subcommand};
 use offcore_dsa::config::sysfs::{self, Device, Roots};
 use offcore_dsa::explain;
 
-use crate::Failure;
 use crate::args::Format;
+use crate::failure::Failure;
 use crate::output::write;
 
 #[derive(Debug, Subcommand)]

@@ -17,9 +17,9 @@ use offcore_port::spec::PortSpec;
 use offcore_stats::tsc;
 use serde::Serialize;
 
-use crate::Failure;
 use crate::args::host_port::HostPortArg;
 use crate::args::{EngineArgs, Format, RunArgs, mode, size};
+use crate::failure::Failure;
 use crate::output;
 use crate::switch::{Watching, report, run_switch};
 use crate::tcp::host;

@@ -19,9 +19,9 @@ use rustix::fs::FileType;
 use rustix::rand::{GetRandomFlags, getrandom};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
-use crate::Failure;
 use crate::args::congestion;
 use crate::args::host_port::{HostPortArg, check_addresses};
+use crate::failure::Failure;
 use crate::output::say;
 use crate::switch::plan;
 use program::{Program, ProgramError};

@@ -27,9 +27,9 @@ use offcore_mem::BURST;
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 
-use crate::Failure;
 use crate::args::flags::by_flag;
 use crate::args::{Lcores, name};
+use crate::failure::Failure;
 use crate::switch::{Measured, Watching, plan, run_switch};
 use args::{DeviceList, OnMatch, WorkKind};
 

@@ -8,7 +8,7 @@
 //! * [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`pktgen`]: `offcore pktgen`, [`tcp`]: `offcore tcp`, [`epping`]: `offcore epping`,
 //! * [`port`]: `offcore port`, [`doctor`]: output of the doctors of `dsa` and `gpu`,
-//! * [`home`]: the directory of sockets and libraries, [`output`]: output and tables.
+//! * [`home`]: the directory of sockets and libraries, [`output`]: output and tables, [`failure`]: why a command fails.
 //!
 //! Results go to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 usage error. `exec` also
 //! returns the program's exit codes.
@@ -24,6 +24,7 @@ mod doctor;
 mod dsa;
 mod epping;
 mod exec;
+mod failure;
 mod gpu;
 mod home;
 mod output;
@@ -34,7 +35,6 @@ mod signals;
 mod switch;
 mod tcp;
 
-use std::fmt;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
@@ -45,41 +45,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use cli::{Cli, Command};
+use failure::Failure;
 use output::say;
-
-/// The reason why a command fails.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// The flags are invalid: exit code 2.
-    Usage(String),
-    /// Anything else: exit code 1.
-    Failed(anyhow::Error),
-    /// A program cannot be run, with the exit code for the reason.
-    Program(u8, anyhow::Error),
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Usage(text) => f.write_str(text),
-            // The project's own errors include their causes.
-            Self::Failed(error) | Self::Program(_, error) => error.fmt(f),
-        }
-    }
-}
-
-/// A description of invalid flags.
-impl From<String> for Failure {
-    fn from(text: String) -> Self {
-        Self::Usage(text)
-    }
-}
-
-impl From<anyhow::Error> for Failure {
-    fn from(error: anyhow::Error) -> Self {
-        Self::Failed(error)
-    }
-}
 
 fn main() -> ExitCode {
     let cli = match Cli::of(std::env::args_os()) {

@@ -16,9 +16,9 @@ mod throughput;
 
 use offcore_flow::{DmaMap, SwitchError, check_lcores, pktgen};
 
-use crate::Failure;
 use crate::args::Lcores;
 use crate::bench::check_plot;
+use crate::failure::Failure;
 use crate::output::say;
 use crate::signals::stop_on_signals;
 use crate::switch::{claims, ports};

@@ -9,9 +9,9 @@ use offcore_port::inventory::{self, Interface, PciDevice, PciKind};
 use offcore_port::netdev::{Channels, Link};
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::args::Format;
 use crate::doctor::check_root;
+use crate::failure::Failure;
 use crate::output::table::{columns, or_dash};
 use crate::output::write;
 

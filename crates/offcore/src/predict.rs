@@ -11,10 +11,10 @@ use offcore_bench::temperature::Temperature;
 use offcore_bench::vhost::FRAMES;
 use offcore_mem::Hugepages;
 
-use crate::Failure;
 use crate::args::within;
 use crate::bench::cells::{BenchArgs, or, temperature};
 use crate::bench::{FRAME, Rows, two_lcores};
+use crate::failure::Failure;
 use crate::output::table::{columns, digits, or_dash};
 use crate::output::told;
 

@@ -20,8 +20,8 @@ use offcore_stats::lcore;
 use offcore_stats::pace::Pace;
 use rustix::process::{Pid, getppid};
 
-use crate::Failure;
 use crate::args::{Format, RunArgs, SwitchArgs};
+use crate::failure::Failure;
 use crate::output::{say, write};
 use crate::signals::stop_on_signals;
 use advice::Advice;

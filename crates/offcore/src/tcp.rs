@@ -19,8 +19,9 @@ use rustix::process::Pid;
 use crate::args::flags::by_flag;
 use crate::args::host_port::{HostPortArg, check_addresses};
 use crate::args::{EngineArgs, RunArgs, congestion, idle, mode};
+use crate::failure::Failure;
+use crate::home;
 use crate::switch::{Watching, plan, report, run_switch};
-use crate::{Failure, home};
 
 /// The default of `--app-memory`, in MiB.
 const APP_MEMORY: u32 = 256;

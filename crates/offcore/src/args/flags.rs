@@ -5,7 +5,7 @@ use offcore_flow::switch::Field;
 use offcore_port::PortError;
 use offcore_stats::lcore::LcoreError;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 const fn flag(field: Field) -> &'static str {
     match field {

@@ -12,8 +12,8 @@ use offcore_dma::Mode;
 use offcore_mem::Hugepages;
 
 use super::{FRAME, Format, plot_file, two_lcores};
-use crate::Failure;
 use crate::args::{Lcores, choice, hugepages, lcores, mode, one_of, within};
+use crate::failure::Failure;
 
 /// A B B A blocks of a cell, as the design requires.
 pub(super) const BLOCKS: usize = 200;

@@ -12,8 +12,8 @@ use offcore_bench::temperature::Temperature;
 use super::cells::{CellArgs, check_flag_cases, or};
 use super::columns::*;
 use super::{Rows, end_to_end};
-use crate::Failure;
 use crate::args::one_of;
+use crate::failure::Failure;
 use crate::output::table::digits;
 
 /// Rounds of 32768 packets in case conversion.

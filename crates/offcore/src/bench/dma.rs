@@ -15,9 +15,9 @@ use offcore_stats::lcore;
 use super::cells::{BenchArgs, or, temperature};
 use super::columns::*;
 use super::{Rows, two_lcores};
-use crate::Failure;
 use crate::args::size;
 use crate::args::{Lcores, one_of, within};
+use crate::failure::Failure;
 use crate::output::table::{digits, or_dash};
 
 /// Rounds of a combination, and its time limit.

@@ -14,8 +14,8 @@ use offcore_stats::lcore;
 use super::cells::{BenchArgs, check_flag_cases};
 use super::columns::{self, *};
 use super::{FRAME, Rows, plot_file};
-use crate::Failure;
 use crate::args::{Lcores, one_of, within};
+use crate::failure::Failure;
 use crate::output::say;
 use crate::output::table::{digits, or_dash, times, us};
 

@@ -10,7 +10,7 @@ use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
 
 use super::{Format, Rows, plot_file};
-use crate::Failure;
+use crate::failure::Failure;
 use crate::output::table::columns;
 
 pub(crate) const EXAMPLES: &str = "\

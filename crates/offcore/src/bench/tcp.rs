@@ -16,9 +16,9 @@ use offcore_dma::Mode;
 
 use super::Rows;
 use super::cells::{BenchArgs, check_flag_cases, or, setups, temperature};
-use crate::Failure;
 use crate::args::size;
 use crate::args::{choice, mode, one_of, within};
+use crate::failure::Failure;
 use table::table;
 
 /// The largest default chunk that is measured with hot data. Two copies of larger chunks do not fit into a core's

@@ -23,8 +23,8 @@ use offcore_stats::lcore;
 
 use super::Rows;
 use super::cells::{CellArgs, check_flag_cases, or};
-use crate::Failure;
 use crate::args::{one_of, within};
+use crate::failure::Failure;
 use table::table;
 
 pub(crate) const EXAMPLES: &str = "\

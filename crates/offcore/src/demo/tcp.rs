@@ -14,8 +14,8 @@ use offcore_mem::Hugepages;
 use serde::Serialize;
 
 use super::two_lcores;
-use crate::Failure;
 use crate::args::{DemoArgs, Format};
+use crate::failure::Failure;
 use crate::output::table::{columns, wrapped};
 use crate::output::{kib, told, write};
 

@@ -13,7 +13,7 @@ use offcore_dsa::config::{
 };
 
 use super::ConfigureArgs;
-use crate::Failure;
+use crate::failure::Failure;
 use crate::output::{say, write};
 
 pub(super) const EXAMPLES: &str = "\

@@ -3,8 +3,8 @@
 use offcore_dsa::doctor::{System, examine};
 
 use super::DoctorArgs;
-use crate::Failure;
 use crate::doctor::{check_root, tell};
+use crate::failure::Failure;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:

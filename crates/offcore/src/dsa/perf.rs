@@ -12,8 +12,8 @@ use offcore_dsa::config::sysfs::{self, Device};
 use serde_json::{Value, json};
 
 use super::PerfArgs;
-use crate::Failure;
 use crate::args::Format;
+use crate::failure::Failure;
 use crate::output::table::columns;
 use crate::output::{say, write};
 

@@ -16,7 +16,7 @@ use clap::Args;
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::output::write;
 use crate::signals::{is_stopping, stop_on_signals};
 use judge::Verdict;

@@ -5,8 +5,8 @@ use offcore_gpu::cuda::Costs;
 use offcore_gpu::devices;
 use offcore_gpu::host::HOST;
 
-use crate::Failure;
 use crate::args::Format;
+use crate::failure::Failure;
 use crate::output::table::columns;
 use crate::output::write;
 

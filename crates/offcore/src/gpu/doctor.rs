@@ -7,9 +7,9 @@ use offcore_gpu::doctor::{Given, Ptx, examine};
 use offcore_gpu::ptx::PTX;
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::{Format, mbuf_size, within};
 use crate::doctor::{check_root, tell};
+use crate::failure::Failure;
 use crate::output::write;
 
 pub(crate) const EXAMPLES: &str = "\

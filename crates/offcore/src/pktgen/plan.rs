@@ -12,9 +12,9 @@ use offcore_stats::lcore;
 use offcore_wire::traffic::{HeaderTemplate, Traffic, Transport, Vary};
 
 use super::args::{Field, PktgenArgs, Proto};
-use crate::Failure;
 use crate::args::Lcores;
 use crate::args::flags::by_flag;
+use crate::failure::Failure;
 use crate::output::say;
 
 /// The discard port.

@@ -16,8 +16,8 @@ use serde::Serialize;
 
 use super::args::PktgenArgs;
 use super::interfaces::{Compared, Interfaces};
-use crate::Failure;
 use crate::args::Format;
+use crate::failure::Failure;
 use crate::output::table::{columns, digits, or_dash, rate, us};
 use crate::output::{say, write};
 use crate::switch::ended;
