@@ -248,7 +248,7 @@ impl Engines {
         let available = lcore::available().map_err(|error| error.to_string())?;
         let free = |lcore: &&usize| !self.workers.contains(lcore) && !helpers.contains(lcore);
         let spare = available.iter().find(free).or(available.last()).copied();
-        let lcore = simulator.lcore.or(spare).ok_or("this process may run on no lcore")?;
+        let lcore = simulator.lcore.or(spare).ok_or("no lcore is available to this process")?;
         simulator.lcore = Some(lcore);
         let started = SimDevice::start(name, simulator.options.clone(), lcore);
         let started = started.map_err(|error| error.to_string())?;

@@ -5,7 +5,7 @@ use rustix::thread::CpuSet;
 /// What can go wrong when a thread is pinned.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum LcoreError {
-    /// lcore {found} is not available; choose one of {available:?}
+    /// lcore {found} is not available; choose one of these: {available:?}
     Unavailable { found: usize, available: Vec<usize> },
     /// lcore list '{found}': expected numbers and ranges such as 0,2-3
     Syntax { found: String },

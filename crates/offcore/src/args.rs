@@ -151,11 +151,17 @@ pub(crate) struct EngineArgs {
     pub dsa_sims: Vec<Simulator>,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DemoSystem {
+    Switch,
+    Tcp,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
-    /// Measure the benefit of offloading on this machine, in one process: about 20 seconds, without setup
-    #[arg(long, required = true)]
-    demo: bool,
+    /// The measured system: forwarding between two guests, or a TCP connection between two hosts
+    #[arg(value_name = "SYSTEM", default_value = "switch")]
+    pub system: DemoSystem,
 
     /// A shorter, less accurate demo
     #[arg(long)]

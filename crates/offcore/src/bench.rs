@@ -242,9 +242,9 @@ pub(crate) fn two_lcores(given: Option<&Lcores>) -> Result<(usize, Option<usize>
     };
     check_lcores(&[lcore, other].into_iter().flatten().collect::<Vec<_>>())?;
     if other.is_none() {
-        say("warning: one lcore plays everybody: the data stays in its cache, also what is called remote");
+        say("warning: one lcore has all roles: even data that is called remote stays in its cache");
     }
-    Ok((lcore.ok_or_else(|| anyhow!("--lcores: this process may run on no lcore"))?, other))
+    Ok((lcore.ok_or_else(|| anyhow!("--lcores: no lcore is available to this process"))?, other))
 }
 
 /// Formats rows as CSV. Columns are sorted by name.

@@ -29,8 +29,7 @@ pub(crate) enum Command {
     /// Switch packets between ports, testpmd-like; --demo needs no other flag
     #[command(after_help = MORE, after_long_help = SWITCH_EXAMPLES, override_usage = SWITCH_USAGE)]
     Switch(Box<SwitchArgs>),
-    /// Measure the benefit of offloading for in-process guests, without setup
-    #[command(name = SWITCH_DEMO, hide = true, override_usage = SWITCH_USAGE)]
+    /// Measure the benefit of offloading on this machine, in one process: about 20 seconds, without setup
     Demo(DemoArgs),
     /// The packet-copy forwarder, dpdk-dma-like: receive, copy, update addresses, send
     #[command(after_help = MORE, after_long_help = crate::copy::EXAMPLES)]
@@ -49,9 +48,6 @@ pub(crate) enum Command {
     /// A TCP/IP host on ports, with a small application: echo, sink, source or files by HTTP; --demo needs no other flag
     #[command(after_help = MORE, after_long_help = crate::tcp::EXAMPLES, override_usage = TCP_USAGE)]
     Tcp(Box<crate::tcp::TcpArgs>),
-    /// Measure the benefit of offloading for two TCP hosts in this process, without setup
-    #[command(name = TCP_DEMO, hide = true, override_usage = TCP_USAGE)]
-    TcpDemo(DemoArgs),
     /// Stream chunks to a TCP sink, as in the mTCP guide, with copies into the send buffer and into packets by the core or an engine
     #[command(after_help = MORE, after_long_help = crate::epping::EXAMPLES)]
     Epping(Box<crate::epping::EppingArgs>),
@@ -94,7 +90,7 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 
 const EXAMPLES: &str = "\
 Examples:
-  offcore switch --demo
+  offcore demo
   offcore switch --help
   offcore bench vhost --quick
   offcore dsa doctor
@@ -109,25 +105,13 @@ const TCP_USAGE: &str = "\
 offcore tcp --port <SPEC>... [OPTIONS]
        offcore tcp --demo [--quick] [--format <FORMAT>]";
 
-/// Internal names of the subcommands that replace `switch` and `tcp` with `--demo`, which accepts none of their other
-/// flags. The parser never suggests them, because they resemble no word.
-const SWITCH_DEMO: &str = "~1";
-const TCP_DEMO: &str = "~2";
-
 impl Cli {
     /// Parses the words of a command line.
     pub(crate) fn of<W: Into<OsString>>(words: impl IntoIterator<Item = W>) -> Result<Self, clap::Error> {
         let mut words: Vec<OsString> = words.into_iter().map(Into::into).collect();
-        let demo = words.iter().any(|word| word == "--demo");
-        // The first word that is not a flag is the subcommand.
-        if let Some(word) = words.iter_mut().skip(1).find(|word| !word.as_encoded_bytes().starts_with(b"-"))
-            && demo
-            && (word == "switch" || word == "tcp")
-        {
-            *word = if word == "switch" { SWITCH_DEMO } else { TCP_DEMO }.into();
-        }
+        let is_alias = replace_demo_alias(&mut words);
         let parsed = Self::command().try_get_matches_from(&words);
-        let mut matches = parsed.map_err(|error| if demo { alone(error) } else { error })?;
+        let mut matches = parsed.map_err(|error| if is_alias { alone(error) } else { error })?;
         let mut cli = Self::from_arg_matches(&matches)?;
         if let Command::Epping(args) = &cli.command
             && let Some(flags) = args.file_flags()?
@@ -147,12 +131,26 @@ impl Cli {
     }
 }
 
-/// Replaces the error of other flags, because `--demo` chooses ports and lcores itself.
+/// Replaces `switch --demo` by `demo switch`, and `tcp --demo` by `demo tcp`. Returns whether it did.
+fn replace_demo_alias(words: &mut Vec<OsString>) -> bool {
+    // The first word that is not a flag is the subcommand.
+    let is_flag = |word: &OsString| word.as_encoded_bytes().starts_with(b"-");
+    let command = (1..words.len()).find(|at| !is_flag(&words[*at]));
+    let Some(command) = command.filter(|at| words[*at] == "switch" || words[*at] == "tcp") else {
+        return false;
+    };
+    let Some(flag) = words.iter().position(|word| word == "--demo") else { return false };
+    words.remove(flag);
+    words.insert(if flag < command { command - 1 } else { command }, "demo".into());
+    true
+}
+
+/// Replaces the error of other flags, because the demo chooses ports and lcores itself.
 fn alone(error: clap::Error) -> clap::Error {
     match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(flag)) if error.kind() == ErrorKind::UnknownArgument => {
             let text = format!("{flag} cannot be used with --demo: expected only --quick and --format");
-            let usage = "offcore switch|tcp --demo [--quick] [--format <FORMAT>]";
+            let usage = "offcore demo [switch|tcp] [--quick] [--format <FORMAT>]";
             Cli::command().override_usage(usage).error(ErrorKind::ArgumentConflict, text)
         }
         _ => error,

@@ -1,4 +1,4 @@
-//! `offcore switch --demo`: shows and explains the measurements of `offcore_bench::demo`.
+//! `offcore demo`: shows and explains the measurements of `offcore_bench::demo`, and those of `offcore_bench::tcp`.
 
 pub(crate) mod tcp;
 
@@ -9,17 +9,24 @@ use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 use serde::Serialize;
 
-use crate::args::{DemoArgs, Format};
+use crate::args::{DemoArgs, DemoSystem, Format};
 use crate::failure::Failure;
 use crate::output::table::{columns, wrapped};
 use crate::output::{say, told, write};
 
-/// Runs the demo and shows the results.
+/// Runs a demo and shows the results.
 pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
+    match args.system {
+        DemoSystem::Switch => run_switch(args),
+        DemoSystem::Tcp => tcp::run(args),
+    }
+}
+
+fn run_switch(args: &DemoArgs) -> Result<(), Failure> {
     let (lcore, other_lcore) = two_lcores("forwards", "plays the guests and the engine")?;
     let options = demo::Options { quick: args.quick, hugepages: Hugepages::Auto, lcore, other_lcore };
     let result = demo::run(&options, &Progress::visible());
-    let result = result.map_err(|error| anyhow!("--demo: {}", told(&error)))?;
+    let result = result.map_err(|error| anyhow!("offcore demo: {}", told(&error)))?;
     match args.format {
         Format::Table => write(&format!("{}\n{}", table(&result), wrapped(&meaning(&result.rows))))?,
         Format::Json => write(&json(&result)?)?,
@@ -35,11 +42,11 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
 fn two_lcores(one: &str, other: &str) -> anyhow::Result<(usize, Option<usize>)> {
     let lcores = lcore::available().map_err(anyhow::Error::new)?;
     let (Some(&lcore), other_lcore) = (lcores.first(), lcores.get(1).copied()) else {
-        return Err(anyhow!("this process may run on no lcore"));
+        return Err(anyhow!("no lcore is available to this process"));
     };
     match other_lcore {
         Some(number) => say(&format!("lcore {lcore} {one}; lcore {number} {other}")),
-        None => say("warning: one lcore plays everybody: the data stays in its cache, so copies look cheap"),
+        None => say("warning: one lcore has all roles: the data stays in its cache, so copies look cheap"),
     }
     Ok((lcore, other_lcore))
 }

@@ -97,12 +97,7 @@ fn rings_wait_for_dirty_log() {
     wait_for_error(backend.device(), "SET_LOG_BASE: the log of dirty pages ends at guest address 0x1f8000");
     let mut peer = Peer::with_memory(backend.device().path(), &guest);
     peer.start_pair();
-    refused(
-        &backend,
-        &mut peer,
-        Request::SetFeatures(features),
-        "but there is no log; send SET_LOG_BASE first",
-    );
+    refused(&backend, &mut peer, Request::SetFeatures(features), "requires a log; send SET_LOG_BASE first");
     assert_eq!(state(0), RingState::Enabled);
 }
 

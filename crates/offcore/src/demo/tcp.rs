@@ -1,4 +1,4 @@
-//! `offcore tcp --demo`: the core's cost of a segment by copying engine, as [`offcore_bench::tcp`] measures it, in one
+//! `offcore demo tcp`: the core's cost of a segment by copying engine, as [`offcore_bench::tcp`] measures it, in one
 //! table and two sentences.
 
 use std::time::Duration;
@@ -54,7 +54,7 @@ impl DemoRow {
 }
 
 /// Runs the demo and shows the results.
-pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let (lcore, other_lcore) =
         two_lcores("is the measured host's", "has the other host, both applications and the engine")?;
     let options = Options {
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     };
     let mut rows = Vec::new();
     let result = tcp::run(&options, &Progress::visible(), &mut |row| add(&mut rows, &row));
-    result.map_err(|error| anyhow!("--demo: {}", told(&error)))?;
+    result.map_err(|error| anyhow!("offcore demo tcp: {}", told(&error)))?;
     match args.format {
         Format::Table => write(&format!("{}\n{}", table(&rows), wrapped(&meaning(&rows))))?,
         Format::Json => write(&json(&rows)?)?,

@@ -253,7 +253,7 @@ pub(crate) fn lcores(
             || simulators.iter().any(|simulator| simulator.lcore == Some(*lcore))
     };
     let free = available.iter().find(|lcore| !helper(lcore)).or(available.first());
-    free.map(|&lcore| vec![lcore]).ok_or_else(|| "--lcores: this process may run on no lcore".into())
+    free.map(|&lcore| vec![lcore]).ok_or_else(|| "--lcores: no lcore is available to this process".into())
 }
 
 /// Returns the ports with the number of queues from `flag`, if it was given.
