@@ -97,23 +97,22 @@ impl Client<'_> {
 
     /// Returns the duration of the request, or `None` without a complete answer.
     fn fetch(&self) -> Result<Option<Duration>> {
-        let start = Instant::now();
-        let Ok(answer) = self.answer() else { return Ok(None) };
+        let (start, mut answer) = (Instant::now(), Vec::with_capacity(self.content.len() + 1024));
+        let is_complete = self.answer(&mut answer).is_ok();
         let Some(end) = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return Ok(None) };
         let (head, body) = answer.split_at(end + 4);
         ensure!(self.content.starts_with(body), "other bytes than the file's in {} bytes", body.len());
-        let is_whole = head.starts_with(b"HTTP/1.1 200 ") && body.len() == self.content.len();
+        let is_whole = is_complete && head.starts_with(b"HTTP/1.1 200 ") && body.len() == self.content.len();
         Ok(is_whole.then(|| start.elapsed()))
     }
 
-    fn answer(&self) -> std::io::Result<Vec<u8>> {
+    /// Fetches the file. After an error, `answer` has the bytes before it.
+    fn answer(&self, answer: &mut Vec<u8>) -> std::io::Result<usize> {
         let mut stream = TcpStream::connect_timeout(&self.address, LONGEST)?;
         stream.set_read_timeout(Some(LONGEST))?;
         stream.set_write_timeout(Some(LONGEST))?;
         let request = format!("GET /{} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", self.name);
         stream.write_all(request.as_bytes())?;
-        let mut answer = Vec::with_capacity(self.content.len() + 1024);
-        stream.read_to_end(&mut answer)?;
-        Ok(answer)
+        stream.read_to_end(answer)
     }
 }
