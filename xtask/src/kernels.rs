@@ -184,13 +184,13 @@ fn without_head(ptx: &str) -> &str {
 }
 
 fn differs(kept: &Path, made: &str) -> Result<Option<String>> {
-    let remedy = "`cargo xtask kernels --update` makes it";
+    let remedy = "`cargo xtask kernels --update` writes it";
     if !kept.exists() {
         return Ok(Some(format!("there is no {DIR}/{PTX}: {remedy}")));
     }
     let kept = fs::read(kept).with_context(|| format!("cannot read {}", kept.display()))?;
     Ok(difference(&String::from_utf8_lossy(&kept), made).map(|difference| {
-        format!("{DIR}/{PTX} is not what {SOURCE} compiles to: {difference}; {remedy} anew")
+        format!("{DIR}/{PTX} is not what {SOURCE} compiles to: {difference}; {remedy} again")
     }))
 }
 

@@ -109,7 +109,7 @@ fn cache() -> Result<PathBuf> {
     ensure!(cache.is_absolute(), "the cache directory {} has no absolute path", cache.display());
     if let Some(open) = cache.ancestors().find(|dir| is_world_writable(dir)) {
         bail!(
-            "everybody may write to {}, and DPDK loads no driver from below such a directory: set XDG_CACHE_HOME to \
+            "all users may write to {}, and DPDK loads no driver from below such a directory: set XDG_CACHE_HOME to \
              another",
             open.display()
         );

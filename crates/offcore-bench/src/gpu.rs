@@ -256,7 +256,7 @@ impl Options {
         range("--pipelines", self.pipelines, 1, 64)?;
         range("--slots", self.slots, 2, 4096)?;
         ensure!(self.slots.is_power_of_two(), "--slots {}: expected a power of two", self.slots);
-        ensure!(!self.memories.is_empty(), "no memory is asked for: expected host, gpu or both");
+        ensure!(!self.memories.is_empty(), "no memory is selected: expected host, gpu or both");
         ensure!(self.windows.count > 0 && !self.windows.length.is_zero(), "no window is measured");
         Ok(())
     }

@@ -115,10 +115,10 @@ pub fn core_cost(rows: &[Row], path: &Path) -> Result<()> {
         )
     });
     let words = Words {
-        title: "What forwarding a guest's packet costs the core",
-        meaning: "Medians; TSC cycles, which are not the core's. A cost is no throughput: an engine has a rate of its own.",
-        x: "frame length in bytes, FCS included",
-        y: "TSC cycles a packet",
+        title: "Core cost of forwarding a guest's packet",
+        meaning: "Medians, in TSC cycles, not core cycles. The core cost does not include the time of an engine.",
+        x: "frame length in bytes, including FCS",
+        y: "TSC cycles per packet",
     };
     draw(&words, &panels.collect::<Vec<_>>(), path)
 }
@@ -148,9 +148,9 @@ pub fn packet_copy(rows: &[Row], path: &Path) -> Result<()> {
         Some(panel)
     });
     let words = Words {
-        title: "What a core forwards when every packet is copied into a new buffer",
+        title: "Rate of a core that copies every packet into a new buffer",
         meaning: "Ours: the core alone, no network card's driver. The guide's: an lcore of a Xeon Gold 6438N, two ports of 100 Gbit/s.",
-        x: "frame length in bytes, FCS included",
+        x: "frame length in bytes, including FCS",
         y: "Gbit/s",
     };
     draw(&words, &panels.collect::<Vec<_>>(), path)
@@ -175,10 +175,10 @@ pub fn work_sweep(rows: &[Row], path: &Path) -> Result<()> {
         panel(if formats > 1 { format!("{ring}, {frame} bytes") } else { format!("{frame} bytes") }, points)
     });
     let words = Words {
-        title: "What core and engine reach together when an application works on every packet",
+        title: "Rate of core and engine together with application work on every packet",
         meaning: "The smaller of the core's rate and the engine's; data written and read by the other core.",
-        x: "work in nanoseconds a packet",
-        y: "million packets a second",
+        x: "work in nanoseconds per packet",
+        y: "million packets per second",
     };
     draw(&words, &panels.collect::<Vec<_>>(), path)
 }
@@ -221,7 +221,7 @@ fn panel<'a>(title: String, points: impl Iterator<Item = (&'a Row, f64, f64)>) -
 }
 
 fn draw(words: &Words, panels: &[Panel], path: &Path) -> Result<()> {
-    ensure!(!panels.is_empty(), "there is nothing to draw: no row is of this kind");
+    ensure!(!panels.is_empty(), "no rows to plot");
     let columns = panels.len().min(COLUMNS);
     let size = (
         PANEL.0 * u32::try_from(columns)?.max(2),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::descriptor::Opcode;
 
-/// Who may submit to a work queue, and how.
+/// Mode of a work queue: the clients that may submit descriptors, and their instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, displaydoc::Display)]
 pub enum WqMode {
     /// One client, which counts its own descriptors; MOVDIR64B. A descriptor too many is silently dropped.

@@ -117,7 +117,7 @@ fn broken_03_the_device_is_bound_to_vfio() {
     assert_eq!(says(&look(&tree), "vfio-denylist", &["CVE-2024-21823"]).verdict, Verdict::Warning);
     tree.set("sys/module/vfio_pci/parameters/disable_denylist", "N");
     assert_eq!(
-        says(&look(&tree), "vfio-denylist", &["does not take", "dmadev", "vfio_pci.disable_denylist=1"])
+        says(&look(&tree), "vfio-denylist", &["does not accept", "dmadev", "vfio_pci.disable_denylist=1"])
             .verdict,
         Verdict::Ok
     );
@@ -323,7 +323,7 @@ fn portals_for_everybody_are_a_warning() {
         tree.mode(&format!("dev/dsa/{wq}"), 0o666);
     }
     tree.set("proc/sys/kernel/osrelease", "6.8.0-45-generic");
-    says(&look(&tree), "portal-mapping", &["for everybody", "CVE-2024-21823", "6.8.10"]);
+    says(&look(&tree), "portal-mapping", &["for all users", "CVE-2024-21823", "6.8.10"]);
     tree.set("proc/sys/kernel/osrelease", "5.15.0");
     says(&look(&tree), "portal-mapping", &["may map"]);
 }

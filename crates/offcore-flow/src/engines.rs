@@ -98,7 +98,7 @@ impl Engines {
         let chosen = if near.is_empty() { ours.iter().collect() } else { near };
         if chosen.is_empty() {
             return Err(
-                "no work queue is enabled for users: `offcore dsa doctor` says why; dsa-simN:wqN.M needs no \
+                "no work queue is enabled for users: `offcore dsa doctor` shows the reason; dsa-simN:wqN.M needs no \
                         hardware"
                     .into(),
             );

@@ -108,7 +108,7 @@ impl PktgenConfig {
             (1, false) | (2, _) => {}
             (1, true) => return Field::Bidirectional.refuse("one port, expected two"),
             (n, _) => {
-                return Field::Ports.refuse(format!("{n}, expected one with a loop behind it, or two"));
+                return Field::Ports.refuse(format!("{n}, expected one whose packets return, or two"));
             }
         }
         self.check_sizes(&self.settings.sizes, pool)?;

@@ -33,15 +33,15 @@ const MAX_FILE: u64 = (MAX_PATTERNS * (4 * MAX_PATTERN_LEN + 2)) as u64;
 /// An invalid pattern set. Lines, and columns in bytes, are counted from 1.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum PatternsError {
-    /// pattern file {file}: {error}; expected a file that can be read, with one pattern a line
+    /// pattern file {file}: {error}; expected a file that can be read, with one pattern per line
     Unreadable { file: String, error: io::Error },
     /// pattern file {file} has more than {MAX_FILE:?} bytes: expected one pattern of at most {MAX_PATTERN_LEN:?}
     /// bytes a line, and {MAX_PATTERNS:?} of them at most; check that it is the right file
     FileTooLong { file: String },
-    /// {file} contains no pattern, only {lines} empty lines and comments: expected one pattern a line; write at least
+    /// {file} contains no pattern, only {lines} empty lines and comments: expected one pattern per line; write at least
     /// one (a pattern that begins with # as \x23)
     NoPattern { file: String, lines: usize },
-    /// {file}, line {line}: a NUL byte at byte {column} of the line: expected text, one pattern a line; write the
+    /// {file}, line {line}: a NUL byte at byte {column} of the line: expected text, one pattern per line; write the
     /// byte as \x00 if a pattern has it, or check that it is the right file
     Binary { file: String, line: usize, column: usize },
     /// {file}, line {line}: '{found}' at byte {column} is no escape: expected \xNN with two hexadecimal digits, \\,

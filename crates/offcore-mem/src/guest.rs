@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::mapping::Mapping;
 use crate::sigbus::Guarded;
 
-/// What can go wrong when a table is made. `guest` is a guest physical address.
+/// Errors of the creation of a table. `guest` is a guest physical address.
 #[derive(Debug, displaydoc::Display, thiserror::Error, PartialEq, Eq)]
 pub enum TableError {
     /// guest memory region {guest:#x}+{len:#x} is empty or wraps around

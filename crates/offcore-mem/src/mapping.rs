@@ -51,7 +51,7 @@ impl FromStr for Hugepages {
     }
 }
 
-/// What can go wrong when memory is made or mapped.
+/// Errors of the creation and the mapping of memory.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum MemoryError {
     /// hugepages '{found}': expected auto, 1G, 2M or none

@@ -30,7 +30,7 @@ pub const MAGAZINE: usize = 64;
 /// Maximum number of workers that can have a cache at the same time.
 const MAX_CACHES: usize = if cfg!(miri) { 8 } else { 256 };
 
-/// What can go wrong when a pool is made.
+/// Errors of the creation of a pool.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum PoolError {
     /// chunk size {found}: expected a power of two from {CHUNK_ALIGN:?} to 32768 bytes

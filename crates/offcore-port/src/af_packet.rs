@@ -303,7 +303,7 @@ impl Port for AfPacketPort {
             text += &format!(", link lost {lost} times");
         }
         if *renewed > 0 {
-            text += &format!(", interface made anew {renewed} times");
+            text += &format!(", interface re-created {renewed} times");
         }
         if let Some(refusal) = &self.refusal {
             text += &format!(", not in use ({refusal})");

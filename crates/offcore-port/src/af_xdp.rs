@@ -270,7 +270,7 @@ fn in_use(spec: &AfXdpSpec, device: &NetDev) -> Option<String> {
     let uses = if spec.force { vec![] } else { inventory::uses(device.index()).unwrap_or_default() };
     (!uses.is_empty()).then(|| {
         format!(
-            "interface '{0}' is in use ({1}) and would be taken away: expected one that nobody uses, af_packet:{0}, which \
+            "interface '{0}' is in use ({1}) and would be taken away: expected an unused one, af_packet:{0}, which \
              shares it, or the option 'force'",
             spec.name,
             uses.join(", ")

@@ -166,7 +166,7 @@ impl Port for PcapPort {
 fn reason(error: PcapError) -> String {
     match error {
         PcapError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-            format!("whoever read it has gone: {error}")
+            format!("its reader has closed it: {error}")
         }
         PcapError::Io(error) => error.to_string(),
         other => other.to_string(),

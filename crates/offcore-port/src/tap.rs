@@ -185,7 +185,7 @@ impl Port for TapPort {
             false => self.interface.link().to_string(),
         };
         let renewed =
-            if self.renewed == 0 { String::new() } else { format!(", made anew {} times", self.renewed) };
+            if self.renewed == 0 { String::new() } else { format!(", re-created {} times", self.renewed) };
         let offloads = match (self.offloads.checksum, self.too_small) {
             (true, _) => "on",
             (false, false) => "off",

@@ -149,7 +149,7 @@ fn pipe_reads_return_available_packets() {
     let mut worker = Worker::new(pool(64));
     let mut port = open(&format!("pcap:{}", path.display()));
     let mut rx = worker.rx_queue(&mut port, 0).unwrap();
-    assert!(receive(&mut worker, &mut *rx).is_empty(), "nobody writes it");
+    assert!(receive(&mut worker, &mut *rx).is_empty(), "it has no writer");
     let frames: Vec<Vec<u8>> = (0..3).map(frame).collect();
     let bytes = capture(&frames);
     let mut writer = fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -258,7 +258,7 @@ fn unread_pipe_does_not_block_stop() {
     worker.tx(&mut *tx, &mut burst);
     while !tx.stop(&mut worker.ctx()) {}
     let lost = 24 + RECORD_HEADER + frame(0).len();
-    assert!(port.failure().unwrap().contains(&format!("nobody has read its last {lost} bytes")));
+    assert!(port.failure().unwrap().contains(&format!("its last {lost} bytes were not read")));
 }
 
 #[test]

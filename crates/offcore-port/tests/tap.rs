@@ -336,7 +336,7 @@ fn deleted_interface_is_recreated() {
             tap.port.status().contains("was deleted")
         });
         tap.port.tend();
-        assert!(tap.port.status().contains("is up") && tap.port.status().contains("made anew 1 times"));
+        assert!(tap.port.status().contains("is up") && tap.port.status().contains("re-created 1 times"));
         ip("addr add 10.77.0.1/24 dev tap0");
         ip(&format!("neigh add 10.77.0.2 lladdr {STATION} dev tap0"));
         let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
@@ -349,6 +349,6 @@ fn deleted_interface_is_recreated() {
         assert_eq!(&buffer[..len], b"and back");
         // The interface is not created again.
         tap.port.tend();
-        assert!(tap.port.status().contains("made anew 1 times"), "{}", tap.port.status());
+        assert!(tap.port.status().contains("re-created 1 times"), "{}", tap.port.status());
     });
 }

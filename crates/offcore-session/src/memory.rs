@@ -51,8 +51,8 @@ impl Memory {
         made.filter_map(|segment| Some((segment.fd.as_ref()?.as_fd(), segment.mapping.len())))
     }
 
-    /// Frees all pages of this side's segments, although other processes may have mapped them. Whoever touches a page then
-    /// allocates a new one, at their own charge.
+    /// Frees all pages of this side's segments, although other processes may have mapped them. A process that
+    /// touches such a page then allocates a new one, which is charged to it.
     pub fn free_pages(&self) {
         for (segment, len) in self.segments() {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

@@ -2,7 +2,7 @@
 
 use rustix::thread::CpuSet;
 
-/// What can go wrong when a thread is pinned.
+/// Errors of the pinning of a thread.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum LcoreError {
     /// lcore {found} is not available; choose one of these: {available:?}

@@ -24,7 +24,7 @@ const NAME: usize = 64;
 const COUNTER_NAME: usize = 32;
 const LINE: usize = 64;
 
-/// What can go wrong with a statistics page.
+/// Errors of a statistics page.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum PageError {
     /// statistics page: {0}

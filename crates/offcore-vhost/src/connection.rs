@@ -31,7 +31,7 @@ const PASSED: usize = 253;
 /// How long a sender waits for a peer that does not read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What ends a connection.
+/// The reason for the end of a connection.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum ConnectionError {
     /// the peer closed the connection

@@ -91,7 +91,7 @@ fn requests_leak_no_descriptors() {
     let region = MemoryRegion { guest: 1 << 33, user: 1 << 43, ..guest.region() };
     a_thousand("memory regions", |round| {
         assert_eq!(peer.ask(Request::AddMemReg(region, guest.fd.as_fd())), 0);
-        assert_eq!(peer.ask(Request::AddMemReg(region, guest.fd.as_fd())), 0, "mapped anew");
+        assert_eq!(peer.ask(Request::AddMemReg(region, guest.fd.as_fd())), 0, "mapped again");
         let needless = (round % 2 == 0).then(|| guest.fd.as_fd());
         assert_eq!(peer.ask(Request::RemMemReg(region, needless)), 0);
         assert_eq!(peer.ask(Request::RemMemReg(region, needless)), 1);

@@ -349,7 +349,7 @@ fn partial_checksums_need_guest_csum() {
     assert!(rig.transmit(0, 200, 1));
     assert!(rig.transmit_with(open, &pattern(1, 200), 1));
     rig.round();
-    assert_eq!((rig.sum.packets, rig.ordinary.1), (1, 1), "somebody has to compute it");
+    assert_eq!((rig.sum.packets, rig.ordinary.1), (1, 1), "one side has to compute it");
 }
 
 #[test]

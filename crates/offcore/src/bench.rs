@@ -41,22 +41,23 @@ use crate::output::{say, told, write};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Table 8 of the vhost guide: what forwarding a guest's packet costs the core
+    /// Measure the core's cost of a packet forwarded for guests: Table 8 of the vhost guide
     #[command(after_help = vhost::EXAMPLES)]
     Vhost(vhost::VhostArgs),
-    /// Table 5 of the packet-copy guide: what forwarding a packet in a new buffer costs the core; ports over veth
+    /// Measure the core's cost of a packet forwarded in a new buffer (Table 5 of the packet-copy guide), and ports over
+    /// veth
     #[command(after_help = copy::EXAMPLES)]
     Copy(copy::CopyArgs),
-    /// Copies of 64 bytes to 1 MiB: what they cost the core, how fast engines are, what sharing a channel costs
+    /// Measure copies of 64 bytes to 1 MiB: the cost for the core, the rates of engines, the cost of a shared channel
     #[command(after_help = dma::EXAMPLES)]
     Dma(dma::DmaArgs),
-    /// The tables of l2fwd-nv: packets through a GPU; from which burst on a GPU does more than a core
+    /// Measure l2fwd-nv's tables, and the smallest burst for which a GPU outperforms a core
     #[command(after_help = gpu::EXAMPLES)]
     Gpu(gpu::GpuArgs),
-    /// The simulated DSA's timing against every published figure
+    /// Compare the timing of the simulated DSA device with all published figures
     #[command(after_help = model::EXAMPLES)]
     Model(model::ModelArgs),
-    /// What a TCP segment costs the core of the host stack, by who copies
+    /// Measure the core's cost of a TCP segment in the host stack, by copy engine
     #[command(after_help = tcp::EXAMPLES)]
     Tcp(tcp::TcpBenchArgs),
 }
@@ -64,11 +65,11 @@ pub(crate) enum BenchCommand {
 /// How rows are written to stdout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// A table.
     Table,
-    /// One object a line.
+    /// JSON with one object per line.
     Json,
-    /// One line a row, the names in the first.
+    /// CSV with one row per line, and the column names in the first line.
     Csv,
 }
 
@@ -201,7 +202,7 @@ fn cpu_model() -> Option<&'static str> {
 pub(crate) fn plot_file(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     if path.extension().is_none_or(|extension| extension != "svg") {
-        return Err("expected a name that ends in .svg, which is what is drawn".into());
+        return Err("expected a file name that ends in .svg".into());
     }
     Ok(path)
 }
@@ -233,7 +234,7 @@ pub(crate) fn two_lcores(given: Option<&Lcores>) -> Result<(usize, Option<usize>
             [a, b] => [Some(a), Some(b)],
             _ => {
                 return Err(format!(
-                    "--lcores: found {} of them, expected the measured one and the other one",
+                    "--lcores: found {}, expected 2: the measured lcore and the other one",
                     given.len()
                 )
                 .into());
@@ -252,7 +253,7 @@ fn csv(rows: &[Row]) -> anyhow::Result<String> {
     let mut text = String::new();
     for (index, row) in rows.iter().enumerate() {
         let Value::Object(fields) = serde_json::to_value(row)? else {
-            return Err(anyhow!("a row is no object"));
+            return Err(anyhow!("a row is not an object"));
         };
         if index == 0 {
             text += &fields.keys().map(String::as_str).collect::<Vec<_>>().join(",");

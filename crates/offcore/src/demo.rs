@@ -68,8 +68,8 @@ fn table(result: &DemoResult) -> String {
     });
     let ghz = result.tsc_hz as f64 / 1e9;
     format!(
-        "What a guest's packet costs the forwarding core if the core or an engine copies (TSC, {ghz:.2} GHz),\n\
-         what a copy takes the engine, and the rate that both sustain\n"
+        "Cost of a guest's packet for the forwarding core, with copies by the core and by an engine\n\
+         (TSC, {ghz:.2} GHz), the engine's time per copy, and the rate of both together\n"
     ) + &columns("frame|core: cycles|ns|engine: cycles|ns|ratio|ns/copy|Mpps|<bottleneck|verified", rows)
 }
 

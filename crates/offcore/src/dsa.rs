@@ -141,7 +141,7 @@ pub(crate) struct PerfArgs {
     #[command(flatten)]
     pub roots: RootArgs,
 
-    /// A table for people, or JSON with one work queue a line
+    /// A table, or JSON with one work queue per line
     #[arg(long, value_name = "FORMAT", default_value = "table")]
     pub format: Format,
 }
@@ -182,7 +182,7 @@ impl RootArgs {
         }
         let shown = roots.sysfs.display();
         let found = sysfs::devices(&roots).map_err(|error| anyhow::anyhow!("{shown}: {error}"))?;
-        anyhow::ensure!(!found.is_empty(), "{shown}: no DSA device; 'offcore dsa doctor' says why");
+        anyhow::ensure!(!found.is_empty(), "{shown}: no DSA device; 'offcore dsa doctor' shows the reason");
         Ok(found)
     }
 }

@@ -208,7 +208,7 @@ fn plan(args: &EppingArgs) -> Result<Planned, String> {
             return Err("-d and -u need an engine: add --dma txq0@core:1 or another one".into());
         }
         Some(_) if !offloads => {
-            return Err("--dma: add -d, -u or both, which say what the engine copies".into());
+            return Err("--dma: add -d, -u or both, which select the engine's copies".into());
         }
         _ => {}
     }

@@ -132,7 +132,7 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
     }
     let is_match = args.work == WorkKind::Match;
     match (is_match, &args.patterns) {
-        (true, None) => return Err("--work match needs --patterns FILE, with one pattern a line".into()),
+        (true, None) => return Err("--work match needs --patterns FILE, with one pattern per line".into()),
         (false, Some(file)) => {
             return Err(format!("--patterns {} is for --work match: add it", file.display()));
         }

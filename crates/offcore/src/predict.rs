@@ -42,7 +42,7 @@ a simulated device. The device's speed comes from a model with a virtual clock,
 so only the figures of 'cpu' are measurements.";
 
 #[derive(Args, Debug)]
-#[command(mut_arg("quick", |arg| arg.help("Fewer blocks: a few seconds")))]
+#[command(mut_arg("quick", |arg| arg.help("Measure fewer blocks: a few seconds")))]
 pub(crate) struct PredictArgs {
     /// This machine, or the machines of the guides
     #[arg(long, value_name = "MACHINE", default_value = "here")]
@@ -177,10 +177,10 @@ fn here(rows: &[Row], options: &Options) -> String {
         ]
     });
     text += &columns("frame|<mode|Mpps|from-to|Gbit/s|<bottleneck|core ns|device ns|<source", cells);
-    text += "Gbit/s: of frames, FCS included; core ns: what a packet costs a core, measured here with a burst of\n\
-             32 (portal stores are the simulator's); device ns: what a copy takes of a busy device, by the model;\n\
-             from-to: four fifths of what was measured, and 15 % either way for the device; auto: 95 % of the\n\
-             better of the two, 89 % at least.\n";
+    text += "Gbit/s: of frames, including FCS; core ns: cost of a packet for a core, measured here with bursts of 32\n\
+             packets (portal stores are those of the simulator); device ns: time of a busy device per copy, from the\n\
+             model; from-to: four fifths of the measurements, and 15 % in either direction for the device; auto: 95 %\n\
+             of the better of the two, at least 89 %.\n";
     text
 }
 
@@ -205,8 +205,9 @@ fn guide(guide: &Guide, rows: &[Row]) -> String {
     let [a, b] = guide.fitted_cpu;
     let _ = write!(
         text,
-        "Mpps. The guide's software: with the core copying what lies between {:.0} cycles at {a} bytes and {:.0} at {b};\n\
-         with DSA copying {:.0} cycles at every size, taken at {} bytes. Cells that say so are marked fitted.\n\n",
+        "Mpps. The guide's software: with copies by the core, between {:.0} cycles at {a} bytes and {:.0} at {b},\n\
+         interpolated; with copies by DSA, {:.0} cycles at every size, from the figure for {} bytes. Cells that\n\
+         contain such a figure are marked fitted.\n\n",
         guide.cpu_ns(a) * guide.hz / 1e9,
         guide.cpu_ns(b) * guide.hz / 1e9,
         guide.offload_cycles(),

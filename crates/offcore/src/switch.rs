@@ -162,7 +162,7 @@ pub(crate) fn report_changes(
 /// Checks that a run has ended normally.
 pub(crate) fn ended(stopped_by: StoppedBy, unfinished: usize, ports: &[Box<dyn Port>]) -> anyhow::Result<()> {
     if stopped_by == StoppedBy::Worker {
-        bail!("a worker ended by itself; what it said is above");
+        bail!("a worker ended by itself; its messages are above");
     }
     if unfinished > 0 {
         bail!("{unfinished} packets in flight were never completed");

@@ -284,7 +284,7 @@ fn traffic_resumes_after_link_loss() {
     hosts.first.veth("host", &hosts.middle, "one").unwrap();
     hosts.first.configure("host", "10.77.3.1/24").unwrap();
     hosts.middle.ip(&["link", "set", "one", "up"]).unwrap();
-    switch::wait_for_status(&mut offcore, 0, "made anew 1 times");
+    switch::wait_for_status(&mut offcore, 0, "re-created 1 times");
     hosts.wait_for_answer();
     hosts.ping(&["-s", "5000"]);
     let (report, log) = switch::stop_with_log(offcore);

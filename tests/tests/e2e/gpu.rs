@@ -233,7 +233,7 @@ fn run_ends_after_its_measured_packets() {
         if receive(&mut wires, &mut streams) > 0 {
             moved = Instant::now();
         }
-        assert!(streams[0].sent < 1_000_000, "it goes on and on: {}", offcore.tail());
+        assert!(streams[0].sent < 1_000_000, "it did not stop: {}", offcore.tail());
         assert!(moved.elapsed() < Duration::from_secs(10), "{}", offcore.tail());
     }
     let finished = offcore.wait().unwrap();

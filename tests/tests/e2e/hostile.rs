@@ -63,7 +63,7 @@ impl Peer {
         // The connection is reset if the other side had not read everything.
         let end = self.0.read(&mut [0; 64]);
         let reset = end.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset);
-        assert!(reset || matches!(end, Ok(0)), "{what}: the connection goes on: {end:?}");
+        assert!(reset || matches!(end, Ok(0)), "{what}: the connection continues: {end:?}");
     }
 }
 
@@ -245,7 +245,7 @@ fn socket_in_use_is_not_taken() {
         assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
     }
     drop(listener);
-    assert!(Path::new(&path).exists(), "somebody else's socket was removed");
+    assert!(Path::new(&path).exists(), "another program's socket was removed");
 }
 
 #[test]

@@ -288,7 +288,7 @@ fn bad_commands_are_refused_by_name() {
     std::fs::write(&bad, [0xd4, 0xc3, 0xb2, 0xa1, 2, 0]).unwrap();
     let bad = bad.display().to_string();
     for (args, code, says) in [
-        (&["--port", "gen:"][..], 2, "makes packets itself"),
+        (&["--port", "gen:"][..], 2, "generates packets itself"),
         (&["--port", "pcap:-,/dev/null", "--size", "64", "--proto", "tcp"], 2, "take 76 bytes"),
         (&["--port", "pcap:-,/dev/null", "--rate", "50%"], 2, "--link"),
         (&["--port", "pcap:-,/dev/null", "--pcap", &bad], 1, "ends within its header"),

@@ -114,7 +114,7 @@ fn closed_udp_port_is_unreachable() {
         .within(|| {
             for address in OURS {
                 let socket = connected(address, 8);
-                socket.send(b"is somebody there")?;
+                socket.send(b"is a server there")?;
                 let refused = socket.recv(&mut [0; 9]).unwrap_err();
                 assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{address}");
             }

@@ -39,10 +39,7 @@ struct Panel {
 pub fn draw(rows: &[Row], path: &Path) -> Result<()> {
     let rows: Vec<_> = rows.iter().filter_map(|row| Some((row, row.gpu.as_ref()?))).collect();
     let panels = panels(&rows);
-    ensure!(
-        !panels.is_empty(),
-        "there is nothing to draw: no row is of case io, workload, forced or break-even"
-    );
+    ensure!(!panels.is_empty(), "no rows to plot: expected case io, workload, forced or break-even");
     let columns = panels.len().min(COLUMNS);
     let size =
         (PANEL.0 * u32::try_from(columns)?, HEAD + PANEL.1 * u32::try_from(panels.len().div_ceil(columns))?);
@@ -71,18 +68,18 @@ type GpuRow<'a> = (&'a Row, &'a GpuColumns);
 fn panels(rows: &[GpuRow<'_>]) -> Vec<Panel> {
     let of =
         |case: Case| rows.iter().copied().filter(|(row, _)| row.head.case == case.name()).collect::<Vec<_>>();
-    let (burst, gbps) = ("packets of a burst", "Gbit/s");
+    let (burst, gbps) = ("packets per burst", "Gbit/s");
     let mut panels = Vec::new();
     let (io, workload) = (of(Case::Io), of(Case::Workload));
     for (title, x, rows) in
-        [("Forwarding", "frame length in bytes, FCS included", &io), ("MAC swap", burst, &workload)]
+        [("Forwarding", "frame length in bytes, including FCS", &io), ("MAC swap", burst, &workload)]
     {
         let at = |row: &Row| if title == "Forwarding" { row.head.frame } else { row.head.burst } as f64;
         let mut lines = lines(rows, |row, gpu| (name(gpu), (at(row), row.figures.gbps)));
         lines.extend(published(rows, at));
         panels.push(Panel { title: title.into(), x, y: gbps, lines });
     }
-    for (case, y) in [(Case::Forced, gbps), (Case::BreakEven, "million packets a second")] {
+    for (case, y) in [(Case::Forced, gbps), (Case::BreakEven, "million packets per second")] {
         let rows = of(case);
         let kind = |gpu: &GpuColumns| match case {
             Case::Forced => gpu.forced_ns_per_packet.map(|ns| format!("{ns} ns a packet")),

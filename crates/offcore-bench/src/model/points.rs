@@ -94,7 +94,7 @@ pub struct Point {
 }
 
 const DARKSTREAM: &str = "DarkStream, Xeon 8558, TSC cycles of 2.1 GHz";
-const DTO: &str = "DTO's README; its software apart";
+const DTO: &str = "DTO's README; without its software";
 
 /// Returns a point without software time.
 const fn point(
@@ -345,14 +345,14 @@ fn near_peak(point: &Point, timing: Timing) -> Result<f64> {
 
 /// Published figures that do not concern the device, with the reason why they are not judged.
 pub const OUTSIDE: [(&str, &str); 5] = [
-    ("UMWAIT exit, C0.2 500 ns, C0.1 240 ns (DTO)", "the core's; our cores poll"),
+    ("UMWAIT exit, C0.2 500 ns, C0.1 240 ns (DTO)", "a cost of the core; our cores poll"),
     (
         "break-even with the core at 256 B asynchronous, 4 KB synchronous (ASPLOS'24)",
-        "the core's copy decides",
+        "depends on the core's copy",
     ),
-    ("migration up to 4 times one core (DSA-2LM)", "the core's copy decides"),
-    ("IPC up to 2.1 times, latency -72 % (Rocket)", "that system's software decides"),
-    ("388 cycles a packet of asynchronous vhost (vhost guide)", "software"),
+    ("migration up to 4 times one core (DSA-2LM)", "depends on the core's copy"),
+    ("IPC up to 2.1 times, latency -72 % (Rocket)", "depends on the software of that system"),
+    ("388 cycles per packet of asynchronous vhost (vhost guide)", "a cost of software"),
 ];
 
 #[cfg(test)]

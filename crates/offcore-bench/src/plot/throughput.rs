@@ -24,7 +24,7 @@ const SIZE: (u32, u32) = (820, 480);
 /// # Errors
 /// If `points` is empty, or the file cannot be written.
 pub fn draw(points: &[Point], path: &Path) -> Result<()> {
-    ensure!(!points.is_empty(), "there is nothing to draw: no throughput was measured");
+    ensure!(!points.is_empty(), "no throughput to plot");
     svg::write(path, SIZE, |root| chart(points, root))
 }
 
@@ -41,8 +41,8 @@ fn chart(points: &[Point], root: &Area<'_>) -> Result<()> {
         .build_cartesian_2d(0.0..most(|point| point.frame as f64), 0.0..most(|point| point.mpps))?;
     chart
         .configure_mesh()
-        .x_desc("frame size in bytes, FCS included")
-        .y_desc("million packets a second")
+        .x_desc("frame size in bytes, including FCS")
+        .y_desc("million packets per second")
         .x_label_formatter(&|x| format!("{x:.0}"))
         .label_style(("sans-serif", 12))
         .axis_desc_style(("sans-serif", 13))

@@ -210,7 +210,7 @@ impl RoundTrips {
         tx.publish();
         let start = tsc::now();
         while tx.used()? == 0 {
-            ensure!(tsc::now() - start < tsc::ticks(self.timeout), "nobody takes the receiver's packet");
+            ensure!(tsc::now() - start < tsc::ticks(self.timeout), "the receiver's packet was not taken");
         }
         Ok(())
     }

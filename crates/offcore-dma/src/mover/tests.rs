@@ -472,7 +472,7 @@ fn in_flight_until_taken() {
     assert!(mover.in_flight() > 4, "packets, and a channel that has copies");
     stepper.step();
     mover.poll(&mut StageClock::private());
-    assert_eq!(mover.in_flight(), 4, "nobody has taken them");
+    assert_eq!(mover.in_flight(), 4, "they have not been taken");
     lane.reap(&mut mover);
     assert_eq!(mover.in_flight(), 0);
 }

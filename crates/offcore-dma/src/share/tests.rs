@@ -156,7 +156,7 @@ fn reset_aborts_the_other_handle() {
         (100..108).map(|t| (t, Failure::Aborted, 0)).collect::<VecDeque<_>>()
     );
     assert_eq!((one.in_flight(), other.in_flight(), other.room()), (0, 0, other.room()));
-    assert!(other.room() > 0, "the channel goes on");
+    assert!(other.room() > 0, "the channel continues");
 }
 
 #[test]

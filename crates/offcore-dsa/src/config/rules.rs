@@ -289,7 +289,7 @@ impl Checks<'_> {
                 self.group_broken(Rule::ReadBuffersAtLeastReserved, number, &found, why);
             }
             if allowed > most {
-                let why = format!("at most {most}: {ours} reserved by it, {} by nobody", most - ours);
+                let why = format!("at most {most}: {ours} reserved by it, {} not reserved", most - ours);
                 self.group_broken(Rule::ReadBuffersAtMostFree, number, &found, why);
             }
         }

@@ -34,7 +34,7 @@ pub(super) fn mapping(system: &System, me: &Rights, devices: &[Device], report: 
         (Some(false), false) => {
             let advice = "update the kernel to 6.10, or 6.9.1, 6.8.10, 6.6.31 of its series";
             let found = format!(
-                "Linux {release} maps portals for everybody: a program can harm the host through the device \
+                "Linux {release} maps portals for all users: a program can harm the host through the device \
                  (INTEL-SA-01084, CVE-2024-21823)"
             );
             report.check(check, "system").warning(found, advice);

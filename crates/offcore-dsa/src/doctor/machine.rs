@@ -44,7 +44,9 @@ pub(super) fn devices(hardware: &[PciDevice], devices: &[Device], system: &Syste
         match driver.as_deref() {
             Some("idxd") => report.check("driver-binding", address).ok(format!("{what} is bound to idxd")),
             Some("vfio-pci") => report.check("driver-binding", address).problem(
-                format!("{what} is bound to vfio-pci: whoever opens it has all of it, as DPDK does"),
+                format!(
+                    "{what} is bound to vfio-pci: a process that opens it, such as DPDK, has the whole device"
+                ),
                 format!(
                     "echo {address} > /sys/bus/pci/drivers/vfio-pci/unbind; echo {address} > \
                      /sys/bus/pci/drivers/idxd/bind"
@@ -214,9 +216,13 @@ fn denylist(system: &System, hardware: &[PciDevice], report: &mut Report) {
     match (first, system.read("sys/module/vfio_pci/parameters/disable_denylist").as_deref()) {
         (None, _) => report.check(check, "system").not_applicable("no first-generation device"),
         (_, None) => report.check(check, "system").not_applicable("vfio-pci is not loaded"),
-        (_, Some("Y" | "1")) => report.check(check, "system").warning("vfio-pci takes first-generation devices (disable_denylist=1), whoever gets one can harm the host", "only for programs that you trust: INTEL-SA-01084, CVE-2024-21823"),
+        (_, Some("Y" | "1")) => report.check(check, "system").warning(
+            "vfio-pci accepts first-generation devices (disable_denylist=1): a program with access to one can harm \
+             the host",
+            "only for programs that you trust: INTEL-SA-01084, CVE-2024-21823",
+        ),
         _ => {
-            let found = "vfio-pci does not take first-generation devices: idxd is the way to use them; DPDK as the owner of a \
+            let found = "vfio-pci does not accept first-generation devices: use them with idxd; DPDK as the owner of a \
                          whole device (dmadev:ADDRESS) needs vfio_pci.disable_denylist=1 on the kernel's command line";
             report.check(check, "system").ok(found);
         }

@@ -49,7 +49,7 @@ fn enabled(device: &Device, name: &str, wq: &WqConfig, state: &WqState, report: 
         }
     }
     if wq.kind == WqType::None {
-        report.check("wq-type", name).problem("type none: it is for nobody", "set its type to user");
+        report.check("wq-type", name).problem("type none: no program can use it", "set its type to user");
     } else {
         report.check("wq-type", name).ok("user");
     }

@@ -73,7 +73,7 @@ const SOFTWARE: Codes = codes! {
         "Two drivers use the device at once.";
     0x53 "dedicated queue overflow"
         "A descriptor was submitted to a dedicated work queue that had no room, and was dropped."
-        "Count descriptors in flight, at most the queue's size; nobody else may submit to a dedicated queue.";
+        "Count descriptors in flight, at most the queue's size; a dedicated queue has only one client.";
     0x54 "event log" "The device could not append to the event log."
         "Enlarge event_log_size, and look for what fills it.";
 };

@@ -149,7 +149,7 @@ mod tests {
         let (handover, mut own, mut all) = (Handover::new(), Histogram::new(), Histogram::new());
         own.record(5);
         handover.answer(&mut own);
-        assert_eq!(own.values(), 1, "nobody asked");
+        assert_eq!(own.values(), 1, "no request was made");
         handover.ask();
         assert!(!handover.is_answered());
         handover.answer(&mut own);

@@ -61,7 +61,8 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Self, String> {
         let expected = || {
             format!(
-                "'{text}' is no rate: expected packets a second such as 10k or 1.5M, bits a second such as 2Gbps, a share of the link such as 50%, or max"
+                "'{text}' is no rate: expected packets per second such as 10k or 1.5M, bits per second \
+                 such as 2Gbps, a share of the link such as 50%, or max"
             )
         };
         let text = text.trim();
@@ -86,7 +87,7 @@ impl FromStr for Rate {
             return Err(match bits {
                 true => format!("'{text}': expected at most 10Tbps"),
                 false => format!(
-                    "'{text}': expected at most 1G packets a second; bits a second are written as 10Gbps"
+                    "'{text}': expected at most 1G packets per second; bits per second are written as 10Gbps"
                 ),
             });
         }

@@ -181,7 +181,7 @@ fn sender_wakes_a_sleeping_receiver_every_time() {
     let mut burst = Burst::new();
     for number in 0..ROUNDS {
         while burst.is_empty() {
-            assert!(sleep(&mut rx), "nobody has said that packet {number} is there");
+            assert!(sleep(&mut rx), "packet {number} has not been announced");
             rx.rx(&mut side.ctx(), &mut burst);
         }
         let packet = burst.pop().unwrap();

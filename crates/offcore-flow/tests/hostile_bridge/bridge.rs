@@ -224,7 +224,7 @@ impl Rig {
         let (tag, rest) = take_tag(&sent.1);
         let (new_tag, new_rest) = take_tag(&got.1);
         let source = &sent.1[6..12];
-        assert!(source[0] & 1 == 0 && source != [0; 6], "nobody has that address");
+        assert!(source[0] & 1 == 0 && source != [0; 6], "no station has that address");
         assert!(
             sent.1[..5] != [1, 0x80, 0xc2, 0, 0] || sent.1[5] >= 0x10,
             "an address that bridges keep to themselves"

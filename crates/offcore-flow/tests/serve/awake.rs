@@ -35,7 +35,7 @@ fn idle_applications_are_not_polled() {
     for application in &applications {
         mark(application);
         world.run(0.02);
-        assert!(application.1.bits().contains(Bits::OUT), "a mark is found, whoever is asleep");
+        assert!(application.1.bits().contains(Bits::OUT), "a mark is found, no matter which side sleeps");
     }
     // All at once, and then one repeatedly.
     applications.iter().for_each(mark);

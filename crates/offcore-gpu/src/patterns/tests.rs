@@ -69,7 +69,7 @@ fn a_file_without_a_pattern_is_refused() {
     let dir = TempDir::new();
     let path = dir.set("empty", "");
     let text = Patterns::read(&path).unwrap_err().to_string();
-    assert!(text.contains(&*path.to_string_lossy()) && text.contains("one pattern a line"), "{text}");
+    assert!(text.contains(&*path.to_string_lossy()) && text.contains("one pattern per line"), "{text}");
 }
 
 #[test]

@@ -332,7 +332,7 @@ impl TxQueue for PcapTx {
                 return false;
             }
             if let Some(sink) = self.sink.take() {
-                sink.fail(&format!("nobody has read its last {left} bytes"));
+                sink.fail(&format!("its last {left} bytes were not read"));
             }
         }
         true

@@ -239,7 +239,7 @@ fn a_gate_is_opened_when_there_is_room() {
         session.wait_for_room();
         stack.join().unwrap();
         session.look();
-        assert_eq!(session.gate.load(Ordering::SeqCst), 0, "nobody would open it");
+        assert_eq!(session.gate.load(Ordering::SeqCst), 0, "neither side would open it");
     });
 }
 

@@ -343,7 +343,7 @@ mod tests {
         let mut cache = Neighbours::new(16);
         cache.resolve(0, who(1), |_| ());
         cache.learn(0, who(1), mac(7), ANSWER);
-        cache.expire(31 * SECOND, 8, |_| panic!("nobody is asked"), |_| ());
+        cache.expire(31 * SECOND, 8, |_| panic!("no neighbour is asked"), |_| ());
         assert_eq!(cache.resolve(32 * SECOND, who(1), |_| panic!("not yet")), Some(mac(7)));
         let mut asked = Vec::new();
         cache.expire(38 * SECOND, 8, |ask| asked.push(ask), |_| ());
@@ -361,7 +361,7 @@ mod tests {
         cache.learn(1, who(1), mac(8), claim);
         assert_eq!(cache.resolve(2, who(1), |_| ()), Some(mac(7)));
         cache.learn(3, who(2), mac(9), AdvertFlags { wanted: false, ..claim });
-        assert_eq!(cache.resolve(4, who(2), |_| ()), None, "nobody had asked for it");
+        assert_eq!(cache.resolve(4, who(2), |_| ()), None, "it had not been requested");
     }
 
     #[test]

@@ -275,7 +275,7 @@ fn partial_checksums_are_counted_separately() {
 fn closed_port_sends_port_unreachable() {
     let mut world = World::new(false);
     for to in addresses(2) {
-        assert!(world.ends[0].send((to, 9).into(), b"to nobody"));
+        assert!(world.ends[0].send((to, 9).into(), b"to no socket"));
         let mut told = 0;
         world.run(|from, frame| {
             told += usize::from(
@@ -303,7 +303,7 @@ fn closed_port_sends_port_unreachable() {
 #[test]
 fn port_unreachables_are_rate_limited() {
     let mut world = World::new(false);
-    let mut frame = world.frames_of(addresses(2)[0], b"to nobody").remove(0);
+    let mut frame = world.frames_of(addresses(2)[0], b"to no socket").remove(0);
     // Port 9 is closed. A UDP checksum of 0 means none.
     frame[36..38].copy_from_slice(&9u16.to_be_bytes());
     frame[40..42].fill(0);

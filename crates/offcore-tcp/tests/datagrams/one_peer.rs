@@ -62,9 +62,9 @@ fn connected_socket_gets_econnrefused() {
         assert_eq!(connect(&mut world, 0, None), Ok(None));
         assert_eq!(refused(&mut world, to).len(), 1);
         assert_eq!(failures(&mut world), []);
-        assert!(world.ends[0].send((to, PORT).into(), b"it goes on"));
+        assert!(world.ends[0].send((to, PORT).into(), b"continued"));
         world.run(|_, frame| vec![frame]);
-        assert_eq!(world.ends[1].take().unwrap().1, b"it goes on");
+        assert_eq!(world.ends[1].take().unwrap().1, b"continued");
     }
 }
 

@@ -149,7 +149,7 @@ fn closest_match_receives() {
     send(&mut world, &mut near, &[to]);
     send(&mut world, &mut far, &[to]);
     assert_eq!(all.taken(), [peer], "the connected one has its peer's");
-    assert_eq!(newer.taken().len(), 1, "and nobody else's");
+    assert_eq!(newer.taken().len(), 1, "and only its own");
     newer.close(&mut world.ends[1]);
     send(&mut world, &mut far, &[to]);
     assert_eq!(older.taken().len(), 1);

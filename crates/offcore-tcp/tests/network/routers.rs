@@ -365,7 +365,11 @@ fn advertisement_options_are_applied() {
     station.stack.connect(station.now, AppId::OWN, None, to, &mut station.out).unwrap();
     station.take_out();
     let syn = station.frames().pop().unwrap();
-    assert_eq!(MacAddr(*syn.first_chunk().unwrap()), MacAddr([2, 0, 0, 0, 0, 9]), "nobody is asked for it");
+    assert_eq!(
+        MacAddr(*syn.first_chunk().unwrap()),
+        MacAddr([2, 0, 0, 0, 0, 9]),
+        "no neighbour is asked for it"
+    );
     assert_eq!(syn[74..78], [2, 4, 5, 0x3c], "an MSS of 1340");
     station.receive(&advert(ROUTER, 1800, 0, &[5, 1, 0, 0, 0, 0, 0, 100]));
     assert_eq!(info(&station).mtu, 1280);

@@ -182,7 +182,7 @@ impl Runner {
             }
             Call::Connect => self.connect()?,
             Call::Accept => {
-                let listener = self.listener.ok_or("nobody listens")?;
+                let listener = self.listener.ok_or("there is no listener")?;
                 let (stack, ..) = self.bed.call();
                 let conn = stack.accept(listener).ok_or("there is no connection to be accepted")?;
                 self.open(conn)?;

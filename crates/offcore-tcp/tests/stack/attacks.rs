@@ -341,7 +341,7 @@ fn icmp_rate_limit_hides_open_ports() {
     }
     assert!(
         found.is_empty(),
-        "somebody off the path learns that one of the 1000 ports from {found:?} on is open"
+        "an attacker off the path learns that one of the 1000 ports from {found:?} on is open"
     );
 }
 

@@ -167,7 +167,7 @@ fn set_mem_table_waits_for_worker() {
         worker.hold(false);
     });
     until("the old memory is gone", || old.upgrade().is_none());
-    assert_eq!(worker.control.begun.load(Ordering::Relaxed), 1, "the ring goes on where it was");
+    assert_eq!(worker.control.begun.load(Ordering::Relaxed), 1, "the ring continues where it was");
     let (vring, generation) =
         (|| backend.cells()[0].wanted().vring.unwrap(), backend.cells()[0].generation());
     let before = vring();
@@ -241,7 +241,7 @@ fn region_changes_keep_the_ring_running() {
     for round in 0..100 {
         let region = MemoryRegion { guest: 1 << 32, size: 1 << 16, user: 1 << 50, mmap_offset: 0 };
         peer.done(Request::AddMemReg(region, fd.as_fd()));
-        assert_eq!(byte(&vring(), 0), before, "neither moved nor mapped anew");
+        assert_eq!(byte(&vring(), 0), before, "neither moved nor mapped again");
         assert!(byte(&vring(), 1 << 32).is_some());
         worker.advance_to(6 + round);
         peer.done(Request::RemMemReg(region, None));
@@ -276,7 +276,7 @@ fn ring_stops_while_memory_is_removed() {
     // In two pieces. The second ring is in the second piece.
     let half = |at: u64, size| MemoryRegion { guest: at, size, user: region.user + at, mmap_offset: at };
     peer.done(Request::AddMemReg(half(0, 0x1_0000), fd.as_fd()));
-    assert_eq!(backend.cells()[0].wanted().vring.unwrap().base, 77, "it goes on where it was");
+    assert_eq!(backend.cells()[0].wanted().vring.unwrap().base, 77, "it continues where it was");
     assert!(backend.cells()[1].wanted().vring.is_none());
     let rest = half(0x1_0000, region.size - 0x1_0000);
     peer.done(Request::AddMemReg(rest, fd.as_fd()));
@@ -308,7 +308,7 @@ fn reset_device_waits_for_workers() {
         assert_eq!(
             (status.regions, status.connected),
             (1, true),
-            "QEMU goes on from the regions it has described"
+            "QEMU continues from the regions that it has described"
         );
         // QEMU 7 requests the base only now, and continues there when the guest continues.
         assert!(matches!(peer.base(0), Some(Reply::Vring(VringState { index: 0, num: 9 }))));
@@ -391,7 +391,7 @@ fn full_error_eventfd_does_not_block() {
     second.advance_to(6);
     first.break_down(RingError::Descriptor { found: 999, size: 256 });
     until("seen", || backend.device().status().last_error.is_some());
-    assert!(peer.table().is_some(), "the control thread goes on");
+    assert!(peer.table().is_some(), "the control thread continues");
 }
 
 #[test]

@@ -410,7 +410,7 @@ fn memory_that_vanishes_ends_the_connection() {
     peer.start_ring(0);
     let vring = backend.cells()[0].wanted().vring.unwrap();
     rustix::fs::ftruncate(&fd, 4096).unwrap();
-    assert!(peer.is_alive(), "nobody has looked yet");
+    assert!(peer.is_alive(), "it has not been checked yet");
     // A worker reads the ring.
     let mut queue = offcore_ring::device::Queue::new(vring.layout.clone(), 0, false, false).unwrap();
     assert_eq!(with_queue!(&mut queue, queue => queue.look(1)), Ok(0));

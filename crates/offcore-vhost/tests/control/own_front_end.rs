@@ -76,7 +76,7 @@ fn virtqueues_start_and_stop() {
 fn back_end_of_other_user_is_refused() {
     const OTHER_UID: u32 = 54_321;
     if !rustix::process::geteuid().is_root() {
-        return println!("SKIP: back_end_of_other_user_is_refused: needs root, to be somebody else");
+        return println!("SKIP: back_end_of_other_user_is_refused: needs root, to become another user");
     }
     let (dir, memory) = (Dir::new(), Memory::new());
     let path = dir.file("vhost.sock");

@@ -33,7 +33,7 @@ fn bases_of_32_and_16_bits() {
         let vring = backend.cells()[0].wanted().vring.unwrap();
         assert_eq!((vring.base, vring.layout.size()), (base, 100));
         assert!(matches!(vring.layout, Layout::Packed(_)));
-        assert_eq!(peer.base(0), base, "nobody has used it");
+        assert_eq!(peer.base(0), base, "it has not been used");
     }
     let line = backend.device().status().to_string();
     assert!(line.contains(", packed rings, features"), "{line}");

@@ -143,7 +143,7 @@ fn flow(format: Format, change: &mut impl FnMut(&mut Peer, &Guest, usize)) {
         until("all have arrived", || received.load(Ordering::Relaxed) == sent);
         stop_worker.store(true, Ordering::Relaxed);
         worker.join().unwrap();
-        assert_eq!(peer.base(1), format.base(sent), "the position is known all the same");
+        assert_eq!(peer.base(1), format.base(sent), "the position is known nevertheless");
     });
     let status = backend.device().status();
     assert!(status.vrings[1].broken.is_none() && status.refused == 0, "{status}");

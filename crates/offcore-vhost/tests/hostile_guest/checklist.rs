@@ -365,7 +365,7 @@ fn fix_1846fe767f_addresses_after_stop() {
             rig.turn(&[]);
         }
         let held = Arc::strong_count(&rig.arena.memory);
-        assert_eq!(held, 1, "nobody but the guest holds the memory of stopped virtqueues");
+        assert_eq!(held, 1, "only the guest holds the memory of stopped virtqueues");
         let used = (rig.arena.used_idx(RX), rig.arena.used_idx(TX));
         assert_eq!(used, (1, 1), "what was in flight was finished first");
         rig.tx(1, &[(BUFFERS, 112, 0, 0)]);

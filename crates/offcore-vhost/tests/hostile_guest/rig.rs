@@ -161,7 +161,7 @@ impl Rig {
             let bytes = packet.bytes_mut();
             assert!(
                 !bytes.windows(16).any(|run| run == [CANARY; 16]),
-                "a packet has bytes that nobody copied"
+                "a packet has bytes that were not copied"
             );
             self.latest.clear();
             self.latest.extend_from_slice(bytes);

@@ -23,22 +23,22 @@ pub(super) const QUICK_BLOCKS: usize = 60;
 /// minutes.
 const QUICK_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What everything that measures this machine understands.
+/// Flags of all commands that measure this machine.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
-    /// The measured lcore, and that of the guest or whoever else takes part [default: the first two]
+    /// The measured lcore, and the lcore of everything else, such as guests and engines [default: the first two]
     #[arg(long, value_name = "A,B", value_parser = lcores)]
     pub lcores: Option<Lcores>,
 
-    /// Pages of packet buffers, guests and rings: the largest to be had, or these or none
+    /// Page size of packet buffers, guests and rings: auto selects the largest available, none selects ordinary pages
     #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
     pub hugepages: Hugepages,
 
-    /// Fewer blocks and windows: some minutes for all core costs, less than two for end-to-end
+    /// Measure fewer blocks and windows: a few minutes for all core costs, less than two minutes for end-to-end
     #[arg(long)]
     pub quick: bool,
 
-    /// A table for people, JSON with one object a line, or CSV
+    /// Results as a table, as JSON with one object per line, or as CSV
     #[arg(long, value_name = "FORMAT", default_value = "table")]
     pub format: Format,
 }
@@ -46,27 +46,30 @@ pub(crate) struct BenchArgs {
 /// Flags of `offcore bench vhost` and `offcore bench copy`.
 #[derive(Args, Debug)]
 pub(crate) struct CellArgs {
-    /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518; flip: 512,1518; latency: 64,512,1518; neighbour: 64,1518]
+    /// Frame lengths in bytes, including FCS [default: 64,128,256,512,1024,1280,1518; flip: 512,1518; latency:
+    /// 64,512,1518; neighbour: 64,1518]
     #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = within(FRAME))]
     pub frames: Vec<usize>,
 
-    /// Where the data is: in this core's cache, in the other's, in none [default: all three]
+    /// Location of the data: in this core's cache (hot), in the other core's (remote), or in none (cold) [default: all
+    /// three]
     #[arg(long = "temperature", value_name = "LIST", value_delimiter = ',', value_parser = temperature())]
     pub temperatures: Vec<Temperature>,
 
-    /// Who decides: cpu is the core's own copies, offload an engine's, auto whichever costs less [default: all three]
+    /// Copies by the core (cpu), by an engine (offload), or by the cheaper of both as measured (auto) [default: all
+    /// three]
     #[arg(long = "mode", value_name = "LIST", value_delimiter = ',', value_parser = mode())]
     pub modes: Vec<Mode>,
 
-    /// Who can copy: the core, for mode cpu; engines, for the other modes [default: cpu,core:1]
+    /// Copy engines: cpu for mode cpu, the others for the other modes [default: cpu,core:1]
     #[arg(long = "engine", value_name = "LIST", value_delimiter = ',', value_parser = choice::<Copier>(Copier::ALL.map(Copier::name)))]
     pub engines: Vec<Copier>,
 
-    /// Measure mode cpu a second time, with a copier on the other core that is as fast as this one
+    /// Also measure mode cpu while the other core copies at an equal rate
     #[arg(long)]
     pub background: bool,
 
-    /// Draw the core costs as an SVG
+    /// Plot the core costs to an SVG file
     #[arg(long, value_name = "FILE.svg", value_parser = plot_file)]
     pub plot: Option<PathBuf>,
 
@@ -93,7 +96,7 @@ pub(super) fn check_flag_cases<C: PartialEq>(
 ) -> Result<(), String> {
     match !given || cases.iter().any(|case| wanted.contains(case)) {
         true => Ok(()),
-        false => Err(format!("{flag} goes with --case {names}: add it, or leave {flag} out")),
+        false => Err(format!("{flag} requires --case {names}: add the case, or remove {flag}")),
     }
 }
 
@@ -105,8 +108,8 @@ pub(super) fn setups(modes: &[Mode], engines: &[Copier]) -> Result<Vec<Setup>, S
     match setups.is_empty() {
         false => Ok(setups),
         true => Err(
-            "--mode and --engine leave nothing to measure: mode cpu goes with engine cpu, the other modes \
-                     with the other engines"
+            "--mode and --engine leave nothing to measure: mode cpu needs engine cpu, the other modes need another \
+                     engine"
                 .into(),
         ),
     }

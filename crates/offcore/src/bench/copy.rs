@@ -25,67 +25,70 @@ const QUICK_ROUNDS: usize = 50;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  What forwarding a packet with a copy costs the core, roughly, in less than a minute:
+  The core's cost of forwarding a packet with a copy, in less than a minute:
     offcore bench copy --quick
 
-  One cell, as an object that names what was measured and how:
+  One cell as a JSON object:
     offcore bench copy --frame 1024 --temperature remote --format json
 
-  The same with a simulated DSA behind the driver, beside the helper core:
+  Copies by the core, by a helper core and by a simulated DSA device:
     offcore bench copy --engine cpu,core:1,dsa-sim --frame 64,1024
 
-  The core with another copier at work beside it, drawn beside the guide's bars:
+  Copies by the core while the other core also copies, in a plot with the guide's
+  bars:
     offcore bench copy --temperature remote --background --plot copy.svg
 
-  Packets a second of the af_xdp and af_packet ports, in turns with dpdk-testpmd's, as root:
+  Packets per second of the af_xdp and af_packet ports, in turns with
+  dpdk-testpmd, as root:
     offcore bench copy --peer dpdk
 
-  One of them, ours alone:
+  One of these ports without the peer:
     offcore bench copy --case end-to-end --port af_xdp --direction forward --frame 64
 
-  What an mbuf's way into a packet handle and back costs (a build with --features dpdk):
+  The cost of converting an mbuf to a packet handle and back (a build with
+  --features dpdk):
     offcore bench copy --case conversion
 
-A core cost is what the core spends on a packet: no network card's driver is in
-it, and an engine has a rate of its own. 'reaches' is what core and engine
-reach together, 'bottleneck' which of them is the limit.";
+The core cost is the core's time per packet. The driver of a network card is not
+included, nor is the time in which an engine copies. 'reaches' is the rate of core
+and engine together, 'bottleneck' the slower of the two.";
 
 #[derive(Args, Debug)]
 pub(crate) struct CopyArgs {
     #[command(flatten)]
     pub cells: CellArgs,
 
-    /// What is measured: what a packet costs the core, packets a second over a veth pair, or what conversion between
-    /// DPDK's packet buffers and ours costs [default: core-cost; end-to-end, with frames 64,1518, with --peer dpdk]
+    /// Cases to measure: the core's cost of a packet, packets per second over a veth pair, or the cost of conversion
+    /// between DPDK's mbufs and packet handles [default: core-cost; end-to-end, with frames 64,1518, with --peer dpdk]
     #[arg(long = "case", value_name = "LIST", value_delimiter = ',')]
     pub cases: Vec<Case>,
 
-    /// Kinds of ports of case end-to-end: af_xdp, af_packet [default: both]
+    /// Port types for case end-to-end: af_xdp, af_packet [default: both]
     #[arg(long = "port", value_name = "LIST", value_delimiter = ',', value_parser = one_of(PortKind::NAMES, PortKind::find))]
     pub ports: Vec<PortKind>,
 
-    /// Which way packets go in case end-to-end: txonly, rxonly, forward [default: all three]
+    /// Directions of the packets in case end-to-end: txonly, rxonly, forward [default: all three]
     #[arg(long = "direction", value_name = "LIST", value_delimiter = ',', value_parser = one_of(Direction::NAMES, Direction::find))]
     pub directions: Vec<Direction>,
 
-    /// Measure other people's software beside ours, in turns
+    /// Also measure this other software, in turns
     #[arg(long, value_name = "PEER")]
     pub peer: Option<Peer>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Case {
-    /// TSC ticks that receiving, copying, rewriting addresses and handing over takes the core.
+    /// TSC cycles of the core for receiving, copying and sending a packet, including new addresses.
     CoreCost,
-    /// Packets a second of a port over a veth pair.
+    /// Packets per second of a port over a veth pair.
     EndToEnd,
-    /// TSC ticks that an mbuf's conversion into a packet handle and back takes.
+    /// TSC cycles for the conversion of an mbuf to a packet handle and back.
     Conversion,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
-    /// dpdk-testpmd's net_af_xdp and net_af_packet in place of our ports, end to end.
+    /// dpdk-testpmd with net_af_xdp and net_af_packet in place of our ports, end to end.
     Dpdk,
 }
 
@@ -179,7 +182,7 @@ fn veth_options(args: &CopyArgs, options: &copy::Options) -> VethOptions {
 fn table(rows: &[Row]) -> String {
     let of =
         |arrangement: &str| rows.iter().filter(|row| row.head.arrangement == arrangement).collect::<Vec<_>>();
-    let counted = "by the far interface's counter or, with rxonly, the port's own";
+    let counted = "by the interface at the far end or, with rxonly, by the port";
     let tables = [core_costs(&of("core-cost")), end_to_end::table(&of("end-to-end"), counted, "sender")];
     tables.into_iter().filter(|table| !table.is_empty()).collect::<Vec<_>>().join("\n")
 }
@@ -208,11 +211,12 @@ fn core_costs(rows: &[&Row]) -> String {
     listed(
         rows,
         list,
-        "cycles, ns, Mpps, Gbit/s: what a packet costs the core alone, no network card's driver in it; reaches: Mpps of\n\
-         core and engine together; +copier: another one on the other core beside; over cpu: offloaded over copied by\n\
-         the core, auto: over the better of the two, which alternated with it; guide's: Gbit/s of a whole lcore of a\n\
-         Xeon Gold 6438N, software for mode cpu, DSA for offload; verified: of the packets sent, those whose content\n\
-         and order were checked.\n",
+        "cycles, ns, Mpps, Gbit/s: cost of a packet for the core alone, without the driver of a network card;\n\
+         reaches: Mpps of core and engine together; bottleneck: the slower of the two; +copier: while the other core\n\
+         also copies; over cpu: speed relative to mode cpu; auto: speed relative to the better of cpu and offload,\n\
+         which alternated with it; guide's: Gbit/s of a whole lcore of a Xeon Gold 6438N, with copies by software for\n\
+         mode cpu and by DSA for mode offload; verified: packets whose content and order were checked, of the packets\n\
+         sent.\n",
     )
 }
 
@@ -266,7 +270,7 @@ mod tests {
             ("--case core-cost --peer dpdk", &["--peer dpdk", "end-to-end"]),
             ("--case end-to-end --plot a.svg", &["--plot", "core-cost"]),
             ("--peer vpp", &["--peer", "dpdk"]),
-            ("--lcores 0", &["--lcores", "found 1 of them"]),
+            ("--lcores 0", &["--lcores", "found 1, expected 2"]),
         ] {
             let error = parsed(flags).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{flags}: {error}");

@@ -29,54 +29,56 @@ const SHARED_DEPTH: usize = 32;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  The core, a helper core and a simulated DSA, roughly:
+  Copies by the core, a helper core and a simulated DSA device, in a short run:
     offcore bench dma --quick
 
-  What a batch saves, in one temperature:
+  The effect of the batch size:
     offcore bench dma --engine dsa-sim --size 1024 --batch 1,2,4,8,16,32,64,128
 
-  The core's own copy routines against each other, data in no cache:
+  The core's copy routines, with uncached data:
     offcore bench dma --engine cpu,plain-sse2,ahead-sse2 --temperature cold
 
-  Few and many copies in flight, as objects:
+  Few and many copies in flight, with results as JSON:
     offcore bench dma --size 4K,64K,1M --depth 1,16,128 --format json
 
-  Two workers that share a channel, by a lock, a shared queue, or not at all:
+  Two workers that share a dedicated queue with a lock, share a shared queue, or
+  have a queue each:
     offcore bench dma --sharing lock,swq,bound --workers 2
 
-Cycles are the TSC's, per copy, the waits for the engine left out. GB/s and
-latencies are by the clock of whoever copies: with dsa-sim, the virtual one.";
+Cycles are TSC cycles per copy, without the wait for the engine. GB/s and
+latencies use the copier's clock, which is virtual for dsa-sim.";
 
 #[derive(Args, Debug)]
-#[command(mut_arg("quick", |arg| arg.help("Three sizes, two batches, fewer rounds")))]
+#[command(mut_arg("quick", |arg| arg.help("Measure three sizes and two batch sizes, with fewer rounds")))]
 pub(crate) struct DmaArgs {
-    /// Bytes of a copy, 1 to 1M [default: 64,256,1K,4K,16K,64K,256K,1M]
+    /// Copy sizes in bytes, 1 to 1M [default: 64,256,1K,4K,16K,64K,256K,1M]
     #[arg(long = "size", value_name = "LIST", value_delimiter = ',', value_parser = size(1..=1 << 20))]
     pub sizes: Vec<usize>,
 
-    /// Copies handed over at a time, 1 to 128 [default: 1,8,32,128]
+    /// Copies per batch, 1 to 128 [default: 1,8,32,128]
     #[arg(long = "batch", value_name = "LIST", value_delimiter = ',', value_parser = within(1..=128))]
     pub batches: Vec<usize>,
 
-    /// Copies in flight, 1 to 256; fewer where they were more than 16 MiB [default: 128]
+    /// Copies in flight, 1 to 256, reduced if they exceed 16 MiB [default: 128]
     #[arg(long = "depth", value_name = "LIST", value_delimiter = ',', value_parser = within(1..=256))]
     pub depths: Vec<usize>,
 
-    /// Where the data is: in this core's cache, in the other's, in none [default: remote; with --sharing hot]
+    /// Location of the data: in this core's cache (hot), in the other core's (remote), or in none (cold) [default:
+    /// remote; with --sharing hot]
     #[arg(long = "temperature", value_name = "LIST", value_delimiter = ',', value_parser = temperature())]
     pub temperatures: Vec<Temperature>,
 
-    /// Who copies: cpu, a routine of the core such as ahead-avx2, core:1, dsa-sim, dsa-sim-direct [default: cpu, core:1
+    /// Copiers: cpu, a routine of the core such as ahead-avx2, core:1, dsa-sim, dsa-sim-direct [default: cpu, core:1
     /// and both dsa-sim]
     #[arg(long = "engine", value_name = "LIST", value_delimiter = ',')]
     pub subjects: Vec<Subject>,
 
-    /// Measure workers that share a simulated DSA at the same time: by a lock, a shared work queue, or bound to a queue
-    /// each
+    /// Measure workers that use a simulated DSA device at the same time: a dedicated queue with a lock (lock), a shared
+    /// work queue (swq), or a dedicated queue each (bound)
     #[arg(long = "sharing", value_name = "LIST", value_delimiter = ',', value_parser = sharing())]
     pub sharings: Vec<Sharing>,
 
-    /// Workers with --sharing, one on each lcore
+    /// Number of workers with --sharing, each on its own lcore
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = within(1..=4), requires = "sharings")]
     pub workers: usize,
 
@@ -123,19 +125,19 @@ fn options(args: &DmaArgs) -> Result<Options, Failure> {
 
 fn sharing_options(args: &DmaArgs) -> Result<sharing::Options, String> {
     let flags = [
-        ("--engine", args.subjects.is_empty(), "it is dsa-sim"),
-        ("--temperature", args.temperatures.is_empty(), "it is hot: each worker's own data"),
+        ("--engine", args.subjects.is_empty(), "the engine is always dsa-sim"),
+        ("--temperature", args.temperatures.is_empty(), "each worker's data is hot"),
     ];
     for (flag, absent, reason) in flags {
         if !absent {
-            return Err(format!("{flag} does not go with --sharing: {reason}"));
+            return Err(format!("{flag} cannot be used with --sharing: {reason}"));
         }
     }
     let available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
     let lcores = args.bench.lcores.as_ref().map_or(available.clone(), |Lcores(given)| given.clone());
     if lcores.len() < args.workers || !lcores.iter().all(|lcore| available.contains(lcore)) {
         return Err(format!(
-            "--workers {}: found lcores {lcores:?} of {available:?}, expected one each",
+            "--workers {}: found lcores {lcores:?} of {available:?}, expected one for each worker",
             args.workers
         ));
     }
@@ -144,7 +146,7 @@ fn sharing_options(args: &DmaArgs) -> Result<sharing::Options, String> {
         [depth] if depth * args.workers <= 128 => depth,
         _ => {
             return Err(
-                "--depth with --sharing: expected one number, at most 128 for all workers together".into()
+                "--depth with --sharing: expected one number, at most 128 in the sum of all workers".into()
             );
         }
     };
@@ -178,8 +180,9 @@ fn table(rows: &[Row]) -> String {
     listed(
         &rows.iter().collect::<Vec<_>>(),
         list,
-        "submit, reap: TSC cycles of the core a copy, ns both together; GB/s and latencies, from the first copy's\n\
-         submission on: by the clock of whoever copies, with dsa-sim the model's; verified: copies compared in full.\n",
+        "submit, reap: TSC cycles of the core per copy; ns: both together; GB/s, p50, p99: from the submission of the\n\
+         first copy on, by the copier's clock, which is virtual for dsa-sim; verified: copies whose bytes were\n\
+         compared.\n",
     )
 }
 

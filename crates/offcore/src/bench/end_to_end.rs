@@ -31,8 +31,9 @@ pub(super) fn table(rows: &[&Row], counted: &str, other: &str) -> String {
         "<over|<case|frame|Mpps|min-max|Gbit/s|cycles|peer|peer's|ratio|at least|<bottleneck|verified",
         cells,
     ) + &format!(
-        "Mpps: packets a second, {counted}; cycles: TSC of a round that moved packets, a packet; peer, peer's: the\n\
-             same of the peer, in turns; ratio: our speed over its, with the lower bound of 90 %; bottleneck: the {other} was\n\
-             too slow for both, and that is what was measured.\n"
+        "Mpps: packets per second, counted {counted}; cycles: TSC cycles per packet, in rounds that moved\n\
+             packets; peer, peer's: the same two figures of the peer, in turns; ratio: our speed over the peer's; at\n\
+             least: its lower bound at 90 %; bottleneck: the {other} was too slow for both sides and limited the\n\
+             result.\n"
     )
 }

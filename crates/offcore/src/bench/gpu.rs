@@ -21,50 +21,52 @@ use crate::output::table::{digits, or_dash, times, us};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  All of it on the first GPU, or on threads in its place, in less than four minutes:
+  All cases on the first GPU, or on threads if there is no GPU, in less than four
+  minutes:
     offcore bench gpu
 
-  The same as objects, one a line, where there must be a GPU:
+  The same with results as JSON, only on a GPU:
     offcore bench gpu --device cuda:0 --format json
 
-  The published workload table, roughly, on threads in place of a GPU:
+  The published workload table in a short run, on threads in place of a GPU:
     offcore bench gpu --device host --case workload --quick
 
-  From which burst on a pattern match is worth a GPU, drawn:
+  A plot of the smallest burst for which a GPU is faster at pattern matching:
     offcore bench gpu --case break-even --work match --plot match.svg
 
-  One pipeline, bursts of 64, packets where they are:
+  One pipeline with bursts of 64 packets in host memory:
     offcore bench gpu --case workload --pipelines 1 --bursts 64 --memory host
 
-No port is under it: a generator and a verifier of each pipeline, on lcores of
-their own where there are enough, send packets round and check each of them.
-Threads in place of a GPU (device 'host') give right results; what they take
-says nothing of a GPU.";
+No ports take part: each pipeline has a generator and a verifier, which send
+packets in a loop and check all of them, on separate lcores if there are enough.
+Threads in place of a GPU (device 'host') give correct results, but their times
+do not show the times of a GPU.";
 
 #[derive(Args, Debug)]
-#[command(mut_arg("quick", |arg| arg.help("Fewer cells and windows: about a minute")))]
+#[command(mut_arg("quick", |arg| arg.help("Measure fewer cells and windows: about a minute")))]
 #[command(mut_arg("lcores", |arg| {
-    arg.value_name("LIST").help("Where generators and verifiers may run [default: everywhere]")
+    arg.value_name("LIST").help("Lcores of generators and verifiers [default: everywhere]")
 }))]
 pub(crate) struct GpuArgs {
-    /// The device: cuda:N (or N), or host, threads in place of a GPU [default: cuda:0, or host where there is no GPU]
+    /// The device: cuda:N (or N), or host for threads in place of a GPU [default: cuda:0, or host where there is no
+    /// GPU]
     #[arg(short = 'g', long, value_name = "NAME")]
     pub device: Option<String>,
 
-    /// What is measured: io, workload, forced, break-even, latency, or all of them
+    /// Cases to measure: io, workload, forced, break-even, latency, or all
     #[arg(long = "case", value_name = "LIST", value_delimiter = ',', value_parser = case(), default_value = "all")]
     pub cases: Vec<AnyCase>,
 
-    /// Pipelines, 1 to 64, each with a generator and a verifier [default: 4, or fewer where there are not two lcores for each
-    /// and one more; with device host 1]
+    /// Number of pipelines, 1 to 64, each with a generator and a verifier [default: 4, or fewer where there are not two
+    /// lcores for each and one more; with device host 1]
     #[arg(short, long, value_name = "N", value_parser = within(1..=64))]
     pub pipelines: Option<usize>,
 
-    /// Packets of a burst, 1 to 4096 [default: those of each case]
+    /// Packets per burst, 1 to 4096 [default: those of each case]
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = within(1..=4096))]
     pub bursts: Vec<usize>,
 
-    /// Frame lengths of case io, FCS included [default: 64,128,256,512,1024]
+    /// Frame lengths of case io in bytes, including FCS [default: 64,128,256,512,1024]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = within(FRAME))]
     pub sizes: Vec<usize>,
 
@@ -72,8 +74,8 @@ pub(crate) struct GpuArgs {
     #[arg(long = "work", value_name = "LIST", value_delimiter = ',', value_parser = one_of(WorkKind::WORKS.map(WorkKind::name), WorkKind::find))]
     pub works: Vec<WorkKind>,
 
-    /// Where a device processes packets: host (in place), gpu (in a copy in its memory) [default: both; in cases forced
-    /// and latency only the first, with --quick in case break-even, too]
+    /// Memory in which a device processes packets: host (in place), gpu (in a copy in GPU memory) [default: both; in
+    /// cases forced and latency only the first, with --quick in case break-even, too]
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = memory())]
     pub memory: Vec<Memory>,
 
@@ -90,7 +92,7 @@ pub(crate) struct GpuArgs {
     #[arg(long, value_name = "N", default_value = "256", value_parser = within(1..=1024))]
     pub threads: usize,
 
-    /// Draw the tables as an SVG
+    /// Plot the tables to an SVG file
     #[arg(long, value_name = "FILE.svg", value_parser = plot_file)]
     pub plot: Option<PathBuf>,
 
@@ -126,7 +128,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     rows.finish(plot, plot::draw)?;
     match failures.len() {
         0 => Ok(()),
-        count => Err(anyhow!("{count} of them failed:\n  {}", failures.join("\n  ")).into()),
+        count => Err(anyhow!("{count} measurements failed:\n  {}", failures.join("\n  ")).into()),
     }
 }
 
@@ -176,7 +178,7 @@ fn options(args: &GpuArgs, device: &str) -> Result<Options, Failure> {
         (args.slots, args.threads as u32, args.bench.hugepages);
     if options.pipelines > given.len() {
         return Err(format!(
-            "--pipelines {}: found {} lcores, expected one for each pipeline at least; use fewer",
+            "--pipelines {}: found {} lcores, expected at least one per pipeline; use fewer pipelines",
             options.pipelines,
             given.len()
         )
@@ -198,37 +200,37 @@ fn table(rows: &[Row]) -> String {
     });
     let tables: Vec<_> = tables.into_iter().filter(|table| !table.is_empty()).collect();
     let simulated = rows.iter().any(|row| row.figures.simulated);
-    let note = "device host is threads in place of a GPU: what they take says nothing of one.\n";
+    let note = "device host: threads in place of a GPU; their times do not show the times of a GPU.\n";
     tables.join("\n") + if simulated { note } else { "" }
 }
 
 /// The text below the two published tables.
 const PUBLISHED_NOTE: &str = "\
-A100, V100: Gbit/s as published for l2fwd-nv with four pipelines (assumed) on a port of 100 Gbit/s, packets in the GPU's
-memory (io, memory host: in CPU memory); theirs came from a network card and went to one, ours have no port and no
-card under them, and neither has workload none. Workloads kernel and graph take one core more on a GPU, for the
-thread that launches. model: of that program, fitted to its second table; p50, p99: from when a burst was handed over until
-it was back, in a closed loop; submit, collect: what handing a burst over and taking it back takes an lcore;
-bottleneck: generator where its own limit (workload none) is within 10 %.
+A100, V100: published Gbit/s of l2fwd-nv with four pipelines (assumed), a 100 Gbit/s port, and packets in GPU memory
+(io with memory host: in CPU memory). The published figures include a network card; here there is no port and no
+card, with workload none either. Workloads kernel and graph use one more core on a GPU, for the thread that launches
+kernels. model: Gbit/s of a model of l2fwd-nv, fitted to its second table; p50, p99: from the submission of a burst
+to its return, in a closed loop; submit, collect: time of an lcore to submit a burst and to collect it; bottleneck:
+generator if the rate is within 10 % of the generator's own limit (workload none).
 ";
 /// The text below forced times.
 const FORCED_NOTE: &str = "\
-ns/packet: how long each packet is made to take; ns/burst: how long a burst takes at least by that: packets of
-a core one after the other, those of a block's threads at the same time. So a row of a core and one of a device
-compare one core with a block of threads. model: Gbit/s of l2fwd-nv with four pipelines (assumed) on an A100, where all
-packets of a burst wait at the same time.
+ns/packet: forced time per packet; ns/burst: the resulting minimum time per burst: a core processes packets one
+after the other, the threads of a block process theirs at the same time. The rows of a core and of a device thus
+compare one core with a block of threads. model: Gbit/s of l2fwd-nv with four pipelines (assumed) on an A100, where
+all packets of a burst wait at the same time.
 ";
 /// The text below the break-even table.
 const BREAK_EVEN_NOTE: &str = "\
-Mpps: of all pipelines; core: one that does the same work and nothing else, core's Mpps with the bursts that
-suit it best (match: aho-corasick crate, interleaved); break-even: the smallest of these bursts with which one
-pipeline's share of all of them at once is more than that, and with all longer ones; model's: the same of
-l2fwd-nv on an A100, one pipeline's share of four at once.
+Mpps: rate of all pipelines; core's Mpps: rate of a core that only does the same work, with the best bursts for it
+(match: aho-corasick crate, interleaved); over core: Mpps relative to that core; break-even: the smallest of these
+bursts for which one pipeline, while all of them run, outperforms the core, as with all longer bursts; model's: the
+same for l2fwd-nv on an A100, with one of four pipelines.
 ";
 /// The text below latencies.
 const LATENCY_NOTE: &str = "\
-latency: from when a packet was due until it is back, packets sent at that share of what a closed loop
-reaches; it waits for others of its burst for 100 us at most.
+latency: from a packet's due time to its return; load: share of the rate of a closed loop (of Mpps) at which packets
+are sent. A packet waits for other packets of its burst for at most 100 us.
 ";
 
 /// Formats a cell from the columns of this benchmark.

@@ -31,7 +31,8 @@ pub(super) fn table(rows: &[Row]) -> String {
     listed(
         &rows,
         list,
-        "latency: from when a packet was due until it is back, sent at that share of what a closed loop of the same\n\
-         arrangement reaches; at most: --max-latency; the engine is run by the sender's thread, so it takes its time.\n",
+        "latency: from a packet's due time to its return; load: share of the closed-loop rate of the same arrangement\n\
+         (of Mpps) at which packets are sent; at most: --max-latency; by engine: share of the copies. The sender's\n\
+         thread also runs the engine, so the engine takes time from the sender.\n",
     )
 }

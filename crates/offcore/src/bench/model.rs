@@ -15,24 +15,24 @@ use crate::output::table::columns;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  Every published figure beside the model's:
+  All published figures beside the figures of the model:
     offcore bench model
 
-  As objects, one a line; drawn:
+  The same with results as JSON, and a plot:
     offcore bench model --format json --plot model.svg
 
-The device's parameters are fitted on three figures and judged by those that
-could have come out otherwise: at most 15 % off. Figures that follow from
-parameters and lower bounds stand apart. What runs is the simulator, stepped, on
-its virtual clock; nothing is measured on this machine.";
+The parameters of the device are fitted to three figures. The model is judged by
+the figures that do not follow from its parameters: an error of at most 15 %
+passes. Derived figures and lower bounds are listed separately. The simulator is
+stepped on a virtual clock; nothing is measured on this machine.";
 
 #[derive(Args, Debug)]
 pub(crate) struct ModelArgs {
-    /// Draw the errors as an SVG
+    /// Plot the errors to an SVG file
     #[arg(long, value_name = "FILE.svg", value_parser = plot_file)]
     pub plot: Option<PathBuf>,
 
-    /// A table for people, JSON with one object a line, or CSV
+    /// Results as a table, as JSON with one object per line, or as CSV
     #[arg(long, value_name = "FORMAT", default_value = "table")]
     pub format: Format,
 }
@@ -51,10 +51,10 @@ fn table(rows: &[Row]) -> String {
     let mut text = String::new();
     for (role, title) in [
         ("fitted", "Fitted:"),
-        ("taken", "Taken as a parameter, or bounding one:"),
-        ("assumed", "With a load or threshold that the source leaves open, chosen by us:"),
-        ("derived", "Following from the bandwidth parameters:"),
-        ("bounded", "Lower bounds, which a faster model meets as well:"),
+        ("taken", "Parameters, or bounds of parameters:"),
+        ("assumed", "With an assumed load or threshold, which the source does not state:"),
+        ("derived", "Derived from the bandwidth parameters:"),
+        ("bounded", "Lower bounds, which any faster model also meets:"),
         ("judged", "Judged:"),
     ] {
         let rows: Vec<_> = rows.iter().filter(|row| row.model.role == Some(role)).collect();
@@ -82,11 +82,11 @@ fn table(rows: &[Row]) -> String {
     let met = judged.clone().filter(|row| row.model.pass == Some(true)).count();
     let _ = writeln!(
         text,
-        "{met} of {} judged figures are met, at most {:.0} % off; only these could have come out otherwise.",
+        "{met} of {} judged figures are met, with an error of at most {:.0} %; only these figures test the model.",
         judged.count(),
         TOLERANCE * 100.0
     );
-    text += "Published, and not the device's alone:\n";
+    text += "Published figures that depend on more than the device:\n";
     for (figure, reason) in OUTSIDE {
         let _ = writeln!(text, "  {figure}: {reason}");
     }
@@ -135,7 +135,7 @@ mod tests {
                 error: Some(error),
                 pass: Some(error.abs() < 0.15),
                 software_ns: Some(182.0),
-                source: Some("somebody"),
+                source: Some("a guide"),
                 ..ModelColumns::default()
             };
             row
@@ -145,7 +145,7 @@ mod tests {
             row("b", "judged", Some(10.0), 0.2),
             row("c", "judged", None, 0.0),
         ]);
-        for words in ["+0.0 %  met", "+20.0 %  MISSED", ">= 10.0", "somebody (182 ns)", "1 of 2 judged"] {
+        for words in ["+0.0 %  met", "+20.0 %  MISSED", ">= 10.0", "a guide (182 ns)", "1 of 2 judged"] {
             assert!(text.contains(words), "no '{words}' in {text}");
         }
     }

@@ -28,8 +28,9 @@ pub(super) fn table(rows: &[Row]) -> String {
     listed(
         &rows,
         list,
-        "kept: an honest guest's packets a second beside one that has the worker work as much as it may, over those alone; half\n\
-         is a fair part. noise: the same of nothing. of core: of the worker's time while it had\n\
-         packets. The bad guest's own steps take time of the honest one's core, and so do holes that it punches.\n",
+        "kept: packets per second of an honest guest beside a guest that causes as much work as it may, relative to\n\
+         the rate alone; half is a fair share. noise: the same ratio without a second guest. of core: the honest\n\
+         guest's share of the worker's time while it had packets. The steps of the bad guest, including the punching\n\
+         of holes, take time from the honest guest's core.\n",
     )
 }

@@ -27,95 +27,106 @@ const LARGEST_HOT: usize = 256 << 10;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  What sending and receiving a segment costs the core, roughly:
+  The core's cost of sending and receiving a segment, in a short run:
     offcore bench tcp --quick
 
-  One cell, as an object that names what was measured and how:
+  One cell as a JSON object:
     offcore bench tcp --side send --temperature remote --chunk 256K --connections 1 --format json
 
-  A hundred connections that take turns, with a simulated DSA beside the core:
+  100 connections, used in turn, with a simulated DSA device as the engine:
     offcore bench tcp --connections 100 --engine cpu,dsa-sim --mode cpu,offload
 
-  What unpacking costs by the size of segments:
+  The cost by segment size:
     offcore bench tcp --side send --segment 64,512,1448,8192 --chunk 256K --temperature remote
 
-  One connection beside ten thousand that are idle, and what opening and closing so many costs:
+  One connection beside 10,000 idle ones, and the cost of opening and closing
+  connections while 10,000 are open:
     offcore bench tcp --case idle,open-close
 
-  The same stream to and from the kernel's TCP over veth, beside the kernel's
-  in our place; as root:
+  A stream between the stack and the kernel's TCP over veth, in turns with a
+  stream between two kernels; as root:
     offcore bench tcp --case veth
 
-  A stream over slow, long and lossy paths, compared with the kernel's; as root:
+  A stream over slow, long and lossy paths, compared with the kernel's TCP; as
+  root:
     offcore bench tcp --case paths
-  Many connections at once, and short ones over a lossy path, compared with the kernel's; as root:
+
+  Many connections at once, and short ones over a lossy path, compared with the
+  kernel's TCP; as root:
     offcore bench tcp --case flows
 
-  What an honest client keeps beside peers and programs that attack the stack; as root:
+  The rate of honest clients beside peers and programs that attack the stack; as
+  root:
     offcore bench tcp --case neighbour
 
-  What a request for a file costs the stack's core, by who copies:
+  The cost of a request for a file for the stack's core, by copy engine:
     offcore bench tcp --case requests
 
-  nginx on the stack under wrk, beside nginx on the kernel's; as root:
+  nginx on the stack under wrk, in turns with nginx on the kernel's stack; as
+  root:
     offcore bench tcp --case http
 
-  nginx, PostgreSQL and PHP behind a TAP, compared with the kernel's; as root:
+  nginx, PostgreSQL and PHP behind a TAP, compared with the kernel's stack; as
+  root:
     offcore bench tcp --case programs
 
-  Without checksums completed by the port, so that the core reads all payload:
+  Checksums by the core, which therefore reads all payload:
     offcore bench tcp --checksum core --side receive
 
-Two hosts in this process, a wire between them that hands packets over, segments
-of 1448 bytes where --segment says nothing else. Timed is the measured host's
-worker: protocol, copies or their hand-over, headers. The far host, both
-applications and the engine run on the other core, each in turns of its own;
-every byte is checked. All copy through the caches, so that data is where the
-table says.";
+Two hosts in this process are connected by a link in memory. Segments have 1448
+bytes of payload unless --segment is given. The time of the measured host's worker
+counts: protocol, headers, and copies or their submission. The far host, both
+applications and the engine run on the other core, in turns. Every byte is
+checked. All copies go through the caches, so the location of the data is the one
+in the table.";
 
 #[derive(Args, Debug)]
 pub(crate) struct TcpBenchArgs {
-    /// What is measured: what a segment costs the core by who copies, the same beside idle connections, what a connection
-    /// costs, how fast a stream is beside the kernel's, or how fast nginx is
+    /// Cases to measure: the core's cost of a segment, of a connection or of a request, or rates compared with the
+    /// kernel's stack
     #[arg(long = "case", value_name = "LIST", value_delimiter = ',', default_value = "core-cost")]
     pub cases: Vec<Case>,
 
-    /// Which host's core: send, receive; of open-close the client's or the server's [default: both]
+    /// The measured host: send (the sender) or receive (the receiver), with open-close the client or the server
+    /// [default: both]
     #[arg(long = "side", value_name = "LIST", value_delimiter = ',', value_parser = one_of(Side::NAMES, Side::find))]
     pub sides: Vec<Side>,
 
-    /// Bytes that applications write at a time, 512 to 2M; idle: to 256K [default: 4K,64K,256K,2M, hot: to 256K; idle: 64K]
+    /// Bytes per write of the application, 512 to 2M; with idle at most 256K [default: 4K,64K,256K,2M, hot: to 256K;
+    /// idle: 64K]
     #[arg(long = "chunk", value_name = "LIST", value_delimiter = ',', value_parser = size(512..=2 << 20))]
     pub chunks: Vec<usize>,
 
-    /// Bytes of payload in a segment, 64 to 8192: unpacking, as epping -m has it [default: 1448]
+    /// Payload bytes per segment, 64 to 8192, as with epping -m [default: 1448]
     #[arg(long = "segment", value_name = "LIST", value_delimiter = ',', value_parser = within(64..=8192))]
     pub segments: Vec<usize>,
 
-    /// Connections that take turns, 1 to 10000; more than 100 have FIFOs of 256K, for chunks of no more; idle: those that
-    /// are idle, open-close: those open at a time [default: 1; idle, open-close: 10000]
+    /// Connections that are used in turn, 1 to 10000; if more than 100, they have FIFOs of 256K and chunks of at most
+    /// 256K; with idle: idle connections; with open-close: connections that are open at the same time [default: 1;
+    /// idle, open-close: 10000]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = within(1..=10_000))]
     pub connections: Vec<usize>,
 
-    /// Where the data is: in this core's cache, in the other's, in none [default: all three; idle: remote]
+    /// Location of the data: in this core's cache (hot), in the other core's (remote), or in none (cold) [default: all
+    /// three; idle: remote]
     #[arg(long = "temperature", value_name = "LIST", value_delimiter = ',', value_parser = temperature())]
     pub temperatures: Vec<Temperature>,
 
-    /// Who decides: cpu is the core's own copies, offload an engine's, auto whichever costs less [default: all three;
-    /// idle: cpu, without --engine]
+    /// Copies by the core (cpu), by an engine (offload), or by the cheaper of both as measured (auto) [default: all
+    /// three; idle: cpu, without --engine]
     #[arg(long = "mode", value_name = "LIST", value_delimiter = ',', value_parser = mode())]
     pub modes: Vec<Mode>,
 
-    /// Who can copy: the core, for mode cpu; engines, for the other modes [default: cpu,core:1]
+    /// Copy engines: cpu for mode cpu, the others for the other modes [default: cpu,core:1]
     #[arg(long = "engine", value_name = "LIST", value_delimiter = ',', value_parser = choice::<Copier>(Copier::ALL.map(Copier::name)))]
     pub engines: Vec<Copier>,
 
-    /// Who sums payload up: the port, which completes and verifies checksums, or the core
-    #[arg(long, value_name = "WHO", default_value = "port")]
+    /// Checksums of the payload: completed and verified by the port, or computed by the core
+    #[arg(long, value_name = "WHERE", default_value = "port")]
     pub checksum: Checksum,
 
-    /// Let the measured core store past the caches where that is faster for it, as it does outside of measurements: its
-    /// reader pays (column both)
+    /// Allow the measured core non-temporal stores if they are faster for it, as outside of benchmarks; the reader of
+    /// the data pays for them (column both)
     #[arg(long)]
     pub past_caches: bool,
 
@@ -125,26 +136,30 @@ pub(crate) struct TcpBenchArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Case {
-    /// TSC ticks that a segment takes the core.
+    /// TSC cycles of the core per segment.
     CoreCost,
-    /// The same for one connection beside idle ones, against alone.
+    /// The same for one connection beside idle connections, compared with the connection alone.
     Idle,
-    /// TSC ticks that a connection takes the core that is opened, used once and closed.
+    /// TSC cycles of the core per connection that is opened, used once and closed.
     OpenClose,
-    /// Gbit/s of a stream to and from the kernel's TCP over veth, beside the kernel's in our place; needs root.
+    /// Gbit/s of a stream to and from the kernel's TCP over veth, compared with a stream between two kernels; needs
+    /// root.
     Veth,
-    /// The same over paths of 20 to 200 ms, with loss or reordering; needs root.
+    /// The same over paths with round trip times of 20 to 200 ms, with loss or reordering; needs root.
     Paths,
-    /// TSC ticks that a request for a file takes the core of the stack, by who copies.
+    /// TSC cycles of the stack's core per request for a file, by copy engine.
     Requests,
-    /// Connections to nginx a second: 5,000 at once, and short ones over a path with 2 % loss, on the stack and on the kernel's;
-    /// needs root and nginx.
+    /// Connections to nginx per second, 5,000 at once, and short ones over a path with 2 % loss, on the stack and on
+    /// the kernel's stack; needs root and nginx.
     Flows,
-    /// Requests a second of an honest client beside peers and programs that attack the stack; needs root, nginx and python3.
+    /// Requests per second of honest clients beside peers and programs that attack the stack; needs root, nginx and
+    /// python3.
     Neighbour,
-    /// Requests that nginx answers a second, on the stack and on the kernel's, over veth; needs root, nginx and wrk.
+    /// Requests per second that nginx answers over veth, on the stack and on the kernel's stack; needs root, nginx and
+    /// wrk.
     Http,
-    /// Answers of nginx, PostgreSQL and PHP a second behind a TAP, on the stack and on the kernel's; needs root and these programs.
+    /// Answers per second of nginx, PostgreSQL and PHP behind a TAP, on the stack and on the kernel's stack; needs root
+    /// and these programs.
     Programs,
 }
 
@@ -180,7 +195,7 @@ fn measure(args: &TcpBenchArgs, case: Case, options: Options, rows: &mut Rows) -
         Case::Programs => programs::run,
     };
     let Options { sides, extent: Extent { hugepages, lcore, other_lcore, .. }, .. } = options;
-    let (binary, quick) = (std::env::current_exe().context("this program")?, args.bench.quick);
+    let (binary, quick) = (std::env::current_exe().context("looking for this program")?, args.bench.quick);
     beside_kernel(&KernelOptions { binary, quick, sides, hugepages, lcore, other_lcore }, &progress, emit)
 }
 
@@ -233,7 +248,7 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, Failure> {
     };
     if let Some(chunk) = chunks.iter().find(|&&chunk| chunk > most && case != Case::OpenClose) {
         return Err(format!(
-            "--chunk {chunk}: with more than 100 --connections expected at most 256K, which their FIFOs hold"
+            "--chunk {chunk}: expected at most 256K, the size of a FIFO with more than 100 --connections or --case idle"
         )
         .into());
     }
@@ -292,7 +307,7 @@ mod tests {
             ("--case open-close --past-caches", &["--past-caches", "core-cost, idle or requests"]),
             ("--case http --connections 9", &["--connections", "or requests"]),
             ("--case requests --side receive", &["--side", "core-cost, idle, open-close, veth or paths"]),
-            ("--checksum nobody", &["--checksum", "port, core"]),
+            ("--checksum host", &["--checksum", "port, core"]),
         ] {
             let error = parsed(&format!("offcore bench tcp {flags}")).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{flags}: {error}");

@@ -29,48 +29,50 @@ use table::table;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  Everything, roughly, in some minutes:
+  The default cases in a short run of a few minutes:
     offcore bench vhost --quick
 
-  One cell, as an object that names what was measured and how:
+  One cell as a JSON object:
     offcore bench vhost --frame 1518 --temperature remote --format json
 
-  Beside DPDK's librte_vhost (a build with --features dpdk, as root), drawn:
+  DPDK's librte_vhost as the peer, with a plot (a build with --features dpdk, as
+  root):
     offcore bench vhost --peer dpdk-lib --temperature remote --plot cost.svg
 
-  With guests that use their virtqueues as Linux does, the peer beside:
+  Guests that use their virtqueues like Linux, with the same peer:
     offcore bench vhost --guest linux --peer dpdk-lib --temperature remote
 
-  Whether auto keeps up with the better of the core and an engine:
+  Mode auto compared with the better of the core and an engine:
     offcore bench vhost --mode cpu,offload,auto --engine cpu,core:1
 
-  Whether it does so with frames of all lengths, and when the data's temperature changes:
+  The same with mixed frame lengths, and with data whose temperature changes:
     offcore bench vhost --case imix,flip --ring split
 
-  The same with a simulated DSA behind the driver:
+  A simulated DSA device as the engine:
     offcore bench vhost --engine cpu,dsa-sim,dsa-sim-direct --frame 1518
 
-  Packets a second, in turns with dpdk-testpmd, as root:
+  Packets per second, in turns with dpdk-testpmd, as root:
     offcore bench vhost --case end-to-end --peer dpdk --ring split,packed
 
-  From guest to guest, in turns with Open vSwitch, as root:
+  Packets per second from guest to guest, in turns with Open vSwitch, as root:
     offcore bench vhost --case guest-to-guest-e2e --peer ovs
 
-  From one guest to another: what a packet costs the core, and packets a second:
+  The core's cost of a packet from guest to guest, and packets per second:
     offcore bench vhost --case guest-to-guest --ring split --frame 1024,1518
     offcore bench vhost --case guest-to-guest-e2e --frame 1024,1518
 
-  What offloading leaves to an application that works on every packet:
+  The effect of offloading on an application that works on every packet:
     offcore bench vhost --case work-ns --frame 512,1518 --plot work.svg
 
-  How long packets take at 50, 80 and 95 % of capacity, and with auto held to 20 us:
+  Latencies at 50, 80 and 95 % of capacity, and with mode auto limited to 20 us:
     offcore bench vhost --case latency --max-latency 20
 
-  What a guest keeps of the core beside one that does its worst:
+  A guest's rate beside a guest that causes as much work as it may:
     offcore bench vhost --case neighbour --frame 64
 
-A core cost is what the core spends on a packet: an engine has a rate of its
-own. 'reaches' is what both reach together, 'bound' which of them is the limit.";
+The core cost is the core's time per packet. The time in which an engine copies is
+not included. 'reaches' is the rate of core and engine together, 'bottleneck' the
+slower of the two.";
 
 /// Default frame lengths of case flip: the core's copy of cold data is most expensive for the longest frames.
 const FLIP_FRAMES: [usize; 2] = [512, 1518];
@@ -80,56 +82,55 @@ pub(crate) struct VhostArgs {
     #[command(flatten)]
     pub cells: CellArgs,
 
-    /// What is measured: what a packet costs the core, packets a second through a socket, or what a copy costs that
-    /// somebody else makes [default: core-cost and submit-reap; end-to-end with --peer dpdk; guest-to-guest-e2e with
-    /// --peer ovs]
+    /// Cases to measure: the core's cost of a packet or of an offloaded copy, packets per second through a socket, or
+    /// latencies [default: core-cost and submit-reap; end-to-end with --peer dpdk; guest-to-guest-e2e with --peer ovs]
     #[arg(long = "case", value_name = "LIST", value_delimiter = ',')]
     pub cases: Vec<Case>,
 
-    /// Case latency: microseconds that a packet may take through an engine in the second of the rows of mode auto
-    /// [default: 20]
+    /// With case latency: maximum microseconds for a packet through an engine, in the second row of mode auto [default:
+    /// 20]
     #[arg(long, value_name = "MICROSECONDS", value_parser = within(1..=1_000_000))]
     pub max_latency: Option<usize>,
 
-    /// Formats of virtqueues: split, packed [default: both]
+    /// Virtqueue formats: split, packed [default: both]
     #[arg(long = "ring", value_name = "LIST", value_delimiter = ',', value_parser = one_of(Ring::NAMES, Ring::find))]
     pub rings: Vec<Ring>,
 
-    /// How guests use their virtqueues: simple, one descriptor a packet; linux, as Linux does, with event index, offload
-    /// headers and indirect tables
+    /// Use of virtqueues by guests: simple (one descriptor per packet), or linux (as in Linux, with event index,
+    /// offload headers and indirect tables)
     #[arg(long = "guest", value_name = "LIST", value_delimiter = ',', default_value = "simple", value_parser = one_of(GuestKind::NAMES, GuestKind::find))]
     pub guests: Vec<GuestKind>,
 
-    /// How often ours copies a payload from guest to guest: once where it can, or twice in any case
+    /// Copies of a payload from guest to guest: 1 (where possible), or 2 (always)
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub copies: u8,
 
-    /// Measure other people's software beside ours, in turns
+    /// Also measure this other software, in turns
     #[arg(long, value_name = "PEER")]
     pub peer: Option<Peer>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Case {
-    /// TSC ticks that forwarding a packet takes the core.
+    /// TSC cycles of the core for forwarding a packet.
     CoreCost,
-    /// The same with frames of the Internet mix: 64, 594 and 1518 bytes as 7 to 4 to 1.
+    /// The same with frames of the Internet mix: 64, 594 and 1518 bytes in the ratio 7:4:1.
     Imix,
-    /// Core cost with data that is hot for 100 ms and cold for the next: mode auto against one who knows.
+    /// Core cost with data that is alternately hot and cold, for 100 ms each: mode auto compared with an oracle.
     Flip,
-    /// TSC ticks that handing a copy over and learning of its end takes.
+    /// TSC cycles for submitting a copy and for detecting its completion.
     SubmitReap,
-    /// Core cost with work of 0 to 1600 ns on every packet.
+    /// Core cost with 0 to 1600 ns of application work per packet.
     WorkNs,
-    /// Packets a second between a back end and a front end on two cores, the core copying.
+    /// Packets per second between a back end and a front end on two cores, with copies by the core.
     EndToEnd,
-    /// How long packets take between the two when they come at a pace of their own.
+    /// Latencies between the two for packets that are sent on a schedule (open loop).
     Latency,
-    /// What an honest guest keeps of a worker beside one that has it work as much as it may.
+    /// The rate of an honest guest beside a guest that causes the worker as much work as it may.
     Neighbour,
-    /// TSC ticks that forwarding a packet from one guest to another takes the core.
+    /// TSC cycles of the core for forwarding a packet from one guest to another.
     GuestToGuest,
-    /// Packets a second from one front end to another through a back end, the core copying.
+    /// Packets per second from one front end to another through a back end, with copies by the core.
     #[value(name = "guest-to-guest-e2e")]
     GuestToGuestEndToEnd,
 }
@@ -140,7 +141,7 @@ pub(crate) enum Peer {
     DpdkLib,
     /// dpdk-testpmd's net_vhost in place of our back end, end to end.
     Dpdk,
-    /// Open vSwitch with DPDK in place of our back end, from guest to guest, both as learning switches.
+    /// Open vSwitch with DPDK in place of our back end, from guest to guest; both are learning switches.
     Ovs,
 }
 
@@ -198,18 +199,18 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
             rings,
             "--ring packed",
             &[Case::Latency, Case::Neighbour, Case::SubmitReap][..],
-            "latency and neighbour, whose rings are split, and submit-reap, which has none",
+            "latency and neighbour, which use split rings, and submit-reap, which uses none",
         ),
-        (!cells.frames.is_empty(), "--frame", &[Case::Imix], "imix, which has its own"),
+        (!cells.frames.is_empty(), "--frame", &[Case::Imix], "imix, which has its own lengths"),
         (
             !cells.modes.is_empty(),
             "--mode",
             &[Case::EndToEnd, Case::GuestToGuestEndToEnd, Case::Neighbour],
-            "end-to-end, guest-to-guest-e2e and neighbour, where the core copies",
+            "end-to-end, guest-to-guest-e2e and neighbour, in which the core copies",
         ),
     ] {
         if given && cases.iter().all(|case| unwanted.contains(case)) {
-            return Err(format!("{flag} goes with any --case but {names}: add another, or leave {flag} out"));
+            return Err(format!("{flag} does not apply to {names}: add another --case, or remove {flag}"));
         }
     }
     Ok(cases)
@@ -379,7 +380,7 @@ mod tests {
             ("--copies 2", &["--copies 2", "guest-to-guest"]),
             ("--max-latency 20", &["--max-latency", "--case latency"]),
             ("--case guest-to-guest --copies 3", &["--copies", "1..=2"]),
-            ("--lcores 0", &["--lcores", "found 1 of them"]),
+            ("--lcores 0", &["--lcores", "found 1, expected 2"]),
             ("--lcores 0,1023", &["--lcores", "1023", "choose one of these"]),
         ] {
             let error = bench(flags).unwrap_err();

@@ -128,7 +128,7 @@ fn table(rows: &[DemoRow]) -> String {
             row.verified.to_string(),
         ]
     });
-    "What a TCP segment of 1448 bytes costs the core of the host that sends or receives it\n".to_owned()
+    "Cost of a TCP segment of 1448 bytes for the core of the host that sends or receives it\n".to_owned()
         + &columns(
             "<side|chunk|core copies: ns|engine copies: ns|ratio|spread|engine ns/copy|verified",
             cells,
@@ -145,7 +145,7 @@ fn meaning(rows: &[DemoRow]) -> String {
     format!(
         "With copies offloaded, a segment of a {} chunk takes {:.0} ns of the core instead of {:.0} to send, and one of a {} \
          chunk {:.0} instead of {:.0} to receive. This is CPU cost, not throughput: the helper core takes {:.0} ns per \
-         copy. A ratio within {:.0} % of 1 says nothing here; offcore bench tcp has a noise floor for each cell.",
+         copy. A ratio within {:.0} % of 1 shows nothing here; offcore bench tcp has a noise floor for each cell.",
         kib(send.chunk),
         send.offload_ns,
         send.cpu_ns,

@@ -18,26 +18,26 @@ use crate::output::{say, write};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
-  The vhost guide's layout, what accel-config would be told for it:
+  Print accel-config's commands for the layout of the vhost guide:
     offcore dsa configure vhost --print
 
-  The same on dsa1, as root; the layout that it has now is kept in a file:
+  Apply this layout to dsa1, after saving the current one to a file, as root:
     offcore dsa configure vhost -d dsa1 --save before.conf
 
-  One dedicated work queue with four DSA engines, as setup_dsa.sh has it:
+  One dedicated work queue with four DSA engines, as by setup_dsa.sh:
     offcore dsa configure -d dsa0 -w 1 -m d -e 4
 
-  A file of accel-config:
+  Apply a file in accel-config's format:
     offcore dsa configure -c /etc/accel-config/accel-config.conf
 
-  The present layout of everything as such a file, and nothing changed:
+  Print the current layout of all devices in this format, without changing it:
     offcore dsa configure --save -
 
-  Out of service:
+  Disable a device:
     offcore dsa configure -d dsa0 --disable
 
-A layout is checked against the specification's rules before anything is
-changed. When a step fails, the earlier layout is put back.";
+A layout is checked against the rules of the specification before anything is
+changed. If a step fails, the previous layout is restored.";
 
 /// Parses `d`, `s` and the long names.
 pub(super) fn mode() -> impl TypedValueParser<Value = WqMode> {
@@ -69,8 +69,8 @@ pub(super) fn sources(args: &ConfigureArgs) -> Result<Source, String> {
         None if args.disable => Ok(Source::Disable),
         None if args.save.is_some() && !args.print => Ok(Source::Present),
         None => Err(
-            "no layout: name one (vhost), or a file with -c, or give -w, -m and -e; --save alone writes the \
-                     present one, --disable takes the device out of service"
+            "no layout: expected a built-in layout (vhost), a file with -c, or -w, -m and -e; --save alone writes the \
+                     current layout, --disable disables the device"
                 .into(),
         ),
     }
@@ -93,7 +93,7 @@ pub(super) fn run(args: &ConfigureArgs) -> Result<(), Failure> {
             let device = device(args, &roots)?;
             let done =
                 apply::disable(&device, &roots, args.force, &mut FileSystem).map_err(anyhow::Error::from)?;
-            say(&format!("{}: out of service ({} attributes written)", device.config.name, done.writes));
+            say(&format!("{}: disabled ({} attributes written)", device.config.name, done.writes));
         }
         _ => {
             for (config, notes) in layouts {
@@ -141,7 +141,8 @@ fn layouts(source: &Source, args: &ConfigureArgs) -> anyhow::Result<Vec<(DeviceC
             let mut configs: Vec<(DeviceConfig, Vec<String>)> =
                 loaded.devices.into_iter().filter(wanted).map(|config| (config, Vec::new())).collect();
             let name = args.device.as_deref().unwrap_or_default();
-            let first = configs.first_mut().ok_or_else(|| anyhow!("{}: it has no {name}", path.display()))?;
+            let first =
+                configs.first_mut().ok_or_else(|| anyhow!("{}: no device {name} in it", path.display()))?;
             first.1 = loaded.ignored;
             Ok(configs)
         }
@@ -172,9 +173,7 @@ fn one(
     let device = match sysfs::find(roots, &name) {
         // The commands for accel-config can be shown without a device.
         Err(ConfigError::NoDevice { .. }) if args.print => {
-            notes.push(format!(
-                "{name}: it is not here; these are the commands for a first-generation device"
-            ));
+            notes.push(format!("{name}: not found; these are the commands for a first-generation device"));
             None
         }
         other => Some(other?),

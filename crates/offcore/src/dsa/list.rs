@@ -111,7 +111,7 @@ fn queues(devices: &[Device]) -> String {
         }
     }
     match rows.len() {
-        0 => "  no work queue has a size: 'offcore dsa configure' gives them some\n".into(),
+        0 => "  no work queue has a size: 'offcore dsa configure' sets the sizes\n".into(),
         _ => columns(
             "<queue|<state|<mode|<type|size|threshold|group|priority|batch|transfer|<name|<driver|\
                  clients",

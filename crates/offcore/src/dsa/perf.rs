@@ -22,9 +22,10 @@ Examples:
     offcore dsa perf
     offcore dsa perf dsa0 --interval 0.5 -n 10 --format json
 
-Occupancy is sampled some 50 times an interval, mean and largest are shown. What
-went through is counted by the kernel's perf events, where it has them, such as
-writes of the engines: perf stat -a -e dsa0/event_category=0x1,event=0x8/ sleep 1";
+Occupancy is sampled about 50 times per interval. The mean and the maximum are
+shown. If the kernel has perf events for the device, they count its throughput,
+such as writes of the engines:
+  perf stat -a -e dsa0/event_category=0x1,event=0x8/ sleep 1";
 
 /// Samples of a queue's occupancy in an interval.
 const SAMPLES: u32 = 50;
@@ -67,11 +68,11 @@ fn events(root: &Path, devices: &[Device]) -> String {
         let name = &device.config.name;
         match root.join(name).is_dir() {
             true => format!(
-                "{name}: perf counts its events, such as writes of its engines: perf stat -a -e \
+                "{name}: perf counts events of this device, such as writes of its engines: perf stat -a -e \
                  {name}/event_category=0x1,event=0x8/"
             ),
             false => format!(
-                "{name}: the kernel has no perf events for it (CONFIG_INTEL_IDXD_PERFMON): what goes through it \
+                "{name}: the kernel has no perf events for this device (CONFIG_INTEL_IDXD_PERFMON): its throughput \
                  cannot be counted"
             ),
         }

@@ -124,7 +124,7 @@ fn usable(path: &Path, user: u32) -> io::Result<()> {
             (true, 0) => format!("a directory of user {}", found.uid()),
             (true, _) => format!("a directory of user {} that others can write to", found.uid()),
         };
-        let expected = format!("a directory of user {user} that nobody else can write to");
+        let expected = format!("a directory of user {user} that no other user can write to");
         return Err(io::Error::other(format!("found {found}, expected {expected}: {advice}")));
     }
     let mounted = rustix::fs::statvfs(path)?.f_flag;

@@ -27,17 +27,17 @@ Examples:
   Without a GPU, in a minute:
     offcore gpu check --device host --quick --out without-gpu
 
-  All of the first GPU, in a quarter of an hour at most, as root:
+  All tests of the first GPU, in at most a quarter of an hour, as root:
     offcore gpu check
 
-Where the GPU cannot be used it ends there; whether DSA is there is looked at,
-too, and not needed.
+If the GPU cannot be used, the check ends early. It also looks for DSA, which is
+not required.
 
-The directory of --out has a line for each step in check.json, and for each
-step what it wrote: STEP.out and STEP.log. With a GPU that nobody has tried yet,
-the authors would like to have them.
+The directory of --out contains check.json, with a line for each step, and the
+output of each step in STEP.out and STEP.log. The authors would like to have these
+files for GPUs that have not been tried yet.
 
-Exit codes: 0 every step did what it should, 1 one did not, 2 usage.";
+Exit codes: 0 all steps passed, 1 a step failed, 2 usage.";
 
 /// The file of patterns, in the same directory as the output.
 const PATTERNS: &str = "patterns.txt";
@@ -51,11 +51,11 @@ pub(crate) struct CheckArgs {
     #[arg(short = 'g', long, value_name = "NAME", default_value = "cuda:0")]
     pub device: String,
 
-    /// A new directory for what the steps say
+    /// A new directory for the output of the steps
     #[arg(short, long, value_name = "DIR", default_value = "gpu-check")]
     pub out: PathBuf,
 
-    /// Fewer packets, cells and combinations
+    /// Use fewer packets, cells and combinations
     #[arg(long)]
     pub quick: bool,
 }
@@ -69,9 +69,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     }
     let out = args.out.display();
     fs::create_dir(&args.out)
-        .map_err(|error| anyhow!("--out {out}: {error}: expected a directory that is not there yet"))?;
+        .map_err(|error| anyhow!("--out {out}: {error}: expected the name of a new directory"))?;
     let lines = args.out.join("check.json");
-    let lines = File::create_new(&lines).with_context(|| format!("making {}", lines.display()))?;
+    let lines = File::create_new(&lines).with_context(|| format!("creating {}", lines.display()))?;
     let mut check = Check { args, since: Instant::now(), lines, steps: 0, failed: Vec::new() };
     check.machine()?;
     check.workloads()?;
@@ -79,12 +79,12 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     check.figures()?;
     match check.failed.len() {
         0 => {
-            write(&format!("{} steps did what they should; what they said is in {out}\n", check.steps))?;
+            write(&format!("{} steps passed; their output is in {out}\n", check.steps))?;
             Ok(())
         }
         count => {
             let (steps, failed) = (check.steps, check.failed.join(", "));
-            Err(anyhow!("{count} of {steps} steps did not do what they should: {failed}; see {out}").into())
+            Err(anyhow!("{count} of {steps} steps failed: {failed}; see {out}").into())
         }
     }
 }
@@ -115,7 +115,7 @@ impl Check<'_> {
             self.step("costs", &line, LIMIT, judge::costs)?;
             if !self.failed.is_empty() {
                 bail!(
-                    "{} cannot be used, so nothing else is tried; see {}",
+                    "{} cannot be used, so the check ends here; see {}",
                     self.args.device,
                     self.args.out.display()
                 );
@@ -230,7 +230,7 @@ impl Check<'_> {
         judge: impl FnOnce(&Ended) -> Verdict,
     ) -> anyhow::Result<()> {
         if is_stopping() {
-            bail!("interrupted: what has been done is in {}", self.args.out.display());
+            bail!("interrupted: the results so far are in {}", self.args.out.display());
         }
         let seconds = ended.as_ref().map(|ended| ended.took.as_secs_f64()).ok();
         let verdict = ended.and_then(|ended| judge(&ended));
@@ -244,7 +244,7 @@ impl Check<'_> {
         }
         let kept = json!({ "step": name, "command": format!("offcore {line}"), "seconds": seconds,
             "ok": verdict.is_ok(), "result": text });
-        writeln!(self.lines, "{kept}").and_then(|()| self.lines.sync_data()).context("keeping a result")?;
+        writeln!(self.lines, "{kept}").and_then(|()| self.lines.sync_data()).context("saving a result")?;
         write(&format!("{word:<7} {name}: {text}\n"))?;
         Ok(())
     }

@@ -12,13 +12,13 @@ use crate::output::write;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  Of the first GPU:
+  The costs of the first GPU:
     offcore gpu costs
 
   One JSON object:
     offcore gpu costs --format json
 
-It has not run on a GPU yet.";
+This command is untested: it has not run on a GPU yet.";
 
 #[derive(Args, Debug)]
 pub(crate) struct CostsArgs {
@@ -26,14 +26,14 @@ pub(crate) struct CostsArgs {
     #[arg(short = 'g', long, value_name = "NAME", default_value = "cuda:0")]
     pub device: String,
 
-    /// Lines for people, or a JSON object
+    /// Text, or a JSON object
     #[arg(long, value_name = "FORMAT", default_value = "table")]
     pub format: Format,
 }
 
 pub(crate) fn run(args: &CostsArgs) -> Result<(), Failure> {
     if args.device == HOST {
-        return Err("--device host: threads in a GPU's place are not launched: expected cuda:N"
+        return Err("--device host: threads in place of a GPU have no launches: expected cuda:N"
             .to_owned()
             .into());
     }
@@ -64,8 +64,8 @@ fn text(costs: &Costs) -> String {
         us(costs.launch_and_wait_ns),
         us(costs.graph_launch_ns),
     ) + &columns("<kernel|registers|local bytes|shared bytes", kernels)
-        + "Medians, and the least that they take: the same word is read again and again, kernels have few parameters,\n\
-             a graph has 8 kernels. Registers and local memory of a thread, shared memory of a block.\n"
+        + "Medians under the best conditions: the same word is read repeatedly, kernels have few parameters, and a\n\
+             graph has 8 kernels. registers, local bytes: per thread; shared bytes: per block.\n"
 }
 
 #[cfg(test)]

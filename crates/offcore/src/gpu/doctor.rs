@@ -17,10 +17,11 @@ Examples:
     offcore gpu doctor
     offcore gpu doctor --all --format json
 
-For a pool as it is going to be, and one network card:
+A planned pool, and one network card:
     offcore gpu doctor --mbufs 65536 --mbuf-size 16384 --nic eth0
 
-Environment: LD_LIBRARY_PATH, directories that libcuda.so is looked for in first.
+Environment: LD_LIBRARY_PATH, the directories that are searched first for
+libcuda.so.
 
 Exit codes: 0 no problem (there may be warnings), 1 a problem, 2 usage.";
 

@@ -234,6 +234,6 @@ pub(crate) struct PktgenArgs {
 fn link(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(Rate::Bits(bits)) => Ok(bits),
-        _ => Err("expected bits a second such as 10Gbps".into()),
+        _ => Err("expected bits per second such as 10Gbps".into()),
     }
 }

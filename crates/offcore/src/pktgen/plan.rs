@@ -29,23 +29,23 @@ pub(super) fn check(args: &PktgenArgs) -> Result<(), String> {
     match args.at.ports.len() {
         1 if args.bidirectional => return Err("--bidirectional needs two ports: give --port twice".into()),
         1 | 2 => {}
-        n => return Err(format!("--port: found {n} ports, expected one with a loop behind it, or two")),
+        n => return Err(format!("--port: found {n} ports, expected one whose packets return, or two")),
     }
     if let Some(port) = args.at.ports.iter().find(|port| matches!(port.bare(), PortSpec::Gen(_))) {
         return Err(format!(
-            "--port {port}: pktgen makes packets itself, name the port that they are to go to"
+            "--port {port}: pktgen generates packets itself: expected the port that sends them"
         ));
     }
     if let [one, other] = &args.at.ports[..]
         && one.to_string() == other.to_string()
     {
-        return Err(format!("--port {one} is given twice: for a loop behind one port give it once"));
+        return Err(format!("--port {one} is given twice: expected it once if its packets return"));
     }
     if args.rfc2544 && matches!(args.rate, Some(Rate::Bits(_) | Rate::Percent(_) | Rate::Wire(_))) {
-        return Err("--rfc2544 searches in packets a second: give --rate as such, or leave it out".into());
+        return Err("--rfc2544 searches in packets per second: give --rate in this unit, or remove it".into());
     }
     if args.burst > 1 && matches!(args.rate, None | Some(Rate::Unlimited)) && !args.rfc2544 {
-        return Err("--burst says what is due together at a rate: give --rate, too".into());
+        return Err("--burst is a number of packets that are due together at a rate: give --rate, too".into());
     }
     Ok(())
 }
@@ -55,7 +55,7 @@ pub(super) fn capture(args: &PktgenArgs) -> Result<Option<Capture>, Failure> {
     let capture = Capture::read(path).map_err(anyhow::Error::new)?;
     if capture.cut() > 0 {
         say(&format!(
-            "warning: '{}' has only the beginning of {} of its {} packets: that is what is sent of them",
+            "warning: '{}' has only the beginning of {} of its {} packets, which is sent instead of them",
             path.display(),
             capture.cut(),
             capture.packets()
@@ -219,12 +219,12 @@ mod tests {
         for (words, says) in [
             (&["--port=tap:a", "--bidirectional"][..], "--bidirectional needs two ports"),
             (&["--port=tap:a", "--port=tap:b", "--port=tap:c"], "found 3 ports"),
-            (&["--port=gen:"], "makes packets itself"),
+            (&["--port=gen:"], "generates packets itself"),
             (&["--port=tap:a", "--port=tap:a"], "given twice"),
             (&["--port=tap:a", "--src-ip=10.0.0.1", "--dst-ip=::1"], "--src-ip and --dst-ip"),
             (&["--port=tap:a", "--rate=50%"], "--link"),
             (&["--port=tap:a", "--burst=16"], "give --rate"),
-            (&["--port=tap:a", "--rfc2544", "--rate=1Gbps"], "packets a second"),
+            (&["--port=tap:a", "--rfc2544", "--rate=1Gbps"], "packets per second"),
             (&["--port=tap:a", "--rfc2544", "--proto=tcp", "--frame=64"], "take 76 bytes"),
             (&["--port=tap:a", "--rfc2544", "--size=64"], "cannot be used with"),
             (&["--port=tap:a", "--pcap=x", "--flows=2"], "cannot be used with"),

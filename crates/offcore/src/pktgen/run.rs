@@ -145,7 +145,7 @@ impl Watch<'_> {
             began.elapsed() < wait
         });
         if let Err(error) = settled {
-            tracing::debug!(%error, "not everything that was sent has come");
+            tracing::debug!(%error, "some sent packets have not arrived");
         }
     }
 

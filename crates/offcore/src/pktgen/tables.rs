@@ -61,7 +61,7 @@ fn asked(report: &PktgenReport, args: &PktgenArgs) -> String {
     match &args.pcap {
         None => format!("rate {rate}, size {size}, {flows} flow{plural}, bursts of {burst}"),
         Some(file) if args.rate.is_some() => format!("{} at rate {rate}", file.display()),
-        Some(file) => format!("{} at {} times its pace", file.display(), args.speed.unwrap_or(1.0)),
+        Some(file) => format!("{} at {} times its speed", file.display(), args.speed.unwrap_or(1.0)),
     }
 }
 
@@ -164,7 +164,7 @@ mod tests {
         };
         assert_eq!(said(&one, None, "--port tap:t"), expected);
         let last = said(&one, Some(StoppedBy::Count), "--port tap:t --pcap a --speed 2");
-        assert!(last.starts_with("══ 1.0 s in all, sent for 1.0 s: a at 2 times its pace\n"), "{last}");
+        assert!(last.starts_with("══ 1.0 s in all, sent for 1.0 s: a at 2 times its speed\n"), "{last}");
         // The text depends on whether packets were expected.
         let none =
             Figures { counts: Counts { sent: 10, lost: 10, ..Counts::default() }, ..Figures::default() };

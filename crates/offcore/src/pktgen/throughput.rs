@@ -237,7 +237,7 @@ fn tell(args: &PktgenArgs, line: &impl Serialize) -> Result<(), Failure> {
     if args.run.format == Format::Json
         && !write(&(serde_json::to_string(line).map_err(anyhow::Error::new)? + "\n"))?
     {
-        return Err(anyhow!("nobody reads the results any more").into());
+        return Err(anyhow!("the reader of the results has closed the output").into());
     }
     Ok(())
 }
@@ -251,16 +251,16 @@ fn refused(error: TrialError) -> Failure {
 
 fn table(rows: &[Row], duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
-    let mut text = format!("throughput by RFC 2544, each direction, trials of {seconds} s\n");
+    let mut text = format!("throughput by RFC 2544, per direction, trials of {seconds} s\n");
     text += &columns(
         "bytes|loss allowed, %|packets/s|bit/s (L1)|lost, %|<limited by|trials|µs: p50|p99|max",
         rows.iter().map(Row::cells),
     );
     let sum = |of: fn(&Row) -> u64| rows.iter().map(of).sum::<u64>();
     for (count, what) in [
-        (sum(|row| row.reordered), "packets came late"),
-        (sum(|row| row.duplicates), "packets came twice"),
-        (sum(|row| row.corrupt), "packets were changed"),
+        (sum(|row| row.reordered), "packets were reordered"),
+        (sum(|row| row.duplicates), "packets were duplicated"),
+        (sum(|row| row.corrupt), "packets were corrupted"),
     ] {
         if count > 0 {
             text += &format!("  {count} {what} in these trials\n");

@@ -109,8 +109,9 @@ fn advice(report: &Report) -> Option<String> {
     let open: u64 = drops.filter(|(reason, _)| reason == "open_checksum").map(|(_, count)| count).sum();
     (open > 0).then(|| {
         format!(
-            "warning: packets are dropped, {open} so far, whose sender left the checksum to its interface, which has not \
-             computed it: `ethtool -K INTERFACE tx off` there helps, for instance on the other end of a veth pair"
+            "warning: packets without a computed checksum are dropped, {open} so far, because the sender left the \
+             checksum to its interface: run `ethtool -K INTERFACE tx off` there, for instance at the other end of a \
+             veth pair"
         )
     })
 }

@@ -26,9 +26,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
     let mapped = !dma.entries.is_empty();
     check_mode(args.mode, &dma)?;
     if args.max_latency.is_some() && args.mode != Some(Mode::Auto) {
-        return Err(
-            "--max-latency is for --mode auto, which alone can leave the engine to the core: add it".into()
-        );
+        return Err("--max-latency is for --mode auto, which chooses between core and engine: add it".into());
     }
     let mut eth_peers = EthPeers::new();
     for &(port, mac) in &args.eth_peers {
@@ -110,7 +108,7 @@ fn bridge(args: &SwitchArgs) -> Result<BridgeConfig, String> {
     ];
     if let Some((flag, _)) = given.into_iter().find(|&(_, given)| given && args.forward != ForwardArg::L2) {
         return Err(format!(
-            "{flag} is for --forward l2, found --forward {}: it learns nothing",
+            "{flag} is for --forward l2, found --forward {}, which learns no addresses",
             args.forward
         ));
     }
@@ -191,12 +189,12 @@ fn check_forward(args: &SwitchArgs) -> Result<(), String> {
     let generates = matches!(forward, ForwardArg::Txonly | ForwardArg::Flowgen);
     if args.txpkts.is_some() && !generates {
         return Err(format!(
-            "--txpkts is for --forward txonly or flowgen, found --forward {forward}: it makes no packets"
+            "--txpkts is for --forward txonly or flowgen, found --forward {forward}, which generates no packets"
         ));
     }
     if !args.eth_peers.is_empty() && !generates && !matches!(forward, ForwardArg::Mac | ForwardArg::Copy) {
         return Err(format!(
-            "--eth-peer is for --forward mac, copy, txonly or flowgen, found --forward {forward}: it writes no addresses"
+            "--eth-peer is for --forward mac, copy, txonly or flowgen, found --forward {forward}, which sets none"
         ));
     }
     if args.mac.updating().is_some() && forward != ForwardArg::Copy {
@@ -205,7 +203,9 @@ fn check_forward(args: &SwitchArgs) -> Result<(), String> {
         ));
     }
     if args.port_topology.is_some() && forward == ForwardArg::L2 {
-        return Err("--port-topology is for modes that send from port to port, found --forward l2: it learns who is where".into());
+        return Err(
+            "--port-topology cannot be used with --forward l2, which forwards by learned addresses".into()
+        );
     }
     if args.work_ns.is_some() && forward == ForwardArg::Txonly {
         return Err("--work-ns is work per received packet, and --forward txonly receives none".into());
@@ -216,7 +216,7 @@ fn check_forward(args: &SwitchArgs) -> Result<(), String> {
 /// Checks that the packets end, which `--until-idle` requires.
 fn check_ends(args: &SwitchArgs) -> Result<(), String> {
     if matches!(args.forward, ForwardArg::Txonly | ForwardArg::Flowgen) {
-        return Err(format!("--until-idle and --forward {}: it sends without end", args.forward));
+        return Err(format!("--until-idle and --forward {}: this mode never stops sending", args.forward));
     }
     check_ports_end(&args.at.ports)
 }
@@ -226,10 +226,14 @@ pub(crate) fn check_ports_end(ports: &[PortSpec]) -> Result<(), String> {
     for port in ports {
         match port.bare() {
             PortSpec::Gen(gen_port) if gen_port.count.is_none() => {
-                return Err(format!("--until-idle and --port {port}: it sends without end; add count=N"));
+                return Err(format!(
+                    "--until-idle and --port {port}: the port never stops sending; add count=N"
+                ));
             }
             PortSpec::Pcap(pcap) if pcap.repeat => {
-                return Err(format!("--until-idle and --port {port}: it sends without end; leave out loop"));
+                return Err(format!(
+                    "--until-idle and --port {port}: the port never stops sending; remove loop"
+                ));
             }
             _ => {}
         }
@@ -270,7 +274,7 @@ pub(crate) fn with_queues(
             Some(queues) if *queues == 1 || *queues == wanted => *queues = wanted,
             Some(queues) => {
                 return Err(format!(
-                    "{flag} {wanted} and --port {text}: it is to have {queues}; leave one out"
+                    "{flag} {wanted} and --port {text}: the port specifies {queues} queues; remove one of the two"
                 ));
             }
             None if wanted == 1 => {}

@@ -48,8 +48,8 @@ pub(crate) fn open(
         needed += descriptors(spec);
         if needed > limit {
             let reason = format!(
-                "its front end may pass descriptors of which the ports up to it need {needed}, and this process may have \
-                 {limit}: raise the limit (ulimit -Hn), or use fewer queues"
+                "the front ends of the ports up to this one may pass {needed} descriptors, and the limit of this \
+                 process is {limit}: raise the limit (ulimit -Hn), or use fewer queues"
             );
             return Err(PortError::Other { port: spec.to_string(), reason });
         }
@@ -137,14 +137,15 @@ fn dpdk(
 ) -> Result<Box<dyn Port>, PortError> {
     if spec.device.starts_with("net_pcap") && spec.args.as_ref().is_some_and(|args| args.contains("tx_pcap"))
     {
-        let reason = "it overwrites files: expected a port pcap:IN,OUT, which does not".into();
+        let reason = "its driver overwrites files: expected a port pcap:IN,OUT, which does not".into();
         return Err(PortError::Other { port: spec.to_string(), reason });
     }
     match spec.interface() {
         // The port's driver attaches its own XDP program.
         Some(name) if spec.device.starts_with("net_af_xdp") && !uses(name).is_empty() => {
             let reason = format!(
-                "interface '{name}' is in use ({}) and would be taken away: expected one that nobody uses, or af_xdp:{name},force",
+                "interface '{name}' is in use ({}) and would be taken away: expected an unused one, or \
+                 af_xdp:{name},force",
                 uses(name)
             );
             return Err(PortError::Other { port: spec.to_string(), reason });

@@ -247,7 +247,7 @@ fn dropped(queues: &[&QueueReport]) -> String {
     let mut parts: Vec<String> = reasons.iter().map(|(reason, n)| format!("{reason} {n}")).collect();
     let starved: u64 = queues.iter().map(|queue| queue.starved).sum();
     if starved > 0 {
-        parts.push(format!("(pool dry in {starved} polls)"));
+        parts.push(format!("(pool empty in {starved} polls)"));
     }
     if parts.is_empty() { "-".into() } else { parts.join(", ") }
 }
@@ -446,7 +446,7 @@ mod tests {
         let expected = "\
 ── 2.0 s
   port      packets  packets/s  bit/s (L1)  dropped
-  port1 rx  1000000    2.500 M     1.680 G  (pool dry in 4 polls)
+  port1 rx  1000000    2.500 M     1.680 G  (pool empty in 4 polls)
   port1 tx  1000000    2.500 M     1.680 G  full 12, down 3
   channel        shared by  copies submitted  completed  failed  in flight  bytes
   lcore0 core:1  lock                    900        896       1          3  54000
@@ -469,11 +469,11 @@ mod tests {
         all.push(QueueReport { port: "port2".into(), drops: vec![("full".into(), 8)], ..all[2].clone() });
         let expected = "
   port      packets  packets/s  bit/s (L1)  dropped
-  all rx    2000000    5.000 M     3.360 G  (pool dry in 5 polls)
+  all rx    2000000    5.000 M     3.360 G  (pool empty in 5 polls)
   all tx    2000000    5.000 M     3.360 G  full 20, down 3
-  port1 rx  2000000    5.000 M     3.360 G  (pool dry in 5 polls)
-    rxq0    1000000    2.500 M     1.680 G  (pool dry in 4 polls)
-    rxq1    1000000    2.500 M     1.680 G  (pool dry in 1 polls)
+  port1 rx  2000000    5.000 M     3.360 G  (pool empty in 5 polls)
+    rxq0    1000000    2.500 M     1.680 G  (pool empty in 4 polls)
+    rxq1    1000000    2.500 M     1.680 G  (pool empty in 1 polls)
   port1 tx  1000000    2.500 M     1.680 G  full 12, down 3
   port2 tx  1000000    2.500 M     1.680 G  full 8
 ";

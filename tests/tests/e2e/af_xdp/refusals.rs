@@ -76,7 +76,7 @@ fn interface_of_another_switch_is_refused() {
     let offcore = net.start("", &[]);
     let text = refused(&net, "af_xdp:p0", &[]);
     assert_says(&text, &["'p0' has XDP program", "'offcore_af_xdp'", "attached by link", "end the process"]);
-    assert!((0..20).any(|_| net.ping(56)), "the first switch goes on");
+    assert!((0..20).any(|_| net.ping(56)), "the first switch continues");
     stop(offcore, &net);
 }
 

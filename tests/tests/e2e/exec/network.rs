@@ -119,7 +119,7 @@ fn sockets_fail_without_the_stack() {
     until("two programs", || [&go, &other_go].iter().all(|path| fs::metadata(path).is_ok()), String::new);
     let mut stack = stage.stack.take().unwrap();
     stack.signal(Signal::KILL).unwrap();
-    until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
+    until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
     drop(stack);
     fs::write(&dead, "").unwrap();
     let said = text(&program.wait_with_output().unwrap().stdout);

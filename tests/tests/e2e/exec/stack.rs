@@ -52,7 +52,7 @@ fn stack_is_killed() {
 
     let mut stack = stage.stack.take().unwrap();
     stack.signal(Signal::KILL).unwrap();
-    until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
+    until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
     drop(stack);
     // The workers use little CPU time, although their listeners have ended.
     let log = || fs::read_to_string(&server.log).unwrap();
@@ -130,7 +130,7 @@ fn listeners_outlive_their_stack() {
     for _ in 0..2 {
         let mut stack = stage.stack.take().unwrap();
         stack.signal(Signal::KILL).unwrap();
-        until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
+        until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
         drop(stack);
         // All servers notice the stack's end before a new stack starts.
         thread::sleep(Duration::from_millis(300));
@@ -214,7 +214,7 @@ fn datagram_sockets_outlive_their_stack() {
         if round > 0 {
             let mut stack = stage.stack.take().unwrap();
             stack.signal(Signal::KILL).unwrap();
-            until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
+            until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
             drop(stack);
             thread::sleep(Duration::from_millis(300));
             stage.start_stack();
@@ -253,7 +253,7 @@ fn groups_are_rejoined_after_restart() {
         if round > 0 {
             let mut stack = stage.stack.take().unwrap();
             stack.signal(Signal::KILL).unwrap();
-            until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
+            until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
             drop(stack);
             stage.start_stack();
         }
@@ -290,7 +290,7 @@ fn programs_end_with_their_stack() {
     until("an answer", answers, || echoes.tail());
     let mut stack = stage.stack.take().unwrap();
     stack.signal(Signal::KILL).unwrap();
-    until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
+    until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
     for server in [&mut server, &mut echoes] {
         let status = server.wait_for_exit(super::TIMEOUT).unwrap();
         assert_eq!(status.code(), Some(1), "{}", server.tail());

@@ -78,14 +78,14 @@ fn files_that_hold_no_patterns() {
     fs::File::create(&huge).unwrap().set_len(1 << 30).unwrap();
     let many: String = (0..65_537).map(|n| format!("pattern {n}\n")).collect();
     for (path, words) in [
-        (file("empty", b""), &["no pattern", "one pattern a line"][..]),
+        (file("empty", b""), &["no pattern", "one pattern per line"][..]),
         (file("comments", b"# nothing\n\n"), &["no pattern", "2 empty lines and comments"]),
         (file("binary", b"good\n\x7fELF\x02\x01\x01\0\0"), &["line 2", "NUL byte", "\\x00"]),
         (file("escape", b"good\nC:\\windows"), &["line 2", "\\w", "\\xNN"]),
         (file("long", &[b'x'; 1025]), &["line 1", "1025 bytes", "1 to 1024"]),
         (file("many", many.as_bytes()), &["line 65537", "at most 65536"]),
         (huge, &["more than", "right file"]),
-        (dir.file("missing").display().to_string(), &["No such file", "one pattern a line"]),
+        (dir.file("missing").display().to_string(), &["No such file", "one pattern per line"]),
         (dir.file(".").display().to_string(), &["directory"]),
     ] {
         let args = ["--device", "host", "-w", "kernel", "--work", "match", "--patterns", &path];

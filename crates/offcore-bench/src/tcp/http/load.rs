@@ -163,7 +163,7 @@ impl<'a> Load<'a> {
         let &[micros, requests, bytes, connect, read, write, status, timeout, ticks, measured, p50, p99] =
             &words[..]
         else {
-            return Err(anyhow!("wrk said no numbers:\n{said}"));
+            return Err(anyhow!("no figures in the output of wrk:\n{said}"));
         };
         let errors = [connect, read, write, status, timeout];
         ensure!(

@@ -77,7 +77,7 @@ impl Near for Kernel {
             if phase.is_over() {
                 return Ok(None);
             }
-            ensure!(since.elapsed() < STALLED, "nobody has connected for {STALLED:?}");
+            ensure!(since.elapsed() < STALLED, "no connection within {STALLED:?}");
             thread::sleep(Duration::from_millis(1));
         };
         stream.set_nonblocking(false)?;

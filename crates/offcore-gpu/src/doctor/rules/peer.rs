@@ -32,7 +32,7 @@ pub(super) fn slots(facts: &Facts, report: &mut Report) {
         }
         Some(true) => rule.warning(
             format!(
-                "the driver is for CUDA {}, and lets nobody map its dma-bufs: slots stay in pinned host memory",
+                "the driver is for CUDA {}, and does not allow mapping its dma-bufs: slots stay in pinned host memory",
                 words(version)
             ),
             newer,

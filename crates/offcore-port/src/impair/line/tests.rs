@@ -175,7 +175,7 @@ fn corruption_flips_one_bit() {
             let mut burst = Burst::new();
             rig.line.give(rig.now, 1, &mut burst);
             let got: Vec<u8> = pool.segments(&burst[0]).flatten().copied().collect();
-            assert!(!burst[0].has_offload(), "whoever gets it would take the checksum for a good one");
+            assert!(!burst[0].has_offload(), "the receiver would consider the checksum valid");
             let bits: u32 = got.iter().zip(&wanted).map(|(a, b)| (a ^ b).count_ones()).sum();
             assert_eq!((got.len(), bits), (wanted.len(), 1));
             let (good, is) = (Sum::of(&wanted[14..]).checksum(), Sum::of(&got[14..]).checksum());

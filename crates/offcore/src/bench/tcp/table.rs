@@ -86,7 +86,7 @@ fn kernel_gbps(row: &Row) -> Option<f64> {
 fn windows_again(rows: &[&Row]) -> String {
     match rows.iter().filter_map(|row| row.tcp.payload.windows_again).sum() {
         0u64 => String::new(),
-        n => format!("{n} windows were made anew, because segments were sent again in them or dropped.\n"),
+        n => format!("{n} windows were repeated because of retransmitted or dropped segments.\n"),
     }
 }
 
@@ -121,15 +121,16 @@ fn core_cost(rows: &[&Row]) -> String {
     listed(
         rows,
         list,
-        "segment: bytes of payload, the mean; cycles, ns: what a segment costs the core of the host that sends or receives\n\
-         it, with the acknowledgements, the median; both: with what the far host and both applications take, no engine,\n\
-         the mean; Gbit/s: payload of that core alone, no network card's driver in it; copy: what part of its time copies\n\
-         take, or their hand-over (receiving VPP: 36.5 %, Linux: 42 %, by the guide); data: what is copied is in the core's\n\
-         own cache, in the other core's, or (cold) in none; bottleneck: of core and engine together; over cpu: the\n\
-         speed offloaded over that copied by the core, of both: the same of that sum, auto: over that of the better of the\n\
-         two, which alternated with it, as ratios of sums; median: that of the ratios of paired blocks; noise: how far\n\
-         from 1 the ratio of what two equal links cost the core was in this run; verified: segments whose bytes were\n\
-         checked.\n",
+        "segment: mean payload in bytes; cycles, ns: cost of a segment for the core of the host that sends or\n\
+         receives it, including acknowledgements, the median; both: the same plus the time of the far host and both\n\
+         applications, without the engine, the mean; Gbit/s: payload of that core alone, without the driver of a\n\
+         network card; copy: share of the core's time for copies, or for their submission and completion (when\n\
+         receiving, by the guide: 36.5 % for VPP, 42 % for Linux); data: location of the source: the core's own cache\n\
+         (hot), the other core's cache (remote), or no cache (cold); bottleneck: the slower of core and engine; over\n\
+         cpu: speed of mode offload relative to mode cpu; of both: the same for the times in column both; auto: speed\n\
+         relative to the better of cpu and offload, which alternated with it; these are ratios of sums; median: the\n\
+         median ratio of paired blocks; noise: deviation from 1 of the ratio of two equal links in this run;\n\
+         verified: segments whose bytes were checked.\n",
     ) + &windows_again(rows)
 }
 
@@ -152,15 +153,15 @@ fn neighbours(rows: &[&Row]) -> String {
     listed(
         rows,
         list,
-        "alone/s, beside/s: files of 32 KB a second before and during the attack, by 4 clients, each file on a new connection;\n\
-         attackers: the smallest number during the attack of their connection attempts a second (zero-windows,\n\
-         half-requests: the server defends itself by resets), established connections (full-queues), programs\n\
-         (claimed-marks, spinning) or listeners (descriptors); kept: the rate during the attack over the rate before or\n\
-         after it, whichever is higher; after: the rate from 5 s after its end over the rate before it; noise: how far\n\
-         from 1 the ratio of the halves of the windows before or after the attack is, whichever is larger; p99: a failed\n\
-         request counts as 2 s; failed: requests of all phases without a complete answer, or without progress for 2 s;\n\
-         verified: files of which every byte was compared. !: others used more than 5 % of a core. Attackers share the\n\
-         core of the clients, which counts against the stack.\n",
+        "alone/s, beside/s: files of 32 KB per second before and during the attack, for 4 clients that open a\n\
+         connection per file; attackers: the minimum during the attack of their connection attempts per second\n\
+         (zero-windows, half-requests: the server resets these connections), established connections (full-queues),\n\
+         programs (claimed-marks, spinning) or listeners (descriptors); kept: rate during the attack relative to the\n\
+         rate before or after it, whichever is higher; after: rate from 5 s after its end relative to the rate before\n\
+         it; noise: deviation from 1 of the ratio of the two halves of the windows before or after the attack,\n\
+         whichever is larger; p99: a failed request counts as 2 s; failed: requests of all phases without a complete\n\
+         answer, or without progress for 2 s; verified: files whose bytes were all compared. !: other programs used\n\
+         more than 5 % of a core. Attackers and clients share a core, which counts against the stack.\n",
     )
 }
 
@@ -190,13 +191,13 @@ fn requests(rows: &[&Row]) -> String {
     listed(
         rows,
         list,
-        "cycles, us: what a request of 64 bytes, the bytes that are sent for it and their acknowledgements cost the core of\n\
-         the stack, the median; at a time: requests that come together, each on a connection; both: with the far host and\n\
-         both applications, which copy to and from FIFOs. No network card's driver, no wake-ups of applications in other\n\
-         processes, no answer's head, no engine. requests/s: of that core alone. Over cpu: the speed offloaded over that\n\
-         copied by the core, as a ratio of sums; median: of the ratios of paired blocks; published: what the mTCP library\n\
-         with DSA is said to gain, up to, where the application's copy is offloaded, too (the VPP guide draws bars without\n\
-         numbers); the rest as in core-cost.\n",
+        "cycles, us: cost of a request of 64 bytes, of its answer and of their acknowledgements for the core of the\n\
+         stack, the median; at a time: concurrent requests, each on its own connection; both: the same plus the time\n\
+         of the far host and both applications, which copy to and from FIFOs. Not included: drivers of network cards,\n\
+         wake-ups of other processes, heads of answers, the engine. requests/s: rate of that core alone; over cpu:\n\
+         speed of mode offload relative to mode cpu, a ratio of sums; median: the median ratio of paired blocks;\n\
+         published: the maximum gain that is claimed for the mTCP library with DSA, where the application's copy is\n\
+         also offloaded (the VPP guide has bars without numbers); other columns as with core-cost.\n",
     ) + &windows_again(rows)
 }
 
@@ -225,8 +226,9 @@ fn idle(rows: &[&Row]) -> String {
     listed(
         rows,
         list,
-        "One connection with data, beside so many that are open and idle: over alone is its speed beside them over that\n\
-         without any, which alternated with it, as a ratio of sums, and its lower bound at 90 %; the rest as in core-cost.\n",
+        "One connection with data beside open idle connections. over alone: its speed relative to its speed without\n\
+         idle connections, which alternated, as a ratio of sums, and its lower bound at 90 %; other columns as with\n\
+         core-cost.\n",
     )
 }
 
@@ -244,9 +246,10 @@ fn open_close(rows: &[&Row]) -> String {
     listed(
         rows,
         list,
-        "cycles, us: what a connection costs that host's core that is opened, used for a request and an answer of 64\n\
-         bytes and closed, its application included, the median; open: connections that are open at the same time;\n\
-         a second: connections of that core alone; verified: those whose request and answer were checked.\n",
+        "cycles, us: cost of a connection for that host's core, the median: it is opened, used for a request and an\n\
+         answer of 64 bytes, and closed; the host's application is included; open: connections that are open at the\n\
+         same time; a second: connections per second of that core alone; verified: connections whose request and\n\
+         answer were checked.\n",
     )
 }
 
@@ -272,14 +275,14 @@ fn veth(rows: &[&Row]) -> String {
     listed(
         rows,
         list,
-        "A stream over veth between our host, which sends or receives, and the kernel's TCP; kernel: the same with the\n\
-         kernel's in our place, in turns. Offloads off: each segment of 1448 bytes is a packet with its checksums, at both\n\
-         ends. Gbit/s: payload; ratio: median of the ratios of paired windows, and its lower bound at 90 %; noise: how far\n\
-         from 1 that of our windows to one another is, or of the kernel's. ns/KiB: what 1024 bytes take of both cores,\n\
-         which had work, of the kernel: were busy; near+far: of the host's core, and of the other end's. A kernel receives\n\
-         on the core that transmits, so that only the sum says what a stream costs. Bottleneck: the other end's core was busy\n\
-         for more than 90 %. The kernel passes packets by reference, our port copies them out of the kernel and into it.\n\
-         GB compared: of our windows, all that went over.\n",
+        "A stream over veth between our host, which sends or receives, and the kernel's TCP; kernel: the same with\n\
+         the kernel's TCP in place of our host, in turns. Offloads off: each segment of 1448 bytes is a packet with\n\
+         its own checksums, at both ends. Gbit/s: payload; ratio: median ratio of paired windows, with its lower\n\
+         bound at 90 %; noise: deviation from 1 of the ratio between our windows, or between the kernel's, whichever\n\
+         is larger; ns/KiB: busy time of both cores for 1024 bytes; near+far: of the host's core and of the other\n\
+         end's core. A kernel receives on the core that transmits, so only the sum is the cost of a stream.\n\
+         bottleneck: the far end's core was busy for more than 90 % of the time. The kernel passes packets by\n\
+         reference; our port copies them out of the kernel and into it. GB compared: all data of our windows.\n",
     )
 }
 
@@ -297,10 +300,11 @@ fn paths(rows: &[&Row]) -> String {
     listed(
         rows,
         list,
-        "A stream through a relay (offcore switch) that limits, delays, drops and reorders packets in both directions,\n\
-         between our host, which sends or receives, and the kernel's TCP; kernel: two kernels, in turns. Mbit/s: payload\n\
-         from the first byte of a connection on, the median; ratio: median of the ratios of paired windows, and its lower\n\
-         bound at 90 %; noise: how far from 1 that of our windows to one another is, or of the kernel's.\n",
+        "A stream through a relay (offcore switch) that limits, delays, drops and reorders packets in both\n\
+         directions, between our host, which sends or receives, and the kernel's TCP; kernel: between two kernels, in\n\
+         turns. Mbit/s: payload from the first byte of a connection on, the median; ratio: median ratio of paired\n\
+         windows, with its lower bound at 90 %; noise: deviation from 1 of the ratio between our windows, or between\n\
+         the kernel's, whichever is larger.\n",
     )
 }
 
@@ -323,12 +327,13 @@ fn many_flows(rows: &[&Row]) -> String {
     listed(
         rows,
         list,
-        "Connections that fetch a file from nginx with Debian's configuration, on our stack over af_packet and on the kernel's\n\
-         (kernel), over veth or a relay (offcore switch), in turns. Stack and nginx share a core; client and relay have the\n\
-         other. The last connection ends a window. Ratio: median of the ratios of paired windows, and its lower bound at 90 %;\n\
-         ?: inside of the noise; noise: how far from 1 that of our windows to one another is, or of the kernel's. p50, p99:\n\
-         from connect to the end of the stream, medians of the windows; a lost SYN takes a second. Compared: files whose\n\
-         bytes were compared. Over veth the kernel passes files by reference; ours are copied.\n",
+        "Connections that fetch a file from nginx with Debian's configuration, on our stack over af_packet and on the\n\
+         kernel's stack (kernel), over veth or a relay (offcore switch), in turns. Stack and nginx share a core;\n\
+         client and relay share the other one. A window ends with its last connection. ratio: median ratio of paired\n\
+         windows, with its lower bound at 90 %; ?: within the noise; noise: deviation from 1 of the ratio between our\n\
+         windows, or between the kernel's, whichever is larger; p50, p99: from connect to the end of the stream,\n\
+         medians of the windows; a lost SYN takes a second. compared: files whose bytes were compared. Over veth the\n\
+         kernel passes files by reference; our stack copies them.\n",
     )
 }
 
@@ -358,15 +363,16 @@ fn http(rows: &[&Row]) -> String {
     listed(
         rows,
         list,
-        "nginx with Debian's configuration under wrk, on our stack over af_packet, and on the kernel's (kernel), over veth pairs alike, in\n\
-         turns; stack and nginx share a core, wrk has the other. File: nginx has the kernel send it (sendfile; push: without\n\
-         tcp_nopush), or reads and writes it (read); close: a connection for each request. Ratio: median of the ratios of\n\
-         paired windows, and its lower bound at 90 %; ?: inside of the noise. us: what nginx and the stack used for a\n\
-         request, by /proc; both: with wrk, which is what counts: a kernel receives on the core that transmits. wrk: what\n\
-         part of its core it used; bottleneck: more than 90 %. !: others used more than 5 % of a core. Compared: answers of our\n\
-         windows whose bytes were, by a client of eight connections beside wrk; of wrk's how long they are together. The\n\
-         kernel sends files, and passes packets over veth, by reference; ours are copied to the FIFO, to packets and by the\n\
-         port.\n",
+        "nginx with Debian's configuration under wrk, on our stack over af_packet and on the kernel's stack (kernel),\n\
+         over identical veth pairs, in turns. Stack and nginx share a core; wrk has the other one. file: nginx sends\n\
+         it with sendfile (push: without tcp_nopush), or reads and writes it (read); close: a connection per request.\n\
+         ratio: median ratio of paired windows, with its lower bound at 90 %; ?: within the noise. us: processor time\n\
+         of nginx and stack per request, from /proc; both us: including wrk. Compare both us, because a kernel\n\
+         receives on the core that transmits. wrk: share of its core that wrk used; bottleneck: more than 90 %. !:\n\
+         other programs used more than 5 % of a core. compared: answers of our windows whose bytes were compared, by\n\
+         a client with eight connections beside wrk; of wrk's answers only the total length is checked. The kernel\n\
+         sends files, and passes packets over veth, by reference. On our stack they are copied into the FIFO, into\n\
+         packets, and by the port.\n",
     )
 }
 
@@ -384,11 +390,12 @@ fn behind_tap(rows: &[&Row]) -> String {
     listed(
         rows,
         list,
-        "Programs on our stack, which holds the client's TAP, and on the kernel's (kernel), behind a TAP and a relay (offcore\n\
-         switch), in turns. Program, stack and relay share a core, the client has the other. Answers: requests, or\n\
-         transactions of pgbench. Ratio: median of the ratios of paired windows, and its lower bound at 90 %; ?: inside of the\n\
-         noise; noise: how far from 1 that of our windows to one another is, or of the kernel's. Checked: answers compared\n\
-         byte by byte, one before each window, or transactions whose sums were compared.\n",
+        "Programs on our stack, which opens the client's TAP, and on the kernel's stack (kernel), behind a TAP and a\n\
+         relay (offcore switch), in turns. Program, stack and relay share a core; the client has the other one.\n\
+         answers: requests, or transactions of pgbench. ratio: median ratio of paired windows, with its lower bound\n\
+         at 90 %; ?: within the noise; noise: deviation from 1 of the ratio between our windows, or between the\n\
+         kernel's, whichever is larger; checked: answers that were compared byte by byte, one before each window, or\n\
+         transactions whose sums were compared.\n",
     )
 }
 
@@ -423,7 +430,7 @@ mod tests {
             "1.31x",
             "1.83x",
             "2.1 %",
-            "2 windows were made anew",
+            "2 windows were repeated",
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }

@@ -43,17 +43,18 @@ const COSTS: &[Column] = &[
     ("<routine", |row| or_dash(row.core.copy_routine.as_ref())),
     VERIFIED,
 ];
-const COSTS_NOTE: &str = "cycles, ns, Mpps: what a packet costs the core alone, the median; blocks: those that count, of those that were\n\
-    measured; guest: nanoseconds of the guests' core for a packet; reaches: Mpps of core and engine together;\n\
-    copied: bytes that core and engine copied for a packet; +copier: another one on the other core beside;\n\
-    idle: with an engine's channel that nothing is given to;\n\
-    over cpu: its speed over that of cpu; auto: over that of the better of cpu and offload, all that it spent on\n\
-    learning included, in case flip over that of who knows; peer: ours over that of --peer, and its lower bound at\n\
-    90 %; with guest: the same of core and guest together; all of them ratios of sums of what alternated.\n\
-    noise: how far from 1 the ratio of what two equal things cost the core was in this run;\n\
-    guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with DSA where an engine copies; pages: of all memory,\n\
-    or ours/the peer's packet buffers; routine: by which the core copied, out of the guest+into it; verified: of\n\
-    the packets sent, those whose content and order were checked.\n";
+const COSTS_NOTE: &str = "\
+    cycles, ns, Mpps: cost of a packet for the core alone, the median; blocks: blocks that count, of all measured\n\
+    blocks; guest: nanoseconds of the guests' core per packet; reaches: Mpps of core and engine together; bottleneck:\n\
+    the slower of the two; copied: bytes per packet that core and engine copied; +copier: while the other core also\n\
+    copies; idle: with an unused channel of this engine; over cpu: speed relative to mode cpu; auto: speed relative\n\
+    to the better of cpu and offload, including the cost of learning, in case flip relative to an oracle; peer: our\n\
+    speed relative to the peer's, and its lower bound at 90 %; with guest: the same for core and guest together; all\n\
+    of these are ratios of sums of variants that alternated. noise: deviation from 1 of the ratio of two equal\n\
+    variants in this run; guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with DSA in rows of an engine; pages:\n\
+    page size of all memory, or of our packet buffers and the peer's (ours/peer's); routine: copy routines of the\n\
+    core, out of the guest's memory + into it; verified: packets whose content and order were checked, of the packets\n\
+    sent.\n";
 
 fn over_cpu(row: &Row) -> Option<f64> {
     row.ratios.offload.offload_over_cpu.or(row.core.idle_channel_over_cpu)
@@ -97,11 +98,11 @@ fn clock(rows: &[Row]) -> String {
     let rejected = rejected.into_iter().max().unwrap_or(0);
     let marked = unsteady.into_iter().filter(|&unsteady| unsteady > 0).count();
     let mut text = format!(
-        "clock: {ratio:.2} core cycles in a TSC tick; at most {rejected} blocks of a cell were thrown away because that changed"
+        "clock: {ratio:.2} core cycles per TSC tick; at most {rejected} blocks of a cell were rejected because it \
+         changed"
     );
     if marked > 0 {
-        text +=
-            &format!("; in {marked} rows, marked !, it changed too often, and blocks count that should not");
+        text += &format!("; in {marked} rows, marked !, it changed too often, so some unsteady blocks count");
     }
     text + "\n"
 }
@@ -209,7 +210,7 @@ fn breakdown(rows: &[Row]) -> String {
     }
     format!(
         "\nShares of the core's cycles, by the stage clock (the guide's Figure 3; copying is 59 % at 1518 bytes there):\n\
-         {}copying: copies made by the core, or handing them over and learning of their end.\n",
+         {}copying: copies by the core, or their submission and completion.\n",
         table
     )
 }

@@ -18,11 +18,11 @@ pub(super) fn doctor(ended: &Ended, needed: bool) -> Verdict {
     if findings.is_empty() {
         return Err(format!("{}: {}", ended.status, last_line(&ended.log)));
     }
-    let text = format!("{} found well, {} to be better", of("ok").len(), of("warning").len());
+    let text = format!("{} checks passed, {} warnings", of("ok").len(), of("warning").len());
     match problems.join("; ") {
         none if none.is_empty() => Ok(text),
-        found if needed => Err(format!("{text}, and what keeps it from being used: {found}")),
-        found => Ok(format!("{text}; not here, and not needed: {found}")),
+        found if needed => Err(format!("{text}, and problems: {found}")),
+        found => Ok(format!("{text}; not available, and not needed: {found}")),
     }
 }
 
@@ -113,7 +113,7 @@ pub(super) fn figures(ended: &Ended) -> Verdict {
     };
     let mut text = format!("{} rows", rows.len());
     if rows.iter().any(|row| row["simulated"] == true) {
-        text += " of threads in a GPU's place, which say nothing of one";
+        text += " of threads in place of a GPU, whose times do not show the times of a GPU";
     }
     for burst in [16, 32, 64, 1024] {
         if let Some((gbps, workload)) = best(burst) {

@@ -40,7 +40,8 @@ impl Started {
         let program = std::env::current_exe().context("finding this program")?;
         let path = |kind: &str| out.join(format!("{name}.{kind}"));
         let (output, log) = (path("out"), path("log"));
-        let file = |path: &Path| File::create_new(path).with_context(|| format!("making {}", path.display()));
+        let file =
+            |path: &Path| File::create_new(path).with_context(|| format!("creating {}", path.display()));
         let mut command = Command::new(program);
         command.args(line.split_whitespace()).current_dir(out).stdin(Stdio::null());
         command.stdout(file(&output)?).stderr(file(&log)?);
@@ -118,5 +119,5 @@ fn written(path: &Path) -> String {
 
 /// Returns the last line of a program's output.
 pub(super) fn last_line(text: &str) -> &str {
-    text.lines().next_back().unwrap_or("it says nothing")
+    text.lines().next_back().unwrap_or("it printed nothing")
 }
