@@ -44,7 +44,7 @@ const MARK: &str = "offcore-build.txt";
 /// Builds DPDK unless a current build exists, and prints how to use it.
 pub(crate) fn native() -> Result<()> {
     let version = packaged_version()?;
-    let cpu = Cpu::of_this_machine()?;
+    let cpu = Cpu::check_machine_flags()?;
     let prefix = cache()?.join(format!("dpdk-{version}-{}", cpu.name));
     let wanted = format!("dpdk {version}\ndrivers {DRIVERS}\nwithout {WITHOUT}\n{}\n", cpu.flags);
     let mark = prefix.join(MARK);
@@ -83,7 +83,7 @@ struct Cpu {
 }
 
 impl Cpu {
-    fn of_this_machine() -> Result<Self> {
+    fn check_machine_flags() -> Result<Self> {
         let help = output(Command::new("gcc").args(["-march=native", "-Q", "--help=target"]))?;
         let name = march(&help).context("gcc does not say what -march=native is")?.to_owned();
         let info = fs::read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;

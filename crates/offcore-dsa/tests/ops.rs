@@ -100,7 +100,7 @@ fn core_has_every_operation() {
 }
 
 #[test]
-fn core_does_what_the_device_cannot() {
+fn core_executes_unsupported_operations() {
     for options in ["gen=spr", "gen=dsa2", "gen=spr,ops=3f", "gen=dsa2,profile=app"] {
         let (_device, mut engine, ops) = Device::start(options, TIMEOUT);
         for (opcode, done) in same_as_core(&mut engine, 5000) {
@@ -142,7 +142,7 @@ fn core_finishes_failed_operations() {
 }
 
 #[test]
-fn mute_device_loses_nothing() {
+fn unresponsive_device_loses_nothing() {
     for fault in ["drop:1", "lost:1", "halt:1"] {
         let (_device, mut engine, _) =
             Device::start(&format!("gen=spr,fault={fault}"), Duration::from_millis(50));

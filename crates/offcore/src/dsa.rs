@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn every_example_of_the_help_is_accepted() {
+    fn help_examples_are_accepted() {
         let mut seen = 0;
         for help in [list::EXAMPLES, configure::EXAMPLES, doctor::EXAMPLES, perf::EXAMPLES, EXPLAIN_EXAMPLES]
         {

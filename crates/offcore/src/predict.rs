@@ -46,7 +46,7 @@ so only the figures of 'cpu' are measurements.";
 pub(crate) struct PredictArgs {
     /// This machine, or the machines of the guides
     #[arg(long, value_name = "MACHINE", default_value = "here")]
-    pub machine: Whose,
+    pub machine: MachineArg,
 
     /// Number of forwarding cores, each with the measured performance
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=1024))]
@@ -81,7 +81,7 @@ pub(crate) struct PredictArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Whose {
+pub(crate) enum MachineArg {
     /// This machine, as measured.
     Here,
     /// The machines of the guides, from published figures.
@@ -93,15 +93,15 @@ pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
     let failed = |error: anyhow::Error| anyhow!("offcore predict: {}", told(&error));
     let format = args.bench.format;
     match args.machine {
-        Whose::Here => {
+        MachineArg::Here => {
             let options = options(args)?;
             let described = options.clone();
             let mut rows = Rows::new(format, move |rows| here(rows, &described));
             predict::run(&options, &Progress::visible(), &mut |row| rows.push(row)).map_err(failed)?;
             Ok(rows.finish(None, |_, _| Ok(()))?)
         }
-        Whose::Guide => {
-            of_this_machine(args)?;
+        MachineArg::Guide => {
+            check_machine_flags(args)?;
             let mut rows = Rows::new(format, |rows| GUIDES.iter().map(|g| guide(g, rows)).collect());
             for guide in GUIDES {
                 guide.rows().map_err(failed)?.into_iter().for_each(|row| rows.push(row));
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
 }
 
 /// Rejects flags that describe or measure a machine for predictions of the guides' machines.
-fn of_this_machine(args: &PredictArgs) -> Result<(), String> {
+fn check_machine_flags(args: &PredictArgs) -> Result<(), String> {
     let given = [
         (args.cores != 1, "--cores"),
         (args.ports != 1, "--ports"),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn every_example_of_the_help_is_accepted() {
+    fn help_examples_are_accepted() {
         examples(EXAMPLES, 4).iter().for_each(|line| drop(parse(line).unwrap()));
     }
 
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_named() {
+    fn errors_name_invalid_values() {
         for (flags, words) in [
             ("--cores 0", ["--cores", "from 1 to 1024"]),
             ("--engines 5", ["--engines", "from 1 to 4"]),

@@ -240,7 +240,7 @@ fn new_copies_are_not_lost_at_once() {
 }
 
 #[test]
-fn a_copy_that_is_not_answered_is_lost() {
+fn unanswered_copy_is_lost() {
     let (short, long) = (Duration::from_millis(1), Duration::from_secs(60));
     // The queue's limit takes precedence over the mover's.
     for (movers, queues) in [(short, None), (long, Some(tsc::ticks(short)))] {

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_named() {
+    fn errors_name_invalid_values() {
         for (flags, words) in [
             ("--frame 63", &["--frame", "from 64 to 1518"][..]),
             ("--temperature warm", &["--temperature", "hot, remote, cold"]),
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn every_example_of_the_help_is_accepted() {
+    fn help_examples_are_accepted() {
         examples(EXAMPLES, 7).iter().for_each(|line| drop(parsed_line(line).unwrap()));
     }
 

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn every_example_of_the_help_is_accepted() {
+    fn help_examples_are_accepted() {
         for line in examples(EXAMPLES, 5) {
             match parse(&line) {
                 // A machine with a single core has no second worker.
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_named() {
+    fn errors_name_invalid_values() {
         for (flags, words) in [
             ("--size 2M", ["--size", "from 1 to 1M"]),
             ("--batch 129", ["--batch", "from 1 to 128"]),

@@ -234,16 +234,16 @@ are sent. A packet waits for other packets of its burst for at most 100 us.
 ";
 
 /// Formats a cell from the columns of this benchmark.
-fn of_gpu(row: &Row, cell: impl Fn(&GpuColumns) -> String) -> String {
+fn gpu_cell(row: &Row, cell: impl Fn(&GpuColumns) -> String) -> String {
     row.gpu.as_ref().map(cell).unwrap_or_default()
 }
 
-const WORKLOAD: Column = ("<workload", |row| of_gpu(row, |gpu| gpu.setup.workload.into()));
-const MEMORY: Column = ("<memory", |row| of_gpu(row, |gpu| gpu.setup.memory.into()));
-const DEVICE: Column = ("<device", |row| of_gpu(row, |gpu| gpu.setup.device.clone()));
+const WORKLOAD: Column = ("<workload", |row| gpu_cell(row, |gpu| gpu.setup.workload.into()));
+const MEMORY: Column = ("<memory", |row| gpu_cell(row, |gpu| gpu.setup.memory.into()));
+const DEVICE: Column = ("<device", |row| gpu_cell(row, |gpu| gpu.setup.device.clone()));
 const BURST: Column = ("burst", |row| row.head.burst.to_string());
-const SUBMIT: Column = ("submit ns", |row| of_gpu(row, |gpu| digits(gpu.times.submit_ns_per_burst, 0)));
-const COLLECT: Column = ("collect", |row| of_gpu(row, |gpu| digits(gpu.times.collect_ns_per_burst, 0)));
+const SUBMIT: Column = ("submit ns", |row| gpu_cell(row, |gpu| digits(gpu.times.submit_ns_per_burst, 0)));
+const COLLECT: Column = ("collect", |row| gpu_cell(row, |gpu| digits(gpu.times.collect_ns_per_burst, 0)));
 
 /// Columns of the two published tables.
 const PUBLISHED: &[Column] = &[
@@ -257,8 +257,8 @@ const PUBLISHED: &[Column] = &[
     MPPS,
     RATES,
     ("A100", |row| digits(row.published.published, 0)),
-    ("V100", |row| of_gpu(row, |gpu| digits(gpu.model.published_v100, 0))),
-    ("model", |row| of_gpu(row, |gpu| digits(gpu.model.model_gbps, 0))),
+    ("V100", |row| gpu_cell(row, |gpu| digits(gpu.model.published_v100, 0))),
+    ("model", |row| gpu_cell(row, |gpu| digits(gpu.model.model_gbps, 0))),
     P50_US,
     P99_US,
     SUBMIT,
@@ -269,15 +269,15 @@ const PUBLISHED: &[Column] = &[
 /// Columns of forced times.
 const FORCED: &[Column] = &[
     BURST,
-    ("ns/packet", |row| of_gpu(row, |gpu| or_dash(gpu.forced_ns_per_packet))),
+    ("ns/packet", |row| gpu_cell(row, |gpu| or_dash(gpu.forced_ns_per_packet))),
     WORKLOAD,
     MEMORY,
     DEVICE,
-    ("ns/burst", |row| of_gpu(row, |gpu| or_dash(gpu.forced_ns_per_burst))),
+    ("ns/burst", |row| gpu_cell(row, |gpu| or_dash(gpu.forced_ns_per_burst))),
     MPPS,
     GBPS,
     RATES,
-    ("model", |row| of_gpu(row, |gpu| digits(gpu.model.model_gbps, 1))),
+    ("model", |row| gpu_cell(row, |gpu| digits(gpu.model.model_gbps, 1))),
     P50_US,
     P99_US,
     BOUND,
@@ -285,7 +285,7 @@ const FORCED: &[Column] = &[
 ];
 /// Columns of the break-even table.
 const BREAK_EVEN: &[Column] = &[
-    ("<work", |row| of_gpu(row, |gpu| gpu.setup.work.into())),
+    ("<work", |row| gpu_cell(row, |gpu| gpu.setup.work.into())),
     WORKLOAD,
     MEMORY,
     DEVICE,
@@ -293,10 +293,10 @@ const BREAK_EVEN: &[Column] = &[
     MPPS,
     RATES,
     GBPS,
-    ("core's Mpps", |row| of_gpu(row, |gpu| digits(gpu.break_even.baseline_mpps, 2))),
-    ("over core", |row| of_gpu(row, |gpu| times(gpu.break_even.over_baseline))),
-    ("break-even", |row| of_gpu(row, |gpu| or_dash(gpu.break_even.break_even_burst))),
-    ("model's", |row| of_gpu(row, |gpu| or_dash(gpu.break_even.model_break_even_burst))),
+    ("core's Mpps", |row| gpu_cell(row, |gpu| digits(gpu.break_even.baseline_mpps, 2))),
+    ("over core", |row| gpu_cell(row, |gpu| times(gpu.break_even.over_baseline))),
+    ("break-even", |row| gpu_cell(row, |gpu| or_dash(gpu.break_even.break_even_burst))),
+    ("model's", |row| gpu_cell(row, |gpu| or_dash(gpu.break_even.model_break_even_burst))),
     SUBMIT,
     COLLECT,
     BOUND,
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_named() {
+    fn errors_name_invalid_values() {
         for (flags, words) in [
             ("--case tables", &["--case", "io, workload, forced, break-even, latency, all"][..]),
             ("--bursts 0", &["--bursts", "from 1 to 4096"]),
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn every_example_of_the_help_is_accepted() {
+    fn help_examples_are_accepted() {
         examples(EXAMPLES, 5).iter().for_each(|line| drop(parsed_line(line).unwrap()));
     }
 

@@ -118,7 +118,7 @@ mod tests {
     use offcore_bench::row::ModelColumns;
 
     #[test]
-    fn every_example_of_the_help_is_accepted() {
+    fn help_examples_are_accepted() {
         examples(EXAMPLES, 2).iter().for_each(|line| drop(command(line).unwrap()));
     }
 

@@ -287,12 +287,12 @@ mod tests {
     }
 
     #[test]
-    fn every_example_of_the_help_is_accepted() {
+    fn help_examples_are_accepted() {
         examples(EXAMPLES, 13).iter().for_each(|line| drop(parsed(line).unwrap()));
     }
 
     #[test]
-    fn bad_values_are_named() {
+    fn errors_name_invalid_values() {
         for (flags, words) in [
             ("--side both", &["--side", "send, receive"][..]),
             ("--chunk 100", &["--chunk", "512"]),

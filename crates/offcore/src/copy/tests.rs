@@ -100,7 +100,7 @@ fn contradictions_are_refused_in_words() {
 }
 
 #[test]
-fn every_example_of_the_help_is_accepted() {
+fn help_examples_are_accepted() {
     for line in examples(EXAMPLES, 6) {
         // A machine with one lcore does not have a second one.
         let short = lcore::available().unwrap().len() < 2;

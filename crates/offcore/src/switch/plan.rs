@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn every_example_of_the_help_is_accepted() {
+    fn help_examples_are_accepted() {
         for line in examples(SWITCH_EXAMPLES, 9) {
             match command(&line) {
                 Ok(Command::Switch(args)) => {
