@@ -168,7 +168,7 @@ impl Listener {
     /// terminate.
     pub(crate) fn bind(path: &Path, access: SocketAccess, timeout: Duration) -> Result<Self, SocketError> {
         let address = address(path)?;
-        let directory = Directory::of(path).map_err(fail(path, "opening the directory"))?;
+        let directory = Directory::of(path).map_err(fail(path, "bind"))?;
         let socket = new_socket(path)?;
         // Set before the socket has a path, so that the file never has more permissions.
         let mode = Mode::from_raw_mode(access.mode.unwrap_or(PRIVATE));

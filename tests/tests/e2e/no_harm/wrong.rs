@@ -304,7 +304,11 @@ const LACKS: &[Row] = &[
         1,
         &["libcuda.so has no cuDeviceGet", "LD_LIBRARY_PATH"],
     ),
-    ("ulimit -n 8; $offcore $short --port vhost:s", 1, &["descriptors", "this process may have 8", "ulimit"]),
+    (
+        "ulimit -n 8; $offcore $short --port vhost:s",
+        1,
+        &["descriptors", "the limit of this process is 8", "ulimit"],
+    ),
     (
         "ulimit -f 20480; $offcore $short --port gen:size=1518,count=9000 --port pcap:-,out; end=$?; rm out.part; exit $end",
         1,
