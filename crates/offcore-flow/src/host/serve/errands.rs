@@ -14,15 +14,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Builder;
 
 use rustix::net::{Shutdown, shutdown};
-use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::descriptors::{DescriptorCharge, MAX_PENDING_CLOSES};
 
 /// The number of pending errands of a user at which the stack stops receiving from the user's processes.
 const MOST: usize = MAX_PENDING_CLOSES;
-/// The nice value of users' threads: a tenth of the CPU time of a thread with the default value.
-const NICE: i32 = 10;
 /// Stack size of a thread, in bytes.
 const STACK: usize = 64 << 10;
 
@@ -147,10 +144,8 @@ impl User {
         // it.
         let (pass, passed) = channel::<Receiver<Errand>>();
         let thread = Builder::new().name("errands".into()).stack_size(STACK).spawn(move || {
-            // The thread inherits the affinity of the worker, which has a dedicated core. On a core where workers or
-            // programs are busy, it gets little time.
+            // The thread inherits the affinity of the worker, which has a dedicated core.
             let _ = sched_setaffinity(None, &cpus);
-            let _ = setpriority_process(None, NICE);
             let Ok(errands) = passed.recv() else { return };
             errands.into_iter().for_each(|errand| errand());
         });
