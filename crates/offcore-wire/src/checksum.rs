@@ -110,7 +110,8 @@ impl Add for Sum {
 
     #[inline]
     fn add(self, other: Self) -> Self {
-        Self(fold(u64::from(self.0) + u64::from(other.0)))
+        let (sum, carry) = self.0.overflowing_add(other.0);
+        Self(sum + u16::from(carry))
     }
 }
 
@@ -124,7 +125,7 @@ impl From<u16> for Sum {
 impl From<u32> for Sum {
     #[inline]
     fn from(words: u32) -> Self {
-        Self(fold(u64::from(words)))
+        Self(fold_32(words))
     }
 }
 
@@ -145,7 +146,11 @@ impl fmt::Debug for Sum {
 #[inline]
 fn fold(sum: u64) -> u16 {
     // The upper half of x + rotated x is the sum of both halves of x, including the carry out of the lower half.
-    let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;
+    fold_32((sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32)
+}
+
+#[inline]
+fn fold_32(sum: u32) -> u16 {
     (sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
 }
 
