@@ -38,8 +38,8 @@ pub enum PatternsError {
     /// pattern file {file} has more than {MAX_FILE:?} bytes: expected one pattern of at most {MAX_PATTERN_LEN:?}
     /// bytes a line, and {MAX_PATTERNS:?} of them at most; check that it is the right file
     FileTooLong { file: String },
-    /// {file} contains no pattern, only {lines} empty lines and comments: expected one pattern per line; write at least
-    /// one (a pattern that begins with # as \x23)
+    /// {file} contains no pattern, only {lines} empty lines and comments: add some, one pattern per line (a first # as
+    /// \x23)
     NoPattern { file: String, lines: usize },
     /// {file}, line {line}: a NUL byte at byte {column} of the line: expected text, one pattern per line; write the
     /// byte as \x00 if a pattern has it, or check that it is the right file

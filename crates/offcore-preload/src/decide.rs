@@ -273,8 +273,8 @@ fn kind_of_datagrams(fd: c_int, entry: Entry) -> u32 {
         | only_v6
 }
 
-/// Handles an error of the stack, a stack that cannot be reached (`ENETDOWN`), or one that has no address yet (`ENONET`).
-/// The call fails. In the last two cases it uses the kernel instead if `--fallback kernel` permits it.
+/// Handles an error of the stack. The call fails. If the stack cannot be reached (`ENETDOWN`) or has no address
+/// (`ENONET`), the call uses the kernel instead, provided that `--fallback kernel` permits it.
 fn no_stack(call: &str, fd: c_int, entry: Entry, to: SocketAddr, error: Errno) -> Result<Decided, Errno> {
     let (error, why) = match error {
         libc::ENETDOWN => (error, NO_STACK),

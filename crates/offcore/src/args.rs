@@ -45,7 +45,7 @@ pub(crate) struct SwitchArgs {
     #[command(flatten)]
     pub engines: EngineArgs,
 
-    /// Forwarding mode: those of testpmd; l2, a learning switch between all ports; or copy, the mode of `offcore copy`
+    /// Forwarding mode: a mode of testpmd, l2 (a learning switch between all ports), or copy (as in `offcore copy`)
     #[arg(long, value_name = "MODE", default_value = "io", help_heading = FORWARDING)]
     pub forward: ForwardArg,
 

@@ -1,4 +1,4 @@
-//! `offcore demo`: shows and explains the measurements of `offcore_bench::demo`, and those of `offcore_bench::tcp`.
+//! `offcore demo`: shows and explains measurements of `offcore_bench::demo` and `offcore_bench::tcp`.
 
 pub(crate) mod tcp;
 

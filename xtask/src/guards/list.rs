@@ -319,8 +319,8 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "descriptors behind an out-of-band byte",
         file: "crates/offcore-flow/src/host/serve/pair.rs",
-        code: "message.bytes < wanted", without: "message.bytes > wanted",
-        package: FLOW, executable: "serve", test: "ends_in_own_queues_are_closed",
+        code: "is_ok_and(|found| found == (there, false))", without: "is_ok_and(|found| !found.1)",
+        package: FLOW, executable: "--lib", test: "queued_descriptors_prevent_plain_close",
     },
     Guard {
         name: "lock word of the stack",

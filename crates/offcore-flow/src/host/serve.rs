@@ -394,9 +394,7 @@ impl App for Serve {
 
     fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
         // Sessions whose announcement was deferred to this turn.
-        if !self.index.announced.is_empty() {
-            self.announce();
-        }
+        self.announce();
         self.scan_for_marks(calls.now);
         let often = if self.registry.awake.all_are() { LOOK } else { LOOK_ASLEEP };
         if self.polling.look || calls.now >= self.polling.looked + often {

@@ -33,8 +33,8 @@ impl Stack {
         client.map(|client| client.iface).or_else(|| self.net.awaits_advertised_address())
     }
 
-    /// Returns whether there is no route to `to` because an interface has not been assigned an address of this family by
-    /// the network, or because that address has expired. A route may exist once it has one.
+    /// Returns whether the route to `to` is missing while an interface waits for an address of this family from the
+    /// network. The address, or the next one after its expiry, may bring a route.
     pub fn awaits_route(&self, to: IpAddr) -> bool {
         let lacks_address = match to {
             IpAddr::V4(_) => self.net.clients.iter().any(|client| !client.has_address()),

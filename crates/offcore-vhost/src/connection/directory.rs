@@ -28,7 +28,7 @@ impl Directory {
     /// Returns the status of the file in this directory that has the name of `path`, without following a link.
     ///
     /// # Errors
-    /// Returns the error of the system, for example if there is no such file.
+    /// Returns the error of the system, for example for a missing file.
     pub fn stat(&self, path: &Path) -> Result<Stat, Errno> {
         rustix::fs::statat(&self.0, Self::name(path)?, AtFlags::SYMLINK_NOFOLLOW)
     }

@@ -48,8 +48,7 @@ do not show the times of a GPU.";
     arg.value_name("LIST").help("Lcores of generators and verifiers [default: everywhere]")
 }))]
 pub(crate) struct GpuArgs {
-    /// The device: cuda:N (or N), or host for threads in place of a GPU [default: cuda:0, or host where there is no
-    /// GPU]
+    /// The device: cuda:N (or N), or host, which simulates a GPU by threads [default: cuda:0, or host without a GPU]
     #[arg(short = 'g', long, value_name = "NAME")]
     pub device: Option<String>,
 
@@ -57,12 +56,12 @@ pub(crate) struct GpuArgs {
     #[arg(long = "case", value_name = "LIST", value_delimiter = ',', value_parser = case(), default_value = "all")]
     pub cases: Vec<AnyCase>,
 
-    /// Number of pipelines, 1 to 64, each with a generator and a verifier [default: 4, or fewer where there are not two
-    /// lcores for each and one more; with device host 1]
+    /// Number of pipelines, 1 to 64, each with a generator and a verifier [default: 4, or as many
+    /// as have two lcores each besides one spare lcore; 1 with device host]
     #[arg(short, long, value_name = "N", value_parser = within(1..=64))]
     pub pipelines: Option<usize>,
 
-    /// Packets per burst, 1 to 4096 [default: those of each case]
+    /// Packets per burst, 1 to 4096 [default: several sizes for each case]
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = within(1..=4096))]
     pub bursts: Vec<usize>,
 

@@ -140,7 +140,7 @@ pub(crate) struct PipelineArgs {
         value_parser = within(0..=MAX_PACKET_TIME))]
     pub packet_time: usize,
 
-    /// Stop after this many measured packets (received after those of --warm-up); 0: do not stop
+    /// Stop after measuring this many received packets, not counting --warm-up; 0: do not stop
     #[arg(short = 'v', long, visible_alias = "performance-packets", value_name = "N", default_value_t = 0)]
     pub packets: u64,
 

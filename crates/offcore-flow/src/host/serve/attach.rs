@@ -37,8 +37,8 @@ const WAITING: usize = 256;
 const UNKNOWN_USER: u32 = u32::MAX;
 /// The maximum number of processes accepted at a time.
 const AT_ONCE: usize = 16;
-/// The number of a user's errands at which the user is [barred](super::door::ServeSocket::block_user). A user at the limit of
-/// errands is only asked to try again, because the limit may be reached for a moment.
+/// The number of a user's errands at which the user is [blocked](super::door::ServeSocket::block_user). A user at the
+/// limit of errands is only asked to try again, because the limit may be reached for a moment.
 const BARRED: usize = descriptors::MAX_PENDING_CLOSES / 2 * 3;
 /// The number of errands of a user that cannot be barred, at which no process is accepted.
 const MOST_ERRANDS: usize = 2 * descriptors::MAX_PENDING_CLOSES;

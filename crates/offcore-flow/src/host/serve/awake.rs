@@ -20,8 +20,8 @@ const IDLE: u64 = 10_000;
 pub(super) struct Awake {
     apps: Vec<usize>,
     asleep: usize,
-    /// Number of scans.
-    scans: usize,
+    /// Index of the application whose user is charged for the next scan.
+    charged: usize,
 }
 
 impl Awake {
@@ -38,10 +38,10 @@ impl Awake {
         }
     }
 
-    /// Returns one of the awake applications, each in turn.
-    fn next(&mut self) -> Option<usize> {
-        self.scans = self.scans.wrapping_add(1);
-        self.apps.get(self.scans % self.apps.len().max(1)).copied()
+    /// Selects the application whose user is charged for a scan. Repeated calls return all awake applications.
+    fn next_charged(&mut self) -> Option<usize> {
+        self.charged = if self.charged + 1 < self.apps.len() { self.charged + 1 } else { 0 };
+        self.apps.get(self.charged).copied()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -68,8 +68,8 @@ impl Serve {
                 application.worked = now;
             }
         });
-        // The users of the applications are charged for a scan in turn.
-        if let Some(user) = self.registry.awake.next().and_then(|app| self.registry.user_of(app)) {
+        // The whole scan is charged to one user, so that no clock is read per application.
+        if let Some(user) = self.registry.awake.next_charged().and_then(|app| self.registry.user_of(app)) {
             let now = tsc::now();
             self.schedule.turns.pay(user, now - from);
         }

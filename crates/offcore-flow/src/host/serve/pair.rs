@@ -171,16 +171,15 @@ pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Op
 }
 
 /// Peeks at the bytes that the application has sent, up to the length of `bytes`. Returns the number of bytes, and
-/// whether descriptors may be among them or behind them.
+/// whether descriptors are among them. A peek ends at an out-of-band byte (`MSG_OOB`): if it returns fewer bytes than the
+/// queue has, descriptors may be behind that byte.
 pub(super) fn look(ours: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, bool), Errno> {
-    let wanted = usize::try_from(ioctl_fionread(ours)?).unwrap_or(usize::MAX).min(bytes.len());
     let parts = &mut [IoSliceMut::new(bytes)];
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     let message = recvmsg(ours, parts, &mut RecvAncillaryBuffer::default(), flags)?;
     // The buffer has no room for descriptors, and the kernel reports the truncation. A peek leaves descriptors in the
     // queue.
-    // A peek ends at an out-of-band byte (`MSG_OOB`), which hides everything behind it.
-    Ok((message.bytes, message.flags.contains(ReturnFlags::CTRUNC) || message.bytes < wanted))
+    Ok((message.bytes, message.flags.contains(ReturnFlags::CTRUNC)))
 }
 
 /// Stops the reception of further bytes.

@@ -239,8 +239,9 @@ impl Serve {
         let Some((session, slot, processes)) = application.all(number) else { return Relayed::All };
         let Some(ours) = session.ours() else { return Relayed::All };
         let mut bytes = [0; CHUNK];
+        let queued = ioctl_fionread(ours).map_or(0, |there| there.min(CHUNK as u64) as usize);
         let (there, has_descriptors) = pair::look(ours, &mut bytes).unwrap_or_default();
-        if has_descriptors || is_left && pair::may_hold_descriptors(ours) {
+        if has_descriptors || there < queued || is_left && pair::may_hold_descriptors(ours) {
             // The descriptors stay in the pair. If no process is left, the session's end may be held only by its own
             // queue, and would never be closed.
             if is_left {

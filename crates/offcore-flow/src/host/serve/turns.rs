@@ -67,8 +67,8 @@ impl Turns {
         self.users.iter().any(|account| !account.ready.is_empty())
     }
 
-    /// Takes the next application with work: the least recently served one of the user with the least time used.
-    /// Returns it with its user.
+    /// Takes the least recently served application with work of the user that has used the least time. Returns it with
+    /// its user.
     fn next(&mut self) -> Option<(u32, usize)> {
         let least = self.least;
         let waiting = self.users.iter_mut().filter(|account| !account.ready.is_empty());

@@ -118,8 +118,11 @@ impl Waking {
 
 impl Serve {
     /// Makes the announcements of a turn. After a long wake-up, the remaining announcements of that user wait for the
-    /// next turn. So do those of a user that has had [`ANNOUNCED`] of them, while other users have work.
+    /// next turn. While other users have work, a user gets [`ANNOUNCED`] announcements per turn.
     pub(super) fn announce(&mut self) {
+        if self.index.announced.is_empty() {
+            return;
+        }
         let mut announced = std::mem::take(&mut self.index.announced);
         let mut long: ArrayVec<(u32, usize, u64), USERS> = ArrayVec::new();
         let mut counts: ArrayVec<(u32, u64), USERS> = ArrayVec::new();
