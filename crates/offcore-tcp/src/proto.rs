@@ -55,6 +55,7 @@ mod packet;
 mod path_mtu;
 mod ports;
 mod quoted;
+mod ready;
 mod reassembly;
 mod receive;
 mod recovery;
@@ -75,6 +76,7 @@ mod timewait;
 mod to_many;
 mod udp;
 mod undelivered;
+mod users;
 mod wheel;
 mod windows;
 

@@ -287,6 +287,25 @@ pub(super) const LIST: &[Guard] = &[
         package: FLOW, executable: "--lib", test: "users_share_time_equally",
     },
     Guard {
+        name: "turns of users that send",
+        file: "crates/offcore-tcp/src/proto/users.rs",
+        code: "(self.competing > 1).then_some(TURN)", without: "(self.competing > u64::MAX - 1).then_some(TURN)",
+        package: TCP, executable: "stack", test: "users_send_in_turn",
+    },
+    Guard {
+        name: "windows of users",
+        file: "crates/offcore-tcp/src/proto/stack/window_shares.rs",
+        code: "    if users.is_limited(conn.user) {", without: "    if users.is_limited(conn.user) && id.index == u32::MAX {",
+        package: TCP, executable: "stack", test: "busy_worker_limits_windows",
+    },
+    Guard {
+        name: "datagrams of users",
+        file: "crates/offcore-tcp/src/proto/udp.rs",
+        code: "if !arenas.users.datagram_received(socket.user, header.len.into()) {",
+        without: "if !arenas.users.datagram_received(socket.user, header.len.into()) && header.len == u16::MAX {",
+        package: TCP, executable: "datagrams", test: "busy_worker_drops_datagrams_above_share",
+    },
+    Guard {
         name: "marks of a call",
         file: "crates/offcore-session/src/control.rs",
         code: "taken += usize::from(bits == 0);", without: "taken += usize::from(bits == 0 && most == 0);",
@@ -380,8 +399,8 @@ pub(super) const LIST: &[Guard] = &[
     },
     Guard {
         name: "connections of a user",
-        file: "crates/offcore-tcp/src/proto/arenas.rs",
-        code: "count >= *most / users", without: "of_users.values().sum::<usize>() / users.min(1) >= *most",
+        file: "crates/offcore-tcp/src/proto/users.rs",
+        code: "entries < self.most / (users + usize::from(entries == 0))", without: "entries < self.most * (users + usize::from(entries == 0))",
         package: TCP, executable: "stack", test: "users_share_connections",
     },
     Guard {

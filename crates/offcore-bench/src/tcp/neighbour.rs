@@ -3,8 +3,9 @@
 //!
 //! ```text
 //! lcore                                       other lcore
-//! a server of files, or nginx under           honest clients: a new connection for each file,
-//! `offcore exec`; host, af_packet ── veth ──  and hostile peers, in a namespace of their own
+//! host, af_packet ──────────────────── veth ──  honest clients: a new connection for each file,
+//! and the server of files                     and hostile peers, in a namespace of their own;
+//!                                             nginx and hostile programs under `offcore exec`
 //! ```
 //! Each attack gets a new stack. Windows are measured before the attack, during the attack, and from 5 s after its end.
 //! A window in which other processes used a core is repeated. Hostile peers and programs share the core of the honest
@@ -82,7 +83,12 @@ struct Stack {
 }
 
 impl Stack {
-    fn start(site: &Site<'_>, near: &Netns, attack: Attack, options: &KernelOptions) -> Result<Self> {
+    fn start(
+        site: &Site<'_>,
+        near: &Netns,
+        attack: Attack,
+        (options, other_lcore): (&KernelOptions, usize),
+    ) -> Result<Self> {
         let socket = site.dir.file("stack");
         let mut command = site.command(near, &options.binary);
         command.args(["tcp", "--lcores", &options.lcore.to_string(), "--stats-interval", "0"]);
@@ -98,16 +104,17 @@ impl Stack {
             return Ok(Self { process, socket, nginx: None });
         }
         server::wait_for_socket(&mut process, &socket)?;
-        let mut nginx = site.command(near, &options.binary);
-        nginx.args(["exec", "--stack"]).arg(&socket).arg("--");
+        let mut nginx = near.command("taskset");
+        nginx.args(["-c", &other_lcore.to_string(), "nice", "-n", &honest::NICE.to_string()]);
+        nginx.arg(&options.binary).args(["exec", "--stack"]).arg(&socket).arg("--");
         let nginx = Server::start(site, (nginx, "ours"), ADDRESS, None)?;
         Ok(Self { process, socket, nginx: Some(nginx) })
     }
 
-    /// Returns the CPU time of stack and server so far, in seconds.
-    fn used(&self) -> Result<f64> {
+    /// Returns the CPU time of the stack and of nginx so far, in seconds.
+    fn used(&self) -> Result<[f64; 2]> {
         let nginx = self.nginx.as_ref().map(Server::used).transpose()?;
-        Ok(seconds_of(ticks(&self.process.id().to_string())?) + nginx.unwrap_or_default())
+        Ok([seconds_of(ticks(&self.process.id().to_string())?), nginx.unwrap_or_default()])
     }
 }
 
@@ -148,12 +155,14 @@ impl Meter<'_> {
         Ok(windows)
     }
 
-    /// Returns the CPU time so far of the stack, and of clients and attackers, in seconds. Both include the kernel's
+    /// Returns the CPU time so far of the stack, and of nginx, clients and attackers, in seconds. Both include the kernel's
     /// softirq thread of the core, which processes their packets.
     fn used(&self, attack: Option<&Running>) -> Result<[f64; 2]> {
         let attackers = attack.map(Running::used).transpose()?.unwrap_or_default();
         let softirqs = self.lcores.map(seconds_of_softirqs);
-        Ok([self.stack.used()? + softirqs[0], seconds_of(ticks("self")?) + attackers + softirqs[1]])
+        let [stack, nginx] = self.stack.used()?;
+        let others = nginx + seconds_of(ticks("self")?) + attackers;
+        Ok([stack + softirqs[0], others + softirqs[1]])
     }
 }
 
@@ -181,7 +190,7 @@ fn measure(
     far.run("sysctl", &["-qw", "net.ipv4.ip_local_port_range=1024 65535"])?;
     let site = Site::new(&dir, options.lcore, &far)?;
     fs::write(dir.file("files/hostile"), vec![0; attack::HOSTILE_SIZE]).context("a file")?;
-    let mut stack = Stack::start(&site, &near, attack, options)?;
+    let mut stack = Stack::start(&site, &near, attack, (options, other_lcore))?;
     let client = Client {
         address: format!("{ADDRESS}:{PORT}").parse()?,
         name: site.add(SIZE)?,

@@ -155,6 +155,22 @@ impl AppId {
     }
 }
 
+/// Index of a user in the stack's list of users.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct UserIndex(u16);
+
+impl UserIndex {
+    /// Creates an index. There are at most as many users as applications, 1,024.
+    pub(super) fn at(index: usize) -> Self {
+        Self(index as u16)
+    }
+
+    #[inline]
+    pub(super) fn number(self) -> usize {
+        self.0.into()
+    }
+}
+
 /// Datagram sockets have the indices from here on; connections have lower ones.
 pub(crate) const SOCKETS: u32 = 1 << 30;
 

@@ -3,8 +3,6 @@
 //! Connections of an application that has gone may still send, and copies may be in flight. The memory stays until the
 //! last of them has ended.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
@@ -12,9 +10,10 @@ use offcore_mem::mapping::MemoryError;
 use offcore_session::layout::LARGE;
 use offcore_session::{Arena, Charge, Memory, Segment, Wanted};
 
-use super::addr::AppId;
+use super::addr::{AppId, UserIndex};
 use super::memory::{self, AppMemory, PRIVATE};
 use super::shortage::{AGAIN, MemoryWaiters};
+use super::users::Users;
 
 /// An application.
 #[derive(Debug)]
@@ -30,8 +29,7 @@ pub(super) struct App {
     /// The number of its connections, sockets and listeners, including those left behind, and the limit.
     users: usize,
     limit: usize,
-    /// The application's user, if known.
-    user: Option<u32>,
+    pub user: UserIndex,
     /// The application has gone, and opens nothing any more.
     gone: bool,
     /// The system has no more memory for it.
@@ -43,7 +41,7 @@ pub(super) struct App {
 }
 
 impl App {
-    fn new(arena: Arena, charge: Arc<Charge>, fed: bool) -> Box<Self> {
+    fn new(arena: Arena, charge: Arc<Charge>, fed: bool, user: UserIndex) -> Box<Self> {
         Box::new(Self {
             arena,
             charge,
@@ -52,7 +50,7 @@ impl App {
             shortage: MemoryWaiters::default(),
             users: 0,
             limit: usize::MAX,
-            user: None,
+            user,
             gone: false,
             grown_out: false,
             fed,
@@ -87,23 +85,21 @@ pub(super) struct Arenas {
     apps: Vec<Option<Box<App>>>,
     /// Applications whose memory has changed or is short.
     changed: Vec<usize>,
-    /// The number of connections, sockets and listeners of each user that has any, and the limit that these users share
-    /// equally. If a share shrinks, its existing connections stay.
-    of_users: HashMap<Option<u32>, usize>,
-    most: usize,
+    pub users: Users,
 }
 
 impl Arenas {
     /// Creates the list with up to `memory` bytes for the stack's own process, and up to `most` connections, sockets
     /// and listeners, which the users share equally.
     pub(super) fn new(memory: usize, most: usize) -> Result<Self, MemoryError> {
-        let own = App::new(memory::arena(memory)?, Arc::default(), false);
-        Ok(Self { apps: vec![Some(own)], changed: vec![0], of_users: HashMap::new(), most })
+        let mut users = Users::new(most);
+        let own = App::new(memory::arena(memory)?, Arc::default(), false, users.add_app(None));
+        Ok(Self { apps: vec![Some(own)], changed: vec![0], users })
     }
 
     /// Adds an application.
     pub(super) fn add(&mut self, memory: AppMemory) -> AppId {
-        let app = App::new(memory.arena, memory.charge, true);
+        let app = App::new(memory.arena, memory.charge, true, self.users.add_app(None));
         let free = self.apps.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
             self.apps.push(None);
@@ -162,14 +158,23 @@ impl Arenas {
     }
 
     pub(super) fn set_user(&mut self, app: AppId, user: u32) {
-        if let Some(this) = self.place(app).filter(|this| this.users == 0) {
-            this.user = Some(user);
+        let Self { apps, users, .. } = self;
+        let this = apps.get_mut(app.number() as usize).and_then(Option::as_deref_mut);
+        if let Some(this) = this.filter(|this| this.users == 0) {
+            users.remove_app(this.user);
+            this.user = users.add_app(Some(user));
         }
     }
 
     /// Returns the user of an application.
     pub(super) fn user(&self, app: AppId) -> Option<u32> {
-        self.apps.get(app.number() as usize)?.as_deref()?.user
+        self.users.id(self.apps.get(app.number() as usize)?.as_deref()?.user)
+    }
+
+    /// Returns whether the windows of an application's user are limited.
+    pub(super) fn is_limited(&self, app: AppId) -> bool {
+        let this = self.apps.get(app.number() as usize).and_then(Option::as_deref);
+        this.is_some_and(|this| self.users.is_limited(this.user))
     }
 
     /// Returns whether the application may open connections, sockets and listeners.
@@ -189,11 +194,9 @@ impl Arenas {
     /// user is below its share, and the user's budget has room for the private memory. A charged block covers several
     /// of them and stays charged until the application ends.
     pub(super) fn may_enter(&mut self, app: AppId) -> bool {
-        let Self { apps, of_users, most, .. } = self;
+        let Self { apps, users, .. } = self;
         let Some(Some(this)) = apps.get_mut(app.number() as usize) else { return false };
-        let count = of_users.get(&this.user).copied().unwrap_or(0);
-        let users = of_users.len() + usize::from(count == 0);
-        if this.users >= this.limit || count >= *most / users {
+        if this.users >= this.limit || !users.may_enter(this.user) {
             return false;
         }
         if this.users == this.paid && this.charge.take(1) {
@@ -207,7 +210,7 @@ impl Arenas {
         let this = self.app(app);
         this.users += 1;
         let user = this.user;
-        *self.of_users.entry(user).or_default() += 1;
+        self.users.enter(user);
     }
 
     /// Counts the end of a connection, socket or listener whose memory has been freed.
@@ -215,18 +218,15 @@ impl Arenas {
         let this = self.app(app);
         this.users -= 1;
         let user = this.user;
-        if let Entry::Occupied(mut count) = self.of_users.entry(user) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
+        self.users.leave(user);
         self.free_when_left(app);
     }
 
     fn free_when_left(&mut self, app: AppId) {
-        if let Some(place) = self.apps.get_mut(app.number() as usize) {
-            place.take_if(|this| this.gone && this.users == 0);
+        if let Some(place) = self.apps.get_mut(app.number() as usize)
+            && let Some(this) = place.take_if(|this| this.gone && this.users == 0)
+        {
+            self.users.remove_app(this.user);
         }
     }
 

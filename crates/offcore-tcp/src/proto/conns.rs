@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use offcore_session::{Arena, Fifo, Memory, Misuse, Place, Rx, Tx};
 
-use super::addr::{AppId, ConnId, SOCKETS};
+use super::addr::{AppId, ConnId, SOCKETS, UserIndex};
 use super::ahead::Ahead;
 use super::arenas::Arenas;
 use super::config::{Buffers, Config, ONE_WRITE, Room};
@@ -24,6 +24,7 @@ pub(super) struct Conn {
     pub tcb: Tcb,
     /// The application whose memory it uses.
     pub app: AppId,
+    pub user: UserIndex,
     /// Its index in the application's list of connections.
     pub listed: u32,
     /// The application's memory, without a lookup of the application.
@@ -45,6 +46,8 @@ pub(super) struct Conn {
     pub planned: u32,
     /// The application waits for room.
     pub wants_room: bool,
+    /// It waits for its user's share of a busy worker before it extends its window.
+    pub is_throttled: bool,
     /// It waits for memory, see [`MemoryWaiters`](super::shortage::Shortage).
     pub waits: bool,
     /// The listener that it belongs to until it is accepted.
@@ -53,13 +56,14 @@ pub(super) struct Conn {
 
 impl Conn {
     /// Creates a connection with a slot in `arena`, the memory of `app`. Returns `None` if all slots are in use.
-    pub(super) fn new(tcb: Tcb, app: AppId, arena: &mut Arena) -> Option<Box<Self>> {
+    pub(super) fn new(tcb: Tcb, app: AppId, user: UserIndex, arena: &mut Arena) -> Option<Box<Self>> {
         let slot = arena.take_slot()?;
         let (rx, tx) = (Fifo::new(slot), Fifo::new(slot));
         let ahead = Ahead::default();
         Some(Box::new(Self {
             tcb,
             app,
+            user,
             listed: 0,
             memory: Arc::clone(arena.memory()),
             slot,
@@ -68,6 +72,7 @@ impl Conn {
             ahead,
             promised: 0,
             funded: 0,
+            is_throttled: false,
             buffers: Buffers::default(),
             planned: 0,
             wants_room: false,

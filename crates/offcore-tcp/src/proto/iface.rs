@@ -1,11 +1,11 @@
 //! Interfaces, their addresses, and routes.
 
-use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use offcore_wire::{MacAddr, ipv6};
 
 use super::groups::{Groups, Sender};
+use super::ready::Ready;
 
 /// The configuration of an interface.
 #[derive(Debug, Clone)]
@@ -147,7 +147,7 @@ pub(crate) struct Iface {
     /// Maximum payload in bytes that the port segments; 0 without segmentation offload.
     pub segment_offload: u32,
     /// Connections that may have something to send.
-    pub ready: VecDeque<u32>,
+    pub ready: Ready,
     /// The port is full: connections neither send nor acknowledge. `unacknowledged`: connections whose acknowledgement
     /// is due.
     pub held: bool,
@@ -174,7 +174,7 @@ impl Iface {
             addresses: all.chain(with_v6.then_some(link_local)).collect(),
             routes: config.routes.clone(),
             segment_offload: 0,
-            ready: VecDeque::new(),
+            ready: Ready::default(),
             held: false,
             unacknowledged: Vec::new(),
             groups: Groups::new(seed),

@@ -102,7 +102,7 @@ impl Net {
 
     /// Returns the interfaces in the order in which they send in this call.
     #[inline]
-    pub(super) fn turns(&mut self) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn turns(&mut self) -> impl Iterator<Item = usize> + Clone + use<> {
         let (first, count) = (self.first, self.ifaces.len());
         self.first = if first + 1 < count { first + 1 } else { 0 };
         (first..count).chain(0..first)

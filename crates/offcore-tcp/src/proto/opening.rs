@@ -129,8 +129,10 @@ impl Stack {
         asking.tries += 1;
         let deadline = conn.tcb.deadline();
         let key = conn.tcb.key;
+        let is_limited = self.arenas.is_limited(conn.app);
         let app = self.arenas.app(conn.app);
-        let window = windows::of_syn(LocalParameters::of(&self.config, conn.buffers), &app.arena, 0);
+        let wishes = LocalParameters::of(&self.config, conn.buffers);
+        let window = windows::of_syn(wishes, &app.arena, 0, is_limited);
         let window = conn.tcb.receiver.announce_syn(window);
         conn.fund(&mut app.arena, None);
         let wanted = *conn.tcb.headers.options();
@@ -226,7 +228,8 @@ impl Stack {
             timestamp_offset: self.origins.timestamp_offset(&key),
             options: at.options,
         };
-        let window = windows::of_syn(wishes, &self.arenas[at.app], at.half_open);
+        let is_limited = self.arenas.is_limited(at.app);
+        let window = windows::of_syn(wishes, &self.arenas[at.app], at.half_open, is_limited);
         Some(Half::new(now, both, listener, window))
     }
 
@@ -415,8 +418,8 @@ impl Stack {
         if !self.arenas.may_enter(app) {
             return None;
         }
-        let arena = &mut self.arenas[app];
-        let mut conn = Conn::new(tcb, app, arena)?;
+        let App { arena, user, .. } = self.arenas.app(app);
+        let mut conn = Conn::new(tcb, app, *user, arena)?;
         conn.listener = listener;
         let listener = listener.and_then(|listener| self.listeners.get(listener));
         conn.buffers = listener.map_or_else(Buffers::default, |listener| listener.buffers);

@@ -45,6 +45,8 @@ pub(crate) struct Receiver {
     promise: u32,
     /// The limit of the window by memory.
     granted: u64,
+    /// The limit of the window by its user's share of a busy worker.
+    share: u64,
     round: Round,
     /// Position of the peer's FIN if it has arrived. `next` is beyond it when all data before it has also arrived.
     fin: Option<u64>,
@@ -71,6 +73,7 @@ impl Receiver {
             consumed: 0,
             promise,
             granted: u64::MAX,
+            share: u64::MAX,
             round: Round::default(),
             fin: None,
             scale,
@@ -303,6 +306,25 @@ impl Receiver {
         self.granted = self.granted.max(edge);
     }
 
+    /// Removes the limit by the user's share.
+    #[inline]
+    pub(crate) fn remove_share(&mut self) {
+        self.share = u64::MAX;
+    }
+
+    /// Keeps the window from growing. Returns whether less than half of a window of `chunk` bytes is left.
+    pub(crate) fn hold_share(&mut self, chunk: u64) -> bool {
+        self.share = self.share.min(self.announced);
+        self.share.saturating_sub(self.next) < chunk / 2
+    }
+
+    /// Extends the limit by the user's share to a window of `chunk` bytes. Returns by how much it grows.
+    pub(crate) fn extend_share(&mut self, chunk: u64) -> u64 {
+        let before = self.share;
+        self.share = before.max(self.next + chunk);
+        self.share - before
+    }
+
     /// Returns the number of bytes that have arrived and that the application has not read.
     pub(crate) fn unread(&self) -> u64 {
         self.data_end() - self.consumed
@@ -314,7 +336,7 @@ impl Receiver {
     fn edge(&self) -> u64 {
         let unit = !((1u64 << self.scale) - 1);
         let largest = u64::from(u16::MAX) << self.scale;
-        let window = self.wanted().min(self.granted).saturating_sub(self.next).min(largest);
+        let window = self.wanted().min(self.granted).min(self.share).saturating_sub(self.next).min(largest);
         let edge = self.next + (window & unit);
         if edge >= self.announced + self.least_step(1) { edge } else { self.announced }
     }
@@ -323,7 +345,7 @@ impl Receiver {
     #[inline]
     fn least_step(&self, segments: u64) -> u64 {
         let least = u64::from(self.promise / 2).min(segments * u64::from(self.ack.peer_mss()));
-        if self.granted < self.wanted() { least.min(LEAST.into()) } else { least }
+        if self.granted.min(self.share) < self.wanted() { least.min(LEAST.into()) } else { least }
     }
 
     /// Returns the acknowledgement number and the window of a segment that is sent now. No acknowledgement is due

@@ -11,12 +11,13 @@ use offcore_session::datagram::record_len;
 use offcore_session::undelivered::Undelivered;
 use offcore_session::{Arena, Fifo, Memory, Place as Slot, Rx, Tx};
 
-use super::addr::{AppId, ConnId, SOCKETS, any_like, overlap};
+use super::addr::{AppId, ConnId, SOCKETS, UserIndex, any_like, overlap};
 use super::arenas::Arenas;
 use super::config::{Buffers, Config};
 use super::iface::ResolvedRoute;
 use super::joined::{Joined, UserJoins};
 use super::memory;
+use super::ready::Ready;
 pub(super) use inbox::Inbox;
 pub(super) use outbox::{Outbox, Outgoing, Record};
 
@@ -86,6 +87,7 @@ const _: () = assert!(size_of::<Socket>() <= memory::PRIVATE / 2);
 pub(super) struct Socket {
     /// The application whose memory it uses.
     pub app: AppId,
+    pub user: UserIndex,
     /// The application's memory, without a lookup of the application.
     pub memory: Arc<Memory>,
     /// `None` is the wildcard of both families; 0.0.0.0 and `::` are the wildcards of one.
@@ -173,7 +175,7 @@ pub(super) struct Sockets {
     by_peer: HashMap<(IpAddr, u16, SocketAddr), Vec<u32>>,
     by_port: HashMap<u16, Vec<u32>>,
     /// Sockets that may have something to send.
-    ready: VecDeque<u32>,
+    pub ready: Ready,
     /// Sockets that may hold unneeded blocks, the time of the next sweep over them, and the rest of the current sweep.
     holders: VecDeque<u32>,
     sweep: (u64, usize),
@@ -208,10 +210,6 @@ impl Sockets {
     #[cold]
     pub(super) fn tx(&self, id: ConnId) -> Option<(&Fifo<Tx>, &Arc<Memory>)> {
         self.get(id).map(|socket| (socket.outbox.fifo(), &socket.memory))
-    }
-
-    pub(super) fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
     }
 
     pub(super) fn id(&self, index: u32) -> ConnId {
@@ -344,7 +342,8 @@ impl Sockets {
         if let Some(socket) = self.get_mut(id)
             && !std::mem::replace(&mut socket.ready, true)
         {
-            self.ready.push_back(id.index - SOCKETS);
+            let user = socket.user;
+            self.ready.push(user, id.index - SOCKETS);
         }
     }
 
@@ -385,13 +384,9 @@ impl Sockets {
         (!self.holders.is_empty()).then_some(if left > 0 { 0 } else { due })
     }
 
-    /// Returns the number of sockets that may have something to send.
-    pub(super) fn ready(&self) -> usize {
-        self.ready.len()
-    }
-
-    pub(super) fn next_ready(&mut self) -> Option<ConnId> {
-        let id = self.ready.pop_front().map(|index| self.id(index))?;
+    /// Removes and returns the next socket of a user that may have something to send.
+    pub(super) fn next_ready(&mut self, user: UserIndex) -> Option<ConnId> {
+        let id = self.ready.pop(user).map(|index| self.id(index))?;
         if let Some(socket) = self.get_mut(id) {
             socket.ready = false;
         }

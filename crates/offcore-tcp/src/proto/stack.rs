@@ -1,7 +1,9 @@
 //! A host stack. Its inputs are packet headers and the time; its outputs are verdicts, plans, packets without payload
 //! and events.
 
+mod sending;
 mod timers;
+mod window_shares;
 
 use std::ptr::NonNull;
 
@@ -33,8 +35,6 @@ use super::steering::Steering;
 use super::tcb::State;
 use super::timewait::{MAX_ENTRIES, TimeWait};
 
-/// Maximum number of bytes of one connection that are planned in a row.
-const QUANTUM: u32 = 64 << 10;
 /// A connection counts as quiet after this time without activity, in microseconds.
 const QUIET: u64 = 1_000_000;
 
@@ -152,7 +152,14 @@ impl Stack {
             out.verdicts.push(verdict);
         }
         self.run = None;
+        self.set_busy(now);
         self.settle(now, out);
+    }
+
+    /// Records work at time `now` that is not a packet. The time until the next turn then does not count as idle.
+    #[inline]
+    pub fn set_busy(&mut self, now: u64) {
+        self.arenas.users.set_busy(now);
     }
 
     /// Processes a packet on the fast path if it continues the run of the packet `before` it.
@@ -310,6 +317,7 @@ impl Stack {
             }
             conn.tcb.trim = Some(now + QUIET);
             if conn.tcb.receiver.next() != conn.funded {
+                window_shares::charge_received(&mut self.arenas.users, id, conn);
                 let App { arena, shortage, .. } = self.arenas.app(conn.app);
                 conn.fund(arena, shortage.turn());
                 if conn.lacks_window() {
@@ -326,80 +334,12 @@ impl Stack {
                 iface.unacknowledged.push(id.index);
             }
             if tcb.is_synchronized() && !std::mem::replace(&mut tcb.ready, true) {
-                iface.ready.push_back(id.index);
+                iface.ready.push(conn.user, id.index);
             }
             if let Some(deadline) = tcb.deadline() {
                 self.conns.timers.set(id.index, deadline);
             }
         }
-    }
-
-    /// Plans at most `budget` packets of connections and UDP sockets in turn, except on interfaces that are
-    /// [held](Self::hold).
-    pub fn tx(&mut self, now: u64, budget: usize, out: &mut Out) {
-        if self.udp.has_ready() {
-            let streams = self.net.ifaces.iter().any(|iface| !iface.held && !iface.ready.is_empty());
-            let half = self.udp.half(budget);
-            self.plan_datagrams(now, if streams { half } else { budget }, out);
-        }
-        let mut left = budget.saturating_sub(out.plans.len());
-        for iface in self.net.turns() {
-            if left > 0 && !self.net.ifaces[iface].held {
-                left = self.tx_by(iface, now, left, out);
-            }
-        }
-    }
-
-    /// Plans packets of one interface, and returns the rest of the budget.
-    #[inline]
-    fn tx_by(&mut self, iface: usize, now: u64, mut left: usize, out: &mut Out) -> usize {
-        let Self { net, conns, arenas, config, .. } = self;
-        let at_most = net.ifaces[iface].segment_offload.min(QUANTUM);
-        for _ in 0..net.ifaces[iface].ready.len() {
-            if left == 0 {
-                break;
-            }
-            let Some(index) = net.ifaces[iface].ready.pop_front() else { break };
-            let Some((id, conn)) = conns.at(index) else { continue };
-            let mut quantum = QUANTUM;
-            conn.tcb.ready = false;
-            if conn.tcb.state == State::Closed {
-                continue;
-            }
-            // A segment sent before the next hop is resolved again would be lost (RFC 1122, 2.3.2.2).
-            if conn.tcb.hop.was_resolved() && net.link(now, &mut conn.tcb, out).is_none() {
-                conn.tcb.hop.forget_mac();
-                // Without a route the segment counts as lost.
-                if net.has_route(&mut conn.tcb) {
-                    conns.ask_hop(index, net.neighbours.seen());
-                    continue;
-                }
-            }
-            while left > 0 {
-                let Some(next) = conn.tcb.sender.plan(now, at_most) else { break };
-                let len = (next.range.end - next.range.start) as u32;
-                conn.plan(id, next, out);
-                left -= 1;
-                quantum = quantum.saturating_sub(len.max(1));
-                if quantum == 0 {
-                    break;
-                }
-            }
-            conn.sent(arenas, id, config, out);
-            if left == 0 || quantum == 0 {
-                conn.tcb.ready = true;
-                net.ifaces[iface].ready.push_back(index);
-            }
-            if let Some(deadline) = conn.tcb.deadline() {
-                conns.timers.set(index, deadline);
-            }
-        }
-        left
-    }
-
-    /// Returns whether a connection or socket may have something to send.
-    pub fn has_ready(&self) -> bool {
-        self.net.ifaces.iter().any(|iface| !iface.ready.is_empty()) || self.udp.has_ready()
     }
 
     /// Processes completed copies. All earlier copies of the connection must be complete.

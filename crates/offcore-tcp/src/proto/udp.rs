@@ -8,7 +8,8 @@ use offcore_session::Segments;
 use offcore_session::datagram::{HEADER_LEN, Header, More, PathMtu, record_len};
 use offcore_wire::{IpProtocol, MacAddr, Sum, UdpHeader, dhcp, udp};
 
-use super::addr::{AppId, ConnId, FlowKey};
+use super::addr::{AppId, ConnId, FlowKey, UserIndex};
+use super::arenas::App;
 use super::call_error::CallError;
 use super::config::Buffers;
 use super::ip::{self, Envelope, IpHeaders};
@@ -21,6 +22,7 @@ use super::sockets::{Activity, Errors, Inbox, Outbox, Outgoing, Record, Reuse, R
 use super::stack::Stack;
 use super::steering::Share;
 use super::to_many::GROUP_HOPS;
+use super::users::Budget;
 
 /// Maximum number of bytes of one socket in copies.
 const COPYING: u64 = 256 << 10;
@@ -84,10 +86,11 @@ impl Stack {
         if !self.arenas.may_enter(app) {
             return Err(CallError::TooMany);
         }
-        let arena = &mut self.arenas[app];
+        let App { arena, user, .. } = self.arenas.app(app);
         let slot = arena.take_slot().ok_or(CallError::TooMany)?;
         let mut socket = Box::new(Socket {
             app,
+            user: *user,
             memory: Arc::clone(arena.memory()),
             address,
             port,
@@ -203,6 +206,10 @@ impl Stack {
     ) -> Result<Verdict, DropReason> {
         let Self { udp, arenas, config, .. } = self;
         let socket = udp.get_mut(id).ok_or(DropReason::NoConnection)?;
+        if !arenas.users.datagram_received(socket.user, header.len.into()) {
+            socket.inbox.count_lost();
+            return Err(DropReason::UserShare);
+        }
         let arena = &mut arenas[socket.app];
         let most = socket.receive_buffer(config);
         let (pos, end) = socket.inbox.add(arena, header, most).ok_or(DropReason::NoSpace)?;
@@ -316,24 +323,27 @@ impl Stack {
         }
     }
 
-    /// Plans at most `budget` datagrams, for each socket in turn.
+    /// Plans datagrams of a user, for each of its sockets in turn.
     #[inline(never)]
-    pub(super) fn plan_datagrams(&mut self, now: u64, mut budget: usize, out: &mut Out) {
-        for _ in 0..self.udp.ready() {
-            if budget == 0 {
+    pub(super) fn plan_datagrams(&mut self, now: u64, user: UserIndex, budget: &mut Budget, out: &mut Out) {
+        for _ in 0..self.udp.ready.count(user) {
+            if budget.is_empty() {
                 return;
             }
-            let Some(id) = self.udp.next_ready() else { return };
+            let Some(id) = self.udp.next_ready(user) else { return };
             let mut quantum = QUANTUM;
             let mut more = true;
-            while more && budget > 0 && quantum > 0 {
+            while more && !budget.is_empty() && quantum > 0 {
                 let Some(planned) = self.plan_datagram(now, id, out) else {
                     more = false;
                     continue;
                 };
                 // A held port also uses the budget, which limits the number of sockets checked per turn.
-                budget -= 1;
-                let Planned::Bytes(bytes) = planned else { break };
+                let Planned::Bytes(bytes) = planned else {
+                    budget.take(0, 1);
+                    break;
+                };
+                budget.take(bytes as u64, 1);
                 quantum = quantum.saturating_sub(bytes);
             }
             if more {

@@ -8,6 +8,7 @@ mod one_peer;
 mod shares;
 mod sharing;
 mod undelivered;
+mod users;
 mod world;
 
 use std::net::IpAddr;

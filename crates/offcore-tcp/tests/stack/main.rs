@@ -21,5 +21,6 @@ mod replay;
 mod runs;
 mod scale;
 mod streams;
+mod users;
 mod windows;
 mod world;

@@ -33,6 +33,9 @@ const PORTS: u64 = 14_115;
 const DESCRIPTORS_PER_LISTENER: u64 = 19;
 /// Number of applications that claim marks.
 const CLAIMING: usize = 64;
+/// Number of connections with bulk data, by direction.
+const UPLOADS: usize = 4;
+const DOWNLOADS: usize = 16;
 /// Size of the hostile peers' receive buffers in bytes.
 const BUFFER: usize = 4096;
 /// Maximum number of connections per process of hostile peers, because descriptors are limited per process.
@@ -54,6 +57,10 @@ named! {
         ClaimedMarks = "claimed-marks",
         /// A program opens as many listeners as it can, then closes and opens listeners without a pause.
         Descriptors = "descriptors",
+        /// A program receives as much data from peers as it can.
+        Uploads = "uploads",
+        /// A program sends as much data to peers as it can.
+        Downloads = "downloads",
         /// The control: a program on the stack that only uses CPU time of the clients' core.
         Spinning = "spinning",
     }
@@ -73,6 +80,7 @@ impl Attack {
             Self::FullQueues => Some((source::FULL_QUEUES, 1)),
             Self::ClaimedMarks => Some((source::CLAIMED_MARKS, CLAIMING)),
             Self::Descriptors => Some((source::DESCRIPTORS, 1)),
+            Self::Uploads | Self::Downloads => Some((source::BULK, 1)),
             Self::Spinning => Some((source::SPINNING, 1)),
         }
     }
@@ -84,7 +92,24 @@ impl Attack {
             Self::ZeroWindows => Some((ZERO_WINDOWS, PORT, 1, "GET /hostile HTTP/1.1\r\nHost: a\r\n\r\n")),
             Self::HalfRequests => Some((HALF_REQUESTS, PORT, 1, "GET /hostile HTTP/1.1\r\nHost: ")),
             Self::FullQueues => Some((usize::from(LISTENERS) * TRIED, FIRST_PORT, LISTENERS, "hostile")),
-            Self::ClaimedMarks | Self::Descriptors | Self::Spinning => None,
+            _ => None,
+        }
+    }
+
+    /// Returns the number of connections that carry bulk data, and the direction for the program on the stack.
+    fn bulk(self) -> Option<(usize, [&'static str; 2])> {
+        match self {
+            Self::Uploads => Some((UPLOADS, ["receive", "send"])),
+            Self::Downloads => Some((DOWNLOADS, ["send", "receive"])),
+            _ => None,
+        }
+    }
+
+    /// Returns the arguments of the hostile programs on the stack.
+    fn arguments(self) -> Vec<String> {
+        match self.bulk() {
+            Some((count, [ours, _])) => vec![ours.to_owned(), FIRST_PORT.to_string(), count.to_string()],
+            None => [FIRST_PORT, LISTENERS].map(|number| number.to_string()).to_vec(),
         }
     }
 }
@@ -120,14 +145,10 @@ impl Running {
             for _ in 0..count {
                 let mut command = near.command("taskset");
                 command.args(["-c", &lcore]);
-                if attack == Attack::ClaimedMarks {
-                    // This number of processes would leave the client's threads a small part of their core.
-                    command.args(["nice", "-n", "19"]);
-                }
                 command.args(["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"]);
                 command.arg(&options.binary).args(["exec", "--stack"]).arg(socket).arg("--");
                 command.args(["python3", "-c", program]);
-                command.args([FIRST_PORT, LISTENERS].map(|number| number.to_string()));
+                command.args(attack.arguments());
                 command.current_dir(site.dir.path());
                 running.processes.push(Process::spawn("a hostile program", command)?);
             }
@@ -145,6 +166,13 @@ impl Running {
                 command.arg(&request).args(HOSTILE);
                 running.processes.push(Process::spawn("hostile peers", command)?);
             }
+            running.wait()?;
+        }
+        if let Some((count, [_, theirs])) = attack.bulk() {
+            let mut command = site.far.command("taskset");
+            command.args(["-c", &lcore, "python3", "-c", source::BULK, theirs]);
+            command.args([FIRST_PORT.to_string(), count.to_string(), ADDRESS.to_owned()]).args(HOSTILE);
+            running.processes.push(Process::spawn("hostile peers", command)?);
             running.wait()?;
         }
         running.observe()?;
@@ -195,6 +223,12 @@ impl Running {
             }
             Attack::ClaimedMarks => {
                 Strength::of(sample.advanced(last), CLAIMING as u64, "programs that set marks")
+            }
+            Attack::Uploads | Attack::Downloads => {
+                let wanted = self.attack.bulk().map_or(0, |(count, _)| count) as u64;
+                let open = Strength::of(established, wanted, "established connections");
+                let rate = sample.attempts_per_second(last);
+                Strength { attackers: rate, is_enough: open.is_enough && rate > 0, ..open }
             }
             Attack::Spinning => Strength::of(sample.advanced(last), 1, "programs that run"),
             Attack::Descriptors => {

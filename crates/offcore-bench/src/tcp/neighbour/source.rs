@@ -141,6 +141,33 @@ while True:
         printed = time.monotonic()
 ";
 
+/// Moves as much data as it can: at a listener, or from source addresses to an address. The receiver reports the data
+/// in MB as its attempts. Arguments: `send` or `receive`, port, number of connections,
+/// address, and source addresses.
+pub(super) const BULK: &str = "
+import socket, sys, threading, time
+sends, port, count, peer = sys.argv[1] == 'send', int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+moved, zeros = [0] * count, bytes(1 << 18)
+def move(number, s):
+    data = bytearray(1 << 18)
+    while True:
+        moved[number] += s.send(zeros) if sends else s.recv_into(data)
+def start(number, s):
+    threading.Thread(target=move, args=(number, s), daemon=True).start()
+if peer:
+    for number in range(count):
+        start(number, socket.create_connection((peer[0], port), 10, (peer[1 + number % 3], 0)))
+else:
+    listener = socket.create_server(('0.0.0.0', port), backlog=count)
+print('ready', flush=True)
+if not peer:
+    for number in range(count):
+        start(number, listener.accept()[0])
+while True:
+    time.sleep(0.1)
+    print(0 if sends else sum(moved) // 1000000, count, flush=True)
+";
+
 /// Uses CPU time without a pause, and makes system calls only for its reports.
 pub(super) const SPINNING: &str = "
 import time

@@ -28,11 +28,20 @@ pub(crate) struct DelayedAck {
     largest: u16,
     /// The position that was last acknowledged.
     acknowledged: u64,
+    /// The number of segments with in-order data since it was last taken.
+    segments: u32,
 }
 
 impl DelayedAck {
     pub(super) fn new() -> Self {
-        Self { need: AckNeed::No, quick: QUICK_SEGMENTS, peer_mss: 536, largest: u16::MAX, acknowledged: 0 }
+        Self {
+            need: AckNeed::No,
+            quick: QUICK_SEGMENTS,
+            peer_mss: 536,
+            largest: u16::MAX,
+            acknowledged: 0,
+            segments: 0,
+        }
     }
 
     /// Sets the maximum payload per segment that the peer has been told, and uses its MSS option as a first bound of
@@ -45,6 +54,12 @@ impl DelayedAck {
     #[inline]
     pub(crate) fn peer_mss(&self) -> u16 {
         self.peer_mss
+    }
+
+    /// Returns the number of segments with in-order data since the last call.
+    #[inline]
+    pub(crate) fn take_segments(&mut self) -> u32 {
+        std::mem::take(&mut self.segments)
     }
 
     #[inline]
@@ -61,6 +76,7 @@ impl DelayedAck {
     /// Records that `len` bytes of in-order data have arrived, up to `next`.
     #[inline]
     pub(super) fn arrived(&mut self, now: u64, next: u64, len: u64) {
+        self.segments += 1;
         let due = next - self.acknowledged;
         if len <= u64::from(self.largest) {
             self.peer_mss = self.peer_mss.max(len as u16);

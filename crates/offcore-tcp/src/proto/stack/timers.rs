@@ -21,6 +21,8 @@ const BLACK_HOLE_TIMEOUTS: u8 = 3;
 impl Stack {
     /// Runs the timers that are due by `now`, and returns the next deadline.
     pub fn timers(&mut self, now: u64, out: &mut Out) {
+        self.arenas.users.begin_turn(now);
+        self.extend_windows();
         let mut due = arrayvec::ArrayVec::<u32, EXPIRIES>::new();
         self.conns.timers.expire(now, EXPIRIES, |index| due.push(index));
         // By reference: moving the list costs more than its entries, usually none.
@@ -49,6 +51,7 @@ impl Stack {
             self.net.deadline(),
             self.arenas.deadline(now),
             self.udp.deadline(),
+            self.arenas.users.deadline(),
         ];
         deadlines.into_iter().flatten().min()
     }

@@ -1,0 +1,116 @@
+//! Plans the packets to send. Users take turns, and the connections and sockets of a user take turns in its turn.
+
+use super::Stack;
+use crate::proto::addr::UserIndex;
+use crate::proto::packet::Out;
+use crate::proto::tcb::State;
+use crate::proto::users::Budget;
+
+/// Maximum number of bytes of one connection that are planned in a row.
+const QUANTUM: u32 = 64 << 10;
+/// Maximum work per call. Copies of more data would delay the answers to packets that arrive in the meantime.
+const MAX_WORK: u64 = 512 << 10;
+/// Work of a look at a connection that has nothing to send.
+const VISIT: u64 = 64;
+
+impl Stack {
+    /// Plans at most `packets` packets, except on interfaces that are [held](Self::hold).
+    pub fn tx(&mut self, now: u64, packets: usize, out: &mut Out) {
+        let mut left = Budget { packets, work: MAX_WORK };
+        let turn = self.arenas.users.turn().unwrap_or(MAX_WORK);
+        let ifaces = self.net.turns();
+        for user in self.arenas.users.turns() {
+            if left.is_empty() {
+                return;
+            }
+            let work = turn.min(left.work);
+            let mut budget = Budget { packets: left.packets, work };
+            self.tx_of(user, ifaces.clone(), now, &mut budget, out);
+            if budget.packets < left.packets {
+                self.arenas.users.end_turn(user, work - budget.work);
+                left = Budget { packets: budget.packets, work: left.work - (work - budget.work) };
+            }
+        }
+    }
+
+    /// Plans packets of a user.
+    #[inline]
+    fn tx_of(
+        &mut self,
+        user: UserIndex,
+        ifaces: impl Iterator<Item = usize>,
+        now: u64,
+        budget: &mut Budget,
+        out: &mut Out,
+    ) {
+        if self.udp.ready.count(user) > 0 {
+            let streams = self.net.ifaces.iter().any(|iface| !iface.held && iface.ready.count(user) > 0);
+            let all = *budget;
+            if streams {
+                *budget = Budget { packets: self.udp.half(all.packets), work: all.work / 2 };
+            }
+            let part = *budget;
+            self.plan_datagrams(now, user, budget, out);
+            *budget = Budget {
+                packets: all.packets - (part.packets - budget.packets),
+                work: all.work - (part.work - budget.work),
+            };
+        }
+        for iface in ifaces {
+            if !budget.is_empty() && !self.net.ifaces[iface].held {
+                self.tx_by(iface, user, now, budget, out);
+            }
+        }
+    }
+
+    /// Plans packets of a user's connections on one interface.
+    #[inline]
+    fn tx_by(&mut self, iface: usize, user: UserIndex, now: u64, budget: &mut Budget, out: &mut Out) {
+        let Self { net, conns, arenas, config, .. } = self;
+        let at_most = net.ifaces[iface].segment_offload.min(QUANTUM);
+        for _ in 0..net.ifaces[iface].ready.count(user) {
+            if budget.is_empty() {
+                break;
+            }
+            let Some(index) = net.ifaces[iface].ready.pop(user) else { break };
+            budget.work = budget.work.saturating_sub(VISIT);
+            let Some((id, conn)) = conns.at(index) else { continue };
+            let mut quantum = QUANTUM;
+            conn.tcb.ready = false;
+            if conn.tcb.state == State::Closed {
+                continue;
+            }
+            // A segment sent before the next hop is resolved again would be lost (RFC 1122, 2.3.2.2).
+            if conn.tcb.hop.was_resolved() && net.link(now, &mut conn.tcb, out).is_none() {
+                conn.tcb.hop.forget_mac();
+                // Without a route the segment counts as lost.
+                if net.has_route(&mut conn.tcb) {
+                    conns.ask_hop(index, net.neighbours.seen());
+                    continue;
+                }
+            }
+            while !budget.is_empty() && quantum > 0 {
+                let Some(next) = conn.tcb.sender.plan(now, at_most) else { break };
+                let len = (next.range.end - next.range.start) as u32;
+                let mss = conn.tcb.sender.mss().into();
+                conn.plan(id, next, out);
+                let segments = if len <= mss { 1 } else { len.div_ceil(mss) };
+                budget.take(len.into(), segments.into());
+                quantum = quantum.saturating_sub(len.max(1));
+            }
+            conn.sent(arenas, id, config, out);
+            if budget.is_empty() || quantum == 0 {
+                conn.tcb.ready = true;
+                net.ifaces[iface].ready.push(user, index);
+            }
+            if let Some(deadline) = conn.tcb.deadline() {
+                conns.timers.set(index, deadline);
+            }
+        }
+    }
+
+    /// Returns whether a connection or socket may have something to send.
+    pub fn has_ready(&self) -> bool {
+        self.net.ifaces.iter().any(|iface| !iface.ready.is_empty()) || !self.udp.ready.is_empty()
+    }
+}

@@ -1,0 +1,338 @@
+//! The users of a stack: their shares of connections, and of the time for packets.
+//!
+//! **Sending.** The users take turns. Each gets a limited amount of work per turn ([`TURN`]), however many connections
+//! and sockets it has.
+//!
+//! **Receiving.** A worker receives packets in the order in which they arrive. A user receives less only if its peers
+//! send less. If a user has more than its share of the work of a busy worker while other users have packets, its rate is
+//! limited to the share. Its connections then extend their windows in turn, by [`CHUNK`] bytes, as fast as the rate
+//! permits. Datagrams above the rate are dropped. The limit grows while the worker has idle time, until it is removed.
+//! Advertised windows never shrink.
+//!
+//! Work is counted in bytes: those of the payload, and some for each packet, segment and connection.
+
+use std::collections::VecDeque;
+
+use super::addr::{ConnId, UserIndex};
+
+/// Work of a packet in addition to its payload, of each segment that it is sent as, and of a new connection, in bytes.
+const PACKET: u64 = 2048;
+const SEGMENT: u64 = 256;
+const CONNECTION: u64 = 16 << 10;
+/// Maximum work of a user in its turn to send.
+const TURN: u64 = 64 << 10;
+/// Microseconds in which work is compared.
+const PERIOD: u64 = 2_000;
+/// Longer periods are not evaluated.
+const LONGEST: u64 = 8 * PERIOD;
+/// A worker is busy if at most one part in this many of a period was idle.
+const IDLE_PART: u64 = 16;
+/// A user competes with the others for this time after its last packet, in microseconds.
+const RECENT: u64 = 20_000;
+/// The smallest limit, which applies even if the worker is busy with something else, and the one from which on it is removed, in bytes of work per period.
+const SMALLEST: u64 = 128 << 10;
+const LARGEST: u64 = 32 << 20;
+/// Users may exceed their share by one part in this many. Otherwise the limits of two equal users would alternate.
+const TOLERATED_PART: u64 = 8;
+/// A limit grows by one part in this many per period.
+const GROWTH_PART: u64 = 16;
+/// The window of a connection of a limited user, in bytes.
+pub(super) const CHUNK: u64 = 16 << 10;
+/// Unused rate is kept for one part in this many of a period.
+const KEPT_PART: u64 = 8;
+
+/// The remaining number of packets and the remaining work.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Budget {
+    pub packets: usize,
+    pub work: u64,
+}
+
+impl Budget {
+    pub(super) fn is_empty(self) -> bool {
+        self.packets == 0 || self.work == 0
+    }
+
+    /// Takes a packet with `bytes` of payload that the port sends as this number of segments.
+    #[inline]
+    pub(super) fn take(&mut self, bytes: u64, segments: u64) {
+        self.packets -= 1;
+        self.work = self.work.saturating_sub(bytes + PACKET + SEGMENT * segments);
+    }
+}
+
+/// A user's packets.
+#[derive(Debug, Default)]
+struct Traffic {
+    /// Work of sent packets and new connections in this period, and of received packets.
+    sent: u64,
+    received: u64,
+    /// Payload and work that were received in the last period in which anything was, to convert between them.
+    ratio: (u64, u64),
+    /// Payload received in this period.
+    bytes: u64,
+    /// End of the last period with work.
+    active: u64,
+    /// The limit of received work per period, and the work that may be received now.
+    limit: Option<u64>,
+    credit: i64,
+    /// Connections that wait to extend their windows.
+    waiting: VecDeque<ConnId>,
+}
+
+#[derive(Debug)]
+struct User {
+    /// User ID. `None` for applications without one.
+    id: Option<u32>,
+    /// Number of its applications.
+    apps: usize,
+    /// Number of its connections, sockets and listeners.
+    entries: usize,
+    traffic: Traffic,
+}
+
+/// All users.
+#[derive(Debug)]
+pub(super) struct Users {
+    list: Vec<User>,
+    /// Maximum number of connections, sockets and listeners of all users.
+    most: usize,
+    /// Begin of the period, and its idle time.
+    began: u64,
+    idle: u64,
+    /// Time of the last turn, and whether packets were received or sent since.
+    last: u64,
+    is_busy: bool,
+    /// The user that sends first in the next turn.
+    first: usize,
+    /// The number of users with packets in the last periods.
+    competing: u64,
+    /// A user has a limit, or its connections wait.
+    has_limits: bool,
+}
+
+impl Users {
+    pub(super) fn new(most: usize) -> Self {
+        let list = Vec::new();
+        let (began, idle, last, first, competing) = (0, 0, 0, 0, 0);
+        Self { list, most, began, idle, last, is_busy: false, first, competing, has_limits: false }
+    }
+
+    /// Adds an application of a user.
+    pub(super) fn add_app(&mut self, id: Option<u32>) -> UserIndex {
+        let known = self.list.iter().position(|user| user.id == id && user.apps > 0);
+        let at = known.or_else(|| self.list.iter().position(|user| user.apps == 0));
+        let at = at.unwrap_or_else(|| {
+            self.list.push(User { id, apps: 0, entries: 0, traffic: Traffic::default() });
+            self.list.len() - 1
+        });
+        let user = &mut self.list[at];
+        if user.apps == 0 {
+            *user = User { id, apps: 0, entries: 0, traffic: Traffic::default() };
+        }
+        user.apps += 1;
+        UserIndex::at(at)
+    }
+
+    /// Removes an application. Its connections, sockets and listeners have ended.
+    pub(super) fn remove_app(&mut self, user: UserIndex) {
+        self.list[user.number()].apps -= 1;
+    }
+
+    /// Returns the ID of a user.
+    pub(super) fn id(&self, user: UserIndex) -> Option<u32> {
+        self.list[user.number()].id
+    }
+
+    /// Returns whether a user may have one more connection, socket or listener. If a share shrinks because there are
+    /// more users, existing connections stay.
+    pub(super) fn may_enter(&self, user: UserIndex) -> bool {
+        let entries = self.list[user.number()].entries;
+        let users = self.list.iter().filter(|user| user.entries > 0).count();
+        entries < self.most / (users + usize::from(entries == 0))
+    }
+
+    /// Counts a new connection, socket or listener.
+    pub(super) fn enter(&mut self, user: UserIndex) {
+        let user = &mut self.list[user.number()];
+        user.entries += 1;
+        user.traffic.sent += CONNECTION;
+    }
+
+    /// Counts the end of a connection, socket or listener.
+    pub(super) fn leave(&mut self, user: UserIndex) {
+        self.list[user.number()].entries -= 1;
+    }
+
+    /// Returns the users in the order in which they send in this turn.
+    pub(super) fn turns(&mut self) -> impl Iterator<Item = UserIndex> + use<> {
+        let (first, count) = (self.first, self.list.len());
+        (first..count).chain(0..first).map(UserIndex::at)
+    }
+
+    /// Charges a user for sent packets. The user after it sends first in the next turn.
+    #[inline]
+    pub(super) fn end_turn(&mut self, user: UserIndex, work: u64) {
+        self.is_busy = true;
+        self.list[user.number()].traffic.sent += work;
+        self.first = if user.number() + 1 < self.list.len() { user.number() + 1 } else { 0 };
+    }
+
+    /// Charges a user for `bytes` that a connection has received in `segments` segments.
+    #[inline]
+    pub(super) fn charge_received(&mut self, user: UserIndex, bytes: u64, segments: u32) {
+        let traffic = &mut self.list[user.number()].traffic;
+        traffic.received += bytes + PACKET * u64::from(segments);
+        traffic.bytes += bytes;
+    }
+
+    /// Charges a user for a received datagram of `len` bytes. Returns `false` if it exceeds the user's limit.
+    pub(super) fn datagram_received(&mut self, user: UserIndex, len: usize) -> bool {
+        let traffic = &mut self.list[user.number()].traffic;
+        let work = len as u64 + PACKET;
+        if traffic.limit.is_some() {
+            if traffic.credit <= 0 {
+                return false;
+            }
+            traffic.credit -= work.cast_signed();
+        }
+        traffic.received += work;
+        traffic.bytes += len as u64;
+        true
+    }
+
+    /// Adds a connection that waits to extend its window, unless its user may do that now.
+    pub(super) fn may_extend_or_wait(&mut self, user: UserIndex, id: ConnId) -> bool {
+        let traffic = &mut self.list[user.number()].traffic;
+        let may_extend = traffic.credit > 0 && traffic.waiting.is_empty();
+        if !may_extend {
+            traffic.waiting.push_back(id);
+        }
+        may_extend
+    }
+
+    /// Charges a user for `bytes` by which a window has been extended.
+    pub(super) fn charge_window(&mut self, user: UserIndex, bytes: u64) {
+        let traffic = &mut self.list[user.number()].traffic;
+        let (of, work) = traffic.ratio;
+        traffic.credit -= (bytes * work).checked_div(of).unwrap_or(bytes).cast_signed();
+    }
+
+    /// Returns whether a user has a limit, or its connections wait.
+    pub(super) fn has_limits(&self) -> bool {
+        self.has_limits
+    }
+
+    /// Removes and returns the connection of a user that waits longest to extend its window, if it may do that now.
+    pub(super) fn next_waiting(&mut self, user: UserIndex) -> Option<ConnId> {
+        let traffic = &mut self.list[user.number()].traffic;
+        if traffic.limit.is_some() && traffic.credit <= 0 {
+            return None;
+        }
+        traffic.waiting.pop_front()
+    }
+
+    /// Returns when waiting connections are checked again.
+    pub(super) fn deadline(&self) -> Option<u64> {
+        let waits = self.has_limits && self.list.iter().any(|user| !user.traffic.waiting.is_empty());
+        waits.then_some(self.last + PERIOD / KEPT_PART)
+    }
+
+    /// Records work at time `now`.
+    #[inline]
+    pub(super) fn set_busy(&mut self, now: u64) {
+        self.advance(now);
+        self.is_busy = true;
+    }
+
+    /// Returns the maximum work of a user in its turn, if users compete.
+    #[inline]
+    pub(super) fn turn(&self) -> Option<u64> {
+        (self.competing > 1).then_some(TURN)
+    }
+
+    /// Returns whether the windows of a user are limited.
+    pub(super) fn is_limited(&self, user: UserIndex) -> bool {
+        self.list[user.number()].traffic.limit.is_some()
+    }
+
+    /// Begins a turn.
+    #[inline]
+    pub(super) fn begin_turn(&mut self, now: u64) {
+        self.advance(now);
+        if now.saturating_sub(self.began) >= PERIOD {
+            self.end_period(now);
+        }
+    }
+
+    /// Counts the time since the last turn. A turn may consist of several calls with the same time.
+    #[inline]
+    fn advance(&mut self, now: u64) {
+        let passed = now.saturating_sub(self.last);
+        if passed == 0 {
+            return;
+        }
+        self.last = now;
+        if !std::mem::take(&mut self.is_busy) {
+            self.idle += passed;
+        }
+        if self.has_limits {
+            self.list.iter_mut().for_each(|user| user.traffic.add_credit(passed));
+        }
+    }
+
+    #[cold]
+    fn end_period(&mut self, now: u64) {
+        let passed = now - self.began;
+        // A worker that was not scheduled has no measured period.
+        let is_saturated = self.idle <= passed / IDLE_PART && passed < LONGEST;
+        (self.began, self.idle) = (now, 0);
+        let (mut total, mut competing) = (0, 0);
+        for Traffic { sent, received, active, .. } in self.list.iter_mut().map(|user| &mut user.traffic) {
+            if *sent + *received > 0 {
+                *active = now;
+            }
+            total += *sent + *received;
+            competing += u64::from(*active > 0 && now - *active < RECENT);
+        }
+        self.competing = competing;
+        let share = (is_saturated && competing > 1).then(|| total / competing);
+        self.has_limits = false;
+        for traffic in self.list.iter_mut().map(|user| &mut user.traffic) {
+            traffic.end_period(share, passed);
+            self.has_limits |= traffic.limit.is_some() || !traffic.waiting.is_empty();
+        }
+    }
+}
+
+impl Traffic {
+    /// Adds the credit for `passed` microseconds.
+    fn add_credit(&mut self, passed: u64) {
+        let Some(limit) = self.limit else { return };
+        let most = (limit / KEPT_PART).max(CHUNK).cast_signed();
+        self.credit = most.min(self.credit + (limit * passed.min(PERIOD) / PERIOD).cast_signed());
+    }
+
+    /// Adapts the limit at the end of a period that lasted `passed` microseconds. `share` is the share of all work of a
+    /// busy worker, if users compete.
+    fn end_period(&mut self, share: Option<u64>, passed: u64) {
+        let Self { sent, received, bytes, .. } = *self;
+        if bytes > 0 {
+            self.ratio = (bytes, received);
+        }
+        match share {
+            // A user that sends its share may still receive half of it, so that it gets acknowledgements and requests.
+            Some(share) if sent + received > share + share / TOLERATED_PART && received > share / 2 => {
+                let limit = share.saturating_sub(sent).max(share / 2) * PERIOD / passed.max(PERIOD);
+                if self.limit.replace(limit.max(SMALLEST)).is_none() {
+                    self.credit = 0;
+                }
+            }
+            _ => {
+                self.limit =
+                    self.limit.map(|limit| limit + limit / GROWTH_PART).filter(|limit| *limit < LARGEST)
+            }
+        }
+        (self.sent, self.received, self.bytes) = (0, 0, 0);
+    }
+}

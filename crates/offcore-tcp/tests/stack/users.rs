@@ -1,0 +1,121 @@
+//! Users of one stack share the time for packets.
+
+use std::sync::Arc;
+
+use offcore_tcp::proto::{AppId, AppMemory, Config, ConnId, Out, Stack};
+
+use crate::host::Host;
+use crate::streams::content;
+use crate::world::World;
+
+const SECOND: u64 = 1_000_000;
+const MEGABYTE: usize = 1 << 20;
+/// Maximum number of packets per turn.
+const PACKETS: usize = 32;
+
+fn add_app(stack: &mut Stack, user: u32) -> AppId {
+    let app = stack.add_app(AppMemory::new(16 * MEGABYTE, Arc::default()).unwrap());
+    stack.set_user(app, user);
+    app
+}
+
+/// Creates a world with applications of two users at the given host, and connects as many connections of each. Returns
+/// their ends at both hosts.
+fn connect(host: usize, counts: [usize; 2]) -> (World, [Vec<[ConnId; 2]>; 2]) {
+    let mut world = World::new(1, 1500, Config::default());
+    let apps = [1, 2].map(|user| add_app(&mut world.hosts[host].stack, user));
+    for (app, port) in apps.into_iter().zip([7, 8]) {
+        world.hosts[host].stack.listen(app, None, port, 256, false).unwrap();
+    }
+    let conns = [0, 1].map(|user: usize| {
+        (0..counts[user])
+            .map(|_| {
+                let (now, other) = (world.now, 1 - host);
+                let to = format!("10.0.0.{}:{}", host + 1, 7 + user);
+                let there = world.hosts[other].connect(now, &to);
+                assert!(world.run_until(SECOND, |hosts| !hosts[host].accepted.is_empty()));
+                let here = world.hosts[host].accepted.pop().unwrap();
+                if host == 0 { [here, there] } else { [there, here] }
+            })
+            .collect()
+    });
+    (world, conns)
+}
+
+/// Returns the number of plans for each user in the next turn of host 0.
+fn plans(world: &mut World, conns: &[Vec<[ConnId; 2]>; 2]) -> [usize; 2] {
+    let (now, mut out) = (world.now, Out::default());
+    let stack = &mut world.hosts[0].stack;
+    stack.tx(now, PACKETS, &mut out);
+    let counts = [0, 1].map(|user: usize| {
+        let is_of_user = |conn: ConnId| conns[user].iter().any(|ends| ends[0] == conn);
+        out.plans.iter().filter(|plan| is_of_user(plan.conn)).count()
+    });
+    for plan in out.plans.drain(..).rev() {
+        stack.give_up(&plan, &mut Out::default());
+    }
+    counts
+}
+
+#[test]
+fn users_send_in_turn() {
+    let (mut world, conns) = connect(0, [24, 1]);
+    // Both users have packets in the same periods.
+    for _ in 0..10 {
+        let now = world.now;
+        for ends in conns.iter().flatten() {
+            world.hosts[0].send(now, ends[0], &content(1, 20_000));
+        }
+        world.run(2_000);
+    }
+    let now = world.now;
+    for ends in conns.iter().flatten() {
+        let Host { stack, sessions, .. } = &mut world.hosts[0];
+        let session = sessions.get_mut(&ends[0]).unwrap();
+        assert_eq!(session.writer.write(&content(2, 7_240)), 7_240);
+        stack.written(now, ends[0], &mut Out::default()).unwrap();
+    }
+    let turns: Vec<_> = (0..4).map(|_| plans(&mut world, &conns)).collect();
+    // The single connection of the second user has five segments. It does not wait for the 24 others.
+    assert_eq!(turns[0], [18, 5], "{turns:?}");
+    assert!(turns.iter().all(|[first, second]| *first > 0 && first + second <= PACKETS), "{turns:?}");
+}
+
+/// Sends data from host 0 to two users of host 1 for a virtual second, as much as the windows permit. The host is busy
+/// all the time. Returns the number of bytes that each user has received.
+fn receive_beside(counts: [usize; 2], competes: bool) -> [usize; 2] {
+    let (mut world, conns) = connect(1, counts);
+    world.delay = 1000;
+    let bytes = content(3, 4 * MEGABYTE);
+    let now = world.now;
+    for (user, ends) in conns.iter().enumerate() {
+        for [here, _] in ends.iter().filter(|_| user == 0 || competes) {
+            world.hosts[0].send(now, *here, &bytes);
+        }
+    }
+    let end = now + SECOND / 5;
+    while world.now < end {
+        world.run(50);
+        let now = world.now;
+        world.hosts[1].stack.set_busy(now);
+    }
+    let received = conns.each_ref().map(|ends| {
+        ends.iter().map(|[_, there]| world.hosts[1].sessions[there].received.len()).sum::<usize>()
+    });
+    // Nothing is lost, and the limit is removed.
+    let all = |hosts: &mut [Host; 2]| {
+        let is_complete = |[_, there]: &[ConnId; 2]| hosts[1].sessions[there].received.len() == bytes.len();
+        conns[0].iter().all(is_complete)
+    };
+    assert!(world.run_until(600 * SECOND, all));
+    assert!(conns[0].iter().all(|[_, there]| world.hosts[1].sessions[there].received == bytes));
+    received
+}
+
+#[test]
+fn busy_worker_limits_windows() {
+    let alone = receive_beside([16, 1], false);
+    let [many, single] = receive_beside([16, 1], true);
+    assert!(many < 4 * single, "16 connections of one user received {many} bytes, one of another {single}");
+    assert!(many < alone[0] / 2, "{many} bytes, {} without another user", alone[0]);
+}
