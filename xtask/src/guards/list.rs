@@ -295,7 +295,8 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "windows of users",
         file: "crates/offcore-tcp/src/proto/stack/window_shares.rs",
-        code: "    if users.is_limited(conn.user) {", without: "    if users.is_limited(conn.user) && id.index == u32::MAX {",
+        code: "if users.charge_received(conn.user, bytes, packets) {",
+        without: "if users.charge_received(conn.user, bytes, packets) && id.index == u32::MAX {",
         package: TCP, executable: "stack", test: "busy_worker_limits_windows",
     },
     Guard {

@@ -339,11 +339,9 @@ impl Stack {
                     continue;
                 };
                 // A held port also uses the budget, which limits the number of sockets checked per turn.
-                let Planned::Bytes(bytes) = planned else {
-                    budget.take(0, 1);
-                    break;
-                };
-                budget.take(bytes as u64, 1);
+                budget.packets -= 1;
+                let Planned::Bytes(bytes) = planned else { break };
+                budget.take_work(bytes as u64, 1, 1);
                 quantum = quantum.saturating_sub(bytes);
             }
             if more {

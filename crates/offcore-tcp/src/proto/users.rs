@@ -29,8 +29,9 @@ const LONGEST: u64 = 8 * PERIOD;
 const IDLE_PART: u64 = 16;
 /// A user competes with the others for this time after its last packet, in microseconds.
 const RECENT: u64 = 20_000;
-/// The smallest limit, which applies even if the worker is busy with something else, and the one from which on it is removed, in bytes of work per period.
+/// The smallest limit in bytes of work per period. If the worker is busy with other work, lower limits would not help.
 const SMALLEST: u64 = 128 << 10;
+/// A limit is removed when it exceeds this.
 const LARGEST: u64 = 32 << 20;
 /// Users may exceed their share by one part in this many. Otherwise the limits of two equal users would alternate.
 const TOLERATED_PART: u64 = 8;
@@ -53,11 +54,10 @@ impl Budget {
         self.packets == 0 || self.work == 0
     }
 
-    /// Takes a packet with `bytes` of payload that the port sends as this number of segments.
+    /// Takes the work of `packets` packets with `bytes` of payload that the port sends as `segments` segments.
     #[inline]
-    pub(super) fn take(&mut self, bytes: u64, segments: u64) {
-        self.packets -= 1;
-        self.work = self.work.saturating_sub(bytes + PACKET + SEGMENT * segments);
+    pub(super) fn take_work(&mut self, bytes: u64, packets: usize, segments: u64) {
+        self.work = self.work.saturating_sub(bytes + PACKET * packets as u64 + SEGMENT * segments);
     }
 }
 
@@ -178,12 +178,14 @@ impl Users {
         self.first = if user.number() + 1 < self.list.len() { user.number() + 1 } else { 0 };
     }
 
-    /// Charges a user for `bytes` that a connection has received in `segments` segments.
+    /// Charges a user for `bytes` that a connection has received in `packets` packets. Returns whether the windows of
+    /// the user are limited.
     #[inline]
-    pub(super) fn charge_received(&mut self, user: UserIndex, bytes: u64, segments: u32) {
+    pub(super) fn charge_received(&mut self, user: UserIndex, bytes: u64, packets: u32) -> bool {
         let traffic = &mut self.list[user.number()].traffic;
-        traffic.received += bytes + PACKET * u64::from(segments);
+        traffic.received += bytes + PACKET * u64::from(packets);
         traffic.bytes += bytes;
+        traffic.limit.is_some()
     }
 
     /// Charges a user for a received datagram of `len` bytes. Returns `false` if it exceeds the user's limit.

@@ -28,8 +28,8 @@ pub(crate) struct DelayedAck {
     largest: u16,
     /// The position that was last acknowledged.
     acknowledged: u64,
-    /// The number of segments with in-order data since it was last taken.
-    segments: u32,
+    /// The number of packets with in-order data since it was last taken.
+    packets: u32,
 }
 
 impl DelayedAck {
@@ -40,7 +40,7 @@ impl DelayedAck {
             peer_mss: 536,
             largest: u16::MAX,
             acknowledged: 0,
-            segments: 0,
+            packets: 0,
         }
     }
 
@@ -56,10 +56,10 @@ impl DelayedAck {
         self.peer_mss
     }
 
-    /// Returns the number of segments with in-order data since the last call.
+    /// Returns the number of packets with in-order data since the last call.
     #[inline]
-    pub(crate) fn take_segments(&mut self) -> u32 {
-        std::mem::take(&mut self.segments)
+    pub(crate) fn take_packets(&mut self) -> u32 {
+        std::mem::take(&mut self.packets)
     }
 
     #[inline]
@@ -76,7 +76,7 @@ impl DelayedAck {
     /// Records that `len` bytes of in-order data have arrived, up to `next`.
     #[inline]
     pub(super) fn arrived(&mut self, now: u64, next: u64, len: u64) {
-        self.segments += 1;
+        self.packets += 1;
         let due = next - self.acknowledged;
         if len <= u64::from(self.largest) {
             self.peer_mss = self.peer_mss.max(len as u16);

@@ -16,6 +16,9 @@ const VISIT: u64 = 64;
 impl Stack {
     /// Plans at most `packets` packets, except on interfaces that are [held](Self::hold).
     pub fn tx(&mut self, now: u64, packets: usize, out: &mut Out) {
+        if !self.has_ready() {
+            return;
+        }
         let mut left = Budget { packets, work: MAX_WORK };
         let turn = self.arenas.users.turn().unwrap_or(MAX_WORK);
         let ifaces = self.net.turns();
@@ -76,6 +79,7 @@ impl Stack {
             budget.work = budget.work.saturating_sub(VISIT);
             let Some((id, conn)) = conns.at(index) else { continue };
             let mut quantum = QUANTUM;
+            let before = out.plans.len();
             conn.tcb.ready = false;
             if conn.tcb.state == State::Closed {
                 continue;
@@ -89,15 +93,18 @@ impl Stack {
                     continue;
                 }
             }
-            while !budget.is_empty() && quantum > 0 {
+            while budget.packets > 0 {
                 let Some(next) = conn.tcb.sender.plan(now, at_most) else { break };
                 let len = (next.range.end - next.range.start) as u32;
-                let mss = conn.tcb.sender.mss().into();
                 conn.plan(id, next, out);
-                let segments = if len <= mss { 1 } else { len.div_ceil(mss) };
-                budget.take(len.into(), segments.into());
+                budget.packets -= 1;
                 quantum = quantum.saturating_sub(len.max(1));
+                if quantum == 0 {
+                    break;
+                }
             }
+            let segments = (QUANTUM - quantum).div_ceil(conn.tcb.sender.mss().into());
+            budget.take_work((QUANTUM - quantum).into(), out.plans.len() - before, segments.into());
             conn.sent(arenas, id, config, out);
             if budget.is_empty() || quantum == 0 {
                 conn.tcb.ready = true;

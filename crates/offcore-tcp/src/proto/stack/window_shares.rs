@@ -12,9 +12,8 @@ const RESUMED: usize = 64;
 #[inline]
 pub(super) fn charge_received(users: &mut Users, id: ConnId, conn: &mut Conn) {
     let receiver = &mut conn.tcb.receiver;
-    let (bytes, segments) = (receiver.next() - conn.funded, receiver.ack.take_segments());
-    users.charge_received(conn.user, bytes, segments);
-    if users.is_limited(conn.user) {
+    let (bytes, packets) = (receiver.next() - conn.funded, receiver.ack.take_packets());
+    if users.charge_received(conn.user, bytes, packets) {
         extend_or_wait(users, id, conn);
     } else {
         receiver.remove_share();
