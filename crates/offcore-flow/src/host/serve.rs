@@ -48,6 +48,8 @@ mod raw;
 mod session;
 mod sessions;
 mod stream_options;
+#[cfg(test)]
+mod tests;
 mod turns;
 mod waking;
 mod wire;
@@ -206,6 +208,7 @@ impl Serve {
         self.polling.look = self.polling.watch.take(&mut events, &mut users);
         self.polling.looked = calls.now;
         self.registry.visit_awake(Application::make_all_due);
+        self.take_created_memory(calls);
         self.handle_peer_answers(calls);
         for (user, key) in std::mem::take(&mut self.admission.talking) {
             let from = tsc::now();
@@ -293,12 +296,9 @@ impl Serve {
                 self.wake_application(app);
             }
             Source::Kernel => self.take_accept_results(app, calls),
-            // The next round handles answers about other ends, and processes that wait until their user is below the
-            // limit of errands.
-            Source::Helpers => {
-                self.take_created_memory(calls);
-                self.polling.look = true;
-            }
+            // The next round handles created memory, answers about other ends, and processes that wait until their user
+            // is below the limit of errands.
+            Source::Helpers => self.polling.look = true,
             Source::User => {}
             Source::End if !flags.contains(EventFlags::HUP) => {
                 if flags.contains(EventFlags::IN) {

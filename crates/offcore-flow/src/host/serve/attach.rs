@@ -303,8 +303,9 @@ impl Serve {
         Errno::AGAIN
     }
 
-    /// Handles memory that was created, for new and existing applications.
+    /// Handles memory that was created, for new and existing applications, until the time for it is used up.
     pub(super) fn take_created_memory(&mut self, calls: &mut Calls<'_>) {
+        let (began, limit) = (tsc::now(), self.schedule.turns.common_limit());
         while let Some(made) = self.helpers.feed.next() {
             let (user, from) = (made.user(), tsc::now());
             match made {
@@ -325,6 +326,10 @@ impl Serve {
                 }
             }
             self.charge_time(user, from);
+            if tsc::now() - began >= limit {
+                self.polling.look = true;
+                return;
+            }
         }
     }
 

@@ -115,5 +115,8 @@ mod tests {
         assert!(descriptors.take(2, 10_000).is_ok(), "another user's share");
         charges.pop();
         assert!(descriptors.take(1, 10).is_ok());
+        let share = |limit, users| Descriptors::share(limit, users).most();
+        assert_eq!(share(4000, 1), 3000 - RECEIVED, "a quarter of a low limit is reserved");
+        assert_eq!((share(4000, 10), share(4000, 60)), (150, LEAST), "half of a small share");
     }
 }

@@ -281,3 +281,19 @@ fn taken(path: &Path, lock_path: &Path) -> ServeError {
     let process = fs::read_to_string(lock_path).unwrap_or_default().trim().parse().unwrap_or(0);
     ServeError::Taken { path: path.to_owned(), process }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_listed_users_can_be_blocked() {
+        let path = std::env::temp_dir().join(format!("offcore-door-{}", std::process::id()));
+        let mut door = ServeSocket::open(&path, &[54_321]).unwrap();
+        // The file system may lack access control lists.
+        let has_list = door.has_list;
+        assert_eq!([54_321, 54_322, 0].map(|user| door.block_user(user, 1)), [has_list, false, false]);
+        door.has_list = false;
+        assert!(!door.block_user(54_321, 1), "every user can connect");
+    }
+}

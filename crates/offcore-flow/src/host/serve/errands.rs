@@ -186,4 +186,22 @@ mod tests {
         }
         assert_eq!(read(&*helpers, &mut [0; 8]), Ok(8), "the worker is woken once there is room");
     }
+
+    #[test]
+    fn each_user_has_one_thread() {
+        let helpers = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let mut errands = Errands::new(sched_getaffinity(None).unwrap(), helpers);
+        let (to, ran) = channel();
+        for user in [1, 2, 1, 2] {
+            let to = to.clone();
+            errands.run(user, move || to.send((user, std::thread::current().id())).unwrap());
+        }
+        drop(to);
+        let ran: HashMap<_, _> =
+            (0..4).map(|_| ran.recv().unwrap()).fold(HashMap::new(), |mut ran, (user, id)| {
+                assert_eq!(*ran.entry(user).or_insert(id), id, "a second thread");
+                ran
+            });
+        assert_ne!(ran[&1], ran[&2]);
+    }
 }

@@ -152,3 +152,23 @@ impl Feed {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    #[test]
+    fn applications_per_user_are_capped() {
+        let helpers = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let share = |users| Feed::new(users, Arc::clone(&helpers)).applications();
+        assert_eq!([1, 4, 8, 2048].map(share), [1024, 1024, 512, 2]);
+        let mut feed = Feed::new(1, Arc::clone(&helpers));
+        let budget = feed.budgets.entry(7).or_insert_with(|| Arc::new(Budget::new(0)));
+        let mut charges: Vec<_> = (0..1024).map(|_| Charge::new(Arc::clone(budget))).collect();
+        assert_eq!([7, 8].map(|user| feed.has_room(user)), [false, true]);
+        charges.pop();
+        assert!(feed.has_room(7));
+    }
+}

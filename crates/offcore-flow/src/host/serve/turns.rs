@@ -193,6 +193,19 @@ impl Serve {
 mod tests {
     use super::*;
 
+    impl Turns {
+        /// Returns the ticks that a user has used.
+        pub(in crate::host::serve) fn had(&mut self, user: u32) -> u64 {
+            self.account(user).had
+        }
+
+        /// Makes users active for as long as a test takes, with slices of no time: a slice is one unit of work.
+        pub(in crate::host::serve) fn end_slices_at_once(&mut self, users: [u32; 2]) {
+            self.slice = 0;
+            users.iter().for_each(|user| self.add(*user, 1, u64::MAX));
+        }
+    }
+
     /// Returns the applications that get the next `count` slices. Two users compete: the first one has `apps`
     /// applications with unlimited work, the second one has one.
     fn slices(apps: usize, ticks: [u64; 2], count: usize) -> Vec<usize> {

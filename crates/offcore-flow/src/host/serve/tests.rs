@@ -1,0 +1,412 @@
+//! Tests of limits per user. The applications of several users belong to this process, so no test needs root.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
+
+use offcore_session::Place;
+use offcore_session::message::{Answer, Call, Hello, KEY, NONE, Question, VERSION, Welcome};
+use offcore_tcp::proto::{Config, ConnId, Out, Stack};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with, socketpair,
+};
+
+use super::application::Process;
+use super::owners::Guest;
+use super::session::DATAGRAM;
+use super::*;
+
+const USER: u32 = 54_321;
+const OTHER: u32 = 54_322;
+/// Memory of an application in bytes.
+const MEMORY: usize = 1 << 20;
+
+/// A server and its stack.
+struct Bed {
+    serve: Serve,
+    stack: Stack,
+    out: Out,
+    /// Microseconds.
+    now: u64,
+}
+
+/// An application, and the socket of its process.
+struct Attached {
+    index: usize,
+    channel: OwnedFd,
+}
+
+impl Bed {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("offcore-limits-{}-{number}", std::process::id()));
+        let config = ServeConfig { path, allow: Vec::new(), memory: MEMORY, connections: 1 << 16 };
+        let serve = Serve::open(config, Block::private(&ServeCounts::NAMES)).unwrap();
+        let stack = Stack::new(Config { memory: MEMORY, ..Config::default() }).unwrap();
+        Self { serve, stack, out: Out::default(), now: 1 }
+    }
+
+    /// Calls the server with its stack.
+    fn with<R>(&mut self, f: impl FnOnce(&mut Serve, &mut Calls<'_>) -> R) -> R {
+        let Self { serve, stack, out, now } = self;
+        f(serve, &mut Calls { stack, out, now: *now })
+    }
+
+    /// Handles events of the kernel.
+    fn tend(&mut self) {
+        self.now += LOOK;
+        self.with(|serve, calls| serve.tend(calls));
+    }
+
+    /// Handles events of the kernel, and then requests in turns.
+    fn round(&mut self) {
+        self.tend();
+        self.with(|serve, calls| serve.work_some(calls));
+    }
+
+    /// Starts to add an application of a user. Returns its key and the socket of its process.
+    fn begin(&mut self, user: u32) -> ([u8; KEY], OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let generation = self.serve.registry.next_generation();
+        let mut key = [1; KEY];
+        key[..4].copy_from_slice(&generation.to_ne_bytes());
+        let (charge, waits) = (None, Some(key));
+        let guest = Guest { generation, user, socket, charge, since: 0, invited: false, waits };
+        self.serve.admission.guests.push_back(guest);
+        let Helpers { feed, errands, .. } = &mut self.serve.helpers;
+        feed.begin(user, key, MEMORY, errands);
+        (key, theirs)
+    }
+
+    /// Adds an application of a user.
+    fn attach(&mut self, user: u32) -> Attached {
+        let (key, channel) = self.begin(user);
+        let is_one = |app: &Option<Box<Application>>| app.as_ref().is_some_and(|app| app.key == key);
+        let index = loop {
+            self.tend();
+            match self.serve.registry.apps.iter().position(is_one) {
+                Some(index) => break index,
+                None => std::thread::yield_now(),
+            }
+        };
+        wire::receive(channel.as_fd(), &mut [0; 256], &mut Vec::new()).unwrap();
+        Attached { index, channel }
+    }
+
+    /// Opens a datagram socket. Returns its place and the application's end.
+    fn open(&mut self, app: &Attached) -> (Place, OwnedFd) {
+        let mut question = Question::new(Call::Bind, NONE, DATAGRAM);
+        question.local = Some(SocketAddr::from(([0, 0, 0, 0], 0)));
+        app.ask(&question);
+        let (answer, mut descriptors) = loop {
+            self.round();
+            match app.answer() {
+                Some(answer) => break answer,
+                None => std::thread::yield_now(),
+            }
+        };
+        assert_eq!(answer.error, 0);
+        (Place::new(answer.session.place).unwrap(), descriptors.pop().unwrap())
+    }
+
+    /// Returns the ticks that a user has used.
+    fn had(&mut self, user: u32) -> u64 {
+        self.serve.schedule.turns.had(user)
+    }
+
+    /// Returns which of both users are charged for what `f` does.
+    fn charged(&mut self, f: impl FnOnce(&mut Self)) -> Vec<u32> {
+        let before = [USER, OTHER].map(|user| (user, self.had(user)));
+        f(self);
+        before.into_iter().filter(|(user, had)| self.had(*user) > *had).map(|(user, _)| user).collect()
+    }
+
+    /// Connects as a process of this user.
+    fn knock(&self) -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        connect(&socket, &SocketAddrUnix::new(&self.serve.config.path).unwrap()).unwrap();
+        socket
+    }
+}
+
+impl Attached {
+    fn ask(&self, question: &Question) {
+        wire::send(self.channel.as_fd(), &question.to_bytes(), &[]).unwrap();
+    }
+
+    fn answer(&self) -> Option<(Answer, Vec<OwnedFd>)> {
+        let (mut bytes, mut descriptors) = ([0; Answer::LEN], Vec::new());
+        wire::receive(self.channel.as_fd(), &mut bytes, &mut descriptors).ok().filter(|read| read.len > 0)?;
+        Some((Answer::from_bytes(&bytes)?, descriptors))
+    }
+}
+
+#[test]
+fn kernel_events_are_charged() {
+    let mut bed = Bed::new();
+    let [app, _other] = [USER, OTHER].map(|user| bed.attach(user));
+    app.ask(&Question::new(Call::Segments, NONE, 0));
+    assert_eq!(bed.charged(Bed::tend), [USER]);
+    assert!(app.answer().is_none(), "the request waits for the user's turn");
+    assert_eq!(bed.charged(Bed::round), [USER]);
+    assert!(app.answer().is_some());
+}
+
+#[test]
+fn connecting_processes_are_charged() {
+    let mut bed = Bed::new();
+    let user = bed.serve.admission.user;
+    let mut is_charged = |f: &dyn Fn(&mut Bed)| {
+        let before = bed.had(user);
+        f(&mut bed);
+        bed.tend();
+        bed.had(user) > before
+    };
+    let socket = std::cell::OnceCell::new();
+    assert!(is_charged(&|bed| socket.set(bed.knock()).unwrap()), "for its connection");
+    assert!(!is_charged(&|_| ()));
+    let message = |_: &mut Bed| {
+        send(socket.get().unwrap(), b"nonsense", SendFlags::empty()).unwrap();
+    };
+    assert!(is_charged(&message), "for its first message");
+}
+
+#[test]
+fn answers_of_threads_are_charged() {
+    let mut bed = Bed::new();
+    let _other = bed.attach(OTHER);
+    let (_, _channel) = bed.begin(USER);
+    let created = |bed: &mut Bed| {
+        while bed.serve.registry.apps.iter().flatten().count() < 2 {
+            bed.with(|serve, calls| serve.take_created_memory(calls));
+            std::thread::yield_now();
+        }
+    };
+    assert_eq!(bed.charged(created), [USER], "for creating an application");
+    if !bed.serve.helpers.peers.are_known() {
+        return println!("SKIP: answers_of_threads_are_charged: no CONFIG_UNIX_DIAG");
+    }
+    let socket = bed.knock();
+    let answered = |bed: &mut Bed| {
+        let Helpers { peers, errands, .. } = &mut bed.serve.helpers;
+        assert!(peers.ask(USER, Key::new(Source::End, 0, 0, 0), socket.as_fd(), errands));
+        while bed.had(USER) == 0 || bed.serve.helpers.errands.has_some(USER) {
+            std::thread::yield_now();
+        }
+        bed.with(|serve, calls| serve.handle_peer_answers(calls));
+    };
+    assert_eq!(bed.charged(answered), [USER], "for an answer about a session");
+}
+
+/// The slice for events ends after the first one, or after a group of eight events of a user.
+#[test]
+fn events_wait_for_next_slice() {
+    let mut bed = Bed::new();
+    let app = bed.attach(USER);
+    let events: Vec<_> =
+        (0..20).map(|_| eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()).collect();
+    let key = Key::new(Source::Event, app.index, 0, 0);
+    for event in &events {
+        bed.serve.polling.watch.add(USER, event.as_fd(), key, EventFlags::IN).unwrap();
+    }
+    let _processes: Vec<_> = (0..3).map(|_| bed.knock()).collect();
+    let _applications: Vec<_> = (0..3).map(|_| bed.begin(USER)).collect();
+    // The user's thread has created the memory before this.
+    let (done, is_done) = channel();
+    bed.serve.helpers.errands.run_unawaited(USER, move || done.send(()).unwrap());
+    is_done.recv().unwrap();
+    bed.serve.schedule.turns.end_slices_at_once([OTHER, OTHER + 1]);
+    let handled = [(); 4].map(|()| {
+        bed.tend();
+        let user = bed.serve.admission.user;
+        let accepted = bed.serve.admission.guests.iter().filter(|guest| guest.user == user).count();
+        let counts = bed.serve.counts();
+        (counts.woken, accepted, counts.applications)
+    });
+    assert_eq!(handled, [(8, 1, 2), (16, 2, 3), (20, 3, 4), (20, 3, 4)]);
+}
+
+#[test]
+fn relayed_bytes_are_charged() {
+    let mut bed = Bed::new();
+    let [app, _other] = [USER, OTHER].map(|user| bed.attach(user));
+    let (place, end) = bed.open(&app);
+    let identity = &bed.serve.app(app.index).unwrap().slot(place).unwrap().identity;
+    identity.ports.store(9 << 16, Ordering::Relaxed);
+    identity.remote[0].store(u32::from_ne_bytes([10, 0, 0, 2]), Ordering::Relaxed);
+    bed.round();
+    assert_eq!(send(&end, b"raw", SendFlags::empty()), Ok(3));
+    assert_eq!(bed.charged(Bed::tend), [USER], "for the event");
+    assert_eq!(bed.serve.counts().relayed, 0, "the bytes wait for the user's turn");
+    let turn = |bed: &mut Bed| {
+        bed.with(|serve, calls| serve.work_some(calls));
+    };
+    assert_eq!(bed.charged(turn), [USER]);
+    assert_eq!((bed.serve.counts().relayed, bed.serve.counts().unsent), (3, 0));
+}
+
+#[test]
+fn announcements_beside_other_users_are_limited() {
+    let mut bed = Bed::new();
+    let app = bed.attach(USER);
+    let _ends: Vec<_> = (0..40).map(|_| bed.open(&app)).collect();
+    let conns: Vec<ConnId> = bed.serve.index.by_conn.keys().copied().collect();
+    let queue = |bed: &mut Bed| conns.iter().for_each(|conn| bed.serve.readable(*conn));
+    let announce = |bed: &mut Bed| {
+        bed.serve.schedule.behind = false;
+        assert_eq!(bed.charged(|bed| bed.serve.announce()), [USER]);
+        let left = bed.serve.index.announced.len();
+        assert_eq!(bed.serve.schedule.behind, left > 0);
+        left
+    };
+    queue(&mut bed);
+    assert_eq!(announce(&mut bed), 0, "without other users");
+    // Another user is active for as long as this test takes.
+    bed.serve.schedule.turns.add(OTHER, 1, u64::MAX);
+    queue(&mut bed);
+    assert_eq!([(); 3].map(|()| announce(&mut bed)), [24, 8, 0]);
+}
+
+#[test]
+fn users_pay_for_scans_in_turn() {
+    let mut bed = Bed::new();
+    let _apps = [USER, OTHER].map(|user| bed.attach(user));
+    let scans: Vec<_> = (0..4).map(|_| bed.charged(|bed| bed.serve.scan_for_marks(1))).collect();
+    assert!(scans.iter().all(|users| users.len() == 1), "{scans:?}");
+    assert!(scans[0] != scans[1] && scans[..2] == scans[2..], "{scans:?}");
+}
+
+#[test]
+fn ports_of_a_user_are_limited() {
+    const PORTS: u32 = 14_115;
+    let mut bed = Bed::new();
+    let apps = [USER, USER, OTHER].map(|user| bed.attach(user).index);
+    let may_bind = |bed: &Bed| apps.map(|app| bed.serve.may_bind(app, 0).err());
+    for number in 0..PORTS {
+        assert!(number % 1000 != 0 || may_bind(&bed) == [None; 3]);
+        let PortTable { used, bound } = &mut bed.serve.ports;
+        let ports = if number % 3 == 0 { used } else { bound };
+        ports.add(2000 + number as u16, apps[number as usize % 2], number);
+        assert!(number + 2 != PORTS || may_bind(&bed) == [None; 3]);
+    }
+    let full = Some(Errno::NOBUFS);
+    assert_eq!(may_bind(&bed), [full, full, None], "another user has a separate limit");
+    bed.serve.ports.used.remove(2000, apps[0], 0);
+    assert_eq!(may_bind(&bed), [None; 3]);
+}
+
+#[test]
+fn processes_of_an_application_are_limited() {
+    let mut bed = Bed::new();
+    let index = bed.attach(USER).index;
+    let application = bed.serve.app(index).unwrap();
+    let process = |generation| Process {
+        generation,
+        pid: 0,
+        channel: None,
+        charge: None,
+        asked: None,
+        talks: false,
+        pidfd: None,
+    };
+    let more = (100..).map_while(|generation| application.add_process(process(generation))).count();
+    assert_eq!((more, application.living()), (1022, 1023));
+}
+
+#[test]
+fn processes_that_wait_for_memory_are_limited() {
+    let mut bed = Bed::new();
+    let user = bed.serve.admission.user;
+    for _ in 0..256 {
+        let generation = bed.serve.registry.next_generation();
+        let socket = std::fs::File::open("/dev/null").unwrap().into();
+        let (charge, waits) = (None, Some([7; KEY]));
+        let guest = Guest { generation, user, socket, charge, since: 0, invited: false, waits };
+        bed.serve.admission.guests.push_back(guest);
+    }
+    let refused = |bed: &mut Bed| {
+        let socket = bed.knock();
+        let hello = Hello { version: VERSION, key: [7; KEY] };
+        send(&socket, &hello.to_bytes(), SendFlags::empty()).unwrap();
+        (0..2).for_each(|_| bed.tend());
+        let mut bytes = [0; Welcome::LEN];
+        wire::receive(socket.as_fd(), &mut bytes, &mut Vec::new()).map(|_| {
+            let error = Welcome::from_bytes(&bytes).unwrap().error;
+            Errno::from_raw_os_error(error as i32)
+        })
+    };
+    assert_eq!(refused(&mut bed), Ok(Errno::AGAIN), "the process must try again");
+    bed.serve.admission.guests.pop_front();
+    assert_eq!(refused(&mut bed), Err(Errno::AGAIN), "no answer yet");
+    assert_eq!(bed.serve.admission.guests.len(), 256);
+}
+
+/// Each answer has descriptors. A process that reads none of its answers loses its socket.
+#[test]
+fn unread_answers_are_limited() {
+    let mut bed = Bed::new();
+    let app = Attached { index: 0, channel: bed.knock() };
+    let hello = Hello { version: VERSION, key: [0; KEY] };
+    send(&app.channel, &hello.to_bytes(), SendFlags::empty()).unwrap();
+    let mut welcome = [0; Welcome::LEN];
+    while wire::receive(app.channel.as_fd(), &mut welcome, &mut Vec::new()).is_err() {
+        bed.tend();
+        std::thread::yield_now();
+    }
+    for _ in 0..64 {
+        // Fails once the socket is closed.
+        let question = Question::new(Call::Segments, NONE, 0);
+        let _ = wire::send(app.channel.as_fd(), &question.to_bytes(), &[]);
+        bed.round();
+    }
+    let answers = std::iter::from_fn(|| app.answer()).count();
+    assert!((1..16).contains(&answers), "{answers}");
+    let is_closed =
+        |bed: &Bed| bed.serve.registry.apps.iter().flatten().all(|app| app.channels().count() == 0);
+    assert!(is_closed(&bed));
+}
+
+/// The kernel cannot refuse connections of the stack's own user.
+#[test]
+fn waiting_files_of_a_user_are_limited() {
+    let mut bed = Bed::new();
+    let user = bed.serve.admission.user;
+    let app = bed.attach(user);
+    while bed.serve.helpers.errands.has_some(user) {
+        std::thread::yield_now();
+    }
+    let count = |bed: &Bed| bed.serve.helpers.errands.count(user);
+    let (go, wait) = channel::<()>();
+    bed.serve.helpers.errands.run(user, move || wait.recv().unwrap());
+    (1..255).for_each(|_| bed.serve.helpers.errands.close(user, ()));
+    let mut sockets = vec![bed.knock()];
+    bed.tend();
+    assert_eq!((bed.serve.admission.guests.len(), count(&bed)), (1, 255));
+    bed.serve.helpers.errands.close(user, ());
+    app.ask(&Question::new(Call::Segments, NONE, 0));
+    while count(&bed) < 512 && sockets.len() < 300 {
+        sockets.push(bed.knock());
+        bed.round();
+        assert_eq!(bed.serve.admission.refused.is_some(), count(&bed) >= 384);
+    }
+    assert_eq!((sockets.len(), count(&bed)), (1 + 256, 512), "one file for each refused process");
+    for _ in 0..3 {
+        sockets.push(bed.knock());
+        bed.round();
+    }
+    assert_eq!((bed.serve.admission.guests.len(), count(&bed)), (1, 512), "other processes wait");
+    assert!(app.answer().is_none(), "no message is read");
+    go.send(()).unwrap();
+    while bed.serve.admission.guests.len() < 4 {
+        bed.round();
+        std::thread::yield_now();
+    }
+    while app.answer().is_none() {
+        bed.round();
+    }
+}
