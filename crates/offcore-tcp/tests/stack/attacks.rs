@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 
-use offcore_tcp::proto::{AppId, Config, ConnId};
+use offcore_tcp::proto::{AppId, Config, ConnId, DropReason};
 use offcore_wire::{Arp, ArpOperation, EtherType, MacAddr, TcpFlags, TcpHeader, TcpOptions, arp, ethernet};
 
 use crate::frame::{self, append, forge};
@@ -180,6 +180,81 @@ fn out_of_order_flood_spares_others() {
         "{} of 200000 bytes can be written",
         host.sessions[&conn].sent
     );
+}
+
+/// Connections have bytes behind holes. The last memory is for segments that their applications can read next.
+#[test]
+fn segments_below_holes_have_priority() {
+    const CONNECTIONS: u16 = 300;
+    let mut host = host(Config { memory: 4 << 20, ..Config::default() });
+    let mut now = 2 * SECOND;
+    let mut conns = Vec::new();
+    for port in 2000..2000 + CONNECTIONS {
+        conns.push((port, perform_handshake(&mut host, now, port, u16::MAX, Some(7)).unwrap()));
+        if port % 8 == 0 {
+            // A quiet connection promises no memory, and keeps its window.
+            for _ in 0..20 {
+                now += SECOND / 4;
+                host.poll(now);
+            }
+        }
+    }
+    let drops = |host: &Host| host.stack.drops().get(DropReason::NoSpace);
+    let mut sent = 0;
+    for (port, (isn, _)) in &conns {
+        let segment = header(*port, ISN + 1 + 40_000, *isn, TcpFlags::ACK, 512);
+        send(&mut host, now, THEIRS, &segment, &TcpOptions::NONE, b"x");
+        sent += 1;
+    }
+    let dropped = drops(&host);
+    assert!((20..sent - 20).contains(&dropped), "{dropped} of {sent} segments behind holes");
+    for (port, (isn, conn)) in &conns {
+        let segment = header(*port, ISN + 1, *isn, TcpFlags::ACK, 512);
+        send(&mut host, now, THEIRS, &segment, &TcpOptions::NONE, b"next");
+        assert_eq!(host.sessions[conn].received, b"next", "port {port}");
+    }
+    assert_eq!(drops(&host), dropped);
+}
+
+/// Counts the segments that each of some calls sends when many timers are due.
+fn sent_per_call(host: &mut Host, now: u64) -> [usize; 5] {
+    [(); 5].map(|()| {
+        host.stack.timers(now, &mut host.out);
+        host.out.controls.drain(..).filter(|sent| frame::read(sent.bytes()).is_some()).count()
+    })
+}
+
+#[test]
+fn timers_of_a_call_are_limited() {
+    const COUNT: u16 = 200;
+    const CALLS: [usize; 5] = [64, 64, 64, 8, 0];
+    let now = 2 * SECOND;
+    let mut half_open = host(Config::default());
+    for port in 2000..2000 + COUNT {
+        send(&mut half_open, now, THEIRS, &header(port, ISN, 0, TcpFlags::SYN, 512), &TcpOptions::NONE, &[]);
+    }
+    assert_eq!(sent_per_call(&mut half_open, now + 2 * SECOND), CALLS, "handshakes");
+    let mut opening = host(Config::default());
+    let to = format!("{THEIRS}:9");
+    for _ in 0..COUNT {
+        opening.connect(now, &to);
+    }
+    assert_eq!(sent_per_call(&mut opening, now + 2 * SECOND), CALLS, "connections");
+    let mut closed = host(Config::default());
+    for port in 2000..2000 + COUNT {
+        let (isn, conn) = perform_handshake(&mut closed, now, port, u16::MAX, Some(7)).unwrap();
+        closed.release(now, conn);
+        closed.poll(now);
+        let fin = header(port, ISN + 1, isn.wrapping_add(1), TcpFlags::ACK | TcpFlags::FIN, 512);
+        send(&mut closed, now, THEIRS, &fin, &TcpOptions::NONE, &[]);
+    }
+    assert_eq!((closed.stack.connections(), closed.stack.flows()), (0, COUNT.into()), "in TIME-WAIT");
+    let ended = CALLS.map(|_| {
+        let before = closed.stack.flows();
+        closed.stack.timers(now + 61 * SECOND, &mut closed.out);
+        before - closed.stack.flows()
+    });
+    assert_eq!(ended, CALLS, "connections in TIME-WAIT");
 }
 
 /// When memory is short, an idle connection occupies only its slot.

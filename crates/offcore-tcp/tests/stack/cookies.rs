@@ -9,6 +9,7 @@ use offcore_tcp::proto::{AppMemory, Cause, Config, ConnId, CookieCounts, DropRea
 use offcore_wire::{TcpFlags, TcpHeader, TcpOptions};
 
 use crate::frame::{self, Seen};
+use crate::host::Host;
 use crate::streams::content;
 use crate::world::{Impairment, World};
 
@@ -96,9 +97,8 @@ fn syn_cookie_keeps_sack() {
     for conn in &conns {
         world.hosts[0].send(now, *conn, &content(3, 300_000));
     }
-    let all = |hosts: &mut [crate::host::Host; 2]| {
-        there.iter().all(|conn| hosts[1].sessions[conn].received.len() == 300_000)
-    };
+    let all =
+        |hosts: &mut [Host; 2]| there.iter().all(|conn| hosts[1].sessions[conn].received.len() == 300_000);
     assert!(world.run_until(100 * SECOND, all));
     for conn in conns {
         let port = world.hosts[0].stack.info(conn).unwrap().local.port();
@@ -300,4 +300,43 @@ fn new_listener_gets_no_old_handshakes() {
     let answer = ask(&mut world, make(6, half.seq.wrapping_add(1), TcpFlags::ACK)).unwrap();
     assert_eq!(answer.flags, TcpFlags::RST);
     assert!(world.hosts[1].accepted.is_empty());
+}
+
+/// A listener has a queue of half-open connections and a queue of connections to accept.
+#[test]
+fn listener_queues_are_bounded() {
+    const QUEUE: u16 = 4096;
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, usize::MAX);
+    world.hosts[1].accepts_none = true;
+    let like = syn(&mut world);
+    let options = TcpOptions { mss: Some(1460), ..TcpOptions::default() };
+    let make = |port, seq, ack, flags| forge(&like, [192, 168, 7, 7].into(), port, seq, ack, flags, &options);
+    let begin = |world: &mut World, ports: RangeInclusive<u16>| {
+        let mut answer = |port| ask(world, make(port, 100, 0, TcpFlags::SYN)).unwrap().seq;
+        ports.map(|port| (port, answer(port))).collect::<Vec<_>>()
+    };
+    let queues = |world: &mut World| {
+        let Host { stack, listener, .. } = &mut world.hosts[1];
+        (stack.counts().half_open, stack.listener_info(listener.unwrap()).unwrap().waiting)
+    };
+    let complete = |world: &mut World, (port, seq): (u16, u32)| {
+        ask(world, make(port, 101, seq.wrapping_add(1), TcpFlags::ACK));
+        queues(world)
+    };
+    let first = begin(&mut world, 1..=QUEUE);
+    let cookies = begin(&mut world, 5001..=5010);
+    assert_eq!(queues(&mut world), (QUEUE.into(), 0));
+    assert_eq!(world.hosts[1].stack.cookies().sent, 10);
+    for answered in &first[..4000] {
+        complete(&mut world, *answered);
+    }
+    let more = begin(&mut world, 6001..=6010);
+    let mut last = first[4000..].iter().chain(&more).map(|answered| complete(&mut world, *answered));
+    assert_eq!(last.nth(95), Some((10, QUEUE.into())), "the queue is full");
+    assert!(last.all(|lengths| lengths == (10, QUEUE.into())), "the others stay half open");
+    for answered in cookies {
+        assert_eq!(complete(&mut world, answered), (10, QUEUE.into()), "a cookie");
+    }
+    assert!(ask(&mut world, make(7001, 100, 0, TcpFlags::SYN)).is_none(), "no answer to a further SYN");
 }

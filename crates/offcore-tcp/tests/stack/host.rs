@@ -59,6 +59,8 @@ pub(crate) struct Host {
     pub(crate) listener: Option<u32>,
     pub(crate) connected: Vec<ConnId>,
     pub(crate) accepted: Vec<ConnId>,
+    /// Connections stay in the queues of their listeners.
+    pub(crate) accepts_none: bool,
     /// Number of accepted connections per listener.
     pub(crate) by_listener: HashMap<u32, usize>,
     /// Maximum number of calls that a copy takes. With 0, copies complete at once.
@@ -115,6 +117,7 @@ impl Host {
             listener: None,
             connected: Vec::new(),
             accepted: Vec::new(),
+            accepts_none: false,
             by_listener: HashMap::new(),
             latency: 0,
             shuffled: false,
@@ -356,6 +359,7 @@ impl Host {
                     self.connected.push(conn);
                     self.pump(now, conn);
                 }
+                Event::Incoming { .. } if self.accepts_none => {}
                 Event::Incoming { listener } => {
                     while let Some(conn) = self.stack.accept(listener) {
                         self.open(conn);
