@@ -1,6 +1,6 @@
 //! `cargo xtask guards`: removes each guard from a copy of the sources, one at a time, and checks that its test fails.
 //!
-//! A guard is a check that protects against another party. [`LIST`] has the location of each, and the code without it.
+//! A guard is a check that protects against another party. [`list`] has the location of each, and the code without it.
 //! A test that passes with and without its guard proves nothing. The copy is patched, so that no binary contains a
 //! switch for this. (cargo-mutants makes arbitrary changes and reports the changes that no test detects. This task
 //! makes listed changes, each of them with the test that must detect it.)
@@ -17,7 +17,6 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::project::Project;
 use crate::steps::{Outcome, Steps};
-use list::LIST;
 
 /// Time limit for one test in seconds: without its guard, it may wait forever.
 const LIMIT: &str = "300";
@@ -42,7 +41,7 @@ struct Guard {
 
 /// Tests the guards whose names contain `only`.
 pub(crate) fn run(project: &Project, steps: &mut Steps, only: &str) -> Result<()> {
-    let guards: Vec<&Guard> = LIST.iter().filter(|guard| guard.name.contains(only)).collect();
+    let guards: Vec<&Guard> = list::all().filter(|guard| guard.name.contains(only)).collect();
     ensure!(!guards.is_empty(), "no guard is called '{only}': xtask/src/guards/list.rs has them");
     let sources = Sources::copy(project)?;
     steps.check("guards in place", || {

@@ -1,5 +1,7 @@
 //! The guards, grouped by the party that each of them protects against. docs/threats.md refers to them by name.
 
+mod shares;
+
 use super::Guard;
 
 const VHOST: &str = "offcore-vhost";
@@ -9,9 +11,14 @@ const FLOW: &str = "offcore-flow";
 const TCP: &str = "offcore-tcp";
 const SESSION: &str = "offcore-session";
 
-/// All guards.
+/// Returns all guards.
+pub(super) fn all() -> impl Iterator<Item = &'static Guard> {
+    LIST.iter().chain(shares::SHARES)
+}
+
+/// The guards of all other defences.
 #[rustfmt::skip]
-pub(super) const LIST: &[Guard] = &[
+const LIST: &[Guard] = &[
     // ---- front ends: memory ----
     Guard {
         name: "memory of a port",
