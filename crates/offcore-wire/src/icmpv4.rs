@@ -112,17 +112,6 @@ mod tests {
         0xab, 0xab, 0xab, 0xab, 0xab,
     ];
 
-    #[test]
-    fn echo_and_its_reply() {
-        assert!(Sum::of(&PING).is_valid());
-        assert_eq!(Icmpv4::parse(&PING), Ok(Icmpv4::EchoRequest { ident: 0x1a2b, seq: 1 }));
-        let mut reply = PING;
-        make_echo_reply(reply.first_chunk_mut().unwrap());
-        assert_eq!(Icmpv4::parse(&reply), Ok(Icmpv4::EchoReply { ident: 0x1a2b, seq: 1 }));
-        assert_eq!(reply[..8], [0, 0, 0x88, 0x76, 0x1a, 0x2b, 0, 1]);
-        assert!(Sum::of(&reply).is_valid());
-    }
-
     /// The only reply whose updated checksum could be the wrong zero.
     #[test]
     fn all_zero_reply_has_valid_checksum() {
@@ -197,11 +186,6 @@ mod tests {
             make_echo_reply(message.first_chunk_mut().unwrap());
             prop_assert_eq!(Icmpv4::parse(&message), Ok(Icmpv4::EchoReply { ident, seq }));
             prop_assert!(Sum::of(&message).is_valid());
-        }
-
-        #[test]
-        fn arbitrary_bytes_are_parsed(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
-            prop_assert_eq!(Icmpv4::parse(&bytes).is_ok(), bytes.len() >= HEADER_LEN);
         }
     }
 }

@@ -254,17 +254,8 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(tcp.check(52), Ok(()));
-        for gso_type in [
-            VIRTIO_NET_HDR_GSO_TCPV4,
-            VIRTIO_NET_HDR_GSO_TCPV6,
-            VIRTIO_NET_HDR_GSO_UDP,
-            VIRTIO_NET_HDR_GSO_UDP_L4,
-            VIRTIO_NET_HDR_GSO_TCPV4 | VIRTIO_NET_HDR_GSO_ECN,
-            VIRTIO_NET_HDR_GSO_TCPV6 | VIRTIO_NET_HDR_GSO_ECN,
-        ] {
-            let gso = NetHeader { gso_type, gso_size: 1448, hdr_len: 66, ..tcp };
-            assert_eq!(gso.check(9000), Ok(()));
-        }
+        let gso_type = VIRTIO_NET_HDR_GSO_TCPV4 | VIRTIO_NET_HDR_GSO_ECN;
+        assert_eq!(NetHeader { gso_type, gso_size: 1448, hdr_len: 66, ..tcp }.check(9000), Ok(()));
         // Unused fields and unknown flags may have any value.
         let unused = NetHeader { flags: 0xfa, csum_start: u16::MAX, hdr_len: u16::MAX, ..Default::default() };
         assert_eq!(unused.check(60), Ok(()));

