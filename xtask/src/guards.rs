@@ -23,7 +23,7 @@ const LIMIT: &str = "300";
 /// Time limit for one build in seconds.
 const BUILD_LIMIT: &str = "900";
 /// `timeout`'s exit status after a timeout.
-const TIMED_OUT: i32 = 124;
+pub(crate) const TIMED_OUT: i32 = 124;
 
 /// A check, and the test that depends on it.
 struct Guard {

@@ -135,24 +135,24 @@ impl Steps {
 
     /// Runs a program and counts the tests that it reports. A program without tests is a failure.
     pub(crate) fn tests(&mut self, name: &str, command: &mut Command) {
-        self.run(name, |seen| {
-            let seen = seen.insert(Seen::default());
-            watch(command, SILENCE, |line| {
-                seen.line(line);
-                true
-            })
-        });
+        self.watch_tests(name, command, true);
     }
 
     /// Like `tests`, if other steps run the tests that are ignored here.
     pub(crate) fn chosen_tests(&mut self, name: &str, command: &mut Command) {
+        self.watch_tests(name, command, false);
+    }
+
+    fn watch_tests(&mut self, name: &str, command: &mut Command, ignored_count: bool) {
         self.run(name, |seen| {
             let seen = seen.insert(Seen::default());
             let result = watch(command, SILENCE, |line| {
                 seen.line(line);
                 true
             });
-            seen.tally.skipped = 0;
+            if !ignored_count {
+                seen.tally.skipped = 0;
+            }
             result
         });
     }

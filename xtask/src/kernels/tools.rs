@@ -1,13 +1,12 @@
 //! Installs nvrtc and ptxas from PyPI in a Python virtual environment that is created once and kept.
 
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::guards::TIMED_OUT;
 use crate::setup;
 
 /// A wheel with a fixed version and content.
@@ -35,8 +34,9 @@ const NVCC: Wheel = Wheel {
 /// The processor architecture of the wheels.
 const ARCHITECTURE: &str = "x86_64";
 
-/// Time limit for pip. It gives up by itself if the server does not answer. This limit is for very slow answers.
-const TIMEOUT: Duration = Duration::from_secs(120);
+/// Time limit for pip in seconds. It gives up by itself if the server does not answer. This limit is for very slow
+/// answers.
+const TIMEOUT: &str = "120";
 
 /// Paths of programs and libraries.
 #[derive(Debug)]
@@ -104,46 +104,23 @@ fn install(venv: &Path, requirements: &Path) -> Result<Option<String>> {
         let why = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
         return Ok(Some(format!("python3 -m venv: {}: {why}", made.status)));
     }
-    let mut pip = Command::new(python(venv));
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"])
+    let pip = Command::new("timeout")
+        .args(["--kill-after=5", TIMEOUT])
+        .arg(python(venv))
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"])
         .args(["--timeout=15", "--retries=1"])
         .args(["--no-deps", "--only-binary=:all:", "--require-hashes", "--requirement"])
-        .arg(requirements);
-    let (ended, said) = run_within(&mut pip, TIMEOUT).context("cannot run pip")?;
-    let why = match ended {
-        Some(status) if status.success() => return Ok(None),
+        .arg(requirements)
+        .output()
+        .context("cannot run pip")?;
+    let said = String::from_utf8_lossy(&pip.stderr);
+    let why = match pip.status.code() {
+        Some(0) => return Ok(None),
         _ if said.contains("DO NOT MATCH THE HASHES") => bail!("pip: {}", said.trim_end()),
-        Some(_) => first_error(&said),
-        None => format!("it had not ended after {} s", TIMEOUT.as_secs()),
+        Some(TIMED_OUT) => format!("it had not ended after {TIMEOUT} s"),
+        _ => first_error(&said),
     };
     Ok(Some(format!("pip cannot install {} and {}: {why}", NVRTC.name, NVCC.name)))
-}
-
-/// Runs a program. Returns its exit status, or `None` if it was killed after the time limit, and its standard error
-/// output.
-fn run_within(command: &mut Command, limit: Duration) -> Result<(Option<ExitStatus>, String)> {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-    let mut stderr = child.stderr.take().context("standard error is piped")?;
-    let reader = std::thread::spawn(move || {
-        let mut said = Vec::new();
-        // After an error, the output read so far is kept.
-        let _ = stderr.read_to_end(&mut said);
-        said
-    });
-    let started = Instant::now();
-    let ended = loop {
-        if let Some(status) = child.try_wait()? {
-            break Some(status);
-        }
-        if started.elapsed() > limit {
-            child.kill()?;
-            child.wait()?;
-            break None;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    };
-    let said = reader.join().unwrap_or_default();
-    Ok((ended, String::from_utf8_lossy(&said).into_owned()))
 }
 
 /// Returns pip's first error, or the cause of a failed connection that precedes it.
@@ -203,23 +180,6 @@ mod tests {
         assert_eq!(first_error("WARNING: A\nERROR: Could not find a version\n"), "Could not find a version");
         assert_eq!(first_error("Traceback\nOSError: full\n"), "OSError: full");
         assert_eq!(first_error(""), "it does not say why");
-    }
-
-    #[test]
-    fn late_tool_is_killed_and_output_kept() {
-        // On a busy machine a shell may print nothing for seconds.
-        let said = [1, 5, 30].map(Duration::from_secs).into_iter().find_map(|limit| {
-            let mut slow = Command::new("sh");
-            slow.args(["-c", "echo half >&2; exec sleep 1000"]);
-            let (ended, said) = run_within(&mut slow, limit).unwrap();
-            assert!(ended.is_none(), "it was not killed");
-            (!said.is_empty()).then_some(said)
-        });
-        assert_eq!(said.as_deref(), Some("half\n"));
-        let mut bad = Command::new("sh");
-        bad.args(["-c", "echo all >&2; exit 3"]);
-        let (ended, said) = run_within(&mut bad, TIMEOUT).unwrap();
-        assert_eq!((ended.and_then(|status| status.code()), said.as_str()), (Some(3), "all\n"));
     }
 
     #[test]

@@ -89,7 +89,7 @@ mod tests {
         let text = "//! A file.\npub fn a() {}\n/// B.\npub struct B { pub c: u8 }\nimpl B {\n    pub fn d() {}\n    fn e() {}\n}\n\
                     /// F.\npub enum F {\n    G,\n}\npub fn h() {}\npub(crate) fn i() {}\n#[cfg(test)]\nmod tests {\n    pub fn j() {}\n}\n";
         let lines = |text: &str| -> Vec<usize> {
-            let findings = check(&Source::new("a.rs".into(), text), &syn::parse_file(text).unwrap());
+            let findings = check(&Source::new("a.rs".into(), text).unwrap(), &syn::parse_file(text).unwrap());
             findings.iter().map(|finding| finding.line).collect()
         };
         assert_eq!(lines(text), [2, 6, 13]);

@@ -106,7 +106,7 @@ fn read_sources(root: &Path, dir: &Path, sources: &mut Vec<Source>) -> Result<()
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = fs::read_to_string(root.join(&path))
                 .with_context(|| format!("cannot read {}", path.display()))?;
-            sources.push(Source::new(path, &text));
+            sources.push(Source::new(path, &text)?);
         }
     }
     Ok(())
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     fn source(path: &str, text: &str) -> Source {
-        Source::new(path.into(), text)
+        Source::new(path.into(), text).unwrap()
     }
 
     #[test]
