@@ -7,8 +7,7 @@
 //!   under TCG.
 //! - `la57=off`: with five-level page tables an emulated guest needs 20 % longer to boot.
 //! - Guest memory must be shareable (`memory-backend-memfd,share=on`), or a back end cannot map it.
-//! - QEMU as the socket's client retries every second with `reconnect=1`, from the start and after a loss. As the
-//!   server it waits, before the guest's first instruction, until a back end connects.
+//! - QEMU as the socket's client retries every second with `reconnect=1`, from the start and after a loss.
 //! - With several queues the guest uses as many as it has CPUs.
 
 mod image;
@@ -51,26 +50,17 @@ pub struct GuestConfig {
 pub struct Nic {
     /// The vhost-user socket.
     pub socket: PathBuf,
-    /// Whether QEMU creates the socket and waits for the back end to connect. Otherwise QEMU connects, and retries
-    /// every second when the back end ends.
-    pub server: bool,
     /// The MAC address.
     pub mac: String,
     /// The IPv4 address with its prefix length, such as `10.77.0.2/24`. `None` for no address.
     pub address: Option<String>,
     /// Number of queue pairs. See [`GuestConfig::cpus`].
     pub queues: u16,
-    /// Descriptors per virtqueue, a power of two up to 1024. `None` is QEMU's default of 256.
-    pub queue_size: Option<u16>,
     /// Whether packed virtqueues are offered.
     pub packed: bool,
-    /// Whether mergeable receive buffers are offered.
-    pub mrg_rxbuf: bool,
     /// Whether checksum and segmentation offloads are offered. Without them, packets on the ring have the format of the
     /// wire.
     pub offloads: bool,
-    /// Additional properties of the device, such as `indirect_desc=off`. Empty for none.
-    pub extra: String,
 }
 
 /// A running guest. Dropping it kills QEMU.
@@ -136,59 +126,37 @@ impl GuestConfig {
 }
 
 impl Nic {
-    /// Returns an interface with one split queue pair, mergeable buffers and no offloads, which connects to `socket`.
+    /// Returns an interface with one split queue pair and no offloads, which connects to `socket`.
     pub fn new(socket: impl Into<PathBuf>, mac: &str, address: &str) -> Self {
         Self {
             socket: socket.into(),
-            server: false,
             mac: mac.to_owned(),
             address: Some(address.to_owned()),
             queues: 1,
-            queue_size: None,
             packed: false,
-            mrg_rxbuf: true,
             offloads: false,
-            extra: String::new(),
         }
     }
 
     /// Returns QEMU's arguments for interface number `index`.
     fn arguments(&self, index: usize) -> [(&'static str, String); 3] {
-        let on = |on: bool| if on { "on" } else { "off" };
-        let role = if self.server { "server=on" } else { "reconnect=1" };
-        let chardev = format!("socket,id=c{index},path={},{role}", self.socket.display());
+        let chardev = format!("socket,id=c{index},path={},reconnect=1", self.socket.display());
         let netdev = format!("vhost-user,id=n{index},chardev=c{index},queues={}", self.queues);
         let mut device = format!(
-            "virtio-net-pci,netdev=n{index},mac={},romfile=,vectors=0,mrg_rxbuf={},packed={}",
+            "virtio-net-pci,netdev=n{index},mac={},romfile=,vectors=0,packed={}",
             self.mac,
-            on(self.mrg_rxbuf),
-            on(self.packed)
+            if self.packed { "on" } else { "off" }
         );
         if self.queues > 1 {
             device += ",mq=on";
         }
-        if let Some(size) = self.queue_size {
-            device += &format!(",rx_queue_size={size},tx_queue_size={size}");
-        }
         if !self.offloads {
-            for offload in [
-                "csum",
-                "guest_csum",
-                "gso",
-                "guest_tso4",
-                "guest_tso6",
-                "guest_ecn",
-                "guest_ufo",
-                "host_tso4",
-                "host_tso6",
-                "host_ecn",
-                "host_ufo",
-            ] {
+            for offload in
+                "csum guest_csum gso guest_tso4 guest_tso6 guest_ecn guest_ufo host_tso4 host_tso6 host_ecn host_ufo"
+                    .split(' ')
+            {
                 device += &format!(",{offload}=off");
             }
-        }
-        if !self.extra.is_empty() {
-            device += &format!(",{}", self.extra);
         }
         [("-chardev", chardev), ("-netdev", netdev), ("-device", device)]
     }

@@ -11,11 +11,10 @@
 //!
 //! A test starts with its requirements:
 //! ```no_run
-//! use peers::{Need, exclusive, require};
+//! use peers::{Need, exclusive};
 //!
 //! fn packets_pass_both_ways() {
-//!     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-//!     let _cores = exclusive();
+//!     let Some(_cores) = exclusive(&[Need::Testpmd, Need::Cores(2)]) else { return };
 //!     // …
 //! }
 //! ```

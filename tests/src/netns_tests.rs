@@ -7,7 +7,6 @@ use std::time::Instant;
 use offcore_bench::peer::process::TIMEOUT;
 
 use crate::netns::{Netns, checked};
-use crate::tempdir::unique_name;
 use crate::{Need, require};
 
 fn ip(args: &[&str]) -> anyhow::Result<String> {
@@ -57,35 +56,9 @@ fn stale_namespace_is_removed() {
 }
 
 #[test]
-fn namespaces_reach_each_other() {
-    let Some(()) = require(&[Need::Root, Need::Ip, Need::Ping, Need::Ethtool]) else { return };
-    let (a, b) = (Netns::new().unwrap(), Netns::new().unwrap());
-    a.veth("left", &b, "right").unwrap();
-    a.configure("left", "10.77.1.1/24").unwrap();
-    b.configure("right", "10.77.1.2/24").unwrap();
-    a.disable_offloads("left").unwrap();
-    let features = a.run("ethtool", &["-k", "left"]).unwrap();
-    assert!(features.contains("generic-segmentation-offload: off"), "{features}");
-    let text = a.run("ping", &["-c", "2", "-i", "0.2", "10.77.1.2"]).unwrap();
-    assert!(text.contains("2 received"), "{text}");
-}
-
-#[test]
-fn an_interface_moves_in() {
-    let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun]) else { return };
-    let netns = Netns::new().unwrap();
-    let tap = unique_name();
-    ip(&["tuntap", "add", "dev", &tap, "mode", "tap"]).unwrap();
-    netns.take(&tap).unwrap();
-    netns.configure(&tap, "10.77.2.1/24").unwrap();
-    assert!(netns.ip(&["address", "show", "dev", &tap]).unwrap().contains("10.77.2.1/24"));
-    assert!(ip(&["link", "show", "dev", &tap]).is_err(), "it is still in the initial namespace");
-}
-
-#[test]
 fn a_failing_command_says_why() {
     let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
     let netns = Netns::new().unwrap();
-    let error = netns.take("nosuchif").unwrap_err().to_string();
+    let error = netns.configure("nosuchif", "10.77.2.1/24").unwrap_err().to_string();
     assert!(error.contains("nosuchif") && error.contains("Cannot find device"), "{error}");
 }

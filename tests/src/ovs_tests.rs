@@ -8,13 +8,12 @@ use offcore_bench::peer::ovs::Ovs;
 use offcore_bench::progress::Progress;
 use offcore_bench::workload::{Ring, Route};
 
-use crate::{Need, exclusive, require};
+use crate::{Need, exclusive};
 
 /// The measured rates are not asserted.
 #[test]
 fn benchmark_alternates_with_ovs() {
-    let Some(()) = require(&[Need::Ovs, Need::Hugepages(384), Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Ovs, Need::Hugepages(384), Need::Cores(2)]) else { return };
     let options = EndToEndOptions {
         route: Route::GuestToGuest,
         rings: Ring::ALL.into(),
@@ -44,8 +43,7 @@ fn benchmark_alternates_with_ovs() {
 
 #[test]
 fn nothing_of_open_vswitch_is_left_behind() {
-    let Some(()) = require(&[Need::Ovs, Need::Hugepages(256)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Ovs, Need::Hugepages(256)]) else { return };
     let mut ovs = Ovs::start(0).unwrap();
     let [socket, _] = ovs.sockets();
     let home = socket.parent().unwrap().to_owned();

@@ -103,15 +103,7 @@ impl Link {
     /// # Errors
     /// If it does not compile, fails, or does not end with `end`. The error has the end of its output.
     pub fn run(&self, name: &str, prefix: &[&str]) -> Result<Vec<String>> {
-        self.run_with(name, prefix, &[])
-    }
-
-    /// Runs a program with additional arguments, like [`Link::run`].
-    ///
-    /// # Errors
-    /// As [`Link::run`].
-    pub fn run_with(&self, name: &str, prefix: &[&str], more: &[&str]) -> Result<Vec<String>> {
-        lines(self.start(name, prefix, more)?)
+        lines(self.start(name, prefix, &[])?)
     }
 
     /// Starts a program. [`lines`] waits for its end.

@@ -18,41 +18,30 @@ pub enum Need {
     Root,
     /// The TUN/TAP device.
     Tun,
-    /// `dpdk-testpmd`.
     Testpmd,
     /// Open vSwitch with DPDK, and its requirements.
     Ovs,
     /// QEMU, and the files from which a guest is built ([`crate::guest`]).
     Guest,
-    /// `ip`.
     Ip,
     /// A C compiler, `cc`.
     Cc,
-    /// `ping`.
     Ping,
-    /// `dnsmasq`.
     Dnsmasq,
-    /// `ethtool`.
     Ethtool,
-    /// `iperf3`.
     Iperf3,
-    /// `tcpdump`.
     Tcpdump,
-    /// `curl`.
     Curl,
     /// `wrk`, a load generator for HTTP.
     Wrk,
     /// `ab`, another load generator for HTTP.
     Ab,
-    /// `nginx`.
     Nginx,
     /// `redis-server`, and its clients.
     Redis,
     /// `sshd`, and its client.
     Ssh,
-    /// `openssl`.
     Openssl,
-    /// `python3`.
     Python,
     /// This number of free MiB in 2 MiB hugepages.
     Hugepages(u32),
@@ -164,17 +153,19 @@ pub struct Exclusive {
     _lock: File,
 }
 
-/// Waits until no other test, in this process or another, holds a core, then holds both until the result is dropped. A
-/// test that keeps a core busy (a polling port, a testpmd) calls this first.
+/// Calls [`require`]. If all requirements are met, waits until no other test, in this process or another, holds a core,
+/// then holds both until the result is dropped. A test that keeps a core busy (a polling port, a testpmd) calls this
+/// first.
 ///
 /// A second call while the first result lives waits forever.
 ///
 /// # Panics
-/// If the lock file in the temporary directory cannot be opened or locked.
-pub fn exclusive() -> Exclusive {
+/// As [`require`], and if the lock file in the temporary directory cannot be opened or locked.
+pub fn exclusive(needs: &[Need]) -> Option<Exclusive> {
+    require(needs)?;
     let path = both_cores();
     match lock(&path) {
-        Ok(lock) => Exclusive { _lock: lock },
+        Ok(lock) => Some(Exclusive { _lock: lock }),
         Err(e) => panic!("cannot lock {}: {e}", path.display()),
     }
 }
@@ -195,12 +186,14 @@ impl OneCore {
     }
 }
 
-/// Waits for a core and holds it until the result is dropped. A test calls this first if it keeps one
-/// core busy (with a guest), and only has workers on the other core that sleep when idle.
+/// Calls [`require`]. If all requirements are met, waits for a core and holds it until the result is dropped. A test
+/// calls this first if it keeps one core busy (with a guest), and only has workers on the other core that sleep when
+/// idle.
 ///
 /// # Panics
-/// If a lock file in the temporary directory cannot be opened or locked.
-pub fn one_core() -> OneCore {
+/// As [`require`], and if a lock file in the temporary directory cannot be opened or locked.
+pub fn one_core(needs: &[Need]) -> Option<OneCore> {
+    require(needs)?;
     let hold = || -> io::Result<OneCore> {
         let not_both = open(&both_cores())?;
         retry_on_eintr(|| not_both.lock_shared())?;
@@ -218,7 +211,10 @@ pub fn one_core() -> OneCore {
             std::thread::sleep(Duration::from_millis(50));
         }
     };
-    hold().unwrap_or_else(|e| panic!("cannot lock a core in {}: {e}", std::env::temp_dir().display()))
+    match hold() {
+        Ok(core) => Some(core),
+        Err(e) => panic!("cannot lock a core in {}: {e}", std::env::temp_dir().display()),
+    }
 }
 
 fn both_cores() -> PathBuf {
@@ -299,7 +295,7 @@ mod tests {
     fn only_one_holds_the_cores() {
         static HOLDERS: AtomicU32 = AtomicU32::new(0);
         let hold = || {
-            let _cores = exclusive();
+            let _cores = exclusive(&[]);
             assert_eq!(HOLDERS.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
             std::thread::sleep(Duration::from_millis(20));
             HOLDERS.fetch_sub(1, Ordering::SeqCst);
@@ -310,7 +306,7 @@ mod tests {
             }
         });
         // Another process cannot take the lock either: flock(1) gives up with status 1.
-        let held = exclusive();
+        let held = exclusive(&[]);
         let lock = std::env::temp_dir().join("offcore-tests.lock");
         let try_lock = || Command::new("flock").args(["-n"]).arg(&lock).arg("true").status().unwrap();
         assert_eq!(try_lock().code(), Some(1));
@@ -321,13 +317,13 @@ mod tests {
     fn two_hold_a_core_each() {
         static HOLDERS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
         let hold = || {
-            let core = one_core();
+            let core = one_core(&[]).unwrap();
             assert_eq!(HOLDERS[core.number()].fetch_add(1, Ordering::SeqCst), 0, "two on one core");
             std::thread::sleep(Duration::from_millis(20));
             HOLDERS[core.number()].fetch_sub(1, Ordering::SeqCst);
         };
         let hold_both = || {
-            let _cores = exclusive();
+            let _cores = exclusive(&[]);
             assert_eq!(
                 HOLDERS.each_ref().map(|held| held.load(Ordering::SeqCst)),
                 [0, 0],

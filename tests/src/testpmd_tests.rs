@@ -4,18 +4,6 @@ use std::path::PathBuf;
 
 use crate::{Memory, Need, NetVhost, TempDir, Testpmd, TestpmdConfig, VirtioUser, exclusive, require};
 
-/// Starts a back end on core 0 and a front end on core 1.
-fn pair(memory: Memory, back_end: &NetVhost, front_end: &VirtioUser) -> (Testpmd, Testpmd) {
-    let back_end = TestpmdConfig { memory, ..TestpmdConfig::net_vhost(0, back_end) };
-    let front_end = TestpmdConfig { memory, ..TestpmdConfig::virtio_user(1, front_end) };
-    let mut back_end = Testpmd::spawn(&back_end).unwrap();
-    let mut front_end = Testpmd::spawn(&front_end).unwrap();
-    front_end.wait_ready().unwrap();
-    back_end.wait_link_up(0).unwrap();
-    front_end.wait_link_up(0).unwrap();
-    (back_end, front_end)
-}
-
 /// Sends frames of 128 bytes in one direction until 10,000 have arrived, and checks that no frame is lost.
 fn one_way(from: &mut Testpmd, to: &mut Testpmd) {
     for testpmd in [&mut *from, &mut *to] {
@@ -44,8 +32,7 @@ fn one_way(from: &mut Testpmd, to: &mut Testpmd) {
 
 #[test]
 fn packets_pass_both_ways_on_ordinary_pages() {
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let dir = TempDir::new().unwrap();
     // The front end starts second, because it needs the socket.
     let back_end = NetVhost::new(dir.file("s"));
@@ -82,41 +69,9 @@ fn packets_pass_both_ways_on_ordinary_pages() {
     back_end.quit().unwrap();
 }
 
-/// The back end connects, two queues are used, and memory is whatever the machine has.
-#[test]
-fn two_queues_as_a_socket_client() {
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
-    let dir = TempDir::new().unwrap();
-    let back_end = NetVhost { queues: 2, client: true, ..NetVhost::new(dir.file("s")) };
-    let front_end = VirtioUser { queues: 2, server: true, packed_vq: true, ..VirtioUser::new(dir.file("s")) };
-    let (mut back_end, mut front_end) = pair(Memory::Auto, &back_end, &front_end);
-    back_end.set_forward("txonly").unwrap();
-    front_end.set_forward("rxonly").unwrap();
-    front_end.start_forwarding().unwrap();
-    back_end.start_forwarding().unwrap();
-    front_end.wait_for_port_stats(0, "10000 packets", |stats| stats.rx_packets >= 10_000).unwrap();
-    let stats = front_end.forward_stats().unwrap();
-    assert_eq!(stats.streams.len(), 2, "{stats:?}");
-    assert!(stats.streams.iter().all(|stream| stream.rx_packets > 0), "{stats:?}");
-}
-
-#[test]
-fn packets_pass_on_hugepages() {
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2), Need::Hugepages(512)]) else { return };
-    let _cores = exclusive();
-    let dir = TempDir::new().unwrap();
-    let back_end = NetVhost { client: true, ..NetVhost::new(dir.file("s")) };
-    let front_end = VirtioUser { server: true, ..VirtioUser::new(dir.file("s")) };
-    let (mut back_end, mut front_end) = pair(Memory::Hugepages, &back_end, &front_end);
-    one_way(&mut back_end, &mut front_end);
-    one_way(&mut front_end, &mut back_end);
-}
-
 #[test]
 fn testpmd_errors_are_returned() {
-    let Some(()) = require(&[Need::Testpmd]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd]) else { return };
     let dir = TempDir::new().unwrap();
     let config = TestpmdConfig::net_vhost(0, &NetVhost::new(dir.file("s")));
     let mut testpmd = Testpmd::start(&config).unwrap();
@@ -140,8 +95,7 @@ fn testpmd_start_failure_is_explained() {
 
 #[test]
 fn teardown_releases_all_resources() {
-    let Some(()) = require(&[Need::Testpmd]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd]) else { return };
     let dir = TempDir::new().unwrap();
     let testpmd = Testpmd::start(&TestpmdConfig::net_vhost(0, &NetVhost::new(dir.file("s")))).unwrap();
     let proc = PathBuf::from(format!("/proc/{}", testpmd.id()));
@@ -159,8 +113,7 @@ fn teardown_releases_all_resources() {
 #[test]
 fn benchmark_alternates_with_testpmd() {
     use offcore_bench::end_to_end::{EndToEndOptions, Peer, run};
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let options = EndToEndOptions {
         pairs: 2,
         window: std::time::Duration::from_millis(50),

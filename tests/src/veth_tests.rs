@@ -37,8 +37,7 @@ fn measured(options: &VethOptions) -> Vec<Row> {
 /// Takes seconds: 24 namespaces and 12 pairs of interfaces are created and deleted.
 #[test]
 fn every_direction_is_measured() {
-    let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
     let rows = measured(&options());
     assert_eq!(rows.len(), 2 * 3 * 2);
     for row in &rows {
@@ -60,8 +59,7 @@ fn every_direction_is_measured() {
 
 #[test]
 fn a_run_that_is_interrupted_leaves_nothing() {
-    let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
     for signal in [Signal::INT, Signal::TERM] {
         let mut bench = Offcore::start(&["bench", "copy", "--case", "end-to-end"]).unwrap();
         let prefix = format!("oc{}n", bench.id());
@@ -82,10 +80,10 @@ fn a_run_that_is_interrupted_leaves_nothing() {
 
 #[test]
 fn veth_benchmark_alternates_with_testpmd() {
-    let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Testpmd, Need::Cores(2)]) else {
+    let Some(_cores) = exclusive(&[Need::Root, Need::Ip, Need::Ethtool, Need::Testpmd, Need::Cores(2)])
+    else {
         return;
     };
-    let _cores = exclusive();
     for port in PortKind::ALL {
         let options = VethOptions {
             frames: vec![512],
@@ -153,8 +151,7 @@ fn kernel_sends_numbered_frames() {
 
 #[test]
 fn tcp_benchmark_compares_with_kernel() {
-    let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
     let options = tcp::kernel::KernelOptions {
         binary: PathBuf::new(),
         quick: true,

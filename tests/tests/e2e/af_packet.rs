@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use offcore_bench::peer::process::Process;
-use peers::offcore::binary;
 use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
 
 use crate::copy::{read_capture, write_capture};
@@ -61,8 +60,7 @@ fn start_in(netns: &Netns, ports: &[&str]) -> Offcore {
 /// The kernel's own offloads stay on: it sends packets of 64 KiB without checksums.
 #[test]
 fn tcp_passes_with_offloads() {
-    let Some(()) = require(&[NEEDS, &[Need::Iperf3]].concat()) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[NEEDS, &[Need::Iperf3]].concat()) else { return };
     let hosts = Hosts::new();
     let offcore = hosts.switch(["af_packet:one", "af_packet:two"]);
     hosts.wait_for_answer();
@@ -121,8 +119,7 @@ fn segmented_datagrams_pass(hosts: &Hosts, address: &str) {
 /// A veth interface passes the datagrams of a UDP_SEGMENT call as one packet. QUIC servers send like this.
 #[test]
 fn segmented_udp_passes() {
-    let Some(()) = require(&[NEEDS, &[Need::Python]].concat()) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[NEEDS, &[Need::Python]].concat()) else { return };
     let hosts = Hosts::new();
     for ports in [
         ["af_packet:one", "af_packet:two"],
@@ -140,8 +137,7 @@ fn segmented_udp_passes() {
 /// packet.
 #[test]
 fn unsegmented_tunnel_packets_pass() {
-    let Some(()) = require(&[NEEDS, &[Need::Python, Need::Iperf3]].concat()) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[NEEDS, &[Need::Python, Need::Iperf3]].concat()) else { return };
     let hosts = Hosts::new();
     for (netns, number) in [(&hosts.first, 1), (&hosts.second, 2)] {
         let [local, remote] = [number, 3 - number].map(|number| format!("10.77.3.{number}"));
@@ -231,8 +227,7 @@ fn frames_arrive_tags_included() {
 #[test]
 fn fanout_spreads_packets_over_queues() {
     const PACKETS: u64 = 20_000;
-    let Some(()) = require(&[NEEDS, &[Need::Cores(2)]].concat()) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[NEEDS, &[Need::Cores(2)]].concat()) else { return };
     for fanout in ["hash", "lb", "rollover"] {
         let netns = Netns::new().unwrap();
         switch::veth_in(&netns, "left", "right");
@@ -304,23 +299,6 @@ fn a_link_that_comes_up_later_is_used() {
     hosts.middle.ip(&["link", "set", "two", "up"]).unwrap();
     hosts.wait_for_answer();
     switch::stop(offcore);
-}
-
-#[test]
-fn open_errors_name_the_remedy() {
-    let Some(()) = require(NEEDS) else { return };
-    let netns = Netns::new().unwrap();
-    let run = |prefix: &[&str], port: &str| {
-        let mut command = netns.command("env");
-        command.args(prefix).arg(binary().unwrap());
-        let output = command.args(["switch", "--port", "gen:size=64", "--port", port]).output().unwrap();
-        assert_eq!(output.status.code(), Some(1), "{output:?}");
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
-    let text = run(&[], "af_packet:nosuchdev");
-    assert!(text.contains("no interface 'nosuchdev'") && text.contains("offcore port list"), "{text}");
-    let text = run(&["setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw"], "af_packet:lo");
-    assert!(text.contains("CAP_NET_RAW"), "{text}");
 }
 
 #[test]

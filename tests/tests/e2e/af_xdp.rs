@@ -10,7 +10,7 @@ mod refusals;
 
 use std::time::Duration;
 
-use peers::{Need, Netns, Offcore, exclusive, one_core, require};
+use peers::{Need, Netns, Offcore, exclusive, one_core};
 
 use crate::switch::{self, Report, full, wait_for_status};
 
@@ -115,9 +115,7 @@ impl Net {
     }
 }
 
-fn needed() -> Option<()> {
-    require(&[Need::Root, Need::Ip, Need::Ping, Need::Ethtool, Need::Iperf3])
-}
+const NEEDS: [Need; 5] = [Need::Root, Need::Ip, Need::Ping, Need::Ethtool, Need::Iperf3];
 
 /// Stops the switch. There must be no errors, and the switch must remove everything that it created.
 fn stop(offcore: Offcore, net: &Net) -> Report {
@@ -138,8 +136,7 @@ fn stacks_talk(net: &Net, options: &str, more: &[&str], expected: &str) -> Repor
 
 #[test]
 fn stacks_communicate_in_every_xdp_mode() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     for (mode, expected) in [
         ("", "copy mode, program in the driver"),
         (",mode=copy", "copy mode, program in the driver"),
@@ -153,8 +150,7 @@ fn stacks_communicate_in_every_xdp_mode() {
 
 #[test]
 fn flows_spread_over_the_queues() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let report = stacks_talk(&Net::new(core.number(), 2, 1500), "", &[], "queues 0 to 1: copy mode");
     for port in [0, 1] {
         for half in ["rx", "tx"] {
@@ -166,22 +162,19 @@ fn flows_spread_over_the_queues() {
 
 #[test]
 fn two_workers_may_share_a_socket() {
-    let (Some(()), Some(())) = (needed(), require(&[Need::Cores(2)])) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[&NEEDS[..], &[Need::Cores(2)]].concat()) else { return };
     stacks_talk(&Net::new("0,1", 2, 1500), "", &[], "queues 0 to 1");
 }
 
 #[test]
 fn packets_wake_a_worker_that_sleeps() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     stacks_talk(&Net::new(core.number(), 1, 1500), "", &["--idle", "sleep"], "copy mode");
 }
 
 #[test]
 fn packets_of_other_queues_go_to_the_kernel() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let net = Net::new(core.number(), 2, 1500);
     net.switch.ip(&["address", "add", "10.77.0.9/24", "dev", "p0"]).unwrap();
     let mut offcore = net.start_with(&["af_xdp:p0,first=1,force", "af_xdp:p1"], &[]);

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use peers::{Need, Offcore, TempDir, exclusive, require};
+use peers::{Need, Offcore, TempDir, exclusive};
 use serde_json::Value;
 
 use crate::switch::{Generated, Report, full};
@@ -68,8 +68,7 @@ const SIZES: [usize; 3] = [64, 590, 1518];
 
 #[test]
 fn packets_copied_by_the_core_come_back() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let report = assert_all_return(&SIZES, few(), "--lcores 0");
     assert_eq!(sum(&report, "workers", "core_copies"), 3 * few(), "{report}");
 }
@@ -78,8 +77,7 @@ fn packets_copied_by_the_core_come_back() {
 /// flight need.
 #[test]
 fn jumbo_frames_come_back() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let sizes = [9018, 64, 4000];
     for how in ["", "--dma rxq0@core:1", "--mbuf-size 16384 --dma rxq0@core:1"] {
         assert_all_return(&sizes, few() / 20, &format!("--mbufs 4096 --lcores 0 {how}"));
@@ -89,8 +87,7 @@ fn jumbo_frames_come_back() {
 
 #[test]
 fn packets_copied_by_a_helper_come_back() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     for how in ["", "--mode auto", "-b 4 -s 64", "--min-copy 100", "-m 1000"] {
         let how = format!("--lcores 0 --dma rxq0@core:1 {how}");
         let report = assert_all_return(&SIZES, few() / 5, &how);
@@ -101,8 +98,7 @@ fn packets_copied_by_a_helper_come_back() {
 
 #[test]
 fn packets_come_back_over_two_lcores() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     for how in ["", "-s 32", "--dma rxq0@core:1", "--port-topology loop -q 2"] {
         let report = assert_all_return(&SIZES[1..], few() / 5, &format!("--lcores 0,1 {how}"));
         let rings = report.0["queues"].as_array().unwrap().iter();
@@ -118,8 +114,7 @@ fn packets_come_back_over_two_lcores() {
 /// A lost copy is detected after one second, while the core copies. Therefore only few copies are lost.
 #[test]
 fn million_packets_over_a_failing_device() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let faults = "fault=page:0.002+hw:0.002+late:0.001:300+drop:0.00001+lost:0.00001";
     let how = format!("--lcores 0 --dsa-sim 0:profile=vhost,lcore=1,{faults} --dma rxq0@dsa-sim0:wq0.0");
     let report = assert_all_return(&SIZES[1..2], many(), &how);
@@ -179,8 +174,7 @@ fn through(frames: &[Vec<u8>], how: &str) -> (Vec<Vec<u8>>, Report) {
 
 #[test]
 fn capture_is_copied_unchanged() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let frames = frames();
     for how in [
         "--lcores 0",
@@ -227,25 +221,8 @@ fn only_the_ports_of_the_mask_take_part() {
 }
 
 #[test]
-fn unusable_copier_is_a_usage_error() {
-    for (args, word) in [
-        (&["copy", "--port", "gen:", "--lcores", "0", "--dma", "rxq3@core:0"][..], "rxq3"),
-        (&["copy", "--port", "gen:", "-p", "4"], "--portmask: 0x4"),
-        (
-            &["copy", "--port", "gen:", "--port", "gen:", "--port-topology", "paired", "-p", "1"],
-            "--portmask: 0x1",
-        ),
-    ] {
-        let finished = Offcore::run(args).unwrap();
-        assert_eq!(finished.status.code(), Some(2), "{args:?}: {}", finished.stderr);
-        assert!(finished.stderr.contains(word), "{args:?}: {}", finished.stderr);
-    }
-}
-
-#[test]
 fn table_has_dpdk_dma_counters() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let how = "copy --port gen:size=64,count=10000 --dma rxq0@core:1 --lcores 0 --until-idle";
     let finished = Offcore::run(&how.split(' ').collect::<Vec<_>>()).unwrap();
     assert_eq!(finished.status.code(), Some(0), "{}", finished.stderr);

@@ -289,7 +289,7 @@ fn commands_run_as_printed() {
     let mut wrong = Vec::new();
     let mut run = 0;
     for (name, sections) in documents().into_iter().chain(help_texts()) {
-        let _cores = exclusive();
+        let _cores = exclusive(&[]);
         let place = Place::new();
         for section in sections.iter().filter(|section| !section.commands.is_empty()) {
             wrong.extend(run_section(&place, section).into_iter().map(|wrong| format!("{name}: {wrong}")));

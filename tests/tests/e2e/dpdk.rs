@@ -4,6 +4,7 @@
 
 use std::io::Write;
 
+use peers::require::Exclusive;
 use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
 
 use crate::switch::{self, Copies};
@@ -11,12 +12,14 @@ use crate::switch::{self, Copies};
 /// Number of packets in each direction.
 const PACKETS: u64 = 100_000;
 
-/// Returns whether `offcore` has DPDK support. If not, checks the error message and skips the test.
-fn has_dpdk() -> bool {
+/// Returns both cores for a test with these requirements if `offcore` has DPDK support. If not, checks the error message
+/// and skips the test.
+fn with_dpdk(needs: &[Need]) -> Option<Exclusive> {
+    require(needs)?;
     let finished = Offcore::run(&["switch", "--port", "dpdk:net_nothing0", "--duration", "0.1"]).unwrap();
     assert_eq!(finished.status.code(), Some(1), "{finished:?}");
     if !finished.stderr.contains("built without DPDK") {
-        return true;
+        return exclusive(&[]);
     }
     assert!(finished.stderr.contains("cargo build --release --features dpdk"), "{}", finished.stderr);
     for (flags, code) in [(["--eal", "-m64"], 2), (["--dma", "txq0@dmadev:dma_skeleton"], 1)] {
@@ -32,16 +35,12 @@ fn has_dpdk() -> bool {
     // Written directly to standard error, because the test harness captures `eprintln!`. A failed write does not
     // matter.
     let _ = writeln!(std::io::stderr(), "SKIP: dpdk: offcore was built without --features dpdk");
-    false
+    None
 }
 
 #[test]
 fn net_af_packet_verifies_every_packet() {
-    let Some(()) = require(&[Need::Root, Need::Ip, Need::Cores(2)]) else { return };
-    if !has_dpdk() {
-        return;
-    }
-    let _cores = exclusive();
+    let Some(_cores) = with_dpdk(&[Need::Root, Need::Ip, Need::Cores(2)]) else { return };
     let netns = Netns::new().unwrap();
     switch::quiet(&netns);
     switch::veth_in(&netns, "va", "vb");
@@ -74,10 +73,7 @@ fn net_af_packet_verifies_every_packet() {
 
 #[test]
 fn net_ring_passes_long_packets() {
-    if !has_dpdk() {
-        return;
-    }
-    let _cores = exclusive();
+    let Some(_cores) = with_dpdk(&[]) else { return };
     let generator = format!("gen:size=4000,count={PACKETS}");
     for eal in ["--no-huge -m 128", "--in-memory"] {
         let ports = [generator.as_str(), "dpdk:net_ring0,mtu=9000"];
@@ -96,11 +92,7 @@ fn net_ring_passes_long_packets() {
 
 #[test]
 fn dmadev_copies_for_vhost() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    if !has_dpdk() {
-        return;
-    }
-    let _cores = exclusive();
+    let Some(_cores) = with_dpdk(&[Need::Cores(2)]) else { return };
     let dir = TempDir::new().unwrap();
     let socket = dir.file("s").display().to_string();
     let generator = |size| format!("gen:size={size},count={PACKETS},rate=50k");
@@ -122,9 +114,7 @@ fn dmadev_copies_for_vhost() {
 
 #[test]
 fn dpdk_refusals_name_the_remedy() {
-    if !has_dpdk() {
-        return;
-    }
+    let Some(_cores) = with_dpdk(&[]) else { return };
     for (flags, code, words) in [
         (&["--port", "dpdk:net_nothing0"][..], 1, &["net_nothing0", "such as net_null0"][..]),
         (&["--port", "dpdk:0000:ff:1f.6"], 1, &["no PCI device 0000:ff:1f.6", "lspci"]),

@@ -18,9 +18,6 @@ fn doctor_without_device_fails() {
 fn a_status_code_is_explained() {
     let run = Offcore::run(&["dsa", "explain", "0x83"]).unwrap();
     assert!(run.status.success() && run.stdout.contains("page fault"), "{}{}", run.stdout, run.stderr);
-    let run = Offcore::run(&["dsa", "explain", "zebra"]).unwrap();
-    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
-    assert!(run.stderr.contains("zebra"), "{}", run.stderr);
 }
 
 #[test]

@@ -4,10 +4,11 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-use peers::{Need, Netns, Offcore, TempDir, exclusive, one_core, require};
+use peers::{Need, Netns, Offcore, TempDir, exclusive, one_core};
 
 use super::switch;
 use super::tcp::{KERNEL, NEEDS, OURS, TAP};
+use crate::tcp::inside;
 
 const CHUNK: usize = 100_000;
 const BUFFERS: usize = 7;
@@ -54,14 +55,11 @@ fn stream(netns: &Netns, more: &[&str], echoes: bool) -> serde_json::Value {
     let mut offcore = Offcore::start_in(netns, &args).unwrap();
     offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
     netns.ip(&["addr", "add", KERNEL[0], "dev", TAP]).unwrap();
-    netns
-        .within(|| {
-            let listener = TcpListener::bind("10.77.0.1:9").unwrap();
-            let (stream, _) = listener.accept().unwrap();
-            thread::spawn(move || receive(stream, echoes)).join().unwrap();
-            Ok(())
-        })
-        .unwrap();
+    inside(netns, || {
+        let listener = TcpListener::bind("10.77.0.1:9").unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        thread::spawn(move || receive(stream, echoes)).join().unwrap();
+    });
     let finished = offcore.stop().unwrap();
     assert!(finished.status.success(), "{finished:?}");
     finished.lines.iter().rev().find_map(|line| line.json.clone()).unwrap()
@@ -69,8 +67,7 @@ fn stream(netns: &Netns, more: &[&str], echoes: bool) -> serde_json::Value {
 
 #[test]
 fn chunks_arrive_with_each_copier() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     let engine = ["--dma", "txq0@core:1"];
     for copies in [&[][..], &["-d"], &["-d", "-m", "512"], &["-du", "-m", "512"], &["-du"]] {
@@ -86,8 +83,7 @@ fn chunks_arrive_with_each_copier() {
 
 #[test]
 fn echoed_bytes_are_compared() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     let summary = stream(&netns, &["--verify", "-d", "--dma", "txq0@core:1"], true);
     assert!(summary["returned"].as_u64() > Some(1_000_000), "{summary}");
@@ -97,24 +93,20 @@ fn echoed_bytes_are_compared() {
 /// A peer that reads without sending data back is not an echo server.
 #[test]
 fn missing_echo_is_a_failure() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     let port = format!("tap:{TAP},addr={}/24", OURS[0]);
     let args = [source(&port, "100000", "7"), vec!["--verify"]].concat();
     let mut offcore = Offcore::start_in(&netns, &args).unwrap();
     offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
     netns.ip(&["addr", "add", KERNEL[0], "dev", TAP]).unwrap();
-    netns
-        .within(|| {
-            let (mut stream, _) = TcpListener::bind("10.77.0.1:9").unwrap().accept().unwrap();
-            let mut bytes = vec![0; ENOUGH];
-            stream.read_exact(&mut bytes).unwrap();
-            stream.write_all(&bytes[..ENOUGH / 2]).unwrap();
-            thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
-            Ok(())
-        })
-        .unwrap();
+    inside(&netns, || {
+        let (mut stream, _) = TcpListener::bind("10.77.0.1:9").unwrap().accept().unwrap();
+        let mut bytes = vec![0; ENOUGH];
+        stream.read_exact(&mut bytes).unwrap();
+        stream.write_all(&bytes[..ENOUGH / 2]).unwrap();
+        thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
+    });
     let finished = offcore.stop().unwrap();
     assert_eq!(finished.status.code(), Some(1), "{finished:?}");
     let summary = finished.lines.iter().rev().find_map(|line| line.json.as_ref()).unwrap();
@@ -126,8 +118,7 @@ fn missing_echo_is_a_failure() {
 /// Offcore's host stack is at both ends of the virtqueues and echoes all received data.
 #[test]
 fn chunks_between_a_vhost_port_and_a_virtio_user_port() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let every = ["--stats-interval", "0.2", "--format", "json"];
     for (mtu, options, more) in [
         ("", "", &[][..]),

@@ -29,7 +29,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use offcore_bench::peer::process::Process;
-use peers::{Need, Netns, Offcore, TempDir, offcore};
+use peers::offcore::Signal;
+use peers::require::OneCore;
+use peers::{Need, Netns, Offcore, TempDir, offcore, one_core};
 
 use super::tcp::{self, OURS, host};
 
@@ -41,7 +43,8 @@ const NEEDS: [Need; 5] = tcp::NEEDS;
 /// A test fails after this time without progress.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A stack for programs, in its own namespace. Dropping it ends everything that runs there.
+/// A stack for programs, in its own namespace, and the core that the test keeps busy. Dropping it ends everything that
+/// runs there.
 struct Stage {
     stack: Option<Offcore>,
     /// Additional options of the stack.
@@ -52,22 +55,25 @@ struct Stage {
     /// Another namespace without interfaces. Programs there reach the network only through the stack.
     apart: Netns,
     dir: TempDir,
+    _core: OneCore,
 }
 
 impl Stage {
-    fn new() -> Self {
-        Self::with_options(&["--idle", "sleep"])
+    /// Creates a stage for a test with these requirements, in addition to [`NEEDS`].
+    fn new(more: &[Need]) -> Option<Self> {
+        Self::with_options(more, &["--idle", "sleep"])
     }
 
-    fn with_options(options: &[&str]) -> Self {
+    fn with_options(more: &[Need], options: &[&str]) -> Option<Self> {
+        let core = one_core(&[&NEEDS[..], more].concat())?;
         let (netns, apart, dir) = (Netns::new().unwrap(), Netns::new().unwrap(), TempDir::new().unwrap());
         // Servers change to users who must be able to read the directory.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let guards = [Guard::new(&netns), Guard::new(&apart)];
         let options = options.iter().map(ToString::to_string).collect();
-        let mut stage = Self { stack: None, options, _guards: guards, netns, apart, dir };
+        let mut stage = Self { stack: None, options, _guards: guards, netns, apart, dir, _core: core };
         stage.start_stack();
-        stage
+        Some(stage)
     }
 
     fn socket(&self) -> String {
@@ -81,9 +87,11 @@ impl Stage {
         self.stack = Some(host(&self.netns, "", &options));
     }
 
-    /// Ends the stack, which must report no error.
-    fn stop(mut self) {
-        tcp::stop(self.stack.take().unwrap());
+    /// Ends the stack by a signal.
+    fn end_stack(&mut self, signal: Signal) {
+        let mut stack = self.stack.take().unwrap();
+        stack.signal(signal).unwrap();
+        until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
     }
 
     fn path(&self, name: &str) -> String {
@@ -157,6 +165,15 @@ impl Stage {
     }
 }
 
+impl Drop for Stage {
+    /// Ends a stack that still runs, which must report no error.
+    fn drop(&mut self) {
+        if let Some(stack) = self.stack.take().filter(|_| !thread::panicking()) {
+            tcp::stop(stack);
+        }
+    }
+}
+
 /// Waits for a program to end successfully. Returns its output.
 fn finish(mut program: Process) -> String {
     let status = program.wait_for_exit(TIMEOUT).unwrap();
@@ -165,7 +182,7 @@ fn finish(mut program: Process) -> String {
 }
 
 /// Waits until a condition holds.
-fn until(what: &str, mut holds: impl FnMut() -> bool, tail: impl Fn() -> String) {
+pub(super) fn until(what: &str, mut holds: impl FnMut() -> bool, tail: impl Fn() -> String) {
     let start = Instant::now();
     while !holds() {
         assert!(start.elapsed() < TIMEOUT, "waited for {what}: {}", tail());

@@ -9,7 +9,7 @@ mod works;
 use std::time::{Duration, Instant};
 
 use peers::offcore::Signal;
-use peers::{Need, Offcore, TempDir, Wire, exclusive, one_core, require};
+use peers::{Need, Offcore, TempDir, Wire, exclusive, one_core};
 use serde_json::Value;
 
 use crate::copy::{read_capture, write_capture};
@@ -107,8 +107,7 @@ fn frames_go_through(network: &Network, ports: [&str; 2], burst: u32, how: &str)
 /// Forty runs with some thousand frames each.
 #[test]
 fn every_workload_swaps_every_frame() {
-    let Some(()) = require(NEEDS) else { return };
-    let core = one_core();
+    let Some(core) = one_core(NEEDS) else { return };
     let network = Network::new(core.number(), 2, 1);
     for split in ["", "--split"] {
         for workload in WORKLOADS {
@@ -121,8 +120,7 @@ fn every_workload_swaps_every_frame() {
 
 #[test]
 fn frames_cross_two_lcores_swapped() {
-    let Some(()) = require(NEEDS) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(NEEDS) else { return };
     let network = Network::new("0,1", 2, 1);
     for workload in WORKLOADS {
         for split in ["", "--split"] {
@@ -133,8 +131,7 @@ fn frames_cross_two_lcores_swapped() {
 
 #[test]
 fn frames_cross_af_xdp_ports_swapped() {
-    let Some(()) = require(NEEDS) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(NEEDS) else { return };
     let network = Network::new("0,1", 2, 1);
     for workload in WORKLOADS {
         frames_go_through(&network, ["af_xdp:p0", "af_xdp:p1"], 64, &format!("-w {workload}"));
@@ -143,8 +140,7 @@ fn frames_cross_af_xdp_ports_swapped() {
 
 #[test]
 fn memory_gpu_returns_every_packet() {
-    let Some(()) = require(NEEDS) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(NEEDS) else { return };
     let network = Network::new("0,1", 2, 1);
     for workload in LAUNCHES {
         for split in ["", "--split-at 128"] {
@@ -156,8 +152,7 @@ fn memory_gpu_returns_every_packet() {
 /// Flows are spread over the queues, and each flow keeps its order.
 #[test]
 fn two_pipelines_take_two_queues() {
-    let Some(()) = require(NEEDS) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(NEEDS) else { return };
     let network = Network::new("0,1", 1, 2);
     for workload in ["cpu", "kernel", "persistent", "graph"] {
         let mut wires = network.wires();
@@ -175,8 +170,7 @@ fn two_pipelines_take_two_queues() {
 /// Everything that was received is sent after a stop.
 #[test]
 fn stop_loses_no_accepted_packet() {
-    let Some(()) = require(NEEDS) else { return };
-    let core = one_core();
+    let Some(core) = one_core(NEEDS) else { return };
     let network = Network::new(core.number(), 2, 1);
     for workload in WORKLOADS {
         for split in ["", "--split"] {
@@ -220,8 +214,7 @@ fn exchange_until(wires: &mut [Wire], streams: &mut [Stream], packets: u32) {
 /// Measures the packets after the warm-up, then stops.
 #[test]
 fn run_ends_after_its_measured_packets() {
-    let Some(()) = require(NEEDS) else { return };
-    let core = one_core();
+    let Some(core) = one_core(NEEDS) else { return };
     let network = Network::new(core.number(), 1, 1);
     let mut wires = network.wires();
     let mut offcore = start(&network, &["af_packet:p0"], "-w kernel -b 32 -z 1000 -v 2000");
@@ -262,7 +255,7 @@ fn run_ends_after_its_measured_packets() {
 /// Without a warm-up, all packets and the whole time count.
 #[test]
 fn short_capture_is_measured_whole() {
-    let _cores = exclusive();
+    let _cores = exclusive(&[]);
     let dir = TempDir::new().unwrap();
     let [from, to] = ["in", "out"].map(|name| dir.file(name));
     let frames = vec![vec![2; 100]; 500];
@@ -279,8 +272,7 @@ fn short_capture_is_measured_whole() {
 /// The text has the exact time, not whole seconds.
 #[test]
 fn measurement_text_has_exact_time() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let args = "gpu --port gen:size=64,rate=100000 -z 1000 -v 20000 --lcores 0 --stats-interval 0";
     let finished = Offcore::run(&args.split(' ').collect::<Vec<_>>()).unwrap();
     assert_eq!(finished.status.code(), Some(0), "{finished:?}");

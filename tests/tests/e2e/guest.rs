@@ -9,7 +9,7 @@ mod tcp;
 use std::time::{Duration, Instant};
 
 use peers::guest::{Guest, GuestConfig, Nic};
-use peers::{Need, Netns, Offcore, TempDir, exclusive, one_core, require};
+use peers::{Need, Netns, Offcore, TempDir, exclusive, one_core};
 use rustix::process::Signal;
 
 use crate::switch::{self, Copies, arguments, full, stop_with_log};
@@ -20,6 +20,9 @@ const MAC: &str = "52:54:00:00:00:02";
 const TAP: &str = "tap0";
 /// Time limit for a guest to answer after it was connected again. QEMU retries the connection once per second.
 const TIMEOUT: Duration = Duration::from_secs(60);
+
+const NEEDS: [Need; 8] =
+    [Need::Root, Need::Tun, Need::Guest, Need::Ip, Need::Ping, Need::Iperf3, Need::Ethtool, Need::Cores(2)];
 
 /// The configuration of a guest, a switch and a TAP interface.
 #[derive(Clone, Copy, Debug)]
@@ -57,12 +60,6 @@ impl System {
         guest.start_iperf3_server().unwrap();
         guest
     }
-}
-
-/// Checks the requirements of every test here.
-fn needed() -> Option<()> {
-    let needs = [Need::Root, Need::Tun, Need::Guest, Need::Ip, Need::Ping, Need::Iperf3, Need::Ethtool];
-    require(&[&needs[..], &[Need::Cores(2)]].concat())
 }
 
 /// Pings the guest until it answers.
@@ -175,8 +172,7 @@ fn through_reboots_and_restarts(system: System, core: usize, more: &[&str]) {
 
 #[test]
 fn a_guest_with_split_rings() {
-    let Some(()) = needed() else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&NEEDS) else { return };
     through_reboots_and_restarts(System::PLAIN, 1, &[]);
     if full() {
         through_reboots_and_restarts(System { copies: Copies::Helper, ..System::PLAIN }, 1, &[]);
@@ -185,8 +181,7 @@ fn a_guest_with_split_rings() {
 
 #[test]
 fn a_guest_with_packed_rings() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     // A helper that busy-polls would use half of the guest's core.
     let helped = System { packed: true, copies: Copies::Helper, ..System::PLAIN };
     through_reboots_and_restarts(helped, core.number(), switch::idle());

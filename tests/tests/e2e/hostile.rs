@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use peers::offcore::Signal;
-use peers::{Need, Offcore, TempDir, exclusive, require};
+use peers::{Need, Offcore, TempDir, exclusive};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::switch::{self, Copies, Report};
@@ -172,8 +172,7 @@ fn assert_served(front_end: &Report, switch: &Report, port: usize) {
 
 #[test]
 fn bad_front_ends_leave_neighbours_unharmed() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let dir = TempDir::new().unwrap();
     let (attacked, neighbour) = (dir.file("attacked"), dir.file("neighbour"));
     let ports = [&attacked, &neighbour].map(|socket| format!("vhost:{}", socket.display()));
@@ -249,25 +248,8 @@ fn socket_in_use_is_not_taken() {
 }
 
 #[test]
-fn regular_file_at_socket_path_is_kept() {
-    let dir = TempDir::new().unwrap();
-    let path = dir.file("s");
-    std::fs::write(&path, "precious").unwrap();
-    let port = format!("vhost:{}", path.display());
-    let finished = Offcore::run(&["switch", "--port", &port, "--duration", "5"]).unwrap();
-    assert_eq!(finished.status.code(), Some(1), "{finished:?}");
-    assert!(
-        finished.stderr.contains("is not a socket; remove it or choose another path"),
-        "{}",
-        finished.stderr
-    );
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
-}
-
-#[test]
 fn stale_socket_is_replaced() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let dir = TempDir::new().unwrap();
     let socket = dir.file("s");
     let port = format!("vhost:{}", socket.display());
@@ -290,8 +272,7 @@ fn stale_socket_is_replaced() {
 /// With the smallest pool, and an engine that holds all of it, packets wait in the guest. None is lost or changed.
 #[test]
 fn a_pool_that_runs_dry_makes_packets_wait() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     const PACKETS: u64 = 20_000;
     let dir = TempDir::new().unwrap();
     let socket = dir.file("s");

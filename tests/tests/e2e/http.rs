@@ -4,9 +4,10 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
-use peers::{Need, Netns, one_core, require};
+use peers::{Need, Netns, one_core};
 
 use super::tcp::{NEEDS, OURS, connect, content, host, stop};
+use crate::tcp::inside;
 
 pub(super) const PORT: u16 = 8080;
 pub(super) const FILES: [(&str, usize); 4] =
@@ -62,8 +63,7 @@ fn text(netns: &Netns, args: &[&str]) -> String {
 
 #[test]
 fn files_by_curl() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Curl]].concat()) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[&NEEDS[..], &[Need::Curl]].concat()) else { return };
     let (netns, site) = (Netns::new().unwrap(), Site::new("curl"));
     for (port, more) in [("", &["--idle", "sleep"][..]), (",offloads=off", &[])] {
         let offcore = host(&netns, port, &[&["--app", &site.app()], more].concat());
@@ -98,8 +98,7 @@ fn files_by_curl() {
 
 #[test]
 fn many_requests_on_one_connection() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Curl]].concat()) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[&NEEDS[..], &[Need::Curl]].concat()) else { return };
     let (netns, site) = (Netns::new().unwrap(), Site::new("keep"));
     let offcore = host(&netns, "", &["--app", &site.app(), "--idle", "sleep"]);
     let all = url(OURS[0], "one?[1-300]");
@@ -112,84 +111,76 @@ fn many_requests_on_one_connection() {
         (300, 1),
         "{report}"
     );
-    netns
-        .within(|| {
-            // Pipelined requests in one stream that then ends.
-            let mut stream = connect(OURS[0], PORT);
-            let request = "GET /some.txt HTTP/1.1\r\nHost: a\r\n\r\n".repeat(50);
-            stream.write_all(request.as_bytes())?;
-            stream.write_all(b"GET /one HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
-            let mut answers = Vec::new();
-            stream.read_to_end(&mut answers)?;
-            let file = site.read("some.txt");
-            let mut rest = &answers[..];
-            for number in 0..50 {
-                let end = rest.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap() + 4;
-                assert!(rest.starts_with(b"HTTP/1.1 200 OK\r\n"), "answer {number}");
-                assert!(rest[end..].starts_with(&file), "answer {number}");
-                rest = &rest[end + file.len()..];
-            }
-            assert!(rest.ends_with(&site.read("one")), "{}", String::from_utf8_lossy(rest));
-            Ok(())
-        })
-        .unwrap();
+    inside(&netns, || {
+        // Pipelined requests in one stream that then ends.
+        let mut stream = connect(OURS[0], PORT);
+        let request = "GET /some.txt HTTP/1.1\r\nHost: a\r\n\r\n".repeat(50);
+        stream.write_all(request.as_bytes()).unwrap();
+        stream.write_all(b"GET /one HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answers = Vec::new();
+        stream.read_to_end(&mut answers).unwrap();
+        let file = site.read("some.txt");
+        let mut rest = &answers[..];
+        for number in 0..50 {
+            let end = rest.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap() + 4;
+            assert!(rest.starts_with(b"HTTP/1.1 200 OK\r\n"), "answer {number}");
+            assert!(rest[end..].starts_with(&file), "answer {number}");
+            rest = &rest[end + file.len()..];
+        }
+        assert!(rest.ends_with(&site.read("one")), "{}", String::from_utf8_lossy(rest));
+    });
     stop(offcore);
 }
 
 #[test]
 fn bad_and_slow_requests_get_errors() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let (netns, site) = (Netns::new().unwrap(), Site::new("bad"));
     let offcore = host(&netns, "", &["--app", &site.app(), "--idle", "sleep"]);
-    netns
-        .within(|| {
-            // A client that never ends its request gets an error after ten seconds.
-            let mut slow = connect(OURS[0], PORT);
-            slow.write_all(b"GET /one HTTP/1.1\r\nHost:")?;
-            let ask = |bytes: &[u8]| {
-                let mut stream = connect(OURS[1], PORT);
-                stream.write_all(bytes).unwrap();
-                let mut answer = Vec::new();
-                stream.read_to_end(&mut answer).unwrap();
-                String::from_utf8_lossy(&answer).into_owned()
-            };
-            let long = |line: &str| format!("{line}{}", "a".repeat(300_000)).into_bytes();
-            for (bytes, status) in [
-                (b"\x16\x03\x01 nonsense\r\n\r\n".to_vec(), "400 Bad Request"),
-                (long("GET /"), "414 URI Too Long"),
-                (long("GET / HTTP/1.1\r\nA: "), "431 Request Header Fields Too Large"),
-                // The text that follows is the body of the request, not a second request.
-                (
-                    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 60\r\n\r\nGET /one HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
-                    "405 Method Not Allowed",
-                ),
-                (
-                    b"GET /one HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-                        .to_vec(),
-                    "400 Bad Request",
-                ),
-                (b"GET / HTTP/3.0\r\nHost: a\r\n\r\n".to_vec(), "505 HTTP Version Not Supported"),
-            ] {
-                let answer = ask(&bytes);
-                assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{status}: {answer}");
-                assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
-            }
-            let answer = ask(b"\r\n\r\nGET /one HTTP/1.0\n\n");
-            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-            let mut answer = String::new();
-            slow.read_to_string(&mut answer)?;
-            assert!(answer.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{answer}");
-            Ok(())
-        })
-        .unwrap();
+    inside(&netns, || {
+        // A client that never ends its request gets an error after ten seconds.
+        let mut slow = connect(OURS[0], PORT);
+        slow.write_all(b"GET /one HTTP/1.1\r\nHost:").unwrap();
+        let ask = |bytes: &[u8]| {
+            let mut stream = connect(OURS[1], PORT);
+            stream.write_all(bytes).unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).unwrap();
+            String::from_utf8_lossy(&answer).into_owned()
+        };
+        let long = |line: &str| format!("{line}{}", "a".repeat(300_000)).into_bytes();
+        for (bytes, status) in [
+            (b"\x16\x03\x01 nonsense\r\n\r\n".to_vec(), "400 Bad Request"),
+            (long("GET /"), "414 URI Too Long"),
+            (long("GET / HTTP/1.1\r\nA: "), "431 Request Header Fields Too Large"),
+            // The text that follows is the body of the request, not a second request.
+            (
+                b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 60\r\n\r\nGET /one HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
+                "405 Method Not Allowed",
+            ),
+            (
+                b"GET /one HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+                    .to_vec(),
+                "400 Bad Request",
+            ),
+            (b"GET / HTTP/3.0\r\nHost: a\r\n\r\n".to_vec(), "505 HTTP Version Not Supported"),
+        ] {
+            let answer = ask(&bytes);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{status}: {answer}");
+            assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
+        }
+        let answer = ask(b"\r\n\r\nGET /one HTTP/1.0\n\n");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        let mut answer = String::new();
+        slow.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{answer}");
+    });
     stop(offcore);
 }
 
 #[test]
 fn many_clients_by_wrk() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Wrk]].concat()) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[&NEEDS[..], &[Need::Wrk]].concat()) else { return };
     let (netns, site) = (Netns::new().unwrap(), Site::new("wrk"));
     let offcore = host(&netns, "", &["--app", &site.app(), "--idle", "sleep"]);
     for name in ["one", "some.txt"] {
@@ -201,14 +192,4 @@ fn many_clients_by_wrk() {
         assert!(requests.parse::<u64>().unwrap() >= 50, "{report}");
     }
     stop(offcore);
-}
-
-#[test]
-fn no_such_directory() {
-    let Some(()) = require(&NEEDS) else { return };
-    let netns = Netns::new().unwrap();
-    let args = ["tcp", "--port", "tap:tap0,addr=10.77.0.2/24", "--app", "http:/nowhere/at/all"];
-    let finished = peers::Offcore::start_in(&netns, &args).unwrap().wait().unwrap();
-    assert_eq!(finished.status.code(), Some(2), "{finished:?}");
-    assert!(format!("{finished:?}").contains("/nowhere/at/all: No such file or directory"), "{finished:?}");
 }

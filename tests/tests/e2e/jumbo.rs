@@ -101,8 +101,7 @@ fn both_ways(pair: &Pair, size: u32) {
 
 #[test]
 fn frames_of_9000_bytes_both_ways() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     for pair in PAIRS {
         both_ways(pair, JUMBO);
     }
@@ -110,8 +109,7 @@ fn frames_of_9000_bytes_both_ways() {
 
 #[test]
 fn the_longest_frames_both_ways() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     for pair in PAIRS.iter().take(if switch::full() { usize::MAX } else { 2 }) {
         both_ways(pair, pair.longest);
     }
@@ -152,8 +150,7 @@ fn through_a_switch(pairs: [&Pair; 2], forward: &str) {
 /// From guest to guest in one copy, and through packet buffers.
 #[test]
 fn frames_of_9000_bytes_through_a_switch() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let [split, packed, split_chains, packed_chains, connecting] = PAIRS else {
         panic!("a pair has no test here")
     };
@@ -166,8 +163,7 @@ fn frames_of_9000_bytes_through_a_switch() {
 /// `txonly` and `flowgen` also generate frames of several buffers.
 #[test]
 fn jumbo_frames_in_forwarding_modes() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     for mode in ["txonly", "flowgen"] {
         let dir = TempDir::new().unwrap();
         let [first, second] = PAIRS[1].ports(&dir);
@@ -185,8 +181,7 @@ fn jumbo_frames_in_forwarding_modes() {
 /// Two generators that are directly connected.
 #[test]
 fn every_length_between_generators() {
-    let Some(()) = require(&[]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[]) else { return };
     for size in [1797, 3589, 9018, 9220, 65_553] {
         let generator = format!("gen:size={size},count={PACKETS}");
         let mut offcore = switch::start(&[&generator, &generator], Copies::Core, 1, &[]);

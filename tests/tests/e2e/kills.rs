@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
-use peers::{Need, Offcore, TempDir, exclusive, require};
+use peers::{Need, Offcore, TempDir, exclusive};
 use rustix::process::Signal;
 
 use crate::switch::{self, Copies, Report, full};
@@ -100,27 +100,13 @@ fn kill(case: Case, kills: u64) {
 }
 
 fn killed(packed: bool, copies: Copies, one_copy: bool) {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     kill(Case { packed, copies, one_copy }, if full() { 250 } else { 5 });
 }
 
-#[test]
-fn one_copy_on_split_rings() {
-    killed(false, Copies::Helper, true);
-}
-
-#[test]
-fn one_copy_on_packed_rings() {
-    killed(true, Copies::Core, true);
-}
-
-#[test]
-fn two_copies_on_split_rings() {
-    killed(false, Copies::Core, false);
-}
-
-#[test]
-fn two_copies_on_packed_rings() {
-    killed(true, Copies::Helper, false);
+tests! {
+    fn one_copy_on_split_rings() => killed(false, Copies::Helper, true);
+    fn one_copy_on_packed_rings() => killed(true, Copies::Core, true);
+    fn two_copies_on_split_rings() => killed(false, Copies::Core, false);
+    fn two_copies_on_packed_rings() => killed(true, Copies::Helper, false);
 }

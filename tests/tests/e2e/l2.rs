@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use offcore_bench::peer::process::Process;
 use peers::guest::{Guest, GuestConfig, Nic};
-use peers::{Need, Netns, Offcore, TempDir, exclusive, one_core, require};
+use peers::{Need, Netns, Offcore, TempDir, exclusive, one_core};
 use serde_json::Value;
 
 use crate::switch::{self, Report, full, latest, stop_with_log};
@@ -136,9 +136,8 @@ fn address(number: usize) -> String {
     format!("10.77.2.{}", number + 1)
 }
 
-fn needed() -> Option<()> {
-    require(&[Need::Root, Need::Tun, Need::Ip, Need::Ping, Need::Ethtool, Need::Iperf3, Need::Tcpdump])
-}
+const NEEDS: [Need; 7] =
+    [Need::Root, Need::Tun, Need::Ip, Need::Ping, Need::Ethtool, Need::Iperf3, Need::Tcpdump];
 
 /// Returns a counter of a bridge port.
 fn count(report: &Report, port: usize, name: &str) -> u64 {
@@ -157,8 +156,7 @@ fn assert_only_usual_drops(report: &Report) {
 
 #[test]
 fn three_stacks_reach_each_other() {
-    let Some(()) = needed() else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let lan = Lan::new(3, &[], &[]);
     for from in 0..3 {
         for to in (0..3).filter(|to| *to != from) {
@@ -187,8 +185,7 @@ fn three_stacks_reach_each_other() {
 
 #[test]
 fn two_workers_share_the_forwarding_table() {
-    let Some(()) = needed().and(require(&[Need::Cores(2)])) else { return };
-    let _alone = exclusive();
+    let Some(_alone) = exclusive(&[&NEEDS[..], &[Need::Cores(2)]].concat()) else { return };
     let home = Netns::new().unwrap();
     let ports = ["tap:tap0,queues=2", "tap:tap1,queues=2"];
     let mut offcore = switch::start_in(&home, "0,1", &ports, &["--forward", "l2"]);
@@ -213,8 +210,7 @@ fn two_workers_share_the_forwarding_table() {
 
 #[test]
 fn a_station_that_moves_is_followed() {
-    let Some(()) = needed() else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let mut lan = Lan::new(3, &[], &[]);
     let mac = "02:00:00:00:77:01";
     let bring = |lan: &Lan, host: usize| {
@@ -240,8 +236,7 @@ fn a_station_that_moves_is_followed() {
 /// in VLAN 20.
 #[test]
 fn vlans_are_isolated_and_trunked() {
-    let Some(()) = needed() else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let dir = TempDir::new().unwrap();
     let (socket, capture_file) = (dir.file("trunk"), dir.file("trunk.pcap"));
     let mirror = format!("2=pcap:-,{}", capture_file.display());
@@ -289,8 +284,7 @@ fn capture(path: &std::path::Path, more: &[&str]) -> Vec<String> {
 
 #[test]
 fn mirror_has_its_ports_packets() {
-    let Some(()) = needed() else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let dir = TempDir::new().unwrap();
     let (all, sent) = (dir.file("all.pcap"), dir.file("sent.pcap"));
     let mirrors = [format!("0=pcap:-,{}", all.display()), format!("1:tx=pcap:-,{}", sent.display())];
@@ -342,8 +336,7 @@ fn mirror_has_its_ports_packets() {
 
 #[test]
 fn a_storm_is_limited() {
-    let Some(()) = needed() else { return };
-    let _alone = exclusive();
+    let Some(_alone) = exclusive(&NEEDS) else { return };
     // The generator sends its packets to an unknown address.
     let mut lan = Lan::new(2, &["gen:size=64,count=200000,rate=100k"], &["--flood-limit", "1000"]);
     let limited = |report: &Report| count(report, 2, "flood_limited") + count(report, 2, "flooded");
@@ -357,8 +350,7 @@ fn a_storm_is_limited() {
 
 /// A guest and two stacks on ports of these kinds. All of them reach each other by pings and TCP streams.
 fn a_guest_and_two_stacks(kinds: [Attach; 2]) {
-    let Some(()) = needed().and(require(&[Need::Guest, Need::Cores(2)])) else { return };
-    let core = one_core();
+    let Some(core) = one_core(&[&NEEDS[..], &[Need::Guest, Need::Cores(2)]].concat()) else { return };
     let dir = TempDir::new().unwrap();
     let lan = Lan::with(0, &kinds, &[&format!("vhost:{}", dir.file("g").display())], &[]);
     let nic = Nic::new(dir.file("g"), "52:54:00:00:02:09", &format!("{}/24", address(GUEST)));
@@ -397,18 +389,9 @@ fn a_guest_and_two_stacks(kinds: [Attach; 2]) {
     }
 }
 
-#[test]
-fn a_guest_and_two_stacks_on_tap_ports() {
-    a_guest_and_two_stacks([Attach::Tap, Attach::Tap]);
-}
-
-/// Three kinds of ports with different offloads.
-#[test]
-fn a_guest_and_stacks_on_af_xdp_and_tap() {
-    a_guest_and_two_stacks([Attach::AfXdp, Attach::Tap]);
-}
-
-#[test]
-fn a_guest_and_stacks_on_af_packet_and_tap() {
-    a_guest_and_two_stacks([Attach::AfPacket, Attach::Tap]);
+tests! {
+    fn a_guest_and_two_stacks_on_tap_ports() => a_guest_and_two_stacks([Attach::Tap, Attach::Tap]);
+    /// Three kinds of ports with different offloads.
+    fn a_guest_and_stacks_on_af_xdp_and_tap() => a_guest_and_two_stacks([Attach::AfXdp, Attach::Tap]);
+    fn a_guest_and_stacks_on_af_packet_and_tap() => a_guest_and_two_stacks([Attach::AfPacket, Attach::Tap]);
 }

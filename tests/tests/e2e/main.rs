@@ -4,6 +4,11 @@
 //! polling peer, they measure the scheduler. `OFFCORE_FULL=1` runs every combination and longer transfers.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+/// Defines tests that differ by the arguments of one call.
+macro_rules! tests {
+    ($($(#[$attribute:meta])* fn $name:ident() => $call:expr;)+) => {$($(#[$attribute])* #[test] fn $name() { $call; })+};
+}
+
 mod af_packet;
 mod af_xdp;
 mod copy;

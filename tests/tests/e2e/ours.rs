@@ -1,6 +1,6 @@
 //! Offcore's front end against its own back end: two `offcore` processes, each with a generator and a sink.
 
-use peers::{Need, Offcore, TempDir, exclusive, require};
+use peers::{Need, Offcore, TempDir, exclusive};
 
 use crate::switch::{self, Copies, Report, VIRTIO_F_RING_PACKED};
 
@@ -22,8 +22,7 @@ fn assert_all_received(from: &Report, to: &Report, packets: u64) {
 
 /// Packets go in both directions at once, and each one is checked. `ring` are options of the virtio-user port.
 fn packets_each_way(copies: Copies, packets: u64, ring: &str) {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let dir = TempDir::new().unwrap();
     let socket = dir.file("s").display().to_string();
     let generator = |size| format!("gen:size={size},count={},rate={}", 2 * packets, packets / 2);
@@ -47,14 +46,9 @@ fn packets_each_way(copies: Copies, packets: u64, ring: &str) {
     back_end.assert_copies(copies, back_end.packets(0, "rx") + back_end.packets(0, "tx"));
 }
 
-#[test]
-fn a_million_each_way_copied_by_the_core() {
-    packets_each_way(Copies::Core, PACKETS, "");
-}
-
-#[test]
-fn a_million_each_way_copied_by_a_helper() {
-    packets_each_way(Copies::Helper, PACKETS, "");
+tests! {
+    fn a_million_each_way_copied_by_the_core() => packets_each_way(Copies::Core, PACKETS, "");
+    fn a_million_each_way_copied_by_a_helper() => packets_each_way(Copies::Helper, PACKETS, "");
 }
 
 #[test]

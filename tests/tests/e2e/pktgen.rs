@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use peers::offcore::Finished;
-use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
+use peers::{Need, Netns, Offcore, TempDir, exclusive};
 use serde_json::Value;
 
 use crate::copy::read_capture;
@@ -77,8 +77,7 @@ fn assert_counts_agree(report: &Value) {
 
 #[test]
 fn commands_change_bridged_traffic() {
-    let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Root, Need::Ip, Need::Tun, Need::Cores(2)]) else { return };
     let netns = quiet_netns();
     let ports = ["--port", "tap:one", "--port", "tap:two", "--bidirectional", "--no-start"];
     let mut pktgen = pktgen(Some(&netns), &[&ports[..], &ELSEWHERE].concat());
@@ -122,8 +121,7 @@ fn commands_change_bridged_traffic() {
 
 #[test]
 fn long_packets_cross_the_bridge() {
-    let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Root, Need::Ip, Need::Tun, Need::Cores(2)]) else { return };
     let netns = quiet_netns();
     let flags =
         ["--size", "9018", "--proto", "tcp", "--dst-ip", "2001:db8::1", "--rate", "2k", "--count", "1000"];
@@ -155,8 +153,7 @@ fn mirror(socket: &str, work_ns: &str) -> Offcore {
 
 #[test]
 fn returned_packets_are_checked() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let dir = TempDir::new().unwrap();
     let socket = dir.file("s").display().to_string();
     let switch = mirror(&socket, "1");
@@ -178,8 +175,7 @@ fn returned_packets_are_checked() {
 
 #[test]
 fn search_finds_a_slow_switchs_rate() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let dir = TempDir::new().unwrap();
     let socket = dir.file("s").display().to_string();
     let plot = dir.file("throughput.svg").display().to_string();
@@ -212,8 +208,7 @@ fn search_finds_a_slow_switchs_rate() {
 /// Without mergeable buffers long frames do not return, so the third search fails. Earlier rows and the plot remain.
 #[test]
 fn failed_search_keeps_its_rows() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let dir = TempDir::new().unwrap();
     let socket = dir.file("s").display().to_string();
     let plot = dir.file("throughput.svg").display().to_string();
@@ -252,8 +247,9 @@ fn failed_search_keeps_its_rows() {
 
 #[test]
 fn a_capture_is_sent_byte_for_byte() {
-    let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun, Need::Tcpdump, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Root, Need::Ip, Need::Tun, Need::Tcpdump, Need::Cores(2)]) else {
+        return;
+    };
     let dir = TempDir::new().unwrap();
     let (sent, seen) = (dir.file("sent.pcap"), dir.file("seen.pcap"));
     let output = format!("pcap:-,{}", sent.display());

@@ -16,106 +16,6 @@ fn same_twice(name: &str, lines: usize) {
     assert!(first.len() >= lines, "{name}: {} lines", first.len());
 }
 
-#[test]
-fn connect() {
-    same_twice("connect", 111);
-}
-
-#[test]
-fn control() {
-    same_twice("control", 182);
-}
-
-#[test]
-fn cork() {
-    same_twice("cork", 58);
-}
-
-#[test]
-fn descriptors() {
-    same_twice("descriptors", 103);
-}
-
-#[test]
-fn ending() {
-    same_twice("ending", 138);
-}
-
-#[test]
-fn epoll() {
-    same_twice("epoll", 139);
-}
-
-#[test]
-fn errors() {
-    same_twice("errors", 158);
-}
-
-#[test]
-fn exhausted() {
-    same_twice("exhausted", 12);
-}
-
-#[test]
-fn files() {
-    same_twice("files", 75);
-}
-
-#[test]
-fn fortify() {
-    same_twice("fortify", 26);
-}
-
-#[test]
-fn listen() {
-    same_twice("listen", 109);
-}
-
-#[test]
-fn multicast() {
-    same_twice("multicast", 108);
-}
-
-#[test]
-fn options() {
-    same_twice("options", 373);
-}
-
-#[test]
-fn polling() {
-    same_twice("polling", 23);
-}
-
-#[test]
-fn processes() {
-    same_twice("processes", 68);
-}
-
-#[test]
-fn servers() {
-    same_twice("servers", 49);
-}
-
-#[test]
-fn stdio() {
-    same_twice("stdio", 43);
-}
-
-#[test]
-fn stream() {
-    same_twice("stream", 216);
-}
-
-#[test]
-fn threads() {
-    same_twice("threads", 77);
-}
-
-#[test]
-fn udp() {
-    same_twice("udp", 169);
-}
-
 /// Tests the same program on Offcore's stack.
 macro_rules! on_stack {
     ($($name:ident)*) => {
@@ -131,3 +31,14 @@ macro_rules! on_stack {
 }
 
 on_stack! { connect control cork descriptors ending epoll errors exhausted files fortify listen multicast options polling processes servers stdio stream threads udp }
+
+/// Defines the test of each program, whose output has at least this number of lines.
+macro_rules! programs {
+    ($($name:ident $lines:literal,)+) => {$(#[test] fn $name() { same_twice(stringify!($name), $lines); })+};
+}
+
+programs! {
+    connect 111, control 182, cork 58, descriptors 103, ending 138, epoll 139, errors 158, exhausted 12,
+    files 75, fortify 26, listen 109, multicast 108, options 373, polling 23, processes 68, servers 49,
+    stdio 43, stream 216, threads 77, udp 169,
+}

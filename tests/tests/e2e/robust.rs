@@ -8,25 +8,21 @@ mod stepped;
 mod versions;
 
 use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use offcore_bench::peer::process::Process;
 use peers::programs::lines;
 use peers::{Need, Offcore};
 
+use super::exec::until;
 use super::programs::on_stack::Stack;
+use super::switch::full;
 
 const NEEDS: [Need; 3] = [Need::Root, Need::Ip, Need::Cc];
 /// A test fails after this time without progress.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Memory in KiB that a stack may retain after an application has ended, because its allocator caches it.
 const KEPT: u64 = 16 << 10;
-
-/// Returns whether all cases are tested, which takes long.
-pub(super) fn full() -> bool {
-    std::env::var_os("OFFCORE_FULL").is_some_and(|full| full == "1")
-}
 
 /// A stack, and another application on it whose streams are checked.
 struct Beside {
@@ -131,13 +127,4 @@ impl Beside {
 fn goes_on(neighbour: &mut Process) {
     let from = neighbour.printed();
     neighbour.wait_for(from, TIMEOUT, "rounds", |text| text.contains("rounds").then_some(())).unwrap();
-}
-
-/// Waits until a condition holds.
-fn until(what: &str, mut holds: impl FnMut() -> bool, tail: impl Fn() -> String) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < TIMEOUT, "waited for {what}: {}", tail());
-        thread::sleep(Duration::from_millis(20));
-    }
 }

@@ -1,7 +1,7 @@
 //! `offcore tcp` against the kernel's TCP with changed settings: each value of a setting is combined with each value of
 //! every other setting.
 
-use peers::{Netns, one_core, require};
+use peers::{Netns, one_core};
 
 use crate::tcp::{NEEDS, OURS, echo, host, stop};
 
@@ -68,15 +68,14 @@ fn settings_cover_every_pair() {
 
 #[test]
 fn kernel_peer_with_any_settings() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
-    let offcore = host(&netns, "", &[]);
+    let offcore = host(&netns, "", &["--app", "echo:7000"]);
     for (number, row) in (0..).zip(ROWS) {
         let run = netns.within(|| {
             NAMES.iter().zip(row).try_for_each(|(name, value)| set(name, value))?;
             for address in OURS {
-                echo(address, 7, number, LEN);
+                echo(address, 7000, number, LEN);
             }
             Ok(())
         });

@@ -9,7 +9,7 @@ mod hostile;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use peers::{Need, Offcore, TempDir, exclusive, require};
+use peers::{Need, Offcore, TempDir, exclusive};
 use rustix::process::Signal;
 
 use crate::migrating::Migrating;
@@ -168,8 +168,7 @@ fn round(soak: &Soak, relay: &mut Offcore, guests: &mut Offcore, seed: u64) {
 
 #[test]
 fn neighbours_of_hostile_guest_lose_nothing() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     let dir = TempDir::new().unwrap();
     let (time, kills) = if full() { (300, 12) } else { (4, 2) };
     let soak = Soak { dir, time: Duration::from_secs(time), kills };

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use peers::offcore::Finished;
-use peers::{Need, Netns, Offcore, one_core, require};
+use peers::{Need, Netns, Offcore, one_core};
 
 pub(super) const TAP: &str = "tap0";
 pub(super) const KERNEL: [&str; 2] = ["10.77.0.1/24", "fd77::1/64"];
@@ -15,6 +15,14 @@ pub(super) const OURS: [&str; 2] = ["10.77.0.2", "fd77::2"];
 pub(super) const NEEDS: [Need; 5] = [Need::Root, Need::Tun, Need::Ip, Need::Ping, Need::Cores(2)];
 /// A test fails after this time without progress.
 const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Starts a host on a port, and waits for its first report.
+pub(super) fn start(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
+    let args = ["tcp", "--port", port, "--stats-interval", "0.2", "--format", "json"];
+    let mut offcore = Offcore::start_in(netns, &[&args[..], more].concat()).unwrap();
+    offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+    offcore
+}
 
 /// Starts a host in a namespace, with the kernel as its peer.
 pub(super) fn host(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
@@ -24,10 +32,7 @@ pub(super) fn host(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
 /// Like `host`, for a port with a complete description.
 pub(super) fn host_at(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
     let port = format!("{port},addr={}/24,addr={}/64", OURS[0], OURS[1]);
-    let mut args = vec!["tcp", "--port", &port, "--stats-interval", "0.2", "--format", "json"];
-    args.extend(more);
-    let mut offcore = Offcore::start_in(netns, &args).unwrap();
-    offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+    let offcore = start(netns, &port, more);
     netns.ip(&["addr", "add", KERNEL[0], "dev", TAP]).unwrap();
     netns.ip(&["addr", "add", KERNEL[1], "dev", TAP, "nodad"]).unwrap();
     for address in OURS {
@@ -35,6 +40,15 @@ pub(super) fn host_at(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
         assert!((0..20).any(|_| ping().is_ok()), "{address} answers no ping: {}", offcore.tail());
     }
     offcore
+}
+
+/// Runs `job` on a thread in a namespace.
+pub(super) fn inside(netns: &Netns, job: impl FnOnce() + Send) {
+    let job = || {
+        job();
+        Ok(())
+    };
+    netns.within(job).unwrap();
 }
 
 /// Connects a kernel socket to the host.
@@ -83,25 +97,21 @@ pub(super) fn stop(offcore: Offcore) -> Finished {
 
 #[test]
 fn echo_over_tap() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     for port in ["", ",offloads=off"] {
         let offcore = host(&netns, port, &[]);
-        netns
-            .within(|| {
-                for address in OURS {
-                    echo(address, 7, 1, 0);
-                    echo(address, 7, 2, 1);
-                    thread::scope(|scope| {
-                        for seed in 0..4 {
-                            scope.spawn(move || echo(address, 7, seed, 2_000_000));
-                        }
-                    });
-                }
-                Ok(())
-            })
-            .unwrap();
+        inside(&netns, || {
+            for address in OURS {
+                echo(address, 7, 1, 0);
+                echo(address, 7, 2, 1);
+                thread::scope(|scope| {
+                    for seed in 0..4 {
+                        scope.spawn(move || echo(address, 7, seed, 2_000_000));
+                    }
+                });
+            }
+        });
         stop(offcore);
     }
 }
@@ -123,21 +133,17 @@ pub(super) fn impaired(finished: &Finished) -> ([u64; 2], String) {
 #[test]
 fn echo_over_a_bad_link() {
     const LINK: &str = "impair:loss=1%,reorder=2%,duplicate=1%,corrupt=0.5%,delay=1ms";
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     for (port, more) in [("", &["--idle", "sleep"][..]), (",offloads=off", &[])] {
         let offcore = host_at(&netns, &format!("{LINK},tap:{TAP}{port}"), more);
-        netns
-            .within(|| {
-                thread::scope(|scope| {
-                    for (seed, address) in (0..).zip(OURS) {
-                        scope.spawn(move || echo(address, 7, seed, 3_000_000));
-                    }
-                });
-                Ok(())
-            })
-            .unwrap();
+        inside(&netns, || {
+            thread::scope(|scope| {
+                for (seed, address) in (0..).zip(OURS) {
+                    scope.spawn(move || echo(address, 7, seed, 3_000_000));
+                }
+            });
+        });
         let (dropped, status) = impaired(&stop(offcore));
         assert!(dropped.iter().all(|&packets| packets > 0), "{dropped:?}: {status}");
         for what in ["reordered", "duplicated", "corrupted"] {
@@ -149,102 +155,45 @@ fn echo_over_a_bad_link() {
 
 #[test]
 fn data_over_a_slow_link_comes_both_ways() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     let link = format!("impair:rate=20M,delay=5ms,jitter=1ms,loss=0.5%,seed=5,tap:{TAP},offloads=off");
     let offcore = host_at(&netns, &link, &["--idle", "sleep"]);
-    netns
-        .within(|| {
-            let start = Instant::now();
-            echo(OURS[0], 7, 9, 1_000_000);
-            // 8 Mbit at 20 Mbit/s, minus the initial content of the token bucket.
-            assert!(start.elapsed() > Duration::from_millis(390), "{:?}", start.elapsed());
-            Ok(())
-        })
-        .unwrap();
+    inside(&netns, || {
+        let start = Instant::now();
+        echo(OURS[0], 7, 9, 1_000_000);
+        // 8 Mbit at 20 Mbit/s, minus the initial content of the token bucket.
+        assert!(start.elapsed() > Duration::from_millis(390), "{:?}", start.elapsed());
+    });
     stop(offcore);
 }
 
 #[test]
 fn copies_by_an_engine() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     for mode in ["offload", "auto"] {
         let offcore =
             host(&netns, "", &["--dma", "rxq0@core:1;txq0@core:1", "--mode", mode, "--lcores", "0"]);
-        netns
-            .within(|| {
-                OURS.iter().for_each(|address| echo(address, 7, 3, 2_000_000));
-                Ok(())
-            })
-            .unwrap();
+        inside(&netns, || {
+            OURS.iter().for_each(|address| echo(address, 7, 3, 2_000_000));
+        });
         let finished = offcore.stop().unwrap();
         assert!(finished.status.success(), "{finished:?}");
     }
 }
 
 #[test]
-fn kernel_peer_without_tcp_options() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
-    let netns = Netns::new().unwrap();
-    let offcore = host(&netns, "", &["--app", "echo:7000"]);
-    let rounds = [
-        [("tcp_sack", "0"), ("tcp_timestamps", "0"), ("tcp_window_scaling", "0"), ("tcp_ecn", "0")],
-        [("tcp_sack", "1"), ("tcp_timestamps", "0"), ("tcp_window_scaling", "1"), ("tcp_ecn", "1")],
-        [("tcp_sack", "0"), ("tcp_timestamps", "1"), ("tcp_window_scaling", "0"), ("tcp_ecn", "1")],
-    ];
-    for settings in rounds {
-        netns
-            .within(|| {
-                for (name, value) in settings {
-                    std::fs::write(format!("/proc/sys/net/ipv4/{name}"), value)?;
-                }
-                OURS.iter().for_each(|address| echo(address, 7000, 4, 1_000_000));
-                Ok(())
-            })
-            .unwrap();
-    }
-    stop(offcore);
-}
-
-#[test]
-fn source_sends_until_closed() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
-    let netns = Netns::new().unwrap();
-    let offcore = host(&netns, "", &["--app", "source"]);
-    netns
-        .within(|| {
-            let mut stream = connect(OURS[0], 19);
-            let mut bytes = vec![0; 3_000_000];
-            stream.read_exact(&mut bytes)?;
-            for (number, word) in (0u64..).zip(bytes.chunks_exact(8)) {
-                assert_eq!(word, number.to_be_bytes());
-            }
-            Ok(())
-        })
-        .unwrap();
-    stop(offcore);
-}
-
-#[test]
 fn closed_port_refuses_connections() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     let offcore = host(&netns, "", &[]);
-    netns
-        .within(|| {
-            for address in OURS {
-                let to = SocketAddr::new(address.parse()?, 8);
-                let refused = TcpStream::connect_timeout(&to, TIMEOUT).unwrap_err();
-                assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
-            }
-            Ok(())
-        })
-        .unwrap();
+    inside(&netns, || {
+        for address in OURS {
+            let to = SocketAddr::new(address.parse().unwrap(), 8);
+            let refused = TcpStream::connect_timeout(&to, TIMEOUT).unwrap_err();
+            assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        }
+    });
     stop(offcore);
 }

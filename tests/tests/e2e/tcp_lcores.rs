@@ -5,12 +5,13 @@ use std::net::TcpListener;
 use std::thread;
 
 use peers::offcore::Finished;
-use peers::{Netns, Offcore, exclusive, require};
+use peers::{Netns, Offcore, exclusive};
 use serde_json::Value;
 
 use super::epping::receive;
 use super::tcp::{self, KERNEL, NEEDS, OURS, TAP};
 use super::udp;
+use crate::tcp::inside;
 
 /// Number of connections. The probability that all of them are on one lcore is one in 16 million.
 const FLOWS: u64 = 24;
@@ -29,8 +30,7 @@ fn handed_over(report: &Value, half: &str) -> u64 {
 
 #[test]
 fn every_flow_finds_its_lcore() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     for (port, more) in [
         ("", &[][..]),
@@ -38,23 +38,20 @@ fn every_flow_finds_its_lcore() {
         (",queues=3,offloads=off", &["--dma", "rxq0@core:0;txq1@core:1", "--mode", "offload"]),
     ] {
         let offcore = tcp::host(&netns, port, &[&["--lcores", "0,1"], more].concat());
-        netns
-            .within(|| {
-                thread::scope(|scope| {
-                    for (seed, address) in (0..FLOWS).zip(OURS.iter().cycle()) {
-                        scope.spawn(move || tcp::echo(address, 7, seed, 100_000));
-                    }
-                });
-                // Datagrams of one fragment and of three fragments. Fragments are reassembled before their ports are
-                // known.
+        inside(&netns, || {
+            thread::scope(|scope| {
                 for (seed, address) in (0..FLOWS).zip(OURS.iter().cycle()) {
-                    let socket = udp::connected(address, 7);
-                    udp::echo(&socket, &tcp::content(seed, 1000));
-                    udp::echo(&socket, &tcp::content(seed, 4000));
+                    scope.spawn(move || tcp::echo(address, 7, seed, 100_000));
                 }
-                Ok(())
-            })
-            .unwrap();
+            });
+            // Datagrams of one fragment and of three fragments. Fragments are reassembled before their ports are
+            // known.
+            for (seed, address) in (0..FLOWS).zip(OURS.iter().cycle()) {
+                let socket = udp::connected(address, 7);
+                udp::echo(&socket, &tcp::content(seed, 1000));
+                udp::echo(&socket, &tcp::content(seed, 4000));
+            }
+        });
         for address in OURS {
             netns.run("ping", &["-c", "3", "-i", "0.1", "-W", "5", "-s", "9000", address]).unwrap();
         }
@@ -73,8 +70,7 @@ fn every_flow_finds_its_lcore() {
 /// The connecting host chooses local ports such that answers arrive at its own lcore.
 #[test]
 fn streams_from_two_lcores() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     let port = format!("tap:{TAP},addr={}/24", OURS[0]);
     let stream = ["epping", "--port", &port, "-c", "10.77.0.1:9", "-l", "100000", "-n", "7", "--verify"];
@@ -82,16 +78,13 @@ fn streams_from_two_lcores() {
     let mut offcore = Offcore::start_in(&netns, &[&stream[..], &more].concat()).unwrap();
     offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
     netns.ip(&["addr", "add", KERNEL[0], "dev", TAP]).unwrap();
-    netns
-        .within(|| {
-            let listener = TcpListener::bind("10.77.0.1:9").unwrap();
-            let both: Vec<_> = (0..2).map(|_| listener.accept().unwrap().0).collect();
-            let receivers: Vec<_> =
-                both.into_iter().map(|stream| thread::spawn(move || receive(stream, true))).collect();
-            receivers.into_iter().for_each(|receiver| receiver.join().unwrap());
-            Ok(())
-        })
-        .unwrap();
+    inside(&netns, || {
+        let listener = TcpListener::bind("10.77.0.1:9").unwrap();
+        let both: Vec<_> = (0..2).map(|_| listener.accept().unwrap().0).collect();
+        let receivers: Vec<_> =
+            both.into_iter().map(|stream| thread::spawn(move || receive(stream, true))).collect();
+        receivers.into_iter().for_each(|receiver| receiver.join().unwrap());
+    });
     let finished = offcore.stop().unwrap();
     assert!(finished.status.success(), "{finished:?}");
     let report = last_report(&finished);

@@ -2,35 +2,33 @@
 
 use std::io::{Read, Write};
 
-use peers::{Netns, one_core, require};
+use peers::{Netns, one_core};
 use serde_json::Value;
 
 use super::tcp::{NEEDS, OURS, TAP, connect, content, host_at, stop};
+use crate::tcp::inside;
 
 #[test]
 fn report_lists_connections_and_retransmissions() {
     const LEN: usize = 1_000_000;
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     let port = format!("impair:loss=2%,corrupt=1%,seed=3,tap:{TAP},offloads=off");
     let mut offcore = host_at(&netns, &port, &["--connections"]);
     let mut stream = None;
-    netns
-        .within(|| {
-            let mut open = connect(OURS[0], 7);
-            let (bytes, mut back) = (content(1, LEN), vec![0; LEN]);
-            let mut writing = open.try_clone()?;
-            std::thread::scope(|scope| {
-                let sent = scope.spawn(|| writing.write_all(&bytes));
-                open.read_exact(&mut back)?;
-                sent.join().unwrap()
-            })?;
-            assert!(back == bytes);
-            stream = Some(open);
-            Ok(())
+    inside(&netns, || {
+        let mut open = connect(OURS[0], 7);
+        let (bytes, mut back) = (content(1, LEN), vec![0; LEN]);
+        let mut writing = open.try_clone().unwrap();
+        std::thread::scope(|scope| {
+            let sent = scope.spawn(|| writing.write_all(&bytes));
+            open.read_exact(&mut back).unwrap();
+            sent.join().unwrap()
         })
         .unwrap();
+        assert!(back == bytes);
+        stream = Some(open);
+    });
     let local = stream.as_ref().unwrap().local_addr().unwrap().to_string();
     let is_whole = |connection: &Value| {
         connection["received"] == LEN && connection["acknowledged"] == LEN && connection["unread"] == 0

@@ -13,7 +13,7 @@ mod router;
 
 use peers::{Need, Netns, Offcore};
 
-use super::tcp::{KERNEL, OURS};
+use super::tcp::{self, KERNEL, OURS};
 
 /// Offcore's end, and the kernel's.
 pub(crate) const PORT: &str = "p0";
@@ -50,10 +50,7 @@ impl Veth {
     /// Starts a host on Offcore's end with the port string `port`. It answers pings.
     pub(crate) fn host(&self, port: &str, more: &[&str]) -> Offcore {
         let port = format!("{port},addr={}/24,addr={}/64", OURS[0], OURS[1]);
-        let mut args = vec!["tcp", "--port", &port, "--stats-interval", "0.2", "--format", "json"];
-        args.extend(more);
-        let mut offcore = Offcore::start_in(&self.ours, &args).unwrap();
-        offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+        let offcore = tcp::start(&self.ours, &port, more);
         for address in OURS {
             assert!((0..20).any(|_| self.ping(address, 56)), "{address} answers no ping: {}", offcore.tail());
         }

@@ -4,7 +4,7 @@ mod rings;
 
 use peers::offcore::Signal;
 use peers::testpmd::{LOG_VIRTIO_PATHS, PortStats};
-use peers::{Need, Offcore, TempDir, Testpmd, TestpmdConfig, VirtioUser, exclusive, require};
+use peers::{Need, Offcore, TempDir, Testpmd, TestpmdConfig, VirtioUser, exclusive};
 
 use crate::switch::{self, Copies, Report, VIRTIO_F_RING_PACKED};
 
@@ -212,8 +212,7 @@ fn from_the_switch(testpmd: &mut Testpmd, case: Case, dir: &TempDir) {
 
 /// One testpmd and three switches in sequence: packets circulate, testpmd sends, the switch sends.
 fn every_pattern(case: Case) {
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let dir = TempDir::new().unwrap();
     let mut testpmd = serving(case, &dir);
     goes_round(&mut testpmd, case, &dir);
@@ -232,8 +231,7 @@ fn end_alone(testpmd: Testpmd) {
 /// several chains.
 #[test]
 fn packets_in_pieces() {
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd, Need::Cores(2)]) else { return };
     in_pieces(Case::PLAIN, "");
     in_pieces(Case { copies: Copies::Helper, ..Case::PLAIN }, "");
     in_pieces(Case::PLAIN, ",indirect=off");
@@ -241,8 +239,7 @@ fn packets_in_pieces() {
 
 #[test]
 fn packets_in_pieces_on_packed_rings() {
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd, Need::Cores(2)]) else { return };
     in_pieces(Case::PACKED, "");
     in_pieces(Case { in_order: true, copies: Copies::Helper, ..Case::PACKED }, "");
     in_pieces(Case { in_order: true, ..Case::PACKED }, ",indirect=off");
@@ -280,8 +277,7 @@ fn restarted() -> impl Iterator<Item = Case> {
 /// One switch and three testpmds: the first is killed in the middle of its traffic, the others quit.
 #[test]
 fn testpmd_restarts() {
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd, Need::Cores(2)]) else { return };
     for case in restarted() {
         let dir = TempDir::new().unwrap();
         let copies = case.copies;
@@ -312,8 +308,7 @@ fn testpmd_restarts() {
 /// the rings last.
 #[test]
 fn the_switch_restarts() {
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd, Need::Cores(2)]) else { return };
     for case in restarted() {
         let dir = TempDir::new().unwrap();
         let copies = case.copies;

@@ -4,9 +4,10 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use peers::{Need, Netns, one_core, require};
+use peers::{Need, Netns, one_core};
 
 use super::tcp::{NEEDS, OURS, content, host, stop};
+use crate::tcp::inside;
 
 /// A datagram whose echo has not arrived after this time is lost, and sent again.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -54,8 +55,7 @@ print(back)
 /// The kernel passes the datagrams of a call with UDP_SEGMENT to a TAP port as one packet.
 #[test]
 fn segmented_datagrams_arrive_singly() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
     let netns = Netns::new().unwrap();
     let offcore = host(&netns, "", &[]);
     for address in OURS {
@@ -68,31 +68,26 @@ fn segmented_datagrams_arrive_singly() {
 
 #[test]
 fn datagrams_of_any_length_come_back() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     let engine = ["--dma", "rxq0@core:1;txq0@core:1", "--lcores", "0"];
     for (port, more) in [("", &[][..]), (",offloads=off", &[]), ("", &engine)] {
         let offcore = host(&netns, port, more);
-        netns
-            .within(|| {
-                for address in OURS {
-                    let socket = connected(address, 7);
-                    for len in [0, 1, 1452, 1453, 1472, 1473, 9000, 65_507] {
-                        echo(&socket, &content(len as u64 + 1, len));
-                    }
+        inside(&netns, || {
+            for address in OURS {
+                let socket = connected(address, 7);
+                for len in [0, 1, 1452, 1453, 1472, 1473, 9000, 65_507] {
+                    echo(&socket, &content(len as u64 + 1, len));
                 }
-                Ok(())
-            })
-            .unwrap();
+            }
+        });
         stop(offcore);
     }
 }
 
 #[test]
 fn long_pings_are_answered() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     let offcore = host(&netns, "", &[]);
     for address in OURS {
@@ -106,20 +101,16 @@ fn long_pings_are_answered() {
 
 #[test]
 fn closed_udp_port_is_unreachable() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     let offcore = host(&netns, "", &[]);
-    netns
-        .within(|| {
-            for address in OURS {
-                let socket = connected(address, 8);
-                socket.send(b"is a server there")?;
-                let refused = socket.recv(&mut [0; 9]).unwrap_err();
-                assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{address}");
-            }
-            Ok(())
-        })
-        .unwrap();
+    inside(&netns, || {
+        for address in OURS {
+            let socket = connected(address, 8);
+            socket.send(b"is a server there").unwrap();
+            let refused = socket.recv(&mut [0; 9]).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{address}");
+        }
+    });
     stop(offcore);
 }

@@ -1,7 +1,7 @@
 //! Offcore's virtio-user port on dpdk-testpmd's vhost back end (`net_vhost`).
 
 use peers::testpmd::PortForwardStats;
-use peers::{Need, NetVhost, Offcore, TempDir, Testpmd, TestpmdConfig, exclusive, require};
+use peers::{Need, NetVhost, Offcore, TempDir, Testpmd, TestpmdConfig, exclusive};
 
 use crate::switch::{self, Copies, Report, VIRTIO_F_RING_PACKED};
 
@@ -75,8 +75,7 @@ fn assert_returned(report: &Report, case: Case, testpmd: &PortForwardStats) {
 
 /// Packets of a generator go to testpmd and return.
 fn out_and_back(case: Case) {
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let dir = TempDir::new().unwrap();
     let (mut testpmd, mut offcore);
     if case.server {
@@ -99,39 +98,14 @@ fn out_and_back(case: Case) {
     testpmd.quit().unwrap();
 }
 
-#[test]
-fn small_packets_out_and_back() {
-    out_and_back(Case::PLAIN);
-}
-
-#[test]
-fn large_packets_out_and_back() {
-    out_and_back(Case { size: 1518, queue_size: 1024, ..Case::PLAIN });
-}
-
-#[test]
-fn round_trip_without_mrg() {
-    out_and_back(Case { size: 512, mrg: false, ..Case::PLAIN });
-}
-
-#[test]
-fn packets_out_and_back_over_two_queues() {
-    out_and_back(Case { size: 512, queues: 2, ..Case::PLAIN });
-}
-
-#[test]
-fn round_trip_small_on_packed() {
-    out_and_back(Case { packed: true, ..Case::PLAIN });
-}
-
-#[test]
-fn round_trip_large_on_packed() {
-    out_and_back(Case { packed: true, size: 1518, queue_size: 1024, ..Case::PLAIN });
-}
-
-#[test]
-fn round_trip_on_packed_without_mrg() {
-    out_and_back(Case { packed: true, size: 512, queues: 2, mrg: false, ..Case::PLAIN });
+tests! {
+    fn small_packets_out_and_back() => out_and_back(Case::PLAIN);
+    fn large_packets_out_and_back() => out_and_back(Case { size: 1518, queue_size: 1024, ..Case::PLAIN });
+    fn round_trip_without_mrg() => out_and_back(Case { size: 512, mrg: false, ..Case::PLAIN });
+    fn packets_out_and_back_over_two_queues() => out_and_back(Case { size: 512, queues: 2, ..Case::PLAIN });
+    fn round_trip_small_on_packed() => out_and_back(Case { packed: true, ..Case::PLAIN });
+    fn round_trip_large_on_packed() => out_and_back(Case { packed: true, size: 1518, queue_size: 1024, ..Case::PLAIN });
+    fn round_trip_on_packed_without_mrg() => out_and_back(Case { packed: true, size: 512, queues: 2, mrg: false, ..Case::PLAIN });
 }
 
 /// The back end connects to the front end's socket.
@@ -145,8 +119,7 @@ fn round_trip_when_back_end_connects() {
 /// The back end is killed in the middle of the traffic and replaced.
 #[test]
 fn the_back_end_restarts() {
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd, Need::Cores(2)]) else { return };
     for packed in [false, true] {
         back_end_restarts(Case { packed, ..Case::PLAIN });
     }

@@ -111,14 +111,6 @@ impl Netns {
         })
     }
 
-    /// Moves an interface from the initial namespace into this one. The kernel removes its addresses and sets it down.
-    ///
-    /// # Errors
-    /// As [`Netns::run`], for instance if the interface does not exist.
-    pub fn take(&self, interface: &str) -> Result<()> {
-        ip(&["link", "set", interface, "netns", &self.name]).map(drop)
-    }
-
     /// Adds an address, such as `10.77.0.1/24`, to an interface of the namespace and sets the interface up.
     ///
     /// # Errors

@@ -392,15 +392,6 @@ impl Testpmd {
             .with_context(|| format!("testpmd's answer to \"stop\":\n{answer}\n{}", self.process.tail()))
     }
 
-    /// Returns the statistics since the last start of forwarding, without stopping it.
-    ///
-    /// # Errors
-    /// As [`Testpmd::command`].
-    pub fn forward_stats(&mut self) -> Result<ForwardStats> {
-        let answer = self.command("show fwd stats all")?;
-        ForwardStats::parse(&answer).with_context(|| format!("in testpmd's answer:\n{answer}"))
-    }
-
     /// Enables or disables the recording of the cycles that forwarding takes ([`ForwardStats::cycles`]). Takes effect
     /// at the next start of forwarding.
     ///

@@ -3,7 +3,7 @@
 use peers::{Offcore, one_core};
 use rustix::process::Signal;
 
-use super::{Net, SERVER, needed, stop};
+use super::{NEEDS, Net, SERVER, stop};
 use crate::switch::{self, wait_for_status};
 
 /// Sends from the client while the other port's link is down. The packets must be dropped and counted at that port.
@@ -18,8 +18,7 @@ fn send_while_down(net: &Net, offcore: &mut Offcore, before: u64) -> u64 {
 
 #[test]
 fn link_goes_down_and_up() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let net = Net::new(core.number(), 1, 1500);
     let mut offcore = net.start("", &[]);
     net.ping_until_answered();
@@ -41,8 +40,7 @@ fn link_goes_down_and_up() {
 
 #[test]
 fn recreated_interface_is_reopened() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     for mode in ["", ",mode=skb"] {
         let net = Net::new(core.number(), 1, 1500);
         // Each port holds half of these buffers. If buffers were lost with a socket, the pool would soon be empty.
@@ -63,8 +61,7 @@ fn recreated_interface_is_reopened() {
 
 #[test]
 fn quickly_recreated_interface_is_reopened() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let net = Net::new(core.number(), 1, 1500);
     let mut offcore = net.start("", &[]);
     net.ping_until_answered();
@@ -79,8 +76,7 @@ fn quickly_recreated_interface_is_reopened() {
 
 #[test]
 fn killed_switch_leaves_no_program() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let net = Net::new(core.number(), 2, 1500);
     for _ in 0..3 {
         let mut offcore = net.start("", &[]);

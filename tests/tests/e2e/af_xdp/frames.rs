@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use peers::{Need, TempDir, exclusive, one_core, require};
+use peers::{Need, TempDir, exclusive, one_core};
 
-use super::{Net, TIMEOUT, needed, stop};
+use super::{NEEDS, Net, TIMEOUT, stop};
 use crate::copy::{read_capture, write_capture};
 use crate::switch::{self, wait_for_status};
 
@@ -30,9 +30,7 @@ fn captured(path: &Path) -> Vec<Vec<u8>> {
 
 #[test]
 fn tcpdump_sees_sent_bytes() {
-    let Some(()) = needed() else { return };
-    let Some(()) = require(&[Need::Tcpdump]) else { return };
-    let core = one_core();
+    let Some(core) = one_core(&[&NEEDS[..], &[Need::Tcpdump]].concat()) else { return };
     for mode in ["", ",mode=skb"] {
         let (net, dir) = (Net::new(core.number(), 1, 1500), TempDir::new().unwrap());
         let sent = frames();
@@ -66,9 +64,7 @@ const PACKETS: u64 = 500_000;
 
 #[test]
 fn million_packets_between_our_ports() {
-    let Some(()) = needed() else { return };
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[&NEEDS[..], &[Need::Cores(2)]].concat()) else { return };
     let net = Net::new(0, 1, 1500);
     // The sender's rate is low enough for the receiver on a busy machine.
     let rate = PACKETS / 10;
@@ -110,8 +106,7 @@ fn million_packets_between_our_ports() {
 
 #[test]
 fn jumbo_frames_take_several_buffers() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     for mode in [",mode=copy", ",mode=skb"] {
         let net = Net::new(core.number(), 1, 9000);
         let offcore = net.start(mode, &[]);
@@ -127,8 +122,7 @@ fn jumbo_frames_take_several_buffers() {
 
 #[test]
 fn large_buffers_hold_whole_frames() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let net = Net::new(core.number(), 1, 3000);
     let offcore = net.start("", &["--mbuf-size", "4096"]);
     net.ping_until_answered();

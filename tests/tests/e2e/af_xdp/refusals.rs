@@ -7,7 +7,7 @@ use std::time::Duration;
 use offcore_bench::peer::process::Process;
 use peers::{Need, one_core, require};
 
-use super::{Net, TIMEOUT, needed, stop};
+use super::{NEEDS, Net, TIMEOUT, stop};
 use crate::switch::{Copies, arguments};
 
 /// Runs a switch on `port` and a generator, which must fail with an error. Returns the error message.
@@ -25,8 +25,7 @@ fn assert_says(text: &str, parts: &[&str]) {
 
 #[test]
 fn missing_features_name_the_remedy() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let net = Net::new(core.number(), 2, 1500);
     for (port, more, parts) in [
         ("af_xdp:p7", &[][..], &["no interface 'p7'", "offcore port list"][..]),
@@ -43,8 +42,7 @@ fn missing_features_name_the_remedy() {
 
 #[test]
 fn too_large_mtu_names_the_remedy() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let net = Net::new(core.number(), 1, 40000);
     let text = refused(&net, "af_xdp:p0,mode=skb", &[]);
     assert_says(&text, &["MTU 40000", "17 packet buffers of 1792", "lower the MTU"]);
@@ -53,7 +51,7 @@ fn too_large_mtu_names_the_remedy() {
 
 #[test]
 fn missing_capabilities_are_named() {
-    let Some(()) = needed() else { return };
+    let Some(()) = require(&NEEDS) else { return };
     let net = Net::new(0, 1, 1500);
     let args = arguments(&["af_xdp:p0", "gen:"], Copies::Core, 1, &[]);
     let run = |drop: &str| {
@@ -70,8 +68,7 @@ fn missing_capabilities_are_named() {
 
 #[test]
 fn interface_of_another_switch_is_refused() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let net = Net::new(core.number(), 1, 1500);
     let offcore = net.start("", &[]);
     let text = refused(&net, "af_xdp:p0", &[]);
@@ -82,9 +79,7 @@ fn interface_of_another_switch_is_refused() {
 
 #[test]
 fn foreign_program_is_not_replaced() {
-    let Some(()) = needed() else { return };
-    let Some(()) = require(&[Need::Testpmd]) else { return };
-    let core = one_core();
+    let Some(core) = one_core(&[&NEEDS[..], &[Need::Testpmd]].concat()) else { return };
     let net = Net::new(core.number(), 1, 1500);
     let mut command = net.switch.command("dpdk-testpmd");
     let prefix = format!("--file-prefix={}", net.switch.name());

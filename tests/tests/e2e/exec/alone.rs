@@ -29,8 +29,7 @@ fn start_behind(netns: &Netns, prefix: &[&str], script: &str) -> Process {
 /// Such scripts run in a shell, as with execvp(3), which env and shells use.
 #[test]
 fn script_without_shebang_runs_in_shell() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());
     let script = dir.file("script");
     std::fs::write(&script, "echo \"$0 has $1\"\nexit 5\n").unwrap();
@@ -47,8 +46,7 @@ fn script_without_shebang_runs_in_shell() {
 /// A statically linked program runs on the kernel's network. A message names it once, and not with `--fallback kernel`.
 #[test]
 fn a_static_program_is_named() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Cc]].concat()) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[&NEEDS[..], &[Need::Cc]].concat()) else { return };
     let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());
     let (source, program) = (dir.file("program.c"), dir.file("program"));
     std::fs::write(&source, "#include <stdio.h>\nint main(void) { return puts(\"it runs\") < 0; }\n")
@@ -92,8 +90,7 @@ fn a_static_program_is_named() {
 
 #[test]
 fn exec_returns_program_exit_status() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let netns = Netns::new().unwrap();
     for (script, code) in [("exit 0", 0), ("exit 5", 5), ("kill -9 $$", 137), ("kill -TERM $$", 143)] {
         let mut program = start(&netns, script);
@@ -119,8 +116,7 @@ os.execv(sys.argv[1], sys.argv[1:])",
 /// default.
 #[test]
 fn sockets_choose_their_congestion_control() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
     let netns = Netns::new().unwrap();
     let script = format!(
         "import socket
@@ -145,8 +141,7 @@ for name in b'', b'cubic', b'reno': listens(name)",
 /// A server that daemonizes keeps its stack until it ends or `offcore` is told to end.
 #[test]
 fn daemonized_child_keeps_the_stack() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat()) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat()) else { return };
     let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());
     let _guard = Guard::new(&netns);
     std::fs::write(dir.file("page"), "it is served").unwrap();
@@ -215,8 +210,7 @@ except KeyboardInterrupt:
 
 #[test]
 fn ctrl_c_ends_the_program_and_its_children() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
     let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());
     let scripts = [("terminal.py", TERMINAL), ("saves.py", SAVES)].map(|(name, text)| {
         std::fs::write(dir.file(name), text).unwrap();

@@ -7,10 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use offcore_bench::peer::process::Process;
+use peers::Need;
 use peers::offcore::Signal;
-use peers::{Need, one_core, require};
 
-use super::{KERNEL, NEEDS, STACK, Stage, TIMEOUT, until};
+use super::{KERNEL, STACK, Stage, TIMEOUT, until};
 
 /// Uses six connections after their stack has ended. Two of them are in the middle of a call when it ends.
 const STREAMS: &str = "
@@ -85,19 +85,11 @@ fn accept_all(listener: &TcpListener) -> Vec<TcpStream> {
     accepted.collect()
 }
 
-fn end_stack(stage: &mut Stage, signal: Signal) {
-    let mut stack = stage.stack.take().unwrap();
-    stack.signal(signal).unwrap();
-    until("the stack's end", || stack.has_ended(), String::new);
-}
-
 /// The program's results do not depend on the signal that ends the stack.
 #[test]
 fn stack_end_resets_streams() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
-    let _core = one_core();
     for signal in [Signal::TERM, Signal::KILL] {
-        let mut stage = Stage::new();
+        let Some(mut stage) = Stage::new(&[Need::Python]) else { return };
         let (script, go) = (stage.write("streams.py", STREAMS), stage.path("go"));
         let listener = stage.netns.within(|| Ok(TcpListener::bind((KERNEL, 0))?)).unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
@@ -107,7 +99,7 @@ fn stack_end_resets_streams() {
         let accepted = accepted.join().unwrap();
         // The program most likely fills the send buffer in this time. If it does not, the results are the same.
         thread::sleep(Duration::from_millis(300));
-        end_stack(&mut stage, signal);
+        stage.end_stack(signal);
         fs::write(&go, "").unwrap();
         let status = program.wait_for_exit(TIMEOUT).unwrap();
         assert!(status.success(), "{status}: {}", program.tail());
@@ -138,9 +130,7 @@ while True:
 /// Shuts down the stack cleanly, twice.
 #[test]
 fn datagram_sockets_survive_orderly_restart() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
-    let _core = one_core();
-    let mut stage = Stage::new();
+    let Some(mut stage) = Stage::new(&[Need::Python]) else { return };
     let (script, go) = (stage.write("echoes.py", ECHO_SERVER), stage.path("go"));
     let socket = stage.netns.within(|| Ok(UdpSocket::bind("0.0.0.0:0")?)).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -170,11 +160,10 @@ fn datagram_sockets_survive_orderly_restart() {
         // Makes the idle server return from its last call.
         socket.send_to(b"?", (STACK[0], 9004)).unwrap();
         thread::sleep(Duration::from_millis(300));
-        end_stack(&mut stage, Signal::TERM);
+        stage.end_stack(Signal::TERM);
         thread::sleep(Duration::from_millis(300));
         stage.start_stack();
         fs::write(&go, "").unwrap();
         (0..wanted.len()).for_each(answers);
     }
-    stage.stop();
 }

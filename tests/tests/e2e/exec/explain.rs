@@ -4,9 +4,9 @@ use std::fs;
 use std::io::Read;
 use std::process::{Command, Output, Stdio};
 
-use peers::{Need, Netns, TempDir, offcore, one_core, require};
+use peers::{Need, Netns, TempDir, offcore};
 
-use super::{KERNEL, NEEDS, STACK, Stage};
+use super::{KERNEL, STACK, Stage};
 
 const BEGIN: &str = "import os, signal, socket
 def tcp(): s = socket.socket(); s.setblocking(False); return s
@@ -35,15 +35,9 @@ fn lines(output: &Output) -> Vec<String> {
     said.lines().map(line).collect()
 }
 
-fn needs() -> Option<()> {
-    require(&[&NEEDS[..], &[Need::Python]].concat())
-}
-
 #[test]
 fn explain_gives_reasons() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python]) else { return };
     let [ours, _] = STACK;
     let script = format!(
         "a = listen(('0.0.0.0', 9000)); b = listen(('127.0.0.1', 9001)); c = listen(('{ours}', 9002))
@@ -96,15 +90,15 @@ except OSError: pass"
     let mut command = stage.on_stack(&stage.netns, &[], &["python3", "-c", &script]);
     let output = command.env("OFFCORE_EXPLAIN", "1").output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-    stage.stop();
 }
 
 /// The kernel permits the port, but the stack does not.
 #[test]
 fn reserved_port_is_explained() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::with_options(&["--idle", "sleep", "--allow-uid", "1234"]);
+    let Some(stage) = Stage::with_options(&[Need::Python], &["--idle", "sleep", "--allow-uid", "1234"])
+    else {
+        return;
+    };
     stage.netns.run("sysctl", &["-qw", "net.ipv4.ip_unprivileged_port_start=0"]).unwrap();
     let script = "os.setresuid(1234, 1234, 1234)
 for address in ('0.0.0.0', 80), ('0.0.0.0', 8000):
@@ -116,16 +110,13 @@ for address in ('0.0.0.0', 80), ('0.0.0.0', 8000):
         "listen tcp 0.0.0.0:8000: stack, and kernel (all addresses)",
     ];
     assert_eq!(lines(&output), expected);
-    stage.stop();
 }
 
 /// The library does not write to a program's own file or connection that has the number of standard error. Programs
 /// that it starts are reported normally.
 #[test]
 fn explain_writes_only_to_stderr() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python]) else { return };
     let dir = TempDir::new().unwrap();
     let own = dir.file("own");
     let script = format!(
@@ -145,15 +136,12 @@ python3 -c \"import socket; socket.socket().bind((\\\\\"127.0.0.1\\\\\", 7))\"''
         .collect();
     assert_eq!(ports, ["1", "5", "7"], "{output:?}");
     assert_eq!(fs::read_to_string(own).unwrap(), "");
-    stage.stop();
 }
 
 /// A reader that is slow or has closed the pipe does not block the program.
 #[test]
 fn unread_stderr_does_not_block() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python]) else { return };
     let script = "os.set_blocking(2, False); signal.signal(signal.SIGPIPE, signal.SIG_DFL); signal.alarm(20)
 try:
     while True: os.write(2, b'x' * 4096)
@@ -173,5 +161,4 @@ go(('127.0.0.1', 80)); os.write(1, b'gone')";
     stdout.read_exact(&mut said).unwrap();
     assert_eq!(&said, b"gone");
     assert!(child.wait().unwrap().success());
-    stage.stop();
 }

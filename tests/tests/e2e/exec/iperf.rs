@@ -1,17 +1,13 @@
 //! iperf3, as a server and as a client on the stack.
 
 use offcore_bench::peer::process::Process;
-use peers::{Need, one_core, require};
+use peers::Need;
 use serde_json::Value;
 
-use super::{KERNEL, NEEDS, STACK, Stage, TIMEOUT, finish};
+use super::{KERNEL, STACK, Stage, TIMEOUT, finish};
 
 /// Number of bytes of a run, as an argument and as a number.
 const BYTES: (&str, u64) = ("16M", 16 << 20);
-
-fn needs() -> Option<()> {
-    require(&[&NEEDS[..], &[Need::Iperf3]].concat())
-}
 
 /// Returns the JSON report, which must contain no error.
 fn report(client: Process) -> Value {
@@ -53,9 +49,7 @@ fn client<'a>(address: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn server_on_the_stack() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Iperf3]) else { return };
     let mut server = stage.start(&SERVER);
     let mut tests = 0;
     for address in [STACK[0], STACK[1], "127.0.0.1"] {
@@ -65,15 +59,11 @@ fn server_on_the_stack() {
             tests += 1;
         }
     }
-    drop(server);
-    stage.stop();
 }
 
 #[test]
 fn client_on_the_stack() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Iperf3]) else { return };
     let mut server = stage.start_beside(&SERVER);
     for (tests, way) in WAYS.iter().enumerate() {
         wait_listening(&mut server, tests);
@@ -81,15 +71,11 @@ fn client_on_the_stack() {
         assert_eq!(report["start"]["connected"][0]["local_host"], STACK[0], "{report}");
         moved(&report);
     }
-    drop(server);
-    stage.stop();
 }
 
 #[test]
 fn datagrams_of_a_client() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Iperf3]) else { return };
     let mut server = stage.start_beside(&SERVER);
     for (tests, way) in [&[][..], &["-R"]].iter().enumerate() {
         wait_listening(&mut server, tests);
@@ -99,6 +85,4 @@ fn datagrams_of_a_client() {
         let lost = report["end"]["sum"]["lost_packets"].as_u64().unwrap();
         assert!(packets >= 100 && lost < packets / 2, "{report}");
     }
-    drop(server);
-    stage.stop();
 }

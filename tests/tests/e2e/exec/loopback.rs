@@ -3,14 +3,10 @@
 //! The clients run in another namespace, where the kernel's loopback does not reach the servers.
 
 use offcore_bench::peer::process::Process;
-use peers::{Need, one_core, require};
+use peers::Need;
 
 use super::python::CLIENTS;
-use super::{NEEDS, STACK, Stage, TIMEOUT};
-
-fn needs() -> Option<()> {
-    require(&[&NEEDS[..], &[Need::Python]].concat())
-}
+use super::{STACK, Stage, TIMEOUT};
 
 /// An echo server for streams and datagrams. Its argument is its address.
 const SERVER: &str = "
@@ -60,9 +56,7 @@ print('all')
 
 #[test]
 fn servers_at_own_addresses() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python]) else { return };
     let scripts = [("server.py", SERVER), ("streams.py", CLIENTS), ("datagrams.py", DATAGRAMS)];
     let [server, streams, datagrams] = scripts.map(|(name, text)| stage.write(name, text));
     for address in STACK {
@@ -72,15 +66,12 @@ fn servers_at_own_addresses() {
             assert_eq!(stage.run_apart(&["python3", client, address]), "all\n", "{}", server.tail());
         }
     }
-    stage.stop();
 }
 
 /// A wildcard listener sees the client's real address.
 #[test]
 fn wildcard_listeners_see_the_address() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python]) else { return };
     let script = "import socket, sys
 s = socket.create_server(('0.0.0.0', 9000)); print('ready', flush=True)
 print(s.accept()[1][0], flush=True)";
@@ -90,5 +81,4 @@ print(s.accept()[1][0], flush=True)";
         format!("import socket; s = socket.create_connection(('{}', 9000), 20); s.recv(1)", STACK[0]);
     stage.run_apart(&["python3", "-c", &connect]);
     assert_eq!(super::finish(server), format!("ready\n{}\n", STACK[0]));
-    stage.stop();
 }

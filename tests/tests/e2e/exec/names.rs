@@ -1,8 +1,8 @@
 //! glibc's resolver uses the stack.
 
-use peers::{Need, offcore, one_core, require};
+use peers::{Need, offcore};
 
-use super::{KERNEL, NEEDS, STACK, Stage, finish, until};
+use super::{KERNEL, STACK, Stage, finish, until};
 
 /// A name server. It prints the protocol and address of each client. A name that begins with `many` has a hundred
 /// addresses and needs TCP. Other names have one address.
@@ -56,9 +56,7 @@ print('resolved')
 
 #[test]
 fn stack_resolves_names() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat()) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python, Need::Curl]) else { return };
     let server = stage.start_beside(&["python3", "-c", SERVER, KERNEL]);
     let http = stage.start_beside(&["python3", "-m", "http.server", "--bind", KERNEL, "80"]);
     let ready = || stage.connects(KERNEL, 53) && stage.connects(KERNEL, 80);
@@ -80,5 +78,4 @@ fn stack_resolves_names() {
     for protocol in ["udp", "tcp"] {
         assert!(asked.contains(&format!("{protocol} {}\n", STACK[0])), "{asked}");
     }
-    stage.stop();
 }

@@ -6,10 +6,10 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use peers::offcore::Signal;
-use peers::{Need, Netns, offcore, one_core, require};
+use peers::{Need, Netns, offcore};
 
 use super::super::tcp::TAP;
-use super::{KERNEL, NEEDS, STACK, Stage, TIMEOUT, finish, until};
+use super::{KERNEL, STACK, Stage, TIMEOUT, finish, until};
 
 /// Connects to a neighbour without waiting, and listens at an address of the stack and at the wildcard address. Prints
 /// the results. The kernel also has a route to the neighbour.
@@ -34,10 +34,6 @@ const CONNECT: u32 = 42;
 const SENDMSG: u32 = 46;
 const EPERM: u32 = 1;
 const EAFNOSUPPORT: u32 = 97;
-
-fn needs() -> Option<()> {
-    require(&[&NEEDS[..], &[Need::Python]].concat())
-}
 
 fn script(stage: &Stage, netns: &Netns, flags: &[&str], script: &str) -> Command {
     let mut command = netns.command(offcore::binary().unwrap());
@@ -80,9 +76,7 @@ os.execvp('python3', ['python3', '-c', {ASKS:?}])"
 
 #[test]
 fn sockets_fail_without_the_stack() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let mut stage = Stage::new();
+    let Some(mut stage) = Stage::new(&[Need::Python]) else { return };
     let ask = |flags: &[&str], script_text: &str| printed(script(&stage, &stage.netns, flags, script_text));
     assert_eq!(ask(&[], ASKS).0, format!("{UNDER_WAY}; listens; listens\n"));
     for (number, error, first, words) in [
@@ -117,10 +111,7 @@ fn sockets_fail_without_the_stack() {
         .spawn()
         .unwrap();
     until("two programs", || [&go, &other_go].iter().all(|path| fs::metadata(path).is_ok()), String::new);
-    let mut stack = stage.stack.take().unwrap();
-    stack.signal(Signal::KILL).unwrap();
-    until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
-    drop(stack);
+    stage.end_stack(Signal::KILL);
     fs::write(&dead, "").unwrap();
     let said = text(&program.wait_with_output().unwrap().stdout);
     assert_eq!(said.split_once('\n').unwrap().1, FAILS);
@@ -136,9 +127,7 @@ fn sockets_fail_without_the_stack() {
 /// This also works if `bind` cannot tell: with `ip_nonlocal_bind` it accepts every address, and also if `lo` is down.
 #[test]
 fn own_addresses_are_found_by_route() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python]) else { return };
     let run = |command: &[&str]| {
         assert!(stage.netns.command(command[0]).args(&command[1..]).status().unwrap().success())
     };
@@ -167,7 +156,6 @@ listen tcp {}:9000: stack
     run(&["sysctl", "-qw", "net.ipv4.ip_nonlocal_bind=0"]);
     run(&["ip", "link", "set", "lo", "down"]);
     assert_eq!(said(), expected);
-    stage.stop();
 }
 
 /// Executes `env` by each exec function, with an environment that preloads another library or none.
@@ -216,9 +204,7 @@ int main(int count, char **words) {
 
 #[test]
 fn executed_programs_keep_the_library() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Cc]].concat()) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Cc]) else { return };
     let compile = |text: &str, name: &str, options: &[&str]| {
         let source = stage.write(&format!("{name}.c"), text);
         let path = stage.path(name);
@@ -245,7 +231,6 @@ fn executed_programs_keep_the_library() {
             assert_eq!(values("OFFCORE_STACK="), [stage.socket()], "{way} {preload:?}");
         }
     }
-    stage.stop();
 }
 
 /// Joins a group before it binds its socket. The kernel has no interface for the group here.
@@ -267,9 +252,7 @@ print(u.recv(9))
 
 #[test]
 fn member_binds_after_join() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python]) else { return };
     let mut member = stage.start_apart(&["python3", "-c", EARLY_MEMBER, STACK[0]]);
     member.wait_for(0, TIMEOUT, "the member", |text| text.contains("ready").then_some(())).unwrap();
     stage.netns.ip(&["route", "replace", "239.0.0.0/8", "dev", TAP]).unwrap();
@@ -281,7 +264,6 @@ fn member_binds_after_join() {
     until("the member's end", &mut sends, String::new);
     let errors = "[None, 'EADDRINUSE', None, None, 'EADDRNOTAVAIL']";
     assert_eq!(finish(member), format!("{errors}\nready\nb'here'\n"));
-    stage.stop();
 }
 
 /// Fills the stack's memory with datagrams that it does not read, and sends one from another socket. Then it reads and
@@ -310,9 +292,9 @@ print(full, send())
 
 #[test]
 fn send_fails_without_memory() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
-    let _core = one_core();
-    let stage = Stage::with_options(&["--idle", "sleep", "--app-memory", "8"]);
+    let Some(stage) = Stage::with_options(&[Need::Python], &["--idle", "sleep", "--app-memory", "8"]) else {
+        return;
+    };
     let mut program = stage.start(&["python3", "-c", FULL]);
     program.wait_for(0, TIMEOUT, "the program", |text| text.contains("ready").then_some(())).unwrap();
     let socket = stage.netns.within(|| Ok(UdpSocket::bind((KERNEL, 0))?)).unwrap();
@@ -324,5 +306,4 @@ fn send_fails_without_memory() {
     }
     program.write_line("").unwrap();
     assert_eq!(finish(program), "ready\nENOBUFS sent\n");
-    stage.stop();
 }

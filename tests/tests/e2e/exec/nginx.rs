@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 use offcore_bench::peer::process::Process;
 use peers::offcore::Signal;
-use peers::{Need, TempDir, offcore, one_core, require};
+use peers::{Need, TempDir, offcore, one_core};
 
 use super::super::http::curl;
 use super::super::tcp::content;
@@ -19,8 +19,8 @@ use super::{KERNEL, NEEDS, STACK, Stage, children, finish, lives, until};
 const PORT: u16 = 8080;
 const SIZES: [usize; 6] = [1, 100, 1448, 4096, 65_536, 1_000_000];
 
-fn needs(more: &[Need]) -> Option<()> {
-    require(&[&NEEDS[..], &[Need::Nginx, Need::Curl], more].concat())
+fn stage(more: &[Need]) -> Option<Stage> {
+    Stage::new(&[&[Need::Nginx, Need::Curl], more].concat())
 }
 
 /// The nginx configuration of a test.
@@ -145,9 +145,7 @@ fn all_files(stage: &Stage, address: &str) {
 
 #[test]
 fn files() {
-    let Some(()) = needs(&[]) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = stage(&[]) else { return };
     for (workers, server) in [(1, "sendfile on;"), (2, "sendfile off;"), (2, "sendfile on; tcp_nopush on;")] {
         let server = Wanted { workers, server, ..PLAIN }.start(&stage);
         for address in [STACK[0], STACK[1], "127.0.0.1", KERNEL] {
@@ -158,7 +156,6 @@ fn files() {
         assert!(range == file(1_000_000)[123_456..=654_321]);
         server.stop();
     }
-    stage.stop();
 }
 
 /// Debian's configuration, except for the paths of the PID file and of logs. It corks answers (`tcp_nopush`), so that
@@ -178,12 +175,11 @@ for _ in range(10):
     answer = site.getresponse()
     print(answer.status, len(answer.read()) > 100, count() - before)
 "#;
-    let Some(()) = needs(&[Need::Python]) else { return };
-    let conf = fs::read_to_string(CONF).unwrap();
-    assert!(conf.contains("\n\ttcp_nopush on;"), "{CONF} is not Debian's: {conf}");
-    let _core = one_core();
     for idle in ["sleep", "poll"] {
-        let stage = Stage::with_options(&["--idle", idle]);
+        let needs = [Need::Nginx, Need::Curl, Need::Python];
+        let Some(stage) = Stage::with_options(&needs, &["--idle", idle]) else { return };
+        let conf = fs::read_to_string(CONF).unwrap();
+        assert!(conf.contains("\n\ttcp_nopush on;"), "{CONF} is not Debian's: {conf}");
         let conf = conf.replace("/run/nginx.pid", &stage.path("nginx.pid"));
         let conf = conf.replace("/var/log/nginx/error.log", &stage.path("nginx.log"));
         let conf = stage.write("nginx.conf", conf.replace("/var/log/nginx/", &stage.path("log-")));
@@ -194,15 +190,12 @@ for _ in range(10):
         let said = stage.run_beside(&["python3", "-c", CLIENT, STACK[0]]);
         assert_eq!(said, "200 True 1\n".repeat(10));
         server.stop();
-        stage.stop();
     }
 }
 
 #[test]
 fn files_by_tls() {
-    let Some(()) = needs(&[Need::Openssl]) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = stage(&[Need::Openssl]) else { return };
     let (key, certificate) = (stage.path("key"), stage.path("certificate"));
     let request = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"];
     let names = ["-nodes", "-subj", "/CN=stack", "-keyout", &key, "-out", &certificate];
@@ -217,14 +210,11 @@ fn files_by_tls() {
         }
     }
     server.stop();
-    stage.stop();
 }
 
 #[test]
 fn proxy() {
-    let Some(()) = needs(&[Need::Python]) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = stage(&[Need::Python]) else { return };
     let site = stage.path("site");
     let behind = "location /loopback/ { proxy_pass http://127.0.0.1:9001/; }
         location /link/ { proxy_pass http://10.77.0.1:9001/; }";
@@ -250,14 +240,11 @@ fn proxy() {
     let text = other.stderr();
     let from = |who: &str| text.lines().filter(|line| line.starts_with(who)).count();
     assert_eq!((from("127.0.0.1"), from(STACK[0])), (2 * SIZES.len(), 2 * SIZES.len()), "{text}");
-    stage.stop();
 }
 
 #[test]
 fn many_connections() {
-    let Some(()) = needs(&[Need::Wrk, Need::Ab]) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = stage(&[Need::Wrk, Need::Ab]) else { return };
     for (listen, path) in [(PLAIN.listen, "memory"), ("listen 8080 reuseport;", "4096")] {
         let server = Wanted { workers: 2, listen, ..PLAIN }.start(&stage);
         let url = url(STACK[0], path);
@@ -277,7 +264,6 @@ fn many_connections() {
         }
         server.stop();
     }
-    stage.stop();
 }
 
 /// Returns the address and path that clients request, and the expected answer.
@@ -290,9 +276,7 @@ fn asked() -> (SocketAddr, &'static str, Vec<u8>) {
 fn answers_wait_for_readers() {
     const CLIENTS: usize = 400;
     const BEGUN_WITH: u64 = 64 << 20;
-    let Some(()) = needs(&[]) else { return };
-    let _core = one_core();
-    let mut stage = Stage::new();
+    let Some(mut stage) = stage(&[]) else { return };
     let server = PLAIN.start(&stage);
     let (to, expected) = (asked().0, file(1_000_000));
     let connect = || (0..CLIENTS).map(|_| Client::connect_slow(to)).collect::<io::Result<Vec<_>>>();
@@ -305,14 +289,11 @@ fn answers_wait_for_readers() {
         assert!(client.answer().unwrap().unwrap() == expected);
     }
     server.stop();
-    stage.stop();
 }
 
 #[test]
 fn reload_under_load() {
-    let Some(()) = needs(&[]) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = stage(&[]) else { return };
     for listen in [PLAIN.listen, "listen 8080 reuseport;"] {
         let mut server = Wanted { workers: 2, listen, ..PLAIN }.start(&stage);
         let master = server.process.id();
@@ -334,14 +315,11 @@ fn reload_under_load() {
         });
         server.stop();
     }
-    stage.stop();
 }
 
 #[test]
 fn upgrade_under_load() {
-    let Some(()) = needs(&[]) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = stage(&[]) else { return };
     // Only a daemon can be upgraded, because it has no parent.
     let wanted = Wanted { workers: 2, main: "daemon on;", ..PLAIN };
     let conf = wanted.write(&stage, "nginx");
@@ -378,7 +356,6 @@ fn upgrade_under_load() {
     until("the end", || !lives(master), log);
     assert!(!stage.connects(STACK[0], PORT));
     complaints(&stage.path("nginx.log"));
-    stage.stop();
 }
 
 /// Opens connections to each of two workers. Returns them by process ID.
@@ -403,9 +380,7 @@ fn to_each_worker(workers: &[u32]) -> anyhow::Result<Vec<(u32, Vec<Client>)>> {
 
 #[test]
 fn worker_is_killed() {
-    let Some(()) = needs(&[]) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = stage(&[]) else { return };
     for listen in [PLAIN.listen, "listen 8080 reuseport;"] {
         let server = Wanted { workers: 2, listen, ..PLAIN }.start(&stage);
         let master = server.process.id();
@@ -436,14 +411,12 @@ fn worker_is_killed() {
             .unwrap();
         server.stop();
     }
-    stage.stop();
 }
 
 /// The example configuration, started from another directory with a binary at another path.
 #[test]
 fn example_runs_from_any_directory() {
-    let Some(()) = needs(&[]) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[&NEEDS[..], &[Need::Nginx, Need::Curl]].concat()) else { return };
     let dir = TempDir::new().unwrap();
     std::os::unix::fs::symlink(offcore::binary().unwrap(), dir.file("offcore")).unwrap();
     let run = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/nginx/run");

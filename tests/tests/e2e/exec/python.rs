@@ -3,17 +3,13 @@
 use std::net::UdpSocket;
 
 use offcore_bench::peer::process::Process;
-use peers::{Need, one_core, require};
+use peers::Need;
 
 use super::super::http::curl;
 use super::super::tcp::{content, echo};
-use super::{KERNEL, NEEDS, STACK, Stage, TIMEOUT};
+use super::{KERNEL, STACK, Stage, TIMEOUT};
 
 const SIZES: [usize; 4] = [1, 4096, 100_000, 1_000_000];
-
-fn needs() -> Option<()> {
-    require(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat())
-}
 
 fn file(len: usize) -> Vec<u8> {
     content(len as u64, len)
@@ -28,9 +24,7 @@ fn site(stage: &Stage) -> String {
 
 #[test]
 fn curl_on_the_stack() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python, Need::Curl]) else { return };
     let site = site(&stage);
     let server = stage.start_beside(&["python3", "-u", "-m", "http.server", "9000", "--directory", &site]);
     stage.wait_listening(KERNEL, 9000, &server);
@@ -50,15 +44,11 @@ fn curl_on_the_stack() {
     let refused = format!("http://{KERNEL}:9001/");
     let mut command = stage.on_stack(&stage.apart, &[], &["curl", "--silent", "--max-time", "30", &refused]);
     assert_eq!(command.status().unwrap().code(), Some(7));
-    drop(server);
-    stage.stop();
 }
 
 #[test]
 fn server_of_files() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python, Need::Curl]) else { return };
     let site = site(&stage);
     let server = stage.start(&["python3", "-m", "http.server", "8080", "--directory", &site]);
     stage.wait_listening(STACK[0], 8080, &server);
@@ -67,8 +57,6 @@ fn server_of_files() {
         let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
         assert!(curl(&stage.netns, &urls) == SIZES.map(file).concat(), "{address}");
     }
-    drop(server);
-    stage.stop();
 }
 
 const THREADS: &str = "
@@ -142,9 +130,7 @@ fn echoed(stage: &Stage, address: &str, server: &Process) {
 
 #[test]
 fn servers_of_threads_and_tasks() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python, Need::Curl]) else { return };
     let clients = stage.write("clients.py", CLIENTS);
     for (name, text) in [("threads.py", THREADS), ("tasks.py", ASYNCIO)] {
         let script = stage.write(name, text);
@@ -161,14 +147,11 @@ fn servers_of_threads_and_tasks() {
         stage.wait_listening(KERNEL, 7, &server);
         assert_eq!(stage.run_apart(&["python3", &clients, KERNEL]), "all\n");
     }
-    stage.stop();
 }
 
 #[test]
 fn server_of_datagrams() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python, Need::Curl]) else { return };
     let script = stage.write("datagrams.py", DATAGRAMS);
     let command = stage.on_stack(&stage.netns, &["udp:7"], &["python3", &script]);
     let mut server = Process::spawn("python3", command).unwrap();
@@ -187,8 +170,6 @@ fn server_of_datagrams() {
         Ok(())
     });
     answered.unwrap_or_else(|error| panic!("{error}: {}", server.tail()));
-    drop(server);
-    stage.stop();
 }
 
 /// The parent passes accepted connections to a child that it started before its first use of the stack.
@@ -211,9 +192,7 @@ while True:
 
 #[test]
 fn earlier_child_gets_accepted_connections() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python, Need::Curl]) else { return };
     let script = stage.write("cluster.py", CLUSTER);
     let server = stage.start(&["python3", &script]);
     stage.wait_listening(STACK[0], 8300, &server);
@@ -225,19 +204,14 @@ fn earlier_child_gets_accepted_connections() {
     for _ in 0..3 {
         assert_eq!(stage.run_beside(&["python3", "-c", &ask]).trim(), "b'child of it'");
     }
-    drop(server);
-    stage.stop();
 }
 
 #[test]
 fn many_programs_start_concurrently() {
-    let Some(()) = needs() else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Python, Need::Curl]) else { return };
     let script = "import socket; s = socket.create_server(('0.0.0.0', 0)); print(s.getsockname()[1] > 0)";
     let programs: Vec<_> = (0..60).map(|_| stage.start(&["python3", "-c", script])).collect();
     for program in programs {
         assert_eq!(super::finish(program).trim(), "True");
     }
-    stage.stop();
 }

@@ -3,9 +3,9 @@
 use std::process::Stdio;
 
 use offcore_bench::peer::process::Process;
-use peers::{Need, one_core, require};
+use peers::Need;
 
-use super::{NEEDS, STACK, Stage, until};
+use super::{STACK, Stage, until};
 
 /// The addresses of a server. Two of them are on the stack.
 const ADDRESSES: [&str; 3] = [STACK[0], STACK[1], "127.0.0.1"];
@@ -29,9 +29,7 @@ fn ask(stage: &Stage, address: &str, words: &[&str]) -> String {
 
 #[test]
 fn values_and_benchmark() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Redis]].concat()) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Redis]) else { return };
     for more in [&[][..], &["--io-threads", "2", "--io-threads-do-reads", "yes"]] {
         let mut server = start(&stage, more);
         let value = "0123456789abcdef".repeat(50_000);
@@ -57,14 +55,11 @@ fn values_and_benchmark() {
         server.signal(peers::offcore::Signal::TERM).unwrap();
         assert!(server.wait_for_exit(super::TIMEOUT).unwrap().success(), "{}", server.tail());
     }
-    stage.stop();
 }
 
 #[test]
 fn background_save_under_load() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Redis]].concat()) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Redis]) else { return };
     let mut server = start(&stage, &[]);
     for key in 0..50 {
         ask(&stage, STACK[0], &["SET", &format!("key{key}"), &format!("value{key}").repeat(1000)]);
@@ -86,11 +81,9 @@ fn background_save_under_load() {
     }
     server.signal(peers::offcore::Signal::TERM).unwrap();
     assert!(server.wait_for_exit(super::TIMEOUT).unwrap().success(), "{}", server.tail());
-    let server = start(&stage, &["--dbfilename", "dump.rdb"]);
+    let _server = start(&stage, &["--dbfilename", "dump.rdb"]);
     for key in 0..50 {
         let value = ask(&stage, STACK[0], &["GET", &format!("key{key}")]);
         assert_eq!(value, format!("value{key}").repeat(1000));
     }
-    drop(server);
-    stage.stop();
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use offcore_bench::peer::process::Process;
 use peers::offcore::Signal;
-use peers::{Need, Netns, TempDir, offcore, one_core, require};
+use peers::{Need, Netns, TempDir, offcore, one_core};
 use rustix::process::{Pid, kill_process};
 
 use super::super::http::curl;
@@ -58,8 +58,7 @@ fn wait_for_word(word: &str, program: &Process) {
 
 #[test]
 fn second_signal_kills_the_process_tree() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let place = Place::new();
     let deaf = "trap '' TERM INT; sleep 600 & echo ready; while :; do sleep 1; done";
     let mut program = place.start(&[], deaf);
@@ -79,8 +78,7 @@ fn second_signal_kills_the_process_tree() {
 
 #[test]
 fn signal_during_stack_start_ends_both() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let place = Place::new();
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut program = place.start(&[], "echo it runs; sleep 600");
@@ -98,8 +96,7 @@ fn signal_during_stack_start_ends_both() {
 
 #[test]
 fn signals_are_forwarded_to_the_program() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let place = Place::new();
     let signals = [
         ("INT", Signal::INT),
@@ -131,8 +128,7 @@ fn signals_are_forwarded_to_the_program() {
 
 #[test]
 fn a_killed_command_leaves_nothing() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat()) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat()) else { return };
     let place = Place::new();
     // No program uses the stack, so it ends immediately.
     for signal in [Signal::KILL, Signal::ALARM] {

@@ -7,14 +7,15 @@
 use std::time::{Duration, Instant};
 
 use offcore_bench::peer::process::Process;
+use peers::Need;
 use peers::offcore::Signal;
-use peers::{Need, one_core, require};
 use rustix::process::{Pid, kill_process};
 
 use super::super::http::{curl, url};
-use super::super::robust::{Before, full};
+use super::super::robust::Before;
+use super::super::switch::full;
 use super::nginx::{self, PLAIN, Server, Wanted};
-use super::{NEEDS, STACK, Stage, children, lives, until};
+use super::{STACK, Stage, children, lives, until};
 
 const WORKERS: usize = 2;
 /// Time between two changes of the workers.
@@ -66,10 +67,7 @@ fn kill(server: &Server) {
 
 #[test]
 fn nginx_worker_restarts_leak_nothing() {
-    let needs = [&NEEDS[..], &[Need::Nginx, Need::Curl, Need::Wrk]].concat();
-    let Some(()) = require(&needs) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Nginx, Need::Curl, Need::Wrk]) else { return };
     let mut server = Wanted { workers: WORKERS as u32, ..PLAIN }.start(&stage);
     let stack = stage.stack.as_ref().unwrap();
     // Allocates everything that stays allocated permanently.
@@ -94,5 +92,4 @@ fn nginx_worker_restarts_leak_nothing() {
     }
     before.is_all(stack);
     server.quit();
-    stage.stop();
 }

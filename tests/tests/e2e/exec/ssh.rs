@@ -5,10 +5,10 @@ use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::process::{Command, Stdio};
 
-use peers::{Need, one_core, require};
+use peers::Need;
 
 use super::super::tcp::content;
-use super::{NEEDS, STACK, Stage};
+use super::{STACK, Stage};
 
 const PORT: u16 = 2222;
 
@@ -37,9 +37,7 @@ fn ssh(stage: &Stage, key: &str, address: &str, words: &str) -> Command {
 
 #[test]
 fn logins_and_copies() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Ssh]].concat()) else { return };
-    let _core = one_core();
-    let stage = Stage::new();
+    let Some(stage) = Stage::new(&[Need::Ssh]) else { return };
     let (host, user) = (key(&stage, "host"), key(&stage, "user"));
     let allowed = stage.write("allowed", fs::read(format!("{user}.pub")).unwrap());
     fs::set_permissions(&allowed, fs::Permissions::from_mode(0o600)).unwrap();
@@ -80,6 +78,4 @@ fn logins_and_copies() {
     assert!(fs::read(&there).unwrap() == bytes);
     let down = ssh(&stage, &user, STACK[0], &format!("cat {there}")).output().unwrap();
     assert!(down.stdout == bytes, "{} bytes: {}", down.stdout.len(), server.tail());
-    drop(server);
-    stage.stop();
 }

@@ -7,13 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use offcore_bench::peer::process::Process;
+use peers::Need;
 use peers::offcore::Signal;
-use peers::{Need, one_core, require};
 
 use super::super::http::{curl, url};
 use super::super::tcp::{TAP, connect};
 use super::nginx::{self, PLAIN, Wanted};
-use super::{KERNEL, NEEDS, STACK, Stage, children, until};
+use super::{KERNEL, STACK, Stage, children, until};
 
 /// Time limit for programs to notice that a stack is stopped.
 const STOPPED: Duration = Duration::from_secs(90);
@@ -36,9 +36,7 @@ fn has_stopped(process: u32) -> bool {
 
 #[test]
 fn stack_is_killed() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Nginx, Need::Curl]].concat()) else { return };
-    let _core = one_core();
-    let mut stage = Stage::new();
+    let Some(mut stage) = Stage::new(&[Need::Nginx, Need::Curl]) else { return };
     let got = stage.path("got");
     let slow = format!("location /slow/ {{ alias {}/; limit_rate 100k; }}", stage.path("site"));
     let mut server = Wanted { workers: 2, server: &slow, ..PLAIN }.start(&stage);
@@ -50,10 +48,7 @@ fn stack_is_killed() {
     until("a part of an answer", || fs::metadata(&got).is_ok_and(|got| got.len() > 0), || download.tail());
     assert_eq!(curl(&stage.netns, &[&url(STACK[0], "memory")]), b"from memory");
 
-    let mut stack = stage.stack.take().unwrap();
-    stack.signal(Signal::KILL).unwrap();
-    until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
-    drop(stack);
+    stage.end_stack(Signal::KILL);
     // The workers use little CPU time, although their listeners have ended.
     let log = || fs::read_to_string(&server.log).unwrap();
     let before = workers.iter().map(|&worker| busy(worker)).sum::<Duration>();
@@ -73,7 +68,6 @@ fn stack_is_killed() {
     let fetches = || stage.connects(STACK[0], 8080) && curl(&stage.netns, &page) == nginx::file(1_000_000);
     until("the server at the new stack", fetches, log);
     server.quit();
-    stage.stop();
 }
 
 /// Python servers that wait for connections in different ways. Each answers with its name.
@@ -110,9 +104,7 @@ asyncio.run(run())
 /// The stack is restarted twice, because a listener can move more than once.
 #[test]
 fn listeners_outlive_their_stack() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
-    let _core = one_core();
-    let mut stage = Stage::new();
+    let Some(mut stage) = Stage::new(&[Need::Python]) else { return };
     let script = stage.write("servers.py", SERVERS);
     let wanted = [
         ("accept", STACK[0], 9001),
@@ -128,10 +120,7 @@ fn listeners_outlive_their_stack() {
         server
     });
     for _ in 0..2 {
-        let mut stack = stage.stack.take().unwrap();
-        stack.signal(Signal::KILL).unwrap();
-        until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
-        drop(stack);
+        stage.end_stack(Signal::KILL);
         // All servers notice the stack's end before a new stack starts.
         thread::sleep(Duration::from_millis(300));
         stage.start_stack();
@@ -147,7 +136,6 @@ fn listeners_outlive_their_stack() {
             until("a server at the new stack", answers, || format!("{name}: {}", server.tail()));
         }
     }
-    stage.stop();
 }
 
 /// UDP servers that wait in several ways, a client that sends and waits, and the socket options that they set.
@@ -189,9 +177,7 @@ while True:
 /// The stack is restarted twice.
 #[test]
 fn datagram_sockets_outlive_their_stack() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
-    let _core = one_core();
-    let mut stage = Stage::new();
+    let Some(mut stage) = Stage::new(&[Need::Python]) else { return };
     let script = stage.write("echoes.py", ECHOES);
     let wanted = [
         ("blocks", STACK[0], 9001),
@@ -212,10 +198,7 @@ fn datagram_sockets_outlive_their_stack() {
     let client = start("connected", STACK[0], 9101);
     for round in 0..3 {
         if round > 0 {
-            let mut stack = stage.stack.take().unwrap();
-            stack.signal(Signal::KILL).unwrap();
-            until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
-            drop(stack);
+            stage.end_stack(Signal::KILL);
             thread::sleep(Duration::from_millis(300));
             stage.start_stack();
         }
@@ -235,14 +218,11 @@ fn datagram_sockets_outlive_their_stack() {
         };
         until("the client at the new stack", comes, || client.tail());
     }
-    stage.stop();
 }
 
 #[test]
 fn groups_are_rejoined_after_restart() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
-    let _core = one_core();
-    let mut stage = Stage::new();
+    let Some(mut stage) = Stage::new(&[Need::Python]) else { return };
     let script = stage.write("echoes.py", ECHOES);
     let socket = stage.netns.within(|| Ok(UdpSocket::bind((KERNEL, 0))?)).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -251,10 +231,7 @@ fn groups_are_rejoined_after_restart() {
     let server = Process::spawn("python3", server).unwrap();
     for round in 0..2 {
         if round > 0 {
-            let mut stack = stage.stack.take().unwrap();
-            stack.signal(Signal::KILL).unwrap();
-            until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
-            drop(stack);
+            stage.end_stack(Signal::KILL);
             stage.start_stack();
         }
         stage.netns.ip(&["route", "replace", "239.0.0.0/8", "dev", TAP]).unwrap();
@@ -265,14 +242,11 @@ fn groups_are_rejoined_after_restart() {
         };
         until("an answer of the group", &mut answers, || format!("round {round}: {}", server.tail()));
     }
-    stage.stop();
 }
 
 #[test]
 fn programs_end_with_their_stack() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
-    let _core = one_core();
-    let mut stage = Stage::new();
+    let Some(mut stage) = Stage::new(&[Need::Python]) else { return };
     let script = stage.write("servers.py", SERVERS);
     let mut command = stage.netns.command(peers::offcore::binary().unwrap());
     command.args(["exec", "--stack", &stage.socket(), "--on-loss", "exit", "python3", &script]);
@@ -288,9 +262,7 @@ fn programs_end_with_their_stack() {
     socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let answers = || socket.send_to(b"?", (STACK[0], 9002)).is_ok() && socket.recv(&mut [0; 9]).is_ok();
     until("an answer", answers, || echoes.tail());
-    let mut stack = stage.stack.take().unwrap();
-    stack.signal(Signal::KILL).unwrap();
-    until("the stack's end", || stack.has_ended(), || "it still runs".to_owned());
+    stage.end_stack(Signal::KILL);
     for server in [&mut server, &mut echoes] {
         let status = server.wait_for_exit(super::TIMEOUT).unwrap();
         assert_eq!(status.code(), Some(1), "{}", server.tail());
@@ -310,9 +282,7 @@ second = socket.create_server((address, 8082))
 
 #[test]
 fn stack_is_stopped() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Nginx, Need::Curl, Need::Python]].concat()) else { return };
-    let _core = one_core();
-    let mut stage = Stage::new();
+    let Some(mut stage) = Stage::new(&[Need::Nginx, Need::Curl, Need::Python]) else { return };
     // A program that starts before the stack ends and uses it afterwards.
     let [ready, go] = ["ready", "go"].map(|name| stage.path(name));
     let script = stage.write("asks.py", ASKS);
@@ -332,5 +302,4 @@ fn stack_is_stopped() {
     let server = PLAIN.start(&stage);
     assert!(curl(&stage.netns, &[&url(STACK[0], "1000000")]) == nginx::file(1_000_000));
     server.stop();
-    stage.stop();
 }

@@ -2,13 +2,12 @@
 
 use std::fs;
 
-use peers::{Need, Offcore, TempDir, exclusive, require};
+use peers::{Need, Offcore, TempDir, exclusive};
 use serde_json::Value;
 
 #[test]
 fn gpu_check_steps_pass() {
-    let Some(()) = require(&[Need::HostDevice]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::HostDevice]) else { return };
     let dir = TempDir::new().unwrap();
     let out = dir.file("out").display().to_string();
     let run = Offcore::run(&["gpu", "check", "--device", "host", "--quick", "--out", &out]).unwrap();

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use peers::{Need, Offcore, TempDir, one_core, require};
+use peers::{Need, Offcore, TempDir, one_core};
 
 use super::traffic::{HEADERS, checksum, mix, noise, swapped, udp_frame};
 use super::{device, work};
@@ -164,8 +164,7 @@ fn assert_same(found: &[Vec<u8>], expected: &[Vec<u8>], how: &str) {
 
 #[test]
 fn match_results_steer_packets() {
-    let Some(()) = require(&[Need::Cores(2), Need::HostDevice]) else { return };
-    let core = one_core();
+    let Some(core) = one_core(&[Need::Cores(2), Need::HostDevice]) else { return };
     let patterns = patterns();
     let frames = frames(&patterns);
     let search = |skip| frames.iter().map(|frame| is_match(frame, skip, &patterns)).collect::<Vec<_>>();
@@ -211,8 +210,7 @@ fn match_results_steer_packets() {
 
 #[test]
 fn no_swap_keeps_addresses() {
-    let Some(()) = require(&[Need::Cores(2), Need::HostDevice]) else { return };
-    let core = one_core();
+    let Some(core) = one_core(&[Need::Cores(2), Need::HostDevice]) else { return };
     let patterns = patterns();
     let frames = frames(&patterns);
     for work in ["match", "crc32c", "checksum"] {
@@ -256,8 +254,7 @@ fn make_checksum_zero(payload: &mut [u8]) {
 /// Non-zero results are counted; some payloads have result 0.
 #[test]
 fn checksums_match_bitwise_reference() {
-    let Some(()) = require(&[Need::Cores(2), Need::HostDevice]) else { return };
-    let core = one_core();
+    let Some(core) = one_core(&[Need::Cores(2), Need::HostDevice]) else { return };
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     for (kind, make_zero) in
         [("crc32c", make_crc_zero as fn(&mut [u8])), ("checksum", make_checksum_zero as fn(&mut [u8]))]

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use peers::{Netns, Offcore, TempDir, one_core};
 
-use super::{GUEST, HOST, System, iperf_both_ways, needed, ping_both_ways, stop, wait_for_guest};
+use super::{GUEST, HOST, NEEDS, System, iperf_both_ways, ping_both_ways, stop, wait_for_guest};
 
 /// Duration of the measurement.
 const WATCHED: Duration = Duration::from_millis(1500);
@@ -27,8 +27,7 @@ fn ticks(pid: u32) -> u64 {
 
 /// An idle guest uses less than 5 % of a core, and its pings are answered.
 fn idle(packed: bool) {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
     let system = System { packed, ..System::PLAIN };
     let offcore = system.start(&netns, &dir, &["--idle", "sleep"]);
@@ -50,12 +49,7 @@ fn idle(packed: bool) {
     stop(offcore, system.copies);
 }
 
-#[test]
-fn idle_split_guest_lets_core_sleep() {
-    idle(false);
-}
-
-#[test]
-fn idle_packed_guest_lets_core_sleep() {
-    idle(true);
+tests! {
+    fn idle_split_guest_lets_core_sleep() => idle(false);
+    fn idle_packed_guest_lets_core_sleep() => idle(true);
 }

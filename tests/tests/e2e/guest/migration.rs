@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use peers::guest::{Guest, GuestConfig, Nic};
 use peers::{Netns, Offcore, TempDir, one_core};
 
-use super::{GUEST, HOST, MAC, needed, wait_for_guest};
+use super::{GUEST, HOST, MAC, NEEDS, wait_for_guest};
 use crate::switch::{self, Copies, arguments, stop_with_log};
 
 /// Time limit for QEMU to copy the memory of an emulated guest.
@@ -67,7 +67,7 @@ fn stream(stop: &AtomicBool) -> u64 {
 }
 
 fn migrate(packed: bool, copies: Copies) {
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
     netns.ip(&["link", "add", "br0", "type", "bridge"]).unwrap();
     netns.configure("br0", &format!("{HOST}/24")).unwrap();
@@ -115,14 +115,7 @@ fn migrate(packed: bool, copies: Copies) {
     }
 }
 
-#[test]
-fn a_guest_with_split_rings_migrates() {
-    let Some(()) = needed() else { return };
-    migrate(false, Copies::Helper);
-}
-
-#[test]
-fn a_guest_with_packed_rings_migrates() {
-    let Some(()) = needed() else { return };
-    migrate(true, Copies::Core);
+tests! {
+    fn a_guest_with_split_rings_migrates() => migrate(false, Copies::Helper);
+    fn a_guest_with_packed_rings_migrates() => migrate(true, Copies::Core);
 }

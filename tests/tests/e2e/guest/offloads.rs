@@ -2,7 +2,7 @@
 
 use peers::{Guest, Netns, Offcore, TempDir, one_core};
 
-use super::{GUEST, System, TAP, Way, iperf, needed, ping_both_ways, stop, wait_for_guest};
+use super::{GUEST, NEEDS, System, TAP, Way, iperf, ping_both_ways, stop, wait_for_guest};
 use crate::switch::{self, Copies, Report};
 
 /// The longest frame on a wire with an MTU of 1500.
@@ -58,8 +58,7 @@ fn assert_streams(netns: &Netns, offcore: &mut Offcore, offloads: [bool; 2]) {
 
 /// One guest with two queues: with and without offloads, and with two queues and one queue in use.
 fn offloads_and_queues(packed: bool, copies: Copies) {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
     let system = System { packed, queues: 2, offloads: [true; 2], copies };
     let mut offcore = system.start(&netns, &dir, switch::idle());
@@ -92,21 +91,15 @@ fn offloads_and_queues(packed: bool, copies: Copies) {
     stop(offcore, copies);
 }
 
-#[test]
-fn offloads_and_queues_on_split_rings() {
-    offloads_and_queues(false, Copies::Core);
-}
-
-#[test]
-fn offloads_and_queues_on_packed_rings() {
-    offloads_and_queues(true, Copies::Helper);
+tests! {
+    fn offloads_and_queues_on_split_rings() => offloads_and_queues(false, Copies::Core);
+    fn offloads_and_queues_on_packed_rings() => offloads_and_queues(true, Copies::Helper);
 }
 
 /// The switch segments the kernel's large packets if the guest does not accept them.
 #[test]
 fn large_packets_without_offloads() {
-    let Some(()) = needed() else { return };
-    let core = one_core();
+    let Some(core) = one_core(&NEEDS) else { return };
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
     let system = System { offloads: [false, true], ..System::PLAIN };
     let mut offcore = system.start(&netns, &dir, switch::idle());

@@ -1,15 +1,15 @@
 //! Two QEMU guests on two vhost ports of one switch.
 
-use peers::{Guest, GuestConfig, Need, Nic, Offcore, TempDir, exclusive, require};
+use peers::{Guest, GuestConfig, Need, Nic, Offcore, TempDir, exclusive};
 
 use super::offloads::{FRAME, fresh_report, mean_length, set_offloads};
 use crate::switch::{self, Copies, full, stop_with_log};
 
-/// A guest's configuration.
+/// The ring layout of a guest, and whether checksums and segmentation are offloaded.
 #[derive(Clone, Copy, Debug)]
-struct Side {
-    packed: bool,
-    offloads: bool,
+pub(super) struct Side {
+    pub(super) packed: bool,
+    pub(super) offloads: bool,
 }
 
 impl Side {
@@ -80,8 +80,7 @@ fn assert_streams(offcore: &mut Offcore, guests: &mut [Guest; 2], long: [bool; 2
 const ALL_HEAD: u64 = 64;
 
 fn guest_to_guest(sides: [Side; 2], copies: Copies) {
-    let Some(()) = require(&[Need::Root, Need::Guest, Need::Cores(2)]) else { return };
-    let _alone = exclusive();
+    let Some(_alone) = exclusive(&[Need::Root, Need::Guest, Need::Cores(2)]) else { return };
     let dir = TempDir::new().unwrap();
     let ports = [0, 1].map(|number| format!("vhost:{}", socket(&dir, number).display()));
     // Each core runs a guest, so the switch sleeps when it is idle.
@@ -125,16 +124,12 @@ fn guest_to_guest(sides: [Side; 2], copies: Copies) {
 const SPLIT: Side = Side { packed: false, offloads: false };
 const PACKED: Side = Side { packed: true, offloads: false };
 
-#[test]
-fn guests_with_offloads() {
-    let offloads = true;
-    guest_to_guest([Side { offloads, ..SPLIT }, Side { offloads, ..PACKED }], Copies::Core);
-}
-
-/// The switch performs the offloads of one guest for the other guest.
-#[test]
-fn a_guest_with_offloads_and_one_without() {
-    guest_to_guest([Side { offloads: true, ..PACKED }, SPLIT], Copies::Helper);
+tests! {
+    fn guests_with_offloads() =>
+        guest_to_guest([Side { offloads: true, ..SPLIT }, Side { offloads: true, ..PACKED }], Copies::Core);
+    /// The switch performs the offloads of one guest for the other guest.
+    fn a_guest_with_offloads_and_one_without() =>
+        guest_to_guest([Side { offloads: true, ..PACKED }, SPLIT], Copies::Helper);
 }
 
 #[test]

@@ -2,20 +2,14 @@
 
 use std::fs;
 
-use peers::{Guest, GuestConfig, Need, Nic, Offcore, TempDir, exclusive, require};
+use peers::{Guest, GuestConfig, Need, Nic, Offcore, TempDir, exclusive};
 
 use super::offloads::{FRAME, fresh_report, mean_length, set_offloads};
+use super::pair::Side;
 use crate::switch;
 
 /// Number of lines of the served file. `seq` creates it on both sides.
 const LINES: u32 = 250_000;
-
-/// The ring layout of a guest, and whether checksums and segmentation are offloaded.
-#[derive(Clone, Copy, Debug)]
-struct Side {
-    packed: bool,
-    offloads: bool,
-}
 
 /// A guest whose interface `ethN` is in the network 10.77.N.0/24, with a host behind each interface.
 struct System {
@@ -126,8 +120,7 @@ fn call(guest: &mut Guest, dir: &TempDir) {
 }
 
 fn guest_and_host(side: Side) {
-    let Some(()) = require(&[Need::Root, Need::Guest, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Root, Need::Guest, Need::Cores(2)]) else { return };
     let mut system = System::start(side);
     assert_eq!(system.exchange(), [side.offloads; 2], "{side:?}");
     if side.offloads {
@@ -144,12 +137,7 @@ fn guest_and_host(side: Side) {
     }
 }
 
-#[test]
-fn tcp_of_a_guest_with_offloads() {
-    guest_and_host(Side { packed: false, offloads: true });
-}
-
-#[test]
-fn tcp_of_a_guest_without_offloads() {
-    guest_and_host(Side { packed: true, offloads: false });
+tests! {
+    fn tcp_of_a_guest_with_offloads() => guest_and_host(Side { packed: false, offloads: true });
+    fn tcp_of_a_guest_without_offloads() => guest_and_host(Side { packed: true, offloads: false });
 }

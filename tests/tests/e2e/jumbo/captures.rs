@@ -39,8 +39,7 @@ fn frames_of_every_length_from_file_to_file() {
 /// From a file in one process, over a pair, to a file in another process.
 #[test]
 fn frames_from_file_to_file_over_every_pair() {
-    let Some(()) = require(&[Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Cores(2)]) else { return };
     for pair in PAIRS {
         let dir = TempDir::new().unwrap();
         let frames: Vec<_> = (0..2000).map(frame).filter(|f| f.len() <= pair.longest as usize - 4).collect();

@@ -83,8 +83,7 @@ fn pings_and_streams(pair: &Pair, offloads: bool) {
 #[test]
 fn pings_and_streams_with_an_mtu_of_9000() {
     let needs = [Need::Root, Need::Tun, Need::Ip, Need::Ping, Need::Iperf3, Need::Ethtool, Need::Cores(2)];
-    let Some(()) = require(&needs) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&needs) else { return };
     for (index, pair) in PAIRS.iter().enumerate() {
         for offloads in [true, false] {
             if switch::full() || offloads == index.is_multiple_of(2) {

@@ -27,8 +27,7 @@ fn assert_back(report: &Report, what: &str) {
 /// Offcore's virtio-user port on testpmd's back end.
 #[test]
 fn jumbo_frames_to_its_back_end() {
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd, Need::Cores(2)]) else { return };
     for options in ["", ",packed", ",offloads=off", ",mrg=off,mtu=9000,offloads=off"] {
         let dir = TempDir::new().unwrap();
         let back_end = NetVhost::new(dir.file("s"));
@@ -47,8 +46,7 @@ fn jumbo_frames_to_its_back_end() {
 /// testpmd's front end on Offcore's vhost port.
 #[test]
 fn jumbo_frames_to_its_front_end() {
-    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
-    let _cores = exclusive();
+    let Some(_cores) = exclusive(&[Need::Testpmd, Need::Cores(2)]) else { return };
     for (packed_vq, copies) in [(false, Copies::Core), (true, Copies::Core), (false, Copies::Helper)] {
         let dir = TempDir::new().unwrap();
         let port = format!("vhost:{}", dir.file("s").display());

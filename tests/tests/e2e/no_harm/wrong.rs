@@ -112,7 +112,8 @@ const PORTS: &[Row] = &[
         &["/proc/offcore.sock", "sockets cannot be made in its directory"],
     ),
     ("--port vhost:no/s", 1, &["no/s", "its directory does not exist"]),
-    ("--port vhost:text", 1, &["text", "is not a socket"]),
+    ("--port virtio-user:no/s,server", 1, &["no/s", "its directory does not exist"]),
+    ("--port vhost:text", 1, &["text", "is not a socket; remove it or choose another path"]),
     ("--port vhost:.", 1, &["."]),
     (
         "--port vhost:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
@@ -125,6 +126,11 @@ const PORTS: &[Row] = &[
     ("--port virtio-user:s,mac=1", 2, &["mac=1"]),
     ("--port virtio-user:s,peer=no-such-user", 2, &["peer=no-such-user"]),
     ("--port virtio-user:text", 1, &["text", "is not a socket"]),
+    (
+        "--port virtio-user:s,mtu=9000,queue_size=4",
+        2,
+        &["packets take 6 buffers of 1792 bytes", "expected at most 4", "--mbuf-size", "queue_size"],
+    ),
     ("--port af_packet:", 2, &["expected the interface's name"]),
     ("--port af_packet:no-interface-has-such-a-name", 2, &["at most 15"]),
     ("--port af_packet:a/b", 2, &["a/b"]),
@@ -214,6 +220,11 @@ const COMMANDS: &[Row] = &[
         2,
         &["packets of 40000", "at most 28676", "--mbufs", "--mbuf-size"],
     ),
+    (
+        "switch --port gen: --mbufs 16777216 --mbuf-size 32768 --duration 1",
+        1,
+        &["524288 MiB of memory are wanted", "available", "--mbufs", "--mbuf-size"],
+    ),
     ("dsa explain zebra", 2, &["zebra"]),
     ("bench dma --engine gpu", 2, &["--engine"]),
     ("switch --demo --port gen:", 2, &["--port cannot be used with --demo"]),
@@ -233,7 +244,9 @@ const COMMANDS: &[Row] = &[
     ("copy", 2, &["--port"]),
     ("copy --port pcap:in -q 2", 2, &["--queues 2", "one queue"]),
     ("copy --port gen: --dma-batch 0", 2, &["--dma-batch"]),
-    ("copy --port gen: --portmask 0x10", 2, &["--portmask"]),
+    ("copy --port gen: --portmask 0x10", 2, &["--portmask: 0x10"]),
+    ("copy --port gen: --port gen: --port-topology paired -p 1", 2, &["--portmask: 0x1"]),
+    ("copy --port gen: --lcores 0 --dma rxq3@core:0", 2, &["rxq3"]),
     ("pktgen", 2, &["--port"]),
     ("pktgen --port pcap:-,out --size 63", 2, &["--size"]),
     ("pktgen --port pcap:-,out --rate fast", 2, &["--rate", "fast"]),
@@ -255,6 +268,11 @@ const COMMANDS: &[Row] = &[
     ("tcp", 2, &["--port"]),
     ("tcp --port tap:t0", 2, &["addr"]),
     ("tcp --port tap:t0,addr=1.2.3", 2, &["1.2.3"]),
+    (
+        "tcp --port tap:t0,addr=10.77.0.2/24 --app http:/nowhere/at/all",
+        2,
+        &["/nowhere/at/all: No such file or directory"],
+    ),
     ("exec", 2, &["exec"]),
     ("predict --no-such", 2, &["--no-such"]),
     ("bench", 2, &["bench"]),
@@ -278,7 +296,13 @@ const LACKS: &[Row] = &[
     ),
     ("$nobody $offcore $short --port tap:t1", 1, &["tap:t1", "needs root or CAP_NET_ADMIN"]),
     ("$nobody $offcore $short --port af_packet:lo", 1, &["af_packet:lo", "needs root or CAP_NET_RAW"]),
-    ("$nobody $offcore $short --port vhost:/s", 1, &["vhost:/s", "Permission denied"]),
+    (
+        "$nobody $offcore $short --port vhost:/s",
+        1,
+        &["vhost:/s", "its directory has to be writable", "Permission denied"],
+    ),
+    ("$nobody $offcore $short --port pcap:secret", 1, &["secret", "Permission denied"]),
+    ("$nobody $offcore $short --port gen: --rt-priority 50", 1, &["CAP_SYS_NICE"]),
     ("$nobody $offcore $short --port gen:count=1 --port pcap:-,/out", 1, &["/out", "Permission denied"]),
     (
         "$nobody $offcore $short --port gen: --port vhost:s,owner=root",
@@ -382,6 +406,8 @@ fn missing_requirements_are_reported() {
     // Other users must be able to run the copy.
     fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
     copy_binary(&dir.file("offcore")).unwrap();
+    fs::write(dir.file("secret"), "").unwrap();
+    fs::set_permissions(dir.file("secret"), Permissions::from_mode(0o600)).unwrap();
     let rows: Vec<_> = LACKS.iter().map(|&(line, code, words)| (line.to_owned(), code, words)).collect();
     look_at(&dir, &rows, |line| {
         let mut command = Command::new("sh");

@@ -1,14 +1,13 @@
 //! Addresses that a host shares with another host or with the kernel of the same machine.
 
-use peers::{Offcore, one_core, require};
+use peers::{Offcore, one_core};
 
 use crate::tcp::{OURS, stop};
 use crate::tcp_veth::{NEEDS, PEER, PORT, Veth};
 
 #[test]
 fn address_conflicts_are_reported() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let veth = Veth::new(1500);
     let (address, port) = (format!("{}/24", OURS[0]), format!("af_packet:{PORT},addr={}/24", OURS[0]));
     let run = |expected: &str| {

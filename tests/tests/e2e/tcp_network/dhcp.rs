@@ -5,8 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use offcore_bench::peer::process::Process;
-use peers::{Need, Offcore, TempDir, offcore, one_core, require};
+use peers::{Need, TempDir, offcore, one_core, require};
 
+use crate::tcp;
+use crate::tcp::inside;
 use crate::tcp::{echo, stop};
 use crate::tcp_veth::{NEEDS, PEER, PORT, Veth};
 
@@ -81,21 +83,15 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 #[test]
 fn host_has_its_address_from_dnsmasq() {
     let Some(()) = require(&NEEDS) else { return };
-    let Some(()) = require(&[Need::Dnsmasq]) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[Need::Dnsmasq]) else { return };
     let veth = Veth::new(1500);
     let server = Server::of_one_address(&veth);
     let port = format!("af_packet:{PORT},addr=dhcp");
-    let args = ["tcp", "--port", &port, "--idle", "sleep", "--stats-interval", "0.2", "--format", "json"];
-    let mut offcore = Offcore::start_in(veth.ours(), &args).unwrap();
-    offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+    let mut offcore = tcp::start(veth.ours(), &port, &["--idle", "sleep"]);
     until("no lease", || veth.ping(OURS, 56));
-    veth.kernel
-        .within(|| {
-            echo(OURS, 7, 1, 100_000);
-            Ok(())
-        })
-        .unwrap();
+    inside(&veth.kernel, || {
+        echo(OURS, 7, 1, 100_000);
+    });
     let shown = |report: &serde_json::Value| report["interfaces"][0]["addresses"][0]["state"] == "preferred";
     offcore.wait_for("the address", |line| line.json.as_ref().is_some_and(shown)).unwrap();
     let report = offcore.last_report().unwrap();
@@ -124,8 +120,7 @@ fn start(veth: &Veth) -> Process {
 #[test]
 fn program_waits_for_its_address() {
     let Some(()) = require(&NEEDS) else { return };
-    let Some(()) = require(&[Need::Dnsmasq, Need::Python]) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[Need::Dnsmasq, Need::Python]) else { return };
     let veth = Veth::new(1500);
     let mut program = start(&veth);
     assert_eq!(program.stdout_from(0), "");
@@ -137,8 +132,7 @@ fn program_waits_for_its_address() {
 #[test]
 fn program_begins_without_address() {
     let Some(()) = require(&NEEDS) else { return };
-    let Some(()) = require(&[Need::Python]) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[Need::Python]) else { return };
     let veth = Veth::new(1500);
     // The kernel can reach the destination. Nevertheless the program must not use the kernel's network.
     veth.ours().ip(&["addr", "add", "10.77.0.2/24", "dev", PORT]).unwrap();

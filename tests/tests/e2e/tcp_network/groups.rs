@@ -8,8 +8,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use peers::{Netns, Offcore, one_core, require};
+use peers::{Netns, one_core};
 
+use crate::tcp;
+use crate::tcp::inside;
 use crate::tcp::{NEEDS, echo};
 
 const OURS: &str = "fd79::2";
@@ -40,8 +42,7 @@ fn snooping_bridge(netns: &Netns) {
 
 #[test]
 fn snooping_bridge_forwards_solicitations() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let (switch, kernel) = (Netns::new().unwrap(), Netns::new().unwrap());
     snooping_bridge(&switch);
     switch.veth("v0", &kernel, "v1").unwrap();
@@ -49,9 +50,7 @@ fn snooping_bridge_forwards_solicitations() {
     kernel.ip(&["link", "set", "v1", "up"]).unwrap();
     kernel.ip(&["addr", "add", "fd79::1/64", "dev", "v1", "nodad"]).unwrap();
     let port = format!("tap:tap0,addr={OURS}/64");
-    let args = ["tcp", "--port", &port, "--idle", "sleep", "--stats-interval", "0.2", "--format", "json"];
-    let mut offcore = Offcore::start_in(&switch, &args).unwrap();
-    offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+    let offcore = tcp::start(&switch, &port, &["--idle", "sleep"]);
     switch.ip(&["link", "set", "tap0", "master", "br0"]).unwrap();
     // The host's first reports were lost before the bridge existed. It answers the querier.
     let began = Instant::now();
@@ -63,11 +62,8 @@ fn snooping_bridge_forwards_solicitations() {
         assert!(began.elapsed() < TIMEOUT, "the bridge knows no listener: {}", offcore.tail());
         thread::sleep(Duration::from_millis(100));
     }
-    kernel
-        .within(|| {
-            echo(OURS, 7, 1, 100_000);
-            Ok(())
-        })
-        .unwrap();
+    inside(&kernel, || {
+        echo(OURS, 7, 1, 100_000);
+    });
     assert!(offcore.stop().unwrap().status.success());
 }

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use peers::{Offcore, one_core, require};
+use peers::{Offcore, one_core};
 
 use crate::tcp::{OURS, connect, stop};
 use crate::tcp_veth::{NEEDS, PORT, Veth};
@@ -21,8 +21,7 @@ fn wait_for_segments(offcore: &mut Offcore, local: &str, bytes: u64) {
 
 #[test]
 fn mtu_follows_the_interface() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let args = ["--app", "source", "--idle", "sleep", "--connections"];
     for (address, headers) in OURS.into_iter().zip(HEADERS) {
         let veth = Veth::new(1400);
@@ -42,8 +41,7 @@ fn mtu_follows_the_interface() {
 
 #[test]
 fn mtu_above_interface_warns() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     let veth = Veth::new(1400);
     let offcore = veth.host(&format!("af_packet:{PORT},mtu=1500"), &["--app", "source", "--idle", "sleep"]);
     let text = offcore.stderr();

@@ -4,6 +4,7 @@ use peers::{Need, Offcore, one_core, require};
 use serde_json::Value;
 
 use super::dhcp::Server;
+use crate::tcp::inside;
 use crate::tcp::{KERNEL, echo, stop};
 use crate::tcp_veth::{NEEDS, PEER, PORT, Veth};
 
@@ -17,8 +18,7 @@ fn address(report: &Value) -> Option<String> {
 #[test]
 fn host_makes_its_address_from_advertisements() {
     let Some(()) = require(&NEEDS) else { return };
-    let Some(()) = require(&[Need::Dnsmasq]) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[Need::Dnsmasq]) else { return };
     let veth = Veth::new(1500);
     let ra = format!("--ra-param={PEER},mtu:1400,high,5,600");
     let range = format!("--dhcp-range={},ra-only,64,600", KERNEL[1].replace("1/64", ""));
@@ -35,11 +35,8 @@ fn host_makes_its_address_from_advertisements() {
     let interface = &report["interfaces"][0];
     assert!(interface["gateways"][0].as_str().unwrap().starts_with("fe80::"), "{interface}");
     assert_eq!((&interface["mtu"], &interface["name_servers"][0]), (&1400.into(), &"fd77::53".into()));
-    veth.kernel
-        .within(|| {
-            echo(&own, 7, 1, 100_000);
-            Ok(())
-        })
-        .unwrap();
+    inside(&veth.kernel, || {
+        echo(&own, 7, 1, 100_000);
+    });
     stop(offcore);
 }

@@ -1,7 +1,8 @@
 //! Two hosts in a VLAN. The kernel is outside of it.
 
-use peers::{Offcore, one_core, require};
+use peers::{Offcore, one_core};
 
+use crate::tcp;
 use crate::tcp::stop;
 use crate::tcp_veth::{NEEDS, PEER, PORT, Veth};
 
@@ -19,9 +20,7 @@ fn host_in_vlan(offloads: bool) {
     let veth = Veth::new(1500);
     (0..2).for_each(|end| veth.set_offloads(end, offloads));
     let port = format!("af_packet:{PORT},vlan=10,addr={}/24,addr={}/64", OURS[0], OURS[1]);
-    let args = ["tcp", "--port", &port, "--idle", "sleep", "--stats-interval", "0.2", "--format", "json"];
-    let mut offcore = Offcore::start_in(veth.ours(), &args).unwrap();
-    offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+    let offcore = tcp::start(veth.ours(), &port, &["--idle", "sleep"]);
     echoes(&veth, "10.80.0.2:7");
     echoes(&veth, "[fd80::2]:7");
     // The untagged network is a different one.
@@ -32,8 +31,7 @@ fn host_in_vlan(offloads: bool) {
 
 #[test]
 fn hosts_in_a_vlan_communicate() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     host_in_vlan(true);
     host_in_vlan(false);
 }

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::thread;
 
 use peers::offcore::Finished;
-use peers::{Need, Offcore, one_core, require};
+use peers::{Need, Offcore, one_core};
 use serde_json::Value;
 
 use crate::tcp::{OURS, connect, content, echo, stop};
@@ -132,8 +132,7 @@ fn sources(case: &Case, veth: &Veth) {
 }
 
 fn applications(cases: &[Case], more: &[Need]) {
-    let Some(()) = require(&[&NEEDS[..], more].concat()) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[&NEEDS[..], more].concat()) else { return };
     for case in cases {
         // Duplicate address detection delays a host's start by one second.
         thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use peers::{Need, one_core, require};
+use peers::{Need, one_core};
 
 use crate::http::{self, Site, curl};
 use crate::tcp::{OURS, stop};
@@ -39,8 +39,7 @@ fn clients(site: &Site, port: &str, mtu: u16, more: &[&str]) {
 
 #[test]
 fn files_to_curl_and_wrk() {
-    let Some(()) = require(&[&NEEDS[..], &[Need::Curl, Need::Wrk]].concat()) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&[&NEEDS[..], &[Need::Curl, Need::Wrk]].concat()) else { return };
     let site = Site::new("veth");
     thread::scope(|scope| {
         scope.spawn(|| clients(&site, "af_packet:p0", 1500, &[]));

@@ -2,8 +2,9 @@
 
 use std::thread;
 
-use peers::{one_core, require};
+use peers::one_core;
 
+use crate::tcp::inside;
 use crate::tcp::{OURS, echo, impaired, stop};
 
 use super::{NEEDS, Veth};
@@ -17,16 +18,13 @@ fn echoes(link: &str, port: &str) {
     let veth = Veth::new(1500);
     [0, 1].into_iter().for_each(|end| veth.set_offloads(end, link == LONG));
     let mut offcore = veth.host(&format!("{link},{port}"), &["--idle", "sleep"]);
-    veth.kernel
-        .within(|| {
-            thread::scope(|scope| {
-                for (seed, address) in (0..).zip([OURS, OURS].concat()) {
-                    scope.spawn(move || echo(address, 7, seed, 1_000_000));
-                }
-            });
-            Ok(())
-        })
-        .unwrap();
+    inside(&veth.kernel, || {
+        thread::scope(|scope| {
+            for (seed, address) in (0..).zip([OURS, OURS].concat()) {
+                scope.spawn(move || echo(address, 7, seed, 1_000_000));
+            }
+        });
+    });
     // The kernel's last segment may have been lost. It is then retransmitted.
     let finished = |report: &serde_json::Value| report["tcp"][0]["finished"].as_u64();
     offcore.wait_for_count("finished connections", 4, finished).unwrap();
@@ -40,8 +38,7 @@ fn echoes(link: &str, port: &str) {
 
 #[test]
 fn echo_over_a_bad_pair() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     thread::scope(|scope| {
         for (link, port) in [(LONG, "af_packet:p0"), (WIRE, "af_packet:p0,qdisc_bypass"), (WIRE, "af_xdp:p0")]
         {

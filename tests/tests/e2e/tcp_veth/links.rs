@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::thread;
 
-use peers::{one_core, require};
+use peers::one_core;
 
 use crate::switch::wait_for_status;
 use crate::tcp::{OURS, connect, content, stop};
@@ -67,8 +67,7 @@ fn survives(port: &str) {
 
 #[test]
 fn connections_outlive_their_link() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     thread::scope(|scope| {
         for port in ["af_packet:p0", "af_xdp:p0"] {
             scope.spawn(move || survives(port));

@@ -7,7 +7,7 @@
 use std::io::Read;
 use std::thread;
 
-use peers::{Netns, one_core, require};
+use peers::{Netns, one_core};
 
 use crate::tcp::{KERNEL, OURS, connect, stop};
 
@@ -66,8 +66,7 @@ fn sources(port: &str, offloads: bool) {
 
 #[test]
 fn a_path_with_a_smaller_mtu() {
-    let Some(()) = require(&NEEDS) else { return };
-    let _core = one_core();
+    let Some(_core) = one_core(&NEEDS) else { return };
     thread::scope(|scope| {
         scope.spawn(|| sources("af_packet:p0", true));
         scope.spawn(|| sources("af_xdp:p0", false));

@@ -51,14 +51,9 @@ const SHAPES: [Shape; 6] = [
 const SHAPES_IN_ORDER: [Shape; 4] =
     [(true, 256, 1, Helper), (false, 1024, 1, Core), (true, 1024, 2, Core), (false, 256, 2, Helper)];
 
-#[test]
-fn split() {
-    in_shapes(SPLIT, &SHAPES);
-}
-
-#[test]
-fn split_in_order() {
-    in_shapes(SPLIT_IN_ORDER, &SHAPES_IN_ORDER);
+tests! {
+    fn split() => in_shapes(SPLIT, &SHAPES);
+    fn split_in_order() => in_shapes(SPLIT_IN_ORDER, &SHAPES_IN_ORDER);
 }
 
 /// With mergeable buffers DPDK has no vectorised function for split rings.
@@ -70,14 +65,9 @@ fn split_vectorized() {
     );
 }
 
-#[test]
-fn packed() {
-    in_shapes(PACKED, &SHAPES);
-}
-
-#[test]
-fn packed_in_order() {
-    in_shapes(PACKED_IN_ORDER, &SHAPES_IN_ORDER);
+tests! {
+    fn packed() => in_shapes(PACKED, &SHAPES);
+    fn packed_in_order() => in_shapes(PACKED_IN_ORDER, &SHAPES_IN_ORDER);
 }
 
 /// With mergeable buffers only transmission is vectorised. Without AVX-512 nothing is.
