@@ -24,6 +24,11 @@ fn view(pool: &Pool, submitter: &Submitter) -> PipelineView {
     }
 }
 
+/// Returns a service by one thread.
+fn service(view: PipelineView, launch: Launch, memory: Memory) -> Service {
+    Service { view, trie: None, launch, blocks: 1, threads: 1, memory }
+}
+
 /// Returns a packet whose bytes depend on its number.
 fn packet(cache: &mut PoolCache, number: usize) -> Packet {
     let mut packet = cache.take_sized(HEADROOM, 60 + number % 400).unwrap();
@@ -115,14 +120,7 @@ fn notes_name_the_stand_in_and_its_memory() {
     let mut notes = Vec::new();
     for memory in [Memory::Host, Memory::Gpu] {
         let (submitter, _collector) = ring(4, 1);
-        let service = Service {
-            view: view(pool, &submitter),
-            trie: None,
-            launch: Launch::Kernel,
-            blocks: 1,
-            threads: 1,
-            memory,
-        };
+        let service = service(view(pool, &submitter), Launch::Kernel, memory);
         // SAFETY: the service ends before the ring is dropped.
         let Started { launcher, .. } = unsafe { device.start(service) }.unwrap();
         assert!(launcher.end());
@@ -144,8 +142,7 @@ fn unavailable_memory_is_refused() {
     let (submitter, _collector) = ring(4, 1);
     let mut view = view(pool, &submitter);
     view.pool.chunks = u32::MAX;
-    let service =
-        Service { view, trie: None, launch: Launch::Graph, blocks: 1, threads: 1, memory: Memory::Gpu };
+    let service = service(view, Launch::Graph, Memory::Gpu);
     let mut device = HostDevice::new().unwrap();
     // SAFETY: nothing is started.
     let error = unsafe { device.start(service) }.unwrap_err().to_string();
@@ -158,14 +155,7 @@ fn second_burst_fails(fault: Fault) -> Option<String> {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = ring(4, 1);
-    let service = Service {
-        view: view(pool, &submitter),
-        trie: None,
-        launch: Launch::Kernel,
-        blocks: 1,
-        threads: 1,
-        memory: Memory::Host,
-    };
+    let service = service(view(pool, &submitter), Launch::Kernel, Memory::Host);
     let mut device = HostDevice::new().unwrap().with_fault(fault);
     // SAFETY: pool and ring stay until the service has ended, below.
     let Started { mut launcher, mut watch, .. } = unsafe { device.start(service) }.unwrap();
@@ -211,14 +201,8 @@ fn numbers_out_of_range_are_refused() {
     for (blocks, threads, words) in
         [(0, 1, "0 blocks"), (65, 1, "1 to 64"), (1, 0, "0 threads"), (1, 1025, "1 to 1024")]
     {
-        let service = Service {
-            view: view(pool, &submitter),
-            trie: None,
-            launch: Launch::Kernel,
-            blocks,
-            threads,
-            memory: Memory::Host,
-        };
+        let service =
+            Service { blocks, threads, ..service(view(pool, &submitter), Launch::Kernel, Memory::Host) };
         // SAFETY: nothing is started.
         let error = unsafe { HostDevice::new().unwrap().start(service) }.unwrap_err().to_string();
         assert!(error.contains(words), "{error}");

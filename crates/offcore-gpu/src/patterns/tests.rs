@@ -17,17 +17,22 @@ fn error(text: &[u8]) -> PatternsError {
 
 #[test]
 fn lines_are_patterns_in_order() {
-    let text = b"# a comment\r\nGET /evil\r\n\r\n\n caf\xe9 \n#\nlast";
-    assert_eq!(list(text), [&b"GET /evil"[..], b" caf\xe9 ", b"last"]);
-    assert_eq!(list(b"one\ntwo\n"), list(b"one\r\ntwo\r\n"));
-    assert_eq!(list(b"a\r\r\n"), [b"a\r"], "one carriage return ends the line");
-    assert_eq!(list(b"a # b\n"), [b"a # b"], "a comment begins a line");
-}
-
-#[test]
-fn escapes_stand_for_their_bytes() {
-    let text = b"\\x00\\xfF\\x23#\n\\\\x41\\n\\r\\t\n\\x5cn\n";
-    assert_eq!(list(text), [&b"\x00\xff##"[..], b"\\x41\n\r\t", b"\\n"]);
+    let mixed = b"# a comment\r\nGET /evil\r\n\r\n\n caf\xe9 \n#\nlast";
+    let escapes = b"\\x00\\xfF\\x23#\n\\\\x41\\n\\r\\t\n\\x5cn\n";
+    for (name, text, expected) in [
+        ("comments and empty lines", &mixed[..], &[&b"GET /evil"[..], b" caf\xe9 ", b"last"][..]),
+        ("both ends of lines", b"one\r\ntwo\n", &[b"one", b"two"]),
+        ("one carriage return ends the line", b"a\r\r\n", &[b"a\r"]),
+        ("a comment begins a line", b"a # b\n", &[b"a # b"]),
+        ("escapes", escapes, &[b"\x00\xff##", b"\\x41\n\r\t", b"\\n"]),
+        ("byte order mark", b"\xef\xbb\xbfone\n\xef\xbb\xbf\n", &[b"one", b"\xef\xbb\xbf"]),
+        ("byte order mark and comment", b"\xef\xbb\xbf# comment\ntwo\n", &[b"two"]),
+    ] {
+        assert_eq!(list(text), expected, "{name}");
+        let dir = TempDir::new();
+        let read = Patterns::read(&dir.set("read", text)).unwrap();
+        assert_eq!(read.iter().collect::<Vec<_>>(), expected, "{name}, from a file");
+    }
 }
 
 #[test]
@@ -35,19 +40,6 @@ fn equal_patterns_are_kept() {
     let patterns = parse(b"abc\nab\nabc\nabd\nx\n").unwrap();
     assert_eq!((patterns.len(), patterns.longest(), patterns.total_len()), (5, 3, 12));
     assert_eq!(patterns.states(), 1 + 4 + 1, "root, a, ab, abc, abd, x");
-}
-
-#[test]
-fn a_file_is_read() {
-    let dir = TempDir::new();
-    let patterns = Patterns::read(&dir.set("read", b"one\r\n# two\nthr\\x65e\n")).unwrap();
-    assert_eq!(patterns.iter().collect::<Vec<_>>(), [&b"one"[..], b"three"]);
-}
-
-#[test]
-fn byte_order_mark_is_skipped() {
-    assert_eq!(list(b"\xef\xbb\xbfone\n\xef\xbb\xbf\n"), [&b"one"[..], b"\xef\xbb\xbf"]);
-    assert_eq!(list(b"\xef\xbb\xbf# comment\ntwo\n"), [b"two"]);
 }
 
 #[test]

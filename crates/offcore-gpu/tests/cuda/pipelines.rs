@@ -23,28 +23,16 @@ fn every_launch_memory_and_work_is_correct() {
                 assert_eq!(run_one(&mut *device, case), Ok(None), "{case:?}");
             }
         }
-    }
-}
-
-#[test]
-fn split_packets_have_payload_results() {
-    let _fake = Fake::new();
-    let mut device = devices::open("cuda:0").unwrap();
-    for case in ways() {
-        for (split_at, burst) in [(60, 1), (60, 257), (61, 64)] {
-            let case = Case { split_at: Some(split_at), burst, bursts: 9, ..case };
+        // The largest burst, and packets whose headers are in a separate buffer.
+        for (split_at, burst, bursts, kind) in [
+            (None, 4096, 2, Kind::Checksum),
+            (Some(60), 1, 9, Kind::Crc32c),
+            (Some(60), 257, 9, Kind::Crc32c),
+            (Some(61), 64, 9, Kind::Crc32c),
+        ] {
+            let case = Case { split_at, burst, bursts, kind, ..case };
             assert_eq!(run_one(&mut *device, case), Ok(None), "{case:?}");
         }
-    }
-}
-
-#[test]
-fn the_largest_burst_is_worked_on() {
-    let _fake = Fake::new();
-    let mut device = devices::open("cuda:0").unwrap();
-    for case in ways() {
-        let case = Case { burst: 4096, bursts: 2, kind: Kind::Checksum, ..case };
-        assert_eq!(run_one(&mut *device, case), Ok(None), "{case:?}");
     }
 }
 
@@ -59,8 +47,6 @@ fn pipelines_share_a_device_and_pool() {
     let registered = fake.calls("cuMemHostRegister_v2");
     assert_eq!(registered, 1 + 6, "the pool once, and each ring");
     assert_eq!(run(lines), vec![None; 6]);
-    drop(device);
-    assert_eq!(fake.live(), "nothing");
 }
 
 /// Waits until there are this many launch threads. A thread sets its own name, and exists for a moment after its end.
@@ -100,8 +86,6 @@ fn bursts_behind_a_slow_launch_are_batched() {
             assert!(together, "{case:?}: a launch for each burst");
         }
     }
-    drop(device);
-    assert_eq!(fake.live(), "nothing");
 }
 
 /// The kernels of the last graph have ended long before the next graph is launched. This is not a failure, and no lcore
@@ -117,8 +101,6 @@ fn bursts_wait_for_slow_graph_launch() {
         assert_eq!(run(vec![line]), [None], "{case:?}");
         fake.set("launch_us", 0);
     }
-    drop(device);
-    assert_eq!(fake.live(), "nothing");
 }
 
 #[test]
@@ -170,8 +152,6 @@ fn drain_processes_submitted_bursts() {
         line.fill_and_stop();
         assert_eq!(run(vec![line]), [None], "{case:?}");
     }
-    drop(device);
-    assert_eq!(fake.live(), "nothing");
 }
 
 #[test]
@@ -187,8 +167,6 @@ fn two_devices_see_the_same_pool() {
         }
     }
     assert_eq!(run(lines), vec![None; 4]);
-    drop(devices);
-    assert_eq!(fake.live(), "nothing");
 }
 
 #[test]

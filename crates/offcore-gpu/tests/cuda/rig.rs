@@ -76,6 +76,15 @@ impl Fake {
     }
 }
 
+impl Drop for Fake {
+    /// Asserts that a test has closed everything. A child process may leave a hung kernel.
+    fn drop(&mut self) {
+        if !is_child() && !std::thread::panicking() {
+            assert_eq!(self.live(), "nothing");
+        }
+    }
+}
+
 /// In the environment of a process that runs one test: `processes`.
 pub(crate) const CHILD: &str = "OFFCORE_TEST_CHILD";
 

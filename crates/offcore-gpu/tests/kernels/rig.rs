@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use aho_corasick::AhoCorasick;
 use offcore_gpu::kernel;
 use offcore_gpu::layout::{
-    Kind, Link, MAX_BURST, PacketDescriptor, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView,
+    Kind, MAX_BURST, PacketDescriptor, PipelineView, PoolView, QUIT, RingView, WorkView,
 };
+use offcore_gpu::patterns::Patterns;
+use offcore_gpu::trie::Trie;
 use offcore_wire::Sum;
 
 /// Memory shared by kernels and tests, accessed only through raw pointers while a kernel runs. It is line-aligned, like
@@ -93,87 +95,6 @@ impl Numbers {
     }
 }
 
-/// The tables of `og_trie`, built naively.
-#[derive(Debug)]
-pub(crate) struct Trie {
-    edges: Vec<u64>,
-    links: Vec<Link>,
-    first: Vec<u32>,
-    pairs: Vec<u32>,
-    longest: usize,
-}
-
-fn hash(mut key: u32) -> u32 {
-    key ^= key >> 16;
-    key = key.wrapping_mul(0x85eb_ca6b);
-    key ^= key >> 13;
-    key = key.wrapping_mul(0xc2b2_ae35);
-    key ^ key >> 16
-}
-
-impl Trie {
-    pub(crate) fn of(patterns: &[Vec<u8>]) -> Self {
-        let mut edges = std::collections::BTreeMap::new();
-        // The bytes of each state.
-        let mut states: Vec<&[u8]> = vec![&[]];
-        for pattern in patterns {
-            let mut state = 0u32;
-            for len in 1..=pattern.len() {
-                state = *edges.entry(state << 8 | u32::from(pattern[len - 1])).or_insert_with(|| {
-                    states.push(&pattern[..len]);
-                    states.len() as u32 - 1
-                });
-            }
-        }
-        let lowest = |bytes: &[u8]| patterns.iter().position(|pattern| bytes.ends_with(pattern));
-        let link_of = |bytes: &&[u8]| {
-            let ends = (1..bytes.len().max(2) - 1).map(|begin| &bytes[begin..]);
-            let end =
-                ends.filter_map(|end| Some((states.iter().position(|state| *state == end)?, end.len())));
-            let (state, len) = { end }.next().unwrap_or((0, 1));
-            Link { state: state as u32, len: len as u16, lowest: lowest(bytes).unwrap_or(0) as u16 }
-        };
-        let links = states.iter().map(link_of).collect();
-        // The next state is flagged if a pattern ends there.
-        for next in edges.values_mut().filter(|next| lowest(states[**next as usize]).is_some()) {
-            *next |= 1 << 31;
-        }
-        let first: Vec<u32> = (0..256u32).map(|byte| edges.get(&byte).copied().unwrap_or(0)).collect();
-        let mut pairs = vec![0u32; 2048];
-        for pair in 0..=0xffffu32 {
-            let (state, ends) = (first[(pair >> 8) as usize] << 1 >> 1, first[(pair >> 8) as usize] >> 31);
-            if ends == 1 || state != 0 && edges.contains_key(&(state << 8 | pair & 0xff)) {
-                pairs[(pair / 32) as usize] |= 1 << (pair % 32);
-            }
-        }
-        // Nearly full, so that probing skips other edges and wraps around.
-        let mut table = vec![0u64; (edges.len() + 1).next_power_of_two()];
-        let mask = table.len() - 1;
-        for (key, next) in &edges {
-            let mut at = hash(*key) as usize & mask;
-            while table[at] != 0 {
-                at = (at + 1) & mask;
-            }
-            table[at] = u64::from(*key) | u64::from(*next) << 32;
-        }
-        let longest = patterns.iter().map(Vec::len).max().unwrap_or(0);
-        Self { edges: table, links, first, pairs, longest }
-    }
-
-    fn view(&self) -> TrieView {
-        TrieView {
-            edges: self.edges.as_ptr(),
-            links: self.links.as_ptr(),
-            first: self.first.as_ptr(),
-            pairs: self.pairs.as_ptr(),
-            mask: self.edges.len() as u32 - 1,
-            states: self.links.len() as u32,
-            longest: self.longest as u32,
-            reserved: 0,
-        }
-    }
-}
-
 /// Returns patterns that contain and overlap each other and repeat, with letters that also occur in packets.
 pub(crate) fn patterns() -> Vec<Vec<u8>> {
     let mut numbers = Numbers(7);
@@ -242,7 +163,7 @@ impl Rig {
         kind: Kind,
     ) -> Self {
         let patterns = patterns();
-        let trie = Trie::of(&patterns);
+        let trie = Trie::new(&Patterns::from_list(&patterns).expect("patterns"));
         let slot_stride = (8 + burst * 8).next_multiple_of(64);
         let answer_stride = (8 + burst * 4).next_multiple_of(64);
         let work = WorkView { kind, swap: 1, skip: 14, forced_ns: 0, trie: trie.view() };
