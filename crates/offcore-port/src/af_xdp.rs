@@ -169,37 +169,23 @@ impl AfXdpPort {
         while device.link() == Link::NoCarrier && start.elapsed() < timeout {
             std::thread::sleep(LINK_POLL_INTERVAL);
         }
-        let line = Arc::new(Line::default());
-        line.segments.store(session.frags, Ordering::Relaxed);
-        line.update(&device);
         let queues = (0..spec.queues).map(|_| Queue {
             rx: Arc::new(Cell::new()),
             tx: Arc::new(Cell::new()),
             counters: None,
             counted: Dropped::default(),
         });
-        let queues: Vec<Queue> = queues.collect();
-        for (queue, (rx, tx)) in queues.iter().zip(halves) {
-            queue.rx.publish(Some(rx));
-            queue.tx.publish(Some(tx));
-        }
-        Ok(Self {
-            queues,
+        let mut port = Self {
+            queues: queues.collect(),
             base: PortBase::new(name, mac, spec.queues),
             spec: spec.clone(),
-            state: State::Taken(session),
+            state: State::Gone { tried: start, why: None },
             device,
             pool,
-            line,
-        })
-    }
-
-    /// Whether all queues are in zero-copy mode.
-    pub fn is_zero_copy(&self) -> bool {
-        match &self.state {
-            State::Taken(session) => session.sockets.iter().all(|socket| socket.is_zero_copy()),
-            State::Gone { .. } => false,
-        }
+            line: Arc::default(),
+        };
+        port.take(session, halves);
+        Ok(port)
     }
 
     /// Adds the drops that the kernel has counted since the last call to the RX queues' counters.
@@ -233,6 +219,14 @@ impl AfXdpPort {
         // The first attempt to take over the interface is made at once.
         let tried = Instant::now().checked_sub(BETWEEN_ATTEMPTS).unwrap_or_else(Instant::now);
         self.state = State::Gone { tried, why: None };
+    }
+
+    /// Closes the halves of sockets that the workers have returned.
+    fn close_retired(&self) {
+        for queue in &self.queues {
+            queue.rx.close_retired();
+            queue.tx.close_retired();
+        }
     }
 
     /// Takes over an interface of the same name, if it exists.
@@ -314,10 +308,7 @@ impl Port for AfXdpPort {
             State::Gone { tried, .. } if tried.elapsed() >= BETWEEN_ATTEMPTS => self.try_again(),
             State::Gone { .. } => {}
         }
-        for queue in &self.queues {
-            queue.rx.close_retired();
-            queue.tx.close_retired();
-        }
+        self.close_retired();
     }
 
     fn mtu(&self) -> Option<usize> {
@@ -349,10 +340,7 @@ impl Port for AfXdpPort {
 impl Drop for AfXdpPort {
     fn drop(&mut self) {
         self.release_sockets();
-        for queue in &self.queues {
-            queue.rx.close_retired();
-            queue.tx.close_retired();
-        }
+        self.close_retired();
     }
 }
 

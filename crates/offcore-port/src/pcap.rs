@@ -116,19 +116,13 @@ impl PcapPort {
             }
         };
         let input = FileState::new(spec.input.clone());
-        let source = match &spec.input {
-            None => None,
-            Some(path) => {
-                Some(Source::open(path, spec.repeat, Arc::clone(&input)).map_err(|e| fail(path, e))?)
-            }
-        };
+        let open =
+            |path: &PathBuf| Source::open(path, spec.repeat, Arc::clone(&input)).map_err(|e| fail(path, e));
+        let source = spec.input.as_ref().map(open).transpose()?;
         let output = FileState::new(spec.output.clone());
-        let sink = match &spec.output {
-            None => None,
-            Some(path) => {
-                Some(Sink::open(path, spec.overwrite, Arc::clone(&output)).map_err(|e| fail(path, e))?)
-            }
-        };
+        let open =
+            |path: &PathBuf| Sink::open(path, spec.overwrite, Arc::clone(&output)).map_err(|e| fail(path, e));
+        let sink = spec.output.as_ref().map(open).transpose()?;
         let base = PortBase::new(name.clone(), address::derived(&name), 1);
         Ok(Self { base, source, sink, input, output })
     }

@@ -7,13 +7,13 @@ mod common;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use common::{TempDir, Worker, pool, until};
 use offcore_mem::{Burst, Hugepages, Pool};
 use offcore_port::pcap::{PcapPort, part_of};
 use offcore_port::spec::{PcapSpec, PortSpec};
-use offcore_port::{DropReason, Port, RxQueue};
+use offcore_port::{DropReason, Port, RxQueue, TxQueue};
 use offcore_wire::pcap::{MAX_RECORD_LEN, PcapReader, PcapWriter};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 
@@ -33,8 +33,26 @@ fn error(text: &str) -> String {
     PcapPort::open(&spec(text)).unwrap_err().to_string()
 }
 
-fn make_pipe(path: &Path) {
-    mknodat(CWD, path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+/// Opens a port with a pool of `chunks` packet buffers, and takes its RX queue.
+fn reading(text: &str, chunks: usize) -> (Worker, PcapPort, Box<dyn RxQueue>) {
+    let (mut worker, mut port) = (Worker::new(pool(chunks)), open(text));
+    let rx = worker.rx_queue(&mut port, 0).unwrap();
+    (worker, port, rx)
+}
+
+/// The same with its TX queue.
+fn writing(text: &str, chunks: usize) -> (Worker, PcapPort, Box<dyn TxQueue>) {
+    let (mut worker, mut port) = (Worker::new(pool(chunks)), open(text));
+    let tx = worker.tx_queue(&mut port, 0).unwrap();
+    (worker, port, tx)
+}
+
+/// Makes a pipe in a new directory.
+fn pipe() -> (TempDir, PathBuf) {
+    let dir = TempDir::new();
+    let path = dir.file("pipe");
+    mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    (dir, path)
 }
 
 /// Returns packet `n` of the test files.
@@ -81,12 +99,9 @@ fn receive_all(worker: &mut Worker, rx: &mut dyn RxQueue) -> Vec<Vec<u8>> {
 fn capture_replays_sent_packets() {
     let dir = TempDir::new();
     let out = dir.file("out.pcap").display().to_string();
-    let mut worker = Worker::new(pool(256));
-    let chunks = worker.free_chunks();
     let frames: Vec<Vec<u8>> = (0..200).map(frame).collect();
-
-    let mut port = open(&format!("pcap:-,{out}"));
-    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    let chunks = 256;
+    let (mut worker, _, mut tx) = writing(&format!("pcap:-,{out}"), chunks);
     for part in frames.chunks(60) {
         let mut burst: Burst = part.iter().map(|frame| worker.packet(frame)).collect();
         worker.tx(&mut *tx, &mut burst);
@@ -97,6 +112,15 @@ fn capture_replays_sent_packets() {
     assert_eq!((tx.counters().packets(), tx.counters().bytes()), (200, bytes as u64));
     assert_eq!(tx.counters().dropped_total(), 0);
     drop(tx);
+    let mode = fs::metadata(&out).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "captures are private");
+    match std::process::Command::new("tcpdump").args(["-r", &out, "-nn", "-e"]).output() {
+        Err(missing) => eprintln!("SKIP: tcpdump cannot be run: {missing}"),
+        Ok(run) => {
+            let lines = String::from_utf8_lossy(&run.stdout).lines().filter(|l| l.contains("length")).count();
+            assert_eq!(lines, 200, "{run:?}");
+        }
+    }
 
     let mut port = open(&format!("pcap:{out}"));
     let mut rx = worker.rx_queue(&mut port, 0).unwrap();
@@ -107,48 +131,10 @@ fn capture_replays_sent_packets() {
 }
 
 #[test]
-fn captures_are_private() {
-    let dir = TempDir::new();
-    let out = dir.file("out.pcap");
-    let mut worker = Worker::new(pool(256));
-    let mut port = open(&format!("pcap:-,{}", out.display()));
-    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
-    let mut burst: Burst = [worker.packet(&frame(0))].into_iter().collect();
-    worker.tx(&mut *tx, &mut burst);
-    assert!(tx.stop(&mut worker.ctx()));
-    drop(tx);
-    assert_eq!(fs::metadata(out).unwrap().permissions().mode() & 0o777, 0o600);
-}
-
-#[test]
-fn tcpdump_reads_our_captures() {
-    let dir = TempDir::new();
-    let out = dir.file("out.pcap").display().to_string();
-    let mut worker = Worker::new(pool(64));
-    let mut port = open(&format!("pcap:-,{out}"));
-    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
-    let mut burst: Burst = (0..5).map(|n| worker.packet(&frame(n))).collect();
-    worker.tx(&mut *tx, &mut burst);
-    assert!(tx.stop(&mut worker.ctx()));
-    drop(tx);
-    match std::process::Command::new("tcpdump").args(["-r", &out, "-nn", "-e"]).output() {
-        Err(missing) => eprintln!("SKIP: tcpdump cannot be run: {missing}"),
-        Ok(run) => {
-            let lines = String::from_utf8_lossy(&run.stdout).lines().filter(|l| l.contains("length")).count();
-            assert_eq!(lines, 5, "{run:?}");
-        }
-    }
-}
-
-#[test]
 fn pipe_reads_return_available_packets() {
-    let dir = TempDir::new();
-    let path = dir.file("pipe");
-    make_pipe(&path);
+    let (_dir, path) = pipe();
     assert!(error(&format!("pcap:{},loop", path.display())).contains("it is a pipe: expected a file"));
-    let mut worker = Worker::new(pool(64));
-    let mut port = open(&format!("pcap:{}", path.display()));
-    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    let (mut worker, port, mut rx) = reading(&format!("pcap:{}", path.display()), 64);
     assert!(receive(&mut worker, &mut *rx).is_empty(), "it has no writer");
     let frames: Vec<Vec<u8>> = (0..3).map(frame).collect();
     let bytes = capture(&frames);
@@ -171,12 +157,8 @@ fn pipe_reads_return_available_packets() {
 
 #[test]
 fn skipped_packets_keep_pipe_open() {
-    let dir = TempDir::new();
-    let path = dir.file("pipe");
-    make_pipe(&path);
-    let mut worker = Worker::new(pool(64));
-    let mut port = open(&format!("pcap:{}", path.display()));
-    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    let (_dir, path) = pipe();
+    let (mut worker, port, mut rx) = reading(&format!("pcap:{}", path.display()), 64);
     // A packet that is too long for the pool, and a packet that is shorter than an Ethernet header.
     let frames = [frame(0), vec![7; 200_000], vec![7; 13], frame(1)];
     let bytes = capture_of(MAX_RECORD_LEN, &frames);
@@ -203,12 +185,8 @@ fn skipped_packets_keep_pipe_open() {
 
 #[test]
 fn pipe_output_waits_for_reader() {
-    let dir = TempDir::new();
-    let path = dir.file("pipe");
-    make_pipe(&path);
-    let mut worker = Worker::new(pool(256));
-    let mut port = open(&format!("pcap:-,{}", path.display()));
-    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    let (_dir, path) = pipe();
+    let (mut worker, port, mut tx) = writing(&format!("pcap:-,{}", path.display()), 256);
     // More packets than a pipe and its port hold.
     let frames: Vec<Vec<u8>> = (0..600).map(frame).collect();
     // Sends until the pipe is full, because it has no reader.
@@ -247,12 +225,8 @@ fn pipe_output_waits_for_reader() {
 
 #[test]
 fn unread_pipe_does_not_block_stop() {
-    let dir = TempDir::new();
-    let path = dir.file("pipe");
-    make_pipe(&path);
-    let mut worker = Worker::new(pool(64));
-    let mut port = open(&format!("pcap:-,{}", path.display()));
-    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    let (_dir, path) = pipe();
+    let (mut worker, port, mut tx) = writing(&format!("pcap:-,{}", path.display()), 64);
     assert!(tx.stop(&mut worker.ctx()), "nothing is lost");
     let mut burst = Burst::from_iter([worker.packet(&frame(0))]);
     worker.tx(&mut *tx, &mut burst);
@@ -265,9 +239,7 @@ fn unread_pipe_does_not_block_stop() {
 fn idle_port_flushes_its_file() {
     let dir = TempDir::new();
     let out = dir.file("out.pcap");
-    let mut worker = Worker::new(pool(64));
-    let mut port = open(&format!("pcap:-,{}", out.display()));
-    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    let (mut worker, _port, mut tx) = writing(&format!("pcap:-,{}", out.display()), 64);
     let mut burst = Burst::from_iter([worker.packet(&frame(0))]);
     worker.tx(&mut *tx, &mut burst);
     until("the packet is in the file", || {
@@ -284,9 +256,7 @@ fn loop_key_repeats_the_file() {
     let dir = TempDir::new();
     let frames: Vec<Vec<u8>> = (0..5).map(frame).collect();
     let input = write(&dir, "in.pcap", &capture(&frames));
-    let mut worker = Worker::new(pool(256));
-    let mut port = open(&format!("pcap:{input},loop"));
-    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    let (mut worker, port, mut rx) = reading(&format!("pcap:{input},loop"), 256);
     let received: Vec<Vec<u8>> = (0..20).flat_map(|_| receive(&mut worker, &mut *rx)).collect();
     assert_eq!(received.len(), 20 * 64);
     assert!(received.iter().zip(frames.iter().cycle()).all(|(a, b)| a == b));
@@ -349,10 +319,8 @@ fn bad_records_are_counted() {
     // With a pool of 64 buffers, one packet may have at most 16 of them.
     let frames = [frame(0), vec![1; 28673], vec![2; 28672], vec![3; 13], vec![4; 14], vec![]];
     let input = write(&dir, "in.pcap", &capture(&frames));
-    let mut worker = Worker::new(pool(64));
-    let chunks = worker.free_chunks();
-    let mut port = open(&format!("pcap:{input}"));
-    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    let chunks = 64;
+    let (mut worker, _port, mut rx) = reading(&format!("pcap:{input}"), chunks);
     let received = receive_all(&mut worker, &mut *rx);
     assert_eq!(received, [frames[0].clone(), frames[2].clone(), frames[4].clone()]);
     assert_eq!(
@@ -392,10 +360,8 @@ fn returned_packets_are_received_again() {
     let dir = TempDir::new();
     let frames: Vec<Vec<u8>> = (0..100).map(frame).collect();
     let input = write(&dir, "in.pcap", &capture(&frames));
-    let mut worker = Worker::new(pool(256));
-    let chunks = worker.free_chunks();
-    let mut port = open(&format!("pcap:{input}"));
-    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    let chunks = 256;
+    let (mut worker, _port, mut rx) = reading(&format!("pcap:{input}"), chunks);
     let (mut burst, mut sent) = (Burst::new(), Vec::new());
     for taken in [10, 0, 54, 0, 36] {
         worker.rx(&mut *rx, &mut burst);
@@ -415,9 +381,7 @@ fn cut_packets_are_reported() {
     let dir = TempDir::new();
     let frames = [vec![1; 60], vec![2; 9000], vec![3; 97]];
     let input = write(&dir, "in.pcap", &capture_of(96, &frames));
-    let mut worker = Worker::new(pool(64));
-    let mut port = open(&format!("pcap:{input}"));
-    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    let (mut worker, port, mut rx) = reading(&format!("pcap:{input}"), 64);
     assert_eq!(receive_all(&mut worker, &mut *rx), [vec![1; 60], vec![2; 96], vec![3; 96]]);
     assert!(port.status().contains("2 packets were cut when they were captured"), "{}", port.status());
 }
@@ -481,15 +445,11 @@ fn failed_output_drops_and_reports() {
         assert!(error("pcap:-,/dev/full").contains("No space left on device"));
     }
     // A pipe whose reader disconnects.
-    let dir = TempDir::new();
-    let pipe = dir.file("pipe");
-    make_pipe(&pipe);
+    let (_dir, pipe) = pipe();
     let mut options = fs::OpenOptions::new();
     let reader = options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&pipe).unwrap();
-    let mut worker = Worker::new(pool(64));
-    let chunks = worker.free_chunks();
-    let mut port = open(&format!("pcap:-,{}", pipe.display()));
-    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    let chunks = 64;
+    let (mut worker, port, mut tx) = writing(&format!("pcap:-,{}", pipe.display()), chunks);
     drop(reader);
     let mut send = |worker: &mut Worker| {
         let mut burst: Burst = (0..60).map(|n| worker.packet(&frame(n))).collect();
@@ -509,10 +469,8 @@ fn failed_output_drops_and_reports() {
 fn a_port_without_an_output_drops() {
     let dir = TempDir::new();
     let input = write(&dir, "in.pcap", &capture(&[frame(0)]));
-    let mut worker = Worker::new(pool(64));
-    let chunks = worker.free_chunks();
-    let mut port = open(&format!("pcap:{input}"));
-    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    let chunks = 64;
+    let (mut worker, mut port, mut tx) = writing(&format!("pcap:{input}"), chunks);
     let mut burst: Burst = (0..3).map(|n| worker.packet(&frame(n))).collect();
     worker.tx(&mut *tx, &mut burst);
     assert_eq!((tx.counters().packets(), tx.counters().dropped(DropReason::Down)), (0, 3));

@@ -79,6 +79,15 @@ impl Tap {
         payloads.remove(0)
     }
 
+    fn receive_200(&mut self) -> Vec<Vec<u8>> {
+        let mut payloads = Vec::new();
+        until("200 packets arrive", || {
+            payloads.extend(self.receive());
+            payloads.len() >= 200
+        });
+        payloads
+    }
+
     /// Creates a UDP packet from the port's side to the interface.
     fn packet(&mut self, payload: &[u8], port: u16) -> Packet {
         let end = |mac, ip: [u8; 4], port| UdpEndpoint { mac, ip: ip.into(), port };
@@ -120,14 +129,19 @@ fn payload(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + len) as u8).collect()
 }
 
-#[test]
-fn packets_pass_both_ways() {
-    in_namespace("packets_pass_both_ways", || pass_both_ways("tap:oc%d"));
+/// A socket on the kernel's side, and its port.
+fn socket() -> (UdpSocket, u16) {
+    let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+    socket.set_read_timeout(Some(common::TIMEOUT)).unwrap();
+    let port = socket.local_addr().unwrap().port();
+    (socket, port)
 }
 
 #[test]
-fn packets_pass_both_ways_without_offloads() {
-    in_namespace("packets_pass_both_ways_without_offloads", || pass_both_ways("tap:oc%d,offloads=off"));
+fn packets_pass_both_ways() {
+    for text in ["tap:oc%d", "tap:oc%d,offloads=off"] {
+        in_namespace("packets_pass_both_ways", move || pass_both_ways(text));
+    }
 }
 
 fn pass_both_ways(text: &str) {
@@ -136,9 +150,7 @@ fn pass_both_ways(text: &str) {
     assert_eq!(tap.port.mtu(), Some(1500));
     assert!(tap.port.mac().is_unicast());
     assert!(tap.port.status().contains("is up"), "{}", tap.port.status());
-    let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
-    socket.set_read_timeout(Some(common::TIMEOUT)).unwrap();
-    let port = socket.local_addr().unwrap().port();
+    let (socket, port) = socket();
     let mut buffer = [0; 2048];
     for len in [0, 1, 17, 18, 19, 500, 1471, 1472] {
         socket.send_to(&payload(len), "10.77.0.2:9").unwrap();
@@ -156,17 +168,11 @@ fn pass_both_ways(text: &str) {
 fn bursts_keep_their_order() {
     in_namespace("bursts_keep_their_order", || {
         let mut tap = Tap::new("tap:oc0");
-        let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
-        socket.set_read_timeout(Some(common::TIMEOUT)).unwrap();
-        let port = socket.local_addr().unwrap().port();
+        let (socket, port) = socket();
         for n in 0..200u32 {
             socket.send_to(&n.to_le_bytes(), "10.77.0.2:9").unwrap();
         }
-        let mut received = Vec::new();
-        until("200 packets arrive", || {
-            received.extend(tap.receive());
-            received.len() >= 200
-        });
+        let received = tap.receive_200();
         assert!(received.iter().zip(0u32..).all(|(p, n)| p[..] == n.to_le_bytes()));
 
         let mut burst: Burst = (0..64u32).map(|n| tap.packet(&n.to_le_bytes(), port)).collect();
@@ -190,19 +196,13 @@ fn queues_share_the_traffic() {
             let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
             socket.send_to(&n.to_le_bytes(), "10.77.0.2:9").unwrap();
         }
-        let mut received = Vec::new();
-        until("200 packets arrive", || {
-            received.extend(tap.receive());
-            received.len() >= 200
-        });
+        let mut received = tap.receive_200();
         received.sort_by_key(|p| u32::from_le_bytes(p[..].try_into().unwrap()));
         assert!(received.iter().zip(0u32..).all(|(p, n)| p[..] == n.to_le_bytes()));
         let used = tap.rx.iter().filter(|rx| rx.counters().packets() > 0).count();
         assert!(used > 1, "the kernel spreads flows over the queues");
 
-        let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
-        socket.set_read_timeout(Some(common::TIMEOUT)).unwrap();
-        let port = socket.local_addr().unwrap().port();
+        let (socket, port) = socket();
         for queue in 0..4 {
             let mut burst = Burst::from_iter([tap.packet(&payload(30), port)]);
             tap.worker.tx(&mut *tap.tx[queue], &mut burst);

@@ -7,6 +7,8 @@
 //! * [`spsc`]: single-producer single-consumer rings between two threads of one process.
 
 mod barrier;
+#[cfg(test)]
+mod both_sides;
 pub mod chain;
 pub mod device;
 mod double;

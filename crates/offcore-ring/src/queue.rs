@@ -32,7 +32,6 @@ pub trait DeviceQueue {
     ///
     /// Fails if the ring is invalid: the driver makes more entries available than the ring holds, including entries not
     /// returned yet. So the number of chains in flight never exceeds the queue size.
-    /// were not returned yet. So the number of chains in flight never exceeds the queue size.
     fn look(&mut self, wanted: usize) -> Result<usize, RingError>;
 
     /// Returns whether the entry `ahead` is available, even if [`DeviceQueue::look`] has not read it.

@@ -260,11 +260,6 @@ impl FrontEnd {
         self.features
     }
 
-    /// Returns the negotiated protocol features.
-    pub fn protocol_features(&self) -> u64 {
-        self.protocol
-    }
-
     /// Returns the virtqueues by index. Even ones receive, odd ones transmit.
     pub fn queues(&self) -> &[DriverQueue] {
         &self.queues

@@ -13,7 +13,7 @@ mod body;
 mod code;
 mod error;
 
-use body::{Body, encode_inflight, encode_region, encode_regions};
+use body::{Body, encode};
 
 pub use code::Code;
 pub use error::MessageError;
@@ -149,100 +149,101 @@ pub struct VringFd<F> {
     pub fd: Option<F>,
 }
 
-/// A front end's request. `F` is the type of file descriptors.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request<F> {
+/// Defines the requests, each with its number and the layout of its message in [`body`].
+macro_rules! requests {
+    ($($(#[$doc:meta])* $name:ident $(($($field:ident: $kind:ty),*))? = $code:ident, $layout:ident;)*) => {
+        /// A front end's request. `F` is the type of file descriptors.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum Request<F> {
+            $($(#[$doc])* $name $(($($kind),*))?,)*
+        }
+
+        impl<F> Request<F> {
+            /// Returns the number of this request.
+            pub fn code(&self) -> Code {
+                match self {
+                    $(Self::$name { .. } => Code::$code,)*
+                }
+            }
+
+            fn decode_body(body: Body<'_, F>) -> Result<Self, MessageError> {
+                match body.code {
+                    $(Code::$code => {
+                        let ($($($field,)*)?) = body.$layout()?;
+                        Ok(Self::$name $(($($field),*))?)
+                    })*
+                    code => Err(MessageError::Unsupported { code }),
+                }
+            }
+
+            fn encode_body(self) -> (Vec<u8>, Vec<F>) {
+                match self {
+                    $(Self::$name $(($($field),*))? => encode::$layout($($($field),*)?),)*
+                }
+            }
+        }
+    };
+}
+
+requests! {
     /// Requests the offered virtio features.
-    GetFeatures,
+    GetFeatures = GET_FEATURES, nothing;
     /// Sets the virtio features.
-    SetFeatures(u64),
+    SetFeatures(features: u64) = SET_FEATURES, value;
     /// Begins a session.
-    SetOwner,
+    SetOwner = SET_OWNER, nothing;
     /// Deprecated and ignored.
-    ResetOwner,
+    ResetOwner = RESET_OWNER, nothing;
     /// Sets the guest's memory: regions, each with its file.
-    SetMemTable(Vec<(MemoryRegion, F)>),
+    SetMemTable(regions: Vec<(MemoryRegion, F)>) = SET_MEM_TABLE, regions;
     /// Sets the dirty log and its file.
-    SetLogBase(LogArea, F),
+    SetLogBase(log: LogArea, fd: F) = SET_LOG_BASE, log;
     /// Sets the size of a virtqueue.
-    SetVringNum(VringState),
+    SetVringNum(size: VringState) = SET_VRING_NUM, state;
     /// Sets the addresses of a virtqueue's parts.
-    SetVringAddr(VringAddr),
+    SetVringAddr(addr: VringAddr) = SET_VRING_ADDR, addr;
     /// Sets the start position of a virtqueue: the next available entry.
-    SetVringBase(VringState),
+    SetVringBase(base: VringState) = SET_VRING_BASE, state;
     /// Stops virtqueue `index` and requests its base. `num` is ignored.
-    GetVringBase(VringState),
+    GetVringBase(queue: VringState) = GET_VRING_BASE, state;
     /// Sets the eventfd that the driver uses to notify the device. This starts the virtqueue.
-    SetVringKick(VringFd<F>),
+    SetVringKick(kick: VringFd<F>) = SET_VRING_KICK, vring_fd;
     /// Sets the eventfd that the device uses to notify the driver.
-    SetVringCall(VringFd<F>),
+    SetVringCall(call: VringFd<F>) = SET_VRING_CALL, vring_fd;
     /// Sets the eventfd that the device uses to report a broken virtqueue.
-    SetVringErr(VringFd<F>),
+    SetVringErr(err: VringFd<F>) = SET_VRING_ERR, vring_fd;
     /// Requests the offered protocol features.
-    GetProtocolFeatures,
+    GetProtocolFeatures = GET_PROTOCOL_FEATURES, nothing;
     /// Sets the protocol features.
-    SetProtocolFeatures(u64),
+    SetProtocolFeatures(features: u64) = SET_PROTOCOL_FEATURES, value;
     /// Requests the number of queue pairs.
-    GetQueueNum,
+    GetQueueNum = GET_QUEUE_NUM, nothing;
     /// Enables (`num` is 1) or disables (`num` is 0) a virtqueue.
-    SetVringEnable(VringState),
+    SetVringEnable(enable: VringState) = SET_VRING_ENABLE, state;
     /// Sets the MTU shown to the guest, in bytes.
-    NetSetMtu(u64),
+    NetSetMtu(mtu: u64) = NET_SET_MTU, value;
     /// Passes a socket for requests by the back end.
-    SetBackendReqFd(F),
+    SetBackendReqFd(fd: F) = SET_BACKEND_REQ_FD, fd;
     /// Stops all virtqueues and discards the negotiated state.
-    ResetDevice,
+    ResetDevice = RESET_DEVICE, nothing;
     /// Requests the maximum number of memory regions that can be added one by one.
-    GetMaxMemSlots,
+    GetMaxMemSlots = GET_MAX_MEM_SLOTS, nothing;
     /// Adds a region to the guest's memory, with its file.
-    AddMemReg(MemoryRegion, F),
+    AddMemReg(region: MemoryRegion, fd: F) = ADD_MEM_REG, region;
     /// Removes the region with the same guest address, size and front-end address. A file descriptor is ignored, but
     /// old front ends send one.
-    RemMemReg(MemoryRegion, Option<F>),
+    RemMemReg(region: MemoryRegion, fd: Option<F>) = REM_MEM_REG, removed_region;
     /// Requests a region for descriptors in flight.
-    GetInflightFd(InflightArea),
+    GetInflightFd(area: InflightArea) = GET_INFLIGHT_FD, inflight;
     /// Sets the region for descriptors in flight, and its file.
-    SetInflightFd(InflightArea, F),
+    SetInflightFd(area: InflightArea, fd: F) = SET_INFLIGHT_FD, inflight_fd;
     /// Sets the virtio device status (virtio 1.2, section 2.1).
-    SetStatus(u64),
+    SetStatus(status: u64) = SET_STATUS, value;
     /// Requests the virtio device status.
-    GetStatus,
+    GetStatus = GET_STATUS, nothing;
 }
 
 impl<F> Request<F> {
-    /// Returns the number of this request.
-    pub fn code(&self) -> Code {
-        match self {
-            Self::GetFeatures => Code::GET_FEATURES,
-            Self::SetFeatures(_) => Code::SET_FEATURES,
-            Self::SetOwner => Code::SET_OWNER,
-            Self::ResetOwner => Code::RESET_OWNER,
-            Self::SetMemTable(_) => Code::SET_MEM_TABLE,
-            Self::SetLogBase(..) => Code::SET_LOG_BASE,
-            Self::SetVringNum(_) => Code::SET_VRING_NUM,
-            Self::SetVringAddr(_) => Code::SET_VRING_ADDR,
-            Self::SetVringBase(_) => Code::SET_VRING_BASE,
-            Self::GetVringBase(_) => Code::GET_VRING_BASE,
-            Self::SetVringKick(_) => Code::SET_VRING_KICK,
-            Self::SetVringCall(_) => Code::SET_VRING_CALL,
-            Self::SetVringErr(_) => Code::SET_VRING_ERR,
-            Self::GetProtocolFeatures => Code::GET_PROTOCOL_FEATURES,
-            Self::SetProtocolFeatures(_) => Code::SET_PROTOCOL_FEATURES,
-            Self::GetQueueNum => Code::GET_QUEUE_NUM,
-            Self::SetVringEnable(_) => Code::SET_VRING_ENABLE,
-            Self::NetSetMtu(_) => Code::NET_SET_MTU,
-            Self::SetBackendReqFd(_) => Code::SET_BACKEND_REQ_FD,
-            Self::ResetDevice => Code::RESET_DEVICE,
-            Self::GetMaxMemSlots => Code::GET_MAX_MEM_SLOTS,
-            Self::AddMemReg(..) => Code::ADD_MEM_REG,
-            Self::RemMemReg(..) => Code::REM_MEM_REG,
-            Self::GetInflightFd(_) => Code::GET_INFLIGHT_FD,
-            Self::SetInflightFd(..) => Code::SET_INFLIGHT_FD,
-            Self::SetStatus(_) => Code::SET_STATUS,
-            Self::GetStatus => Code::GET_STATUS,
-        }
-    }
-
     /// Decodes a request from its payload and its file descriptors.
     ///
     /// # Errors
@@ -252,77 +253,14 @@ impl<F> Request<F> {
         if header.reply {
             return Err(MessageError::Reply { code: header.code });
         }
-        let code = header.code;
-        let body = Body { code, payload, fds };
-        Ok(match code {
-            Code::GET_FEATURES => body.nothing(Self::GetFeatures)?,
-            Code::SET_FEATURES => Self::SetFeatures(body.value()?),
-            Code::SET_OWNER => body.nothing(Self::SetOwner)?,
-            Code::RESET_OWNER => body.nothing(Self::ResetOwner)?,
-            Code::SET_MEM_TABLE => Self::SetMemTable(body.regions()?),
-            Code::SET_LOG_BASE => body.log().map(|(log, fd)| Self::SetLogBase(log, fd))?,
-            Code::SET_VRING_NUM => Self::SetVringNum(body.state()?),
-            Code::SET_VRING_ADDR => Self::SetVringAddr(body.addr()?),
-            Code::SET_VRING_BASE => Self::SetVringBase(body.state()?),
-            Code::GET_VRING_BASE => Self::GetVringBase(body.state()?),
-            Code::SET_VRING_KICK => Self::SetVringKick(body.vring_fd()?),
-            Code::SET_VRING_CALL => Self::SetVringCall(body.vring_fd()?),
-            Code::SET_VRING_ERR => Self::SetVringErr(body.vring_fd()?),
-            Code::GET_PROTOCOL_FEATURES => body.nothing(Self::GetProtocolFeatures)?,
-            Code::SET_PROTOCOL_FEATURES => Self::SetProtocolFeatures(body.value()?),
-            Code::GET_QUEUE_NUM => body.nothing(Self::GetQueueNum)?,
-            Code::SET_VRING_ENABLE => Self::SetVringEnable(body.state()?),
-            Code::NET_SET_MTU => Self::NetSetMtu(body.value()?),
-            Code::SET_BACKEND_REQ_FD => Self::SetBackendReqFd(body.fd()?),
-            Code::RESET_DEVICE => body.nothing(Self::ResetDevice)?,
-            Code::GET_MAX_MEM_SLOTS => body.nothing(Self::GetMaxMemSlots)?,
-            Code::ADD_MEM_REG => body.region().map(|(region, fd)| Self::AddMemReg(region, fd))?,
-            Code::REM_MEM_REG => body.removed_region().map(|(region, fd)| Self::RemMemReg(region, fd))?,
-            Code::GET_INFLIGHT_FD => Self::GetInflightFd(body.inflight()?),
-            Code::SET_INFLIGHT_FD => body.inflight_fd().map(|(area, fd)| Self::SetInflightFd(area, fd))?,
-            Code::SET_STATUS => Self::SetStatus(body.value()?),
-            Code::GET_STATUS => body.nothing(Self::GetStatus)?,
-            _ => return Err(MessageError::Unsupported { code }),
-        })
+        Self::decode_body(Body { code: header.code, payload, fds })
     }
 
     /// Encodes the request for the socket: header and payload as one byte string, and the file descriptors to pass with
     /// it.
     pub fn encode(self, need_reply: bool) -> (Vec<u8>, Vec<F>) {
         let code = self.code();
-        let (payload, fds) = match self {
-            Self::GetFeatures
-            | Self::SetOwner
-            | Self::ResetOwner
-            | Self::GetProtocolFeatures
-            | Self::GetQueueNum
-            | Self::ResetDevice
-            | Self::GetMaxMemSlots
-            | Self::GetStatus => (Vec::new(), Vec::new()),
-            Self::SetFeatures(value)
-            | Self::SetProtocolFeatures(value)
-            | Self::NetSetMtu(value)
-            | Self::SetStatus(value) => (value.to_ne_bytes().to_vec(), Vec::new()),
-            Self::SetBackendReqFd(fd) => (Vec::new(), vec![fd]),
-            Self::SetLogBase(log, fd) => {
-                ([log.size.to_ne_bytes(), log.offset.to_ne_bytes()].concat(), vec![fd])
-            }
-            Self::GetInflightFd(area) => (encode_inflight(&area), Vec::new()),
-            Self::SetInflightFd(area, fd) => (encode_inflight(&area), vec![fd]),
-            Self::AddMemReg(region, fd) => (encode_region(&region), vec![fd]),
-            Self::RemMemReg(region, fd) => (encode_region(&region), fd.into_iter().collect()),
-            Self::SetVringNum(state)
-            | Self::SetVringBase(state)
-            | Self::GetVringBase(state)
-            | Self::SetVringEnable(state) => (state.encode(), Vec::new()),
-            Self::SetVringAddr(addr) => (addr.encode(), Vec::new()),
-            Self::SetVringKick(event) | Self::SetVringCall(event) | Self::SetVringErr(event) => {
-                let none = if event.fd.is_none() { FD_NONE } else { 0 };
-                let value = u64::from(event.index) | none;
-                (value.to_ne_bytes().to_vec(), event.fd.into_iter().collect())
-            }
-            Self::SetMemTable(regions) => encode_regions(regions),
-        };
+        let (payload, fds) = self.encode_body();
         (message(code, false, need_reply, &payload), fds)
     }
 }
@@ -341,12 +279,12 @@ pub enum Reply<F> {
 impl<F> Reply<F> {
     /// Encodes the reply to the request `code` for the socket: bytes, and the file descriptor to pass with them.
     pub fn encode(self, code: Code) -> (Vec<u8>, Option<F>) {
-        let (payload, fd) = match self {
-            Self::Value(value) => (value.to_ne_bytes().to_vec(), None),
-            Self::Vring(state) => (state.encode(), None),
-            Self::Inflight(area, fd) => (encode_inflight(&area), Some(fd)),
+        let (payload, mut fds) = match self {
+            Self::Value(value) => encode::value(value),
+            Self::Vring(state) => encode::state(state),
+            Self::Inflight(area, fd) => encode::inflight_fd(area, fd),
         };
-        (message(code, true, false, &payload), fd)
+        (message(code, true, false, &payload), fds.pop())
     }
 
     /// Decodes the reply to the request `code`.
@@ -361,9 +299,9 @@ impl<F> Reply<F> {
         }
         let body = Body { code, payload, fds };
         Ok(match code {
-            Code::GET_VRING_BASE => Self::Vring(body.state()?),
+            Code::GET_VRING_BASE => Self::Vring(body.state()?.0),
             Code::GET_INFLIGHT_FD => body.inflight_fd().map(|(area, fd)| Self::Inflight(area, fd))?,
-            _ => Self::Value(body.value()?),
+            _ => Self::Value(body.value()?.0),
         })
     }
 }

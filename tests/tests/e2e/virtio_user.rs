@@ -15,6 +15,7 @@ struct Case {
     size: u16,
     queues: u16,
     queue_size: u16,
+    /// Whether mergeable buffers and the event index are used.
     mrg: bool,
     packed: bool,
     /// Whether Offcore creates the socket and testpmd connects.
@@ -40,7 +41,7 @@ impl Case {
     fn switch(self, dir: &TempDir) -> Offcore {
         let Self { size, queues, queue_size, mrg, packed, server } = self;
         let socket = dir.file("s").display().to_string();
-        let mrg = if mrg { "" } else { ",mrg=off" };
+        let mrg = if mrg { "" } else { ",mrg=off,event_idx=off" };
         let packed = if packed { ",packed" } else { "" };
         let server = if server { ",server" } else { "" };
         let ports = [

@@ -110,17 +110,3 @@ queue_counters! {
     /// Counters of a TX queue.
     TxCounters, "tx"
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reasons_are_counted_apart() {
-        let counters = TxCounters::private();
-        counters.drop(DropReason::Full, 3);
-        counters.add(2, 128);
-        assert_eq!((counters.dropped(DropReason::Full), counters.dropped_total()), (3, 3));
-        assert_eq!((counters.packets(), counters.bytes()), (2, 128));
-    }
-}

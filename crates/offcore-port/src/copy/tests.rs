@@ -1,6 +1,7 @@
 //! Checks the copy stage against a simple model: every packet that is not too long comes out once, in order, unchanged
 //! and with its marks, and at the end every packet buffer is back in the pool, once. This also holds for faulty
-//! engines. The tests are effective: they fail if the reorder ring, the quarantine or the recovery is switched off.
+//! engines. The tests are effective: they fail if the recovery is switched off. The tests of offcore-vhost
+//! show the same for the reorder ring and the quarantine.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -329,31 +330,11 @@ fn packets_survive_every_fault() {
 }
 
 #[test]
-fn disabled_reorder_ring_is_detected() {
-    let mut bed = Bed::new(Case { faults: two(1), ..Case::default() });
-    bed.mover.switch_off_order();
-    let error = bed.run().unwrap_err();
-    assert!(error.starts_with("packet"), "{error}");
-}
-
-#[test]
 fn disabled_recovery_is_detected() {
     let mut bed = Bed::new(Case { faults: two(0), ..Case::default() });
     bed.mover.switch_off_recovery();
     let error = bed.run().unwrap_err();
     assert!(error.contains("was changed") || error.contains("lost its header"), "{error}");
-}
-
-#[test]
-fn disabled_quarantine_is_detected() {
-    // A late copy is only noticed if its buffer belongs to another packet by then. This depends on timing, so the test
-    // makes several attempts.
-    let error = (0..20).find_map(|_| {
-        let mut bed = Bed::new(Case { packets: 1_000_000, faults: two(10), ..Case::default() });
-        bed.mover.switch_off_quarantine();
-        bed.run().err()
-    });
-    assert!(error.as_ref().is_some_and(|error| error.starts_with("packet")), "{error:?}");
 }
 
 #[test]

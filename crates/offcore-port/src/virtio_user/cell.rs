@@ -58,11 +58,6 @@ impl Ring {
         eventfd::signal(self.queue.kick());
     }
 
-    /// Asks the back end to notify when it returns a chain.
-    pub(super) fn ask_for_notification(&mut self) {
-        self.driver.set_notification(true);
-    }
-
     /// Returns the descriptor that becomes readable when the back end notifies.
     pub(super) fn call(&self) -> BorrowedFd<'_> {
         self.queue.call()

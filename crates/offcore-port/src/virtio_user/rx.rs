@@ -238,7 +238,7 @@ impl RxQueue for VirtioRx {
             return Wake::Now;
         }
         let Some(ring) = self.half.ring.as_mut().filter(|_| !self.half.broken) else { return Wake::Never };
-        ring.ask_for_notification();
+        ring.driver.set_notification(true);
         self.armed = true;
         // Chains that were returned before the back end saw the request cause no notification.
         match ring.driver.used() {

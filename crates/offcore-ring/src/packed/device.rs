@@ -91,7 +91,7 @@ impl Queue {
 
     /// Sets the level of the loops.
     #[cfg(test)]
-    pub(super) fn at_level(mut self, level: Level) -> Self {
+    pub(crate) fn at_level(mut self, level: Level) -> Self {
         self.level = level;
         self
     }

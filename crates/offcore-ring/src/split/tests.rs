@@ -1,16 +1,14 @@
 //! Tests of both sides against each other, and of the device side against a hostile driver.
 
-use std::collections::VecDeque;
 use std::ptr::NonNull;
 
 use offcore_mem::GuestMemory;
 use offcore_mem::testing::guest_memory;
-use proptest::prelude::*;
 
 use super::*;
 use crate::device::{Chain, DeviceQueue, Direction};
 use crate::driver;
-use crate::vector::{Level, Single, Wanted};
+use crate::vector::{Single, Wanted};
 
 #[cfg(not(miri))]
 mod exhaustive;
@@ -255,115 +253,6 @@ fn a_hostile_device_is_reported() {
     assert_eq!(driver.pop(), Err(RingError::NotInFlight(7)));
     guest.write(USED + 4, u32::MAX);
     assert_eq!(driver.pop(), Err(RingError::NotInFlight(u32::MAX)));
-}
-
-#[derive(Clone, Debug)]
-enum Op {
-    Add(u8),
-    Publish,
-    Take(u8),
-    Pass(u8),
-    Return(u8),
-    Collect(u8),
-}
-
-fn ops() -> impl Strategy<Value = Vec<Op>> {
-    let op = prop_oneof![
-        (1u8..5).prop_map(Op::Add),
-        Just(Op::Add(1)),
-        Just(Op::Publish),
-        (1u8..9).prop_map(Op::Take),
-        (1u8..40).prop_map(Op::Pass),
-        (1u8..9).prop_map(Op::Return),
-        (1u8..9).prop_map(Op::Collect),
-    ];
-    proptest::collection::vec(op, 1..400)
-}
-
-proptest! {
-    /// Chains arrive at the device side, and back at the driver side, complete and in order, for any mix of operations,
-    /// with and without the event index. No notification is missed.
-    #[test]
-    fn ring_matches_queue_model(ops in ops(), event_idx: bool, size_bits in 2u32..6, level: prop::sample::Index) {
-        let guest = guest(1 << size_bits);
-        let mut driver = driver::Queue::new(guest.layout.clone(), event_idx);
-        let levels: Vec<_> = Level::available().collect();
-        let mut device = device::Queue::new(guest.layout.clone(), 0, event_idx, true).at_level(*level.get(&levels));
-        let (mut added, mut published, mut held, mut returned) =
-            (VecDeque::new(), VecDeque::new(), VecDeque::new(), VecDeque::new());
-        let mut serial = 0u32;
-        for op in ops {
-            match op {
-                Op::Add(n) => {
-                    let buffers: Vec<(u64, u32)> = (0..n).map(|i| (0x10000 + u64::from(i) * 64, serial % 64 + 1)).collect();
-                    let fits = usize::from(driver.free()) >= buffers.len();
-                    prop_assert_eq!(driver.add_chain(&buffers, Direction::Readable, serial).is_ok(), fits);
-                    if fits {
-                        added.push_back((serial, n));
-                    }
-                    serial += 1;
-                }
-                Op::Publish => {
-                    let new = !added.is_empty();
-                    driver.publish();
-                    published.append(&mut added);
-                    let kick = driver.needs_kick();
-                    prop_assert!(new || !kick);
-                    prop_assert!(event_idx || kick == new);
-                }
-                Op::Take(n) => {
-                    let ready = device.available(n.into()).unwrap();
-                    prop_assert!(usize::from(ready) <= published.len());
-                    prop_assert!(usize::from(ready) >= published.len().min(n.into()));
-                    let n = ready.min(n.into());
-                    for ahead in 0..n {
-                        let mut buffers = 0;
-                        let (serial, chain) = published.pop_front().unwrap();
-                        let mut lengths_agree = true;
-                        let chain_out = device.walk(ahead, &guest.memory, Direction::Readable, &mut 64, |b| {
-                            buffers += 1;
-                            lengths_agree &= b.len == serial % 64 + 1;
-                        }).unwrap();
-                        prop_assert!(lengths_agree);
-                        prop_assert_eq!(buffers, chain);
-                        held.push_back((serial, chain_out));
-                    }
-                    device.consume(n);
-                }
-                Op::Pass(n) => {
-                    let ready = device.look(n.into()).unwrap();
-                    prop_assert_eq!(ready, published.len().min(n.into()));
-                    let wanted = Wanted { direction: Direction::Readable, least: 0, most: u32::MAX };
-                    let found: Vec<_> =
-                        device.singles(0, n.into(), &guest.memory, wanted).iter().map(Single::len).collect();
-                    let expected = published.iter().take(ready).take_while(|&&(_, buffers): &&(u32, u8)| buffers == 1);
-                    let expected: Vec<_> = expected.map(|(serial, _)| serial % 64 + 1).collect();
-                    prop_assert_eq!(&found, &expected);
-                    device.push_used_singles(0, found.len() as u16, Direction::Readable);
-                    device.consume(found.len() as u16);
-                    returned.extend(published.drain(..found.len()).map(|(serial, _)| (serial, 0)));
-                }
-                Op::Return(n) => {
-                    for _ in 0..n {
-                        let Some((serial, chain)) = held.pop_front() else { break };
-                        device.push_used(chain, serial);
-                        returned.push_back((serial, serial));
-                    }
-                    device.publish();
-                    if !event_idx {
-                        device.needs_notification();
-                    }
-                }
-                Op::Collect(n) => {
-                    prop_assert!(usize::from(driver.used().unwrap()) <= returned.len());
-                    for _ in 0..n {
-                        let Some(used) = driver.pop().unwrap() else { break };
-                        prop_assert_eq!(Some((used.token, used.len)), returned.pop_front());
-                    }
-                }
-            }
-        }
-    }
 }
 
 #[test]

@@ -34,38 +34,13 @@ fn message_is_assembled_from_single_bytes() {
 }
 
 #[test]
-fn concatenated_messages_are_split() {
-    let (a, mut b) = pair();
-    let first = Request::<BorrowedFd<'_>>::SetFeatures(7).encode(false).0;
-    let second = Request::<BorrowedFd<'_>>::SetOwner.encode(false).0;
-    a.send(&[first, second].concat(), &[]).unwrap();
-    assert!(matches!(b.receive().unwrap().unwrap().request(), Ok(Request::SetFeatures(7))));
-    assert!(matches!(b.receive().unwrap().unwrap().request(), Ok(Request::SetOwner)));
-}
-
-#[test]
-fn close_differs_from_truncated_message() {
+fn close_is_detected() {
     let (a, mut b) = pair();
     assert!(b.is_alive());
     drop(a);
     assert!(!b.is_alive());
     assert!(matches!(b.receive(), Err(ConnectionError::Closed)));
     assert!(matches!(b.send(&[0], &[]), Err(ConnectionError::Closed)));
-
-    let (a, mut b) = pair();
-    a.send(&[1, 0, 0], &[]).unwrap();
-    assert!(b.receive().unwrap().is_none());
-    drop(a);
-    let error = b.receive().unwrap_err();
-    let expected = "the peer closed the connection after 3 of 12 bytes of a message's header";
-    assert_eq!(error.to_string(), expected);
-
-    let (a, mut b) = pair();
-    let bytes = Request::<BorrowedFd<'_>>::SetFeatures(7).encode(false).0;
-    a.send(&bytes[..HEADER + 5], &[]).unwrap();
-    drop(a);
-    let error = b.receive().unwrap_err();
-    assert!(matches!(error, ConnectionError::ClosedMidMessage { part: "payload", received: 5, expected: 8 }));
 }
 
 #[test]
@@ -90,13 +65,6 @@ fn send_to_unread_socket_times_out() {
     let (a, _b) = pair();
     let sent = a.send(&vec![0; 16 << 20], &[]);
     assert!(matches!(sent, Err(ConnectionError::SendTimedOut { .. })), "{sent:?}");
-}
-
-#[test]
-fn bad_header_ends_the_connection() {
-    let (a, mut b) = pair();
-    a.send(&[0xff; 64], &[]).unwrap();
-    assert!(matches!(b.receive(), Err(ConnectionError::Message(MessageError::Version { .. }))));
 }
 
 const OPEN: SocketAccess = SocketAccess { owner: None, group: None, mode: None };

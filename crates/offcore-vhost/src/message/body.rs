@@ -1,7 +1,7 @@
 //! Layout of message payloads.
 
 use super::{
-    Code, FD_INDEX, FD_NONE, InflightArea, LogArea, MAX_REGIONS, MemoryRegion, MessageError, REGION, Request,
+    Code, FD_INDEX, FD_NONE, InflightArea, LogArea, MAX_REGIONS, MemoryRegion, MessageError, REGION,
     VringAddr, VringFd, VringState,
 };
 
@@ -29,29 +29,35 @@ impl<F> Body<'_, F> {
         Ok((words, self.fds))
     }
 
-    pub(super) fn nothing(self, request: Request<F>) -> Result<Request<F>, MessageError> {
-        self.words::<0>(0).map(|_| request)
+    /// The same for a message with exactly one file descriptor.
+    fn words_and_fd<const N: usize>(self) -> Result<([u64; N], F), MessageError> {
+        let code = self.code;
+        let (words, fds) = self.words(1)?;
+        let fd = fds.into_iter().next().ok_or(MessageError::Fds { code, found: 0, expected: 1 })?;
+        Ok((words, fd))
     }
 
-    pub(super) fn value(self) -> Result<u64, MessageError> {
-        self.words(0).map(|([value], _)| value)
+    pub(super) fn nothing(self) -> Result<(), MessageError> {
+        self.words::<0>(0).map(|_| ())
     }
 
-    pub(super) fn state(self) -> Result<VringState, MessageError> {
-        self.words(0).map(|([word], _)| {
-            let (index, num) = halves(word);
-            VringState { index, num }
-        })
+    pub(super) fn value(self) -> Result<(u64,), MessageError> {
+        self.words(0).map(|([value], _)| (value,))
     }
 
-    pub(super) fn addr(self) -> Result<VringAddr, MessageError> {
-        self.words(0).map(|([word, desc, used, avail, log], _)| {
-            let (index, flags) = halves(word);
-            VringAddr { index, flags, desc, used, avail, log }
-        })
+    pub(super) fn state(self) -> Result<(VringState,), MessageError> {
+        let ([word], _) = self.words(0)?;
+        let (index, num) = halves(word);
+        Ok((VringState { index, num },))
     }
 
-    pub(super) fn vring_fd(self) -> Result<VringFd<F>, MessageError> {
+    pub(super) fn addr(self) -> Result<(VringAddr,), MessageError> {
+        let ([word, desc, used, avail, log], _) = self.words(0)?;
+        let (index, flags) = halves(word);
+        Ok((VringAddr { index, flags, desc, used, avail, log },))
+    }
+
+    pub(super) fn vring_fd(self) -> Result<(VringFd<F>,), MessageError> {
         let code = self.code;
         // The payload says how many file descriptors are expected. A payload of another length is rejected below.
         let none = self.payload.len() == 8 && word_at(self.payload, 0) & FD_NONE != 0;
@@ -59,10 +65,10 @@ impl<F> Body<'_, F> {
         if value & !(FD_INDEX | FD_NONE) != 0 {
             return Err(MessageError::FdPayload { code, found: value });
         }
-        Ok(VringFd { index: (value & FD_INDEX) as u8, fd: fds.into_iter().next() })
+        Ok((VringFd { index: (value & FD_INDEX) as u8, fd: fds.into_iter().next() },))
     }
 
-    pub(super) fn regions(self) -> Result<Vec<(MemoryRegion, F)>, MessageError> {
+    pub(super) fn regions(self) -> Result<(Vec<(MemoryRegion, F)>,), MessageError> {
         let (code, found) = (self.code, self.payload.len());
         if found < 8 {
             return Err(MessageError::Payload { code, found, expected: 8 + REGION });
@@ -80,113 +86,126 @@ impl<F> Body<'_, F> {
             return Err(MessageError::Fds { code, found: self.fds.len(), expected: regions });
         }
         let described = self.payload[8..].chunks_exact(REGION).map(region_at);
-        Ok(described.zip(self.fds).collect())
+        Ok((described.zip(self.fds).collect(),))
     }
 
     pub(super) fn log(self) -> Result<(LogArea, F), MessageError> {
-        let code = self.code;
-        let ([size, offset], fds) = self.words(1)?;
-        let fd = fds.into_iter().next().ok_or(MessageError::Fds { code, found: 0, expected: 1 })?;
+        let ([size, offset], fd) = self.words_and_fd()?;
         Ok((LogArea { size, offset }, fd))
     }
 
     /// Decodes the request for a region for descriptors in flight.
-    pub(super) fn inflight(self) -> Result<InflightArea, MessageError> {
-        self.inflight_with(0).map(|(area, _)| area)
+    pub(super) fn inflight(self) -> Result<(InflightArea,), MessageError> {
+        Body { payload: &self.padded(), ..self }.words(0).map(|(words, _)| (area_of(words),))
     }
 
     /// Decodes a region for descriptors in flight and its file.
     pub(super) fn inflight_fd(self) -> Result<(InflightArea, F), MessageError> {
-        let code = self.code;
-        let (area, fds) = self.inflight_with(1)?;
-        let fd = fds.into_iter().next().ok_or(MessageError::Fds { code, found: 0, expected: 1 })?;
-        Ok((area, fd))
+        Body { payload: &self.padded(), ..self }.words_and_fd().map(|(words, fd)| (area_of(words), fd))
     }
 
-    fn inflight_with(self, fds: usize) -> Result<(InflightArea, Vec<F>), MessageError> {
-        // The fields in the specification have 20 bytes. C pads them to 24, and front ends send the padding.
-        let mut padded = [0; 24];
-        let payload = match self.payload.len() {
-            20 => {
-                // copy-ok: a message
-                padded[..20].copy_from_slice(self.payload);
-                &padded
-            }
-            _ => self.payload,
-        };
-        let ([size, offset, word], fds) = Body { payload, ..self }.words(fds)?;
-        let (counts, _padding) = halves(word);
-        let [a, b, c, d] = counts.to_ne_bytes();
-        let (queues, queue_size) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
-        Ok((InflightArea { size, offset, queues, queue_size }, fds))
+    /// Returns the payload with C's padding. The fields in the specification have 20 bytes. C pads them to 24, and front
+    /// ends send the padding.
+    fn padded(&self) -> Vec<u8> {
+        let mut payload = self.payload.to_vec(); // copy-ok: a message
+        payload.extend([0; 4].iter().filter(|_| self.payload.len() == 20));
+        payload
     }
 
     /// Decodes a message that has exactly one file descriptor and no payload.
-    pub(super) fn fd(self) -> Result<F, MessageError> {
-        let code = self.code;
-        let (_, fds) = self.words::<0>(1)?;
-        fds.into_iter().next().ok_or(MessageError::Fds { code, found: 0, expected: 1 })
+    pub(super) fn fd(self) -> Result<(F,), MessageError> {
+        self.words_and_fd::<0>().map(|(_, fd)| (fd,))
     }
 
     /// Decodes a single region and its file.
     pub(super) fn region(self) -> Result<(MemoryRegion, F), MessageError> {
-        let code = self.code;
-        let (region, fds) = self.single_region(1)?;
-        let fd = fds.into_iter().next().ok_or(MessageError::Fds { code, found: 0, expected: 1 })?;
-        Ok((region, fd))
+        let ([_padding, guest, size, user, mmap_offset], fd) = self.words_and_fd()?;
+        Ok((MemoryRegion { guest, size, user, mmap_offset }, fd))
     }
 
     /// Decodes a single region with an optional file descriptor.
     pub(super) fn removed_region(self) -> Result<(MemoryRegion, Option<F>), MessageError> {
         let fds = self.fds.len().min(1);
-        self.single_region(fds).map(|(region, fds)| (region, fds.into_iter().next()))
-    }
-
-    fn single_region(self, fds: usize) -> Result<(MemoryRegion, Vec<F>), MessageError> {
         let ([_padding, guest, size, user, mmap_offset], fds) = self.words(fds)?;
-        Ok((MemoryRegion { guest, size, user, mmap_offset }, fds))
+        Ok((MemoryRegion { guest, size, user, mmap_offset }, fds.into_iter().next()))
     }
 }
 
-impl VringState {
-    pub(super) fn encode(self) -> Vec<u8> {
-        [self.index.to_ne_bytes(), self.num.to_ne_bytes()].concat()
+/// The counterparts of [`Body`]'s methods: they return the payload and the file descriptors of a message.
+pub(super) mod encode {
+    use super::*;
+
+    type Encoded<F> = (Vec<u8>, Vec<F>);
+
+    fn words<F, const N: usize>(words: [u64; N], fds: impl IntoIterator<Item = F>) -> Encoded<F> {
+        (words.map(u64::to_ne_bytes).concat(), fds.into_iter().collect())
+    }
+
+    pub(in super::super) fn nothing<F>() -> Encoded<F> {
+        words([], [])
+    }
+
+    pub(in super::super) fn value<F>(value: u64) -> Encoded<F> {
+        words([value], [])
+    }
+
+    pub(in super::super) fn fd<F>(fd: F) -> Encoded<F> {
+        words([], [fd])
+    }
+
+    pub(in super::super) fn state<F>(state: VringState) -> Encoded<F> {
+        words([joined(state.index, state.num)], [])
+    }
+
+    pub(in super::super) fn addr<F>(addr: VringAddr) -> Encoded<F> {
+        words([joined(addr.index, addr.flags), addr.desc, addr.used, addr.avail, addr.log], [])
+    }
+
+    pub(in super::super) fn vring_fd<F>(event: VringFd<F>) -> Encoded<F> {
+        let none = if event.fd.is_none() { FD_NONE } else { 0 };
+        words([u64::from(event.index) | none], event.fd)
+    }
+
+    pub(in super::super) fn log<F>(log: LogArea, fd: F) -> Encoded<F> {
+        words([log.size, log.offset], [fd])
+    }
+
+    pub(in super::super) fn inflight<F>(area: InflightArea) -> Encoded<F> {
+        words(words_of(area), [])
+    }
+
+    pub(in super::super) fn inflight_fd<F>(area: InflightArea, fd: F) -> Encoded<F> {
+        words(words_of(area), [fd])
+    }
+
+    fn words_of(area: InflightArea) -> [u64; 3] {
+        let ([a, b], [c, d]) = (area.queues.to_ne_bytes(), area.queue_size.to_ne_bytes());
+        [area.size, area.offset, joined(u32::from_ne_bytes([a, b, c, d]), 0)]
+    }
+
+    pub(in super::super) fn region<F>(region: MemoryRegion, fd: F) -> Encoded<F> {
+        removed_region(region, Some(fd))
+    }
+
+    /// A single region follows eight bytes of padding.
+    pub(in super::super) fn removed_region<F>(region: MemoryRegion, fd: Option<F>) -> Encoded<F> {
+        words([0, region.guest, region.size, region.user, region.mmap_offset], fd)
+    }
+
+    pub(in super::super) fn regions<F>(regions: Vec<(MemoryRegion, F)>) -> Encoded<F> {
+        let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
+        let words = |region: MemoryRegion| [region.guest, region.size, region.user, region.mmap_offset];
+        let (regions, fds): (Vec<_>, _) = regions.into_iter().map(|(region, fd)| (words(region), fd)).unzip();
+        let words = std::iter::once(joined(count, 0)).chain(regions.into_iter().flatten());
+        (words.flat_map(u64::to_ne_bytes).collect(), fds)
     }
 }
 
-impl VringAddr {
-    pub(super) fn encode(self) -> Vec<u8> {
-        let mut payload = [self.index.to_ne_bytes(), self.flags.to_ne_bytes()].concat();
-        for word in [self.desc, self.used, self.avail, self.log] {
-            payload.extend(word.to_ne_bytes());
-        }
-        payload
-    }
-}
-
-pub(super) fn encode_regions<F>(regions: Vec<(MemoryRegion, F)>) -> (Vec<u8>, Vec<F>) {
-    let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
-    let mut payload = [count.to_ne_bytes(), [0; 4]].concat();
-    let mut fds = Vec::with_capacity(regions.len());
-    for (region, fd) in regions {
-        payload.extend(words_of(&region));
-        fds.push(fd);
-    }
-    (payload, fds)
-}
-
-/// Encodes a single region, which follows eight bytes of padding.
-pub(super) fn encode_region(region: &MemoryRegion) -> Vec<u8> {
-    [0; 8].into_iter().chain(words_of(region)).collect()
-}
-
-pub(super) fn encode_inflight(area: &InflightArea) -> Vec<u8> {
-    let counts = [area.queues.to_ne_bytes(), area.queue_size.to_ne_bytes(), [0; 2], [0; 2]].concat();
-    [&area.size.to_ne_bytes()[..], &area.offset.to_ne_bytes(), &counts].concat()
-}
-
-fn words_of(region: &MemoryRegion) -> impl Iterator<Item = u8> + use<> {
-    [region.guest, region.size, region.user, region.mmap_offset].into_iter().flat_map(u64::to_ne_bytes)
+fn area_of([size, offset, word]: [u64; 3]) -> InflightArea {
+    let (counts, _padding) = halves(word);
+    let [a, b, c, d] = counts.to_ne_bytes();
+    let (queues, queue_size) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
+    InflightArea { size, offset, queues, queue_size }
 }
 
 /// Decodes the region in these [`REGION`] bytes.
@@ -208,4 +227,10 @@ fn halves(word: u64) -> (u32, u32) {
     let bytes = word.to_ne_bytes();
     let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     (half(0), half(4))
+}
+
+/// Joins two fields of four bytes into a word of eight bytes.
+fn joined(first: u32, second: u32) -> u64 {
+    let ([a, b, c, d], [e, f, g, h]) = (first.to_ne_bytes(), second.to_ne_bytes());
+    u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }

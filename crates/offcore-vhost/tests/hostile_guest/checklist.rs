@@ -251,42 +251,6 @@ fn cve_2022_2132_header_over_chains() {
     }
 }
 
-/// Checks that a packet with this virtio-net header is refused.
-fn refused(header: [u8; 12]) {
-    for engine in [Engine::Core, Engine::Helper] {
-        let mut rig = rig(engine, ALL);
-        rig.arena.write(BUFFERS, &header);
-        rig.tx(0, &[(BUFFERS, 112, 0, 0)]);
-        rig.arena.write(BUFFERS + 4096, &[0; 12]);
-        rig.tx(1, &[(BUFFERS + 4096, 112, 0, 0)]);
-        for _ in 0..2 {
-            rig.turn(&[]);
-            rig.stepper.step();
-        }
-        rig.take();
-        assert_eq!((rig.counts(), rig.broken(1)), ((1, 1, 2), None), "{header:?}");
-        rig.finish();
-    }
-}
-
-/// csum_start is beyond the packet. The feature is not offered, so no checksum may be requested at all.
-#[test]
-fn cve_2024_11614_checksum_beyond_packet() {
-    for start in [0u16, 14, 99, 100, 0x7fff, 0xffff] {
-        let [low, high] = start.to_le_bytes();
-        refused([1, 0, 0, 0, 0, 0, low, high, 6, 0, 0, 0]);
-    }
-}
-
-/// Segments of 0 bytes. Segmentation is not offered, so it may not be requested at all.
-#[test]
-fn fix_7023f3e532_segments_of_0_bytes() {
-    for kind in [1, 3, 4, 5, 0x80, 0x81] {
-        refused([0, kind, 54, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        refused([0, kind, 54, 0, 0xb4, 5, 0, 0, 0, 0, 0, 0]);
-    }
-}
-
 /// The virtio-net header was checked in guest memory and read from there again when it was used.
 #[test]
 fn fix_285e6b8b18_header_read_from_copy() {

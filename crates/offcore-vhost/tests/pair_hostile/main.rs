@@ -2,6 +2,8 @@
 //! the corpus in `fuzz/corpus/pair`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "../../../../fuzz/script.rs"]
+mod bytes;
 #[path = "../hostile_guest/neighbour.rs"]
 mod neighbour;
 #[path = "../../../../fuzz/replay.rs"]

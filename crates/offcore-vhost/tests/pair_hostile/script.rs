@@ -18,6 +18,7 @@ use offcore_vhost::pair::Next;
 use offcore_vhost::testing::*;
 use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell, VringConfig};
 
+use crate::bytes::Script;
 use crate::neighbour::Neighbour;
 
 const CHUNKS: usize = 256;
@@ -44,31 +45,10 @@ impl Kept {
     }
 }
 
-/// Source of decisions: the bytes of the script, followed by zeroes.
-struct Dice<'a>(&'a [u8]);
-
-impl Dice<'_> {
-    fn bytes<const N: usize>(&mut self) -> [u8; N] {
-        std::array::from_fn(|_| match self.0.split_first() {
-            Some((&first, rest)) => {
-                self.0 = rest;
-                first
-            }
-            None => 0,
-        })
-    }
-
+impl Script<'_> {
     /// Returns a number below `n`.
-    fn below(&mut self, n: u64) -> u64 {
-        if n <= 256 {
-            u64::from(self.bytes::<1>()[0]) % n
-        } else {
-            u64::from(u16::from_le_bytes(self.bytes())) % n
-        }
-    }
-
-    fn next(&mut self) -> u64 {
-        u64::from_le_bytes(self.bytes())
+    fn pick(&mut self, n: u64) -> u64 {
+        self.below(n as usize) as u64
     }
 }
 
@@ -87,8 +67,8 @@ struct Side {
 
 impl Side {
     /// Creates a receiving side if `writes` is true, and a transmitting side otherwise.
-    fn new(dice: &mut Dice<'_>, writes: bool) -> Self {
-        let (packed, size) = (dice.below(2) == 0, 8 << dice.below(3));
+    fn new(dice: &mut Script<'_>, writes: bool) -> Self {
+        let (packed, size) = (dice.pick(2) == 0, 8 << dice.pick(3));
         let guest = Guest::with_rings(size, packed);
         let parts = if writes { [0, 0x8_0000, 0xa_0000] } else { [0x4_0000, 0x9_0000, 0xc_0000] };
         let mut features = VIRTIO_F_VERSION_1 | VIRTIO_F_INDIRECT_DESC | VIRTIO_F_EVENT_IDX;
@@ -101,7 +81,7 @@ impl Side {
             VIRTIO_NET_F_HOST_USO,
             VIRTIO_NET_F_GUEST_USO4 | VIRTIO_NET_F_GUEST_USO6,
         ] {
-            if dice.below(3) > 0 {
+            if dice.pick(3) > 0 {
                 features |= bit;
             }
         }
@@ -122,27 +102,27 @@ impl Side {
         });
     }
 
-    fn length(&self, dice: &mut Dice<'_>) -> u32 {
-        match dice.below(12) {
-            0 => dice.below(30) as u32,
-            1 => 64 + dice.below(3) as u32 - 1,
-            2 => 65535 + dice.below(64) as u32,
-            3 if dice.below(8) == 0 => dice.next() as u32,
-            _ => dice.below(2000) as u32 + if self.writes { 60 } else { 14 },
+    fn length(&self, dice: &mut Script<'_>) -> u32 {
+        match dice.pick(12) {
+            0 => dice.pick(30) as u32,
+            1 => 64 + dice.pick(3) as u32 - 1,
+            2 => 65535 + dice.pick(64) as u32,
+            3 if dice.pick(8) == 0 => dice.u64() as u32,
+            _ => dice.pick(2000) as u32 + if self.writes { 60 } else { 14 },
         }
     }
 
-    fn address(&self, dice: &mut Dice<'_>) -> u64 {
-        match dice.below(1500) {
-            0 => dice.next(),
-            1 => GUEST + MEMORY as u64 - dice.below(100),
-            _ => GUEST + BUFFERS + dice.below(128) * 65536 + dice.below(70),
+    fn address(&self, dice: &mut Script<'_>) -> u64 {
+        match dice.pick(1500) {
+            0 => dice.u64(),
+            1 => GUEST + MEMORY as u64 - dice.pick(100),
+            _ => GUEST + BUFFERS + dice.pick(128) * 65536 + dice.pick(70),
         }
     }
 
-    fn flags(&self, dice: &mut Dice<'_>) -> u16 {
+    fn flags(&self, dice: &mut Script<'_>) -> u16 {
         let right = if self.writes { VIRTQ_DESC_F_WRITE } else { 0 };
-        if dice.below(1500) == 0 { dice.next() as u16 & 7 } else { right }
+        if dice.pick(1500) == 0 { dice.u64() as u16 & 7 } else { right }
     }
 
     fn entry(&self, address: u64, len: u32, tail: u32) -> [u8; 16] {
@@ -154,14 +134,14 @@ impl Side {
     }
 
     /// Makes a chain available, which is valid in most cases.
-    fn offer(&mut self, dice: &mut Dice<'_>) {
-        let parts = 1 + if dice.below(3) == 0 { dice.below(6) as u16 } else { 0 };
-        let indirect = dice.below(8) == 0;
+    fn offer(&mut self, dice: &mut Script<'_>) {
+        let parts = 1 + if dice.pick(3) == 0 { dice.pick(6) as u16 } else { 0 };
+        let indirect = dice.pick(8) == 0;
         let size = u32::from(self.size);
         if indirect {
-            let table = GUEST + BUFFERS + 140 * 65536 - 4096 + dice.below(8);
-            let most = if dice.below(20) == 0 { 80 } else { 8 };
-            let entries = 1 + dice.below(most) as u16;
+            let table = GUEST + BUFFERS + 140 * 65536 - 4096 + dice.pick(8);
+            let most = if dice.pick(20) == 0 { 80 } else { 8 };
+            let entries = 1 + dice.pick(most) as u16;
             for i in 0..entries {
                 let (address, len) = (self.address(dice), self.length(dice) / 4 + 20);
                 let next = if i + 1 < entries { VIRTQ_DESC_F_NEXT } else { 0 };
@@ -177,7 +157,7 @@ impl Side {
         } else if u32::from(parts) <= size {
             let buffers: Vec<_> = (0..parts)
                 .map(|part| {
-                    let header = !self.writes && parts > 1 && part == 0 && dice.below(10) > 0;
+                    let header = !self.writes && parts > 1 && part == 0 && dice.pick(10) > 0;
                     let len = if header { 12 } else { self.length(dice) };
                     let flags = self.flags(dice);
                     (self.address(dice), len, flags)
@@ -191,13 +171,13 @@ impl Side {
     }
 
     /// Writes a header to a place where a packet may begin.
-    fn header(&self, dice: &mut Dice<'_>) {
+    fn header(&self, dice: &mut Script<'_>) {
         let at = self.address(dice);
         if at > GUEST + BUFFERS && at < GUEST + MEMORY as u64 - 200 {
             let ip = [8u8, 0, 0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6];
             let header = [
-                dice.below(2) as u8,
-                [0, 0, 1, 4, 0x81, 9][dice.below(6) as usize],
+                dice.pick(2) as u8,
+                [0, 0, 1, 4, 0x81, 9][dice.pick(6) as usize],
                 54,
                 0,
                 100,
@@ -214,7 +194,7 @@ impl Side {
         }
     }
 
-    fn chain(&mut self, dice: &mut Dice<'_>, buffers: &[(u64, u32, u16)]) {
+    fn chain(&mut self, dice: &mut Script<'_>, buffers: &[(u64, u32, u16)]) {
         let size = u32::from(self.size);
         let count = buffers.len();
         if self.guest.packed() {
@@ -230,7 +210,7 @@ impl Side {
                 let found = self.guest.read(at + 14, 2);
                 let found = u16::from_le_bytes([found[0], found[1]]);
                 let (avail, used) = (found & 1 << 7 != 0, found & 1 << 15 != 0);
-                if avail != used && dice.below(500) > 0 {
+                if avail != used && dice.pick(500) > 0 {
                     return;
                 }
                 self.guest.write(at, &self.entry(address, len, tail));
@@ -240,24 +220,24 @@ impl Side {
             let used = self.guest.read(GUEST + self.parts[2] + 2, 2);
             let used = u16::from_le_bytes([used[0], used[1]]);
             let out = (self.next as u16).wrapping_sub(used);
-            if out >= self.size / 8 && dice.below(500) > 0 {
+            if out >= self.size / 8 && dice.pick(500) > 0 {
                 return;
             }
             // Each entry has eight descriptors.
             let head = (self.next as u16 % (self.size / 8)) * 8;
             for (i, &(address, len, flags)) in buffers.iter().enumerate() {
                 let more = if i + 1 < count { VIRTQ_DESC_F_NEXT } else { 0 };
-                let next = if dice.below(1500) == 0 { dice.next() as u16 } else { head + i as u16 + 1 };
+                let next = if dice.pick(1500) == 0 { dice.u64() as u16 } else { head + i as u16 + 1 };
                 let tail = u32::from(flags | more) | u32::from(next) << 16;
                 let at = GUEST + self.parts[0] + u64::from(head + i as u16) * 16;
                 self.guest.write(at, &self.entry(address, len, tail));
             }
             let avail = GUEST + self.parts[1];
-            let head = if dice.below(500) == 0 { dice.next() as u16 } else { head };
+            let head = if dice.pick(500) == 0 { dice.u64() as u16 } else { head };
             let slot = self.next as u16 % self.size;
             self.guest.write(avail + 4 + u64::from(slot) * 2, &head.to_le_bytes());
             self.next = u32::from((self.next as u16).wrapping_add(1));
-            let shown = if dice.below(1000) == 0 { dice.next() as u16 } else { self.next as u16 };
+            let shown = if dice.pick(1000) == 0 { dice.u64() as u16 } else { self.next as u16 };
             self.guest.write(avail + 2, &shown.to_le_bytes());
         }
     }
@@ -355,10 +335,10 @@ impl Forwarding<'_> {
 }
 
 /// Bindings for queues: an engine that the test steps, a faulty one, and the core.
-fn bindings(worker: &mut Worker, dice: &mut Dice<'_>) -> (Stepper, [Binding; 4]) {
+fn bindings(worker: &mut Worker, dice: &mut Script<'_>) -> (Stepper, [Binding; 4]) {
     let (device, stepper): (_, Stepper) = CoreDevice::stepped();
-    let helper = worker.mover.add_channel(device.open_channel(1 << (2 + dice.below(7))).unwrap());
-    let faulty = worker.add_faulty(dice.below(256));
+    let helper = worker.mover.add_channel(device.open_channel(1 << (2 + dice.pick(7))).unwrap());
+    let faulty = worker.add_faulty(dice.pick(256));
     let bindings = [
         Binding::core(),
         Binding::new(Mode::Offload, vec![helper]),
@@ -375,10 +355,10 @@ fn bindings(worker: &mut Worker, dice: &mut Dice<'_>) -> (Stepper, [Binding; 4])
 /// Panics if a guest has broken an invariant.
 pub(crate) fn play(script: &[u8], ways: &mut [usize; 2]) {
     let Kept { pool, clock, neighbour } = KEPT.take().unwrap_or_else(Kept::new);
-    let mut dice = Dice(script);
+    let mut dice = Script(script);
     let mut worker = Worker { mover: Mover::new(), cache: pool.cache(), clock, burst: BURST };
     let (mut stepper, bindings) = bindings(&mut worker, &mut dice);
-    let pick = |dice: &mut Dice<'_>| bindings[dice.below(4) as usize].clone();
+    let pick = |dice: &mut Script<'_>| bindings[dice.pick(4) as usize].clone();
     let mut sides = [Side::new(&mut dice, false), Side::new(&mut dice, true)];
     let neighbour = Neighbour::new(neighbour, &mut worker, &pick(&mut dice));
     for side in &mut sides {
@@ -396,31 +376,31 @@ pub(crate) fn play(script: &[u8], ways: &mut [usize; 2]) {
         if dice.0.is_empty() {
             break;
         }
-        let which = dice.below(2) as usize;
-        match dice.below(20) {
+        let which = dice.pick(2) as usize;
+        match dice.pick(20) {
             0..6 => sides[0].offer(&mut dice),
             6..12 => sides[1].offer(&mut dice),
             12..16 => {
-                let burst = if dice.below(3) == 0 { 1 + dice.below(64) as usize } else { 64 };
+                let burst = if dice.pick(3) == 0 { 1 + dice.pick(64) as usize } else { 64 };
                 forwarding.round(&mut worker, burst);
             }
             16..18 => {
                 stepper.step();
             }
-            18 if dice.below(3) == 0 => {
-                let enabled = dice.below(3) > 0;
+            18 if dice.pick(3) == 0 => {
+                let enabled = dice.pick(3) > 0;
                 sides[which].cell.publish(|wanted| {
                     wanted.vring =
                         wanted.vring.as_deref().cloned().map(|v| Arc::new(VringConfig { enabled, ..v }));
                 });
             }
-            18 if dice.below(2) == 0 => {
+            18 if dice.pick(2) == 0 => {
                 let binding = pick(&mut dice);
                 sides[which].cell.publish(|wanted| wanted.binding = binding);
             }
-            _ if dice.below(4) == 0 => {
+            _ if dice.pick(4) == 0 => {
                 forwarding.stop(&mut worker, &mut stepper, &sides[which]);
-                let (binding, enabled) = (pick(&mut dice), dice.below(8) > 0);
+                let (binding, enabled) = (pick(&mut dice), dice.pick(8) > 0);
                 sides[which].start(&binding, enabled);
                 forwarding.round(&mut worker, 64);
                 sides[which].cell.wait(Duration::ZERO).unwrap();

@@ -9,6 +9,10 @@ fn walk(steps: u32, size: u32) -> (u32, bool) {
 
 #[test]
 fn positions_step_through_small_rings() {
+    for size in (1..=33).chain([32_768]) {
+        // The position stays inside the ring, even if a caller passes too many entries.
+        assert!(Position(2 * size - 1).after(u32::MAX, size).index(size) < size);
+    }
     for size in 1..=33 {
         for start in 0..2 * size {
             let at = Position(start);

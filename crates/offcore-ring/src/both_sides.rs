@@ -1,18 +1,21 @@
 //! Tests of both sides of a queue against each other and against a model, for either format.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use offcore_mem::GuestMemory;
 use offcore_mem::testing::guest_memory;
-use offcore_ring::device::{Chain, DeviceQueue, Direction};
-use offcore_ring::driver::{self, Used};
-use offcore_ring::testing::single;
-use offcore_ring::{Layout, packed, split};
 use proptest::prelude::*;
 
+use crate::chain::VIRTQ_DESC_F_NEXT;
+use crate::device::{Chain, DeviceQueue, Direction, Single, Wanted};
+use crate::driver::{self, Used};
+use crate::testing::single;
+use crate::vector::Level;
+use crate::{Layout, packed, split};
+
 const BUFFERS: u64 = 0x1_0000;
+const TABLES: u64 = 0x2_0000;
 
 fn guest(size: u16, packed: bool) -> (Arc<GuestMemory>, Layout) {
     let memory = guest_memory(1 << 20);
@@ -22,9 +25,12 @@ fn guest(size: u16, packed: bool) -> (Arc<GuestMemory>, Layout) {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Add(u8),
+    /// Adds a chain of this many buffers, in an indirect table or in the ring.
+    Add(u8, bool),
     Submit,
     Take(u8),
+    /// Takes chains of one buffer each and returns them at once.
+    Pass(u8),
     Return(u8),
     Publish,
     Collect(u8),
@@ -37,9 +43,10 @@ enum Op {
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
-        4 => (1u8..5).prop_map(Op::Add),
+        4 => (1u8..5, any::<bool>()).prop_map(|(n, table)| Op::Add(n, table)),
         3 => Just(Op::Submit),
         3 => (1u8..9).prop_map(Op::Take),
+        2 => (0u8..40).prop_map(Op::Pass),
         4 => any::<u8>().prop_map(Op::Return),
         3 => Just(Op::Publish),
         3 => (1u8..9).prop_map(Op::Collect),
@@ -63,14 +70,28 @@ enum Asked {
     Either,
 }
 
-/// A chain in the test: its number, and its number of buffers.
-type Numbered = (u32, u8);
+/// A chain in the test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Numbered {
+    serial: u32,
+    buffers: u8,
+    /// Whether the buffers are in an indirect table.
+    table: bool,
+}
+
+impl Numbered {
+    /// Number of descriptors in the ring.
+    fn entries(self) -> u16 {
+        if self.table { 1 } else { self.buffers.into() }
+    }
+}
 
 /// The two sides, and the expected state of the chains.
 struct Rig<Device> {
     driver: driver::Queue<Numbered>,
     device: Device,
     memory: Arc<GuestMemory>,
+    is_packed: bool,
     direction: Direction,
     serial: u32,
     added: VecDeque<Numbered>,
@@ -85,20 +106,21 @@ struct Rig<Device> {
 }
 
 impl<Device: DeviceQueue> Rig<Device> {
-    fn buffers(&self, (serial, n): Numbered) -> Vec<(u64, u32)> {
-        (0..u32::from(n))
+    fn buffers(&self, Numbered { serial, buffers, .. }: Numbered) -> Vec<(u64, u32)> {
+        (0..u32::from(buffers))
             .map(|i| (BUFFERS + u64::from((serial * 7 + i) % 512) * 64, (serial + i) % 64 + 1))
             .collect()
     }
 
     fn play(&mut self, op: Op, restart: impl Fn(u32) -> Device) -> Result<(), TestCaseError> {
         match op {
-            Op::Add(n) => self.add(n)?,
+            Op::Add(n, table) => self.add(n, table)?,
             Op::Submit => self.submit()?,
             Op::Take(n) => self.take(n)?,
+            Op::Pass(n) => self.pass(n)?,
             Op::Return(pick) if !self.held.is_empty() => {
                 let (numbered, chain) = self.held.remove(usize::from(pick) % self.held.len());
-                let len = if self.direction == Direction::Writable { numbered.0 % 5 * 100 } else { 0 };
+                let len = if self.direction == Direction::Writable { numbered.serial % 5 * 100 } else { 0 };
                 self.device.push_used(chain, len);
                 self.returned.push_back(Used { token: numbered, len });
             }
@@ -141,11 +163,31 @@ impl<Device: DeviceQueue> Rig<Device> {
         self.account()
     }
 
-    fn add(&mut self, n: u8) -> Result<(), TestCaseError> {
-        let numbered = (self.serial, n);
+    /// Writes the indirect table of a chain. Returns its address and its length in bytes.
+    fn table(&self, chain: Numbered) -> (u64, u32) {
+        let table = TABLES + u64::from(chain.serial % 512) * 64;
+        for (i, (addr, len)) in (1u16..).zip(self.buffers(chain)) {
+            let more = if i < chain.buffers.into() { VIRTQ_DESC_F_NEXT } else { 0 };
+            let flags = self.direction.flag();
+            // Only in a split table, a descriptor refers to the next one.
+            let (low, high) = if self.is_packed { (0, flags) } else { (flags | more, i) };
+            let raw =
+                u128::from(addr) | u128::from(len) << 64 | u128::from(low) << 96 | u128::from(high) << 112;
+            let at = table as usize + 16 * usize::from(i - 1);
+            self.memory.regions()[0].mapping().write_at(at, &raw.to_le_bytes());
+        }
+        (table, u32::from(chain.buffers) * 16)
+    }
+
+    fn add(&mut self, buffers: u8, table: bool) -> Result<(), TestCaseError> {
+        let numbered = Numbered { serial: self.serial, buffers, table };
+        let fits = self.driver.free() >= numbered.entries();
         let buffers = self.buffers(numbered);
-        let fits = usize::from(self.driver.free()) >= buffers.len();
         let result = match buffers[..] {
+            _ if table => {
+                let (address, len) = self.table(numbered);
+                self.driver.add_indirect(address, len, numbered)
+            }
             [(addr, len)] => self.driver.add(addr, len, self.direction, numbered),
             _ => self.driver.add_chain(&buffers, self.direction, numbered),
         };
@@ -189,12 +231,38 @@ impl<Device: DeviceQueue> Rig<Device> {
             let chain = chain.unwrap();
             prop_assert_eq!(&found, &expected);
             if let Some((buffer, single)) = single(&mut self.device, ahead, &self.memory, self.direction) {
-                prop_assert_eq!((buffer.len, single, numbered.1), (expected[0].1, chain, 1));
+                prop_assert_eq!(
+                    (buffer.len, single, found.len(), numbered.table),
+                    (expected[0].1, chain, 1, false)
+                );
             }
             self.held.push((numbered, chain));
             ahead += chain.entries;
         }
         self.device.consume(ahead);
+        Ok(())
+    }
+
+    fn pass(&mut self, n: u8) -> Result<(), TestCaseError> {
+        let ready = self.device.look(n.into()).unwrap();
+        let wanted = Wanted { direction: self.direction, least: 0, most: u32::MAX };
+        let singles = self.device.singles(0, n.into(), &self.memory, wanted);
+        let found: Vec<_> = singles.iter().map(Single::len).collect();
+        let expected = self
+            .available
+            .iter()
+            .take(ready.min(n.into()))
+            .take_while(|chain| chain.buffers == 1 && !chain.table);
+        let expected: Vec<_> = expected.map(|&chain| self.buffers(chain)[0].1).collect();
+        // A packed queue finds the rest with the next call.
+        prop_assert!(expected.starts_with(&found), "{:?}, expected {:?}", found, expected);
+        prop_assert!(self.is_packed || found.len() == expected.len());
+        self.device.push_used_singles(0, found.len() as u16, self.direction);
+        self.device.consume(found.len() as u16);
+        for (token, len) in self.available.drain(..found.len()).zip(found) {
+            let len = if self.direction == Direction::Writable { len } else { 0 };
+            self.returned.push_back(Used { token, len });
+        }
         Ok(())
     }
 
@@ -220,7 +288,7 @@ impl<Device: DeviceQueue> Rig<Device> {
         let (held, used) = (self.held.iter().map(|held| held.0), self.returned.iter().chain(&self.used));
         let chains =
             self.added.iter().chain(&self.available).copied().chain(held).chain(used.map(|used| used.token));
-        let (n, entries) = chains.fold((0, 0), |(n, entries), chain| (n + 1, entries + u16::from(chain.1)));
+        let (n, entries) = chains.fold((0, 0), |(n, entries), chain| (n + 1, entries + chain.entries()));
         prop_assert_eq!((self.driver.in_flight(), self.driver.size() - self.driver.free()), (n, entries));
         Ok(())
     }
@@ -235,6 +303,7 @@ fn agree<Device: DeviceQueue>(
     device: impl Fn(u32) -> Device,
 ) -> Result<(), TestCaseError> {
     let mut rig = Rig {
+        is_packed: matches!(layout, Layout::Packed(_)),
         driver: driver::Queue::new(layout, event_idx),
         device: device(base),
         memory,
@@ -259,6 +328,10 @@ fn agree<Device: DeviceQueue>(
     Ok(())
 }
 
+fn levels() -> impl Strategy<Value = Level> {
+    proptest::sample::select(Level::available().collect::<Vec<_>>())
+}
+
 fn directions() -> impl Strategy<Value = Direction> {
     prop_oneof![Just(Direction::Readable), Just(Direction::Writable)]
 }
@@ -268,19 +341,26 @@ proptest! {
     /// returned, over any number of turns and restarts. No waiting side misses a notification, and no busy side
     /// receives one.
     #[test]
-    fn packed_sides_agree(ops in ops(), event_idx: bool, direction in directions(), size in 1u16..80) {
+    fn packed_sides_agree(
+        ops in ops(), event_idx: bool, direction in directions(), size in 1u16..80, level in levels(),
+    ) {
         let (memory, layout) = guest(size, true);
         let Layout::Packed(ring) = layout.clone() else { unreachable!() };
-        let device = |base| packed::device::Queue::new(ring.clone(), base, event_idx, false).unwrap();
+        let device = |base| {
+            packed::device::Queue::new(ring.clone(), base, event_idx, true).unwrap().at_level(level)
+        };
         agree((memory, layout), ops, event_idx, direction, packed::FRESH_BASE, device)?;
     }
 
     /// The same for a split queue.
     #[test]
-    fn split_sides_agree(ops in ops(), event_idx: bool, direction in directions(), size_bits in 0u32..7) {
+    fn split_sides_agree(
+        ops in ops(), event_idx: bool, direction in directions(), size_bits in 0u32..7, level in levels(),
+    ) {
         let (memory, layout) = guest(1 << size_bits, false);
         let Layout::Split(ring) = layout.clone() else { unreachable!() };
-        let device = |base| split::device::Queue::new(ring.clone(), base as u16, event_idx, false);
+        let device =
+            |base| split::device::Queue::new(ring.clone(), base as u16, event_idx, true).at_level(level);
         agree((memory, layout), ops, event_idx, direction, 0, device)?;
     }
 }
