@@ -33,9 +33,8 @@ const PORTS: u64 = 14_115;
 const DESCRIPTORS_PER_LISTENER: u64 = 19;
 /// Number of applications that claim marks.
 const CLAIMING: usize = 64;
-/// Number of connections with bulk data, by direction.
-const UPLOADS: usize = 4;
-const DOWNLOADS: usize = 16;
+/// Number of connections with bulk data.
+const BULK_CONNECTIONS: usize = 64;
 /// Size of the hostile peers' receive buffers in bytes.
 const BUFFER: usize = 4096;
 /// Maximum number of connections per process of hostile peers, because descriptors are limited per process.
@@ -96,11 +95,11 @@ impl Attack {
         }
     }
 
-    /// Returns the number of connections that carry bulk data, and the direction for the program on the stack.
-    fn bulk(self) -> Option<(usize, [&'static str; 2])> {
+    /// Returns what the program on the stack and its peers do with bulk data.
+    fn bulk(self) -> Option<[&'static str; 2]> {
         match self {
-            Self::Uploads => Some((UPLOADS, ["receive", "send"])),
-            Self::Downloads => Some((DOWNLOADS, ["send", "receive"])),
+            Self::Uploads => Some(["receive", "send"]),
+            Self::Downloads => Some(["send", "receive"]),
             _ => None,
         }
     }
@@ -108,7 +107,7 @@ impl Attack {
     /// Returns the arguments of the hostile programs on the stack.
     fn arguments(self) -> Vec<String> {
         match self.bulk() {
-            Some((count, [ours, _])) => vec![ours.to_owned(), FIRST_PORT.to_string(), count.to_string()],
+            Some([ours, _]) => vec![ours.to_owned(), FIRST_PORT.to_string(), BULK_CONNECTIONS.to_string()],
             None => [FIRST_PORT, LISTENERS].map(|number| number.to_string()).to_vec(),
         }
     }
@@ -168,10 +167,12 @@ impl Running {
             }
             running.wait()?;
         }
-        if let Some((count, [_, theirs])) = attack.bulk() {
+        if let Some([_, theirs]) = attack.bulk() {
             let mut command = site.far.command("taskset");
             command.args(["-c", &lcore, "python3", "-c", source::BULK, theirs]);
-            command.args([FIRST_PORT.to_string(), count.to_string(), ADDRESS.to_owned()]).args(HOSTILE);
+            command
+                .args([FIRST_PORT.to_string(), BULK_CONNECTIONS.to_string(), ADDRESS.to_owned()])
+                .args(HOSTILE);
             running.processes.push(Process::spawn("hostile peers", command)?);
             running.wait()?;
         }
@@ -225,8 +226,7 @@ impl Running {
                 Strength::of(sample.advanced(last), CLAIMING as u64, "programs that set marks")
             }
             Attack::Uploads | Attack::Downloads => {
-                let wanted = self.attack.bulk().map_or(0, |(count, _)| count) as u64;
-                let open = Strength::of(established, wanted, "established connections");
+                let open = Strength::of(established, BULK_CONNECTIONS as u64, "established connections");
                 let rate = sample.attempts_per_second(last);
                 Strength { attackers: rate, is_enough: open.is_enough && rate > 0, ..open }
             }

@@ -145,27 +145,30 @@ while True:
 /// in MB as its attempts. Arguments: `send` or `receive`, port, number of connections,
 /// address, and source addresses.
 pub(super) const BULK: &str = "
-import socket, sys, threading, time
+import select, socket, sys, time
 sends, port, count, peer = sys.argv[1] == 'send', int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
-moved, zeros = [0] * count, bytes(1 << 18)
-def move(number, s):
-    data = bytearray(1 << 18)
-    while True:
-        moved[number] += s.send(zeros) if sends else s.recv_into(data)
-def start(number, s):
-    threading.Thread(target=move, args=(number, s), daemon=True).start()
 if peer:
-    for number in range(count):
-        start(number, socket.create_connection((peer[0], port), 10, (peer[1 + number % 3], 0)))
+    sockets = [socket.create_connection((peer[0], port), 10, (peer[1 + n % 3], 0)) for n in range(count)]
 else:
     listener = socket.create_server(('0.0.0.0', port), backlog=count)
 print('ready', flush=True)
 if not peer:
-    for number in range(count):
-        start(number, listener.accept()[0])
+    sockets = [listener.accept()[0] for _ in range(count)]
+poll, moved, data, printed = select.epoll(), 0, bytearray(1 << 18), time.monotonic()
+by_descriptor = {s.fileno(): s for s in sockets}
+for s in sockets:
+    s.setblocking(False)
+    poll.register(s, select.EPOLLOUT if sends else select.EPOLLIN)
 while True:
-    time.sleep(0.1)
-    print(0 if sends else sum(moved) // 1000000, count, flush=True)
+    for descriptor, _ in poll.poll():
+        s = by_descriptor[descriptor]
+        try:
+            moved += s.send(data) if sends else s.recv_into(data)
+        except BlockingIOError:
+            pass
+    if time.monotonic() > printed + 0.1:
+        print(0 if sends else moved // 1000000, count, flush=True)
+        printed = time.monotonic()
 ";
 
 /// Uses CPU time without a pause, and makes system calls only for its reports.
