@@ -29,7 +29,7 @@ impl Ready {
         self.queues[user.number()].push_back(index);
     }
 
-    /// Removes and returns the first one of a user.
+    /// Removes and returns the first connection or socket of a user.
     #[inline]
     pub(super) fn pop(&mut self, user: UserIndex) -> Option<u32> {
         let index = self.queues.get_mut(user.number())?.pop_front()?;
@@ -37,7 +37,7 @@ impl Ready {
         Some(index)
     }
 
-    /// Returns the number of those of a user.
+    /// Returns the number of connections or sockets of a user.
     #[inline]
     pub(super) fn count(&self, user: UserIndex) -> usize {
         self.queues.get(user.number()).map_or(0, VecDeque::len)

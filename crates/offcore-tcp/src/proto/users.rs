@@ -9,7 +9,7 @@
 //! permits. Datagrams above the rate are dropped. The limit grows while the worker has idle time, until it is removed.
 //! Advertised windows never shrink.
 //!
-//! Work is counted in bytes: those of the payload, and some for each packet, segment and connection.
+//! Work is measured in bytes: the payload, plus a constant for each packet, segment and connection.
 
 use std::collections::VecDeque;
 
@@ -213,7 +213,7 @@ impl Users {
         may_extend
     }
 
-    /// Charges a user for `bytes` by which a window has been extended.
+    /// Charges a user for the extension of a window by `bytes`.
     pub(super) fn charge_window(&mut self, user: UserIndex, bytes: u64) {
         let traffic = &mut self.list[user.number()].traffic;
         let (of, work) = traffic.ratio;
