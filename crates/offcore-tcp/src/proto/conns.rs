@@ -46,8 +46,6 @@ pub(super) struct Conn {
     pub planned: u32,
     /// The application waits for room.
     pub wants_room: bool,
-    /// It waits for its user's share of a busy worker before it extends its window.
-    pub is_throttled: bool,
     /// It waits for memory, see [`MemoryWaiters`](super::shortage::Shortage).
     pub waits: bool,
     /// The listener that it belongs to until it is accepted.
@@ -72,7 +70,6 @@ impl Conn {
             ahead,
             promised: 0,
             funded: 0,
-            is_throttled: false,
             buffers: Buffers::default(),
             planned: 0,
             wants_room: false,

@@ -75,9 +75,9 @@ impl Stack {
                         conns.touch(id);
                     }
                 } else if let Some(socket) = udp.get_mut(id) {
-                    socket.waits = false;
+                    socket.outbox.waits = false;
                     if feed_socket(id, socket, app, config, out) {
-                        app.shortage.wait(id, &mut socket.waits);
+                        app.shortage.wait(id, &mut socket.outbox.waits);
                     }
                 }
             }

@@ -29,6 +29,15 @@ pub(crate) struct Text {
     pub commit_to: u64,
 }
 
+/// The limit of a window by its user's share of a busy worker.
+#[derive(Debug)]
+struct WindowShare {
+    /// Position of the right edge.
+    edge: u64,
+    /// The connection waits for its turn to extend the window.
+    is_waiting: bool,
+}
+
 /// The receive sequence space. Positions are offsets in the stream; a FIN occupies one position behind the last byte.
 #[derive(Debug)]
 pub(crate) struct Receiver {
@@ -45,8 +54,7 @@ pub(crate) struct Receiver {
     promise: u32,
     /// The limit of the window by memory.
     granted: u64,
-    /// The limit of the window by its user's share of a busy worker.
-    share: u64,
+    share: WindowShare,
     round: Round,
     /// Position of the peer's FIN if it has arrived. `next` is beyond it when all data before it has also arrived.
     fin: Option<u64>,
@@ -73,7 +81,7 @@ impl Receiver {
             consumed: 0,
             promise,
             granted: u64::MAX,
-            share: u64::MAX,
+            share: WindowShare { edge: u64::MAX, is_waiting: false },
             round: Round::default(),
             fin: None,
             scale,
@@ -309,20 +317,26 @@ impl Receiver {
     /// Removes the limit by the user's share.
     #[inline]
     pub(crate) fn remove_share(&mut self) {
-        self.share = u64::MAX;
+        self.share.edge = u64::MAX;
     }
 
-    /// Keeps the window from growing. Returns whether less than half of a window of `chunk` bytes is left.
+    /// Keeps the window from growing. Returns whether less than half of a window of `chunk` bytes is left, and it does
+    /// not wait for an extension.
     pub(crate) fn hold_share(&mut self, chunk: u64) -> bool {
-        self.share = self.share.min(self.announced);
-        self.share.saturating_sub(self.next) < chunk / 2
+        self.share.edge = self.share.edge.min(self.announced);
+        self.share.edge.saturating_sub(self.next) < chunk / 2 && !self.share.is_waiting
+    }
+
+    /// Records whether it waits for [`extend_share`](Self::extend_share).
+    pub(crate) fn wait_for_share(&mut self, waits: bool) {
+        self.share.is_waiting = waits;
     }
 
     /// Extends the limit by the user's share to a window of `chunk` bytes. Returns by how much it grows.
     pub(crate) fn extend_share(&mut self, chunk: u64) -> u64 {
-        let before = self.share;
-        self.share = before.max(self.next + chunk);
-        self.share - before
+        let before = self.share.edge;
+        self.share.edge = before.max(self.next + chunk);
+        self.share.edge - before
     }
 
     /// Returns the number of bytes that have arrived and that the application has not read.
@@ -336,7 +350,8 @@ impl Receiver {
     fn edge(&self) -> u64 {
         let unit = !((1u64 << self.scale) - 1);
         let largest = u64::from(u16::MAX) << self.scale;
-        let window = self.wanted().min(self.granted).min(self.share).saturating_sub(self.next).min(largest);
+        let window =
+            self.wanted().min(self.granted).min(self.share.edge).saturating_sub(self.next).min(largest);
         let edge = self.next + (window & unit);
         if edge >= self.announced + self.least_step(1) { edge } else { self.announced }
     }
@@ -345,7 +360,7 @@ impl Receiver {
     #[inline]
     fn least_step(&self, segments: u64) -> u64 {
         let least = u64::from(self.promise / 2).min(segments * u64::from(self.ack.peer_mss()));
-        if self.granted.min(self.share) < self.wanted() { least.min(LEAST.into()) } else { least }
+        if self.granted.min(self.share.edge) < self.wanted() { least.min(LEAST.into()) } else { least }
     }
 
     /// Returns the acknowledgement number and the window of a segment that is sent now. No acknowledgement is due

@@ -104,8 +104,6 @@ pub(super) struct Socket {
     pub activity: Activity,
     pub errors: Errors,
     pub joined: Joined,
-    /// It waits for memory, see [`MemoryWaiters`](super::shortage::Shortage).
-    pub waits: bool,
     pub ready: bool,
     pub closed: bool,
 }

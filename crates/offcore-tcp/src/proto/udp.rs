@@ -103,7 +103,6 @@ impl Stack {
             activity: Activity::default(),
             errors: Errors::default(),
             joined: Joined::default(),
-            waits: false,
             ready: false,
             closed: false,
         });
@@ -274,7 +273,7 @@ impl Stack {
         let end = socket.outbox.fifo().end();
         socket.release_asked(&mut app.arena, &self.config);
         if socket.outbox.is_short() || socket.outbox.fifo().end() > end {
-            app.shortage.wait(id, &mut socket.waits);
+            app.shortage.wait(id, &mut socket.outbox.waits);
         }
     }
 

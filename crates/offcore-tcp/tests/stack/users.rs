@@ -77,7 +77,7 @@ fn users_send_in_turn() {
     }
     let turns: Vec<_> = (0..4).map(|_| plans(&mut world, &conns)).collect();
     // The single connection of the second user has five segments. It does not wait for the 24 others.
-    assert_eq!(turns[0], [18, 5], "{turns:?}");
+    assert_eq!(turns[0], [20, 5], "{turns:?}");
     assert!(turns.iter().all(|[first, second]| *first > 0 && first + second <= PACKETS), "{turns:?}");
 }
 

@@ -44,6 +44,8 @@ pub(in crate::proto) struct Outbox {
     in_flight: VecDeque<Outgoing>,
     /// The application waits for room.
     pub wants_room: bool,
+    /// It waits for memory, see [`MemoryWaiters`](crate::proto::shortage::MemoryWaiters).
+    pub waits: bool,
 }
 
 impl Outbox {
@@ -57,6 +59,7 @@ impl Outbox {
             path_mtu: PathMtu::Ignore,
             in_flight: VecDeque::new(),
             wants_room: false,
+            waits: false,
         }
     }
 

@@ -23,13 +23,13 @@ pub(super) fn charge_received(users: &mut Users, id: ConnId, conn: &mut Conn) {
 /// Extends the window of a connection that needs it, or lets it wait.
 #[cold]
 fn extend_or_wait(users: &mut Users, id: ConnId, conn: &mut Conn) {
-    if !conn.tcb.receiver.hold_share(CHUNK) || conn.is_throttled {
+    if !conn.tcb.receiver.hold_share(CHUNK) {
         return;
     }
     if users.may_extend_or_wait(conn.user, id) {
         users.charge_window(conn.user, conn.tcb.receiver.extend_share(CHUNK));
     } else {
-        conn.is_throttled = true;
+        conn.tcb.receiver.wait_for_share(true);
     }
 }
 
@@ -50,8 +50,8 @@ impl Stack {
             for _ in 0..RESUMED {
                 let Some(id) = users.next_waiting(user) else { break };
                 let Some(conn) = conns.get_mut(id) else { continue };
-                conn.is_throttled = false;
                 let receiver = &mut conn.tcb.receiver;
+                receiver.wait_for_share(false);
                 if users.is_limited(user) {
                     users.charge_window(user, receiver.extend_share(CHUNK));
                 } else {
