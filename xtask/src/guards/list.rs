@@ -518,7 +518,7 @@ const LIST: &[Guard] = &[
     Guard {
         name: "rests after long waits",
         file: "crates/offcore-flow/src/worker/turns.rs",
-        code: ".min(self.measured).max(ticks)", without: ".min(self.measured)",
+        code: ".min(self.times.measured).max(ticks)", without: ".min(self.times.measured)",
         package: FLOW, executable: "--lib", test: "long_stalls_leave_half_to_others",
     },
     Guard {

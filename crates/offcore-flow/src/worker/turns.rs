@@ -84,7 +84,15 @@ pub struct Turns {
     usage: Usage,
     looked: u64,
     look: fn() -> Usage,
+    times: Times,
+}
+
+/// Times in ticks of the TSC.
+#[derive(Debug)]
+struct Times {
+    /// [`LONG`] for all parties.
     long: u64,
+    /// [`MEASURED`], [`AHEAD`], [`LINGER`], [`TURN`], [`ASKED`], [`LOOKS`] and [`EXPENSIVE_TURN`].
     measured: u64,
     ahead: u64,
     linger: u64,
@@ -160,14 +168,7 @@ impl Turns {
             usage: Usage::default(),
             looked: 0,
             look: Usage::of_thread,
-            long,
-            measured,
-            ahead,
-            linger,
-            turn,
-            asked,
-            looks,
-            dear,
+            times: Times { long, measured, ahead, linger, turn, asked, looks, dear },
         }
     }
 
@@ -176,7 +177,7 @@ impl Turns {
     pub(crate) fn begin(&mut self) -> bool {
         let now = tsc::now();
         let last = std::mem::replace(&mut self.began, now);
-        if now.wrapping_sub(last) > self.long {
+        if now.wrapping_sub(last) > self.times.long {
             self.measure(last, now);
         }
         self.until.is_some()
@@ -193,7 +194,7 @@ impl Turns {
             self.forget();
             self.counted = now;
         }
-        self.until = Some(later(self.until, now.wrapping_add(self.measured)));
+        self.until = Some(later(self.until, now.wrapping_add(self.times.measured)));
     }
 
     /// The worker has slept because it had nothing to do.
@@ -209,13 +210,13 @@ impl Turns {
     #[cold]
     pub(crate) fn round(&mut self, tasks: impl FnOnce(&mut Self) -> usize) -> usize {
         // Work between rounds, such as repeated copies, does not belong to any turn.
-        if self.began.wrapping_sub(self.ended) > self.looks {
+        if self.began.wrapping_sub(self.ended) > self.times.looks {
             self.look_at_thread(self.began);
         }
         (self.named, self.ended) = (0, self.began);
         let packets = tasks(self);
         self.end();
-        if is_past(self.ended, self.looked.wrapping_add(self.looks)) {
+        if is_past(self.ended, self.looked.wrapping_add(self.times.looks)) {
             self.look_at_thread(self.ended);
         }
         if self.until.is_some_and(|until| is_past(self.ended, until)) {
@@ -271,7 +272,7 @@ impl Turns {
 
     fn visited(&mut self, party: usize, began: u64, now: u64, packets: usize) {
         let ticks = now.wrapping_sub(began);
-        if ticks > self.asked {
+        if ticks > self.times.asked {
             let (ran, is_dear) = self.long_turn(party, ticks, packets, now);
             self.ended = self.ended.wrapping_add(if is_dear { ticks } else { ticks - ran });
         }
@@ -294,11 +295,11 @@ impl Turns {
         self.parties.resize(self.parties.len().max(party + 1), new);
         self.parties[party].is_known = true;
         let known = self.parties.iter().filter(|party| party.is_known).count();
-        self.long = tsc::ticks(LONG) * known.max(2) as u64;
+        self.times.long = tsc::ticks(LONG) * known.max(2) as u64;
     }
 
     fn waits(&self, party: usize, now: u64) -> bool {
-        self.rests(party, now) || self.parties[party].used > self.least + self.ahead
+        self.rests(party, now) || self.parties[party].used > self.least + self.times.ahead
     }
 
     fn rests(&self, party: usize, now: u64) -> bool {
@@ -311,7 +312,7 @@ impl Turns {
         let mut ticks = now.wrapping_sub(began);
         let longest = self.stats.counter(1);
         longest.add(ticks.saturating_sub(longest.value()));
-        if ticks > self.asked {
+        if ticks > self.times.asked {
             (ticks, _) = self.long_turn(party, ticks, packets, now);
         }
         if packets > 0 {
@@ -321,13 +322,13 @@ impl Turns {
         party.used += ticks;
         if packets == 0 {
             let since = *party.empty.get_or_insert(began);
-            party.idle |= now.wrapping_sub(since) > self.linger.min(LINGERS * party.cost);
+            party.idle |= now.wrapping_sub(since) > self.times.linger.min(LINGERS * party.cost);
             return;
         }
         (party.empty, party.idle, party.cost) = (None, false, ticks);
-        if ticks > self.turn {
+        if ticks > self.times.turn {
             party.burst = (packets.min(party.burst) / 2).max(1);
-        } else if packets >= party.burst && ticks < self.turn / 2 {
+        } else if packets >= party.burst && ticks < self.times.turn / 2 {
             party.burst = (party.burst * 2).min(BURST);
         }
     }
@@ -345,8 +346,8 @@ impl Turns {
         // If the thread was also preempted, it is unknown which of the two took long.
         let is_sleep = self.usage.sleeps != before.sleeps && self.usage.preempted == before.preempted;
         let slept = if is_sleep { ticks - ran } else { 0 };
-        let is_dear = ran > self.dear.max(self.asked.saturating_mul(packets as u64));
-        let mut rest = if slept > self.dear { slept } else { 0 };
+        let is_dear = ran > self.times.dear.max(self.times.asked.saturating_mul(packets as u64));
+        let mut rest = if slept > self.times.dear { slept } else { 0 };
         if is_dear || slept > 0 {
             // A single event may be caused by the machine, or by a short sleep for another party.
             if is_before(now, self.parties[party].dear) {
@@ -371,7 +372,7 @@ impl Turns {
 
     /// Returns the time until which a wait of `ticks` is remembered.
     fn remembered(&self, ticks: u64, now: u64) -> u64 {
-        now.wrapping_add(ticks.saturating_mul(THROTTLE_FACTOR).min(self.measured).max(ticks))
+        now.wrapping_add(ticks.saturating_mul(THROTTLE_FACTOR).min(self.times.measured).max(ticks))
     }
 
     /// Adds to a counter in [`PORT_COUNTERS`] if the party is a port with counters.

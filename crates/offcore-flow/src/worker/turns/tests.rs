@@ -48,8 +48,9 @@ use Cost::{Runs, Sleeps, Waits};
 impl World {
     fn new(tasks: usize) -> Self {
         let mut turns = Turns::private();
-        (turns.ahead, turns.linger, turns.turn, turns.measured) = (5 * US, 5 * US, 20 * US, 10 * SECOND);
-        (turns.asked, turns.looks, turns.dear) = (100 * US, 1000 * US, 1000 * US);
+        (turns.times.ahead, turns.times.linger, turns.times.turn, turns.times.measured) =
+            (5 * US, 5 * US, 20 * US, 10 * SECOND);
+        (turns.times.asked, turns.times.looks, turns.times.dear) = (100 * US, 1000 * US, 1000 * US);
         (turns.began, turns.ended, turns.looked) = (1000 * US, 1000 * US, 1000 * US);
         USAGE.set(Usage::default());
         turns.look = || USAGE.get();
@@ -357,8 +358,8 @@ fn long_round_enables_turn_accounting() {
     let mut turns = Turns::private();
     // The test moves times by two hours instead of waiting, so that it does not depend on the machine's speed.
     let [hour, two_hours] = [1, 2].map(|hours| tsc::ticks(Duration::from_secs(hours * 3600)));
-    (turns.long, turns.measured) = (hour, hour);
-    (turns.ahead, turns.asked, turns.looks) = (hour, hour, hour);
+    (turns.times.long, turns.times.measured) = (hour, hour);
+    (turns.times.ahead, turns.times.asked, turns.times.looks) = (hour, hour, hour);
     turns.began = tsc::now();
     assert!(!turns.begin());
     turns.began = tsc::now().wrapping_sub(two_hours);
@@ -375,7 +376,7 @@ fn long_round_enables_turn_accounting() {
     };
     assert_eq!(turns.round(&mut all), 12);
     assert_eq!(turns.parties.len(), 2, "a port is one party, however many queues it has");
-    turns.long = hour;
+    turns.times.long = hour;
     assert!(turns.begin(), "turns are measured for an hour");
     turns.until = turns.until.map(|until| until.wrapping_sub(two_hours));
     assert!(turns.begin());
@@ -424,7 +425,7 @@ fn packets_between_guests_wait_for_their_turn() {
             &mut Context { mover: &mut parts.mover, cache: &mut parts.cache, clock: &mut clock, burst: 32 };
         let mut turns = Turns::private();
         turns.know(6);
-        turns.parties[6].used = turns.ahead + 1;
+        turns.parties[6].used = turns.times.ahead + 1;
         assert_eq!(task.round_in_turns(ctx, &mut turns), 0);
         turns.parties[6].used = 0;
         assert_eq!(task.round_in_turns(ctx, &mut turns), 5, "in one copy: {one_copy}");
