@@ -224,7 +224,6 @@ impl Host {
         let (stack, out) = self.path.call();
         self.app.round(ctx, &mut Calls { stack, out, now });
         if self.app.is_busy() {
-            self.path.stack.set_busy(now);
             received += 1;
         }
         ctx.clock.lap(if received > 0 { Stage::Application } else { Stage::Idle });

@@ -296,7 +296,7 @@ const LIST: &[Guard] = &[
     Guard {
         name: "turns of users that send",
         file: "crates/offcore-tcp/src/proto/users.rs",
-        code: "(self.competing > 1).then_some(TURN)", without: "(self.competing > u64::MAX - 1).then_some(TURN)",
+        code: "if self.competing < 2 {", without: "if self.competing < u64::MAX {",
         package: TCP, executable: "stack", test: "users_send_in_turn",
     },
     Guard {

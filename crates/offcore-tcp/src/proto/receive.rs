@@ -320,11 +320,17 @@ impl Receiver {
         self.share.edge = u64::MAX;
     }
 
-    /// Keeps the window from growing. Returns whether less than half of a window of `chunk` bytes is left, and it does
-    /// not wait for an extension.
-    pub(crate) fn hold_share(&mut self, chunk: u64) -> bool {
-        self.share.edge = self.share.edge.min(self.announced);
-        self.share.edge.saturating_sub(self.next) < chunk / 2 && !self.share.is_waiting
+    /// Keeps the window from growing, unless it is limited already. Returns whether it has no room for a segment.
+    pub(crate) fn hold_share(&mut self) -> bool {
+        if self.share.edge == u64::MAX {
+            self.share.edge = self.announced;
+        }
+        self.share.edge.saturating_sub(self.next) < u64::from(self.ack.peer_mss().max(LEAST / 2))
+    }
+
+    /// Returns whether it waits for [`extend_share`](Self::extend_share).
+    pub(crate) fn waits_for_share(&self) -> bool {
+        self.share.is_waiting
     }
 
     /// Records whether it waits for [`extend_share`](Self::extend_share).
@@ -332,10 +338,12 @@ impl Receiver {
         self.share.is_waiting = waits;
     }
 
-    /// Extends the limit by the user's share to a window of `chunk` bytes. Returns by how much it grows.
-    pub(crate) fn extend_share(&mut self, chunk: u64) -> u64 {
+    /// Extends the limit by the user's share by `more` bytes, but at least to a window of `chunk` bytes, and at most to
+    /// the receive buffer. Returns by how much it grows.
+    pub(crate) fn extend_share(&mut self, more: u64, chunk: u64) -> u64 {
         let before = self.share.edge;
-        self.share.edge = before.max(self.next + chunk);
+        let edge = (before + more).min(self.wanted()).max(self.next + chunk);
+        self.share.edge = before.max(edge);
         self.share.edge - before
     }
 

@@ -152,14 +152,8 @@ impl Stack {
             out.verdicts.push(verdict);
         }
         self.run = None;
-        self.set_busy(now);
-        self.settle(now, out);
-    }
-
-    /// Records work at time `now` that is not a packet. The time until the next turn then does not count as idle.
-    #[inline]
-    pub fn set_busy(&mut self, now: u64) {
         self.arenas.users.set_busy(now);
+        self.settle(now, out);
     }
 
     /// Processes a packet on the fast path if it continues the run of the packet `before` it.
@@ -176,6 +170,7 @@ impl Stack {
         let Self { conns, net, arenas, config, .. } = self;
         let (id, conn) = conns.at(run.index)?;
         let arena = &mut arenas[conn.app];
+        conn.tcb.receiver.ack.count_packet();
         Input { now, id, net, arena, config, out }.follow(conn, &again)
     }
 
@@ -295,6 +290,7 @@ impl Stack {
         }
         let Self { net, arenas, config, .. } = self;
         let arena = &mut arenas[conn.app];
+        conn.tcb.receiver.ack.count_packet();
         let mut input = Input { now, id, net, arena, config, out };
         let (verdict, outcome) = input.segment(conn, segment)?;
         // Dropped segments do not count as a sign of life, because anyone can send them.
@@ -316,8 +312,11 @@ impl Stack {
                 continue;
             }
             conn.tcb.trim = Some(now + QUIET);
+            let packets = conn.tcb.receiver.ack.take_packets();
+            if packets > 0 {
+                window_shares::charge_received(&mut self.arenas.users, id, conn, packets);
+            }
             if conn.tcb.receiver.next() != conn.funded {
-                window_shares::charge_received(&mut self.arenas.users, id, conn);
                 let App { arena, shortage, .. } = self.arenas.app(conn.app);
                 conn.fund(arena, shortage.turn());
                 if conn.lacks_window() {

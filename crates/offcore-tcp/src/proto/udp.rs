@@ -337,9 +337,12 @@ impl Stack {
                     more = false;
                     continue;
                 };
-                // A held port also uses the budget, which limits the number of sockets checked per turn.
+                // A held port uses the work only, which limits the number of sockets checked per turn.
+                let Planned::Bytes(bytes) = planned else {
+                    budget.take_work(0, 1, 0);
+                    break;
+                };
                 budget.packets -= 1;
-                let Planned::Bytes(bytes) = planned else { break };
                 budget.take_work(bytes as u64, 1, 1);
                 quantum = quantum.saturating_sub(bytes);
             }

@@ -7,61 +7,139 @@ use offcore_tcp::proto::{AppMemory, ConnId, DropReason};
 
 use crate::world::{End, World, addresses};
 
-const PORTS: [u16; 2] = [70, 71];
+/// Microseconds between two turns of the worker.
+const TURN: u64 = 100;
+/// Turns that the worker takes before it compares the users for the last time.
+const TURNS: u64 = 2000;
 
-/// Opens a socket of an application of another user.
-fn open(end: &mut End, user: u32, port: u16) -> (ConnId, Datagrams) {
-    let (stack, _) = end.path.call();
-    let app = stack.add_app(AppMemory::new(4 << 20, Arc::default()).unwrap());
-    stack.set_user(app, user);
-    let socket = stack.open_datagrams(app, None, port).unwrap();
-    (socket, Datagrams::new(stack.memory(app), stack.slot(socket).unwrap()).unwrap())
+/// A user with a socket of its own.
+struct User {
+    socket: ConnId,
+    datagrams: Datagrams,
+    /// A datagram of 1,000 bytes to the socket.
+    frame: Vec<u8>,
+    received: u64,
 }
 
-/// Sends datagrams of 1,000 bytes to two users of a worker: these numbers in each turn. The worker is idle between the
-/// turns if `has_idle_time`. Returns the number of dropped datagrams.
-fn drops(counts: [usize; 2], has_idle_time: bool) -> u64 {
-    let mut world = World::new(false);
+/// Creates users of host 2.
+fn users(world: &mut World, count: u16) -> Vec<User> {
     let frame = world.frames_of(addresses(2)[0], &[7; 1000]).remove(0);
-    let frames = PORTS.map(|port| {
+    let open = |number: u16| {
+        let (stack, _) = world.ends[1].path.call();
+        let app = stack.add_app(AppMemory::new(4 << 20, Arc::default()).unwrap());
+        stack.set_user(app, number.into());
+        let socket = stack.open_datagrams(app, None, 100 + number).unwrap();
+        let datagrams = Datagrams::new(stack.memory(app), stack.slot(socket).unwrap()).unwrap();
         let mut frame = frame.clone();
-        frame[36..38].copy_from_slice(&port.to_be_bytes());
+        frame[36..38].copy_from_slice(&(100 + number).to_be_bytes());
         // Without a checksum (RFC 768).
         frame[40..42].fill(0);
-        frame
-    });
-    let end = &mut world.ends[1];
-    let mut sockets = [0, 1].map(|user: usize| open(end, user as u32, PORTS[user]));
-    let mut received = [0; 2];
+        User { socket, datagrams, frame, received: 0 }
+    };
+    let users = (0..count).map(open).collect();
     // The set-up is long ago.
-    end.turn(5_000_000);
-    for turn in 1..=200 {
-        let now = 10_000_000 + 100 * turn;
-        for (frame, count) in frames.iter().zip(counts) {
-            (0..count).for_each(|_| end.receive(now, frame));
+    world.ends[1].turn(5_000_000);
+    users
+}
+
+impl User {
+    fn read(&mut self, end: &mut End, now: u64) {
+        while self.datagrams.receive(&mut [0; 1000]).is_some() {
+            self.received += 1;
+        }
+        let (stack, out) = end.path.call();
+        stack.consumed(now, self.socket, out).unwrap();
+    }
+}
+
+fn dropped(end: &End) -> u64 {
+    end.path.stack.drops().get(DropReason::UserShare)
+}
+
+/// Sends datagrams to two users of a worker: these numbers in each turn. The worker is idle between the turns if
+/// `has_idle_time`. Returns the number of dropped datagrams.
+fn drops(counts: [u64; 2], has_idle_time: bool) -> u64 {
+    let mut world = World::new(false);
+    let mut users = users(&mut world, 2);
+    let end = &mut world.ends[1];
+    for turn in 1..=TURNS {
+        let now = 10_000_000 + TURN * turn;
+        for (user, count) in users.iter().zip(counts) {
+            (0..count).for_each(|_| end.receive(now, &user.frame));
         }
         end.turn(now);
         if has_idle_time {
             end.turn(now + 10);
         }
-        for ((socket, datagrams), received) in sockets.iter_mut().zip(&mut received) {
-            while datagrams.receive(&mut [0; 1000]).is_some() {
-                *received += 1;
-            }
-            let (stack, out) = end.path.call();
-            stack.consumed(now, *socket, out).unwrap();
-        }
+        users.iter_mut().for_each(|user| user.read(end, now));
     }
-    assert_eq!(received[1], 200 * counts[1], "the light user gets all datagrams");
-    let drops = end.path.stack.drops().get(DropReason::UserShare);
-    assert_eq!(received[0] as u64 + drops, 200 * counts[0] as u64);
-    drops
+    assert_eq!(users[1].received, TURNS * counts[1], "the light user gets all datagrams");
+    assert_eq!(users[0].received + dropped(end), TURNS * counts[0]);
+    dropped(end)
 }
 
 #[test]
 fn busy_worker_drops_datagrams_above_share() {
-    assert!(drops([20, 1], false) > 1000);
-    assert_eq!(drops([20, 1], true), 0);
+    assert!(drops([20, 2], false) > 10 * TURNS);
+    assert_eq!(drops([20, 2], true), 0);
     assert_eq!(drops([20, 0], false), 0);
     assert_eq!(drops([2, 1], true), 0);
+}
+
+/// Sends 20 datagrams in each turn to a heavy user, and one in 100 turns to each of some light users. The worker has
+/// time for exactly that, or is always busy. Returns the percentage that the heavy user receives.
+fn received_beside(light: u16, always_busy: bool) -> u64 {
+    let mut world = World::new(false);
+    let mut users = users(&mut world, 1 + light);
+    let end = &mut world.ends[1];
+    for turn in 1..=TURNS {
+        let now = 10_000_000 + TURN * turn;
+        if turn % 100 == 0 {
+            users[1..].iter().for_each(|user| end.receive(now, &user.frame));
+        }
+        let before = dropped(end);
+        (0..20).for_each(|_| end.receive(now, &users[0].frame));
+        let accepted = 20 - (dropped(end) - before);
+        end.turn(now);
+        if accepted < 20 && !always_busy {
+            // The rest of the time is idle.
+            end.turn(now + TURN * accepted / 20);
+        }
+        users.iter_mut().for_each(|user| user.read(end, now));
+    }
+    100 * users[0].received / (20 * TURNS)
+}
+
+#[test]
+fn light_users_leave_work_to_heavy_user() {
+    for light in [1, 10] {
+        for (always_busy, least) in [(false, 75), (true, 25)] {
+            let received = received_beside(light, always_busy);
+            assert!(received >= least, "{received} % beside {light} users, always busy: {always_busy}");
+        }
+    }
+    assert_eq!(received_beside(0, true), 100);
+}
+
+#[test]
+fn limit_ends_without_competition() {
+    let mut world = World::new(false);
+    let mut users = users(&mut world, 2);
+    let end = &mut world.ends[1];
+    let mut turn = |end: &mut End, now: u64, counts: [usize; 2]| {
+        for (user, count) in users.iter().zip(counts) {
+            (0..count).for_each(|_| end.receive(now, &user.frame));
+        }
+        end.turn(now);
+        users.iter_mut().for_each(|user| user.read(end, now));
+    };
+    (1..=200).for_each(|number| turn(end, 10_000_000 + TURN * number, [20, 2]));
+    let before = dropped(end);
+    assert!(before > 0);
+    // A burst per second, and the worker sleeps between them.
+    for second in 11..=20 {
+        turn(end, second * 1_000_000, [0, 0]);
+        turn(end, second * 1_000_000 + TURN, [20, 0]);
+    }
+    assert_eq!(dropped(end), before);
 }

@@ -86,19 +86,17 @@ fn users_send_in_turn() {
 fn receive_beside(counts: [usize; 2], competes: bool) -> [usize; 2] {
     let (mut world, conns) = connect(1, counts);
     world.delay = 1000;
-    let bytes = content(3, 4 * MEGABYTE);
+    world.hosts[1].is_busy = true;
+    // The users do not compete any more.
+    world.run(SECOND / 10);
+    let bytes = content(3, 8 * MEGABYTE);
     let now = world.now;
     for (user, ends) in conns.iter().enumerate() {
         for [here, _] in ends.iter().filter(|_| user == 0 || competes) {
             world.hosts[0].send(now, *here, &bytes);
         }
     }
-    let end = now + SECOND / 5;
-    while world.now < end {
-        world.run(50);
-        let now = world.now;
-        world.hosts[1].stack.set_busy(now);
-    }
+    world.run(SECOND / 20);
     let received = conns.each_ref().map(|ends| {
         ends.iter().map(|[_, there]| world.hosts[1].sessions[there].received.len()).sum::<usize>()
     });
@@ -118,4 +116,56 @@ fn busy_worker_limits_windows() {
     let [many, single] = receive_beside([16, 1], true);
     assert!(many < 4 * single, "16 connections of one user received {many} bytes, one of another {single}");
     assert!(many < alone[0] / 2, "{many} bytes, {} without another user", alone[0]);
+}
+
+#[test]
+fn light_user_leaves_windows_to_heavy_user() {
+    let (mut world, conns) = connect(1, [8, 1]);
+    world.delay = 1000;
+    world.hosts[1].is_busy = true;
+    let bytes = content(4, 8 * MEGABYTE);
+    let now = world.now;
+    conns[0].iter().for_each(|ends| world.hosts[0].send(now, ends[0], &bytes));
+    for _ in 0..40 {
+        let now = world.now;
+        world.hosts[0].send(now, conns[1][0][0], b"?");
+        world.run(5_000);
+    }
+    let received: usize = conns[0].iter().map(|ends| world.hosts[1].sessions[&ends[1]].received.len()).sum();
+    assert!(received > 4 * bytes.len(), "{received} bytes of {}", 8 * bytes.len());
+}
+
+#[test]
+fn reused_number_has_own_user() {
+    let (mut world, conns) = connect(0, [1, 24]);
+    world.hosts[1].listen(9, 16);
+    // All connections are ready, but the interface is held.
+    world.hosts[0].stack.hold(0, true);
+    let now = world.now;
+    for ends in conns.iter().flatten() {
+        let Host { stack, sessions, .. } = &mut world.hosts[0];
+        assert_eq!(sessions.get_mut(&ends[0]).unwrap().writer.write(&content(2, 4_000)), 4_000);
+        stack.written(now, ends[0], &mut Out::default()).unwrap();
+    }
+    // The connection of the first user ends, and one of the second user gets its number.
+    let [ended, peer] = conns[0][0];
+    let Host { stack, out, .. } = &mut world.hosts[1];
+    stack.abort(now, peer, out);
+    world.run(2 * SECOND);
+    let now = world.now;
+    let Host { stack, out, .. } = &mut world.hosts[0];
+    stack.close(now, ended, out);
+    assert!(stack.slot(ended).is_none());
+    let app = stack.app(conns[1][0][0]).unwrap();
+    let new = world.hosts[0].connect_for(app, now, "10.0.0.2:9");
+    world.run(10_000);
+    let now = world.now;
+    let Host { stack, sessions, .. } = &mut world.hosts[0];
+    assert!(sessions.get_mut(&new).unwrap().writer.write(&content(2, 4096)) > 0);
+    stack.written(now, new, &mut Out::default()).unwrap();
+    stack.hold(0, false);
+    let mut out = Out::default();
+    stack.tx(now, PACKETS, &mut out);
+    assert_eq!(out.plans.len(), PACKETS);
+    assert!(out.plans.iter().all(|plan| plan.conn != new), "24 connections of its user precede it");
 }

@@ -28,7 +28,7 @@ pub(crate) struct DelayedAck {
     largest: u16,
     /// The position that was last acknowledged.
     acknowledged: u64,
-    /// The number of packets with in-order data since it was last taken.
+    /// The number of packets since it was last taken.
     packets: u32,
 }
 
@@ -56,7 +56,13 @@ impl DelayedAck {
         self.peer_mss
     }
 
-    /// Returns the number of packets with in-order data since the last call.
+    /// Counts a packet of any kind.
+    #[inline]
+    pub(crate) fn count_packet(&mut self) {
+        self.packets += 1;
+    }
+
+    /// Returns the number of packets since the last call.
     #[inline]
     pub(crate) fn take_packets(&mut self) -> u32 {
         std::mem::take(&mut self.packets)
@@ -76,7 +82,6 @@ impl DelayedAck {
     /// Records that `len` bytes of in-order data have arrived, up to `next`.
     #[inline]
     pub(super) fn arrived(&mut self, now: u64, next: u64, len: u64) {
-        self.packets += 1;
         let due = next - self.acknowledged;
         if len <= u64::from(self.largest) {
             self.peer_mss = self.peer_mss.max(len as u16);

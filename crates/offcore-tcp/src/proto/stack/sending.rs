@@ -9,9 +9,9 @@ use crate::proto::users::Budget;
 /// Maximum number of bytes of one connection that are planned in a row.
 const QUANTUM: u32 = 64 << 10;
 /// Maximum work per call. Copies of more data would delay the answers to packets that arrive in the meantime.
-const MAX_WORK: u64 = 512 << 10;
+const MAX_WORK: i64 = 512 << 10;
 /// Work of a look at a connection that has nothing to send.
-const VISIT: u64 = 64;
+const VISIT: i64 = 64;
 
 impl Stack {
     /// Plans at most `packets` packets, except on interfaces that are [held](Self::hold).
@@ -20,20 +20,26 @@ impl Stack {
             return;
         }
         let mut left = Budget { packets, work: MAX_WORK };
-        let turn = self.arenas.users.turn().unwrap_or(MAX_WORK);
         let ifaces = self.net.turns();
         for user in self.arenas.users.turns() {
             if left.is_empty() {
                 return;
             }
-            let work = turn.min(left.work);
-            let mut budget = Budget { packets: left.packets, work };
-            self.tx_of(user, ifaces.clone(), now, &mut budget, out);
-            if budget.packets < left.packets {
-                self.arenas.users.end_turn(user, work - budget.work);
-                left = Budget { packets: budget.packets, work: left.work - (work - budget.work) };
+            if !self.is_ready(user) {
+                continue;
             }
+            let Some(work) = self.arenas.users.begin_sending(user, left.work) else { continue };
+            let mut budget = Budget { packets: left.packets, work };
+            let before = out.plans.len();
+            self.tx_of(user, ifaces.clone(), now, &mut budget, out);
+            self.arenas.users.end_sending(user, work, budget.work, out.plans.len() > before);
+            left = Budget { packets: budget.packets, work: left.work - (work - budget.work) };
         }
+    }
+
+    /// Returns whether a user's connection or socket may have something to send.
+    fn is_ready(&self, user: UserIndex) -> bool {
+        self.udp.ready.count(user) > 0 || self.net.ifaces.iter().any(|iface| iface.ready.count(user) > 0)
     }
 
     /// Plans packets of a user.
@@ -76,8 +82,9 @@ impl Stack {
                 break;
             }
             let Some(index) = net.ifaces[iface].ready.pop(user) else { break };
-            budget.work = budget.work.saturating_sub(VISIT);
-            let Some((id, conn)) = conns.at(index) else { continue };
+            budget.work -= VISIT;
+            // Another user's connection may have got the number of one that has ended.
+            let Some((id, conn)) = conns.at(index).filter(|(_, conn)| conn.user == user) else { continue };
             let mut quantum = QUANTUM;
             let before = out.plans.len();
             conn.tcb.ready = false;

@@ -56,10 +56,11 @@ impl Stack {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Returns a time before which no timer of a connection expires. It is not in the past after
-    /// [`timers`](Self::timers).
+    /// Returns a time before which no timer of a connection expires and no connection extends its window. It is not in
+    /// the past after [`timers`](Self::timers).
     pub fn next_conn_timer(&self) -> Option<u64> {
-        self.conns.timers.next_deadline()
+        let deadlines = [self.conns.timers.next_deadline(), self.arenas.users.deadline()];
+        deadlines.into_iter().flatten().min()
     }
 
     fn conn_timer(&mut self, now: u64, index: u32, out: &mut Out) {

@@ -8,28 +8,32 @@ use crate::proto::users::{CHUNK, Users};
 /// Maximum number of connections of a user that extend their windows in one turn.
 const RESUMED: usize = 64;
 
-/// Charges a user for the data that a connection has received since its window was last extended.
+/// Charges the user of a connection for `packets` packets, which have arrived since the last call.
 #[inline]
-pub(super) fn charge_received(users: &mut Users, id: ConnId, conn: &mut Conn) {
-    let receiver = &mut conn.tcb.receiver;
-    let (bytes, packets) = (receiver.next() - conn.funded, receiver.ack.take_packets());
+pub(super) fn charge_received(users: &mut Users, id: ConnId, conn: &mut Conn, packets: u32) {
+    let bytes = conn.tcb.receiver.next() - conn.funded;
     if users.charge_received(conn.user, bytes, packets) {
-        extend_or_wait(users, id, conn);
+        extend_or_wait(users, id, conn, bytes);
     } else {
-        receiver.remove_share();
+        conn.tcb.receiver.remove_share();
     }
 }
 
-/// Extends the window of a connection that needs it, or lets it wait.
+/// Extends the window of a connection that has received `bytes`. If that is not possible now, and little is left of the
+/// window, the connection waits.
 #[cold]
-fn extend_or_wait(users: &mut Users, id: ConnId, conn: &mut Conn) {
-    if !conn.tcb.receiver.hold_share(CHUNK) {
+fn extend_or_wait(users: &mut Users, id: ConnId, conn: &mut Conn, bytes: u64) {
+    let receiver = &mut conn.tcb.receiver;
+    let is_used_up = receiver.hold_share();
+    if bytes == 0 || receiver.end().is_some() || receiver.waits_for_share() {
         return;
     }
-    if users.may_extend_or_wait(conn.user, id) {
-        users.charge_window(conn.user, conn.tcb.receiver.extend_share(CHUNK));
-    } else {
-        conn.tcb.receiver.wait_for_share(true);
+    if users.may_extend(conn.user) {
+        // The window grows by what was received, as in slow start.
+        users.charge_window(conn.user, receiver.extend_share(2 * bytes, CHUNK));
+    } else if is_used_up {
+        receiver.wait_for_share(true);
+        users.wait(conn.user, id);
     }
 }
 
@@ -53,7 +57,8 @@ impl Stack {
                 let receiver = &mut conn.tcb.receiver;
                 receiver.wait_for_share(false);
                 if users.is_limited(user) {
-                    users.charge_window(user, receiver.extend_share(CHUNK));
+                    let chunk = CHUNK.max(2 * u64::from(receiver.ack.peer_mss()));
+                    users.charge_window(user, receiver.extend_share(0, chunk));
                 } else {
                     receiver.remove_share();
                 }
