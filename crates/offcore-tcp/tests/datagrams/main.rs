@@ -185,16 +185,28 @@ fn forged(part: &[u8], last: u8, ident: u16) -> Vec<u8> {
 fn fragment_flood_spares_other_senders() {
     let mut world = World::new(false);
     let bytes = content(1, 3000);
-    let parts = world.frames_of(addresses(2)[0], &bytes);
-    let now = world.now;
+    let [parts, mut long] =
+        [&bytes, &content(2, 30_000)].map(|bytes| world.frames_of(addresses(2)[0], bytes));
+    // The last fragment of a forged datagram never arrives.
+    long.pop();
+    let (now, before) = (world.now, free(&world));
+    // Returns the most buffers that fragments hold during a flood.
+    let flood = |world: &mut World, senders: std::ops::Range<u8>| {
+        let mut most = 0;
+        for (sender, ident) in senders.flat_map(|sender| (0..40).map(move |ident| (sender, ident))) {
+            for part in &long {
+                world.ends[1].receive(now, &forged(part, sender, ident));
+                most = most.max(before - free(world));
+            }
+        }
+        most
+    };
     world.ends[1].receive(now, &parts[0]);
-    for ident in 0..5000 {
-        world.ends[1].receive(now, &forged(&parts[0], 77, ident));
-    }
-    assert!(free(&world) > 2048 / 2, "parts hold {} buffers", 2048 - free(&world));
+    assert_eq!(flood(&mut world, 77..78), 1 + 128, "half of the buffers for fragments");
     parts[1..].iter().for_each(|part| world.ends[1].receive(now, part));
     world.run(|_, frame| vec![frame]);
     assert!(world.ends[1].take().unwrap().1 == bytes);
+    assert_eq!(flood(&mut world, 78..88), 256, "an eighth of all buffers");
 }
 
 #[test]

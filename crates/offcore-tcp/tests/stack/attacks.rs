@@ -133,8 +133,7 @@ fn zero_window_orphan_times_out() {
         }
     }
     // Five minutes, and a second per KiB of the data.
-    assert!(now < 600 * SECOND, "the orphan is reset after {} s", now / SECOND);
-    assert_eq!(host.stack.connections(), 0);
+    assert_eq!((now / SECOND - 2, host.stack.connections()), (300 + 256, 0));
 }
 
 /// A peer with many cheap connections must not prevent the service of others.
