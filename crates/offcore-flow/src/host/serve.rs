@@ -210,12 +210,7 @@ impl Serve {
         self.registry.visit_awake(Application::make_all_due);
         self.take_created_memory(calls);
         self.handle_peer_answers(calls);
-        for (user, key) in std::mem::take(&mut self.admission.talking) {
-            let from = tsc::now();
-            self.read_guest_message(key, calls);
-            self.woke_guest(user, from);
-            self.charge_time(user, from);
-        }
+        self.read_waiting_messages(calls);
         for key in events.drain(..) {
             self.take_event(key, EventFlags::IN, calls);
         }
@@ -233,15 +228,28 @@ impl Serve {
         } else if self.admission.connecting && !self.awaits_address(calls) {
             self.accept_processes(calls.now);
         }
-        for app in std::mem::take(&mut self.acceptors.late) {
-            let (user, from) = (self.registry.user_of(app), tsc::now());
-            self.take_accept_results(app, calls);
-            if let Some(user) = user {
-                self.charge_time(user, from);
-            }
-            self.polling.look = true;
-        }
+        self.take_accept_results(calls);
         self.tend_applications(calls);
+    }
+
+    /// Reads the first messages of guests that waited until their user was below the limit of errands. Guests beyond
+    /// the slices of their users wait for the next round.
+    fn read_waiting_messages(&mut self, calls: &mut Calls<'_>) {
+        let mut rest = Vec::new();
+        self.schedule.turns.begin_slices();
+        for (user, key) in std::mem::take(&mut self.admission.talking) {
+            if !self.schedule.turns.has_slice(user) {
+                rest.push((user, key));
+                continue;
+            }
+            let from = tsc::now();
+            self.read_guest_message(key, calls);
+            self.woke_guest(user, from);
+            self.charge_time(user, from);
+        }
+        self.polling.look |= !rest.is_empty();
+        rest.append(&mut self.admission.talking);
+        self.admission.talking = rest;
     }
 
     /// Handles events of a user until the user's time for events is used up. The others stay in the user's set.
@@ -295,7 +303,7 @@ impl Serve {
                 self.tally.counts.woken += 1;
                 self.wake_application(app);
             }
-            Source::Kernel => self.take_accept_results(app, calls),
+            Source::Kernel => self.queue_accept_results(app),
             // The next round handles created memory, answers about other ends, and processes that wait until their user
             // is below the limit of errands.
             Source::Helpers => self.polling.look = true,

@@ -35,6 +35,7 @@ fn slow_wakeups_end_only_their_application() {
     let process = Process::attach_as(&mut world, &path, OTHER);
     let second = Process::attach_as(&mut world, &path, OTHER);
     let listener = process.listen(&mut world, 8080, 8);
+    let queue = second.listen(&mut world, 8082, 8);
     let mut client = world.connect(8080);
     world.run(0.1);
     let end = process.accept(&listener).unwrap();
@@ -76,6 +77,11 @@ fn slow_wakeups_end_only_their_application() {
     // The user must wait before it can begin new sessions; other users need not.
     let refused = Some(Errno::ACCESS.raw_os_error() as u32);
     assert_eq!(second.open(&mut world, &listen(8081, 1)).err(), refused);
+    let before = world.app.counts().sessions;
+    world.connect(8082);
+    world.run(0.1);
+    assert!(second.accept(&queue).is_none(), "connections of peers wait as well");
+    assert_eq!(world.app.counts().sessions, before);
     let hello = Hello { version: VERSION, key: [0; KEY] }.to_bytes();
     let socket = knock_as(&path, OTHER).unwrap();
     assert!(greet(&mut world, &socket, &hello).is_none(), "its processes must try again");

@@ -31,6 +31,30 @@ pub(super) const SHARES: &[Guard] = &[
         package: FLOW, executable: "--lib", test: "events_wait_for_next_slice",
     },
     Guard {
+        name: "slice for first messages",
+        file: "crates/offcore-flow/src/host/serve.rs",
+        code: "if !self.schedule.turns.has_slice(user) {", without: "if user == u32::MAX {",
+        package: FLOW, executable: "--lib", test: "first_messages_wait_for_next_slice",
+    },
+    Guard {
+        name: "slice for kernel connections",
+        file: "crates/offcore-flow/src/host/serve/listening.rs",
+        code: "while self.schedule.turns.has_slice(user) {", without: "while user < u32::MAX {",
+        package: FLOW, executable: "--lib", test: "accept_results_wait_for_next_slice",
+    },
+    Guard {
+        name: "threads that end",
+        file: "crates/offcore-flow/src/host/serve/listening.rs",
+        code: "if same >= ENDING {", without: "if same >= ENDING * 100 {",
+        package: FLOW, executable: "--lib", test: "ending_acceptors_are_limited",
+    },
+    Guard {
+        name: "connections of a barred user",
+        file: "crates/offcore-flow/src/host/serve/listening.rs",
+        code: "SESSION) || self.schedule.waking.is_barred(user) {", without: "SESSION) {",
+        package: FLOW, executable: "serve", test: "slow_wakeups_end_only_their_application",
+    },
+    Guard {
         name: "answers of threads",
         file: "crates/offcore-flow/src/host/serve/sessions.rs",
         code: "            self.charge_time(user, from);\n        }\n        self.polling.look = true;\n", without: "            let _ = from;\n        }\n        self.polling.look = true;\n",
@@ -91,9 +115,15 @@ pub(super) const SHARES: &[Guard] = &[
         package: FLOW, executable: "--lib", test: "unread_answers_are_limited",
     },
     Guard {
+        name: "applications of all users",
+        file: "crates/offcore-flow/src/host/serve/owners.rs",
+        code: "(unused < APPLICATIONS).then_some(unused)", without: "(unused < 2 * APPLICATIONS).then_some(unused)",
+        package: FLOW, executable: "--lib", test: "applications_of_all_users_are_limited",
+    },
+    Guard {
         name: "most applications of a user",
         file: "crates/offcore-flow/src/host/serve/feed.rs",
-        code: "APPLICATIONS_OF_USER.min(APPLICATIONS / users)", without: "APPLICATIONS / users",
+        code: "(APPLICATIONS / users).clamp(1, APPLICATIONS_OF_USER)", without: "(APPLICATIONS / users).max(1)",
         package: FLOW, executable: "--lib", test: "applications_per_user_are_capped",
     },
     Guard {

@@ -394,6 +394,23 @@ mod tests {
     use super::super::descriptors::Descriptors;
     use super::*;
 
+    impl Acceptor {
+        /// Replaces the results of the thread by `count` results of a listener that has ended.
+        pub(in crate::host::serve) fn set_results(&mut self, count: usize) {
+            let (to, come) = channel();
+            let name = Name { number: 0, generation: 0 };
+            (0..count).for_each(|_| to.send((name, AcceptResult::Done)).unwrap());
+            self.come = come;
+        }
+
+        /// Returns the number of results that the worker has not taken.
+        pub(in crate::host::serve) fn count_results(&mut self) -> usize {
+            let count = self.come.try_iter().count();
+            self.set_results(count);
+            count
+        }
+    }
+
     /// The test simulates calls of `accept` by the shared counters. The thread itself waits for events.
     #[test]
     fn blocked_accept_closes_listener() {

@@ -20,7 +20,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::application::{Application, Process};
 use super::feed::{Made, Share};
-use super::key::{Key, Source};
+use super::key::{APPLICATIONS, Key, Source};
 use super::owners::Guest;
 use super::session::number;
 use super::{Serve, descriptors, wire};
@@ -158,6 +158,9 @@ impl Serve {
                  fewer users",
                 self.descriptors.most()
             ),
+            Errno::USERS if self.registry.next_index().is_none() => {
+                format!(": all users together have the maximum of {APPLICATIONS} applications: end some")
+            }
             Errno::USERS => {
                 format!(
                     ": user {user} has the maximum of {} applications: end some",
@@ -281,6 +284,9 @@ impl Serve {
             return self.refuse_guest(guest, Errno::AGAIN, calls.now);
         }
         if ours || !is_begun {
+            if self.registry.next_index().is_none() {
+                return self.refuse_guest(guest, Errno::USERS, calls.now);
+            }
             if !self.helpers.feed.has_room(user) {
                 let error = self.abort_oldest_orphaned(user, calls);
                 return self.refuse_guest(guest, error, calls.now);
@@ -420,7 +426,7 @@ impl Serve {
         (memory, share): (AppMemory, Share),
         calls: &mut Calls<'_>,
     ) -> Result<usize, Errno> {
-        let at = self.registry.apps.iter().position(Option::is_none).unwrap_or(self.registry.apps.len());
+        let at = self.registry.next_index().ok_or(Errno::USERS)?;
         let mut instance = [0; 8];
         if getrandom(&mut instance, GetRandomFlags::NONBLOCK)? < instance.len() {
             return Err(Errno::AGAIN);

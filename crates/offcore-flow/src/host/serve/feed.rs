@@ -14,7 +14,7 @@ use super::descriptors::DescriptorCharge;
 use super::errands::{Errands, notify};
 use super::key::APPLICATIONS;
 
-/// The maximum number of applications of a user. With many users the limit is lower, so that each gets its share.
+/// The maximum number of applications of a user. With many users the limit is lower, so that each gets its share, but at least 1.
 const APPLICATIONS_OF_USER: usize = 1024;
 
 /// Created memory, or `None` if the system has no more.
@@ -70,7 +70,7 @@ impl Feed {
     pub(super) fn new(users: usize, helpers: Arc<OwnedFd>) -> Self {
         let (to, made) = channel();
         let share = available_memory().map_or(usize::MAX, |bytes| bytes / 4 * 3 / users);
-        let applications = APPLICATIONS_OF_USER.min(APPLICATIONS / users);
+        let applications = (APPLICATIONS / users).clamp(1, APPLICATIONS_OF_USER);
         Self { made, to, helpers, share, applications, budgets: HashMap::new(), left: Vec::new() }
     }
 
@@ -163,7 +163,7 @@ mod tests {
     fn applications_per_user_are_capped() {
         let helpers = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
         let share = |users| Feed::new(users, Arc::clone(&helpers)).applications();
-        assert_eq!([1, 4, 8, 2048].map(share), [1024, 1024, 512, 2]);
+        assert_eq!([1, 4, 8, 2048, 4096, 4097].map(share), [1024, 1024, 512, 2, 1, 1]);
         let mut feed = Feed::new(1, Arc::clone(&helpers));
         let budget = feed.budgets.entry(7).or_insert_with(|| Arc::new(Budget::new(0)));
         let mut charges: Vec<_> = (0..1024).map(|_| Charge::new(Arc::clone(budget))).collect();

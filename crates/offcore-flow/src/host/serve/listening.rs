@@ -20,8 +20,6 @@ use crate::host::Calls;
 
 /// Maximum number of acceptor threads per user that are still ending. Beyond it no new thread is started.
 const ENDING: usize = 64;
-/// Maximum number of results of an application's acceptor thread handled in a round.
-const KERNELS: usize = 64;
 /// Maximum number of connections of a listener that get a session in a round.
 const ACCEPTED: usize = 64;
 /// Maximum number of connections of a listener that have a session before the application accepts them. Others wait
@@ -92,8 +90,9 @@ impl Serve {
         let Some(user) = self.registry.user_of(app) else { return };
         let mut left = ACCEPTED;
         while left > 0 {
-            if !self.descriptors.has_room(user, SESSION) {
-                // As in the kernel, connections stay in the queue while descriptors are exhausted.
+            if !self.descriptors.has_room(user, SESSION) || self.schedule.waking.is_barred(user) {
+                // As in the kernel, connections stay in the queue while descriptors are exhausted. The same applies to
+                // connections of a user whose wake-ups took too long.
                 return self.delay(app, number);
             }
             let Some(conn) = calls.stack.accept(id) else { break };
@@ -169,7 +168,7 @@ impl Serve {
 
     /// Adds a kernel listener to a session.
     pub(super) fn add_kernel(&mut self, app: usize, number: u32, kernel: OwnedFd) -> Result<(), Errno> {
-        let acceptor = self.acceptor(app);
+        let acceptor = self.start_acceptor(app);
         let application = self.registry.app(app).ok_or(Errno::BADF)?;
         let generation = application.session(number).map(|session| session.generation);
         let (Ok(()), Some(generation), Some(acceptor)) = (acceptor, generation, &mut application.acceptor)
@@ -194,7 +193,7 @@ impl Serve {
     }
 
     /// Starts the acceptor thread of an application, if it is not running.
-    fn acceptor(&mut self, app: usize) -> Result<(), Errno> {
+    pub(super) fn start_acceptor(&mut self, app: usize) -> Result<(), Errno> {
         let application = self.registry.app(app).ok_or(Errno::BADF)?;
         if application.acceptor.is_none() {
             let same =
@@ -225,31 +224,60 @@ impl Serve {
         }
     }
 
-    /// Takes results of an application's acceptor thread.
-    pub(super) fn take_accept_results(&mut self, app: usize, calls: &mut Calls<'_>) {
-        for _ in 0..KERNELS {
-            let Some(application) = self.app(app) else { return };
-            let user = application.user;
-            let come = application.acceptor.as_ref().and_then(Acceptor::next);
-            let Some((Name { number, generation }, come)) = come else { return };
-            if let AcceptResult::Failed(error) = come {
-                self.count_refusal(calls.now, KERNEL_ACCEPT_WARNING, user, error);
-                continue;
-            }
-            let session = application.session_mut(number).filter(|session| session.generation == generation);
-            match session.map(|session| &mut session.what) {
-                Some(What::Listener(listener)) => {
-                    listener.come.push_back(come);
-                    if listener.held.is_none() {
-                        self.queue_listener(app, number, Some(generation));
-                    }
+    /// Queues an application whose acceptor thread has results.
+    pub(super) fn queue_accept_results(&mut self, app: usize) {
+        if !self.acceptors.ready.contains(&app) {
+            self.acceptors.ready.push(app);
+        }
+    }
+
+    /// Takes results of acceptor threads. Results beyond the slices of their users wait for the next round.
+    pub(super) fn take_accept_results(&mut self, calls: &mut Calls<'_>) {
+        // Applications without results in this round are served first in the next one.
+        let (mut rest, mut served) = (Vec::new(), Vec::new());
+        self.schedule.turns.begin_slices();
+        for app in std::mem::take(&mut self.acceptors.ready) {
+            let Some(user) = self.registry.user_of(app) else { continue };
+            let queue = if self.schedule.turns.has_slice(user) { &mut served } else { &mut rest };
+            queue.push(app);
+            while self.schedule.turns.has_slice(user) {
+                let from = tsc::now();
+                let taken = self.take_accept_result(app, calls);
+                self.charge_time(user, from);
+                if !taken {
+                    served.pop();
+                    break;
                 }
-                // The listener has ended in the meantime.
-                _ => self.helpers.errands.close(user, come),
             }
         }
+        rest.append(&mut served);
         // No event reports the remaining results.
-        self.acceptors.late.push(app);
+        self.polling.look |= !rest.is_empty();
+        self.acceptors.ready = rest;
+    }
+
+    /// Takes the next result of an application's acceptor thread. Returns whether the thread had a result.
+    fn take_accept_result(&mut self, app: usize, calls: &mut Calls<'_>) -> bool {
+        let Some(application) = self.app(app) else { return false };
+        let user = application.user;
+        let come = application.acceptor.as_ref().and_then(Acceptor::next);
+        let Some((Name { number, generation }, come)) = come else { return false };
+        if let AcceptResult::Failed(error) = come {
+            self.count_refusal(calls.now, KERNEL_ACCEPT_WARNING, user, error);
+            return true;
+        }
+        let session = application.session_mut(number).filter(|session| session.generation == generation);
+        match session.map(|session| &mut session.what) {
+            Some(What::Listener(listener)) => {
+                listener.come.push_back(come);
+                if listener.held.is_none() {
+                    self.queue_listener(app, number, Some(generation));
+                }
+            }
+            // The listener has ended in the meantime.
+            _ => self.helpers.errands.close(user, come),
+        }
+        true
     }
 
     /// Creates a session for an incoming connection.

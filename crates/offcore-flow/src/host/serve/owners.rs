@@ -21,7 +21,7 @@ use super::descriptors::DescriptorCharge;
 use super::door::ServeSocket;
 use super::errands::Errands;
 use super::feed::Feed;
-use super::key::{AT_ONCE, Key, Source, Watch};
+use super::key::{APPLICATIONS, AT_ONCE, Key, Source, Watch};
 use super::peers::Peers;
 use super::ports::Ports;
 use super::turns::Turns;
@@ -115,10 +115,20 @@ impl Registry {
         awake.iter().filter_map(|app| apps.get_mut(app)?.as_deref_mut().map(&mut visit)).for_each(drop);
     }
 
+    /// The index of the next application, or `None` if there are [`APPLICATIONS`] of them.
+    pub(super) fn next_index(&self) -> Option<usize> {
+        unused_index(&self.apps)
+    }
+
     /// The user of an application.
     pub(super) fn user_of(&self, app: usize) -> Option<u32> {
         self.apps.get(app)?.as_deref().map(|app| app.user)
     }
+}
+
+fn unused_index<T>(apps: &[Option<T>]) -> Option<usize> {
+    let unused = apps.iter().position(Option::is_none).unwrap_or(apps.len());
+    (unused < APPLICATIONS).then_some(unused)
 }
 
 /// Indices of sessions. A session is identified by the index of its application and its number.
@@ -153,14 +163,14 @@ pub(super) struct Acceptors {
     pub(super) cpus: CpuSet,
     /// Threads of ended applications that still run.
     pub(super) ending: Vec<Acceptor>,
-    /// Applications whose threads have more results than one round handles.
-    pub(super) late: Vec<usize>,
+    /// Applications whose threads may have results.
+    pub(super) ready: Vec<usize>,
 }
 
 impl Acceptors {
     pub(super) fn new() -> Self {
         let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
-        Self { cpus, ending: Vec::new(), late: Vec::new() }
+        Self { cpus, ending: Vec::new(), ready: Vec::new() }
     }
 }
 
@@ -248,5 +258,21 @@ impl Tally {
             misuses: WarningLimit::default(),
             losses: WarningLimit::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With more users than that, an application of each would need more indices than keys of events can contain.
+    #[test]
+    fn applications_of_all_users_are_limited() {
+        let mut apps = vec![Some(()); 4095];
+        assert_eq!(unused_index(&apps), Some(4095));
+        apps.push(Some(()));
+        assert_eq!(unused_index(&apps), None);
+        apps[7] = None;
+        assert_eq!(unused_index(&apps), Some(7));
     }
 }

@@ -9,10 +9,12 @@ use offcore_session::Place;
 use offcore_session::message::{Answer, Call, Hello, KEY, NONE, Question, VERSION, Welcome};
 use offcore_tcp::proto::{Config, ConnId, Out, Stack};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with, socketpair,
 };
 
+use super::acceptor::Acceptor;
 use super::application::Process;
 use super::owners::Guest;
 use super::session::DATAGRAM;
@@ -69,17 +71,24 @@ impl Bed {
 
     /// Starts to add an application of a user. Returns its key and the socket of its process.
     fn begin(&mut self, user: u32) -> ([u8; KEY], OwnedFd) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        let generation = self.serve.registry.next_generation();
+        let theirs = self.add_guest(user);
+        let guest = self.serve.admission.guests.back_mut().unwrap();
         let mut key = [1; KEY];
-        key[..4].copy_from_slice(&generation.to_ne_bytes());
-        let (charge, waits) = (None, Some(key));
-        let guest = Guest { generation, user, socket, charge, since: 0, invited: false, waits };
-        self.serve.admission.guests.push_back(guest);
+        key[..4].copy_from_slice(&guest.generation.to_ne_bytes());
+        guest.waits = Some(key);
         let Helpers { feed, errands, .. } = &mut self.serve.helpers;
         feed.begin(user, key, MEMORY, errands);
         (key, theirs)
+    }
+
+    /// Adds a guest of a user. Returns the socket of its process.
+    fn add_guest(&mut self, user: u32) -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let generation = self.serve.registry.next_generation();
+        let guest = Guest { generation, user, socket, charge: None, since: 0, invited: false, waits: None };
+        self.serve.admission.guests.push_back(guest);
+        theirs
     }
 
     /// Adds an application of a user.
@@ -231,6 +240,87 @@ fn events_wait_for_next_slice() {
     assert_eq!(handled, [(8, 1, 2), (16, 2, 3), (20, 3, 4), (20, 3, 4)]);
 }
 
+/// A child process may have any user: the user of its application is charged.
+#[test]
+fn invited_children_are_charged() {
+    let mut bed = Bed::new();
+    let [app, _other] = [USER, OTHER].map(|user| bed.attach(user));
+    let (key, own) = (bed.serve.app(app.index).unwrap().key, bed.serve.admission.user);
+    let socket = bed.add_guest(USER);
+    let guest = bed.serve.admission.guests.back_mut().unwrap();
+    guest.invited = true;
+    set_socket_passcred(&guest.socket, true).unwrap();
+    guest.charge = bed.serve.descriptors.take(USER, 1).ok();
+    bed.serve.admission.talking.push((USER, Key::new(Source::Guest, 0, 0, guest.generation)));
+    send(&socket, &Hello { version: VERSION, key }.to_bytes(), SendFlags::empty()).unwrap();
+    let before = bed.had(own);
+    assert_eq!(bed.charged(Bed::tend), [USER]);
+    assert_eq!(bed.had(own), before);
+    let mut welcome = [0; Welcome::LEN];
+    wire::receive(socket.as_fd(), &mut welcome, &mut Vec::new()).unwrap();
+    assert_eq!(Welcome::from_bytes(&welcome).map(|welcome| (welcome.error, welcome.key)), Some((0, key)));
+}
+
+/// The first messages of guests, after their users were at the limit of errands. A slice ends after the first one.
+#[test]
+fn first_messages_wait_for_next_slice() {
+    let mut bed = Bed::new();
+    let users = [USER, USER, USER, OTHER, OTHER];
+    let _sockets = users.map(|user| {
+        let socket = bed.add_guest(user);
+        send(&socket, b"nonsense", SendFlags::empty()).unwrap();
+        let generation = bed.serve.admission.guests.back().unwrap().generation;
+        bed.serve.admission.talking.push((user, Key::new(Source::Guest, 0, 0, generation)));
+        socket
+    });
+    bed.serve.schedule.turns.end_slices_at_once([OTHER + 1, OTHER + 2]);
+    let left = [(); 3].map(|()| {
+        bed.tend();
+        let guests = &bed.serve.admission.guests;
+        let left = [USER, OTHER].map(|user| guests.iter().filter(|guest| guest.user == user).count());
+        assert!(bed.serve.polling.look || left == [0, 0], "the next round reads the other messages");
+        left
+    });
+    assert_eq!(left, [[2, 1], [1, 0], [0, 0]]);
+}
+
+/// Results of acceptor threads. A slice ends after the first one, and the applications of a user take turns.
+#[test]
+fn accept_results_wait_for_next_slice() {
+    let mut bed = Bed::new();
+    let apps = [USER, OTHER, OTHER].map(|user| bed.attach(user).index);
+    for app in apps {
+        bed.serve.start_acceptor(app).unwrap();
+        bed.serve.app(app).unwrap().acceptor.as_mut().unwrap().set_results(3);
+        bed.serve.queue_accept_results(app);
+    }
+    bed.serve.schedule.turns.end_slices_at_once([OTHER + 1, OTHER + 2]);
+    let left = [(); 5].map(|()| {
+        bed.tend();
+        apps.map(|app| bed.serve.app(app).unwrap().acceptor.as_mut().unwrap().count_results())
+    });
+    assert_eq!(left, [[2, 2, 3], [1, 2, 2], [0, 1, 2], [0, 1, 1], [0, 0, 1]]);
+    assert!(bed.serve.polling.look, "the next round takes the last result");
+}
+
+#[test]
+fn ending_acceptors_are_limited() {
+    let mut bed = Bed::new();
+    let [app, other] = [USER, OTHER].map(|user| bed.attach(user).index);
+    for _ in 0..64 {
+        let charge = bed.serve.descriptors.take(USER, 3).unwrap();
+        let acceptor = Acceptor::new(USER, charge, bed.serve.acceptors.cpus).unwrap();
+        bed.serve.acceptors.ending.push(acceptor);
+    }
+    assert_eq!(bed.serve.start_acceptor(app), Err(Errno::AGAIN));
+    assert_eq!(bed.serve.start_acceptor(other), Ok(()), "another user has a separate limit");
+    while bed.serve.acceptors.ending.len() == 64 {
+        bed.tend();
+        std::thread::yield_now();
+    }
+    assert_eq!(bed.serve.start_acceptor(app), Ok(()));
+}
+
 #[test]
 fn relayed_bytes_are_charged() {
     let mut bed = Bed::new();
@@ -323,11 +413,8 @@ fn processes_that_wait_for_memory_are_limited() {
     let mut bed = Bed::new();
     let user = bed.serve.admission.user;
     for _ in 0..256 {
-        let generation = bed.serve.registry.next_generation();
-        let socket = std::fs::File::open("/dev/null").unwrap().into();
-        let (charge, waits) = (None, Some([7; KEY]));
-        let guest = Guest { generation, user, socket, charge, since: 0, invited: false, waits };
-        bed.serve.admission.guests.push_back(guest);
+        drop(bed.add_guest(user));
+        bed.serve.admission.guests.back_mut().unwrap().waits = Some([7; KEY]);
     }
     let refused = |bed: &mut Bed| {
         let socket = bed.knock();

@@ -24,6 +24,8 @@ struct Account {
     user: u32,
     /// Ticks used.
     had: u64,
+    /// Ticks used since the last call of [`Turns::begin_slices`].
+    slice: u64,
     /// TSC value at the end of the last work.
     active: u64,
     /// The indices of applications with work, the least recently served one first.
@@ -51,7 +53,7 @@ impl Turns {
     fn account(&mut self, user: u32) -> &mut Account {
         let found = self.users.iter().position(|account| account.user == user);
         let at = found.unwrap_or_else(|| {
-            self.users.push(Account { user, had: 0, active: 0, ready: VecDeque::new() });
+            self.users.push(Account { user, had: 0, slice: 0, active: 0, ready: VecDeque::new() });
             self.users.len() - 1
         });
         &mut self.users[at]
@@ -94,6 +96,19 @@ impl Turns {
         let least = self.least;
         let account = self.account(user);
         account.had = account.had.max(least) + ticks;
+        account.slice += ticks;
+    }
+
+    /// Begins a loop over work of several users, see [`has_slice`](Self::has_slice).
+    pub(super) fn begin_slices(&mut self) {
+        self.users.iter_mut().for_each(|account| account.slice = 0);
+    }
+
+    /// Whether a user may do more work in this loop: it has used less than its [`limit`](Self::limit). The first unit
+    /// of work is always allowed.
+    pub(super) fn has_slice(&mut self, user: u32) -> bool {
+        let used = self.account(user).slice;
+        used == 0 || used < self.limit(user)
     }
 
     /// Returns the time in ticks that a round may spend on events of a user: a slice if other users have worked

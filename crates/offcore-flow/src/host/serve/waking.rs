@@ -5,7 +5,8 @@
 //! A turn makes only a few long wake-ups per user. A user is charged for slow wake-ups by CPU time, which excludes the
 //! time when other threads had the core. After at least three slow wake-ups, an application that raises its user's debt
 //! above a limit is ended. The debt shrinks by a fixed part of the elapsed time. Until it is zero, the user cannot
-//! begin new sessions, and each of its applications is ended at the next slow wake-up.
+//! begin new sessions, connections to its listeners wait, and each of its applications is ended at the next slow
+//! wake-up.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
