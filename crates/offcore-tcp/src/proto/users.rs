@@ -83,7 +83,7 @@ struct Traffic {
     price: u64,
     /// End of the last period with work.
     active: u64,
-    /// Work by which the last turn to send was exceeded.
+    /// Excess work of the last turns to send.
     debt: i64,
     /// The limit of received work per period.
     limit: Option<u64>,

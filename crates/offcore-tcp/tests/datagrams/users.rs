@@ -12,7 +12,7 @@ const TURN: u64 = 100;
 /// Turns that the worker takes before it compares the users for the last time.
 const TURNS: u64 = 2000;
 
-/// A user with a socket of its own.
+/// A user with one socket.
 struct User {
     socket: ConnId,
     datagrams: Datagrams,

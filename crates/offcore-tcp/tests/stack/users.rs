@@ -147,7 +147,7 @@ fn reused_number_has_own_user() {
         assert_eq!(sessions.get_mut(&ends[0]).unwrap().writer.write(&content(2, 4_000)), 4_000);
         stack.written(now, ends[0], &mut Out::default()).unwrap();
     }
-    // The connection of the first user ends, and one of the second user gets its number.
+    // The first user's connection ends. A new connection of the second user gets its number.
     let [ended, peer] = conns[0][0];
     let Host { stack, out, .. } = &mut world.hosts[1];
     stack.abort(now, peer, out);

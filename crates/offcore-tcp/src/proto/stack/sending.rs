@@ -83,7 +83,7 @@ impl Stack {
             }
             let Some(index) = net.ifaces[iface].ready.pop(user) else { break };
             budget.work -= VISIT;
-            // Another user's connection may have got the number of one that has ended.
+            // The number of an ended connection may belong to another user's connection now.
             let Some((id, conn)) = conns.at(index).filter(|(_, conn)| conn.user == user) else { continue };
             let mut quantum = QUANTUM;
             let before = out.plans.len();

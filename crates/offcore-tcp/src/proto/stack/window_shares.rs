@@ -29,7 +29,7 @@ fn extend_or_wait(users: &mut Users, id: ConnId, conn: &mut Conn, bytes: u64) {
         return;
     }
     if users.may_extend(conn.user) {
-        // The window grows by what was received, as in slow start.
+        // The window grows by the received bytes, as in slow start.
         users.charge_window(conn.user, receiver.extend_share(2 * bytes, CHUNK));
     } else if is_used_up {
         receiver.wait_for_share(true);
