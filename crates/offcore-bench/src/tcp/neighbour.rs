@@ -8,8 +8,9 @@
 //!                                             nginx and hostile programs under `offcore exec`
 //! ```
 //! Each attack gets a new stack. Windows are measured before the attack, during the attack, and from 5 s after its end.
-//! A window in which other processes used a core is repeated. Hostile peers and programs share the core of the honest
-//! clients, which lowers our result. The clients compare every byte. Between the windows the strength of the attack is
+//! A window without an attack in which other processes used a core is repeated. Hostile peers and programs share the core
+//! of nginx and the honest clients, which have a higher priority. This weakens the attackers, and their packets and timers
+//! still take time from the clients. The clients compare every byte. Between the windows the strength of the attack is
 //! recorded: an attack that does not reach half of its intended strength is an error.
 
 mod attack;
@@ -92,7 +93,7 @@ impl Stack {
         let socket = site.dir.file("stack");
         let mut command = site.command(near, &options.binary);
         command.args(["tcp", "--lcores", &options.lcore.to_string(), "--stats-interval", "0"]);
-        command.args(["--idle", "sleep", "--port", &format!("af_packet:ours0,addr={ADDRESS}/24")]);
+        command.args(["--port", &format!("af_packet:ours0,addr={ADDRESS}/24")]);
         if attack.is_of_peers() {
             let files = site.dir.file("files");
             command.args(["--app", &format!("http:{}:{PORT}", files.display())]);

@@ -35,6 +35,10 @@ const DESCRIPTORS_PER_LISTENER: u64 = 19;
 const CLAIMING: usize = 64;
 /// Number of connections with bulk data.
 const BULK_CONNECTIONS: usize = 64;
+/// Intended rates: MB of bulk data, claims of marks, and opened listeners per second.
+const BULK_RATE: u64 = 64;
+const CLAIMS: u64 = 100 * CLAIMING as u64;
+const CHURN: u64 = 200;
 /// Size of the hostile peers' receive buffers in bytes.
 const BUFFER: usize = 4096;
 /// Maximum number of connections per process of hostile peers, because descriptors are limited per process.
@@ -210,11 +214,12 @@ impl Running {
     /// Returns the strength of the attack between two samples.
     fn strength(&self, last: &Sample, sample: &Sample) -> Strength {
         let established = last.established.min(sample.established);
+        let rate = sample.attempts_per_second(last);
         match self.attack {
             Attack::ZeroWindows | Attack::HalfRequests => {
                 let wanted = self.attack.peers().map_or(0, |(count, ..)| count) as u64;
-                let rate = (self.processes.len() * RATES[1]) as u64;
-                let tried = Strength::of(sample.attempts_per_second(last), rate, "connection attempts/s");
+                let target = (self.processes.len() * RATES[1]) as u64;
+                let tried = Strength::of(rate, target, "connection attempts/s");
                 // Without resets there is nothing to replace.
                 Strength { is_enough: tried.is_enough || established >= wanted / 2, ..tried }
             }
@@ -223,19 +228,20 @@ impl Running {
                 Strength::of(established, wanted.min(descriptors()), "established connections")
             }
             Attack::ClaimedMarks => {
-                Strength::of(sample.advanced(last), CLAIMING as u64, "programs that set marks")
+                let programs = Strength::of(sample.advanced(last), CLAIMING as u64, "programs that set marks");
+                let claims = Strength::of(rate, CLAIMS, "claims/s");
+                if programs.is_enough { claims } else { programs }
             }
             Attack::Uploads | Attack::Downloads => {
                 let open = Strength::of(established, BULK_CONNECTIONS as u64, "established connections");
-                let rate = sample.attempts_per_second(last);
-                Strength { attackers: rate, is_enough: open.is_enough && rate > 0, ..open }
+                if open.is_enough { Strength::of(rate, BULK_RATE, "MB/s") } else { open }
             }
             Attack::Spinning => Strength::of(sample.advanced(last), 1, "programs that run"),
             Attack::Descriptors => {
-                let churns = sample.advanced(last) > 0;
+                let churn = Strength::of(rate, CHURN, "opened listeners/s");
                 let target = PORTS.min(descriptors() / DESCRIPTORS_PER_LISTENER);
                 let open = Strength::of(last.open().min(sample.open()), target, "open listeners");
-                Strength { is_enough: open.is_enough && churns, ..open }
+                if churn.is_enough { open } else { churn }
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::peer::process::TIMEOUT;
 
 /// Number of concurrent clients.
 pub(super) const CLIENTS: usize = 4;
-/// Nice value of the clients and of nginx. Hostile processes share their core and must not take its time from them.
+/// Nice value of the clients and of nginx. It reduces the time that hostile processes take from them on their core.
 pub(super) const NICE: i32 = -20;
 /// Maximum time of a request without progress.
 const LONGEST: Duration = Duration::from_secs(2);

@@ -156,7 +156,7 @@ fn neighbours(rows: &[&Row]) -> String {
         "alone/s, beside/s: files of 32 KB per second before and during the attack, for 4 clients that open a\n\
          connection per file; attackers: the minimum during the attack of their connection attempts per second\n\
          (zero-windows, half-requests: the server resets these connections), established connections (full-queues),\n\
-         programs (claimed-marks, spinning), listeners (descriptors) or MB/s (uploads, downloads); kept: rate during\n\
+         claims/s (claimed-marks), listeners (descriptors), MB/s (uploads, downloads) or programs; kept: rate during\n\
          the attack relative to the rate before or after it, whichever is higher; after: rate from 5 s after its end\n\
          relative to the rate before it; noise: deviation from 1 of the ratio of the two halves of the windows before\n\
          or after the attack, whichever is larger; p99: a failed request counts as 2 s; failed: requests of all\n\
