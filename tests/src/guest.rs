@@ -7,7 +7,8 @@
 //!   under TCG.
 //! - `la57=off`: with five-level page tables an emulated guest needs 20 % longer to boot.
 //! - Guest memory must be shareable (`memory-backend-memfd,share=on`), or a back end cannot map it.
-//! - QEMU as the socket's client retries every second with `reconnect=1`, from the start and after a loss.
+//! - With `reconnect=1`, QEMU as a client of the socket tries to connect every second, at the start and after a loss of
+//!   the connection.
 //! - With several queues the guest uses as many as it has CPUs.
 
 mod image;

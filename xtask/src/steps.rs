@@ -143,14 +143,14 @@ impl Steps {
         self.watch_tests(name, command, false);
     }
 
-    fn watch_tests(&mut self, name: &str, command: &mut Command, ignored_count: bool) {
+    fn watch_tests(&mut self, name: &str, command: &mut Command, counts_ignored: bool) {
         self.run(name, |seen| {
             let seen = seen.insert(Seen::default());
             let result = watch(command, SILENCE, |line| {
                 seen.line(line);
                 true
             });
-            if !ignored_count {
+            if !counts_ignored {
                 seen.tally.skipped = 0;
             }
             result

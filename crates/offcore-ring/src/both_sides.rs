@@ -169,7 +169,7 @@ impl<Device: DeviceQueue> Rig<Device> {
         for (i, (addr, len)) in (1u16..).zip(self.buffers(chain)) {
             let more = if i < chain.buffers.into() { VIRTQ_DESC_F_NEXT } else { 0 };
             let flags = self.direction.flag();
-            // Only in a split table, a descriptor refers to the next one.
+            // Only the descriptors of a split table refer to the next one.
             let (low, high) = if self.is_packed { (0, flags) } else { (flags | more, i) };
             let raw =
                 u128::from(addr) | u128::from(len) << 64 | u128::from(low) << 96 | u128::from(high) << 112;
@@ -254,7 +254,7 @@ impl<Device: DeviceQueue> Rig<Device> {
             .take(ready.min(n.into()))
             .take_while(|chain| chain.buffers == 1 && !chain.table);
         let expected: Vec<_> = expected.map(|&chain| self.buffers(chain)[0].1).collect();
-        // A packed queue finds the rest with the next call.
+        // A packed queue may find only a part of them. The next call finds the rest.
         prop_assert!(expected.starts_with(&found), "{:?}, expected {:?}", found, expected);
         prop_assert!(self.is_packed || found.len() == expected.len());
         self.device.push_used_singles(0, found.len() as u16, self.direction);

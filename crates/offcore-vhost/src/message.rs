@@ -149,7 +149,8 @@ pub struct VringFd<F> {
     pub fd: Option<F>,
 }
 
-/// Defines the requests, each with its number and the layout of its message in [`body`].
+/// Defines the requests. For each, it gets the number and the layout: the name of the functions in [`body`] that decode
+/// and encode the message.
 macro_rules! requests {
     ($($(#[$doc:meta])* $name:ident $(($($field:ident: $kind:ty),*))? = $code:ident, $layout:ident;)*) => {
         /// A front end's request. `F` is the type of file descriptors.

@@ -147,8 +147,8 @@ fn restarted_ring_resumes_at_base() {
     }
 }
 
-/// Packets in one buffer, in three buffers that are cut inside the header and inside the payload, and in two pieces in an
-/// indirect table, as sent by Linux, cut at arbitrary places.
+/// Packets in one buffer; in three buffers, cut inside the header and inside the payload; and in two pieces in an
+/// indirect table, as Linux sends them, cut at arbitrary places.
 #[test]
 fn packets_leave_the_guest() {
     for (packed, mode, features) in [
@@ -182,7 +182,7 @@ fn packets_leave_the_guest() {
                     }
                     _ => {
                         let cut = 1 + sent as usize * 7 % (bytes.len() - 1);
-                        // Only in a split table, the first descriptor is linked to the second.
+                        // Only in a split table is the first descriptor linked to the second.
                         let link = if packed { 0 } else { 1u128 << 96 | 1 << 112 };
                         let entry = |(addr, len): (u64, u32)| u128::from(addr) | u128::from(len) << 64;
                         let entries = [entry(piece(0, cut)) | link, entry(piece(cut, bytes.len()))];

@@ -12,8 +12,8 @@ use crate::switch::{self, Copies};
 /// Number of packets in each direction.
 const PACKETS: u64 = 100_000;
 
-/// Returns both cores for a test with these requirements if `offcore` has DPDK support. If not, checks the error message
-/// and skips the test.
+/// Returns both cores for a test with these requirements if `offcore` has DPDK support. If not, checks the error
+/// message and skips the test.
 fn with_dpdk(needs: &[Need]) -> Option<Exclusive> {
     require(needs)?;
     let finished = Offcore::run(&["switch", "--port", "dpdk:net_nothing0", "--duration", "0.1"]).unwrap();

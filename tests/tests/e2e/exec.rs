@@ -43,8 +43,8 @@ const NEEDS: [Need; 5] = tcp::NEEDS;
 /// A test fails after this time without progress.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A stack for programs, in its own namespace, and the core that the test keeps busy. Dropping it ends everything that
-/// runs there.
+/// A stack for programs, in its own namespace, and the core that the test keeps busy. Dropping it ends everything in
+/// the namespace.
 struct Stage {
     stack: Option<Offcore>,
     /// Additional options of the stack.
@@ -87,7 +87,7 @@ impl Stage {
         self.stack = Some(host(&self.netns, "", &options));
     }
 
-    /// Ends the stack by a signal.
+    /// Ends the stack with a signal.
     fn end_stack(&mut self, signal: Signal) {
         let mut stack = self.stack.take().unwrap();
         stack.signal(signal).unwrap();

@@ -112,7 +112,7 @@ fn many_requests_on_one_connection() {
         "{report}"
     );
     inside(&netns, || {
-        // Pipelined requests in one stream that then ends.
+        // Pipelined requests in one stream, which ends after them.
         let mut stream = connect(OURS[0], PORT);
         let request = "GET /some.txt HTTP/1.1\r\nHost: a\r\n\r\n".repeat(50);
         stream.write_all(request.as_bytes()).unwrap();

@@ -32,7 +32,7 @@ macro_rules! on_stack {
 
 on_stack! { connect control cork descriptors ending epoll errors exhausted files fortify listen multicast options polling processes servers stdio stream threads udp }
 
-/// Defines the test of each program, whose output has at least this number of lines.
+/// Defines a test of each program. The program's output must have at least this number of lines.
 macro_rules! programs {
     ($($name:ident $lines:literal,)+) => {$(#[test] fn $name() { same_twice(stringify!($name), $lines); })+};
 }

@@ -16,7 +16,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Guard> {
     LIST.iter().chain(shares::SHARES)
 }
 
-/// The guards of all other defences.
+/// All guards except those of users' shares.
 #[rustfmt::skip]
 const LIST: &[Guard] = &[
     // ---- front ends: memory ----

@@ -34,7 +34,7 @@ const NVCC: Wheel = Wheel {
 /// The processor architecture of the wheels.
 const ARCHITECTURE: &str = "x86_64";
 
-/// Time limit for pip in seconds. It gives up by itself if the server does not answer. This limit is for very slow
+/// Time limit for pip in seconds. If the server does not answer, pip gives up by itself. This limit is for very slow
 /// answers.
 const TIMEOUT: &str = "120";
 

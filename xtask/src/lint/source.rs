@@ -70,13 +70,13 @@ struct File {
 }
 
 impl File {
-    /// Moves tokens to the code, and finds items after `#[cfg(test)]`, or after another condition that is true in tests.
+    /// Moves tokens to the code, and finds items after `#[cfg(test)]` or another condition that is true in tests.
     /// Such an item, statement or field ends with its braces, or with `;` or `,`.
     fn split(&mut self, tokens: TokenStream) {
         let (mut hash, mut test) = (0, None);
         for token in tokens {
             let (first, last) = (token.span().start().line, token.span().end().line);
-            // The tokens of a documentation comment have the place of the comment.
+            // The tokens of a documentation comment have the position of the comment.
             if self.is_comment(token.span()) {
                 continue;
             }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! lcore                                       other lcore
-//! host, af_packet ──────────────────── veth ──  honest clients: a new connection for each file,
+//! host, af_packet ────────────────── veth ──  honest clients, with a new connection for each file,
 //! and the server of files                     and hostile peers, in a namespace of their own;
 //!                                             nginx and hostile programs under `offcore exec`
 //! ```
@@ -112,7 +112,7 @@ impl Stack {
         Ok(Self { process, socket, nginx: Some(nginx) })
     }
 
-    /// Returns the CPU time of the stack and of nginx so far, in seconds.
+    /// Returns the CPU time in seconds that the stack and nginx have used.
     fn used(&self) -> Result<[f64; 2]> {
         let nginx = self.nginx.as_ref().map(Server::used).transpose()?;
         Ok([seconds_of(ticks(&self.process.id().to_string())?), nginx.unwrap_or_default()])
@@ -156,8 +156,8 @@ impl Meter<'_> {
         Ok(windows)
     }
 
-    /// Returns the CPU time so far of the stack, and of nginx, clients and attackers, in seconds. Both include the kernel's
-    /// softirq thread of the core, which processes their packets.
+    /// Returns the CPU time in seconds that the stack has used, and that nginx, clients and attackers have used. Both
+    /// times include the kernel's softirq thread of the core, which processes their packets.
     fn used(&self, attack: Option<&Running>) -> Result<[f64; 2]> {
         let attackers = attack.map(Running::used).transpose()?.unwrap_or_default();
         let softirqs = self.lcores.map(seconds_of_softirqs);

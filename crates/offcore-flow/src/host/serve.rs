@@ -232,8 +232,8 @@ impl Serve {
         self.tend_applications(calls);
     }
 
-    /// Reads the first messages of guests that waited until their user was below the limit of errands. Guests beyond
-    /// the slices of their users wait for the next round.
+    /// Reads the first messages of guests that had to wait because their user had too many errands. When a user's slice
+    /// is used up, its remaining guests wait for the next round.
     fn read_waiting_messages(&mut self, calls: &mut Calls<'_>) {
         let mut rest = Vec::new();
         self.schedule.turns.begin_slices();
@@ -304,8 +304,8 @@ impl Serve {
                 self.wake_application(app);
             }
             Source::Kernel => self.queue_accept_results(app),
-            // The next round handles created memory, answers about other ends, and processes that wait until their user
-            // is below the limit of errands.
+            // The next round handles created memory, answers about other ends, and processes that had to wait because
+            // their user had too many errands.
             Source::Helpers => self.polling.look = true,
             Source::User => {}
             Source::End if !flags.contains(EventFlags::HUP) => {

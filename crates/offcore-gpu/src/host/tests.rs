@@ -24,7 +24,7 @@ fn view(pool: &Pool, submitter: &Submitter) -> PipelineView {
     }
 }
 
-/// Returns a service by one thread.
+/// Returns a service with one thread.
 fn service(view: PipelineView, launch: Launch, memory: Memory) -> Service {
     Service { view, trie: None, launch, blocks: 1, threads: 1, memory }
 }

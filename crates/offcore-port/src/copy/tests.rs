@@ -1,7 +1,7 @@
 //! Checks the copy stage against a simple model: every packet that is not too long comes out once, in order, unchanged
 //! and with its marks, and at the end every packet buffer is back in the pool, once. This also holds for faulty
-//! engines. The tests are effective: they fail if the recovery is switched off. The tests of offcore-vhost
-//! show the same for the reorder ring and the quarantine.
+//! engines. The tests are effective: they fail if the recovery is switched off. The tests of offcore-vhost show the
+//! same for the reorder ring and the quarantine.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};

@@ -160,7 +160,7 @@ impl AppId {
 pub(crate) struct UserIndex(u16);
 
 impl UserIndex {
-    /// Creates an index. There are at most as many users as applications, 1,024.
+    /// Creates an index. There are at most as many users as applications, fewer than 65,536.
     pub(super) fn at(index: usize) -> Self {
         Self(index as u16)
     }

@@ -29,10 +29,10 @@ pub(crate) struct Text {
     pub commit_to: u64,
 }
 
-/// The limit of a window by its user's share of a busy worker.
+/// The limit that the user's share of a busy worker sets for a window.
 #[derive(Debug)]
 struct WindowShare {
-    /// Position of the right edge.
+    /// The maximum position of the window's right edge; `u64::MAX` without a limit.
     edge: u64,
     /// The connection waits for its turn to extend the window.
     is_waiting: bool,
@@ -314,13 +314,14 @@ impl Receiver {
         self.granted = self.granted.max(edge);
     }
 
-    /// Removes the limit by the user's share.
+    /// Removes the limit that the user's share sets.
     #[inline]
     pub(crate) fn remove_share(&mut self) {
         self.share.edge = u64::MAX;
     }
 
-    /// Keeps the window from growing, unless it is limited already. Returns whether it has no room for a segment.
+    /// Limits the window to its present right edge, unless it already has a limit. Returns whether a segment would
+    /// exceed the limit.
     pub(crate) fn hold_share(&mut self) -> bool {
         if self.share.edge == u64::MAX {
             self.share.edge = self.announced;
@@ -328,18 +329,18 @@ impl Receiver {
         self.share.edge.saturating_sub(self.next) < u64::from(self.ack.peer_mss().max(LEAST / 2))
     }
 
-    /// Returns whether it waits for [`extend_share`](Self::extend_share).
+    /// Returns whether the connection waits for [`extend_share`](Self::extend_share).
     pub(crate) fn waits_for_share(&self) -> bool {
         self.share.is_waiting
     }
 
-    /// Records whether it waits for [`extend_share`](Self::extend_share).
+    /// Records whether the connection waits for [`extend_share`](Self::extend_share).
     pub(crate) fn wait_for_share(&mut self, waits: bool) {
         self.share.is_waiting = waits;
     }
 
-    /// Extends the limit by the user's share by `more` bytes, but at least to a window of `chunk` bytes, and at most to
-    /// the receive buffer. Returns by how much it grows.
+    /// Raises the limit that the user's share sets by `more` bytes, at most to the end of the receive buffer, but at
+    /// least to a window of `chunk` bytes. Returns the number of bytes by which the limit has grown.
     pub(crate) fn extend_share(&mut self, more: u64, chunk: u64) -> u64 {
         let before = self.share.edge;
         let edge = (before + more).min(self.wanted()).max(self.next + chunk);

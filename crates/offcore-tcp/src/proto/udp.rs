@@ -337,7 +337,7 @@ impl Stack {
                     more = false;
                     continue;
                 };
-                // A held port uses the work only, which limits the number of sockets checked per turn.
+                // On a held port, a socket uses only work: this limits the number of sockets checked per turn.
                 let Planned::Bytes(bytes) = planned else {
                     budget.take_work(0, 1, 0);
                     break;

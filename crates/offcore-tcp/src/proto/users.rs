@@ -1,17 +1,17 @@
-//! The users of a stack: their shares of connections, and of the time for packets.
+//! The users of a stack: their shares of the connections and of the time for packets.
 //!
-//! **Sending.** The users take turns. Each gets a limited amount of work per turn ([`TURN`]), however many connections
-//! and sockets it has.
+//! **Sending.** The users take turns. Each may do a limited amount of work per turn ([`TURN`]), regardless of its
+//! number of connections and sockets.
 //!
 //! **Receiving.** A worker receives packets in the order in which they arrive. A user receives less only if its peers
-//! send less. If a worker is busy and a user has more than its share of the work, while other users have packets, the
-//! user's rate is limited. Its connections then extend their windows only as fast as the rate permits, and datagrams
-//! above the rate are dropped. The limit grows while the worker has idle time, and is removed when other users have no
-//! packets. Advertised windows never shrink.
+//! send less. If a worker is busy, several users have packets, and one of them has more than its share of the work,
+//! that user's rate is limited. Its connections then extend their windows only as fast as the limit permits, and
+//! datagrams above the limit are dropped. The limit grows while the worker has idle time, and is removed when no other
+//! user has packets. Advertised windows never shrink.
 //!
-//! **Shares.** Users that want little leave the rest to the others: a user is assumed to want a multiple of its present
-//! work ([`WISH`]), because it may have less only since it waits for others. A limited user keeps at least a quarter of
-//! the rate that it had without a limit, because the worker may be busy with something else.
+//! **Shares.** Users that need less than an equal share leave the rest to the others. A user is assumed to need a
+//! multiple of its present work ([`WISH`]), because waiting for other users may have reduced that work. A limited user
+//! keeps at least a quarter of the rate that it had without a limit, because the worker may be busy with other work.
 //!
 //! Work is measured in bytes: the payload, plus a constant for each packet, segment and connection.
 
@@ -19,41 +19,41 @@ use std::collections::VecDeque;
 
 use super::addr::{ConnId, UserIndex};
 
-/// Work of a packet in addition to its payload, of each segment that it is sent as, and of a new connection, in bytes.
+/// Work in bytes: of a packet in addition to its payload, of each segment into which the port divides it, and of a new
+/// connection.
 const PACKET: u64 = 2048;
 const SEGMENT: u64 = 256;
 const CONNECTION: u64 = 16 << 10;
 /// Maximum work of a user in its turn to send.
 const TURN: u64 = 64 << 10;
-/// Microseconds in which work is compared.
+/// Length of a period in microseconds. The work of the users is compared once per period.
 const PERIOD: u64 = 2_000;
-/// Longer periods are not evaluated.
+/// Periods of at least this length are not evaluated: the worker slept, or was not scheduled.
 const LONGEST: u64 = 8 * PERIOD;
-/// A worker is busy if at most one part in this many of a period was idle.
+/// A worker is busy if it was idle for at most 1/`IDLE_PART` of a period.
 const IDLE_PART: u64 = 16;
 /// A user competes with the others for this time after its last packet, in microseconds.
 const RECENT: u64 = 20_000;
-/// The smallest limit in bytes of work per period. If the worker is busy with other work, lower limits would not help.
+/// The smallest limit in bytes of work per period. If the worker is busy with other work, a lower limit would not help.
 const SMALLEST: u64 = 128 << 10;
-/// A limit is removed when it exceeds this.
+/// A limit that grows to this value is removed.
 const LARGEST: u64 = 32 << 20;
-/// A user wants at most this multiple of its work in the last period, but not less than one part in this many of an
-/// equal share.
+/// A user is assumed to need this multiple of its work in the last period, but at least 1/`WISH` of an equal share.
 const WISH: u64 = 4;
-/// Users may exceed their share by one part in this many. Otherwise the limits of equal users would alternate.
+/// Users may exceed their share by 1/`TOLERATED_PART`. Otherwise the limits of equal users would alternate.
 const TOLERATED_PART: u64 = 16;
-/// A limit grows by one part in this many per period.
+/// A limit grows by 1/`GROWTH_PART` per period.
 const GROWTH_PART: u64 = 8;
 /// The smallest window that a connection of a limited user gets in its turn, in bytes.
 pub(super) const CHUNK: u64 = 16 << 10;
-/// A limited user keeps at least one part in this many of its rate.
+/// A limited user keeps at least 1/`KEPT_RATE_PART` of the rate that it had without a limit.
 const KEPT_RATE_PART: u64 = 4;
-/// Unused rate is kept for one part in this many of a period.
+/// A user keeps unused credit for up to 1/`KEPT_PART` of a period.
 const KEPT_PART: u64 = 8;
-/// Maximum work per byte of a stream that an extension of a window is charged.
+/// Maximum work that is charged for each byte by which a window is extended.
 const HIGHEST_PRICE: u64 = 32;
 
-/// The remaining number of packets and the remaining work, which is negative after work that exceeds it.
+/// The remaining number of packets, and the remaining work, which is negative if the last packets exceeded it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Budget {
     pub packets: usize,
@@ -65,7 +65,8 @@ impl Budget {
         self.packets == 0 || self.work <= 0
     }
 
-    /// Takes the work of `packets` packets with `bytes` of payload that the port sends as `segments` segments.
+    /// Subtracts the work of `packets` packets with `bytes` bytes of payload, which the port sends as `segments`
+    /// segments.
     #[inline]
     pub(super) fn take_work(&mut self, bytes: u64, packets: usize, segments: u64) {
         self.work -= (bytes + PACKET * packets as u64 + SEGMENT * segments).cast_signed();
@@ -75,21 +76,22 @@ impl Budget {
 /// A user's packets.
 #[derive(Debug, Default)]
 struct Traffic {
-    /// Work of sent packets and new connections in this period, and of received packets.
+    /// Work in this period: of sent packets and new connections, and of received packets.
     sent: u64,
     received: u64,
-    /// Payload and work of received data of streams in this period, and the work per byte in the last such period.
+    /// Payload and work of stream data received in this period, and the work per byte in the last period with
+    /// such data.
     streams: (u64, u64),
     price: u64,
     /// End of the last period with work.
     active: u64,
-    /// Excess work of the last turns to send.
+    /// Excess work of past turns to send, which is subtracted from the next turns.
     debt: i64,
     /// The limit of received work per period.
     limit: Option<u64>,
-    /// The work that was received in a period before the limit was set, or while it was not reached.
+    /// The received work per period when the user last had no limit, or did not reach it.
     unlimited: u64,
-    /// The work that may be received now: by extended windows, and by datagrams.
+    /// The work that may be received now: through extended windows, and as datagrams.
     credit: i64,
     datagram_credit: i64,
     /// Connections that wait to extend their windows.
@@ -113,17 +115,17 @@ pub(super) struct Users {
     list: Vec<User>,
     /// Maximum number of connections, sockets and listeners of all users.
     most: usize,
-    /// Begin of the period, and its idle time.
+    /// Start of the period, and its idle time.
     began: u64,
     idle: u64,
-    /// Time of the last turn, and whether packets were received or sent since.
+    /// Time of the last turn, and whether packets have been received or sent since then.
     last: u64,
     is_busy: bool,
     /// The user that sends first in the next turn.
     first: usize,
-    /// The number of users with packets in the last periods.
+    /// The number of users that have had packets in the last periods ([`RECENT`]).
     competing: u64,
-    /// A user has a limit, or its connections wait.
+    /// Whether any user has a limit or waiting connections.
     has_limits: bool,
 }
 
@@ -186,7 +188,8 @@ impl Users {
         (first..count).chain(0..first).map(UserIndex::at)
     }
 
-    /// Begins the turn of a user to send. Returns its work, or `None` if earlier turns have used it up.
+    /// Begins a user's turn to send. Returns the work that it may do, at most `most`, or `None` if earlier turns have
+    /// used it up.
     #[inline]
     pub(super) fn begin_sending(&mut self, user: UserIndex, most: i64) -> Option<i64> {
         if self.competing < 2 {
@@ -198,8 +201,8 @@ impl Users {
         (work > 0).then_some(work.min(most))
     }
 
-    /// Charges a user for its turn to send, in which `work` of `budget` was used. If it has sent a packet, the user
-    /// after it sends first in the next turn.
+    /// Ends a user's turn to send, and charges the user for `work` minus `rest`. If the user has sent a packet, the
+    /// user after it sends first in the next turn.
     #[inline]
     pub(super) fn end_sending(&mut self, user: UserIndex, work: i64, rest: i64, has_sent: bool) {
         let traffic = &mut self.list[user.number()].traffic;
@@ -224,7 +227,7 @@ impl Users {
         traffic.limit.is_some()
     }
 
-    /// Charges a user for a received datagram of `len` bytes. Returns `false` if it exceeds the user's limit.
+    /// Charges a user for a received datagram of `len` bytes. Returns `false` if the datagram exceeds the user's limit.
     pub(super) fn datagram_received(&mut self, user: UserIndex, len: usize) -> bool {
         let traffic = &mut self.list[user.number()].traffic;
         if traffic.limit.is_some() && traffic.datagram_credit <= 0 {
@@ -254,12 +257,13 @@ impl Users {
         traffic.credit -= (bytes * traffic.price.clamp(1, HIGHEST_PRICE)).cast_signed();
     }
 
-    /// Returns whether a user has a limit, or its connections wait.
+    /// Returns whether any user has a limit or waiting connections.
     pub(super) fn has_limits(&self) -> bool {
         self.has_limits
     }
 
-    /// Removes and returns the connection of a user that waits longest to extend its window, if it may do that now.
+    /// Removes and returns the connection of a user that has waited longest to extend its window, unless the user has
+    /// no credit.
     pub(super) fn next_waiting(&mut self, user: UserIndex) -> Option<ConnId> {
         let traffic = &mut self.list[user.number()].traffic;
         if traffic.limit.is_some() && traffic.credit <= 0 {
@@ -268,7 +272,7 @@ impl Users {
         traffic.waiting.pop_front()
     }
 
-    /// Returns when waiting connections are checked again.
+    /// Returns the time of the next check of waiting connections.
     pub(super) fn deadline(&self) -> Option<u64> {
         let waits = self.has_limits && self.list.iter().any(|user| !user.traffic.waiting.is_empty());
         waits.then_some(self.last + PERIOD / KEPT_PART)
@@ -295,7 +299,8 @@ impl Users {
         }
     }
 
-    /// Counts the time since the last turn. A turn may consist of several calls with the same time.
+    /// Adds idle time and credit for the time since the last turn. A turn may consist of several calls with the same
+    /// time.
     #[inline]
     fn advance(&mut self, now: u64) {
         let passed = now.saturating_sub(self.last);
@@ -314,7 +319,7 @@ impl Users {
     #[cold]
     fn end_period(&mut self, now: u64) {
         let passed = now - self.began;
-        // A worker that was not scheduled has no measured period.
+        // A period in which the worker slept or was not scheduled is not evaluated.
         let is_saturated = self.idle <= passed / IDLE_PART && passed < LONGEST;
         (self.began, self.idle) = (now, 0);
         let (mut total, mut competing) = (0, 0);
@@ -334,7 +339,7 @@ impl Users {
         }
     }
 
-    /// Returns the share of users that want more than it, of `total` work (max-min fairness).
+    /// Divides `total` work by max-min fairness. Returns the share of each user that needs more than its share.
     fn share(&self, now: u64, total: u64) -> u64 {
         let least = total / (WISH * self.competing);
         let users = || self.list.iter().map(|user| &user.traffic).filter(|traffic| traffic.competes(now));
@@ -369,7 +374,7 @@ impl Traffic {
         let Some(limit) = self.limit else { return };
         let new = limit * passed.min(PERIOD) / PERIOD;
         let most = new.max(limit / KEPT_PART).max(CHUNK).cast_signed();
-        // Half of it is for datagrams, half for windows, and what either does not use is for the other.
+        // Windows and datagrams get half of the credit each. Each may also use what the other leaves.
         let half = (new / 2).cast_signed();
         let [windows, datagrams] = [self.credit, self.datagram_credit].map(|credit| credit + half);
         let [unused, unused_datagrams] = [windows, datagrams].map(|credit| (credit - most).max(0));
@@ -377,14 +382,15 @@ impl Traffic {
         self.datagram_credit = (datagrams + unused).min(most);
     }
 
-    /// Adapts the limit at the end of a period that lasted `passed` microseconds. `share` is the share of a busy worker's
-    /// work if users compete.
+    /// Adapts the limit at the end of a period of `passed` microseconds. `share` is the user's share of the work if the
+    /// worker was busy and users compete.
     fn end_period(&mut self, share: Option<u64>, competing: u64, passed: u64) {
         let Self { sent, received, streams: (bytes, work), .. } = *self;
         self.price = work.div_ceil(bytes.max(1)).max(if bytes > 0 { 1 } else { self.price });
         let rate = received * PERIOD / passed.max(PERIOD);
         match share {
-            // A user that sends its share may still receive half of it, so that it gets acknowledgements and requests.
+            // A user that uses its share for sending may still receive half a share, so that it gets acknowledgements
+            // and requests.
             Some(share) if sent + received > share + share / TOLERATED_PART && received > share / 2 => {
                 let limit = self.limit.unwrap_or_else(|| {
                     (self.credit, self.datagram_credit) = (0, 0);

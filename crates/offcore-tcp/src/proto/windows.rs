@@ -38,7 +38,8 @@ pub(super) fn has_spare(arena: &Arena) -> bool {
 }
 
 /// Returns the window of a SYN when `others` connections of the application are half open. It needs a large block,
-/// unless it is the minimum window. `is_limited` is whether the user has more than its share of a busy worker.
+/// unless it is the minimum window. With `is_limited`, the window is the minimum, because the user has more than its
+/// share of a busy worker.
 pub(super) fn of_syn(wishes: LocalParameters, arena: &Arena, others: usize, is_limited: bool) -> u16 {
     let most = if spare(arena, FRESH) > others && !is_limited { u16::MAX } else { LEAST };
     wishes.syn_window().min(most)

@@ -190,7 +190,7 @@ fn fragment_flood_spares_other_senders() {
     // The last fragment of a forged datagram never arrives.
     long.pop();
     let (now, before) = (world.now, free(&world));
-    // Returns the most buffers that fragments hold during a flood.
+    // Returns the maximum number of buffers that fragments hold during a flood.
     let flood = |world: &mut World, senders: std::ops::Range<u8>| {
         let mut most = 0;
         for (sender, ident) in senders.flat_map(|sender| (0..40).map(move |ident| (sender, ident))) {

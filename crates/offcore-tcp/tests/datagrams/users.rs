@@ -9,7 +9,7 @@ use crate::world::{End, World, addresses};
 
 /// Microseconds between two turns of the worker.
 const TURN: u64 = 100;
-/// Turns that the worker takes before it compares the users for the last time.
+/// Number of turns of the worker in a test.
 const TURNS: u64 = 2000;
 
 /// A user with one socket.
@@ -21,7 +21,7 @@ struct User {
     received: u64,
 }
 
-/// Creates users of host 2.
+/// Adds `count` users to host 2, each with one socket.
 fn users(world: &mut World, count: u16) -> Vec<User> {
     let frame = world.frames_of(addresses(2)[0], &[7; 1000]).remove(0);
     let open = |number: u16| {
@@ -37,7 +37,7 @@ fn users(world: &mut World, count: u16) -> Vec<User> {
         User { socket, datagrams, frame, received: 0 }
     };
     let users = (0..count).map(open).collect();
-    // The set-up is long ago.
+    // After this time, the work of the set-up no longer counts.
     world.ends[1].turn(5_000_000);
     users
 }
@@ -56,8 +56,8 @@ fn dropped(end: &End) -> u64 {
     end.path.stack.drops().get(DropReason::UserShare)
 }
 
-/// Sends datagrams to two users of a worker: these numbers in each turn. The worker is idle between the turns if
-/// `has_idle_time`. Returns the number of dropped datagrams.
+/// Sends `counts` datagrams to the two users of a worker in each turn. With `has_idle_time`, the worker is idle between
+/// the turns. Returns the number of dropped datagrams.
 fn drops(counts: [u64; 2], has_idle_time: bool) -> u64 {
     let mut world = World::new(false);
     let mut users = users(&mut world, 2);
@@ -86,8 +86,9 @@ fn busy_worker_drops_datagrams_above_share() {
     assert_eq!(drops([2, 1], true), 0);
 }
 
-/// Sends 20 datagrams in each turn to a heavy user, and one in 100 turns to each of some light users. The worker has
-/// time for exactly that, or is always busy. Returns the percentage that the heavy user receives.
+/// Sends 20 datagrams per turn to a heavy user, and one datagram per 100 turns to each of `light` light users. The
+/// worker has just enough time for all datagrams, or is always busy. Returns the percentage of its datagrams that the
+/// heavy user receives.
 fn received_beside(light: u16, always_busy: bool) -> u64 {
     let mut world = World::new(false);
     let mut users = users(&mut world, 1 + light);
@@ -102,7 +103,7 @@ fn received_beside(light: u16, always_busy: bool) -> u64 {
         let accepted = 20 - (dropped(end) - before);
         end.turn(now);
         if accepted < 20 && !always_busy {
-            // The rest of the time is idle.
+            // The worker is idle for the rest of the turn.
             end.turn(now + TURN * accepted / 20);
         }
         users.iter_mut().for_each(|user| user.read(end, now));
@@ -136,7 +137,7 @@ fn limit_ends_without_competition() {
     (1..=200).for_each(|number| turn(end, 10_000_000 + TURN * number, [20, 2]));
     let before = dropped(end);
     assert!(before > 0);
-    // A burst per second, and the worker sleeps between them.
+    // The worker gets one burst per second, and sleeps between the bursts.
     for second in 11..=20 {
         turn(end, second * 1_000_000, [0, 0]);
         turn(end, second * 1_000_000 + TURN, [20, 0]);

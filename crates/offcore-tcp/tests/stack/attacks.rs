@@ -181,7 +181,7 @@ fn out_of_order_flood_spares_others() {
     );
 }
 
-/// Connections have bytes behind holes. The last memory is for segments that their applications can read next.
+/// Connections receive bytes behind holes. The last free memory is kept for segments that applications can read next.
 #[test]
 fn segments_below_holes_have_priority() {
     const CONNECTIONS: u16 = 300;
@@ -191,7 +191,7 @@ fn segments_below_holes_have_priority() {
     for port in 2000..2000 + CONNECTIONS {
         conns.push((port, perform_handshake(&mut host, now, port, u16::MAX, Some(7)).unwrap()));
         if port % 8 == 0 {
-            // A quiet connection promises no memory, and keeps its window.
+            // Quiet connections keep their windows, but promise no memory.
             for _ in 0..20 {
                 now += SECOND / 4;
                 host.poll(now);
@@ -215,7 +215,7 @@ fn segments_below_holes_have_priority() {
     assert_eq!(drops(&host), dropped);
 }
 
-/// Counts the segments that each of some calls sends when many timers are due.
+/// Returns the number of segments that each of five calls sends when many timers are due.
 fn sent_per_call(host: &mut Host, now: u64) -> [usize; 5] {
     [(); 5].map(|()| {
         host.stack.timers(now, &mut host.out);

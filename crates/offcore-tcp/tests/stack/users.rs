@@ -19,8 +19,8 @@ fn add_app(stack: &mut Stack, user: u32) -> AppId {
     app
 }
 
-/// Creates a world with applications of two users at the given host, and connects as many connections of each. Returns
-/// their ends at both hosts.
+/// Creates a world in which `host` has one application of each of two users. Connects `counts` connections to these
+/// applications. Returns both ends of each connection, the end at host 0 first.
 fn connect(host: usize, counts: [usize; 2]) -> (World, [Vec<[ConnId; 2]>; 2]) {
     let mut world = World::new(1, 1500, Config::default());
     let apps = [1, 2].map(|user| add_app(&mut world.hosts[host].stack, user));
@@ -81,13 +81,14 @@ fn users_send_in_turn() {
     assert!(turns.iter().all(|[first, second]| *first > 0 && first + second <= PACKETS), "{turns:?}");
 }
 
-/// Sends data from host 0 to two users of host 1 for a virtual second, as much as the windows permit. The host is busy
-/// all the time. Returns the number of bytes that each user has received.
+/// Sends data from host 0 to the first user of host 1, and to the second user if it `competes`, as much as the windows
+/// permit. Host 1 is always busy. Returns the number of bytes that each user has received after 50 virtual
+/// milliseconds.
 fn receive_beside(counts: [usize; 2], competes: bool) -> [usize; 2] {
     let (mut world, conns) = connect(1, counts);
     world.delay = 1000;
     world.hosts[1].is_busy = true;
-    // The users do not compete any more.
+    // After this time, the users no longer compete.
     world.run(SECOND / 10);
     let bytes = content(3, 8 * MEGABYTE);
     let now = world.now;
@@ -136,7 +137,7 @@ fn light_user_leaves_windows_to_heavy_user() {
 }
 
 #[test]
-fn reused_number_has_own_user() {
+fn reused_number_belongs_to_new_user() {
     let (mut world, conns) = connect(0, [1, 24]);
     world.hosts[1].listen(9, 16);
     // All connections are ready, but the interface is held.

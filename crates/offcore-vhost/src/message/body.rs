@@ -29,7 +29,7 @@ impl<F> Body<'_, F> {
         Ok((words, self.fds))
     }
 
-    /// The same for a message with exactly one file descriptor.
+    /// Like [`words`](Self::words), for a message with exactly one file descriptor.
     fn words_and_fd<const N: usize>(self) -> Result<([u64; N], F), MessageError> {
         let code = self.code;
         let (words, fds) = self.words(1)?;
@@ -104,8 +104,8 @@ impl<F> Body<'_, F> {
         Body { payload: &self.padded(), ..self }.words_and_fd().map(|(words, fd)| (area_of(words), fd))
     }
 
-    /// Returns the payload with C's padding. The fields in the specification have 20 bytes. C pads them to 24, and front
-    /// ends send the padding.
+    /// Returns the payload, padded to 24 bytes if it has 20. The specified fields have 20 bytes, but front ends send a
+    /// C struct, which has 4 bytes of padding.
     fn padded(&self) -> Vec<u8> {
         let mut payload = self.payload.to_vec(); // copy-ok: a message
         payload.extend([0; 4].iter().filter(|_| self.payload.len() == 20));
@@ -187,7 +187,7 @@ pub(super) mod encode {
         removed_region(region, Some(fd))
     }
 
-    /// A single region follows eight bytes of padding.
+    /// Eight bytes of padding precede a single region.
     pub(in super::super) fn removed_region<F>(region: MemoryRegion, fd: Option<F>) -> Encoded<F> {
         words([0, region.guest, region.size, region.user, region.mmap_offset], fd)
     }

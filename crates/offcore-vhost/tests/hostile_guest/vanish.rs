@@ -28,7 +28,7 @@ fn offer_all(rig: &Rig) {
     }
 }
 
-/// Buffers of the second region vanish, or all rings and buffers.
+/// The buffers of the second region vanish, or all rings and buffers do.
 #[test]
 fn memory_vanishes_under_copies() {
     for (engine, with_rings) in ENGINES.into_iter().flat_map(|engine| [(engine, false), (engine, true)]) {

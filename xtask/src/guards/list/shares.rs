@@ -1,8 +1,8 @@
-//! The guards of users' shares of a TCP stack: time, files, applications, ports, queues and memory.
+//! The guards of the users' shares of a TCP stack: time, files, applications, ports, queues and memory.
 
 use super::{FLOW, Guard, TCP};
 
-/// All guards of shares.
+/// The guards of users' shares.
 #[rustfmt::skip]
 pub(super) const SHARES: &[Guard] = &[
     Guard {

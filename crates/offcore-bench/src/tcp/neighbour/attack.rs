@@ -33,7 +33,7 @@ const PORTS: u64 = 14_115;
 const DESCRIPTORS_PER_LISTENER: u64 = 19;
 /// Number of applications that claim marks.
 const CLAIMING: usize = 64;
-/// Number of connections with bulk data.
+/// Number of connections that transfer bulk data.
 const BULK_CONNECTIONS: usize = 64;
 /// Intended rates: MB of bulk data, claims of marks, and opened listeners per second.
 const BULK_RATE: u64 = 64;
@@ -99,7 +99,7 @@ impl Attack {
         }
     }
 
-    /// Returns what the program on the stack and its peers do with bulk data.
+    /// Returns whether the program on the stack sends or receives bulk data, and then the same for its peers.
     fn bulk(self) -> Option<[&'static str; 2]> {
         match self {
             Self::Uploads => Some(["receive", "send"]),

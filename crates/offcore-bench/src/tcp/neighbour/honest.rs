@@ -87,7 +87,7 @@ impl Client<'_> {
 
     /// Runs one client. Its rate includes the time of a request that lasts longer than the window.
     fn client(&self) -> Result<Window> {
-        // Without a process ID this is the calling thread.
+        // Without a process ID, the value applies to the calling thread.
         setpriority_process(None, NICE).context("the nice value of a client")?;
         let (start, mut window) = (Instant::now(), Window::default());
         while start.elapsed() < self.window {

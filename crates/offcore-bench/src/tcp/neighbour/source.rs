@@ -141,9 +141,9 @@ while True:
         printed = time.monotonic()
 ";
 
-/// Moves as much data as it can: at a listener, or from source addresses to an address. The receiver reports the data
-/// in MB as its attempts. Arguments: `send` or `receive`, port, number of connections,
-/// address, and source addresses.
+/// Sends or receives as much data as it can. It connects to an address from three source addresses, or accepts
+/// connections if it gets no addresses. The receiver reports the received MB as attempts. Arguments: `send` or
+/// `receive`, port, number of connections, and optionally the address and the source addresses.
 pub(super) const BULK: &str = "
 import select, socket, sys, time
 sends, port, count, peer = sys.argv[1] == 'send', int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]

@@ -395,7 +395,7 @@ mod tests {
     use super::*;
 
     impl Acceptor {
-        /// Replaces the results of the thread by `count` results of a listener that has ended.
+        /// Replaces the results of the thread with `count` results of a listener that has ended.
         pub(in crate::host::serve) fn set_results(&mut self, count: usize) {
             let (to, come) = channel();
             let name = Name { number: 0, generation: 0 };

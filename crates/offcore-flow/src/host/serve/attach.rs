@@ -309,7 +309,7 @@ impl Serve {
         Errno::AGAIN
     }
 
-    /// Handles memory that was created, for new and existing applications, until the time for it is used up.
+    /// Handles created memory, for new and existing applications, until the time for this work is used up.
     pub(super) fn take_created_memory(&mut self, calls: &mut Calls<'_>) {
         let (began, limit) = (tsc::now(), self.schedule.turns.common_limit());
         while let Some(made) = self.helpers.feed.next() {

@@ -14,7 +14,8 @@ use super::descriptors::DescriptorCharge;
 use super::errands::{Errands, notify};
 use super::key::APPLICATIONS;
 
-/// The maximum number of applications of a user. With many users the limit is lower, so that each gets its share, but at least 1.
+/// The maximum number of applications of a user. With many users the limit is lower, so that each gets its share, but
+/// it is at least 1.
 const APPLICATIONS_OF_USER: usize = 1024;
 
 /// Created memory, or `None` if the system has no more.

@@ -91,8 +91,8 @@ impl Serve {
         let mut left = ACCEPTED;
         while left > 0 {
             if !self.descriptors.has_room(user, SESSION) || self.schedule.waking.is_barred(user) {
-                // As in the kernel, connections stay in the queue while descriptors are exhausted. The same applies to
-                // connections of a user whose wake-ups took too long.
+                // As in the kernel, connections stay in the queue while descriptors are exhausted. They also stay there
+                // while the user is barred because its wake-ups took too long.
                 return self.delay(app, number);
             }
             let Some(conn) = calls.stack.accept(id) else { break };
@@ -231,9 +231,9 @@ impl Serve {
         }
     }
 
-    /// Takes results of acceptor threads. Results beyond the slices of their users wait for the next round.
+    /// Takes results of acceptor threads. When a user's slice is used up, its other results wait for the next round.
     pub(super) fn take_accept_results(&mut self, calls: &mut Calls<'_>) {
-        // Applications without results in this round are served first in the next one.
+        // Applications that this round does not serve are the first ones in the next round.
         let (mut rest, mut served) = (Vec::new(), Vec::new());
         self.schedule.turns.begin_slices();
         for app in std::mem::take(&mut self.acceptors.ready) {

@@ -115,7 +115,7 @@ impl Registry {
         awake.iter().filter_map(|app| apps.get_mut(app)?.as_deref_mut().map(&mut visit)).for_each(drop);
     }
 
-    /// The index of the next application, or `None` if there are [`APPLICATIONS`] of them.
+    /// The index for a new application, or `None` if there are already [`APPLICATIONS`] applications.
     pub(super) fn next_index(&self) -> Option<usize> {
         unused_index(&self.apps)
     }
@@ -265,7 +265,7 @@ impl Tally {
 mod tests {
     use super::*;
 
-    /// With more users than that, an application of each would need more indices than keys of events can contain.
+    /// Keys of events have room for 4,096 indices. With more users, one application of each would exceed that.
     #[test]
     fn applications_of_all_users_are_limited() {
         let mut apps = vec![Some(()); 4095];

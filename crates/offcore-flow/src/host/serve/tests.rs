@@ -69,7 +69,7 @@ impl Bed {
         self.with(|serve, calls| serve.work_some(calls));
     }
 
-    /// Starts to add an application of a user. Returns its key and the socket of its process.
+    /// Begins to add an application of a user. Returns its key and the socket of its process.
     fn begin(&mut self, user: u32) -> ([u8; KEY], OwnedFd) {
         let theirs = self.add_guest(user);
         let guest = self.serve.admission.guests.back_mut().unwrap();
@@ -127,14 +127,14 @@ impl Bed {
         self.serve.schedule.turns.had(user)
     }
 
-    /// Returns which of both users are charged for what `f` does.
+    /// Returns which of the two users are charged for the work of `f`.
     fn charged(&mut self, f: impl FnOnce(&mut Self)) -> Vec<u32> {
         let before = [USER, OTHER].map(|user| (user, self.had(user)));
         f(self);
         before.into_iter().filter(|(user, had)| self.had(*user) > *had).map(|(user, _)| user).collect()
     }
 
-    /// Connects as a process of this user.
+    /// Connects as a process of the user that runs the test.
     fn knock(&self) -> OwnedFd {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -212,7 +212,7 @@ fn answers_of_threads_are_charged() {
     assert_eq!(bed.charged(answered), [USER], "for an answer about a session");
 }
 
-/// The slice for events ends after the first one, or after a group of eight events of a user.
+/// A slice ends after its first unit of work: a process, an application, or a group of eight events of a user.
 #[test]
 fn events_wait_for_next_slice() {
     let mut bed = Bed::new();
@@ -225,7 +225,7 @@ fn events_wait_for_next_slice() {
     }
     let _processes: Vec<_> = (0..3).map(|_| bed.knock()).collect();
     let _applications: Vec<_> = (0..3).map(|_| bed.begin(USER)).collect();
-    // The user's thread has created the memory before this.
+    // This runs after the user's thread has created the memory.
     let (done, is_done) = channel();
     bed.serve.helpers.errands.run_unawaited(USER, move || done.send(()).unwrap());
     is_done.recv().unwrap();
@@ -240,7 +240,7 @@ fn events_wait_for_next_slice() {
     assert_eq!(handled, [(8, 1, 2), (16, 2, 3), (20, 3, 4), (20, 3, 4)]);
 }
 
-/// A child process may have any user: the user of its application is charged.
+/// A child process may run as any user: the user of its application is charged.
 #[test]
 fn invited_children_are_charged() {
     let mut bed = Bed::new();
@@ -261,7 +261,7 @@ fn invited_children_are_charged() {
     assert_eq!(Welcome::from_bytes(&welcome).map(|welcome| (welcome.error, welcome.key)), Some((0, key)));
 }
 
-/// The first messages of guests, after their users were at the limit of errands. A slice ends after the first one.
+/// The first messages of guests that had to wait because their users had too many errands. A slice is one message.
 #[test]
 fn first_messages_wait_for_next_slice() {
     let mut bed = Bed::new();
@@ -284,7 +284,7 @@ fn first_messages_wait_for_next_slice() {
     assert_eq!(left, [[2, 1], [1, 0], [0, 0]]);
 }
 
-/// Results of acceptor threads. A slice ends after the first one, and the applications of a user take turns.
+/// Results of acceptor threads. A slice is one result, and the applications of a user take turns.
 #[test]
 fn accept_results_wait_for_next_slice() {
     let mut bed = Bed::new();
@@ -356,7 +356,7 @@ fn announcements_beside_other_users_are_limited() {
     };
     queue(&mut bed);
     assert_eq!(announce(&mut bed), 0, "without other users");
-    // Another user is active for as long as this test takes.
+    // Another user stays active until the end of the test.
     bed.serve.schedule.turns.add(OTHER, 1, u64::MAX);
     queue(&mut bed);
     assert_eq!([(); 3].map(|()| announce(&mut bed)), [24, 8, 0]);
@@ -433,7 +433,7 @@ fn processes_that_wait_for_memory_are_limited() {
     assert_eq!(bed.serve.admission.guests.len(), 256);
 }
 
-/// Each answer has descriptors. A process that reads none of its answers loses its socket.
+/// Each answer contains descriptors. The socket of a process that reads no answers is closed.
 #[test]
 fn unread_answers_are_limited() {
     let mut bed = Bed::new();

@@ -99,7 +99,7 @@ impl Turns {
         account.slice += ticks;
     }
 
-    /// Begins a loop over work of several users, see [`has_slice`](Self::has_slice).
+    /// Begins a loop over the work of several users, see [`has_slice`](Self::has_slice).
     pub(super) fn begin_slices(&mut self) {
         self.users.iter_mut().for_each(|account| account.slice = 0);
     }
@@ -214,7 +214,8 @@ mod tests {
             self.account(user).had
         }
 
-        /// Makes users active for as long as a test takes, with slices of no time: a slice is one unit of work.
+        /// Keeps users active until the end of a test, and sets the length of slices to 0, so that a slice is one unit
+        /// of work.
         pub(in crate::host::serve) fn end_slices_at_once(&mut self, users: [u32; 2]) {
             self.slice = 0;
             users.iter().for_each(|user| self.add(*user, 1, u64::MAX));

@@ -28,7 +28,7 @@ pub(crate) struct DelayedAck {
     largest: u16,
     /// The position that was last acknowledged.
     acknowledged: u64,
-    /// The number of packets since it was last taken.
+    /// The number of packets since the last call of [`take_packets`](Self::take_packets).
     packets: u32,
 }
 

@@ -44,7 +44,7 @@ pub(in crate::proto) struct Outbox {
     in_flight: VecDeque<Outgoing>,
     /// The application waits for room.
     pub wants_room: bool,
-    /// It waits for memory, see [`MemoryWaiters`](crate::proto::shortage::MemoryWaiters).
+    /// The socket waits for memory, see [`MemoryWaiters`](crate::proto::shortage::MemoryWaiters).
     pub waits: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Plans the packets to send. Users take turns, and the connections and sockets of a user take turns in its turn.
+//! Plans the packets to send. Users take turns. During a user's turn, its connections and sockets take turns.
 
 use super::Stack;
 use crate::proto::addr::UserIndex;
@@ -10,7 +10,7 @@ use crate::proto::users::Budget;
 const QUANTUM: u32 = 64 << 10;
 /// Maximum work per call. Copies of more data would delay the answers to packets that arrive in the meantime.
 const MAX_WORK: i64 = 512 << 10;
-/// Work of a look at a connection that has nothing to send.
+/// Work of a visit to a connection, even if it has nothing to send.
 const VISIT: i64 = 64;
 
 impl Stack {
@@ -37,7 +37,7 @@ impl Stack {
         }
     }
 
-    /// Returns whether a user's connection or socket may have something to send.
+    /// Returns whether a connection or socket of a user may have something to send.
     fn is_ready(&self, user: UserIndex) -> bool {
         self.udp.ready.count(user) > 0 || self.net.ifaces.iter().any(|iface| iface.ready.count(user) > 0)
     }
@@ -83,7 +83,7 @@ impl Stack {
             }
             let Some(index) = net.ifaces[iface].ready.pop(user) else { break };
             budget.work -= VISIT;
-            // The number of an ended connection may belong to another user's connection now.
+            // The number of an ended connection may now belong to a connection of another user.
             let Some((id, conn)) = conns.at(index).filter(|(_, conn)| conn.user == user) else { continue };
             let mut quantum = QUANTUM;
             let before = out.plans.len();

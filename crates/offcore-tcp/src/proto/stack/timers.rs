@@ -56,8 +56,8 @@ impl Stack {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Returns a time before which no timer of a connection expires and no connection extends its window. It is not in
-    /// the past after [`timers`](Self::timers).
+    /// Returns a time before which no timer of a connection expires and no waiting connection extends its window. The
+    /// time is not in the past after a call of [`timers`](Self::timers).
     pub fn next_conn_timer(&self) -> Option<u64> {
         let deadlines = [self.conns.timers.next_deadline(), self.arenas.users.deadline()];
         deadlines.into_iter().flatten().min()

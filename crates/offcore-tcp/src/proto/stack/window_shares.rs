@@ -8,7 +8,7 @@ use crate::proto::users::{CHUNK, Users};
 /// Maximum number of connections of a user that extend their windows in one turn.
 const RESUMED: usize = 64;
 
-/// Charges the user of a connection for `packets` packets, which have arrived since the last call.
+/// Charges the user of a connection for the `packets` packets that have arrived since the last call.
 #[inline]
 pub(super) fn charge_received(users: &mut Users, id: ConnId, conn: &mut Conn, packets: u32) {
     let bytes = conn.tcb.receiver.next() - conn.funded;
@@ -19,8 +19,8 @@ pub(super) fn charge_received(users: &mut Users, id: ConnId, conn: &mut Conn, pa
     }
 }
 
-/// Extends the window of a connection that has received `bytes`. If that is not possible now, and little is left of the
-/// window, the connection waits.
+/// Extends the window of a connection that has received `bytes` bytes. If that is not possible now, and the window is
+/// nearly used up, the connection waits.
 #[cold]
 fn extend_or_wait(users: &mut Users, id: ConnId, conn: &mut Conn, bytes: u64) {
     let receiver = &mut conn.tcb.receiver;
@@ -29,7 +29,7 @@ fn extend_or_wait(users: &mut Users, id: ConnId, conn: &mut Conn, bytes: u64) {
         return;
     }
     if users.may_extend(conn.user) {
-        // The window grows by the received bytes, as in slow start.
+        // The right edge moves by twice the received bytes, so the window grows by them, as in slow start.
         users.charge_window(conn.user, receiver.extend_share(2 * bytes, CHUNK));
     } else if is_used_up {
         receiver.wait_for_share(true);
@@ -38,7 +38,7 @@ fn extend_or_wait(users: &mut Users, id: ConnId, conn: &mut Conn, bytes: u64) {
 }
 
 impl Stack {
-    /// Extends the windows of connections that wait for it.
+    /// Extends the windows of waiting connections.
     #[inline]
     pub(super) fn extend_windows(&mut self) {
         if self.arenas.users.has_limits() {
