@@ -221,13 +221,18 @@ impl Host {
     fn turn(&mut self, ctx: &mut Context<'_>, take: bool) -> usize {
         let now = self.now();
         let mut received = self.receive(ctx, now, take);
+        let begins = self.now();
         let (stack, out) = self.path.call();
         self.app.round(ctx, &mut Calls { stack, out, now });
+        let calls = self.now() - begins;
+        self.path.stack.record_calls(calls);
         if self.app.is_busy() {
             received += 1;
         }
         ctx.clock.lap(if received > 0 { Stage::Application } else { Stage::Idle });
         self.path.turn(ctx, now, BURST);
+        // The worker must not sleep while data waits for the next turn.
+        received += usize::from(self.path.has_more());
         received += self.path.receive_looped(ctx, now);
         if self.tell(now) {
             ctx.clock.lap(Stage::Application);

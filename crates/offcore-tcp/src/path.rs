@@ -150,6 +150,8 @@ pub struct Path {
     elsewhere: Vec<(u8, Packet)>,
     elsewhere_held: usize,
     links: Links,
+    /// The last turn has planned packets, and left others for the next turn.
+    has_more: bool,
 }
 
 impl Path {
@@ -168,6 +170,7 @@ impl Path {
             elsewhere: Vec::new(),
             elsewhere_held: 0,
             links: Links::new(pool, part),
+            has_more: false,
             part,
         }
     }
@@ -331,10 +334,16 @@ impl Path {
         if !self.tx.is_waiting() && room > 0 {
             self.stack.tx(now, room, &mut self.out);
         }
+        self.has_more = !self.out.plans.is_empty() && self.stack.has_ready();
         // Time of a turn without work is not attributed to any packet stage.
         ctx.clock.lap(if self.out.is_empty() { Stage::Idle } else { Stage::Header });
         self.take_out(ctx, now);
         self.take_own_copies(ctx);
+    }
+
+    /// Returns whether the last turn has left data for the next one.
+    pub fn has_more(&self) -> bool {
+        self.has_more
     }
 
     /// Returns how many packets of maximum length the free buffers allow to send.

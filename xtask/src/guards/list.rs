@@ -296,7 +296,7 @@ const LIST: &[Guard] = &[
     Guard {
         name: "turns of users that send",
         file: "crates/offcore-tcp/src/proto/users.rs",
-        code: "if self.competing < 2 {", without: "if self.competing < u64::MAX {",
+        code: "if self.sending < 2 {", without: "if self.sending < u64::MAX {",
         package: TCP, executable: "stack", test: "users_send_in_turn",
     },
     Guard {

@@ -80,8 +80,10 @@ impl Stack {
     }
 
     /// Frees the memory of a connection that was [entered](Self::enter_conn) and has been removed.
-    pub(super) fn leave_conn(&mut self, conn: Box<Conn>) {
+    pub(super) fn leave_conn(&mut self, mut conn: Box<Conn>) {
         let (app, at) = (conn.app, conn.listed);
+        let (bytes, packets) = (conn.tcb.receiver.next() - conn.funded, conn.tcb.receiver.ack.take_packets());
+        self.arenas.users.charge_received(conn.user, bytes, packets);
         let this = self.arenas.app(app);
         conn.free_memory(&mut this.arena);
         this.conns.swap_remove(at as usize);

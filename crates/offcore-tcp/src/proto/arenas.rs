@@ -177,6 +177,13 @@ impl Arenas {
         this.is_some_and(|this| self.users.is_limited(this.user))
     }
 
+    /// Charges an application's user for a peer's connection request. Returns `false` if it exceeds the user's limit.
+    pub(super) fn connection_requested(&mut self, app: AppId) -> bool {
+        let Self { apps, users, .. } = self;
+        let this = apps.get(app.number() as usize).and_then(Option::as_deref);
+        this.is_some_and(|this| users.connection_requested(this.user))
+    }
+
     /// Returns whether the application may open connections, sockets and listeners.
     pub(super) fn is_open(&self, app: AppId) -> bool {
         let this = self.apps.get(app.number() as usize).and_then(Option::as_deref);

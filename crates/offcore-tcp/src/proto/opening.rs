@@ -246,6 +246,9 @@ impl Stack {
         if listener.accept.len() >= listener.backlog {
             return Err(DropReason::Backlog);
         }
+        if !self.arenas.connection_requested(listener.app) {
+            return Err(DropReason::UserShare);
+        }
         let full = !self.listeners.may_half_open(half.listener);
         if let Some(index) = ended {
             // A cookie is not necessarily beyond the old sequence numbers. Timestamps must then distinguish old and new

@@ -352,7 +352,7 @@ drop_reasons! {
     Acknowledgement = "ack_of_unsent",
     /// No memory for the data.
     NoSpace = "no_space",
-    /// Datagrams above a user's share of a busy worker.
+    /// Datagrams and connection requests to a user that has more than its share of a busy worker.
     UserShare = "user_share",
     /// More holes than the reassembly queue can hold.
     TooManyHoles = "too_many_holes",

@@ -314,10 +314,10 @@ impl Receiver {
         self.granted = self.granted.max(edge);
     }
 
-    /// Removes the limit that the user's share sets.
+    /// Removes the limit that the user's share sets. Returns whether there was one.
     #[inline]
-    pub(crate) fn remove_share(&mut self) {
-        self.share.edge = u64::MAX;
+    pub(crate) fn remove_share(&mut self) -> bool {
+        std::mem::replace(&mut self.share.edge, u64::MAX) < u64::MAX
     }
 
     /// Limits the window to its present right edge, unless it already has a limit. Returns whether a segment would

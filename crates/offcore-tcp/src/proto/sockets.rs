@@ -384,11 +384,15 @@ impl Sockets {
 
     /// Removes and returns the next socket of a user that may have something to send.
     pub(super) fn next_ready(&mut self, user: UserIndex) -> Option<ConnId> {
-        let id = self.ready.pop(user).map(|index| self.id(index))?;
-        if let Some(socket) = self.get_mut(id) {
-            socket.ready = false;
+        while let Some(index) = self.ready.pop(user) {
+            let id = self.id(index);
+            // The number of an ended socket may belong to another user's socket now.
+            if let Some(socket) = self.get_mut(id).filter(|socket| socket.user == user) {
+                socket.ready = false;
+                return Some(id);
+            }
         }
-        Some(id)
+        None
     }
 
     /// Removes a closed socket without remaining work.

@@ -156,6 +156,12 @@ impl Stack {
         self.settle(now, out);
     }
 
+    /// Records time in microseconds that the worker has spent on calls of applications instead of packets.
+    #[inline]
+    pub fn record_calls(&mut self, time: u64) {
+        self.arenas.users.record_calls(time);
+    }
+
     /// Processes a packet on the fast path if it continues the run of the packet `before` it.
     #[inline]
     fn follow(
@@ -170,8 +176,9 @@ impl Stack {
         let Self { conns, net, arenas, config, .. } = self;
         let (id, conn) = conns.at(run.index)?;
         let arena = &mut arenas[conn.app];
+        let followed = Input { now, id, net, arena, config, out }.follow(conn, &again)?;
         conn.tcb.receiver.ack.count_packet();
-        Input { now, id, net, arena, config, out }.follow(conn, &again)
+        Some(followed)
     }
 
     #[inline]

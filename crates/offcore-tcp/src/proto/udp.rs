@@ -22,7 +22,7 @@ use super::sockets::{Activity, Errors, Inbox, Outbox, Outgoing, Record, Reuse, R
 use super::stack::Stack;
 use super::steering::Share;
 use super::to_many::GROUP_HOPS;
-use super::users::Budget;
+use super::users::{Budget, VISIT};
 
 /// Maximum number of bytes of one socket in copies.
 const COPYING: u64 = 256 << 10;
@@ -330,6 +330,7 @@ impl Stack {
                 return;
             }
             let Some(id) = self.udp.next_ready(user) else { return };
+            budget.work -= VISIT;
             let mut quantum = QUANTUM;
             let mut more = true;
             while more && !budget.is_empty() && quantum > 0 {

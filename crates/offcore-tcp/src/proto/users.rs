@@ -24,16 +24,23 @@ use super::addr::{ConnId, UserIndex};
 const PACKET: u64 = 2048;
 const SEGMENT: u64 = 256;
 const CONNECTION: u64 = 16 << 10;
+/// Work of a visit to a connection or socket, even if it has nothing to send.
+pub(super) const VISIT: i64 = 64;
 /// Maximum work of a user in its turn to send.
 const TURN: u64 = 64 << 10;
 /// Length of a period in microseconds. The work of the users is compared once per period.
 const PERIOD: u64 = 2_000;
 /// Periods of at least this length are not evaluated: the worker slept, or was not scheduled.
 const LONGEST: u64 = 8 * PERIOD;
-/// A worker is busy if it was idle for at most 1/`IDLE_PART` of a period.
+/// Packets keep a worker busy if it was idle for at most 1/`IDLE_PART` of a period, and spent at most 1/`CALLS_PART` of it on
+/// calls of applications, which have their own turns.
 const IDLE_PART: u64 = 16;
-/// A user competes with the others for this time after its last packet, in microseconds.
-const RECENT: u64 = 20_000;
+const CALLS_PART: u64 = 2;
+/// A user competes to send for this time after its last packet, in microseconds.
+const RECENTLY_SENDING: u64 = 20_000;
+/// A user competes to receive for this time after its last packet: for longer than several retransmission timeouts,
+/// because a user whose packets are lost is silent until then.
+const RECENTLY_RECEIVING: u64 = 1_000_000;
 /// The smallest limit in bytes of work per period. If the worker is busy with other work, a lower limit would not help.
 const SMALLEST: u64 = 128 << 10;
 /// A limit that grows to this value is removed.
@@ -48,6 +55,8 @@ const GROWTH_PART: u64 = 8;
 pub(super) const CHUNK: u64 = 16 << 10;
 /// A limited user keeps at least 1/`KEPT_RATE_PART` of the rate that it had without a limit.
 const KEPT_RATE_PART: u64 = 4;
+/// The rate that counts as unlimited falls by 1/`UNLIMITED_PART` per period while the user does not reach its limit.
+const UNLIMITED_PART: u64 = 16;
 /// A user keeps unused credit for up to 1/`KEPT_PART` of a period.
 const KEPT_PART: u64 = 8;
 /// Maximum work that is charged for each byte by which a window is extended.
@@ -63,6 +72,12 @@ pub(super) struct Budget {
 impl Budget {
     pub(super) fn is_empty(self) -> bool {
         self.packets == 0 || self.work <= 0
+    }
+
+    /// Returns the number of packets without payload that use up the work.
+    #[inline]
+    pub(super) fn packets_of_work(self) -> usize {
+        self.work.max(0).cast_unsigned().div_ceil(PACKET) as usize
     }
 
     /// Subtracts the work of `packets` packets with `bytes` bytes of payload, which the port sends as `segments`
@@ -118,13 +133,15 @@ pub(super) struct Users {
     /// Start of the period, and its idle time.
     began: u64,
     idle: u64,
+    /// Time of calls in this period.
+    calls: u64,
     /// Time of the last turn, and whether packets have been received or sent since then.
     last: u64,
     is_busy: bool,
     /// The user that sends first in the next turn.
     first: usize,
-    /// The number of users that have had packets in the last periods ([`RECENT`]).
-    competing: u64,
+    /// The number of users that compete to send ([`RECENTLY_SENDING`]).
+    sending: u64,
     /// Whether any user has a limit or waiting connections.
     has_limits: bool,
 }
@@ -132,8 +149,8 @@ pub(super) struct Users {
 impl Users {
     pub(super) fn new(most: usize) -> Self {
         let list = Vec::new();
-        let (began, idle, last, first, competing) = (0, 0, 0, 0, 0);
-        Self { list, most, began, idle, last, is_busy: false, first, competing, has_limits: false }
+        let (began, idle, calls, last, first, sending) = (0, 0, 0, 0, 0, 0);
+        Self { list, most, began, idle, calls, last, is_busy: false, first, sending, has_limits: false }
     }
 
     /// Adds an application of a user.
@@ -192,7 +209,7 @@ impl Users {
     /// used it up.
     #[inline]
     pub(super) fn begin_sending(&mut self, user: UserIndex, most: i64) -> Option<i64> {
-        if self.competing < 2 {
+        if self.sending < 2 {
             return Some(most);
         }
         let traffic = &mut self.list[user.number()].traffic;
@@ -202,15 +219,23 @@ impl Users {
     }
 
     /// Ends a user's turn to send, and charges the user for `work` minus `rest`. If the user has sent a packet, the
-    /// user after it sends first in the next turn.
+    /// user after it sends first in the next turn, unless the turn was cut short because others had used up the packets.
     #[inline]
-    pub(super) fn end_sending(&mut self, user: UserIndex, work: i64, rest: i64, has_sent: bool) {
+    pub(super) fn end_sending(
+        &mut self,
+        user: UserIndex,
+        work: i64,
+        rest: i64,
+        has_sent: bool,
+        is_cut: bool,
+    ) {
         let traffic = &mut self.list[user.number()].traffic;
         traffic.sent += (work - rest).cast_unsigned();
         traffic.debt = (-rest).max(0);
         if has_sent {
             self.is_busy = true;
-            self.first = if user.number() + 1 < self.list.len() { user.number() + 1 } else { 0 };
+            let next = user.number() + usize::from(!is_cut);
+            self.first = if next < self.list.len() { next } else { 0 };
         }
     }
 
@@ -238,6 +263,16 @@ impl Users {
         traffic.received += work;
         traffic.datagram_credit -= work.cast_signed();
         true
+    }
+
+    /// Charges a user for a peer's connection request. Returns `false` if it exceeds the user's limit.
+    pub(super) fn connection_requested(&mut self, user: UserIndex) -> bool {
+        let traffic = &mut self.list[user.number()].traffic;
+        let is_allowed = traffic.limit.is_none() || traffic.datagram_credit > 0;
+        if is_allowed {
+            traffic.datagram_credit -= CONNECTION.cast_signed();
+        }
+        is_allowed
     }
 
     /// Returns whether a connection may extend its window now.
@@ -276,6 +311,12 @@ impl Users {
     pub(super) fn deadline(&self) -> Option<u64> {
         let waits = self.has_limits && self.list.iter().any(|user| !user.traffic.waiting.is_empty());
         waits.then_some(self.last + PERIOD / KEPT_PART)
+    }
+
+    /// Records time in microseconds that the worker has spent on calls of applications.
+    #[inline]
+    pub(super) fn record_calls(&mut self, time: u64) {
+        self.calls += time;
     }
 
     /// Records work at time `now`.
@@ -320,18 +361,20 @@ impl Users {
     fn end_period(&mut self, now: u64) {
         let passed = now - self.began;
         // A period in which the worker slept or was not scheduled is not evaluated.
-        let is_saturated = self.idle <= passed / IDLE_PART && passed < LONGEST;
-        (self.began, self.idle) = (now, 0);
-        let (mut total, mut competing) = (0, 0);
+        let has_calls = self.calls > passed / CALLS_PART;
+        let is_saturated = self.idle <= passed / IDLE_PART && !has_calls && passed < LONGEST;
+        (self.began, self.idle, self.calls) = (now, 0, 0);
+        let (mut total, mut sending, mut competing) = (0, 0, 0);
         for traffic in self.list.iter_mut().map(|user| &mut user.traffic) {
             if traffic.work() > 0 {
                 traffic.active = now;
             }
             total += traffic.work();
-            competing += u64::from(traffic.competes(now));
+            sending += u64::from(traffic.is_active(now, RECENTLY_SENDING));
+            competing += u64::from(traffic.is_active(now, RECENTLY_RECEIVING));
         }
-        self.competing = competing;
-        let share = (is_saturated && competing > 1).then(|| self.share(now, total));
+        self.sending = sending;
+        let share = (is_saturated && competing > 1).then(|| self.share(now, total, competing));
         self.has_limits = false;
         for traffic in self.list.iter_mut().map(|user| &mut user.traffic) {
             traffic.end_period(share, competing, passed);
@@ -340,11 +383,14 @@ impl Users {
     }
 
     /// Divides `total` work by max-min fairness. Returns the share of each user that needs more than its share.
-    fn share(&self, now: u64, total: u64) -> u64 {
-        let least = total / (WISH * self.competing);
-        let users = || self.list.iter().map(|user| &user.traffic).filter(|traffic| traffic.competes(now));
+    fn share(&self, now: u64, total: u64, competing: u64) -> u64 {
+        let least = total / (WISH * competing);
+        let users = || {
+            let all = self.list.iter().map(|user| &user.traffic);
+            all.filter(|traffic| traffic.is_active(now, RECENTLY_RECEIVING))
+        };
         let wishes = || users().map(|traffic| least.max(WISH * traffic.work()));
-        let mut share = total / self.competing;
+        let mut share = total / competing;
         loop {
             let (left, wanting) = wishes().fold((total, 0), |(left, wanting), wish| match wish <= share {
                 true => (left.saturating_sub(wish), wanting),
@@ -365,8 +411,9 @@ impl Traffic {
         self.sent + self.received
     }
 
-    fn competes(&self, now: u64) -> bool {
-        self.active > 0 && now - self.active < RECENT
+    /// Returns whether the user has had a packet within the last `time` microseconds.
+    fn is_active(&self, now: u64, time: u64) -> bool {
+        self.active > 0 && now - self.active < time
     }
 
     /// Adds the credit for `passed` microseconds.
@@ -393,11 +440,11 @@ impl Traffic {
             // and requests.
             Some(share) if sent + received > share + share / TOLERATED_PART && received > share / 2 => {
                 let limit = self.limit.unwrap_or_else(|| {
-                    (self.credit, self.datagram_credit) = (0, 0);
+                    (self.credit, self.datagram_credit, self.unlimited) = (0, 0, rate);
                     u64::MAX
                 });
                 if rate < limit - limit / KEPT_PART {
-                    self.unlimited = rate;
+                    self.unlimited = rate.max(self.unlimited - self.unlimited / UNLIMITED_PART);
                 }
                 let fair = share.saturating_sub(sent).max(share / 2) * PERIOD / passed.max(PERIOD);
                 let least = (self.unlimited / KEPT_RATE_PART).max(SMALLEST);

@@ -86,10 +86,10 @@ fn busy_worker_drops_datagrams_above_share() {
     assert_eq!(drops([2, 1], true), 0);
 }
 
-/// Sends 20 datagrams per turn to a heavy user, and one datagram per 100 turns to each of `light` light users. The
-/// worker has just enough time for all datagrams, or is always busy. Returns the percentage of its datagrams that the
-/// heavy user receives.
-fn received_beside(light: u16, always_busy: bool) -> u64 {
+/// Sends 20 datagrams in each turn to a heavy user, and one in 100 turns to each of some light users. The worker has
+/// time for exactly that, or is always busy, with calls that take this time in each turn. Returns the percentage that
+/// the heavy user receives.
+fn received_beside(light: u16, calls: Option<u64>) -> u64 {
     let mut world = World::new(false);
     let mut users = users(&mut world, 1 + light);
     let end = &mut world.ends[1];
@@ -102,8 +102,10 @@ fn received_beside(light: u16, always_busy: bool) -> u64 {
         (0..20).for_each(|_| end.receive(now, &users[0].frame));
         let accepted = 20 - (dropped(end) - before);
         end.turn(now);
-        if accepted < 20 && !always_busy {
-            // The worker is idle for the rest of the turn.
+        if let Some(time) = calls {
+            end.path.stack.record_calls(time);
+        } else if accepted < 20 {
+            // The rest of the time is idle.
             end.turn(now + TURN * accepted / 20);
         }
         users.iter_mut().for_each(|user| user.read(end, now));
@@ -114,12 +116,12 @@ fn received_beside(light: u16, always_busy: bool) -> u64 {
 #[test]
 fn light_users_leave_work_to_heavy_user() {
     for light in [1, 10] {
-        for (always_busy, least) in [(false, 75), (true, 25)] {
-            let received = received_beside(light, always_busy);
-            assert!(received >= least, "{received} % beside {light} users, always busy: {always_busy}");
+        for (calls, least) in [(None, 75), (Some(0), 25), (Some(TURN * 2 / 3), 100)] {
+            let received = received_beside(light, calls);
+            assert!(received >= least, "{received} % beside {light} users, calls {calls:?}");
         }
     }
-    assert_eq!(received_beside(0, true), 100);
+    assert_eq!(received_beside(0, Some(0)), 100);
 }
 
 #[test]

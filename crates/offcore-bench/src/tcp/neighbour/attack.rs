@@ -228,7 +228,8 @@ impl Running {
                 Strength::of(established, wanted.min(descriptors()), "established connections")
             }
             Attack::ClaimedMarks => {
-                let programs = Strength::of(sample.advanced(last), CLAIMING as u64, "programs that set marks");
+                let programs =
+                    Strength::of(sample.advanced(last), CLAIMING as u64, "programs that set marks");
                 let claims = Strength::of(rate, CLAIMS, "claims/s");
                 if programs.is_enough { claims } else { programs }
             }

@@ -4,14 +4,12 @@ use super::Stack;
 use crate::proto::addr::UserIndex;
 use crate::proto::packet::Out;
 use crate::proto::tcb::State;
-use crate::proto::users::Budget;
+use crate::proto::users::{Budget, VISIT};
 
 /// Maximum number of bytes of one connection that are planned in a row.
 const QUANTUM: u32 = 64 << 10;
 /// Maximum work per call. Copies of more data would delay the answers to packets that arrive in the meantime.
 const MAX_WORK: i64 = 512 << 10;
-/// Work of a visit to a connection, even if it has nothing to send.
-const VISIT: i64 = 64;
 
 impl Stack {
     /// Plans at most `packets` packets, except on interfaces that are [held](Self::hold).
@@ -32,7 +30,10 @@ impl Stack {
             let mut budget = Budget { packets: left.packets, work };
             let before = out.plans.len();
             self.tx_of(user, ifaces.clone(), now, &mut budget, out);
-            self.arenas.users.end_sending(user, work, budget.work, out.plans.len() > before);
+            // The first user of a call must not be the first one again.
+            let is_cut = budget.packets == 0 && budget.work > 0 && left.packets < packets;
+            let has_sent = out.plans.len() > before;
+            self.arenas.users.end_sending(user, work, budget.work, has_sent, is_cut);
             left = Budget { packets: budget.packets, work: left.work - (work - budget.work) };
         }
     }
@@ -100,7 +101,9 @@ impl Stack {
                     continue;
                 }
             }
-            while budget.packets > 0 {
+            // Short segments must not use up all packets.
+            let most = budget.packets_of_work();
+            while budget.packets > 0 && out.plans.len() - before < most {
                 let Some(next) = conn.tcb.sender.plan(now, at_most) else { break };
                 let len = (next.range.end - next.range.start) as u32;
                 conn.plan(id, next, out);
@@ -113,7 +116,7 @@ impl Stack {
             let segments = (QUANTUM - quantum).div_ceil(conn.tcb.sender.mss().into());
             budget.take_work((QUANTUM - quantum).into(), out.plans.len() - before, segments.into());
             conn.sent(arenas, id, config, out);
-            if budget.is_empty() || quantum == 0 {
+            if budget.is_empty() || quantum == 0 || out.plans.len() - before == most {
                 conn.tcb.ready = true;
                 net.ifaces[iface].ready.push(user, index);
             }

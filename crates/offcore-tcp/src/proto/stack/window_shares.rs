@@ -14,8 +14,8 @@ pub(super) fn charge_received(users: &mut Users, id: ConnId, conn: &mut Conn, pa
     let bytes = conn.tcb.receiver.next() - conn.funded;
     if users.charge_received(conn.user, bytes, packets) {
         extend_or_wait(users, id, conn, bytes);
-    } else {
-        conn.tcb.receiver.remove_share();
+    } else if conn.tcb.receiver.remove_share() {
+        conn.tcb.receiver.update_window();
     }
 }
 
@@ -25,12 +25,14 @@ pub(super) fn charge_received(users: &mut Users, id: ConnId, conn: &mut Conn, pa
 fn extend_or_wait(users: &mut Users, id: ConnId, conn: &mut Conn, bytes: u64) {
     let receiver = &mut conn.tcb.receiver;
     let is_used_up = receiver.hold_share();
-    if bytes == 0 || receiver.end().is_some() || receiver.waits_for_share() {
+    // A probe of a closed window must get it extended, too.
+    if bytes == 0 && !is_used_up || receiver.end().is_some() || receiver.waits_for_share() {
         return;
     }
     if users.may_extend(conn.user) {
         // The right edge moves by twice the received bytes, so the window grows by them, as in slow start.
         users.charge_window(conn.user, receiver.extend_share(2 * bytes, CHUNK));
+        receiver.update_window();
     } else if is_used_up {
         receiver.wait_for_share(true);
         users.wait(conn.user, id);
