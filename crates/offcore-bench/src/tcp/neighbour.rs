@@ -93,7 +93,8 @@ impl Stack {
         let socket = site.dir.file("stack");
         let mut command = site.command(near, &options.binary);
         command.args(["tcp", "--lcores", &options.lcore.to_string(), "--stats-interval", "0"]);
-        command.args(["--port", &format!("af_packet:ours0,addr={ADDRESS}/24")]);
+        // A polling stack serves the clients so fast that they leave too little of their core to the attackers.
+        command.args(["--idle", "sleep", "--port", &format!("af_packet:ours0,addr={ADDRESS}/24")]);
         if attack.is_of_peers() {
             let files = site.dir.file("files");
             command.args(["--app", &format!("http:{}:{PORT}", files.display())]);
@@ -197,6 +198,7 @@ fn measure(
         name: site.add(SIZE)?,
         content: site.content(SIZE),
         window: WINDOW,
+        nice: if attack.is_of_peers() { 0 } else { honest::NICE },
     };
     let measured = far.within(|| {
         offcore_stats::lcore::pin(other_lcore)?;

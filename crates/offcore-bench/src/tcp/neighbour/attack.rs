@@ -36,7 +36,7 @@ const CLAIMING: usize = 64;
 /// Number of connections that transfer bulk data.
 const BULK_CONNECTIONS: usize = 64;
 /// Intended rates: MB of bulk data, claims of marks, and opened listeners per second.
-const BULK_RATE: u64 = 64;
+const BULK_RATE: u64 = 16;
 const CLAIMS: u64 = 100 * CLAIMING as u64;
 const CHURN: u64 = 200;
 /// Size of the hostile peers' receive buffers in bytes.

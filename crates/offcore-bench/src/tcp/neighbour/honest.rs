@@ -12,7 +12,8 @@ use crate::peer::process::TIMEOUT;
 
 /// Number of concurrent clients.
 pub(super) const CLIENTS: usize = 4;
-/// Nice value of the clients and of nginx. It reduces the time that hostile processes take from them on their core.
+/// Nice value of nginx and of its clients. It reduces the time that hostile programs take from them on their core. Hostile
+/// peers need that time for their attacks.
 pub(super) const NICE: i32 = -20;
 /// Maximum time of a request without progress.
 const LONGEST: Duration = Duration::from_secs(2);
@@ -25,6 +26,8 @@ pub(super) struct Client<'a> {
     pub(super) content: &'a [u8],
     /// Length of a window.
     pub(super) window: Duration,
+    /// Nice value of the clients.
+    pub(super) nice: i32,
 }
 
 /// The result of a window.
@@ -88,7 +91,7 @@ impl Client<'_> {
     /// Runs one client. Its rate includes the time of a request that lasts longer than the window.
     fn client(&self) -> Result<Window> {
         // Without a process ID, the value applies to the calling thread.
-        setpriority_process(None, NICE).context("the nice value of a client")?;
+        setpriority_process(None, self.nice).context("the nice value of a client")?;
         let (start, mut window) = (Instant::now(), Window::default());
         while start.elapsed() < self.window {
             match self.fetch()? {
