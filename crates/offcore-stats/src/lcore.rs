@@ -5,7 +5,7 @@ use rustix::thread::CpuSet;
 /// Errors of the pinning of a thread.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum LcoreError {
-    /// lcore {found} is not available; choose one of these: {available:?}
+    /// lcore {found} is not available; available lcores: {available:?}
     Unavailable { found: usize, available: Vec<usize> },
     /// lcore list '{found}': expected numbers and ranges such as 0,2-3
     Syntax { found: String },

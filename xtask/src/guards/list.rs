@@ -16,7 +16,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Guard> {
     LIST.iter().chain(shares::SHARES)
 }
 
-/// All guards except those of users' shares.
+/// Guards other than those in `shares`.
 #[rustfmt::skip]
 const LIST: &[Guard] = &[
     // ---- front ends: memory ----

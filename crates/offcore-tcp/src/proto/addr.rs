@@ -156,7 +156,7 @@ impl AppId {
 }
 
 /// Index of a user in the stack's list of users.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UserIndex(u16);
 
 impl UserIndex {

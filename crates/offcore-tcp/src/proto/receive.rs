@@ -340,7 +340,7 @@ impl Receiver {
     }
 
     /// Raises the limit that the user's share sets by `more` bytes, at most to the end of the receive buffer, but at
-    /// least to a window of `chunk` bytes. Returns the number of bytes by which the limit has grown.
+    /// least to a window of `chunk` bytes. Returns the growth of the limit in bytes.
     pub(crate) fn extend_share(&mut self, more: u64, chunk: u64) -> u64 {
         let before = self.share.edge;
         let edge = (before + more).min(self.wanted()).max(self.next + chunk);

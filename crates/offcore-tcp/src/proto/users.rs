@@ -4,9 +4,9 @@
 //! number of connections and sockets.
 //!
 //! **Receiving.** A worker receives packets in the order in which they arrive. A user receives less only if its peers
-//! send less. If a worker is busy, several users have packets, and one of them has more than its share of the work,
-//! that user's rate is limited. Its connections then extend their windows only as fast as the limit permits, and
-//! datagrams above the limit are dropped. The limit grows while the worker has idle time, and is removed when no other
+//! send less. While a worker is busy with the packets of several users, each user with more than its share of the work
+//! gets a limit. Its connections then extend their windows only as fast as the limit permits. Datagrams and connection
+//! requests above the limit are dropped. The limit grows while the worker has idle time, and is removed when no other
 //! user has packets. Advertised windows never shrink.
 //!
 //! **Shares.** Users that need less than an equal share leave the rest to the others. A user is assumed to need a
@@ -59,7 +59,7 @@ const KEPT_RATE_PART: u64 = 4;
 const UNLIMITED_PART: u64 = 16;
 /// A user keeps unused credit for up to 1/`KEPT_PART` of a period.
 const KEPT_PART: u64 = 8;
-/// Maximum work that is charged for each byte by which a window is extended.
+/// Maximum charge for a byte of a window, in bytes of work.
 const HIGHEST_PRICE: u64 = 32;
 
 /// The remaining number of packets, and the remaining work, which is negative if the last packets exceeded it.
@@ -95,7 +95,7 @@ struct Traffic {
     sent: u64,
     received: u64,
     /// Payload and work of stream data received in this period, and the work per byte in the last period with
-    /// such data.
+    /// such data. The latter is rounded up, so large packets are charged up to twice their work.
     streams: (u64, u64),
     price: u64,
     /// End of the last period with work.
@@ -200,7 +200,7 @@ impl Users {
     }
 
     /// Returns the users in the order in which they send in this turn.
-    pub(super) fn turns(&mut self) -> impl Iterator<Item = UserIndex> + use<> {
+    pub(super) fn turns(&self) -> impl Iterator<Item = UserIndex> + use<> {
         let (first, count) = (self.first, self.list.len());
         (first..count).chain(0..first).map(UserIndex::at)
     }

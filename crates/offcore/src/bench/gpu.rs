@@ -56,8 +56,8 @@ pub(crate) struct GpuArgs {
     #[arg(long = "case", value_name = "LIST", value_delimiter = ',', value_parser = case(), default_value = "all")]
     pub cases: Vec<AnyCase>,
 
-    /// Number of pipelines, 1 to 64, each with a generator and a verifier [default: 4, or as many
-    /// as have two lcores each besides one spare lcore; 1 with device host]
+    /// Number of pipelines, 1 to 64, each with a generator and a verifier [default: 4, or fewer if
+    /// less than two lcores per pipeline and a spare lcore are available; 1 with device host]
     #[arg(short, long, value_name = "N", value_parser = within(1..=64))]
     pub pipelines: Option<usize>,
 

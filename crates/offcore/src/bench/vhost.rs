@@ -381,7 +381,7 @@ mod tests {
             ("--max-latency 20", &["--max-latency", "--case latency"]),
             ("--case guest-to-guest --copies 3", &["--copies", "1..=2"]),
             ("--lcores 0", &["--lcores", "found 1, expected 2"]),
-            ("--lcores 0,1023", &["--lcores", "1023", "choose one of these"]),
+            ("--lcores 0,1023", &["--lcores", "1023", "available lcores"]),
         ] {
             let error = bench(flags).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{flags}: {error}");

@@ -13,7 +13,7 @@ pub(super) const MAY_LACK: &[(&str, &str)] = &[
     ("keeps a GPU, or a network card", "GPU"),
     (" steps failed: ", "GPU"),
     ("cannot be used, so the check ends here", "GPU"),
-    ("choose one of these", " lcores"),
+    ("available lcores", " lcores"),
     ("has no zero-copy", "zero-copy"),
     ("it does not answer", "reads"),
     ("accel-config.conf: No such file", "accel-config"),

@@ -113,10 +113,15 @@ impl Stack {
                     break;
                 }
             }
-            let segments = (QUANTUM - quantum).div_ceil(conn.tcb.sender.mss().into());
-            budget.take_work((QUANTUM - quantum).into(), out.plans.len() - before, segments.into());
+            let (bytes, planned) = (QUANTUM - quantum, out.plans.len() - before);
+            // Without segmentation by the port, each packet is one segment.
+            let segments = match at_most {
+                0 => planned as u64,
+                _ => bytes.div_ceil(conn.tcb.sender.mss().into()).into(),
+            };
+            budget.take_work(bytes.into(), planned, segments);
             conn.sent(arenas, id, config, out);
-            if budget.is_empty() || quantum == 0 || out.plans.len() - before == most {
+            if budget.is_empty() || quantum == 0 || planned == most {
                 conn.tcb.ready = true;
                 net.ifaces[iface].ready.push(user, index);
             }

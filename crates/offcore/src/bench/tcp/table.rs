@@ -161,8 +161,8 @@ fn neighbours(rows: &[&Row]) -> String {
          relative to the rate before it; noise: deviation from 1 of the ratio of the two halves of the windows before\n\
          or after the attack, whichever is larger; p99: a failed request counts as 2 s; failed: requests of all\n\
          phases without a complete answer, or without progress for 2 s; verified: files whose bytes were all\n\
-         compared. !: other programs used more than 5 % of a core. Hostile processes share the clients' core, with a\n\
-         lower priority.\n",
+         compared. !: other programs used more than 5 % of a core. Hostile processes share the clients' core;\n\
+         programs have a lower priority than the clients.\n",
     )
 }
 
