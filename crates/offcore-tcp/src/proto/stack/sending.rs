@@ -87,7 +87,6 @@ impl Stack {
             // The number of an ended connection may now belong to a connection of another user.
             let Some((id, conn)) = conns.at(index).filter(|(_, conn)| conn.user == user) else { continue };
             let mut quantum = QUANTUM;
-            let before = out.plans.len();
             conn.tcb.ready = false;
             if conn.tcb.state == State::Closed {
                 continue;
@@ -102,18 +101,20 @@ impl Stack {
                 }
             }
             // Short segments must not use up all packets.
-            let most = budget.packets_of_work();
-            while budget.packets > 0 && out.plans.len() - before < most {
+            let most = budget.packets.min(budget.packets_of_work());
+            let mut left = most;
+            while left > 0 {
                 let Some(next) = conn.tcb.sender.plan(now, at_most) else { break };
                 let len = (next.range.end - next.range.start) as u32;
                 conn.plan(id, next, out);
-                budget.packets -= 1;
+                left -= 1;
                 quantum = quantum.saturating_sub(len.max(1));
                 if quantum == 0 {
                     break;
                 }
             }
-            let (bytes, planned) = (QUANTUM - quantum, out.plans.len() - before);
+            let (bytes, planned) = (QUANTUM - quantum, most - left);
+            budget.packets -= planned;
             // Without segmentation by the port, each packet is one segment.
             let segments = match at_most {
                 0 => planned as u64,
@@ -121,7 +122,7 @@ impl Stack {
             };
             budget.take_work(bytes.into(), planned, segments);
             conn.sent(arenas, id, config, out);
-            if budget.is_empty() || quantum == 0 || planned == most {
+            if budget.is_empty() || quantum == 0 || left == 0 {
                 conn.tcb.ready = true;
                 net.ifaces[iface].ready.push(user, index);
             }
