@@ -546,6 +546,12 @@ const LIST: &[Guard] = &[
         code: "is_scarce.then(||", without: "(is_scarce && now == 0).then(||",
         package: FLOW, executable: "apps", test: "partial_requests_do_not_exhaust_memory",
     },
+    Guard {
+        name: "answers to late requests",
+        file: "crates/offcore-flow/src/host/apps/http.rs",
+        code: "self.late < LATE_ANSWERS", without: "self.late < usize::MAX",
+        package: FLOW, executable: "apps", test: "few_late_requests_get_answers",
+    },
     // ---- devices ----
     Guard {
         name: "bytes of a partial completion",

@@ -169,6 +169,33 @@ fn empty_lines_before_a_request_are_skipped() {
     assert!(!world.events.iter().any(|event| matches!(event, Event::Closed(..))));
 }
 
+/// Silent peers of these answers would cause retransmissions.
+#[test]
+fn few_late_requests_get_answers() {
+    let site = Site::new("late");
+    let mut world = world(&site);
+    let mut late: Vec<Client> = (0..100).map(|_| world.connect(PORT)).collect();
+    for client in &mut late {
+        world.write(client, b"GET /short HTTP/1.1\r\nHost: ");
+    }
+    let mut answers = vec![Vec::new(); late.len()];
+    let closed = world.run_until(20, |world| {
+        for (client, answer) in late.iter_mut().zip(&mut answers) {
+            answer.extend(world.read(client, usize::MAX));
+        }
+        late.iter().zip(&answers).all(|(client, answer)| !answer.is_empty() || world.is_closed(client))
+    });
+    assert!(closed.is_some());
+    let answered = answers.iter().filter(|answer| answer.starts_with(b"HTTP/1.1 408 ")).count();
+    assert_eq!(answered, 64);
+    // The limit applies to connections that exist.
+    world.run(5.0);
+    let mut client = world.connect(PORT);
+    world.write(&mut client, b"GET /short");
+    let answered = world.run_until(20, |world| world.read(&mut client, usize::MAX).starts_with(b"HTTP/1.1 408 "));
+    assert!(answered.is_some());
+}
+
 /// A world whose server has little memory.
 fn small_world(site: &Site) -> World<FileServer> {
     let app = FileServer::new(&site.0, PORT).unwrap();

@@ -15,7 +15,7 @@ pub struct Load {
     /// Neighbour of TCP: the rate from 5 s after the end of the attack, relative to the rate before it.
     pub after_over_alone: Option<f64>,
     /// Neighbour of TCP: the smallest number of attackers during the attack. The unit depends on the attack:
-    /// connections, connection attempts, claims or MB per second, programs or listeners.
+    /// connections, new connections, claims or MB per second, programs or listeners.
     pub attackers: Option<u64>,
     /// Latency: the send rate as a share of `capacity_mpps`.
     pub load: Option<f64>,

@@ -219,7 +219,8 @@ impl Running {
             Attack::ZeroWindows | Attack::HalfRequests => {
                 let wanted = self.attack.peers().map_or(0, |(count, ..)| count) as u64;
                 let target = (self.processes.len() * RATES[1]) as u64;
-                let tried = Strength::of(rate, target, "connection attempts/s");
+                // Connections that were attempted earlier may still become established.
+                let tried = Strength::of(rate.max(sample.growth_per_second(last)), target, "connections/s");
                 // Without resets there is nothing to replace.
                 Strength { is_enough: tried.is_enough || established >= wanted / 2, ..tried }
             }

@@ -52,8 +52,17 @@ impl Sample {
 
     pub(super) fn attempts_per_second(&self, before: &Self) -> u64 {
         let all = |sample: &Self| sample.reports.iter().map(|report| report.attempts).sum::<u64>();
+        self.per_second(before, all)
+    }
+
+    /// Returns by how much the number of established connections has grown per second.
+    pub(super) fn growth_per_second(&self, before: &Self) -> u64 {
+        self.per_second(before, |sample| sample.established)
+    }
+
+    fn per_second(&self, before: &Self, count: impl Fn(&Self) -> u64) -> u64 {
         let seconds = self.at.duration_since(before.at).as_secs_f64();
-        (all(self).saturating_sub(all(before)) as f64 / seconds).round() as u64
+        (count(self).saturating_sub(count(before)) as f64 / seconds).round() as u64
     }
 
     /// Returns the number of processes with attempts since the sample `before`.
@@ -127,9 +136,10 @@ mod tests {
         let sample = |ms, attempts| Sample {
             at: at + std::time::Duration::from_millis(ms),
             reports: vec![Report { attempts, open: 7 }, Report::default()],
-            established: 0,
+            established: 2 * attempts,
         };
         let (first, second) = (sample(0, 100), sample(500, 250));
+        assert_eq!((second.growth_per_second(&first), first.growth_per_second(&first)), (600, 0));
         assert_eq!((second.attempts_per_second(&first), second.advanced(&first)), (300, 1));
         assert_eq!(second.open(), 7);
     }

@@ -42,6 +42,9 @@ const TURNS: usize = 64;
 /// connections per check.
 const SWEEP: u64 = 1000;
 const SWEPT: usize = 256;
+/// Maximum number of connections that receive an error because their request took too long. Silent peers do not
+/// acknowledge it, and each retransmission takes time from others. Other late connections are reset.
+const LATE_ANSWERS: usize = 64;
 
 /// Limits for the number of files that a server keeps open between turns of their connections: one file per this number
 /// of the process's descriptors, and an absolute maximum. Other files are reopened in each turn, so that peers that do
@@ -67,6 +70,8 @@ pub struct FileServer {
     swept: usize,
     next_sweep: u64,
     sources: Sources,
+    /// Number of connections whose request took too long and that receive an error.
+    late: usize,
 }
 
 impl FileServer {
@@ -87,6 +92,7 @@ impl FileServer {
             swept: 0,
             next_sweep: 0,
             sources: Sources::default(),
+            late: 0,
         })
     }
 
@@ -125,8 +131,9 @@ impl FileServer {
 
     fn forget(&mut self, conn: ConnId) -> bool {
         let Some(session) = self.session(conn) else { return false };
-        let (open, source) = (session.holds_file(), session.source);
+        let (open, late, source) = (session.holds_file(), session.is_late, session.source);
         self.open -= usize::from(open);
+        self.late -= usize::from(late);
         self.sources.remove(source);
         self.sessions[conn.index as usize] = None;
         true
@@ -154,7 +161,9 @@ impl FileServer {
             self.swept = (self.swept + 1) % self.sessions.len();
             let Some(session) = self.sessions[self.swept].as_deref_mut() else { continue };
             let timeouts = self.sources.timeouts(calls.now, session.source);
-            let (conn, next) = (session.conn, session.expired(calls, timeouts));
+            let (conn, was_late) = (session.conn, session.is_late);
+            let next = session.expired(calls, timeouts, self.late < LATE_ANSWERS);
+            self.late += usize::from(session.is_late && !was_late);
             self.proceed(conn, next, calls);
             if next == Next::Abort {
                 // The reset may have freed enough memory.
@@ -225,7 +234,7 @@ impl App for FileServer {
         for session in self.sessions.drain(..).flatten() {
             calls.close(session.conn);
         }
-        self.open = 0;
+        (self.open, self.late) = (0, 0);
         self.sources = Sources::default();
         self.queue.clear();
     }

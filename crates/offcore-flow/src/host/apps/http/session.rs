@@ -91,6 +91,8 @@ pub(super) struct Session {
     pub ended: bool,
     /// The connection is in the queue.
     pub queued: bool,
+    /// The request took too long, and the peer receives an error.
+    pub is_late: bool,
     /// Start of the current time limit, in microseconds.
     since: u64,
 }
@@ -117,6 +119,7 @@ impl Session {
             body: None,
             ended: false,
             queued: false,
+            is_late: false,
             since: calls.now,
         })
     }
@@ -199,8 +202,9 @@ impl Session {
         }
     }
 
-    /// Returns how the connection ends, if it or its peer has taken longer than `timeouts` allows.
-    pub(super) fn expired(&mut self, calls: &Calls<'_>, timeouts: &Timeouts) -> Next {
+    /// Returns how the connection ends, if it or its peer has taken longer than `timeouts` allows. `may_answer`: a late
+    /// request may receive an error.
+    pub(super) fn expired(&mut self, calls: &Calls<'_>, timeouts: &Timeouts, may_answer: bool) -> Next {
         let answers = matches!(self.phase, Phase::Answers { .. });
         if answers || self.writer.unacknowledged() > 0 {
             let (acknowledged, left) = (self.writer.acknowledged(), self.writer.unacknowledged() as u64);
@@ -229,7 +233,9 @@ impl Session {
             _ if self.since + limit > calls.now => Next::Wait,
             // An answer and an orderly close would occupy memory for as long as the peer delays them.
             _ if timeouts.aborts => Next::Abort,
+            Phase::Requests if self.reader.available() > 0 && !may_answer => Next::Abort,
             Phase::Requests if self.reader.available() > 0 => {
+                self.is_late = true;
                 self.refuse(Refusal::last(Status::RequestTimeout), calls.now);
                 Next::Again
             }
