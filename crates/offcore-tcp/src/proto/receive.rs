@@ -316,32 +316,32 @@ impl Receiver {
 
     /// Removes the limit that the user's share sets. Returns whether there was one.
     #[inline]
-    pub(crate) fn remove_share(&mut self) -> bool {
+    pub(crate) fn remove_window_limit(&mut self) -> bool {
         std::mem::replace(&mut self.share.edge, u64::MAX) < u64::MAX
     }
 
     /// Limits the window to its present right edge, unless it already has a limit. Returns whether a segment would
     /// exceed the limit.
-    pub(crate) fn hold_share(&mut self) -> bool {
+    pub(crate) fn limit_window(&mut self) -> bool {
         if self.share.edge == u64::MAX {
             self.share.edge = self.announced;
         }
         self.share.edge.saturating_sub(self.next) < u64::from(self.ack.peer_mss().max(LEAST / 2))
     }
 
-    /// Returns whether the connection waits for [`extend_share`](Self::extend_share).
-    pub(crate) fn waits_for_share(&self) -> bool {
+    /// Returns whether the connection waits for [`raise_window_limit`](Self::raise_window_limit).
+    pub(crate) fn waits_for_window(&self) -> bool {
         self.share.is_waiting
     }
 
-    /// Records whether the connection waits for [`extend_share`](Self::extend_share).
-    pub(crate) fn wait_for_share(&mut self, waits: bool) {
+    /// Records whether the connection waits for [`raise_window_limit`](Self::raise_window_limit).
+    pub(crate) fn wait_for_window(&mut self, waits: bool) {
         self.share.is_waiting = waits;
     }
 
     /// Raises the limit that the user's share sets by `more` bytes, at most to the end of the receive buffer, but at
     /// least to a window of `chunk` bytes. Returns the growth of the limit in bytes.
-    pub(crate) fn extend_share(&mut self, more: u64, chunk: u64) -> u64 {
+    pub(crate) fn raise_window_limit(&mut self, more: u64, chunk: u64) -> u64 {
         let before = self.share.edge;
         let edge = (before + more).min(self.wanted()).max(self.next + chunk);
         self.share.edge = before.max(edge);

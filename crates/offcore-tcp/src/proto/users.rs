@@ -10,7 +10,7 @@
 //! user has packets. Advertised windows never shrink.
 //!
 //! **Shares.** Users that need less than an equal share leave the rest to the others. A user is assumed to need a
-//! multiple of its present work ([`WISH`]), because waiting for other users may have reduced that work. A limited user
+//! multiple of its present work ([`ASSUMED_GROWTH`]), because waiting for other users may have reduced that work. A limited user
 //! keeps at least a quarter of the rate that it had without a limit, because the worker may be busy with other work.
 //!
 //! Work is measured in bytes: the payload, plus a constant for each packet, segment and connection.
@@ -31,7 +31,7 @@ const TURN: u64 = 64 << 10;
 /// Length of a period in microseconds. The work of the users is compared once per period.
 const PERIOD: u64 = 2_000;
 /// Periods of at least this length are not evaluated: the worker slept, or was not scheduled.
-const LONGEST: u64 = 8 * PERIOD;
+const LONGEST_PERIOD: u64 = 8 * PERIOD;
 /// Packets keep a worker busy if it was idle for at most 1/`IDLE_PART` of a period, and spent at most 1/`CALLS_PART` of it on
 /// calls of applications, which have their own turns.
 const IDLE_PART: u64 = 16;
@@ -42,11 +42,11 @@ const RECENTLY_SENDING: u64 = 20_000;
 /// because a user whose packets are lost is silent until then.
 const RECENTLY_RECEIVING: u64 = 1_000_000;
 /// The smallest limit in bytes of work per period. If the worker is busy with other work, a lower limit would not help.
-const SMALLEST: u64 = 128 << 10;
+const SMALLEST_LIMIT: u64 = 128 << 10;
 /// A limit that grows to this value is removed.
-const LARGEST: u64 = 32 << 20;
-/// A user is assumed to need this multiple of its work in the last period, but at least 1/`WISH` of an equal share.
-const WISH: u64 = 4;
+const LARGEST_LIMIT: u64 = 32 << 20;
+/// A user is assumed to need this multiple of its work in the last period, but at least 1/`ASSUMED_GROWTH` of an equal share.
+const ASSUMED_GROWTH: u64 = 4;
 /// Users may exceed their share by 1/`TOLERATED_PART`. Otherwise the limits of equal users would alternate.
 const TOLERATED_PART: u64 = 16;
 /// A limit grows by 1/`GROWTH_PART` per period.
@@ -57,10 +57,12 @@ pub(super) const CHUNK: u64 = 16 << 10;
 const KEPT_RATE_PART: u64 = 4;
 /// The rate that counts as unlimited falls by 1/`UNLIMITED_PART` per period while the user does not reach its limit.
 const UNLIMITED_PART: u64 = 16;
-/// A user keeps unused credit for up to 1/`KEPT_PART` of a period.
-const KEPT_PART: u64 = 8;
+/// A user keeps unused credit for up to 1/`CREDIT_PART` of a period.
+const CREDIT_PART: u64 = 8;
+/// A user reaches its limit if it leaves at most 1/`REACHED_PART` of it unused.
+const REACHED_PART: u64 = 8;
 /// Maximum charge for a byte of a window, in bytes of work.
-const HIGHEST_PRICE: u64 = 32;
+const MAX_WORK_PER_BYTE: u64 = 32;
 
 /// The remaining number of packets, and the remaining work, which is negative if the last packets exceeded it.
 #[derive(Debug, Clone, Copy)]
@@ -97,7 +99,7 @@ struct Traffic {
     /// Payload and work of stream data received in this period, and the work per byte in the last period with
     /// such data. The latter is rounded up, so large packets are charged up to twice their work.
     streams: (u64, u64),
-    price: u64,
+    work_per_byte: u64,
     /// End of the last period with work.
     active: u64,
     /// Excess work of past turns to send, which is subtracted from the next turns.
@@ -105,7 +107,7 @@ struct Traffic {
     /// The limit of received work per period.
     limit: Option<u64>,
     /// The received work per period when the user last had no limit, or did not reach it.
-    unlimited: u64,
+    unlimited_rate: u64,
     /// The work that may be received now: through extended windows, and as datagrams.
     credit: i64,
     datagram_credit: i64,
@@ -289,7 +291,7 @@ impl Users {
     /// Charges a user for the extension of a window by `bytes`.
     pub(super) fn charge_window(&mut self, user: UserIndex, bytes: u64) {
         let traffic = &mut self.list[user.number()].traffic;
-        traffic.credit -= (bytes * traffic.price.clamp(1, HIGHEST_PRICE)).cast_signed();
+        traffic.credit -= (bytes * traffic.work_per_byte.clamp(1, MAX_WORK_PER_BYTE)).cast_signed();
     }
 
     /// Returns whether any user has a limit or waiting connections.
@@ -310,7 +312,7 @@ impl Users {
     /// Returns the time of the next check of waiting connections.
     pub(super) fn deadline(&self) -> Option<u64> {
         let waits = self.has_limits && self.list.iter().any(|user| !user.traffic.waiting.is_empty());
-        waits.then_some(self.last + PERIOD / KEPT_PART)
+        waits.then_some(self.last + PERIOD / CREDIT_PART)
     }
 
     /// Records time in microseconds that the worker has spent on calls of applications.
@@ -321,7 +323,7 @@ impl Users {
 
     /// Records work at time `now`.
     #[inline]
-    pub(super) fn set_busy(&mut self, now: u64) {
+    pub(super) fn record_work(&mut self, now: u64) {
         self.advance(now);
         self.is_busy = true;
     }
@@ -362,7 +364,7 @@ impl Users {
         let passed = now - self.began;
         // A period in which the worker slept or was not scheduled is not evaluated.
         let has_calls = self.calls > passed / CALLS_PART;
-        let is_saturated = self.idle <= passed / IDLE_PART && !has_calls && passed < LONGEST;
+        let is_saturated = self.idle <= passed / IDLE_PART && !has_calls && passed < LONGEST_PERIOD;
         (self.began, self.idle, self.calls) = (now, 0, 0);
         let (mut total, mut sending, mut competing) = (0, 0, 0);
         for traffic in self.list.iter_mut().map(|user| &mut user.traffic) {
@@ -384,12 +386,12 @@ impl Users {
 
     /// Divides `total` work by max-min fairness. Returns the share of each user that needs more than its share.
     fn share(&self, now: u64, total: u64, competing: u64) -> u64 {
-        let least = total / (WISH * competing);
+        let least = total / (ASSUMED_GROWTH * competing);
         let users = || {
             let all = self.list.iter().map(|user| &user.traffic);
             all.filter(|traffic| traffic.is_active(now, RECENTLY_RECEIVING))
         };
-        let wishes = || users().map(|traffic| least.max(WISH * traffic.work()));
+        let wishes = || users().map(|traffic| least.max(ASSUMED_GROWTH * traffic.work()));
         let mut share = total / competing;
         loop {
             let (left, wanting) = wishes().fold((total, 0), |(left, wanting), wish| match wish <= share {
@@ -420,7 +422,7 @@ impl Traffic {
     fn add_credit(&mut self, passed: u64) {
         let Some(limit) = self.limit else { return };
         let new = limit * passed.min(PERIOD) / PERIOD;
-        let most = new.max(limit / KEPT_PART).max(CHUNK).cast_signed();
+        let most = new.max(limit / CREDIT_PART).max(CHUNK).cast_signed();
         // Windows and datagrams get half of the credit each. Each may also use what the other leaves.
         let half = (new / 2).cast_signed();
         let [windows, datagrams] = [self.credit, self.datagram_credit].map(|credit| credit + half);
@@ -433,28 +435,29 @@ impl Traffic {
     /// worker was busy and users compete.
     fn end_period(&mut self, share: Option<u64>, competing: u64, passed: u64) {
         let Self { sent, received, streams: (bytes, work), .. } = *self;
-        self.price = work.div_ceil(bytes.max(1)).max(if bytes > 0 { 1 } else { self.price });
+        self.work_per_byte = work.div_ceil(bytes.max(1)).max(if bytes > 0 { 1 } else { self.work_per_byte });
         let rate = received * PERIOD / passed.max(PERIOD);
         match share {
             // A user that uses its share for sending may still receive half a share, so that it gets acknowledgements
             // and requests.
             Some(share) if sent + received > share + share / TOLERATED_PART && received > share / 2 => {
                 let limit = self.limit.unwrap_or_else(|| {
-                    (self.credit, self.datagram_credit, self.unlimited) = (0, 0, rate);
+                    (self.credit, self.datagram_credit, self.unlimited_rate) = (0, 0, rate);
                     u64::MAX
                 });
-                if rate < limit - limit / KEPT_PART {
-                    self.unlimited = rate.max(self.unlimited - self.unlimited / UNLIMITED_PART);
+                if rate < limit - limit / REACHED_PART {
+                    self.unlimited_rate =
+                        rate.max(self.unlimited_rate - self.unlimited_rate / UNLIMITED_PART);
                 }
                 let fair = share.saturating_sub(sent).max(share / 2) * PERIOD / passed.max(PERIOD);
-                let least = (self.unlimited / KEPT_RATE_PART).max(SMALLEST);
+                let least = (self.unlimited_rate / KEPT_RATE_PART).max(SMALLEST_LIMIT);
                 self.limit = Some(fair.max(least));
             }
-            _ if competing < 2 || passed >= LONGEST => self.limit = None,
+            _ if competing < 2 || passed >= LONGEST_PERIOD => self.limit = None,
             _ => {
                 let steps = (passed / PERIOD).max(1);
                 let grown = self.limit.map(|limit| limit + steps * (limit / GROWTH_PART));
-                self.limit = grown.filter(|limit| *limit < LARGEST);
+                self.limit = grown.filter(|limit| *limit < LARGEST_LIMIT);
             }
         }
         (self.sent, self.received, self.streams) = (0, 0, (0, 0));

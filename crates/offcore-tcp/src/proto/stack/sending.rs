@@ -29,7 +29,7 @@ impl Stack {
             let Some(work) = self.arenas.users.begin_sending(user, left.work) else { continue };
             let mut budget = Budget { packets: left.packets, work };
             let before = out.plans.len();
-            self.tx_of(user, ifaces.clone(), now, &mut budget, out);
+            self.send_for_user(user, ifaces.clone(), now, &mut budget, out);
             // The first user of a call must not be the first one again.
             let is_cut = budget.packets == 0 && budget.work > 0 && left.packets < packets;
             let has_sent = out.plans.len() > before;
@@ -45,7 +45,7 @@ impl Stack {
 
     /// Plans packets of a user.
     #[inline]
-    fn tx_of(
+    fn send_for_user(
         &mut self,
         user: UserIndex,
         ifaces: impl Iterator<Item = usize>,
@@ -68,14 +68,21 @@ impl Stack {
         }
         for iface in ifaces {
             if !budget.is_empty() && !self.net.ifaces[iface].held {
-                self.tx_by(iface, user, now, budget, out);
+                self.send_on_interface(iface, user, now, budget, out);
             }
         }
     }
 
     /// Plans packets of a user's connections on one interface.
     #[inline]
-    fn tx_by(&mut self, iface: usize, user: UserIndex, now: u64, budget: &mut Budget, out: &mut Out) {
+    fn send_on_interface(
+        &mut self,
+        iface: usize,
+        user: UserIndex,
+        now: u64,
+        budget: &mut Budget,
+        out: &mut Out,
+    ) {
         let Self { net, conns, arenas, config, .. } = self;
         let at_most = net.ifaces[iface].segment_offload.min(QUANTUM);
         for _ in 0..net.ifaces[iface].ready.count(user) {

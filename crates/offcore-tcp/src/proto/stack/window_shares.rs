@@ -14,7 +14,7 @@ pub(super) fn charge_received(users: &mut Users, id: ConnId, conn: &mut Conn, pa
     let bytes = conn.tcb.receiver.next() - conn.funded;
     if users.charge_received(conn.user, bytes, packets) {
         extend_or_wait(users, id, conn, bytes);
-    } else if conn.tcb.receiver.remove_share() {
+    } else if conn.tcb.receiver.remove_window_limit() {
         conn.tcb.receiver.update_window();
     }
 }
@@ -24,17 +24,17 @@ pub(super) fn charge_received(users: &mut Users, id: ConnId, conn: &mut Conn, pa
 #[cold]
 fn extend_or_wait(users: &mut Users, id: ConnId, conn: &mut Conn, bytes: u64) {
     let receiver = &mut conn.tcb.receiver;
-    let is_used_up = receiver.hold_share();
+    let is_used_up = receiver.limit_window();
     // A probe of a closed window must get it extended, too.
-    if bytes == 0 && !is_used_up || receiver.end().is_some() || receiver.waits_for_share() {
+    if bytes == 0 && !is_used_up || receiver.end().is_some() || receiver.waits_for_window() {
         return;
     }
     if users.may_extend(conn.user) {
         // The right edge moves by twice the received bytes, so the window grows by them, as in slow start.
-        users.charge_window(conn.user, receiver.extend_share(2 * bytes, CHUNK));
+        users.charge_window(conn.user, receiver.raise_window_limit(2 * bytes, CHUNK));
         receiver.update_window();
     } else if is_used_up {
-        receiver.wait_for_share(true);
+        receiver.wait_for_window(true);
         users.wait(conn.user, id);
     }
 }
@@ -57,12 +57,12 @@ impl Stack {
                 let Some(id) = users.next_waiting(user) else { break };
                 let Some(conn) = conns.get_mut(id) else { continue };
                 let receiver = &mut conn.tcb.receiver;
-                receiver.wait_for_share(false);
+                receiver.wait_for_window(false);
                 if users.is_limited(user) {
                     let chunk = CHUNK.max(2 * u64::from(receiver.ack.peer_mss()));
-                    users.charge_window(user, receiver.extend_share(0, chunk));
+                    users.charge_window(user, receiver.raise_window_limit(0, chunk));
                 } else {
-                    receiver.remove_share();
+                    receiver.remove_window_limit();
                 }
                 receiver.update_window();
                 conns.touch(id);
