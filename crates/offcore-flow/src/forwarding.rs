@@ -208,6 +208,9 @@ impl Rules {
         self.rewrite.burst(&mut burst);
         fall_back(tx, ctx, &mut burst);
         tx.tx(ctx, &mut burst);
+        if !burst.is_empty() && tx.is_drained_by_device() {
+            self.handle_unsent(rx, tx, ctx, &mut burst);
+        }
         tx.counters().drop_all(DropReason::Full, &mut burst, ctx.cache);
         // A stopped queue accepts no packets, so remaining packets from the other side are forwarded first.
         let coming = crossing + receiving + forwarded;

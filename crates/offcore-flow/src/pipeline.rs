@@ -218,6 +218,10 @@ impl TxQueue for WorkTx {
         &self.counters
     }
 
+    fn is_drained_by_device(&self) -> bool {
+        self.front.is_some()
+    }
+
     /// The device may be told to quit only when every burst is back.
     fn stop(&mut self, _: &mut Context<'_>) -> bool {
         if !self.flush() || self.front.as_mut().is_some_and(|front| !front.is_empty()) {

@@ -137,6 +137,12 @@ pub trait TxQueue: Any + fmt::Debug + Send {
     /// Counters of the queue.
     fn counters(&self) -> &TxCounters;
 
+    /// Returns whether a full queue always gets room soon, because a device works on its packets. At the end, packets
+    /// then wait for room instead of being dropped.
+    fn is_drained_by_device(&self) -> bool {
+        false
+    }
+
     /// Finishes packets in flight; returns whether all are done. It is called until it returns `true`.
     fn stop(&mut self, ctx: &mut Context<'_>) -> bool {
         let _ = ctx;

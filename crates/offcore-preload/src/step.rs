@@ -39,4 +39,10 @@ impl Failed {
             _ => false,
         }
     }
+
+    /// Returns whether the socket's access rights refuse this user. The stack refuses a user for a moment while too
+    /// many of the user's files are to be closed.
+    pub(crate) fn is_refused(self) -> bool {
+        self.step == Step::Connect && self.error == libc::EACCES
+    }
 }

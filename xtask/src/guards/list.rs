@@ -353,7 +353,7 @@ const LIST: &[Guard] = &[
         name: "lock word of the stack",
         file: "crates/offcore-flow/src/host/serve/raw.rs",
         code: "*holder != Owner::STACK", without: "holder.word() > 0",
-        package: FLOW, executable: "serve", test: "ends_in_own_queues_are_closed",
+        package: FLOW, executable: "--lib", test: "only_dead_owner_loses_lock",
     },
     Guard {
         name: "sessions before accept",

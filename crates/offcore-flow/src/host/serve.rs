@@ -114,6 +114,8 @@ pub enum ServeError {
     Length { path: PathBuf, found: usize },
     /// {0}
     Socket(#[from] SocketError),
+    /// the limit of open files is {limit}, too low for programs of {users} users: raise it to at least {needed} (ulimit -n, LimitNOFILE=), or admit fewer users
+    Descriptors { limit: u64, users: usize, needed: u64 },
     /// {what} {path:?}: {source}
     Path { what: &'static str, path: PathBuf, source: Errno },
     /// {what}: {source}
@@ -159,7 +161,7 @@ impl Serve {
         }
         let (users, acceptors) = (admission.users(&config), Acceptors::new());
         let (descriptors, helpers) =
-            (Descriptors::new(users), Helpers::new(users, acceptors.cpus, &polling.watch)?);
+            (Descriptors::new(users)?, Helpers::new(users, acceptors.cpus, &polling.watch)?);
         tracing::info!(
             users,
             descriptors = descriptors.most(),

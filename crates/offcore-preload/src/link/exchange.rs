@@ -22,17 +22,19 @@ const AWAY: usize = 1000;
 const WELCOMED: libc::time_t = 60;
 const ANSWERED: libc::time_t = 15;
 
-/// Time in milliseconds that a process waits for a busy stack, and the shortest and longest pause between two attempts.
+/// Time in milliseconds that a process waits for a busy stack, or for the access rights of its socket, and the shortest
+/// and longest pause between two attempts.
 const BUSY: u64 = 30_000;
+const REFUSED: u64 = 500;
 const SHORTEST: u64 = 10;
 const LONGEST_NAP: u64 = 160;
 
-/// Repeats an attempt while the stack is busy with other programs.
+/// Repeats an attempt while the stack is busy with other programs or refuses this user for a moment.
 fn retry_while_busy<T>(mut attempt: impl FnMut() -> Result<T, Failed>) -> Result<T, Failed> {
     let (mut nap, mut waited) = (SHORTEST, 0);
     loop {
         match attempt() {
-            Err(failed) if failed.is_busy() && waited < BUSY => {
+            Err(failed) if failed.is_busy() && waited < BUSY || failed.is_refused() && waited < REFUSED => {
                 sys::sleep(nap);
                 waited += nap;
                 nap = (2 * nap).min(LONGEST_NAP);

@@ -33,6 +33,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(2);
 /// Time for which a stack may be busy with other programs that start.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for which the access rights of the socket may refuse a user with too many files to be closed.
+const REFUSED_TIMEOUT: Duration = Duration::from_millis(500);
 /// Polling intervals: in general, and for remaining processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const ORPHAN_POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -54,6 +56,7 @@ pub(super) fn reach(path: &Path) -> Result<()> {
             Err(Errno::CONNRESET | Errno::PIPE) if since.elapsed() < BUSY_TIMEOUT => {
                 thread::sleep(POLL_INTERVAL)
             }
+            Err(Errno::ACCESS) if since.elapsed() < REFUSED_TIMEOUT => thread::sleep(POLL_INTERVAL),
             Err(error) => bail!("no stack at {}: {}", path.display(), missing(path, error)),
             Ok(found) => break found,
         }
@@ -83,7 +86,7 @@ fn missing(path: &Path, error: Errno) -> String {
         }
         (Errno::CONNREFUSED, _) => format!("no process listens there: {serve}"),
         (Errno::PROTOTYPE, _) => format!("found the socket of another program, {expected}"),
-        (Errno::ACCESS, _) => "access denied for this user: see --allow-uid of `offcore tcp`".into(),
+        (Errno::ACCESS, _) => "access denied for this user: see --allow-uid of `offcore tcp`, or too many files of this user are to be closed".into(),
         (Errno::AGAIN, _) => {
             let time = START_TIMEOUT.as_secs();
             format!("the stack has not answered within {time} s: continue it if it is stopped, or restart it")

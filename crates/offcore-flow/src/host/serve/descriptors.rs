@@ -9,6 +9,8 @@ use offcore_session::place::SEGMENT;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
+use super::ServeError;
+
 /// Descriptors reserved for the stack itself, for example for ports and threads. With a low limit, a quarter of the
 /// limit is reserved.
 const RESERVED: u64 = 2048;
@@ -19,7 +21,7 @@ pub(super) const MAX_PENDING_CLOSES: usize = 256;
 const RECEIVED: usize = MAX_PENDING_CLOSES + 253;
 /// Maximum number of connections accepted from a kernel listener at a time.
 pub(super) const ACCEPTED: usize = 16;
-/// The minimum share of a user. With a lower limit the kernel refuses descriptors first.
+/// The minimum share of a user: enough for an application with some sockets.
 const LEAST: usize = 64;
 /// Descriptors of an application with one segment of memory, without its processes and sessions: shared memory, the
 /// eventfd, and the descriptors of the acceptor thread.
@@ -62,15 +64,22 @@ impl Drop for Charged {
 
 impl Descriptors {
     /// Divides the limit of this process among `users` users.
-    pub(super) fn new(users: usize) -> Self {
-        Self::share(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX), users)
+    ///
+    /// # Errors
+    /// If the limit is too low for this number of users.
+    pub(super) fn new(users: usize) -> Result<Self, ServeError> {
+        Self::divide(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX), users)
     }
 
-    fn share(limit: u64, users: usize) -> Self {
+    fn divide(limit: u64, users: usize) -> Result<Self, ServeError> {
         let most = usize::try_from(limit - RESERVED.min(limit / 4)).unwrap_or(usize::MAX) / users;
         // With a low limit, pending closes have half of the share.
         let most = most - RECEIVED.min(most / 2);
-        Self { most: most.max(LEAST), used: HashMap::new() }
+        if most < LEAST {
+            let all = ((2 * LEAST - 1) * users) as u64;
+            return Err(ServeError::Descriptors { limit, users, needed: all + RESERVED.min((all - 1) / 3) });
+        }
+        Ok(Self { most, used: HashMap::new() })
     }
 
     /// The share of a user.
@@ -108,15 +117,27 @@ mod tests {
 
     #[test]
     fn users_have_equal_shares() {
-        let mut descriptors = Descriptors::share(RESERVED + 2 * RECEIVED as u64 + 20_000, 2);
+        let limit = RESERVED + 2 * RECEIVED as u64 + 20_000;
+        let mut descriptors = Descriptors::divide(limit, 2).unwrap();
         assert_eq!(descriptors.take(1, 10_001).err(), Some(Errno::MFILE));
         let mut charges: Vec<_> = [9_990, 10].map(|count| descriptors.take(1, count).unwrap()).into();
         assert_eq!(descriptors.take(1, 1).err(), Some(Errno::MFILE));
         assert!(descriptors.take(2, 10_000).is_ok(), "another user's share");
         charges.pop();
         assert!(descriptors.take(1, 10).is_ok());
-        let share = |limit, users| Descriptors::share(limit, users).most();
-        assert_eq!(share(4000, 1), 3000 - RECEIVED, "a quarter of a low limit is reserved");
-        assert_eq!((share(4000, 10), share(4000, 60)), (150, LEAST), "half of a small share");
+        let share = |limit, users| Descriptors::divide(limit, users).map(|divided| divided.most());
+        assert_eq!(share(4000, 1).unwrap(), 3000 - RECEIVED, "a quarter of a low limit is reserved");
+        assert_eq!(share(4000, 10).unwrap(), 150, "half of a small share");
+    }
+
+    #[test]
+    fn low_limit_is_refused() {
+        for users in [1, 10, 60, 600] {
+            let Err(ServeError::Descriptors { needed, .. }) = Descriptors::divide(16, users) else {
+                panic!("16 descriptors for {users} users");
+            };
+            assert!(Descriptors::divide(needed - 1, users).is_err(), "{users} users");
+            assert_eq!(Descriptors::divide(needed, users).unwrap().most(), LEAST, "{users} users");
+        }
     }
 }
