@@ -18,7 +18,7 @@ use rustix::process::Pid;
 
 use crate::args::flags::by_flag;
 use crate::args::host_port::{HostPortArg, check_addresses};
-use crate::args::{EngineArgs, RunArgs, congestion, idle, mode};
+use crate::args::{EngineArgs, RunArgs, congestion, idle, mode, within};
 use crate::failure::Failure;
 use crate::home;
 use crate::switch::{Watching, plan, report, run_switch};
@@ -106,11 +106,11 @@ pub(crate) struct TcpArgs {
     pub allow_uid: Vec<u32>,
 
     /// Maximum memory in MiB for the data of one application's connections [default: 256]
-    #[arg(long, value_name = "MIB", requires = "serve", value_parser = clap::value_parser!(u32).range(4..=65_536))]
+    #[arg(long, value_name = "MIB", requires = "serve", value_parser = within(4..=65_536))]
     pub app_memory: Option<u32>,
 
-    /// Maximum number of connections, datagram sockets and listeners of one application [default: 65536]
-    #[arg(long, value_name = "N", requires = "serve", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    /// Maximum number of connections, datagram sockets and listeners (which count twice) of one application [default: 65536]
+    #[arg(long, value_name = "N", requires = "serve", value_parser = within(1..=1_048_576))]
     pub app_connections: Option<u32>,
 
     /// Ends when this parent process has ended and no application is left, and removes the socket's directory. Set by `offcore exec`

@@ -33,8 +33,8 @@ fn unusable_interfaces_are_refused() {
     let before = links();
     for (port, words) in [
         ("tap:busy", &["'busy'", "another program has it open, choose another name"][..]),
-        ("tap:lo", &["'lo'", "is no TAP"]),
-        ("tap:bridge0", &["'bridge0'", "is no TAP"]),
+        ("tap:lo", &["'lo'", "is not a TAP"]),
+        ("tap:bridge0", &["'bridge0'", "is not a TAP"]),
     ] {
         assert_refused(&netns, &["--port", port], words);
         assert_eq!(links(), before, "{port}");

@@ -107,7 +107,9 @@ fn advice(name: &str, error: &io::Error) -> String {
     let advice = match error.raw_os_error() {
         Some(libc::EPERM) => ": it needs root or CAP_NET_ADMIN",
         Some(libc::EBUSY) => ": another program has it open, choose another name",
-        Some(libc::EINVAL) => ": an interface of that name is no TAP, or is for another number of queues",
+        Some(libc::EINVAL) => {
+            ": an interface of that name is not a TAP, or has another number of queues: choose another name"
+        }
         _ => "",
     };
     format!("making interface '{name}'{advice}")

@@ -22,7 +22,7 @@ const LONGEST: usize = 256;
 const SHELL: &str = "/bin/sh";
 
 /// The expected type of file.
-const GLIBC: &str = "a program dynamically linked with glibc (x86-64, 64 bits)";
+const GLIBC: &str = "a program dynamically linked with glibc (x86-64, 64 bits); --fallback kernel runs others on the kernel's network";
 
 /// The reason why a program cannot be run on the stack.
 #[derive(Debug, thiserror::Error)]
@@ -145,7 +145,7 @@ fn read_error(path: &Path) -> impl FnOnce(std::io::Error) -> ProgramError + '_ {
 
 /// Rejects a program with other privileges than the caller's, because the dynamic linker then ignores LD_PRELOAD.
 fn privileges(path: &Path) -> Result<(), ProgramError> {
-    let expected = "one without: the dynamic linker preloads nothing into it";
+    let expected = "one without: the dynamic linker preloads nothing into it; --fallback kernel runs it on the kernel's network";
     let found = fs::metadata(path).map_err(read_error(path))?;
     let ours = fs::metadata("/proc/self").map_err(read_error(path))?;
     if found.mode() & 0o4000 != 0 && found.uid() != ours.uid() {

@@ -217,7 +217,8 @@ impl Lock {
         let mut path = OsString::from(socket);
         path.push(".lock");
         let path = PathBuf::from(path);
-        let failed = |source| ServeError::Path { what: "locking", path: path.clone(), source };
+        let what = "creating and locking (in a directory in which this user can create files)";
+        let failed = |source| ServeError::Path { what, path: path.clone(), source };
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let directory = Directory::of(&path).map_err(failed)?;
         for _ in 0..TRIES {

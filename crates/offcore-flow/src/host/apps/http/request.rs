@@ -115,13 +115,13 @@ fn unreadable(error: httparse::Error, head: &[u8]) -> Status {
     }
 }
 
-/// Whether the first line ends with a version of HTTP.
+/// Whether the first line ends with a version of HTTP that the server does not support.
 fn names_version(head: &[u8]) -> bool {
     let line =
         head.split(|byte| *byte == b'\n').find(|line| !line.trim_ascii().is_empty()).unwrap_or_default();
     let word = line.trim_ascii().rsplit(|byte| *byte == b' ').next().unwrap_or_default();
     matches!(word, [b'H', b'T', b'T', b'P', b'/', major, b'.', minor]
-        if major.is_ascii_digit() && minor.is_ascii_digit())
+        if major.is_ascii_digit() && minor.is_ascii_digit() && (*major, *minor) != (b'1', b'0') && (*major, *minor) != (b'1', b'1'))
 }
 
 /// The relevant header fields of a request.

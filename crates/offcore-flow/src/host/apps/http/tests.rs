@@ -162,6 +162,7 @@ fn refusals() {
         ("BREW / HTTP/1.1\r\nHost: a\r\n\r\n", (501, true)),
         ("get / HTTP/1.1\r\nHost: a\r\n\r\n", (501, true)),
         ("GET / HTTP/2.0\r\nHost: a\r\n\r\n", (505, false)),
+        ("GET /  HTTP/1.1\r\nHost: a\r\n\r\n", (400, false)),
         ("GET / HTTP/1.1\r\n\r\n", (400, false)),
         ("GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", (400, false)),
         ("GET / HTTP/1.1\r\nHost: a/b\r\n\r\n", (400, false)),
