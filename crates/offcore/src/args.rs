@@ -377,10 +377,7 @@ pub(crate) fn size(range: RangeInclusive<usize>) -> impl Fn(&str) -> Result<usiz
     }
 }
 
-pub(crate) fn within<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone
-where
-    T: FromStr + PartialOrd + fmt::Display + Clone,
-{
+pub(crate) fn within(range: RangeInclusive<usize>) -> impl Fn(&str) -> Result<usize, String> + Clone {
     move |text| {
         let found = text.parse().ok().filter(|number| range.contains(number));
         found.ok_or_else(|| format!("expected a number from {} to {}", range.start(), range.end()))

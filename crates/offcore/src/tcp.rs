@@ -24,10 +24,10 @@ use crate::home;
 use crate::switch::{Watching, plan, report, run_switch};
 
 /// The default of `--app-memory`, in MiB.
-const APP_MEMORY: u32 = 256;
+const APP_MEMORY: usize = 256;
 /// The default of `--app-connections`: a sixteenth of a stack's connections, and the number of an application's
 /// sessions.
-const APP_CONNECTIONS: u32 = 65_536;
+const APP_CONNECTIONS: usize = 65_536;
 
 /// The flags for applications in other processes. The parser ignores `requires = "serve"` if `--app` is given, because
 /// `--app` conflicts with `--serve`.
@@ -107,11 +107,11 @@ pub(crate) struct TcpArgs {
 
     /// Maximum memory in MiB for the data of one application's connections [default: 256]
     #[arg(long, value_name = "MIB", requires = "serve", value_parser = within(4..=65_536))]
-    pub app_memory: Option<u32>,
+    pub app_memory: Option<usize>,
 
     /// Maximum number of connections, datagram sockets and listeners (which count twice) of one application [default: 65536]
     #[arg(long, value_name = "N", requires = "serve", value_parser = within(1..=1_048_576))]
-    pub app_connections: Option<u32>,
+    pub app_connections: Option<usize>,
 
     /// Ends when this parent process has ended and no application is left, and removes the socket's directory. Set by `offcore exec`
     #[arg(long, hide = true, value_name = "PID", requires = "serve", value_parser = clap::value_parser!(i32).range(1..))]
@@ -221,8 +221,8 @@ fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
         Some(path) => Hosted::Others(ServeConfig {
             path: path.clone(),
             allow: args.allow_uid.clone(),
-            memory: (args.app_memory.unwrap_or(APP_MEMORY) as usize) << 20,
-            connections: args.app_connections.unwrap_or(APP_CONNECTIONS) as usize,
+            memory: args.app_memory.unwrap_or(APP_MEMORY) << 20,
+            connections: args.app_connections.unwrap_or(APP_CONNECTIONS),
         }),
         None => Hosted::Service(args.app.service.clone(), args.app.port),
     };

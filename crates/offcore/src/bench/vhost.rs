@@ -102,7 +102,7 @@ pub(crate) struct VhostArgs {
     pub guests: Vec<GuestKind>,
 
     /// Copies of a payload from guest to guest: 1 (where possible), or 2 (always)
-    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = within(1..=2))]
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub copies: u8,
 
     /// Also measure this other software, in turns
