@@ -40,8 +40,8 @@ impl Failed {
         }
     }
 
-    /// Returns whether the socket's access rights refuse this user. The stack refuses a user for a moment while too
-    /// many of the user's files are to be closed.
+    /// Returns whether the socket's access rights refuse this user. They also do so for a moment when the stack must
+    /// close many files of the user.
     pub(crate) fn is_refused(self) -> bool {
         self.step == Step::Connect && self.error == libc::EACCES
     }
