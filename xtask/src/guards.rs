@@ -42,7 +42,10 @@ struct Guard {
 /// Tests the guards whose names contain `only`.
 pub(crate) fn run(project: &Project, steps: &mut Steps, only: &str) -> Result<()> {
     let guards: Vec<&Guard> = list::all().filter(|guard| guard.name.contains(only)).collect();
-    ensure!(!guards.is_empty(), "no guard is called '{only}': xtask/src/guards/list.rs has them");
+    ensure!(
+        !guards.is_empty(),
+        "no guard is called '{only}': they are in xtask/src/guards/list.rs and list/shares.rs"
+    );
     let sources = Sources::copy(project)?;
     steps.check("guards in place", || {
         let failed = guards.iter().map(|guard| sources.test(guard));

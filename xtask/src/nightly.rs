@@ -1,4 +1,5 @@
-//! Miri and ThreadSanitizer on tests of the crates that share memory with other threads and processes. Both need a nightly toolchain.
+//! Miri and ThreadSanitizer on tests of the crates that share memory with other threads and processes. Both need a
+//! nightly toolchain.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -22,8 +23,9 @@ pub(crate) fn run(project: &Project, steps: &mut Steps) {
     thread_sanitizer(project, steps);
 }
 
-/// Runs the tests with two threads that share memory. `--cfg tsan` selects code without assembly, because the sanitizer sees no
-/// accesses of assembly. The standard library is built, too: otherwise its synchronization is not seen.
+/// Runs the tests with two threads that share memory. `--cfg tsan` selects code without assembly, because the
+/// sanitizer sees no accesses of assembly. The standard library is built, too: otherwise its synchronization is not
+/// seen.
 fn thread_sanitizer(project: &Project, steps: &mut Steps) {
     const NAME: &str = "thread sanitizer";
     let sysroot = nightly_rustc(project).args(["--print", "sysroot"]).output();

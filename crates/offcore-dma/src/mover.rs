@@ -137,8 +137,8 @@ impl Mover {
         }
     }
 
-    /// Makes the core use only stores through its caches ([`Copier::cached_stores_only`]) from now on, also for queues that
-    /// are opened later.
+    /// Makes the core use only stores through its caches ([`Copier::cached_stores_only`]) from now on, also for
+    /// queues that are opened later.
     pub fn disable_streaming_stores(&mut self) {
         self.cached_stores_only = true;
         for queue in &mut self.queues {

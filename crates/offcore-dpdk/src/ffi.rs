@@ -59,6 +59,7 @@ pub(crate) struct PoolConfig {
 }
 
 #[repr(C)]
+// fields-ok: a C interface
 pub(crate) struct EthInfo {
     pub(crate) driver: [u8; 64],
     pub(crate) mac: [u8; 6],

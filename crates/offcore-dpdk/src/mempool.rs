@@ -8,8 +8,9 @@
 //! bytes.
 //!
 //! The mempool has its own operations. A driver's buffers for received packets are taken from the packet pool, and the
-//! buffers that it frees after sending return there. This uses the cache of the worker that calls the driver (`ActiveCache`),
-//! or a cache behind a lock if the driver allocates or frees outside of such calls (start, stop, its own threads).
+//! buffers that it frees after sending return there. This uses the cache of the worker that calls the driver
+//! (`ActiveCache`), or a cache behind a lock if the driver allocates or frees outside of such calls (start, stop, its
+//! own threads).
 
 use std::cell::Cell;
 use std::ffi::{CString, c_int, c_uint, c_void};
@@ -266,8 +267,8 @@ impl Source {
     #[inline(always)]
     fn with<R>(&self, act: impl FnOnce(&mut PoolCache) -> R) -> R {
         let lent = ACTIVE_CACHE.get();
-        // SAFETY: `ActiveCache` borrows the cache mutably while the pointer is set. Its owner only calls a driver meanwhile,
-        // which calls this function sequentially.
+        // SAFETY: `ActiveCache` borrows the cache mutably while the pointer is set. Its owner only calls a driver
+        // meanwhile, which calls this function sequentially.
         if let Some(cache) = unsafe { lent.as_mut() }
             && std::ptr::eq(cache.pool(), self.pool)
         {

@@ -92,6 +92,7 @@ pub struct ChannelReport {
 
 /// Where one worker's cycles were spent since the start, from the sampled bursts, and its counters.
 #[derive(Clone, Debug, Default, Serialize)]
+// fields-ok: plain figures
 pub struct WorkerReport {
     pub lcore: u32,
     /// Share of each stage in all sampled TSC ticks, in percent.

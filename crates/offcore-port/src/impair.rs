@@ -31,8 +31,8 @@ use crate::{
 
 use line::{Count, END_OF_TIME, Line};
 
-/// The share of the pool that all lines of a port may hold together: one buffer in this many, or [`LEAST`] per line if that is
-/// more.
+/// The share of the pool that all lines of a port may hold together: one buffer in this many, or [`LEAST`] per line
+/// if that is more.
 const SHARE: usize = 4;
 /// The maximum and minimum number of packet buffers that one line may hold.
 const MOST: usize = 4096;

@@ -256,7 +256,7 @@ impl<'a> Reader<'a> {
             let len = to.len().min(self.rest.len());
             let (from, rest) = self.rest.split_at(len);
             let (now, later) = to.split_at_mut(len);
-            // copy-ok: the receiver does not accept the packet unchanged; the core reads its bytes for the checksum anyway
+            // copy-ok: the receiver does not accept the packet unchanged; the core reads it for the checksum anyway
             now.copy_from_slice(from);
             (self.rest, to) = (rest, later);
         }

@@ -383,8 +383,8 @@ impl Arena {
         self.large.pop()
     }
 
-    /// Charges for the next `blocks` free blocks. Blocks that were used before are free of charge. The caller makes sure
-    /// that enough blocks are free. Returns `false`, and charges nothing, if the budget does not suffice.
+    /// Charges for the next `blocks` free blocks. Blocks that were used before are free of charge. The caller makes
+    /// sure that enough blocks are free. Returns `false`, and charges nothing, if the budget does not suffice.
     #[inline]
     pub(crate) fn pay(&mut self, blocks: usize) -> bool {
         let used = self.large.len() - self.unused();

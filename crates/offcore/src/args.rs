@@ -35,6 +35,7 @@ const WORKERS: &str = "Workers";
 const REPORTS: &str = "Reports and stopping";
 
 #[derive(Args, Debug)]
+// fields-ok: command-line arguments
 pub(crate) struct SwitchArgs {
     #[command(flatten)]
     pub at: PortArgs,
@@ -69,8 +70,8 @@ pub(crate) struct SwitchArgs {
     #[arg(long = "eth-peer", value_name = "PORT,MAC", value_parser = eth_peer, help_heading = FORWARDING)]
     pub eth_peers: Vec<(usize, MacAddr)>,
 
-    /// Copies of mapped queues: by the core (cpu), by the engine (offload), or by the cheaper of both as measured (auto)
-    /// [default: offload if a queue is mapped, else cpu]
+    /// Copies of mapped queues: by the core (cpu), by the engine (offload), or by the cheaper of both as measured
+    /// (auto) [default: offload if a queue is mapped, else cpu]
     #[arg(long, value_name = "MODE", value_parser = mode(), help_heading = COPIES)]
     pub mode: Option<Mode>,
 
@@ -221,13 +222,13 @@ pub(crate) struct BridgeArgs {
     #[arg(long, value_name = "N", value_parser = within(1..=1 << 20), help_heading = LEARNING)]
     pub fdb_size: Option<usize>,
 
-    /// With l2: maximum packets per second of one port that are flooded (broadcast, multicast, unknown destinations); the
-    /// others are dropped
+    /// With l2: maximum packets per second of one port that are flooded (broadcast, multicast, unknown destinations);
+    /// the others are dropped
     #[arg(long, value_name = "PPS", value_parser = within(1..=1_000_000_000), help_heading = LEARNING)]
     pub flood_limit: Option<usize>,
 
-    /// With l2: PORT=access:VLAN or PORT=trunk:VLAN,FIRST-LAST,...[,native=VLAN]; once for each port. A port without a rule
-    /// is in every VLAN, and its packets keep their tags
+    /// With l2: PORT=access:VLAN or PORT=trunk:VLAN,FIRST-LAST,...[,native=VLAN]; once for each port. A port without
+    /// a rule is in every VLAN, and its packets keep their tags
     #[arg(long = "vlan", value_name = "RULE", help_heading = LEARNING)]
     pub vlans: Vec<VlanRule>,
 

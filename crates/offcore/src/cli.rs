@@ -45,10 +45,12 @@ pub(crate) enum Command {
     /// Send packets and check the returned ones: loss, order, content, latency; --rfc2544 searches for the throughput
     #[command(after_help = MORE, after_long_help = crate::pktgen::EXAMPLES)]
     Pktgen(Box<crate::pktgen::PktgenArgs>),
-    /// A TCP/IP host on ports, with a small application: echo, sink, source or files by HTTP; --demo needs no other flag
+    /// A TCP/IP host on ports, with a small application: echo, sink, source or files by HTTP; --demo needs no other
+    /// flag
     #[command(after_help = MORE, after_long_help = crate::tcp::EXAMPLES, override_usage = TCP_USAGE)]
     Tcp(Box<crate::tcp::TcpArgs>),
-    /// Stream chunks to a TCP sink, as in the mTCP guide, with copies into the send buffer and into packets by the core or an engine
+    /// Stream chunks to a TCP sink, as in the mTCP guide, with copies into the send buffer and into packets by the
+    /// core or an engine
     #[command(after_help = MORE, after_long_help = crate::epping::EXAMPLES)]
     Epping(Box<crate::epping::EppingArgs>),
     /// Run an unmodified program with its sockets on the stack of `offcore tcp --serve`

@@ -71,8 +71,8 @@ pub(crate) struct CopyArgs {
         value_parser = within(1..=MAX_QUEUES as usize))]
     pub queues: Option<usize>,
 
-    /// Copies by the core (cpu or sw), by the channels of --dma, by default dsa:auto (offload or hw), or by the cheaper of
-    /// both as measured (auto) [default: offload with --dma, else cpu]
+    /// Copies by the core (cpu or sw), by the channels of --dma, by default dsa:auto (offload or hw), or by the
+    /// cheaper of both as measured (auto) [default: offload with --dma, else cpu]
     #[arg(short = 'c', long, visible_alias = "copy-type", value_name = "MODE",
         value_parser = choice::<Mode>(["cpu", "offload", "auto", "sw", "hw"]))]
     pub mode: Option<Mode>,
@@ -107,8 +107,8 @@ pub(crate) struct CopyArgs {
     #[arg(long, value_name = "TOPOLOGY", default_value = "loop", value_parser = topology())]
     pub port_topology: Topology,
 
-    /// 1: a queue's packets stay on one lcore; 2: lcores are used in pairs, the first receives and copies, the second sends
-    /// [default: 2 when --lcores has an even number of them]
+    /// 1: a queue's packets stay on one lcore; 2: lcores are used in pairs, the first receives and copies, the second
+    /// sends [default: 2 when --lcores has an even number of them]
     #[arg(long, value_name = "N", value_parser = within(1..=2))]
     pub lcores_per_port: Option<usize>,
 

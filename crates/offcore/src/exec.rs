@@ -69,11 +69,13 @@ pub(crate) struct ExecArgs {
     #[arg(long = "port", value_name = "SPEC", conflicts_with = "stack", value_parser = host_port)]
     pub ports: Vec<String>,
 
-    /// With --port: congestion control of connections, unless a program sets another one (TCP_CONGESTION) [default: cubic]
+    /// With --port: congestion control of connections, unless a program sets another one (TCP_CONGESTION) [default:
+    /// cubic]
     #[arg(long, value_name = "NAME", requires = "ports", conflicts_with = "stack", value_parser = congestion())]
     pub congestion: Option<Algorithm>,
 
-    /// Sockets that use the stack, as tcp[:PORT,...] or udp[:PORT,...]; once or more [default: all TCP sockets, and UDP sockets that send]
+    /// Sockets that use the stack, as tcp[:PORT,...] or udp[:PORT,...]; once or more [default: all TCP sockets, and
+    /// UDP sockets that send]
     #[arg(long, value_name = "RULE", value_parser = rule)]
     pub only: Vec<String>,
 

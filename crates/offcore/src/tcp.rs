@@ -113,7 +113,8 @@ pub(crate) struct TcpArgs {
     #[arg(long, value_name = "N", requires = "serve", value_parser = within(1..=1_048_576))]
     pub app_connections: Option<usize>,
 
-    /// Ends when this parent process has ended and no application is left, and removes the socket's directory. Set by `offcore exec`
+    /// Ends when this parent process has ended and no application is left, and removes the socket's directory. Set by
+    /// `offcore exec`
     #[arg(long, hide = true, value_name = "PID", requires = "serve", value_parser = clap::value_parser!(i32).range(1..))]
     pub parent: Option<i32>,
 

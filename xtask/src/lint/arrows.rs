@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Finding;
 
 /// The layers from bottom to top. A new crate must be added here.
-const FLOORS: [&[&str]; 16] = [
+const FLOORS: [&[&str]; 14] = [
     &["offcore-stats"],
     &["offcore-mem"],
     &["offcore-wire"],
@@ -17,10 +17,8 @@ const FLOORS: [&[&str]; 16] = [
     &["offcore-dma"],
     // Subsystems of equal rank: their engines are passed to them, and they do not import each other.
     &["offcore-dsa", "offcore-dpdk", "offcore-vhost", "offcore-gpu", "offcore-tcp"],
-    &["offcore-dsa-shim"],
     &["offcore-port"],
     &["offcore-flow"],
-    &["offcore-capi"],
     &["offcore-preload"],
     &["offcore-bench"],
     &["offcore"],
@@ -66,6 +64,19 @@ pub(super) fn check(packages: &[Value], root: &Path) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
+/// Returns the crates with a floor that do not exist.
+pub(super) fn missing(packages: &[Value]) -> Vec<Finding> {
+    let names = FLOORS.iter().flat_map(|floor| floor.iter());
+    let missing = names.filter(|name| !packages.iter().any(|package| package["name"] == **name));
+    missing
+        .map(|name| Finding {
+            path: "xtask/src/lint/arrows.rs".into(),
+            line: 0,
+            text: format!("there is no crate {name}: remove its floor"),
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,5 +101,14 @@ mod tests {
         assert!(findings("offcore-flow", &[("xtask", None)])[0].contains("not below"));
         assert!(findings("offcore-flow", &[("offcore-new", None)])[0].contains("no floor"));
         assert!(findings("offcore-new", &[])[0].contains("no floor"));
+    }
+
+    #[test]
+    fn floors_of_missing_crates_are_found() {
+        let mut packages: Vec<Value> =
+            FLOORS.iter().flat_map(|floor| floor.iter()).map(|name| json!({ "name": name })).collect();
+        assert_eq!(missing(&packages), []);
+        packages.pop();
+        assert_eq!(missing(&packages).len(), 1);
     }
 }

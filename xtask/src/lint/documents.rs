@@ -1,11 +1,11 @@
-//! Checks that references in documents exist: paths in backquotes that begin at the root, and links to files.
+//! Checks documents: references to paths in backquotes that begin at the root, links to files, and the width of prose.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::Finding;
+use super::{Finding, sentences, width};
 
 /// Prefixes of text in backquotes that is taken for a path.
 const ROOTS: [&str; 5] = ["crates/", "docs/", "fuzz/", "tests/", "xtask/"];
@@ -21,6 +21,11 @@ pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
                 let text = fs::read_to_string(root.join(&path))
                     .with_context(|| format!("cannot read {}", path.display()))?;
                 findings.extend(missing(&path, &text, |named| root.join(named).exists()));
+                findings.extend(width::prose(&path, &text));
+                // This document lists the phrases.
+                if path != Path::new("CONTRIBUTING.md") {
+                    findings.extend(sentences::phrases_of_document(&path, &text));
+                }
             }
         }
     }

@@ -89,8 +89,8 @@ mod tests {
         let text = "//! A file.\npub fn a() {}\n/// B.\npub struct B { pub c: u8 }\nimpl B {\n    pub fn d() {}\n    fn e() {}\n}\n\
                     /// F.\npub enum F {\n    G,\n}\npub fn h() {}\npub(crate) fn i() {}\n#[cfg(test)]\nmod tests {\n    pub fn j() {}\n}\n";
         let lines = |text: &str| -> Vec<usize> {
-            let findings = check(&Source::new("a.rs".into(), text).unwrap(), &syn::parse_file(text).unwrap());
-            findings.iter().map(|finding| finding.line).collect()
+            let (source, file) = Source::parse("a.rs".into(), text).unwrap();
+            check(&source, &file).iter().map(|finding| finding.line).collect()
         };
         assert_eq!(lines(text), [2, 6, 13]);
         assert_eq!(lines("fn a() {}\n"), [1]);

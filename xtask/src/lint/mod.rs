@@ -1,13 +1,21 @@
-//! Rules of this project that no compiler checks: where bytes are copied, where `unsafe` is allowed, the length of
-//! files, imports between crates and modules, documentation of public items, references in documents, unwanted words,
-//! and unfinished code.
+//! Rules of this project that no compiler checks: where bytes are copied, where `unsafe` is allowed, the size of files,
+//! structs and types, the width of comments, tuples as parameters, imports between crates and modules, documentation
+//! and callers of public items, references in documents, unwanted words, subjects of commits, and unfinished code.
 
+mod allowed;
 mod arrows;
+mod blocks;
+mod callers;
 mod circles;
 mod copies;
 mod documents;
+mod fields;
 mod items;
+mod sentences;
 mod source;
+mod subjects;
+mod tuples;
+mod width;
 mod words;
 
 use std::collections::BTreeMap;
@@ -73,64 +81,91 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Checks every source file, manifest and document.
+/// Checks every source file, manifest, document and new commit.
 pub(crate) fn run(project: &Project) -> Result<Vec<Finding>> {
-    let mut sources = Vec::new();
+    let mut tree = Tree::default();
     for dir in ["crates", "tests", "xtask", "fuzz"] {
-        read_sources(&project.root, Path::new(dir), &mut sources)?;
+        tree.read(&project.root, Path::new(dir))?;
     }
     let mut findings = arrows::check(&project.packages, &project.root)?;
-    findings.extend(copies::check(&project.root, &sources)?);
+    findings.extend(arrows::missing(&project.packages));
+    findings.extend(copies::check(&project.root, &tree.sources)?);
     findings.extend(documents::check(&project.root)?);
-    findings.extend(words::check(&project.root, sources.iter().map(|source| source.path.clone()))?);
-    findings.extend(modules(&project.root, &sources)?);
-    for source in &sources {
-        findings.extend(length(source));
-        findings.extend(unsafe_places(source));
-        findings.extend(unfinished_markers(source));
-    }
+    findings.extend(words::check(&project.root, tree.sources.iter().map(|source| source.path.clone()))?);
+    findings.extend(subjects::check(&project.root));
+    findings.extend(tree.check());
     findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
     Ok(findings)
 }
 
-/// Reads the Rust files below `dir`, which need not exist.
-fn read_sources(root: &Path, dir: &Path, sources: &mut Vec<Source>) -> Result<()> {
-    let Ok(entries) = fs::read_dir(root.join(dir)) else { return Ok(()) };
-    for entry in entries {
-        let entry = entry.with_context(|| format!("cannot read {}", dir.display()))?;
-        let path = dir.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            if entry.file_name() != "target" {
-                read_sources(root, &path, sources)?;
-            }
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(root.join(&path))
-                .with_context(|| format!("cannot read {}", path.display()))?;
-            sources.push(Source::new(path, &text)?);
-        }
-    }
-    Ok(())
+/// The source files, and the parts of them that are checked together.
+#[derive(Default)]
+struct Tree {
+    sources: Vec<Source>,
+    findings: Vec<Finding>,
+    /// Modules and types of each crate, without its tests, by the directory of its sources.
+    crates: BTreeMap<PathBuf, (circles::Crate, blocks::Crate)>,
+    names: callers::Names,
+    tuples: Vec<Finding>,
+    comments: Vec<Finding>,
 }
 
-/// Returns the findings in the parsed files of the crates, without their tests.
-fn modules(root: &Path, sources: &[Source]) -> Result<Vec<Finding>> {
-    let mut findings = Vec::new();
-    let mut crates: BTreeMap<PathBuf, circles::Crate> = BTreeMap::new();
-    for source in sources {
-        let mut ancestors = source.path.ancestors();
-        let Some(src) = ancestors.find(|dir| dir.ends_with("src")) else { continue };
-        let inside = source.path.strip_prefix(src)?;
-        if inside.iter().any(|part| part == "tests" || part == "tests.rs") {
-            continue;
+impl Tree {
+    /// Reads the Rust files below `dir`, which need not exist.
+    fn read(&mut self, root: &Path, dir: &Path) -> Result<()> {
+        let Ok(entries) = fs::read_dir(root.join(dir)) else { return Ok(()) };
+        for entry in entries {
+            let entry = entry.with_context(|| format!("cannot read {}", dir.display()))?;
+            let path = dir.join(entry.file_name());
+            if entry.file_type()?.is_dir() {
+                if entry.file_name() != "target" {
+                    self.read(root, &path)?;
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(root.join(&path))
+                    .with_context(|| format!("cannot read {}", path.display()))?;
+                let (source, file) = Source::parse(path, &text)?;
+                self.add(source, &file);
+            }
         }
-        let text = fs::read_to_string(root.join(&source.path))?;
-        let file =
-            syn::parse_file(&text).with_context(|| format!("cannot parse {}", source.path.display()))?;
-        findings.extend(items::check(source, &file));
-        crates.entry(src.to_owned()).or_default().add(&source.path, inside, &file);
+        Ok(())
     }
-    findings.extend(crates.values().flat_map(circles::Crate::check));
-    Ok(findings)
+
+    /// Checks one file, and adds it to the parts that are checked together.
+    fn add(&mut self, source: Source, file: &syn::File) {
+        self.findings.extend(length(&source));
+        self.findings.extend(unsafe_places(&source));
+        self.findings.extend(unfinished_markers(&source));
+        self.findings.extend(fields::check(&source, file));
+        self.findings.extend(sentences::first_words(&source));
+        self.findings.extend(sentences::phrases(&source));
+        self.tuples.extend(tuples::find(&source, file));
+        self.comments.extend(width::comments(&source, file));
+        self.names.add(&source, file);
+        let src = source.path.ancestors().find(|dir| dir.ends_with("src"));
+        if let Some((src, inside)) = src.and_then(|src| Some((src, source.path.strip_prefix(src).ok()?)))
+            && !inside.iter().any(|part| part == "tests" || part == "tests.rs")
+        {
+            self.findings.extend(items::check(&source, file));
+            let (modules, types) = self.crates.entry(src.to_owned()).or_default();
+            modules.add(&source.path, inside, file);
+            types.add(&source.path, file);
+        }
+        self.sources.push(source);
+    }
+
+    /// Returns the findings in all files.
+    fn check(self) -> Vec<Finding> {
+        let mut findings = self.findings;
+        findings.extend(tuples::check(self.tuples));
+        findings.extend(width::check(self.comments));
+        findings.extend(self.names.check());
+        for (dir, (modules, types)) in &self.crates {
+            findings.extend(modules.check());
+            findings.extend(types.check(dir));
+        }
+        findings
+    }
 }
 
 fn length(source: &Source) -> Option<Finding> {
@@ -179,7 +214,7 @@ mod tests {
     use super::*;
 
     fn source(path: &str, text: &str) -> Source {
-        Source::new(path.into(), text).unwrap()
+        Source::new(path, text)
     }
 
     #[test]

@@ -22,27 +22,44 @@ pub(super) struct Line {
     pub(super) code: String,
     /// The text of the line's comments, with blanks for code.
     pub(super) comment: String,
+    /// The content of the line's strings and characters, with blanks for the rest.
+    pub(super) text: String,
     /// Whether the line is inside an item that is compiled for tests only.
     pub(super) test: bool,
 }
 
 impl Source {
-    /// Splits a file into lines, and each line into code and comment.
-    pub(super) fn new(path: PathBuf, text: &str) -> Result<Self> {
+    /// Splits a file into lines, and each line into code and comment. Also returns the parsed file.
+    pub(super) fn parse(path: PathBuf, text: &str) -> Result<(Self, syn::File)> {
         let tokens: TokenStream =
             text.parse().map_err(|error| anyhow!("cannot parse {}: {error}", path.display()))?;
+        let parsed = syn::parse2(tokens.clone())
+            .map_err(|error| anyhow!("cannot parse {}: {error}", path.display()))?;
+        Ok((Self::split(path, text, tokens), parsed))
+    }
+
+    /// Splits a text that need not be a whole file.
+    #[cfg(test)]
+    pub(super) fn new(path: &str, text: &str) -> Self {
+        Self::split(path.into(), text, text.parse().unwrap())
+    }
+
+    fn split(path: PathBuf, text: &str, tokens: TokenStream) -> Self {
         let mut file = File {
             rest: text.lines().map(|line| line.chars().collect()).collect(),
             code: text.lines().map(|line| vec![' '; line.chars().count()]).collect(),
+            text: text.lines().map(|line| vec![' '; line.chars().count()]).collect(),
             tests: Vec::new(),
         };
         file.split(tokens);
-        let lines = file.code.iter().zip(&file.rest).zip(1..).map(|((code, comment), number)| Line {
+        let lines = file.code.iter().zip(&file.rest).zip(&file.text).zip(1..);
+        let lines = lines.map(|(((code, comment), text), number)| Line {
             code: code.iter().collect(),
             comment: comment.iter().collect(),
+            text: text.iter().collect(),
             test: file.tests.iter().any(|(first, last)| (*first..=*last).contains(&number)),
         });
-        Ok(Self { path, lines: lines.collect() })
+        Self { path, lines: lines.collect() }
     }
 
     /// Returns a finding with the text from `say` for each line that `wanted` accepts.
@@ -65,6 +82,8 @@ struct File {
     rest: Vec<Vec<char>>,
     /// The characters of each line that are part of a token.
     code: Vec<Vec<char>>,
+    /// The characters of each line that are the content of a literal with quotes.
+    text: Vec<Vec<char>>,
     /// First and last lines of items for tests.
     tests: Vec<(usize, usize)>,
 }
@@ -119,13 +138,13 @@ impl File {
         let mut inside = false;
         for line in start.line..=end.line {
             let from = if line == start.line { start.column } else { 0 };
-            let (rest, code) = (&mut self.rest[line - 1], &mut self.code[line - 1]);
+            let rest = &mut self.rest[line - 1];
             let to = if line == end.line { end.column } else { rest.len() };
-            for (at, (rest, code)) in rest.iter_mut().zip(code).enumerate().take(to).skip(from) {
+            for (at, rest) in rest.iter_mut().enumerate().take(to).skip(from) {
                 let c = std::mem::replace(rest, ' ');
-                if !inside || line == end.line && at + 1 == to {
-                    *code = c;
-                }
+                let is_code = !inside || line == end.line && at + 1 == to;
+                let place = if is_code { &mut self.code } else { &mut self.text };
+                place[line - 1][at] = c;
                 inside |= is_literal && ['"', '\''].contains(&c);
             }
         }
@@ -137,7 +156,7 @@ mod tests {
     use super::*;
 
     fn lines(text: &str) -> Vec<Line> {
-        Source::new("a.rs".into(), text).unwrap().lines
+        Source::new("a.rs", text).lines
     }
 
     #[test]
@@ -157,6 +176,8 @@ mod tests {
         assert_eq!(code("\"a\\\nb\" c\n"), ["\"", "\"c"]);
         let line = &lines("x(); // copy-ok: y\n")[0];
         assert_eq!((line.code.trim(), line.comment.trim()), ("x();", "// copy-ok: y"));
+        let line = &lines("x(\"a // b\") // c\n")[0];
+        assert_eq!((line.text.trim(), line.comment.trim()), ("a // b", "// c"));
         assert_eq!(lines("//! x\n")[0].comment, "//! x");
     }
 

@@ -84,8 +84,8 @@ impl OtherCore {
         self.run(move || job(&mut lock(&with)))
     }
 
-    /// Runs `job` on the other core in parallel with this core until [`BackgroundJob::end`], which sets the flag that is
-    /// passed to the job. Returns as soon as the job has begun.
+    /// Runs `job` on the other core in parallel with this core until [`BackgroundJob::end`], which sets the flag that
+    /// is passed to the job. Returns as soon as the job has begun.
     ///
     /// # Errors
     /// If the other core's thread has ended.

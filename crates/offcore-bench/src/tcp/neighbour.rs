@@ -8,10 +8,10 @@
 //!                                             nginx and hostile programs under `offcore exec`
 //! ```
 //! Each attack gets a new stack. Windows are measured before the attack, during the attack, and from 5 s after its end.
-//! A window without an attack in which other processes used a core is repeated. Hostile peers and programs share the core
-//! of nginx and the honest clients, which have a higher priority than programs. This weakens the attackers, and their
-//! packets and timers still take time from the clients. The clients compare every byte. Between the windows the strength of the attack is
-//! recorded: an attack that does not reach half of its intended strength is an error.
+//! A window without an attack in which other processes used a core is repeated. Hostile peers and programs share the
+//! core of nginx and the honest clients, which have a higher priority than programs. This weakens the attackers, and
+//! their packets and timers still take time from the clients. The clients compare every byte. Between the windows the
+//! strength of the attack is recorded: an attack that does not reach half of its intended strength is an error.
 
 mod attack;
 mod honest;

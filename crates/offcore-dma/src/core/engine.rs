@@ -125,8 +125,8 @@ impl Stepper {
         Self { shared, generation: 0, channels: Vec::new(), cached_stores_only: false }
     }
 
-    /// Makes copies with stores through the caches only ([`Copier::cached_stores_only`]), for channels that have not made
-    /// any copies yet.
+    /// Makes copies with stores through the caches only ([`Copier::cached_stores_only`]), for channels that have not
+    /// made any copies yet.
     pub fn disable_streaming_stores(&mut self) {
         self.cached_stores_only = true;
     }

@@ -2,10 +2,10 @@
 //!
 //! In some bursts, the last packet is *stamped* when its copies are submitted. It is late if it has not been published
 //! when the latency limit expires. A single late packet may be an accident, for example if the core was preempted. Two
-//! late packets among [`LATE_FORGOTTEN_AFTER`] are not, and the queue's engine is *declined*: the core copies for a number of
-//! bursts, which doubles each time. Then one burst tries the engine. If that burst is in time, the engine is used
-//! again, and a late packet among the next [`LATE_FORGOTTEN_AFTER`] declines it immediately. An engine that is only slow under load
-//! therefore causes few late bursts.
+//! late packets among [`LATE_FORGOTTEN_AFTER`] are not, and the queue's engine is *declined*: the core copies for a
+//! number of bursts, which doubles each time. Then one burst tries the engine. If that burst is in time, the engine
+//! is used again, and a late packet among the next [`LATE_FORGOTTEN_AFTER`] declines it immediately. An engine that
+//! is only slow under load therefore causes few late bursts.
 //!
 //! This module reads no clock. Ticks are passed in, so that tests can simulate any sequence of times.
 

@@ -1,6 +1,6 @@
 //! Checks and configures network cards that access a device's memory which the CPU cannot access.
 //!
-//! The driver must not access any byte of a packet then. Of DPDK's drivers, mlx5 supports this (GPUDirect RDMA),
+//! The driver must not access any byte of a packet then. The driver mlx5 of DPDK supports this (GPUDirect RDMA),
 //! provided that it copies neither the beginnings of sent packets into its descriptors nor short packets out of large
 //! receive buffers.
 

@@ -4,6 +4,7 @@ use crate::wq::{OpSet, gen_cap};
 
 /// The capabilities that limit a device's layout (sections 9.2.4 to 9.2.10).
 #[derive(Clone, Debug, PartialEq, Eq)]
+// fields-ok: plain figures of a device
 pub struct Capabilities {
     /// Version of the device: 0x100, 0x200, …
     pub version: u32,

@@ -243,6 +243,7 @@ impl Workload {
 
 /// Configuration of a switch with pipelines.
 #[derive(Clone, Debug)]
+// fields-ok: plain configuration
 pub struct Working {
     /// Mapping of ports to their peers.
     pub topology: Topology,

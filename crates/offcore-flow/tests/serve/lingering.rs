@@ -85,7 +85,8 @@ fn lingering_close_blocks_no_worker() {
     // A socket that does not listen, passed as a kernel listener.
     send(&process, &listen(81, 16), passed(), 1);
     assert_eq!(error(&mut world, &process), Errno::INVAL.raw_os_error() as u32);
-    // In the queues of closed sockets: a session's and a child's. An out-of-band byte hides what follows it from a peek.
+    // In the queues of closed sockets: a session's and a child's. An out-of-band byte hides what follows it from a
+    // peek.
     for is_hidden in [false, true] {
         let end = process.open(&mut world, &connect_to(SocketAddr::from(([10, 0, 0, 2], 80)))).unwrap();
         if is_hidden {

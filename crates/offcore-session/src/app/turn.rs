@@ -71,8 +71,8 @@ impl<M: Segments> Turn<M> {
         !self.opener
     }
 
-    /// Claims up to `most` bytes behind all existing claims. Returns `None` if fewer than `least` bytes, or none, can be
-    /// claimed.
+    /// Claims up to `most` bytes behind all existing claims. Returns `None` if fewer than `least` bytes, or none, can
+    /// be claimed.
     pub fn claim(&self, least: usize, most: usize) -> Option<Claim> {
         let half = &self.slot()?.tx;
         for _ in 0..ATTEMPTS {

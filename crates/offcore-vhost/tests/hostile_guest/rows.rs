@@ -6,8 +6,8 @@
 //! report or fix:
 //!
 //! * CVE-2018-1059: `checklist`: `cve_2018_1059_*`; here `cve_2018_1059_ranges`
-//! * CVE-2019-14818: `control_descriptors`: `requests_leak_no_descriptors`; `control`: `wrong_fd_counts_are_refused`; here
-//!   `cve_2019_14818_files_with_any_message`
+//! * CVE-2019-14818: `control_descriptors`: `requests_leak_no_descriptors`; `control`: `wrong_fd_counts_are_refused`;
+//!   here `cve_2019_14818_files_with_any_message`
 //! * CVE-2020-10722: `control`: `invalid_log_is_refused`; here `cve_2020_10722_log_that_wraps_around`
 //! * CVE-2020-10723: `control`: `unknown_virtqueues_are_refused`; here `cve_2020_10723_index_of_32_bits`
 //! * CVE-2020-10724, -14374, -14376, -14377: not applicable, because Offcore has no cryptography device

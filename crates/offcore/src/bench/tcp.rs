@@ -101,8 +101,8 @@ pub(crate) struct TcpBenchArgs {
     #[arg(long = "segment", value_name = "LIST", value_delimiter = ',', value_parser = within(64..=8192))]
     pub segments: Vec<usize>,
 
-    /// Number of connections, used in turn: 1 to 10000; above 100, FIFOs have 256K and chunks at most 256K; idle: number
-    /// of idle connections; open-close: number of open connections [default: 1; idle, open-close: 10000]
+    /// Number of connections, used in turn: 1 to 10000; above 100, FIFOs have 256K and chunks at most 256K; idle:
+    /// number of idle connections; open-close: number of open connections [default: 1; idle, open-close: 10000]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = within(1..=10_000))]
     pub connections: Vec<usize>,
 

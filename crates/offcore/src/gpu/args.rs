@@ -88,6 +88,7 @@ pub(crate) enum GpuCommand {
 
 #[derive(Args, Debug)]
 #[command(mut_arg("lcores", |arg| arg.help(LCORES)))]
+// fields-ok: command-line arguments
 pub(crate) struct PipelineArgs {
     #[command(flatten)]
     pub at: PortArgs,
@@ -113,9 +114,9 @@ pub(crate) struct PipelineArgs {
     #[arg(short = 'g', long = "device", visible_alias = "gpu", value_name = "LIST")]
     pub devices: Option<DeviceList>,
 
-    /// Memory in which a device processes packets: in host memory (host or 0), in a copy in GPU memory (gpu or 1), or in GPU
-    /// memory that network cards access (direct or 2: GPUDirect RDMA, untested; only ports dpdk:, so a build with
-    /// --features dpdk) [default: host; gpu on a GPU with a --work that reads payloads]
+    /// Memory in which a device processes packets: in host memory (host or 0), in a copy in GPU memory (gpu or 1), or
+    /// in GPU memory that network cards access (direct or 2: GPUDirect RDMA, untested; only ports dpdk:, so a build
+    /// with --features dpdk) [default: host; gpu on a GPU with a --work that reads payloads]
     #[arg(short, long, visible_alias = "mempool", value_name = "TYPE", value_parser = memory)]
     pub memory: Option<Memory>,
 
@@ -155,8 +156,8 @@ pub(crate) struct PipelineArgs {
     )]
     pub warm_up: u64,
 
-    /// Processing of packets: none (none or 0), on the CPU of the sending lcore (cpu, 1), by a kernel per burst (kernel,
-    /// 2), by a persistent kernel (persistent, 3), by graphs of kernels (graph, 4)
+    /// Processing of packets: none (none or 0), on the CPU of the sending lcore (cpu, 1), by a kernel per burst
+    /// (kernel, 2), by a persistent kernel (persistent, 3), by graphs of kernels (graph, 4)
     #[arg(short, long, visible_alias = "workload-type", value_name = "TYPE", default_value = "cpu",
         value_parser = workload)]
     pub workload: Workload,
@@ -194,8 +195,8 @@ pub(crate) struct PipelineArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = slots)]
     pub slots: usize,
 
-    /// Bursts of a pipeline that kernels that poll (persistent, graph) process at once, a block each: 1 to 64; with graph
-    /// rounded down to a power of two [default: 4; 32 on a GPU with a --work that reads payloads]
+    /// Bursts of a pipeline that kernels that poll (persistent, graph) process at once, a block each: 1 to 64; with
+    /// graph rounded down to a power of two [default: 4; 32 on a GPU with a --work that reads payloads]
     #[arg(long, value_name = "N", value_parser = within(1..=64))]
     pub blocks: Option<usize>,
 

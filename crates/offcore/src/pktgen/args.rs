@@ -101,6 +101,7 @@ pub(crate) enum Field {
 #[command(mut_arg("ports", |arg| arg.help(PORTS)))]
 #[command(mut_arg("lcores", |arg| arg.help(LCORES)))]
 #[command(mut_arg("duration", |arg| arg.help(DURATION)))]
+// fields-ok: command-line arguments
 pub(crate) struct PktgenArgs {
     #[command(flatten)]
     pub at: PortArgs,
@@ -205,8 +206,8 @@ pub(crate) struct PktgenArgs {
     #[arg(long)]
     pub no_interactive: bool,
 
-    /// Search for the highest rate within the permitted loss (RFC 2544, 26.1), up to --rate [default: the highest rate at
-    /// which the port can send]
+    /// Search for the highest rate within the permitted loss (RFC 2544, 26.1), up to --rate [default: the highest
+    /// rate at which the port can send]
     #[arg(long)]
     pub rfc2544: bool,
 

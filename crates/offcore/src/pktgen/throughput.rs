@@ -32,6 +32,7 @@ const RESOLUTION: f64 = 1.0;
 
 /// The throughput for one size and loss ratio, in each direction.
 #[derive(Debug, Serialize)]
+// fields-ok: plain figures
 struct Row {
     report: &'static str,
     /// Frame length in bytes, including FCS.

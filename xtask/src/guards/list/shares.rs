@@ -19,7 +19,7 @@ pub(super) const SHARES: &[Guard] = &[
         package: FLOW, executable: "--lib", test: "connecting_processes_are_charged",
     },
     Guard {
-        name: "memory from a thread",
+        name: "time for memory created by threads",
         file: "crates/offcore-flow/src/host/serve/attach.rs",
         code: "            self.charge_time(user, from);\n            if tsc::now()", without: "            let _ = from;\n            if tsc::now()",
         package: FLOW, executable: "--lib", test: "answers_of_threads_are_charged",
@@ -43,7 +43,7 @@ pub(super) const SHARES: &[Guard] = &[
         package: FLOW, executable: "--lib", test: "accept_results_wait_for_next_slice",
     },
     Guard {
-        name: "threads that end",
+        name: "running threads of ended applications",
         file: "crates/offcore-flow/src/host/serve/listening.rs",
         code: "if same >= ENDING {", without: "if same >= ENDING * 100 {",
         package: FLOW, executable: "--lib", test: "ending_acceptors_are_limited",
@@ -121,7 +121,7 @@ pub(super) const SHARES: &[Guard] = &[
         package: FLOW, executable: "--lib", test: "applications_of_all_users_are_limited",
     },
     Guard {
-        name: "most applications of a user",
+        name: "cap on a user's applications",
         file: "crates/offcore-flow/src/host/serve/feed.rs",
         code: "(APPLICATIONS / users).clamp(1, APPLICATIONS_OF_USER)", without: "(APPLICATIONS / users).max(1)",
         package: FLOW, executable: "--lib", test: "applications_per_user_are_capped",

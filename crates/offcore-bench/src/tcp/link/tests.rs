@@ -79,7 +79,8 @@ fn link_copies_use_no_streaming_stores() {
             // copy.
             let is_sampled = (0..10_000).any(|_| {
                 link.window(&other).unwrap();
-                // The number of rounds of a window may divide the sampling period. Then each sample is of the same round.
+                // The number of rounds of a window may divide the sampling period. Then each sample is of the same
+                // round.
                 link.near.worker.round();
                 link.copy_share().is_some_and(|share| share > 0.0 && share < 1.0)
             });

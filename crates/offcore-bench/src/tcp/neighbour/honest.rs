@@ -12,8 +12,8 @@ use crate::peer::process::TIMEOUT;
 
 /// Number of concurrent clients.
 pub(super) const CLIENTS: usize = 4;
-/// Nice value of nginx and of its clients. It reduces the time that hostile programs take from them on their core. Hostile
-/// peers need that time for their attacks.
+/// Nice value of nginx and of its clients. It reduces the time that hostile programs take from them on their core.
+/// Hostile peers need that time for their attacks.
 pub(super) const NICE: i32 = -20;
 /// Maximum time of a request without progress.
 const LONGEST: Duration = Duration::from_secs(2);
