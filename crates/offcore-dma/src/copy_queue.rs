@@ -342,7 +342,8 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
     #[inline(always)]
     pub unsafe fn submit(self, clock: &mut StageClock) -> &'a [CopyOp] {
         let Self { queue, channels, list, beside, plan, .. } = self;
-        // SAFETY: the copies' memory is valid as the caller guarantees.
+        // SAFETY: the holders keep source and destination of each copy valid until its packet is ready, as the caller
+        // guarantees.
         unsafe { channels.submit(queue, plan, list, if IMMEDIATE { &[] } else { beside }, clock) };
         list
     }

@@ -27,7 +27,8 @@ use crate::channel::CopyOp;
 /// process may write either meanwhile: the copy then contains whatever was there.
 #[inline(always)]
 pub unsafe fn copy_burst(ops: &[CopyOp]) {
-    // SAFETY: the copies' memory is valid as the caller guarantees; this CPU has the loop's instructions.
+    // SAFETY: the caller keeps source and destination of each copy valid for its length during the call; this CPU has
+    // the loop's instructions.
     unsafe { (Cpu::this().ahead)(ops) }
 }
 
@@ -83,10 +84,11 @@ impl Copier {
     pub unsafe fn copy_burst(&mut self, ops: &[CopyOp]) {
         self.until_timed -= 1;
         if self.until_timed == 0 {
-            // SAFETY: the copies' memory is valid as the caller guarantees.
+            // SAFETY: the caller keeps source and destination of each copy valid for its length during the call.
             return unsafe { self.copy_timed(ops) };
         }
-        // SAFETY: the copies' memory is valid as the caller guarantees; this CPU has the loop's instructions.
+        // SAFETY: the caller keeps source and destination of each copy valid for its length during the call; this CPU
+        // has the loop's instructions.
         unsafe { (self.burst)(ops) }
     }
 
@@ -109,7 +111,8 @@ impl Copier {
         let amount = bytes / 64 + ops.len() as u64;
         if amount < Self::WORTH_TIMING {
             self.until_timed = Choice::TIMED;
-            // SAFETY: as in `copy_burst`.
+            // SAFETY: the caller keeps source and destination of each copy valid for its length during the call, and
+            // this CPU supports the routine.
             return unsafe { (self.burst)(ops) };
         }
         let size = Size::of(bytes, ops.len());
@@ -120,8 +123,8 @@ impl Copier {
         other.abandon();
         let burst = Routine::of(choice.timed()).burst();
         let start = tsc::now();
-        // SAFETY: the copies' memory is valid as the caller guarantees; only routines that this CPU supports are
-        // candidates.
+        // SAFETY: the caller keeps source and destination of each copy valid for its length during the call; only
+        // routines that this CPU supports are candidates.
         unsafe { burst(ops) };
         let ticks = tsc::now() - start;
         self.until_timed = choice.record(ticks as f64 / amount as f64);
@@ -142,7 +145,7 @@ pub unsafe fn copy_one(op: &CopyOp, done: u32) {
         len: op.len - done,
         token: op.token,
     };
-    // SAFETY: the rest is part of the copy for which the caller guarantees valid memory.
+    // SAFETY: the rest is a part of `op`, whose source and destination the caller keeps valid during the call.
     unsafe { copy_burst(std::slice::from_ref(&rest)) };
 }
 

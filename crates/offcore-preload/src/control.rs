@@ -48,7 +48,7 @@ impl Control {
         let mut at = header.msg_control.cast::<u8>();
         let head = size_of::<cmsghdr>();
         while left >= head {
-            // SAFETY: at least the size of a header is left, and the caller guarantees these bytes.
+            // SAFETY: at least the size of a header is left, and the caller guarantees `left` readable bytes at `at`.
             let message = unsafe { at.cast::<cmsghdr>().read_unaligned() };
             let len = message.cmsg_len;
             if len < head || len > left {
@@ -56,7 +56,7 @@ impl Control {
             }
             // SAFETY: `len` is at least `head` and at most `left`, so the address lies within the message.
             let data = Data { at: unsafe { at.add(head) }, len: len - head };
-            // SAFETY: the caller guarantees the bytes of the message, which include the data.
+            // SAFETY: `data` is readable: it lies within the `left` bytes at `at`, which the caller guarantees.
             unsafe { all.take(message.cmsg_level, message.cmsg_type, &data, v6) }?;
             let step = len.next_multiple_of(align_of::<cmsghdr>());
             if step >= left {

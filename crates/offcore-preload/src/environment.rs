@@ -86,7 +86,7 @@ impl Variable {
 /// # Safety
 /// `string` is a valid string that ends with a null.
 unsafe fn bytes<'a>(string: *const c_char) -> &'a [u8] {
-    // SAFETY: the caller guarantees a valid string that ends with a null.
+    // SAFETY: the caller guarantees that `string` points to bytes that end with a null.
     unsafe { CStr::from_ptr(string) }.to_bytes()
 }
 
@@ -100,7 +100,8 @@ unsafe fn list(environment: *const *mut c_char) -> impl Iterator<Item = *mut c_c
         if at.is_null() {
             return None;
         }
-        // SAFETY: the list continues at `at`, since no null was read yet, as the caller guarantees.
+        // SAFETY: the caller guarantees a list that ends with a null, and no null was read yet, so `at` points to an
+        // entry.
         let variable = unsafe { *at };
         if variable.is_null() {
             at = ptr::null();
@@ -225,14 +226,14 @@ pub(crate) unsafe fn with_ours<T>(
     if count <= FEW && preload_len <= LONGEST {
         let mut room = Room { list: [ptr::null_mut(); FEW], preload: [0; LONGEST] };
         // SAFETY: `room` has space for `count` entries, which include a null, and for the libraries. The caller
-        // guarantees `given`.
+        // guarantees that `given` is null or a list of strings that ends with a null.
         unsafe { write(given, room.list.as_mut_ptr(), room.preload.as_mut_ptr()) };
         return Ok(execute(room.list.as_ptr().cast()));
     }
     let list_len = count * size_of::<*mut c_char>();
     let mapped = sys::map(-1, list_len + preload_len, true)?;
-    // SAFETY: the mapping has space for `count` entries and for the libraries behind them. The caller guarantees
-    // `given`.
+    // SAFETY: the mapping has space for `count` entries and for the libraries behind them. The caller guarantees that
+    // `given` is null or a list of strings that ends with a null.
     unsafe { write(given, mapped.cast(), mapped.add(list_len)) };
     let result = execute(mapped.cast::<*const c_char>());
     sys::unmap(mapped, list_len + preload_len);
@@ -298,7 +299,7 @@ unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut
     // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
     let variables = unsafe { list(given.cast()) }.filter(|variable| !is_ours(variable));
     for (at, variable) in variables.chain(ours).chain([preload.cast::<c_char>()]).enumerate() {
-        // SAFETY: the caller guarantees that `to` has space for all variables.
+        // SAFETY: the caller guarantees that `to` has space for all variables and a null.
         unsafe { to.add(at).write(variable) };
     }
     let theirs = theirs.filter(|theirs| !theirs.is_empty());
@@ -307,7 +308,7 @@ unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut
         Some(_) => (library(), b":"),
         None => (library(), b""),
     };
-    // SAFETY: the caller guarantees that `preload` has space for the libraries.
+    // SAFETY: the caller guarantees that `preload` has space for all libraries and a null.
     unsafe { join(preload, &[PRELOAD, library, separator, theirs.unwrap_or_default()]) };
 }
 

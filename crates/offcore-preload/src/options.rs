@@ -54,11 +54,11 @@ unsafe fn give<T: Copy>(value: T, to: *mut c_void, len: *mut socklen_t) -> Resul
 /// # Safety
 /// The same as for [`give`].
 unsafe fn give_pacing_rate(rate: u64, to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
-    // SAFETY: `len` is null or valid, as the caller guarantees.
+    // SAFETY: `len` is null or points to a length, as the caller guarantees.
     match unsafe { len.as_ref() } {
-        // SAFETY: the caller guarantees the same for `to` and `len` as `give` requires.
+        // SAFETY: the caller guarantees that `to` or `len` is null, or that `to` has `*len` writable bytes.
         Some(&room) if room as i32 >= size_of::<u64>() as i32 => unsafe { give(rate, to, len) },
-        // SAFETY: the caller guarantees the same for `to` and `len` as `give` requires.
+        // SAFETY: the caller guarantees that `to` or `len` is null, or that `to` has `*len` writable bytes.
         _ => unsafe { give(rate.min(u32::MAX.into()) as u32, to, len) },
     }
 }

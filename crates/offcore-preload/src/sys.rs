@@ -21,7 +21,7 @@ pub(crate) type Errno = c_int;
 #[inline]
 pub(crate) unsafe fn call(number: c_long, args: [usize; 6]) -> isize {
     let result: isize;
-    // SAFETY: this is the kernel's calling convention; the caller guarantees valid arguments.
+    // SAFETY: the kernel's calling convention; the caller guarantees addresses in `args` that suit call `number`.
     unsafe {
         asm!(
             "syscall",
@@ -47,7 +47,7 @@ pub(crate) fn result(value: isize) -> Result<usize, Errno> {
 
 /// Makes a system call without addresses as arguments.
 fn numbers(number: c_long, args: [usize; 6]) -> Result<usize, Errno> {
-    // SAFETY: callers pass no addresses.
+    // SAFETY: callers pass only calls whose arguments are numbers, so the kernel accesses no memory.
     result(unsafe { call(number, args) })
 }
 
@@ -171,7 +171,7 @@ pub(crate) fn wake(event: c_int) {
 /// The addresses in the header are valid for reads of the lengths in the header.
 pub(crate) unsafe fn sendmsg(fd: c_int, header: &msghdr, flags: c_int) -> Result<usize, Errno> {
     let args = [fd as usize, ptr::from_ref(header) as usize, flags as usize, 0, 0, 0];
-    // SAFETY: `header` is a reference, and the caller guarantees its addresses.
+    // SAFETY: `header` is a reference, and the caller guarantees that its addresses are valid for reads of its lengths.
     result(unsafe { call(libc::SYS_sendmsg, args) })
 }
 
@@ -179,7 +179,8 @@ pub(crate) unsafe fn sendmsg(fd: c_int, header: &msghdr, flags: c_int) -> Result
 /// The addresses in the header are valid for writes of the lengths in the header.
 pub(crate) unsafe fn recvmsg(fd: c_int, header: &mut msghdr, flags: c_int) -> Result<usize, Errno> {
     let args = [fd as usize, ptr::from_mut(header) as usize, flags as usize, 0, 0, 0];
-    // SAFETY: `header` is a reference, and the caller guarantees its addresses.
+    // SAFETY: `header` is a reference, and the caller guarantees that its addresses are valid for writes of its
+    // lengths.
     result(unsafe { call(libc::SYS_recvmsg, args) })
 }
 
@@ -190,7 +191,7 @@ pub(crate) unsafe fn recvmsg(fd: c_int, header: &mut msghdr, flags: c_int) -> Re
 pub(crate) unsafe fn read_at(fd: c_int, to: iovec, position: i64) -> Result<usize, Errno> {
     let args = [fd as usize, to.iov_base as usize, to.iov_len, position as usize, 0, 0];
     let number = if position < 0 { libc::SYS_read } else { libc::SYS_pread64 };
-    // SAFETY: the caller guarantees that the memory is writable.
+    // SAFETY: the caller guarantees that `to` describes writable memory.
     result(unsafe { call(number, args) })
 }
 
@@ -201,12 +202,12 @@ pub(crate) unsafe fn read_at(fd: c_int, to: iovec, position: i64) -> Result<usiz
 pub(crate) unsafe fn write_at_once(pipe: c_int, from: iovec) -> Result<usize, Errno> {
     let (fd, nowhere) = (pipe as usize, -1isize as usize);
     let args = [fd, &raw const from as usize, 1, nowhere, nowhere, libc::RWF_NOWAIT as usize];
-    // SAFETY: the caller guarantees that the memory is readable.
+    // SAFETY: the caller guarantees that `from` describes readable memory.
     match result(unsafe { call(libc::SYS_pwritev2, args) }) {
         // Linux before 6.4 supports this flag for files only. A writable pipe has room for a page.
         Err(libc::EOPNOTSUPP) => {
             let args = [fd, from.iov_base as usize, from.iov_len.min(libc::PIPE_BUF), 0, 0, 0];
-            // SAFETY: the caller guarantees that the memory is readable.
+            // SAFETY: the caller guarantees that `from` describes readable memory.
             result(unsafe { call(libc::SYS_write, args) })
         }
         written => written,
@@ -307,13 +308,13 @@ pub(crate) fn map(fd: c_int, len: usize, writable: bool) -> Result<*mut u8, Errn
 /// Enlarges a mapping of the library, which may move it.
 pub(crate) fn remap(address: *mut u8, old: usize, new: usize) -> Result<*mut u8, Errno> {
     let args = [address as usize, old, new, libc::MREMAP_MAYMOVE as usize, 0, 0];
-    // SAFETY: callers pass their own mapping, to which they keep no references.
+    // SAFETY: callers pass address and length of a mapping of the library, to which they keep no references.
     result(unsafe { call(libc::SYS_mremap, args) }).map(|address| address as *mut u8)
 }
 
 /// Makes the pages at `address` zero in forked children.
 pub(crate) fn wipe_on_fork(address: *mut u8, len: usize) -> Result<usize, Errno> {
-    // SAFETY: this affects children only, and callers pass their own mapping.
+    // SAFETY: this affects children only, and callers pass address and length of a mapping of the library.
     result(unsafe {
         call(libc::SYS_madvise, [address as usize, len, libc::MADV_WIPEONFORK as usize, 0, 0, 0])
     })
@@ -456,7 +457,7 @@ pub(crate) fn text() -> (usize, usize) {
 
 /// Unmaps a mapping of the library.
 pub(crate) fn unmap(address: *mut u8, len: usize) {
-    // SAFETY: callers pass their own mapping, which is no longer used.
+    // SAFETY: callers pass address and length of a mapping of the library, which is no longer used.
     unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) };
 }
 

@@ -87,7 +87,8 @@ impl Routine {
     /// As for [`super::copy_burst`].
     pub unsafe fn run(self, ops: &[CopyOp]) {
         assert!(self.is_available(), "this CPU has not the instructions of the copy routine {self}");
-        // SAFETY: the copies' memory is valid as the caller guarantees; the CPU has the instructions.
+        // SAFETY: the caller keeps source and destination of each copy valid for its length during the call; the CPU
+        // has the instructions.
         unsafe { (self.burst())(ops) }
     }
 

@@ -142,19 +142,19 @@ impl Channels {
             if plan.engine_unavailable && !list.is_empty() {
                 self.note_work(queue);
             }
-            // SAFETY: the copies' memory is valid as the caller guarantees for `Batch::submit`.
+            // SAFETY: the caller keeps source and destination of each copy in `list` valid during this call.
             unsafe { self.core_part(queue, list, plan.auto, list.len() as u64) };
             clock.lap(Stage::Copy);
             self.stats.overflow += if plan.engine_unavailable { list.len() as u64 } else { 0 };
             return;
         };
-        // SAFETY: as for the core's part.
+        // SAFETY: the caller keeps source and destination of each copy in `list` valid until its packet is ready.
         unsafe { self.engine_part(queue, channel, list, plan.auto) };
         if beside.is_empty() {
             clock.lap(Stage::Submit);
         } else {
             // The engine works while the core copies.
-            // SAFETY: as for the other parts.
+            // SAFETY: the caller keeps source and destination of each copy in `beside` valid during this call.
             unsafe { self.core_part(queue, beside, plan.auto, plan.by_core.into()) };
             clock.lap(Stage::Copy);
         }
@@ -167,7 +167,7 @@ impl Channels {
     /// As for [`Channels::submit`].
     #[inline(always)]
     unsafe fn core_part(&mut self, queue: &mut Queue, list: &[CopyOp], auto: bool, decided: u64) {
-        // SAFETY: the copies' memory is valid during the call, as the caller guarantees.
+        // SAFETY: the caller keeps source and destination of each copy in `list` valid during this call.
         unsafe { queue.copier.copy_burst(list) };
         if auto {
             queue.tally.open[Way::Core as usize] += decided;
@@ -199,7 +199,7 @@ impl Channels {
             }
             queue.tally.open[Way::Engine as usize] += list.len() as u64;
         }
-        // SAFETY: the copies' memory is valid as the caller guarantees.
+        // SAFETY: the caller keeps source and destination of each copy in `list` valid until its packet is ready.
         unsafe { self.hand_over(queue, channel, list) };
     }
 
@@ -224,7 +224,7 @@ impl Channels {
         }
         for op in &list[accepted..] {
             // The channel had reported room for these copies but did not accept them, so the core copies.
-            // SAFETY: the channel did not accept this copy, and its memory is valid as the caller guarantees.
+            // SAFETY: the channel did not accept this copy, and the caller keeps its source and destination valid.
             unsafe { self.redo(Some(queue), op, 0) };
         }
     }
@@ -251,7 +251,7 @@ impl Channels {
     /// The copy's memory is valid, and no engine accesses it any more.
     #[cold]
     pub(super) unsafe fn redo(&mut self, queue: Option<&mut Queue>, copy: &CopyOp, done: u32) {
-        // SAFETY: the copy's memory is valid and not used by an engine, as the caller guarantees.
+        // SAFETY: the copy's source and destination are valid and no engine uses them, as the caller guarantees.
         unsafe { cpu::copy_one(copy, done) };
         self.stats.fallbacks += 1;
         if let Some(queue) = queue {

@@ -51,7 +51,7 @@ impl Lane {
             }
             Begun::Queued(mut batch) => {
                 gather(&mut batch, (&mut self.src, &mut self.dst), &mut self.sent, lens);
-                // SAFETY: as for the immediate batch.
+                // SAFETY: the vectors live until the lane is dropped, which every test does after its mover.
                 unsafe { batch.submit(&mut StageClock::private()) };
             }
         }

@@ -152,7 +152,7 @@ impl Operation<'_> {
     /// # Safety
     /// As [`execute`].
     unsafe fn run(&mut self, backwards: bool, write: bool) -> Result<(), Stop> {
-        // SAFETY: the caller guarantees for this function what each operation requires.
+        // SAFETY: the addresses in the descriptor are client memory or unmapped, as the caller guarantees.
         unsafe {
             match self.descriptor.opcode() {
                 Some(Opcode::MemoryMove) => self.memory_move(backwards, write),

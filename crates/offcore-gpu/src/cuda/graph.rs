@@ -113,7 +113,7 @@ struct Exec {
 // SAFETY: a graph may be used by any thread, one at a time. `launch` requires a single launching thread, and `drop` has
 // the last reference.
 unsafe impl Send for Graphs {}
-// SAFETY: see `Send`: only one thread uses a graph at a time.
+// SAFETY: only one thread uses a graph at a time, as `launch` requires.
 unsafe impl Sync for Graphs {}
 
 impl fmt::Debug for Graphs {

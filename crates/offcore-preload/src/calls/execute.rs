@@ -62,7 +62,8 @@ pub(super) unsafe extern "C" fn execveat(
     let call = |environment: Strings| {
         let args =
             [directory as usize, path as usize, arguments as usize, environment as usize, flags as usize, 0];
-        // SAFETY: the arguments are valid for `execveat`, as the function requires of its caller.
+        // SAFETY: `path` is null or a valid string, and both lists are null or null-terminated lists of strings, as
+        // `execveat` requires of its caller.
         sys::returned_int(sys::result(unsafe { sys::call(libc::SYS_execveat, args) }))
     };
     // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings. The
@@ -82,8 +83,8 @@ unsafe extern "C" fn posix_spawn(
     // SAFETY: `path` is null or a valid string, as the function requires of its caller.
     unsafe { programs::at_path(libc::AT_FDCWD, path) };
     let call = |environment| {
-        // SAFETY: the arguments are valid for this call, as the function requires of its caller; `environment` was made
-        // from them.
+        // SAFETY: the caller guarantees pointers that are valid or null as `posix_spawn` requires; `environment` was
+        // made from its list.
         unsafe { real::posix_spawn(pid, path, actions, attributes, arguments, environment) }
     };
     // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings.
@@ -102,8 +103,8 @@ unsafe extern "C" fn posix_spawnp(
     // SAFETY: `path` is null or a valid string, as the function requires of its caller.
     unsafe { programs::in_path(path) };
     let call = |environment| {
-        // SAFETY: the arguments are valid for this call, as the function requires of its caller; `environment` was made
-        // from them.
+        // SAFETY: the caller guarantees pointers that are valid or null as `posix_spawn` requires; `environment` was
+        // made from its list.
         unsafe { real::posix_spawnp(pid, path, actions, attributes, arguments, environment) }
     };
     // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings.
@@ -122,7 +123,7 @@ unsafe extern "C" fn system(command: *const c_char) -> c_int {
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
     environment::repair();
-    // SAFETY: both arguments are valid strings, as `popen` requires of its caller.
+    // SAFETY: `command` and `mode` are valid strings, as `popen` requires of its caller.
     unsafe { real::popen(command, mode) as *mut libc::FILE }
 }
 
@@ -216,7 +217,8 @@ mod one_by_one {
         rest: Strings,
         execute: impl FnOnce(Strings, *const c_char) -> c_int,
     ) -> c_int {
-        // SAFETY: the caller guarantees the arguments up to the null and the one behind it, and no later one is read.
+        // SAFETY: the caller guarantees that `first` and `rest` hold the arguments up to the null and one behind it. No
+        // later one is read.
         let get = |at: usize| unsafe {
             if at < IN_REGISTERS { *first.add(at) } else { *rest.add(at - IN_REGISTERS) }
         };

@@ -229,7 +229,7 @@ macro_rules! names {
         #[allow(clippy::too_many_arguments, reason = "as the functions")]
         #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
-            // SAFETY: the arguments are valid for libc's function of the same name, as it requires of its caller.
+            // SAFETY: the caller passes pointers and lengths that are valid for libc's function of the same name.
             resolving(|| unsafe { real::resolver::$name($($arg),*) })
         }
     )*};

@@ -214,7 +214,7 @@ unsafe extern "C" fn __recvfrom_chk(
 unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<usize, Errno> {
     header.msg_flags = 0;
     let parts = *header;
-    // SAFETY: the caller guarantees that the header has `msg_iovlen` buffers.
+    // SAFETY: the caller guarantees that `msg_iov` of the header points to `msg_iovlen` buffers.
     let buffers = unsafe { Buffers::of_message(&parts) }?;
     if !session.is_datagrams() {
         // SAFETY: the caller guarantees that the buffers are writable.
@@ -225,8 +225,7 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
     }
     if how & libc::MSG_ERRQUEUE != 0 {
         let error = datagrams::errors::take(session)?;
-        // SAFETY: the caller guarantees that the buffers and the memory for the name and the control messages are
-        // writable.
+        // SAFETY: the caller guarantees that the buffers, `msg_name` and `msg_control` are writable for their lengths.
         let copied = unsafe {
             let len = &raw mut header.msg_namelen;
             address::write(error.to, session.entry.v6, header.msg_name.cast(), len);
@@ -242,7 +241,7 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
         (header.msg_namelen, header.msg_controllen) = (0, 0);
         return Ok(0);
     };
-    // SAFETY: the caller guarantees that the memory for the name and the control messages is writable.
+    // SAFETY: the caller guarantees that `msg_name` and `msg_control` are writable for their lengths.
     unsafe {
         let len = &raw mut header.msg_namelen;
         address::write(received.header.peer, session.entry.v6, header.msg_name.cast(), len);
@@ -257,7 +256,8 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, how: c_int) -> ssize_t {
     let Some(session) = session::get(fd) else {
-        // SAFETY: `header` and its addresses are valid, as `recvmsg` requires of its caller.
+        // SAFETY: `header` is null or valid, and its addresses are writable for its lengths, as `recvmsg` requires of
+        // its caller.
         let received = unsafe { real::recvmsg(fd, header, how) };
         if received >= 0 {
             // SAFETY: the kernel has received a message with this header.
@@ -281,7 +281,7 @@ unsafe fn adopt(header: *const msghdr) {
     if !link::is_used() {
         return;
     }
-    // SAFETY: a message was received with `header`, as the caller guarantees.
+    // SAFETY: the caller has received a message with `header`.
     unsafe { link::rights(header, crate::adopt::adopt) };
 }
 
@@ -327,9 +327,9 @@ unsafe fn messages(
         .map(|time| sys::now() + i128::from(time.tv_sec) * i128::from(SECOND) + i128::from(time.tv_nsec));
     let (mut done, mut how_each) = (0, how & !libc::MSG_WAITFORONE);
     while done < count {
-        // SAFETY: `done` is below `count`, so the header is valid, as the caller guarantees.
+        // SAFETY: `done` is below `count`, and the caller guarantees that `headers` points to `count` headers.
         let header = unsafe { &mut *headers.add(done as usize) };
-        // SAFETY: the addresses of the header are valid for writes, as the caller guarantees.
+        // SAFETY: the caller guarantees that the addresses in the header are null or writable for the header's lengths.
         match unsafe { message(session, &mut header.msg_hdr, how_each) } {
             Ok(len) => header.msg_len = len as c_uint,
             Err(error) if done == 0 => return Err(error),

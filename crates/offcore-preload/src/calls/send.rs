@@ -165,7 +165,7 @@ pub(super) unsafe extern "C" fn sendto(
             // SAFETY: `from` has `len` readable bytes, as `sendto` requires of its caller.
             sys::returned(unsafe { give(&session, Buffers::one(&buffer(from, len)), how, to) })
         }
-        // SAFETY: both addresses are valid for the given lengths, as `sendto` requires of its caller.
+        // SAFETY: `from` has `len` and `to` has `to_len` readable bytes, as `sendto` requires of its caller.
         Ok(None) => unsafe { real::sendto(fd, from, len, how, to, to_len) },
         Err(error) => sys::returned(Err(error)),
     }
@@ -221,7 +221,8 @@ pub(super) unsafe extern "C" fn sendmmsg(
     }
     let (mut done, count) = (0, count.min(libc::UIO_MAXIOV as c_uint));
     while done < count {
-        // SAFETY: `done` is below `count`, so the header is valid, as `sendmmsg` requires of its caller.
+        // SAFETY: `done` is below `count`, and `headers` points to `count` headers, as `sendmmsg` requires of its
+        // caller.
         let header = unsafe { &mut *headers.add(done as usize) };
         // SAFETY: the addresses in the header are valid for reads, as `sendmmsg` requires of its caller.
         match unsafe { message(fd, &header.msg_hdr, how) } {
@@ -285,7 +286,7 @@ pub(super) unsafe extern "C" fn splice(
     // The flag only concerns the pipe. The socket's own flag decides whether the socket waits.
     let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
     match (session::get(from), session::get(to)) {
-        // SAFETY: both positions are null or valid, as `splice` requires of its caller.
+        // SAFETY: `from_position` and `to_position` are null or valid, as `splice` requires of its caller.
         (None, None) => unsafe { real::splice(from, from_position, to, to_position, len, flags) },
         _ if len == 0 => 0,
         _ if flags & !SPLICE_FLAGS != 0 => sys::returned(Err(libc::EINVAL)),

@@ -113,8 +113,8 @@ impl CorkedDatagram {
             return Err(libc::EMSGSIZE);
         }
         let to = ptr::with_exposed_provenance_mut::<u8>(self.bytes.load(Ordering::Relaxed)).wrapping_add(at);
-        // SAFETY: the mapping has `ROOM` bytes, and the check above ensures that all buffers fit. The write lock
-        // excludes other writers, as the caller guarantees.
+        // SAFETY: the mapping has `ROOM` bytes, and all buffers fit behind the first `at` bytes. The caller holds the
+        // write lock, which excludes other writers.
         unsafe { buffers.gather(to) };
         self.len.store(at + len, Ordering::Relaxed);
         Ok(len)

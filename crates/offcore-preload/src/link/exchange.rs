@@ -109,7 +109,7 @@ pub(crate) fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<(usiz
 /// # Safety
 /// A message was received with `header`.
 pub(crate) unsafe fn rights(header: *const msghdr, mut each: impl FnMut(c_int)) {
-    // SAFETY: `header` is valid, as the caller guarantees.
+    // SAFETY: the caller has received a message with `header`, so the kernel has set `msg_control` and its length.
     let mut control = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !control.is_null() {
         // SAFETY: `control` is not null, so it points to a control message that the kernel has written.

@@ -135,7 +135,8 @@ unsafe fn four_avx2(at: *const Descriptor, state: u16, into: &mut [Entry; FOUR])
 unsafe fn four_avx512(at: *const Descriptor, state: u16, into: &mut [Entry; FOUR]) -> bool {
     let load = || {
         let found: __m512i;
-        // SAFETY: the load is unaligned, and 64 bytes are mapped, as the caller guarantees. Assembly as in `load_32`.
+        // SAFETY: the load is unaligned, and 64 bytes are mapped at `at`, as the caller guarantees. Assembly, because
+        // the compiler may repeat or omit ordinary loads.
         unsafe {
             asm!("vmovdqu64 {}, [{}]", lateout(zmm_reg) found, in(reg) at, options(nostack, preserves_flags, readonly));
         }

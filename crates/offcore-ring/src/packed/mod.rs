@@ -230,7 +230,7 @@ pub struct Layout {
 // SAFETY: a layout contains only addresses. They are accessed by atomic and volatile operations, while the memory is
 // kept mapped.
 unsafe impl Send for Layout {}
-// SAFETY: as above.
+// SAFETY: all threads access the addresses by atomic and volatile operations, while the memory is kept mapped.
 unsafe impl Sync for Layout {}
 
 /// Length in bytes of the descriptor ring of a queue of `size`.
@@ -356,7 +356,8 @@ impl Layout {
 
     #[inline(always)]
     fn store_addr(&self, position: Position, addr: u64) {
-        // SAFETY: as in `load_addr`.
+        // SAFETY: this is the first half of a descriptor in the ring, mapped and aligned. Volatile, because the other
+        // side accesses the same memory.
         unsafe { self.at(position).cast::<u64>().write_volatile(addr) };
     }
 
@@ -388,7 +389,8 @@ impl Layout {
 
     #[inline(always)]
     fn device_event(&self) -> &AtomicU32 {
-        // SAFETY: as in `driver_event`.
+        // SAFETY: the structure has four bytes, aligned to 4, and the caller of `new` keeps it mapped. The reference is
+        // not used outside this module.
         unsafe { AtomicU32::from_ptr(self.device_event.as_ptr().cast()) }
     }
 }

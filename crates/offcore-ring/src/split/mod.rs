@@ -67,7 +67,7 @@ pub struct Layout {
 // SAFETY: a layout contains only addresses. They are accessed by atomic and volatile operations, while the memory is
 // kept mapped.
 unsafe impl Send for Layout {}
-// SAFETY: as above.
+// SAFETY: all threads access the addresses by atomic and volatile operations, while the memory is kept mapped.
 unsafe impl Sync for Layout {}
 
 impl Layout {

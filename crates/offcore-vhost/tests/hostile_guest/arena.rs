@@ -42,7 +42,7 @@ pub(crate) struct Arena {
 
 // SAFETY: the pointers refer to mappings that `memory` keeps. They are used only for volatile accesses.
 unsafe impl Send for Arena {}
-// SAFETY: as above.
+// SAFETY: `memory` keeps the mappings of the pointers. Threads only make volatile accesses to them.
 unsafe impl Sync for Arena {}
 
 impl Arena {
@@ -106,7 +106,8 @@ impl Arena {
     }
 
     pub(crate) fn read(&self, address: u64, len: usize) -> Vec<u8> {
-        // SAFETY: `byte` panics outside of the regions. Volatile as in `write`.
+        // SAFETY: `byte` panics outside of the regions. Volatile, because the device may access the byte at the same
+        // time.
         (address..).take(len).map(|at| unsafe { self.byte(at).read_volatile() }).collect()
     }
 
