@@ -4,11 +4,10 @@
 //! connects, listens, or sends its first datagram. Until then, the kernel socket stores its options. The end of the
 //! session's pair then replaces all its descriptors, with the same flags, and the options are copied.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::Ordering;
 
-use libc::socklen_t;
 use offcore_session::message::{Call, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT, Session as Where};
 use offcore_session::slot::{OPTIONS, Slot, state, wish};
 
@@ -18,7 +17,7 @@ use crate::environment;
 use crate::explain::{self, SocketDecision};
 use crate::kernel_listeners;
 use crate::link;
-use crate::memberships::{self, Change, Group};
+use crate::memberships::{self, Change, Group, MembershipOption};
 use crate::polled;
 use crate::rules;
 use crate::session::{self, Session};
@@ -84,14 +83,10 @@ fn descriptors(fd: c_int, entry: Entry) -> impl Iterator<Item = c_int> {
 }
 
 /// Replaces an undecided socket by a session's descriptor. With `listens`, keeps its epoll registrations.
-fn become_session(
-    fd: c_int,
-    entry: Entry,
-    listens: bool,
-    (found, end): (Where, c_int),
-) -> Result<Session, Errno> {
+fn become_session(fd: c_int, entry: Entry, listens: bool, stack_end: StackEnd) -> Result<Session, Errno> {
     let kind = if entry.kind == Kind::OpenStream { Kind::Stream } else { Kind::Datagrams };
-    let new = Entry::session(kind, entry.v6, found);
+    let StackEnd { place, fd: end } = stack_end;
+    let new = Entry::session(kind, entry.v6, place);
     // A stream without options gets the stack's defaults.
     let has = entry.kind == Kind::OpenDatagrams || entry.generation & open::SET != 0;
     let options = has.then(|| Options::of(fd, entry, end));
@@ -126,19 +121,21 @@ fn become_session(
     Ok(session)
 }
 
+/// A new session of the stack: its place, and the descriptor of its socket pair.
+pub(crate) struct StackEnd {
+    pub(crate) place: Where,
+    pub(crate) fd: c_int,
+}
+
 /// Requests a session that replaces `fd`.
-pub(crate) fn ask_session(
-    fd: c_int,
-    question: &Question,
-    descriptors: &[c_int],
-) -> Result<(Where, c_int), Errno> {
+pub(crate) fn ask_session(fd: c_int, question: &Question, descriptors: &[c_int]) -> Result<StackEnd, Errno> {
     // The stack makes a listener that is passed to it non-blocking.
     let status = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK as usize;
     let (answer, received) = link::ask(question, descriptors)?;
     match *received.as_slice() {
         [end] => {
             let _ = sys::fcntl(end, libc::F_SETFL, status);
-            Ok((answer.session, end))
+            Ok(StackEnd { place: answer.session, fd: end })
         }
         _ => {
             received.close();
@@ -230,16 +227,15 @@ pub(crate) fn take(fd: c_int, entry: Entry, at: Option<SocketAddr>) -> Result<Se
 /// Returns the error of the kernel or of the stack.
 ///
 /// # Safety
-/// `value` is null, or valid for reads of `len` bytes.
+/// The option's `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn change_membership(
     fd: c_int,
     entry: Entry,
-    (change, option): (Change, (c_int, c_int)),
-    (value, len): (*const c_void, socklen_t),
+    option: &MembershipOption,
     changed: Result<(), Errno>,
 ) -> Result<(), Errno> {
     // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
-    let Ok(group) = (unsafe { Group::of(option.0, option.1, value, len) }) else { return changed };
+    let (Ok(group), change) = (unsafe { Group::of(option) }, option.change) else { return changed };
     if changed.is_ok() {
         memberships::note(entry, change, group);
         return Ok(());
@@ -260,7 +256,7 @@ pub(crate) unsafe fn change_membership(
     let session = take(fd, entry, bound)?;
     explain::say("join", entry.kind, SocketAddr::new(group.address(), port), SocketDecision::Stack);
     // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
-    unsafe { memberships::set(&session, change, option, value, len) }
+    unsafe { memberships::set(&session, option) }
 }
 
 /// Returns the kind of session, including the options that affect address conflicts.
@@ -346,7 +342,7 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
         leave(fd, entry);
         return Ok(Decided::Kernel);
     }
-    match ask_listener(fd, (entry.v6, names_congestion(entry)), local, backlog) {
+    match ask_listener(fd, entry.v6, names_congestion(entry), local, backlog) {
         Ok(found) => {
             explain::say(
                 "listen",
@@ -376,10 +372,11 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
 /// congestion control.
 fn ask_listener(
     kernel: c_int,
-    (v6, congestion): (bool, bool),
+    v6: bool,
+    congestion: bool,
     local: SocketAddr,
     backlog: c_int,
-) -> Result<(Where, c_int), Errno> {
+) -> Result<StackEnd, Errno> {
     let share = sys::int_option(kernel, libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
     let only_v6 = v6 && sys::int_option(kernel, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
     let bit = |bit, on| if on { bit } else { 0 };
@@ -394,20 +391,20 @@ fn ask_listener(
 ///
 /// # Errors
 /// Returns the stack's error.
-pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<(Where, c_int), Errno> {
+pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<StackEnd, Errno> {
     let local = address::of_kernel(kernel).ok_or(libc::EADDRNOTAVAIL)?;
     // `struct tcp_info` begins with 8 bytes and 6 numbers. For a listener, the last one is the backlog.
     let info = sys::socket_option(kernel, libc::IPPROTO_TCP, libc::TCP_INFO, [0u32; 8]);
     let backlog = info.map_or(libc::SOMAXCONN, |info| info[7] as c_int);
-    let (found, end) = ask_listener(kernel, (v6, false), local, backlog)?;
+    let listener = ask_listener(kernel, v6, false, local, backlog)?;
     explain::say(
         "listen",
         Kind::OpenStream,
         local,
         if local.ip().is_unspecified() { SocketDecision::Both } else { SocketDecision::Stack },
     );
-    copy_times(kernel, end);
-    Ok((found, end))
+    copy_times(kernel, listener.fd);
+    Ok(listener)
 }
 
 /// Copies the options of a listener or datagram socket whose stack has ended.

@@ -12,7 +12,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
 use crate::address;
-use crate::decide;
+use crate::decide::{self, StackEnd};
 use crate::environment;
 use crate::kernel_listeners::{self, Kept};
 use crate::link;
@@ -107,9 +107,9 @@ fn make(fd: c_int) -> Result<Made, Errno> {
         Err(_) => Err(libc::ENETDOWN),
     };
     match made {
-        Ok((found, end)) => {
+        Ok(StackEnd { place, fd: end }) => {
             let session =
-                replace(fd, entry, end, Entry::session(Kind::Stream, entry.v6, found)).ok_or(libc::EIO)?;
+                replace(fd, entry, end, Entry::session(Kind::Stream, entry.v6, place)).ok_or(libc::EIO)?;
             if let Some(old) = kept.slot() {
                 decide::inherit(&session, old);
             }

@@ -65,9 +65,21 @@ pub(crate) const MEMBERSHIPS: [(c_int, c_int, Change); 8] = [
     (libc::IPPROTO_IPV6, MCAST_LEAVE_GROUP, Change::Leave),
 ];
 
-/// Returns the effect of an option on memberships, or `None` for other options.
-pub(crate) fn change(level: c_int, name: c_int) -> Option<Change> {
-    MEMBERSHIPS.iter().find(|(l, n, _)| (*l, *n) == (level, name)).map(|(.., change)| *change)
+/// An option on memberships with the value that the program passes.
+pub(crate) struct MembershipOption {
+    level: c_int,
+    name: c_int,
+    pub(crate) change: Change,
+    value: *const c_void,
+    len: socklen_t,
+}
+
+impl MembershipOption {
+    /// Returns `None` for other options. `value` is null, or refers to `len` bytes.
+    pub(crate) fn of(level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> Option<Self> {
+        let found = MEMBERSHIPS.iter().find(|(l, n, _)| (*l, *n) == (level, name));
+        found.map(|(.., change)| Self { level, name, change: *change, value, len })
+    }
 }
 
 fn ip(address: libc::in_addr) -> Ipv4Addr {
@@ -81,13 +93,9 @@ impl Group {
     /// The same as on Linux.
     ///
     /// # Safety
-    /// `value` is null, or valid for reads of `len` bytes.
-    pub(crate) unsafe fn of(
-        level: c_int,
-        name: c_int,
-        value: *const c_void,
-        len: socklen_t,
-    ) -> Result<Self, Errno> {
+    /// The option's `value` is null, or valid for reads of `len` bytes.
+    pub(crate) unsafe fn of(option: &MembershipOption) -> Result<Self, Errno> {
+        let &MembershipOption { level, name, value, len, .. } = option;
         // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes. All types are structures of
         // integers.
         let read = unsafe {
@@ -160,19 +168,14 @@ unsafe fn read_interface(value: *const c_void, len: socklen_t) -> Result<(Ipv4Ad
 /// The same as on Linux.
 ///
 /// # Safety
-/// `value` is null, or valid for reads of `len` bytes.
-pub(crate) unsafe fn set(
-    session: &Session,
-    change: Change,
-    (level, name): (c_int, c_int),
-    value: *const c_void,
-    len: socklen_t,
-) -> Result<(), Errno> {
-    if level == libc::IPPROTO_IPV6 && !session.entry.v6 {
+/// The option's `value` is null, or valid for reads of `len` bytes.
+pub(crate) unsafe fn set(session: &Session, option: &MembershipOption) -> Result<(), Errno> {
+    let change = option.change;
+    if option.level == libc::IPPROTO_IPV6 && !session.entry.v6 {
         return Err(libc::ENOPROTOOPT);
     }
     // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
-    let group = unsafe { Group::of(level, name, value, len) }?;
+    let group = unsafe { Group::of(option) }?;
     let number = session.slot.identity.number.load(Ordering::Relaxed);
     group.ask(number, if change == Change::Join { Membership::Join } else { Membership::Leave })?;
     let number = number_of(session.slot).unwrap_or_else(|| {

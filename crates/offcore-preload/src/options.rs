@@ -16,7 +16,7 @@ use offcore_session::slot::{number, state, wish};
 use crate::datagram_options::{self, kept_name, read};
 use crate::datagrams;
 use crate::link;
-use crate::memberships;
+use crate::memberships::{self, MembershipOption};
 use crate::real;
 use crate::session::Session;
 use crate::stream_options;
@@ -223,9 +223,9 @@ unsafe fn set_of_datagrams(
     value: *const c_void,
     len: socklen_t,
 ) -> Result<(), Errno> {
-    if let Some(change) = memberships::change(level, name) {
+    if let Some(option) = MembershipOption::of(level, name, value, len) {
         // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
-        return unsafe { memberships::set(session, change, (level, name), value, len) };
+        return unsafe { memberships::set(session, &option) };
     }
     if let (libc::IPPROTO_IP, libc::IP_MULTICAST_IF) | (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF) =
         (level, name)

@@ -44,7 +44,7 @@ pub(crate) fn begin() {
 }
 
 /// Records that a file was named. Returns `true` for the first time.
-fn is_first((device, inode): (u64, u64)) -> bool {
+fn is_first(device: u64, inode: u64) -> bool {
     let hash = (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let (word, bit) = ((hash >> 55) as usize % WORDS, 1 << (hash >> 49 & 63));
     let page = NAMED.load(Ordering::Acquire);
@@ -166,7 +166,7 @@ fn name(fd: c_int, path: &CStr, first: &[u8]) {
     let why = why(first, |to, position| read_at(fd, to, position));
     let why = why.filter(|_| !is_dynamic_linker(path)).or_else(|| capabilities(fd));
     let Some(why) = why else { return };
-    if sys::file_id(fd).is_some_and(is_first) {
+    if sys::file_id(fd).is_some_and(|(device, inode)| is_first(device, inode)) {
         report::not_loaded(path.to_bytes(), why);
     }
 }

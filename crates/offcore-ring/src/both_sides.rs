@@ -295,7 +295,8 @@ impl<Device: DeviceQueue> Rig<Device> {
 }
 
 fn agree<Device: DeviceQueue>(
-    (memory, layout): (Arc<GuestMemory>, Layout),
+    memory: Arc<GuestMemory>,
+    layout: Layout,
     ops: Vec<Op>,
     event_idx: bool,
     direction: Direction,
@@ -349,7 +350,7 @@ proptest! {
         let device = |base| {
             packed::device::Queue::new(ring.clone(), base, event_idx, true).unwrap().at_level(level)
         };
-        agree((memory, layout), ops, event_idx, direction, packed::FRESH_BASE, device)?;
+        agree(memory, layout, ops, event_idx, direction, packed::FRESH_BASE, device)?;
     }
 
     /// The same for a split queue.
@@ -361,6 +362,6 @@ proptest! {
         let Layout::Split(ring) = layout.clone() else { unreachable!() };
         let device =
             |base| split::device::Queue::new(ring.clone(), base as u16, event_idx, true).at_level(level);
-        agree((memory, layout), ops, event_idx, direction, 0, device)?;
+        agree(memory, layout, ops, event_idx, direction, 0, device)?;
     }
 }

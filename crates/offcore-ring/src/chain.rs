@@ -146,7 +146,9 @@ impl Walker<'_> {
     /// Checks the direction of a descriptor with `flags`, and visits its buffer of `len` bytes at `addr`.
     pub(crate) fn descriptor(
         &mut self,
-        (addr, len, flags): (u64, u32, u16),
+        addr: u64,
+        len: u32,
+        flags: u16,
         visit: &mut impl FnMut(Buffer),
     ) -> Result<(), RingError> {
         self.read += 1;

@@ -83,7 +83,7 @@ impl Layout {
         let queues = config.used_wqs().filter_map(|(number, wq)| {
             let number_of_group = wq.group?;
             let group = used.iter().position(|&group| group == number_of_group)?;
-            Some(queue(config, &capabilities, number, wq, (number_of_group, group)))
+            Some(queue(config, &capabilities, number, wq, number_of_group, group))
         });
         Self { queues: queues.collect(), groups, read_buffer_limit: config.read_buffer_limit, capabilities }
     }
@@ -94,7 +94,8 @@ fn queue(
     device: &Capabilities,
     number: usize,
     wq: &WqConfig,
-    (number_of_group, group): (usize, usize),
+    number_of_group: usize,
+    group: usize,
 ) -> Queue {
     let ops = wq.op_config.unwrap_or(device.ops);
     let shared = wq.mode == WqMode::Shared;

@@ -68,15 +68,24 @@ impl Resources {
     }
 }
 
-/// Creates the launcher and the watch of a service with `blocks` blocks of `threads` threads, which are passed `view`.
+/// How a service launches its kernels: the number of blocks, and of threads per block.
+#[derive(Clone, Copy)]
+pub(super) struct LaunchGrid {
+    pub(super) launch: Launch,
+    pub(super) blocks: u32,
+    pub(super) threads: u32,
+}
+
+/// Creates the launcher and the watch of a service, whose kernels are passed `view`.
 pub(super) fn halves(
-    (launch, blocks, threads): (Launch, u32, u32),
+    grid: LaunchGrid,
     view: PipelineView,
     stream: Stream,
     resources: Resources,
     queue: Option<(Queue, Answers)>,
     slots: Option<DeviceSlots>,
 ) -> Started {
+    let LaunchGrid { launch, blocks, threads } = grid;
     let (mut queue, answers) = queue.unzip();
     let state = Arc::new(State {
         launch,
@@ -457,7 +466,7 @@ impl Watch for CudaWatch {
         let idle = state.stream.is_idle();
         let is_waited_for = state.launch != Launch::Graph
             || submitted == handled && submitted == state.submitted.load(Ordering::Acquire);
-        failure_of((state.launch, launched && is_waited_for), (refused, gone), &idle)
+        failure_of(state.launch, launched && is_waited_for, refused, gone, &idle)
     }
 
     fn request_abort(&mut self) -> bool {
@@ -480,8 +489,10 @@ impl Watch for CudaWatch {
 /// Returns why no kernel runs in a service that was not ended, by the state of its stream: the service's `launch` type,
 /// whether polling kernels have been `launched` and should run, the `refused` launch, and whether its thread is `gone`.
 fn failure_of(
-    (launch, launched): (Launch, bool),
-    (refused, gone): (Option<&CudaError>, bool),
+    launch: Launch,
+    launched: bool,
+    refused: Option<&CudaError>,
+    gone: bool,
     idle: &Result<bool, CudaError>,
 ) -> Option<String> {
     match (idle, refused) {
@@ -506,17 +517,17 @@ mod tests {
         let lost = CudaError::new("cuStreamQuery", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         let refused = CudaError::new("cuLaunchKernel", CUresult::CUDA_ERROR_INVALID_VALUE);
         for launch in Launch::ALL {
-            let text = failure_of((launch, true), (None, false), &Err(lost)).unwrap();
+            let text = failure_of(launch, true, None, false, &Err(lost)).unwrap();
             assert!(text.contains("context is lost: cuStreamQuery"), "{text}");
-            let running = failure_of((launch, true), (Some(&refused), true), &Ok(false));
+            let running = failure_of(launch, true, Some(&refused), true, &Ok(false));
             assert_eq!(running, None, "a kernel is still running");
-            let text = failure_of((launch, true), (Some(&refused), false), &Ok(true)).unwrap();
+            let text = failure_of(launch, true, Some(&refused), false, &Ok(true)).unwrap();
             assert!(text.contains("cuLaunchKernel"), "{text}");
-            let text = failure_of((launch, false), (None, true), &Ok(true)).unwrap();
+            let text = failure_of(launch, false, None, true, &Ok(true)).unwrap();
             assert!(text.contains("thread"), "{text}");
-            let not_yet = failure_of((launch, false), (None, false), &Ok(true));
+            let not_yet = failure_of(launch, false, None, false, &Ok(true));
             assert_eq!(not_yet, None, "nothing has been launched yet");
-            let ended = failure_of((launch, true), (None, false), &Ok(true));
+            let ended = failure_of(launch, true, None, false, &Ok(true));
             assert_eq!(ended.is_some(), launch != Launch::Kernel, "{launch}");
         }
     }

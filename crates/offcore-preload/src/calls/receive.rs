@@ -23,7 +23,8 @@ unsafe fn receive(
     session: &Session,
     buffers: Buffers<'_>,
     how: c_int,
-    (from, len): (*mut sockaddr, *mut socklen_t),
+    from: *mut sockaddr,
+    len: *mut socklen_t,
 ) -> Result<usize, Errno> {
     if !session.is_datagrams() {
         // SAFETY: the caller guarantees that the buffers are writable.
@@ -57,7 +58,14 @@ unsafe fn receive(
     Ok(if how & libc::MSG_TRUNC != 0 { received.len } else { received.copied })
 }
 
-const NOBODY: (*mut sockaddr, *mut socklen_t) = (core::ptr::null_mut(), core::ptr::null_mut());
+/// Receives into buffers, without the sender's address.
+///
+/// # Safety
+/// The buffers are valid for writes.
+unsafe fn receive_data(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
+    // SAFETY: the caller guarantees that the buffers are writable, and both addresses are null.
+    unsafe { receive(session, buffers, how, core::ptr::null_mut(), core::ptr::null_mut()) }
+}
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
@@ -65,7 +73,7 @@ pub(super) unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) ->
         Target::Session(_) if len == 0 => 0,
         Target::Session(session) => {
             // SAFETY: `to` has `len` writable bytes, as `read` requires of its caller.
-            sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), 0, NOBODY) })
+            sys::returned(unsafe { receive_data(&session, Buffers::one(&buffer(to, len)), 0) })
         }
         Target::Dead => sys::returned(dead(fd)),
         // SAFETY: `to` has `len` writable bytes, as `read` requires of its caller.
@@ -102,7 +110,7 @@ pub(super) unsafe extern "C" fn readv(fd: c_int, to: *const iovec, count: c_int)
     let received = unsafe {
         Buffers::counted(to, count).and_then(|buffers| match buffers.len() {
             0 => Ok(0),
-            _ => receive(&session, buffers, 0, NOBODY),
+            _ => receive_data(&session, buffers, 0),
         })
     };
     sys::returned(received)
@@ -123,7 +131,7 @@ unsafe extern "C" fn preadv2(
             let how = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
             // SAFETY: `to` points to `count` buffers that are valid for writes, as `preadv2` requires of its caller.
             sys::returned(unsafe {
-                Buffers::counted(to, count).and_then(|buffers| receive(&session, buffers, how, NOBODY))
+                Buffers::counted(to, count).and_then(|buffers| receive_data(&session, buffers, how))
             })
         }
         // SAFETY: `to` points to `count` buffers that are valid for writes, as `preadv2` requires of its caller.
@@ -148,7 +156,7 @@ unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, how: c_int) -
     match session::find(fd) {
         Target::Session(session) => {
             // SAFETY: `to` has `len` writable bytes, as `recv` requires of its caller.
-            sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), how, NOBODY) })
+            sys::returned(unsafe { receive_data(&session, Buffers::one(&buffer(to, len)), how) })
         }
         Target::Dead => sys::returned(dead(fd)),
         // SAFETY: `to` has `len` writable bytes, as `recv` requires of its caller.
@@ -182,7 +190,7 @@ pub(super) unsafe extern "C" fn recvfrom(
         Target::Session(session) => {
             // SAFETY: `to` has `len` writable bytes, and `from` is null or has `*from_len` writable bytes, as
             // `recvfrom` requires of its caller.
-            sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), how, (from, from_len)) })
+            sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), how, from, from_len) })
         }
         Target::Dead => sys::returned(dead(fd)),
         // SAFETY: `to` has `len` writable bytes, and `from` is null or has `*from_len` writable bytes, as `recvfrom`

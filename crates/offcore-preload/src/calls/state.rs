@@ -9,7 +9,7 @@ use offcore_session::slot::{state, wish};
 use crate::address::{self, End};
 use crate::decide;
 use crate::kernel_listeners;
-use crate::memberships;
+use crate::memberships::MembershipOption;
 use crate::options;
 use crate::real;
 use crate::session::{self, Session, Target};
@@ -89,13 +89,12 @@ pub(super) unsafe extern "C" fn setsockopt(
             // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
             unsafe { stream_options::check(entry.v6, level, name, value, len) }.map(|()| Some(entry))
         }
-        Target::Undecided(entry) if let Some(change) = memberships::change(level, name) => {
+        Target::Undecided(entry) if let Some(option) = MembershipOption::of(level, name, value, len) => {
             // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
             let done = sys::of_libc(unsafe { real::setsockopt(fd, level, name, value, len) } as isize);
             let done = done.map(drop);
             // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
-            let done =
-                unsafe { decide::change_membership(fd, entry, (change, (level, name)), (value, len), done) };
+            let done = unsafe { decide::change_membership(fd, entry, &option, done) };
             return sys::returned_int(done.map(|()| 0));
         }
         // A filter would be lost if the socket moved to the stack.

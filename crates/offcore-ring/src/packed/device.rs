@@ -235,7 +235,7 @@ impl Queue {
                 Direction::Readable => 0,
                 Direction::Writable => found.next & VIRTQ_DESC_F_WRITE,
             };
-            walker.descriptor((found.addr, found.len, flags), visit)?;
+            walker.descriptor(found.addr, found.len, flags, visit)?;
         }
         Ok(())
     }
@@ -315,7 +315,7 @@ impl DeviceQueue for Queue {
                 self.table(entry, &mut walker, &mut visit)?;
                 break entry;
             }
-            walker.descriptor((entry.addr, entry.word.len(), flags), &mut visit)?;
+            walker.descriptor(entry.addr, entry.word.len(), flags, &mut visit)?;
             if flags & VIRTQ_DESC_F_NEXT == 0 {
                 break entry;
             }

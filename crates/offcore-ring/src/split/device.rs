@@ -412,7 +412,7 @@ fn chain(
         if desc.flags & VIRTQ_DESC_F_INDIRECT != 0 {
             return Err(RingError::IndirectNotAllowed { head });
         }
-        walker.descriptor((desc.addr, desc.len, desc.flags), visit)?;
+        walker.descriptor(desc.addr, desc.len, desc.flags, visit)?;
         if desc.flags & VIRTQ_DESC_F_NEXT == 0 {
             return Ok(());
         }

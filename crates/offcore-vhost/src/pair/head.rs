@@ -59,7 +59,7 @@ impl Head {
     /// Records the packet's chains and the length of its frame in bytes: the sender's chain `from`, and `chains` chains
     /// of the receiver. `to` is the receiver's chain if there is exactly one.
     #[inline(always)]
-    pub(super) fn enter(&mut self, from: Chain, (chains, to): (u16, Chain), frame: usize) {
+    pub(super) fn enter(&mut self, from: Chain, chains: u16, to: Chain, frame: usize) {
         (self.from, self.to, self.chains, self.frame) = (from, to, chains, frame as u32);
     }
 

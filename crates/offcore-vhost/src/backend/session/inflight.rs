@@ -49,7 +49,7 @@ impl Session {
             return Err(ControlError::InflightArea { size, offset, expected: len });
         }
         self.inflight.clear();
-        let (mapping, offset) = memory::beside(code, (area.size, area.offset), fd, self.non_guest_mapped())?;
+        let (mapping, offset) = memory::beside(code, area.size, area.offset, fd, self.non_guest_mapped())?;
         let mapping = Arc::new(Guarded::new(mapping));
         let part = |queue| {
             let offset = offset + usize::from(queue) * Inflight::len(area.queue_size);
