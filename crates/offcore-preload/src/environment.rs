@@ -126,7 +126,7 @@ pub(crate) unsafe fn read(environment: *const *mut c_char) -> bool {
             OURS[found].set(variable);
         }
     }
-    !stack().is_empty()
+    !stack_path().is_empty()
 }
 
 fn value(which: usize) -> &'static [u8] {
@@ -134,12 +134,12 @@ fn value(which: usize) -> &'static [u8] {
 }
 
 /// Returns the path of the stack's socket, or an empty string without a stack.
-pub(crate) fn stack() -> &'static [u8] {
+pub(crate) fn stack_path() -> &'static [u8] {
     value(STACK)
 }
 
 /// Returns the rules that select sockets for the stack. An empty string selects all sockets.
-pub(crate) fn only() -> &'static [u8] {
+pub(crate) fn stack_rules() -> &'static [u8] {
     value(ONLY)
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn exits_on_loss() -> bool {
 }
 
 /// Returns whether the library prints each decision.
-pub(crate) fn explains() -> bool {
+pub(crate) fn prints_decisions() -> bool {
     value(EXPLAIN) == b"1"
 }
 
@@ -210,12 +210,12 @@ struct Room {
 ///
 /// # Safety
 /// `given` is null, or a list of strings that ends with a null.
-pub(crate) unsafe fn with_ours<T>(
+pub(crate) unsafe fn with_our_variables<T>(
     given: *const *const c_char,
     execute: impl FnOnce(*const *const c_char) -> T,
 ) -> Result<T, Errno> {
     // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
-    if stack().is_empty() || unsafe { has_ours(given) } {
+    if stack_path().is_empty() || unsafe { has_our_variables(given) } {
         return Ok(execute(given));
     }
     // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
@@ -264,7 +264,7 @@ fn has_library(preloaded: &[u8]) -> bool {
 ///
 /// # Safety
 /// `given` is null, or a list of strings that ends with a null.
-unsafe fn has_ours(given: *const *const c_char) -> bool {
+unsafe fn has_our_variables(given: *const *const c_char) -> bool {
     let has = |ours: &Variable, name: &[u8]| {
         // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
         let mut variables = unsafe { list(given.cast()) }.map(|variable| unsafe { bytes(variable) });
@@ -284,7 +284,7 @@ unsafe fn has_ours(given: *const *const c_char) -> bool {
 /// Writes an environment to `to`: the variables of `given` without ours, then ours. Writes `LD_PRELOAD` to `preload`.
 ///
 /// # Safety
-/// `given` is valid as for [`with_ours`]. `to` has space for all variables and a null, and is filled with nulls.
+/// `given` is valid as for [`with_our_variables`]. `to` has space for all variables and a null, and is filled with nulls.
 /// `preload` has space for the libraries.
 unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut u8) {
     // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
@@ -339,7 +339,7 @@ pub(crate) fn search_path() -> &'static [u8] {
 }
 
 /// Restores our variables in the program's own environment, which libc's `system` and `popen` use.
-pub(crate) fn repair() {
+pub(crate) fn restore_variables() {
     unsafe extern "C" {
         static environ: *const *const c_char;
         fn setenv(name: *const c_char, value: *const c_char, overwrite: c_int) -> c_int;
@@ -362,8 +362,8 @@ pub(crate) fn repair() {
     };
     // SAFETY: libc keeps `environ` valid: it is null or a list of strings that ends with a null.
     unsafe {
-        if !stack().is_empty() && !has_ours(environ) {
-            let _ = with_ours(environ, set);
+        if !stack_path().is_empty() && !has_our_variables(environ) {
+            let _ = with_our_variables(environ, set);
         }
     }
 }
@@ -388,7 +388,7 @@ mod tests {
                 .collect()
         };
         // SAFETY: `list` ends with a null, and its strings live until the call returns.
-        unsafe { with_ours(list.as_ptr(), read) }.unwrap()
+        unsafe { with_our_variables(list.as_ptr(), read) }.unwrap()
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub(crate) fn result(value: isize) -> Result<usize, Errno> {
 }
 
 /// Makes a system call without addresses as arguments.
-fn numbers(number: c_long, args: [usize; 6]) -> Result<usize, Errno> {
+fn plain_call(number: c_long, args: [usize; 6]) -> Result<usize, Errno> {
     // SAFETY: callers pass only calls whose arguments are numbers, so the kernel accesses no memory.
     result(unsafe { call(number, args) })
 }
@@ -85,24 +85,24 @@ pub(crate) fn returned_int(result: Result<usize, Errno>) -> c_int {
 }
 
 pub(crate) fn close(fd: c_int) -> Result<usize, Errno> {
-    numbers(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0])
+    plain_call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0])
 }
 
 pub(crate) fn dup3(from: c_int, to: c_int, flags: c_int) -> Result<usize, Errno> {
-    numbers(libc::SYS_dup3, [from as usize, to as usize, flags as usize, 0, 0, 0])
+    plain_call(libc::SYS_dup3, [from as usize, to as usize, flags as usize, 0, 0, 0])
 }
 
 /// Calls `fcntl` with a number as its argument.
 pub(crate) fn fcntl(fd: c_int, command: c_int, argument: usize) -> Result<usize, Errno> {
-    numbers(libc::SYS_fcntl, [fd as usize, command as usize, argument, 0, 0, 0])
+    plain_call(libc::SYS_fcntl, [fd as usize, command as usize, argument, 0, 0, 0])
 }
 
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> Result<usize, Errno> {
-    numbers(libc::SYS_shutdown, [fd as usize, how as usize, 0, 0, 0, 0])
+    plain_call(libc::SYS_shutdown, [fd as usize, how as usize, 0, 0, 0, 0])
 }
 
 pub(crate) fn pid() -> u32 {
-    numbers(libc::SYS_getpid, [0; 6]).unwrap_or(0) as u32
+    plain_call(libc::SYS_getpid, [0; 6]).unwrap_or(0) as u32
 }
 
 /// Returns a number that identifies this thread in its process, derived from the address of its thread-local memory. It
@@ -119,8 +119,8 @@ pub(crate) fn thread() -> u32 {
 
 /// Sends this thread a signal.
 pub(crate) fn raise(signal: c_int) {
-    let thread = numbers(libc::SYS_gettid, [0; 6]).unwrap_or(0);
-    let _ = numbers(libc::SYS_tgkill, [pid() as usize, thread, signal as usize, 0, 0, 0]);
+    let thread = plain_call(libc::SYS_gettid, [0; 6]).unwrap_or(0);
+    let _ = plain_call(libc::SYS_tgkill, [pid() as usize, thread, signal as usize, 0, 0, 0]);
 }
 
 /// This process has put itself into a sandbox that kills it for unusual system calls. `read` and `write` are permitted.
@@ -253,7 +253,7 @@ pub(crate) fn set_int_option(fd: c_int, level: c_int, name: c_int, value: c_int)
 
 /// Creates a kernel socket.
 pub(crate) fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
-    numbers(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0]).map(|fd| fd as c_int)
+    plain_call(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0]).map(|fd| fd as c_int)
 }
 
 /// Returns `CLOCK_MONOTONIC` in nanoseconds.
@@ -425,7 +425,7 @@ pub(crate) fn unblock(signal: c_int) -> Result<u64, Errno> {
 }
 
 /// Returns the address and length of this library's text segment.
-pub(crate) fn text() -> (usize, usize) {
+pub(crate) fn text_segment() -> (usize, usize) {
     /// `Elf64_Phdr`.
     #[repr(C)]
     #[derive(Clone, Copy)]
@@ -496,7 +496,7 @@ pub(crate) fn has_room(fd: c_int) -> bool {
 }
 
 /// Waits for a number of milliseconds.
-pub(crate) fn nap(milliseconds: usize) {
+pub(crate) fn poll_sleep(milliseconds: usize) {
     // SAFETY: the list of entries is empty.
     unsafe { call(libc::SYS_poll, [0, 0, milliseconds, 0, 0, 0]) };
 }
@@ -551,7 +551,7 @@ pub(crate) fn wait_for_signal(milliseconds: u64) -> Result<(), Errno> {
 pub(crate) fn timer(milliseconds: u64) -> Result<c_int, Errno> {
     let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
     let timer =
-        numbers(libc::SYS_timerfd_create, [libc::CLOCK_MONOTONIC as usize, flags as usize, 0, 0, 0, 0])?;
+        plain_call(libc::SYS_timerfd_create, [libc::CLOCK_MONOTONIC as usize, flags as usize, 0, 0, 0, 0])?;
     let time = libc::timespec { tv_sec: 0, tv_nsec: milliseconds as i64 * 1_000_000 };
     let times = libc::itimerspec { it_interval: time, it_value: time };
     // SAFETY: `times` lives until the call returns.
@@ -587,7 +587,7 @@ fn has_input(fd: c_int) -> bool {
 /// Ends the process with all its threads.
 pub(crate) fn exit(code: c_int) -> ! {
     loop {
-        let _ = numbers(libc::SYS_exit_group, [code as usize, 0, 0, 0, 0, 0]);
+        let _ = plain_call(libc::SYS_exit_group, [code as usize, 0, 0, 0, 0, 0]);
     }
 }
 

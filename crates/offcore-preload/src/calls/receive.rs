@@ -75,14 +75,14 @@ pub(super) unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) ->
             // SAFETY: `to` has `len` writable bytes, as `read` requires of its caller.
             sys::returned(unsafe { receive_data(&session, Buffers::one(&buffer(to, len)), 0) })
         }
-        Target::Dead => sys::returned(dead(fd)),
+        Target::Dead => sys::returned(receive_from_dead(fd)),
         // SAFETY: `to` has `len` writable bytes, as `read` requires of its caller.
         _ => unsafe { real::read(fd, to, len) },
     }
 }
 
 /// Reads from a session whose stack is gone: first returns the pending error, and then the end of the stream.
-fn dead(fd: c_int) -> Result<usize, Errno> {
+fn receive_from_dead(fd: c_int) -> Result<usize, Errno> {
     while sys::take_bytes(fd, usize::MAX)?.0 > 0 {}
     Ok(0)
 }
@@ -158,7 +158,7 @@ unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, how: c_int) -
             // SAFETY: `to` has `len` writable bytes, as `recv` requires of its caller.
             sys::returned(unsafe { receive_data(&session, Buffers::one(&buffer(to, len)), how) })
         }
-        Target::Dead => sys::returned(dead(fd)),
+        Target::Dead => sys::returned(receive_from_dead(fd)),
         // SAFETY: `to` has `len` writable bytes, as `recv` requires of its caller.
         _ => unsafe { real::recv(fd, to, len, how) },
     }
@@ -192,7 +192,7 @@ pub(super) unsafe extern "C" fn recvfrom(
             // `recvfrom` requires of its caller.
             sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), how, from, from_len) })
         }
-        Target::Dead => sys::returned(dead(fd)),
+        Target::Dead => sys::returned(receive_from_dead(fd)),
         // SAFETY: `to` has `len` writable bytes, and `from` is null or has `*from_len` writable bytes, as `recvfrom`
         // requires of its caller.
         _ => unsafe { real::recvfrom(fd, to, len, how, from, from_len) },

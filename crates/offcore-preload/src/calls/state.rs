@@ -15,19 +15,19 @@ use crate::real;
 use crate::session::{self, Session, Target};
 use crate::stream_options;
 use crate::sys::{self, Errno};
-use crate::table::{self, Kind};
+use crate::table::{self, SocketKind};
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match session::get(fd) {
-        Some(session) => sys::returned_int(end(&session, how)),
+        Some(session) => sys::returned_int(shut_session(&session, how)),
         // SAFETY: `shutdown` takes no addresses.
         None => unsafe { real::shutdown(fd, how) },
     }
 }
 
 /// Ends the receiving direction, the sending direction, or both.
-fn end(session: &Session, how: c_int) -> Result<usize, Errno> {
+fn shut_session(session: &Session, how: c_int) -> Result<usize, Errno> {
     let (read, write) = match how {
         libc::SHUT_RD => (true, false),
         libc::SHUT_WR => (false, true),
@@ -85,7 +85,7 @@ pub(super) unsafe extern "C" fn setsockopt(
             // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
             return sys::returned_int(unsafe { options::set(&session, level, name, value, len) }.map(|()| 0));
         }
-        Target::Undecided(entry) if entry.kind == Kind::OpenStream => {
+        Target::Undecided(entry) if entry.kind == SocketKind::OpenStream => {
             // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
             unsafe { stream_options::check(entry.v6, level, name, value, len) }.map(|()| Some(entry))
         }
