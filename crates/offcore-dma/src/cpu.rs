@@ -13,9 +13,9 @@ mod routine;
 mod stream;
 
 pub use channel::{CpuChannel, CpuDevice};
-use choice::{Choice, Past, Size};
+use choice::{Past, RoutineChoice, Size};
 use offcore_stats::tsc;
-use routine::{Burst, Cpu};
+use routine::{CopyLoop, Cpu};
 pub use routine::{Routine, Width};
 
 use crate::channel::CopyOp;
@@ -41,11 +41,11 @@ pub unsafe fn copy_burst(ops: &[CopyOp]) {
 pub struct Copier {
     until_timed: u32,
     /// The loop of the present routine.
-    burst: Burst,
+    burst: CopyLoop,
     /// The size of the last timed burst.
     size: Size,
-    small: Choice,
-    large: Choice,
+    small: RoutineChoice,
+    large: RoutineChoice,
 }
 
 impl Default for Copier {
@@ -71,8 +71,8 @@ impl Copier {
             until_timed: 1,
             burst: Cpu::this().ahead,
             size: Size::Small,
-            small: Choice::new(Size::Small, past),
-            large: Choice::new(Size::Large, past),
+            small: RoutineChoice::new(Size::Small, past),
+            large: RoutineChoice::new(Size::Large, past),
         }
     }
 
@@ -110,7 +110,7 @@ impl Copier {
         let bytes: u64 = ops.iter().map(|op| u64::from(op.len)).sum();
         let amount = bytes / 64 + ops.len() as u64;
         if amount < Self::WORTH_TIMING {
-            self.until_timed = Choice::TIMED;
+            self.until_timed = RoutineChoice::TIMED;
             // SAFETY: the caller keeps source and destination of each copy valid for its length during the call, and
             // this CPU supports the routine.
             return unsafe { (self.burst)(ops) };

@@ -311,7 +311,7 @@ fn lone_queue_uses_the_whole_channel() {
 
 /// Makes copies of at least `from` bytes go to the engine until another choice is tried.
 fn choose(mover: &mut Mover, queue: QueueId, from: u32) {
-    mover.queue(queue).choice = Choice { from, decided: from, ..Choice::new() };
+    mover.queue(queue).choice = QueueChoice { from, decided: from, ..QueueChoice::new() };
 }
 
 #[test]

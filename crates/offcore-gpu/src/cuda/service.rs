@@ -12,7 +12,7 @@ use crate::cuda::direct;
 use crate::cuda::driver::{Kernel, Stream};
 use crate::cuda::gpu::{Gpu, WARP, quiesce_lock};
 use crate::cuda::graph::{GraphNodes, Graphs, Schedule, blocks_of_node};
-use crate::cuda::halves::{Answers, LaunchGrid, Resources, Work, halves};
+use crate::cuda::halves::{Answers, LaunchGrid, Resources, ServiceKernels, halves};
 use crate::cuda::memory::{Allocation, Registration, size};
 use crate::cuda::slots;
 use crate::cuda::thread::{LaunchThread, MAX_BATCH};
@@ -125,21 +125,21 @@ fn work(
     kernel: Kernel,
     view: &PipelineView,
     stream: &Stream,
-) -> Result<(Work, Option<Allocation>), String> {
+) -> Result<(ServiceKernels, Option<Allocation>), String> {
     let (context, count) = (&gpu.context, view.ring.count);
     let words = |bytes: usize| Allocation::zeroed(context, "words of a ring", count as usize * bytes);
     Ok(match grid.launch {
         Launch::Kernel => {
             let words = words(size_of::<u64>())?;
-            (Work::Burst { tally: words.at() }, Some(words))
+            (ServiceKernels::Burst { tally: words.at() }, Some(words))
         }
-        Launch::Persistent => (Work::Persistent, None),
+        Launch::Persistent => (ServiceKernels::Persistent, None),
         Launch::Graph => {
             let (words, schedule) = (words(size_of::<u32>())?, Schedule::new(count, grid.blocks));
             let nodes = GraphNodes { kernel, threads: grid.threads, view, laps: words.at() };
             let graphs = Graphs::new(context, stream, &schedule, &nodes);
             let graphs = graphs.map_err(|error| format!("its graphs: {error}"))?;
-            (Work::Graphs(Arc::new(graphs), schedule), Some(words))
+            (ServiceKernels::Graphs(Arc::new(graphs), schedule), Some(words))
         }
     })
 }

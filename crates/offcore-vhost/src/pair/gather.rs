@@ -37,7 +37,7 @@ pub(super) enum End {
 }
 
 /// Gathers the copies of one batch.
-pub(super) struct Gather<'a, 'b, const IMMEDIATE: bool> {
+pub(super) struct PairGather<'a, 'b, const IMMEDIATE: bool> {
     pub(super) batch: &'a mut Batch<'b, Head, IMMEDIATE>,
     pub(super) chains: &'a mut Chains,
     pub(super) sender: &'a VringConfig,
@@ -70,7 +70,7 @@ enum Verdict {
     Ordinary,
 }
 
-impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
+impl<const IMMEDIATE: bool> PairGather<'_, '_, IMMEDIATE> {
     /// Takes at most `wanted` packets. Returns the number of packets entered and why the batch ended.
     #[inline(always)]
     pub(super) fn burst<F: DeviceQueue, T: DeviceQueue>(

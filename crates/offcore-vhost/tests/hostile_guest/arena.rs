@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_mem::{GuestMemory, GuestRegion, Mapping};
-use offcore_ring::split::{Descriptor, Layout};
+use offcore_ring::split::{Descriptor, SplitLayout};
 use offcore_vhost::VringConfig;
 use rustix::mm::{MprotectFlags, mprotect};
 
@@ -65,10 +65,10 @@ impl Arena {
         Self { memory: Arc::new(GuestMemory::new(vec![b, a]).unwrap()), regions: [part_a, part_b] }
     }
 
-    pub(crate) fn layout(&self, ring: Ring, size: u16) -> Layout {
+    pub(crate) fn layout(&self, ring: Ring, size: u16) -> SplitLayout {
         let user = |address| address + USER;
         let parts = (user(ring.desc), user(ring.avail), user(ring.used));
-        Layout::in_memory(&self.memory, parts, size.into()).unwrap()
+        SplitLayout::in_memory(&self.memory, parts, size.into()).unwrap()
     }
 
     pub(crate) fn config(&self, ring: Ring, size: u16, features: u64, base: u16) -> VringConfig {

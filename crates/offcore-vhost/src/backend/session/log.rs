@@ -8,13 +8,13 @@ use std::sync::Arc;
 use offcore_mem::GuestMemory;
 
 use super::super::{ControlError, memory};
-use super::Session;
+use super::FrontEndSession;
 use crate::dirty::DirtyLog;
 use crate::features::{VHOST_F_LOG_ALL, VHOST_USER_PROTOCOL_F_LOG_SHMFD};
 use crate::message::{Code, LogArea};
 use crate::passed::PassedFd;
 
-impl Session {
+impl FrontEndSession {
     /// Replaces the current log. A front end sends a longer log before it adds memory.
     pub(super) fn set_log_base(&mut self, area: LogArea, fd: &PassedFd) -> Result<(), ControlError> {
         let code = Code::SET_LOG_BASE;
